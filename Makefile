@@ -1,0 +1,31 @@
+# Every target sets up what it needs, once: .venv/.dev is the stamp of the extra `dev`, .venv/.core of no extra at all.
+PYTHON ?= python3
+OUT ?= benchmarks/results
+
+.PHONY: demo test lab check gpu bench
+.NOTPARALLEL:  # two stamps would run pip in one .venv at the same time
+
+demo: .venv/.core
+	.venv/bin/grpo-lab reproduce
+
+test: .venv/.dev
+	.venv/bin/pytest
+
+lab: .venv/.lab
+	.venv/bin/jupyter lab labs
+
+check: .venv/.dev
+	.venv/bin/ruff format --check . && .venv/bin/ruff check . && .venv/bin/pyright
+	$(MAKE) test
+
+# The system's Python: a GPU machine brings its own torch, at its own version, so warnings there are not errors.
+gpu:
+	OUT="$(OUT)" $(PYTHON) -m pytest tests/gpu -q -W default
+
+bench: .venv/.bench
+	OUT="$(OUT)" .venv/bin/python -m benchmarks
+
+.venv/.%: pyproject.toml constraints.txt
+	test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	.venv/bin/python -m pip install --quiet -c constraints.txt -e '.$(if $(filter core,$*),,[$*])'
+	touch $@
