@@ -1,0 +1,247 @@
+"""The whole of a run as one frozen, validated value: what to train, how, and which guards and faults are on.
+
+>>> config = Config().with_("loss.beta=0.04", "guards.clip_gradients.max_norm=0.3")
+>>> config.loss.beta, dict(config.guards)
+(0.04, {'clip_gradients': {'max_norm': 0.3}})
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from grpo_lab.errors import ConfigError, unknown
+from grpo_lab.settings import Annotated, AtLeast, Between, OneOf, Settings, build, parse, settings_of
+
+
+@dataclass(frozen=True)
+class RunConfig(Settings):
+    """How long, where and how exactly a run goes."""
+
+    name: str = "run"
+    """A word for the run folder and the plots."""
+    seed: Annotated[int, AtLeast(0)] = 0
+    """Every random draw is seeded from this, the step and its purpose."""
+    num_steps: Annotated[int, AtLeast(1)] = 10
+    """Steps to attempt: each samples a batch and updates the policy `loss.num_iterations` times."""
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda` or `cuda:1`."""
+    threads: Annotated[int, AtLeast(0)] = 0
+    """CPU threads of torch; 0 leaves torch's own choice. One and two threads give different last bits."""
+    deterministic: bool = False
+    """Ask torch for deterministic kernels on the GPU too (on the CPU runs are so anyway)."""
+    num_eval: Annotated[int, AtLeast(0)] = 0
+    """Held-out problems sampled once each at temperature 1 before the first step and after the last; 0 for none."""
+    snapshot_every: Annotated[int, AtLeast(0)] = 0
+    """Steps between in-memory snapshots for rollback; 0 picks 1 below ten million parameters and 10 above."""
+
+
+@dataclass(frozen=True)
+class ModelConfig(Settings):
+    """The policy and how its passes are computed."""
+
+    name: str = "tiny"
+    """`tiny`, a local folder, or a hub id."""
+    precision: Annotated[str, OneOf("fp32", "bf16", "fp16", "bf16_pure", "fp16_pure")] = "fp32"
+    """`bf16`/`fp16`: fp32 weights under autocast (fp16 with loss scaling). `*_pure`: the weights themselves."""
+    prompt_pass: Annotated[str, OneOf("shared", "plain")] = "shared"
+    """`shared` runs each prompt once per group and expands its cache; `plain` repeats it for every completion."""
+
+
+@dataclass(frozen=True)
+class DataConfig(Settings):
+    """Prompts, rewards and the shape of a batch."""
+
+    tasks: str = "addition"
+    """A built-in task, or a JSON-lines file with a `prompt` on every line."""
+    rewards: tuple[str, ...] = ("exact_match",)
+    """Reward functions, summed: built-in names or `file.py:name`, with TRL's signature."""
+    num_prompts: Annotated[int, AtLeast(1)] = 16
+    """Prompts (groups) a step."""
+    num_generations: Annotated[int, AtLeast(1)] = 8
+    """Completions sampled for each prompt: the size of a group."""
+    micro_batch_prompts: Annotated[int, AtLeast(0)] = 0
+    """Prompts a forward-backward pass; gradients accumulate over the batch. 0 takes the batch in one."""
+    allow_single_generation: bool = False
+    """A group of one has nothing to be compared with; only a scenario that shows what follows sets this."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_generations == 1 and not self.allow_single_generation:
+            raise ConfigError(
+                "data.num_generations = 1: a group of one has nothing to be compared with and teaches nothing; "
+                "use at least 2 (data.allow_single_generation=true only to watch it fail)"
+            )
+
+
+@dataclass(frozen=True)
+class SamplingConfig(Settings):
+    """How completions are drawn."""
+
+    temperature: Annotated[float, Between(0)] = 1.0
+    """Logits are divided by it, when sampling and in every log-probability alike."""
+    top_p: Annotated[float, Between(0, 1)] = 1.0
+    """Keep the smallest set of tokens with this much probability; 1 keeps all."""
+    top_k: Annotated[int, AtLeast(0)] = 0
+    """Keep this many of the likeliest tokens; 0 keeps all."""
+    repetition_penalty: Annotated[float, Between(0)] = 1.0
+    """Divides positive and multiplies negative logits of tokens already there; 1 does nothing."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logits of tokens already in the completion."""
+    frequency_penalty: float = 0.0
+    """Subtracted once for every time a token is already in the completion."""
+    max_completion_length: Annotated[int, AtLeast(1)] = 8
+    """Tokens a completion may have at most, its end token included."""
+
+
+@dataclass(frozen=True)
+class LossConfig(Settings):
+    """The GRPO objective (DeepSeekMath, eq. 3), with the places where implementations differ."""
+
+    epsilon: Annotated[float, Between(0, 1)] = 0.2
+    """The ratio is clipped to 1 - epsilon below."""
+    epsilon_high: Annotated[float | None, Between(0)] = None
+    """The ratio is clipped to 1 + epsilon_high above; none uses epsilon."""
+    beta: Annotated[float, AtLeast(0)] = 0.02
+    """Weight of the KL penalty; 0 loads no reference model."""
+    kl_estimator: str = "k3"
+    """`k1`, `k2`, `k3`, `hinge`, or a named wrong formula."""
+    log_ratio: str = "old"
+    """What the policy is compared with: `old` (the policy that sampled), or a named wrong formula."""
+    aggregation: Annotated[str, OneOf("token", "sequence", "constant")] = "token"
+    """Mean over tokens, mean over completions of their means, or the sum over a constant length."""
+    advantage_scale: Annotated[str, OneOf("group", "batch", "none")] = "group"
+    """Standard deviation that divides the advantages."""
+    num_iterations: Annotated[int, AtLeast(1)] = 1
+    """Updates on each batch of completions (the mu of the paper)."""
+
+
+@dataclass(frozen=True)
+class OptimizerConfig(Settings):
+    """AdamW and its schedule."""
+
+    learning_rate: Annotated[float, AtLeast(0)] = 3e-4
+    """Peak learning rate."""
+    schedule: Annotated[str, OneOf("constant", "cosine")] = "constant"
+    """How the learning rate goes on after its peak."""
+    adam_eps: Annotated[float, AtLeast(0)] = 1e-8
+    """Added to the root of the second moment."""
+    adam_beta1: Annotated[float, AtLeast(0, 1)] = 0.9
+    """Decay of the first moment."""
+    adam_beta2: Annotated[float, AtLeast(0, 1)] = 0.999
+    """Decay of the second moment."""
+    weight_decay: Annotated[float, AtLeast(0)] = 0.0
+    """Decoupled weight decay."""
+
+
+Switches = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything a run depends on. `guards` and `faults` map a name to its settings, in the order they act."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    guards: Switches = field(default_factory=dict)
+    faults: Switches = field(default_factory=dict)
+
+    def with_(self, *overrides: str) -> Config:
+        """A copy with settings changed: `"loss.beta=0.04"`, `"optimizer.learning_rate=*100"` (times the value there),
+        `"guards.warm_up=on"`, `"guards.warm_up=off"`, `"guards.clip_gradients.max_norm=0.3"` (switches it on too).
+        """
+        tree = self.to_dict()
+        for override in overrides:
+            path, separator, text = override.partition("=")
+            if not separator:
+                raise ConfigError(f"{override!r} is no override; write section.setting=value, as in loss.beta=0.04")
+            _put(tree, path.strip().split("."), text.strip(), override)
+        return Config.from_dict(tree)
+
+    def merged(self, tree: Mapping[str, Any]) -> Config:
+        """A copy with a nested dictionary of settings laid over it, as a TOML file gives it."""
+        mine = self.to_dict()
+        for section, values in tree.items():
+            if section not in mine:
+                raise unknown("section", section, mine)
+            for name, value in values.items():
+                starred = isinstance(value, str) and value.startswith("*")
+                mine[section][name] = _times(mine[section].get(name), value) if starred else value
+        return Config.from_dict(mine)
+
+    def with_guards(self, guards: Switches) -> Config:
+        """A copy with these guards in place of its own."""
+        return dataclasses.replace(self, guards=_switches(guards, "guards"))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain nested dictionaries, as config.json holds them."""
+        sections = {name: dataclasses.asdict(getattr(self, name)) for name in SECTIONS}
+        return sections | {kind: {k: dict(v) for k, v in getattr(self, kind).items()} for kind in SWITCHES}
+
+    @staticmethod
+    def from_dict(tree: Mapping[str, Any]) -> Config:
+        """The inverse of to_dict; missing settings take their defaults.
+
+        Raises ConfigError for an unknown section or setting, with the nearest names.
+        """
+        for section in tree:
+            if section not in SECTIONS and section not in SWITCHES:
+                raise unknown("section", section, [*SECTIONS, *SWITCHES])
+        parts = {name: build(cls, tree.get(name, {}), name) for name, cls in SECTIONS.items()}
+        return Config(**parts, **{kind: _switches(tree.get(kind, {}), kind) for kind in SWITCHES})
+
+
+SECTIONS: dict[str, type] = {
+    "run": RunConfig,
+    "model": ModelConfig,
+    "data": DataConfig,
+    "sampling": SamplingConfig,
+    "loss": LossConfig,
+    "optimizer": OptimizerConfig,
+}
+SWITCHES = ("guards", "faults")
+LIVE_SECTIONS = ("sampling", "loss", "optimizer", "guards")
+"""What a running model's `controls` may change; the rest is fixed when the run starts."""
+
+
+def _switches(tree: Any, kind: str) -> dict[str, dict[str, Any]]:
+    if not isinstance(tree, Mapping) or not all(isinstance(v, Mapping) for v in tree.values()):
+        raise ConfigError(f"{kind} must map each name to its settings, as in {{'warm_up': {{'steps': 20}}}}")
+    return {name: dict(settings) for name, settings in tree.items()}
+
+
+def _times(old: Any, text: str) -> float:
+    factor = parse(text[1:])
+    if isinstance(old, bool) or not isinstance(old, int | float) or not isinstance(factor, int | float):
+        raise ConfigError(f"{text!r} multiplies {old!r}: both must be numbers")
+    return old * factor
+
+
+def _put(tree: dict[str, Any], path: list[str], text: str, override: str) -> None:
+    """Lay one override into the nested dictionary."""
+    section, *rest = path
+    if section not in tree:
+        raise unknown("section", section, tree)
+    if section in SWITCHES and len(rest) == 1:
+        if parse(text) is True:
+            tree[section].setdefault(rest[0], {})
+        elif parse(text) is False:
+            tree[section].pop(rest[0], None)
+        else:
+            raise ConfigError(f"{override!r}: a guard or fault is switched with =on or =off")
+    elif section in SWITCHES and len(rest) == 2:
+        tree[section].setdefault(rest[0], {})[rest[1]] = parse(text)
+    elif section in SECTIONS and len(rest) == 1:
+        known = settings_of(SECTIONS[section])
+        if rest[0] not in known:
+            raise unknown(f"setting of {section}", rest[0], known)
+        old = tree[section][rest[0]]
+        tree[section][rest[0]] = _times(old, text) if text.startswith("*") else parse(text)
+    else:
+        raise ConfigError(f"{override!r} is no override; write section.setting=value, as in loss.beta=0.04")

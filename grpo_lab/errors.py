@@ -1,0 +1,46 @@
+"""Errors a user can act on: each message names the value, the limit and the way out."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class GrpoLabError(Exception):
+    """Base of every error that is the user's to mend; the CLI prints it without a traceback."""
+
+    exit_code = 1
+
+
+class ConfigError(GrpoLabError):
+    """A setting, preset, scenario, guard or fault that does not exist or lies outside its limits."""
+
+    exit_code = 2
+
+
+class ModelError(GrpoLabError):
+    """A model that cannot be found, read or trained here."""
+
+
+class DataError(GrpoLabError):
+    """A file of prompts that is missing, empty or malformed."""
+
+
+class RewardError(GrpoLabError):
+    """A reward function that cannot be loaded, raises, or answers with the wrong shape."""
+
+
+class RunError(GrpoLabError):
+    """A run folder that cannot be written or read, or a run that crashed when asked to be checked."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str], error: type[GrpoLabError] = ConfigError) -> GrpoLabError:
+    """The error for a name that does not exist, with the nearest names that do.
+
+    >>> print(unknown("guard", "clip_gradient", ["clip_gradients", "warm_up"]))
+    unknown guard 'clip_gradient'; did you mean 'clip_gradients'? Known: clip_gradients, warm_up
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    hint = f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else "."
+    return error(f"unknown {kind} {name!r}{hint} Known: {', '.join(names) or 'none'}")
