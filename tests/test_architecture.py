@@ -10,11 +10,11 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "grpo_lab"
 FLOORS = {
-    0: "config scenarios presets events settings errors seeds shapes",
+    0: "config scenarios presets events settings errors seeds shapes shipped",
     1: "advantages losses kl logprobs",
-    2: "interventions guards faults rewards tasks recorder",
+    2: "batch interventions probes guards faults rewards tasks recorder",
     3: "models model_building rollouts snapshots",
-    4: "trainer",
+    4: "learner trainer",
     5: "session worker chain environment reproduction",
     6: "cli dashboard plots __init__ __main__",
 }

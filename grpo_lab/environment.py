@@ -1,0 +1,40 @@
+"""What a run ran on: versions, device and threads, written beside it and shown by `grpo-lab doctor`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from typing import Any
+
+import torch
+
+PACKAGES = ("grpo-lab", "torch", "transformers", "numpy", "pandas", "matplotlib", "safetensors")
+
+
+def describe() -> dict[str, Any]:
+    """Versions, device, memory and threads, as environment.json holds them."""
+    cuda = torch.cuda.is_available()
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "cpu_count": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "cuda": torch.version.cuda if cuda else None,
+        "device": torch.cuda.get_device_name() if cuda else "cpu",
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def memory_bytes() -> int | None:
+    """Memory of this machine, or None where the system does not say."""
+    if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
+        return None
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,68 @@
+"""Faults that put one wrong thing into an otherwise right step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+
+from grpo_lab.batch import Batch
+from grpo_lab.interventions import Intervention, Outcome, Stage, Step, Verdict
+from grpo_lab.settings import AtLeast
+
+
+@dataclass(frozen=True)
+class DropoutOn(Intervention):
+    """Turns dropout on for the differentiable pass alone, as `model.train()` in a training step does.
+
+    The ratio then compares two different networks, and is noise even before the first update.
+    """
+
+    name = "dropout_on"
+    stage = Stage.BATCH
+
+    def __call__(self, value: Batch, step: Step) -> Outcome:
+        step.policy.train()
+        return Outcome(value, Verdict.CHANGED, "dropout on in the differentiable pass, off in the others")
+
+
+@dataclass(frozen=True)
+class ShiftLogRatio(Intervention):
+    """Adds a number of nats to the log-ratio of one trained token: a policy that has drifted that far on it."""
+
+    name = "shift_log_ratio"
+    stage = Stage.LOG_RATIO
+
+    nats: float = 100.0
+    """Added to the log-ratio; above 88.7 (fp32) or 11.09 (fp16) its exp overflows."""
+    at_step: Annotated[int, AtLeast(0)] = 1
+    """The step in which it happens."""
+
+    def __call__(self, value: Tensor, step: Step) -> Outcome:
+        if step.index != self.at_step:
+            return Outcome(value)
+        row = int(torch.randint(len(value), (1,), generator=self.generator(step)))
+        shift = torch.zeros_like(value)
+        shift[row, 0] = self.nats
+        return Outcome(value + shift, Verdict.CHANGED, f"log-ratio of completion {row}, token 0: + {self.nats:g} nats")
+
+
+@dataclass(frozen=True)
+class NanGradient(Intervention):
+    """Makes one element of one gradient NaN, as a single broken kernel or sample would."""
+
+    name = "nan_gradient"
+    stage = Stage.GRADIENTS
+
+    at_step: Annotated[int, AtLeast(0)] = 1
+    """The step in which it happens."""
+
+    def __call__(self, value: Any, step: Step) -> Outcome:
+        if step.index != self.at_step:
+            return Outcome(value)
+        gradients = [p.grad for p in value.parameters() if p.grad is not None]
+        chosen = gradients[int(torch.randint(len(gradients), (1,), generator=self.generator(step)))]
+        chosen.view(-1)[0] = torch.nan
+        return Outcome(value, Verdict.CHANGED, f"1 of {sum(g.numel() for g in gradients)} gradients set to NaN")

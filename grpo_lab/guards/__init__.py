@@ -1,0 +1,32 @@
+"""Guards: each protects a value at one stage of the step. Add one by writing its class and naming it here."""
+
+from __future__ import annotations
+
+from grpo_lab.guards.coefficients import DualClip, RepresentableEpsilon, Rollback, WarmUp
+from grpo_lab.guards.gradients import ClipGradients, SkipNonfinite, SkipSpikes
+from grpo_lab.guards.loss import ClampKL, ClampLogits, ClampLogRatio, DropNonfiniteSamples
+from grpo_lab.guards.sampling import CheckProbabilities, ClampAdvantages, SafeSampling, SanitizeRewards
+from grpo_lab.guards.weights import CheckWeights
+from grpo_lab.interventions import Intervention
+
+GUARDS: dict[str, type[Intervention]] = {
+    guard.name: guard
+    for guard in (
+        Rollback,
+        WarmUp,
+        DualClip,
+        RepresentableEpsilon,
+        SafeSampling,
+        CheckProbabilities,
+        SanitizeRewards,
+        ClampAdvantages,
+        ClampLogits,
+        DropNonfiniteSamples,
+        ClampLogRatio,
+        ClampKL,
+        SkipNonfinite,
+        SkipSpikes,
+        ClipGradients,
+        CheckWeights,
+    )
+}

@@ -1,0 +1,199 @@
+"""The one seam: at each stage of a step a value is handed to whoever protects it (guards) or harms it (faults)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import Any, ClassVar, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+from grpo_lab import seeds, settings
+from grpo_lab.config import Config
+from grpo_lab.errors import unknown
+from grpo_lab.events import Action
+from grpo_lab.recorder import Recorder
+
+
+class Stage(StrEnum):
+    """Where in a step a value is handed over, in order."""
+
+    COEFFICIENTS = "coefficients"
+    SAMPLING = "sampling"
+    PROBABILITIES = "probabilities"
+    REWARDS = "rewards"
+    ADVANTAGES = "advantages"
+    LOGITS = "logits"
+    BATCH = "batch"
+    LOG_RATIO = "log_ratio"
+    KL_DELTA = "kl_delta"
+    LOSS = "loss"
+    GRADIENTS = "gradients"
+    WEIGHTS = "weights"
+
+
+class Verdict(IntEnum):
+    """What becomes of the step; the worst of a step wins."""
+
+    KEEP = 0
+    CHANGED = 1
+    SKIP_STEP = 2
+    ROLL_BACK = 3
+    STOP = 4
+
+
+class Outcome(NamedTuple):
+    """An intervention's answer: the value to go on with, and why if it acted."""
+
+    value: Any
+    verdict: Verdict = Verdict.KEEP
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """The numbers of one step that guards may change; applied at each update, so no restore can undo them."""
+
+    learning_rate: float
+    beta: float
+    epsilon: float
+    epsilon_high: float | None
+    adam_eps: float
+    delta: float | None = None
+
+
+@dataclass(frozen=True)
+class Intervention(settings.Settings):
+    """One guard or fault: its fields are its settings, `state` names what it remembers from step to step.
+
+    Frozen settings keep a run's config true; memory lives in `self.memory`, a plain dictionary of numbers.
+    """
+
+    name: ClassVar[str]
+    stage: ClassVar[Stage]
+    changes_healthy_runs: ClassVar[str] = ""
+    """Why a healthy run is not bit-identical with this on; empty where it is."""
+    may_roll_back: ClassVar[bool] = False
+    """Whether it can ask for a snapshot to go back to."""
+
+    memory: dict[str, float] = field(default_factory=dict, init=False, compare=False)
+
+    def __call__(self, value: Any, step: Step) -> Outcome:
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, float]:
+        return dict(self.memory)
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        self.memory.clear()
+        self.memory.update(state)
+
+    def refuse(self, value: Any, reason: str, verdict: Verdict, patience: int, then: Verdict) -> Outcome:
+        """Refuse with `verdict`, and with the worse `then` once `patience` refusals came in a row."""
+        in_a_row = self.memory["in_a_row"] = self.memory.get("in_a_row", 0) + 1
+        if in_a_row > patience:
+            return Outcome(value, then, f"{reason}; {in_a_row:.0f} times in a row, patience {patience}")
+        return Outcome(value, verdict, reason)
+
+    def accept(self, value: Any) -> Outcome:
+        """Nothing to object to; the count of refusals in a row starts again."""
+        self.memory.pop("in_a_row", None)
+        return Outcome(value)
+
+    def generator(self, step: Step, device: torch.device | str = "cpu") -> torch.Generator:
+        """The intervention's own random draws for this step, independent of the run's."""
+        seed = seeds.derive(step.config.run.seed, step.index, self.name)
+        return torch.Generator(device).manual_seed(seed)
+
+
+Arrangement = dict[Stage, list[tuple[str, Intervention]]]
+
+
+class Refused(Exception):
+    """A guard refused the rest of this step. Caught by the trainer, never seen by a user."""
+
+
+@dataclass
+class Step:
+    """One attempt at a step: what the trainer shares with interventions, and what they did."""
+
+    index: int
+    config: Config
+    interventions: Arrangement
+    policy: Any
+    recorder: Recorder
+    last_verdict: Verdict = Verdict.KEEP
+    """Verdict of the step before."""
+    update: int = 0
+    coefficients: Coefficients | None = None
+    scorable: Tensor | None = None
+    """(P, G) bool: completions that count."""
+    grad_norm: float = 0.0
+    """Norm of the gradients before anything touched them, this update."""
+    weight_norms: Tensor | None = None
+    """(parameters,) 2-norms after this update."""
+    largest_move: Callable[[], float | None] = lambda: None
+    """Largest change of any single weight since the step began, where a snapshot tells it."""
+    verdict: Verdict = Verdict.KEEP
+    actions: list[Action] = field(default_factory=list)
+
+    def at(self, stage: Stage, value: Any, note: str = "") -> Any:
+        """Hand the value to every intervention of the stage, faults first, then guards, in the configured order.
+
+        Tensors are noted for the chain as they leave. Raises Refused when the verdict is SKIP_STEP or worse.
+        """
+        worst = Verdict.KEEP
+        for kind, intervention in self.interventions.get(stage, ()):
+            value, verdict, reason = intervention(value, self)
+            if verdict or reason:
+                self.actions.append(Action(intervention.name, kind, stage, self.update, verdict.name, reason))
+            worst = max(worst, verdict)
+        self.verdict = max(self.verdict, worst)
+        if isinstance(value, Tensor):
+            self.recorder.tensor(stage, value, self.update, note)
+        if worst >= Verdict.SKIP_STEP:
+            raise Refused
+        return value
+
+    def refuse(self, stage: Stage, reason: str) -> NoReturn:
+        """Give this step up for a reason that is nobody's guard: there is nothing to train on."""
+        self.actions.append(Action("trainer", "trainer", stage, self.update, Verdict.SKIP_STEP.name, reason))
+        self.verdict = max(self.verdict, Verdict.SKIP_STEP)
+        raise Refused
+
+
+def arrange(
+    config: Config,
+    faults: Mapping[str, type[Intervention]],
+    guards: Mapping[str, type[Intervention]],
+    probes: Iterable[type[Intervention]] = (),
+) -> Arrangement:
+    """The configured interventions by stage: faults, then what only looks, then guards. Off means absent.
+
+    Raises ConfigError for a name or setting that does not exist.
+    """
+    arranged: Arrangement = defaultdict(list)
+    looks = {probe.name: probe for probe in probes}
+    kinds = (
+        ("fault", config.faults, faults),
+        ("probe", {name: {} for name in looks}, looks),
+        ("guard", config.guards, guards),
+    )
+    for kind, switches, registry in kinds:
+        for name, values in switches.items():
+            if name not in registry:
+                raise unknown(kind, name, registry)
+            intervention = settings.build(registry[name], values, f"{kind}s.{name}")
+            arranged[intervention.stage].append((kind, intervention))
+    return dict(arranged)
+
+
+def carry_over(old: Arrangement, new: Arrangement) -> None:
+    """Give the new interventions the memory of the old ones of the same kind and name."""
+    memories = {(kind, i.name): i.state_dict() for row in old.values() for kind, i in row}
+    for row in new.values():
+        for kind, intervention in row:
+            intervention.load_state_dict(memories.get((kind, intervention.name), {}))

@@ -1,0 +1,344 @@
+"""What lives from step to step, policy, reference and optimizer, and the parts of a step that `train` puts in order."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo_lab import models, rollouts, seeds
+from grpo_lab import rewards as reward_functions
+from grpo_lab.batch import Batch
+from grpo_lab.config import LIVE_SECTIONS, Config, SamplingConfig
+from grpo_lab.errors import ConfigError, unknown
+from grpo_lab.events import Evaluated, LinkNote, Stepped
+from grpo_lab.faults import FAULTS
+from grpo_lab.faults.formulas import KL_ESTIMATORS, LOG_RATIOS, NEEDS_REFERENCE
+from grpo_lab.guards import GUARDS
+from grpo_lab.interventions import Coefficients, Stage, Step, Verdict, arrange, carry_over
+from grpo_lab.logprobs import completion_logprobs
+from grpo_lab.losses import clipped_surrogate, token_weights, weighted_sum
+from grpo_lab.probes import PROBES
+from grpo_lab.recorder import Recorder
+from grpo_lab.rollouts import PROMPT_PASSES
+from grpo_lab.snapshots import SMALL, Snapshots
+from grpo_lab.tasks import Problem, Tasks
+
+RewardFunctions = Sequence[Callable[..., Any]]
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "constant": lambda done: 1.0,
+    "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * min(1.0, done))),
+}
+"""Learning rate as a factor, from the share of updates that were committed."""
+EVALUATED_AT_ONCE = 256
+
+
+class Learner:
+    """Policy, reference, optimizer, snapshots and interventions of one run."""
+
+    def __init__(self, config: Config, model: tuple[Any, Any] | None, rewards: RewardFunctions | None) -> None:
+        self.interventions = validated(config)
+        self.config = config
+        if config.run.threads:
+            torch.set_num_threads(config.run.threads)
+        torch.use_deterministic_algorithms(config.run.deterministic)
+        self.rewards = rewards or [reward_functions.load(name) for name in config.data.rewards]
+        self.precision = models.PRECISIONS[config.model.precision]
+        self.policy, self.tokenizer = model or models.load(config.model.name, config.model.precision, config.run.device)
+        self.policy.eval()
+        self.reference = None
+        if needs_reference(config):
+            self.reference = copy.deepcopy(self.policy).requires_grad_(False)
+        self.names, self.parameters = zip(*self.policy.named_parameters(), strict=True)
+        self.num_parameters = sum(p.numel() for p in self.parameters)
+        betas = (config.optimizer.adam_beta1, config.optimizer.adam_beta2)
+        self.optimizer = torch.optim.AdamW(self.parameters, betas=betas, weight_decay=config.optimizer.weight_decay)
+        self.scaler = torch.amp.GradScaler(self.policy.device.type, enabled=self.precision.scaler)
+        self.recorder = Recorder()
+        self.snapshots = Snapshots(self.parameters, self.optimizer, self._snapshot_interval())
+        self.last_verdict, self.healthy, self.updates = Verdict.KEEP, True, 0
+
+    def _snapshot_interval(self) -> int:
+        may_need_one = any(i.may_roll_back for row in self.interventions.values() for _, i in row)
+        automatic = 1 if self.num_parameters < SMALL else 10 if may_need_one else 0
+        return self.config.run.snapshot_every or automatic
+
+    def change(self, overrides: Sequence[str]) -> None:
+        """Apply overrides to the running model; interventions that stay on keep their memory."""
+        changed = self.config.with_(*overrides)
+        for section in (field.name for field in dataclasses.fields(Config)):
+            if section not in LIVE_SECTIONS and getattr(changed, section) != getattr(self.config, section):
+                raise ConfigError(f"{section}.* is fixed once a run has started; {', '.join(LIVE_SECTIONS)} may change")
+        if self.reference is None and needs_reference(changed):
+            raise ConfigError("this run has no reference model: it started with loss.beta = 0; start it with more")
+        interventions = validated(changed)
+        carry_over(self.interventions, interventions)
+        self.config, self.interventions = changed, interventions
+        self.snapshots.every = self._snapshot_interval()
+
+    def begin(self, index: int) -> Step:
+        """A new step: dropout off, a snapshot of what is healthy, nothing noted yet."""
+        self.policy.eval()
+        self._started, self._committed, self._unscaled = time.perf_counter(), 0, False
+        self._samples: tuple[tuple[str, str, float], ...] = ()
+        if self.healthy:
+            self.snapshots.take(index)
+        step = Step(index, self.config, self.interventions, self.policy, self.recorder, self.last_verdict)
+        step.largest_move = lambda: self.snapshots.largest_move(index)
+        return step
+
+    def coefficients(self) -> Coefficients:
+        """The step's numbers as configured and scheduled, before any guard."""
+        loss, optimizer = self.config.loss, self.config.optimizer
+        share = self.updates / (self.config.run.num_steps * loss.num_iterations)
+        rate = optimizer.learning_rate * SCHEDULES[optimizer.schedule](share)
+        return Coefficients(rate, loss.beta, loss.epsilon, loss.epsilon_high, optimizer.adam_eps)
+
+    def sample(self, step: Step, problems: Sequence[Problem], sampling: SamplingConfig) -> Batch:
+        """Completions of each problem's prompt, by the policy as it is."""
+        prompts = [problem.prompt for problem in problems]
+        size, generator = self.config.data.num_generations, self._generator(step.index, "sampling")
+        with self._autocast():
+            return rollouts.sample(self.policy, self.tokenizer, prompts, size, sampling, generator, step.at)
+
+    def score(self, step: Step, problems: Sequence[Problem], batch: Batch) -> Tensor:
+        """Rewards (P, G). What no function could judge is not `step.scorable`."""
+        size = self.config.data.num_generations
+        repeated = [problem for problem in problems for _ in range(size)]
+        completions = rollouts.texts(self.tokenizer, batch)
+        values, scorable = _judge(self.rewards, repeated, completions)
+        shown = zip(repeated[::size], completions[::size], values[::size].tolist(), strict=True)
+        self._samples = tuple((problem.prompt, text, reward) for problem, text, reward in shown)[:4]
+        step.scorable = scorable.view(-1, size).to(batch.group.device)
+        return values.view(-1, size).to(batch.group.device)
+
+    def complete(self, step: Step, batch: Batch, advantages: Tensor, sampling: SamplingConfig) -> Batch:
+        """The batch with advantages, old and reference log-probabilities; unscorable completions have left."""
+        assert step.scorable is not None
+        scorable = step.scorable.flatten()
+        if not bool(scorable.any()):
+            step.refuse(Stage.REWARDS, f"none of the {len(scorable)} completions could be scored")
+        batch = dataclasses.replace(batch, advantages=advantages.flatten()).rows(scorable.nonzero()[:, 0])
+        ref_logprobs = None
+        if self.reference is not None:
+            ref_logprobs = self._logprobs(step, self.reference, batch, sampling, "reference")
+        batch = dataclasses.replace(
+            batch, old_logprobs=self._old_logprobs(step, batch, sampling), ref_logprobs=ref_logprobs
+        )
+        self._measure(step, batch)
+        return batch
+
+    def weigh(self, batch: Batch) -> Batch:
+        """The batch with what each token counts in the loss, taken over all that is left of it."""
+        weights = token_weights(batch.completion_mask, self.config.loss.aggregation)
+        return dataclasses.replace(batch, weights=weights)
+
+    def loss(self, step: Step, batch: Batch, sampling: SamplingConfig, num_tokens: Tensor) -> Tensor:
+        """The batch's part of the objective, to be minimised: clipped surrogate + beta * KL, per token, weighted."""
+        use, recorder, outside = step.coefficients, self.recorder, ~batch.completion_mask
+        assert use is not None and batch.advantages is not None and batch.weights is not None
+        with self._autocast():
+            logits = step.at(Stage.LOGITS, PROMPT_PASSES[self.config.model.prompt_pass](self.policy, batch), "current")
+        logprobs = completion_logprobs(logits, batch.completions, sampling.temperature).to(self.precision.loss)
+        logprobs = logprobs.masked_fill(outside, 0.0)
+        recorder.tensor("logprobs", logprobs, step.update)
+        log_ratio = LOG_RATIOS[self.config.loss.log_ratio](logprobs, batch).masked_fill(outside, 0.0)
+        log_ratio = step.at(Stage.LOG_RATIO, log_ratio)
+        log_ratio.register_hook(lambda gradient: recorder.tensor("log_ratio_gradient", gradient, step.update))
+        ratio = log_ratio.detach().exp()
+        recorder.tensor("ratio", ratio, step.update)
+        per_token = clipped_surrogate(log_ratio, batch.advantages, use.epsilon, use.epsilon_high, use.delta)
+        if self.reference is not None:
+            assert batch.ref_logprobs is not None
+            delta = step.at(Stage.KL_DELTA, (batch.ref_logprobs - logprobs).masked_fill(outside, 0.0))
+            kl = KL_ESTIMATORS[self.config.loss.kl_estimator](delta)
+            recorder.metric("kl", kl.float().sum() / num_tokens, step.update)
+            if use.beta:  # 0 * inf is NaN: a penalty without weight must not be there at all
+                per_token = per_token + use.beta * kl
+        _measure_clipping(recorder, step, ratio.float(), batch, num_tokens)
+        loss = weighted_sum(per_token, batch.weights)
+        recorder.metric("loss", loss, step.update)
+        return loss
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the loss's gradients to those of the batch so far."""
+        self.scaler.scale(loss).backward()
+
+    def gradients(self) -> Any:
+        """The policy with the gradients of the whole batch, unscaled."""
+        self.scaler.unscale_(self.optimizer)
+        self._unscaled = True
+        return self.policy
+
+    def apply(self, step: Step) -> None:
+        """One AdamW update with the step's coefficients. GradScaler (fp16) leaves out one with inf gradients."""
+        assert step.coefficients is not None
+        for group in self.optimizer.param_groups:
+            group["lr"], group["eps"] = step.coefficients.learning_rate, step.coefficients.adam_eps
+        before = self.scaler.get_scale()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self._unscaled = False
+        if self.scaler.get_scale() < before:
+            return
+        self._committed += 1
+        dtype = self.parameters[0].dtype
+        facts = {"adam_eps": step.coefficients.adam_eps}
+        facts["adam_eps_in_weights_dtype"] = float(torch.tensor(step.coefficients.adam_eps, dtype=dtype))
+        states = [self.optimizer.state[p] for p in self.parameters if p in self.optimizer.state]
+        moments = [state["exp_avg"] for state in states] + [state["exp_avg_sq"] for state in states]
+        self.recorder.parameters("moments", [*self.names, *self.names], moments, step.update, facts)
+
+    def end(self, step: Step, failed: bool = False) -> Stepped:
+        """Carry out the step's verdict and say what happened."""
+        links, metrics = self._read(failed)
+        weights = [note for note in links if note.link == Stage.WEIGHTS]
+        self.healthy = not any(note.broken for note in weights[-1:]) if weights else self.healthy
+        self.optimizer.zero_grad()
+        if self._unscaled:
+            self.scaler.update()
+        if step.verdict >= Verdict.ROLL_BACK:
+            self.snapshots.restore()
+            self.healthy, self._committed = True, 0
+        self.updates += self._committed
+        self.last_verdict = step.verdict
+        if not failed:
+            metrics |= self._weights_metrics(step, weights)
+        metrics["step_time"] = time.perf_counter() - self._started
+        return Stepped(
+            step=step.index,
+            updates=self._committed,
+            verdict=step.verdict.name,
+            metrics=metrics,
+            links=links,
+            actions=tuple(step.actions),
+            samples=self._samples,
+            failed=failed,
+        )
+
+    def evaluate(self, tasks: Tasks, step: int) -> Iterator[Evaluated]:
+        """Mean reward of held-out problems sampled at temperature 1; nothing where `run.num_eval` is 0."""
+        problems = tasks.held_out[: self.config.run.num_eval]
+        if not problems:
+            return
+        sampling = SamplingConfig(max_completion_length=self.config.sampling.max_completion_length)
+        generator, total, judged = self._generator(0, "evaluation"), 0.0, 0
+        for first in range(0, len(problems), EVALUATED_AT_ONCE):
+            part = problems[first : first + EVALUATED_AT_ONCE]
+            prompts = [problem.prompt for problem in part]
+            with self._autocast():
+                batch = rollouts.sample(self.policy, self.tokenizer, prompts, 1, sampling, generator)
+            values, scorable = _judge(self.rewards, part, rollouts.texts(self.tokenizer, batch))
+            total, judged = total + float(values[scorable].sum()), judged + int(scorable.sum())
+        yield Evaluated(step, total / judged if judged else math.nan, judged)
+
+    def _generator(self, step: int, purpose: str) -> torch.Generator:
+        seed = seeds.derive(self.config.run.seed, step, purpose)
+        return torch.Generator(self.policy.device).manual_seed(seed)
+
+    def _autocast(self) -> torch.autocast:
+        dtype = self.precision.autocast
+        return torch.autocast(self.policy.device.type, dtype=dtype, enabled=dtype is not None)
+
+    @torch.no_grad()
+    def _logprobs(self, step: Step, model: Any, batch: Batch, sampling: SamplingConfig, note: str) -> Tensor:
+        """(B, T) log-probabilities of the completions under a model, without gradient."""
+        rows = []
+        for part in batch.split(self.config.data.micro_batch_prompts):
+            with self._autocast():
+                logits = step.at(Stage.LOGITS, PROMPT_PASSES[self.config.model.prompt_pass](model, part), note)
+            rows.append(completion_logprobs(logits, part.completions, sampling.temperature).to(self.precision.loss))
+        return torch.cat(rows).masked_fill(~batch.completion_mask, 0.0)
+
+    def _old_logprobs(self, step: Step, batch: Batch, sampling: SamplingConfig) -> Tensor:
+        """The sampler's own log-probabilities where they are the trained quantity; else computed, and compared."""
+        if rollouts.is_plain(sampling) and self.precision.autocast is None and self.precision.weights == torch.float32:
+            return batch.sampling_logprobs
+        old = self._logprobs(step, self.policy, batch, sampling, "old")
+        gap = (old.float() - batch.sampling_logprobs).abs().masked_fill(~batch.completion_mask, 0.0)
+        mean = gap.sum() / batch.completion_mask.sum()
+        self.recorder.metric("sampling/sampling_logp_difference/mean", mean)
+        self.recorder.metric("sampling/sampling_logp_difference/max", gap.max())
+        return old
+
+    def _measure(self, step: Step, batch: Batch) -> None:
+        """Note what the batch tells before it is trained on."""
+        recorder, mask = self.recorder, batch.completion_mask
+        for link, values in (("old_logprobs", batch.old_logprobs), ("ref_logprobs", batch.ref_logprobs)):
+            if values is not None:
+                recorder.tensor(link, values)
+        ends = torch.isin(batch.completions, rollouts.terminators(self.policy, self.tokenizer)) & mask
+        lengths = mask.sum(dim=1).float()
+        recorder.metric("completions/mean_length", lengths.mean())
+        recorder.metric("completions/clipped_ratio", 1 - ends.any(dim=1).float().mean())
+        recorder.metric("num_tokens", lengths.sum())
+        recorder.metric("entropy", batch.entropy[mask].mean())
+
+    def measure_rewards(self, step: Step, rewards: Tensor) -> Tensor:
+        """Note the rewards that are going to be used, and hand them on."""
+        assert step.scorable is not None
+        judged = rewards[step.scorable]
+        spread = rewards.std(dim=1) if rewards.shape[1] > 1 else torch.zeros_like(rewards[:, 0])
+        self.recorder.metric("reward", judged.mean())
+        self.recorder.metric("reward_std", spread.mean())
+        self.recorder.metric("frac_reward_zero_std", (spread == 0).float().mean())
+        return rewards
+
+    def _read(self, failed: bool) -> tuple[tuple[LinkNote, ...], dict[str, float]]:
+        try:
+            return self.recorder.flush()
+        except RuntimeError:
+            # After a device-side assert the device answers nothing more: the notes of this step are lost with it,
+            # and the crash text is what there is. Anything else is an error of its own.
+            if failed and self.policy.device.type == "cuda":
+                return (), {}
+            raise
+
+    def _weights_metrics(self, step: Step, weights: list[LinkNote]) -> dict[str, float]:
+        use = step.coefficients
+        metrics = {"weights/nonfinite": weights[-1].nonfinite} if weights else {}
+        metrics |= {"learning_rate": use.learning_rate, "beta": use.beta} if use else {}
+        metrics |= {"loss_scale": self.scaler.get_scale()} if self.precision.scaler else {}
+        move = self.snapshots.largest_move(step.index)
+        return metrics if move is None else {**metrics, "weights/max_move": move}
+
+
+def validated(config: Config) -> Any:
+    """The config's interventions, arranged.
+
+    Raises ConfigError for a guard, fault, setting or formula that does not exist.
+    """
+    for name, value, known in (
+        ("log_ratio", config.loss.log_ratio, LOG_RATIOS),
+        ("kl_estimator", config.loss.kl_estimator, KL_ESTIMATORS),
+    ):
+        if value not in known:
+            raise unknown(f"loss.{name}", value, known)
+    return arrange(config, FAULTS, GUARDS, PROBES)
+
+
+def needs_reference(config: Config) -> bool:
+    """Whether the loss compares the policy with a reference model."""
+    return config.loss.beta > 0 or config.loss.log_ratio in NEEDS_REFERENCE
+
+
+def _judge(functions: RewardFunctions, problems: Sequence[Problem], completions: list[str]) -> tuple[Tensor, Tensor]:
+    columns = {name: [problem.columns[name] for problem in problems] for name in problems[0].columns}
+    return reward_functions.score(functions, [problem.prompt for problem in problems], completions, columns)
+
+
+def _measure_clipping(recorder: Recorder, step: Step, ratio: Tensor, batch: Batch, num_tokens: Tensor) -> None:
+    use, advantages = step.coefficients, batch.advantages
+    assert use is not None and advantages is not None
+    high = use.epsilon if use.epsilon_high is None else use.epsilon_high
+    low_side = (ratio < 1 - use.epsilon) & (advantages < 0)[:, None]
+    high_side = (ratio > 1 + high) & (advantages > 0)[:, None]
+    recorder.metric("clip_ratio/low_mean", low_side.sum() / num_tokens, step.update)
+    recorder.metric("clip_ratio/high_mean", high_side.sum() / num_tokens, step.update)
+    recorder.metric("clip_ratio/region_mean", (low_side | high_side).sum() / num_tokens, step.update)

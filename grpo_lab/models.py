@@ -1,0 +1,249 @@
+"""Models and tokenizers by name, folder or hub id, in one of five precisions; every failure says what to do instead."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.utils import logging as hub_logging
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.utils import logging as transformers_logging
+
+from grpo_lab.errors import ModelError, unknown
+from grpo_lab.shipped import data_directory
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Which number format each part of a step uses; `scaler` says whether gradients need a loss scale."""
+
+    weights: torch.dtype
+    autocast: torch.dtype | None
+    loss: torch.dtype
+    scaler: bool
+
+
+# "fp16" and "bf16" keep fp32 master weights, as mixed precision should; the "pure" ones are what breaks. Their
+# log-probabilities are fp32 all the same, as trainers have them: it is weights and gradients that overflow.
+PRECISIONS: dict[str, Precision] = {
+    "fp32": Precision(torch.float32, None, torch.float32, scaler=False),
+    "bf16": Precision(torch.float32, torch.bfloat16, torch.float32, scaler=False),
+    "fp16": Precision(torch.float32, torch.float16, torch.float32, scaler=True),
+    "fp16_pure": Precision(torch.float16, None, torch.float32, scaler=False),
+    "bf16_pure": Precision(torch.bfloat16, None, torch.float32, scaler=False),
+}
+
+
+@dataclass(frozen=True)
+class KnownModel:
+    """A model with a short name here: its folder below data/models, its size, and how to get it."""
+
+    name: str
+    folder: str
+    parameters: int
+    origin: str
+
+    @property
+    def path(self) -> Path:
+        """Where its files are, or would be."""
+        return data_directory() / "models" / self.folder
+
+    @property
+    def present(self) -> bool:
+        """Whether its files are there."""
+        return (self.path / "config.json").is_file()
+
+
+MODELS: dict[str, KnownModel] = {
+    "tiny": KnownModel("tiny", "tiny-gpt2", 834_560, "grpo-lab models build tiny"),
+}
+
+
+def available() -> list[KnownModel]:
+    """The models with a short name, those that are not here included.
+
+    >>> [(model.name, model.parameters) for model in available()]
+    [('tiny', 834560)]
+    """
+    return list(MODELS.values())
+
+
+def load(name: str, precision: str = "fp32", device: str = "cpu") -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    """A model in eval mode and its tokenizer, padding on the left.
+
+    `name` is one of `MODELS`, a local folder or a hub id; only a hub id touches the network. Raises `ModelError` for
+    what cannot be found, read or trusted: weights that are missing or not finite among them.
+    """
+    if precision not in PRECISIONS:
+        raise unknown("precision", precision, PRECISIONS)
+    target = resolve_device(device)
+    source = locate(name)
+    with quiet():
+        model = _load_model(source, PRECISIONS[precision].weights)
+        tokenizer = _load_tokenizer(source)
+    _check_finite(model, source)
+    _check_vocabulary(model, tokenizer, source)
+    return model.to(target).eval(), tokenizer  # pyright: ignore[reportArgumentType]
+
+
+def locate(name: str) -> Path | str:
+    """The folder that `name` means, or `name` itself if it can only be a hub id."""
+    if name in MODELS:
+        known = MODELS[name]
+        if not known.present:
+            raise ModelError(f"model {name!r} is not at {known.path}; get it with `{known.origin}`")
+        return known.path
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        _check_folder(folder)
+        return folder
+    # A hub id is "name" or "owner/name" in these characters; anything else can only have meant a folder.
+    if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name, re.ASCII):
+        raise ModelError(f"no folder {name!r}; give a folder, a hub id, or one of: {', '.join(MODELS)}")
+    return name
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder that lacks a file every model needs, before transformers guesses one."""
+    needed = {
+        "a config.json": ("config.json",),
+        "weights (*.safetensors)": ("*.safetensors",),
+        "a tokenizer (tokenizer.json)": ("tokenizer.json", "tokenizer.model", "vocab.json"),
+    }
+    for what, patterns in needed.items():
+        if not any(path.is_file() for pattern in patterns for path in folder.glob(pattern)):
+            raise ModelError(
+                f"{folder}: has no {what.removeprefix('a ')}; save model and tokenizer with save_pretrained"
+            )
+
+
+def _load_model(source: Path | str, dtype: torch.dtype) -> PreTrainedModel:
+    """The model alone; what transformers would fill with random numbers is an error here."""
+    try:
+        # Only safetensors: the older .bin format runs code when it is read.
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source, dtype=dtype, use_safetensors=True, output_loading_info=True
+        )
+    except Exception as error:  # of any type: config, safetensors and hub each raise their own
+        raise _unreadable("model", source, error) from error
+    model, info = loaded
+    if missing := sorted(info["missing_keys"]):
+        raise ModelError(
+            f"{source}: {len(missing)} weights are not in the file, first {missing[0]}; save the model again"
+        )
+    return model
+
+
+def _load_tokenizer(source: Path | str) -> PreTrainedTokenizerFast:
+    """The tokenizer alone, ready to pad prompts on the left."""
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(source, padding_side="left")
+    except Exception as error:  # the tokenizers library raises plain Exception
+        raise _unreadable("tokenizer", source, error) from error
+    if tokenizer.eos_token is None:
+        raise ModelError(f"{source}: the tokenizer has no eos_token, so no completion could end; set one and save it")
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token  # harmless: masks are made from positions, never from token ids
+    return tokenizer
+
+
+def _unreadable(what: str, source: Path | str, error: Exception) -> ModelError:
+    """The error for a model or tokenizer that could not be loaded, with its cause in one line."""
+    cause = (str(error).strip() or "no message").splitlines()[0]
+    if isinstance(source, Path):
+        way_out = "replace its files, for the tiny model with `grpo-lab models build tiny`"
+    else:
+        way_out = (
+            f"no such folder, so it was tried as a hub id; go online, give a folder, or one of: {', '.join(MODELS)}"
+        )
+    return ModelError(f"{source}: cannot load the {what} ({type(error).__name__}: {cause}); {way_out}")
+
+
+def _check_finite(model: PreTrainedModel, source: Path | str) -> None:
+    """Refuse NaN and inf, in the precision loaded: a large fp32 weight may be inf in fp16."""
+    for name, weight in model.named_parameters():
+        if not weight.isfinite().all():
+            count = int((~weight.isfinite()).sum())
+            dtype = str(weight.dtype).removeprefix("torch.")
+            raise ModelError(
+                f"{source}: {count} of {weight.numel()} values of {name} are not finite in {dtype}; "
+                "take an earlier checkpoint or another precision"
+            )
+
+
+def _check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, source: Path | str) -> None:
+    """Refuse a tokenizer with ids that the model has no embedding for: on CUDA they would kill the context."""
+    embeddings: Any = model.get_input_embeddings()
+    rows = embeddings.weight.shape[0]
+    if len(tokenizer) > rows:
+        raise ModelError(
+            f"{source}: the tokenizer has {len(tokenizer)} tokens, the model {rows}; use its own tokenizer"
+        )
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device of that name; "auto" is CUDA where there is one, else the CPU.
+
+    >>> resolve_device("cpu")
+    device(type='cpu')
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)  # a name can be right and the device absent
+    except (RuntimeError, AssertionError) as error:
+        cause = str(error).splitlines()[0]
+        raise ModelError(f"device {name!r} cannot be used here ({cause}); choose auto or cpu") from error
+    return device
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars and no warnings of transformers inside; settings are given back as they were."""
+    verbosity, hub_verbosity = transformers_logging.get_verbosity(), hub_logging.get_verbosity()
+    had_bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    hub_logging.set_verbosity_error()  # it would report each retry when offline
+    transformers_logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        hub_logging.set_verbosity(hub_verbosity)
+        if had_bars:
+            transformers_logging.enable_progress_bar()
+
+
+def verify(directory: str | Path) -> None:
+    """Compare the files in a model's folder with the checksums in its README; raises `ModelError` at a difference."""
+    directory = Path(directory)
+    try:
+        text = (directory / "README.md").read_text(encoding="utf-8")
+        listed = re.findall(r"^([0-9a-f]{64})  (\S+)$", text, re.MULTILINE)
+        found = {name: sha256(directory / name) for _, name in listed}
+    except OSError as error:
+        raise ModelError(
+            f"{directory}: cannot be checked ({error.strerror}: {error.filename}); build it again"
+        ) from error
+    if not listed:
+        raise ModelError(f"{directory}/README.md: lists no checksums; build the model again")
+    for expected, name in listed:
+        if found[name] != expected:
+            raise ModelError(
+                f"{directory / name}: SHA-256 is {found[name]}, its README says {expected}; build it again"
+            )
+
+
+def sha256(path: Path) -> str:
+    """The checksum of a file, as `sha256sum` prints it."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,125 @@
+"""Reward functions in TRL's signature, `f(prompts, completions, **columns) -> list[float | None]`, and their sum."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import SourceFileLoader
+from numbers import Real
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+import torch
+
+from grpo_lab.errors import RewardError, unknown
+
+Reward = Callable[..., Sequence[float | None]]
+
+
+def exact_match(
+    prompts: Sequence[str], completions: Sequence[str], answer: Sequence[Any], **columns: Any
+) -> list[float]:
+    """1 where a completion is the answer, 0 elsewhere; space around it does not count.
+
+    >>> exact_match(["1+1=", "1+2="], ["2", "4"], answer=["2", "3"])
+    [1.0, 0.0]
+    """
+    pairs = zip(completions, answer, strict=True)
+    return [float(completion.strip() == str(wanted).strip()) for completion, wanted in pairs]
+
+
+REWARDS: dict[str, Reward] = {"exact_match": exact_match}
+
+
+def load(name: str) -> Reward:
+    """The reward function of that name, or the one that "path/to/file.py:function" names.
+
+    A file is read anew each time, so that a learner's edit takes effect.
+
+    >>> load("exact_match").__name__
+    'exact_match'
+    """
+    path, colon, function = name.rpartition(":")
+    if not colon:
+        if name not in REWARDS:
+            raise unknown("reward", name, [*REWARDS, "path/to/file.py:function"], RewardError)
+        return REWARDS[name]
+    if not Path(path).is_file():
+        raise RewardError(f"{name}: no file {path!r} in {Path.cwd()}; give path/to/file.py:function")
+    module = _module(Path(path).resolve())
+    if not hasattr(module, function):
+        defined = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise unknown(f"function of {path}", function, defined, RewardError)
+    loaded = getattr(module, function)
+    if not callable(loaded):
+        raise RewardError(f"{name}: {function!r} is of type {type(loaded).__name__}; name a function")
+    return cast(Reward, loaded)  # what it returns is checked when it does
+
+
+def _module(path: Path) -> ModuleType:
+    """The module in a file, executed now."""
+    module = ModuleType(f"grpo_lab_reward_{path.stem}")
+    module.__file__ = str(path)
+    loader = SourceFileLoader(module.__name__, str(path))
+    sys.modules[module.__name__] = module  # dataclasses and pickle look a module up by its name
+    try:
+        # Compiled here, because Python's cached bytecode is stale when a file changes within the same second.
+        exec(loader.source_to_code(loader.get_data(str(path)), str(path)), vars(module))
+    except (Exception, SystemExit) as error:
+        del sys.modules[module.__name__]
+        raise RewardError(f"{path}: importing it raised {type(error).__name__}: {error}; mend the file") from error
+    return module
+
+
+def score(
+    functions: Sequence[Reward], prompts: Sequence[str], completions: Sequence[str], columns: dict[str, list[Any]]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sum of the functions' rewards (B,) in float32, and which completions any of them judged (B,).
+
+    None means "not mine to judge" and adds nothing. A completion that no function judges is not scorable, and its 0.0
+    means nothing. NaN and inf pass: here they are data, and to stop them is a guard's work.
+
+    >>> score([exact_match, lambda completions, **_: [0.5, None]], ["1+1=", "1+2="], ["2", "4"], {"answer": ["2", "3"]})
+    (tensor([1.5000, 0.0000]), tensor([True, True]))
+    """
+    if len(prompts) != len(completions):
+        raise RewardError(f"{len(prompts)} prompts but {len(completions)} completions; give one prompt a completion")
+    totals = [0.0] * len(completions)
+    scorable = [False] * len(completions)
+    for function in functions:
+        for row, judgement in enumerate(_judgements(function, prompts, completions, columns)):
+            if judgement is not None:
+                totals[row] += judgement
+                scorable[row] = True
+    return torch.tensor(totals, dtype=torch.float32), torch.tensor(scorable, dtype=torch.bool)
+
+
+def _judgements(
+    function: Reward, prompts: Sequence[str], completions: Sequence[str], columns: dict[str, list[Any]]
+) -> list[float | None]:
+    """What one function says of each completion, checked."""
+    name = getattr(function, "__name__", type(function).__name__)
+    try:
+        answer = function(prompts=prompts, completions=completions, **columns)
+    except Exception as error:
+        raise RewardError(f"reward {name} raised {type(error).__name__}: {error}; mend it or return None") from error
+    if not isinstance(answer, list | tuple):
+        raise RewardError(f"reward {name} returned {type(answer).__name__}; return a list of float or None")
+    if len(answer) != len(completions):
+        raise RewardError(
+            f"reward {name} returned {len(answer)} values for {len(completions)} completions; return one each"
+        )
+    return [_number(value, f"reward {name}, completion {row}") for row, value in enumerate(answer)]
+
+
+def _number(value: Any, where: str) -> float | None:
+    """None or a float; bool and NumPy's numbers are numbers."""
+    if value is None:
+        return None
+    if not isinstance(value, Real):
+        raise RewardError(f"{where}: {value!r} is of type {type(value).__name__}; return float or None")
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise RewardError(f"{where}: a whole number beyond 1e308; return float or None") from error

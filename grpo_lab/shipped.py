@@ -1,0 +1,21 @@
+"""Where the files that ship with the package are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from grpo_lab.errors import DataError
+
+
+def data_directory() -> Path:
+    """The checkout's data/ folder, or the copy inside an installed package.
+
+    >>> (data_directory() / "presets").is_dir()
+    True
+    """
+    package = Path(__file__).parent
+    # The package's own first: beside an installed one, in site-packages, a data/ could be anybody's.
+    for candidate in (package / "data", package.parent / "data"):
+        if (candidate / "presets").is_dir():
+            return candidate
+    raise DataError(f"no data folder beside or inside {package}: install grpo_lab again")

@@ -1,0 +1,51 @@
+"""The last healthy weights and moments, in memory, to go back to."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+SMALL = 10_000_000
+"""Parameters below which a snapshot is taken before every step, whether a guard may need it or not."""
+
+
+class Snapshots:
+    """Tensors of weights and moments only: learning rate, beta and eps are the step's, so a restore cannot undo them.
+
+    `every` steps one is taken; 0 takes none.
+    """
+
+    def __init__(self, parameters: list[Tensor], optimizer: Optimizer, every: int) -> None:
+        self._parameters, self._optimizer, self.every = parameters, optimizer, every
+        self._weights: list[Tensor] = []
+        self._moments: dict[Tensor, dict[str, Tensor]] = {}
+        self._step = -1
+
+    @torch.no_grad()
+    def take(self, step: int) -> None:
+        """Copy weights and moments as they are before `step`, if one is due."""
+        if not self.every or step % self.every:
+            return
+        self._weights = [p.detach().clone() for p in self._parameters]
+        self._moments = {p: {k: v.clone() for k, v in state.items()} for p, state in self._optimizer.state.items()}
+        self._step = step
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put weights and moments back as they were at the last snapshot."""
+        torch._foreach_copy_([p.data for p in self._parameters], self._weights)
+        for parameter, state in self._optimizer.state.items():
+            kept = self._moments.get(parameter)
+            for name, value in state.items():
+                # A parameter updated for the first time since the snapshot had no moments: zeros are its beginning.
+                value.copy_(kept[name]) if kept else value.zero_()
+
+    @torch.no_grad()
+    def largest_move(self, step: int) -> float | None:
+        """Largest change of any single weight since `step` began, or None where no snapshot was taken there."""
+        if step != self._step:
+            return None
+        moves = torch._foreach_sub([p.data for p in self._parameters], self._weights)
+        torch._foreach_abs_(moves)
+        return float(torch.stack(torch._foreach_max(moves)).max())

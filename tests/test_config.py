@@ -1,0 +1,236 @@
+"""A config is frozen, validated as a whole, changed by overrides, and survives being written down."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_lab.config import SECTIONS, SWITCHES, Config
+from grpo_lab.errors import ConfigError
+from grpo_lab.events import encodable
+from grpo_lab.faults import FAULTS
+from grpo_lab.guards import GUARDS
+from grpo_lab.interventions import Stage, arrange
+from grpo_lab.scenarios import preset, preset_names
+from grpo_lab.settings import settings_of
+
+
+def through_json(config: Config) -> Config:
+    return Config.from_dict(json.loads(json.dumps(encodable(config.to_dict()), allow_nan=False)))
+
+
+def test_overrides_change_what_they_name_and_nothing_else():
+    config = Config()
+    changed = config.with_("loss.beta=0.04", "run.num_steps = 3", "loss.epsilon_high=0.28", "data.rewards=a,b")
+    expected = config.to_dict()
+    expected["loss"] |= {"beta": 0.04, "epsilon_high": 0.28}
+    expected["run"]["num_steps"] = 3
+    expected["data"]["rewards"] = ("a", "b")
+    assert changed.to_dict() == expected
+    assert config == Config()
+    assert changed.with_("loss.epsilon_high=none").loss.epsilon_high is None
+
+
+def test_later_overrides_win():
+    assert Config().with_("loss.beta=1", "loss.beta=2").loss.beta == 2.0
+
+
+def test_a_star_multiplies_the_value_there():
+    config = Config().with_("optimizer.learning_rate=3e-4")
+    assert config.with_("optimizer.learning_rate=*100").optimizer.learning_rate == pytest.approx(3e-2)
+    assert config.with_("optimizer.learning_rate=*10", "optimizer.learning_rate=*10").optimizer.learning_rate == (
+        pytest.approx(3e-2)
+    )
+    assert config.with_("data.num_prompts=*2").data.num_prompts == 32
+    merged = config.merged({"optimizer": {"learning_rate": "*100"}})
+    assert merged.optimizer.learning_rate == pytest.approx(3e-2)
+
+
+@pytest.mark.parametrize("override", ["loss.epsilon_high=*2", "loss.kl_estimator=*2", "loss.beta=*k3", "loss.beta=*"])
+def test_a_star_refuses_what_is_no_number(override):
+    with pytest.raises(ConfigError, match="both must be numbers"):
+        Config().with_(override)
+
+
+def test_guards_are_switched_on_set_and_switched_off():
+    config = Config().with_("guards.warm_up=on", "guards.clip_gradients.max_norm=0.3", "faults.nan_gradient=true")
+    assert config.guards == {"warm_up": {}, "clip_gradients": {"max_norm": 0.3}}
+    assert list(config.guards) == ["warm_up", "clip_gradients"]
+    assert config.faults == {"nan_gradient": {}}
+    assert config.with_("guards.clip_gradients=on").guards["clip_gradients"] == {"max_norm": 0.3}
+    assert config.with_("guards.warm_up=off").guards == {"clip_gradients": {"max_norm": 0.3}}
+    assert Config().with_("guards.warm_up=off").guards == {}
+    two = Config().with_("guards.skip_spikes.threshold=3", "guards.skip_spikes.patience=1")
+    assert two.guards == {"skip_spikes": {"threshold": 3, "patience": 1}}
+    assert config.with_guards({"dual_clip": {}}).guards == {"dual_clip": {}}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("loss.bta=1", r"unknown setting of loss 'bta'; did you mean 'beta'\?"),
+        ("los.beta=1", r"unknown section 'los'; did you mean 'loss'\?"),
+        ("optimizer.learning_rat=1", "did you mean 'learning_rate'"),
+        ("loss.beta", "'loss.beta' is no override; write section.setting=value"),
+        ("loss=3", "'loss=3' is no override"),
+        ("loss.beta.x=3", "is no override"),
+        ("=3", "unknown section ''"),
+        ("guards.warm_up.steps.x=3", "is no override"),
+        ("guards.warm_up=3", "a guard or fault is switched with =on or =off"),
+        ("loss.epsilon=-1", r"loss\.epsilon = -1\.0: must be above 0 and at most 1"),
+        ("loss.epsilon=nan", r"loss\.epsilon = nan: must be a number"),
+        ("loss.beta=lots", r"loss\.beta = 'lots': must be of type float"),
+        ("loss.beta=none", r"loss\.beta = None: must be of type float"),
+        ("run.num_steps=2.5", r"run\.num_steps = 2\.5: must be of type int"),
+        ("run.num_steps=0", r"run\.num_steps = 0: must be at least 1"),
+        ("run.seed=true", r"run\.seed = True: must be of type int"),
+        ("loss.aggregation=tokens", "must be one of token, sequence, constant"),
+        ("model.precision=fp8", "must be one of fp32, bf16, fp16, bf16_pure, fp16_pure"),
+        ("sampling.temperature=0", r"sampling\.temperature = 0\.0: must be above 0"),
+        ("data.num_generations=1", "a group of one has nothing to be compared with.*use at least 2"),
+    ],
+)
+def test_a_bad_override_names_the_value_and_the_way_out(override, message):
+    with pytest.raises(ConfigError, match=message):
+        Config().with_(override)
+
+
+def test_a_single_generation_must_be_asked_for():
+    config = Config().with_("data.allow_single_generation=true", "data.num_generations=1")
+    assert config.data.num_generations == 1
+    with pytest.raises(ConfigError, match="group of one"):
+        dataclasses.replace(config.data, allow_single_generation=False)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("guards.clip_gradients.max_norm=0", r"guards\.clip_gradients\.max_norm = 0\.0: must be above 0"),
+        ("guards.clip_gradients.max_norm=-1", r"guards\.clip_gradients\.max_norm = -1\.0: must be above 0"),
+        ("guards.clip_gradients.max_norm=nan", r"guards\.clip_gradients\.max_norm = nan: must be a number"),
+        ("guards.clip_gradients.max_norn=1", "setting of guards.clip_gradients 'max_norn'; did you mean 'max_norm'"),
+        ("guards.clip_gradient=on", r"unknown guard 'clip_gradient'; did you mean 'clip_gradients'"),
+        ("guards.dual_clip.delta=1", r"guards\.dual_clip\.delta = 1\.0: must be above 1"),
+        ("guards.skip_spikes.patience=-1", r"guards\.skip_spikes\.patience = -1: must be at least 0"),
+        ("guards.check_weights.then=panic", "must be one of roll_back, warn"),
+        ("faults.nan_gradients=on", r"unknown fault 'nan_gradients'; did you mean 'nan_gradient'"),
+        ("faults.nan_gradient.at_step=-1", r"faults\.nan_gradient\.at_step = -1: must be at least 0"),
+        ("faults.skip_spikes=on", "unknown fault 'skip_spikes'"),
+    ],
+)
+def test_arranging_refuses_unknown_guards_and_their_bad_settings(override, message):
+    with pytest.raises(ConfigError, match=message):
+        arrange(Config().with_(override), FAULTS, GUARDS)
+
+
+def test_arranged_guards_have_the_configured_settings_and_off_means_absent():
+    assert arrange(Config(), FAULTS, GUARDS) == {}
+    arranged = arrange(Config().with_("guards.clip_gradients.max_norm=0.3"), FAULTS, GUARDS)
+    assert arranged == {Stage.GRADIENTS: [("guard", GUARDS["clip_gradients"](max_norm=0.3))]}  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({"los": {}}, r"unknown section 'los'; did you mean 'loss'\?"),
+        ({"loss": {"bta": 1}}, "did you mean 'beta'"),
+        ({"loss": {"epsilon": -1}}, r"loss\.epsilon = -1\.0"),
+        ({"loss": {"beta": math.nan}}, r"loss\.beta = nan"),
+        ({"guards": {"warm_up": True}}, "must map each name to its settings"),
+        ({"guards": ["warm_up"]}, "must map each name to its settings"),
+    ],
+)
+def test_a_bad_tree_is_refused(tree, message):
+    with pytest.raises(ConfigError, match=message):
+        Config.from_dict(tree)
+
+
+@pytest.mark.xfail(reason="bug: a section that is no mapping ends in a TypeError or AttributeError, not a ConfigError")
+@pytest.mark.parametrize(
+    ("read", "tree"),
+    [
+        (Config.from_dict, {"loss": 3}),
+        (Config.from_dict, {"loss": None}),
+        (Config().merged, {"loss": 3}),
+        (Config().merged, {"loss": None}),
+        (Config().merged, {"guards": 3}),
+    ],
+)
+def test_a_section_that_is_no_table_is_refused(read, tree):
+    with pytest.raises(ConfigError, match=next(iter(tree))):
+        read(tree)
+
+
+def test_merging_refuses_what_does_not_exist():
+    with pytest.raises(ConfigError, match="did you mean 'loss'"):
+        Config().merged({"los": {"beta": 1}})
+    with pytest.raises(ConfigError, match="did you mean 'beta'"):
+        Config().merged({"loss": {"bta": 1}})
+
+
+def test_merging_lays_settings_over_and_leaves_the_rest():
+    config = Config().with_("loss.epsilon=0.1", "guards.warm_up=on")
+    merged = config.merged({"loss": {"beta": 0.5}, "guards": {"clip_gradients": {"max_norm": 2.0}}})
+    assert (merged.loss.epsilon, merged.loss.beta) == (0.1, 0.5)
+    assert merged.guards == {"warm_up": {}, "clip_gradients": {"max_norm": 2.0}}
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_survives_being_written_down(name):
+    config = preset(name)
+    assert Config.from_dict(config.to_dict()) == config
+    assert through_json(config) == config
+    arrange(through_json(config), FAULTS, GUARDS)
+
+
+def test_defaults_fill_what_a_tree_leaves_out():
+    assert Config.from_dict({}) == Config()
+    assert Config.from_dict({"loss": {"beta": 0.5}}) == Config().with_("loss.beta=0.5")
+
+
+@pytest.mark.xfail(reason='bug: "inf", as JSON holds it, is not read back as a number')
+def test_infinity_survives_being_written_down():
+    config = Config().with_("loss.epsilon_high=inf", "guards.check_weights.max_move=inf")
+    assert Config.from_dict(config.to_dict()) == config
+    again = through_json(config)
+    assert again.loss.epsilon_high == math.inf
+    assert arrange(again, FAULTS, GUARDS) == arrange(config, FAULTS, GUARDS)
+
+
+@given(
+    beta=st.floats(0, 1e300),
+    rewards=st.lists(st.text(min_size=1), max_size=3),
+    name=st.text(),
+    settings=st.dictionaries(st.text(min_size=1), st.dictionaries(st.text(min_size=1), st.integers()), max_size=3),
+)
+def test_any_valid_config_survives_being_written_down(beta, rewards, name, settings):
+    tree = {"loss": {"beta": beta}, "data": {"rewards": rewards}, "run": {"name": name}, "guards": settings}
+    config = Config.from_dict(tree)
+    assert config.loss.beta == beta
+    assert config.run.name == name
+    assert through_json(config) == config
+    assert list(through_json(config).guards) == list(settings)  # the order in which they act
+
+
+def test_to_dict_hands_out_copies():
+    config = Config().with_("guards.clip_gradients.max_norm=0.3")
+    tree = config.to_dict()
+    tree["guards"]["clip_gradients"]["max_norm"] = 99.0
+    tree["loss"]["beta"] = 99.0
+    assert config.guards["clip_gradients"] == {"max_norm": 0.3}
+    assert config.loss.beta == Config().loss.beta
+
+
+def test_the_sections_and_switches_are_the_whole_config():
+    assert [field.name for field in dataclasses.fields(Config)] == [*SECTIONS, *SWITCHES]
+
+
+@pytest.mark.parametrize("name, cls", [*SECTIONS.items(), *GUARDS.items(), *FAULTS.items()])
+def test_every_setting_has_a_help_text_and_a_default_within_its_limit(name, cls):
+    for setting in settings_of(cls).values():
+        assert len(setting.help.split()) >= 2, f"{name}.{setting.name} has no help text"
+        assert setting.help.endswith("."), f"{name}.{setting.name}: {setting.help!r}"
+    cls()  # raises ConfigError for a default outside its limit

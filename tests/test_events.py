@@ -1,0 +1,166 @@
+"""Every event survives being written as one line of valid JSON, NaN and infinity included."""
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_lab.config import Config
+from grpo_lab.errors import RunError
+from grpo_lab.events import (
+    EVENTS,
+    METRICS,
+    Action,
+    Changed,
+    Crash,
+    Ended,
+    Evaluated,
+    Event,
+    LinkNote,
+    Started,
+    Stepped,
+    encodable,
+    from_json,
+    to_json,
+)
+
+NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+COUNTS = st.integers(0, 2**40)
+
+CRASHES = st.builds(Crash, TEXT, TEXT, TEXT, TEXT)
+LINKS = st.builds(LinkNote, TEXT, COUNTS, NUMBERS, NUMBERS, COUNTS, TEXT, st.dictionaries(TEXT, NUMBERS, max_size=2))
+ACTIONS = st.builds(Action, TEXT, TEXT, TEXT, COUNTS, TEXT, TEXT)
+KINDS: dict[str, st.SearchStrategy[Event]] = {
+    "Started": st.builds(Started, st.just(Config().to_dict() | {"data": {}}), COUNTS, TEXT),
+    "Changed": st.builds(Changed, COUNTS, st.lists(TEXT, max_size=3).map(tuple)),
+    "Stepped": st.builds(
+        Stepped,
+        step=COUNTS,
+        updates=COUNTS,
+        verdict=TEXT,
+        metrics=st.dictionaries(TEXT, NUMBERS, max_size=3),
+        links=st.lists(LINKS, max_size=2).map(tuple),
+        actions=st.lists(ACTIONS, max_size=2).map(tuple),
+        samples=st.lists(st.tuples(TEXT, TEXT, NUMBERS), max_size=2).map(tuple),
+        failed=st.booleans(),
+    ),
+    "Evaluated": st.builds(Evaluated, COUNTS, NUMBERS, COUNTS),
+    "Ended": st.builds(Ended, TEXT, TEXT, st.none() | CRASHES),
+}
+
+
+def refuse(constant: str) -> None:
+    raise AssertionError(f"{constant} is not JSON")
+
+
+def test_every_kind_of_event_is_tested_here():
+    assert set(KINDS) == set(EVENTS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+def test_an_event_is_one_line_of_valid_json_and_comes_back_the_same(kind, data):
+    event = data.draw(KINDS[kind])
+    line = to_json(event)
+    assert "\n" not in line
+    assert json.loads(line, parse_constant=refuse)["event"] == kind
+    again = from_json(line)
+    assert type(again) is type(event)
+    assert repr(again) == repr(event)  # nan != nan, but their words are the same, and so are those of 0.0 and -0.0
+
+
+def test_nan_and_infinity_come_back_as_numbers_wherever_they_stand():
+    link = LinkNote("ratio", 2, math.inf, math.nan, 8, "[0, 1]", {"adam_eps": -math.inf})
+    event = Stepped(3, 1, "KEEP", {"kl": math.nan, "loss": -math.inf}, (link,), (), (("2+2=", "4", math.nan),))
+    line = to_json(event)
+    assert json.loads(line, parse_constant=refuse)["metrics"] == {"kl": "nan", "loss": "-inf"}
+    again = from_json(line)
+    assert isinstance(again, Stepped)
+    assert math.isnan(again.metrics["kl"])
+    assert again.metrics["loss"] == -math.inf
+    assert again.links[0].magnitude == math.inf
+    assert math.isnan(again.links[0].nonfinite)
+    assert again.links[0].facts == {"adam_eps": -math.inf}
+    assert math.isnan(again.samples[0][2])
+
+
+def test_a_started_run_keeps_its_config():
+    config = Config().with_("loss.beta=0.04", "guards.clip_gradients.max_norm=0.3")
+    again = from_json(to_json(Started(config.to_dict(), 8, "cpu")))
+    assert isinstance(again, Started)
+    assert Config.from_dict(again.config) == config
+
+
+def test_tuples_come_back_as_tuples():
+    """So that a replayed event equals the live one."""
+    event = Stepped(
+        0, 1, "KEEP", {}, (LinkNote("loss", 0, 1.0, 0.0, 1),), (Action("a", "guard", "loss", 0, "KEEP", ""),)
+    )
+    assert from_json(to_json(event)) == event
+    assert from_json(to_json(Changed(4, ("loss.beta=1",)))) == Changed(4, ("loss.beta=1",))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "\n",
+        "{",
+        "null",
+        "3",
+        '"Ended"',
+        "[]",
+        '[{"event": "Ended"}]',
+        "{}",
+        '{"event": null}',
+        '{"event": []}',
+        '{"event": "Begun"}',
+        '{"event": "Evaluated"}',
+        '{"event": "Evaluated", "step": 0, "reward": "lots", "num_problems": 1}',
+        '{"event": "Evaluated", "step": 0, "reward": null, "num_problems": 1}',
+        '{"event": "Evaluated", "step": 0, "reward": 1, "num_problems": 1, "from_the_future": 1}',
+        '{"event": "Changed", "step": 0, "overrides": null}',
+        '{"event": "Stepped", "step": 0}',
+        '{"event": "Ended", "status": "done", "message": "", "crash": {"kind": "x"}}',
+        to_json(Changed(0, ("loss.beta=1",)))[:-1],
+    ],
+)
+def test_a_line_that_holds_no_event_is_a_run_error(line):
+    with pytest.raises(RunError, match="not an event"):
+        from_json(line)
+
+
+def test_an_error_about_a_long_line_stays_short():
+    with pytest.raises(RunError) as caught:
+        from_json("x" * 10_000)
+    assert len(str(caught.value)) < 300
+
+
+@given(
+    st.recursive(
+        NUMBERS | TEXT | st.booleans() | st.none(), lambda inner: st.dictionaries(TEXT, inner) | st.tuples(inner)
+    )
+)
+def test_whatever_is_encodable_is_valid_json(value):
+    json.loads(json.dumps(encodable(value), allow_nan=False), parse_constant=refuse)
+
+
+def test_encoding_changes_no_finite_number_and_no_word():
+    tree = {"a": [1, 2.5, True, None, "nan"], "b": {"c": -0.0}}
+    assert encodable(tree) == tree
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_every_metric_says_what_is_healthy_and_what_it_means(name):
+    metric = METRICS[name]
+    assert metric.label
+    assert metric.low <= metric.high
+    assert len(metric.meaning.split()) >= 3
+
+
+def test_a_note_is_broken_when_anything_in_it_is_not_finite():
+    assert not LinkNote("loss", 0, math.inf, 0.0, 1).broken  # a norm may overflow where every element is finite
+    assert LinkNote("loss", 0, 1.0, 1.0, 1).broken

@@ -1,0 +1,837 @@
+"""The rules of the seam, held against every registered guard and fault, and what each of them does.
+
+A registered guard or fault without a row in HARM, HEALTHY or FAULTY fails here: adding one adds its tests.
+"""
+
+import dataclasses
+import inspect
+import math
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import tensor
+
+from grpo_lab import probes
+from grpo_lab.batch import Batch
+from grpo_lab.config import Config, SamplingConfig
+from grpo_lab.faults import FAULTS
+from grpo_lab.guards import GUARDS
+from grpo_lab.interventions import (
+    Coefficients,
+    Intervention,
+    Outcome,
+    Refused,
+    Stage,
+    Step,
+    Verdict,
+    arrange,
+    carry_over,
+)
+from grpo_lab.losses import clipped_surrogate
+from grpo_lab.recorder import Recorder
+
+INF, NAN = math.inf, math.nan
+COEFFICIENTS = Coefficients(3e-4, 0.02, 0.2, None, 1e-8)
+REGISTERED = [("guard", name, cls) for name, cls in GUARDS.items()] + [("fault", n, c) for n, c in FAULTS.items()]
+ALL = pytest.mark.parametrize(("kind", "name", "cls"), REGISTERED, ids=[name for _, name, _ in REGISTERED])
+
+
+def policy(dtype: torch.dtype = torch.float32, *gradients: float) -> torch.nn.Linear:
+    """Four weights of 1, two biases of 1, and, where asked for, the four gradients of the weights and zeros."""
+    model = torch.nn.Linear(2, 2, dtype=dtype)
+    for parameter in model.parameters():
+        torch.nn.init.ones_(parameter)
+    if gradients:
+        model.weight.grad = tensor(gradients, dtype=dtype).view(2, 2)
+        model.bias.grad = torch.zeros(2, dtype=dtype)
+    return model
+
+
+def make_step(index: int = 5, interventions: Any = None, model: Any = None, **known: Any) -> Step:
+    step = Step(index, Config(), interventions or {}, policy() if model is None else model, Recorder())
+    for name, value in known.items():
+        setattr(step, name, value)
+    return step
+
+
+def make_batch(**changed: Any) -> Batch:
+    """Four completions of two prompts, three tokens wide; the last has one token."""
+    mask = tensor([[1, 1, 1], [1, 1, 0], [1, 1, 1], [1, 0, 0]]).bool()
+    logprobs = torch.full((4, 3), -1.0)
+    batch = Batch(
+        prompt_ids=torch.arange(4).view(2, 2),
+        prompt_mask=torch.ones(2, 2, dtype=torch.long),
+        group=tensor([0, 0, 1, 1]),
+        completions=torch.arange(12).view(4, 3),
+        completion_mask=mask,
+        sampling_logprobs=logprobs,
+        entropy=logprobs,
+        advantages=tensor([1.0, -1.0, 0.5, -0.5]),
+        old_logprobs=logprobs,
+        ref_logprobs=logprobs,
+    )
+    return replace(batch, **changed)
+
+
+def with_element(value: float, row: int, column: int) -> torch.Tensor:
+    values = torch.full((4, 3), -1.0)
+    values[row, column] = value
+    return values
+
+
+@dataclass
+class Harm:
+    """A value that a guard objects to, and what it says about it."""
+
+    value: Any
+    reason: str
+    verdict: Verdict = Verdict.CHANGED
+    settings: dict[str, Any] = field(default_factory=dict)
+    step: dict[str, Any] = field(default_factory=dict)
+    then: Verdict | None = None
+    """What the verdict rises to when patience is over, where the guard has one."""
+    mended: Callable[[Any], bool] | None = None
+    """Whether the value that leaves is what it should be, where the step goes on."""
+
+
+def is_tensor(*expected: Any) -> Callable[[Any], bool]:
+    return lambda value: torch.equal(value.nan_to_num(777.0), tensor([*expected]).nan_to_num(777.0))
+
+
+def gradients_are(*expected: float) -> Callable[[Any], bool]:
+    def check(model: Any) -> bool:
+        return torch.allclose(model.weight.grad.flatten(), tensor(expected), equal_nan=True)
+
+    return check
+
+
+SKIP, BACK, STOP, CHANGED = Verdict.SKIP_STEP, Verdict.ROLL_BACK, Verdict.STOP, Verdict.CHANGED
+HARM: dict[str, list[Harm]] = {
+    "rollback": [
+        Harm(
+            COEFFICIENTS,
+            "learning rate 0.00015 = 0.0003 x 0.5^1 after rollbacks",
+            step={"last_verdict": BACK},
+            mended=lambda value: value == replace(COEFFICIENTS, learning_rate=1.5e-4),
+        ),
+        Harm(COEFFICIENTS, "1 refused steps in a row, patience 1", BACK, {"patience": 1}, {"last_verdict": SKIP}),
+    ],
+    "warm_up": [
+        Harm(
+            COEFFICIENTS,
+            "learning rate 9e-05, step 3 of 10 of the warm-up",
+            step={"index": 2},
+            mended=lambda value: value.learning_rate == pytest.approx(9e-5),
+        )
+    ],
+    "dual_clip": [],  # it acts inside the loss: see test_dual_clip_bounds_the_side_that_min_leaves_open
+    "representable_epsilon": [
+        Harm(
+            COEFFICIENTS,
+            "adam_eps 1e-08 < 0.0001 in float16",
+            step={"model": policy(torch.float16)},
+            mended=lambda value: value == replace(COEFFICIENTS, adam_eps=1e-4),
+        )
+    ],
+    "safe_sampling": [
+        Harm(
+            SamplingConfig(temperature=0.1, max_completion_length=99),
+            "temperature 0.3, top_p 0.9, top_k 40",
+            mended=lambda value: value == SamplingConfig(0.3, 0.9, 40, 1.05, 0.0, 0.0, 15),
+        ),
+    ],
+    "check_probabilities": [
+        Harm(tensor([[0.5, 0.5], [NAN, 0.5]]), "1 of 2 rows of probabilities are not finite", BACK, then=STOP),
+        Harm(tensor([[NAN, NAN], [INF, 0.0]]), "2 of 2 rows of probabilities are not finite", BACK, then=STOP),
+        Harm(tensor([[0.0, 0.0]]), " rows of probabilities ", BACK, then=STOP),
+        Harm(tensor([[-0.5, 1.5]]), " rows of probabilities ", BACK, then=STOP),
+        Harm(tensor([[NAN, 1.0]]), "1 of 1 rows", BACK, {"patience": 1}, then=STOP),
+    ],
+    "sanitize_rewards": [
+        Harm(
+            tensor([[1.0, NAN], [-INF, 0.5]]),
+            "2 of 4 rewards were not finite",
+            step={"scorable": torch.ones(2, 2, dtype=torch.bool)},
+            mended=is_tensor([1.0, 0.0], [0.0, 0.5]),
+        )
+    ],
+    "clamp_advantages": [
+        Harm(tensor([[1.0, -11.0]]), "advantage 11 > 10", mended=is_tensor([1.0, -10.0])),
+        Harm(tensor([[1.0, INF]]), "advantage inf > 3", settings={"limit": 3}, mended=is_tensor([1.0, 3.0])),
+    ],
+    "clamp_logits": [Harm(tensor([[[1.0, -101.0]]]), "logits 101 > 100", mended=is_tensor([[1.0, -100.0]]))],
+    "drop_nonfinite_samples": [
+        Harm(
+            make_batch(old_logprobs=with_element(NAN, 1, 1)),
+            "1 of 4 completions were not finite",
+            mended=lambda value: value.completions[:, 0].tolist() == [0, 6, 9] and value.group.tolist() == [0, 1, 1],
+        ),
+        Harm(
+            make_batch(advantages=tensor([INF, -1.0, 0.5, NAN]), ref_logprobs=with_element(-INF, 2, 2)),
+            "3 of 4 completions were not finite",
+            mended=lambda value: value.completions.tolist() == [[3, 4, 5]],
+        ),
+        Harm(make_batch(advantages=torch.full((4,), NAN)), "4 of 4 completions were not finite", SKIP),
+    ],
+    "clamp_log_ratio": [
+        Harm(tensor([[1.0, -89.0]]), "log-ratio 89 > 5", mended=is_tensor([1.0, -5.0])),
+        Harm(tensor([[NAN, INF]]), "log-ratio nan > 5", mended=is_tensor([NAN, 5.0])),
+    ],
+    "clamp_kl": [Harm(tensor([[11.0, 1.0]]), "kl-delta 11 > 10", mended=is_tensor([10.0, 1.0]))],
+    "skip_nonfinite": [
+        Harm(policy(), f"grad norm {norm} is not finite", SKIP, step={"grad_norm": norm}, then=BACK)
+        for norm in (NAN, INF)
+    ],
+    "skip_spikes": [
+        Harm(policy(), "grad norm 812.4 > 10", SKIP, step={"grad_norm": 812.4}, then=BACK),
+        Harm(policy(), "grad norm inf > 10", SKIP, step={"grad_norm": INF}, then=BACK),
+        Harm(policy(), "grad norm nan > 10", SKIP, step={"grad_norm": NAN}, then=BACK),
+        Harm(policy(), "grad norm inf > 10", SKIP, {"nan_passes": True, "patience": 2}, {"grad_norm": INF}, then=BACK),
+    ],
+    "clip_gradients": [
+        Harm(
+            policy(torch.float32, 3.0, 0.0, 0.0, 4.0),
+            "grad norm 5 > 1",
+            step={"grad_norm": 5.0},
+            mended=gradients_are(0.6, 0.0, 0.0, 0.8),
+        )
+    ],
+    "check_weights": [
+        Harm(
+            policy(),
+            "1 of 2 weight tensors hold NaN or inf",
+            BACK,
+            step={"weight_norms": tensor([1.0, NAN])},
+            then=STOP,
+        ),
+        Harm(
+            policy(),
+            "2 of 2 weight tensors hold NaN or inf",
+            BACK,
+            {"patience": 1},
+            {"weight_norms": tensor([INF, -INF])},
+            then=STOP,
+        ),
+        Harm(
+            policy(),
+            "a weight moved by 0.9 > 0.1",
+            BACK,
+            {"max_move": 0.1},
+            {"weight_norms": torch.ones(2), "largest_move": lambda: 0.9},
+            then=STOP,
+        ),
+    ],
+}
+HARMS = [pytest.param(name, harm, id=f"{name}-{i}") for name, harms in HARM.items() for i, harm in enumerate(harms)]
+REFUSED = [p for p in HARMS if p.values[1].verdict >= Verdict.SKIP_STEP]  # type: ignore[union-attr]
+
+HEALTHY: dict[str, list[tuple[Any, dict[str, Any]]]] = {
+    "rollback": [(COEFFICIENTS, {"last_verdict": verdict}) for verdict in (Verdict.KEEP, CHANGED, SKIP)],
+    "warm_up": [(COEFFICIENTS, {"index": 9}), (COEFFICIENTS, {"index": 10})],
+    "representable_epsilon": [
+        (COEFFICIENTS, {}),
+        (COEFFICIENTS, {"model": policy(torch.bfloat16)}),
+        (replace(COEFFICIENTS, adam_eps=1e-4), {"model": policy(torch.float16)}),
+    ],
+    "safe_sampling": [(SamplingConfig(0.7, 0.85, 40, 1.05, 0.0, 0.0, 12), {})],
+    "check_probabilities": [(tensor([[0.0, 1.0], [0.5, 0.5]]), {})],
+    "sanitize_rewards": [(tensor([[1.0, -1e30]]), {"scorable": tensor([[True, False]])})],
+    "clamp_advantages": [(tensor([[10.0, -10.0]]), {})],
+    "clamp_logits": [(tensor([[[100.0, -100.0]]]), {})],
+    "drop_nonfinite_samples": [
+        (make_batch(), {}),
+        (make_batch(ref_logprobs=None), {}),
+        (make_batch(old_logprobs=with_element(NAN, 3, 1)), {}),  # outside the mask nobody looks
+    ],
+    "clamp_log_ratio": [(tensor([[5.0, -5.0, 0.0]]), {})],
+    "clamp_kl": [(tensor([[10.0, -10.0]]), {})],
+    "skip_nonfinite": [(policy(), {"grad_norm": 1e30}), (policy(), {"grad_norm": 0.0})],
+    "skip_spikes": [(policy(), {"grad_norm": 10.0})],
+    "clip_gradients": [(policy(torch.float32, 0.6, 0.0, 0.0, 0.8), {"grad_norm": 1.0})],
+    "check_weights": [(policy(), {"weight_norms": tensor([0.0, 1e30])})],
+    "dual_clip": [],  # it sets delta and changes no loss: see the same test
+}
+HEALTHY_ROWS = [
+    pytest.param(name, *row, id=f"{name}-{i}") for name, rows in HEALTHY.items() for i, row in enumerate(rows)
+]
+
+FAULTY: dict[str, Callable[[], Any]] = {
+    "dropout_on": make_batch,
+    "shift_log_ratio": lambda: torch.zeros(16, 3),
+    "nan_gradient": lambda: policy(torch.float32, 1.0, 2.0, 3.0, 4.0),
+}
+
+
+# The rules -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_guard_and_every_fault_has_its_rows_here():
+    assert set(HARM) == set(HEALTHY) == set(GUARDS)
+    assert set(FAULTY) == set(FAULTS)
+
+
+@ALL
+def test_an_intervention_says_what_it_is_called_and_where_it_acts(kind, name, cls):
+    assert cls.name == name
+    assert name.replace("_", "").isalpha()
+    assert isinstance(cls.stage, Stage)
+    assert issubclass(cls, Intervention)
+    assert cls.__call__ is not Intervention.__call__
+    assert dataclasses.fields(cls)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        cls().name = "other"  # type: ignore[misc]
+
+
+def test_no_name_is_used_twice():
+    names = [name for _, name, _ in REGISTERED] + [probe.name for probe in probes.PROBES]
+    assert len(set(names)) == len(names)
+
+
+@ALL
+def test_the_docstring_says_what_it_stops_costs_and_hides(kind, name, cls):
+    assert cls.__doc__
+    first, _, rest = inspect.cleandoc(cls.__doc__).partition("\n")
+    assert first.endswith((".", ","))
+    assert not first.startswith(cls.__name__ + "(")  # what a dataclass writes where nobody wrote anything
+    if kind == "guard":
+        sections = [rest.find(word) for word in ("Stops:", "Costs:", "Hides:")]
+        assert -1 not in sections
+        assert sections == sorted(sections)
+
+
+@ALL
+def test_memory_survives_being_saved_and_belongs_to_one_instance(kind, name, cls):
+    one, other = cls(), cls()
+    one.memory["x"] = 3.0
+    saved = one.state_dict()
+    one.memory["x"] = 4.0
+    assert saved == {"x": 3.0}
+    assert other.state_dict() == {}
+    other.memory["stale"] = 1.0
+    other.load_state_dict(saved)
+    assert other.state_dict() == {"x": 3.0}
+    other.memory["x"] = 5.0
+    assert saved == {"x": 3.0}
+    assert one == other  # settings make an intervention what it is, memory does not
+
+
+@pytest.mark.parametrize(("name", "harm"), HARMS)
+def test_a_guard_that_acts_gives_its_reason_with_the_number_and_the_limit(name, harm):
+    guard = GUARDS[name](**harm.settings)
+    step = make_step(**harm.step)
+    outcome = guard(_fresh(harm.value), step)
+    assert outcome.verdict == harm.verdict
+    assert harm.reason in outcome.reason
+    assert re.search(r"\d|nan|inf", outcome.reason)
+    if harm.mended is not None:
+        assert harm.mended(outcome.value), outcome.value
+    else:
+        assert outcome.verdict >= Verdict.SKIP_STEP, "say in the table what the value should become"
+
+
+def _fresh(value: Any) -> Any:
+    """A value of the table that a guard may change in place without anyone else noticing."""
+    if not isinstance(value, torch.nn.Module):
+        return value
+    model = policy(value.weight.dtype)  # type: ignore[arg-type]
+    for mine, theirs in zip(model.parameters(), value.parameters(), strict=True):
+        mine.grad = None if theirs.grad is None else theirs.grad.clone()
+    return model
+
+
+@pytest.mark.parametrize(("name", "harm"), REFUSED)
+def test_a_guard_never_ends_up_accepting_what_it_refuses(name, harm):
+    guard = GUARDS[name](**harm.settings)
+    verdicts = []
+    for index in range(100):
+        verdicts.append(guard(_fresh(harm.value), make_step(**{"index": index, **harm.step})).verdict)
+    assert min(verdicts) == harm.verdict >= Verdict.SKIP_STEP
+    if harm.then is not None:
+        patience = guard.patience  # type: ignore[attr-defined]
+        assert verdicts == [harm.verdict] * patience + [harm.then] * (100 - patience)
+
+
+@pytest.mark.parametrize("name", [name for name, cls in GUARDS.items() if hasattr(cls(), "patience")])
+def test_a_guard_with_patience_says_what_follows_it(name):
+    assert name == "rollback" or any(harm.then is not None and harm.then > harm.verdict for harm in HARM[name])
+
+
+@pytest.mark.parametrize(("name", "harm"), [p for p in REFUSED if p.values[1].then is not None])  # type: ignore
+def test_patience_outlives_a_save_and_a_healthy_value_restores_it(name, harm):
+    guard = GUARDS[name](**harm.settings)
+    patience = guard.patience  # type: ignore[attr-defined]
+    refuse = lambda one: one(_fresh(harm.value), make_step(**harm.step)).verdict  # noqa: E731
+    for _ in range(patience):
+        assert refuse(guard) == harm.verdict
+    again = GUARDS[name](**harm.settings)
+    again.load_state_dict(guard.state_dict())
+    assert refuse(again) == harm.then
+    value, known = HEALTHY[name][0]
+    assert again(value, make_step(**known)).verdict == Verdict.KEEP
+    assert refuse(again) == (harm.verdict if patience else harm.then)
+
+
+@pytest.mark.xfail(reason="bug: `accept` at a good token or update of a step forgets the refusals of the steps before")
+@pytest.mark.parametrize("name", ["check_probabilities", "skip_spikes", "skip_nonfinite", "check_weights"])
+def test_patience_counts_steps_also_where_the_first_value_of_each_is_good(name):
+    """A good first token, or a good first update, comes before the bad one in every step."""
+    guard, harm, (value, known) = GUARDS[name](), HARM[name][0], HEALTHY[name][0]
+    verdicts = []
+    for index in range(100):
+        guard(value, make_step(index, **known))
+        verdicts.append(guard(_fresh(harm.value), make_step(index, **harm.step)).verdict)
+    assert verdicts[-1] == harm.then
+
+
+def test_without_patience_the_worse_verdict_comes_at_once():
+    guard = GUARDS["skip_nonfinite"](patience=0)  # type: ignore[call-arg]
+    outcome = guard(policy(), make_step(grad_norm=NAN))
+    assert outcome.verdict == BACK
+    assert outcome.reason == "grad norm nan is not finite; 1 times in a row, patience 0"
+
+
+@pytest.mark.parametrize(("name", "value", "known"), HEALTHY_ROWS)
+def test_a_guard_is_silent_on_a_healthy_value(name, value, known):
+    guard, step = GUARDS[name](), make_step(**known)
+    before = [p.grad.clone() for p in value.parameters() if p.grad is not None] if hasattr(value, "parameters") else []
+    scorable = None if step.scorable is None else step.scorable.clone()
+    for _ in range(3):
+        outcome = guard(value, step)
+        assert outcome.value is value
+        assert outcome.verdict == Verdict.KEEP
+        assert outcome.reason == ""
+    after = [p.grad for p in value.parameters() if p.grad is not None] if hasattr(value, "parameters") else []
+    assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+    assert scorable is None or torch.equal(scorable, step.scorable)  # type: ignore[arg-type]
+
+
+def test_those_that_change_a_healthy_run_say_why():
+    excused = {name for name, cls in GUARDS.items() if cls.changes_healthy_runs}
+    assert excused == {"warm_up", "safe_sampling", "clip_gradients"}  # DESIGN.md, section 3, rule 2
+
+
+def test_only_guards_that_can_ask_for_a_snapshot_go_back():
+    for name, harms in HARM.items():
+        worst = {verdict for harm in harms for verdict in (harm.verdict, harm.then)}
+        assert (Verdict.ROLL_BACK in worst) == GUARDS[name].may_roll_back, name
+
+
+# Faults --------------------------------------------------------------------------------------------------------------
+
+
+def state_of_chance() -> tuple[Any, ...]:
+    return torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_seen_and_leaves_the_chance_of_the_run_alone(name):
+    value, step = FAULTY[name](), make_step(index=1)
+    before = state_of_chance()
+    outcome = FAULTS[name]()(value, step)
+    assert state_of_chance() == before
+    assert outcome.verdict == CHANGED
+    assert outcome.reason
+
+
+def harmed(name: str, index: int, seed: int = 0) -> str:
+    """Where the fault struck."""
+    fault = FAULTS[name](at_step=index)  # type: ignore[call-arg]
+    step = make_step(index)
+    step.config = Config().with_(f"run.seed={seed}")
+    value = fault(FAULTY[name](), step).value
+    if name == "nan_gradient":
+        return str([p.grad.isnan().tolist() for p in value.parameters()])
+    return str(value.tolist())
+
+
+@pytest.mark.parametrize("name", ["shift_log_ratio", "nan_gradient"])
+def test_a_fault_strikes_the_same_place_for_the_same_seed_and_step_only(name):
+    places = [harmed(name, index) for index in range(16)]
+    torch.manual_seed(1234)
+    assert places == [harmed(name, index) for index in range(16)]
+    assert len(set(places)) > 1
+    assert [harmed(name, index, seed=1) for index in range(16)] != places
+
+
+@pytest.mark.parametrize("name", ["shift_log_ratio", "nan_gradient"])
+def test_a_fault_waits_for_its_step(name):
+    value = FAULTY[name]()
+    outcome = FAULTS[name](at_step=3)(value, make_step(index=2))  # type: ignore[call-arg]
+    assert outcome.value is value
+    assert (outcome.verdict, outcome.reason) == (Verdict.KEEP, "")
+
+
+def test_shift_log_ratio_shifts_one_token_by_its_nats():
+    given = torch.zeros(16, 3, requires_grad=True)
+    found = FAULTS["shift_log_ratio"](nats=90)(given, make_step(index=1)).value  # type: ignore[call-arg]
+    assert found.requires_grad  # what is upstream must still get a gradient
+    assert not given.any()
+    assert sorted(found.detach().flatten().tolist())[-2:] == [0.0, 90.0]
+    assert bool((found[:, 0] == 90.0).any())
+
+
+def test_nan_gradient_breaks_one_element():
+    model = FAULTY["nan_gradient"]()
+    outcome = FAULTS["nan_gradient"]()(model, make_step(index=1))
+    assert sum(int(p.grad.isnan().sum()) for p in model.parameters() if p.grad is not None) == 1
+    assert outcome.reason == "1 of 6 gradients set to NaN"
+
+
+def test_dropout_on_turns_it_on():
+    model = policy().eval()
+    FAULTS["dropout_on"]()(make_batch(), make_step(model=model))
+    assert model.training
+
+
+# The step ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Says(Intervention):
+    """Appends its name to the value and answers with its verdict."""
+
+    stage = Stage.REWARDS
+    verdict: int = 0
+    reason: str = ""
+
+    def __call__(self, value: Any, step: Step) -> Outcome:
+        return Outcome([*value, self.name], Verdict(self.verdict), self.reason)
+
+
+def says(name: str) -> type[Intervention]:
+    return type(name, (_Says,), {"name": name})
+
+
+FAULT_A, FAULT_B, GUARD_A, GUARD_B, PROBE = (
+    says(name) for name in ("fault_a", "fault_b", "guard_a", "guard_b", "probe")
+)
+
+
+def arranged(*overrides: str) -> Any:
+    return arrange(
+        Config().with_(*overrides),
+        {"fault_a": FAULT_A, "fault_b": FAULT_B},
+        {"guard_a": GUARD_A, "guard_b": GUARD_B},
+        [PROBE],
+    )
+
+
+def test_faults_act_first_then_probes_then_guards_in_the_configured_order():
+    a_first = arranged("guards.guard_a=on", "faults.fault_a=on", "guards.guard_b=on", "faults.fault_b=on")
+    found = make_step(interventions=a_first).at(Stage.REWARDS, [])
+    assert found == ["fault_a", "fault_b", "probe", "guard_a", "guard_b"]
+    b_first = arranged("guards.guard_b=on", "guards.guard_a=on", "faults.fault_b=on", "faults.fault_a=on")
+    found = make_step(interventions=b_first).at(Stage.REWARDS, [])
+    assert found == ["fault_b", "fault_a", "probe", "guard_b", "guard_a"]
+
+
+def test_a_stage_without_interventions_hands_the_value_back():
+    value = tensor([1.0])
+    step = make_step(interventions=arranged())
+    assert step.at(Stage.ADVANTAGES, value) is value
+    assert (step.verdict, step.actions) == (Verdict.KEEP, [])
+
+
+@pytest.mark.parametrize(("one", "two"), [(3, 2), (2, 3), (4, 0), (0, 2)])
+def test_the_worst_verdict_of_a_stage_wins_and_ends_the_step(one, two):
+    on = arranged(f"guards.guard_a.verdict={one}", f"guards.guard_b.verdict={two}")
+    step = make_step(interventions=on, update=3)
+    with pytest.raises(Refused):
+        step.at(Stage.REWARDS, [])
+    assert step.verdict == max(one, two)
+    acted = [(a.name, a.kind, a.stage, a.update, a.verdict) for a in step.actions]
+    rows = [("guard_a", one), ("guard_b", two)]
+    assert acted == [(n, "guard", "rewards", 3, Verdict(v).name) for n, v in rows if v]
+
+
+def test_a_changed_value_does_not_end_the_step_and_the_worst_of_the_step_stays():
+    step = make_step(interventions=arranged("guards.guard_a.verdict=1"), verdict=Verdict.KEEP)
+    assert step.at(Stage.REWARDS, []) == ["probe", "guard_a"]
+    assert step.verdict == CHANGED
+    step.interventions = {}
+    step.at(Stage.REWARDS, [])
+    assert step.verdict == CHANGED
+
+
+def test_whoever_only_says_something_is_recorded_too():
+    step = make_step(interventions=arranged("guards.guard_a.reason=look", "guards.guard_b=on"))
+    step.at(Stage.REWARDS, [])
+    assert [(a.name, a.verdict, a.reason) for a in step.actions] == [("guard_a", "KEEP", "look")]
+
+
+def test_tensors_are_noted_as_they_leave_also_when_the_step_is_refused():
+    on = arrange(Config().with_("guards.clamp_log_ratio=on"), FAULTS, GUARDS)
+    step = make_step(interventions=on, update=2)
+    step.at(Stage.LOG_RATIO, tensor([[80.0, 1.0]]), "current")
+    (note,), _ = step.recorder.flush()
+    assert (note.link, note.update, note.magnitude, note.where) == ("log_ratio", 2, 5.0, "current [0, 0]")
+    on = arrange(Config().with_("guards.check_probabilities=on"), FAULTS, GUARDS)
+    step = make_step(interventions=on)
+    with pytest.raises(Refused):
+        step.at(Stage.PROBABILITIES, tensor([[NAN, 1.0]]))
+    assert step.recorder.flush()[0][0].broken
+
+
+def test_a_step_refused_by_nobodys_guard_says_so():
+    step = make_step(update=1)
+    with pytest.raises(Refused):
+        step.refuse(Stage.REWARDS, "none of the 4 completions could be scored")
+    assert step.verdict == SKIP
+    assert [(a.name, a.kind, a.update, a.verdict) for a in step.actions] == [("trainer", "trainer", 1, "SKIP_STEP")]
+
+
+def test_memory_is_carried_over_by_kind_and_name():
+    old = arranged("guards.guard_a=on", "guards.guard_b=on", "faults.fault_a=on")
+    for _, intervention in old[Stage.REWARDS]:
+        intervention.memory["from"] = float(len(intervention.name))
+    old[Stage.REWARDS][-1][1].memory.clear()
+    new = arranged("guards.guard_a.verdict=1", "guards.guard_b=on", "faults.fault_b=on")
+    for _, intervention in new[Stage.REWARDS]:
+        intervention.memory["stale"] = 1.0
+    carry_over(old, new)
+    found = {intervention.name: intervention.memory for _, intervention in new[Stage.REWARDS]}
+    assert found == {"guard_a": {"from": 7.0}, "guard_b": {}, "fault_b": {}, "probe": {"from": 5.0}}
+    old[Stage.REWARDS][0][1].memory["from"] = 0.0
+    assert found["guard_a"] == {"from": 7.0}
+
+
+# What the probes note ------------------------------------------------------------------------------------------------
+
+
+def test_the_log_ratio_is_measured_after_faults_and_before_guards():
+    config = Config().with_("faults.shift_log_ratio.nats=80", "guards.clamp_log_ratio=on")
+    step = make_step(1, arrange(config, FAULTS, GUARDS, probes.PROBES))
+    step.at(Stage.LOG_RATIO, tensor([[-0.5, 0.25]]))
+    metrics = step.recorder.flush()[1]
+    assert metrics["log_ratio/max"] == 79.5
+    assert metrics["ratio/max"] == pytest.approx(math.exp(79.5))
+
+
+def test_gradients_are_measured_before_a_guard_touches_them():
+    model = policy(torch.float32, 3.0, 0.0, 0.0, 4.0)
+    on = arrange(Config().with_("guards.clip_gradients=on"), FAULTS, GUARDS, probes.PROBES)
+    step = make_step(1, on, update=2)
+    step.at(Stage.GRADIENTS, model)
+    (note,), metrics = step.recorder.flush()
+    assert step.grad_norm == metrics["grad_norm"] == note.magnitude == 5.0
+    assert (note.link, note.update, note.nonfinite, note.numel) == ("gradients", 2, 0, 6)
+    assert gradients_are(0.6, 0.0, 0.0, 0.8)(model)
+
+
+def test_broken_gradients_are_counted_before_clipping_spreads_them():
+    on = arrange(Config().with_("guards.clip_gradients=on", "faults.nan_gradient=on"), FAULTS, GUARDS, probes.PROBES)
+    step = make_step(1, on)
+    step.at(Stage.GRADIENTS, policy(torch.float32, 3.0, 0.0, 0.0, 4.0))
+    (note,), metrics = step.recorder.flush()
+    assert math.isnan(metrics["grad_norm"])
+    assert note.nonfinite == 1
+
+
+def test_weights_are_measured_after_the_update():
+    step = make_step(1, arrange(Config(), FAULTS, GUARDS, probes.PROBES))
+    step.at(Stage.WEIGHTS, step.policy)
+    (note,), _ = step.recorder.flush()
+    assert step.weight_norms is not None
+    assert step.weight_norms.tolist() == pytest.approx([2.0, math.sqrt(2)])
+    assert (note.link, note.numel, note.where) == ("weights", 6, "weight")
+
+
+# What single guards mean ---------------------------------------------------------------------------------------------
+
+
+def clipped(*gradients: float) -> torch.nn.Linear:
+    model = policy(torch.float32, *gradients)
+    on = arrange(Config().with_("guards.clip_gradients.max_norm=0.5"), FAULTS, GUARDS, probes.PROBES)
+    make_step(1, on).at(Stage.GRADIENTS, model)
+    return model
+
+
+def test_clipping_spreads_one_nan_over_every_gradient():
+    model = clipped(NAN, 1.0, 2.0, 3.0)
+    assert gradients_are(NAN, NAN, NAN, NAN)(model)
+    assert model.bias.grad is not None
+    assert bool(model.bias.grad.isnan().all())
+
+
+def test_clipping_turns_one_infinity_into_nan_and_all_else_into_0():
+    model = clipped(INF, 1.0, 2.0, 3.0)
+    assert gradients_are(NAN, 0.0, 0.0, 0.0)(model)
+
+
+def test_clipping_finite_gradients_whose_norm_overflows_loses_them():
+    assert gradients_are(0.0, 0.0, 0.0, 0.0)(clipped(2e19, 2e19, 2e19, 2e19))
+
+
+def test_clipping_is_that_of_torch():
+    model, other = clipped(3.0, -1.0, 2.0, 5.0), policy(torch.float32, 3.0, -1.0, 2.0, 5.0)
+    torch.nn.utils.clip_grad_norm_(other.parameters(), 0.5)
+    assert model.weight.grad is not None
+    assert torch.equal(model.weight.grad, other.weight.grad)  # type: ignore[arg-type]
+
+
+def test_the_reported_guard_steps_on_nan_and_ours_does_not():
+    step = make_step(grad_norm=NAN)
+    assert GUARDS["skip_spikes"](nan_passes=True)(step.policy, step) == Outcome(step.policy)  # type: ignore[call-arg]
+    assert GUARDS["skip_spikes"]()(step.policy, step) == Outcome(step.policy, SKIP, "grad norm nan > 10")
+
+
+def test_the_reported_check_of_weights_only_says_so():
+    guard = GUARDS["check_weights"](then="warn", patience=0)  # type: ignore[call-arg]
+    step = make_step(weight_norms=tensor([NAN, 1.0]))
+    for _ in range(3):
+        outcome = guard(policy(), step)
+        assert (outcome.verdict, outcome.reason) == (Verdict.KEEP, "1 of 2 weight tensors hold NaN or inf")
+
+
+@pytest.mark.parametrize(("move", "verdict"), [(None, Verdict.KEEP), (0.1, Verdict.KEEP), (0.11, BACK)])
+def test_a_move_is_judged_only_where_a_snapshot_tells_it(move, verdict):
+    guard = GUARDS["check_weights"](max_move=0.1)  # type: ignore[call-arg]
+    step = make_step(weight_norms=torch.ones(2), largest_move=lambda: move)
+    assert guard(policy(), step).verdict == verdict
+
+
+def test_the_move_is_not_asked_for_where_it_has_no_limit():
+    def fails() -> float:
+        raise AssertionError("a look at every weight that nobody needs")
+
+    step = make_step(weight_norms=torch.ones(2), largest_move=fails)
+    assert GUARDS["check_weights"]()(policy(), step).verdict == Verdict.KEEP
+
+
+def test_warm_up_is_a_straight_line_to_the_full_rate():
+    guard = GUARDS["warm_up"](steps=4)  # type: ignore[call-arg]
+    rates = [guard(COEFFICIENTS, make_step(index)).value.learning_rate / 3e-4 for index in range(6)]
+    assert rates == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 1.0])
+
+
+def test_dual_clip_bounds_the_side_that_min_leaves_open():
+    outcome = GUARDS["dual_clip"](delta=3.0)(COEFFICIENTS, make_step())  # type: ignore[call-arg]
+    assert outcome.value == replace(COEFFICIENTS, delta=3.0)
+    assert (outcome.verdict, outcome.reason) == (Verdict.KEEP, "")
+    below = tensor([[-9.0, -0.5, 0.0, 0.5, math.log(2.99)]] * 2)
+    advantages = tensor([1.0, -1.0])
+    healthy = clipped_surrogate(below, advantages, delta=outcome.value.delta)
+    assert torch.equal(healthy, clipped_surrogate(below, advantages))  # silent while ratios stay below delta
+    log_ratio = tensor([[18.55]], requires_grad=True)
+    loss = clipped_surrogate(log_ratio, tensor([-1.0]), delta=outcome.value.delta)
+    (gradient,) = torch.autograd.grad(loss.sum(), log_ratio)
+    assert (loss.item(), gradient.item()) == (3.0, 0.0)
+
+
+def test_sanitized_rewards_are_no_longer_scorable():
+    step = make_step(scorable=tensor([[True, True, False]]))
+    GUARDS["sanitize_rewards"]()(tensor([[1.0, NAN, 0.0]]), step)
+    assert step.scorable is not None
+    assert step.scorable.tolist() == [[True, False, False]]
+
+
+@pytest.mark.parametrize("column", ["sampling_logprobs", "old_logprobs", "ref_logprobs"])
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+def test_a_broken_completion_leaves_whichever_of_its_numbers_broke(column, value):
+    batch = make_batch(**{column: with_element(value, 2, 2)})
+    assert batch.finite_rows().tolist() == [True, True, False, True]
+    found = GUARDS["drop_nonfinite_samples"]()(batch, make_step()).value
+    assert found.completions[:, 0].tolist() == [0, 3, 9]
+    assert len(found.advantages) == len(found.entropy) == len(found.ref_logprobs) == 3
+    assert torch.equal(found.prompt_ids, batch.prompt_ids)
+
+
+@pytest.mark.parametrize("name", ["clamp_logits", "clamp_log_ratio", "clamp_kl"])
+def test_a_clamp_lets_nan_through_and_passes_no_gradient_outside(name):
+    value = tensor([[NAN, 1e6, -1e6, 1.0]], requires_grad=True)
+    limit = GUARDS[name]().limit  # type: ignore[attr-defined]
+    found = GUARDS[name]()(value.view(1, 1, 4) if name == "clamp_logits" else value, make_step()).value
+    assert is_tensor(NAN, limit, -limit, 1.0)(found.detach().flatten())
+    (gradient,) = torch.autograd.grad(found.flatten()[1:].sum(), value)
+    assert gradient.tolist() == [[0.0, 0.0, 0.0, 1.0]]
+
+
+@pytest.mark.xfail(
+    reason="bug: one NaN makes the largest advantage NaN, `not nan > limit`, and the others go unclamped"
+)
+def test_a_nan_does_not_take_other_advantages_past_the_clamp():
+    found = GUARDS["clamp_advantages"]()(tensor([[NAN, 1000.0]]), make_step()).value
+    assert is_tensor([NAN, 10.0])(found)
+
+
+@pytest.mark.xfail(reason="bug: the reason counts rows that are not finite, whatever was wrong")
+@pytest.mark.parametrize("row", [[0.0, 0.0], [-0.5, 1.5]])
+def test_the_reason_for_refusing_finite_probabilities_is_true(row):
+    outcome = GUARDS["check_probabilities"]()(tensor([row, [0.5, 0.5]]), make_step())
+    assert "0 of 2 rows" not in outcome.reason
+
+
+def verdicts_of(guard: Any, *last: Verdict) -> list[tuple[Verdict, float]]:
+    """What rollback answers when these were the verdicts of the steps before, and the factor on the learning rate."""
+    found = []
+    for verdict in last:
+        outcome = guard(COEFFICIENTS, make_step(last_verdict=verdict))
+        found.append((outcome.verdict, outcome.value.learning_rate / COEFFICIENTS.learning_rate))
+    return found
+
+
+def test_rollback_halves_the_rate_after_each_and_stops_when_they_go_on():
+    guard = GUARDS["rollback"](max_rollbacks=3)  # type: ignore[call-arg]
+    assert verdicts_of(guard, *[BACK] * 5) == [
+        (CHANGED, 0.5),
+        (CHANGED, 0.25),
+        (CHANGED, 0.125),
+        (STOP, 1.0),
+        (STOP, 1.0),
+    ]
+
+
+def test_rollback_turns_refused_steps_in_a_row_into_a_rollback():
+    guard = GUARDS["rollback"](patience=3)  # type: ignore[call-arg]
+    assert verdicts_of(guard, SKIP, SKIP, Verdict.KEEP, SKIP, SKIP, SKIP, BACK) == [
+        *[(Verdict.KEEP, 1.0)] * 5,
+        (BACK, 1.0),
+        (CHANGED, 0.5),
+    ]
+
+
+def test_a_healthy_step_between_rollbacks_starts_their_count_again_but_keeps_the_rate():
+    guard = GUARDS["rollback"](max_rollbacks=2)  # type: ignore[call-arg]
+    assert verdicts_of(guard, BACK, Verdict.KEEP, BACK, CHANGED, BACK)[-1] == (CHANGED, 0.125)
+
+
+def test_refused_steps_between_rollbacks_do_not_start_their_count_again():
+    guard = GUARDS["rollback"](max_rollbacks=1, patience=9)  # type: ignore[call-arg]
+    assert verdicts_of(guard, BACK, SKIP, BACK)[-1][0] == STOP
+
+
+def test_the_rate_recovers_after_healthy_steps():
+    guard = GUARDS["rollback"](recovery=3)  # type: ignore[call-arg]
+    found = verdicts_of(guard, BACK, BACK, *[Verdict.KEEP] * 7)
+    assert [factor for _, factor in found] == [0.5, 0.25, 0.25, 0.25, 0.5, 0.5, 0.5, 1.0, 1.0]
+    assert found[-1][0] == Verdict.KEEP
+
+
+@pytest.mark.parametrize(("changed", "limited"), [({"top_k": 0}, 40), ({"top_k": 50}, 40), ({"top_k": 5}, 5)])
+def test_safe_sampling_caps_top_k_where_0_means_all(changed, limited):
+    assert GUARDS["safe_sampling"]()(SamplingConfig(**changed), make_step()).value.top_k == limited
+
+
+# The batch -----------------------------------------------------------------------------------------------------------
+
+
+def test_micro_batches_hold_whole_groups_and_together_everything():
+    batch = make_batch()
+    parts = list(batch.split(1))
+    assert [part.completions[:, 0].tolist() for part in parts] == [[0, 3], [6, 9]]
+    assert [part.group.tolist() for part in parts] == [[0, 0], [0, 0]]
+    assert [part.prompt_ids.tolist() for part in parts] == [[[0, 1]], [[2, 3]]]
+    assert list(batch.split(0)) == [batch]
+    assert list(batch.split(2)) == [batch]
+
+
+def test_a_group_that_has_left_makes_no_micro_batch():
+    batch = make_batch().rows(tensor([2]))
+    (part,) = batch.split(1)
+    assert (part.completions[:, 0].tolist(), part.group.tolist(), part.prompt_ids.tolist()) == ([6], [0], [[2, 3]])

@@ -1,0 +1,137 @@
+"""Rewards add up, None means unjudged, and whatever a user's function does wrong is said by name."""
+
+import math
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from grpo_lab import rewards
+from grpo_lab.errors import RewardError
+from grpo_lab.rewards import exact_match, score
+
+
+def constant(*values):
+    """A reward function that always answers with `values`."""
+
+    def fixed(prompts, completions, **columns):
+        return list(values)
+
+    return fixed
+
+
+def scored(*functions, completions=("2", "4"), answer=("2", "3")):
+    return score(functions, ["?"] * len(completions), list(completions), {"answer": list(answer)})
+
+
+def test_exact_match():
+    answers = exact_match(["?"] * 5, ["12", " 12\n", "012", "12 3", ""], answer=["12", 12, "12", "12", "12"], other=[0])
+    assert answers == [1.0, 1.0, 0.0, 0.0, 0.0]
+
+
+def test_rewards_add_up():
+    values, scorable = scored(exact_match, constant(0.5, -0.25))
+    assert values.dtype == torch.float32
+    assert scorable.dtype == torch.bool
+    assert values.tolist() == [1.5, -0.25]
+    assert scorable.tolist() == [True, True]
+
+
+def test_none_is_not_a_zero():
+    values, scorable = scored(constant(None, None), constant(0.5, None))
+    assert values.tolist() == [0.5, 0.0]
+    assert scorable.tolist() == [True, False]
+
+
+def test_nothing_to_score():
+    values, scorable = scored(exact_match, completions=(), answer=())
+    assert values.shape == scorable.shape == (0,)
+    assert scored()[1].tolist() == [False, False]
+
+
+def test_nan_and_infinity_are_data():
+    values, scorable = scored(constant(float("nan"), float("-inf")))
+    assert math.isnan(values[0])
+    assert values[1] == -math.inf
+    assert scorable.all()
+
+
+def test_bools_and_numpy_are_numbers():
+    assert scored(constant(True, np.float32(0.5)))[0].tolist() == [1.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ((1.0,), "fixed returned 1 values for 2 completions"),
+        ((1.0, "2"), "fixed, completion 1: '2' is of type str"),
+        ((torch.tensor(1.0), 0.0), "fixed, completion 0: .* is of type Tensor"),
+        ((10**400, 0.0), "fixed, completion 0: a whole number beyond 1e308"),
+    ],
+)
+def test_a_wrong_answer_is_named(values, message):
+    with pytest.raises(RewardError, match=message):
+        scored(constant(*values))
+
+
+@pytest.mark.parametrize("answer", [None, 1.0, torch.ones(2), "12"])
+def test_an_answer_that_is_no_list(answer):
+    with pytest.raises(RewardError, match=f"returned {type(answer).__name__}; return a list"):
+        scored(lambda **_: answer)
+
+
+def test_a_function_that_raises_is_named_and_chained():
+    def fails(prompts, completions, **columns):
+        raise KeyError("oops")
+
+    with pytest.raises(RewardError, match="reward fails raised KeyError: 'oops'") as caught:
+        scored(fails)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_a_missing_column_is_named():
+    with pytest.raises(RewardError, match=r"exact_match raised TypeError: .*'answer'"):
+        score([exact_match], ["?"], ["2"], {})
+
+
+def test_prompts_and_completions_must_match():
+    with pytest.raises(RewardError, match="1 prompts but 2 completions"):
+        score([], ["?"], ["2", "3"], {})
+
+
+def test_a_function_from_a_file_is_read_anew(tmp_path):
+    path = tmp_path / "mine.py"
+    source = "import dataclasses\n@dataclasses.dataclass\nclass Rule:\n    worth: float = {}\n"
+    source += "def reward(prompts, completions, **columns):\n    return [Rule().worth] * len(completions)\n"
+    for worth in (1.0, 2.0):  # the same size, within the same second: cached bytecode would be stale
+        path.write_text("from __future__ import annotations\n" + source.format(worth))
+        assert scored(rewards.load(f"{path}:reward"))[0].tolist() == [worth, worth]
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "message"),
+    [
+        ("def rewards(**_): ...", "reward", "unknown function of .* 'reward'; did you mean 'rewards'"),
+        ("reward = 3", "reward", "'reward' is of type int; name a function"),
+        ("1 / 0", "reward", "importing it raised ZeroDivisionError"),
+        ("def broken(:", "broken", "importing it raised SyntaxError"),
+        ("raise SystemExit(3)", "reward", "importing it raised SystemExit"),
+    ],
+)
+def test_a_bad_file_is_refused(tmp_path, source, name, message):
+    path = tmp_path / "bad_reward.py"
+    path.write_text(source)
+    with pytest.raises(RewardError, match=message):
+        rewards.load(f"{path}:{name}")
+    if "raised" in message:
+        assert "grpo_lab_reward_bad_reward" not in sys.modules
+
+
+def test_what_does_not_exist(tmp_path):
+    with pytest.raises(RewardError, match="no file"):
+        rewards.load(f"{tmp_path}/absent.py:reward")
+    with pytest.raises(RewardError, match="did you mean 'exact_match'"):
+        rewards.load("exact_mach")
+    (tmp_path / "reward.txt").write_text("def reward(**_): return []")
+    assert callable(rewards.load(f"{tmp_path}/reward.txt:reward"))

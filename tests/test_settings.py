@@ -1,0 +1,160 @@
+"""A setting checks its value when it is made, says what would be accepted, and carries its own help text."""
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import pytest
+
+from grpo_lab.errors import ConfigError, unknown
+from grpo_lab.seeds import derive
+from grpo_lab.settings import AtLeast, Between, OneOf, Settings, build, parse, settings_of
+
+
+@dataclass(frozen=True)
+class Example(Settings):
+    share: Annotated[float, Between(0, 1)] = 0.5
+    """Above 0,
+    at most 1."""
+    count: Annotated[int, AtLeast(2, 4)] = 2
+    color: Annotated[str, OneOf("red", "blue")] = "red"
+    """A color."""
+    maybe: Annotated[float | None, Between(0)] = None
+    names: tuple[str, ...] = ("a",)
+    flag: bool = False
+    free: float = 0.0
+    memory: dict[str, float] = field(default_factory=dict, init=False)
+
+
+@dataclass(frozen=True)
+class Narrower(Example):
+    share: Annotated[float, Between(0, 0.5)] = 0.25
+    """At most a half."""
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"share": 1.0},
+        {"share": 5e-324},
+        {"count": 2},
+        {"count": 4},
+        {"color": "blue"},
+        {"maybe": None},
+        {"maybe": 0.1},
+        {"maybe": math.inf},
+        {"free": -math.inf},
+        {"flag": True},
+    ],
+)
+def test_a_value_within_its_limit_is_kept_as_it_is(values):
+    made = dataclasses.asdict(Example(**values))
+    assert made == dataclasses.asdict(Example()) | values
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"share": 0.0}, "share = 0.0: must be above 0 and at most 1"),
+        ({"share": 1.0000001}, "share = 1.0000001: must be above 0 and at most 1"),
+        ({"share": -1}, "share = -1.0: must be above 0 and at most 1"),
+        ({"count": 1}, "count = 1: must be at least 2 and at most 4"),
+        ({"count": 5}, "count = 5: must be at least 2 and at most 4"),
+        ({"color": "green"}, "color = 'green': must be one of red, blue"),
+        ({"maybe": 0}, "maybe = 0.0: must be above 0"),
+        ({"share": math.nan}, "share = nan: must be a number"),
+        ({"free": math.nan}, "free = nan: must be a number"),
+        ({"maybe": math.nan}, "maybe = nan: must be a number"),
+        ({"share": "0.5"}, "share = '0.5': must be of type float"),
+        ({"share": None}, "share = None: must be of type float"),
+        ({"share": True}, "share = True: must be of type float"),
+        ({"count": 2.0}, "count = 2.0: must be of type int"),
+        ({"count": True}, "count = True: must be of type int"),
+        ({"flag": 1}, "flag = 1: must be of type bool"),
+        ({"color": 3}, "color = 3: must be of type str"),
+        ({"names": 3}, "names = 3: must be of type tuple"),
+    ],
+)
+def test_a_bad_value_is_refused_with_the_value_and_the_limit(values, message):
+    with pytest.raises(ConfigError) as caught:
+        Example(**values)
+    assert str(caught.value) == message
+    assert caught.value.exit_code == 2
+
+
+def test_values_take_the_type_of_their_setting():
+    made = Example(share=1, names=["x", "y"], maybe=2)  # type: ignore[arg-type]
+    assert isinstance(made.share, float)
+    assert isinstance(made.maybe, float)
+    assert made.names == ("x", "y")
+    assert Example(names="one").names == ("one",)  # type: ignore[arg-type]
+
+
+def test_settings_cannot_be_changed_after_they_were_checked():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Example().share = 7.0  # type: ignore[misc]
+
+
+def test_help_is_the_text_under_the_field_and_nothing_else():
+    texts = {name: setting.help for name, setting in settings_of(Example).items()}
+    assert texts["share"] == "Above 0, at most 1."
+    assert texts["color"] == "A color."
+    assert texts["count"] == ""
+    assert "memory" not in texts  # not a setting: nobody can pass it
+
+
+def test_a_subclass_narrows_limit_default_and_help_and_inherits_the_rest():
+    share, color = settings_of(Narrower)["share"], settings_of(Narrower)["color"]
+    assert (share.default, share.limit, share.help) == (0.25, Between(0, 0.5), "At most a half.")
+    assert color.help == "A color."
+    with pytest.raises(ConfigError, match=r"share = 0.75: must be above 0 and at most 0.5"):
+        Narrower(share=0.75)
+
+
+def test_build_says_where_a_bad_value_stands():
+    assert build(Example, {"share": 0.25}, "here") == Example(share=0.25)
+    with pytest.raises(ConfigError, match=r"^here\.share = 2\.0: must be above 0 and at most 1$"):
+        build(Example, {"share": 2}, "here")
+    with pytest.raises(ConfigError, match=r"unknown setting of here 'colour'; did you mean 'color'"):
+        build(Example, {"colour": "red"}, "here")
+    with pytest.raises(ConfigError, match="unknown setting of here 'memory'"):
+        build(Example, {"memory": {}}, "here")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3", 3),
+        ("-3", -3),
+        ("3.0", 3.0),
+        ("1e-3", 1e-3),
+        ("True", True),
+        ("on", True),
+        ("OFF", False),
+        ("false", False),
+        ("none", None),
+        ("inf", math.inf),
+        ("-inf", -math.inf),
+        ("k3", "k3"),
+        ("a, b,", ("a", "b")),
+        ("", ""),
+    ],
+)
+def test_text_is_read_as_the_value_it_spells(text, value):
+    assert parse(text) == value
+    assert type(parse(text)) is type(value)
+
+
+def test_an_unknown_name_gets_the_nearest_ones_or_all_of_them():
+    assert "did you mean 'clamp_kl'?" in str(unknown("guard", "clamp_lk", ["clamp_kl", "warm_up"]))
+    far = str(unknown("guard", "xyz", ["clamp_kl", "warm_up"]))
+    assert far == "unknown guard 'xyz'. Known: clamp_kl, warm_up"
+    assert str(unknown("guard", "xyz", [])).endswith("Known: none")
+
+
+def test_a_seed_depends_on_each_of_its_parts_and_fits_a_generator():
+    seeds = {derive(seed, step, purpose) for seed in (0, 1) for step in (0, 1) for purpose in ("a", "b")}
+    assert len(seeds) == 8
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert derive(1, 11, "a") != derive(11, 1, "a")

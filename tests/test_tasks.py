@@ -1,0 +1,115 @@
+"""Batches depend on seed and step alone; a bad file is refused by file and line."""
+
+import json
+
+import pytest
+
+from grpo_lab import tasks
+from grpo_lab.errors import ConfigError, DataError
+from grpo_lab.tasks import Problem, Tasks
+
+LETTERS = Tasks("letters", [Problem(letter, {}) for letter in "abcdefg"], [])
+
+
+def prompts(seed, steps, num_prompts=2, source=LETTERS):
+    return [problem.prompt for step in steps for problem in source.batch(seed, step, num_prompts)]
+
+
+def write(tmp_path, text):
+    path = tmp_path / "problems.jsonl"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def test_a_batch_depends_on_seed_and_step_only():
+    late = prompts(0, [5])
+    tasks._permutation.cache_clear()
+    assert late == prompts(0, range(6))[-2:]
+    assert prompts(0, range(7)) != prompts(1, range(7))
+
+
+def test_an_epoch_has_no_repeats_and_the_next_has_another_order():
+    walk = prompts(0, range(7))
+    assert sorted(walk[:7]) == sorted(walk[7:]) == list("abcdefg")
+    assert walk[:7] != walk[7:]
+
+
+def test_a_batch_may_be_larger_than_the_training_set():
+    walk = prompts(0, [0], num_prompts=17)
+    assert sorted(walk[:7]) == sorted(walk[7:14]) == list("abcdefg")
+    assert len(set(walk[14:])) == 3
+
+
+def test_the_batch_size_does_not_change_the_order():
+    assert prompts(3, range(6), num_prompts=2) == prompts(3, range(4), num_prompts=3)
+
+
+@pytest.mark.parametrize(("step", "num_prompts"), [(0, 0), (-1, 1)])
+def test_an_impossible_batch_is_refused(step, num_prompts):
+    with pytest.raises(ConfigError, match=f"num_prompts is {num_prompts}"):
+        LETTERS.batch(0, step, num_prompts)
+
+
+def test_addition():
+    task = tasks.addition()
+    train = {problem.prompt for problem in task.train}
+    held_out = {problem.prompt for problem in task.held_out}
+    assert (len(train), len(held_out), len(train | held_out)) == (9500, 500, 10_000)
+    for problem in [*task.train, *task.held_out]:
+        a, b = problem.prompt.removesuffix("=").split("+")
+        assert problem.columns == {"answer": str(int(a) + int(b))}
+    assert {len(prompt) for prompt in held_out} == {4, 5, 6}, "prompts of mixed length make left padding real"
+    assert tasks.addition() == task
+
+
+@pytest.mark.parametrize(("lines", "held_out"), [(9, 0), (10, 1), (39, 3), (6000, 500)])
+def test_a_tenth_of_a_file_is_held_out(tmp_path, lines, held_out):
+    path = write(tmp_path, "".join(json.dumps({"prompt": f"{n}", "answer": n}) + "\n" for n in range(lines)))
+    task = tasks.load(str(path))
+    assert (task.name, len(task.train), len(task.held_out)) == ("problems", lines - held_out, held_out)
+    assert {p.prompt for p in [*task.train, *task.held_out]} == {str(n) for n in range(lines)}
+    assert tasks.from_jsonl(path) == task
+
+
+def test_a_file_from_windows_with_blank_lines(tmp_path):
+    path = write(tmp_path, b'\xef\xbb\xbf{"prompt": "a", "x": null}\r\n\r\n{"x": [1], "prompt": "b\xe2\x80\xa8"}\r\n')
+    assert tasks.from_jsonl(path).train == [Problem("a", {"x": None}), Problem("b\u2028", {"x": [1]})]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "problems.jsonl: the file is empty"),
+        ("\n \n", "problems.jsonl: the file is empty"),
+        (b"\xff", "problems.jsonl: byte 0 is not UTF-8"),
+        ('{"prompt": "a"}\n{"prompt": ', "problems.jsonl:2: not valid JSON"),
+        ('{"prompt": "a"}\n\n["a"]', "problems.jsonl:3: is list"),
+        ('{"answer": "a"}', 'problems.jsonl:1: "prompt" is None'),
+        ('{"prompt": 3}', 'problems.jsonl:1: "prompt" is 3'),
+        ('{"prompt": ""}', "problems.jsonl:1: \"prompt\" is ''"),
+        ('{"prompt": "a", "x": 1}\n{"prompt": "b"}', r"problems.jsonl:2: columns \[\] differ from \['x'\] in line 1"),
+        ('{"prompt": "a", "x": NaN}', "problems.jsonl:1: .*NaN is not a finite number"),
+        ('{"prompt": "a", "x": [-Infinity]}', "problems.jsonl:1: .*-Infinity is not a finite number"),
+        ('{"prompt": "a", "x": 1e999}', "problems.jsonl:1: .*1e999 is not a finite number"),
+        ('{"prompt": "a", "completions": 1}', "problems.jsonl:1: column 'completions'"),
+        ("[" * 100_000, "problems.jsonl:1: not valid JSON"),
+    ],
+)
+def test_a_bad_file_is_refused_by_line(tmp_path, text, message):
+    with pytest.raises(DataError, match=message):
+        tasks.from_jsonl(write(tmp_path, text))
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(DataError, match=r"absent\.jsonl: cannot be read \(No such file"):
+        tasks.load(tmp_path / "absent.jsonl")
+
+
+def test_an_unknown_task_names_the_near_one():
+    with pytest.raises(ConfigError, match="did you mean 'addition'"):
+        tasks.load("adition")
+
+
+def test_a_task_without_problems_is_refused():
+    with pytest.raises(DataError, match="'none' has no training problems"):
+        Tasks("none", [], [])
