@@ -12,7 +12,7 @@ test: .venv/.dev
 	.venv/bin/pytest
 
 lab: .venv/.lab
-	.venv/bin/jupyter lab labs
+	.venv/bin/jupyter lab
 
 check: .venv/.dev
 	.venv/bin/ruff format --check . && .venv/bin/ruff check . && .venv/bin/pyright

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from grpo_lab.events import Crash, Ended, Event, LinkNote, Stepped
-from grpo_lab.interventions import Verdict
+from grpo_lab.crashes import classify_crash as classify_crash
+from grpo_lab.events import Ended, Event, LinkNote, Stepped
+from grpo_lab.interventions import Stage, Verdict
 
 
 class Link(NamedTuple):
@@ -37,6 +38,9 @@ LINKS: dict[str, Link] = {
     "weights": Link("weights", 1e4),
 }
 """The chain in order; torch.multinomial, its end, shows as a crash."""
+_FIRST_AFTER_BATCH = list(LINKS).index("logprobs")
+_PLACES = [*list(LINKS)[:_FIRST_AFTER_BATCH], Stage.BATCH, *list(LINKS)[_FIRST_AFTER_BATCH:]]
+"""Links and the stages between them, in the order in which a step passes them."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +56,11 @@ class ChainBreak:
     share: float
     """Share of the link's elements that were not finite."""
     caught_by: str
-    """The guard that refused the step, or nothing."""
+    """The guard that kept it out of the loss or refused the step, or nothing."""
 
     def __str__(self) -> str:
+        if self.step < 0:
+            return f"no broken link was recorded before the crash in {self.operator}: {self.where}\n{self.explanation}"
         share = f"{self.share:.1%} of its elements" if self.share < 1 else "all of its elements"
         place = f" (first at {self.where})" if self.where else ""
         caught = f" Caught by {self.caught_by}." if self.caught_by else ""
@@ -81,6 +87,13 @@ def _finite(notes: Notes, link: str) -> bool:
     return link in notes and not notes[link].broken
 
 
+def _too_large_for_fp16(gradients: LinkNote, seen: Notes, *links: str) -> bool:
+    """Whether fp16 gradients broke after a finite loss, with these links finite but out of their usual range."""
+    is_fp16 = gradients.facts.get("largest_representable", math.inf) < 1e5
+    finite = all(_finite(seen, link) for link in ("loss", "log_ratio_gradient", *links))
+    return is_fp16 and finite and all(seen[link].magnitude > LINKS[link].warning for link in links)
+
+
 _RULES = (
     _Rule(
         "log_ratio_gradient",
@@ -90,10 +103,11 @@ _RULES = (
         "branch not chosen passed back 0 * inf = NaN. Clamp the log-ratio before exp.",
     ),
     _Rule(
-        "loss",
-        lambda note, seen: _finite(seen, "log_ratio") and "ratio" in seen and seen["ratio"].broken,
+        "ratio",
+        lambda note, seen: _finite(seen, "log_ratio"),
         "exp (the ratio)",
-        "exp(log_ratio) overflowed where the advantage is negative: min leaves that side unbounded.",
+        "exp(log_ratio) overflowed, and so did the loss: min leaves that side unbounded where the advantage is "
+        "negative. Clamp the log-ratio before exp.",
     ),
     _Rule(
         "loss",
@@ -103,9 +117,11 @@ _RULES = (
     ),
     _Rule(
         "weights",
-        lambda note, seen: _finite(seen, "gradients")
-        and "moments" in seen
-        and seen["moments"].facts.get("adam_eps_in_weights_dtype", 1.0) == 0.0,
+        lambda note, seen: (
+            _finite(seen, "gradients")
+            and "moments" in seen
+            and seen["moments"].facts.get("adam_eps_in_weights_dtype", 1.0) == 0.0
+        ),
         "0 / 0 in AdamW",
         "The gradients were finite, but adam_eps rounds to 0 in the dtype of the weights and the squares of small "
         "gradients underflow: m / (sqrt(v) + eps) divides by 0.",
@@ -118,15 +134,36 @@ _RULES = (
     ),
     _Rule(
         "gradients",
-        lambda note, seen: _finite(seen, "loss") and _finite(seen, "log_ratio_gradient"),
-        "the gradient of a weight",
-        "Loss and gradient at the log-ratio were finite; the NaN came in between them and the weights.",
+        lambda note, seen: _too_large_for_fp16(note, seen, "log_ratio_gradient"),
+        "backward overflowed float16 (from the ratio)",
+        "The loss was finite, and so was the gradient at the log-ratio. But that is ratio * advantage, with ratio = "
+        "exp(log_ratio): one token far from what it is compared with makes it so large that on its way to the weights "
+        "it passed 65504, the largest number of float16. Clamp the log-ratio before exp.",
     ),
     _Rule(
-        "log_ratio",
-        lambda note, seen: _finite(seen, "logits"),
-        "-inf - (-inf) in the log-ratio",
-        "A token had probability 0 in both passes: the difference of two -inf is NaN.",
+        "gradients",
+        lambda note, seen: _too_large_for_fp16(note, seen, "kl_delta", "loss"),
+        "backward overflowed float16 (from the KL estimate)",
+        "The loss was large and finite, but the gradient of its KL estimate grows like exp(ref_logprobs - logprobs): "
+        "one token that became far less likely than under the reference makes it so large that on its way to the "
+        "weights it passed 65504, the largest number of float16. Clamp the difference before exp.",
+    ),
+    _Rule(
+        "gradients",
+        lambda note, seen: _finite(seen, "loss") and _finite(seen, "log_ratio_gradient"),
+        "the gradient of a weight",
+        "Loss and gradient at the log-ratio were finite: what is not came in later in backward, by an overflow inside "
+        "the model or by one number set to NaN or inf. Which of them was not recorded.",
+    ),
+    *(
+        _Rule(
+            link,
+            lambda note, seen: _finite(seen, "logits") and note.magnitude == math.inf,
+            "log of a probability of 0",
+            "The logits were finite, yet a token has log-probability -inf: it was filtered out of the distribution. "
+            "In the log-ratio -inf - (-inf) = NaN follows.",
+        )
+        for link in ("old_logprobs", "ref_logprobs", "logprobs")
     ),
     _Rule(
         "advantages",
@@ -170,10 +207,19 @@ def _explain(event: Stepped, note: LinkNote, seen: Notes) -> ChainBreak:
     rules = (rule for rule in _RULES if rule.link == note.link and rule.holds(note, seen))
     rule = next(rules, None)
     operator, explanation = (rule.operator, rule.explanation) if rule else _ELSE
-    refused = [a.name for a in event.actions if a.kind == "guard" and Verdict[a.verdict] >= Verdict.SKIP_STEP]
-    caught_by = refused[0] if refused else ""
     share = note.nonfinite / max(1, note.numel)
+    caught_by = _caught_by(event, note)
     return ChainBreak(note.link, event.step, note.update, operator, explanation, note.where, share, caught_by)
+
+
+def _caught_by(event: Stepped, note: LinkNote) -> str:
+    """The guard that mended the value between the broken link and a finite loss, or that refused the step."""
+    guards = [action for action in event.actions if action.kind == "guard"]
+    losses = [other.broken for other in event.links if other.link == "loss" and other.update >= note.update]
+    after = _PLACES[_PLACES.index(note.link) + 1 : _PLACES.index("loss") + 1] if losses and not any(losses) else []
+    mended = [a.name for a in guards if a.stage in after and Verdict[a.verdict] >= Verdict.CHANGED]
+    refused = [a.name for a in guards if Verdict[a.verdict] >= Verdict.SKIP_STEP]
+    return next(iter(mended + refused), "")
 
 
 def statuses(events: Iterable[Event]) -> dict[int, dict[str, str]]:
@@ -205,8 +251,7 @@ def summary(events: Sequence[Event]) -> str:
         if warned:
             lines.append(f"first warning: step {step}, {', '.join(warned)} out of the usual range")
             break
-    found = first_break(events)
-    lines.append(f"first break: {found}" if found else "first break: none; every value of every link was finite")
+    lines.append(f"first break: {_break_in_words(events)}")
     ended = next((event for event in reversed(events) if isinstance(event, Ended)), None)
     if ended is None:
         lines.append("end: none recorded; the run is going on, or was cut off")
@@ -217,58 +262,11 @@ def summary(events: Sequence[Event]) -> str:
     return "\n".join(lines)
 
 
-_MULTINOMIAL = "torch.multinomial"
-_NOT_FINITE = (
-    "torch.multinomial checks that every probability is finite and not negative. The one-element result of that check "
-    "is what is asserted"
-)
-_CRASHES: tuple[tuple[str, str, str, str], ...] = (
-    (
-        r"Assertion `probability tensor contains either",
-        "multinomial-cuda-linux",
-        _MULTINOMIAL,
-        f"{_NOT_FINITE}, on CUDA under Linux with this text. The process has lost its CUDA context.",
-    ),
-    (
-        r"TensorCompare\.cu.*|Assertion `?input\[0\] != 0`? failed",
-        "multinomial-cuda-windows",
-        _MULTINOMIAL,
-        f"{_NOT_FINITE} as `input[0] != 0`, which does not mean that the first probability must not be 0. "
-        "The process has lost its CUDA context.",
-    ),
-    (
-        r"probability tensor contains either",
-        "multinomial-cpu",
-        _MULTINOMIAL,
-        f"{_NOT_FINITE}; on the CPU it raises.",
-    ),
-    (
-        r"invalid multinomial distribution",
-        "multinomial-zero-sum",
-        _MULTINOMIAL,
-        "A row of probabilities sums to 0. softmax never makes one: something set probabilities to 0 after it.",
-    ),
-    (
-        r"device-side assert triggered",
-        "cuda-assert",
-        "an unknown CUDA kernel",
-        "A kernel's assertion failed; the process has lost its CUDA context. CUDA_LAUNCH_BLOCKING=1 names the call.",
-    ),
-    (r"out of memory|OutOfMemory|MemoryError", "out-of-memory", "an allocation", "Fewer prompts or a smaller model."),
-)
-
-
-def classify_crash(text: str) -> Crash:
-    """What a crash text means: the CPU's, CUDA's on Linux and on Windows, and a few others.
-
-    >>> classify_crash("TensorCompare.cu:110: block: [0,0,0] Assertion `input[0] != 0` failed.").operator
-    'torch.multinomial'
-    >>> classify_crash("probability tensor contains either `inf`, `nan` or element < 0").kind
-    'multinomial-cpu'
-    """
-    for pattern, kind, operator, explanation in _CRASHES:
-        if re.search(pattern, text):
-            line = next((line for line in text.splitlines() if re.search(pattern, line)), text)
-            return Crash(kind, operator, line.strip(), explanation)
-    last = text.strip().splitlines()[-1] if text.strip() else "no text"
-    return Crash("unknown", "unknown", last, "Not a crash known here; the whole text is in the run folder.")
+def _break_in_words(events: Sequence[Event]) -> str:
+    found = first_break(events)
+    if found:
+        return str(found) if found.step >= 0 else "none was recorded before the crash"
+    overflowed = any(note.broken for event in events if isinstance(event, Stepped) for note in event.links)
+    if overflowed:
+        return "none; an infinite ratio left its loss finite, and every value of the other links was finite"
+    return "none; every value of every link was finite"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_lab.errors import ConfigError, unknown
-from grpo_lab.settings import Annotated, AtLeast, Between, OneOf, Settings, build, parse, settings_of
+from grpo_lab.settings import Annotated, AtLeast, Between, OneOf, Settings, build, parse, settings_of, typed
 
 
 @dataclass(frozen=True)
@@ -167,12 +167,14 @@ class Config:
     def merged(self, tree: Mapping[str, Any]) -> Config:
         """A copy with a nested dictionary of settings laid over it, as a TOML file gives it."""
         mine = self.to_dict()
-        for section, values in tree.items():
-            if section not in mine:
+        for section, values in _table(tree, "the config").items():
+            if section in SECTIONS:
+                _lay_over(mine[section], values, section, settings_of(SECTIONS[section]))
+            elif section in SWITCHES:
+                for name, settings in _table(values, section).items():
+                    _lay_over(mine[section].setdefault(name, {}), settings, f"{section}.{name}")
+            else:
                 raise unknown("section", section, mine)
-            for name, value in values.items():
-                starred = isinstance(value, str) and value.startswith("*")
-                mine[section][name] = _times(mine[section].get(name), value) if starred else value
         return Config.from_dict(mine)
 
     def with_guards(self, guards: Switches) -> Config:
@@ -190,11 +192,14 @@ class Config:
 
         Raises ConfigError for an unknown section or setting, with the nearest names.
         """
-        for section in tree:
+        for section in _table(tree, "the config"):
             if section not in SECTIONS and section not in SWITCHES:
                 raise unknown("section", section, [*SECTIONS, *SWITCHES])
-        parts = {name: build(cls, tree.get(name, {}), name) for name, cls in SECTIONS.items()}
-        return Config(**parts, **{kind: _switches(tree.get(kind, {}), kind) for kind in SWITCHES})
+        parts: dict[str, Any] = {
+            name: build(cls, _table(tree.get(name, {}), name), name) for name, cls in SECTIONS.items()
+        }
+        parts.update({kind: _switches(tree.get(kind, {}), kind) for kind in SWITCHES})
+        return Config(**parts)
 
 
 SECTIONS: dict[str, type] = {
@@ -211,16 +216,32 @@ LIVE_SECTIONS = ("sampling", "loss", "optimizer", "guards")
 
 
 def _switches(tree: Any, kind: str) -> dict[str, dict[str, Any]]:
-    if not isinstance(tree, Mapping) or not all(isinstance(v, Mapping) for v in tree.values()):
-        raise ConfigError(f"{kind} must map each name to its settings, as in {{'warm_up': {{'steps': 20}}}}")
-    return {name: dict(settings) for name, settings in tree.items()}
+    return {name: dict(_table(settings, f"{kind}.{name}")) for name, settings in _table(tree, kind).items()}
 
 
-def _times(old: Any, text: str) -> float:
+def _table(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where} = {value!r}: must be a table of names and values, as in {{'beta': 0.04}}")
+    return value
+
+
+def _lay_over(table: dict[str, Any], values: Any, where: str, known: Mapping[str, Any] | None = None) -> None:
+    """Put settings into a table. Text that starts with * multiplies the number there."""
+    for name, value in _table(values, where).items():
+        if known is not None and name not in known:
+            raise unknown(f"setting of {where}", name, known)
+        starred = isinstance(value, str) and value.startswith("*")
+        table[name] = _times(table.get(name), value, f"{where}.{name}") if starred else value
+
+
+def _times(old: Any, text: str, where: str) -> float:
     factor = parse(text[1:])
-    if isinstance(old, bool) or not isinstance(old, int | float) or not isinstance(factor, int | float):
-        raise ConfigError(f"{text!r} multiplies {old!r}: both must be numbers")
-    return old * factor
+    if any(isinstance(number, bool) or not isinstance(number, int | float) for number in (old, factor)):
+        raise ConfigError(f"{where} = {text!r} multiplies {old!r}: both must be numbers; give the number itself")
+    try:
+        return old * factor
+    except OverflowError:
+        raise ConfigError(f"{where} = {text!r}: the product is too large; give the number itself") from None
 
 
 def _put(tree: dict[str, Any], path: list[str], text: str, override: str) -> None:
@@ -236,12 +257,10 @@ def _put(tree: dict[str, Any], path: list[str], text: str, override: str) -> Non
         else:
             raise ConfigError(f"{override!r}: a guard or fault is switched with =on or =off")
     elif section in SWITCHES and len(rest) == 2:
-        tree[section].setdefault(rest[0], {})[rest[1]] = parse(text)
+        _lay_over(tree[section].setdefault(rest[0], {}), {rest[1]: parse(text)}, f"{section}.{rest[0]}")
     elif section in SECTIONS and len(rest) == 1:
         known = settings_of(SECTIONS[section])
-        if rest[0] not in known:
-            raise unknown(f"setting of {section}", rest[0], known)
-        old = tree[section][rest[0]]
-        tree[section][rest[0]] = _times(old, text) if text.startswith("*") else parse(text)
+        value = typed(known[rest[0]], text) if rest[0] in known else text
+        _lay_over(tree[section], {rest[0]: value}, section, known)
     else:
         raise ConfigError(f"{override!r} is no override; write section.setting=value, as in loss.beta=0.04")

@@ -10,17 +10,19 @@ from typing import Any
 import torch
 
 PACKAGES = ("grpo-lab", "torch", "transformers", "numpy", "pandas", "matplotlib", "safetensors")
+BYTES_PER_PARAMETER = 32
+"""fp32 training with everything on: policy, reference, gradient, two moments, and a snapshot of policy and moments."""
 
 
-def describe() -> dict[str, Any]:
-    """Versions, device, memory and threads, as environment.json holds them."""
+def describe(threads: int = 0) -> dict[str, Any]:
+    """Versions, device and threads, as environment.json holds them; `threads` are those a run asked for."""
     cuda = torch.cuda.is_available()
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: _version(name) for name in PACKAGES},
         "cpu_count": os.cpu_count(),
-        "threads": torch.get_num_threads(),
+        "threads": threads or torch.get_num_threads(),
         "cuda": torch.version.cuda if cuda else None,
         "device": torch.cuda.get_device_name() if cuda else "cpu",
     }

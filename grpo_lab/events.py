@@ -37,7 +37,7 @@ METRICS: dict[str, Metric] = {
     "kl": Metric("KL to reference", "nats", -0.01, 1, "mean KL estimate per token, by the estimator in the loss"),
     "entropy": Metric("entropy", "nats", 0.01, _ANY, "mean entropy of the next-token distribution while sampling"),
     "grad_norm": Metric("gradient norm", "", 0, 10, "before clipping; the largest of the step's updates"),
-    "loss": Metric("loss", "", -10, 10, "the number that was differentiated, last update of the step"),
+    "loss": Metric("loss", "", -10, 10, "the number that was differentiated; mean over the step's updates"),
     "learning_rate": Metric("learning rate", "", 0, _ANY, "as the optimizer used it"),
     "beta": Metric("beta", "", 0, _ANY, "weight of the KL penalty as used"),
     "ratio/max": Metric("largest ratio", "", 0, 5, "exp of the largest log-ratio of a trained token"),
@@ -52,9 +52,12 @@ METRICS: dict[str, Metric] = {
         "sampler mismatch", "nats", 0, 0.1, "mean gap between the sampler's log-probability and the trained one"
     ),
     "sampling/sampling_logp_difference/max": Metric(
-        "largest sampler mismatch", "nats", 0, 1, "largest gap between the sampler's log-probability and the trained one"
+        "largest sampler mismatch",
+        "nats",
+        0,
+        1,
+        "largest gap between the sampler's log-probability and the trained one",
     ),
-    "weights/largest": Metric("largest weight", "", 0, 1e3, "largest magnitude of any weight after the step"),
     "weights/max_move": Metric("largest move", "", 0, 0.1, "largest change of any single weight since the snapshot"),
     "weights/nonfinite": Metric("broken weights", "weights", 0, 0, "weights that are NaN or inf after the step"),
     "loss_scale": Metric("loss scale", "", 1, _ANY, "GradScaler's factor (precision fp16 only)"),
@@ -160,9 +163,9 @@ EVENTS: dict[str, type] = {cls.__name__: cls for cls in (Started, Changed, Stepp
 
 
 def to_json(event: Event) -> str:
-    """The event as one line of valid JSON."""
+    """The event as one line of valid JSON, in ASCII: whatever a model sampled, U+2028 too, ends no line."""
     tree = {"event": type(event).__name__, **dataclasses.asdict(event)}
-    return json.dumps(encodable(tree), ensure_ascii=False, allow_nan=False)
+    return json.dumps(encodable(tree), allow_nan=False)
 
 
 def from_json(line: str) -> Event:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -91,22 +92,35 @@ class Intervention(settings.Settings):
         self.memory.clear()
         self.memory.update(state)
 
-    def refuse(self, value: Any, reason: str, verdict: Verdict, patience: int, then: Verdict) -> Outcome:
-        """Refuse with `verdict`, and with the worse `then` once `patience` refusals came in a row."""
-        in_a_row = self.memory["in_a_row"] = self.memory.get("in_a_row", 0) + 1
+    def refuse(self, value: Any, step: Step, reason: str, verdict: Verdict, patience: int, then: Verdict) -> Outcome:
+        """Refuse with `verdict`, and with the worse `then` after `patience` refused steps in a row.
+
+        A step counts once however often it is refused, and one without a refusal starts the count again.
+        """
+        last, in_a_row = self.memory.get("refused_step"), self.memory.get("in_a_row", 0)
+        if last != step.index:
+            in_a_row = in_a_row + 1 if last == step.index - 1 else 1
+        self.memory.update(refused_step=step.index, in_a_row=in_a_row)
         if in_a_row > patience:
-            return Outcome(value, then, f"{reason}; {in_a_row:.0f} times in a row, patience {patience}")
+            return Outcome(value, then, f"{reason}; {in_a_row:.0f} steps in a row, patience {patience}")
         return Outcome(value, verdict, reason)
 
-    def accept(self, value: Any) -> Outcome:
-        """Nothing to object to; the count of refusals in a row starts again."""
-        self.memory.pop("in_a_row", None)
-        return Outcome(value)
+    def seed(self, step: Step) -> int:
+        """For the intervention's own random draws in this step, independent of the run's."""
+        return seeds.derive(step.config.run.seed, step.index, self.name)
 
     def generator(self, step: Step, device: torch.device | str = "cpu") -> torch.Generator:
-        """The intervention's own random draws for this step, independent of the run's."""
-        seed = seeds.derive(step.config.run.seed, step.index, self.name)
-        return torch.Generator(device).manual_seed(seed)
+        """The intervention's own random draws for this step."""
+        return torch.Generator(device).manual_seed(self.seed(step))
+
+
+def exceeds(what: str, number: float, limit: float) -> str:
+    """The reason for acting on a number that is not within its limit; NaN is greater than nothing.
+
+    >>> exceeds("grad norm", 812.4, 10), exceeds("grad norm", float("nan"), 10)
+    ('grad norm 812.4 > 10', 'grad norm nan is not a number; limit 10')
+    """
+    return f"{what} nan is not a number; limit {limit:g}" if math.isnan(number) else f"{what} {number:.4g} > {limit:g}"
 
 
 Arrangement = dict[Stage, list[tuple[str, Intervention]]]
@@ -131,6 +145,8 @@ class Step:
     coefficients: Coefficients | None = None
     scorable: Tensor | None = None
     """(P, G) bool: completions that count."""
+    advantages: Tensor | None = None
+    """(b,) of the micro-batch whose loss is being computed."""
     grad_norm: float = 0.0
     """Norm of the gradients before anything touched them, this update."""
     weight_norms: Tensor | None = None

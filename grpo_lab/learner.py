@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from grpo_lab import models, rollouts, seeds
+from grpo_lab import measures, models, rollouts, seeds
 from grpo_lab import rewards as reward_functions
 from grpo_lab.batch import Batch
 from grpo_lab.config import LIVE_SECTIONS, Config, SamplingConfig
-from grpo_lab.errors import ConfigError, unknown
+from grpo_lab.errors import ConfigError, ModelError
 from grpo_lab.events import Evaluated, LinkNote, Stepped
-from grpo_lab.faults import FAULTS
-from grpo_lab.faults.formulas import KL_ESTIMATORS, LOG_RATIOS, NEEDS_REFERENCE
+from grpo_lab.faults import FAULTS, formulas
+from grpo_lab.faults.formulas import KL_ESTIMATORS, LOG_RATIOS
 from grpo_lab.guards import GUARDS
 from grpo_lab.interventions import Coefficients, Stage, Step, Verdict, arrange, carry_over
 from grpo_lab.logprobs import completion_logprobs
@@ -53,9 +53,12 @@ class Learner:
         self.policy, self.tokenizer = model or models.load(config.model.name, config.model.precision, config.run.device)
         self.policy.eval()
         self.reference = None
-        if needs_reference(config):
+        if formulas.needs_reference(config):
             self.reference = copy.deepcopy(self.policy).requires_grad_(False)
-        self.names, self.parameters = zip(*self.policy.named_parameters(), strict=True)
+        trained = [(name, p) for name, p in self.policy.named_parameters() if p.requires_grad]
+        if not trained:
+            raise ModelError(f"model {config.model.name!r} has no weight that requires a gradient: unfreeze some")
+        self.names, self.parameters = zip(*trained, strict=True)
         self.num_parameters = sum(p.numel() for p in self.parameters)
         betas = (config.optimizer.adam_beta1, config.optimizer.adam_beta2)
         self.optimizer = torch.optim.AdamW(self.parameters, betas=betas, weight_decay=config.optimizer.weight_decay)
@@ -72,10 +75,10 @@ class Learner:
     def change(self, overrides: Sequence[str]) -> None:
         """Apply overrides to the running model; interventions that stay on keep their memory."""
         changed = self.config.with_(*overrides)
-        for section in (field.name for field in dataclasses.fields(Config)):
+        for section in (field.name for field in fields(Config)):
             if section not in LIVE_SECTIONS and getattr(changed, section) != getattr(self.config, section):
                 raise ConfigError(f"{section}.* is fixed once a run has started; {', '.join(LIVE_SECTIONS)} may change")
-        if self.reference is None and needs_reference(changed):
+        if self.reference is None and formulas.needs_reference(changed):
             raise ConfigError("this run has no reference model: it started with loss.beta = 0; start it with more")
         interventions = validated(changed)
         carry_over(self.interventions, interventions)
@@ -124,20 +127,19 @@ class Learner:
         scorable = step.scorable.flatten()
         if not bool(scorable.any()):
             step.refuse(Stage.REWARDS, f"none of the {len(scorable)} completions could be scored")
-        batch = dataclasses.replace(batch, advantages=advantages.flatten()).rows(scorable.nonzero()[:, 0])
+        batch = replace(batch, advantages=advantages.flatten()).rows(scorable.nonzero()[:, 0])
         ref_logprobs = None
         if self.reference is not None:
             ref_logprobs = self._logprobs(step, self.reference, batch, sampling, "reference")
-        batch = dataclasses.replace(
-            batch, old_logprobs=self._old_logprobs(step, batch, sampling), ref_logprobs=ref_logprobs
-        )
-        self._measure(step, batch)
+        old_logprobs = self._old_logprobs(step, batch, sampling)
+        batch = replace(batch, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs)
+        measures.batch(self.recorder, batch, rollouts.terminators(self.policy, self.tokenizer))
         return batch
 
     def weigh(self, batch: Batch) -> Batch:
         """The batch with what each token counts in the loss, taken over all that is left of it."""
         weights = token_weights(batch.completion_mask, self.config.loss.aggregation)
-        return dataclasses.replace(batch, weights=weights)
+        return replace(batch, weights=weights)
 
     def loss(self, step: Step, batch: Batch, sampling: SamplingConfig, num_tokens: Tensor) -> Tensor:
         """The batch's part of the objective, to be minimised: clipped surrogate + beta * KL, per token, weighted."""
@@ -149,6 +151,7 @@ class Learner:
         logprobs = logprobs.masked_fill(outside, 0.0)
         recorder.tensor("logprobs", logprobs, step.update)
         log_ratio = LOG_RATIOS[self.config.loss.log_ratio](logprobs, batch).masked_fill(outside, 0.0)
+        step.advantages = batch.advantages
         log_ratio = step.at(Stage.LOG_RATIO, log_ratio)
         log_ratio.register_hook(lambda gradient: recorder.tensor("log_ratio_gradient", gradient, step.update))
         ratio = log_ratio.detach().exp()
@@ -161,7 +164,7 @@ class Learner:
             recorder.metric("kl", kl.float().sum() / num_tokens, step.update)
             if use.beta:  # 0 * inf is NaN: a penalty without weight must not be there at all
                 per_token = per_token + use.beta * kl
-        _measure_clipping(recorder, step, ratio.float(), batch, num_tokens)
+        measures.clipping(recorder, step, ratio.float(), batch, num_tokens)
         loss = weighted_sum(per_token, batch.weights)
         recorder.metric("loss", loss, step.update)
         return loss
@@ -267,29 +270,6 @@ class Learner:
         self.recorder.metric("sampling/sampling_logp_difference/max", gap.max())
         return old
 
-    def _measure(self, step: Step, batch: Batch) -> None:
-        """Note what the batch tells before it is trained on."""
-        recorder, mask = self.recorder, batch.completion_mask
-        for link, values in (("old_logprobs", batch.old_logprobs), ("ref_logprobs", batch.ref_logprobs)):
-            if values is not None:
-                recorder.tensor(link, values)
-        ends = torch.isin(batch.completions, rollouts.terminators(self.policy, self.tokenizer)) & mask
-        lengths = mask.sum(dim=1).float()
-        recorder.metric("completions/mean_length", lengths.mean())
-        recorder.metric("completions/clipped_ratio", 1 - ends.any(dim=1).float().mean())
-        recorder.metric("num_tokens", lengths.sum())
-        recorder.metric("entropy", batch.entropy[mask].mean())
-
-    def measure_rewards(self, step: Step, rewards: Tensor) -> Tensor:
-        """Note the rewards that are going to be used, and hand them on."""
-        assert step.scorable is not None
-        judged = rewards[step.scorable]
-        spread = rewards.std(dim=1) if rewards.shape[1] > 1 else torch.zeros_like(rewards[:, 0])
-        self.recorder.metric("reward", judged.mean())
-        self.recorder.metric("reward_std", spread.mean())
-        self.recorder.metric("frac_reward_zero_std", (spread == 0).float().mean())
-        return rewards
-
     def _read(self, failed: bool) -> tuple[tuple[LinkNote, ...], dict[str, float]]:
         try:
             return self.recorder.flush()
@@ -314,31 +294,10 @@ def validated(config: Config) -> Any:
 
     Raises ConfigError for a guard, fault, setting or formula that does not exist.
     """
-    for name, value, known in (
-        ("log_ratio", config.loss.log_ratio, LOG_RATIOS),
-        ("kl_estimator", config.loss.kl_estimator, KL_ESTIMATORS),
-    ):
-        if value not in known:
-            raise unknown(f"loss.{name}", value, known)
+    formulas.check(config)
     return arrange(config, FAULTS, GUARDS, PROBES)
-
-
-def needs_reference(config: Config) -> bool:
-    """Whether the loss compares the policy with a reference model."""
-    return config.loss.beta > 0 or config.loss.log_ratio in NEEDS_REFERENCE
 
 
 def _judge(functions: RewardFunctions, problems: Sequence[Problem], completions: list[str]) -> tuple[Tensor, Tensor]:
     columns = {name: [problem.columns[name] for problem in problems] for name in problems[0].columns}
     return reward_functions.score(functions, [problem.prompt for problem in problems], completions, columns)
-
-
-def _measure_clipping(recorder: Recorder, step: Step, ratio: Tensor, batch: Batch, num_tokens: Tensor) -> None:
-    use, advantages = step.coefficients, batch.advantages
-    assert use is not None and advantages is not None
-    high = use.epsilon if use.epsilon_high is None else use.epsilon_high
-    low_side = (ratio < 1 - use.epsilon) & (advantages < 0)[:, None]
-    high_side = (ratio > 1 + high) & (advantages > 0)[:, None]
-    recorder.metric("clip_ratio/low_mean", low_side.sum() / num_tokens, step.update)
-    recorder.metric("clip_ratio/high_mean", high_side.sum() / num_tokens, step.update)
-    recorder.metric("clip_ratio/region_mean", (low_side | high_side).sum() / num_tokens, step.update)

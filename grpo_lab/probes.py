@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from grpo_lab.interventions import Intervention, Outcome, Stage, Step
+from grpo_lab.recorder import named_gradients
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,12 @@ class MeasureGradients(Intervention):
     stage = Stage.GRADIENTS
 
     def __call__(self, value: Any, step: Step) -> Outcome:
-        named = [(name, p.grad) for name, p in value.named_parameters() if p.grad is not None]
-        names, gradients = [name for name, _ in named], [g for _, g in named]
-        norm = step.recorder.parameters("gradients", names, gradients, step.update).norm()
-        step.grad_norm = float(norm)
+        names, gradients = named_gradients(value)
+        facts = {"largest_representable": min((torch.finfo(g.dtype).max for g in gradients), default=torch.inf)}
+        norm = step.recorder.parameters("gradients", names, gradients, step.update, facts).norm()
+        step.recorder.count_now()
         step.recorder.metric("grad_norm", norm, step.update)
-        if not step.grad_norm < torch.inf:
-            step.recorder.count_now()
+        step.grad_norm = float(norm)
         return Outcome(value)
 
 

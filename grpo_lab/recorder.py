@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from grpo_lab.errors import ModelError
 from grpo_lab.events import LinkNote
 
 LOCATE_LIMIT = 2**14
@@ -30,7 +31,9 @@ class _Pending(NamedTuple):
     statistics: Tensor
     names: Sequence[str]
     tensors: Sequence[Tensor]
+    numel: int
     facts: dict[str, float]
+    nonfinite: float | None = None
 
 
 class Recorder:
@@ -54,7 +57,7 @@ class Recorder:
         if flat.numel() <= LOCATE_LIMIT:
             statistics.append(sizes.argmax())
         stacked = torch.stack([number.double() for number in statistics])
-        self._pending.append(_Pending(link, update, note, tuple(value.shape), stacked, (), (), {}))
+        self._pending.append(_Pending(link, update, note, tuple(value.shape), stacked, (), (), flat.numel(), {}))
 
     def parameters(
         self,
@@ -67,16 +70,20 @@ class Recorder:
         """Note a tensor per parameter by their 2-norms (fp32), and return those norms.
 
         Elements that are not finite are counted at `flush`, and only where a norm is not finite.
+        Raises ModelError where there is no tensor.
         """
+        if not tensors:
+            raise ModelError(f"nothing to note for {link}: no parameter has a gradient; is the whole model frozen?")
         detached = [tensor.detach() for tensor in tensors]
-        norms = torch.stack(torch._foreach_norm(detached, 2, dtype=torch.float32))
-        self._pending.append(_Pending(link, update, "", (), norms, names, tensors, facts or {}))
+        numel = sum(tensor.numel() for tensor in detached)
+        norms = torch.stack(torch._foreach_norm(detached, 2, dtype=torch.float32))  # type: ignore[attr-defined]
+        self._pending.append(_Pending(link, update, "", (), norms, names, tensors, numel, facts or {}))
         return norms
 
     def count_now(self) -> None:
-        """Count the last parameters' broken elements before somebody changes them in place."""
-        last = self._pending.pop()
-        self._pending.append(last._replace(facts={**last.facts, "nonfinite": float(count_nonfinite(last.tensors))}))
+        """Count the last parameters' broken elements before somebody changes them in place, and let go of them."""
+        last = self._pending[-1]
+        self._pending[-1] = last._replace(nonfinite=_count_broken(last, last.statistics), tensors=())
 
     def flush(self) -> tuple[tuple[LinkNote, ...], dict[str, float]]:
         """All notes and metrics since the last flush, moved to the host at once.
@@ -113,6 +120,12 @@ def _reduce(metrics: list[tuple[str, int, float]]) -> dict[str, float]:
     return reduced
 
 
+def named_gradients(policy: Any) -> tuple[list[str], list[Tensor]]:
+    """Names and gradients of all parameters that have one."""
+    named = [(name, p.grad) for name, p in policy.named_parameters() if p.grad is not None]
+    return [name for name, _ in named], [gradient for _, gradient in named]
+
+
 def count_nonfinite(tensors: Sequence[Tensor]) -> int:
     """Elements that are NaN or inf, counted with one transfer."""
     return int(torch.stack([(~tensor.isfinite()).sum() for tensor in tensors]).sum())
@@ -121,22 +134,24 @@ def count_nonfinite(tensors: Sequence[Tensor]) -> int:
 def _tensor_note(note: _Pending, values: list[float]) -> LinkNote:
     magnitude, nonfinite, *worst = values
     where = note.note
-    if worst:
+    if worst and note.shape:
         index = ", ".join(str(int(i)) for i in torch.unravel_index(torch.tensor(int(worst[0])), note.shape))
         where = f"{where} [{index}]".strip()
-    numel = torch.Size(note.shape).numel()
-    return LinkNote(note.link, note.update, magnitude, nonfinite, numel, where, note.facts)
+    return LinkNote(note.link, note.update, magnitude, nonfinite, note.numel, where, note.facts)
 
 
 def _parameters_note(note: _Pending, norms: Tensor) -> LinkNote:
-    facts = dict(note.facts)
-    broken = [i for i, finite in enumerate(norms.isfinite().tolist()) if not finite]
-    first = broken[0] if broken else int(norms.argmax())
-    nonfinite = facts.pop("nonfinite", None)
-    if nonfinite is None:
-        nonfinite = float(count_nonfinite([note.tensors[i] for i in broken])) if broken else 0.0
-    numel = sum(tensor.numel() for tensor in note.tensors)
-    return LinkNote(note.link, note.update, float(norms.norm()), nonfinite, numel, note.names[first], facts)
+    sizes = norms.nan_to_num(nan=math.inf)  # the first that is not finite, or else the largest
+    nonfinite = _count_broken(note, norms) if note.nonfinite is None else note.nonfinite
+    where = note.names[int(sizes.argmax())]
+    return LinkNote(note.link, note.update, float(norms.norm()), nonfinite, note.numel, where, note.facts)
+
+
+def _count_broken(note: _Pending, norms: Tensor) -> float:
+    """Elements that are not finite: only tensors with such a norm can hold any, so the others are not read."""
+    finite = norms.isfinite().tolist()
+    suspects = [tensor for tensor, fine in zip(note.tensors, finite, strict=True) if not fine]
+    return float(count_nonfinite(suspects)) if suspects else 0.0
 
 
 def _worse(old: LinkNote, new: LinkNote) -> LinkNote:

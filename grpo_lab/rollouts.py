@@ -224,9 +224,7 @@ class Warps:
 
 def is_plain(sampling: SamplingConfig) -> bool:
     """Whether the sampled distribution is the model's own at the sampling temperature: no filter, no penalty."""
-    neutral = SamplingConfig(
-        temperature=sampling.temperature, max_completion_length=sampling.max_completion_length
-    )
+    neutral = SamplingConfig(temperature=sampling.temperature, max_completion_length=sampling.max_completion_length)
     return sampling == neutral
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lab.config import SECTIONS, SWITCHES, Config
-from grpo_lab.shipped import data_directory
 from grpo_lab.errors import ConfigError, unknown
+from grpo_lab.shipped import data_directory
 
 _TEXTS = ("title", "source", "story")
 

@@ -19,6 +19,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import sys
 import textwrap
 import types
 import typing
@@ -28,7 +29,10 @@ from typing import Annotated, Any
 
 from grpo_lab.errors import ConfigError, unknown
 
-__all__ = ["Annotated", "AtLeast", "Between", "OneOf", "Setting", "Settings", "parse", "settings_of"]
+__all__ = ["Annotated", "AtLeast", "Between", "OneOf", "Setting", "Settings", "parse", "settings_of", "typed"]
+
+_AS_JSON_HOLDS_THEM = ("inf", "-inf", "nan")
+"""JSON has no such numbers: they are written down as these words."""
 
 
 @dataclass(frozen=True)
@@ -150,24 +154,46 @@ def parse(text: str) -> Any:
     return text
 
 
+def typed(setting: Setting, text: str) -> Any:
+    """`parse` for one setting: where it wants words, a word that looks like a number or a switch stays a word."""
+    one_word = setting.kind is str or (typing.get_origin(setting.kind) is tuple and "," not in text)
+    return text if one_word else parse(text)
+
+
 def _convert(setting: Setting, value: Any) -> Any:
     """The value as the setting's type, or a ConfigError that names value, limit and way out."""
     kinds = typing.get_args(setting.kind) if isinstance(setting.kind, types.UnionType) else (setting.kind,)
     if value is None and type(None) in kinds:
         return None
     kind = next(k for k in kinds if k is not type(None))
-    if typing.get_origin(kind) is tuple:
-        value = (value,) if isinstance(value, str) else value
-        kind = tuple
-    wanted = {int: (int,), float: (int, float), tuple: (tuple, list)}.get(kind, (kind,))
-    if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):
-        raise ConfigError(f"{setting.name} = {value!r}: must be of type {getattr(kind, '__name__', kind)}")
-    value = kind(value)
+    value = _as_tuple(setting, kind, value) if typing.get_origin(kind) is tuple else _as_one(setting, kind, value)
     if isinstance(value, float) and math.isnan(value):
         raise ConfigError(f"{setting.name} = nan: must be a number")
     if setting.limit and not setting.limit.accepts(value):
         raise ConfigError(f"{setting.name} = {value!r}: must be {setting.limit}")
     return value
+
+
+def _as_one(setting: Setting, kind: type, value: Any) -> Any:
+    wanted = (int, float) if kind is float else (kind,)
+    if kind is float and value in _AS_JSON_HOLDS_THEM:
+        value = float(value)
+    if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):
+        raise ConfigError(f"{setting.name} = {value!r}: must be of type {kind.__name__}")
+    try:
+        return kind(value)
+    except OverflowError:
+        raise ConfigError(f"{setting.name}: must be at most {sys.float_info.max:.3g} in magnitude") from None
+
+
+def _as_tuple(setting: Setting, kind: Any, value: Any) -> tuple[Any, ...]:
+    element = typing.get_args(kind)[0]
+    value = (value,) if isinstance(value, element) else value
+    if not isinstance(value, tuple | list):
+        raise ConfigError(f"{setting.name} = {value!r}: must be of type tuple")
+    if not all(isinstance(part, element) and part for part in value):
+        raise ConfigError(f"{setting.name} = {value!r}: each must be a non-empty {element.__name__}")
+    return tuple(value)
 
 
 @functools.cache
@@ -180,7 +206,7 @@ def _help_texts(cls: type) -> dict[str, str]:
         body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
         assert isinstance(body, ast.ClassDef)
         for field, below in zip(body.body, body.body[1:], strict=False):
-            is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and is_text:
-                texts[field.target.id] = " ".join(str(below.value.value).split())
+            match field, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=text)):
+                    texts[name] = " ".join(str(text).split())
     return texts

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+from grpo_lab.errors import RunError
 
 SMALL = 10_000_000
 """Parameters below which a snapshot is taken before every step, whether a guard may need it or not."""
@@ -13,10 +17,10 @@ SMALL = 10_000_000
 class Snapshots:
     """Tensors of weights and moments only: learning rate, beta and eps are the step's, so a restore cannot undo them.
 
-    `every` steps one is taken; 0 takes none.
+    `every` steps one is taken, the first at once; 0 takes none.
     """
 
-    def __init__(self, parameters: list[Tensor], optimizer: Optimizer, every: int) -> None:
+    def __init__(self, parameters: Sequence[Tensor], optimizer: Optimizer, every: int) -> None:
         self._parameters, self._optimizer, self.every = parameters, optimizer, every
         self._weights: list[Tensor] = []
         self._moments: dict[Tensor, dict[str, Tensor]] = {}
@@ -25,7 +29,7 @@ class Snapshots:
     @torch.no_grad()
     def take(self, step: int) -> None:
         """Copy weights and moments as they are before `step`, if one is due."""
-        if not self.every or step % self.every:
+        if not self.every or (self._weights and step % self.every):
             return
         self._weights = [p.detach().clone() for p in self._parameters]
         self._moments = {p: {k: v.clone() for k, v in state.items()} for p, state in self._optimizer.state.items()}
@@ -33,8 +37,16 @@ class Snapshots:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put weights and moments back as they were at the last snapshot."""
-        torch._foreach_copy_([p.data for p in self._parameters], self._weights)
+        """Put weights and moments back as they were at the last snapshot.
+
+        Raises RunError where none was taken.
+        """
+        if not self._weights:
+            raise RunError(
+                "there is no snapshot to go back to: set run.snapshot_every to 1 or more, and in a guard of your own "
+                "that answers ROLL_BACK set may_roll_back = True, so that one is taken by itself"
+            )
+        torch._foreach_copy_([p.data for p in self._parameters], self._weights)  # type: ignore[attr-defined]
         for parameter, state in self._optimizer.state.items():
             kept = self._moments.get(parameter)
             for name, value in state.items():
@@ -46,6 +58,6 @@ class Snapshots:
         """Largest change of any single weight since `step` began, or None where no snapshot was taken there."""
         if step != self._step:
             return None
-        moves = torch._foreach_sub([p.data for p in self._parameters], self._weights)
-        torch._foreach_abs_(moves)
-        return float(torch.stack(torch._foreach_max(moves)).max())
+        moves = torch._foreach_sub([p.data for p in self._parameters], self._weights)  # type: ignore[attr-defined]
+        torch._foreach_abs_(moves)  # type: ignore[attr-defined]
+        return float(torch.stack(torch._foreach_max(moves)).max())  # type: ignore[attr-defined]

@@ -1,10 +1,10 @@
 """GRPO (DeepSeekMath, algorithm 1) as a generator of events, with one seam for all that guards or harms it.
 
-    for each step
-        draw prompts, sample a group of completions for each, score them
-        advantage = (reward - mean of its group) / standard deviation of its group
-        for each of mu updates
-            minimise  -min(ratio A, clip(ratio) A) + beta KL(policy || reference)
+for each step
+    draw prompts, sample a group of completions for each, score them
+    advantage = (reward - mean of its group) / standard deviation of its group
+    for each of mu updates
+        minimise  -min(ratio A, clip(ratio) A) + beta KL(policy || reference)
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from grpo_lab import measures
 from grpo_lab import tasks as task_sets
 from grpo_lab.advantages import group_advantages
 from grpo_lab.config import Config
@@ -50,12 +51,13 @@ def train(
             sampling = step.at(Stage.SAMPLING, step.config.sampling)
             problems = tasks.batch(seed, index, num_prompts)
             batch = learner.sample(step, problems, sampling)
-            scores = learner.measure_rewards(step, step.at(Stage.REWARDS, learner.score(step, problems, batch)))
+            scores = step.at(Stage.REWARDS, learner.score(step, problems, batch))
+            measures.rewards(learner.recorder, step, scores)
             advantages = group_advantages(scores, step.config.loss.advantage_scale, scorable=step.scorable)
             advantages = step.at(Stage.ADVANTAGES, advantages)
             batch = step.at(Stage.BATCH, learner.complete(step, batch, advantages, sampling))
             batch = learner.weigh(batch)
-            for step.update in range(step.config.loss.num_iterations):
+            for step.update in range(step.config.loss.num_iterations):  # noqa: B020
                 learner.optimizer.zero_grad()
                 for micro_batch in batch.split(config.data.micro_batch_prompts):
                     loss = learner.loss(step, micro_batch, sampling, batch.completion_mask.sum())

@@ -14,9 +14,9 @@ FLOORS = {
     1: "advantages losses kl logprobs",
     2: "batch interventions probes guards faults rewards tasks recorder",
     3: "models model_building rollouts snapshots",
-    4: "learner trainer",
-    5: "session worker chain environment reproduction",
-    6: "cli dashboard plots __init__ __main__",
+    4: "measures learner trainer",
+    5: "session worker chain crashes environment reproduction",
+    6: "cli console reproduce dashboard plots __init__ __main__",
 }
 FLOOR = {name: floor for floor, names in FLOORS.items() for name in names.split()}
 VIEWS = {"IPython", "ipywidgets", "matplotlib"}

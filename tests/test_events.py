@@ -72,6 +72,12 @@ def test_an_event_is_one_line_of_valid_json_and_comes_back_the_same(kind, data):
     assert repr(again) == repr(event)  # nan != nan, but their words are the same, and so are those of 0.0 and -0.0
 
 
+def test_what_a_model_sampled_ends_no_line():
+    event = Stepped(0, 1, "KEEP", {}, (), (), (("a\u2028b", "c\x85\u2029\x1c\r\nd", 1.0),))
+    assert len(to_json(event).splitlines()) == 1
+    assert from_json(to_json(event)) == event
+
+
 def test_nan_and_infinity_come_back_as_numbers_wherever_they_stand():
     link = LinkNote("ratio", 2, math.inf, math.nan, 8, "[0, 1]", {"adam_eps": -math.inf})
     event = Stepped(3, 1, "KEEP", {"kl": math.nan, "loss": -math.inf}, (link,), (), (("2+2=", "4", math.nan),))

@@ -1,13 +1,16 @@
 """The recorder notes how large a value was, how much of it was not finite, and where; then it forgets."""
 
 import math
+import weakref
 
 import pytest
 import torch
 from torch import tensor
 
 from grpo_lab import recorder as module
-from grpo_lab.recorder import LARGEST, Recorder, count_nonfinite
+from grpo_lab.errors import GrpoLabError
+from grpo_lab.events import LinkNote
+from grpo_lab.recorder import LARGEST, Recorder, count_nonfinite, named_gradients
 
 INF, NAN = math.inf, math.nan
 
@@ -46,6 +49,14 @@ def test_a_tensor_is_noted_by_its_size_and_its_worst_element(recorder, values, m
 def test_the_name_of_a_pass_stands_before_the_place(recorder):
     recorder.tensor("logits", tensor([1.0, 5.0]), note="old")
     assert only(recorder).where == "old [1]"
+
+
+def test_a_single_number_needs_no_place(recorder):
+    recorder.tensor("loss", tensor(3.0))
+    recorder.tensor("kl_delta", tensor(NAN), note="current")
+    notes, _ = recorder.flush()
+    assert [(note.magnitude, note.where) for note in notes[:1]] == [(3.0, "")]
+    assert notes[1].where == "current"
 
 
 def test_a_large_tensor_is_counted_but_not_searched(recorder, monkeypatch):
@@ -154,6 +165,28 @@ def test_counting_now_sees_what_a_guard_then_overwrites(recorder):
     gradient.fill_(NAN)  # what clip_grad_norm_ does
     note = only(recorder)
     assert (note.nonfinite, note.facts) == (2, {"x": 1.0})
+
+
+def test_counting_now_lets_go_of_the_tensors(recorder):
+    gradient = torch.ones(3)
+    alive = weakref.ref(gradient)
+    recorder.parameters("gradients", ["a"], [gradient])
+    recorder.count_now()
+    del gradient
+    assert alive() is None
+    assert only(recorder) == LinkNote("gradients", 0, pytest.approx(math.sqrt(3)), 0.0, 3, "a")  # type: ignore[arg-type]
+
+
+def test_a_frozen_model_is_told_so(recorder):
+    with pytest.raises(GrpoLabError, match="no parameter has a gradient"):
+        recorder.parameters("gradients", [], [])
+
+
+def test_gradients_are_named():
+    model = torch.nn.Linear(1, 1)
+    assert named_gradients(model) == ([], [])
+    model.bias.grad = tensor([2.0])
+    assert named_gradients(model) == (["bias"], [model.bias.grad])
 
 
 def test_counting():

@@ -9,7 +9,7 @@ import pytest
 
 from grpo_lab.errors import ConfigError, unknown
 from grpo_lab.seeds import derive
-from grpo_lab.settings import AtLeast, Between, OneOf, Settings, build, parse, settings_of
+from grpo_lab.settings import AtLeast, Between, OneOf, Settings, build, parse, settings_of, typed
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,11 @@ def test_a_value_within_its_limit_is_kept_as_it_is(values):
         ({"flag": 1}, "flag = 1: must be of type bool"),
         ({"color": 3}, "color = 3: must be of type str"),
         ({"names": 3}, "names = 3: must be of type tuple"),
+        ({"names": ["a", 3]}, "names = ['a', 3]: each must be a non-empty str"),
+        ({"names": ("a", "")}, "names = ('a', ''): each must be a non-empty str"),
+        ({"free": "nan"}, "free = nan: must be a number"),
+        ({"free": 10**400}, "free: must be at most 1.8e+308 in magnitude"),
+        ({"count": "inf"}, "count = 'inf': must be of type int"),
     ],
 )
 def test_a_bad_value_is_refused_with_the_value_and_the_limit(values, message):
@@ -89,6 +94,28 @@ def test_values_take_the_type_of_their_setting():
     assert isinstance(made.maybe, float)
     assert made.names == ("x", "y")
     assert Example(names="one").names == ("one",)  # type: ignore[arg-type]
+    assert Example(names=()).names == ()
+
+
+def test_infinity_is_read_as_json_holds_it():
+    made = Example(maybe="inf", free="-inf")  # type: ignore[arg-type]
+    assert (made.maybe, made.free) == (math.inf, -math.inf)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("color", "3", "3"),
+        ("color", "on", "on"),
+        ("names", "3", "3"),
+        ("names", "a,3", ("a", "3")),
+        ("share", "3", 3),
+        ("maybe", "none", None),
+        ("flag", "on", True),
+    ],
+)
+def test_a_word_is_read_as_typed_where_words_are_wanted(name, text, value):
+    assert typed(settings_of(Example)[name], text) == value
 
 
 def test_settings_cannot_be_changed_after_they_were_checked():

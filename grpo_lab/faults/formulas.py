@@ -9,6 +9,8 @@ from torch import Tensor
 
 from grpo_lab import kl
 from grpo_lab.batch import Batch
+from grpo_lab.config import Config
+from grpo_lab.errors import unknown
 
 
 def log_ratio_to_old(logprobs: Tensor, batch: Batch) -> Tensor:
@@ -38,3 +40,18 @@ def k3_exp(delta: Tensor) -> Tensor:
 
 
 KL_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {**kl.ESTIMATORS, "k3_exp": k3_exp}
+
+
+def check(config: Config) -> None:
+    """Raise ConfigError for a formula that does not exist, with the nearest names."""
+    for name, value, known in (
+        ("log_ratio", config.loss.log_ratio, LOG_RATIOS),
+        ("kl_estimator", config.loss.kl_estimator, KL_ESTIMATORS),
+    ):
+        if value not in known:
+            raise unknown(f"loss.{name}", value, known)
+
+
+def needs_reference(config: Config) -> bool:
+    """Whether the loss compares the policy with a reference model."""
+    return config.loss.beta > 0 or config.loss.log_ratio in NEEDS_REFERENCE

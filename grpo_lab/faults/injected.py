@@ -10,6 +10,7 @@ from torch import Tensor
 
 from grpo_lab.batch import Batch
 from grpo_lab.interventions import Intervention, Outcome, Stage, Step, Verdict
+from grpo_lab.recorder import named_gradients
 from grpo_lab.settings import AtLeast
 
 
@@ -17,20 +18,26 @@ from grpo_lab.settings import AtLeast
 class DropoutOn(Intervention):
     """Turns dropout on for the differentiable pass alone, as `model.train()` in a training step does.
 
-    The ratio then compares two different networks, and is noise even before the first update.
+    The ratio then compares two different networks, and is noise even before the first update. Dropout draws from
+    torch's global generator and from nothing else, so this fault seeds that one; the run itself never reads it.
     """
 
     name = "dropout_on"
     stage = Stage.BATCH
 
     def __call__(self, value: Batch, step: Step) -> Outcome:
+        torch.manual_seed(self.seed(step))
         step.policy.train()
         return Outcome(value, Verdict.CHANGED, "dropout on in the differentiable pass, off in the others")
 
 
 @dataclass(frozen=True)
 class ShiftLogRatio(Intervention):
-    """Adds a number of nats to the log-ratio of one trained token: a policy that has drifted that far on it."""
+    """Adds a number of nats to the log-ratio of one token: a policy that has drifted that far on it.
+
+    The token belongs to a completion with a positive advantage, so that `min` picks the clipped branch and the loss
+    stays finite.
+    """
 
     name = "shift_log_ratio"
     stage = Stage.LOG_RATIO
@@ -41,9 +48,10 @@ class ShiftLogRatio(Intervention):
     """The step in which it happens."""
 
     def __call__(self, value: Tensor, step: Step) -> Outcome:
-        if step.index != self.at_step:
+        liked = [] if step.advantages is None else (step.advantages > 0).nonzero()[:, 0].tolist()
+        if step.index != self.at_step or not liked:
             return Outcome(value)
-        row = int(torch.randint(len(value), (1,), generator=self.generator(step)))
+        row = liked[int(torch.randint(len(liked), (1,), generator=self.generator(step)))]
         shift = torch.zeros_like(value)
         shift[row, 0] = self.nats
         return Outcome(value + shift, Verdict.CHANGED, f"log-ratio of completion {row}, token 0: + {self.nats:g} nats")
@@ -62,7 +70,7 @@ class NanGradient(Intervention):
     def __call__(self, value: Any, step: Step) -> Outcome:
         if step.index != self.at_step:
             return Outcome(value)
-        gradients = [p.grad for p in value.parameters() if p.grad is not None]
+        _, gradients = named_gradients(value)
         chosen = gradients[int(torch.randint(len(gradients), (1,), generator=self.generator(step)))]
         chosen.view(-1)[0] = torch.nan
         return Outcome(value, Verdict.CHANGED, f"1 of {sum(g.numel() for g in gradients)} gradients set to NaN")

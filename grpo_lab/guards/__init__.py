@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from grpo_lab.guards.coefficients import DualClip, RepresentableEpsilon, Rollback, WarmUp
 from grpo_lab.guards.gradients import ClipGradients, SkipNonfinite, SkipSpikes
-from grpo_lab.guards.loss import ClampKL, ClampLogits, ClampLogRatio, DropNonfiniteSamples
-from grpo_lab.guards.sampling import CheckProbabilities, ClampAdvantages, SafeSampling, SanitizeRewards
+from grpo_lab.guards.loss import ClampAdvantages, ClampKL, ClampLogits, ClampLogRatio, DropNonfiniteSamples
+from grpo_lab.guards.sampling import CheckProbabilities, SafeSampling, SanitizeRewards
 from grpo_lab.guards.weights import CheckWeights
 from grpo_lab.interventions import Intervention
 

@@ -41,6 +41,8 @@ class DualClip(Intervention):
 
     Stops: a finite but huge gradient from one unlikely token. Does not stop 0 * inf: that needs clamp_log_ratio.
     Costs: nothing while ratios stay below delta. Hides: how far the policy has left the one that sampled.
+    It only sets a coefficient of the loss and so never says that it acted: it did where ratio/max is above delta, on
+    tokens whose advantage is negative. A run whose ratios stay below is bit-identical, so it changes no healthy run.
     """
 
     name = "dual_clip"

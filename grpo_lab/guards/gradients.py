@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import torch
 
-from grpo_lab.interventions import Intervention, Outcome, Stage, Step, Verdict
+from grpo_lab.interventions import Intervention, Outcome, Stage, Step, Verdict, exceeds
+from grpo_lab.recorder import named_gradients
 from grpo_lab.settings import AtLeast, Between
 
 
@@ -25,13 +26,13 @@ class SkipNonfinite(Intervention):
     may_roll_back = True
 
     patience: Annotated[int, AtLeast(0)] = 5
-    """Skips in a row before it asks for a rollback."""
+    """Skipped steps in a row before it asks for a rollback."""
 
     def __call__(self, value: Any, step: Step) -> Outcome:
         if math.isfinite(step.grad_norm):
-            return self.accept(value)
+            return Outcome(value)
         reason = f"grad norm {step.grad_norm} is not finite"
-        return self.refuse(value, reason, Verdict.SKIP_STEP, self.patience, Verdict.ROLL_BACK)
+        return self.refuse(value, step, reason, Verdict.SKIP_STEP, self.patience, Verdict.ROLL_BACK)
 
 
 @dataclass(frozen=True)
@@ -50,16 +51,16 @@ class SkipSpikes(Intervention):
     threshold: Annotated[float, Between(0)] = 10.0
     """Largest gradient norm that is accepted."""
     patience: Annotated[int, AtLeast(0)] = 20
-    """Skips in a row before it asks for a rollback."""
+    """Skipped steps in a row before it asks for a rollback."""
     nan_passes: bool = False
     """Compare as the reports do, so that NaN counts as small."""
 
     def __call__(self, value: Any, step: Step) -> Outcome:
         norm = step.grad_norm
         if norm <= self.threshold or (self.nan_passes and math.isnan(norm)):
-            return self.accept(value)
-        reason = f"grad norm {norm:.4g} > {self.threshold:g}"
-        return self.refuse(value, reason, Verdict.SKIP_STEP, self.patience, Verdict.ROLL_BACK)
+            return Outcome(value)
+        reason = exceeds("grad norm", norm, self.threshold)
+        return self.refuse(value, step, reason, Verdict.SKIP_STEP, self.patience, Verdict.ROLL_BACK)
 
 
 @dataclass(frozen=True)
@@ -83,4 +84,6 @@ class ClipGradients(Intervention):
         if norm <= self.max_norm:
             return Outcome(value)
         torch.nn.utils.clip_grads_with_norm_(value.parameters(), self.max_norm, torch.tensor(norm))
-        return Outcome(value, Verdict.CHANGED, f"grad norm {norm:.4g} > {self.max_norm:g}")
+        step.recorder.parameters("clipped_gradients", *named_gradients(value), step.update)
+        step.recorder.count_now()
+        return Outcome(value, Verdict.CHANGED, exceeds("grad norm", norm, self.max_norm))

@@ -1,4 +1,4 @@
-"""Guards between the logits and the loss."""
+"""Guards of the numbers that make up the loss: advantages, logits, log-ratios, KL."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated
 
 from torch import Tensor
 
-from grpo_lab.interventions import Intervention, Outcome, Stage, Step, Verdict
 from grpo_lab.batch import Batch
+from grpo_lab.interventions import Intervention, Outcome, Stage, Step, Verdict, exceeds
 from grpo_lab.settings import Between
 
 
@@ -23,8 +23,20 @@ class _Clamp(Intervention):
         largest = float(value.detach().abs().amax())
         if largest <= self.limit:
             return Outcome(value)
-        reason = f"{self.stage.replace('_', '-')} {largest:.4g} > {self.limit:g}"
+        reason = exceeds(self.stage.replace("_", "-"), largest, self.limit)
         return Outcome(value.clamp(-self.limit, self.limit), Verdict.CHANGED, reason)
+
+
+@dataclass(frozen=True)
+class ClampAdvantages(_Clamp):
+    """Clamps advantages to +-limit, as the reports do.
+
+    Stops: nothing in groups of up to 101, since |A| <= (G - 1) / sqrt(G); with no scaling, a reward of a thousand.
+    NaN passes through. Costs: nothing. Hides: rewards on a wild scale.
+    """
+
+    name = "clamp_advantages"
+    stage = Stage.ADVANTAGES
 
 
 @dataclass(frozen=True)

@@ -65,16 +65,25 @@ class CheckProbabilities(Intervention):
     may_roll_back = True
 
     patience: Annotated[int, AtLeast(0)] = 5
-    """Refusals in a row before the run stops."""
+    """Refused steps in a row before the run stops."""
 
     def __call__(self, value: Tensor, step: Step) -> Outcome:
-        lowest, total = torch.stack([value.amin(), value.sum(dim=-1).amin()]).tolist()
-        highest = float(value.amax())
+        lowest, highest, total = torch.stack([value.amin(), value.amax(), value.sum(dim=-1).amin()]).tolist()
         if lowest >= 0 and highest < torch.inf and total > 0:
-            return self.accept(value)
-        rows = int((~value.isfinite()).any(dim=-1).sum())
-        reason = f"{rows} of {len(value)} rows of probabilities are not finite"
-        return self.refuse(value, reason, Verdict.ROLL_BACK, self.patience, Verdict.STOP)
+            return Outcome(value)
+        return self.refuse(value, step, _objection(value), Verdict.ROLL_BACK, self.patience, Verdict.STOP)
+
+
+def _objection(probabilities: Tensor) -> str:
+    """What torch.multinomial would refuse, and in how many rows."""
+    broken = {
+        "are not finite": (~probabilities.isfinite()).any(dim=-1),
+        "hold a number below 0": (probabilities < 0).any(dim=-1),
+        "sum to 0 or less": probabilities.sum(dim=-1) <= 0,
+    }
+    counts = {what: int(rows.sum()) for what, rows in broken.items()}
+    size = len(probabilities)
+    return ", ".join(f"{n} of {size} rows of probabilities {what}" for what, n in counts.items() if n)
 
 
 @dataclass(frozen=True)
@@ -96,25 +105,3 @@ class SanitizeRewards(Intervention):
         step.scorable = step.scorable & ~broken
         reason = f"{count} of {value.numel()} rewards were not finite"
         return Outcome(value.masked_fill(broken, 0.0), Verdict.CHANGED, reason)
-
-
-@dataclass(frozen=True)
-class ClampAdvantages(Intervention):
-    """Clamps advantages to +-limit, as the reports do.
-
-    Stops: nothing in groups of up to 101, since |A| <= (G - 1) / sqrt(G); with no scaling, a reward of a thousand.
-    NaN passes through. Costs: nothing. Hides: rewards on a wild scale.
-    """
-
-    name = "clamp_advantages"
-    stage = Stage.ADVANTAGES
-
-    limit: Annotated[float, Between(0)] = 10.0
-    """Largest magnitude."""
-
-    def __call__(self, value: Tensor, step: Step) -> Outcome:
-        largest = float(value.abs().max())
-        if not largest > self.limit:
-            return Outcome(value)
-        reason = f"advantage {largest:.4g} > {self.limit:g}"
-        return Outcome(value.clamp(-self.limit, self.limit), Verdict.CHANGED, reason)

@@ -27,15 +27,15 @@ class CheckWeights(Intervention):
     then: Annotated[str, OneOf("roll_back", "warn")] = "roll_back"
     """What follows: go back, or only say so."""
     patience: Annotated[int, AtLeast(0)] = 5
-    """Refusals in a row before the run stops."""
+    """Refused steps in a row before the run stops."""
 
     def __call__(self, value: Any, step: Step) -> Outcome:
         reason = self._objection(step)
         if not reason:
-            return self.accept(value)
+            return Outcome(value)
         if self.then == "warn":
             return Outcome(value, Verdict.KEEP, reason)
-        return self.refuse(value, reason, Verdict.ROLL_BACK, self.patience, Verdict.STOP)
+        return self.refuse(value, step, reason, Verdict.ROLL_BACK, self.patience, Verdict.STOP)
 
     def _objection(self, step: Step) -> str:
         assert step.weight_norms is not None

@@ -1,0 +1,106 @@
+"""`python -m benchmarks`: run them, print a table, write one JSON file."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import against_trl, guards, shared_prefix
+from benchmarks.timing import Plan
+from grpo_lab import environment
+
+
+class Name(StrEnum):
+    """The benchmarks there are."""
+
+    against_trl = "against_trl"
+    guards = "guards"
+    shared_prefix = "shared_prefix"
+
+
+BENCHMARKS: dict[Name, tuple[Callable[[int, Plan], dict[str, Any]], Plan]] = {
+    Name.against_trl: (against_trl.measure, Plan(blocks=20, steps=5, warm_up=10)),
+    Name.guards: (guards.measure, Plan(blocks=30, steps=5, warm_up=5)),
+    Name.shared_prefix: (shared_prefix.measure, Plan(blocks=20, steps=5, warm_up=5)),
+}
+QUICK = Plan(blocks=3, steps=2, warm_up=2)
+# Upper limits (lower for TRL) of the median, as DESIGN.md's budgets have them.
+TARGETS = {"TRL / ours": (">=", 1.7), "guards stable / none": ("<=", 1.05), "guards everyone / none": ("<=", 1.05)}
+
+
+def main(
+    quick: Annotated[bool, typer.Option(help="A few steps, to see that all runs; no figure counts.")] = False,
+    only: Annotated[list[Name] | None, typer.Option(help="One benchmark; may be given again.")] = None,
+    out: Annotated[Path, typer.Option(envvar="OUT", help="Folder of the results.")] = Path("benchmarks/results"),
+    threads: Annotated[list[int] | None, typer.Option(help="CPU threads; may be given again. 1 and 2 if not.")] = None,
+) -> None:
+    """Measure, print a table, and write cpu.json; a run that is not whole writes cpu-partial.json instead."""
+    console = Console()
+    chosen, counts = only or list(Name), threads or [1, 2]
+    results: dict[str, dict[str, Any]] = {}
+    for name in chosen:
+        measure, plan = BENCHMARKS[name]
+        for count in counts:
+            console.print(f"{name}, {count} threads …", style="dim")
+            results.setdefault(name, {})[f"{count} threads"] = measure(count, QUICK if quick else plan)
+    partial = quick or bool(only) or bool(threads)
+    path = out / ("cpu-partial.json" if partial else "cpu.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**about(), "results": results}, indent=2) + "\n", encoding="utf-8")
+    console.print(table(results))
+    console.print(f"written to {path}", style="dim")
+
+
+def about() -> dict[str, Any]:
+    """When, where and how this was measured."""
+    described = environment.describe()
+    described["packages"]["trl"] = importlib.metadata.version("trl")
+    return {
+        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
+        "load average at the end": [round(load, 2) for load in os.getloadavg()],
+        "environment": {key: value for key, value in described.items() if key != "threads"},
+    }
+
+
+def table(results: dict[str, dict[str, Any]]) -> Table:
+    """One row a ratio and thread count."""
+    shown = Table("ratio", "threads", "median", "quartiles", "range", "fastest", "processor", "budget")
+    for by_threads in results.values():
+        for threads, found in by_threads.items():
+            for name, ratio in found.items():
+                if "wall" in ratio:
+                    shown.add_row(*_row(name, threads, ratio))
+    return shown
+
+
+def _row(name: str, threads: str, ratio: dict[str, dict[str, float]]) -> list[str]:
+    wall, cpu = ratio["wall"], ratio["cpu"]
+    ranges = [f"{wall[low]:.2f}–{wall[high]:.2f}" for low, high in (("low", "high"), ("min", "max"))]
+    sign, target = TARGETS.get(name, ("", 0.0))
+    budget = f"{sign} {target:g}" if sign else ""
+    return [
+        name,
+        threads.split()[0],
+        f"{wall['median']:.3f}",
+        *ranges,
+        f"{wall['fastest']:.3f}",
+        f"{cpu['median']:.3f}",
+        budget,
+    ]
+
+
+if __name__ == "__main__":
+    typer.run(main)

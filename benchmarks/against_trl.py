@@ -1,0 +1,124 @@
+"""Samples a second against TRL's GRPOTrainer on the same work: same model, prompts, batch, lengths and rewards.
+
+TRL owns its loop, so it leads: after each of its blocks a callback lets ours take their turn in the same thread. TRL's
+time of a block is everything from the moment the callback returns to the end of the block's last step: data loading,
+sampling, rewards, update, scheduler and whatever it notes. Ours is everything around `next`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from typing import Any
+
+from benchmarks.timing import Block, Plan, Run, Stopwatch, compare, milliseconds, settle, use_threads
+from grpo_lab import models, tasks
+from grpo_lab.config import Config
+from grpo_lab.rewards import exact_match
+from grpo_lab.scenarios import preset
+
+
+def measure(threads: int, plan: Plan) -> dict[str, Any]:
+    """Step times of TRL, of ours as it is, and of ours with preset `stable`'s guards at their own limits."""
+    use_threads(threads)
+    # Each of TRL's blocks is followed by one of ours, which starts and ends the measured time.
+    config = settle().with_(f"run.num_steps={plan.total}")
+    ours = {"ours": Run(config), "ours, guarded": Run(config.with_guards(preset("stable").guards))}
+    blocks, trl = _take_turns(config, ours, plan)
+    samples = config.data.num_prompts * config.data.num_generations
+    times = {name: milliseconds(row) for name, row in blocks.items()}
+    lengths = {name: run.mean("completions/mean_length", plan.warm_up) for name, run in ours.items()}
+    lengths["trl"] = statistics.fmean(trl["completions/mean_length"][plan.warm_up :])
+    rewards = {name: run.mean("reward", plan.warm_up) for name, run in ours.items()}
+    rewards["trl"] = statistics.fmean(trl["reward"][plan.warm_up :])
+    return {
+        "TRL / ours": compare(blocks["trl"], blocks["ours"]),
+        "TRL / ours, guarded": compare(blocks["trl"], blocks["ours, guarded"]),
+        "step ms": times,
+        "samples per s": {name: round(1000 * samples / time["wall"], 1) for name, time in times.items()},
+        "mean length": {name: round(value, 3) for name, value in lengths.items()},
+        "tokens a step": {name: round(value * samples, 1) for name, value in lengths.items()},
+        "mean reward": {name: round(value, 3) for name, value in rewards.items()},
+    }
+
+
+def _take_turns(config: Config, ours: dict[str, Run], plan: Plan) -> tuple[dict[str, list[Block]], dict[str, Any]]:
+    """The blocks of everyone, and TRL's own metrics, a number a step."""
+    from transformers import PrinterCallback, TrainerCallback
+
+    blocks: dict[str, list[Block]] = {"trl": [], **{name: [] for name in ours}}
+    noted: dict[str, list[float]] = {}
+
+    class Turns(TrainerCallback):
+        """Stops the watch at the end of TRL's block, lets ours go, and starts it again."""
+
+        watch: Stopwatch
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+            turn, left = divmod(state.global_step - plan.warm_up, plan.steps)
+            if turn < 0 or left:
+                return
+            if turn:
+                blocks["trl"].append(self.watch.stop(plan.steps))
+            for name in list(ours)[:: 1 if turn % 2 else -1]:
+                block = ours[name].advance(plan.steps if turn else plan.warm_up)
+                blocks[name] += [block] if turn else []
+            noted.update({name: list(values) for name, values in trainer._metrics["train"].items()})
+            self.watch = Stopwatch()
+
+    with tempfile.TemporaryDirectory() as directory, models.quiet():
+        trainer = _trainer(config, directory)
+        trainer.remove_callback(PrinterCallback)
+        trainer.add_callback(Turns())
+        trainer.train()
+    return blocks, noted
+
+
+def _trainer(config: Config, directory: str) -> Any:
+    """TRL's trainer set to do what the config says, and nothing that the config does not ask for."""
+    import datasets
+    from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportPrivateImportUsage]
+
+    datasets.disable_progress_bars()
+    data, optimizer = config.data, config.optimizer
+    model, tokenizer = models.load(config.model.name, "fp32", "cpu")
+    task = tasks.load(data.tasks)
+    batches = (task.batch(config.run.seed, step, data.num_prompts) for step in range(config.run.num_steps))
+    rows = [{"prompt": problem.prompt, **problem.columns} for batch in batches for problem in batch]
+    arguments = GRPOConfig(
+        output_dir=directory,
+        max_steps=config.run.num_steps,
+        per_device_train_batch_size=data.num_prompts * data.num_generations,
+        gradient_accumulation_steps=1,
+        num_generations=data.num_generations,
+        num_iterations=config.loss.num_iterations,
+        max_completion_length=config.sampling.max_completion_length,
+        temperature=config.sampling.temperature,
+        beta=config.loss.beta,
+        epsilon=config.loss.epsilon,
+        learning_rate=optimizer.learning_rate,
+        lr_scheduler_type="constant",
+        weight_decay=optimizer.weight_decay,
+        seed=config.run.seed,
+        shuffle_dataset=False,
+        # Off, because ours has none of it: it would only make TRL slower.
+        disable_dropout=True,
+        gradient_checkpointing=False,
+        bf16=False,
+        use_cpu=True,
+        report_to="none",
+        save_strategy="no",
+        logging_strategy="no",
+        disable_tqdm=True,
+    )
+    return GRPOTrainer(
+        model=model,
+        processing_class=tokenizer,
+        reward_funcs=_reward,
+        args=arguments,
+        train_dataset=datasets.Dataset.from_list(rows),
+    )
+
+
+def _reward(prompts: list[str], completions: list[str], answer: list[str], **columns: Any) -> list[float | None]:
+    return [*exact_match(prompts, completions, answer)]

@@ -1,0 +1,92 @@
+"""What guarding and watching cost on a healthy run: step time with guards on over none, recorder on over off."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from benchmarks.timing import Plan, Run, compare, milliseconds, settle, take_turns, use_threads
+from grpo_lab import learner
+from grpo_lab.config import Config, Switches
+from grpo_lab.guards import GUARDS
+from grpo_lab.recorder import Recorder
+from grpo_lab.scenarios import preset
+
+QUIET: dict[str, dict[str, Any]] = {
+    "warm_up": {"steps": 1},
+    "clip_gradients": {"max_norm": 1e9},
+    "skip_spikes": {"threshold": 1e9},
+    "clamp_advantages": {"limit": 1e9},
+    "clamp_logits": {"limit": 1e9},
+    "clamp_log_ratio": {"limit": 1e9},
+    "clamp_kl": {"limit": 1e9},
+}
+"""Limits above everything a healthy run shows: a guard looks, which is what it costs, and never acts."""
+ACTS_BY_DESIGN = "safe_sampling"
+
+
+def quiet(guards: Switches) -> dict[str, dict[str, Any]]:
+    """The same guards with limits that nothing healthy reaches."""
+    return {name: {**settings, **QUIET.get(name, {})} for name, settings in guards.items()}
+
+
+def stable() -> dict[str, dict[str, Any]]:
+    """The guards of preset `stable`, quiet."""
+    return quiet(preset("stable").guards)
+
+
+def everyone() -> dict[str, dict[str, Any]]:
+    """Every guard there is, quiet, but for the one that changes how a healthy run samples."""
+    return quiet({name: {} for name in GUARDS if name != ACTS_BY_DESIGN})
+
+
+class Blind(Recorder):
+    """A recorder that sees nothing. The norms it owes the probes are zeros, which without guards nobody reads."""
+
+    def tensor(self, link: str, value: Tensor, update: int = 0, note: str = "") -> None: ...
+
+    def metric(self, name: str, value: Tensor, update: int = 0) -> None: ...
+
+    def parameters(self, *args: Any, **keywords: Any) -> Tensor:
+        return torch.zeros(1)
+
+    def count_now(self) -> None: ...
+
+
+def blindfolded(config: Config) -> Run:
+    """A run without recorder and probes. Metrics are still computed where `Learner` computes them; none is noted."""
+    run = Run(config)
+    with mock.patch.object(learner, "Recorder", Blind), mock.patch.object(learner, "PROBES", ()):
+        run.advance(1)  # a generator builds its Learner at the first step
+    return run
+
+
+def measure(threads: int, plan: Plan) -> dict[str, Any]:
+    """Step times of one healthy run: unguarded, guarded by `stable`, by every guard, and with nobody watching."""
+    use_threads(threads)
+    config = settle().with_(f"run.num_steps={plan.total + 1}")
+    arms: dict[str, Switches] = {"none": {}, "stable": stable(), "everyone": everyone()}
+    runs = {name: Run(config.with_guards(guards)) for name, guards in arms.items()}
+    runs["blind"] = blindfolded(config)
+    blocks = take_turns({name: run.advance for name, run in runs.items()}, plan)
+    return {
+        "guards stable / none": compare(blocks["stable"], blocks["none"]),
+        "guards everyone / none": compare(blocks["everyone"], blocks["none"]),
+        "recorder on / off": compare(blocks["none"], blocks["blind"]),
+        "step ms": {name: milliseconds(row) for name, row in blocks.items()},
+        "acted": {name: sorted(run.acted) for name, run in runs.items()},
+        "same numbers": {name: same(runs["none"], runs[name]) for name in ("stable", "everyone")},
+    }
+
+
+def same(one: Run, other: Run) -> bool:
+    """Whether two runs show the same metrics to the last bit, step time aside."""
+    return [_numbers(step.metrics) for step in one.steps] == [_numbers(step.metrics) for step in other.steps]
+
+
+def _numbers(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if name != "step_time"}

@@ -1,0 +1,133 @@
+"""Contenders advanced in turns within one process, so that whatever else keeps the machine busy slows all alike.
+
+Only ratios of neighbouring blocks are worth reading. Beside the wall clock stands the processor time of this process:
+it hardly sees what others do on the machine, but at two threads it also counts the waiting of one for the other.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from grpo_lab.config import Config
+from grpo_lab.events import Stepped
+from grpo_lab.trainer import train
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long to measure: `blocks` blocks of `steps` steps for each contender, after `warm_up` unmeasured steps."""
+
+    blocks: int = 12
+    steps: int = 10
+    warm_up: int = 5
+
+    @property
+    def total(self) -> int:
+        """Steps each contender makes."""
+        return self.warm_up + self.blocks * self.steps
+
+
+@dataclass(frozen=True)
+class Block:
+    """Seconds a step took in one block, by the wall clock and of this process's processor time."""
+
+    wall: float
+    cpu: float
+
+
+class Stopwatch:
+    """Started when made; `stop` gives the seconds a step."""
+
+    def __init__(self) -> None:
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
+
+    def stop(self, steps: int) -> Block:
+        return Block((time.perf_counter() - self._wall) / steps, (time.process_time() - self._cpu) / steps)
+
+
+class Run:
+    """One training run, advanced some steps at a time; everything `train` does between two of them is in the time."""
+
+    def __init__(self, config: Config, model: tuple[Any, Any] | None = None, rewards: Any = None) -> None:
+        self.steps: list[Stepped] = []
+        self._events = train(config, model=model, rewards=rewards)
+
+    def advance(self, steps: int) -> Block:
+        """Seconds a step over the next `steps` steps."""
+        watch, end = Stopwatch(), len(self.steps) + steps
+        while len(self.steps) < end:
+            event = next(self._events)
+            if isinstance(event, Stepped):
+                self.steps.append(event)
+        return watch.stop(steps)
+
+    def mean(self, metric: str, first: int = 0) -> float:
+        """Mean of a metric over the steps made, from step `first` on."""
+        return statistics.fmean(step.metrics[metric] for step in self.steps[first:])
+
+    @property
+    def acted(self) -> set[str]:
+        """Names of the interventions that did anything."""
+        return {action.name for step in self.steps for action in step.actions}
+
+
+def take_turns(contenders: Mapping[str, Callable[[int], Block]], plan: Plan) -> dict[str, list[Block]]:
+    """The blocks of each contender; who goes first changes every round."""
+    for advance in contenders.values():
+        advance(plan.warm_up)
+    blocks: dict[str, list[Block]] = {name: [] for name in contenders}
+    names = list(contenders)
+    for turn in range(plan.blocks):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            blocks[name].append(contenders[name](plan.steps))
+    return blocks
+
+
+def compare(above: Sequence[Block], below: Sequence[Block]) -> dict[str, Any]:
+    """`above` / `below` block by block, by either clock: the median, its quartiles and extremes.
+
+    `fastest` is the fastest block of the one over the fastest of the other: what remains when both were left alone.
+    """
+    found = {}
+    for clock in ("wall", "cpu"):
+        over, under = [getattr(block, clock) for block in above], [getattr(block, clock) for block in below]
+        found[clock] = spread([a / b for a, b in zip(over, under, strict=True)])
+        found[clock]["fastest"] = round(min(over) / min(under), 4)
+    return found
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, quartiles and extremes."""
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    found = {"median": median, "low": low, "high": high, "min": min(values), "max": max(values)}
+    return {name: round(value, 4) for name, value in found.items()}
+
+
+def milliseconds(blocks: Sequence[Block]) -> dict[str, float]:
+    """Median time of a step in milliseconds, by either clock."""
+    clocks = {"wall": [block.wall for block in blocks], "cpu": [block.cpu for block in blocks]}
+    return {clock: round(1000 * statistics.median(seconds), 2) for clock, seconds in clocks.items()}
+
+
+def use_threads(threads: int) -> None:
+    """CPU threads of torch for every contender."""
+    torch.set_num_threads(threads)
+
+
+def settle() -> Config:
+    """The work all benchmarks share: tiny, 16 prompts x 8 completions of at most 5 tokens, one update a step."""
+    return Config().with_(
+        "run.device=cpu",
+        "data.num_prompts=16",
+        "data.num_generations=8",
+        "sampling.max_completion_length=5",
+        "loss.beta=0.02",
+        "optimizer.learning_rate=3e-4",
+    )

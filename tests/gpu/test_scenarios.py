@@ -1,0 +1,85 @@
+"""Every scenario on this device: alone it breaks as its file says, under the guards of preset `stable` it survives.
+
+Each runs in a process of its own, because a CUDA assert ends the process; a few at a time, because starting one takes
+longer than the run.
+"""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from grpo_lab.scenarios import scenario, scenario_names
+from grpo_lab.session import Session
+
+SEEDS = (0, 1, 2)
+"""A scenario may need another seed on another device: its random draws differ from the CPU's."""
+AT_ONCE = min(4, os.cpu_count() or 1)
+PATIENCE = 400
+
+
+def shown(session, expect) -> list[str]:
+    """What the scenario's file expects and the run did not show."""
+    crash, found, records = session.crash, session.first_break(), session.records
+    missing = []
+    if (crash.operator if crash else "") != expect.crash:
+        missing.append(f"crash {expect.crash!r}, but it was {crash} and the status {session.status}")
+    if expect.first_break and (found is None or found.link != expect.first_break):
+        missing.append(f"first break {expect.first_break!r}, but it was {found}")
+    for name, value in expect.metrics.items():
+        if not (name in records and records[name].max() >= value):
+            missing.append(f"{name} >= {value:g}, but it was {records[name].max() if name in records else 'not noted'}")
+    return missing
+
+
+def alone(name, device, folder):
+    """The run of the first seed that shows what the file expects, or of the last, and what that lacks."""
+    case, runs = scenario(name), []
+    for seed in SEEDS:
+        config = case.config().with_(f"run.device={device}", f"run.seed={seed}")
+        session = Session(config, folder / f"{name}-{seed}", child=True).run()
+        runs.append((session, shown(session, case.expect)))
+        if not runs[-1][1]:
+            break
+    return runs[-1]
+
+
+def guarded(name, device, folder):
+    config = scenario(name).config(guards="stable").with_(f"run.device={device}")
+    return Session(config, folder / f"{name}-stable", child=True).run()
+
+
+@pytest.fixture(scope="module")
+def runs(device, tmp_path_factory):
+    """All runs, begun at once; a test waits for its own."""
+    folder = tmp_path_factory.mktemp("scenarios")
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        yield {
+            (name, kind.__name__): pool.submit(kind, name, device, folder)
+            for name in scenario_names()
+            for kind in (alone, guarded)
+        }
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.parametrize("name", scenario_names())
+def test_breaks_as_its_file_says(runs, name, multinomial, figures):
+    session, missing = runs[name, "alone"].result(PATIENCE)
+    assert missing == []
+    if session.crash and session.crash.operator == "torch.multinomial":
+        assert session.crash.kind == multinomial
+    figures.setdefault("scenarios", {})[name] = {
+        "seed": session.config.run.seed,
+        "status": session.status,
+        "crash": session.crash.kind if session.crash else "",
+        "first break": str(session.first_break() or ""),
+    }
+
+
+@pytest.mark.parametrize("name", scenario_names())
+def test_survives_under_the_stable_guards(runs, name):
+    session = runs[name, "guarded"].result(PATIENCE)
+    assert session.crash is None, session.crash
+    assert session.status == "done", session.ended
+    assert session.records["updates"].sum() > 0
+    assert session.records["weights/nonfinite"].iloc[-1] == 0

@@ -1,0 +1,189 @@
+"""The screen is a pure function of events: the same live, read back, crashed or empty."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_lab.chain import classify_crash
+from grpo_lab.dashboard import MULTINOMIAL, Mark, Series, Tally, decimate, describe, fold, shown
+from grpo_lab.events import Action, Changed, Ended, Evaluated, LinkNote, Started, Stepped, from_json, to_json
+from grpo_lab.scenarios import preset
+
+INF, NAN = math.inf, math.nan
+CONFIG = preset("smoke").with_("run.num_steps=10", "guards.skip_spikes.threshold=10").to_dict()
+START = from_json(to_json(Started(CONFIG, 10, "cpu")))
+assert isinstance(START, Started)
+CONFIG = START.config
+CRASH = Ended("crashed", "it", classify_crash("probability tensor contains either `inf`, `nan` or element < 0"))
+
+
+def links(*broken):
+    names = ("probabilities", "loss", "gradients", "weights")
+    return tuple(LinkNote(name, 0, NAN if name in broken else 1.0, float(name in broken), 8) for name in names)
+
+
+def guard(verdict, reason="grad norm 812 > 10", name="skip_spikes", kind="guard"):
+    return Action(name, kind, "gradients", 0, verdict, reason)
+
+
+def stepped(step, verdict="KEEP", actions=(), broken=(), failed=False, samples=(), **metrics):
+    values = {"grad_norm": 1.0, "kl": 0.1, "reward": 0.5, "ratio/max": 1.0, **metrics}
+    return Stepped(step, 1, verdict, values, links(*broken), actions, samples, failed)
+
+
+CRASHED = [
+    START,
+    stepped(0, samples=(("1+1=", "2", 1.0),)),
+    stepped(1, broken=("gradients", "weights"), grad_norm=NAN),
+    Stepped(2, 0, "KEEP", {}, (LinkNote("probabilities", 0, NAN, 8, 8),), (), (), True),
+    CRASH,
+]
+
+
+def test_nothing_yet():
+    screen = fold([])
+    assert (screen.status, screen.step, screen.completed, screen.num_steps) == ("waiting", -1, 0, 0)
+    assert (screen.series, screen.marks, screen.statuses, screen.first_break) == ({}, (), {}, None)
+    assert fold([START]).status == "starting"
+
+
+def test_series_have_the_steps_that_have_the_metric():
+    screen = fold([START, stepped(0), stepped(1, grad_norm=INF), Stepped(2, 0, "KEEP", {"reward": 1.0}, (), ())])
+    assert screen.series["grad_norm"] == Series((0, 1), (1.0, INF))
+    assert screen.series["reward"] == Series((0, 1, 2), (0.5, 0.5, 1.0))
+    assert (screen.step, screen.completed, screen.num_steps, screen.name) == (2, 3, 10, "smoke")
+
+
+def test_a_crash():
+    screen = fold(CRASHED)
+    assert screen.status == "crashed in torch.multinomial"
+    assert (screen.crash_step, screen.completed, screen.marked("crashed")) == (2, 2, [2])
+    assert screen.first_break is not None
+    assert (screen.first_break.link, screen.first_break.step) == ("gradients", 1)
+    assert [screen.statuses[step].get(MULTINOMIAL) for step in range(3)] == ["healthy", "healthy", "broken"]
+    assert "loss" not in screen.statuses[2]
+    assert screen.samples == (("1+1=", "2", 1.0),)
+
+
+def test_a_process_that_died_without_a_word_crashed_in_the_next_step():
+    assert fold([START, stepped(0), CRASH]).crash_step == 1
+    assert fold([START, CRASH]).crash_step == 0
+    assert fold([START, CRASH]).statuses == {0: {MULTINOMIAL: "broken"}}
+    assert fold([START, Ended("crashed", "x", classify_crash("?"))]).status == "crashed"
+
+
+@pytest.mark.parametrize(
+    ("event", "status", "message"),
+    [
+        (stepped(1), "healthy", ""),
+        (stepped(1, grad_norm=50.0), "spiking", "gradient norm 50, usual up to 10"),
+        (stepped(1, kl=NAN), "spiking", "KL to reference NaN, usual up to 1"),
+        (stepped(1, "SKIP_STEP", (guard("SKIP_STEP"),)), "skipping", "skip_spikes: grad norm 812 > 10"),
+        (
+            stepped(1, "ROLL_BACK", (guard("ROLL_BACK"),), ("weights",)),
+            "rolling back",
+            "skip_spikes: grad norm 812 > 10",
+        ),
+        (stepped(1, "STOP", (guard("STOP"),)), "stopping", "skip_spikes: grad norm 812 > 10"),
+        (stepped(1, broken=("weights",)), "poisoned", "weights are NaN or inf"),
+        (Ended("done"), "done", ""),
+        (Ended("stopped", "by the user"), "stopped", "by the user"),
+    ],
+)
+def test_the_status_in_words(event, status, message):
+    screen = fold([START, stepped(0), event])
+    assert (screen.status, screen.message) == (status, message)
+
+
+def test_a_run_that_ends_with_broken_weights_says_so():
+    assert fold([START, stepped(0, broken=("weights",)), Ended("done")]).status == "done, poisoned"
+    healed = stepped(1, "ROLL_BACK", (guard("ROLL_BACK"),))
+    assert fold([START, stepped(0, broken=("weights",)), healed, Ended("done")]).status == "done"
+
+
+def test_marks_name_the_worst_of_a_step():
+    acted = stepped(0, "CHANGED", (guard("CHANGED", "x > 1", "clip_gradients"),))
+    faulty = stepped(1, "CHANGED", (guard("CHANGED", "harm", "bad", kind="fault"),))
+    both = (guard("CHANGED", "x > 1", "clip_gradients"), guard("ROLL_BACK", "nan", "check_weights"))
+    change = Changed(3, ("loss.beta=1.0", "guards.skip_spikes.threshold=5"))
+    screen = fold([START, acted, faulty, stepped(2, "ROLL_BACK", both), change, stepped(3), Ended("done")])
+    assert screen.marks == (
+        Mark(0, "acted", "clip_gradients: x > 1"),
+        Mark(2, "rolled back", "check_weights: nan"),
+        Mark(3, "changed", "loss.beta=1.0, guards.skip_spikes.threshold=5"),
+    )
+    assert [(step, c["guards"]["skip_spikes"]["threshold"]) for step, c in screen.settings] == [(0, 10), (3, 5)]
+    assert screen.faults == {"bad": Tally(1, 1, 1, "CHANGED", "harm")}
+    assert set(screen.guards) == {"clip_gradients", "check_weights"}
+
+
+def test_a_change_this_version_does_not_know_keeps_the_settings():
+    screen = fold([START, Changed(1, ("loss.future=1",))])
+    assert screen.settings == ((0, CONFIG),)
+    assert screen.marked("changed") == [1]
+
+
+def test_tallies_count_actions_and_steps_with_the_last_reason():
+    twice = stepped(0, "CHANGED", (guard("CHANGED", "a"), guard("CHANGED", "b")))
+    screen = fold([START, twice, stepped(1, "SKIP_STEP", (guard("SKIP_STEP", "c"),))])
+    assert screen.guards == {"skip_spikes": Tally(3, 2, 1, "SKIP_STEP", "c")}
+
+
+def test_evaluations():
+    assert fold([START, Evaluated(0, 0.25, 8), stepped(0), Evaluated(1, NAN, 0)]).evaluations.steps == (0, 1)
+
+
+def test_read_back_it_is_the_same_screen():
+    assert repr(fold([from_json(to_json(event)) for event in CRASHED])) == repr(fold(CRASHED))
+
+
+def test_the_description_holds_the_numbers():
+    screen = fold(CRASHED)
+    assert screen.first_break is not None
+    assert describe(screen) == (
+        "smoke: crashed in torch.multinomial after 2 of 10 steps; gradient norm 1 to NaN (first not finite at step 1), "
+        "KL to reference 0.1 to 0.1, reward 0.5 to 0.5, largest ratio 1 to 1. First break: gradients at step 1, by "
+        f"{screen.first_break.operator}, caught by no guard."
+    )
+
+
+def test_the_description_of_peaks_refusals_and_odd_runs():
+    events = [START, stepped(0), stepped(1, "SKIP_STEP", (guard("SKIP_STEP"),), grad_norm=812.4), stepped(2)]
+    text = describe(fold(events))
+    assert "gradient norm 1 to 1 (at most 812 at step 1)" in text
+    assert text.endswith("No link of the chain broke; steps skipped: 1.")
+    assert describe(fold([])) == "Run: waiting after 0 steps. No link of the chain broke."
+    assert "No broken link was recorded before the crash in torch.multinomial" in describe(fold([START, CRASH]))
+    named = Started({"run": {"name": "a]\n(b"}}, 1, "cpu")
+    assert describe(fold([named])).startswith("a) (b: starting")
+
+
+def test_numbers_as_a_reader_wants_them():
+    assert [shown(value) for value in (0.0, 812.43, -INF, NAN)] == ["0", "812", "-inf", "NaN"]
+
+
+@given(st.integers(1, 5000), st.data())
+def test_a_spike_of_one_step_survives_decimation(count, data):
+    at = data.draw(st.integers(0, count - 1))
+    spike = data.draw(st.sampled_from([1e9, -1e9, INF, -INF, NAN]))
+    values = [math.sin(step) for step in range(count)]
+    values[at] = spike
+    few = decimate(Series(tuple(range(count)), tuple(values)), 600)
+    assert len(few.steps) <= 600 or count <= 600
+    assert at in few.steps
+    assert repr(few.values[few.steps.index(at)]) == repr(spike)
+    assert (few.steps[0], few.steps[-1]) == (0, count - 1)
+    assert list(few.steps) == sorted(set(few.steps))
+
+
+@given(st.lists(st.floats(), max_size=600), st.integers(3, 40))
+def test_decimation_keeps_the_extremes_and_the_limit(values, limit):
+    few = decimate(Series(tuple(range(len(values))), tuple(values)), limit)
+    finite = [value for value in values if math.isfinite(value)]
+    kept = [value for value in few.values if math.isfinite(value)]
+    assert len(few.steps) <= max(limit, 5)
+    assert all(repr(values[step]) == repr(value) for step, value in zip(*few, strict=True))
+    if finite:
+        assert (min(kept), max(kept)) == (min(finite), max(finite))

@@ -1,0 +1,218 @@
+"""Figures of any events, however odd, are drawn without a warning and hold the marks that tell the story."""
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from grpo_lab import plots
+from grpo_lab.chain import LINKS, classify_crash
+from grpo_lab.dashboard import CURVES, fold
+from grpo_lab.events import Action, Changed, Ended, Evaluated, LinkNote, Started, Stepped
+from grpo_lab.plots import curves, strip
+from grpo_lab.plots.style import STATUSES, legible
+from grpo_lab.scenarios import preset
+
+INF, NAN = math.inf, math.nan
+CONFIG = preset("smoke").with_(
+    "run.num_steps=20", "guards.skip_spikes.threshold=10", "guards.clip_gradients.max_norm=0.5"
+)
+START = Started(CONFIG.to_dict(), 10, "cpu")
+DONE = Ended("done")
+CRASH = Ended("crashed", "it", classify_crash("probability tensor contains either `inf`, `nan` or element < 0"))
+
+
+def stepped(step, verdict="KEEP", broken=(), warned=(), metrics=None, failed=False):
+    sizes = {link: 1.0 for link in LINKS} | dict.fromkeys(warned, 1e9) | dict.fromkeys(broken, NAN)
+    links = tuple(LinkNote(link, 0, size, float(link in broken), 8) for link, size in sizes.items())
+    actions = () if verdict == "KEEP" else (Action("skip_spikes", "guard", "gradients", 0, verdict, "norm 99 > 10"),)
+    healthy = {"grad_norm": 1.0 + step % 3, "kl": 0.01 * step, "reward": 0.5, "ratio/max": 1.1}
+    return Stepped(step, 1, verdict, healthy if metrics is None else metrics, links, actions, (), failed)
+
+
+def run(values, end=(DONE,)):
+    """A run whose four curves all take these values."""
+    steps = [stepped(step, metrics=dict.fromkeys(CURVES, value)) for step, value in enumerate(values)]
+    return [START, *steps, *end]
+
+
+CRASHED = [
+    START,
+    stepped(0, warned=("ratio",)),
+    stepped(1, broken=("gradients", "weights"), metrics=dict.fromkeys(CURVES, NAN)),
+    Stepped(2, 0, "KEEP", {}, (LinkNote("probabilities", 0, NAN, 8, 8),), (), (), True),
+    CRASH,
+]
+GUARDED = [
+    START,
+    Evaluated(0, 0.3, 8),
+    stepped(0),
+    stepped(1, "SKIP_STEP", metrics={"grad_norm": 812.0}),
+    Changed(2, ("guards.skip_spikes.threshold=5",)),
+    stepped(2, "ROLL_BACK", broken=("weights",)),
+    *(stepped(step, "CHANGED") for step in range(3, 8)),
+    Ended("stopped", "by the user"),
+]
+ODD = {
+    "nothing": [],
+    "no step": [START],
+    "no settings": [Started({}, 1, "cpu"), stepped(0)],
+    "no metrics": [START, stepped(0, metrics={})],
+    "crashed before the first step": [START, CRASH],
+    "crashed at step 0": [START, stepped(0, broken=("probabilities",), failed=True, metrics={}), CRASH],
+    "crashed": CRASHED,
+    "guarded": GUARDED,
+    "one step": run([1.0]),
+    "one NaN": run([NAN]),
+    "all NaN": run([NAN] * 5),
+    "all infinite": run([INF, -INF, INF]),
+    "all zero": run([0.0] * 5),
+    "all equal": run([3.0] * 5),
+    "equal and large": run([1e50] * 3),
+    "negative": run([-1.0, -5e6, -INF]),
+    "tiny": run([1e-300, 5e-324, 1e-30]),
+    "huge": run([1e308, -1e308, 1.0]),
+    "every order": run([10.0**power for power in range(-40, 40)]),
+    "mixed": run([NAN, INF, -INF, 0.0, 1e30, -3.0, 1e-30]),
+    "long": run([1.0] * 1500, end=()),
+    "late": [START, *(stepped(step) for step in range(5000, 5010))],
+}
+
+
+def by_gid(figure: Figure, gid: str) -> list:
+    return [artist for artist in figure.findobj() if artist.get_gid() == gid]
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_anything_can_be_drawn(name, tmp_path):
+    for figure in (plots.run_figure(ODD[name], name), plots.strip_figure(ODD[name])):
+        image = plots.save(figure, tmp_path / "new" / "figure.png").read_bytes()
+        assert image.startswith(b"\x89PNG")
+        assert all(np.isfinite(axes.get_xlim() + axes.get_ylim()).all() for axes in figure.axes)
+    assert plots.alt_text(ODD[name])
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 9])
+def test_any_number_of_runs_can_be_compared(count, tmp_path):
+    runs = {
+        f"_run $ {index} 运行 " + "long name " * index: events
+        for index, events in zip(range(count), ODD.values(), strict=False)
+    }
+    figure = plots.comparison_figure(runs, "all $of$ them")
+    plots.save(figure, tmp_path / "figure.png")
+    assert len(by_gid(figure, "curve grad_norm")) == count
+    assert len(by_gid(figure, "cells")) == count
+
+
+def test_a_crash_is_crossed_outlined_and_named():
+    figure = plots.run_figure(CRASHED)
+    (cross,) = by_gid(figure, "cross grad_norm")
+    assert list(cross.get_xdata()) == [1]
+    assert list(cross.get_ydata()) == [cross.axes.get_ylim()[1]]
+    (outline,) = by_gid(figure, "first break")
+    assert (outline.get_x() + outline.get_width() / 2, outline.get_y() + 0.5) == (1, list(LINKS).index("gradients"))
+    assert [line.get_xdata()[0] for line in by_gid(figure, "crash")] == [2] * 4
+    texts = {text.get_text() for text in figure.findobj(Text) if isinstance(text, Text)}
+    assert {"crashed in torch.multinomial", "first break: step 1", "crash", "torch.multinomial", "NaN or inf"} <= texts
+    assert any(text.startswith("First break: gradients at step 1, update 0.") for text in texts)
+
+
+def test_the_cells_are_the_statuses():
+    cells, width = strip.grid(fold(CRASHED), 0, 10)
+    words, rows = list(STATUSES), list(strip.ROWS)
+    assert (cells.shape, width) == ((len(rows) - 1, 10), 1)
+    table = {row: [words[code] for code in cells[index, :4]] for index, row in enumerate(rows[:-1])}
+    assert table["ratio"] == ["warning", "healthy", "not reached", "not reached"]
+    assert table["gradients"] == ["healthy", "broken", "not reached", "not reached"]
+    assert table["probabilities"] == ["healthy", "healthy", "broken", "not reached"]
+    assert table["torch.multinomial"] == ["healthy", "healthy", "broken", "not reached"]
+    assert len(by_gid(plots.strip_figure(CRASHED), "broken")[0].get_xdata()) == 4
+
+
+def test_one_broken_step_of_thousands_is_seen_in_the_strip():
+    events = [START, *(stepped(step, broken=("loss",) if step == 1234 else ()) for step in range(3001))]
+    cells, width = strip.grid(fold(events), 0, 3001)
+    assert width == 6
+    row = cells[list(strip.ROWS).index("loss")]
+    assert list(np.flatnonzero(row == list(STATUSES).index("broken"))) == [1234 // 6]
+
+
+def test_what_guards_did_is_marked():
+    figure = plots.run_figure(GUARDED)
+    below = len(strip.ROWS) - 1
+    skipped = sorted((list(line.get_xdata()), list(line.get_ydata())) for line in by_gid(figure, "mark skipped"))
+    assert skipped == [([1], [below]), ([1], [812.0])]
+    assert [list(line.get_xdata()) for line in by_gid(figure, "mark rolled back")] == [[2], [2]]
+    assert [list(line.get_xdata()) for line in by_gid(figure, "mark acted")] == [[3, 4, 5, 6, 7]]
+    assert len(by_gid(figure, "changed")) == 4
+    assert list(by_gid(figure, "held out")[0].get_ydata()) == [0.3]
+    assert not by_gid(figure, "crash")
+
+
+def test_limits_follow_the_settings():
+    clip, skip = curves.thresholds("grad_norm", fold(GUARDED))
+    assert (clip.label, clip.steps, clip.values) == ("clipped to 0.5", [0, 2], [0.5, 0.5])
+    assert (skip.label, skip.values) == ("skipped above 5", [10.0, 5.0])
+    (ratio,) = curves.thresholds("ratio/max", fold(GUARDED))
+    assert ratio.values == [1.2, 1.2]
+    (line,) = by_gid(plots.run_figure(GUARDED), "limit skipped above 5")
+    assert list(line.get_ydata()) == [10, 10, 5, 5]
+    assert list(line.get_xdata())[:3] == [-0.5, 1.5, 1.5]
+    assert curves.thresholds("reward", fold(GUARDED)) == []
+    default = Started(preset("smoke").with_guards({"clip_gradients": {}}).to_dict(), 1, "cpu")
+    assert curves.thresholds("grad_norm", fold([default]))[0].label == "clipped to 1"
+
+
+def test_a_guard_that_is_off_has_no_limit():
+    assert curves.thresholds("grad_norm", fold([Started(preset("smoke").to_dict(), 1, "cpu")])) == []
+    assert by_gid(plots.comparison_figure({"a": GUARDED, "b": CRASHED}), "limit clipped to 0.5") == []
+
+
+def test_a_run_cut_short_leaves_room_for_what_it_did_not_reach():
+    assert strip.span([fold(CRASHED)]) == (0, 10)
+    assert strip.span([fold(CRASHED), fold(run([1.0] * 20))]) == (0, 20)
+    assert strip.span([fold([])]) == (0, 1)
+    assert strip.span([fold(ODD["late"])]) == (5000, 5010)
+
+
+def test_kl_is_linear_until_it_explodes():
+    scales = {top: plots.run_figure(run([0.1, top])).axes[1].get_yscale() for top in (9.0, 1e6)}
+    assert scales == {9.0: "linear", 1e6: "symlog"}
+    assert [axes.get_yscale() for axes in plots.run_figure(GUARDED).axes[:4]] == ["log", "linear", "linear", "log"]
+
+
+def test_every_value_is_inside_its_axis():
+    for name in ("mixed", "huge", "tiny", "negative", "every order"):
+        figure = plots.run_figure(ODD[name])
+        for axes, metric in zip(figure.axes, CURVES, strict=False):
+            (line,) = by_gid(figure, f"curve {metric}")
+            low, high = axes.get_ylim()
+            drawn = np.asarray(line.get_ydata())
+            assert ((low <= drawn) & (drawn <= high)).all()
+
+
+def test_a_spike_of_one_step_is_drawn():
+    figure = plots.run_figure(run([1.0] * 3000 + [1e6] + [1.0] * 3000))
+    (line,) = by_gid(figure, "curve grad_norm")
+    assert len(line.get_xdata()) <= 600
+    assert max(line.get_ydata()) == 1e6
+
+
+def test_the_same_events_give_the_same_bytes(tmp_path):
+    first, second = (plots.save(plots.run_figure(CRASHED), tmp_path / name) for name in ("a.png", "b.png"))
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_text_is_what_the_font_can_draw():
+    assert legible("a\n b  中 $x$") == r"a b ? \$x\$"
+    assert legible("x" * 50, 10) == "x" * 9 + "…"
+
+
+def test_no_pyplot():
+    code = "import sys, grpo_lab.plots; print('matplotlib.pyplot' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "False"
