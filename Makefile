@@ -1,6 +1,8 @@
 # Every target sets up what it needs, once: .venv/.dev is the stamp of the extra `dev`, .venv/.core of no extra at all.
 PYTHON ?= python3
 OUT ?= benchmarks/results
+# Threads that wait without spinning: on a busy machine two of them are otherwise many times slower than one.
+export OMP_WAIT_POLICY ?= PASSIVE
 
 .PHONY: demo test lab check gpu bench
 .NOTPARALLEL:  # two stamps would run pip in one .venv at the same time

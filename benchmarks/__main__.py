@@ -31,9 +31,9 @@ class Name(StrEnum):
 
 
 BENCHMARKS: dict[Name, tuple[Callable[[int, Plan], dict[str, Any]], Plan]] = {
-    Name.against_trl: (against_trl.measure, Plan(blocks=20, steps=5, warm_up=10)),
-    Name.guards: (guards.measure, Plan(blocks=30, steps=5, warm_up=5)),
-    Name.shared_prefix: (shared_prefix.measure, Plan(blocks=20, steps=5, warm_up=5)),
+    Name.against_trl: (against_trl.measure, Plan(blocks=30, steps=3, warm_up=10)),
+    Name.guards: (guards.measure, Plan(blocks=30, steps=3, warm_up=5)),
+    Name.shared_prefix: (shared_prefix.measure, Plan(blocks=20, steps=3, warm_up=5)),
 }
 QUICK = Plan(blocks=3, steps=2, warm_up=2)
 # Upper limits (lower for TRL) of the median, as DESIGN.md's budgets have them.
@@ -47,7 +47,7 @@ def main(
     threads: Annotated[list[int] | None, typer.Option(help="CPU threads; may be given again. 1 and 2 if not.")] = None,
 ) -> None:
     """Measure, print a table, and write cpu.json; a run that is not whole writes cpu-partial.json instead."""
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 120)  # a log has no width of its own
     chosen, counts = only or list(Name), threads or [1, 2]
     results: dict[str, dict[str, Any]] = {}
     for name in chosen:
@@ -70,6 +70,7 @@ def about() -> dict[str, Any]:
     return {
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
+        "OMP_WAIT_POLICY": os.environ["OMP_WAIT_POLICY"],
         "load average at the end": [round(load, 2) for load in os.getloadavg()],
         "environment": {key: value for key, value in described.items() if key != "threads"},
     }
