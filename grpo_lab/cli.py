@@ -1,7 +1,8 @@
-"""The command line. Exit codes: 0 done, 1 the run failed or crashed, 2 bad usage."""
+"""The command line. Exit codes: 0 done, 1 the run failed, crashed or was stopped, 2 bad usage, 130 interrupted."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 # Commands import what they need when they run: torch takes seconds, and --help must not.
 app = typer.Typer(
     help="Reproduce, trace and stop the ways a GRPO run blows up.",
+    epilog="Exit codes: 0 done; 1 the run failed, crashed or was stopped; 2 bad usage; 130 interrupted.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -24,6 +26,7 @@ app = typer.Typer(
 models_app = typer.Typer(help="What can be trained here.", invoke_without_command=True)
 app.add_typer(models_app, name="models")
 
+INTERRUPTED = 130
 Model = Annotated[str | None, typer.Option("--model", help="tiny, a local folder, or a hub id.")]
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:1.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for what is written.")]
@@ -35,24 +38,34 @@ def main() -> None:
     try:
         app()
     except GrpoLabError as error:
-        typer.echo(f"error: {error}", err=True)
+        typer.echo("error: " + " ".join(str(error).split("\n")), err=True)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        typer.echo("interrupted", err=True)
-        sys.exit(130)
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        typer.echo(f"error: {place}{error.strerror or error}; choose a folder with room and permission", err=True)
+        sys.exit(1)
+    except SystemExit as end:
+        if end.code == INTERRUPTED:  # how typer hands on a KeyboardInterrupt
+            typer.echo("interrupted", err=True)
+        raise
 
 
 @app.command()
 def reproduce(model: Model = None, device: Device = None, out: Out = None) -> None:
     """The reports' before/after table, measured here; figures and a page to read."""
     from grpo_lab import console
+    from grpo_lab.folder import next_free
     from grpo_lab.reproduce import reproduce_all
 
-    page = reproduce_all(out or _next_free(Path("runs/reproduce")), _given(model, device))
-    console.out.print(f"\nreport: {page}")
-    console.out.print(f"next: grpo-lab trace {page.parent / 'cuda-001-original'}   what broke first, link by link")
-    console.out.print("      grpo-lab scenarios                 every failure that can be caused here")
-    console.out.print("      grpo-lab train --scenario cuda-001 --guards skip_nonfinite     a cure of your own")
+    page = reproduce_all(out or next_free(Path("runs/reproduce")), _given(model, device))
+    console.out.print(f"\nreport: {page}", markup=False, soft_wrap=True)
+    commands = {
+        f"grpo-lab trace {page.parent / 'cuda-001-original'}": "what broke first, link by link",
+        "grpo-lab scenarios": "every failure that can be caused here",
+        "grpo-lab train --scenario cuda-001 --guards skip_nonfinite": "a cure of your own",
+    }
+    for command, what in commands.items():
+        console.out.print(f"next: {what}\n    {command}", markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -69,7 +82,11 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="Print events as JSON lines.")] = False,
     child: Annotated[bool, typer.Option(help="Train in a process of its own, which may crash alone.")] = False,
 ) -> None:
-    """One run; its folder holds config, events and the final healthy weights."""
+    """One run; its folder holds config, events and the final healthy weights.
+
+    Ctrl-C ends it after the current step, weights saved. Exit code 0 for a run that reached its end, 1 for one that
+    crashed or was stopped, by a guard or by you.
+    """
     from grpo_lab import console
     from grpo_lab.session import Session
 
@@ -80,12 +97,17 @@ def train(
         *(settings or []),
     )
     session = Session(config, out, child=child, save_model=True)
-    with console.progress() as bars:
-        session.views.append(console.JsonView() if as_json else console.ProgressView(bars, config.run.name))
-        session.run()
-    if not as_json:
+    console.say_warnings()
+    if as_json:
+        session.views.append(console.JsonView())
+        with contextlib.redirect_stdout(sys.stderr):  # what a reward function prints is no event
+            session.run()
+    else:
+        with console.progress() as bars:
+            session.views.append(console.ProgressView(bars, config.run.name))
+            session.run()
         _say_end(session)
-    sys.exit(1 if session.crash else 0)
+    sys.exit(0 if session.status == "done" else 1)
 
 
 @app.command()
@@ -120,9 +142,9 @@ def guards() -> None:
 
     for name, guard in GUARDS.items():
         console.out.print(f"[bold]{name}[/bold]  at {guard.stage}")
-        console.out.print("  " + " ".join((guard.__doc__ or "").split()), markup=False)
+        console.out.print(console.indented(" ".join((guard.__doc__ or "").split()), 2))
         for setting in settings_of(guard).values():
-            console.out.print(f"    {setting.name} = {setting.default}: {setting.help}", markup=False)
+            console.out.print(console.indented(f"{setting.name} = {setting.default}: {setting.help}", 4))
 
 
 @app.command()
@@ -135,7 +157,7 @@ def trace(run: Run) -> None:
     session = Session.open(run)
     console.out.print(summary(session.events), markup=False)
     path = plots.save(plots.strip_figure(session.events, title=session.config.run.name), run / "chain.png")
-    console.out.print(f"figure: {path}")
+    console.out.print(f"figure: {path}", markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -152,7 +174,7 @@ def replay(
             pass
     path = plots.save(plots.run_figure(session.events, title=session.config.run.name), run / "run.png")
     _say_end(session)
-    console.out.print(f"figure: {path}")
+    console.out.print(f"figure: {path}", markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -233,20 +255,14 @@ def _given(model: str | None, device: str | None) -> tuple[str, ...]:
     return tuple(f"{name}={value}" for name, value in pairs if value)
 
 
-def _next_free(folder: Path) -> Path:
-    """The folder, or the first of its numbered siblings that does not exist."""
-    candidates = (folder.with_name(folder.name + suffix) for suffix in ["", *(f"-{n}" for n in range(2, 1000))])
-    return next(path for path in candidates if not path.exists())
-
-
 def _say_end(session: Session) -> None:
     from grpo_lab import console
     from grpo_lab.chain import summary
 
     console.out.print(summary(session.events), markup=False)
-    console.out.print(f"run: {session.directory}", markup=False)
+    console.out.print(f"run: {session.directory}", markup=False, soft_wrap=True)
     if session.saved_model:
-        console.out.print(f"model: {session.saved_model}", markup=False)
+        console.out.print(f"model: {session.saved_model}", markup=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

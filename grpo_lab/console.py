@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from rich.box import SIMPLE_HEAD
+from rich.box import Box
 from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from grpo_lab.events import Ended, Evaluated, Event, Started, Stepped, to_json
 
+NARROW = Box("    \n    \n ── \n    \n    \n    \n    \n    \n")
+"""A rule below the header, one blank between columns and nothing else."""
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
 
 def progress() -> Progress:
-    """A progress bar on standard error, so that standard output stays what was asked for."""
+    """A progress bar on standard error, if that is a terminal, so that standard output stays what was asked for."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, TextColumn("{task.fields[note]}"), console=err, transient=not err.is_terminal)
+    return Progress(*columns, TextColumn("{task.fields[note]}"), console=err, disable=not err.is_terminal)
 
 
 class ProgressView:
@@ -42,19 +50,39 @@ class ProgressView:
             self._bars.update(self._task, note=event.status)
 
 
-def table(rows: Iterable[Sequence[str]], title: str | None = None) -> Table:
-    """A table whose first row is the header."""
+def table(rows: Iterable[Sequence[str]], title: str | None = None, gap: int = 2) -> Table:
+    """A table whose first row is the header, with `gap` blanks between columns: 1 for many of them."""
     header, *body = rows
-    grid = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    grid = Table(
+        title=title, title_justify="left", box=NARROW, pad_edge=False, padding=(0, gap - 1, 0, 0), show_edge=False
+    )
     for index, name in enumerate(header):
-        grid.add_column(name, overflow="fold", no_wrap=index == 0)
+        is_name = index == 0 and all(" " not in row[0] for row in body)
+        grid.add_column(name, overflow="fold", no_wrap=is_name)
     for row in body:
-        grid.add_row(*row)
+        grid.add_row(*(escape(cell) for cell in row))
     return grid
 
 
+def indented(text: str, by: int) -> Padding:
+    """Text whose every line is set in, as wide as the terminal."""
+    return Padding(Text(text), (0, 0, 0, by))
+
+
+def say_warnings() -> None:
+    """From here on a warning is one line on standard error, without file and line of code."""
+
+    def say(message: Any, *where: Any, **more: Any) -> None:
+        err.print(f"warning: {message}", markup=False, soft_wrap=True)
+
+    warnings.showwarning = say
+
+
 class JsonView:
-    """A session's view: its events as JSON lines on standard output."""
+    """A session's view: its events as JSON lines on standard output, as it was when the view was made."""
+
+    def __init__(self) -> None:
+        self._stream = sys.stdout
 
     def show(self, event: Event) -> None:
-        print(to_json(event), flush=True)
+        print(to_json(event), file=self._stream, flush=True)

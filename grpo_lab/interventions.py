@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import Any, ClassVar, NamedTuple, NoReturn
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -174,11 +174,10 @@ class Step:
             raise Refused
         return value
 
-    def refuse(self, stage: Stage, reason: str) -> NoReturn:
-        """Give this step up for a reason that is nobody's guard: there is nothing to train on."""
-        self.actions.append(Action("trainer", "trainer", stage, self.update, Verdict.SKIP_STEP.name, reason))
-        self.verdict = max(self.verdict, Verdict.SKIP_STEP)
-        raise Refused
+    def say(self, name: str, stage: Stage, verdict: Verdict, reason: str) -> None:
+        """Record what the trainer itself did, for a reason that is nobody's guard."""
+        self.actions.append(Action(name, "trainer", stage, self.update, verdict.name, reason))
+        self.verdict = max(self.verdict, verdict)
 
 
 def arrange(

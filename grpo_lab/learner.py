@@ -21,7 +21,7 @@ from grpo_lab.events import Evaluated, LinkNote, Stepped
 from grpo_lab.faults import FAULTS, formulas
 from grpo_lab.faults.formulas import KL_ESTIMATORS, LOG_RATIOS
 from grpo_lab.guards import GUARDS
-from grpo_lab.interventions import Coefficients, Stage, Step, Verdict, arrange, carry_over
+from grpo_lab.interventions import Coefficients, Refused, Stage, Step, Verdict, arrange, carry_over
 from grpo_lab.logprobs import completion_logprobs
 from grpo_lab.losses import clipped_surrogate, token_weights, weighted_sum
 from grpo_lab.probes import PROBES
@@ -115,7 +115,7 @@ class Learner:
         size = self.config.data.num_generations
         repeated = [problem for problem in problems for _ in range(size)]
         completions = rollouts.texts(self.tokenizer, batch)
-        values, scorable = _judge(self.rewards, repeated, completions)
+        values, scorable = reward_functions.judge(self.rewards, repeated, completions)
         shown = zip(repeated[::size], completions[::size], values[::size].tolist(), strict=True)
         self._samples = tuple((problem.prompt, text, reward) for problem, text, reward in shown)[:4]
         step.scorable = scorable.view(-1, size).to(batch.group.device)
@@ -126,7 +126,8 @@ class Learner:
         assert step.scorable is not None
         scorable = step.scorable.flatten()
         if not bool(scorable.any()):
-            step.refuse(Stage.REWARDS, f"none of the {len(scorable)} completions could be scored")
+            step.say("trainer", Stage.REWARDS, Verdict.SKIP_STEP, f"none of {len(scorable)} completions was scored")
+            raise Refused
         batch = replace(batch, advantages=advantages.flatten()).rows(scorable.nonzero()[:, 0])
         ref_logprobs = None
         if self.reference is not None:
@@ -189,6 +190,7 @@ class Learner:
         self.scaler.update()
         self._unscaled = False
         if self.scaler.get_scale() < before:
+            step.say("grad_scaler", Stage.GRADIENTS, Verdict.CHANGED, f"inf at loss scale {before:g}; update left out")
             return
         self._committed += 1
         dtype = self.parameters[0].dtype
@@ -237,7 +239,7 @@ class Learner:
             prompts = [problem.prompt for problem in part]
             with self._autocast():
                 batch = rollouts.sample(self.policy, self.tokenizer, prompts, 1, sampling, generator)
-            values, scorable = _judge(self.rewards, part, rollouts.texts(self.tokenizer, batch))
+            values, scorable = reward_functions.judge(self.rewards, part, rollouts.texts(self.tokenizer, batch))
             total, judged = total + float(values[scorable].sum()), judged + int(scorable.sum())
         yield Evaluated(step, total / judged if judged else math.nan, judged)
 
@@ -296,8 +298,3 @@ def validated(config: Config) -> Any:
     """
     formulas.check(config)
     return arrange(config, FAULTS, GUARDS, PROBES)
-
-
-def _judge(functions: RewardFunctions, problems: Sequence[Problem], completions: list[str]) -> tuple[Tensor, Tensor]:
-    columns = {name: [problem.columns[name] for problem in problems] for name in problems[0].columns}
-    return reward_functions.score(functions, [problem.prompt for problem in problems], completions, columns)

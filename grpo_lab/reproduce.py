@@ -26,6 +26,7 @@ def reproduce_all(directory: Path, overrides: tuple[str, ...]) -> Path:
     """
     if directory.exists() and any(directory.iterdir()):
         raise RunError(f"{directory} is not empty; choose another folder with --out, or delete it")
+    console.say_warnings()
     overrides = (*ONE_THREAD, *overrides)
     healthy = {c: Session(healthy_config(c, overrides), directory / f"healthy-{c}", child=True) for c in HEALTHY}
     with console.progress() as bars, ThreadPoolExecutor(len(healthy)) as pool:
@@ -33,13 +34,15 @@ def reproduce_all(directory: Path, overrides: tuple[str, ...]) -> Path:
             session.views.append(console.ProgressView(bars, f"healthy, {column}"))
         running = [pool.submit(session.run, check=True) for session in healthy.values()]
         try:
-            sessions = {key: _run(bars, *key, directory, overrides) for key in product(SCENARIOS, COLUMNS)}
+            sessions: dict[tuple[str, str], Session] = {}
+            for key in product(SCENARIOS, COLUMNS):
+                sessions[key] = _run(bars, *key, directory, overrides)
             for one in running:
                 one.result()
         except BaseException:
             for session in healthy.values():
                 session.stop()
-            raise
+            raise  # the pool waits for them: no process is left behind
     cells = [measure(session, *key) for key, session in sessions.items()]
     healthy_cells = {column: measure(session, "healthy", column) for column, session in healthy.items()}
     figures = _draw(directory, sessions, healthy)
@@ -74,7 +77,7 @@ def _draw(
 
 
 def _print(cells: list[Cell], healthy: dict[str, Cell]) -> None:
-    console.out.print(console.table(brief(cells), title="The explosion and its cure, measured here"))
-    console.out.print(console.table(brief(list(healthy.values())), title="A healthy task"))
+    console.out.print(console.table(brief(cells), gap=1, title="The explosion and its cure, measured here"))
+    console.out.print(console.table(brief(list(healthy.values())), gap=1, title="A healthy task"))
     claims = [["claim of the reports", "measured", "verdict"], *map(list, verdicts(cells, healthy))]
     console.out.print(console.table(claims))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -55,10 +56,7 @@ def config_for(name: str, column: str, overrides: tuple[str, ...] = ()) -> Confi
     `stable` changes nothing but the guards.
     """
     found = scenario(name)
-    if column == "reported_fix":
-        config = found.config(preset="reported_fix")
-    else:
-        config = found.config(guards=column)
+    config = found.config(preset=column) if column == "reported_fix" else found.config(guards=column)
     return config.with_(f"run.num_steps={ROUNDS}", f"run.num_eval={CELL_PROBLEMS}", *overrides)
 
 
@@ -102,7 +100,7 @@ def table(rows: list[Cell]) -> list[list[str]]:
     header = [
         "scenario",
         "guards",
-        "rounds of 10",
+        f"rounds of {ROUNDS}",
         "refused",
         "largest finite grad norm",
         "first link not finite",
@@ -118,17 +116,17 @@ def table(rows: list[Cell]) -> list[list[str]]:
 
 def brief(rows: list[Cell]) -> list[list[str]]:
     """The same table with what fits on a terminal."""
-    header = ["scenario", "guards", "rounds", "norm", "first break", "bad weights", "crash", "reward"]
+    header = ["scenario", "guards", "rounds", "norm", "broke at", "bad", "crash", "reward"]
     body = [
         [
             cell.scenario,
             cell.column,
             str(cell.rounds),
-            number(cell.grad_norm),
-            f"{cell.first_break.link}, step {cell.first_break.step}" if cell.first_break else "none",
-            f"{cell.nonfinite / cell.parameters:.1%}",
+            number(cell.grad_norm, digits=2),
+            f"{cell.first_break.link}, {cell.first_break.step}" if cell.first_break else "-",
+            share(cell),
             "yes" if cell.crash else "no",
-            f"{number(cell.before)} > {number(cell.after)}",
+            f"{number(cell.before, digits=2)}>{number(cell.after, digits=2)}",
         ]
         for cell in rows
     ]
@@ -139,7 +137,6 @@ def _outcome(cell: Cell) -> list[str]:
     found = cell.first_break
     where = f"{LINKS[found.link].label}, step {found.step}" if found and found.link in LINKS else "none"
     where += f" (caught by {found.caught_by})" if found and found.caught_by else ""
-    share = cell.nonfinite / cell.parameters if cell.parameters else 0.0
     return [
         cell.scenario,
         cell.column,
@@ -147,7 +144,7 @@ def _outcome(cell: Cell) -> list[str]:
         str(cell.refused),
         number(cell.grad_norm),
         where,
-        f"{cell.nonfinite:,} ({share:.1%})" if cell.nonfinite else "0",
+        f"{cell.nonfinite:,} ({share(cell)})" if cell.nonfinite else "0",
     ]
 
 
@@ -156,13 +153,19 @@ def _quality(cell: Cell) -> list[str]:
     return [number(cell.max_move), crash, number(cell.seconds), number(cell.before), number(cell.after)]
 
 
-def number(value: float) -> str:
-    """Three digits, or a dash where there is none.
+def share(cell: Cell) -> str:
+    """Weights that are not finite, rounded so that 0 % means none and 100 % means all."""
+    exact = cell.nonfinite / max(1, cell.parameters)
+    return ">99%" if 0.995 <= exact < 1 else "<1%" if 0 < exact < 0.005 else f"{exact:.0%}"
+
+
+def number(value: float, digits: int = 3) -> str:
+    """A few digits, or a dash where there is none.
 
     >>> number(113818385.0), number(float("nan"))
     ('1.14e+08', '-')
     """
-    return "-" if math.isnan(value) else f"{value:.3g}"
+    return "-" if math.isnan(value) else f"{value:.{digits}g}"
 
 
 def verdicts(rows: list[Cell], healthy: dict[str, Cell]) -> list[tuple[str, str, str]]:
@@ -170,7 +173,7 @@ def verdicts(rows: list[Cell], healthy: dict[str, Cell]) -> list[tuple[str, str,
     fixed = [cell for cell in rows if cell.column == "reported_fix"]
     crashed = [cell.scenario for cell in fixed if cell.crash]
     norms = [cell.grad_norm for cell in fixed if not math.isnan(cell.grad_norm)]
-    sick = [f"{cell.scenario} ({cell.nonfinite / cell.parameters:.0%})" for cell in fixed if cell.nonfinite]
+    sick = [f"{cell.scenario} ({share(cell)})" for cell in fixed if cell.nonfinite]
     short = [f"{cell.scenario} ({cell.rounds})" for cell in fixed if cell.rounds < ROUNDS]
     plain, stable = healthy["original"], healthy["stable"]
     cost = stable.seconds / plain.seconds - 1
@@ -178,7 +181,7 @@ def verdicts(rows: list[Cell], healthy: dict[str, Cell]) -> list[tuple[str, str,
     return [
         ("The gradient norm stays in 0.5 to 10", norm_text, _held(bool(norms) and max(norms) <= 10)),
         ("100 % of the weights stay healthy", ", ".join(sick) or "all finite", _held(not sick)),
-        ("10 rounds are completed", "short: " + ", ".join(short) if short else "all", _held(not short)),
+        (f"{ROUNDS} rounds are completed", "short: " + ", ".join(short) if short else "all", _held(not short)),
         ("No crash in multinomial", "crashed: " + ", ".join(crashed) if crashed else "none", _held(not crashed)),
         (
             "Quality is not degraded (here: preset stable's guards against clipping alone, healthy task)",
@@ -187,7 +190,7 @@ def verdicts(rows: list[Cell], healthy: dict[str, Cell]) -> list[tuple[str, str,
         ),
         (
             "Guards cost 5 to 10 % of the time (here: preset stable's, healthy task)",
-            f"{cost:+.0%} in this run; `make bench` measures it with care",
+            f"{cost:+.0%} in this run; make bench measures it with care",
             _held(cost <= 0.10),
         ),
     ]
@@ -200,7 +203,11 @@ def _held(yes: bool) -> str:
 def report(rows: list[Cell], healthy: dict[str, Cell], figures: dict[str, tuple[str, str]], command: str) -> str:
     """The page in Markdown: table, breaks in words, the healthy task, claims, and figures (file, alt text)."""
     header, *body = table(rows)
-    breaks = [f"- **{c.scenario}, {c.column}**: {c.first_break}" for c in rows if c.first_break]
+    breaks = [
+        f"- **{escaped(c.scenario)}, {escaped(c.column)}**: {escaped(str(c.first_break))}"
+        for c in rows
+        if c.first_break
+    ]
     header_2, *body_2 = table([healthy["original"], healthy["stable"]])
     claims = [list(claim) for claim in verdicts(rows, healthy)]
     parts = [
@@ -212,19 +219,28 @@ def report(rows: list[Cell], healthy: dict[str, Cell], figures: dict[str, tuple[
         "written. `stable`: this project's guards on the unchanged cause; they keep the model alive, they do not make "
         "a wrong loss or a learning rate that is 2000 times too high teach anything.",
         "## What broke first",
-        "\n".join(breaks),
+        "\n".join(breaks) or "Nothing: every value of every link was finite.",
         "## A healthy task: does stability cost quality?",
         markdown([header_2[1:], *(row[1:] for row in body_2)]),
         "## The reports' claims",
         markdown([["claim", "measured", "verdict"], *claims]),
         "## Figures",
-        *(f"![{alt}]({file})\n\n*{title}*" for title, (file, alt) in figures.items()),
+        *(f"![{escaped(alt)}]({file})\n\n*{escaped(title)}*" for title, (file, alt) in figures.items()),
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def markdown(rows: list[list[str]]) -> str:
     """A Markdown table; the first row is its header."""
-    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    cells = [[escaped(cell) for cell in row] for row in rows]
     lines = ["| " + " | ".join(row) + " |" for row in cells]
     return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown shows as it is, on one line.
+
+    >>> print(escaped("a|b * <c>\\n_d_ adam_eps"))
+    a\\|b \\* \\<c> \\_d\\_ adam_eps
+    """
+    return re.sub(r"([\\`*\[\]<|]|(?<!\w)_|_(?!\w))", r"\\\1", " ".join(text.split()))

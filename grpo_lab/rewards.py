@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 
 from grpo_lab.errors import RewardError, unknown
+from grpo_lab.tasks import Problem
 
 Reward = Callable[..., Sequence[float | None]]
 
@@ -123,3 +124,11 @@ def _number(value: Any, where: str) -> float | None:
         return float(value)
     except OverflowError as error:
         raise RewardError(f"{where}: a whole number beyond 1e308; return float or None") from error
+
+
+def judge(
+    functions: Sequence[Reward], problems: Sequence[Problem], completions: list[str]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`score` of one completion a problem, whose columns the functions are handed."""
+    columns = {name: [problem.columns[name] for problem in problems] for name in problems[0].columns}
+    return score(functions, [problem.prompt for problem in problems], completions, columns)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import signal
 import threading
 import time
 import traceback
@@ -12,23 +9,20 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 import pandas as pd
-from safetensors import SafetensorError
 
-from grpo_lab import chain, environment, models
+from grpo_lab import chain, folder, models
 from grpo_lab.config import LIVE_SECTIONS, Config
+from grpo_lab.controls import Child, Door, Stopped, ctrl_c
 from grpo_lab.errors import ConfigError, GrpoLabError, RunError
-from grpo_lab.events import Crash, Ended, Event, Stepped, encodable, from_json, to_json
-from grpo_lab.learner import needs_reference, validated
-from grpo_lab.recorder import count_nonfinite
+from grpo_lab.events import Crash, Ended, Event, Stepped
+from grpo_lab.faults.formulas import needs_reference
+from grpo_lab.learner import validated
 from grpo_lab.tasks import Tasks
 from grpo_lab.trainer import train
-from grpo_lab.worker import Child, Door, Stopped
 
-EVENTS, CONFIG, ENVIRONMENT, TRACEBACK = "events.jsonl", "config.json", "environment.json", "traceback.txt"
-MODEL = "model"
 BY_THE_USER, AT_ONCE = "by the user", "by the user, at once"
 
 
@@ -60,7 +54,7 @@ class Session:
         if child and (model or tasks or rewards):
             raise RunError("a child process loads its own model, tasks and rewards: name them in the config")
         self.config = config
-        self.directory = Path(directory) if directory else _default_directory(config)
+        self.directory = Path(directory) if directory else folder.default_folder(config)
         self.events: list[Event] = []
         self.views: list[View] = []
         self._given = (model, tasks, rewards)
@@ -76,22 +70,13 @@ class Session:
 
         Raises RunError when the folder holds no run or one that cannot be read.
         """
-        folder = Path(directory)
+        config, events = folder.read(Path(directory))
         try:
-            session = Session(Config.from_dict(json.loads((folder / CONFIG).read_text(encoding="utf-8"))), folder)
-            lines = (folder / EVENTS).read_text(encoding="utf-8").split("\n")
-        except FileNotFoundError as error:
-            raise RunError(f"{folder} holds no run: {Path(error.filename).name} is missing") from error
-        except OSError as error:
-            raise RunError(f"{folder} cannot be read: {error.strerror}; give the folder of a run") from error
-        except (ValueError, GrpoLabError) as error:
-            raise RunError(f"{folder} cannot be read: {CONFIG} or {EVENTS} is damaged: {error}") from error
-        for number, line in enumerate(lines[:-1], start=1):
-            try:
-                session.events.append(from_json(line))
-            except RunError as error:
-                raise RunError(f"{folder / EVENTS}:{number}: {error}; delete that line to read the rest") from error
-        return session  # what follows the last newline was being written when the run was cut off
+            session = Session(config, directory)
+        except GrpoLabError as error:
+            raise RunError(f"{directory} cannot be read: {folder.CONFIG} is damaged: {error}") from error
+        session.events = events
+        return session
 
     def run(self, check: bool = False) -> Session:
         """Train to the end and return, also when the run crashed.
@@ -100,7 +85,7 @@ class Session:
         and GrpoLabError for a mistake in model, data or rewards, which is recorded too.
         """
         try:
-            with self._writer() as write, self._stopped_by_ctrl_c():
+            with self._writer() as write, ctrl_c(self.stop, self._door.stopping):
                 for event in self._child_events() if self._in_child else self._own_events():
                     write(event)
                     self._take(event)
@@ -198,8 +183,8 @@ class Session:
     @property
     def saved_model(self) -> Path | None:
         """The folder of the final weights, if they were saved."""
-        folder = self.directory / MODEL
-        return folder if folder.is_dir() else None
+        path = self.directory / folder.MODEL
+        return path if path.is_dir() else None
 
     @property
     def records(self) -> pd.DataFrame:
@@ -230,10 +215,10 @@ class Session:
             raise
         except (Exception, SystemExit) as error:  # a reward function may call exit()
             text = "".join(traceback.format_exception(error))
-            (self.directory / TRACEBACK).write_text(text, encoding="utf-8")
+            (self.directory / folder.TRACEBACK).write_text(text, encoding="utf-8")
             yield Ended("crashed", _in_one_line(error), chain.classify_crash(text))
         if self._save_model and model:
-            self._save(*model)
+            folder.save_model(self.directory, *model)
 
     def _child_events(self) -> Iterator[Event]:
         """The events of a child process, and the end that it could not write itself."""
@@ -244,10 +229,10 @@ class Session:
                     self._child.command(*command)
         if self._child:
             yield from self._child.events()
-            yield from _whole_events(self.directory / EVENTS)[len(self.events) :]  # written, then killed
+            yield from self._on_disk()[len(self.events) :]  # written, then killed
         if not self.ended:
             ended = self._end_of_child()
-            _write_last(self.directory / EVENTS, ended)
+            folder.write_last(self.directory, ended)
             yield ended
 
     def _end_of_child(self) -> Ended:
@@ -264,67 +249,33 @@ class Session:
             self._child.wait()
         if not self.ended:
             ended = Ended("stopped", AT_ONCE)
-            _write_last(self.directory / EVENTS, ended)
+            folder.write_last(self.directory, ended)
             self._take(ended)
 
     def _run_quietly(self) -> None:
         with suppress(GrpoLabError):  # views were told; a thread has nobody to raise it to
             self.run()
 
-    def _save(self, policy: Any, tokenizer: Any) -> None:
-        """Write the policy, unless it is no longer one: a state that is not finite is never saved."""
-        broken = count_nonfinite([p.detach() for p in policy.parameters()])
-        if broken:
-            warnings.warn(f"the model was not saved: {broken:,} of its weights are not finite", stacklevel=2)
-            return
-        part = self.directory / f"{MODEL}.part"  # a half-written model must not look like one
-        try:
-            with models.quiet():
-                policy.save_pretrained(part)
-                tokenizer.save_pretrained(part)
-            part.rename(self.directory / MODEL)
-        except (OSError, SafetensorError) as error:
-            shutil.rmtree(part, ignore_errors=True)
-            raise RunError(f"the model cannot be saved to {self.directory}: {error}; free some space") from error
+    def _on_disk(self) -> list[Event]:
+        """What the child wrote; nothing where it died before the file was there."""
+        return folder.whole_events(self.directory) if (self.directory / folder.EVENTS).exists() else []
 
     @contextmanager
     def _writer(self) -> Iterator[Callable[[Event], None]]:
-        """Make the folder and a function that appends an event to its file, flushed line by line."""
-        if (self.directory / EVENTS).exists():
-            raise RunError(f"{self.directory} already holds a run; choose another folder, or open it with replay")
+        """Make the folder and a function that appends an event to its file; a child does that itself."""
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            _write_json(self.directory / CONFIG, encodable(self.config.to_dict()))
+            folder.begin(self.directory, self.config)
             if self._in_child:
                 yield lambda event: None
                 return
-            _write_json(self.directory / ENVIRONMENT, environment.describe(self.config.run.threads))
-            with (self.directory / EVENTS).open("x", encoding="utf-8") as file:
-                yield lambda event: _append(file, event)
+            with folder.writer(self.directory, self.config) as append:
+                yield append
         except OSError as error:
             done = sum(isinstance(event, Stepped) for event in self.events)
             raise RunError(
                 f"{self.directory} cannot be written after {done} steps: {error.strerror or error}; "
                 "what was written before is whole. Choose a folder with room and permission (--out)"
             ) from error
-
-    @contextmanager
-    def _stopped_by_ctrl_c(self) -> Iterator[None]:
-        """First Ctrl-C: stop after the current step. Second: at once. Only the main thread may listen."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def stop(number: int, frame: Any) -> None:
-            if self._door.stopping.is_set():
-                raise KeyboardInterrupt
-            self.stop()
-
-        before = signal.signal(signal.SIGINT, stop)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
 
     def _take(self, event: Event) -> None:
         """Keep the event, then hand it to the views."""
@@ -335,35 +286,6 @@ class Session:
             except Exception as error:
                 self.views.remove(view)
                 warnings.warn(f"{type(view).__name__} failed and was left out: {error!r}", stacklevel=2)
-
-
-def _default_directory(config: Config) -> Path:
-    stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{config.run.name}"
-    candidates = (Path("runs") / (stem + suffix) for suffix in ["", *(f"-{n}" for n in range(2, 1000))])
-    return next(path for path in candidates if not path.exists())
-
-
-def _write_json(path: Path, tree: Any) -> None:
-    path.write_text(json.dumps(tree, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-
-
-def _append(file: IO[str], event: Event) -> None:
-    file.write(to_json(event) + "\n")
-    file.flush()
-
-
-def _whole_events(path: Path) -> list[Event]:
-    """The events of a file that may be missing or end in the middle of a line."""
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
-    return [from_json(line) for line in lines]
-
-
-def _write_last(path: Path, event: Event) -> None:
-    """Append an event for a process that died, in place of the line it was writing."""
-    with path.open("a+b") as file:
-        file.seek(0)
-        file.truncate(file.read().rfind(b"\n") + 1)
-        file.write(to_json(event).encode() + b"\n")
 
 
 def _in_one_line(error: BaseException) -> str:

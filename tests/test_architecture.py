@@ -15,7 +15,7 @@ FLOORS = {
     2: "batch interventions probes guards faults rewards tasks recorder",
     3: "models model_building rollouts snapshots",
     4: "measures learner trainer",
-    5: "session worker chain crashes environment reproduction",
+    5: "session folder controls worker chain crashes environment reproduction",
     6: "cli console reproduce dashboard plots __init__ __main__",
 }
 FLOOR = {name: floor for floor, names in FLOORS.items() for name in names.split()}

@@ -620,10 +620,9 @@ def test_tensors_are_noted_as_they_leave_also_when_the_step_is_refused():
     assert step.recorder.flush()[0][0].broken
 
 
-def test_a_step_refused_by_nobodys_guard_says_so():
+def test_what_the_trainer_itself_leaves_out_is_recorded():
     step = make_step(update=1)
-    with pytest.raises(Refused):
-        step.refuse(Stage.REWARDS, "none of the 4 completions could be scored")
+    step.say("trainer", Stage.REWARDS, SKIP, "none of 4 completions was scored")
     assert step.verdict == SKIP
     assert [(a.name, a.kind, a.update, a.verdict) for a in step.actions] == [("trainer", "trainer", 1, "SKIP_STEP")]
 

@@ -32,8 +32,9 @@ def tiny():
 
 
 def draw(tiny, seed=0, prompts=PROMPTS, size=4, at=rollouts.untouched, **sampling):
+    model, tokenizer = tiny
     config = SamplingConfig(**{"max_completion_length": 6, **sampling})
-    return rollouts.sample(*tiny, prompts, size, config, torch.Generator().manual_seed(seed), at)
+    return rollouts.sample(model, tokenizer, prompts, size, config, torch.Generator().manual_seed(seed), at)
 
 
 def ragged(batch):
@@ -103,14 +104,13 @@ def test_shared_and_plain_pass_give_the_same_gradients(tiny, choose, length):
 
 
 @PASSES
-def test_a_micro_batch_of_a_ragged_batch_gives_the_same_logits(tiny, logits_of):
+@pytest.mark.parametrize(("prompts", "sizes"), [(1, [3, 3, 4]), (2, [3, 7]), (3, [6, 4]), (4, [10]), (0, [10])])
+def test_a_micro_batch_of_a_ragged_batch_gives_the_same_logits(tiny, logits_of, prompts, sizes):
     batch = ragged(draw(tiny))
+    parts = list(batch.split(prompts))
+    assert [len(part.group) for part in parts] == sizes
     with torch.no_grad():
-        whole = logits_of(tiny[0], batch)
-        parts = list(batch.split(1))
-        pieces = torch.cat([logits_of(tiny[0], part) for part in parts])
-    assert [len(part.group) for part in parts] == [3, 3, 4]
-    assert [len(part.group) for part in batch.split(2)] == [3, 7]
+        whole, pieces = logits_of(tiny[0], batch), torch.cat([logits_of(tiny[0], part) for part in parts])
     torch.testing.assert_close(pieces, whole, rtol=1e-4, atol=1e-4)
 
 

@@ -34,7 +34,7 @@ def policy(device):
     """A function that builds the model; the tokenizer of tiny gives it byte ids."""
     _, tokenizer = models.load("tiny")
     settings: dict[str, Any] = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in SPECIAL}
-    settings |= {} if device == "cuda" else {"n_layer": 2, "n_embd": 48}
+    settings |= {} if device == "cuda" else {"n_layer": 2, "n_embd": 48, "vocab_size": 258}
 
     def build():
         torch.manual_seed(0)

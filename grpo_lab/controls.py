@@ -1,0 +1,187 @@
+"""How a run is commanded: by another thread through a `Door`, by Ctrl-C, or in a process of its own, a `Child`.
+
+Both take the commands `pause`, `resume`, `step`, `set` and `stop`, and act on them at the top of the next step.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from grpo_lab import errors
+from grpo_lab.config import Config
+from grpo_lab.errors import GrpoLabError
+from grpo_lab.events import Event, encodable, from_json
+
+STDERR_LINES = 200
+GRACE = 60.0
+"""Seconds a child has to finish its step when asked to stop; as a step of a large model may take."""
+GRACE_AT_ONCE = 5.0
+"""Seconds a child has to terminate before it is killed."""
+FAILED = "failed"
+"""First key of the line that hands an error of the user's to the parent."""
+
+
+class Stopped(Exception):
+    """Raised by a `Door` at the top of a step that is not wanted any more."""
+
+
+class Door:
+    """The trainer's `controls`: where another thread's wishes wait for the top of the next step."""
+
+    def __init__(self) -> None:
+        self.stopping = threading.Event()
+        self._running = threading.Event()
+        self._running.set()
+        self._single = threading.Semaphore(0)
+        self._overrides: queue.SimpleQueue[Sequence[str]] = queue.SimpleQueue()
+
+    def command(self, name: str, overrides: Sequence[str] = ()) -> None:
+        """Take one of `pause`, `resume`, `step`, `set`, `stop`."""
+        actions = {
+            "pause": self._running.clear,
+            "resume": self._running.set,
+            "step": self._single.release,
+            "stop": self.stopping.set,
+            "set": lambda: self._overrides.put(overrides),
+        }
+        if name not in actions:
+            raise errors.unknown("command", name, actions)
+        actions[name]()
+
+    def __call__(self, step: int) -> list[str]:
+        while not (self._running.is_set() or self.stopping.is_set() or self._single.acquire(timeout=0.05)):
+            pass
+        if self.stopping.is_set():
+            raise Stopped
+        changes: list[str] = []
+        while not self._overrides.empty():
+            changes.extend(self._overrides.get())
+        return changes
+
+
+@contextmanager
+def ctrl_c(stop: Callable[[], None], stopping: threading.Event) -> Iterator[None]:
+    """Inside, the first Ctrl-C asks to stop and the next interrupts. Only the main thread may listen."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def hear(number: int, frame: Any) -> None:
+        if stopping.is_set():
+            raise KeyboardInterrupt
+        stop()
+
+    before = signal.signal(signal.SIGINT, hear)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class Child:
+    """A child process that trains one config and tells its events."""
+
+    def __init__(self, config: Config, directory: Path, save_model: bool) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-u", "-m", "grpo_lab.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,  # Ctrl-C is the parent's to hear
+        )
+        self._stderr: collections.deque[str] = collections.deque(maxlen=STDERR_LINES)
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+        self._writing = threading.Lock()
+        self._write({"config": config.to_dict(), "directory": str(directory), "save_model": save_model})
+
+    def events(self) -> Iterator[Event]:
+        """The child's events until it is gone. Raises what the child raised for a mistake of the user's."""
+        assert self._process.stdout is not None
+        failure = ""
+        for line in self._process.stdout:
+            if line.startswith(f'{{"{FAILED}": '):
+                failure = line
+            elif line.endswith("\n"):  # a line without its end was cut off by death
+                yield from_json(line)
+        self.wait()
+        if failure:
+            tree = json.loads(failure)
+            raise getattr(errors, tree[FAILED], GrpoLabError)(tree["message"])
+
+    def wait(self) -> None:
+        """Until the child is gone and has said its last words."""
+        self._process.wait()
+        self._listener.join(GRACE_AT_ONCE)  # what the child started may hold its standard error open
+        with self._writing, suppress(BrokenPipeError):
+            for pipe in (self._process.stdin, self._process.stdout):
+                assert pipe is not None
+                pipe.close()
+
+    @property
+    def pid(self) -> int:
+        """The child's process id."""
+        return self._process.pid
+
+    @property
+    def stderr(self) -> str:
+        """The child's last words on standard error."""
+        return "".join(self._stderr)
+
+    @property
+    def signal(self) -> str:
+        """The name of the signal that ended the child, or nothing."""
+        code = self._process.returncode
+        return signal.Signals(-code).name if code is not None and code < 0 else ""
+
+    @property
+    def last_words(self) -> str:
+        """How the child ended, in a sentence."""
+        if self.signal:
+            return f"the child was ended by {self.signal}"
+        last = self.stderr.strip().splitlines()[-1:] or ["it said nothing"]
+        return f"the child exited with code {self._process.returncode}: {last[0]}"
+
+    def command(self, name: str, overrides: Sequence[str] = ()) -> None:
+        """Hand the child a command for the top of its next step."""
+        self._write({"command": name, "overrides": list(overrides)})
+
+    def stop(self, at_once: bool = False) -> None:
+        """Ask the child to end after its step, or `at_once`; terminate, then kill it if it does not."""
+        self.command("stop")
+        threading.Thread(target=self._insist, args=(0.0 if at_once else GRACE,), daemon=True).start()
+
+    def _insist(self, patience: float) -> None:
+        for grace, force in ((patience, self._process.terminate), (GRACE_AT_ONCE, self._process.kill)):
+            try:
+                self._process.wait(grace)
+                return
+            except subprocess.TimeoutExpired:
+                force()
+
+    def _listen(self) -> None:
+        assert self._process.stderr is not None
+        with self._process.stderr as lines:
+            self._stderr.extend(lines)
+
+    def _write(self, message: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        try:
+            with self._writing:
+                self._process.stdin.write(json.dumps(encodable(message), allow_nan=False) + "\n")
+                self._process.stdin.flush()
+        except (BrokenPipeError, ValueError):
+            return  # the child is gone, and `events` will say how

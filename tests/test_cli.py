@@ -1,0 +1,251 @@
+"""The command line as a user meets it: what each command prints, and one line for each mistake."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from grpo_lab import cli, console, models
+from grpo_lab.guards import GUARDS
+from grpo_lab.scenarios import preset_names, scenario_names
+
+SMOKE = ["train", "--preset", "smoke", "--set", "run.threads=1", "--set", "run.num_steps=2"]
+TITLES = 'title = "a"\nsource = "b"\nstory = "c"\n'
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch):
+    """A terminal of 80 columns; torch's settings and the way of warnings are given back."""
+    monkeypatch.setattr("warnings.showwarning", None)
+    for stream in (console.out, console.err):
+        monkeypatch.setattr(stream, "_width", 80)
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs a command line in this process: exit code, standard output, standard error."""
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["grpo-lab", *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        out, err = capsys.readouterr()
+        return end.value.code or 0, out, err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def crashed(tmp_path_factory):
+    """The folder of a run that crashed, made by a command line of its own."""
+    out = tmp_path_factory.mktemp("crashed") / "run"
+    words = ["train", "--scenario", "cuda-001", "--set", "run.threads=1", "--out", str(out)]
+    return out, command(*words)
+
+
+def command(*words):
+    env = {**os.environ, "COLUMNS": "80", "OMP_NUM_THREADS": "1"}
+    return subprocess.run([sys.executable, "-m", "grpo_lab.cli", *words], capture_output=True, text=True, env=env)
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["scenarios"], scenario_names()),
+        (["presets"], preset_names()),
+        (["guards"], [*GUARDS, "Stops:", "max_norm = 1.0"]),
+        (["models"], ["tiny", "834,560", "--model"]),
+        (["doctor"], ["python 3.", "torch 2.", "CPU cores", "tiny", "MiB"]),
+    ],
+    ids=lambda value: value[0],
+)
+def test_lists(run, words, shown):
+    code, out, err = run(*words)
+    assert (code, err) == (0, "")
+    assert [name for name in shown if name not in out] == []
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_help_names_the_exit_codes_and_loads_no_torch():
+    code = """
+import sys
+from grpo_lab import cli
+sys.argv = ["grpo-lab", "--help"]
+try:
+    cli.main()
+except SystemExit as end:
+    print(end.code, [name for name in ("torch", "transformers", "pandas", "matplotlib") if name in sys.modules])
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert found.splitlines()[-1] == "0 []" and "Exit codes: 0 done" in found
+
+
+def test_a_crash_says_where_it_broke_and_exits_1(crashed):
+    folder, done = crashed
+    text = " ".join(done.stdout.split())
+    assert done.returncode == 1 and "Traceback" not in done.stderr + done.stdout
+    assert "first break: step 0" in text and "crash: torch.multinomial" in text and f"run: {folder}" in text
+    warning = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
+    assert len(warning) == 1 and "the model was not saved" in warning[0]
+
+
+def test_trace_and_replay_show_a_run_again(run, crashed):
+    folder, done = crashed
+    for words, figure in (("trace", "chain.png"), ("replay", "run.png")):
+        code, out, _ = run(words, folder)
+        assert code == 0 and (folder / figure).stat().st_size > 10_000 and "crash: torch.multinomial" in out
+        assert done.stdout.splitlines()[0] in out and f"figure: {folder / figure}" in out
+
+
+def test_train_saves_what_it_trained(run, tmp_path):
+    code, out, err = run(*SMOKE, "--out", tmp_path / "a")
+    assert code == 0 and "end: done" in out and "Warning" not in err
+    assert f"model: {tmp_path / 'a' / 'model'}" in out
+    models.load(str(tmp_path / "a" / "model"))
+
+
+def test_json_is_json_and_nothing_else(run, tmp_path):
+    reward = tmp_path / "r.py"
+    reward.write_text("def chatty(completions, **_):\n    print('hello')\n    return [0.0 for _ in completions]\n")
+    code, out, err = run(*SMOKE, "--reward", f"{reward}:chatty", "--json", "--out", tmp_path / "a")
+    assert [json.loads(line)["event"] for line in out.splitlines()] == ["Started", "Stepped", "Stepped", "Ended"]
+    assert code == 0 and set(err.splitlines()) == {"hello"}
+    assert out == (tmp_path / "a" / "events.jsonl").read_text()
+
+
+def test_guards_are_a_preset_or_names_or_none(run, tmp_path):
+    for guards, names in (("none", []), ("warm_up, clip_gradients", ["warm_up", "clip_gradients"]), ("original", None)):
+        out = tmp_path / guards
+        assert run(*SMOKE, "--guards", guards, "--set", "run.num_steps=1", "--out", out)[0] == 0
+        found = json.loads((out / "config.json").read_text())["guards"]
+        assert list(found) == (["clip_gradients"] if names is None else names)
+
+
+def test_a_run_stopped_by_the_user_says_so_and_exits_1(tmp_path):
+    words = [*SMOKE, "--set", "run.num_steps=100000", "--json", "--out", str(tmp_path / "a")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "grpo_lab.cli", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout
+    while "Stepped" not in process.stdout.readline():
+        pass
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1 and err == ""
+    assert json.loads(out.splitlines()[-1]) == {
+        "event": "Ended",
+        "status": "stopped",
+        "message": "by the user",
+        "crash": None,
+    }
+    models.load(str(tmp_path / "a" / "model"))
+
+
+def test_an_interrupted_command_says_so(run, monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("grpo_lab.scenarios.scenario_names", interrupted)
+    assert run("scenarios") == (130, "", "interrupted\n")
+
+
+def make_mistakes(folder: Path) -> None:
+    """What the mistakes below name."""
+    (folder / "file").write_text("")
+    (folder / "broken.toml").write_text("title = [")
+    (folder / "wrong.toml").write_text(TITLES + "[loss]\nbeta = -1\n")
+    (folder / "bad.py").write_text(
+        "def bad(**_):\n    raise KeyError('answers')\n\ndef short(**_):\n    return [1.0]\n"
+    )
+    (folder / "syntax.py").write_text("def (")
+    (folder / "no.jsonl").write_text('{"prompt": "1+1="}\n{"prompt": 3}\n')
+    (folder / "old").mkdir()
+    (folder / "old" / "events.jsonl").write_text("")
+    (folder / "model").mkdir()
+    for path in models.MODELS["tiny"].path.iterdir():
+        (folder / "model" / path.name).write_bytes(
+            path.read_bytes()[:1000] if "safe" in path.name else path.read_bytes()
+        )
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "message"),
+    [
+        (2, ["--set", "loss.epsilom=1"], "unknown setting of loss 'epsilom'; did you mean 'epsilon'"),
+        (2, ["--set", "los.epsilon=1"], "unknown section 'los'; did you mean 'loss'"),
+        (2, ["--set", "beta"], "'beta' is no override; write section.setting=value"),
+        (2, ["--set", "loss.epsilon=-1"], "loss.epsilon = -1.0: must be above 0 and at most 1"),
+        (2, ["--set", "guards.clip_gradients.max_norm=0"], "max_norm = 0.0: must be above 0"),
+        (2, ["--set", "guards.clip_gradient=on"], "unknown guard 'clip_gradient'; did you mean 'clip_gradients'"),
+        (2, ["--guards", "clip_gradient"], "unknown guard 'clip_gradient'; did you mean 'clip_gradients'"),
+        (2, ["--set", "data.num_generations=1"], "data.num_generations = 1: a group of one"),
+        (2, ["--preset", "stabel"], "unknown preset 'stabel'; did you mean 'stable'"),
+        (2, ["--preset", "stable", "--scenario", "cuda-001"], "--preset and --scenario name two beginnings"),
+        (2, ["--scenario", "cuda-01"], "unknown scenario 'cuda-01'; did you mean 'cuda-001'"),
+        (2, ["--scenario", "broken.toml"], "broken.toml: not valid TOML"),
+        (2, ["--scenario", "wrong.toml"], "loss.beta = -1.0: must be at least 0"),
+        (2, ["--scenario", "absent.toml"], "unknown scenario 'absent.toml'"),
+        (1, ["--model", "./absent"], "no folder './absent'"),
+        (1, ["--model", "model"], "model: cannot load the model (SafetensorError"),
+        (1, ["--device", "cuda:99"], "device 'cuda:99' cannot be used here"),
+        (1, ["--data", "absent.jsonl"], "absent.jsonl: cannot be read"),
+        (1, ["--data", "no.jsonl"], 'no.jsonl:2: "prompt" is 3'),
+        (1, ["--reward", "bad.py:bad"], "reward bad raised KeyError: 'answers'; mend it"),
+        (1, ["--reward", "bad.py:short"], "reward short returned 1 values for"),
+        (1, ["--reward", "bad.py:shorts"], "unknown function of bad.py 'shorts'; did you mean 'short'"),
+        (1, ["--reward", "syntax.py:f"], "importing it raised SyntaxError"),
+        (1, ["--reward", "absent.py:f"], "no file 'absent.py'"),
+        (1, ["--reward", "exact"], "unknown reward 'exact'; did you mean 'exact_match'"),
+        (1, ["--out", "file/run"], "file/run cannot be written after 0 steps: Not a directory"),
+        (1, ["--out", "old"], "old already holds a run; choose another folder"),
+    ],
+    ids=lambda value: "=".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_one_line(run, tmp_path, monkeypatch, code, words, message):
+    make_mistakes(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    begin = [] if {"--preset", "--scenario"} & set(words) else ["--preset", "smoke"]
+    found, out, err = run("train", *begin, "--set", "run.threads=1", *words)
+    assert (found, out) == (code, "")
+    assert err.startswith("error: ") and err.count("\n") == 1 and message in err
+
+
+@pytest.mark.parametrize("words", [["trace"], ["replay"]], ids=str)
+def test_a_folder_without_a_run_is_one_line(run, tmp_path, words):
+    code, out, err = run(*words, tmp_path)
+    assert (code, out, err) == (1, "", f"error: {tmp_path} holds no run: config.json is missing\n")
+
+
+def test_other_mistakes_are_one_line(run, tmp_path):
+    assert run("models", "build", "large") == (2, "", "error: unknown model to build 'large'. Known: tiny\n")
+    (tmp_path / "file").write_text("")
+    code, out, err = run("reproduce", "--out", tmp_path)
+    assert (code, out) == (1, "") and err.startswith(f"error: {tmp_path} is not empty; choose another folder")
+    assert run("train", "--presett", "x")[0] == 2
+
+
+def test_a_figure_that_cannot_be_written_is_one_line(run, crashed, tmp_path):
+    folder, _ = crashed
+    copy = tmp_path / "run"
+    copy.mkdir()
+    for name in ("config.json", "events.jsonl"):
+        (copy / name).write_bytes((folder / name).read_bytes())
+    (copy / "chain.png").mkdir()
+    code, _, err = run("trace", copy)
+    assert code == 1 and err.startswith(f"error: {copy / 'chain.png'}: Is a directory") and err.count("\n") == 1
+
+
+def test_a_mistake_in_a_child_is_the_same_line(run, tmp_path):
+    make_mistakes(tmp_path)
+    words = ["--reward", f"{tmp_path / 'bad.py'}:bad", "--child", "--out", tmp_path / "a"]
+    code, out, err = run(*SMOKE, *words)
+    assert (code, out) == (1, "")
+    assert err == "error: reward bad raised KeyError: 'answers'; mend it or return None\n"

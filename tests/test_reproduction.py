@@ -1,0 +1,184 @@
+"""The before/after table says what was measured, whichever way it turns out."""
+
+import dataclasses
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from grpo_lab import console, reproduce, reproduction
+from grpo_lab.chain import first_break
+from grpo_lab.events import Crash, Ended, Evaluated, LinkNote, Started, Stepped
+from grpo_lab.reproduction import Cell, brief, config_for, escaped, healthy_config, markdown, measure, report, verdicts
+from grpo_lab.scenarios import preset
+from grpo_lab.session import Session
+
+NAN, INF = math.nan, math.inf
+CRASH = Crash("multinomial-cpu", "torch.multinomial", "RuntimeError: probability tensor contains either `inf`", "x")
+
+
+def step(index, norm, verdict="KEEP", bad=0.0, failed=False, move=0.0):
+    note = LinkNote("gradients", 0, norm, 0.0 if math.isfinite(norm) else 10.0, 100, "wte")
+    metrics = {"weights/nonfinite": bad, "step_time": 1.0 + index, "weights/max_move": move}
+    return Stepped(index, 1, verdict, {} if failed else metrics, () if failed else (note,), (), failed=failed)
+
+
+def session_of(*events, num_parameters=100):
+    session = Session(preset("smoke"), "nowhere")
+    session.events = [Started({}, num_parameters, "cpu"), *events]
+    return session
+
+
+CELL = Cell("train-001", "reported_fix", Path("x"), 10, 0, 5.0, None, 0, 1000, 0.1, "", 1.0, 0.3, 0.8)
+
+
+def cell(**changes):
+    return dataclasses.replace(CELL, **changes)
+
+
+def test_a_crashed_run_is_measured():
+    events = [
+        Evaluated(0, 0.25, 100),
+        step(0, 3.0, move=0.5),
+        step(1, 9.0, verdict="SKIP_STEP", move=0.25),
+        step(2, INF, verdict="ROLL_BACK"),
+        step(3, NAN, bad=100.0, move=NAN),
+        step(4, NAN, failed=True),
+        Ended("crashed", "RuntimeError", CRASH),
+    ]
+    found = measure(session_of(*events), "cuda-001", "original")
+    assert (found.rounds, found.refused, found.grad_norm, found.max_move) == (4, 2, 9.0, 0.5)
+    assert (found.nonfinite, found.parameters, found.seconds) == (100, 100, 2.5)
+    assert found.first_break == first_break(events) and found.first_break and found.first_break.step == 2
+    assert found.crash == CRASH.text and found.before == 0.25 and math.isnan(found.after)
+
+
+def test_a_run_that_died_in_its_first_step_is_measured():
+    found = measure(session_of(step(0, NAN, failed=True), Ended("crashed", "", CRASH)), "a", "b")
+    assert (found.rounds, found.nonfinite) == (0, 0)
+    assert all(math.isnan(v) for v in (found.grad_norm, found.max_move, found.seconds, found.before, found.after))
+    assert reproduction.table([found])[1][-5:] == ["-", "multinomial", "-", "-", "-"]
+
+
+@pytest.mark.parametrize(("bad", "text"), [(0, "0%"), (1, "<1%"), (500, "50%"), (999, ">99%"), (1000, "100%")])
+def test_a_share_is_none_or_all_only_if_it_is(bad, text):
+    assert reproduction.share(cell(nonfinite=bad)) == text
+
+
+HELD = {"norm": 0, "weights": 1, "rounds": 2, "crash": 3, "quality": 4, "cost": 5}
+
+
+@pytest.mark.parametrize(
+    ("claim", "fixed", "stable", "measured"),
+    [
+        ("norm", {"grad_norm": 10.5}, {}, "up to 10.5"),
+        ("norm", {"grad_norm": NAN}, {}, "no finite norm"),
+        ("weights", {"nonfinite": 1}, {}, r"train-001 \(<1%\)"),
+        ("rounds", {"rounds": 9}, {}, r"short: train-001 \(9\)"),
+        ("crash", {"crash": "boom"}, {}, "crashed: train-001"),
+        ("quality", {}, {"after": 0.74}, "0.74 against 0.8"),
+        ("quality", {}, {"after": NAN}, "- against 0.8"),
+        ("cost", {}, {"seconds": 1.2}, r"\+20%"),
+        ("cost", {}, {"seconds": NAN}, "nan%"),
+    ],
+)
+def test_each_claim_can_fail_alone(claim, fixed, stable, measured):
+    """The other columns do not count: only the fix is judged."""
+    rows = [cell(**fixed), cell(column="original", grad_norm=1e9, nonfinite=5, rounds=1, crash="boom")]
+    healthy = {"original": cell(column="original"), "stable": cell(**{"column": "stable", **stable})}
+    found = verdicts(rows, healthy)
+    assert [row[2] for row in found] == ["did not hold" if HELD[claim] == i else "held" for i in range(6)]
+    assert re.search(measured, found[HELD[claim]][1])
+
+
+def test_all_claims_can_hold():
+    healthy = {"original": CELL, "stable": cell(seconds=1.09, after=0.76)}
+    assert {row[2] for row in verdicts([CELL], healthy)} == {"held"}
+
+
+def test_the_terminal_table_has_one_line_a_row_at_80_columns(monkeypatch):
+    monkeypatch.setattr(console.out, "_width", 80)
+    broken = first_break([step(3, NAN)])
+    worst = cell(scenario="fp16-adam-epsilon", grad_norm=1.14e8, first_break=broken, nonfinite=999, crash="x")
+    with console.out.capture() as captured:
+        console.out.print(console.table(brief([worst, CELL]), gap=1))
+    shown = captured.get().splitlines()
+    assert len(shown) == 4 and max(map(len, shown)) <= 80
+    assert " ".join(shown[2].split()) == "fp16-adam-epsilon reported_fix 10 1.1e+08 gradients, 3 >99% yes 0.3>0.8"
+
+
+def test_markdown_shows_what_was_meant():
+    assert escaped("a|b `c` [d](e) <f>\n*g*") == r"a\|b \`c\` \[d\](e) \<f> \*g\*"
+    assert markdown([["x", "y"], ["a|b", "c\nd"]]) == "| x | y |\n|---|---|\n| a\\|b | c d |"
+
+
+def test_the_report_holds_every_figure_with_its_words():
+    healthy = {"original": CELL, "stable": CELL}
+    page = report([CELL], healthy, {"one: a": ("one.png", "norm [max]\n5"), "two": ("two.png", "x")}, "cmd")
+    assert "![norm \\[max\\] 5](one.png)" in page and "![x](two.png)" in page
+    assert "Nothing: every value" in page and "| 100 % of the weights stay healthy | all finite | held |" in page
+
+
+def test_the_columns_differ_as_the_page_says():
+    cause = config_for("cuda-001", "original")
+    stable, fixed = config_for("cuda-001", "stable"), config_for("cuda-001", "reported_fix")
+    assert stable.with_guards(cause.guards) == cause and stable.guards == preset("stable").guards
+    assert fixed.guards == preset("reported_fix").guards and fixed.model.precision == "fp16_pure"
+    assert fixed.sampling == preset("reported_fix").sampling
+    healthy = healthy_config("original", ("run.num_eval=3",))
+    assert healthy.loss == preset("stable").loss and healthy.guards == preset("original").guards
+    assert healthy.run.num_eval == 3
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Everything, in seconds: two rounds of one failure, and four healthy steps in children."""
+    for name, value in {"ROUNDS": 2, "CELL_PROBLEMS": 8, "HEALTHY_PROBLEMS": 8, "HEALTHY_STEPS": 4}.items():
+        monkeypatch.setattr(reproduction, name, value)
+    monkeypatch.setattr(reproduce, "SCENARIOS", ("fp16-adam-epsilon",))
+    monkeypatch.setattr("warnings.showwarning", None)
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_everything_end_to_end(small, tmp_path, capsys):
+    page = reproduce.reproduce_all(tmp_path / "out", ())
+    assert page == tmp_path / "out" / "report.md"
+    text = page.read_text()
+    runs = [f"fp16-adam-epsilon-{column}" for column in reproduction.COLUMNS] + ["healthy-original", "healthy-stable"]
+    assert {name: Session.open(page.parent / name).status for name in runs} == {
+        "fp16-adam-epsilon-original": "crashed",
+        "fp16-adam-epsilon-reported_fix": "crashed",
+        "fp16-adam-epsilon-stable": "done",
+        "healthy-original": "done",
+        "healthy-stable": "done",
+    }
+    figures = dict((file, alt) for alt, file in re.findall(r"!\[(.+)\]\((.+\.png)\)", text))
+    assert set(figures) == {path.name for path in page.parent.glob("*.png")} and len(figures) == 2
+    assert "crashed in torch.multinomial" in figures["fp16-adam-epsilon.png"]
+    assert "| fp16-adam-epsilon | original | 1 |" in text and text.count("did not hold") >= 3
+    shown = capsys.readouterr().out
+    assert "weights, 0" in shown and "A healthy task" in shown and "No crash in multinomial" in shown
+
+
+def test_an_interrupt_ends_the_children_too(small, tmp_path, monkeypatch):
+    sessions = []
+
+    def interrupted(*key):
+        raise KeyboardInterrupt
+
+    class Kept(Session):
+        def __init__(self, *args, **more):
+            super().__init__(*args, **more)
+            sessions.append(self)
+
+    monkeypatch.setattr(reproduce, "Session", Kept)
+    monkeypatch.setattr(reproduce, "_run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce.reproduce_all(tmp_path / "out", ())
+    assert [session.status for session in sessions] == ["stopped", "stopped"]
+    assert all(session._child is None or session._child._process.returncode is not None for session in sessions)
+    assert not (tmp_path / "out" / "report.md").exists()

@@ -1,0 +1,204 @@
+"""A child process tells the same events, and its parent outlives whatever happens to it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from grpo_lab import folder
+from grpo_lab.errors import RewardError
+from grpo_lab.events import Changed, Ended, Started, Stepped, to_json
+from grpo_lab.scenarios import preset, scenario
+from grpo_lab.session import AT_ONCE, BY_THE_USER, Session
+
+SMOKE = preset("smoke").with_("run.threads=1")
+LONG = SMOKE.with_("run.num_steps=100000")
+NOISY = """
+import os
+def noisy(completions, **_):
+    print('{"event": "Ended", "status": "done"}')
+    os.write(1, b"from below\\n")
+    return [float(len(text)) for text in completions]
+"""
+
+
+class View:
+    """Calls a function with the session at the first event of a type."""
+
+    def __init__(self, session, kind, act):
+        self.session, self.kind, self.act = session, kind, act
+        session.views.append(self)
+
+    def show(self, event):
+        if isinstance(event, self.kind):
+            self.session.views.remove(self)
+            self.act(self.session)
+
+
+def comparable(event):
+    tree = json.loads(to_json(event))
+    tree.get("metrics", {}).pop("step_time", None)
+    return tree
+
+
+def child_of(session):
+    """Its process, which tests may look at."""
+    assert session._child is not None
+    return session._child
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_child_tells_the_same_events_whatever_a_reward_prints(tmp_path):
+    (tmp_path / "noisy.py").write_text(NOISY)
+    config = SMOKE.with_(f"data.rewards={tmp_path / 'noisy.py'}:noisy,")
+    child = Session(config, tmp_path / "child", child=True, save_model=True).run()
+    here = Session(config, tmp_path / "here").run()
+    assert [comparable(event) for event in child.events] == [comparable(event) for event in here.events]
+    assert child.status == "done" and child.saved_model
+    assert "from below" in child_of(child).stderr and json.loads((child.directory / "environment.json").read_text())
+    assert [to_json(e) for e in Session.open(child.directory).events] == [to_json(e) for e in child.events]
+
+
+def test_a_crash_in_the_child_is_an_ending_here(tmp_path):
+    config = scenario("fp16-adam-epsilon").config().with_("run.threads=1", "data.num_prompts=2")
+    session = Session(config, tmp_path / "run", child=True).run()
+    assert session.status == "crashed" and session.crash and session.crash.kind == "multinomial-cpu"
+    broken = session.first_break()
+    assert broken and broken.link == "weights"
+
+
+def kill(session):
+    os.kill(child_of(session).pid, signal.SIGKILL)
+
+
+def test_a_killed_child_is_a_crash_with_the_name_of_the_signal(tmp_path):
+    session = Session(LONG, tmp_path / "run", child=True)
+    View(session, Stepped, kill)
+    session.run()
+    assert session.ended == Ended("crashed", "the child was ended by SIGKILL", session.crash)
+    again = Session.open(session.directory)
+    assert [to_json(event) for event in again.events] == [to_json(event) for event in session.events]
+
+
+def test_the_end_of_a_killed_child_takes_the_place_of_its_half_line(tmp_path):
+    (tmp_path / "events.jsonl").write_text(to_json(Started({}, 1, "cpu")) + '\n{"event": "Step')
+    folder.write_last(tmp_path, Ended("crashed"))
+    assert folder.whole_events(tmp_path) == [Started({}, 1, "cpu"), Ended("crashed")]
+
+
+def test_commands_reach_the_child(tmp_path):
+    """Those given before the process exists, too."""
+    session = Session(LONG, tmp_path / "run", child=True, save_model=True)
+    session.set("loss.beta=0.5")
+    View(session, Changed, lambda session: session.pause())
+    thread = session.start()
+    until(lambda: session.records.shape[0])
+    time.sleep(0.5)
+    paused = len(session.events)
+    time.sleep(0.5)
+    assert len(session.events) == paused
+    session.advance()
+    until(lambda: len(session.events) > paused)
+    session.resume()
+    until(lambda: len(session.events) > paused + 1)
+    session.stop()
+    thread.join(60)
+    assert session.ended == Ended("stopped", BY_THE_USER) and not alive(child_of(session).pid)
+    assert set(session.records["beta"]) == {0.5} and session.saved_model
+
+
+def until(condition):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_stop_before_the_child_exists_starts_none(tmp_path):
+    session = Session(LONG, tmp_path / "run", child=True)
+    session.stop()
+    session.run()
+    assert session.ended == Ended("stopped", BY_THE_USER) and session._child is None
+    assert Session.open(session.directory).events == session.events
+
+
+def test_stop_before_the_first_event_ends_the_child_at_once(tmp_path):
+    session = Session(LONG, tmp_path / "run", child=True)
+    thread = session.start()
+    until(lambda: session._child)
+    session.stop()
+    thread.join(60)
+    assert session.ended == Ended("stopped", AT_ONCE) and not alive(child_of(session).pid)
+
+
+SLOW = """
+import pathlib, time
+def slow(completions, **_):
+    pathlib.Path(__file__).with_suffix(".begun").touch()
+    time.sleep(600)
+"""
+
+
+def test_a_second_stop_ends_a_child_that_does_not_come_back(tmp_path):
+    (tmp_path / "slow.py").write_text(SLOW)
+    session = Session(LONG.with_(f"data.rewards={tmp_path / 'slow.py'}:slow,"), tmp_path / "run", child=True)
+    thread = session.start()
+    until((tmp_path / "slow.begun").exists)
+    session.stop()
+    thread.join(0.5)
+    assert thread.is_alive() and session.status == "running"
+    session.stop()
+    thread.join(60)
+    assert session.ended == Ended("stopped", AT_ONCE) and session.crash is None
+
+
+def test_a_mistake_of_the_user_reaches_the_parent_as_it_was(tmp_path):
+    (tmp_path / "bad.py").write_text("def bad(**_):\n    raise ValueError('no such key')\n")
+    session = Session(SMOKE.with_(f"data.rewards={tmp_path / 'bad.py'}:bad,"), tmp_path / "run", child=True)
+    with pytest.raises(RewardError, match="reward bad raised ValueError: no such key; mend it") as caught:
+        session.run()
+    assert session.ended == Ended("failed", str(caught.value))
+    assert Session.open(session.directory).ended == session.ended
+    assert child_of(session)._process.returncode == 1 and "Traceback" not in child_of(session).stderr
+
+
+def test_no_orphan_is_left_by_a_parent_that_is_killed(tmp_path):
+    code = f"""
+import json, grpo_lab
+config = grpo_lab.preset("smoke").with_("run.num_steps=100000")
+session = grpo_lab.Session(config, {str(tmp_path / "run")!r}, child=True)
+class View:
+    def show(self, event):
+        print(session._child.pid, flush=True)
+session.views.append(View())
+session.run()
+"""
+    command = [sys.executable, "-c", code]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert parent.stdout
+    pid = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    until(lambda: not alive(pid) or zombie(pid))
+    assert Session.open(tmp_path / "run").ended == Ended("stopped", BY_THE_USER)
+
+
+def zombie(pid):
+    """Gone, but for a parent that would ask: in a container nobody may."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return False
