@@ -8,36 +8,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from grpo_lab.crashes import classify_crash as classify_crash
-from grpo_lab.events import Ended, Event, LinkNote, Stepped
+from grpo_lab.events import LINKS, Ended, Event, LinkNote, Stepped
 from grpo_lab.interventions import Stage, Verdict
 
-
-class Link(NamedTuple):
-    """How one link is shown: its label, and the magnitude above which it is a warning."""
-
-    label: str
-    warning: float
-
-
-LINKS: dict[str, Link] = {
-    "probabilities": Link("sampling probabilities", 1.01),
-    "rewards": Link("rewards", 1e3),
-    "advantages": Link("advantages", 10),
-    "logits": Link("logits", 1e3),
-    "old_logprobs": Link("old logprobs", 30),
-    "ref_logprobs": Link("reference logprobs", 30),
-    "logprobs": Link("logprobs", 30),
-    "log_ratio": Link("log-ratio", 5),
-    "ratio": Link("ratio", 150),
-    "kl_delta": Link("reference - policy", 10),
-    "loss": Link("loss", 10),
-    "log_ratio_gradient": Link("gradient at log-ratio", 10),
-    "gradients": Link("gradients", 10),
-    "clipped_gradients": Link("clipped gradients", 10),
-    "moments": Link("optimizer moments", 1e4),
-    "weights": Link("weights", 1e4),
-}
-"""The chain in order; torch.multinomial, its end, shows as a crash."""
 _FIRST_AFTER_BATCH = list(LINKS).index("logprobs")
 _PLACES = [*list(LINKS)[:_FIRST_AFTER_BATCH], Stage.BATCH, *list(LINKS)[_FIRST_AFTER_BATCH:]]
 """Links and the stages between them, in the order in which a step passes them."""

@@ -184,6 +184,7 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         """Plain nested dictionaries, as config.json holds them."""
         sections = {name: dataclasses.asdict(getattr(self, name)) for name in SECTIONS}
+        sections["data"]["rewards"] = list(self.data.rewards)  # JSON and TOML know no tuples
         return sections | {kind: {k: dict(v) for k, v in getattr(self, kind).items()} for kind in SWITCHES}
 
     @staticmethod

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from grpo_lab.chain import LINKS, ChainBreak, first_break, statuses
+from grpo_lab.chain import ChainBreak, first_break, statuses
 from grpo_lab.config import Config
 from grpo_lab.errors import GrpoLabError
-from grpo_lab.events import METRICS, Action, Changed, Ended, Evaluated, Event, Started, Stepped
+from grpo_lab.events import LINKS, METRICS, Action, Changed, Ended, Evaluated, Event, Started, Stepped
 from grpo_lab.interventions import Verdict
 
 MULTINOMIAL = "torch.multinomial"

@@ -65,6 +65,34 @@ METRICS: dict[str, Metric] = {
 }
 
 
+class Link(NamedTuple):
+    """How one link is shown: its label, and the magnitude above which it is a warning."""
+
+    label: str
+    warning: float
+
+
+LINKS: dict[str, Link] = {
+    "probabilities": Link("sampling probabilities", 1.01),
+    "rewards": Link("rewards", 1e3),
+    "advantages": Link("advantages", 10),
+    "logits": Link("logits", 1e3),
+    "old_logprobs": Link("old logprobs", 30),
+    "ref_logprobs": Link("reference logprobs", 30),
+    "logprobs": Link("logprobs", 30),
+    "log_ratio": Link("log-ratio", 5),
+    "ratio": Link("ratio", 150),
+    "kl_delta": Link("reference - policy", 10),
+    "loss": Link("loss", 10),
+    "log_ratio_gradient": Link("gradient at log-ratio", 10),
+    "gradients": Link("gradients", 10),
+    "clipped_gradients": Link("clipped gradients", 10),
+    "moments": Link("optimizer moments", 1e4),
+    "weights": Link("weights", 1e4),
+}
+"""The chain in order; torch.multinomial, its end, shows as a crash."""
+
+
 @dataclass(frozen=True)
 class LinkNote:
     """One link of the chain, once: how large, how much of it is not finite, and where its worst element is."""

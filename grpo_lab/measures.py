@@ -13,8 +13,12 @@ from grpo_lab.recorder import Recorder
 def rewards(recorder: Recorder, step: Step, values: Tensor) -> None:
     """Of the rewards (P, G) that are going to be used."""
     assert step.scorable is not None
-    spread = values.std(dim=1) if values.shape[1] > 1 else torch.zeros_like(values[:, 0])
-    recorder.metric("reward", values[step.scorable].mean())
+    judged = step.scorable
+    count = judged.sum(dim=1)
+    mean = values.masked_fill(~judged, 0.0).sum(dim=1) / count.clamp(min=1)
+    squares = (values - mean[:, None]).square().masked_fill(~judged, 0.0).sum(dim=1)
+    spread = (squares / (count - 1).clamp(min=1)).sqrt()
+    recorder.metric("reward", values[judged].mean())
     recorder.metric("reward_std", spread.mean())
     recorder.metric("frac_reward_zero_std", (spread == 0).float().mean())
 

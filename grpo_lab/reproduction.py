@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo_lab.chain import LINKS, ChainBreak
+from grpo_lab.chain import ChainBreak
 from grpo_lab.config import Config
-from grpo_lab.events import Evaluated, Started, Stepped
+from grpo_lab.events import LINKS, Evaluated, Started, Stepped
 from grpo_lab.interventions import Verdict
 from grpo_lab.scenarios import preset, scenario
 from grpo_lab.session import Session
@@ -20,7 +20,7 @@ SCENARIOS = ("train-001", "cuda-001", "fp16-adam-epsilon")
 COLUMNS = ("original", "reported_fix", "stable")
 ROUNDS = 10
 CELL_PROBLEMS, HEALTHY_PROBLEMS = 100, 500
-HEALTHY_STEPS = 250
+HEALTHY_STEPS = 300
 
 
 @dataclass(frozen=True)

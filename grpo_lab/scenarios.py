@@ -15,6 +15,7 @@ from typing import Any
 
 from grpo_lab.config import SECTIONS, SWITCHES, Config
 from grpo_lab.errors import ConfigError, unknown
+from grpo_lab.events import LINKS, METRICS
 from grpo_lab.shipped import data_directory
 
 _TEXTS = ("title", "source", "story")
@@ -41,6 +42,15 @@ class Expectation:
     """The first link that is not finite, or nothing."""
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Metrics that reach at least this value in some step."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.crash, str) or not isinstance(self.metrics, Mapping):
+            raise ConfigError("[expect] takes crash and first_break as texts, metrics as { name = value }")
+        if self.first_break and self.first_break not in LINKS:
+            raise unknown("link in [expect]", str(self.first_break), LINKS)
+        for name in self.metrics:
+            if name not in METRICS:
+                raise unknown("metric in [expect]", name, METRICS)
 
 
 @dataclass(frozen=True)
@@ -99,16 +109,16 @@ def scenario(name: str) -> Scenario:
     where = f"scenario {name}"
     _check_keys(tree, [*_TEXTS, "preset", "expect", "cures", "decoys", *SECTIONS, *SWITCHES], where)
     texts = {key: tree[key] for key in _TEXTS if key in tree}
-    expect = tree.get("expect", {})
+    expect = _typed(tree, "expect", dict, where)
     _check_keys(expect, [field.name for field in dataclasses.fields(Expectation)], f"{where}, [expect]")
     found = Scenario(
         name=name,
         **_complete(texts, name),
-        preset=tree.get("preset", "original"),
+        preset=_typed(tree, "preset", str, where) or "original",
         cause={key: tree[key] for key in (*SECTIONS, *SWITCHES) if key in tree},
         expect=Expectation(**expect),
-        cures=tuple(tuple(row) for row in tree.get("cures", [])),
-        decoys=tuple(tuple(row) for row in tree.get("decoys", [])),
+        cures=_override_sets(tree, "cures", where),
+        decoys=_override_sets(tree, "decoys", where),
     )
     for overrides in ((), *found.cures, *found.decoys):
         found.config().with_(*overrides)  # so that a mistake in the file shows when it is read, not when it is used
@@ -141,6 +151,20 @@ def _check_keys(tree: Mapping[str, Any], known: list[str], where: str) -> None:
     for key in tree:
         if key not in known:
             raise unknown(f"key of {where}", key, known)
+
+
+def _typed(tree: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
+    value = tree.get(key, kind())
+    if not isinstance(value, kind):
+        raise ConfigError(f"{where}: {key} = {value!r}: must be of type {kind.__name__}")
+    return value
+
+
+def _override_sets(tree: Mapping[str, Any], key: str, where: str) -> tuple[tuple[str, ...], ...]:
+    rows = _typed(tree, key, list, where)
+    if not all(isinstance(row, list) and all(isinstance(text, str) for text in row) for row in rows):
+        raise ConfigError(f'{where}: {key} must be a list of lists of overrides, as in [["guards.warm_up=on"]]')
+    return tuple(tuple(row) for row in rows)
 
 
 def _complete(texts: dict[str, Any], name: str) -> dict[str, str]:

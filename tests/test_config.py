@@ -28,7 +28,7 @@ def test_overrides_change_what_they_name_and_nothing_else():
     expected = config.to_dict()
     expected["loss"] |= {"beta": 0.04, "epsilon_high": 0.28}
     expected["run"]["num_steps"] = 3
-    expected["data"]["rewards"] = ("a", "b")
+    expected["data"]["rewards"] = ["a", "b"]
     assert changed.to_dict() == expected
     assert config == Config()
     assert changed.with_("loss.epsilon_high=none").loss.epsilon_high is None

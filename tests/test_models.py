@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from grpo_lab import model_building, models, tasks
-from grpo_lab.errors import ConfigError, ModelError
+from grpo_lab import model_building, models, shipped, tasks
+from grpo_lab.errors import ConfigError, DataError, ModelError
 
 
 @pytest.fixture(scope="module")
@@ -199,15 +199,13 @@ def test_cuda_where_there_is_none():
 def test_data_is_found_in_a_wheel_first(monkeypatch, tmp_path):
     package = tmp_path / "site-packages" / "grpo_lab"
     package.mkdir(parents=True)
-    monkeypatch.setattr(models, "__file__", str(package / "models.py"))
-    with pytest.raises(ModelError, match="no data folder"):
-        models.data_directory()
-    with pytest.raises(ModelError, match="no data folder"):
+    monkeypatch.setattr(shipped, "__file__", str(package / "shipped.py"))
+    with pytest.raises(DataError, match="no data folder"):
         models.load("tiny")
-    (package.parent / "data").mkdir()
-    assert models.data_directory() == package.parent / "data"
-    (package / "data").mkdir()
-    assert models.data_directory() == package / "data"
+    (package.parent / "data" / "presets").mkdir(parents=True)
+    assert shipped.data_directory() == package.parent / "data"
+    (package / "data" / "presets").mkdir(parents=True)
+    assert shipped.data_directory() == package / "data"
     with pytest.raises(ModelError, match="get it with `grpo-lab models build tiny`"):
         models.load("tiny")
 

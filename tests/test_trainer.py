@@ -565,9 +565,6 @@ def test_unscorable_completions_leave_group_statistics_and_loss(run, seen):
     assert batch.old_logprobs.shape == batch.completions.shape and len(batch.completions) == 12
 
 
-@pytest.mark.xfail(
-    reason="Learner.measure_rewards counts unscorable completions as 0 in both spreads; mend, then unmark"
-)
 def test_the_spread_of_rewards_is_of_those_that_were_scored(run):
     spread = run("run.num_steps=1", rewards=constant(1.0, None, 0.0, 0.5)).steps[0].metrics
     assert spread["reward"] == pytest.approx(0.5)

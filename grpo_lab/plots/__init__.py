@@ -13,9 +13,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from grpo_lab.chain import LINKS
 from grpo_lab.dashboard import Screen, decimate, describe, fold
-from grpo_lab.events import Event
+from grpo_lab.events import LINKS, Event
 from grpo_lab.plots import curves, strip
 from grpo_lab.plots.style import (
     BLACK,

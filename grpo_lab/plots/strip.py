@@ -13,8 +13,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from grpo_lab.chain import LINKS
 from grpo_lab.dashboard import MULTINOMIAL, Screen
+from grpo_lab.events import LINKS
 from grpo_lab.plots.style import FINE, LARGE, MARKS, NORMAL, PLAIN, SMALL, STATUSES, VERMILLION, legible
 
 ROWS = {**{name: link.label for name, link in LINKS.items()}, MULTINOMIAL: MULTINOMIAL, "": "guards and changes"}
