@@ -71,7 +71,7 @@ class DataConfig(Settings):
         super().__post_init__()
         if self.num_generations == 1 and not self.allow_single_generation:
             raise ConfigError(
-                "data.num_generations = 1: a group of one has nothing to be compared with and teaches nothing; "
+                "num_generations = 1: a group of one has nothing to be compared with and teaches nothing; "
                 "use at least 2 (data.allow_single_generation=true only to watch it fail)"
             )
 

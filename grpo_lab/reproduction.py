@@ -100,7 +100,7 @@ def table(rows: list[Cell]) -> list[list[str]]:
     header = [
         "scenario",
         "guards",
-        f"rounds of {ROUNDS}",
+        "rounds",
         "refused",
         "largest finite grad norm",
         "first link not finite",
@@ -215,9 +215,9 @@ def report(rows: list[Cell], healthy: dict[str, Cell], figures: dict[str, tuple[
         f"Made by `{command}`. Absolute times are this machine's and noisy.",
         "## Before and after",
         markdown([header, *body]),
-        "`original`: the reports' setting before their fix. `reported_fix`: their stable values and guards, as "
-        "written. `stable`: this project's guards on the unchanged cause; they keep the model alive, they do not make "
-        "a wrong loss or a learning rate that is 2000 times too high teach anything.",
+        f"Asked for: {ROUNDS} rounds. `original`: the reports' setting before their fix. `reported_fix`: their stable "
+        "values and guards, as written. `stable`: this project's guards on the unchanged cause; they keep the model "
+        "alive, they do not make a wrong loss or a learning rate that is 2000 times too high teach anything.",
         "## What broke first",
         "\n".join(breaks) or "Nothing: every value of every link was finite.",
         "## A healthy task: does stability cost quality?",
