@@ -80,7 +80,9 @@ def train(
     reward: Annotated[list[str] | None, typer.Option(help="A reward: built-in name or file.py:name.")] = None,
     out: Out = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print events as JSON lines.")] = False,
-    child: Annotated[bool, typer.Option(help="Train in a process of its own, which may crash alone.")] = False,
+    child: Annotated[
+        bool, typer.Option(help="Train in a process of its own, which may crash alone; always so on a GPU.")
+    ] = False,
 ) -> None:
     """One run; its folder holds config, events and the final healthy weights.
 
@@ -88,6 +90,7 @@ def train(
     crashed or was stopped, by a guard or by you.
     """
     from grpo_lab import console
+    from grpo_lab.models import resolve_device
     from grpo_lab.session import Session
 
     config = _config(preset, scenario, guards).with_(
@@ -96,7 +99,8 @@ def train(
         *([f"data.rewards={','.join(reward)},"] if reward else []),
         *(settings or []),
     )
-    session = Session(config, out, child=child, save_model=True)
+    on_gpu = resolve_device(config.run.device).type == "cuda"  # where a failed assert would end this process
+    session = Session(config, out, child=child or on_gpu, save_model=True)
     console.say_warnings()
     if as_json:
         session.views.append(console.JsonView())

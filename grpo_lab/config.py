@@ -29,7 +29,8 @@ class RunConfig(Settings):
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:1`."""
     threads: Annotated[int, AtLeast(0)] = 0
-    """CPU threads of torch; 0 leaves torch's own choice. One and two threads give different last bits."""
+    """CPU threads of torch; 0 leaves torch's own choice. The tiny model is fastest on 1. One and two threads give
+    different last bits."""
     deterministic: bool = False
     """Ask torch for deterministic kernels on the GPU too (on the CPU runs are so anyway)."""
     num_eval: Annotated[int, AtLeast(0)] = 0

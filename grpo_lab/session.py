@@ -217,7 +217,9 @@ class Session:
             text = "".join(traceback.format_exception(error))
             (self.directory / folder.TRACEBACK).write_text(text, encoding="utf-8")
             yield Ended("crashed", _in_one_line(error), chain.classify_crash(text))
-        if self._save_model and model:
+        # A device-side assert takes the context, and every weight in it, along.
+        lost = self.crash is not None and model is not None and model[0].device.type == "cuda"
+        if self._save_model and model and not lost:
             folder.save_model(self.directory, *model)
 
     def _child_events(self) -> Iterator[Event]:
