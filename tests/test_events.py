@@ -151,7 +151,8 @@ def test_an_error_about_a_long_line_stays_short():
     )
 )
 def test_whatever_is_encodable_is_valid_json(value):
-    json.loads(json.dumps(encodable(value), allow_nan=False), parse_constant=refuse)
+    read = json.loads(json.dumps(encodable(value), allow_nan=False), parse_constant=refuse)
+    assert encodable(read) == read
 
 
 def test_encoding_changes_no_finite_number_and_no_word():
