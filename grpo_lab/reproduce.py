@@ -80,4 +80,4 @@ def _print(cells: list[Cell], healthy: dict[str, Cell]) -> None:
     console.out.print(console.table(brief(cells), gap=1, title="The explosion and its cure, measured here"))
     console.out.print(console.table(brief(list(healthy.values())), gap=1, title="A healthy task"))
     claims = [["claim of the reports", "measured", "verdict"], *map(list, verdicts(cells, healthy))]
-    console.out.print(console.table(claims))
+    console.out.print(console.table(claims, title="The claims, on the tiny model (scope: see the report)"))

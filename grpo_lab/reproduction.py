@@ -21,6 +21,9 @@ COLUMNS = ("original", "reported_fix", "stable")
 ROUNDS = 10
 CELL_PROBLEMS, HEALTHY_PROBLEMS = 100, 500
 HEALTHY_STEPS = 300
+QUALITY_MARGIN = 0.05
+"""Held-out reward that may be lost before quality counts as degraded: about two standard errors of the
+difference between two runs on 500 problems."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +189,7 @@ def verdicts(rows: list[Cell], healthy: dict[str, Cell]) -> list[tuple[str, str,
         (
             "Quality is not degraded (here: preset stable's guards against clipping alone, healthy task)",
             f"held-out reward {number(stable.after)} against {number(plain.after)}",
-            _held(stable.after >= plain.after - 0.05),
+            _held(stable.after >= plain.after - QUALITY_MARGIN),
         ),
         (
             "Guards cost 5 to 10 % of the time (here: preset stable's, healthy task)",
@@ -223,6 +226,10 @@ def report(rows: list[Cell], healthy: dict[str, Cell], figures: dict[str, tuple[
         "## A healthy task: does stability cost quality?",
         markdown([header_2[1:], *(row[1:] for row in body_2)]),
         "## The reports' claims",
+        "Their claims are for GPT-2 124M. Here it is the tiny model and one seed, and `train-001` and `cuda-001` run"
+        " at 2000 times the reports' learning rate: `did not hold` says that the fix does not guarantee it, not that the "
+        "reports' own run went otherwise. `fp16-adam-epsilon` is at their own rate. Quality counts as held down to "
+        f"{QUALITY_MARGIN} below.",
         markdown([["claim", "measured", "verdict"], *claims]),
         "## Figures",
         *(f"![{escaped(alt)}]({file})\n\n*{escaped(title)}*" for title, (file, alt) in figures.items()),
