@@ -227,8 +227,8 @@ def report(rows: list[Cell], healthy: dict[str, Cell], figures: dict[str, tuple[
         markdown([header_2[1:], *(row[1:] for row in body_2)]),
         "## The reports' claims",
         "Their claims are for GPT-2 124M. Here it is the tiny model and one seed, and `train-001` and `cuda-001` run"
-        " at 2000 times the reports' learning rate: `did not hold` says that the fix does not guarantee it, not that the "
-        "reports' own run went otherwise. `fp16-adam-epsilon` is at their own rate. Quality counts as held down to "
+        " at 2000 times the reports' learning rate: `did not hold` says that the fix does not guarantee it, not that "
+        "the reports' own run went otherwise. `fp16-adam-epsilon` is at their own rate. Quality counts as held down to "
         f"{QUALITY_MARGIN} below.",
         markdown([["claim", "measured", "verdict"], *claims]),
         "## Figures",
