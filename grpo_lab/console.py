@@ -15,7 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
+from grpo_lab.chain import summary
 from grpo_lab.events import Ended, Evaluated, Event, Started, Stepped, to_json
+from grpo_lab.session import Session
 
 NARROW = Box("    \n    \n ── \n    \n    \n    \n    \n    \n")
 """A rule below the header, one blank between columns and nothing else."""
@@ -86,3 +88,11 @@ class JsonView:
 
     def show(self, event: Event) -> None:
         print(to_json(event), file=self._stream, flush=True)
+
+
+def say_end(session: Session) -> None:
+    """What became of a run, and where it lies."""
+    out.print(summary(session.events), markup=False)
+    out.print(f"run: {session.directory}", markup=False, soft_wrap=True)
+    if session.saved_model:
+        out.print(f"model: {session.saved_model}", markup=False, soft_wrap=True)

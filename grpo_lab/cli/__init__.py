@@ -1,0 +1,30 @@
+"""The command line. Exit codes: 0 done, 1 the run failed, crashed or was stopped, 2 bad usage, 130 interrupted."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from grpo_lab.cli import listings, models, records, runs  # noqa: F401, each registers its commands
+from grpo_lab.cli.app import app
+from grpo_lab.errors import GrpoLabError
+
+INTERRUPTED = 130
+
+
+def main() -> None:
+    """Entry point: a user's mistake becomes one line on standard error, never a traceback."""
+    try:
+        app()
+    except GrpoLabError as error:
+        typer.echo("error: " + " ".join(str(error).split("\n")), err=True)
+        sys.exit(error.exit_code)
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        typer.echo(f"error: {place}{error.strerror or error}; choose a folder with room and permission", err=True)
+        sys.exit(1)
+    except SystemExit as end:
+        if end.code == INTERRUPTED:  # how typer hands on a KeyboardInterrupt
+            typer.echo("interrupted", err=True)
+        raise

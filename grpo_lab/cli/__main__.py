@@ -1,0 +1,5 @@
+"""`python -m grpo_lab.cli`."""
+
+from grpo_lab.cli import main
+
+main()

@@ -1,0 +1,65 @@
+"""Commands that say what there is."""
+
+from __future__ import annotations
+
+from grpo_lab.cli.app import app
+
+
+@app.command()
+def scenarios() -> None:
+    """The failures that can be caused here."""
+    from grpo_lab import console
+    from grpo_lab.scenarios import scenario, scenario_names
+
+    found = [scenario(name) for name in scenario_names()]
+    console.out.print(
+        console.table([["scenario", "what it shows", "source"], *([s.name, s.title, s.source] for s in found)])
+    )
+
+
+@app.command()
+def presets() -> None:
+    """The ready-made configurations."""
+    from grpo_lab import console
+    from grpo_lab.scenarios import load_preset, preset_names
+
+    found = [load_preset(name) for name in preset_names()]
+    rows = [[p.name, p.title, ", ".join(p.config.guards) or "none"] for p in found]
+    console.out.print(console.table([["preset", "what it is", "guards"], *rows]))
+
+
+@app.command()
+def guards() -> None:
+    """The guards: where each acts, what it stops, costs and hides."""
+    from grpo_lab import console
+    from grpo_lab.guards import GUARDS
+    from grpo_lab.settings import settings_of
+
+    for name, guard in GUARDS.items():
+        console.out.print(f"[bold]{name}[/bold]  at {guard.stage}")
+        console.out.print(console.indented(" ".join((guard.__doc__ or "").split()), 2))
+        for setting in settings_of(guard).values():
+            console.out.print(console.indented(f"{setting.name} = {setting.default}: {setting.help}", 4))
+
+
+@app.command()
+def doctor() -> None:
+    """Versions, device, memory, and what will fit."""
+    from grpo_lab import console, environment, models
+
+    found = environment.describe()
+    memory = environment.memory_bytes()
+    console.out.print(f"python {found['python']} on {found['platform']}")
+    for name, version in found["packages"].items():
+        console.out.print(f"  {name} {version or 'not installed'}")
+    console.out.print(f"device {found['device']}, {found['cpu_count']} CPU cores, {found['threads']} torch threads")
+    console.out.print(f"memory {memory / 2**30:.1f} GiB" if memory else "memory unknown")
+    rows = [["model", "parameters", "needs", "here"]]
+    for known in models.available():
+        needed = known.parameters * environment.BYTES_PER_PARAMETER
+        fits = memory is None or needed < memory
+        here = "yes" if known.present else "no: " + known.origin
+        rows.append(
+            [known.name, f"{known.parameters:,}", f"{needed / 2**20:.0f} MiB" + ("" if fits else " (too much)"), here]
+        )
+    console.out.print(console.table(rows))

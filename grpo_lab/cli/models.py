@@ -1,0 +1,47 @@
+"""Commands about models."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from grpo_lab.cli.app import Out, app
+
+models_app = typer.Typer(help="What can be trained here.", invoke_without_command=True)
+app.add_typer(models_app, name="models")
+
+
+@models_app.callback()
+def models(context: typer.Context) -> None:
+    """What can be trained here."""
+    from grpo_lab import console
+    from grpo_lab.models import available
+
+    if context.invoked_subcommand is None:
+        rows = [
+            [m.name, f"{m.parameters:,}", str(m.path) if m.present else f"not here: {m.origin}"] for m in available()
+        ]
+        console.out.print(console.table([["model", "parameters", "where"], *rows]))
+        console.out.print("or any local folder, or a hub id, as --model takes them")
+
+
+@models_app.command()
+def build(
+    name: Annotated[str, typer.Argument(help="`tiny`.")],
+    out: Out = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+) -> None:
+    """Train a shipped model again, from a seed."""
+    from grpo_lab import console
+    from grpo_lab.errors import unknown
+    from grpo_lab.model_building import build_tiny
+    from grpo_lab.models import MODELS
+
+    if name != "tiny":
+        raise unknown("model to build", name, ["tiny"])
+    folder = out or MODELS[name].path
+    with console.progress() as bars:
+        task = bars.add_task("teaching", total=None, note="")
+        built = build_tiny(folder, seed, lambda done, total: bars.update(task, completed=done, total=total))
+    console.out.print(f"{folder}: {built['accuracy']:.1%} of held-out problems exact at T = 1")
