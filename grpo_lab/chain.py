@@ -12,6 +12,7 @@ from grpo_lab.events import LINKS, Ended, Event, LinkNote, Stepped
 from grpo_lab.interventions import Stage, Verdict
 
 _FIRST_AFTER_BATCH = list(LINKS).index("logprobs")
+_LOGPROBS = ("old_logprobs", "ref_logprobs", "logprobs")
 _PLACES = [*list(LINKS)[:_FIRST_AFTER_BATCH], Stage.BATCH, *list(LINKS)[_FIRST_AFTER_BATCH:]]
 """Links and the stages between them, in the order in which a step passes them."""
 
@@ -131,12 +132,12 @@ _RULES = (
     *(
         _Rule(
             link,
-            lambda note, seen: _finite(seen, "logits") and note.magnitude == math.inf,
+            lambda note, seen: "logits" in seen and note.magnitude == math.inf,
             "log of a probability of 0",
-            "The logits were finite, yet a token has log-probability -inf: it was filtered out of the distribution. "
+            "No logit was NaN, yet a token has log-probability -inf: it was filtered out of the distribution. "
             "In the log-ratio -inf - (-inf) = NaN follows.",
         )
-        for link in ("old_logprobs", "ref_logprobs", "logprobs")
+        for link in _LOGPROBS
     ),
     _Rule(
         "advantages",
@@ -169,11 +170,20 @@ def first_break(events: Iterable[Event]) -> ChainBreak | None:
 
 
 def absorbed(note: LinkNote, links: Sequence[LinkNote]) -> bool:
-    """Whether a broken ratio left the loss of the same update finite."""
+    """Whether a broken ratio left the loss of the same update finite, or infinite logits only filtered tokens out."""
+    if note.link == "logits":
+        return _only_filters(note, links)
     if note.link != "ratio":
         return False
     losses = [other for other in links if other.link == "loss" and other.update == note.update]
     return bool(losses) and not any(loss.broken for loss in losses)
+
+
+def _only_filters(logits: LinkNote, links: Sequence[LinkNote]) -> bool:
+    """Whether log-probabilities followed without a NaN: -inf is how a filter says no; NaN and +inf would make NaN."""
+    after = links[links.index(logits) + 1 :]
+    followed = next((note for note in after if note.link in _LOGPROBS), None)
+    return logits.magnitude == math.inf and followed is not None and not math.isnan(followed.magnitude)
 
 
 def _explain(event: Stepped, note: LinkNote, seen: Notes) -> ChainBreak:

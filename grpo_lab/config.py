@@ -35,6 +35,8 @@ class RunConfig(Settings):
     """Ask torch for deterministic kernels on the GPU too (on the CPU runs are so anyway)."""
     num_eval: Annotated[int, AtLeast(0)] = 0
     """Held-out problems sampled once each at temperature 1 before the first step and after the last; 0 for none."""
+    exact_kl: bool = False
+    """Also compute KL(policy || reference) over the whole vocabulary, as the metric kl/exact; it costs memory."""
     snapshot_every: Annotated[int, AtLeast(0)] = 0
     """Steps between in-memory snapshots for rollback; 0 picks 1 below ten million parameters and 10 above."""
 
@@ -113,8 +115,12 @@ class LossConfig(Settings):
     """What the policy is compared with: `old` (the policy that sampled), or a named wrong formula."""
     aggregation: Annotated[str, OneOf("token", "sequence", "constant")] = "token"
     """Mean over tokens, mean over completions of their means, or the sum over a constant length."""
-    advantage_scale: Annotated[str, OneOf("group", "batch", "none")] = "group"
-    """Standard deviation that divides the advantages."""
+    advantage_scale: str = "group"
+    """Standard deviation that divides the advantages: `group`, `batch`, `none`, or a named wrong formula."""
+    completion_mask: str = "position"
+    """Which tokens are trained: `position` (up to the end token), or a named wrong mask."""
+    accumulation: str = "add"
+    """How micro-batches become one gradient: `add`, or a named wrong way."""
     num_iterations: Annotated[int, AtLeast(1)] = 1
     """Updates on each batch of completions (the mu of the paper)."""
 

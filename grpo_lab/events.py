@@ -35,6 +35,9 @@ METRICS: dict[str, Metric] = {
     "reward_std": Metric("reward spread", "", -_ANY, _ANY, "mean over groups of the rewards' standard deviation"),
     "frac_reward_zero_std": Metric("groups without spread", "share", 0, 0.9, "groups that teach nothing"),
     "kl": Metric("KL to reference", "nats", -0.01, 1, "mean KL estimate per token, by the estimator in the loss"),
+    "kl/exact": Metric(
+        "exact KL", "nats", 0, 1, "mean KL(policy || reference) per token over the whole vocabulary (run.exact_kl)"
+    ),
     "entropy": Metric("entropy", "nats", 0.01, _ANY, "mean entropy of the next-token distribution while sampling"),
     "grad_norm": Metric("gradient norm", "", 0, 10, "before clipping; the largest of the step's updates"),
     "loss": Metric("loss", "", -10, 10, "the number that was differentiated; mean over the step's updates"),

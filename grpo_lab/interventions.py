@@ -139,14 +139,23 @@ class Step:
     interventions: Arrangement
     policy: Any
     recorder: Recorder
+    optimizer: Any = None
     last_verdict: Verdict = Verdict.KEEP
     """Verdict of the step before."""
+    last_metrics: Mapping[str, float] = field(default_factory=dict)
+    """Metrics of the step before, as far as it came; none in the first."""
     update: int = 0
+    note: str = ""
+    """Which pass the logits are of: `sampling`, `old`, `reference` or `current`."""
     coefficients: Coefficients | None = None
     scorable: Tensor | None = None
     """(P, G) bool: completions that count."""
     advantages: Tensor | None = None
     """(b,) of the micro-batch whose loss is being computed."""
+    completion_mask: Tensor | None = None
+    """(b, T) bool of the same micro-batch."""
+    num_tokens: Tensor | None = None
+    """Trained tokens of the whole batch."""
     grad_norm: float = 0.0
     """Norm of the gradients before anything touched them, this update."""
     weight_norms: Tensor | None = None
@@ -161,7 +170,7 @@ class Step:
 
         Tensors are noted for the chain as they leave. Raises Refused when the verdict is SKIP_STEP or worse.
         """
-        worst = Verdict.KEEP
+        worst, self.note = Verdict.KEEP, note
         for kind, intervention in self.interventions.get(stage, ()):
             value, verdict, reason = intervention(value, self)
             if verdict or reason:

@@ -19,12 +19,12 @@ from grpo_lab.config import LIVE_SECTIONS, Config, SamplingConfig
 from grpo_lab.errors import ConfigError, ModelError
 from grpo_lab.events import Evaluated, LinkNote, Stepped
 from grpo_lab.faults import FAULTS, formulas
-from grpo_lab.faults.formulas import KL_ESTIMATORS, LOG_RATIOS
+from grpo_lab.faults.formulas import ACCUMULATIONS, KL_ESTIMATORS, LOG_RATIOS, MASKS
 from grpo_lab.guards import GUARDS
 from grpo_lab.interventions import Coefficients, Refused, Stage, Step, Verdict, arrange, carry_over
 from grpo_lab.logprobs import completion_logprobs
 from grpo_lab.losses import clipped_surrogate, token_weights, weighted_sum
-from grpo_lab.probes import PROBES
+from grpo_lab.probes import PROBES, MeasureExactKL
 from grpo_lab.recorder import Recorder
 from grpo_lab.rollouts import PROMPT_PASSES
 from grpo_lab.snapshots import SMALL, Snapshots
@@ -65,7 +65,7 @@ class Learner:
         self.scaler = torch.amp.GradScaler(self.policy.device.type, enabled=self.precision.scaler)
         self.recorder = Recorder()
         self.snapshots = Snapshots(self.parameters, self.optimizer, self._snapshot_interval())
-        self.last_verdict, self.healthy, self.updates = Verdict.KEEP, True, 0
+        self.last_verdict, self.last_metrics, self.healthy, self.updates = Verdict.KEEP, {}, True, 0
 
     def _snapshot_interval(self) -> int:
         may_need_one = any(i.may_roll_back for row in self.interventions.values() for _, i in row)
@@ -92,7 +92,8 @@ class Learner:
         self._samples: tuple[tuple[str, str, float], ...] = ()
         if self.healthy:
             self.snapshots.take(index)
-        step = Step(index, self.config, self.interventions, self.policy, self.recorder, self.last_verdict)
+        known = (self.policy, self.recorder, self.optimizer, self.last_verdict, self.last_metrics)
+        step = Step(index, self.config, self.interventions, *known)
         step.largest_move = lambda: self.snapshots.largest_move(index)
         return step
 
@@ -128,7 +129,8 @@ class Learner:
         if not bool(scorable.any()):
             step.say("trainer", Stage.REWARDS, Verdict.SKIP_STEP, f"none of {len(scorable)} completions was scored")
             raise Refused
-        batch = replace(batch, advantages=advantages.flatten()).rows(scorable.nonzero()[:, 0])
+        mask = MASKS[self.config.loss.completion_mask](batch, self.tokenizer.pad_token_id)
+        batch = replace(batch, advantages=advantages.flatten(), completion_mask=mask).rows(scorable.nonzero()[:, 0])
         ref_logprobs = None
         if self.reference is not None:
             ref_logprobs = self._logprobs(step, self.reference, batch, sampling, "reference")
@@ -142,17 +144,24 @@ class Learner:
         weights = token_weights(batch.completion_mask, self.config.loss.aggregation)
         return replace(batch, weights=weights)
 
+    def begin_update(self, step: Step) -> None:
+        """No gradient yet, and the step's coefficients in the optimizer."""
+        assert step.coefficients is not None
+        self.optimizer.zero_grad()
+        for group in self.optimizer.param_groups:
+            group["lr"], group["eps"] = step.coefficients.learning_rate, step.coefficients.adam_eps
+
     def loss(self, step: Step, batch: Batch, sampling: SamplingConfig, num_tokens: Tensor) -> Tensor:
         """The batch's part of the objective, to be minimised: clipped surrogate + beta * KL, per token, weighted."""
         use, recorder, outside = step.coefficients, self.recorder, ~batch.completion_mask
         assert use is not None and batch.advantages is not None and batch.weights is not None
+        step.advantages, step.completion_mask, step.num_tokens = batch.advantages, batch.completion_mask, num_tokens
         with self._autocast():
             logits = step.at(Stage.LOGITS, PROMPT_PASSES[self.config.model.prompt_pass](self.policy, batch), "current")
         logprobs = completion_logprobs(logits, batch.completions, sampling.temperature).to(self.precision.loss)
         logprobs = logprobs.masked_fill(outside, 0.0)
         recorder.tensor("logprobs", logprobs, step.update)
         log_ratio = LOG_RATIOS[self.config.loss.log_ratio](logprobs, batch).masked_fill(outside, 0.0)
-        step.advantages = batch.advantages
         log_ratio = step.at(Stage.LOG_RATIO, log_ratio)
         log_ratio.register_hook(lambda gradient: recorder.tensor("log_ratio_gradient", gradient, step.update))
         ratio = log_ratio.detach().exp()
@@ -172,7 +181,7 @@ class Learner:
 
     def backward(self, loss: Tensor) -> None:
         """Add the loss's gradients to those of the batch so far."""
-        self.scaler.scale(loss).backward()
+        ACCUMULATIONS[self.config.loss.accumulation](self.scaler.scale(loss), self.optimizer)
 
     def gradients(self) -> Any:
         """The policy with the gradients of the whole batch, unscaled."""
@@ -181,10 +190,8 @@ class Learner:
         return self.policy
 
     def apply(self, step: Step) -> None:
-        """One AdamW update with the step's coefficients. GradScaler (fp16) leaves out one with inf gradients."""
+        """One AdamW update. GradScaler (fp16) leaves out one with inf gradients."""
         assert step.coefficients is not None
-        for group in self.optimizer.param_groups:
-            group["lr"], group["eps"] = step.coefficients.learning_rate, step.coefficients.adam_eps
         before = self.scaler.get_scale()
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -212,20 +219,12 @@ class Learner:
             self.snapshots.restore()
             self.healthy, self._committed = True, 0
         self.updates += self._committed
-        self.last_verdict = step.verdict
+        self.last_verdict, self.last_metrics = step.verdict, metrics
         if not failed:
             metrics |= self._weights_metrics(step, weights)
         metrics["step_time"] = time.perf_counter() - self._started
-        return Stepped(
-            step=step.index,
-            updates=self._committed,
-            verdict=step.verdict.name,
-            metrics=metrics,
-            links=links,
-            actions=tuple(step.actions),
-            samples=self._samples,
-            failed=failed,
-        )
+        done, acted = self._committed, tuple(step.actions)
+        return Stepped(step.index, done, step.verdict.name, metrics, links, acted, self._samples, failed)
 
     def evaluate(self, tasks: Tasks, step: int) -> Iterator[Evaluated]:
         """Mean reward of held-out problems sampled at temperature 1; nothing where `run.num_eval` is 0."""
@@ -266,10 +265,7 @@ class Learner:
         if rollouts.is_plain(sampling) and self.precision.autocast is None and self.precision.weights == torch.float32:
             return batch.sampling_logprobs
         old = self._logprobs(step, self.policy, batch, sampling, "old")
-        gap = (old.float() - batch.sampling_logprobs).abs().masked_fill(~batch.completion_mask, 0.0)
-        mean = gap.sum() / batch.completion_mask.sum()
-        self.recorder.metric("sampling/sampling_logp_difference/mean", mean)
-        self.recorder.metric("sampling/sampling_logp_difference/max", gap.max())
+        measures.sampler(self.recorder, batch, old)
         return old
 
     def _read(self, failed: bool) -> tuple[tuple[LinkNote, ...], dict[str, float]]:
@@ -297,4 +293,4 @@ def validated(config: Config) -> Any:
     Raises ConfigError for a guard, fault, setting or formula that does not exist.
     """
     formulas.check(config)
-    return arrange(config, FAULTS, GUARDS, PROBES)
+    return arrange(config, FAULTS, GUARDS, [*PROBES, *([MeasureExactKL] if config.run.exact_kl else [])])

@@ -37,6 +37,13 @@ def batch(recorder: Recorder, batch: Batch, terminators: Tensor) -> None:
     recorder.metric("entropy", batch.entropy[mask].mean())
 
 
+def sampler(recorder: Recorder, batch: Batch, old: Tensor) -> None:
+    """Of the gap between the sampler's own log-probabilities and the ones trained with, which no ratio shows."""
+    gap = (old.float() - batch.sampling_logprobs).abs().masked_fill(~batch.completion_mask, 0.0)
+    recorder.metric("sampling/sampling_logp_difference/mean", gap.sum() / batch.completion_mask.sum())
+    recorder.metric("sampling/sampling_logp_difference/max", gap.max())
+
+
 def clipping(recorder: Recorder, step: Step, ratio: Tensor, batch: Batch, num_tokens: Tensor) -> None:
     """Of the share of the whole batch's tokens that the clip range takes out of the gradient."""
     use, advantages = step.coefficients, batch.advantages

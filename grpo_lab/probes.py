@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from grpo_lab.interventions import Intervention, Outcome, Stage, Step
+from grpo_lab.kl import exact as kl_divergence
 from grpo_lab.recorder import named_gradients
 
 
@@ -54,6 +55,36 @@ class MeasureWeights(Intervention):
         names, weights = zip(*value.named_parameters(), strict=True)
         step.weight_norms = step.recorder.parameters("weights", names, weights, step.update)
         return Outcome(value)
+
+
+@dataclass(frozen=True)
+class MeasureExactKL(Intervention):
+    """Notes KL(policy || reference) at the first update, summed over the vocabulary instead of estimated.
+
+    It keeps the reference's (b, T, V) logits of the step, in the order of its micro-batches.
+    """
+
+    name = "measure_exact_kl"
+    stage = Stage.LOGITS
+    reference: list[Tensor] = field(default_factory=list, init=False, compare=False)
+
+    def __call__(self, value: Tensor, step: Step) -> Outcome:
+        if step.note == "sampling":
+            self.reference.clear()
+        elif step.note == "reference":
+            self.reference.append(value.detach())
+        elif step.note == "current" and step.update == 0 and self.reference:
+            self._measure(value.detach(), self.reference.pop(0), step)
+        return Outcome(value)
+
+    def _measure(self, policy: Tensor, reference: Tensor, step: Step) -> None:
+        assert step.completion_mask is not None and step.num_tokens is not None
+        if len(policy) != len(reference):
+            return  # a guard took rows out of the batch in between
+        temperature = step.config.sampling.temperature
+        log_p, log_q = ((logits.float() / temperature).log_softmax(dim=-1) for logits in (policy, reference))
+        kl = kl_divergence(log_p, log_q).masked_fill(~step.completion_mask, 0.0)
+        step.recorder.metric("kl/exact", kl.sum() / step.num_tokens, step.update)
 
 
 PROBES = (MeasureLogRatio, MeasureGradients, MeasureWeights)

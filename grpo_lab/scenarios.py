@@ -7,8 +7,9 @@ the preset `original`, with what you will see, what cures it and what only looks
 from __future__ import annotations
 
 import dataclasses
+import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,15 +43,32 @@ class Expectation:
     """The first link that is not finite, or nothing."""
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Metrics that reach at least this value in some step."""
+    below: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Metrics that stay below this value in every step."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.crash, str) or not isinstance(self.metrics, Mapping):
-            raise ConfigError("[expect] takes crash and first_break as texts, metrics as { name = value }")
+        tables = (self.metrics, self.below)
+        if not isinstance(self.crash, str) or not all(isinstance(table, Mapping) for table in tables):
+            raise ConfigError("[expect] takes crash and first_break as texts, metrics and below as { name = value }")
         if self.first_break and self.first_break not in LINKS:
             raise unknown("link in [expect]", str(self.first_break), LINKS)
-        for name in self.metrics:
+        for name in (*self.metrics, *self.below):
             if name not in METRICS:
                 raise unknown("metric in [expect]", name, METRICS)
+
+    def shown(self, operator: str, steps: Sequence[Mapping[str, float]]) -> bool:
+        """Whether a run showed it: the operator it died in (or nothing), and the metrics of each of its steps.
+
+        A crash, where one is expected, is the whole of it. Otherwise every metric is where it is expected to be.
+
+        >>> Expectation(metrics={"kl": 1.0}).shown("", [{"kl": 0.1}, {"kl": 2.0}])
+        True
+        """
+        if self.crash:
+            return operator == self.crash
+        reached = all(any(step.get(name, -math.inf) >= value for step in steps) for name, value in self.metrics.items())
+        low = all(all(step.get(name, -math.inf) < value for step in steps) for name, value in self.below.items())
+        return reached and low
 
 
 @dataclass(frozen=True)

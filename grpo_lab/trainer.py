@@ -14,9 +14,9 @@ from typing import Any
 
 from grpo_lab import measures
 from grpo_lab import tasks as task_sets
-from grpo_lab.advantages import group_advantages
 from grpo_lab.config import Config
 from grpo_lab.events import Changed, Ended, Event, Started
+from grpo_lab.faults.formulas import ADVANTAGES
 from grpo_lab.interventions import Refused, Stage, Verdict
 from grpo_lab.learner import Learner, RewardFunctions
 
@@ -53,12 +53,12 @@ def train(
             batch = learner.sample(step, problems, sampling)
             scores = step.at(Stage.REWARDS, learner.score(step, problems, batch))
             measures.rewards(learner.recorder, step, scores)
-            advantages = group_advantages(scores, step.config.loss.advantage_scale, scorable=step.scorable)
+            advantages = ADVANTAGES[step.config.loss.advantage_scale](scores, scorable=step.scorable)
             advantages = step.at(Stage.ADVANTAGES, advantages)
             batch = step.at(Stage.BATCH, learner.complete(step, batch, advantages, sampling))
             batch = learner.weigh(batch)
             for step.update in range(step.config.loss.num_iterations):  # noqa: B020
-                learner.optimizer.zero_grad()
+                learner.begin_update(step)
                 for micro_batch in batch.split(config.data.micro_batch_prompts):
                     loss = learner.loss(step, micro_batch, sampling, batch.completion_mask.sum())
                     learner.backward(step.at(Stage.LOSS, loss))

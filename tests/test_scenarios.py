@@ -13,6 +13,7 @@ from grpo_lab import models
 from grpo_lab.config import Config
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import METRICS, Ended, Stepped
+from grpo_lab.interventions import Verdict
 from grpo_lab.scenarios import load_preset
 from grpo_lab.tasks import addition
 
@@ -36,17 +37,15 @@ class Attempt:
     status: str = ""
 
     @property
-    def failed(self) -> bool:
-        """Whether the failure of its scenario has happened: the crash, or else every metric at its value."""
-        if self.expect.crash:
-            return self.operator == self.expect.crash
-        return all(self.reached(name, value) for name, value in self.expect.metrics.items())
+    def shown(self) -> bool:
+        """Whether the failure of its scenario has happened, refused steps left out."""
+        made = [step.metrics for step in self.steps if Verdict[step.verdict] < Verdict.SKIP_STEP]
+        return self.expect.shown(self.operator, made)
 
     @property
     def harmless(self) -> bool:
-        """Whether nothing of it has happened."""
-        reached = any(self.reached(name, value) for name, value in self.expect.metrics.items())
-        return not self.operator and all(self.healthy) and not reached
+        """Whether it has not happened, and nothing else either."""
+        return not self.operator and all(self.healthy) and not self.shown
 
     def reached(self, name, value) -> bool:
         return any(step.metrics.get(name, -math.inf) >= value for step in self.steps)
@@ -70,7 +69,8 @@ def attempt(scenario, *overrides, guards=None, steps=None, to_the_end=False) -> 
             if isinstance(event, Stepped):
                 done.steps.append(event)
                 done.healthy.append(all(bool(weight.isfinite().all()) for weight in policy.parameters()))
-                if len(done.steps) == steps or (done.failed and not to_the_end):
+                # What stays below something has to stay there to the end.
+                if len(done.steps) == steps or (done.shown and not scenario.expect.below and not to_the_end):
                     break
             elif isinstance(event, Ended):
                 done.status = event.status
@@ -88,7 +88,7 @@ def alone(name) -> Attempt:
 def fails_at(name) -> int:
     """The number of steps after which the unguarded scenario has failed on SEED."""
     run = attempt(gl.scenario(name), SEED)
-    assert run.failed
+    assert run.shown
     return len(run.steps)
 
 
@@ -96,7 +96,7 @@ def fails_at(name) -> int:
 def test_alone_it_shows_what_its_file_expects(name):
     expect, run = gl.scenario(name).expect, alone(name)
     assert expect.crash or expect.metrics, "a scenario without a symptom shows nothing"
-    assert run.operator == expect.crash
+    assert run.operator == expect.crash and run.shown
     found = gl.first_break(run.steps)
     assert (found.link if found else "") == expect.first_break
     for metric, value in expect.metrics.items():
@@ -125,13 +125,13 @@ def listed(kind):
 def test_each_cure_stops_it(name, overrides):
     run = attempt(gl.scenario(name), SEED, *overrides, steps=fails_at(name) + MARGIN)
     assert run.harmless
-    assert len(run.steps) == min(10, fails_at(name) + MARGIN)
+    assert len(run.steps) == min(gl.scenario(name).config().run.num_steps, fails_at(name) + MARGIN)
     assert sum(step.updates for step in run.steps) > 0, "a run that never trains is not cured"
 
 
 @pytest.mark.parametrize(("name", "overrides"), listed("decoys"))
 def test_each_decoy_does_not(name, overrides):
-    assert attempt(gl.scenario(name), SEED, *overrides).failed
+    assert attempt(gl.scenario(name), SEED, *overrides).shown
 
 
 def test_train_001_explodes_while_everything_is_finite():
@@ -299,7 +299,7 @@ def test_an_instructors_own_file_is_a_scenario(tmp_path):
     (tmp_path / "mine.toml").write_text(lines + '[expect]\ncrash = "torch.multinomial"\nfirst_break = "gradients"\n')
     case = gl.scenario(str(tmp_path / "mine.toml"))
     assert case.name == case.config().run.name == "mine" and case.cures == (("guards.skip_nonfinite=on",),)
-    assert attempt(case).failed
+    assert attempt(case).shown
     assert attempt(case, *case.cures[0], steps=3).harmless
 
 

@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from grpo_lab.faults.injected import DropoutOn, NanGradient, ShiftLogRatio
+from grpo_lab.faults.injected import DropoutOn, NanGradient, ScaleLoss, ShiftKLDelta, ShiftLogRatio
+from grpo_lab.faults.rollout import CorruptSample, FilterLogits, IgnoreTemperature, NanReward, StaleBatch
 from grpo_lab.interventions import Intervention
 
-FAULTS: dict[str, type[Intervention]] = {fault.name: fault for fault in (DropoutOn, ShiftLogRatio, NanGradient)}
+FAULTS: dict[str, type[Intervention]] = {
+    fault.name: fault
+    for fault in (
+        DropoutOn,
+        ShiftLogRatio,
+        ShiftKLDelta,
+        ScaleLoss,
+        NanGradient,
+        IgnoreTemperature,
+        FilterLogits,
+        CorruptSample,
+        StaleBatch,
+        NanReward,
+    )
+}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from grpo_lab import kl
+from grpo_lab.advantages import SCALES, group_advantages
 from grpo_lab.batch import Batch
 from grpo_lab.config import Config
 from grpo_lab.errors import unknown
@@ -42,11 +46,86 @@ def k3_exp(delta: Tensor) -> Tensor:
 KL_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {**kl.ESTIMATORS, "k3_exp": k3_exp}
 
 
+def naive_group_advantages(rewards: Tensor, scorable: Tensor | None = None) -> Tensor:
+    """Wrong for a group of one: its standard deviation is 0 / 0, and so is every number after it.
+
+    Wrong for equal rewards too, where rounding leaves noise that the division blows up, and for completions that
+    nobody scored, which count here as 0.
+    """
+    deviation = rewards - rewards.mean(dim=1, keepdim=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch says that one number has no standard deviation
+        return deviation / (rewards.std(dim=1, keepdim=True) + 1e-8)
+
+
+ADVANTAGES: dict[str, Callable[..., Tensor]] = {
+    **{name: partial(group_advantages, scale=name) for name in SCALES},
+    "group_naive": naive_group_advantages,
+}
+
+
+def mask_by_position(batch: Batch, pad: int) -> Tensor:
+    """Right: True up to and including the end token, as sampling wrote it down."""
+    return batch.completion_mask
+
+
+def mask_everything(batch: Batch, pad: int) -> Tensor:
+    """Wrong: trains the padding after short completions, which nobody sampled."""
+    return torch.ones_like(batch.completion_mask)
+
+
+def mask_by_token(batch: Batch, pad: int) -> Tensor:
+    """Wrong where the pad token is the end token: the real end token is never trained either."""
+    return batch.completion_mask & (batch.completions != pad)
+
+
+MASKS: dict[str, Callable[[Batch, int], Tensor]] = {
+    "position": mask_by_position,
+    "all": mask_everything,
+    "not_pad": mask_by_token,
+}
+
+
+def add_gradients(loss: Tensor, optimizer: Optimizer) -> None:
+    """Right: backward adds to the gradients of the micro-batches before."""
+    loss.backward()
+
+
+def overwrite_gradients(loss: Tensor, optimizer: Optimizer) -> None:
+    """Wrong (grpo-dual, `copy_` for `add_`): only the last micro-batch's gradient is left."""
+    optimizer.zero_grad()
+    loss.backward()
+
+
+def step_inside(loss: Tensor, optimizer: Optimizer) -> None:
+    """Wrong (grpo-dual): every micro-batch makes an update of its own, seen by no guard, and nothing is left to add."""
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+
+
+def zero_after_backward(loss: Tensor, optimizer: Optimizer) -> None:
+    """Wrong: zero_grad between backward and step. The update finds nothing to do."""
+    loss.backward()
+    optimizer.zero_grad(set_to_none=False)
+
+
+ACCUMULATIONS: dict[str, Callable[[Tensor, Optimizer], None]] = {
+    "add": add_gradients,
+    "overwrite": overwrite_gradients,
+    "step_inside": step_inside,
+    "zeroed": zero_after_backward,
+}
+
+
 def check(config: Config) -> None:
     """Raise ConfigError for a formula that does not exist, with the nearest names."""
     for name, value, known in (
         ("log_ratio", config.loss.log_ratio, LOG_RATIOS),
         ("kl_estimator", config.loss.kl_estimator, KL_ESTIMATORS),
+        ("advantage_scale", config.loss.advantage_scale, ADVANTAGES),
+        ("completion_mask", config.loss.completion_mask, MASKS),
+        ("accumulation", config.loss.accumulation, ACCUMULATIONS),
     ):
         if value not in known:
             raise unknown(f"loss.{name}", value, known)

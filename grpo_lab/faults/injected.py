@@ -11,7 +11,7 @@ from torch import Tensor
 from grpo_lab.batch import Batch
 from grpo_lab.interventions import Intervention, Outcome, Stage, Step, Verdict
 from grpo_lab.recorder import named_gradients
-from grpo_lab.settings import AtLeast
+from grpo_lab.settings import AtLeast, Between
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,42 @@ class ShiftLogRatio(Intervention):
         shift = torch.zeros_like(value)
         shift[row, 0] = self.nats
         return Outcome(value + shift, Verdict.CHANGED, f"log-ratio of completion {row}, token 0: + {self.nats:g} nats")
+
+
+@dataclass(frozen=True)
+class ShiftKLDelta(Intervention):
+    """Adds a number of nats to ref_logprobs - logprobs of one token: a policy that has all but unlearned it."""
+
+    name = "shift_kl_delta"
+    stage = Stage.KL_DELTA
+
+    nats: float = 100.0
+    """Added to the difference; above 88.7 (fp32) its exp overflows."""
+    at_step: Annotated[int, AtLeast(0)] = 1
+    """The step in which it happens."""
+
+    def __call__(self, value: Tensor, step: Step) -> Outcome:
+        if step.index != self.at_step:
+            return Outcome(value)
+        row = int(torch.randint(len(value), (1,), generator=self.generator(step)))
+        shift = torch.zeros_like(value)
+        shift[row, 0] = self.nats
+        reason = f"reference - policy of completion {row}, token 0: + {self.nats:g} nats"
+        return Outcome(value + shift, Verdict.CHANGED, reason)
+
+
+@dataclass(frozen=True)
+class ScaleLoss(Intervention):
+    """Multiplies the loss by a loss scale that nobody divides out of the gradients again."""
+
+    name = "scale_loss"
+    stage = Stage.LOSS
+
+    factor: Annotated[float, Between(0)] = 65536.0
+    """The scale; 65536 is where torch's GradScaler begins."""
+
+    def __call__(self, value: Tensor, step: Step) -> Outcome:
+        return Outcome(value * self.factor, Verdict.CHANGED, f"loss x {self.factor:g}, and no unscale")
 
 
 @dataclass(frozen=True)
