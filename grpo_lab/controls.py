@@ -19,7 +19,7 @@ from typing import Any
 
 from grpo_lab import errors
 from grpo_lab.config import Config
-from grpo_lab.errors import GrpoLabError
+from grpo_lab.errors import GrpoLabError, RunError
 from grpo_lab.events import Event, encodable, from_json
 
 STDERR_LINES = 200
@@ -27,8 +27,8 @@ GRACE = 60.0
 """Seconds a child has to finish its step when asked to stop; as a step of a large model may take."""
 GRACE_AT_ONCE = 5.0
 """Seconds a child has to terminate before it is killed."""
-FAILED = "failed"
-"""First key of the line that hands an error of the user's to the parent."""
+OVER = "over"
+"""First key of the line that ends a run; its value names an error of the user's, or nothing."""
 
 
 class Stopped(Exception):
@@ -89,9 +89,13 @@ def ctrl_c(stop: Callable[[], None], stopping: threading.Event) -> Iterator[None
 
 
 class Child:
-    """A child process that trains one config and tells its events."""
+    """A process that trains for this one, run after run: `begin` one, take its `events`, begin the next, `close`.
 
-    def __init__(self, config: Config, directory: Path, save_model: bool) -> None:
+    It starts at once and loads all that a run needs, so that a warm child begins within milliseconds. Whatever ends it
+    ends this run only; the next one needs a new child.
+    """
+
+    def __init__(self) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-u", "-m", "grpo_lab.worker"],
             stdin=subprocess.PIPE,
@@ -106,25 +110,52 @@ class Child:
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
         self._writing = threading.Lock()
+        self._over = threading.Event()
+
+    def begin(self, config: Config, directory: Path, save_model: bool = False, last: bool = False) -> None:
+        """Order a run; the one before must be over. With the `last` one the child ends.
+
+        Raises RunError when the child is gone already.
+        """
+        if not self.alive:
+            raise RunError(f"no run can begin: {self.last_words}; start another child")
+        self._last = last
+        self._over = threading.Event()
+        self._stderr.clear()  # what an earlier run said explains no later death
         self._write({"config": config.to_dict(), "directory": str(directory), "save_model": save_model})
 
     def events(self) -> Iterator[Event]:
-        """The child's events until it is gone. Raises what the child raised for a mistake of the user's."""
+        """The run's events, until it is over or the child is gone. Raises its error for a mistake of the user's."""
         assert self._process.stdout is not None
-        failure = ""
         for line in self._process.stdout:
-            if line.startswith(f'{{"{FAILED}": '):
-                failure = line
-            elif line.endswith("\n"):  # a line without its end was cut off by death
+            if line.startswith(f'{{"{OVER}": '):
+                self._over.set()
+                if self._last:
+                    self.close()
+                tree = json.loads(line)
+                if tree[OVER]:
+                    raise getattr(errors, tree[OVER], GrpoLabError)(tree["message"])
+                return
+            if line.endswith("\n"):  # a line without its end was cut off by death
                 yield from_json(line)
         self.wait()
-        if failure:
-            tree = json.loads(failure)
-            raise getattr(errors, tree[FAILED], GrpoLabError)(tree["message"])
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can take another run."""
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        """Let the child end, after the step it is in, and wait for that."""
+        with self._writing, suppress(BrokenPipeError):
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+        self.wait()
 
     def wait(self) -> None:
         """Until the child is gone and has said its last words."""
         self._process.wait()
+        self._over.set()
         self._listener.join(GRACE_AT_ONCE)  # what the child started may hold its standard error open
         with self._writing, suppress(BrokenPipeError):
             for pipe in (self._process.stdin, self._process.stdout):
@@ -160,17 +191,15 @@ class Child:
         self._write({"command": name, "overrides": list(overrides)})
 
     def stop(self, at_once: bool = False) -> None:
-        """Ask the child to end after its step, or `at_once`; terminate, then kill it if it does not."""
+        """Ask the child to end its run after the step, or `at_once`; terminate, then kill the child if it does not."""
         self.command("stop")
-        threading.Thread(target=self._insist, args=(0.0 if at_once else GRACE,), daemon=True).start()
+        threading.Thread(target=self._insist, args=(self._over, 0.0 if at_once else GRACE), daemon=True).start()
 
-    def _insist(self, patience: float) -> None:
+    def _insist(self, over: threading.Event, patience: float) -> None:
         for grace, force in ((patience, self._process.terminate), (GRACE_AT_ONCE, self._process.kill)):
-            try:
-                self._process.wait(grace)
+            if over.wait(grace):
                 return
-            except subprocess.TimeoutExpired:
-                force()
+            force()
 
     def _listen(self) -> None:
         assert self._process.stderr is not None

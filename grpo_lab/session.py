@@ -36,8 +36,8 @@ class Session:
     """A run: configured, going on, over, crashed, or read back from its folder.
 
     The folder is made by `run`; without `directory` it is runs/<time>-<name>. `child=True` trains in a process of its
-    own, which a CUDA assert may end without ending this one. `model`, `tasks` and `rewards` replace the configured
-    ones, in this process only.
+    own, which a CUDA assert may end without ending this one; a `Child` given is used, and stays warm for the next run.
+    `model`, `tasks` and `rewards` replace the configured ones, in this process only.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Session:
         model: tuple[Any, Any] | None = None,
         tasks: Tasks | None = None,
         rewards: Sequence[Callable[..., Any]] | None = None,
-        child: bool = False,
+        child: bool | Child = False,
         save_model: bool = False,
     ) -> None:
         validated(config)
@@ -58,7 +58,8 @@ class Session:
         self.events: list[Event] = []
         self.views: list[View] = []
         self._given = (model, tasks, rewards)
-        self._in_child, self._save_model = child, save_model
+        self._in_child, self._save_model = bool(child), save_model
+        self._warm = child if isinstance(child, Child) else None
         self._door = Door()
         self._child: Child | None = None
         self._early: list[tuple[str, Sequence[str]]] = []
@@ -226,11 +227,13 @@ class Session:
         """The events of a child process, and the end that it could not write itself."""
         with self._commanding:
             if not self._door.stopping.is_set():
-                self._child = Child(self.config, self.directory, self._save_model)
+                self._child = self._warm or Child()
+                self._child.begin(self.config, self.directory, self._save_model, last=not self._warm)
                 for command in self._early:
                     self._child.command(*command)
         if self._child:
             yield from self._child.events()
+        if not self.ended:
             yield from self._on_disk()[len(self.events) :]  # written, then killed
         if not self.ended:
             ended = self._end_of_child()

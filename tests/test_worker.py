@@ -10,7 +10,8 @@ import time
 import pytest
 
 from grpo_lab import folder
-from grpo_lab.errors import RewardError
+from grpo_lab.controls import Child
+from grpo_lab.errors import RewardError, RunError
 from grpo_lab.events import Changed, Ended, Started, Stepped, to_json
 from grpo_lab.scenarios import preset, scenario
 from grpo_lab.session import AT_ONCE, BY_THE_USER, Session
@@ -116,6 +117,48 @@ def test_commands_reach_the_child(tmp_path):
     thread.join(60)
     assert session.ended == Ended("stopped", BY_THE_USER) and not alive(child_of(session).pid)
     assert set(session.records["beta"]) == {0.5} and session.saved_model
+
+
+@pytest.fixture(scope="module")
+def warm():
+    """A child that serves several runs."""
+    child = Child()
+    yield child
+    child.close()
+    assert not child.alive
+
+
+def test_a_warm_child_runs_what_a_new_one_would(tmp_path, warm):
+    """Also after another config, a crash and a mistake."""
+    pid, unset = warm.pid, Session(SMOKE.with_("run.threads=0"), tmp_path / "unset", child=warm).run()
+    crashing = scenario("fp16-adam-epsilon").config().with_("run.threads=1", "data.num_prompts=2")
+    (tmp_path / "bad.py").write_text("def bad(**_):\n    raise ValueError('no such key')\n")
+    assert Session(SMOKE.with_("run.threads=3"), tmp_path / "three", child=warm).run().status == "done"
+    again = Session(SMOKE.with_("run.threads=0"), tmp_path / "again", child=warm).run()
+    first, then = (json.loads((one.directory / "environment.json").read_text()) for one in (unset, again))
+    assert first["threads"] == then["threads"] != 3
+    assert Session(crashing, tmp_path / "crash", child=warm).run().status == "crashed"
+    with pytest.raises(RewardError, match="no such key"):
+        Session(SMOKE.with_(f"data.rewards={tmp_path / 'bad.py'}:bad,"), tmp_path / "mistake", child=warm).run()
+    here, there = (Session(SMOKE, tmp_path / name, child=child) for name, child in (("here", False), ("there", warm)))
+    assert [comparable(event) for event in there.run().events] == [comparable(event) for event in here.run().events]
+    assert warm.alive and warm.pid == pid
+
+
+def test_a_stopped_run_leaves_a_warm_child_for_the_next(tmp_path, warm):
+    session = Session(LONG, tmp_path / "long", child=warm)
+    View(session, Stepped, lambda session: session.stop())
+    assert session.run().ended == Ended("stopped", BY_THE_USER)
+    assert Session(SMOKE, tmp_path / "next", child=warm).run().status == "done" and warm.alive
+
+
+def test_a_dead_child_takes_no_run(tmp_path):
+    child = Child()
+    session = Session(LONG, tmp_path / "run", child=child)
+    View(session, Stepped, kill)
+    assert session.run().status == "crashed" and not child.alive
+    with pytest.raises(RunError, match="no run can begin: the child was ended by SIGKILL; start another"):
+        Session(SMOKE, tmp_path / "next", child=child).run()
 
 
 def until(condition):
