@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,12 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import HfApi
+from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.utils import logging as hub_logging
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
 from grpo_lab.errors import ModelError, unknown
 from grpo_lab.shipped import data_directory
+
+HUB_PATIENCE = 10.0
+"""Seconds to wait for the hub's answer."""
 
 
 @dataclass(frozen=True)
@@ -43,17 +50,18 @@ PRECISIONS: dict[str, Precision] = {
 
 @dataclass(frozen=True)
 class KnownModel:
-    """A model with a short name here: its folder below data/models, its size, and how to get it."""
+    """A model with a short name here: its folder, its size, the command that makes it, and whether it is shipped."""
 
     name: str
     folder: str
     parameters: int
     origin: str
+    shipped: bool
 
     @property
     def path(self) -> Path:
         """Where its files are, or would be."""
-        return data_directory() / "models" / self.folder
+        return (data_directory() if self.shipped else cache_directory()) / "models" / self.folder
 
     @property
     def present(self) -> bool:
@@ -62,15 +70,31 @@ class KnownModel:
 
 
 MODELS: dict[str, KnownModel] = {
-    "tiny": KnownModel("tiny", "tiny-gpt2", 834_560, "grpo-lab models build tiny"),
+    "tiny": KnownModel("tiny", "tiny-gpt2", 834_560, "grpo-lab models build tiny", shipped=True),
+    "smollm2-135m": KnownModel(
+        "smollm2-135m", "smollm2-135m", 134_515_008, "grpo-lab models fetch smollm2-135m", shipped=False
+    ),
 }
+
+
+def cache_directory() -> Path:
+    """Where fetched models are kept: `GRPO_LAB_CACHE`, or grpo_lab in the system's folder for caches."""
+    if chosen := os.environ.get("GRPO_LAB_CACHE"):
+        return Path(chosen).expanduser().absolute()
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "grpo_lab"
 
 
 def available() -> list[KnownModel]:
     """The models with a short name, those that are not here included.
 
     >>> [(model.name, model.parameters) for model in available()]
-    [('tiny', 834560)]
+    [('tiny', 834560), ('smollm2-135m', 134515008)]
     """
     return list(MODELS.values())
 
@@ -86,8 +110,9 @@ def load(name: str, precision: str = "fp32", device: str = "cpu") -> tuple[PreTr
     target = resolve_device(device)
     source = locate(name)
     with quiet():
-        model = _load_model(source, PRECISIONS[precision].weights)
-        tokenizer = _load_tokenizer(source)
+        local = isinstance(source, Path) or not _hub_has(source)
+        model = _load_model(source, PRECISIONS[precision].weights, local)
+        tokenizer = _load_tokenizer(source, local)
     _check_finite(model, source)
     _check_vocabulary(model, tokenizer, source)
     return model.to(target).eval(), tokenizer  # pyright: ignore[reportArgumentType]
@@ -99,6 +124,7 @@ def locate(name: str) -> Path | str:
         known = MODELS[name]
         if not known.present:
             raise ModelError(f"model {name!r} is not at {known.path}; get it with `{known.origin}`")
+        _check_folder(known.path)
         return known.path
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -119,17 +145,32 @@ def _check_folder(folder: Path) -> None:
     }
     for what, patterns in needed.items():
         if not any(path.is_file() for pattern in patterns for path in folder.glob(pattern)):
-            raise ModelError(
-                f"{folder}: has no {what.removeprefix('a ')}; save model and tokenizer with save_pretrained"
-            )
+            raise ModelError(f"{folder}: has no {what.removeprefix('a ')}; {_way_out(folder)}")
 
 
-def _load_model(source: Path | str, dtype: torch.dtype) -> PreTrainedModel:
+def _hub_has(name: str) -> bool:
+    """Ask the hub once; where it cannot be reached, only what was loaded before can be had.
+
+    Without this transformers would ask again and again, for half a minute, before it said that it is offline.
+    """
+    try:
+        HfApi().model_info(name, timeout=HUB_PATIENCE)
+    except RepositoryNotFoundError as error:
+        known = ", ".join(MODELS)
+        raise ModelError(
+            f"{name}: neither a folder here nor a model on the hub; give either, or one of: {known}"
+        ) from error
+    except Exception:  # of any type: the hub's client raises what its transport raises
+        return False
+    return True
+
+
+def _load_model(source: Path | str, dtype: torch.dtype, local: bool) -> PreTrainedModel:
     """The model alone; what transformers would fill with random numbers is an error here."""
     try:
         # Only safetensors: the older .bin format runs code when it is read.
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, use_safetensors=True, output_loading_info=True
+            source, dtype=dtype, use_safetensors=True, output_loading_info=True, local_files_only=local
         )
     except Exception as error:  # of any type: config, safetensors and hub each raise their own
         raise _unreadable("model", source, error) from error
@@ -141,10 +182,10 @@ def _load_model(source: Path | str, dtype: torch.dtype) -> PreTrainedModel:
     return model
 
 
-def _load_tokenizer(source: Path | str) -> PreTrainedTokenizerFast:
+def _load_tokenizer(source: Path | str, local: bool) -> PreTrainedTokenizerFast:
     """The tokenizer alone, ready to pad prompts on the left."""
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(source, padding_side="left")
+        tokenizer: Any = AutoTokenizer.from_pretrained(source, padding_side="left", local_files_only=local)
     except Exception as error:  # the tokenizers library raises plain Exception
         raise _unreadable("tokenizer", source, error) from error
     if tokenizer.eos_token is None:
@@ -157,13 +198,17 @@ def _load_tokenizer(source: Path | str) -> PreTrainedTokenizerFast:
 def _unreadable(what: str, source: Path | str, error: Exception) -> ModelError:
     """The error for a model or tokenizer that could not be loaded, with its cause in one line."""
     cause = (str(error).strip() or "no message").splitlines()[0]
+    return ModelError(f"{source}: cannot load the {what} ({type(error).__name__}: {cause}); {_way_out(source)}")
+
+
+def _way_out(source: Path | str) -> str:
+    """What to do about a model that is not whole or not there."""
+    for known in MODELS.values():
+        if source == known.path:
+            return f"get it again with `{known.origin}`"
     if isinstance(source, Path):
-        way_out = "replace its files, for the tiny model with `grpo-lab models build tiny`"
-    else:
-        way_out = (
-            f"no such folder, so it was tried as a hub id; go online, give a folder, or one of: {', '.join(MODELS)}"
-        )
-    return ModelError(f"{source}: cannot load the {what} ({type(error).__name__}: {cause}); {way_out}")
+        return "save model and tokenizer there with save_pretrained"
+    return f"no such folder, so it was tried as a hub id; go online, give a folder, or one of: {', '.join(MODELS)}"
 
 
 def _check_finite(model: PreTrainedModel, source: Path | str) -> None:
@@ -233,17 +278,18 @@ def verify(directory: str | Path) -> None:
         found = {name: sha256(directory / name) for _, name in listed}
     except OSError as error:
         raise ModelError(
-            f"{directory}: cannot be checked ({error.strerror}: {error.filename}); build it again"
+            f"{directory}: cannot be checked ({error.strerror}: {error.filename}); {_way_out(directory)}"
         ) from error
     if not listed:
-        raise ModelError(f"{directory}/README.md: lists no checksums; build the model again")
+        raise ModelError(f"{directory}/README.md: lists no checksums; {_way_out(directory)}")
     for expected, name in listed:
         if found[name] != expected:
             raise ModelError(
-                f"{directory / name}: SHA-256 is {found[name]}, its README says {expected}; build it again"
+                f"{directory / name}: SHA-256 is {found[name]}, its README says {expected}; {_way_out(directory)}"
             )
 
 
 def sha256(path: Path) -> str:
     """The checksum of a file, as `sha256sum` prints it."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

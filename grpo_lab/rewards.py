@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import SourceFileLoader
@@ -30,7 +31,22 @@ def exact_match(
     return [float(completion.strip() == str(wanted).strip()) for completion, wanted in pairs]
 
 
-REWARDS: dict[str, Reward] = {"exact_match": exact_match}
+def brief_answer(
+    prompts: Sequence[str], completions: Sequence[str], answer: Sequence[Any], **columns: Any
+) -> list[float]:
+    """1 / number of words where one of a completion's words is the answer, 0 elsewhere: talk costs, hedging too.
+
+    Case and punctuation do not count.
+
+    >>> brief_answer(["Sky?"] * 4, ["Blue.", "It is blue", "blue or red", "red"], answer=["blue"] * 4)
+    [1.0, 0.3333333333333333, 0.3333333333333333, 0.0]
+    """
+    spoken = [re.findall(r"\w+", completion.casefold()) for completion in completions]
+    pairs = zip(spoken, answer, strict=True)
+    return [1 / len(words) if str(wanted).casefold() in words else 0.0 for words, wanted in pairs]
+
+
+REWARDS: dict[str, Reward] = {"exact_match": exact_match, "brief_answer": brief_answer}
 
 
 def load(name: str) -> Reward:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,8 +14,10 @@ from typing import Any
 
 from grpo_lab import seeds
 from grpo_lab.errors import ConfigError, DataError, unknown
+from grpo_lab.shipped import data_directory
 
 MAX_HELD_OUT = 500
+HELD_OUT_REVIEWS = 32
 # Reward functions are called with these keywords, so a column of the same name could not be passed.
 RESERVED_COLUMNS = frozenset({"prompts", "completions"})
 
@@ -94,6 +97,24 @@ def addition() -> Tasks:
     return Tasks("addition", train, held_out)
 
 
+def reviews() -> Tasks:
+    """Is a review positive or negative? In words, for a model that can read: SmolLM2-135M, not the tiny one.
+
+    >>> tasks = reviews()
+    >>> len(tasks.train), len(tasks.held_out)
+    (96, 32)
+    >>> tasks.train[0].prompt.splitlines()[-2:], tasks.train[0].columns
+    (['Review: The soup was hot and full of flavour.', 'Answer:'], {'answer': 'positive'})
+    """
+    tree = tomllib.loads((data_directory() / "tasks" / "reviews.toml").read_text(encoding="utf-8"))
+    problems = [
+        Problem(tree["prompt"].strip().format(review=review), {"answer": answer})
+        for answer in ("positive", "negative")
+        for review in tree[answer]
+    ]
+    return Tasks("reviews", *split(problems, HELD_OUT_REVIEWS))
+
+
 def from_jsonl(path: str | Path) -> Tasks:
     """Problems from a file with one JSON object a line: a string `prompt`, and the same other columns in every line.
 
@@ -152,7 +173,7 @@ def _check_columns(problems: Sequence[Problem], path: Path, numbers: Sequence[in
             )
 
 
-TASKS: dict[str, Callable[[], Tasks]] = {"addition": addition}
+TASKS: dict[str, Callable[[], Tasks]] = {"addition": addition, "reviews": reviews}
 
 
 def load(name_or_path: str | Path) -> Tasks:

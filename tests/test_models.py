@@ -4,11 +4,15 @@ import json
 import random
 import shutil
 import warnings
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import HfApi
+from huggingface_hub.errors import RepositoryNotFoundError
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from grpo_lab import model_building, models, shipped, tasks
@@ -166,18 +170,54 @@ def test_a_tokenizer_without_an_end_is_refused(folder):
 def test_a_folder_that_is_not_there_is_not_asked_of_the_hub(name, monkeypatch, tmp_path):
     (tmp_path / "empty" / "here").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "empty" / "here")
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("asked the hub"))
+    monkeypatch.setattr(HfApi, "model_info", lambda *_, **__: pytest.fail("asked the hub"))
     with pytest.raises(ModelError, match=r"no folder|has no config"):
         models.load(name)
 
 
-def test_a_hub_id_that_cannot_be_had(monkeypatch):
+def test_offline_the_hub_is_asked_once_and_only_what_is_cached_is_tried(monkeypatch):
+    asked = []
+
     def offline(*arguments, **options):
+        asked.append(options)
         raise OSError("We couldn't connect to 'https://huggingface.co'.\nCheck your connection.")
 
+    monkeypatch.setattr(HfApi, "model_info", offline)
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", offline)
-    with pytest.raises(ModelError, match=r"owner/name: cannot load .* tried as a hub id; go online, .* tiny$"):
+    with pytest.raises(ModelError, match=r"owner/name: cannot load .* tried as a hub id; go online, .*, smollm2-135m$"):
         models.load("owner/name")
+    assert asked[0] == {"timeout": models.HUB_PATIENCE}
+    assert asked[1]["local_files_only"] is True
+    assert len(asked) == 2
+
+
+def test_a_name_that_the_hub_does_not_have(monkeypatch):
+    def absent(*arguments, **options):
+        answer: Any = SimpleNamespace(headers={}, request=None)
+        raise RepositoryNotFoundError("404", response=answer)
+
+    monkeypatch.setattr(HfApi, "model_info", absent)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("asked for the files"))
+    with pytest.raises(ModelError, match=r"owner/nmae: neither a folder here nor a model on the hub; give"):
+        models.load("owner/nmae")
+
+
+def test_a_model_that_the_hub_has_is_loaded_from_it(monkeypatch, tiny):
+    """The hub is played by the shipped folder: this machine may have no network."""
+    wanted, folder = [], models.MODELS["tiny"].path
+    monkeypatch.setattr(HfApi, "model_info", lambda *arguments, **options: None)
+    for kind in (AutoModelForCausalLM, AutoTokenizer):
+        original = kind.from_pretrained
+
+        def from_hub(name, original=original, **options):
+            wanted.append((name, options.pop("local_files_only")))
+            return original(folder, **options)
+
+        monkeypatch.setattr(kind, "from_pretrained", from_hub)
+    model, tokenizer = models.load("gpt2")
+    assert wanted == [("gpt2", False)] * 2
+    assert tokenizer.get_vocab() == tiny[1].get_vocab()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), tiny[0].parameters(), strict=True))
 
 
 def test_an_unknown_precision():

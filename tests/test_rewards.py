@@ -30,6 +30,24 @@ def test_exact_match():
     assert answers == [1.0, 1.0, 0.0, 0.0, 0.0]
 
 
+@pytest.mark.parametrize(
+    ("completion", "reward"),
+    [
+        ("positive", 1.0),
+        (" Positive.\n", 1.0),
+        ("It is POSITIVE", 1 / 3),
+        ("positive, negative", 1 / 2),
+        ("positive positive", 1 / 2),
+        ("positively", 0.0),
+        ("negative", 0.0),
+        ("...", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_brief_answer(completion, reward):
+    assert rewards.brief_answer(["?"], [completion], answer=["Positive"], other=[0]) == [reward]
+
+
 def test_rewards_add_up():
     values, scorable = scored(exact_match, constant(0.5, -0.25))
     assert values.dtype == torch.float32

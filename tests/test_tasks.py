@@ -62,6 +62,18 @@ def test_addition():
     assert tasks.addition() == task
 
 
+def test_reviews():
+    task = tasks.reviews()
+    train, held_out = ({problem.prompt for problem in part} for part in (task.train, task.held_out))
+    assert (len(train), len(held_out), len(train | held_out)) == (96, 32, 128), "no sentence twice"
+    for part in (task.train, task.held_out):
+        positive = sum(problem.columns["answer"] == "positive" for problem in part)
+        assert 0.4 <= positive / len(part) <= 0.6, "neither word alone is a good answer"
+    assert all(problem.columns["answer"] in ("positive", "negative") for problem in [*task.train, *task.held_out])
+    assert all(prompt.startswith("Review: I loved it.") and prompt.endswith("\nAnswer:") for prompt in train | held_out)
+    assert tasks.load("reviews") == task
+
+
 @pytest.mark.parametrize(("lines", "held_out"), [(9, 0), (10, 1), (39, 3), (6000, 500)])
 def test_a_tenth_of_a_file_is_held_out(tmp_path, lines, held_out):
     path = write(tmp_path, "".join(json.dumps({"prompt": f"{n}", "answer": n}) + "\n" for n in range(lines)))

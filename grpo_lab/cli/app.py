@@ -16,7 +16,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Model = Annotated[str | None, typer.Option("--model", help="tiny, a local folder, or a hub id.")]
+Model = Annotated[str | None, typer.Option("--model", help="tiny, smollm2-135m, a local folder, or a hub id.")]
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:1.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for what is written.")]
 

