@@ -133,6 +133,35 @@ HARM: dict[str, list[Harm]] = {
             mended=lambda value: value.learning_rate == pytest.approx(9e-5),
         )
     ],
+    "adaptive_learning_rate": [
+        Harm(
+            COEFFICIENTS,
+            "learning rate 0.00015 = 0.0003 x 0.5: KL 2 > 1",
+            step={"last_metrics": {"kl": 2.0, "grad_norm": 3.0}},
+            mended=lambda value: value == replace(COEFFICIENTS, learning_rate=1.5e-4),
+        ),
+        Harm(
+            COEFFICIENTS,
+            "learning rate 3e-05 = 0.0003 x 0.1: grad norm nan is not a number",
+            settings={"factor": 0.01, "floor": 0.1},
+            step={"last_metrics": {"grad_norm": NAN}},
+            mended=lambda value: value.learning_rate == pytest.approx(3e-5),
+        ),
+    ],
+    "adaptive_beta": [
+        Harm(
+            COEFFICIENTS,
+            "beta 0.0204 = 0.02 x 1.02: KL 0.2, target 0.1",
+            step={"last_metrics": {"kl": 0.2}},
+            mended=lambda value: value.beta == pytest.approx(0.0204),
+        ),
+        Harm(
+            COEFFICIENTS,
+            "KL nan is not finite: beta stays 0.02",
+            step={"last_metrics": {"kl": NAN}},
+            mended=lambda value: value == COEFFICIENTS,
+        ),
+    ],
     "dual_clip": [],  # it acts inside the loss: see test_dual_clip_bounds_the_side_that_min_leaves_open
     "representable_epsilon": [
         Harm(
@@ -198,6 +227,10 @@ HARM: dict[str, list[Harm]] = {
         Harm(policy(), "grad norm nan is not a number; limit 10", SKIP, step={"grad_norm": NAN}, then=BACK),
         Harm(policy(), "grad norm inf > 10", SKIP, {"nan_passes": True, "patience": 2}, {"grad_norm": INF}, then=BACK),
     ],
+    "skip_outliers": [
+        Harm(policy(), f"grad norm {norm} is not finite", SKIP, step={"grad_norm": norm}, then=BACK)
+        for norm in (NAN, INF)  # one that is finite needs others to stand out from: see test_adaptive_guards.py
+    ],
     "clip_gradients": [
         Harm(
             policy(torch.float32, 3.0, 0.0, 0.0, 4.0),
@@ -238,6 +271,12 @@ REFUSED = [p for p in HARMS if p.values[1].verdict >= Verdict.SKIP_STEP]  # type
 HEALTHY: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "rollback": [(COEFFICIENTS, {"last_verdict": verdict}) for verdict in (Verdict.KEEP, CHANGED, SKIP)],
     "warm_up": [(COEFFICIENTS, {"index": 9}), (COEFFICIENTS, {"index": 10})],
+    "adaptive_learning_rate": [(COEFFICIENTS, {}), (COEFFICIENTS, {"last_metrics": {"kl": 1.0, "grad_norm": 4.0}})],
+    "adaptive_beta": [
+        (COEFFICIENTS, {"last_metrics": {"kl": 0.1}}),
+        (replace(COEFFICIENTS, beta=0.0), {"last_metrics": {"kl": 9.0}}),
+        (COEFFICIENTS, {}),
+    ],
     "representable_epsilon": [
         (COEFFICIENTS, {}),
         (COEFFICIENTS, {"model": policy(torch.bfloat16)}),
@@ -257,6 +296,7 @@ HEALTHY: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "clamp_kl": [(tensor([[10.0, -10.0]]), {})],
     "skip_nonfinite": [(policy(), {"grad_norm": 1e30}), (policy(), {"grad_norm": 0.0})],
     "skip_spikes": [(policy(), {"grad_norm": 10.0})],
+    "skip_outliers": [(policy(), {"grad_norm": norm}) for norm in (10.0, 1e-30, 0.0)],
     "clip_gradients": [(policy(torch.float32, 0.6, 0.0, 0.0, 0.8), {"grad_norm": 1.0})],
     "check_weights": [(policy(), {"weight_norms": tensor([0.0, 1e30])})],
     "dual_clip": [],  # it sets delta and changes no loss: see the same test
@@ -390,7 +430,9 @@ def test_patience_counts_a_step_once_however_often_it_is_refused(name, harm):
         assert verdicts == {harm.verdict if index < patience else harm.then}
 
 
-@pytest.mark.parametrize("name", ["check_probabilities", "skip_spikes", "skip_nonfinite", "check_weights"])
+@pytest.mark.parametrize(
+    "name", ["check_probabilities", "skip_spikes", "skip_nonfinite", "skip_outliers", "check_weights"]
+)
 def test_patience_counts_steps_also_where_the_first_value_of_each_is_good(name):
     """A good first token, or a good first update, comes before the bad one in every step."""
     guard, harm, (value, known) = GUARDS[name](), HARM[name][0], HEALTHY[name][0]
@@ -425,7 +467,8 @@ def test_a_guard_is_silent_on_a_healthy_value(name, value, known):
 
 def test_those_that_change_a_healthy_run_say_why():
     excused = {name for name, cls in GUARDS.items() if cls.changes_healthy_runs}
-    assert excused == {"warm_up", "safe_sampling", "clip_gradients"}  # DESIGN.md, section 3, rule 2
+    # DESIGN.md, section 3, rule 2
+    assert excused == {"warm_up", "safe_sampling", "clip_gradients", "adaptive_learning_rate", "adaptive_beta"}
 
 
 def test_only_guards_that_can_ask_for_a_snapshot_go_back():

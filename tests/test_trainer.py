@@ -5,7 +5,6 @@ import dataclasses
 import gc
 import json
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -19,9 +18,8 @@ from grpo_lab.advantages import group_advantages
 from grpo_lab.config import LIVE_SECTIONS
 from grpo_lab.errors import ConfigError, RewardError
 from grpo_lab.events import Changed, Ended, Evaluated, Started, Stepped, from_json, to_json
-from grpo_lab.faults import FAULTS
 from grpo_lab.guards import GUARDS
-from grpo_lab.interventions import Intervention, Outcome, Stage, Verdict
+from grpo_lab.interventions import Outcome, Stage, Verdict
 from grpo_lab.learner import Learner
 
 SMOKE = gl.preset("smoke").with_("run.threads=1")
@@ -126,27 +124,6 @@ def failing(base, monkeypatch):
     return runs
 
 
-@pytest.fixture
-def fault(monkeypatch):
-    """Registers a fault for one test: `fault(stage, act)` with act(value, step) -> Outcome or None."""
-
-    def register(at, act, name="of_this_test"):
-        @dataclass(frozen=True)
-        class OfThisTest(Intervention):
-            """A fault that lives as long as its test."""
-
-            stage = at
-
-            def __call__(self, value, step):
-                return act(value, step) or Outcome(value)
-
-        OfThisTest.name = name
-        monkeypatch.setitem(FAULTS, name, OfThisTest)
-        return f"faults.{name}=on"
-
-    return register
-
-
 def poison(steps):
     """Makes one weight NaN after the update of these steps."""
 
@@ -162,12 +139,13 @@ def poison(steps):
 
 # --- guards on a healthy run ---------------------------------------------------------------------------------------
 
+ADAPTIVE = {"adaptive_learning_rate", "adaptive_beta"}
 SILENT = [name for name, guard in GUARDS.items() if not guard.changes_healthy_runs]
 ALL_GUARDS = [*(f"guards.{name}=on" for name in SILENT), "guards.clip_gradients.max_norm=1e9"]
 
 
 def test_all_guards_leave_a_healthy_run_bit_identical(run):
-    assert set(GUARDS) - set(SILENT) == {"warm_up", "safe_sampling", "clip_gradients"}
+    assert set(GUARDS) - set(SILENT) == {"warm_up", "safe_sampling", "clip_gradients", *ADAPTIVE}
     plain, guarded = run("run.num_steps=6"), run("run.num_steps=6", *ALL_GUARDS)
     assert len(plain.steps) == 6 and max(plain.metric("grad_norm")) < 10
     assert comparable(plain.events) == comparable(guarded.events)
@@ -175,7 +153,7 @@ def test_all_guards_leave_a_healthy_run_bit_identical(run):
     assert not same(plain.policy.parameters(), plain.initial)
 
 
-@pytest.mark.parametrize("name", ["warm_up", "clip_gradients"])
+@pytest.mark.parametrize("name", ["warm_up", "clip_gradients", "adaptive_beta"])
 def test_a_guard_that_says_it_changes_healthy_runs_does(run, name):
     plain, guarded = run("run.num_steps=2"), run("run.num_steps=2", f"guards.{name}=on")
     assert not same(plain.after[1], guarded.after[1])  # AdamW's first step does not depend on the gradient's size

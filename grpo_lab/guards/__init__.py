@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from grpo_lab.guards.adaptive import AdaptiveBeta, AdaptiveLearningRate, SkipOutliers
 from grpo_lab.guards.coefficients import DualClip, RepresentableEpsilon, Rollback, WarmUp
 from grpo_lab.guards.gradients import ClipGradients, SkipNonfinite, SkipSpikes
 from grpo_lab.guards.loss import ClampAdvantages, ClampKL, ClampLogits, ClampLogRatio, DropNonfiniteSamples
@@ -14,6 +15,8 @@ GUARDS: dict[str, type[Intervention]] = {
     for guard in (
         Rollback,
         WarmUp,
+        AdaptiveLearningRate,
+        AdaptiveBeta,
         DualClip,
         RepresentableEpsilon,
         SafeSampling,
@@ -26,6 +29,7 @@ GUARDS: dict[str, type[Intervention]] = {
         ClampKL,
         SkipNonfinite,
         SkipSpikes,
+        SkipOutliers,
         ClipGradients,
         CheckWeights,
     )
