@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from grpo_lab.chain import ChainBreak, classify_crash, first_break
     from grpo_lab.config import Config
+    from grpo_lab.diagnosis import diagnose
     from grpo_lab.errors import GrpoLabError
     from grpo_lab.faults import FAULTS
     from grpo_lab.guards import GUARDS
@@ -28,6 +29,7 @@ _HOMES = {
     "GrpoLabError": "errors",
     "Session": "session",
     "classify_crash": "chain",
+    "diagnose": "diagnosis",
     "first_break": "chain",
     "preset": "scenarios",
     "preset_names": "scenarios",
@@ -43,6 +45,7 @@ __all__ = [
     "GrpoLabError",
     "Session",
     "classify_crash",
+    "diagnose",
     "first_break",
     "preset",
     "preset_names",

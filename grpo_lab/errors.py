@@ -30,6 +30,12 @@ class RewardError(GrpoLabError):
     """A reward function that cannot be loaded, raises, or answers with the wrong shape."""
 
 
+class LogError(GrpoLabError):
+    """A training log that is missing, empty or in no format known here."""
+
+    exit_code = 2
+
+
 class RunError(GrpoLabError):
     """A run folder that cannot be written or read, or a run that crashed when asked to be checked."""
 

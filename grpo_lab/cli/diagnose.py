@@ -1,0 +1,132 @@
+"""The command that reads a log, ours or another trainer's, and says what broke."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from grpo_lab.cli.app import app
+
+if TYPE_CHECKING:
+    from grpo_lab.diagnosis import Diagnosis, Evidence, Finding
+
+
+@app.command()
+def diagnose(
+    log: Annotated[Path, typer.Argument(help="A run folder, a log file, or a folder of TensorBoard files.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the diagnosis as JSON.")] = False,
+) -> None:
+    """What broke first in a run, on what evidence, and what to try.
+
+    Reads run folders, trainer_state.json of TRL and transformers, verl's console and file logger, JSON lines,
+    TensorBoard and CSV. It looks at metrics and nothing else. Exit code 0 for a diagnosis, whatever it is.
+    """
+    from grpo_lab.diagnosis import diagnose
+
+    found = diagnose(log)
+    if as_json:
+        typer.echo(json.dumps(_tree(found), indent=2, allow_nan=False))
+    else:
+        _show(found, str(log))
+
+
+def _show(found: Diagnosis, name: str) -> None:
+    from grpo_lab.console import out
+
+    steps, metrics = found.log.steps, found.log.metrics
+    said = f"{name}: {found.log.format}, {len(steps):,} steps ({steps[0]} to {steps[-1]}), {len(metrics)} metrics"
+    for line in (said, *(f"note: {note}" for note in found.log.notes)):
+        out.print(line, markup=False, soft_wrap=True)
+    out.print()
+    if not found.findings:
+        out.print("Nothing wrong in what was logged.", style="bold")
+        out.print(
+            "Curves do not show everything: once, compare the gradient of one large batch with its micro-batches'."
+        )
+    for finding in found.findings[:1]:
+        _show_cause(finding)
+    if found.findings[1:]:
+        out.print("\nAlso there, and probably what came of it:")
+        for finding in found.findings[1:]:
+            out.print(f"  from step {finding.step}: {finding.cause.title}", markup=False)
+    _show_unknown(found)
+
+
+def _show_cause(finding: Finding) -> None:
+    from rich.padding import Padding
+
+    from grpo_lab import console
+
+    cause, out = finding.cause, console.out
+    out.print(f"{cause.title}  [from step {finding.step}; {cause.name}]", style="bold", markup=False)
+    out.print(console.indented(" ".join(cause.what.split()), 2))
+    rows = [[str(e.step), e.metric, f"{e.value:.4g}", _range(e), e.says] for e in finding.evidence]
+    out.print("\nEvidence")
+    out.print(Padding(console.table([["step", "metric", "value", "healthy", "what it says"], *rows]), (0, 0, 0, 2)))
+    out.print("\nSuspects, the likeliest first")
+    for place, suspect in enumerate(cause.suspects, start=1):
+        out.print(console.indented(f"{place}. {suspect}", 2))
+    out.print("\nTo tell them apart")
+    out.print(console.indented(cause.tell_apart, 2))
+    out.print("\nTo try")
+    for place, remedy in enumerate(cause.remedies, start=1):
+        out.print(console.indented(f"{place}. {remedy.do}", 2))
+        for where, setting in (("here", remedy.here), ("TRL ", remedy.trl), ("verl", remedy.verl)):
+            out.print(console.indented(f"{where}  {setting}", 5), soft_wrap=True)
+    shown = "".join(f"\n  grpo-lab train --scenario {name}" for name in cause.scenarios)
+    out.print(f"\nShown in lab {cause.lab}" + (", and by" + shown if shown else ""), markup=False)
+
+
+def _show_unknown(found: Diagnosis) -> None:
+    from grpo_lab import console
+
+    if found.possible:
+        console.out.print("\nWhat this log cannot rule out:")
+    for possible in found.possible:
+        lacks = "; ".join(f"{missing.metric}: {missing.why}" for missing in possible.lacks)
+        console.out.print(console.indented(f"from step {possible.step}: {possible.cause.title} ({lacks})", 2))
+    if found.blind:
+        console.out.print("\nNot logged, so that this could not be seen:")
+    for metric, causes in found.blind:
+        console.out.print(console.indented(f"{metric}: {'; '.join(cause.title for cause in causes)}", 2))
+
+
+def _range(evidence: Evidence) -> str:
+    low, high = (f"{bound:g}" for bound in evidence.healthy)
+    if low == "-inf" and high == "inf":
+        return "finite"
+    return f">= {low}" if high == "inf" else f"{low} to {high}"
+
+
+def _tree(found: Diagnosis) -> dict[str, Any]:
+    """The diagnosis in plain values; NaN and inf as texts."""
+    from dataclasses import asdict
+
+    from grpo_lab.events import encodable
+
+    findings = [
+        {
+            "cause": finding.cause.name,
+            "title": finding.cause.title,
+            "level": finding.cause.level,
+            "step": finding.step,
+            "evidence": [{**asdict(e), "healthy": e.healthy} for e in finding.evidence],
+            "suspects": finding.cause.suspects,
+            "tell_apart": finding.cause.tell_apart,
+            "remedies": [asdict(remedy) for remedy in finding.cause.remedies],
+            "scenarios": finding.cause.scenarios,
+            "lab": finding.cause.lab,
+        }
+        for finding in found.findings
+    ]
+    possible = [
+        {"cause": p.cause.name, "step": p.step, "lacks": [asdict(missing) for missing in p.lacks]}
+        for p in found.possible
+    ]
+    log = {"format": found.log.format, "steps": len(found.log.steps), "metrics": list(found.log.metrics)}
+    blind = {metric: [cause.name for cause in causes] for metric, causes in found.blind}
+    tree = {"verdict": found.verdict, "log": {**log, "notes": found.log.notes}, "findings": findings}
+    return encodable({**tree, "possible": possible, "not_logged": blind})
