@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 import pytest
+import torch
 
 import grpo_lab as gl
 from grpo_lab import models
@@ -24,6 +25,10 @@ MARGIN = 1
 """Steps that a cured run goes on after the one in which it would have failed. float16 is slow on a CPU."""
 SEED = "run.seed=1"
 """Of cures and decoys, measured on seeds 0 to 4; on this one every scenario fails early."""
+
+
+REFUSED_WHOLE = {"single-generation"}
+"""Where every batch is NaN from end to end: all that guards can do is to refuse it."""
 
 
 @dataclass
@@ -110,9 +115,10 @@ def test_it_survives_under_the_stable_guards(name):
     steps = min(10, len(alone(name).steps) + 3)
     run = attempt(gl.scenario(name), guards="stable", steps=steps, to_the_end=True)
     assert run.operator == "" and len(run.steps) == steps and all(run.healthy)
-    assert run.steps[-1].metrics["weights/nonfinite"] == 0
-    moves = [step.metrics["weights/max_move"] for step in run.steps]
-    assert all(0 <= move <= limit for move in moves) and sum(step.updates for step in run.steps) > 0
+    assert run.steps[-1].metrics.get("weights/nonfinite", 0) == 0
+    moves = [step.metrics["weights/max_move"] for step in run.steps if step.updates]
+    assert all(0 <= move <= limit for move in moves)
+    assert bool(moves) == (name not in REFUSED_WHOLE)
 
 
 def listed(kind):
@@ -132,6 +138,77 @@ def test_each_cure_stops_it(name, overrides):
 @pytest.mark.parametrize(("name", "overrides"), listed("decoys"))
 def test_each_decoy_does_not(name, overrides):
     assert attempt(gl.scenario(name), SEED, *overrides).shown
+
+
+def test_a_poisoned_model_answers_with_exclamation_marks_for_ever():
+    """verl's `!!!!!!!!`: argmax of NaN logits is token 0. Sampling the same model raises."""
+    case = gl.scenario("verl-nan-logprob")
+    model: Any
+    model, tokenizer = copy.deepcopy(_base("fp32"))
+    with pytest.raises(RuntimeError, match="probability tensor"):
+        list(gl.train(case.config().with_(*HERE, SEED), (model, tokenizer), addition()))
+    prompt = tokenizer("17+25=", return_tensors="pt")
+    arguments = {"max_new_tokens": 8, "pad_token_id": tokenizer.pad_token_id}
+    answer = model.generate(**prompt, **arguments, do_sample=False)[0, prompt["input_ids"].shape[1] :]
+    assert tokenizer.decode(answer) == "!!!!!!!!"
+    with pytest.raises(RuntimeError, match="probability tensor"):
+        model.generate(**prompt, **arguments, do_sample=True)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_filtered_token_poisons_the_run_at_a_step_of_its_own_choosing(seed):
+    run = attempt(gl.scenario("verl-nan-logprob"), f"run.seed={seed}")
+    *healthy, breaking, _ = run.steps
+    assert all(math.isfinite(step.metrics["loss"]) for step in healthy)
+    assert all(math.isnan(breaking.metrics[name]) for name in ("kl", "loss", "grad_norm"))
+    found = gl.first_break(run.steps)
+    assert found is not None and found.operator == "log of a probability of 0" and found.step == len(healthy)
+
+
+def accumulated(how, micro):
+    """The gradient of one batch of 8 prompts, norm unclipped, accumulated so."""
+    seen = {}
+
+    class Probe(torch.optim.AdamW):
+        def step(self, closure=None):
+            seen["gradient"] = torch.cat([p.grad.flatten() for p in self.param_groups[0]["params"]])
+            return super().step(closure)
+
+    overrides = (f"loss.accumulation={how}", f"data.micro_batch_prompts={micro}", "run.num_steps=1")
+    config = gl.preset("plain").with_guards({}).with_(*HERE, "data.num_prompts=8", *overrides)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.optim, "AdamW", Probe)
+        list(gl.train(config, copy.deepcopy(_base("fp32")), addition()))
+    return seen["gradient"]
+
+
+def test_micro_batches_add_up_to_one_batch_and_overwriting_keeps_the_last():
+    whole, added, overwritten = accumulated("add", 0), accumulated("add", 2), accumulated("overwrite", 2)
+    assert torch.allclose(added, whole, rtol=1e-4, atol=1e-6 * float(whole.norm()))
+    assert float((overwritten - whole).norm()) > 0.5 * float(whole.norm())
+
+
+def test_the_hinge_falls_while_the_exact_kl_rises():
+    steps = alone("kl-hinge").steps
+    hinge, exact = ([step.metrics[name] for step in steps] for name in ("kl", "kl/exact"))
+    later = slice(len(steps) // 2, None)
+    assert max(exact[later]) > 20 * max(hinge[later]) and max(exact) > 1 > 2 * max(hinge)
+    honest = attempt(gl.scenario("kl-hinge"), "loss.kl_estimator=k3", to_the_end=True).steps
+    assert max(step.metrics["kl"] for step in honest) > 1
+
+
+def test_an_unscaled_loss_still_teaches_and_a_threshold_stops_it():
+    case = gl.scenario("lost-unscale")
+    free, guarded = attempt(case, to_the_end=True), attempt(case, "guards.skip_spikes=on", to_the_end=True)
+    assert sum(step.updates for step in free.steps) == 10 and sum(step.updates for step in guarded.steps) == 0
+
+
+def test_a_corrupt_sample_spikes_one_step_while_the_reward_shows_nothing():
+    steps = alone("bad-batch").steps
+    norms = [step.metrics["grad_norm"] for step in steps]
+    assert norms.index(max(norms)) == 5 and max(norms) > 5 * sorted(norms)[-2]
+    rewards = [step.metrics["reward"] for step in steps]
+    assert min(rewards) <= rewards[5] <= max(rewards)
 
 
 def test_train_001_explodes_while_everything_is_finite():
@@ -268,6 +345,7 @@ TEXTS = 'title = "t"\nsource = "s"\nstory = "y"\n'
         (TEXTS + "expect = 3", "scenario mine: expect = 3: must be of type dict"),
         (TEXTS + '[expect]\nfirst_break = "gradient"', "unknown link in .expect. 'gradient'; did you mean 'gradients'"),
         (TEXTS + "[expect]\nmetrics = { grad_nrm = 1 }", "unknown metric in .expect. 'grad_nrm'; did you mean"),
+        (TEXTS + "[expect]\nbelow = { grad_nrm = 1 }", "unknown metric in .expect. 'grad_nrm'; did you mean"),
         (TEXTS + "[expect]\ncrash = 5", "takes crash and first_break as texts"),
         (TEXTS + "[expect]\nfirst_brake = 'loss'", r"mine, \[expect\] 'first_brake'; did you mean 'first_break'"),
         (TEXTS + "[loss]\nbta = 1.0", "'bta'; did you mean 'beta'"),
