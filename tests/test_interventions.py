@@ -10,6 +10,7 @@ import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,8 @@ ALL = pytest.mark.parametrize(("kind", "name", "cls"), REGISTERED, ids=[name for
 
 def policy(dtype: torch.dtype = torch.float32, *gradients: float) -> torch.nn.Linear:
     """Four weights of 1, two biases of 1, and, where asked for, the four gradients of the weights and zeros."""
-    model = torch.nn.Linear(2, 2, dtype=dtype)
+    model: Any = torch.nn.Linear(2, 2, dtype=dtype)
+    model.config = SimpleNamespace(vocab_size=100)
     for parameter in model.parameters():
         torch.nn.init.ones_(parameter)
     if gradients:
@@ -308,8 +310,20 @@ HEALTHY_ROWS = [
 FAULTY: dict[str, Callable[[], Any]] = {
     "dropout_on": make_batch,
     "shift_log_ratio": lambda: torch.zeros(16, 3),
+    "shift_kl_delta": lambda: torch.zeros(16, 3),
+    "scale_loss": lambda: tensor(0.5),
     "nan_gradient": lambda: policy(torch.float32, 1.0, 2.0, 3.0, 4.0),
+    "ignore_temperature": lambda: tensor([[0.8, 0.2]]),
+    "filter_logits": lambda: torch.arange(24.0).view(1, 1, 24),
+    "corrupt_sample": make_batch,
+    "stale_batch": make_batch,
+    "nan_reward": lambda: torch.rand(4, 4, generator=torch.Generator().manual_seed(0)),
 }
+COLD = Config().with_("sampling.temperature=0.5")
+NEEDS: dict[str, dict[str, Any]] = {"ignore_temperature": {"config": COLD}, "filter_logits": {"note": "current"}}
+"""What a step must be like for a fault to strike."""
+ONE_PLACE = ["corrupt_sample", "nan_gradient", "nan_reward", "shift_kl_delta", "shift_log_ratio"]
+"""Faults that strike one element in one step."""
 
 
 # The rules -----------------------------------------------------------------------------------------------------------
@@ -505,9 +519,11 @@ def test_a_fault_that_seeds_torch_does_so_by_seed_and_step(name):
 
 @pytest.mark.parametrize("name", sorted(set(FAULTS) - SEEDS_TORCH))
 def test_a_fault_is_seen_and_leaves_the_chance_of_the_run_alone(name):
-    value, step = FAULTY[name](), make_step(index=1)
+    value, step, fault = FAULTY[name](), make_step(index=1, **NEEDS.get(name, {})), FAULTS[name]()
+    if name == "stale_batch":
+        fault(value, step)  # the first batch has none before it
     before = state_of_chance()
-    outcome = FAULTS[name]()(value, step)
+    outcome = fault(value, step)
     assert state_of_chance() == before
     assert outcome.verdict == CHANGED
     assert outcome.reason
@@ -521,10 +537,10 @@ def harmed(name: str, index: int, seed: int = 0) -> str:
     value = fault(FAULTY[name](), step).value
     if name == "nan_gradient":
         return str([p.grad.isnan().tolist() for p in value.parameters()])
-    return str(value.tolist())
+    return str(value.completions.tolist() if isinstance(value, Batch) else value.tolist())
 
 
-@pytest.mark.parametrize("name", ["shift_log_ratio", "nan_gradient"])
+@pytest.mark.parametrize("name", ONE_PLACE)
 def test_a_fault_strikes_the_same_place_for_the_same_seed_and_step_only(name):
     places = [harmed(name, index) for index in range(16)]
     torch.manual_seed(1234)
@@ -533,7 +549,7 @@ def test_a_fault_strikes_the_same_place_for_the_same_seed_and_step_only(name):
     assert [harmed(name, index, seed=1) for index in range(16)] != places
 
 
-@pytest.mark.parametrize("name", ["shift_log_ratio", "nan_gradient"])
+@pytest.mark.parametrize("name", ONE_PLACE)
 def test_a_fault_waits_for_its_step(name):
     value = FAULTY[name]()
     outcome = FAULTS[name](at_step=3)(value, make_step(index=2))  # type: ignore[call-arg]
@@ -564,6 +580,53 @@ def test_nan_gradient_breaks_one_element():
     outcome = FAULTS["nan_gradient"]()(model, make_step(index=1))
     assert sum(int(p.grad.isnan().sum()) for p in model.parameters() if p.grad is not None) == 1
     assert outcome.reason == "1 of 6 gradients set to NaN"
+
+
+def test_shift_kl_delta_moves_the_first_token_of_one_completion():
+    value = FAULTS["shift_kl_delta"](nats=7.0)(torch.zeros(16, 3), make_step(1)).value  # type: ignore[call-arg]
+    assert value.sum() == value[:, 0].max() == 7.0
+
+
+def test_a_scale_that_nobody_takes_out_multiplies_loss_and_gradient():
+    loss = tensor(0.5, requires_grad=True)
+    FAULTS["scale_loss"](factor=8.0)(loss, make_step(1)).value.backward()  # type: ignore[call-arg]
+    assert loss.grad == 8.0
+
+
+def test_an_ignored_temperature_samples_at_one():
+    logits = tensor([[1.0, 0.0, -2.0]])
+    value = FAULTS["ignore_temperature"]()((logits / 0.5).softmax(-1), make_step(1, config=COLD)).value
+    assert torch.allclose(value, logits.softmax(-1))
+    assert FAULTS["ignore_temperature"]()(value, make_step(1)) == Outcome(value)  # at 1 there is nothing to ignore
+
+
+def test_a_filter_spares_the_sampler_and_keeps_the_likeliest():
+    logits, fault = FAULTY["filter_logits"](), FAULTS["filter_logits"](keep=3)  # type: ignore[call-arg]
+    assert fault(logits, make_step(1, note="sampling")).value is logits
+    for note in ("old", "reference", "current"):
+        kept = fault(logits, make_step(1, note=note)).value
+        assert kept.isfinite().sum() == 3 and kept[0, 0, -3:].isfinite().all()
+    two_passes = kept.log_softmax(-1)[0, 0, 0] - kept.log_softmax(-1)[0, 0, 0]
+    assert two_passes.isnan()
+
+
+def test_a_corrupt_sample_keeps_what_was_noted_of_it():
+    batch = make_batch()
+    corrupt = FAULTS["corrupt_sample"]()(batch, make_step(1)).value
+    assert int((corrupt.completions != batch.completions).any(dim=1).sum()) == 1
+    assert corrupt.old_logprobs is batch.old_logprobs and corrupt.advantages is batch.advantages
+
+
+def test_a_stale_batch_is_as_old_as_asked():
+    fault = FAULTS["stale_batch"](lag=3)  # type: ignore[call-arg]
+    batches = [make_batch(group=torch.full((4,), i)) for i in range(8)]
+    seen = [int(fault(batch, make_step(i)).value.group[0]) for i, batch in enumerate(batches)]
+    assert seen == [0, 0, 0, 0, 1, 2, 3, 4]
+
+
+def test_a_nan_reward_is_one_of_all():
+    value = FAULTS["nan_reward"]()(FAULTY["nan_reward"](), make_step(1)).value
+    assert int(value.isnan().sum()) == 1
 
 
 def test_dropout_on_turns_it_on():

@@ -67,7 +67,7 @@ class CorruptSample(Intervention):
     name = "corrupt_sample"
     stage = Stage.BATCH
 
-    at_step: Annotated[int, AtLeast(0)] = 5
+    at_step: Annotated[int, AtLeast(0)] = 1
     """The step in which it happens."""
 
     def __call__(self, value: Batch, step: Step) -> Outcome:
