@@ -414,3 +414,30 @@ def test_the_summary_of_a_crash_holds_its_operator_text_and_explanation():
     assert "end: crashed, in step 1" in text
     assert "crash: torch.multinomial: the text\nthe explanation" in text
     assert "first break: none was recorded before the crash" in text
+
+
+def test_infinite_logits_that_only_filter_are_absorbed():
+    """-inf at a token that was not sampled: its log-probabilities are numbers, and nothing is broken yet."""
+    filtered = broken("logits", INF, nonfinite=3)
+    links = (filtered, note("old_logprobs"), broken("logits", INF), note("logprobs"), note("loss"))
+    assert absorbed(filtered, links) and first_break([stepped(*links)]) is None
+    assert statuses([stepped(*links)])[0]["logits"] == "warning"
+
+
+def test_a_filtered_token_that_was_sampled_breaks_at_its_log_probability_not_at_the_logits():
+    found = first_break([stepped(broken("logits", INF), broken("old_logprobs", INF), note("logits"))])
+    assert found is not None and (found.link, found.operator) == ("old_logprobs", "log of a probability of 0")
+
+
+@pytest.mark.parametrize(
+    "links",
+    [
+        (broken("logits", NAN), broken("old_logprobs", NAN)),
+        (broken("logits", INF), broken("old_logprobs", NAN)),
+        (broken("logits", INF), broken("probabilities", NAN)),
+    ],
+    ids=["NaN", "+inf, which makes NaN", "no log-probability followed"],
+)
+def test_logits_that_are_more_than_filtered_are_broken(links):
+    found = first_break([stepped(*links)])
+    assert found is not None and found.link == "logits"

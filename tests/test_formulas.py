@@ -1,0 +1,101 @@
+"""Every named wrong formula differs from the right one in the number that its docstring claims."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import tensor
+
+from grpo_lab import kl
+from grpo_lab.batch import Batch
+from grpo_lab.config import Config
+from grpo_lab.errors import ConfigError
+from grpo_lab.faults.formulas import ACCUMULATIONS, ADVANTAGES, KL_ESTIMATORS, LOG_RATIOS, MASKS, check
+
+
+def batch(pad: int = 0) -> Batch:
+    """Two completions, three tokens wide; the second ended after one token, which is the pad token too."""
+    mask = tensor([[True, True, True], [True, False, False]])
+    floats = torch.zeros(2, 3)
+    prompt = torch.ones(1, 1, dtype=torch.long)
+    completions = tensor([[5, 6, 7], [pad, pad, pad]])
+    return Batch(prompt, prompt, tensor([0, 0]), completions, mask, floats, floats, tensor([1.0, -1.0]))
+
+
+def test_the_right_mask_ends_with_the_end_token():
+    assert MASKS["position"](batch(), 0).tolist() == [[True] * 3, [True, False, False]]
+
+
+def test_a_mask_of_everything_trains_padding():
+    assert MASKS["all"](batch(), 0).all()
+
+
+def test_a_mask_by_token_loses_the_end_token_that_is_also_the_pad_token():
+    assert MASKS["not_pad"](batch(), 0).tolist() == [[True] * 3, [False] * 3]
+    assert MASKS["not_pad"](batch(), 99).tolist() == MASKS["position"](batch(), 99).tolist()
+
+
+def test_naive_advantages_are_nan_for_a_group_of_one_where_the_right_ones_are_zero():
+    rewards = tensor([[1.0], [0.0]])
+    assert ADVANTAGES["group_naive"](rewards).isnan().all()
+    assert ADVANTAGES["group"](rewards).tolist() == [[0.0], [0.0]]
+
+
+def test_naive_advantages_blow_up_the_rounding_of_equal_rewards():
+    rewards = torch.full((1, 7), 0.1)
+    assert ADVANTAGES["group_naive"](rewards).abs().max() > 0.1
+    assert ADVANTAGES["group"](rewards).abs().max() == 0
+
+
+def test_naive_advantages_count_what_nobody_scored():
+    rewards, scorable = tensor([[1.0, 0.0, 0.0]]), tensor([[True, True, False]])
+    assert ADVANTAGES["group_naive"](rewards, scorable=scorable)[0, 2] != 0
+    assert ADVANTAGES["group"](rewards, scorable=scorable)[0, 2] == 0
+
+
+def test_naive_advantages_agree_where_nothing_is_special():
+    rewards = tensor([[1.0, 0.0, 0.5, 0.0]])
+    assert torch.allclose(ADVANTAGES["group_naive"](rewards), ADVANTAGES["group"](rewards), atol=1e-4)
+
+
+@pytest.mark.parametrize("how", ACCUMULATIONS)
+def test_accumulation(how):
+    """Gradients 2 and 3 of one weight: their sum, the last, or nothing; and whether the weight moved meanwhile."""
+    weight = torch.nn.Parameter(tensor(1.0))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for factor in (2.0, 3.0):
+        ACCUMULATIONS[how](weight * factor, optimizer)
+    left, moved = {"add": (5.0, 0.0), "overwrite": (3.0, 0.0), "step_inside": (0.0, -0.5), "zeroed": (0.0, 0.0)}[how]
+    assert weight.grad == pytest.approx(left)
+    assert weight.item() == pytest.approx(1.0 + moved)
+
+
+def test_the_ratio_to_the_reference_grows_with_all_that_was_learned():
+    logprobs = tensor([[-1.0]])
+    known = Batch(*([tensor([[1]])] * 2), tensor([0]), tensor([[1]]), tensor([[True]]), logprobs, logprobs)
+    known = replace(known, old_logprobs=logprobs, ref_logprobs=logprobs - 20)
+    assert LOG_RATIOS["old"](logprobs, known).exp() == 1
+    assert LOG_RATIOS["reference"](logprobs, known).exp() == pytest.approx(math.exp(20), rel=1e-5)
+
+
+def test_exp_rounds_below_zero_where_expm1_does_not():
+    small = torch.linspace(-1e-4, 1e-4, 101)
+    assert (KL_ESTIMATORS["k3_exp"](small) < 0).any()
+    assert (KL_ESTIMATORS["k3"](small) >= 0).all()
+
+
+def test_the_exact_kl_is_what_k1_and_k3_estimate():
+    """Enumerated: the expectation over the policy's own tokens of an unbiased estimator is the sum itself."""
+    log_p, log_q = torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0)).log_softmax(dim=-1)
+    for name in ("k1", "k3"):
+        expected = (log_p.exp() * KL_ESTIMATORS[name](log_q - log_p)).sum(dim=-1)
+        assert torch.allclose(kl.exact(log_p, log_q), expected, atol=1e-5)
+    hinge = (log_p.exp() * KL_ESTIMATORS["hinge"](log_q - log_p)).sum(dim=-1)
+    assert (hinge < kl.exact(log_p, log_q)).any()
+
+
+@pytest.mark.parametrize("setting", ["log_ratio", "kl_estimator", "advantage_scale", "completion_mask", "accumulation"])
+def test_an_unknown_formula_is_refused_by_name(setting):
+    with pytest.raises(ConfigError, match=f"unknown loss.{setting} 'nonsense'"):
+        check(Config().with_(f"loss.{setting}=nonsense"))
