@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils import logging as transformers_logging
 
 from grpo_lab.errors import ModelError, unknown
+from grpo_lab.half_precision import widen_products
 from grpo_lab.shipped import data_directory
 
 HUB_PATIENCE = 10.0
@@ -115,6 +116,8 @@ def load(name: str, precision: str = "fp32", device: str = "cpu") -> tuple[PreTr
         tokenizer = _load_tokenizer(source, local)
     _check_finite(model, source)
     _check_vocabulary(model, tokenizer, source)
+    if target.type == "cpu" and PRECISIONS[precision].weights == torch.float16:
+        widen_products(model)
     return model.to(target).eval(), tokenizer  # pyright: ignore[reportArgumentType]
 
 

@@ -13,10 +13,10 @@ FLOORS = {
     0: "config scenarios presets events settings errors seeds shapes shipped",
     1: "advantages losses kl logprobs",
     2: "batch interventions probes guards faults rewards tasks recorder",
-    3: "models model_building rollouts snapshots",
+    3: "half_precision models model_building model_fetching rollouts snapshots",
     4: "measures learner trainer",
-    5: "session folder controls worker chain crashes environment reproduction",
-    6: "cli console reproduce dashboard plots __init__ __main__",
+    5: "session folder controls worker chain crashes environment reproduction logs diagnosis matrix",
+    6: "cli console reproduce dashboard plots pages __init__ __main__",
 }
 FLOOR = {name: floor for floor, names in FLOORS.items() for name in names.split()}
 VIEWS = {"IPython", "ipywidgets", "matplotlib"}
