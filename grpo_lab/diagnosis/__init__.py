@@ -80,7 +80,8 @@ def diagnose(source: str | Path | pd.DataFrame | Log | Any) -> Diagnosis:
     In a DataFrame a NaN was logged as NaN, and None was not logged. Raises LogError for what cannot be read.
 
     >>> import pandas as pd
-    >>> sick = pd.DataFrame({"loss": [0.1, float("nan")], "kl": [0.01, float("inf")], "grad_norm": [1.0, float("nan")]})
+    >>> inf, nan = float("inf"), float("nan")
+    >>> sick = pd.DataFrame({"loss": [0.1, inf], "kl": [0.01, inf], "grad_norm": [1.0, nan]})
     >>> diagnose(sick).verdict
     'kl-overflow'
     """

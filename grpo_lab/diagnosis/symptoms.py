@@ -104,7 +104,7 @@ class Symptom:
         place = _WHEN[self.when](self, self._mask(log, steps, values), values)
         if place is not None:
             return Seen(int(steps[place]), float(values[place]))
-        if log.hides_nan and self.metric == "loss" and self.is_:
+        if self.metric == "loss" and self.is_ and _may_hide(log):
             return Unknown("loss", "the logger may replace NaN and inf (logging_nan_inf_filter)")
         return None
 
@@ -138,6 +138,12 @@ class Symptom:
             bounds = {key: value for key, value in self.where.items() if key != "metric"}
             mask = mask & Symptom(self.where["metric"], "", **bounds).compare(other)
         return mask
+
+
+def _may_hide(log: Log) -> bool:
+    """Whether a loss that was not finite may have been logged as a number. Its norm, never filtered, would show it."""
+    norm = log.metrics.get("grad_norm")
+    return log.hides_nan and (norm is None or not bool(np.isfinite(norm).all()))
 
 
 Judge = Callable[[Symptom, Mask, Curve], int | None]
@@ -176,4 +182,5 @@ _WHEN: dict[str, Judge] = {
     "always": _share(1.0),
     "late": _late,
     "alone": _alone,
+    "later": lambda symptom, mask, values: _first_true(mask) if mask[len(mask) // 2 :].any() else None,
 }

@@ -14,7 +14,7 @@ from grpo_lab.errors import LogError
 from grpo_lab.events import Event, Stepped
 from grpo_lab.logs import formats, tensorboard
 from grpo_lab.logs.rows import Log as Log
-from grpo_lab.logs.rows import make, of_frame
+from grpo_lab.logs.rows import make, of_frame, without_blank_rows
 
 FORMATS = (
     "a run folder of grpo_lab, or its events.jsonl",
@@ -44,7 +44,7 @@ def read(path: str | Path) -> Log:
 
 def from_frame(frame: pd.DataFrame) -> Log:
     """The same from a pandas DataFrame, a row a step; the step is a column, the index, or the number of the row."""
-    return make(of_frame(frame), TABLE)
+    return make(without_blank_rows(of_frame(frame)), TABLE)
 
 
 def from_events(events: Iterable[Event]) -> Log:

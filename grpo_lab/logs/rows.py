@@ -95,10 +95,7 @@ def numeric(values: Sequence[Any]) -> tuple[NDArray[np.int64], NDArray[np.float6
 
 
 def of_frame(frame: pd.DataFrame) -> Columns:
-    """The columns of a table. None and pd.NA were not logged; a NaN was, but in rows that hold nothing else.
-
-    Such a row is a step that a crash cut short, as `Session.records` has it.
-    """
+    """The columns of a table. None and pd.NA were not logged, a NaN was."""
     columns: Columns = {}
     if frame.index.name in STEP_NAMES:
         frame = frame.reset_index()
@@ -108,10 +105,17 @@ def of_frame(frame: pd.DataFrame) -> Columns:
             columns[str(name)] = (np.arange(len(frame)), values.to_numpy(np.float64))
         elif not pd.api.types.is_bool_dtype(values.dtype):
             columns[str(name)] = numeric(values.astype(object).where(values.notna(), None).tolist())
-    of_metrics = [columns[name] for metric, name in choose(columns).items() if metric != "step_time"]
-    blank = np.ones(len(frame), dtype=bool)
-    for rows, numbers in of_metrics:
-        blank[rows[~np.isnan(numbers)]] = False
+    return columns
+
+
+def without_blank_rows(columns: Columns) -> Columns:
+    """Without the rows that hold no number: steps that a crash cut short, as `Session.records` has them."""
+    size = 1 + max((int(rows.max()) for rows, _ in columns.values() if len(rows)), default=-1)
+    blank = np.ones(size, dtype=bool)
+    for metric, name in choose(columns).items():
+        if metric != "step_time":
+            rows, numbers = columns[name]
+            blank[rows[~np.isnan(numbers)]] = False
     return {name: (rows[~blank[rows]], numbers[~blank[rows]]) for name, (rows, numbers) in columns.items()}
 
 

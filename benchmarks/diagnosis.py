@@ -1,0 +1,178 @@
+"""`python -m benchmarks.diagnosis`: is every scenario's run diagnosed blind to its cause, and no healthy run at all?
+
+Runs are recorded afresh, with seeds that no rule was tuned on (those were below 100), read back from their folders, and
+diagnosed from their metrics. Each is diagnosed thrice: with all that is logged here, and with what TRL and verl log.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import random
+import shlex
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from grpo_lab import console, environment, logs, scenarios
+from grpo_lab.config import Config
+from grpo_lab.diagnosis import HEALTHY, Diagnosis, diagnose, known_causes
+from grpo_lab.logs import Log
+from grpo_lab.session import Session
+
+TRUTH = {scenario: cause.name for cause in known_causes() for scenario in cause.scenarios}
+LONGER = {"accumulation-overwrite": 40}
+"""Steps of runs that are too short to show their symptom in every run: it takes a last micro-batch without spread."""
+HEALTHY_STEPS = (30, 60, 30, 100, 30, 60, 30, 300)
+OF_VERL = (
+    "reward",
+    "kl",
+    "entropy",
+    "grad_norm",
+    "loss",
+    "learning_rate",
+    "clip_ratio/region_mean",
+    "completions/mean_length",
+    "completions/clipped_ratio",
+)
+OF_TRL = (*OF_VERL, "reward_std", "frac_reward_zero_std")
+"""TRL logs the spread of rewards within groups too. Both log the sampler's mismatch only when asked to."""
+
+
+def sick(name: str, seed: int) -> Config:
+    """A scenario as it is, with another seed."""
+    longer = [f"run.num_steps={LONGER[name]}"] if name in LONGER else []
+    return scenarios.scenario(name).config().with_(f"run.seed={seed}", "run.threads=1", *longer)
+
+
+def healthy(seed: int) -> Config:
+    """A run with nothing wrong, of its own preset, batch, rate, temperature, updates, KL weight and length."""
+    draw = random.Random(seed)
+    prompts, size = draw.choice([(16, 8), (8, 8), (16, 4), (8, 4), (12, 6), (24, 8)])
+    rates = [1e-4, 2e-4, 3e-4] if prompts * size >= 64 else [5e-5, 1e-4]  # a small batch takes a small rate
+    return scenarios.preset(draw.choice(["stable", "plain"])).with_(
+        f"data.num_prompts={prompts}",
+        f"data.num_generations={size}",
+        f"optimizer.learning_rate={draw.choice(rates)}",
+        f"optimizer.schedule={draw.choice(['cosine', 'constant'])}",
+        f"sampling.temperature={draw.choice([1.0, 1.0, 0.9, 0.8])}",
+        f"sampling.top_p={draw.choice([1.0, 1.0, 0.9999])}",  # below 1 the sampler mismatch is logged
+        f"loss.beta={draw.choice([0.0, 0.02, 0.04])}",
+        f"loss.num_iterations={draw.choice([1, 1, 1, 2])}",
+        f"run.num_steps={HEALTHY_STEPS[seed % len(HEALTHY_STEPS)]}",
+        f"run.seed={seed}",
+        "run.threads=1",
+    )
+
+
+def recorded(config: Config) -> Log:
+    """The log of a run, read back from its folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        Session(config, Path(folder) / "run").run()
+        return logs.read(Path(folder) / "run")
+
+
+def as_logged_by(log: Log, metrics: Sequence[str], hides_nan: bool) -> Log:
+    """What another trainer would have logged of the same run; Trainer writes 0 for a loss that is not finite."""
+    kept = {name: series for name, series in log.metrics.items() if name in metrics}
+    if hides_nan and "loss" in kept:
+        kept["loss"] = kept["loss"].where(abs(kept["loss"]) < float("inf"), 0.0)
+    return Log(kept, log.format, hides_nan)
+
+
+VIEWS: dict[str, Callable[[Log], Log]] = {
+    "ours": lambda log: log,
+    "TRL's": lambda log: as_logged_by(log, OF_TRL, hides_nan=True),
+    "verl's": lambda log: as_logged_by(log, OF_VERL, hides_nan=False),
+}
+
+
+def graded(found: Diagnosis, truth: str) -> str:
+    """`right`, `among those it names`, `cannot tell` (alarmed, and no cause named), `silent`, or `wrong`."""
+    if found.verdict == truth:
+        return "right"
+    if truth in [f.cause.name for f in found.findings] + [p.cause.name for p in found.possible]:
+        return "among those named"
+    if found.verdict == HEALTHY:
+        return "silent"
+    return "cannot tell" if found.findings[0].cause.fallback else "wrong"
+
+
+def runs(first: int, seeds: int, num_healthy: int, only: list[str]) -> Iterator[tuple[str, int, Config]]:
+    """What is recorded: name, seed, config."""
+    for name in only or scenarios.scenario_names():
+        yield from ((name, seed, sick(name, seed)) for seed in range(first, first + seeds))
+    yield from ((HEALTHY, seed, healthy(seed)) for seed in range(first, first + num_healthy))
+
+
+def measure(first: int, seeds: int, num_healthy: int, only: list[str]) -> dict[str, Any]:
+    """Verdicts by scenario, and the grades of each view."""
+    verdicts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    grades: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    misses: list[str] = []
+    planned = list(runs(first, seeds, num_healthy, only))
+    with console.progress() as bars:
+        task = bars.add_task("runs", total=len(planned), note="")
+        for name, seed, config in planned:
+            bars.update(task, note=f"{name}, seed {seed}")
+            log, truth = recorded(config), TRUTH.get(name, HEALTHY)
+            for view, as_seen in VIEWS.items():
+                found = diagnose(as_seen(log))
+                verdicts[name][found.verdict] += view == "ours"
+                grade = graded(found, truth)
+                grades[f"{view}, {'healthy' if name == HEALTHY else 'sick'}"][grade] += 1
+                if grade == "wrong" or (view == "ours" and grade != "right"):
+                    misses.append(f"{view} metrics, {name}, seed {seed}: {found.verdict}")
+            bars.advance(task)
+    return {
+        "verdicts": {name: {verdict: n for verdict, n in row.items() if n} for name, row in verdicts.items()},
+        "grades": {view: dict(row) for view, row in grades.items()},
+        "misses": misses,
+    }
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """The tables to read."""
+    rows = ["| scenario | cause class | right | else |", "|---|---|---|---|"]
+    for name, row in found["verdicts"].items():
+        truth, total = TRUTH.get(name, HEALTHY), sum(row.values())
+        others = ", ".join(f"{verdict} {n}" for verdict, n in row.items() if verdict != truth)
+        rows.append(f"| {name} | {truth} | {row.get(truth, 0)} of {total} | {others} |")
+    kinds = ("right", "among those named", "cannot tell", "silent", "wrong")
+    rows += ["", "| metrics, runs | " + " | ".join(kinds) + " |", "|---|" + "---|" * len(kinds)]
+    for view, row in found["grades"].items():
+        rows.append(f"| {view} | " + " | ".join(str(row.get(kind, 0)) for kind in kinds) + " |")
+    return "\n".join([*rows, "", *(f"- {miss}" for miss in found["misses"])]) + "\n"
+
+
+def main(
+    first: Annotated[int, typer.Option(help="First seed; rules were tuned on seeds below 100.")] = 100,
+    seeds: Annotated[int, typer.Option(help="Runs of each scenario.")] = 10,
+    healthy_runs: Annotated[int, typer.Option(help="Healthy runs.")] = 40,
+    only: Annotated[list[str] | None, typer.Option(help="One scenario; may be given again.")] = None,
+    out: Annotated[Path, typer.Option(envvar="OUT", help="Folder of the results.")] = Path("benchmarks/results"),
+) -> None:
+    """Record, diagnose, and write diagnosis.json and diagnosis.md."""
+    warnings.simplefilter("ignore", UserWarning)  # that a poisoned model is not saved is what is expected here
+    started = time.perf_counter()
+    found = measure(first, seeds, healthy_runs, only or [])
+    about = {
+        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": shlex.join(["python", "-m", "benchmarks.diagnosis", *sys.argv[1:]]),
+        "seconds": round(time.perf_counter() - started),
+        "environment": environment.describe(),
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "diagnosis.json").write_text(json.dumps({**about, **found}, indent=2) + "\n", encoding="utf-8")
+    (out / "diagnosis.md").write_text(markdown(found), encoding="utf-8")
+    print(markdown(found))
+
+
+if __name__ == "__main__":
+    typer.run(main)

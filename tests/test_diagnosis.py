@@ -1,0 +1,434 @@
+"""Diagnosis: every rule fires on its curves and on no other's, order decides, and metrics are all it sees."""
+
+import dataclasses
+import json
+import math
+import warnings
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from grpo_lab import diagnose, logs, scenarios
+from grpo_lab.cli import app
+from grpo_lab.diagnosis import HEALTHY, known_causes, known_symptoms
+from grpo_lab.diagnosis.causes import Cause, Condition
+from grpo_lab.diagnosis.symptoms import Seen, Symptom, Unknown
+from grpo_lab.errors import ConfigError
+from grpo_lab.session import Session
+
+NAN, INF = math.nan, math.inf
+GAP, GAP_MAX = "sampling/sampling_logp_difference/mean", "sampling/sampling_logp_difference/max"
+LABS = {
+    "00_start",
+    "01_grpo_by_hand",
+    "02_explosion",
+    "03_error_chain",
+    "04_guards",
+    "05_kl",
+    "06_silent_failures",
+    "07_precision_and_verl",
+    "08_mystery_runs",
+}
+CAUSES = {cause.name: cause for cause in known_causes()}
+GOOD = {
+    "reward": [0.30, 0.32, 0.35, 0.37, 0.36, 0.40, 0.42, 0.45, 0.44, 0.47],
+    "frac_reward_zero_std": [0.25, 0.125, 0.25, 0.0, 0.125, 0.25, 0.125, 0.0, 0.25, 0.125],
+    "kl": [0.0, 0.001, 0.004, 0.01, 0.012, 0.015, 0.02, 0.018, 0.022, 0.025],
+    "entropy": [0.8, 0.8, 0.79, 0.78, 0.8, 0.77, 0.78, 0.76, 0.77, 0.75],
+    "grad_norm": [1.2, 1.5, 1.1, 1.4, 1.3, 1.6, 1.2, 1.5, 1.4, 1.3],
+    "loss": [0.0, 0.001, -0.002, 0.001, 0.0, 0.003, -0.001, 0.002, 0.001, 0.0],
+    "ratio/max": [1.0] * 10,
+    "clip_ratio/region_mean": [0.0] * 10,
+    "completions/mean_length": [3.5, 3.6, 3.4, 3.55, 3.5, 3.7, 3.45, 3.6, 3.5, 3.52],
+    "completions/clipped_ratio": [0.0] * 10,
+    GAP: [0.001] * 10,
+    GAP_MAX: [0.01] * 10,
+    "weights/nonfinite": [0.0] * 10,
+}
+"""Ten healthy steps."""
+CUT = {name: values[:4] for name, values in GOOD.items()}
+
+
+def changed(base, **curves):
+    """Curves with others in their place; `name=(step, value)` changes one step."""
+    renamed = {name.replace("__", "/"): curve for name, curve in curves.items()}
+    new = {name: list(values) for name, values in base.items()}
+    for name, curve in renamed.items():
+        if isinstance(curve, tuple):
+            step, value = curve
+            new[name][step] = value
+        else:
+            new[name] = curve
+    return new
+
+
+BROKEN = {"grad_norm": (3, NAN), "weights__nonfinite": (3, 8e5)}
+SICK = {
+    "nan-reward": changed(CUT, reward=(3, NAN), loss=(3, NAN), **BROKEN),
+    "undefined-advantage": changed(CUT, frac_reward_zero_std=[1.0] * 4, loss=[NAN] * 4, **BROKEN),
+    "kl-overflow": changed(CUT, kl=(3, INF), loss=(3, INF), **BROKEN),
+    "overflow": changed(CUT, kl=[0, 200, 5000, NAN], loss=(3, NAN), ratio__max=(3, NAN), **BROKEN),
+    "nan-logprob": changed(CUT, kl=(3, NAN), loss=(3, NAN), ratio__max=(3, NAN), **BROKEN),
+    "zero-times-infinity": changed(CUT, ratio__max=(3, INF), **BROKEN),
+    "nan-gradient": changed(CUT, **BROKEN),
+    "optimizer-overflow": changed(CUT, weights__nonfinite=(3, 8e5)),
+    "gradient-lost": changed(GOOD, grad_norm=[0.0] * 10, kl=[1e-14] * 10),
+    "step-inside-accumulation": changed(GOOD, grad_norm=[0.0] * 10),
+    "lost-unscale": changed(GOOD, grad_norm=[65536 * norm for norm in GOOD["grad_norm"]]),
+    "kl-hidden": changed(GOOD, kl__exact=[0, 0.01, 0.4, 0.9, 1.2, 1.5, 1.8, 2.0, 2.1, 2.0]),
+    "padding-trained": changed(
+        GOOD,
+        completions__mean_length=[4.0] * 8 + [8.0, 4.0],
+        **{GAP.replace("/", "__"): [1.5] * 10},
+        **{GAP_MAX: [14.0] * 10},
+    ),
+    "sampler-mismatch": changed(GOOD, **{GAP: [0.5] * 10, GAP_MAX: [4.0] * 10}),
+    "one-group": changed(
+        GOOD, frac_reward_zero_std=[0, 1, 0, 0, 1, 1, 0, 1, 0, 1], grad_norm=[5, 0.02, 7, 3, 0.1, 0.2, 14, 0.1, 6, 0.1]
+    ),
+    "networks-differ": changed(
+        GOOD, kl=[0.15] * 10, ratio__max=[2.8] * 10, clip_ratio__region_mean=[0.06, 0.12, 0.1, 0.08, 0.1] * 2
+    ),
+    "stale-rollouts": changed(
+        GOOD,
+        ratio__max=[1.0] + [2.0] * 9,
+        clip_ratio__region_mean=[0, 0.11, 0.07, 0.1, 0.14, 0.16, 0.1, 0.12, 0.2, 0.1],
+    ),
+    "explosion": changed(
+        GOOD,
+        kl=[0, 1e4, 4, 9, 3, 5, 6, 8, 4, 5],
+        grad_norm=[1, 6e4, 2, 10, 1, 0.4, 1, 0.4, 0.3, 0.2],
+        ratio__max=[5, 2e5, 3e6, 2e6, 1e6, 1e6, 1e5, 3e6, 1e6, 1e6],
+        reward=[0.3] + [0.0] * 9,
+    ),
+    "steps-too-large": changed(
+        GOOD,
+        kl=[0, 0.3, 0.5, 0.6, 0.8, 0.9, 0.7, 0.9, 1.2, 1.1],
+        reward=[0.3, 0.2, 0.2, 0.1, 0.1, 0.1, 0, 0.05, 0.1, 0],
+    ),
+    "bad-batch": changed(GOOD, kl=(5, 300.0), grad_norm=(5, 140.0)),
+    "accumulation-overwrites": changed(GOOD, grad_norm=(6, 0.02)),
+    "not-finite": changed({name: CUT[name] for name in ("grad_norm", "reward")}, grad_norm=(3, NAN)),
+    "loss-not-finite": changed({name: CUT[name] for name in ("loss", "reward")}, loss=(3, NAN))
+    | {"grad_norm": [1.0] * 4},
+    "norm-spike": changed(GOOD, grad_norm=(5, 40.0)),
+    "norm-explosion": changed(GOOD, grad_norm=[1, 1, 1, 1, 1, 300, 500, 900, 800, 2000]),
+    "reward-collapse": changed(GOOD, reward=[0.3, 0.3, 0.3, 0.1, 0.0, 0.0, 0.0, 0.0, 0.05, 0.0]),
+    "drift": changed(GOOD, kl=[0, 0.1, 0.3, 0.6, 0.9, 1.2, 1.4, 1.6, 1.8, 2.0]),
+    "nothing-to-learn-from": changed(GOOD, frac_reward_zero_std=[0.5, 0.6, 0.8, 0.9, 0.95, 1, 0.95, 0.95, 1, 0.95]),
+    "cut-off": changed(GOOD, completions__clipped_ratio=[0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.9, 0.9, 0.95, 1.0]),
+    "certain": changed(GOOD, entropy=[0.8, 0.5, 0.2, 0.05, 0.01, 0.004, 0.003, 0.002, 0.002, 0.001]),
+}
+
+
+def test_every_rule_has_curves():
+    assert set(SICK) == set(CAUSES)
+
+
+@pytest.mark.parametrize("cause", SICK)
+def test_each_rule_names_its_cause(cause):
+    found = diagnose(pd.DataFrame(SICK[cause]))
+    assert found.verdict == cause, [(f.cause.name, f.step, f.evidence) for f in found.findings]
+    first = found.findings[0]
+    assert first.evidence[0].step == first.step
+    assert first.cause.suspects and first.cause.tell_apart and first.cause.remedies
+    assert first.cause.lab in LABS
+
+
+def test_healthy_curves_raise_nothing():
+    found = diagnose(pd.DataFrame(GOOD))
+    assert found.verdict == HEALTHY and found.findings == () and found.possible == ()
+    assert [metric for metric, _ in found.blind] == ["kl/exact"]
+
+
+def test_every_scenario_is_declared_in_one_class():
+    declared = [name for cause in CAUSES.values() for name in cause.scenarios]
+    assert sorted(declared) == scenarios.scenario_names()
+    assert all(bool(cause.together) == (len(cause.scenarios) > 1) for cause in CAUSES.values())
+
+
+def test_settings_named_as_ours_exist():
+    config = scenarios.preset("original")
+    for cause in CAUSES.values():
+        for remedy in cause.remedies:
+            for override in (part.strip() for part in remedy.here.split(", ")):
+                if "=" in override and " " not in override and "faults" not in override:
+                    config.with_(override)
+
+
+def test_cause_before_consequence():
+    """A spike of 1e5 is louder; the infinite KL came first."""
+    curves = changed(GOOD, kl=(4, INF), loss=(4, INF), grad_norm=[1, 1, 1, 1, NAN, 1e5, 1e5, 1e5, 1e5, 1e5])
+    found = diagnose(pd.DataFrame(curves))
+    assert (found.verdict, found.findings[0].step) == ("kl-overflow", 4)
+
+
+def test_failures_are_named_before_earlier_warnings():
+    curves = changed(GOOD, completions__clipped_ratio=[1.0] * 10, grad_norm=(8, NAN))
+    assert [f.cause.name for f in diagnose(pd.DataFrame(curves)).findings] == ["nan-gradient", "cut-off"]
+
+
+def test_what_the_log_lacks_is_named():
+    found = diagnose(pd.DataFrame({name: SICK["zero-times-infinity"][name] for name in ("loss", "grad_norm", "kl")}))
+    assert found.verdict == "not-finite"
+    lacks = {p.cause.name: {missing.metric for missing in p.lacks} for p in found.possible}
+    assert lacks == {"zero-times-infinity": {"ratio/max"}, "nan-gradient": {"ratio/max"}}
+
+
+SEEN = {
+    "early": Seen(1, 0.0),
+    "late": Seen(5, 0.0),
+    "never": None,
+    "dark": Unknown("kl", "not logged"),
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ("early", True), ("never", False), ("dark", None),
+        ("not early", False), ("not never", True), ("not dark", None),
+        ("early before late", True), ("late before early", False), ("early before never", True),
+        ("early before dark", None),
+        ("early with late", False), ("early with early", True), ("early with never", False),
+        ("early by late", True), ("late by early", False), ("early by early", True), ("early by never", False),
+        ("not late by early", True), ("not early by late", False), ("never before dark", False), ("dark by late", None),
+    ],
+)  # fmt: skip
+def test_conditions(text, holds):
+    anything = dict.fromkeys(SEEN, known_symptoms()["loss_nan"])
+    assert Condition.read(text, anything).holds(SEEN) is holds
+
+
+def look(curve, **settings):
+    steps = settings.pop("at", range(len(curve)))
+    log = logs.from_frame(pd.DataFrame({"step": list(steps), "kl": curve, "reward": 1.0}))
+    return Symptom.read("s", {"metric": "kl", "says": "", **settings}).look(log)
+
+
+def test_symptoms_see():
+    assert look([0, 2, 3], over=1) == Seen(1, 2.0)
+    assert look([0, NAN, 3], over=1) == Seen(2, 3.0)
+    assert look([0, INF, 3], **{"is": "nonfinite"}) == Seen(1, INF)
+    assert look([5, 0, 0], over=1, when="first") == Seen(0, 5.0)
+    assert look([0, 5, 5], over=1, when="first") is None
+    assert look([0, 5, 5], over=1, when="mostly") == Seen(1, 5.0)
+    assert look([0, 0, 5], over=1, when="mostly") is None
+    assert look([5, 5, 5], over=1, when="always") == Seen(0, 5.0)
+    assert look([5, 5, 0], over=1, when="always") is None
+    assert look([5, 5], over=1, when="always", steps=3) is None
+    assert look([0, 0, 0, 2, 3, 2], over=1, when="late") == Seen(3, 2.0)
+    assert look([0, 0, 0, 0, 99, 0], over=1, when="late") is None
+    assert look([0, 5, 0, 0], over=1, when="later") is None
+    assert look([0, 5, 5, 0], over=1, when="later") == Seen(1, 5.0)
+    assert look([1, 1, 50, 1, 1, 1], over=10, of="median", when="alone") == Seen(2, 50.0)
+    assert look([1, 1, 50, 50, 50, 50], over=10, of="median", when="alone") is None
+    assert look([1, 1, 1, 1, 1, 50], over=10, of="median", when="alone") is None
+    assert look([4, 4, 1, 1, 1, 1], under=0.5, of="start", when="late") == Seen(2, 1.0)
+    assert look([4, 3, 2, 1], under=0.3, of="largest") == Seen(3, 1.0)
+    assert look([1, 3, 5], over=4, of="reward") == Seen(2, 5.0)
+    assert look([1, 3, 5], over=1, where={"metric": "reward", "over": 2}) is None
+    assert look([0.5, 3, 5], over=0.1, least=2) == Seen(1, 3.0)
+
+
+def test_symptoms_that_the_log_cannot_show():
+    assert look([5, 0], over=1, when="first", at=[100, 101]) == Unknown("kl", "the log begins at step 100")
+    assert look([5, 0], over=1, of="kl/exact") == Unknown("kl/exact", "not logged")
+    filtered = logs.Log({"loss": pd.Series([0.1, 0.0])}, hides_nan=True)
+    assert isinstance(known_symptoms()["loss_nan"].look(filtered), Unknown)
+    assert known_symptoms()["loss_nan"].look(dataclasses.replace(filtered, hides_nan=False)) is None
+    finite, broken = ({**filtered.metrics, "grad_norm": pd.Series([1.0, norm])} for norm in (1.0, NAN))
+    assert known_symptoms()["loss_nan"].look(dataclasses.replace(filtered, metrics=finite)) is None
+    assert isinstance(known_symptoms()["loss_nan"].look(dataclasses.replace(filtered, metrics=broken)), Unknown)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"metric": "kll", "over": 1}, "did you mean 'kl'"),
+        ({"metric": "kl", "ovr": 1}, "did you mean 'over'"),
+        ({"metric": "kl", "over": 1, "when": "onec"}, "did you mean 'once'"),
+        ({"metric": "kl", "is": "nam"}, "did you mean 'nan'"),
+        ({"metric": "kl"}, "asks nothing"),
+    ],
+)
+def test_mistakes_in_symptoms(settings, says):
+    with pytest.raises(ConfigError, match=says):
+        Symptom.read("s", {"says": "", **settings})
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"all": ["loss_nann"]}, "did you mean 'loss_nan'"),
+        ({"all": ["loss_nan after kl_nan"]}, "unknown relation"),
+        ({"all": ["loss_nan before"]}, "write a, not a"),
+        ({"all": ["not loss_nan"]}, "first condition"),
+        ({"all": ["loss_nan"], "suspect": []}, "did you mean 'suspects'"),
+        ({"all": ["loss_nan"], "also": ["x"]}, "unknown symptom"),
+    ],
+)
+def test_mistakes_in_causes(settings, says):
+    with pytest.raises(ConfigError, match=says):
+        Cause.read("c", {"title": "", "what": "", **settings}, known_symptoms())
+
+
+@pytest.fixture(scope="module")
+def sick_run(tmp_path_factory):
+    """A run of cuda-001 in its folder."""
+    session = Session(
+        scenarios.scenario("cuda-001").config().with_("run.threads=1"), tmp_path_factory.mktemp("a") / "run"
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return session.run()
+
+
+def test_metrics_are_all_it_sees(sick_run, tmp_path):
+    """Config, verdicts, actions, links, samples and the end are swapped for lies; the diagnosis does not notice."""
+    folder = tmp_path / "lies"
+    folder.mkdir()
+    lines = []
+    for line in (sick_run.directory / "events.jsonl").read_text().splitlines():
+        tree = json.loads(line)
+        if tree["event"] == "Stepped":
+            action = {
+                "name": "warm_up",
+                "kind": "fault",
+                "stage": "loss",
+                "update": 0,
+                "verdict": "KEEP",
+                "reason": "lie",
+            }
+            tree |= {"verdict": "STOP", "updates": 99, "links": [], "actions": [action], "samples": [], "failed": False}
+            lines.append(json.dumps(tree))
+    lines.insert(0, json.dumps({"event": "Started", "config": {"loss": {"beta": NAN}}, "device": "abacus"}))
+    (folder / "events.jsonl").write_text("\n".join([*lines, json.dumps({"event": "Ended", "status": "done"})]) + "\n")
+    honest, lied = diagnose(sick_run.directory), diagnose(folder)
+    assert honest.verdict == "overflow"
+    assert str(lied.findings) == str(honest.findings)
+    assert diagnose(sick_run).verdict == diagnose(sick_run.records).verdict == "overflow"
+
+
+BLIND = (
+    "clip-spreads-nan",
+    "cuda-001",
+    "zero-times-infinity",
+    "single-generation",
+    "nan-reward",
+    "kl-overflow",
+    "bad-batch",
+    "accumulation-zeroed",
+    "padding-unmasked",
+)
+
+
+@pytest.mark.parametrize("name", BLIND)
+@pytest.mark.filterwarnings("ignore:the model was not saved")
+def test_recorded_runs_are_diagnosed_blind(name, tmp_path):
+    """One seed that no rule was tuned on; `python -m benchmarks.diagnosis` does it at length."""
+    config = scenarios.scenario(name).config().with_("run.seed=1234", "run.threads=1")
+    Session(config, tmp_path / "run").run()
+    assert name in CAUSES[diagnose(tmp_path / "run").verdict].scenarios
+
+
+def test_a_healthy_run_raises_nothing(tmp_path):
+    config = scenarios.preset("stable").with_("run.num_steps=8", "run.seed=1234", "run.threads=1", "data.num_prompts=8")
+    Session(config, tmp_path / "run").run()
+    assert diagnose(tmp_path / "run").verdict == HEALTHY
+
+
+def verl_log(path, rows):
+    lines = [
+        f"(TaskRunner pid=1) step:{step} - actor/entropy:0.3 - actor/pg_clipfrac:{clip} - actor/pg_loss:{loss} - "
+        f"actor/kl_loss:{kl} - actor/grad_norm:{norm} - actor/lr:1e-06 - critic/rewards/mean:{reward} - "
+        "response_length/mean:812.5 - response_length/clip_ratio:0.02\n(WorkerDict pid=2) INFO: saving"
+        for step, (loss, kl, norm, reward, clip) in enumerate(rows, start=1)
+    ]
+    path.write_text("\n".join(lines))
+    return path
+
+
+VERL_GOOD = [(0.01, 0.001 + 0.001 * n, 0.1 + 0.01 * (n % 3), 0.3 + 0.01 * n, 0.001) for n in range(12)]
+
+
+def test_verl_console_with_a_spike(tmp_path):
+    rows = list(VERL_GOOD)
+    rows[6] = (0.09, 1.4, 38.0, 0.36, 0.004)
+    found = diagnose(verl_log(tmp_path / "spike.log", rows))
+    assert (found.verdict, found.findings[0].step) == ("bad-batch", 7)
+
+
+def test_verl_console_with_nan(tmp_path):
+    rows = [*VERL_GOOD[:8], *[("nan", "nan", "nan", 0.37, 0.0)] * 3]
+    found = diagnose(verl_log(tmp_path / "nan.log", rows))
+    assert "!" in CAUSES["nan-logprob"].what
+    assert found.findings[0].step == 9
+    # Without a ratio in the log, a clip fraction of 0.001 may already have been the drift that overflowed.
+    assert {"nan-logprob", "overflow"} >= {found.verdict}
+
+
+def test_verl_console_that_is_healthy(tmp_path):
+    found = diagnose(verl_log(tmp_path / "good.log", VERL_GOOD))
+    assert found.verdict == HEALTHY
+    assert "weights/nonfinite" in dict(found.blind)
+
+
+def trainer_state(path, **curves):
+    rows = [dict(zip(curves, row, strict=True)) for row in zip(*curves.values(), strict=True)]
+    history = [{"epoch": 0.1, "step": step, **row} for step, row in enumerate(rows, start=1)]
+    path.write_text(json.dumps({"log_history": [*history, {"step": len(rows), "train_runtime": 9.0}]}))
+    return path
+
+
+def test_trl_log_whose_nan_was_filtered(tmp_path):
+    """A loss of 0.0 beside a NaN norm: was it NaN? The log cannot say, and says so."""
+    path = trainer_state(
+        tmp_path / "trainer_state.json", loss=[0.1, 0.2, 0.0], grad_norm=[1.0, 1.2, NAN], kl=[0, 0.01, 0.01]
+    )
+    found = diagnose(path)
+    assert found.verdict == "not-finite"
+    reasons = {missing.why for p in found.possible if p.cause.name == "nan-gradient" for missing in p.lacks}
+    assert any("logging_nan_inf_filter" in reason for reason in reasons)
+
+
+def test_trl_log_with_a_learning_rate_that_is_too_high(tmp_path):
+    curves = {name: SICK["steps-too-large"][name] for name in ("loss", "grad_norm", "kl", "reward", "entropy")}
+    found = diagnose(trainer_state(tmp_path / "trainer_state.json", **curves))
+    assert found.verdict == "steps-too-large"
+    assert any(remedy.trl == "learning_rate" for remedy in found.findings[0].cause.remedies)
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, ["diagnose", *map(str, arguments)])
+
+
+def test_command(tmp_path):
+    rows = list(VERL_GOOD)
+    rows[6] = (0.09, 1.4, 38.0, 0.36, 0.004)
+    path = verl_log(tmp_path / "spike.log", rows)
+    shown = invoke(path)
+    assert shown.exit_code == 0
+    for said in (
+        "verl's console, 12 steps",
+        "One batch spiked",
+        "bad-batch",
+        "38",
+        "actor_rollout_ref.actor.grad_clip",
+    ):
+        assert said in shown.stdout
+    tree = json.loads(invoke(path, "--json").stdout)
+    assert tree["verdict"] == "bad-batch" and tree["findings"][0]["evidence"][0]["value"] == 38.0
+    assert tree["findings"][0]["remedies"][0]["here"] == "guards.skip_spikes=on"
+
+
+def test_command_on_a_healthy_log(tmp_path):
+    shown = invoke(verl_log(tmp_path / "good.log", VERL_GOOD))
+    assert shown.exit_code == 0 and "Nothing wrong" in shown.stdout and "Not logged" in shown.stdout
+
+
+def test_command_writes_json_without_nan(tmp_path):
+    path = trainer_state(tmp_path / "t.json", loss=[0.1, 0.0], grad_norm=[1.0, NAN], kl=[0.0, INF])
+    shown = invoke(path, "--json")
+    assert json.loads(shown.stdout, parse_constant=lambda constant: pytest.fail(constant))["findings"]
