@@ -1,0 +1,27 @@
+"""The command that writes the documentation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from grpo_lab.cli.app import Out, app
+
+
+@app.command()
+def docs(
+    out: Out = None,
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 if a page is out of date.")] = False,
+) -> None:
+    """Write the pages that are made from code and data (into docs/ unless --out says otherwise)."""
+    from grpo_lab import console, pages
+    from grpo_lab.errors import RunError
+
+    folder = out or Path("docs")
+    if not check:
+        for path in pages.write(folder):
+            console.out.print(f"{path} written")
+    elif stale := pages.stale(folder):
+        raise RunError(f"{folder}: out of date: {', '.join(stale)}; run {pages.COMMAND} --out {folder}")

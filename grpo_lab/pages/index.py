@@ -1,0 +1,21 @@
+"""docs/README.md: what there is to read."""
+
+from __future__ import annotations
+
+from grpo_lab.events import LINKS, METRICS
+from grpo_lab.guards import GUARDS
+from grpo_lab.scenarios import scenario_names
+
+
+def page() -> str:
+    """The page."""
+    return f"""# Documentation
+
+- [Claims and measurements](claims.md): what the reports say, what was measured here, and with which command.
+- [Scenarios](scenarios.md): {len(scenario_names())} causes of failure, each with its symptom, its cures and its decoys.
+- [Guards](guards.md): {len(GUARDS)} guards, what each stops, costs and hides, and the presets made of them.
+- [Metrics](metrics.md): {len(METRICS)} numbers of a step, and the {len(LINKS)} links of the chain.
+
+The first page and the figures apart, these are made from code and data: `grpo-lab docs` writes them again, and
+`grpo-lab docs --check` says which are out of date.
+"""
