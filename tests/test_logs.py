@@ -12,6 +12,7 @@ from grpo_lab import logs
 from grpo_lab.errors import LogError
 from grpo_lab.events import METRICS
 from grpo_lab.logs.names import OTHER_NAMES, choose
+from grpo_lab.logs.rows import Rows
 
 VERL = (
     "(TaskRunner pid=222265) step:{step} - global_seqlen/mean:458966.5 - actor/entropy:0.22266578674316406 - "
@@ -133,6 +134,13 @@ def test_json_lines(write, lines):
     assert values(log, "kl")[5] == 0.5 and math.isnan(values(log, "kl")[6])
 
 
+def test_pieces_of_different_kinds_keep_their_order(write, monkeypatch):
+    monkeypatch.setattr(logs.formats, "PIECE", 64)
+    lines = [json.dumps({"kl": n / 10, "reward": 1.0}) for n in range(20)]
+    lines[7] = json.dumps({"reward": 1.0, "note": "odd", "kl": 0.7})
+    assert logs.read(write("mixed.jsonl", "\n".join(lines))).metrics["kl"].tolist() == [n / 10 for n in range(20)]
+
+
 def test_null_was_not_logged(write):
     log = logs.read(write("any.jsonl", '{"step": 1, "kl": null, "reward": 1}\n{"step": 2, "kl": 0.5, "reward": 1}\n'))
     assert values(log, "kl") == {2: 0.5}
@@ -230,7 +238,7 @@ def test_uniform_lines_are_not_parsed_one_by_one(write, monkeypatch):
     """What keeps a log of a million lines below ten seconds."""
     text = "\n".join(json.dumps({"step": n, "kl": n / 1000, "grad_norm": 1.0}) for n in range(1000))
     verl = "\n".join(VERL.format(step=n, kl=n / 1000, norm=1.0) for n in range(1000))
-    monkeypatch.setattr(logs.formats, "from_dicts", None)
-    monkeypatch.setattr(logs.formats, "Rows", None)
+    monkeypatch.setattr(Rows, "add", None)
+    monkeypatch.setattr(logs.formats, "PIECE", 4096)
     for path in (write("big.jsonl", text), write("big.log", verl)):
         assert logs.read(path).metrics["kl"].tolist() == [n / 1000 for n in range(1000)]

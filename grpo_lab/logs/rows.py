@@ -49,6 +49,7 @@ class Rows:
     """Collects rows of names and values; those with the same names in the same order are kept together."""
 
     _blocks: dict[tuple[str, ...], tuple[list[int], list[Any]]] = field(default_factory=dict)
+    _parts: dict[str, list[tuple[NDArray[Any], NDArray[Any]]]] = field(default_factory=dict)
     _count: int = 0
 
     def add(self, row: Mapping[str, Any]) -> None:
@@ -58,12 +59,16 @@ class Rows:
         values.extend(row.values())
         self._count += 1
 
-    def __len__(self) -> int:
-        return self._count
+    def add_table(self, table: pd.DataFrame) -> None:
+        """Rows that are numbers already."""
+        positions = np.arange(self._count, self._count + len(table))
+        for name in table.columns:
+            self._parts.setdefault(name, []).append((positions, table[name].to_numpy(np.float64)))
+        self._count += len(table)
 
     def columns(self) -> Columns:
         """What was added, by name."""
-        parts: dict[str, list[tuple[NDArray[Any], NDArray[Any]]]] = {}
+        parts = {name: list(found) for name, found in self._parts.items()}
         for names, (positions, values) in self._blocks.items():
             for place, name in enumerate(names):
                 kept, numbers = numeric(values[place :: len(names)])
