@@ -9,21 +9,25 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from typing import Any
+from typing import Any, cast
 
 from benchmarks.timing import Block, Plan, Run, Stopwatch, compare, milliseconds, settle, use_threads
 from grpo_lab import models, tasks
+from grpo_lab import rewards as reward_functions
 from grpo_lab.config import Config
-from grpo_lab.rewards import exact_match
 from grpo_lab.scenarios import preset
 
 
 def measure(threads: int, plan: Plan) -> dict[str, Any]:
     """Step times of TRL, of ours as it is, and of ours with preset `stable`'s guards at their own limits."""
     use_threads(threads)
-    # Each of TRL's blocks is followed by one of ours, which starts and ends the measured time.
     config = settle().with_(f"run.num_steps={plan.total}")
-    ours = {"ours": Run(config), "ours, guarded": Run(config.with_guards(preset("stable").guards))}
+    return race(config, {"ours": Run(config), "ours, guarded": Run(config.with_guards(preset("stable").guards))}, plan)
+
+
+def race(config: Config, ours: dict[str, Run], plan: Plan) -> dict[str, Any]:
+    """TRL against each of ours on the work that the config describes."""
+    # Each of TRL's blocks is followed by one of ours, which starts and ends the measured time.
     blocks, trl = _take_turns(config, ours, plan)
     samples = config.data.num_prompts * config.data.num_generations
     times = {name: milliseconds(row) for name, row in blocks.items()}
@@ -32,8 +36,7 @@ def measure(threads: int, plan: Plan) -> dict[str, Any]:
     rewards = {name: run.mean("reward", plan.warm_up) for name, run in ours.items()}
     rewards["trl"] = statistics.fmean(trl["reward"][plan.warm_up :])
     return {
-        "TRL / ours": compare(blocks["trl"], blocks["ours"]),
-        "TRL / ours, guarded": compare(blocks["trl"], blocks["ours, guarded"]),
+        **{f"TRL / {name}": compare(blocks["trl"], blocks[name]) for name in ours},
         "step ms": times,
         "samples per s": {name: round(1000 * samples / time["wall"], 1) for name, time in times.items()},
         "mean length": {name: round(value, 3) for name, value in lengths.items()},
@@ -67,14 +70,14 @@ def _take_turns(config: Config, ours: dict[str, Run], plan: Plan) -> tuple[dict[
             self.watch = Stopwatch()
 
     with tempfile.TemporaryDirectory() as directory, models.quiet():
-        trainer = _trainer(config, directory)
+        trainer = trl_trainer(config, directory)
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(Turns())
         trainer.train()
     return blocks, noted
 
 
-def _trainer(config: Config, directory: str) -> Any:
+def trl_trainer(config: Config, directory: str) -> Any:
     """TRL's trainer set to do what the config says, and nothing that the config does not ask for."""
     import datasets
     from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportPrivateImportUsage]
@@ -82,7 +85,7 @@ def _trainer(config: Config, directory: str) -> Any:
     datasets.disable_progress_bars()
     data, optimizer = config.data, config.optimizer
     model, tokenizer = models.load(config.model.name, "fp32", "cpu")
-    task = tasks.load(data.tasks)
+    task, rewards = tasks.load(data.tasks), [reward_functions.load(name) for name in data.rewards]
     batches = (task.batch(config.run.seed, step, data.num_prompts) for step in range(config.run.num_steps))
     rows = [{"prompt": problem.prompt, **problem.columns} for batch in batches for problem in batch]
     arguments = GRPOConfig(
@@ -114,11 +117,7 @@ def _trainer(config: Config, directory: str) -> Any:
     return GRPOTrainer(
         model=model,
         processing_class=tokenizer,
-        reward_funcs=_reward,
+        reward_funcs=cast(Any, rewards),  # the same signature, which TRL's type names more widely
         args=arguments,
         train_dataset=datasets.Dataset.from_list(rows),
     )
-
-
-def _reward(prompts: list[str], completions: list[str], answer: list[str], **columns: Any) -> list[float | None]:
-    return [*exact_match(prompts, completions, answer)]

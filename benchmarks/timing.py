@@ -94,12 +94,14 @@ def compare(above: Sequence[Block], below: Sequence[Block]) -> dict[str, Any]:
     """`above` / `below` block by block, by either clock: the median, its quartiles and extremes.
 
     `fastest` is the fastest block of the one over the fastest of the other: what remains when both were left alone.
+    `total` is all of the one over all of the other: what is done only now and then, such as a snapshot, is in it.
     """
     found = {}
     for clock in ("wall", "cpu"):
         over, under = [getattr(block, clock) for block in above], [getattr(block, clock) for block in below]
         found[clock] = spread([a / b for a, b in zip(over, under, strict=True)])
         found[clock]["fastest"] = round(min(over) / min(under), 4)
+        found[clock]["total"] = round(sum(over) / sum(under), 4)
     return found
 
 
@@ -121,13 +123,23 @@ def use_threads(threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-def settle() -> Config:
-    """The work all benchmarks share: tiny, 16 prompts x 8 completions of at most 5 tokens, one update a step."""
-    return Config().with_(
-        "run.device=cpu",
-        "data.num_prompts=16",
-        "data.num_generations=8",
-        "sampling.max_completion_length=5",
-        "loss.beta=0.02",
-        "optimizer.learning_rate=3e-4",
-    )
+TINY = (
+    "data.num_prompts=16",
+    "data.num_generations=8",
+    "sampling.max_completion_length=5",
+    "optimizer.learning_rate=3e-4",
+)
+PRETRAINED = (
+    "model.name=smollm2-135m",
+    "data.tasks=reviews",
+    "data.rewards=brief_answer,",
+    "data.num_prompts=4",
+    "data.num_generations=4",
+    "sampling.max_completion_length=12",
+    "optimizer.learning_rate=1e-6",  # so that it goes on talking, and all do the same work to the end
+)
+
+
+def settle(work: Sequence[str] = TINY) -> Config:
+    """The work that benchmarks share: one update a step, with a reference, on the CPU."""
+    return Config().with_("run.device=cpu", "loss.beta=0.02", *work)
