@@ -27,6 +27,8 @@ GRACE = 60.0
 """Seconds a child has to finish its step when asked to stop; as a step of a large model may take."""
 GRACE_AT_ONCE = 5.0
 """Seconds a child has to terminate before it is killed."""
+READY = '{"ready": true}\n'
+"""What a child says once, when it has loaded all that a run needs."""
 OVER = "over"
 """First key of the line that ends a run; its value names an error of the user's, or nothing."""
 
@@ -112,6 +114,11 @@ class Child:
         self._writing = threading.Lock()
         self._over = threading.Event()
 
+    def ready(self) -> bool:
+        """Wait until a new child has loaded all that a run needs, as none has to before `begin`; or until it died."""
+        assert self._process.stdout is not None
+        return self._process.stdout.readline() == READY
+
     def begin(self, config: Config, directory: Path, save_model: bool = False, last: bool = False) -> None:
         """Order a run; the one before must be over. With the `last` one the child ends.
 
@@ -128,6 +135,8 @@ class Child:
         """The run's events, until it is over or the child is gone. Raises its error for a mistake of the user's."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
+            if line == READY:
+                continue
             if line.startswith(f'{{"{OVER}": '):
                 self._over.set()
                 if self._last:
@@ -177,6 +186,11 @@ class Child:
         """The name of the signal that ended the child, or nothing."""
         code = self._process.returncode
         return signal.Signals(-code).name if code is not None and code < 0 else ""
+
+    @property
+    def exit_code(self) -> int | None:
+        """What the child exited with, if it did."""
+        return self._process.returncode
 
     @property
     def last_words(self) -> str:

@@ -15,7 +15,7 @@ import threading
 from typing import IO, Any
 
 from grpo_lab.config import Config
-from grpo_lab.controls import GRACE, OVER
+from grpo_lab.controls import GRACE, OVER, READY
 from grpo_lab.errors import GrpoLabError
 from grpo_lab.events import Event, to_json
 
@@ -32,6 +32,8 @@ def main() -> int:
 
     ordered: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(Session, lines, ordered), daemon=True).start()
+    stream.write(READY)
+    stream.flush()
     threads, code = torch.get_num_threads(), 0
     while (session := ordered.get()) is not None:
         torch.set_num_threads(threads)  # as a new process has them

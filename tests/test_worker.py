@@ -123,6 +123,7 @@ def test_commands_reach_the_child(tmp_path):
 def warm():
     """A child that serves several runs."""
     child = Child()
+    assert child.ready()
     yield child
     child.close()
     assert not child.alive

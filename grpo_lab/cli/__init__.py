@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from grpo_lab.cli import diagnose, docs, listings, models, records, runs  # noqa: F401, each registers its commands
+from grpo_lab.cli import diagnose, docs, listings, matrix, models, records, runs  # noqa: F401, each registers its commands
 from grpo_lab.cli.app import app
 from grpo_lab.errors import GrpoLabError
 

@@ -16,6 +16,7 @@ from matplotlib.lines import Line2D
 from grpo_lab.dashboard import Screen, decimate, describe, fold
 from grpo_lab.events import LINKS, Event
 from grpo_lab.plots import curves, strip
+from grpo_lab.plots.heat_map import heat_map_figure, heat_map_in_words
 from grpo_lab.plots.style import (
     BLACK,
     BLUE,
@@ -32,7 +33,16 @@ from grpo_lab.plots.style import (
     write,
 )
 
-__all__ = ["alt_text", "comparison_figure", "decimate", "run_figure", "save", "strip_figure"]
+__all__ = [
+    "alt_text",
+    "comparison_figure",
+    "decimate",
+    "heat_map_figure",
+    "heat_map_in_words",
+    "run_figure",
+    "save",
+    "strip_figure",
+]
 
 _CALM = {"healthy": GREEN, "done": GREEN, "stopped": BLUE, "waiting": GREY, "starting": GREY}
 _BROKEN = ("crashed", "poisoned", "failed")

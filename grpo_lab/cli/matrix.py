@@ -1,0 +1,146 @@
+"""The command that measures which guard stops which failure."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from grpo_lab.cli.app import Device, Model, app, given
+
+if TYPE_CHECKING:
+    from grpo_lab.config import Switches
+    from grpo_lab.matrix.cells import Cell
+    from grpo_lab.matrix.derivation import Derivation
+    from grpo_lab.matrix.pool import Pool
+    from grpo_lab.matrix.results import Journal, Result
+
+CELLS = "cells.jsonl"
+DERIVED = "derived"
+"""The column of sets that are tried while deriving the smallest one."""
+
+
+Scenarios = Annotated[list[str] | None, typer.Option(help="A scenario, your own .toml, or `healthy`; repeatable.")]
+Guards = Annotated[list[str] | None, typer.Option(help="A guard; repeatable.")]
+Steps = Annotated[int | None, typer.Option(min=1, help="Steps of every run; by default 30, or 15 where it crashes.")]
+Folder = Annotated[Path, typer.Option(help="Folder for what is written; finished cells in it are not run again.")]
+
+
+@app.command()
+def matrix(
+    scenario: Scenarios = None,
+    guard: Guards = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds of each cell: 0, 1, …")] = 3,
+    steps: Steps = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Cells at a time.")] = os.cpu_count() or 1,
+    limit: Annotated[float, typer.Option(min=1.0, help="Seconds after which a cell counts as hung.")] = 120.0,
+    model: Model = None,
+    device: Device = None,
+    out: Folder = Path("runs/matrix"),
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the folder of every run.")] = False,
+    derive: Annotated[bool, typer.Option("--derive", help="Also find a smallest set of guards.")] = False,
+) -> None:
+    """Which guard stops which failure: every scenario under every guard, in short runs of their own.
+
+    Ctrl-C stops after the running cells; the same command goes on from there. Writes cells.csv, heat_map.png and
+    findings.md.
+    """
+    from grpo_lab.matrix.cells import cells, columns, rows
+    from grpo_lab.matrix.pool import Pool
+    from grpo_lab.matrix.results import Journal
+
+    names, guard_sets = rows(scenario or ()), columns(guard or ())
+    overrides = given(model, device)
+    wanted = cells(names, guard_sets, seeds, steps, overrides)
+    journal, pool = Journal(out / CELLS), Pool(limit, out / "runs" if keep else None)
+
+    def finish(more: Sequence[Cell]) -> list[Result]:
+        return _finish(more, journal, pool, jobs, out)
+
+    try:
+        results, found = finish(wanted), None
+        if derive:
+            found = _derive(guard, lambda guards: finish(cells(names, {DERIVED: guards}, seeds, steps, overrides)))
+    finally:
+        pool.close()
+        journal.close()
+    options = {"scenario": scenario, "guard": guard, "seeds": [seeds], "steps": steps and [steps]}
+    _write(
+        out, results, _command({**options, "model": model and [model], "device": device and [device]}, derive), found
+    )
+
+
+def _command(options: Mapping[str, Sequence[object] | None], derive: bool) -> str:
+    """The command that gives the same cells; where they are written is nobody else's business."""
+    words = [word for name, values in options.items() for value in values or () for word in (f"--{name}", str(value))]
+    return shlex.join(["grpo-lab", "matrix", *words, *(["--derive"] if derive else [])])
+
+
+def _finish(wanted: Sequence[Cell], journal: Journal, pool: Pool, jobs: int, out: Path) -> list[Result]:
+    """Run what is not finished, with a bar; leave with exit code 1 where Ctrl-C stopped it."""
+    from grpo_lab import console
+    from grpo_lab.matrix.pool import run_all
+
+    unique = {cell.key: cell for cell in wanted}.values()
+    with console.progress() as bars:
+        done = sum(journal.has(cell) for cell in unique)
+        task = bars.add_task("cells", total=len(unique), completed=done, note="")
+
+        def tell(result: Result) -> None:
+            bars.update(task, advance=1, note=f"{result.scenario}, {result.column}: {result.fate}")
+
+        finished = run_all(list(unique), journal, pool, jobs, tell)
+    if not finished:
+        done = sum(journal.has(cell) for cell in unique)
+        message = f"stopped: {done} of {len(unique)} cells are finished in {out}; the same command goes on from there"
+        console.err.print(message, markup=False, soft_wrap=True)
+        raise typer.Exit(1)
+    return journal.of(wanted)
+
+
+def _derive(guards: Sequence[str] | None, run: Callable[[Switches], list[Result]]) -> Derivation:
+    """The smallest set of guards, found with runs of its own, which are kept like the others."""
+    from grpo_lab import console
+    from grpo_lab.guards import GUARDS
+    from grpo_lab.matrix.cells import settings_of_guards
+    from grpo_lab.matrix.derivation import derive
+
+    settings = settings_of_guards()
+    return derive(
+        [name for name in GUARDS if name in (guards or GUARDS)],
+        lambda names: run({name: settings[name] for name in names}),
+        lambda text: console.err.print(f"deriving: {text}", markup=False),
+    )
+
+
+def _write(out: Path, results: list[Result], command: str, derived: Derivation | None) -> None:
+    """The files, and the same in short; exit code 1 where a cell measured nothing."""
+    import dataclasses
+    import json
+
+    from grpo_lab import console, plots
+    from grpo_lab.matrix.findings import Findings
+    from grpo_lab.matrix.page import page, summary
+    from grpo_lab.matrix.results import Fate, to_csv
+
+    found = Findings(results)
+    (out / "cells.csv").write_text(to_csv(results), encoding="utf-8")
+    figure = plots.save(plots.heat_map_figure(found), out / "heat_map.png")
+    text = page(found, (figure.name, plots.heat_map_in_words(found)), command, derived)
+    (out / "findings.md").write_text(text, encoding="utf-8")
+    if derived:
+        tree = json.dumps(dataclasses.asdict(derived), indent=2)
+        (out / "derived.json").write_text(tree + "\n", encoding="utf-8")
+    console.out.print(console.table(summary(found)))
+    if derived:
+        console.out.print(f"derived: {', '.join(derived.kept) or 'no guard'}", markup=False, soft_wrap=True)
+    console.out.print(f"page: {out / 'findings.md'}", markup=False, soft_wrap=True)
+    failed = [result for result in results if result.fate == Fate.FAILED]
+    if failed:
+        message = f"{len(failed)} of {len(results)} cells measured nothing; the first: {failed[0].message}"
+        console.err.print(message, markup=False, soft_wrap=True)
+        raise typer.Exit(1)

@@ -1,0 +1,138 @@
+"""Runs cells side by side, each in a warm child of its own; one that dies or hangs costs its own cell and no other."""
+
+from __future__ import annotations
+
+import queue
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from joblib import Parallel, delayed
+
+from grpo_lab.controls import Child, ctrl_c
+from grpo_lab.errors import GrpoLabError
+from grpo_lab.events import Ended
+from grpo_lab.folder import next_free
+from grpo_lab.matrix.cells import Cell
+from grpo_lab.matrix.results import Journal, Result, measure
+from grpo_lab.session import Session
+
+
+class Pool:
+    """Children that serve cell after cell, at most as many as there are threads that ask.
+
+    `limit` is how many seconds a cell may take; `keep` a folder for the runs, which are otherwise removed.
+    """
+
+    def __init__(self, limit: float, keep: Path | None = None) -> None:
+        self._limit, self._keep = limit, keep
+        self._idle: queue.SimpleQueue[Child] = queue.SimpleQueue()
+        self._busy: set[Child] = set()
+
+    def run(self, cell: Cell) -> Result:
+        """A cell's run, whatever becomes of it."""
+        child = self._take()
+        try:
+            with self._folder(cell) as directory:
+                return self._measured(cell, Session(cell.config, directory, child=child), child)
+        finally:
+            self._busy.discard(child)
+            if child.alive:
+                self._idle.put(child)
+
+    def stop(self) -> None:
+        """End what is running, at once."""
+        for child in list(self._busy):
+            child.stop(at_once=True)
+
+    def close(self) -> None:
+        """Let the idle children end."""
+        with suppress(queue.Empty):
+            while True:
+                self._idle.get_nowait().close()
+
+    def _take(self) -> Child:
+        child = None
+        with suppress(queue.Empty):
+            child = self._idle.get_nowait()
+        if not child or not child.alive:
+            child = Child()
+            child.ready()  # the limit is for the cell, and on a busy machine imports alone take many seconds
+        self._busy.add(child)
+        return child
+
+    @contextmanager
+    def _folder(self, cell: Cell) -> Iterator[Path]:
+        if self._keep:
+            yield next_free(self._keep / cell.scenario / f"{cell.column}, seed {cell.seed}")
+            return
+        directory = Path(tempfile.mkdtemp(prefix="grpo-lab-"))
+        try:
+            yield directory
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def _measured(self, cell: Cell, session: Session, child: Child) -> Result:
+        hung = threading.Event()
+
+        def give_up() -> None:
+            hung.set()
+            child.stop(at_once=True)
+
+        timer = threading.Timer(self._limit, give_up)
+        timer.start()
+        try:
+            with suppress(GrpoLabError):  # a mistake of the user's: the session's last event tells it
+                session.run()
+        finally:
+            timer.cancel()
+        if hung.is_set():
+            child.wait()
+            return measure(cell, session.events, "hung", f"no end within {self._limit:g} s")
+        ended = session.ended or Ended("failed", "no end was recorded")
+        died = not child.alive and ended.message == child.last_words
+        status = f"died: {child.signal or f'exit code {child.exit_code}'}" if died else ended.status
+        return measure(cell, session.events, status, " ".join(ended.message.split())[:200])
+
+
+def run_all(
+    cells: Sequence[Cell],
+    journal: Journal,
+    pool: Pool,
+    jobs: int,
+    tell: Callable[[Result], None] = lambda result: None,
+) -> bool:
+    """Run those cells that are not finished, `jobs` at a time, and keep each result as it comes.
+
+    Ctrl-C lets the running cells come to their end and starts no other; a second one ends them at once. Whether all
+    are finished now.
+    """
+    stopping = threading.Event()
+    todo = {cell.key: cell for cell in cells if not journal.has(cell)}
+
+    # A single job of joblib's would run in the main thread, where a session hears Ctrl-C itself.
+    gate, threads = threading.Semaphore(jobs), max(2, jobs)
+
+    def run(cell: Cell) -> Result | None:
+        with gate:
+            return None if stopping.is_set() else pool.run(cell)
+
+    one_by_one: Any = 1  # joblib's annotation knows "auto" alone
+    parallel = Parallel(n_jobs=threads, backend="threading", batch_size=one_by_one, return_as="generator_unordered")
+    finished = 0
+    try:
+        with ctrl_c(stopping.set, stopping):
+            results: Iterable[Result | None] = parallel(delayed(run)(cell) for cell in todo.values())
+            for result in filter(None, results):
+                journal.add(result)
+                tell(result)
+                finished += 1
+    except BaseException:
+        stopping.set()
+        pool.stop()
+        raise
+    return finished == len(todo)

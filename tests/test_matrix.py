@@ -1,0 +1,565 @@
+"""The matrix: cells are what they say, a cell that dies costs itself alone, and findings follow from results."""
+
+import csv
+import dataclasses
+import io
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+
+import pytest
+
+from grpo_lab import cli
+from grpo_lab.errors import RunError
+from grpo_lab.events import Action, Crash, Ended, Evaluated, LinkNote, Stepped
+from grpo_lab.guards import GUARDS
+from grpo_lab.matrix.cells import HEALTHY, Cell, cells, columns, rows
+from grpo_lab.matrix.cells import _meaning as meaning
+from grpo_lab.matrix.derivation import derive
+from grpo_lab.matrix.findings import Findings
+from grpo_lab.matrix.page import page, summary
+from grpo_lab.matrix.pool import Pool, run_all
+from grpo_lab.matrix.results import Fate, Journal, Result, from_json, measure, to_csv
+from grpo_lab.scenarios import Expectation, preset, scenario_names
+
+INF, NAN = math.inf, math.nan
+SMOKE = preset("smoke").with_("run.threads=1", "run.num_steps=1", "data.num_prompts=2")
+KL = Expectation(metrics={"kl": 1.0})
+LOW = Expectation(below={"reward": 0.1})
+DIES = Expectation(crash="torch.multinomial")
+
+
+def cell(*overrides, expect=None, column="none", within=30):
+    return Cell("mine", column, 0, SMOKE.with_(*overrides), expect, within)
+
+
+# --- cells ---------------------------------------------------------------------------------------------------------
+
+
+def test_columns_are_no_guard_each_alone_the_presets_and_stable_without_each():
+    found, stable = columns(), preset("stable").guards
+    assert list(found) == ["none", *GUARDS, "reported_fix", "stable", *(f"stable - {name}" for name in stable)]
+    assert (found["none"], found["stable"]) == ({}, stable)
+    assert found["reported_fix"] == preset("reported_fix").guards
+    assert found["warm_up"] == {"warm_up": stable["warm_up"]} and found["clamp_logits"] == {"clamp_logits": {}}
+    for name in stable:
+        assert list(found[f"stable - {name}"]) == [other for other in stable if other != name]
+
+
+def test_columns_of_some_guards_are_those_that_tell_about_them():
+    names = ["none", "skip_spikes", "clip_gradients", "stable", "stable - clip_gradients"]
+    assert sorted(columns(["clip_gradients", "skip_spikes"])) == sorted(names)
+
+
+def test_every_scenario_meets_every_column_and_only_guards_and_seed_differ():
+    found = cells(rows(), columns(), seeds=2)
+    names = {(one.scenario, one.column, one.seed) for one in found}
+    assert len(found) == len(names) == (len(scenario_names()) + 1) * len(columns()) * 2
+    for name in (HEALTHY, "nan-passes-threshold", "cuda-001"):
+        mine = [one for one in found if one.scenario == name]
+        assert all(one.config.guards == columns()[one.column] and one.config.run.seed == one.seed for one in mine)
+        same = [one.config.with_guards({}).with_("run.seed=0") for one in mine]
+        assert all(config == same[0] for config in same)
+
+
+def test_a_crash_takes_fewer_steps_and_none_takes_fewer_than_its_file_says():
+    asked = {one.scenario: one.config.run.num_steps for one in cells(rows(), {"none": {}}, seeds=1)}
+    assert (asked["cuda-001"], asked["train-001"], asked[HEALTHY]) == (15, 30, 30)
+    assert (asked["small-batch"], asked["verl-nan-logprob"]) == (40, 30)
+    assert {one.config.run.num_steps for one in cells(rows(), {"none": {}}, seeds=1, steps=4)} == {4}
+
+
+def test_the_key_names_all_that_a_run_depends_on(tmp_path):
+    reward = tmp_path / "mine.py"
+    reward.write_text("def f(completions, **_):\n    return [0.0] * len(completions)\n")
+    own = f"data.rewards={reward}:f,"
+    ones = [cell(), cell("run.num_steps=2"), cell("guards.warm_up=on"), cell(expect=KL), cell(within=9), cell(own)]
+    keys = [one.key for one in ones]
+    reward.write_text(reward.read_text().replace("0.0", "1.0"))
+    assert len({*keys, cell(own).key}) == 7
+    assert cell().key == cell(column="other").key == keys[0]
+
+
+def test_comments_docstrings_and_layout_are_no_other_code(tmp_path):
+    texts = ("x = 1", '"""A text."""\nx  =  1  # why', "x = 2", 'x = 1\ny = "a text"')
+    for index, text in enumerate(texts):
+        (tmp_path / f"{index}.py").write_text(text)
+    one, same, other, longer = (meaning(tmp_path / f"{index}.py") for index in range(4))
+    assert one == same and len({one, other, longer}) == 3
+
+
+def test_every_module_that_a_child_loads_counts_as_code():
+    """But for those that decide nothing, and those that count only where their guard or fault is on."""
+    from grpo_lab.matrix.cells import DECIDE
+
+    code = "import sys, grpo_lab.worker, grpo_lab.session; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    ours = {name.removeprefix("grpo_lab.").replace(".", "/") for name in loaded if name.startswith("grpo_lab.")}
+    some = {name for name in ours if name.startswith(("guards", "faults")) and name != "faults/formulas"}
+    assert ours - some - set(DECIDE.split()) <= {"errors", "shipped", "shapes", "environment", "folder"}
+
+
+# --- results -------------------------------------------------------------------------------------------------------
+
+
+def step(index, verdict="KEEP", updates=1, failed=False, nonfinite=0.0, broken="", **metrics):
+    links = (LinkNote(broken, 0, NAN, 1, 8),) if broken else ()
+    names = {"grad_norm": 2.0, "kl": 0.1, "reward": 0.5, "step_time": 0.1 * (index + 1), "weights/nonfinite": nonfinite}
+    actions = () if verdict == "KEEP" else (Action("skip_spikes", "guard", "gradients", 0, verdict, "why"),)
+    return Stepped(index, updates, verdict, {**names, **metrics}, links, actions, (), failed)
+
+
+CRASH = Ended("crashed", "RuntimeError", Crash("multinomial-cpu", "torch.multinomial", "text", "why"))
+DONE = Ended("done")
+
+
+@pytest.mark.parametrize(
+    ("fate", "expect", "events"),
+    [
+        (Fate.STOPPED, KL, [step(0), step(1, "SKIP_STEP", 0), DONE]),
+        (Fate.STOPPED, None, [step(0, kl=9.0), DONE]),
+        (Fate.REFUSED, KL, [step(0), step(1, "SKIP_STEP", 0, kl=2.0), DONE]),
+        (Fate.SHOWN, KL, [step(0), step(1, "CHANGED", kl=2.0), DONE]),
+        (Fate.IDLE, KL, [step(0, "SKIP_STEP", 0), step(1, "SKIP_STEP", 0), DONE]),
+        (Fate.BROKEN, KL, [step(0), step(1, nonfinite=3), DONE]),
+        (Fate.STOPPED, KL, [step(0), step(1, "ROLL_BACK", 0, nonfinite=3), DONE]),
+        (Fate.HALTED, KL, [step(0), step(1, "STOP", 0), Ended("stopped", "too many rollbacks")]),
+        (Fate.CRASHED, DIES, [step(0), step(1, failed=True), CRASH]),
+        (Fate.CRASHED, KL, [step(0), step(1, failed=True), CRASH]),
+        (Fate.STOPPED, DIES, [step(0), DONE]),
+        (Fate.FAILED, KL, [Ended("failed", "no such model")]),
+        # LOW is expected within 2 steps: that a later one rises above it does not heal.
+        (Fate.SHOWN, LOW, [step(0, reward=0.0), step(1, reward=0.0), step(2, reward=0.3), DONE]),
+        (Fate.STOPPED, LOW, [step(0, reward=0.0), step(1, reward=0.3), step(2, reward=0.0), DONE]),
+    ],
+)
+def test_a_run_in_a_word(fate, expect, events):
+    assert measure(cell(expect=expect, within=2), events, events[-1].status).fate == fate
+
+
+def test_a_run_in_numbers():
+    events = [Evaluated(0, 0.25, 8), step(0, grad_norm=5.0), step(1, "CHANGED"), step(2, "SKIP_STEP", 0, broken="loss")]
+    found = measure(cell("guards.warm_up=on", expect=KL), [*events, Evaluated(3, 0.75, 8), DONE], "done")
+    assert (found.finished, found.refused, found.changed, found.updates) == (3, 1, 1, 2)
+    assert (found.first_break, found.caught_by, found.guards) == ("loss", "skip_spikes", "warm_up")
+    assert (found.grad_norm, found.before, found.after, found.gained) == (5.0, 0.25, 0.75, 0.5)
+    assert found.seconds == pytest.approx(0.2) and found.survived and not found.shown
+    crashed = measure(cell(), [step(0, grad_norm=NAN), step(1, failed=True), CRASH], "crashed", "why")
+    assert (crashed.finished, crashed.crash, crashed.grad_norm) == (1, "torch.multinomial", INF)
+    assert math.isnan(crashed.after) and not crashed.survived and crashed.message == "why"
+
+
+def result(scenario="a", column="none", seed=0, fate=Fate.STOPPED, **more):
+    """A row as a run would leave it."""
+    alive = fate in (Fate.STOPPED, Fate.REFUSED, Fate.IDLE, Fate.SHOWN)
+    found = measure(cell(), [step(0), DONE], "done" if alive else "crashed")
+    names = {"scenario": scenario, "column": column, "seed": seed, "fate": str(fate), "survived": alive}
+    key = f"{scenario}/{column}/{seed}"
+    return replace(found, **{"key": key, "before": 0.3, "after": 0.4 if alive else NAN, **names, **more})
+
+
+def test_the_table_is_tidy_and_reads_back():
+    rows_of_it = [result(), result(seed=1, fate=Fate.CRASHED, grad_norm=INF, message='a, "b"\nc')]
+    read = list(csv.DictReader(io.StringIO(to_csv(rows_of_it))))
+    assert [*read[0]] == [field.name for field in dataclasses.fields(Result)]
+    assert len(read) == 2 and read[1]["grad_norm"] == "inf" and read[1]["after"] == "" and read[1]["fate"] == "crashed"
+    assert float(read[0]["before"]) == 0.3 and read[0]["survived"] == "True"
+
+
+def test_the_journal_forgets_a_line_that_was_cut_off(tmp_path):
+    path, first, second = tmp_path / "new" / "cells.jsonl", result(), result(seed=1, fate=Fate.CRASHED, grad_norm=INF)
+    journal = Journal(path)
+    journal.add(first)
+    journal.close()
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"key": "cut o')
+    journal = Journal(path)
+    assert journal.results == {first.key: first}
+    journal.add(second)
+    journal.close()
+    assert path.read_bytes().startswith(whole) and len(path.read_text().splitlines()) == 2
+    again = Journal(path)
+    assert to_csv(again.results.values()) == to_csv([first, second])
+    again.close()
+
+
+@pytest.mark.parametrize("line", ["nonsense", "[1]", '{"key": "a"}', '{"grad_norm": "much"}'])
+def test_a_line_that_is_no_cell_is_named(tmp_path, line):
+    path = tmp_path / "cells.jsonl"
+    path.write_text(json.dumps(dataclasses.asdict(result(after=0.5))) + f"\n{line}\n")
+    with pytest.raises(RunError, match=r"cells.jsonl:2: not a finished cell .*; delete that line"):
+        Journal(path)
+
+
+def test_nan_and_inf_survive_a_line():
+    line = json.dumps({**dataclasses.asdict(result()), "grad_norm": "inf", "after": "nan"})
+    assert from_json(line).grad_norm == INF and math.isnan(from_json(line).after)
+
+
+# --- running -------------------------------------------------------------------------------------------------------
+
+REWARDS = """
+import os, time
+def sleep(**_):
+    time.sleep(600)
+def abort(**_):
+    os.abort()
+def leave(**_):
+    os._exit(3)
+def mistake(**_):
+    raise ValueError("no such key")
+"""
+
+
+@pytest.fixture(scope="module")
+def uncaring(tmp_path_factory):
+    """Cells that hang, die, and fail between cells that do not, two at a time; the folder that runs were in."""
+    path = tmp_path_factory.mktemp("rewards")
+    (path / "bad.py").write_text(REWARDS)
+    (path / "temporary").mkdir()
+    names = ["abort", "sleep", "leave", "mistake"]
+    bad = [cell(f"data.rewards={path / 'bad.py'}:{name},", column=name) for name in names]
+    good = [cell(f"run.seed={seed}", column=f"well {seed}") for seed in range(4)]
+    journal, pool = Journal(path / "cells.jsonl"), Pool(limit=4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(path / "temporary"))
+        wanted = [one for pair in zip(bad, good, strict=True) for one in pair]
+        assert run_all(wanted, journal, pool, jobs=2)
+        found = {row.column: row for row in journal.of(wanted)}
+        told = []
+        assert run_all(wanted, journal, pool, 1, told.append)
+    pool.close()
+    journal.close()
+    return path, found, told
+
+
+def test_a_cell_that_hangs_or_dies_costs_itself_alone(uncaring):
+    _, found, _ = uncaring
+    statuses = {name: row.status for name, row in found.items()}
+    well = dict.fromkeys((f"well {seed}" for seed in range(4)), "done")
+    bad = {"sleep": "hung", "abort": "died: SIGABRT", "leave": "died: exit code 3", "mistake": "failed"}
+    assert statuses == well | bad
+    assert [found[name].fate for name in bad] == ["crashed", "crashed", "crashed", "failed"]
+    assert found["sleep"].message == "no end within 4 s" and "ValueError: no such key" in found["mistake"].message
+    assert all(found[name].updates == 1 and found[name].survived for name in well)
+
+
+def test_only_a_cell_that_failed_is_tried_again(uncaring):
+    """Its mistake may have been mended; what hung or died would do so again."""
+    assert [row.column for row in uncaring[2]] == ["mistake"]
+
+
+def test_no_run_folder_is_left(uncaring):
+    path, *_ = uncaring
+    assert list((path / "temporary").iterdir()) == []
+
+
+def command(out, *words):
+    few = ["--scenario", "clip-spreads-nan", "--scenario", "healthy", "--guard", "skip_nonfinite"]
+    options = ["--seeds", "1", "--steps", "3", "--jobs", "1", "--out", str(out)]
+    return [sys.executable, "-m", "grpo_lab.cli", "matrix", *few, *options, *words]
+
+
+def start(out):
+    env = {**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command(out), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory):
+    """A small matrix, killed when three cells are finished, and gone on with: folder, both files of cells, the end."""
+    out = tmp_path_factory.mktemp("matrix") / "out"
+    path, running, end = out / "cells.jsonl", start(out), time.monotonic() + 120
+    while not path.exists() or path.read_bytes().count(b"\n") < 3:
+        assert time.monotonic() < end and running.poll() is None
+        time.sleep(0.005)
+    running.kill()
+    running.communicate()
+    killed, running = path.read_bytes(), start(out)
+    said, complained = running.communicate(timeout=120)
+    return out, killed, path.read_bytes(), (running.returncode, said, complained)
+
+
+def test_finished_cells_are_not_run_again(resumed):
+    _, killed, finished, _ = resumed
+    assert finished.startswith(killed) and killed.count(b"\n") == 3
+    keys = [from_json(line).key for line in finished.decode().splitlines()]
+    assert len(keys) == len(set(keys)) == 8
+
+
+def test_the_command_writes_table_figure_and_page(resumed):
+    out, *_, (code, said, complained) = resumed
+    assert (code, complained) == (0, "") and "clip-spreads-nan" in said and "findings.md" in said
+    read = list(csv.DictReader(io.StringIO((out / "cells.csv").read_text())))
+    fates = {(row["scenario"], row["column"]): row["fate"] for row in read}
+    names = ["none", "skip_nonfinite", "stable", "stable - skip_nonfinite"]
+    assert [fates["clip-spreads-nan", name] for name in names] == ["crashed", "stopped", "stopped", "stopped"]
+    assert all(fates[HEALTHY, name] == "stopped" for name in names)
+    assert (out / "heat_map.png").read_bytes().startswith(b"\x89PNG")
+    text = (out / "findings.md").read_text()
+    assert "| clip-spreads-nan | crashed (gradients) | skip_nonfinite | none | - | stopped |" in text
+    assert "`grpo-lab matrix --scenario clip-spreads-nan --scenario healthy" in text and str(out) not in text
+    assert sorted(path.name for path in out.iterdir()) == ["cells.csv", "cells.jsonl", "findings.md", "heat_map.png"]
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs a command line in this process: exit code and standard error."""
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["grpo-lab", "matrix", *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return end.value.code or 0, capsys.readouterr().err
+
+    return call
+
+
+def fake(monkeypatch, answer):
+    """Cells that answer at once, with a result of their scenario and guards."""
+
+    def run(pool, one):
+        names = {"key": one.key, "column": one.column, "guards": "+".join(one.config.guards)}
+        return replace(answer(one), **names)
+
+    monkeypatch.setattr(Pool, "run", run)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_ctrl_c_lets_running_cells_end_and_says_how_to_go_on(run, monkeypatch, tmp_path, jobs):
+    begun = []
+
+    def answer(one):
+        begun.append(one)
+        if len(begun) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)  # for the main thread to hear it
+        return result(one.scenario, one.column, one.seed)
+
+    fake(monkeypatch, answer)
+    words = ["--scenario", "cuda-001", "--guard", "warm_up", "--jobs", jobs, "--out", tmp_path / "out"]
+    code, complained = run(*words)
+    lines = (tmp_path / "out" / "cells.jsonl").read_text().splitlines()
+    assert code == 1 and 3 <= len(lines) == len(begun) < 12
+    assert f"stopped: {len(lines)} of 12 cells are finished" in complained and "goes on from there" in complained
+    assert run(*words)[0] == 0 and len(begun) == 12
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--scenario", "cuda-01"], 2, "unknown scenario 'cuda-01'; did you mean 'cuda-001'"),
+        (["--scenario", "no/such.toml"], 2, "unknown scenario 'no/such.toml'"),
+        (["--guard", "clip_gradient"], 2, "unknown guard 'clip_gradient'; did you mean 'clip_gradients'"),
+        (["--seeds", "0"], 2, "--seeds"),
+        (["--steps", "0"], 2, "--steps"),
+        (["--jobs", "0"], 2, "--jobs"),
+    ],
+)
+def test_a_mistake_is_answered_in_a_line_before_anything_runs(run, tmp_path, words, code, said):
+    found, complained = run(*words, "--out", tmp_path / "out")
+    assert found == code and said in complained and "Traceback" not in complained
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_named(run, tmp_path):
+    (tmp_path / "file").touch()
+    code, complained = run("--out", tmp_path / "file" / "out")
+    assert code == 1 and "choose a folder with room and permission" in complained
+
+
+# --- findings ------------------------------------------------------------------------------------------------------
+
+
+def table(text):
+    """Results from a table in words: scenario, column, and a fate for each seed."""
+    words = [line.split() for line in text.strip().splitlines()]
+    return [
+        result(name, column.replace("~", " - "), seed, Fate(fate))
+        for name, column, *fates in words
+        for seed, fate in enumerate(fates)
+    ]
+
+
+SAID = table("""
+    a none crashed crashed crashed
+    a skip_nonfinite stopped stopped stopped
+    a skip_spikes stopped crashed refused
+    a clamp_logits crashed crashed crashed
+    a reported_fix crashed broken broken
+    a stable stopped stopped stopped
+    a stable~skip_nonfinite crashed stopped stopped
+    a stable~clip_gradients stopped stopped stopped
+    b none shown stopped shown
+    b skip_nonfinite shown stopped shown
+    b skip_spikes stopped stopped stopped
+    b clamp_logits shown stopped shown
+    b reported_fix halted idle stopped
+    b stable shown stopped shown
+    b stable~skip_nonfinite shown stopped broken
+    b stable~clip_gradients shown stopped shown
+""")
+WELL = [
+    result(HEALTHY, column, seed, seconds=seconds, refused=refused, changed=2, finished=30, after=0.3 + gain)
+    for column, seconds, refused, gain in (
+        ("none", 0.1, 0, 0.2),
+        ("skip_spikes", 0.11, 1, 0.2),
+        ("skip_nonfinite", 0.1, 0, 0.2),
+        ("clamp_logits", 0.2, 0, 0.1),
+        ("stable", 0.12, 0, 0.21),
+    )
+    for seed in range(3)
+]
+
+
+@pytest.fixture(scope="module")
+def found():
+    return Findings([*WELL, *SAID])
+
+
+def test_who_stops_what(found):
+    assert found.stoppers("a") == ["skip_nonfinite"] and found.stoppers("b") == ["skip_spikes"]
+    assert found.partial("a") == ["skip_spikes (stops 1, refuses 1 of 3)"] and found.partial("b") == []
+    assert found.idle() == ["clamp_logits"]
+
+
+def test_a_run_that_went_well_counts_only_where_the_unguarded_one_failed(found):
+    """And one that failed always counts: a preset may fail where no guard at all does not."""
+    assert found.share("a", "skip_spikes") == pytest.approx(1 / 3) and found.share("b", "skip_spikes") == 1
+    assert found.fates("b", "skip_spikes").total() == 2 and found.fates("b", "reported_fix").total() == 3
+    assert found.word("b", "reported_fix") == "halted 1, idle 1, stopped 1"
+
+
+def test_a_guard_earns_its_place_where_leaving_it_out_makes_something_fail(found):
+    assert found.left_out() == ["skip_nonfinite", "clip_gradients"]
+    lost = ["a (survives 3 to 2 of 3, stopped 3 to 2 of 3)", "b (survives 2 to 1 of 2)"]
+    assert found.needed_for("skip_nonfinite") == lost
+    assert found.needed_for("clip_gradients") == []
+
+
+def test_costs_and_false_alarms_are_those_of_the_healthy_run(found):
+    assert found.alarms("skip_spikes") == 3 and found.alarms("stable") == 0
+    assert found.cost("skip_spikes") == pytest.approx(1.1) and found.cost("none") == 1
+
+
+def test_the_page_says_so(found):
+    hung = replace(result("b", "warm_up", 0, Fate.CRASHED), status="hung", message="no end within 4 s")
+    text = page(Findings([*found.results, hung]), ("heat_map.png", "what it shows"), "grpo-lab matrix")
+    lines = [
+        "![what it shows](heat_map.png)",
+        "| a | crashed | skip_nonfinite | skip_spikes (stops 1, refuses 1 of 3) | broken 2, crashed 1 | stopped |",
+        "| b | shown | skip_spikes | none | halted 1, idle 1, stopped 1 | shown |",
+        "| skip_nonfinite | a (survives 3 to 2 of 3, stopped 3 to 2 of 3), b (survives 2 to 1 of 2) |",
+        "| clip_gradients | nothing more: it does not earn its place here |",
+        "neither stop nor refuse any failure here: `clamp_logits`, `warm_up`.",
+        "| skip_spikes | 3 of 90 | 6 of 90 | 0.3 to 0.5 | +0.000 | 1.10 x |",
+        "| clamp_logits | 0 of 90 | 6 of 90 | 0.3 to 0.4 | -0.100 (lost) | 2.00 x |",
+        "- `hung`: b, warm_up, seed 0: no end within 4 s",
+        "Made by `grpo-lab matrix`",
+        "with one of 3 seeds",
+    ]
+    assert [line for line in lines if line not in text] == []
+
+
+def test_without_a_healthy_run_the_page_says_nothing_of_one():
+    text = page(Findings(SAID), ("a.png", "b"), "c")
+    assert "healthy run" not in text and "hung" not in text.partition("Failures")[2]
+
+
+def test_the_terminal_is_told_in_short(found):
+    assert summary(found)[1:] == [
+        ["a", "crashed", "skip_nonfinite", "broken 2, crashed 1", "stopped"],
+        ["b", "shown", "skip_spikes", "halted 1, idle 1, stopped 1", "shown"],
+    ]
+
+
+# --- deriving ------------------------------------------------------------------------------------------------------
+
+
+class World:
+    """What sets of guards would show: per scenario, the sets any of which stops it."""
+
+    def __init__(self, healthy=None, **stops):
+        self.stops = {name: [set(one.split("+")) for one in sets.split()] for name, sets in stops.items()}
+        self.healthy = healthy or {}
+        self.asked = []
+
+    def __call__(self, guards):
+        self.asked.append(tuple(guards))
+        on = set(guards)
+        well = {key: value for guard in guards for key, value in self.healthy.get(guard, {}).items()}
+        yield result(HEALTHY, "derived", 0, **well)
+        for name, sets in self.stops.items():
+            stopped = any(one <= on for one in sets)
+            yield result(name, "derived", 0, Fate.STOPPED if stopped else Fate.CRASHED)
+
+
+def run_in(world, *guards):
+    return derive(guards, lambda names: list(world(names)))
+
+
+def test_what_is_needed_is_kept_with_the_cells_that_need_it():
+    derived = run_in(World(x="a", y="b"), "a", "b", "c")
+    assert derived.kept == {"a": ("x, seed 0: crashed",), "b": ("y, seed 0: crashed",)}
+    assert derived.dropped == ("c",) and derived.harmful == {} and derived.false_alarms == 0
+
+
+def test_of_two_that_do_the_same_the_one_that_stops_less_alone_goes():
+    assert list(run_in(World(x="a b", y="a"), "a", "b").kept) == ["a"]
+    assert list(run_in(World(x="a b", y="b"), "a", "b").kept) == ["b"]
+
+
+def test_two_that_work_only_together_are_kept():
+    assert list(run_in(World(x="a+b"), "a", "b", "c").kept) == ["a", "b"]
+
+
+def test_rounds_go_on_until_each_guard_kept_is_needed_beside_the_others():
+    """c is tried first and needed beside a; a goes, for b does what it does with c; and then c is needed no more."""
+    world = World(x="a+c b", y="b")
+    derived = run_in(world, "c", "a", "b")
+    assert list(derived.kept) == ["b"]
+    for guard in derived.kept:
+        assert tuple(name for name in derived.kept if name != guard) in world.asked
+
+
+def test_what_disturbs_a_healthy_run_is_never_in_the_set():
+    world = World(
+        healthy={"a": {"refused": 2}, "b": {"after": 0.31}, "c": {"survived": False}, "d": {"after": 0.38}}, x="a b c d"
+    )
+    derived = run_in(world, "a", "b", "c", "d")
+    assert list(derived.kept) == ["d"]
+    assert derived.harmful == {
+        "a": "2 false alarms on the healthy run",
+        "b": "the healthy run gains 0.010 of reward with it, 0.100 without",
+        "c": "the healthy run does not survive it",
+    }
+
+
+def test_where_no_guard_helps_none_is_kept():
+    derived = run_in(World(x="nobody"), "a", "b")
+    assert derived.kept == {} and derived.dropped == ("a", "b")
+
+
+def test_the_page_tells_how_it_was_derived():
+    derived = run_in(World(healthy={"z": {"refused": 2}}, x="a"), "a", "b", "z")
+    text = page(Findings(SAID), ("a.png", "b"), "c", derived)
+    assert "`z` (2 false alarms on the healthy run)" in text and "was: `b`." in text
+    assert "| a | x, seed 0: crashed |" in text
+
+
+def test_a_derivation_end_to_end(run, monkeypatch, tmp_path):
+    world = World(**{"clip-spreads-nan": "skip_nonfinite skip_spikes"})
+    fake(monkeypatch, lambda one: {row.scenario: row for row in world(one.config.guards)}[one.scenario])
+    words = ["--scenario", "clip-spreads-nan", "--guard", "skip_spikes", "--guard", "skip_nonfinite", "--derive"]
+    out = tmp_path / "out"
+    assert run(*words, "--seeds", 1, "--out", out)[0] == 0
+    assert list(json.loads((out / "derived.json").read_text())["kept"]) == ["skip_spikes"]
+    text = (out / "findings.md").read_text()
+    assert "Deriving a smallest set" in text and "--derive" in text
+    assert "derived" not in (out / "cells.csv").read_text()
