@@ -10,6 +10,7 @@ import collections
 import json
 import random
 import shlex
+import shutil
 import sys
 import tempfile
 import time
@@ -71,11 +72,12 @@ def healthy(seed: int) -> Config:
     )
 
 
-def recorded(config: Config) -> Log:
-    """The log of a run, read back from its folder."""
-    with tempfile.TemporaryDirectory() as folder:
-        Session(config, Path(folder) / "run").run()
-        return logs.read(Path(folder) / "run")
+def recorded(config: Config, folder: Path) -> Log:
+    """The log of a run, read back from its folder; one that is there already is not run again."""
+    if not (folder / "environment.json").exists() or Session.open(folder).ended is None:
+        shutil.rmtree(folder, ignore_errors=True)
+        Session(config, folder).run()
+    return logs.read(folder)
 
 
 def as_logged_by(log: Log, metrics: Sequence[str], hides_nan: bool) -> Log:
@@ -111,17 +113,16 @@ def runs(first: int, seeds: int, num_healthy: int, only: list[str]) -> Iterator[
     yield from ((HEALTHY, seed, healthy(seed)) for seed in range(first, first + num_healthy))
 
 
-def measure(first: int, seeds: int, num_healthy: int, only: list[str]) -> dict[str, Any]:
+def measure(planned: Sequence[tuple[str, int, Config]], kept: Path) -> dict[str, Any]:
     """Verdicts by scenario, and the grades of each view."""
     verdicts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     grades: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     misses: list[str] = []
-    planned = list(runs(first, seeds, num_healthy, only))
     with console.progress() as bars:
         task = bars.add_task("runs", total=len(planned), note="")
         for name, seed, config in planned:
             bars.update(task, note=f"{name}, seed {seed}")
-            log, truth = recorded(config), TRUTH.get(name, HEALTHY)
+            log, truth = recorded(config, kept / f"{name}-{seed}"), TRUTH.get(name, HEALTHY)
             for view, as_seen in VIEWS.items():
                 found = diagnose(as_seen(log))
                 verdicts[name][found.verdict] += view == "ours"
@@ -156,12 +157,17 @@ def main(
     seeds: Annotated[int, typer.Option(help="Runs of each scenario.")] = 10,
     healthy_runs: Annotated[int, typer.Option(help="Healthy runs.")] = 40,
     only: Annotated[list[str] | None, typer.Option(help="One scenario; may be given again.")] = None,
+    kept: Annotated[
+        Path | None, typer.Option("--runs", help="Folder in which runs are kept, and looked for before they are made.")
+    ] = None,
     out: Annotated[Path, typer.Option(envvar="OUT", help="Folder of the results.")] = Path("benchmarks/results"),
 ) -> None:
     """Record, diagnose, and write diagnosis.json and diagnosis.md."""
     warnings.simplefilter("ignore", UserWarning)  # that a poisoned model is not saved is what is expected here
     started = time.perf_counter()
-    found = measure(first, seeds, healthy_runs, only or [])
+    planned = list(runs(first, seeds, healthy_runs, only or []))
+    with tempfile.TemporaryDirectory() as scratch:
+        found = measure(planned, kept or Path(scratch))
     about = {
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": shlex.join(["python", "-m", "benchmarks.diagnosis", *sys.argv[1:]]),

@@ -120,6 +120,8 @@ SICK = {
     "cut-off": changed(GOOD, completions__clipped_ratio=[0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.9, 0.9, 0.95, 1.0]),
     "certain": changed(GOOD, entropy=[0.8, 0.5, 0.2, 0.05, 0.01, 0.004, 0.003, 0.002, 0.002, 0.001]),
 }
+ALSO = {"explosion": {"steps-too-large", "bad-batch"}}
+"""What may be named after the cause. Everywhere else one failure is named and no other."""
 
 
 def test_every_rule_has_curves():
@@ -130,6 +132,8 @@ def test_every_rule_has_curves():
 def test_each_rule_names_its_cause(cause):
     found = diagnose(pd.DataFrame(SICK[cause]))
     assert found.verdict == cause, [(f.cause.name, f.step, f.evidence) for f in found.findings]
+    failures = {f.cause.name for f in found.findings if f.cause.level == "failure"} - {cause}
+    assert failures == ALSO.get(cause, set())
     first = found.findings[0]
     assert first.evidence[0].step == first.step
     assert first.cause.suspects and first.cause.tell_apart and first.cause.remedies
@@ -363,10 +367,7 @@ def test_verl_console_with_a_spike(tmp_path):
 def test_verl_console_with_nan(tmp_path):
     rows = [*VERL_GOOD[:8], *[("nan", "nan", "nan", 0.37, 0.0)] * 3]
     found = diagnose(verl_log(tmp_path / "nan.log", rows))
-    assert "!" in CAUSES["nan-logprob"].what
-    assert found.findings[0].step == 9
-    # Without a ratio in the log, a clip fraction of 0.001 may already have been the drift that overflowed.
-    assert {"nan-logprob", "overflow"} >= {found.verdict}
+    assert (found.verdict, found.findings[0].step) == ("nan-logprob", 9)
 
 
 def test_verl_console_that_is_healthy(tmp_path):
