@@ -143,7 +143,7 @@ def test_each_rule_names_its_cause(cause):
 def test_healthy_curves_raise_nothing():
     found = diagnose(pd.DataFrame(GOOD))
     assert found.verdict == HEALTHY and found.findings == () and found.possible == ()
-    assert [metric for metric, _ in found.blind] == ["kl/exact"]
+    assert [(missing.metric, missing.why) for missing, _ in found.blind] == [("kl/exact", "not logged")]
 
 
 def test_every_scenario_is_declared_in_one_class():
@@ -373,7 +373,7 @@ def test_verl_console_with_nan(tmp_path):
 def test_verl_console_that_is_healthy(tmp_path):
     found = diagnose(verl_log(tmp_path / "good.log", VERL_GOOD))
     assert found.verdict == HEALTHY
-    assert "weights/nonfinite" in dict(found.blind)
+    assert "weights/nonfinite" in {missing.metric for missing, _ in found.blind}
 
 
 def trainer_state(path, **curves):
@@ -426,7 +426,14 @@ def test_command(tmp_path):
 
 def test_command_on_a_healthy_log(tmp_path):
     shown = invoke(verl_log(tmp_path / "good.log", VERL_GOOD))
-    assert shown.exit_code == 0 and "Nothing wrong" in shown.stdout and "Not logged" in shown.stdout
+    assert shown.exit_code == 0 and "Nothing wrong" in shown.stdout and "cannot show" in shown.stdout
+
+
+def test_command_on_a_log_that_begins_late(tmp_path):
+    path = tmp_path / "late.log"
+    path.write_text("step:34 - actor/grad_norm:0.13 - actor/kl_loss:0.5")
+    shown = " ".join(invoke(path).stdout.split())
+    assert "with 1 steps" in shown and "kl (the log begins at step 34)" in shown
 
 
 def test_command_writes_json_without_nan(tmp_path):

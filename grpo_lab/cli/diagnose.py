@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from grpo_lab.diagnosis import Diagnosis, Evidence, Finding
 
 
+ENOUGH = 6
+"""Steps from which on a curve has a beginning and an end."""
+
+
 @app.command()
 def diagnose(
     log: Annotated[Path, typer.Argument(help="A run folder, a log file, or a folder of TensorBoard files.")],
@@ -38,7 +42,8 @@ def _show(found: Diagnosis, name: str) -> None:
 
     steps, metrics = found.log.steps, found.log.metrics
     said = f"{name}: {found.log.format}, {len(steps):,} steps ({steps[0]} to {steps[-1]}), {len(metrics)} metrics"
-    for line in (said, *(f"note: {note}" for note in found.log.notes)):
+    short = [f"with {len(steps)} steps, most curves say nothing yet"] if len(steps) < ENOUGH else []
+    for line in (said, *(f"note: {note}" for note in (*found.log.notes, *short))):
         out.print(line, markup=False, soft_wrap=True)
     out.print()
     if not found.findings:
@@ -89,9 +94,10 @@ def _show_unknown(found: Diagnosis) -> None:
         lacks = "; ".join(f"{missing.metric}: {missing.why}" for missing in possible.lacks)
         console.out.print(console.indented(f"from step {possible.step}: {possible.cause.title} ({lacks})", 2))
     if found.blind:
-        console.out.print("\nNot logged, so that this could not be seen:")
-    for metric, causes in found.blind:
-        console.out.print(console.indented(f"{metric}: {'; '.join(cause.title for cause in causes)}", 2))
+        console.out.print("\nWhat this log cannot show:")
+    for missing, causes in found.blind:
+        titles = "; ".join(cause.title for cause in causes)
+        console.out.print(console.indented(f"{missing.metric} ({missing.why}): {titles}", 2))
 
 
 def _range(evidence: Evidence) -> str:
@@ -127,6 +133,6 @@ def _tree(found: Diagnosis) -> dict[str, Any]:
         for p in found.possible
     ]
     log = {"format": found.log.format, "steps": len(found.log.steps), "metrics": list(found.log.metrics)}
-    blind = {metric: [cause.name for cause in causes] for metric, causes in found.blind}
+    blind = [{**asdict(missing), "causes": [cause.name for cause in causes]} for missing, causes in found.blind]
     tree = {"verdict": found.verdict, "log": {**log, "notes": found.log.notes}, "findings": findings}
-    return encodable({**tree, "possible": possible, "not_logged": blind})
+    return encodable({**tree, "possible": possible, "cannot_show": blind})

@@ -65,8 +65,8 @@ class Diagnosis:
     """The cause first, then what probably came of it; none where nothing is wrong."""
     possible: tuple[Possible, ...]
     """Causes that fit what was seen and that the log cannot tell from the one found."""
-    blind: tuple[tuple[str, tuple[Cause, ...]], ...]
-    """Metrics that were not logged, with the causes that only they would show."""
+    blind: tuple[tuple[Unknown, tuple[Cause, ...]], ...]
+    """What the log lacks, with the causes that only this would show."""
 
     @property
     def verdict(self) -> str:
@@ -122,11 +122,11 @@ def _evidence(cause: Cause, seen: Sightings) -> tuple[Evidence, ...]:
     return tuple(Evidence(name, known[name].metric, s.step, s.value, known[name].says) for name, s in found)
 
 
-def _blind(seen: Sightings) -> tuple[tuple[str, tuple[Cause, ...]], ...]:
-    """Causes whose first symptom the log cannot show, by the metric it lacks."""
-    by_metric: dict[str, list[Cause]] = {}
+def _blind(seen: Sightings) -> tuple[tuple[Unknown, tuple[Cause, ...]], ...]:
+    """Causes whose first symptom the log cannot show, by what it lacks."""
+    lacking: dict[Unknown, list[Cause]] = {}
     for cause in known_causes():
         first = seen[cause.all[0].symptom]
         if isinstance(first, Unknown) and not cause.fallback:
-            by_metric.setdefault(first.metric, []).append(cause)
-    return tuple((metric, tuple(found)) for metric, found in by_metric.items())
+            lacking.setdefault(first, []).append(cause)
+    return tuple((missing, tuple(found)) for missing, found in lacking.items())
