@@ -26,7 +26,7 @@ from grpo_lab.matrix.findings import Findings
 from grpo_lab.matrix.page import page, summary
 from grpo_lab.matrix.pool import Pool, run_all
 from grpo_lab.matrix.results import Fate, Journal, Result, from_json, measure, to_csv
-from grpo_lab.scenarios import Expectation, preset, scenario_names
+from grpo_lab.scenarios import Expectation, preset, scenario, scenario_names
 
 INF, NAN = math.inf, math.nan
 SMOKE = preset("smoke").with_("run.threads=1", "run.num_steps=1", "data.num_prompts=2")
@@ -68,10 +68,12 @@ def test_every_scenario_meets_every_column_and_only_guards_and_seed_differ():
         assert all(config == same[0] for config in same)
 
 
-def test_a_crash_takes_fewer_steps_and_none_takes_fewer_than_its_file_says():
+def test_a_run_goes_as_far_as_its_file_says_and_further_than_a_warm_up():
     asked = {one.scenario: one.config.run.num_steps for one in cells(rows(), {"none": {}}, seeds=1)}
-    assert (asked["cuda-001"], asked["train-001"], asked[HEALTHY]) == (15, 30, 30)
-    assert (asked["small-batch"], asked["verl-nan-logprob"]) == (40, 30)
+    for name in scenario_names():
+        assert asked[name] == max(12, scenario(name).config().run.num_steps)
+    assert (asked[HEALTHY], asked["small-batch"], asked["cuda-001"]) == (30, 40, 12)
+    assert columns()["warm_up"]["warm_up"]["steps"] < 12
     assert {one.config.run.num_steps for one in cells(rows(), {"none": {}}, seeds=1, steps=4)} == {4}
 
 
@@ -469,7 +471,8 @@ def test_the_page_says_so(found):
 
 def test_without_a_healthy_run_the_page_says_nothing_of_one():
     text = page(Findings(SAID), ("a.png", "b"), "c")
-    assert "healthy run" not in text and "hung" not in text.partition("Failures")[2]
+    assert "On a healthy run" not in text and "false alarms" not in text
+    assert "Cells that did not end" not in text and "Deriving" not in text
 
 
 def test_the_terminal_is_told_in_short(found):

@@ -154,10 +154,16 @@ def test_a_stopped_run_leaves_a_warm_child_for_the_next(tmp_path, warm):
 
 
 def test_a_dead_child_takes_no_run(tmp_path):
-    child = Child()
+    """And what it said in an earlier run does not explain its death."""
+    child, noisy = Child(), 'import sys\ndef noisy(completions, **_):\n    print("out of memory", file=sys.stderr)\n'
+    (tmp_path / "noisy.py").write_text(f"{noisy}    return [0.0] * len(completions)\n")
+    Session(SMOKE.with_(f"data.rewards={tmp_path / 'noisy.py'}:noisy,"), tmp_path / "noisy", child=child).run()
+    assert "out of memory" in child.stderr
     session = Session(LONG, tmp_path / "run", child=child)
     View(session, Stepped, kill)
-    assert session.run().status == "crashed" and not child.alive
+    crash = session.run().crash
+    assert crash and crash.kind == "unknown"
+    assert session.status == "crashed" and not child.alive
     with pytest.raises(RunError, match="no run can begin: the child was ended by SIGKILL; start another"):
         Session(SMOKE, tmp_path / "next", child=child).run()
 

@@ -26,7 +26,7 @@ DERIVED = "derived"
 
 Scenarios = Annotated[list[str] | None, typer.Option(help="A scenario, your own .toml, or `healthy`; repeatable.")]
 Guards = Annotated[list[str] | None, typer.Option(help="A guard; repeatable.")]
-Steps = Annotated[int | None, typer.Option(min=1, help="Steps of every run; by default 30, or 15 where it crashes.")]
+Steps = Annotated[int | None, typer.Option(min=1, help="Steps of a run; by default as its file says, at least 12.")]
 Folder = Annotated[Path, typer.Option(help="Folder for what is written; finished cells in it are not run again.")]
 
 

@@ -20,9 +20,9 @@ from grpo_lab.guards import GUARDS
 from grpo_lab.scenarios import Expectation, preset, scenario, scenario_names
 
 HEALTHY, NONE, STABLE, REPORTED = "healthy", "none", "stable", "reported_fix"
-STEPS, CRASH_STEPS = 30, 15
-"""Steps of a run where none are asked for: fewer where the failure is a crash, which comes within the first, and still
-more than the 10 of a warm-up. Never fewer than the scenario's file says."""
+STEPS, AT_LEAST = 30, 12
+"""Steps where none are asked for: of a healthy run, and of a scenario whose file speaks of fewer; these are still more
+than the 10 of a warm-up."""
 HELD_OUT = 250
 """Held-out problems before the first step and after the last, to see what was learned."""
 DECIDE = """config settings seeds events scenarios tasks advantages losses kl logprobs batch interventions probes
@@ -110,7 +110,7 @@ def cells(
         case = None if name == HEALTHY else scenario(name)
         config = case.config() if case else preset(STABLE).with_(f"run.name={HEALTHY}")
         expect, within = (case.expect, config.run.num_steps) if case else (None, STEPS)
-        length = steps or max(within, CRASH_STEPS if expect and expect.crash else STEPS)
+        length = steps or max(within, AT_LEAST)
         shared = (f"run.num_steps={length}", f"run.num_eval={HELD_OUT}", "run.threads=1", "run.device=cpu", *overrides)
         config = config.with_(*shared)
         for column, guards in guard_sets.items():
