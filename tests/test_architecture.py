@@ -15,7 +15,7 @@ FLOORS = {
     2: "batch interventions probes guards faults rewards tasks recorder",
     3: "half_precision models model_building model_fetching rollouts snapshots",
     4: "measures learner trainer",
-    5: "session folder controls worker chain crashes environment reproduction logs diagnosis matrix",
+    5: "session folder controls worker chain crashes environment reproduction recordings logs diagnosis matrix",
     6: "cli console reproduce dashboard plots pages __init__ __main__",
 }
 FLOOR = {name: floor for floor, names in FLOORS.items() for name in names.split()}

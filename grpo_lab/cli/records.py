@@ -7,36 +7,67 @@ from typing import Annotated
 
 import typer
 
-from grpo_lab.cli.app import app
+from grpo_lab.cli.app import Out, app
 
-Run = Annotated[Path, typer.Argument(help="A run folder.")]
+Run = Annotated[Path, typer.Argument(help="A run folder, or the name of a recording; see `grpo-lab recordings`.")]
 
 
 @app.command()
-def trace(run: Run) -> None:
+def trace(run: Run, out: Out = None) -> None:
     """Which link of the chain broke first, read from a run's record."""
     from grpo_lab import console, plots
     from grpo_lab.chain import summary
+    from grpo_lab.recordings import find
     from grpo_lab.session import Session
 
-    session = Session.open(run)
+    session = Session.open(find(run))
     console.out.print(summary(session.events), markup=False)
-    path = plots.save(plots.strip_figure(session.events, title=session.config.run.name), run / "chain.png")
+    figure = plots.strip_figure(session.events, title=session.config.run.name)
+    path = plots.save(figure, _figure(session.directory, out, "chain"))
     console.out.print(f"figure: {path}", markup=False, soft_wrap=True)
 
 
 @app.command()
 def replay(
-    run: Run, speed: Annotated[float, typer.Option(min=0.0, help="Times the recorded speed; 0 for at once.")] = 0.0
+    run: Run,
+    speed: Annotated[float, typer.Option(min=0.0, help="Times the recorded speed; 0 for at once.")] = 0.0,
+    out: Out = None,
 ) -> None:
     """Show a recorded run again, step by step, without training."""
     from grpo_lab import console, plots
+    from grpo_lab.recordings import find
     from grpo_lab.session import Session
 
-    session = Session.open(run)
+    session = Session.open(find(run))
     with console.progress() as bars:
         for _ in session.replay(console.ProgressView(bars, session.config.run.name), speed):
             pass
-    path = plots.save(plots.run_figure(session.events, title=session.config.run.name), run / "run.png")
+    figure = plots.run_figure(session.events, title=session.config.run.name)
+    path = plots.save(figure, _figure(session.directory, out, "run"))
     console.say_end(session)
     console.out.print(f"figure: {path}", markup=False, soft_wrap=True)
+
+
+@app.command()
+def recordings() -> None:
+    """Recorded runs of a pretrained model, to trace and replay without training."""
+    from grpo_lab import console
+    from grpo_lab.recordings import find, recording_names
+    from grpo_lab.session import Session
+
+    rows = [["recording", "model", "steps", "what became of it"]]
+    for name in recording_names():
+        session = Session.open(find(name))
+        end = session.ended.message if session.ended else ""
+        rows.append([name, session.config.model.name, str(len(session.records)), f"{session.status}  {end}".strip()])
+    console.out.print(console.table(rows))
+
+
+def _figure(run: Path, out: Path | None, kind: str) -> Path:
+    """Where a figure of a run goes: beside the run, or where it was asked for; what ships is not written to."""
+    from grpo_lab.recordings import place_for_figures
+
+    place = out or place_for_figures(run)
+    if place == run:
+        return run / f"{kind}.png"
+    return place / f"{run.name}-{kind}.png"

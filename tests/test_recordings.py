@@ -1,0 +1,122 @@
+"""Recorded runs open, show what their page says, and stay as they were shipped."""
+
+import json
+import math
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from grpo_lab import cli, recordings
+from grpo_lab.events import Evaluated, Started, Stepped
+from grpo_lab.session import Session
+
+HOME = recordings.find("cuda-001-smollm2").parent
+FILES = {"config.json", "environment.json", "events.jsonl"}
+RUNS = {name: Session.open(recordings.find(name)) for name in recordings.recording_names()}
+
+
+def largest_norm(session: Session) -> float:
+    """The largest finite gradient norm of any update."""
+    steps = [event for event in session.events if isinstance(event, Stepped)]
+    norms = [note.magnitude for step in steps for note in step.links if note.link == "gradients"]
+    return max(norm for norm in norms if math.isfinite(norm))
+
+
+def max_nonfinite(session: Session) -> float:
+    """The most weights that were not finite after any step."""
+    steps = [event.metrics for event in session.events if isinstance(event, Stepped)]
+    return max(metrics["weights/nonfinite"] for metrics in steps if "weights/nonfinite" in metrics)
+
+
+def test_every_recording_has_its_section():
+    page = (HOME / "README.md").read_text(encoding="utf-8")
+    assert RUNS.keys() == {path.name for path in HOME.iterdir() if path.is_dir()}
+    assert [name for name in RUNS if f"\n## {name}\n" not in page] == []
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_events_only_and_nothing_of_the_machine_but_its_kind(name):
+    folder = recordings.find(name)
+    assert {path.name for path in folder.iterdir()} == FILES
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 300_000
+    environment = json.loads((folder / "environment.json").read_text())
+    assert environment["device"] == "cpu" and environment["packages"]["torch"]
+    for file in FILES:
+        text = (folder / file).read_text(encoding="utf-8")
+        assert [word for word in ("/tmp", "/home", "/root", "/work", "/usr") if word in text] == []
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_recorded_on_the_pretrained_model(name):
+    session = RUNS[name]
+    started = next(event for event in session.events if isinstance(event, Started))
+    assert (session.config.model.name, started.num_parameters) == ("smollm2-135m", 134_515_008)
+
+
+def test_train_001_explodes_and_every_weight_stays_finite():
+    session = RUNS["train-001-smollm2"]
+    assert session.status == "done" and session.first_break() is None
+    assert largest_norm(session) >= 1e6
+    assert max_nonfinite(session) == 0
+
+
+def test_cuda_001_dies_in_multinomial():
+    session = RUNS["cuda-001-smollm2"]
+    assert session.crash and session.crash.operator == "torch.multinomial"
+    broken = session.first_break()
+    assert broken and broken.link == "gradients"
+    assert max_nonfinite(session) == 134_515_008
+
+
+@pytest.mark.parametrize("name", ["cuda-001-smollm2-stable"])
+def test_stable_survives_the_same_cause(name):
+    session, cause = RUNS[name], RUNS[name.removesuffix("-stable")]
+    assert session.config.with_guards({}) == cause.config.with_guards({}), "only the guards differ"
+    assert session.status == "done" and session.crash is None
+    assert max_nonfinite(session) == 0
+    assert not any(event.failed for event in session.events if isinstance(event, Stepped))
+
+
+def test_reviews_are_learned():
+    before, after = (event for event in RUNS["reviews-smollm2"].events if isinstance(event, Evaluated))
+    assert (before.num_problems, after.num_problems) == (32, 32)
+    assert before.reward < 0.2 and after.reward > 0.8
+
+
+@pytest.mark.parametrize(("command", "figure"), [("trace", "chain"), ("replay", "run")])
+def test_a_recording_is_shown_by_name_and_left_as_it_is(command, figure, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in HOME.rglob("*")}
+    monkeypatch.setattr(sys, "argv", ["grpo-lab", command, "cuda-001-smollm2"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert not end.value.code
+    assert "torch.multinomial" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == [f"cuda-001-smollm2-{figure}.png"]
+    assert {path: path.stat().st_mtime_ns for path in HOME.rglob("*")} == before
+
+
+def test_a_figure_goes_beside_the_run_or_where_it_is_asked_for(monkeypatch, tmp_path):
+    run = shutil.copytree(recordings.find("cuda-001-smollm2"), tmp_path / "mine")
+    for words, expected in (([], run / "chain.png"), (["--out", tmp_path / "out"], tmp_path / "out/mine-chain.png")):
+        monkeypatch.setattr(sys, "argv", ["grpo-lab", "trace", *map(str, [run, *words])])
+        with pytest.raises(SystemExit):
+            cli.main()
+        assert expected.is_file()
+
+
+def test_a_folder_comes_before_a_recording_of_its_name(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert recordings.find("cuda-001-smollm2").is_absolute()
+    (tmp_path / "cuda-001-smollm2").mkdir()
+    assert recordings.find("cuda-001-smollm2") == Path("cuda-001-smollm2")
+
+
+def test_recordings_are_listed(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["grpo-lab", "recordings"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    shown = capsys.readouterr().out
+    assert [name for name in RUNS if name not in shown] == []
