@@ -491,10 +491,8 @@ class World:
     def __init__(self, healthy=None, **stops):
         self.stops = {name: [set(one.split("+")) for one in sets.split()] for name, sets in stops.items()}
         self.healthy = healthy or {}
-        self.asked = []
 
     def __call__(self, guards):
-        self.asked.append(tuple(guards))
         on = set(guards)
         well = {key: value for guard in guards for key, value in self.healthy.get(guard, {}).items()}
         yield result(HEALTHY, "derived", 0, **well)
@@ -513,9 +511,9 @@ def test_what_is_needed_is_kept_with_the_cells_that_need_it():
     assert derived.dropped == ("c",) and derived.harmful == {} and derived.false_alarms == 0
 
 
-def test_of_two_that_do_the_same_the_one_that_stops_less_alone_goes():
-    assert list(run_in(World(x="a b", y="a"), "a", "b").kept) == ["a"]
-    assert list(run_in(World(x="a b", y="b"), "a", "b").kept) == ["b"]
+def test_the_one_that_stops_least_alone_is_tried_first():
+    """a does what b and c do together, so that two are spared; were it tried first, it would go."""
+    assert list(run_in(World(x="a b", y="a c"), "a", "b", "c").kept) == ["a"]
 
 
 def test_two_that_work_only_together_are_kept():
@@ -523,12 +521,18 @@ def test_two_that_work_only_together_are_kept():
 
 
 def test_rounds_go_on_until_each_guard_kept_is_needed_beside_the_others():
-    """c is tried first and needed beside a; a goes, for b does what it does with c; and then c is needed no more."""
-    world = World(x="a+c b", y="b")
-    derived = run_in(world, "c", "a", "b")
-    assert list(derived.kept) == ["b"]
-    for guard in derived.kept:
-        assert tuple(name for name in derived.kept if name != guard) in world.asked
+    """c only mends what a breaks: it is needed until a has gone."""
+
+    def world(guards):
+        x = "c" in guards or "a" not in guards
+        return [
+            result(HEALTHY, "derived"),
+            result("x", "derived", 0, Fate.STOPPED if x else Fate.SHOWN),
+            result("y", "derived", 0, Fate.STOPPED if {"a", "b"} & set(guards) else Fate.SHOWN),
+        ]
+
+    derived = derive(["c", "a", "b"], world)
+    assert derived.kept == {"b": ("y, seed 0: shown",)} and derived.dropped == ("a", "c")
 
 
 def test_what_disturbs_a_healthy_run_is_never_in_the_set():

@@ -67,11 +67,11 @@ def _definitions(found: Findings) -> str:
     lengths = sorted({result.asked for result in found.results})
     fates = "\n".join(f"- `{fate}`: {what}." for fate, what in _FATES.items())
     return f"""Each cell is one short run in a process of its own: a scenario (its cause, its own guards taken off)
-under one column of guards, with one of {found.seeds} seeds. It goes {", ".join(map(str, lengths))} steps: as many as
-the scenario's file speaks of and at least {AT_LEAST}, or {STEPS} for the healthy run. A guard alone has the settings that
-`stable` gives it, or else its defaults. `{REPORTED}` means the guards of that preset alone, not its other settings. The
-symptom is what the scenario's file expects, within the steps that it speaks of or over the whole run. A run that went
-well is counted only if the unguarded run of the same seed failed.
+under one column of guards, with one of {found.seeds} seeds. It goes {", ".join(map(str, lengths))} steps: as many
+as the scenario's file speaks of and at least {AT_LEAST}, or {STEPS} for the healthy run. A guard alone has the
+settings that `stable` gives it, or else its defaults. `{REPORTED}` means the guards of that preset alone, not its
+other settings. The symptom is what the scenario's file expects, within the steps that it speaks of or over the
+whole run. A run that went well is counted only if the unguarded run of the same seed failed.
 
 {fates}
 
