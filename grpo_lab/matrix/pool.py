@@ -41,8 +41,7 @@ class Pool:
                 return self._measured(cell, Session(cell.config, directory, child=child), child)
         finally:
             self._busy.discard(child)
-            if child.alive:
-                self._idle.put(child)
+            self._idle.put(child)
 
     def stop(self) -> None:
         """End what is running, at once."""
