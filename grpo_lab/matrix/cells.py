@@ -113,10 +113,10 @@ def cells(
         length = steps or max(within, AT_LEAST)
         shared = (f"run.num_steps={length}", f"run.num_eval={HELD_OUT}", "run.threads=1", "run.device=cpu", *overrides)
         config = config.with_(*shared)
-        for column, guards in guard_sets.items():
-            guarded = config.with_guards(guards)
-            for seed in range(seeds):
-                found.append(Cell(config.run.name, column, seed, guarded.with_(f"run.seed={seed}"), expect, within))
+        guarded = {column: config.with_guards(guards) for column, guards in guard_sets.items()}
+        for seed in range(seeds):  # the outer loop, so that a busy minute does not slow all seeds of one column
+            for column, one in guarded.items():
+                found.append(Cell(config.run.name, column, seed, one.with_(f"run.seed={seed}"), expect, within))
     return found
 
 
