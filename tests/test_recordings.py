@@ -70,7 +70,7 @@ def test_cuda_001_dies_in_multinomial():
     assert max_nonfinite(session) == 134_515_008
 
 
-@pytest.mark.parametrize("name", ["cuda-001-smollm2-stable"])
+@pytest.mark.parametrize("name", ["cuda-001-smollm2-stable", "train-001-smollm2-stable"])
 def test_stable_survives_the_same_cause(name):
     session, cause = RUNS[name], RUNS[name.removesuffix("-stable")]
     assert session.config.with_guards({}) == cause.config.with_guards({}), "only the guards differ"
