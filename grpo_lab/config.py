@@ -46,7 +46,7 @@ class ModelConfig(Settings):
     """The policy and how its passes are computed."""
 
     name: str = "tiny"
-    """`tiny`, a local folder, or a hub id."""
+    """`tiny`, `smollm2-135m` (once it is fetched), a local folder, or a hub id."""
     precision: Annotated[str, OneOf("fp32", "bf16", "fp16", "bf16_pure", "fp16_pure")] = "fp32"
     """`bf16`/`fp16`: fp32 weights under autocast (fp16 with loss scaling). `*_pure`: the weights themselves."""
     prompt_pass: Annotated[str, OneOf("shared", "plain")] = "shared"
@@ -58,7 +58,7 @@ class DataConfig(Settings):
     """Prompts, rewards and the shape of a batch."""
 
     tasks: str = "addition"
-    """A built-in task, or a JSON-lines file with a `prompt` on every line."""
+    """A built-in task, `addition` or `reviews`, or a JSON-lines file with a `prompt` on every line."""
     rewards: tuple[str, ...] = ("exact_match",)
     """Reward functions, summed: built-in names or `file.py:name`, with TRL's signature."""
     num_prompts: Annotated[int, AtLeast(1)] = 16

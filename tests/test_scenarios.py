@@ -15,7 +15,6 @@ from grpo_lab.config import Config
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import METRICS, Ended, Stepped
 from grpo_lab.interventions import Verdict
-from grpo_lab.scenarios import load_preset
 from grpo_lab.tasks import addition
 
 NAMES = gl.scenario_names()
@@ -111,13 +110,12 @@ def test_alone_it_shows_what_its_file_expects(name):
 
 @EACH
 def test_it_survives_under_the_stable_guards(name):
-    limit = load_preset("stable").config.guards["check_weights"]["max_move"]
     steps = min(10, len(alone(name).steps) + 3)
     run = attempt(gl.scenario(name), guards="stable", steps=steps, to_the_end=True)
     assert run.operator == "" and len(run.steps) == steps and all(run.healthy)
     assert run.steps[-1].metrics.get("weights/nonfinite", 0) == 0
     moves = [step.metrics["weights/max_move"] for step in run.steps if step.updates]
-    assert all(0 <= move <= limit for move in moves)
+    assert all(0 <= move < 1 for move in moves)
     assert bool(moves) == (name not in REFUSED_WHOLE)
 
 

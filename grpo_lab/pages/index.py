@@ -14,8 +14,10 @@ def page() -> str:
 - [Claims and measurements](claims.md): what the reports say, what was measured here, and with which command.
 - [Scenarios](scenarios.md): {len(scenario_names())} causes of failure, each with its symptom, its cures and its decoys.
 - [Guards](guards.md): {len(GUARDS)} guards, what each stops, costs and hides, and the presets made of them.
+- [Matrix](matrix/findings.md): which guard stops which failure, measured; as a [table](matrix/cells.csv) too.
+- [Diagnosis](../benchmarks/results/diagnosis.md): how often a log is diagnosed blind to its cause, and where not.
 - [Metrics](metrics.md): {len(METRICS)} numbers of a step, and the {len(LINKS)} links of the chain.
 
-The first page and the figures apart, these are made from code and data: `grpo-lab docs` writes them again, and
-`grpo-lab docs --check` says which are out of date.
+Scenarios, guards and metrics are made from code and data: `grpo-lab docs` writes them again, and
+`grpo-lab docs --check` says which are out of date. Matrix and diagnosis are results, with the command that made them.
 """
