@@ -11,7 +11,6 @@ import json
 import random
 import shlex
 import shutil
-import sys
 import tempfile
 import time
 import warnings
@@ -170,14 +169,22 @@ def main(
         found = measure(planned, kept or Path(scratch))
     about = {
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": shlex.join(["python", "-m", "benchmarks.diagnosis", *sys.argv[1:]]),
+        "command": _command(first, seeds, healthy_runs, only or []),
         "seconds": round(time.perf_counter() - started),
         "environment": environment.describe(),
     }
     out.mkdir(parents=True, exist_ok=True)
     (out / "diagnosis.json").write_text(json.dumps({**about, **found}, indent=2) + "\n", encoding="utf-8")
-    (out / "diagnosis.md").write_text(markdown(found), encoding="utf-8")
+    intro = f"# Blind diagnosis, counted\n\nMade by `{about['command']}`, with seeds that no rule was tuned on.\n\n"
+    (out / "diagnosis.md").write_text(intro + markdown(found), encoding="utf-8")
     print(markdown(found))
+
+
+def _command(first: int, seeds: int, healthy_runs: int, only: Sequence[str]) -> str:
+    """What gives the same runs; in which folders they were kept is nobody else's business."""
+    words = ["--first", first, "--seeds", seeds, "--healthy-runs", healthy_runs]
+    words += [word for name in only for word in ("--only", name)]
+    return shlex.join(["python", "-m", "benchmarks.diagnosis", *map(str, words)])
 
 
 if __name__ == "__main__":
