@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -112,6 +112,20 @@ class Intervention(settings.Settings):
     def generator(self, step: Step, device: torch.device | str = "cpu") -> torch.Generator:
         """The intervention's own random draws for this step."""
         return torch.Generator(device).manual_seed(self.seed(step))
+
+
+@dataclass(frozen=True)
+class AtOneStep(Intervention):
+    """An intervention that strikes in one step of the run and does nothing in the others."""
+
+    at_step: Annotated[int, settings.AtLeast(0)] = 1
+    """The step in which it happens."""
+
+    def __call__(self, value: Any, step: Step) -> Outcome:
+        return self.strike(value, step) if step.index == self.at_step else Outcome(value)
+
+    def strike(self, value: Any, step: Step) -> Outcome:
+        raise NotImplementedError
 
 
 def exceeds(what: str, number: float, limit: float) -> str:

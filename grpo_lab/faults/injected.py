@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from grpo_lab.batch import Batch
-from grpo_lab.interventions import Intervention, Outcome, Stage, Step, Verdict
+from grpo_lab.interventions import AtOneStep, Intervention, Outcome, Stage, Step, Verdict
 from grpo_lab.recorder import named_gradients
-from grpo_lab.settings import AtLeast, Between
+from grpo_lab.settings import Between
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class DropoutOn(Intervention):
 
 
 @dataclass(frozen=True)
-class ShiftLogRatio(Intervention):
+class ShiftLogRatio(AtOneStep):
     """Adds a number of nats to the log-ratio of one token: a policy that has drifted that far on it.
 
     The token belongs to a completion with a positive advantage, so that `min` picks the clipped branch and the loss
@@ -44,12 +44,10 @@ class ShiftLogRatio(Intervention):
 
     nats: float = 100.0
     """Added to the log-ratio; above 88.7 (fp32) or 11.09 (fp16) its exp overflows."""
-    at_step: Annotated[int, AtLeast(0)] = 1
-    """The step in which it happens."""
 
-    def __call__(self, value: Tensor, step: Step) -> Outcome:
+    def strike(self, value: Tensor, step: Step) -> Outcome:
         liked = [] if step.advantages is None else (step.advantages > 0).nonzero()[:, 0].tolist()
-        if step.index != self.at_step or not liked:
+        if not liked:
             return Outcome(value)
         row = liked[int(torch.randint(len(liked), (1,), generator=self.generator(step)))]
         shift = torch.zeros_like(value)
@@ -58,7 +56,7 @@ class ShiftLogRatio(Intervention):
 
 
 @dataclass(frozen=True)
-class ShiftKLDelta(Intervention):
+class ShiftKLDelta(AtOneStep):
     """Adds a number of nats to ref_logprobs - logprobs of one token: a policy that has all but unlearned it."""
 
     name = "shift_kl_delta"
@@ -66,12 +64,8 @@ class ShiftKLDelta(Intervention):
 
     nats: float = 100.0
     """Added to the difference; above 88.7 (fp32) its exp overflows."""
-    at_step: Annotated[int, AtLeast(0)] = 1
-    """The step in which it happens."""
 
-    def __call__(self, value: Tensor, step: Step) -> Outcome:
-        if step.index != self.at_step:
-            return Outcome(value)
+    def strike(self, value: Tensor, step: Step) -> Outcome:
         row = int(torch.randint(len(value), (1,), generator=self.generator(step)))
         shift = torch.zeros_like(value)
         shift[row, 0] = self.nats
@@ -94,18 +88,13 @@ class ScaleLoss(Intervention):
 
 
 @dataclass(frozen=True)
-class NanGradient(Intervention):
+class NanGradient(AtOneStep):
     """Makes one element of one gradient NaN, as a single broken kernel or sample would."""
 
     name = "nan_gradient"
     stage = Stage.GRADIENTS
 
-    at_step: Annotated[int, AtLeast(0)] = 1
-    """The step in which it happens."""
-
-    def __call__(self, value: Any, step: Step) -> Outcome:
-        if step.index != self.at_step:
-            return Outcome(value)
+    def strike(self, value: Any, step: Step) -> Outcome:
         _, gradients = named_gradients(value)
         chosen = gradients[int(torch.randint(len(gradients), (1,), generator=self.generator(step)))]
         chosen.view(-1)[0] = torch.nan

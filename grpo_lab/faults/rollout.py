@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from grpo_lab.batch import Batch
-from grpo_lab.interventions import Intervention, Outcome, Stage, Step, Verdict
+from grpo_lab.interventions import AtOneStep, Intervention, Outcome, Stage, Step, Verdict
 from grpo_lab.settings import AtLeast
 
 
@@ -57,7 +57,7 @@ class FilterLogits(Intervention):
 
 
 @dataclass(frozen=True)
-class CorruptSample(Intervention):
+class CorruptSample(AtOneStep):
     """Replaces the tokens of one completion by random ones after its log-probabilities were noted.
 
     As a sample does that was damaged, or mixed up with another, on its way from the sampler to the trainer: tokens and
@@ -67,12 +67,7 @@ class CorruptSample(Intervention):
     name = "corrupt_sample"
     stage = Stage.BATCH
 
-    at_step: Annotated[int, AtLeast(0)] = 1
-    """The step in which it happens."""
-
-    def __call__(self, value: Batch, step: Step) -> Outcome:
-        if step.index != self.at_step:
-            return Outcome(value)
+    def strike(self, value: Batch, step: Step) -> Outcome:
         generator = self.generator(step)
         row = int(torch.randint(len(value.completions), (1,), generator=generator))
         vocabulary = step.policy.config.vocab_size
@@ -104,18 +99,13 @@ class StaleBatch(Intervention):
 
 
 @dataclass(frozen=True)
-class NanReward(Intervention):
+class NanReward(AtOneStep):
     """Makes one reward NaN, as a judge that timed out or a score that divides by a length of 0 does."""
 
     name = "nan_reward"
     stage = Stage.REWARDS
 
-    at_step: Annotated[int, AtLeast(0)] = 1
-    """The step in which it happens."""
-
-    def __call__(self, value: Tensor, step: Step) -> Outcome:
-        if step.index != self.at_step:
-            return Outcome(value)
+    def strike(self, value: Tensor, step: Step) -> Outcome:
         place = int(torch.randint(value.numel(), (1,), generator=self.generator(step)))
         broken = value.clone()
         broken.view(-1)[place] = torch.nan
