@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -79,7 +80,7 @@ def mask_by_token(batch: Batch, pad: int) -> Tensor:
     return batch.completion_mask & (batch.completions != pad)
 
 
-MASKS: dict[str, Callable[[Batch, int], Tensor]] = {
+MASKS: dict[str, Callable[[Batch, Any], Tensor]] = {
     "position": mask_by_position,
     "all": mask_everything,
     "not_pad": mask_by_token,
