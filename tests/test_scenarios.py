@@ -214,7 +214,7 @@ def test_train_001_explodes_while_everything_is_finite():
     norms = [step.metrics["grad_norm"] for step in run.steps]
     assert max(norms) >= 1e4 and all(map(math.isfinite, norms)) and all(run.healthy)
     rewards = [step.metrics["reward"] for step in run.steps]
-    assert len(rewards) == 10 and rewards[0] > 0.2 and max(rewards[-3:]) == 0.0
+    assert len(rewards) == 20 and rewards[0] > 0.2 and max(rewards[-3:]) == 0.0
     assert run.largest("ratio/max") > math.exp(5)
 
 
