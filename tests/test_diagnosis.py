@@ -15,6 +15,7 @@ from grpo_lab.diagnosis import HEALTHY, known_causes, known_symptoms
 from grpo_lab.diagnosis.causes import Cause, Condition
 from grpo_lab.diagnosis.symptoms import Seen, Symptom, Unknown
 from grpo_lab.errors import ConfigError
+from grpo_lab.learner import validated
 from grpo_lab.session import Session
 
 NAN, INF = math.nan, math.inf
@@ -154,11 +155,11 @@ def test_every_scenario_is_declared_in_one_class():
 
 def test_settings_named_as_ours_exist():
     config = scenarios.preset("original")
-    for cause in CAUSES.values():
-        for remedy in cause.remedies:
-            for override in (part.strip() for part in remedy.here.split(", ")):
-                if "=" in override and " " not in override and "faults" not in override:
-                    config.with_(override)
+    named = {part.strip() for cause in CAUSES.values() for remedy in cause.remedies for part in remedy.here.split(", ")}
+    settings = [part for part in named if "=" in part and " " not in part]
+    assert len(settings) > 20
+    for override in settings:
+        assert validated(config.with_(override)), override  # which knows the names of guards and formulas too
 
 
 def test_cause_before_consequence():
