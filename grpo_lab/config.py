@@ -110,17 +110,20 @@ class LossConfig(Settings):
     beta: Annotated[float, AtLeast(0)] = 0.02
     """Weight of the KL penalty; 0 loads no reference model."""
     kl_estimator: str = "k3"
-    """`k1`, `k2`, `k3`, `hinge`, or a named wrong formula."""
+    """`k1`, `k2`, `k3`, `hinge`, a named wrong formula, or `file.py:name`: (delta) -> penalty, both (b, T)."""
     log_ratio: str = "old"
-    """What the policy is compared with: `old` (the policy that sampled), or a named wrong formula."""
+    """What the policy is compared with: `old` (the policy that sampled), a named wrong formula, or `file.py:name`:
+    (logprobs, batch) -> log-ratio (b, T)."""
     aggregation: Annotated[str, OneOf("token", "sequence", "constant")] = "token"
     """Mean over tokens, mean over completions of their means, or the sum over a constant length."""
     advantage_scale: str = "group"
-    """Standard deviation that divides the advantages: `group`, `batch`, `none`, or a named wrong formula."""
+    """Standard deviation that divides the advantages: `group`, `batch`, `none`, a named wrong formula, or
+    `file.py:name`: (rewards (P, G), scorable=...) -> advantages (P, G)."""
     completion_mask: str = "position"
-    """Which tokens are trained: `position` (up to the end token), or a named wrong mask."""
+    """Which tokens are trained: `position` (up to the end token), a named wrong mask, or `file.py:name`:
+    (batch, pad) -> mask (B, T)."""
     accumulation: str = "add"
-    """How micro-batches become one gradient: `add`, or a named wrong way."""
+    """How micro-batches become one gradient: `add`, a named wrong way, or `file.py:name`: (loss, optimizer)."""
     num_iterations: Annotated[int, AtLeast(1)] = 1
     """Updates on each batch of completions (the mu of the paper)."""
 
@@ -148,7 +151,10 @@ Switches = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Config:
-    """Everything a run depends on. `guards` and `faults` map a name to its settings, in the order they act."""
+    """Everything a run depends on. `guards` and `faults` map a name to its settings, in the order they act.
+
+    The user's own, `file.py:Class`, stand there like those that are registered.
+    """
 
     run: RunConfig = field(default_factory=RunConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -168,7 +174,7 @@ class Config:
             path, separator, text = override.partition("=")
             if not separator:
                 raise ConfigError(f"{override!r} is no override; write section.setting=value, as in loss.beta=0.04")
-            _put(tree, path.strip().split("."), text.strip(), override)
+            _put(tree, _parts(path.strip()), text.strip(), override)
         return Config.from_dict(tree)
 
     def merged(self, tree: Mapping[str, Any]) -> Config:
@@ -250,6 +256,20 @@ def _times(old: Any, text: str, where: str) -> float:
         return old * factor
     except OverflowError:
         raise ConfigError(f"{where} = {text!r}: the product is too large; give the number itself") from None
+
+
+def _parts(path: str) -> list[str]:
+    """The names on the way to a setting; those of a file are one.
+
+    >>> _parts("loss.beta"), _parts("guards.v1.0/mine.py:Mine.limit")
+    (['loss', 'beta'], ['guards', 'v1.0/mine.py:Mine', 'limit'])
+    """
+    section, _, rest = path.partition(".")
+    file, colon, inside = rest.rpartition(":")
+    if not colon:
+        return path.split(".")
+    name, *setting = inside.split(".")
+    return [section, f"{file}:{name}", *setting]
 
 
 def _put(tree: dict[str, Any], path: list[str], text: str, override: str) -> None:

@@ -11,6 +11,10 @@ class GrpoLabError(Exception):
 
     exit_code = 1
 
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows of it: one line, as the command line does."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class ConfigError(GrpoLabError):
     """A setting, preset, scenario, guard or fault that does not exist or lies outside its limits."""
@@ -38,6 +42,14 @@ class LogError(GrpoLabError):
 
 class RunError(GrpoLabError):
     """A run folder that cannot be written or read, or a run that crashed when asked to be checked."""
+
+
+class Unanswered(GrpoLabError):
+    """An exercise whose cell was not run yet, or still holds the line that stands for an answer."""
+
+
+class NotYet(GrpoLabError):
+    """An answer that was looked at and is not right yet."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str], error: type[GrpoLabError] = ConfigError) -> GrpoLabError:

@@ -14,6 +14,7 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from sys import intern
 from typing import Any, NamedTuple
 
 from grpo_lab.errors import RunError
@@ -96,7 +97,7 @@ LINKS: dict[str, Link] = {
 """The chain in order; torch.multinomial, its end, shows as a crash."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class LinkNote:
     """One link of the chain, once: how large, how much of it is not finite, and where its worst element is."""
 
@@ -115,10 +116,11 @@ class LinkNote:
     @staticmethod
     def read(tree: dict[str, Any]) -> LinkNote:
         numbers = {"magnitude": float(tree["magnitude"]), "nonfinite": float(tree["nonfinite"])}
-        return LinkNote(**{**tree, **numbers, "facts": _floats(tree["facts"])})
+        words = {"link": intern(tree["link"]), "where": intern(tree["where"])}
+        return LinkNote(**{**tree, **numbers, **words, "facts": _floats(tree["facts"])})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Action:
     """What one guard or fault did: where, how severe, and its reason with the number and the limit."""
 
@@ -130,7 +132,7 @@ class Action:
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Started:
     """A run begins."""
 
@@ -139,7 +141,7 @@ class Started:
     device: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Changed:
     """Settings of a running model were changed at the top of `step`."""
 
@@ -147,7 +149,7 @@ class Changed:
     overrides: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Stepped:
     """One step, whole or cut short: by a guard (`verdict`) or by an error (`failed`)."""
 
@@ -161,7 +163,7 @@ class Stepped:
     failed: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Evaluated:
     """Mean reward of held-out problems, sampled once each at temperature 1, before `step`."""
 
@@ -170,7 +172,7 @@ class Evaluated:
     num_problems: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Crash:
     """An error that ended a run, classified."""
 
@@ -180,7 +182,7 @@ class Crash:
     explanation: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Ended:
     """A run is over: `done`, `stopped` (by a guard or the user) or `crashed`."""
 
@@ -221,8 +223,12 @@ def encodable(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
+_NONE: dict[str, float] = {}
+
+
 def _floats(tree: dict[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in tree.items()}
+    """Numbers by name. A long run holds millions: names are kept once, and so is the table without any."""
+    return {intern(name): float(value) for name, value in tree.items()} if tree else _NONE
 
 
 def _samples(rows: Iterable[Any]) -> tuple[tuple[str, str, float], ...]:

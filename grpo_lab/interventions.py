@@ -12,9 +12,9 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from grpo_lab import seeds, settings
+from grpo_lab import own_code, seeds, settings
 from grpo_lab.config import Config
-from grpo_lab.errors import unknown
+from grpo_lab.errors import ConfigError
 from grpo_lab.events import Action
 from grpo_lab.recorder import Recorder
 
@@ -208,9 +208,11 @@ def arrange(
     faults: Mapping[str, type[Intervention]],
     guards: Mapping[str, type[Intervention]],
     probes: Iterable[type[Intervention]] = (),
+    own: bool = True,
 ) -> Arrangement:
     """The configured interventions by stage: faults, then what only looks, then guards. Off means absent.
 
+    Without `own`, those of the user's files are absent too, and the files are not run.
     Raises ConfigError for a name or setting that does not exist.
     """
     arranged: Arrangement = defaultdict(list)
@@ -222,11 +224,27 @@ def arrange(
     )
     for kind, switches, registry in kinds:
         for name, values in switches.items():
-            if name not in registry:
-                raise unknown(kind, name, registry)
-            intervention = settings.build(registry[name], values, f"{kind}s.{name}")
-            arranged[intervention.stage].append((kind, intervention))
+            if own or not own_code.is_own(name):
+                intervention = settings.build(_class(kind, name, registry), values, f"{kind}s.{name}")
+                arranged[intervention.stage].append((kind, intervention))
     return dict(arranged)
+
+
+def _class(kind: str, name: str, registry: Mapping[str, type[Intervention]]) -> type[Intervention]:
+    """A registered class, or one of the user's own, which is called by its class's name unless it has another."""
+    found = own_code.named(kind, name, registry)
+    if not own_code.is_own(name):
+        return found
+    if not (isinstance(found, type) and issubclass(found, Intervention)):
+        raise ConfigError(
+            f"{name}: a {kind} is a class of its own, a subclass of {Intervention.__module__}.Intervention"
+        )
+    stage = getattr(found, "stage", None)
+    if stage not in list(Stage):
+        raise ConfigError(f"{name}: stage = {stage!r}: must be one of {', '.join(Stage)}")
+    if "name" not in vars(found):
+        found.name = found.__name__
+    return found
 
 
 def carry_over(old: Arrangement, new: Arrangement) -> None:

@@ -19,9 +19,8 @@ from grpo_lab.config import LIVE_SECTIONS, Config, SamplingConfig
 from grpo_lab.errors import ConfigError, ModelError
 from grpo_lab.events import Evaluated, LinkNote, Stepped
 from grpo_lab.faults import FAULTS, formulas
-from grpo_lab.faults.formulas import ACCUMULATIONS, KL_ESTIMATORS, LOG_RATIOS, MASKS
 from grpo_lab.guards import GUARDS
-from grpo_lab.interventions import Coefficients, Refused, Stage, Step, Verdict, arrange, carry_over
+from grpo_lab.interventions import Arrangement, Coefficients, Refused, Stage, Step, Verdict, arrange, carry_over
 from grpo_lab.logprobs import completion_logprobs
 from grpo_lab.losses import clipped_surrogate, token_weights, weighted_sum
 from grpo_lab.probes import PROBES, MeasureExactKL
@@ -43,7 +42,7 @@ class Learner:
     """Policy, reference, optimizer, snapshots and interventions of one run."""
 
     def __init__(self, config: Config, model: tuple[Any, Any] | None, rewards: RewardFunctions | None) -> None:
-        self.interventions = validated(config)
+        self.formulas, self.interventions = validated(config, own=True)
         self.config = config
         if config.run.threads:
             torch.set_num_threads(config.run.threads)
@@ -80,9 +79,9 @@ class Learner:
                 raise ConfigError(f"{section}.* is fixed once a run has started; {', '.join(LIVE_SECTIONS)} may change")
         if self.reference is None and formulas.needs_reference(changed):
             raise ConfigError("this run has no reference model: it started with loss.beta = 0; start it with more")
-        interventions = validated(changed)
+        chosen, interventions = validated(changed, own=True)
         carry_over(self.interventions, interventions)
-        self.config, self.interventions = changed, interventions
+        self.config, self.formulas, self.interventions = changed, chosen, interventions
         self.snapshots.every = self._snapshot_interval()
 
     def begin(self, index: int) -> Step:
@@ -129,7 +128,7 @@ class Learner:
         if not bool(scorable.any()):
             step.say("trainer", Stage.REWARDS, Verdict.SKIP_STEP, f"none of {len(scorable)} completions was scored")
             raise Refused
-        mask = MASKS[self.config.loss.completion_mask](batch, self.tokenizer.pad_token_id)
+        mask = self.formulas.completion_mask(batch, self.tokenizer.pad_token_id)
         batch = replace(batch, advantages=advantages.flatten(), completion_mask=mask).rows(scorable.nonzero()[:, 0])
         ref_logprobs = None
         if self.reference is not None:
@@ -161,7 +160,7 @@ class Learner:
         logprobs = completion_logprobs(logits, batch.completions, sampling.temperature).to(self.precision.loss)
         logprobs = logprobs.masked_fill(outside, 0.0)
         recorder.tensor("logprobs", logprobs, step.update)
-        log_ratio = LOG_RATIOS[self.config.loss.log_ratio](logprobs, batch).masked_fill(outside, 0.0)
+        log_ratio = self.formulas.log_ratio(logprobs, batch).masked_fill(outside, 0.0)
         log_ratio = step.at(Stage.LOG_RATIO, log_ratio)
         log_ratio.register_hook(lambda gradient: recorder.tensor("log_ratio_gradient", gradient, step.update))
         ratio = log_ratio.detach().exp()
@@ -170,7 +169,7 @@ class Learner:
         if self.reference is not None:
             assert batch.ref_logprobs is not None
             delta = step.at(Stage.KL_DELTA, (batch.ref_logprobs - logprobs).masked_fill(outside, 0.0))
-            kl = KL_ESTIMATORS[self.config.loss.kl_estimator](delta)
+            kl = self.formulas.kl_estimator(delta)
             recorder.metric("kl", kl.float().sum() / num_tokens, step.update)
             if use.beta:  # 0 * inf is NaN: a penalty without weight must not be there at all
                 per_token = per_token + use.beta * kl
@@ -181,7 +180,7 @@ class Learner:
 
     def backward(self, loss: Tensor) -> None:
         """Add the loss's gradients to those of the batch so far."""
-        ACCUMULATIONS[self.config.loss.accumulation](self.scaler.scale(loss), self.optimizer)
+        self.formulas.accumulation(self.scaler.scale(loss), self.optimizer)
 
     def gradients(self) -> Any:
         """The policy with the gradients of the whole batch, unscaled."""
@@ -287,10 +286,10 @@ class Learner:
         return metrics if move is None else {**metrics, "weights/max_move": move}
 
 
-def validated(config: Config) -> Any:
-    """The config's interventions, arranged.
+def validated(config: Config, own: bool = False) -> tuple[formulas.Formulas, Arrangement]:
+    """The config's formulas, and its interventions, arranged; the user's own, which are code to run, only with `own`.
 
     Raises ConfigError for a guard, fault, setting or formula that does not exist.
     """
-    formulas.check(config)
-    return arrange(config, FAULTS, GUARDS, [*PROBES, *([MeasureExactKL] if config.run.exact_kl else [])])
+    probes = [*PROBES, *([MeasureExactKL] if config.run.exact_kl else [])]
+    return formulas.chosen(config, own), arrange(config, FAULTS, GUARDS, probes, own)

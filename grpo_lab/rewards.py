@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Sequence
-from importlib.machinery import SourceFileLoader
 from numbers import Real
-from pathlib import Path
-from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 import torch
 
-from grpo_lab.errors import RewardError, unknown
+from grpo_lab import own_code
+from grpo_lab.errors import RewardError
 from grpo_lab.tasks import Problem
 
 Reward = Callable[..., Sequence[float | None]]
@@ -52,41 +49,10 @@ REWARDS: dict[str, Reward] = {"exact_match": exact_match, "brief_answer": brief_
 def load(name: str) -> Reward:
     """The reward function of that name, or the one that "path/to/file.py:function" names.
 
-    A file is read anew each time, so that a learner's edit takes effect.
-
     >>> load("exact_match").__name__
     'exact_match'
     """
-    path, colon, function = name.rpartition(":")
-    if not colon:
-        if name not in REWARDS:
-            raise unknown("reward", name, [*REWARDS, "path/to/file.py:function"], RewardError)
-        return REWARDS[name]
-    if not Path(path).is_file():
-        raise RewardError(f"{name}: no file {path!r} in {Path.cwd()}; give path/to/file.py:function")
-    module = _module(Path(path).resolve())
-    if not hasattr(module, function):
-        defined = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise unknown(f"function of {path}", function, defined, RewardError)
-    loaded = getattr(module, function)
-    if not callable(loaded):
-        raise RewardError(f"{name}: {function!r} is of type {type(loaded).__name__}; name a function")
-    return cast(Reward, loaded)  # what it returns is checked when it does
-
-
-def _module(path: Path) -> ModuleType:
-    """The module in a file, executed now."""
-    module = ModuleType(f"grpo_lab_reward_{path.stem}")
-    module.__file__ = str(path)
-    loader = SourceFileLoader(module.__name__, str(path))
-    sys.modules[module.__name__] = module  # dataclasses and pickle look a module up by its name
-    try:
-        # Compiled here, because Python's cached bytecode is stale when a file changes within the same second.
-        exec(loader.source_to_code(loader.get_data(str(path)), str(path)), vars(module))
-    except (Exception, SystemExit) as error:
-        del sys.modules[module.__name__]
-        raise RewardError(f"{path}: importing it raised {type(error).__name__}: {error}; mend the file") from error
-    return module
+    return own_code.named("reward", name, REWARDS, RewardError)  # what it returns is checked when it does
 
 
 def score(

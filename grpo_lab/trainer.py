@@ -16,7 +16,6 @@ from grpo_lab import measures
 from grpo_lab import tasks as task_sets
 from grpo_lab.config import Config
 from grpo_lab.events import Changed, Ended, Event, Started
-from grpo_lab.faults.formulas import ADVANTAGES
 from grpo_lab.interventions import Refused, Stage, Verdict
 from grpo_lab.learner import Learner, RewardFunctions
 
@@ -53,7 +52,7 @@ def train(
             batch = learner.sample(step, problems, sampling)
             scores = step.at(Stage.REWARDS, learner.score(step, problems, batch))
             measures.rewards(learner.recorder, step, scores)
-            advantages = ADVANTAGES[step.config.loss.advantage_scale](scores, scorable=step.scorable)
+            advantages = learner.formulas.advantage_scale(scores, scorable=step.scorable)
             advantages = step.at(Stage.ADVANTAGES, advantages)
             batch = step.at(Stage.BATCH, learner.complete(step, batch, advantages, sampling))
             batch = learner.weigh(batch)

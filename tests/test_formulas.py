@@ -11,7 +11,7 @@ from grpo_lab import kl
 from grpo_lab.batch import Batch
 from grpo_lab.config import Config
 from grpo_lab.errors import ConfigError
-from grpo_lab.faults.formulas import ACCUMULATIONS, ADVANTAGES, KL_ESTIMATORS, LOG_RATIOS, MASKS, check
+from grpo_lab.faults.formulas import ACCUMULATIONS, ADVANTAGES, KL_ESTIMATORS, LOG_RATIOS, MASKS, chosen
 
 
 def batch(pad: int = 0) -> Batch:
@@ -97,4 +97,4 @@ def test_the_exact_kl_is_what_k1_and_k3_estimate():
 @pytest.mark.parametrize("setting", ["log_ratio", "kl_estimator", "advantage_scale", "completion_mask", "accumulation"])
 def test_an_unknown_formula_is_refused_by_name(setting):
     with pytest.raises(ConfigError, match=f"unknown loss.{setting} 'nonsense'"):
-        check(Config().with_(f"loss.{setting}=nonsense"))
+        chosen(Config().with_(f"loss.{setting}=nonsense"))

@@ -5,17 +5,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from grpo_lab import kl
+from grpo_lab import kl, own_code
 from grpo_lab.advantages import SCALES, group_advantages
 from grpo_lab.batch import Batch
 from grpo_lab.config import Config
-from grpo_lab.errors import unknown
 
 
 def log_ratio_to_old(logprobs: Tensor, batch: Batch) -> Tensor:
@@ -119,19 +118,41 @@ ACCUMULATIONS: dict[str, Callable[[Tensor, Optimizer], None]] = {
 }
 
 
-def check(config: Config) -> None:
-    """Raise ConfigError for a formula that does not exist, with the nearest names."""
-    for name, value, known in (
-        ("log_ratio", config.loss.log_ratio, LOG_RATIOS),
-        ("kl_estimator", config.loss.kl_estimator, KL_ESTIMATORS),
-        ("advantage_scale", config.loss.advantage_scale, ADVANTAGES),
-        ("completion_mask", config.loss.completion_mask, MASKS),
-        ("accumulation", config.loss.accumulation, ACCUMULATIONS),
-    ):
-        if value not in known:
-            raise unknown(f"loss.{name}", value, known)
+FORMULAS: dict[str, dict[str, Callable[..., Any]]] = {
+    "log_ratio": LOG_RATIOS,
+    "kl_estimator": KL_ESTIMATORS,
+    "advantage_scale": ADVANTAGES,
+    "completion_mask": MASKS,
+    "accumulation": ACCUMULATIONS,
+}
+"""By the setting of `loss` that names one."""
+
+
+class Formulas(NamedTuple):
+    """The functions that a config names, each by its setting."""
+
+    log_ratio: Any
+    kl_estimator: Any
+    advantage_scale: Any
+    completion_mask: Any
+    accumulation: Any
+
+
+def chosen(config: Config, own: bool = True) -> Formulas:
+    """The formulas of a config. Without `own`, the user's files are not run, and None stands for what they define.
+
+    Raises ConfigError for a formula that does not exist, with the nearest names.
+    """
+    names = {setting: getattr(config.loss, setting) for setting in FORMULAS}
+    skipped = {setting for setting, name in names.items() if own_code.is_own(name) and not own}
+    found = (
+        None if setting in skipped else own_code.named(f"loss.{setting}", names[setting], known)
+        for setting, known in FORMULAS.items()
+    )
+    return Formulas(*found)
 
 
 def needs_reference(config: Config) -> bool:
-    """Whether the loss compares the policy with a reference model."""
-    return config.loss.beta > 0 or config.loss.log_ratio in NEEDS_REFERENCE
+    """Whether the loss compares the policy with a reference model, as a log-ratio of the user's own may."""
+    log_ratio = config.loss.log_ratio
+    return config.loss.beta > 0 or log_ratio in NEEDS_REFERENCE or own_code.is_own(log_ratio)

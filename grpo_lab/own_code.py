@@ -1,0 +1,101 @@
+"""A user's own code, named in a config as `path/to/file.py:name` wherever a registered name may stand."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+import zlib
+from collections.abc import Mapping
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from grpo_lab.errors import ConfigError, GrpoLabError, unknown
+
+FORM = "path/to/file.py:name"
+LONGEST = 300
+"""Characters of an error's message that are shown."""
+T = TypeVar("T")
+
+
+def is_own(name: str) -> bool:
+    """Whether a name means something in a file.
+
+    >>> is_own("mine.py:k3"), is_own("k3")
+    (True, False)
+    """
+    return ":" in name
+
+
+def named(kind: str, name: str, registered: Mapping[str, T], error: type[GrpoLabError] = ConfigError) -> T:
+    """What a name stands for: something registered, or a function or class of the user's file.
+
+    >>> named("formula", "double", {"double": lambda x: 2 * x})(4)
+    8
+
+    Raises `error` for a name that is neither, with the nearest ones.
+    """
+    if is_own(name):
+        return load(name, error)
+    if name not in registered:
+        raise unknown(kind, name, [*registered, FORM], error)
+    return registered[name]
+
+
+def load(name: str, error: type[GrpoLabError] = ConfigError) -> Any:
+    """The function or class that "path/to/file.py:name" names, read anew each time, so that an edit takes effect.
+
+    Raises `error` for a file that is missing or does not run, and for a name that is not in it or cannot be called.
+    """
+    file, _, name_there = name.rpartition(":")
+    if not Path(file).is_file():
+        raise error(f"{name}: no file {file!r} in {Path.cwd()}; give {FORM}")
+    module = execute(Path(file), error)
+    if not hasattr(module, name_there):
+        defined = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise unknown(f"name in {file}", name_there, defined, error)
+    loaded = getattr(module, name_there)
+    if not callable(loaded):
+        raise error(f"{name}: {name_there!r} is of type {type(loaded).__name__}; name a function or a class")
+    return loaded
+
+
+def execute(path: Path, error: type[GrpoLabError] = ConfigError) -> ModuleType:
+    """The module in a file, executed now.
+
+    Raises `error` for code that raises; the message names the line.
+    """
+    path = path.resolve()
+    # The path is part of the name: dataclasses look up their module by it, and two files may have the same stem.
+    module = ModuleType(f"grpo_lab_own_{path.stem}_{zlib.crc32(str(path).encode()):08x}")
+    module.__file__ = str(path)
+    loader = SourceFileLoader(module.__name__, str(path))
+    sys.modules[module.__name__] = module  # dataclasses and pickle look a module up by its name
+    try:
+        # Compiled here, because Python's cached bytecode is stale when a file changes within the same second.
+        exec(loader.source_to_code(loader.get_data(str(path)), str(path)), vars(module))
+    except (Exception, SystemExit) as raised:
+        del sys.modules[module.__name__]
+        raise error(f"{path}: importing it raised {said(raised, path)}; mend the file") from raised
+    return module
+
+
+def said(error: BaseException, path: str | Path) -> str:
+    """An error of a user's code in one line: its type, its message and, where it is in that file, its line.
+
+    >>> said(ValueError("too much"), "mine.py")
+    'ValueError: too much'
+    """
+    message = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+    message = message if len(message) <= LONGEST else f"{message[:LONGEST]} ..."
+    line = _line(error, str(path))
+    return f"{message} (line {line})" if line else message
+
+
+def _line(error: BaseException, path: str) -> int | None:
+    """The line of the file where it happened: the innermost, if it went through several."""
+    if isinstance(error, SyntaxError) and error.filename == path:
+        return None  # its own message says it
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    return lines[-1] if lines else None

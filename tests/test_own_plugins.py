@@ -1,0 +1,229 @@
+"""Formulas and guards of a user's own stand in a config like those that are registered, wherever it is run."""
+
+import json
+import os
+import sys
+
+import pytest
+
+from grpo_lab import cli, own_code
+from grpo_lab.config import Config
+from grpo_lab.errors import ConfigError
+from grpo_lab.events import Changed, Stepped
+from grpo_lab.faults.formulas import FORMULAS, chosen, needs_reference
+from grpo_lab.learner import validated
+from grpo_lab.scenarios import preset
+from grpo_lab.session import Session
+from grpo_lab.settings import settings_of
+from grpo_lab.trainer import train
+
+SMOKE = preset("smoke").with_("run.threads=1")
+FORMULA = """
+from grpo_lab.faults import formulas
+
+def {name}(*args, **kwargs):
+    return formulas.FORMULAS["{setting}"]["{which}"](*args, **kwargs)
+"""
+GUARD = """
+from __future__ import annotations
+from dataclasses import dataclass
+from grpo_lab.interventions import Intervention, Outcome, Stage, Verdict
+from grpo_lab.settings import Annotated, AtLeast
+
+@dataclass(frozen=True)
+class Mine(Intervention):
+    '''Counts the losses it sees, and says so from the second on.'''
+
+    stage = Stage.LOSS
+    at: Annotated[int, AtLeast(1)] = 2
+    \"\"\"From which on it says so.\"\"\"
+
+    def __call__(self, value, step):
+        self.memory["seen"] = self.memory.get("seen", 0) + 1
+        if self.memory["seen"] < self.at:
+            return Outcome(value)
+        return Outcome(value, Verdict.CHANGED, f"loss {self.memory['seen']:.0f}")
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    """Writes a file of a user's, in a folder whose name has dots, and names something in it."""
+
+    def write(source, name="Mine", file="my.guard.py"):
+        path = tmp_path / "v1.0" / file
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(source)
+        return f"{path}:{name}"
+
+    return write
+
+
+def numbers(config, **options):
+    """The metrics of each step, but for the time it took."""
+    steps = [event for event in train(config, **options) if isinstance(event, Stepped)]
+    return [{name: value for name, value in step.metrics.items() if name != "step_time"} for step in steps]
+
+
+def said(events):
+    return [(action.name, action.reason) for event in events if isinstance(event, Stepped) for action in event.actions]
+
+
+@pytest.mark.parametrize("setting", FORMULAS)
+def test_a_formula_of_a_file_is_the_formula(own, setting):
+    """Two registered ones, copied, give each its own numbers: the copy is used, and nothing else."""
+    config = SMOKE.with_("data.micro_batch_prompts=2", "optimizer.learning_rate=1e-2", "sampling.temperature=0.7")
+    found = []
+    for which in list(FORMULAS[setting])[:2]:
+        name = own(FORMULA.format(name="mine", setting=setting, which=which), "mine")
+        found.append(numbers(config.with_(f"loss.{setting}={name}")))
+        assert found[-1] == numbers(config.with_(f"loss.{setting}={which}"))
+    assert found[0] != found[1]
+
+
+def test_a_log_ratio_of_ones_own_has_a_reference(own):
+    name = own("def mine(logprobs, batch):\n    return logprobs - batch.ref_logprobs", "mine")
+    config = SMOKE.with_("loss.beta=0", f"loss.log_ratio={name}")
+    assert needs_reference(config)
+    assert not needs_reference(SMOKE.with_("loss.beta=0"))
+    assert len(numbers(config)) == 3
+
+
+def test_a_guard_of_a_file_acts_and_remembers(own):
+    name = own(GUARD)
+    assert said(train(SMOKE.with_guards({name: {}}))) == [("Mine", "loss 2"), ("Mine", "loss 3")]
+
+
+@pytest.mark.parametrize("override", ["guards.{}.at=3", "guards.{}=on"])
+def test_overrides_name_it(own, override):
+    name = own(GUARD)
+    config = SMOKE.with_(override.format(name))
+    assert list(config.guards) == [name]
+    assert Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    assert said(train(config))[-1] == ("Mine", "loss 3")
+    assert len(said(train(config))) == (1 if "=3" in override else 2)
+    assert config.with_(f"guards.{name}=off") == SMOKE
+
+
+def test_its_settings_are_checked(own):
+    name = own(GUARD)
+    with pytest.raises(ConfigError, match=r"Mine\.at = 0: must be at least 1"):
+        validated(SMOKE.with_(f"guards.{name}.at=0"), own=True)
+    with pytest.raises(ConfigError, match=r"unknown setting of .* 'att'; did you mean 'at'"):
+        validated(SMOKE.with_(f"guards.{name}.att=3"), own=True)
+
+
+def test_its_memory_survives_a_change_of_the_running_model(own):
+    config = SMOKE.with_guards({own(GUARD): {"at": 3}})
+    told = {1: ["optimizer.learning_rate=1e-5"]}
+    events = list(train(config, controls=lambda step: told.get(step, [])))
+    assert any(isinstance(event, Changed) for event in events)
+    assert said(events) == [("Mine", "loss 3")]
+
+
+def test_a_name_of_its_own_is_kept(own):
+    name = own(GUARD.replace("    stage =", "    name = 'my_guard'\n    stage ="))
+    assert said(train(SMOKE.with_guards({name: {}})))[0] == ("my_guard", "loss 2")
+
+
+def test_one_that_builds_on_a_registered_guard_has_its_own_name(own):
+    source = "from grpo_lab.guards import GUARDS\nclass Mine(GUARDS['clip_gradients']): ..."
+    config = SMOKE.with_guards({own(source): {"max_norm": 1e-6}})
+    assert {name for name, _ in said(train(config))} == {"Mine"}
+
+
+def test_a_running_model_takes_a_formula(own):
+    name = own("def mine(delta):\n    raise ArithmeticError('it is used')", "mine")
+    told = {1: [f"loss.kl_estimator={name}"]}
+    events = train(SMOKE, controls=lambda step: told.get(step, []))
+    with pytest.raises(ArithmeticError, match="it is used"):
+        list(events)
+
+
+def test_two_files_of_one_name_are_two(tmp_path):
+    """Help is read from the source of a class, which is found by the name of its module."""
+    classes = []
+    for folder, words in (("a", "From which on"), ("b", "Since which")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "guard.py").write_text(GUARD.replace("From which on", words))
+        classes.append(own_code.load(f"{tmp_path}/{folder}/guard.py:Mine"))
+    helps = [settings_of(cls)["at"].help for cls in classes]
+    assert helps == ["From which on it says so.", "Since which it says so."]
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "message"),
+    [
+        ("def Mine(): ...", "Mine", "a guard is a class of its own, a subclass of grpo_lab.interventions.Intervention"),
+        ("class Mine: ...", "Mine", "a guard is a class of its own"),
+        (GUARD.replace("Stage.LOSS", "'losses'"), "Mine", "stage = 'losses': must be one of coefficients, sampling"),
+        (GUARD, "Yours", "unknown name in .*my.guard.py 'Yours'"),
+        ("import torch\n1 / 0", "Mine", r"importing it raised ZeroDivisionError: division by zero \(line 2\)"),
+    ],
+)
+def test_a_guard_that_is_none_is_refused(own, source, name, message):
+    with pytest.raises(ConfigError, match=message):
+        validated(SMOKE.with_guards({own(source, name): {}}), own=True)
+
+
+def test_registered_names_are_still_helped_with():
+    with pytest.raises(ConfigError, match=r"did you mean 'clamp_kl'.*path/to/file.py:name"):
+        validated(SMOKE.with_guards({"clamp_k": {}}))
+    with pytest.raises(ConfigError, match=r"unknown loss\.kl_estimator 'k4'; did you mean 'k[123]'"):
+        chosen(SMOKE.with_("loss.kl_estimator=k4"))
+
+
+def test_a_child_runs_it_and_its_parent_does_not(own, tmp_path):
+    """What a learner wrote runs where the run goes on, and a run is still shown when the file is gone."""
+    mark = tmp_path / "ran in"
+    source = f"{GUARD}\nimport os\nwith open({str(mark)!r}, 'a') as file:\n    file.write(str(os.getpid()) + ' ')\n"
+    name = own(source)
+    session = Session(SMOKE.with_guards({name: {}}), tmp_path / "run", child=True)
+    assert not mark.exists()
+    session.run()
+    assert said(session.events) == [("Mine", "loss 2"), ("Mine", "loss 3")]
+    assert str(os.getpid()) not in mark.read_text().split()
+    (tmp_path / "v1.0" / "my.guard.py").unlink()
+    assert said(Session.open(tmp_path / "run").events) == said(session.events)
+
+
+def test_a_mistake_in_it_reaches_the_parent(own, tmp_path):
+    session = Session(
+        SMOKE.with_(f"loss.kl_estimator={own('def k3(delta): return', 'k4')}"), tmp_path / "run", child=True
+    )
+    with pytest.raises(ConfigError, match=r"unknown name in .* 'k4'; did you mean 'k3'"):
+        session.run()
+    assert session.status == "failed"
+
+
+def test_a_running_model_refuses_a_bad_one_and_goes_on(own, tmp_path):
+    session = Session(SMOKE, tmp_path / "run")
+    with pytest.raises(ConfigError, match="importing it raised"):
+        session.set(f"guards.{own('1 / 0')}=on")
+    assert session.run().status == "done"
+
+
+def test_the_command_line_takes_it(own, tmp_path, monkeypatch, capsys):
+    name = own(GUARD)
+    formula = own(FORMULA.format(name="k", setting="kl_estimator", which="k3"), "k", "kl.py")
+    words = ["train", "--preset", "smoke", "--set", "run.threads=1", "--guards", f"warm_up,{name}"]
+    words += ["--set", f"guards.{name}.at=1", "--set", f"loss.kl_estimator={formula}", "--out", str(tmp_path / "run")]
+    assert called(monkeypatch, words) == 0
+    session = Session.open(tmp_path / "run")
+    assert list(session.config.guards) == ["warm_up", name]
+    assert [name for name, _ in said(session.events)].count("Mine") == 3
+    (tmp_path / "v1.0" / "my.guard.py").write_text("def Mine(:")
+    words[-1] = str(tmp_path / "again")
+    capsys.readouterr()
+    assert called(monkeypatch, words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert "SyntaxError" in error
+    assert "Traceback" not in error
+
+
+def called(monkeypatch, words):
+    monkeypatch.setattr(sys, "argv", ["grpo-lab", *words])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    return end.value.code or 0
