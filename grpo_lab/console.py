@@ -42,14 +42,18 @@ class ProgressView:
         if isinstance(event, Started):
             self._bars.update(self._task, total=event.config["run"]["num_steps"], note="")
         elif isinstance(event, Stepped):
-            names = {"reward": "reward", "grad_norm": "norm", "kl": "kl"}
-            shown = [f"{label} {event.metrics[name]:.3g}" for name, label in names.items() if name in event.metrics]
-            verdict = [] if event.verdict in ("KEEP", "CHANGED") else [event.verdict]
-            self._bars.update(self._task, completed=event.step + (not event.failed), note=" ".join([*shown, *verdict]))
+            self._bars.update(self._task, completed=event.step + (not event.failed), note=in_numbers(event))
         elif isinstance(event, Evaluated):
             self._bars.update(self._task, note=f"held-out reward {event.reward:.3f}")
         elif isinstance(event, Ended):
             self._bars.update(self._task, note=event.status)
+
+
+def in_numbers(event: Stepped) -> str:
+    """A step in the numbers that tell whether it went well."""
+    names = {"reward": "reward", "grad_norm": "norm", "kl": "kl"}
+    shown = [f"{label} {event.metrics[name]:.3g}" for name, label in names.items() if name in event.metrics]
+    return " ".join(shown if event.verdict in ("KEEP", "CHANGED") else [*shown, event.verdict])
 
 
 def table(rows: Iterable[Sequence[str]], title: str | None = None, gap: int = 2) -> Table:

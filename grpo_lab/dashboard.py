@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from grpo_lab.chain import ChainBreak, first_break, statuses
 from grpo_lab.config import Config
 from grpo_lab.errors import GrpoLabError
 from grpo_lab.events import LINKS, METRICS, Action, Changed, Ended, Evaluated, Event, Started, Stepped
 from grpo_lab.interventions import Verdict
+from grpo_lab.series import Series as Series
+from grpo_lab.series import decimate as decimate
+from grpo_lab.series import shown as shown
 
 MULTINOMIAL = "torch.multinomial"
 CURVES = ("grad_norm", "kl", "reward", "ratio/max")
@@ -21,13 +23,6 @@ CURVES = ("grad_norm", "kl", "reward", "ratio/max")
 _WATCHED = ("grad_norm", "kl", "loss", "ratio/max")
 _DOING = {"SKIP_STEP": "skipping", "ROLL_BACK": "rolling back", "STOP": "stopping"}
 _KINDS = {Verdict.SKIP_STEP: "skipped", Verdict.ROLL_BACK: "rolled back", Verdict.STOP: "stopped"}
-
-
-class Series(NamedTuple):
-    """One curve: a value for each step that has one."""
-
-    steps: tuple[int, ...] = ()
-    values: tuple[float, ...] = ()
 
 
 class Mark(NamedTuple):
@@ -74,6 +69,8 @@ class Screen:
     """Step -> link -> `healthy`, `warning` or `broken`; a link that is absent was not reached."""
     first_break: ChainBreak | None
     crash_step: int | None
+    explanation: str
+    """What the crash means, where it is a known one."""
     guards: dict[str, Tally]
     faults: dict[str, Tally]
     samples: tuple[tuple[str, str, float], ...]
@@ -81,7 +78,137 @@ class Screen:
 
     def marked(self, kind: str) -> list[int]:
         """Steps with a mark of this kind."""
-        return [mark.step for mark in self.marks if mark.kind == kind]
+        return self._by_kind.get(kind, [])
+
+    def kinds(self) -> frozenset[str]:
+        """The kinds of its marks."""
+        return frozenset(self._by_kind)
+
+    @functools.cached_property
+    def _by_kind(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for mark in self.marks:
+            found.setdefault(mark.kind, []).append(mark.step)
+        return found
+
+
+class Fold:
+    """The screen of a run that is going on: takes its events one by one, and gives the screen whenever it is wanted.
+
+    What an event changes is worked out when it comes: the ten-thousandth frame costs little more than the first.
+    """
+
+    def __init__(self) -> None:
+        self._settings: list[tuple[int, dict[str, Any]]] = []
+        self._columns: dict[str, tuple[list[int], list[float]]] = {}
+        self._evaluations: tuple[list[int], list[float]] = ([], [])
+        self._marks: list[Mark] = []
+        self._strip: dict[int, dict[str, str]] = {}
+        self._rows: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
+        self._tallies: dict[str, dict[str, Tally]] = {"guard": {}, "fault": {}}
+        self._first_break: ChainBreak | None = None
+        self._begun = self._poisoned = False
+        self._last: Stepped | None = None
+        self._completed, self._failed_step = 0, None
+        self._samples: tuple[tuple[str, str, float], ...] = ()
+        self._ended: Ended | None = None
+
+    def add(self, event: Event) -> None:
+        """Take the next event."""
+        self._begun = True
+        self._first_break = self._first_break or first_break([event])
+        if isinstance(event, Started):
+            self._settings.append((0, event.config))
+        elif isinstance(event, Changed):
+            self._change(event)
+        elif isinstance(event, Stepped):
+            self._step(event)
+        elif isinstance(event, Evaluated):
+            _append(self._evaluations, event.step, event.reward)
+        else:
+            self._ended = event
+
+    def screen(self) -> Screen:
+        """The screen after the events so far."""
+        config = self._settings[-1][1] if self._settings else {}
+        run, crash_step = config.get("run", {}), self._crash_step()
+        status, message = self._status()
+        crashed = () if crash_step is None else (Mark(crash_step, "crashed", message),)
+        return Screen(
+            name=str(run.get("name", "")),
+            status=status,
+            message=message,
+            step=self._last.step if self._last else -1,
+            completed=self._completed,
+            num_steps=int(run.get("num_steps", 0)),
+            settings=tuple(self._settings),
+            series={name: _series(columns) for name, columns in self._columns.items()},
+            evaluations=_series(self._evaluations),
+            marks=(*self._marks, *crashed),
+            statuses=self._statuses(crash_step),
+            first_break=self._first_break,
+            crash_step=crash_step,
+            explanation=self._ended.crash.explanation if self._ended and self._ended.crash else "",
+            guards=dict(self._tallies["guard"]),
+            faults=dict(self._tallies["fault"]),
+            samples=self._samples,
+        )
+
+    def _step(self, event: Stepped) -> None:
+        self._last = event
+        self._completed += not event.failed
+        self._samples = event.samples or self._samples
+        if event.failed and self._failed_step is None:
+            self._failed_step = event.step
+        for name, value in event.metrics.items():
+            _append(self._columns.setdefault(name, ([], [])), event.step, value)
+        for action in event.actions:
+            if action.kind in self._tallies:
+                _count(self._tallies[action.kind], action, event.step)
+        worst = _worst(event)
+        kind = _KINDS.get(Verdict[event.verdict])
+        if kind or any(action.kind == "guard" for action in event.actions):
+            self._marks.append(Mark(event.step, kind or "acted", f"{worst.name}: {worst.reason}" if worst else ""))
+        row = self._strip.get(event.step, {}) | statuses([event])[event.step]
+        if "probabilities" in row:
+            row[MULTINOMIAL] = "healthy"
+        self._strip[event.step] = self._rows.setdefault(tuple(row.items()), row)  # most rows are alike: one is kept
+        self._poisoned = _leaves_poisoned(event, self._poisoned)
+
+    def _change(self, event: Changed) -> None:
+        self._marks.append(Mark(event.step, "changed", ", ".join(event.overrides)))
+        if not self._settings:
+            return
+        try:
+            changed = Config.from_dict(self._settings[-1][1]).with_(*event.overrides).to_dict()
+        except GrpoLabError:
+            return  # of another version of the lab: the mark is shown, its effect on the limits is not
+        self._settings.append((event.step, changed))
+
+    def _crash_step(self) -> int | None:
+        """The step that failed; where the process died before it could tell, the one after the last."""
+        if self._failed_step is None and self._ended and self._ended.status == "crashed":
+            return self._last.step + 1 if self._last else 0
+        return self._failed_step
+
+    def _statuses(self, crash_step: int | None) -> dict[int, dict[str, str]]:
+        """The chain's statuses with its end, torch.multinomial, which leaves no number but a crash."""
+        table, crash = dict(self._strip), self._ended.crash if self._ended else None
+        if crash_step is not None and crash and crash.operator == MULTINOMIAL:
+            table[crash_step] = {**table.get(crash_step, {}), MULTINOMIAL: "broken"}
+        return table
+
+    def _status(self) -> tuple[str, str]:
+        """How the run is, in words, and why."""
+        ended = self._ended
+        if ended and ended.crash:
+            operator = ended.crash.operator
+            return ("crashed", ended.message) if operator == "unknown" else (f"crashed in {operator}", ended.crash.text)
+        if ended:
+            return ended.status + (", poisoned" if self._poisoned else ""), ended.message
+        if not self._last:
+            return ("starting" if self._begun else "waiting"), ""
+        return ("poisoned", "weights are NaN or inf") if self._poisoned else _status_of(self._last)
 
 
 def fold(events: Iterable[Event]) -> Screen:
@@ -90,32 +217,10 @@ def fold(events: Iterable[Event]) -> Screen:
     >>> fold([]).status
     'waiting'
     """
-    events = list(events)
-    steps = [event for event in events if isinstance(event, Stepped)]
-    ended = next((event for event in reversed(events) if isinstance(event, Ended)), None)
-    evaluated = [event for event in events if isinstance(event, Evaluated)]
-    settings = _settings(events)
-    config = settings[-1][1] if settings else {}
-    crash_step = _crash_step(steps, ended)
-    status, message = _status(events, steps, ended)
-    return Screen(
-        name=str(config.get("run", {}).get("name", "")),
-        status=status,
-        message=message,
-        step=steps[-1].step if steps else -1,
-        completed=sum(not event.failed for event in steps),
-        num_steps=int(config.get("run", {}).get("num_steps", 0)),
-        settings=settings,
-        series=_series(steps),
-        evaluations=Series(tuple(e.step for e in evaluated), tuple(e.reward for e in evaluated)),
-        marks=_marks(events, crash_step, message),
-        statuses=_strip(steps, ended, crash_step),
-        first_break=first_break(events),
-        crash_step=crash_step,
-        guards=_tallies(steps, "guard"),
-        faults=_tallies(steps, "fault"),
-        samples=next((event.samples for event in reversed(steps) if event.samples), ()),
-    )
+    folded = Fold()
+    for event in events:
+        folded.add(event)
+    return folded.screen()
 
 
 def describe(screen: Screen) -> str:
@@ -138,34 +243,6 @@ def describe(screen: Screen) -> str:
     return " ".join(text.translate(str.maketrans("[]", "()")).split())
 
 
-def decimate(series: Series, limit: int = 600) -> Series:
-    """At most `limit` points of the curve: of each bucket its smallest, its largest and its first non-finite value.
-
-    A spike of one step survives, and so do the first and the last point.
-    """
-    count = len(series.steps)
-    if count <= limit:
-        return series
-    values, keep = np.asarray(series.values, dtype=float), {0, count - 1}
-    for bucket in np.array_split(np.arange(count), max(1, (limit - 2) // 3)):
-        part = values[bucket]
-        finite = bucket[np.isfinite(part)]
-        if len(finite):
-            keep |= {int(finite[values[finite].argmin()]), int(finite[values[finite].argmax()])}
-        keep |= {int(index) for index in bucket[~np.isfinite(part)][:1]}
-    chosen = sorted(keep)
-    return Series(tuple(series.steps[i] for i in chosen), tuple(series.values[i] for i in chosen))
-
-
-def shown(value: float) -> str:
-    """A number as a reader wants it: three digits, and NaN by its name.
-
-    >>> shown(812.43), shown(3435618.5), shown(float("nan"))
-    ('812', '3.44e+06', 'NaN')
-    """
-    return "NaN" if math.isnan(value) else f"{value:.3g}"
-
-
 def _curve_in_words(name: str, series: Series) -> str:
     if not series.values:
         return ""
@@ -180,62 +257,19 @@ def _curve_in_words(name: str, series: Series) -> str:
     return f"{words} ({', '.join(extremes)})" if extremes else words
 
 
-def _settings(events: Sequence[Event]) -> tuple[tuple[int, dict[str, Any]], ...]:
-    history: list[tuple[int, dict[str, Any]]] = []
-    for event in events:
-        if isinstance(event, Started):
-            history.append((0, event.config))
-        elif isinstance(event, Changed) and history:
-            try:
-                changed = Config.from_dict(history[-1][1]).with_(*event.overrides).to_dict()
-            except GrpoLabError:
-                continue  # of another version of the lab: the mark is shown, its effect on the limits is not
-            history.append((event.step, changed))
-    return tuple(history)
+def _append(columns: tuple[list[int], list[float]], step: int, value: float) -> None:
+    columns[0].append(step)
+    columns[1].append(value)
 
 
-def _series(steps: Sequence[Stepped]) -> dict[str, Series]:
-    pairs: dict[str, list[tuple[int, float]]] = {}
-    for event in steps:
-        for name, value in event.metrics.items():
-            pairs.setdefault(name, []).append((event.step, value))
-    return {name: Series(*(tuple(column) for column in zip(*rows, strict=True))) for name, rows in pairs.items()}
+def _series(columns: tuple[list[int], list[float]]) -> Series:
+    return Series(tuple(columns[0]), tuple(columns[1]))
 
 
-def _crash_step(steps: Sequence[Stepped], ended: Ended | None) -> int | None:
-    """The step that failed; where the process died before it could tell, the one after the last."""
-    failed = next((event.step for event in steps if event.failed), None)
-    if failed is None and ended and ended.status == "crashed":
-        return steps[-1].step + 1 if steps else 0
-    return failed
-
-
-def _strip(steps: Sequence[Stepped], ended: Ended | None, crash_step: int | None) -> dict[int, dict[str, str]]:
-    """The chain's statuses with its end, torch.multinomial, which leaves no number but a crash."""
-    table = {step: dict(row) for step, row in statuses(steps).items()}
-    for row in table.values():
-        if "probabilities" in row:
-            row[MULTINOMIAL] = "healthy"
-    if crash_step is not None and ended and ended.crash and ended.crash.operator == MULTINOMIAL:
-        table.setdefault(crash_step, {})[MULTINOMIAL] = "broken"
-    return table
-
-
-def _marks(events: Sequence[Event], crash_step: int | None, message: str) -> tuple[Mark, ...]:
-    marks = []
-    for event in events:
-        if isinstance(event, Changed):
-            marks.append(Mark(event.step, "changed", ", ".join(event.overrides)))
-        elif isinstance(event, Stepped):
-            worst = _worst(event)
-            text = f"{worst.name}: {worst.reason}" if worst else ""
-            if kind := _KINDS.get(Verdict[event.verdict]):
-                marks.append(Mark(event.step, kind, text))
-            elif any(action.kind == "guard" for action in event.actions):
-                marks.append(Mark(event.step, "acted", text))
-    if crash_step is not None:
-        marks.append(Mark(crash_step, "crashed", message))
-    return tuple(marks)
+def _count(tallies: dict[str, Tally], action: Action, step: int) -> None:
+    old = tallies.get(action.name, Tally(0, 0, -1, "", ""))
+    in_steps = old.steps + (old.last_step != step)
+    tallies[action.name] = Tally(old.actions + 1, in_steps, step, action.verdict, action.reason)
 
 
 def _worst(event: Stepped) -> Action | None:
@@ -244,30 +278,8 @@ def _worst(event: Stepped) -> Action | None:
     return max(reversed(actions), key=lambda action: Verdict[action.verdict], default=None)
 
 
-def _tallies(steps: Sequence[Stepped], kind: str) -> dict[str, Tally]:
-    tallies: dict[str, Tally] = {}
-    for event in steps:
-        for action in event.actions:
-            if action.kind == kind:
-                old = tallies.get(action.name, Tally(0, 0, -1, "", ""))
-                in_steps = old.steps + (old.last_step != event.step)
-                tallies[action.name] = Tally(old.actions + 1, in_steps, event.step, action.verdict, action.reason)
-    return tallies
-
-
-def _status(events: Sequence[Event], steps: Sequence[Stepped], ended: Ended | None) -> tuple[str, str]:
-    """How the run is, in words, and why."""
-    poisoned = _poisoned(steps)
-    if ended and ended.crash:
-        operator = ended.crash.operator
-        return (f"crashed in {operator}" if operator != "unknown" else "crashed"), ended.crash.text
-    if ended:
-        return ended.status + (", poisoned" if poisoned else ""), ended.message
-    if not steps:
-        return ("starting" if events else "waiting"), ""
-    if poisoned:
-        return "poisoned", "weights are NaN or inf"
-    last = steps[-1]
+def _status_of(last: Stepped) -> tuple[str, str]:
+    """How a run is whose weights are whole, by its last step, and why."""
     worst = _worst(last)
     if last.verdict in _DOING:
         return _DOING[last.verdict], f"{worst.name}: {worst.reason}" if worst else ""
@@ -279,13 +291,10 @@ def _status(events: Sequence[Event], steps: Sequence[Stepped], ended: Ended | No
     return "healthy", ""
 
 
-def _poisoned(steps: Sequence[Stepped]) -> bool:
-    """Whether the weights that the last step left behind hold NaN or inf."""
-    for event in reversed(steps):
-        if Verdict[event.verdict] >= Verdict.ROLL_BACK:
-            return False
-        if notes := [note for note in event.links if note.link == "weights"]:
-            return notes[-1].broken
-        if "weights/nonfinite" in event.metrics:
-            return event.metrics["weights/nonfinite"] > 0
-    return False
+def _leaves_poisoned(event: Stepped, before: bool) -> bool:
+    """Whether the weights that a step leaves behind hold NaN or inf; as before it, where it does not tell."""
+    if Verdict[event.verdict] >= Verdict.ROLL_BACK:
+        return False
+    if notes := [note for note in event.links if note.link == "weights"]:
+        return notes[-1].broken
+    return event.metrics["weights/nonfinite"] > 0 if "weights/nonfinite" in event.metrics else before

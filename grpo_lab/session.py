@@ -131,7 +131,7 @@ class Session:
         Raises ConfigError for what a running model cannot take; the run goes on.
         """
         changed = self.config.with_(*overrides)
-        validated(changed)
+        validated(changed, own=True)
         for section in (override.partition(".")[0].strip() for override in overrides):
             if section not in LIVE_SECTIONS:
                 raise ConfigError(f"{section}.* is fixed once a run is made; {', '.join(LIVE_SECTIONS)} may change")

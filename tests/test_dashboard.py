@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_lab.chain import classify_crash
-from grpo_lab.dashboard import MULTINOMIAL, Mark, Series, Tally, decimate, describe, fold, shown
+from grpo_lab.dashboard import MULTINOMIAL, Fold, Mark, Series, Tally, decimate, describe, fold, shown
 from grpo_lab.events import Action, Changed, Ended, Evaluated, LinkNote, Started, Stepped, from_json, to_json
 from grpo_lab.scenarios import preset
 
@@ -187,3 +187,21 @@ def test_decimation_keeps_the_extremes_and_the_limit(values, limit):
     assert all(repr(values[step]) == repr(value) for step, value in zip(*few, strict=True))
     if finite:
         assert (min(kept), max(kept)) == (min(finite), max(finite))
+
+
+@pytest.mark.parametrize("events", [CRASHED, [*CRASHED[:3], Changed(2, ("loss.beta=1",)), stepped(2), Ended("done")]])
+def test_event_by_event_it_is_the_same_screen(events):
+    folded = Fold()
+    for count, event in enumerate(events, start=1):
+        folded.add(event)
+        assert repr(folded.screen()) == repr(fold(events[:count]))
+
+
+def test_a_screen_stays_as_it_was_while_events_go_on():
+    folded = Fold()
+    folded.add(START)
+    folded.add(stepped(0))
+    screen = folded.screen()
+    before = repr(screen)
+    folded.add(stepped(1, "SKIP_STEP", (guard("SKIP_STEP"),), broken=("loss",)))
+    assert repr(screen) == before

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.font_manager import findfont, get_font
+from matplotlib.font_manager import findfont, findSystemFonts, fontManager, get_font
 
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 YELLOW, BLUE, VERMILLION, PURPLE, GREY = "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#6E6E6E"
 SMALL, NORMAL, LARGE, TITLE = 9.5, 11, 12, 16
+_CHINESE = ("NotoSansCJK-Regular", "NotoSansSC-Regular", "SourceHanSansSC-Regular", "wqy-microhei", "msyh", "PingFang")
 FINE = 60
 """Up to this many steps each one is drawn with its own symbol."""
 PLAIN: dict[str, Any] = {"frameon": False, "fontsize": SMALL, "borderaxespad": 0, "columnspacing": 1.2}
@@ -61,6 +64,19 @@ def write(figure: Figure, below_top: float, text: str, length: int = 110, **styl
     """Put a line of text so many inches below the top edge."""
     height = figure.get_size_inches()[1]
     figure.text(style.pop("x", 0.015), 1 - below_top / height, legible(text, length), va="center", **style)
+
+
+@functools.cache
+def chinese_font() -> str:
+    """The family of an installed font with Chinese letters, or nothing."""
+    files = {Path(path).stem: path for path in findSystemFonts()}
+    found = next((files[stem] for stem in _CHINESE if stem in files), None)
+    if not found:
+        return ""
+    before = len(fontManager.ttflist)
+    fontManager.addfont(found)  # matplotlib's own list may be older than the font; a collection adds several
+    names = [entry.name for entry in fontManager.ttflist[before:]]
+    return next((name for name in names if name.endswith(" SC") and "Mono" not in name), names[0])
 
 
 def legible(text: str, length: int = 110) -> str:

@@ -1,0 +1,44 @@
+"""One curve as a screen draws it: its values by step, made few enough to draw, and its numbers as read aloud."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Series(NamedTuple):
+    """One curve: a value for each step that has one."""
+
+    steps: tuple[int, ...] = ()
+    values: tuple[float, ...] = ()
+
+
+def decimate(series: Series, limit: int = 600) -> Series:
+    """At most `limit` points of the curve: of each bucket its smallest, its largest and its first non-finite value.
+
+    A spike of one step survives, and so do the first and the last point.
+    """
+    count = len(series.steps)
+    if count <= limit:
+        return series
+    width = math.ceil(count / max(1, (limit - 2) // 3))
+    table = np.full((math.ceil(count / width), width), math.nan)
+    table.flat[:count] = series.values
+    finite, starts = np.isfinite(table), width * np.arange(len(table))
+    odd = ~finite
+    odd.flat[count:] = False  # what fills up the last bucket is no value
+    extremes = [np.where(finite, table, math.inf).argmin(1), np.where(finite, table, -math.inf).argmax(1)]
+    picked = [(starts + place)[finite.any(1)] for place in extremes] + [(starts + odd.argmax(1))[odd.any(1)]]
+    chosen = np.unique(np.concatenate([*picked, [0, count - 1]])).tolist()
+    return Series(tuple(series.steps[i] for i in chosen), tuple(series.values[i] for i in chosen))
+
+
+def shown(value: float) -> str:
+    """A number as a reader wants it: three digits, and NaN by its name.
+
+    >>> shown(812.43), shown(3435618.5), shown(float("nan"))
+    ('812', '3.44e+06', 'NaN')
+    """
+    return "NaN" if math.isnan(value) else f"{value:.3g}"

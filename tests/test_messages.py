@@ -1,0 +1,88 @@
+"""The catalogue of words: the languages agree with each other and with the code that asks for them."""
+
+import ast
+import re
+import string
+from pathlib import Path
+
+import pytest
+
+from grpo_lab.errors import ConfigError
+from grpo_lab.widgets import messages
+
+PACKAGE = Path(messages.__file__).parents[1]
+ENGLISH = messages.catalogue("en")
+OTHERS = [name for name in messages.languages() if name != "en"]
+
+
+def placeholders(words: str) -> set[str]:
+    return {name for _, name, _, _ in string.Formatter().parse(words) if name is not None}
+
+
+def asked_for(source: str):
+    """(pattern of the key, names of the values) of each call of `text` in a module.
+
+    A part of a key that is known only when the program runs, as in text(f"status.{name}"), stands for any word.
+    """
+    for node in ast.walk(ast.parse(source)):
+        name = node.func if isinstance(node, ast.Call) else None
+        if not isinstance(node, ast.Call) or (getattr(name, "id", "") or getattr(name, "attr", "")) != "text":
+            continue
+        key = node.args[0]
+        if not isinstance(key, ast.Constant | ast.JoinedStr):
+            continue  # chosen from strings nearby: see `named`
+        parts = key.values if isinstance(key, ast.JoinedStr) else [key]
+        pattern = "".join(re.escape(str(p.value)) if isinstance(p, ast.Constant) else r"[^.]+" for p in parts)
+        # **values may hold any name
+        yield pattern, None if any(k.arg is None for k in node.keywords) else {k.arg for k in node.keywords}
+
+
+def named(source: str) -> set[str]:
+    """The keys that a module names in plain strings, whether or not it asks for them on the spot."""
+    return {str(node.value) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)} & set(ENGLISH)
+
+
+SOURCES = {path.relative_to(PACKAGE): path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py"))}
+ASKING = {path: source for path, source in SOURCES.items() if "messages import" in source}
+CALLS = [(path, *call) for path, source in ASKING.items() for call in asked_for(source)]
+NAMED = set().union(*map(named, ASKING.values()))
+
+
+def test_the_scan_reads_keys_and_values():
+    source = 'text("a.b", n=1); messages.text(f"c.{name}.d"); text("e", **values); other("f")'
+    assert list(asked_for(source)) == [(r"a\.b", {"n"}), (r"c\.[^.]+\.d", set()), ("e", None)]
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_languages_have_the_same_keys_and_placeholders(other):
+    words = messages.catalogue(other)
+    assert set(words) == set(ENGLISH)
+    assert {key: placeholders(words[key]) for key in words} == {key: placeholders(ENGLISH[key]) for key in ENGLISH}
+    assert [key for key in words if not words[key].strip()] == []
+
+
+def test_what_is_asked_for_is_there_with_its_values():
+    for path, pattern, values in CALLS:
+        found = [key for key in ENGLISH if re.fullmatch(pattern, key)]
+        assert found, f"{path} asks for {pattern}, which no language has"
+        if values is not None and "[" not in pattern:
+            assert placeholders(ENGLISH[found[0]]) - {""} == values, f"{path} gives {values} to {found[0]}"
+
+
+def test_what_is_there_is_asked_for():
+    patterns = [pattern for _, pattern, _ in CALLS]
+    assert [key for key in ENGLISH if key not in NAMED and not any(re.fullmatch(p, key) for p in patterns)] == []
+
+
+def test_language_follows_the_variable(monkeypatch):
+    for given, found in {"": "en", "en": "en", "zh": "zh", "zh_CN": "zh", "zh-Hans": "zh"}.items():
+        monkeypatch.setenv(messages.VARIABLE, given)
+        assert messages.text("lecture.title") == messages.catalogue(found)["lecture.title"]
+
+
+def test_what_does_not_exist_is_named(monkeypatch):
+    with pytest.raises(ConfigError, match=r"unknown message 'lecture.titel'; did you mean 'lecture.title'"):
+        messages.text("lecture.titel")
+    monkeypatch.setenv(messages.VARIABLE, "fr")
+    with pytest.raises(ConfigError, match=r"unknown language in GRPO_LAB_LANG 'fr'. Known: en, zh"):
+        messages.text("lecture.title")

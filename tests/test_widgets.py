@@ -1,0 +1,418 @@
+"""The panel without a browser: runs in real children, steered by methods and by its widgets."""
+
+import asyncio
+import os
+import signal
+import threading
+import time
+import zipfile
+
+import pytest
+
+from grpo_lab import warm
+from grpo_lab.config import Config
+from grpo_lab.errors import ConfigError, RunError
+from grpo_lab.events import Changed, Ended, Stepped
+from grpo_lab.guards import GUARDS
+from grpo_lab.scenarios import preset, scenario
+from grpo_lab.widgets import Panel, places
+from grpo_lab.widgets.knobs import KNOBS, Row
+from grpo_lab.widgets.runner import Runner
+
+LONG = ("run.num_steps=100000",)
+"""More than any test waits for."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def none_left():
+    """Tests share warm children; none outlives them."""
+    yield
+    warm._close_all()
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """Somebody looks: widgets are drawn."""
+    monkeypatch.setattr(warm, "headless", lambda: False)
+
+
+@pytest.fixture
+def panel(tmp_path):
+    """Makes panels with the smallest runs; what still goes on at the end is stopped."""
+    made = []
+
+    def make(*what, **options) -> Panel:
+        if not what and "recording" not in options:
+            options.setdefault("preset", "smoke")
+        made.append(Panel(*what, runs=tmp_path / "runs", **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()
+        finish(each)
+
+
+def until(what, true):
+    """Wait for what another thread does."""
+    end = time.monotonic() + 60
+    while not (answer := true()):
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
+    return answer
+
+
+def steps(panel) -> list[Stepped]:
+    return [event for event in panel.session.events if isinstance(event, Stepped)]
+
+
+def finish(panel) -> None:
+    over = panel._runner.over
+    if over is not None:
+        over.result(60)
+    until("the panel knows", lambda: not panel._scene.live)
+
+
+def words(panel) -> str:
+    assert panel._scene.settle()
+    return panel._desk._status.value
+
+
+def find(panel, css):
+    """The widget with this CSS class."""
+    waiting = [panel.widget]
+    while waiting:
+        widget = waiting.pop()
+        if f"grpo-lab-{css}" in getattr(widget, "_dom_classes", ()):
+            return widget
+        waiting += getattr(widget, "children", ())
+    raise AssertionError(css)
+
+
+def run(panel):
+    return asyncio.run(panel.run())
+
+
+def test_headless_it_is_the_same_run(panel):
+    one = panel()
+    session = run(one)
+    assert (session.status, len(steps(one)), one.session) == ("done", 3, session)
+    assert one._desk.image.value == b""
+    bundle = one._repr_mimebundle_()
+    assert bundle["text/html"].startswith('<figure><img alt="smoke: done after 3 steps')
+    assert repr(session).startswith("smoke: done after 3 steps")
+
+
+def test_watched_it_is_drawn_and_told(panel, seen):
+    one = panel()
+    assert "application/vnd.jupyter.widget-view+json" in one._repr_mimebundle_()
+    assert "waiting" in words(one)
+    empty = bytes(one._desk.image.value)
+    assert empty.startswith(b"\x89PNG")  # drawn before a page can ask for it
+    run(one)
+    assert "done" in words(one)
+    assert "step 2 of 2" in words(one)
+    assert bytes(one._desk.image.value).startswith(b"\x89PNG")
+    assert one._desk.image.value != empty
+    assert "<td>" in find(one, "samples").value
+    find(one, "table-on").value = True
+    assert one._scene.settle()
+    assert find(one, "table").value.count("<tr>") == 4
+
+
+@pytest.mark.parametrize(("cells_below", "where"), [(1, []), (2, ["glance"])])
+def test_a_run_is_looked_at_where_it_is_waited_for(panel, seen, monkeypatch, cells_below, where):
+    one, shown, number = panel(), [], iter((7, 7 + cells_below))
+    monkeypatch.setattr(places, "cell", lambda: next(number))
+    monkeypatch.setattr(places, "display", lambda what, **_: shown.append(what) or Place(shown))
+    one._repr_mimebundle_()
+    run(one)
+    assert ["glance" for what in shown if what is one._desk.glance] == where
+    assert "<figure>" in shown[-1].data if where else one._desk.glance not in shown
+
+
+class Place:
+    """Where something was displayed, as IPython hands it out."""
+
+    def __init__(self, shown):
+        self.update = shown.append
+
+
+def test_pause_step_and_stop(panel, seen):
+    one = panel(overrides=LONG)
+    one.step()  # where there is no run it begins one, and waits after a step
+    until("the first step", lambda: len(steps(one)) == 1)
+    assert "paused" in words(one)
+    assert find(one, "pause").description == "Resume"
+    one.step()
+    until("the second step", lambda: len(steps(one)) == 2)
+    find(one, "pause").click()
+    until("it goes on", lambda: len(steps(one)) > 4)
+    one.pause()
+    one.stop()
+    finish(one)
+    assert one.session is not None
+    assert one.session.events[-1] == Ended("stopped", "by the user")
+    assert "stopped" in words(one)
+    assert find(one, "start").disabled is False
+
+
+def test_settings_act_on_the_running_model(panel, seen):
+    one = panel(overrides=LONG)
+    one.step()
+    until("the first step", lambda: len(steps(one)) == 1)
+    row = find(one, "set-learning_rate")
+    row.children[1].value = 1e-5
+    assert row.children[0].value == pytest.approx(1e-5)
+    assert "Peak learning rate" in one._desk._about.value
+    find(one, "guard-clamp_kl").children[0].children[0].value = True
+    one.set("data.num_generations=2", "loss.beta=0.5")
+    assert "data.num_generations=2" in words(one)
+    one.step()
+    until("the second step", lambda: len(steps(one)) == 2)
+    changes = [event.overrides for event in one.session.events if isinstance(event, Changed)]  # type: ignore
+    assert changes == [("optimizer.learning_rate=1e-05", "guards.clamp_kl=on", "loss.beta=0.5")]
+    assert steps(one)[1].metrics["learning_rate"] == 1e-5
+    assert one.config.data.num_generations == 2
+    one.switch("clamp_kl", False)
+    assert "clamp_kl" not in one.config.guards
+    assert find(one, "guard-clamp_kl").children[0].children[0].value is False
+    assert one._scene.screens()[0].marked("changed") == [1]
+
+
+def test_what_a_running_model_cannot_take_acts_in_the_next_run(panel, seen):
+    one = panel(overrides=(*LONG, "loss.beta=0"))
+    one.step()
+    until("the first step", lambda: len(steps(one)) == 1)
+    one.set("loss.beta=0.1")
+    assert "no reference model" in words(one)
+    assert one.config.loss.beta == 0.1
+
+
+def test_a_mistake_is_told_and_taken_back(panel, seen):
+    one = panel()
+    with pytest.raises(ConfigError, match="epsilon"):
+        one.set("loss.epsilon=7")
+    box = find(one, "set-epsilon").children[1]
+    box.value = 7.0
+    assert "must be above 0 and at most 1" in words(one)
+    assert box.value == one.config.loss.epsilon == 0.2
+    with pytest.raises(ConfigError, match="did you mean 'beta'"):
+        panel(controls=("betta",))
+    with pytest.raises(ConfigError, match="unknown guard"):
+        panel(guards_shown=("clamp",))
+
+
+def test_a_crash_is_explained_and_healed_in_one_click(panel, seen):
+    one = panel("cuda-001")
+    session = run(one)
+    assert session.status == "crashed"
+    assert "crashed in torch.multinomial" in words(one)
+    banner = find(one, "banner")
+    assert banner.layout.display == "flex"
+    assert "every probability is finite" in banner.children[0].value
+    find(one, "healthy").click()
+    assert one.config == preset("stable")
+    words(one)
+    assert banner.layout.display == "none"
+    one.set("run.num_steps=2")
+    assert run(one).status == "done"
+
+
+def test_a_killed_child_leaves_the_panel_usable(panel, seen):
+    one = panel(overrides=LONG)
+    one.start()
+    until("it trains", lambda: steps(one))
+    os.kill(one._runner.session._child.pid, signal.SIGKILL)  # type: ignore
+    finish(one)
+    assert "crashed" in words(one)
+    assert "SIGKILL" in find(one, "banner").children[0].value
+    one.reset()
+    one.set("run.num_steps=1")
+    assert run(one).status == "done"
+
+
+def test_started_twice_quickly_it_starts_once(panel, tmp_path):
+    one = panel(overrides=LONG)
+    threads = [threading.Thread(target=one.start) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    one.stop()
+    finish(one)
+    assert len(list((tmp_path / "runs").iterdir())) == 1
+
+
+def test_two_panels_at_once(panel):
+    both = [panel(overrides=LONG), panel(overrides=LONG)]
+    for one in both:
+        one.start()
+    for one in both:
+        until("both train", lambda one=one: len(steps(one)) > 1)
+    assert len({one._runner.session._child.pid for one in both}) == 2
+    both[0].stop()
+    finish(both[0])
+    now = len(steps(both[1]))
+    until("the other goes on", lambda: len(steps(both[1])) > now)
+
+
+def test_reset_while_it_runs_does_not_wait(panel, seen):
+    one = panel(overrides=LONG)
+    one.set("loss.beta=0.3")
+    one.start()
+    until("it trains", lambda: steps(one))
+    left = one._runner
+    find(one, "reset").click()
+    assert (one.session, one.config.loss.beta) == (None, preset("smoke").loss.beta)
+    assert "waiting" in words(one)
+    one.set("run.num_steps=2")
+    assert run(one).status == "done"
+    assert left.over is not None
+    left.over.result(60)
+    assert one._scene.screens()[0].completed == 2  # nothing of the run that was left
+
+
+def test_giving_up_waiting_stops_the_run(panel):
+    one = panel(overrides=LONG)
+
+    async def impatient():
+        task = asyncio.create_task(one.run())
+        while not one.session or not steps(one):
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(impatient())
+    finish(one)
+    assert one.session is not None
+    assert one.session.status == "stopped"
+
+
+def test_runs_are_kept_opened_and_exported(panel, tmp_path, seen):
+    one = panel()
+    with pytest.raises(RunError, match="no run on screen"):
+        one.keep("A")
+    first = run(one)
+    one.keep("unguarded")
+    one.set("loss.beta=0.3")
+    second = run(one)
+    assert list(one._scene.screens()[1]) == ["unguarded"]
+    assert "unguarded" in one._desk._kept.value
+    path = one.export()
+    with zipfile.ZipFile(path) as archive:
+        names = {name.rpartition("/")[2] for name in archive.namelist()}
+    assert names == {"config.json", "environment.json", "events.jsonl", "figure.png"}
+    one.clear()
+    assert one._scene.screens()[1] == {}
+    options = dict(find(one, "open").options)
+    assert options[first.directory.name] == str(first.directory)
+    find(one, "open").value = str(first.directory)
+    assert one.session is not None
+    assert one.session.directory == first.directory != second.directory
+    again = panel(recording=first.directory)  # as after a restart of the kernel
+    assert again.config == first.config
+    assert repr(again.session.events) == repr(first.events)
+
+
+def test_a_recording_is_scrubbed(panel, seen):
+    one = panel(recording="train-001-smollm2")
+    assert "step 7" in words(one)
+    find(one, "time").value = 4
+    assert "step 3" in words(one)
+    one.step()
+    assert "step 4" in words(one)
+    session = one.open("cuda-001-smollm2")
+    assert "crashed in torch.multinomial" in words(one)
+    assert one.session is session
+    with pytest.raises(RunError, match="holds no run"):
+        one.open("nowhere")
+
+
+@pytest.mark.parametrize(
+    ("options", "config"),
+    [
+        ({}, preset("stable")),
+        ({"preset": "plain"}, preset("plain")),
+        ({"what": "cuda-001"}, scenario("cuda-001").config()),
+        ({"what": "cuda-001", "guards": "stable"}, scenario("cuda-001").config("stable")),
+        ({"what": "cuda-001", "guards": ("clamp_kl",)}, scenario("cuda-001").config(("clamp_kl",))),
+        ({"what": Config(), "guards": ("clamp_kl",)}, Config().with_("guards.clamp_kl=on")),
+        ({"preset": "smoke", "overrides": ("run.seed=3",)}, preset("smoke").with_("run.seed=3")),
+    ],
+)
+def test_what_a_panel_begins_with(options, config):
+    assert Panel(**options).config == config
+
+
+def test_menus_make_configs(panel):
+    one = panel()
+    sources = one._desk.sources
+    sources.scenario.value = "cuda-001"
+    assert sources.preset.value == scenario("cuda-001").preset
+    assert one.config == scenario("cuda-001").config()
+    sources.guards.value = "stable"
+    assert one.config == scenario("cuda-001").config("stable")
+    sources.seed.value = 7
+    assert one.config.run.seed == 7
+    sources.scenario.value = ""
+    sources.guards.value = ""
+    sources.preset.value = "plain"
+    assert one.config == preset("plain").with_("run.seed=7")
+    one.reset()
+    assert (sources.preset.value, sources.seed.value) == ("smoke", 0)
+
+
+def test_only_what_a_lab_asks_for_is_shown(panel):
+    one = panel(controls=("beta",), guards_shown=("clamp_kl",))
+    assert [row.knob.path for row in one._desk.rows] == ["loss.beta"]
+    assert list(one._desk.switches._boxes) == ["clamp_kl", "clip_gradients"][:1]
+
+
+@pytest.mark.parametrize("name", KNOBS)
+def test_every_knob_has_its_place_and_its_help(name):
+    told = []
+    row = Row(name, lambda name, override: told.append(override))
+    row.show(Config())
+    assert told == []
+    assert row.knob.setting.help
+    assert all(each.description and each.tooltip for each in row._inputs)
+    assert row._inputs[-1].value == row.knob.of(Config())
+    if row.knob.kind != "menu":
+        row._inputs[0].value = row.knob.high
+        assert row._inputs[1].value == pytest.approx(row.knob.high)
+        (override,) = told
+        assert row.knob.of(Config().with_(override)) == pytest.approx(row.knob.high)
+
+
+def test_every_guard_says_what_it_stops_costs_and_hides(panel):
+    switches = panel()._desk.switches
+    for name in GUARDS:
+        switches.explain(name)
+        about = switches._about[name].value
+        assert "<dt>Stops</dt>" in about, name
+        assert "<dt>Costs</dt>" in about, name
+        assert "<dt>Hides</dt>" in about, name
+        switches.explain(name)
+        assert switches._about[name].value == ""
+
+
+def test_a_config_that_cannot_run_gives_the_child_back(tmp_path):
+    warm.warm_up()
+    runner = Runner(tmp_path)
+    with pytest.raises(ConfigError):
+        runner.start(Config().with_("loss.kl_estimator=k9"), panel)  # type: ignore
+    assert not runner.running
+    assert len(warm._idle) == 1
+
+
+def test_in_chinese_every_word_is_there(panel, seen, monkeypatch):
+    monkeypatch.setenv("GRPO_LAB_LANG", "zh")
+    one = panel(recording="cuda-001-smollm2")
+    assert "crashed" not in words(one)
+    assert find(one, "start").description not in ("Start", "")
+    one.step()
+    find(one, "guard-clamp_kl").children[0].children[1].click()
+    with pytest.raises(RunError):
+        panel().keep("A")

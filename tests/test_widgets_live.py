@@ -1,0 +1,273 @@
+"""The live figure without a browser: what is drawn, when and by whom, and that a long run costs little more."""
+
+import io
+import itertools
+import math
+import threading
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from grpo_lab.config import Config
+from grpo_lab.dashboard import CURVES, Fold, fold
+from grpo_lab.events import Action, Changed, Ended, LinkNote, Started, Stepped
+from grpo_lab.plots.style import GREEN, VERMILLION, chinese_font
+from grpo_lab.widgets import painter
+from grpo_lab.widgets.live import LiveFigure
+from grpo_lab.widgets.painter import Painter
+from grpo_lab.widgets.png import png
+from grpo_lab.widgets.timeline import Timeline
+
+LINKS = ("probabilities", "loss", "gradients", "weights")
+
+
+def started(steps=30, *overrides):
+    return Started(Config().with_(f"run.num_steps={steps}", *overrides).to_dict(), 1, "cpu")
+
+
+def stepped(step, verdict="KEEP", broken=False, **metrics):
+    values = {"grad_norm": 2.0 + math.sin(step), "kl": 0.1, "reward": 0.5, "ratio/max": 1.5, **metrics}
+    links = tuple(LinkNote(name, 0, 1.0, float(broken), 8) for name in LINKS)
+    actions = (Action("skip_spikes", "guard", "gradients", 0, verdict, "grad norm 812 > 10"),) * (verdict != "KEEP")
+    return Stepped(step, 1, verdict, values, links, actions)
+
+
+def line(figure, name, gid) -> Any:
+    return figure._lines[name][gid]
+
+
+def pixels(figure, events, *rest):
+    return np.array(figure.draw(fold(events), *(rest or ({},))))
+
+
+EVENTS = [started(), *(stepped(step) for step in range(12))]
+STORY = [
+    *EVENTS,
+    stepped(12, "SKIP_STEP", grad_norm=812.0),
+    Changed(13, ("guards.clip_gradients.max_norm=0.5",)),
+    stepped(13, broken=True, grad_norm=math.nan, kl=math.inf),
+    stepped(14, kl=30.0),
+    Ended("done"),
+]
+
+
+def test_a_step_moves_pixels_and_no_background():
+    figure = LiveFigure()
+    pictures = [pixels(figure, EVENTS[:count]) for count in range(8, 13)]
+    assert figure.backgrounds == 1
+    assert all((one != other).any() for one, other in itertools.pairwise(pictures))
+    assert (pixels(figure, EVENTS[:12]) == pictures[-1]).all()
+
+
+def test_what_moved_there_looks_as_if_drawn_anew():
+    figure = LiveFigure()
+    for count in range(1, len(STORY) + 1):
+        moved = pixels(figure, STORY[:count])
+        if count in (9, len(STORY)):
+            assert (moved == pixels(LiveFigure(), STORY[:count])).all(), count
+    assert figure.backgrounds < 10
+
+
+def test_when_steps_are_many_they_lose_their_symbols():
+    figure, events = LiveFigure(), [started(1000), *(stepped(step) for step in range(62))]
+    pixels(figure, events[:60])
+    assert (pixels(figure, events) == pixels(LiveFigure(), events)).all()
+
+
+def test_every_part_of_the_story_is_drawn():
+    figure = LiveFigure()
+    pixels(figure, STORY)
+    assert list(line(figure, "grad_norm", "mark skipped").get_xdata()) == [12]
+    assert list(line(figure, "grad_norm", "cross grad_norm").get_xdata()) == [13]
+    edge = figure._axes["kl"].get_ylim()[1]
+    assert line(figure, "kl", "cross kl").get_ydata() == [edge]
+    assert line(figure, "kl", "curve kl").get_ydata()[14] == 30
+    texts = [text.get_text() for text in figure._axes["strip"].texts]
+    assert texts == ["first break: step 13"]
+    gids = [artist.get_gid() for artist in figure._axes["reward"].lines]
+    assert gids.count("changed") == 1
+    legend = figure._axes["grad_norm"].get_legend()
+    assert legend is not None
+    assert [label.get_text() for label in legend.get_texts()][-1] == "clipped to 0.5"
+
+
+def test_overlays_are_named_and_their_curves_stay():
+    figure = LiveFigure()
+    kept = {"unguarded": fold([started(), *(stepped(step, reward=0.9) for step in range(20))])}
+    pixels(figure, EVENTS[:5], kept)
+    pixels(figure, EVENTS[:6], kept)
+    assert figure.backgrounds == 1
+    (legend, *_) = figure._figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["this run", "unguarded"]
+    old, new = [each for each in figure._axes["reward"].lines if each.get_gid() == "curve reward"]
+    assert [np.size(each.get_xdata()) for each in (old, new)] == [20, 5]
+    assert (old.get_color(), old.get_linestyle()) != (new.get_color(), new.get_linestyle())
+
+
+def test_the_axes_of_a_recording_have_room_for_all_of_it():
+    figure, whole = LiveFigure(), fold(STORY)
+    for count in (1, 6, 12):
+        figure.draw(fold(STORY[:count]), {}, [whole])
+    assert figure._axes["grad_norm"].get_ylim()[1] >= 812
+    assert figure._axes["kl"].get_ylim()[1] >= 30
+
+
+@pytest.fixture(scope="module")
+def long_run():
+    """Ten thousand steps, every third one refused, with a spike in one."""
+    folded = Fold()
+    folded.add(started(10_000))
+    for step in range(10_000):
+        folded.add(stepped(step, "SKIP_STEP" if step % 3 == 0 else "KEEP", grad_norm=1e9 if step == 7777 else 2.0))
+    return folded
+
+
+def test_a_spike_of_one_step_among_ten_thousand_is_drawn(long_run):
+    figure = LiveFigure()
+    screen = long_run.screen()
+    figure.draw(screen, {})
+    for name in CURVES:
+        assert len(line(figure, name, f"curve {name}").get_xdata()) <= 600
+    x, y = line(figure, "grad_norm", "curve grad_norm").get_data()
+    assert max(y) == 1e9
+    assert x[np.argmax(y)] == 7777
+    assert len(line(figure, "grad_norm", "mark skipped").get_xdata()) <= 600
+    cells: Any = figure._axes["strip"].images[0].get_array()
+    assert cells.shape[1] <= 600
+    assert len(figure.png(screen)) < 200_000
+
+
+def test_the_screen_of_a_long_run_keeps_no_event():
+    folded = Fold()
+    folded.add(started(10_000))
+    for step in range(500):
+        folded.add(stepped(step))
+    tracemalloc.start()
+    for step in range(500, 2500):
+        folded.add(stepped(step))
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held / 2000 < 1000  # bytes a step; the event itself has several thousand
+
+
+def test_a_run_as_long_as_it_likes_needs_few_backgrounds():
+    figure, folded = LiveFigure(), Fold()
+    folded.add(started(100_000))
+    for step in range(300):
+        folded.add(stepped(step, grad_norm=10.0 ** (step / 75)))
+        if step % 10 == 0:
+            figure.draw(folded.screen(), {})
+    assert figure.backgrounds <= 4 + 4 + 1  # x doubles from 50, a decade at a time, and the symbols of few steps
+
+
+def test_a_frame_is_a_picture_in_the_colours_of_the_figure():
+    rgba = np.zeros((4, 6, 4), np.uint8)
+    inks = [
+        (int(ink[1:3], 16), int(ink[3:5], 16), int(ink[5:7], 16)) for ink in (GREEN, VERMILLION, "#ffffff", "#000000")
+    ]
+    for row, ink in enumerate(inks):
+        rgba[row, :, :3] = ink
+    decoded = np.asarray(Image.open(io.BytesIO(png(rgba))).convert("RGB")).astype(int)
+    assert decoded.shape == (4, 6, 3)
+    assert [tuple(row[0]) for row in decoded] == inks
+    whole = np.array(LiveFigure().draw(fold(STORY), {}))
+    again = np.asarray(Image.open(io.BytesIO(png(whole))).convert("RGB")).astype(int)
+    assert np.abs(again - whole[..., :3]).mean() < 3
+
+
+@pytest.mark.parametrize("font", ["", None])
+def test_in_chinese_where_there_is_a_font_and_in_english_where_not(monkeypatch, font):
+    monkeypatch.setenv("GRPO_LAB_LANG", "zh")
+    if font is not None:
+        monkeypatch.setattr("grpo_lab.widgets.live.chinese_font", lambda: font)
+    figure = LiveFigure()
+    figure.draw(fold(STORY), {})  # a letter without a font would be a warning, and that an error
+    title = figure._axes["grad_norm"].get_title(loc="left")
+    assert (title == "gradient norm") == (font == "" or not chinese_font())
+
+
+@pytest.fixture
+def fast(monkeypatch):
+    monkeypatch.setattr(painter, "FRAMES_PER_SECOND", 1000.0)
+    monkeypatch.setattr(painter, "IDLE_SECONDS", 0.05)
+
+
+def test_pokes_within_a_frame_are_drawn_once_and_the_last_is_drawn(fast):
+    seen, begun, gate, value = [], threading.Event(), threading.Event(), [0]
+
+    def paint():
+        seen.append(value[0])
+        begun.set()
+        return not gate.wait(5)
+
+    each = Painter(paint)
+    each.poke()
+    assert begun.wait(5)
+    for number in range(1, 100):
+        value[0] = number
+        each.poke()
+    gate.set()
+    assert each.settle()
+    assert seen == [0, 99]
+
+
+def test_the_thread_rests_and_comes_back(fast):
+    drawn = []
+    each = Painter(lambda: bool(drawn.append(1)))
+    each.poke()
+    thread = each._thread
+    assert thread is not None
+    thread.join(5)
+    assert not thread.is_alive()
+    each.poke()
+    assert each.settle()
+    assert len(drawn) == 2
+
+
+def test_a_frame_that_fails_does_not_end_all_frames(fast, monkeypatch):
+    drawn, told = [], []
+    monkeypatch.setattr(threading, "excepthook", told.append)
+
+    def paint():
+        drawn.append(1)
+        if len(drawn) == 1:
+            raise ValueError("the first one fails")
+        return False
+
+    each = Painter(paint)
+    each.poke()
+    assert each.settle()
+    each.poke()
+    assert each.settle()
+    assert len(drawn) == 2
+    assert len(told) == 1
+
+
+def test_time_goes_back_and_is_played(monkeypatch):
+    moved, now = [], [0.0]
+    monkeypatch.setattr("grpo_lab.widgets.timeline.time.monotonic", lambda: now[0])
+    timeline = Timeline(lambda: moved.append(timeline.position))
+    timeline.load(STORY)
+    assert (timeline.length, timeline.position, timeline.screen().status) == (15, 15, "done")
+    timeline._slider.value = 3
+    assert moved == [3]
+    assert repr(timeline.screen()) == repr(fold(STORY[:4]))
+    timeline.play(2)
+    now[0] += 2.4
+    assert timeline.tick()
+    assert (timeline.position, timeline._slider.value) == (7, 7)
+    assert repr(timeline.screen()) == repr(fold(STORY[:8]))
+    timeline._slider.value = 0
+    assert not timeline.playing
+    assert repr(timeline.screen()) == repr(fold(STORY[:1]))
+    timeline.play(50)
+    now[0] += 100
+    assert timeline.tick()
+    assert (timeline.position, timeline.playing) == (15, False)
+    assert not timeline.tick()
+    assert timeline.screen().status == "done"
+    timeline.play(1)  # at the end it begins again
+    assert timeline.position == 0
