@@ -1,0 +1,113 @@
+"""Compares what an answer gave with what is right, and shows both."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 2e-2}
+"""Relative, by type of number."""
+USUAL, NEAR_ZERO = 1e-4, 1e-6
+"""The relative tolerance of all other types, and the absolute one."""
+SHOWN = 12
+"""Items of a tensor or list that are written out."""
+
+
+def differs(got: Any, expected: Any) -> str:
+    """How they differ, in a few words, or nothing. NaN equals NaN; tuples and lists are the same.
+
+    >>> differs(1.00001, 1), differs(float("nan"), float("nan")), differs(None, 1.0)
+    ('', '', 'nothing is returned')
+    >>> differs(torch.zeros(2), torch.zeros(2, 1))
+    'the shape is (2,), not (2, 1)'
+    """
+    if got is None and expected is not None:
+        return "nothing is returned"
+    if isinstance(expected, Tensor):
+        return _tensors(got, expected)
+    if isinstance(got, Tensor) and got.numel() == 1 and not got.shape:
+        got = got.item()
+    if isinstance(expected, bool | str) or expected is None:
+        right = type(got) is type(expected) and got == expected
+        return "" if right else "this is not it" if type(got) is type(expected) else _kinds(got, expected)
+    if isinstance(expected, int | float):
+        return _numbers(got, expected)
+    if isinstance(expected, dict):
+        return _items(got, expected) if isinstance(got, dict) else _kinds(got, expected)
+    if isinstance(expected, tuple | list):
+        same_kind = isinstance(got, tuple | list)
+        return _items(dict(enumerate(got)), dict(enumerate(expected))) if same_kind else _kinds(got, expected)
+    raise TypeError(f"a check expects {type(expected).__name__}, which is not plain data")
+
+
+def _kinds(got: Any, expected: Any) -> str:
+    return f"it is of type {type(got).__name__}, not {type(expected).__name__}"
+
+
+def _numbers(got: Any, expected: float) -> str:
+    if isinstance(got, bool) or not isinstance(got, int | float):
+        return _kinds(got, expected)
+    same = got == expected or (got != got and expected != expected)
+    return "" if same or math.isclose(got, expected, rel_tol=USUAL, abs_tol=NEAR_ZERO) else "the number is another"
+
+
+def _tensors(got: Any, expected: Tensor) -> str:
+    if not isinstance(got, Tensor):
+        return _kinds(got, expected)
+    if got.shape != expected.shape:
+        return f"the shape is {tuple(got.shape)}, not {tuple(expected.shape)}"
+    if got.dtype != expected.dtype:
+        return f"the type is {_dtype(got)}, not {_dtype(expected)}"
+    if expected.is_floating_point():
+        relative = TOLERANCE.get(expected.dtype, USUAL)
+        close = torch.isclose(got, expected, rtol=relative, atol=NEAR_ZERO, equal_nan=True)
+    else:
+        close = got == expected
+    wrong = int((~close).sum())
+    return f"{wrong} of {close.numel()} elements differ" if wrong else ""
+
+
+def _items(got: dict[Any, Any], expected: dict[Any, Any]) -> str:
+    if set(got) != set(expected):
+        return f"the items are {shown(list(got))}, not {shown(list(expected))}"
+    found = ((name, differs(got[name], expected[name])) for name in expected)
+    return next((f"item {name!r}: {difference}" for name, difference in found if difference), "")
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def shown(value: Any) -> str:
+    """A value in a line, numbers with four digits, long ones cut.
+
+    >>> shown(torch.tensor([1.0, 2.5])), shown((1, 0.123456)), shown("b")
+    ('[1, 2.5] float32', '(1, 0.1235)', "'b'")
+    """
+    if isinstance(value, Tensor):
+        return f"{_nested(value)} {_dtype(value)}"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, dict):
+        return "{" + _joined([f"{name!r}: {shown(item)}" for name, item in value.items()]) + "}"
+    if isinstance(value, tuple | list):
+        left, right = "()" if isinstance(value, tuple) else "[]"
+        comma = "," if isinstance(value, tuple) and len(value) == 1 else ""
+        return left + _joined([shown(item) for item in value]) + comma + right
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:196]} ..."
+
+
+def _nested(tensor: Tensor) -> str:
+    if not tensor.shape:
+        return f"{tensor.item():.4g}" if tensor.is_floating_point() else str(tensor.item())
+    if tensor.numel() > 4 * SHOWN:
+        return f"a tensor of shape {tuple(tensor.shape)}, beginning {_nested(tensor.flatten()[:SHOWN])},"
+    return "[" + ", ".join(_nested(row) for row in tensor) + "]"
+
+
+def _joined(texts: list[str]) -> str:
+    return ", ".join(texts if len(texts) <= SHOWN else [*texts[:SHOWN], f"and {len(texts) - SHOWN} more"])

@@ -1,0 +1,279 @@
+"""An answer is judged from the data it gives; a mistake of the learner's is a finding with its line."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import tensor
+
+from grpo_lab.errors import ConfigError, NotYet, Unanswered
+from grpo_lab.grading import answers, checking
+from grpo_lab.grading.comparing import differs, shown
+from grpo_lab.grading.exercises import Case, Exercise, Finding, Function, Values
+from grpo_lab.grading.judges import choice, prediction, text
+
+
+def exercise(check, kind="code"):
+    return Exercise("double", "Double it", kind, 5, 1, 3, ("a", "b", "c"), check)
+
+
+def doubled(seed):
+    """Twice a vector that the seed draws."""
+    x = torch.rand(3, generator=torch.Generator().manual_seed(seed))
+    return [Case("three numbers", {"x": x}, 2 * x, "Every number twice.")]
+
+
+def gradient(function, inputs):
+    x = inputs["x"].requires_grad_()
+    (found,) = torch.autograd.grad(function(x).sum(), x)
+    return found
+
+
+DOUBLE = exercise(Function("double", doubled))
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes an answer and returns its file."""
+
+    def written(source):
+        path = tmp_path / "double.py"
+        path.write_text(source)
+        return path
+
+    return written
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_right_answer(write, seed):
+    (found,) = checking.check(DOUBLE, write("def double(x): return x + x"), seed)
+    assert found.right
+    assert found.what == "three numbers"
+    assert found.got == found.expected
+    assert checking.all_right([found])
+
+
+def test_cases_follow_the_seed(write):
+    path = write("def double(x): return x + x")
+    assert checking.check(DOUBLE, path, 0)[0].got != checking.check(DOUBLE, path, 1)[0].got
+
+
+@pytest.mark.parametrize(
+    ("body", "got", "why"),
+    [
+        ("return x", "float32", "3 of 3 elements differ. Every number twice."),
+        ("return (2 * x).double()", "float64", "The type is float64, not float32"),
+        ("return (2 * x)[:2]", "float32", r"The shape is \(2,\), not \(3,\)"),
+        ("return (2 * x).tolist()", r"\[", "It is of type list, not Tensor"),
+        ("y = 2 * x", "None", "Nothing is returned. Every number twice."),
+        ("return 1 / 0", r"ZeroDivisionError: division by zero \(line 2\)", "did not get as far"),
+        ("raise SystemExit(0)", r"SystemExit: 0 \(line 2\)", "did not get as far"),
+        ("return lambda: 3", "a value of type function", "did not get as far"),
+        ("return torch.cat([x, x.view(1, 3)])", r"NameError: .* \(line 2\)", "did not get as far"),
+    ],
+)
+def test_a_wrong_answer_is_a_finding(write, body, got, why):
+    (found,) = checking.check(DOUBLE, write(f"def double(x):\n    {body}\n"))
+    assert not found.right
+    assert not checking.all_right([found])
+    assert re.search(got, found.got)
+    assert re.search(why, found.why)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("def double(x: return", r"SyntaxError: .*line 1"),
+        ("import torch\n\ntorch.nothing", r"AttributeError: .*nothing.* \(line 3\)"),
+        ("def treble(x): return x", "no function named double; defined are treble"),
+        ("double = 3", "no function named double; defined are none"),
+    ],
+)
+def test_what_does_not_run_is_a_finding_too(write, source, message):
+    (found,) = checking.check(DOUBLE, write(source))
+    assert not found.right
+    assert re.search(message, found.got)
+
+
+def test_the_line_is_the_innermost_of_the_answer(write):
+    source = "import json\ndef inner(x):\n    return json.loads('{')\ndef double(x):\n    return inner(x)\n"
+    (found,) = checking.check(DOUBLE, write(source))
+    assert found.got.endswith("(line 3)")
+
+
+def test_a_long_message_is_cut(write):
+    (found,) = checking.check(DOUBLE, write("def double(x):\n    raise ValueError('x' * 10_000)"))
+    assert found.got.endswith("x ... (line 2)")
+    assert len(found.got) < 330
+
+
+def test_without_an_answer(write, tmp_path):
+    with pytest.raises(Unanswered, match="waits for your answer in line 2"):
+        checking.check(DOUBLE, write("def double(x):\n    ...  # your answer\n"))
+    with pytest.raises(Unanswered, match="%%exercise absent"):
+        checking.check(DOUBLE, tmp_path / "absent.py")
+    with pytest.raises(Unanswered, match=r"in place of `\.\.\.`"):
+        checking.check(exercise(choice("a", {"b": ""})), write("answer = ..."))
+
+
+def test_an_answer_cannot_change_the_inputs(write):
+    (found,) = checking.check(DOUBLE, write("def double(x): return x.mul_(2)"))
+    assert found.right
+    x = tensor([1.0])
+    answers.calls(Function("double", doubled), module(write, "def double(x): return x.mul_(2)"), [{"x": x}] * 2)
+    assert x == 1.0
+
+
+def module(write, source):
+    return answers.load(write(source))
+
+
+def test_a_module_in_place_of_a_file(write):
+    assert checking.check(DOUBLE, module(write, "def double(x): return 2 * x"))[0].right
+
+
+def test_a_probe_judges_what_is_not_returned(write):
+    def slope(seed):
+        return [Case("the gradient", {"x": torch.ones(2)}, torch.full((2,), 2.0), "It is 2 everywhere.")]
+
+    probed = exercise(Function("double", slope, gradient))
+    assert checking.check(probed, write("def double(x): return 2 * x"))[0].right
+    (found,) = checking.check(probed, write("def double(x): return 2 * x.detach()"))
+    assert "RuntimeError" in found.got
+    assert "(line" not in found.got  # it is raised outside the answer
+
+
+def test_inputs_in_and_data_out_without_the_check(write):
+    """What a sandbox does needs no expected value."""
+    cases = checking.asked(DOUBLE, 5)
+    given = checking.run(DOUBLE, write("def double(x): return 2 * x"), [case.inputs for case in cases])
+    assert [finding.right for finding in checking.judged(DOUBLE, given, cases, 5)] == [True]
+    forged = [answers.Given(tensor([1.0, 2.0, 3.0]))]
+    assert [finding.right for finding in checking.judged(DOUBLE, forged, cases, 5)] == [False]
+
+
+def listed(values, seed):
+    yield Finding(values["guards"] == ("warm_up",), "guards", str(values["guards"]), "", f"seed {seed}")
+
+
+GUARDS = exercise(Values(("guards", "limit"), listed), "configuration")
+
+
+def test_values_are_judged(write):
+    (found,) = checking.check(GUARDS, write("guards = ('warm_up',)\nlimit = 3"), 7)
+    assert found.right
+    assert found.why == "seed 7"
+
+
+@pytest.mark.parametrize(
+    ("source", "got"),
+    [
+        ("guards = ('warm_up',)", "nothing named limit"),
+        ("guards = open\nlimit = 1", "a value of type builtin_function_or_method"),
+        ("guards = [[[[[[[[1]]]]]]]]\nlimit = 1", "nested deeper than 6"),
+        ("guards = [1] * 1001\nlimit = 1", "1,001 items; at most 1,000"),
+        ("guards = 'x' * 20001\nlimit = 1", "a text of 20,001 characters"),
+        ("guards = 1 << 1024\nlimit = 1", "more than 1,024 bits"),
+        ("guards = {(1,): 1}\nlimit = 1", "a key of type tuple"),
+    ],
+)
+def test_values_are_plain_data(write, source, got):
+    (found,) = checking.check(GUARDS, write(source))
+    assert not found.right
+    assert got in found.got
+
+
+def test_tensors_have_a_size_they_may_have():
+    with pytest.raises(answers.NotPlain, match="a tensor of 1,000,001 elements; at most 1,000,000"):
+        answers.plain(torch.zeros(1_000_001))
+
+
+def test_what_only_looks_equal_becomes_plain(write):
+    """A subclass that says it equals everything is the number it was made from."""
+    source = "class Same(float):\n    def __eq__(self, other): return True\n    __hash__ = None\n"
+    same = answers.plain(module(write, f"{source}x = Same(2)").x)
+    assert type(same) is float
+    assert same != 3
+    assert type(answers.plain(np.float64(2))) is float
+    assert answers.plain(torch.nn.Parameter(tensor([1.0]))).requires_grad is False
+
+
+def test_a_mistake_that_judging_finds_is_a_finding(write):
+    def judge(values, seed):
+        raise ConfigError("unknown guard 'warm_upp'; did you mean 'warm_up'?")
+
+    (found,) = checking.check(exercise(Values(("guards",), judge)), write("guards = 'warm_upp'"))
+    assert not found.right
+    assert "did you mean 'warm_up'" in found.why
+
+
+@pytest.mark.parametrize(
+    ("got", "expected", "difference"),
+    [
+        (1.00005, 1, ""),
+        (1.0002, 1, "the number is another"),
+        (math.nan, math.nan, ""),
+        (math.inf, math.inf, ""),
+        (-math.inf, math.inf, "the number is another"),
+        (math.nan, 1.0, "the number is another"),
+        (True, 1.0, "it is of type bool, not float"),
+        (1, True, "it is of type int, not bool"),
+        (tensor(True), True, ""),
+        (tensor(1.0), 1.0, ""),
+        (tensor([1.0]), 1.0, "it is of type Tensor, not float"),
+        (1.0, tensor(1.0), "it is of type float, not Tensor"),
+        ("b", "b", ""),
+        ("a", "b", "this is not it"),
+        ([1, 2.0], (1, 2), ""),
+        ((1,), (1, 2), "the items are [0], not [0, 1]"),
+        ((1, 3), (1, 2), "item 1: the number is another"),
+        ({"a": 1}, {"a": 1}, ""),
+        ({"b": 1}, {"a": 1}, "the items are ['b'], not ['a']"),
+        (tensor([1.0, math.nan, math.inf]), tensor([1.0, math.nan, math.inf]), ""),
+        (tensor([1, 2]), tensor([1, 3]), "1 of 2 elements differ"),
+        (tensor([True]), tensor([1]), "the type is bool, not int64"),
+        (tensor([1.0]).half(), tensor([1.001]).half(), ""),
+    ],
+)
+def test_differences(got, expected, difference):
+    assert differs(got, expected) == difference
+
+
+def test_a_check_that_expects_no_data_is_a_mistake_of_ours():
+    with pytest.raises(TypeError, match="which is not plain data"):
+        differs(1, print)
+
+
+def test_what_is_shown():
+    assert shown(torch.zeros(100)).startswith("a tensor of shape (100,), beginning [0, 0,")
+    assert shown(list(range(20))).endswith("10, 11, and 8 more]")
+    assert shown({"a": (1.5,)}) == "{'a': (1.5,)}"
+    assert shown(tensor([[1, 2], [3, 4]])) == "[[1, 2], [3, 4]] int64"
+    assert len(shown("x" * 1000)) < 250
+
+
+def rights(check, source, write):
+    return [finding.right for finding in checking.check(exercise(check), write(source))]
+
+
+def test_shared_judges(write):
+    letter = choice("b", {"a": "Look again.", "c": "No."})
+    assert rights(letter, "answer = 'b'", write) == [True]
+    assert checking.check(exercise(letter), write("answer = 'a'"))[0].why == "Look again."
+    assert checking.check(exercise(letter), write("answer = 3"))[0].why == "This is none of them."
+    assert "b" not in checking.check(exercise(letter), write("answer = 'a'"))[0].expected.split()
+    for source, right in (("'c'", True), ("'ab'", False), ("''", False), ("1", False)):
+        assert rights(prediction("abc"), f"answer = {source}", write) == [right], source
+    assert rights(text(3), "answer = 'one two three'", write) == [True]
+    assert rights(text(3), "answer = 'one two'", write) == [False]
+
+
+def test_nothing_looked_at_is_not_right():
+    assert not checking.all_right([])
+
+
+@pytest.mark.parametrize("error", [Unanswered("waits"), NotYet("not yet"), ConfigError("no")])
+def test_a_notebook_shows_one_line(error):
+    assert error._render_traceback_() == [f"{type(error).__name__}: {error}"]

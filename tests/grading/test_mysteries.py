@@ -1,0 +1,53 @@
+"""The anonymous runs that ship are what their key says, and hold nothing that a log would not."""
+
+import json
+import re
+
+import pytest
+
+from grpo_lab.diagnosis import diagnose
+from grpo_lab.events import Stepped
+from grpo_lab.faults import FAULTS
+from grpo_lab.grading import mysteries
+from grpo_lab.guards import GUARDS
+from grpo_lab.recordings import find
+from grpo_lab.scenarios import scenario_names
+from grpo_lab.session import Session
+
+KEY = mysteries.key()
+
+
+def test_one_of_each_cause_in_an_order_of_the_seed():
+    assert sorted(KEY) == list(range(1, 9)) and sorted(KEY.values()) == sorted(mysteries.CAUSES)
+    assert len({tuple(mysteries.key(seed).values()) for seed in range(5)}) == 5
+
+
+@pytest.mark.parametrize("number", KEY)
+def test_the_recording_is_what_the_key_says(number):
+    verdict = diagnose(find(mysteries.name(number))).verdict
+    # This one is not settled by the curves, on purpose: see the lab.
+    assert verdict == ("reward-collapse" if KEY[number] == "kl-hidden" else KEY[number])
+
+
+@pytest.mark.parametrize("number", KEY)
+def test_nothing_gives_the_cause_away(number):
+    folder = find(mysteries.name(number))
+    text = (folder / "events.jsonl").read_text() + (folder / "config.json").read_text()
+    telling = {*FAULTS, *GUARDS, *scenario_names(), "fault", "precision", "kl_estimator", "kl/exact", "adam_eps="}
+    assert [word for word in sorted(telling) if re.search(rf"\b{re.escape(word)}\b", text)] == []
+    config = json.loads((folder / "config.json").read_text())
+    assert config["run"]["name"] == mysteries.name(number) and sorted(config) == ["data", "run"]
+    steps = [event for event in Session.open(folder).events if isinstance(event, Stepped)]
+    assert steps and not any(step.actions or step.verdict != "KEEP" for step in steps)
+
+
+def test_others_can_be_made(tmp_path, monkeypatch):
+    monkeypatch.setattr(mysteries, "key", lambda seed: {1: "lost-unscale", 2: "optimizer-overflow"})
+    mysteries.make(tmp_path, seed=7)
+    assert diagnose(tmp_path / "mystery-1").verdict == "lost-unscale"
+    assert diagnose(tmp_path / "mystery-2").verdict == "optimizer-overflow"
+    assert sorted(path.name for path in (tmp_path / "mystery-2").iterdir()) == [
+        "config.json",
+        "environment.json",
+        "events.jsonl",
+    ]

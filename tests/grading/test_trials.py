@@ -1,0 +1,91 @@
+"""Short runs tell who survives, who learns and who leaves a healthy run alone; each alone is easily met."""
+
+import pytest
+import torch
+
+from grpo_lab.errors import ConfigError
+from grpo_lab.grading import trials
+from grpo_lab.guards import GUARDS
+from grpo_lab.interventions import Outcome, Stage, Verdict
+from grpo_lab.scenarios import preset
+
+HEALTHY = preset("plain").with_("optimizer.learning_rate=5e-4")
+SKIPS_ALL = trials.guards_of({"skip_spikes": {"threshold": 1e-9}})
+
+
+def test_a_guard_that_stops_a_failure():
+    assert trials.stops("nan-reward", trials.guards_of(("sanitize_rewards",)), seed=1, why="").right
+
+
+def test_no_guard_and_a_crash():
+    found = trials.stops("nan-reward", {}, seed=1, why="look at the rewards")
+    assert not found.right and found.why == "look at the rewards"
+    assert "crashed" in found.got and "torch.multinomial" in found.got
+
+
+def test_who_skips_every_step_has_not_survived():
+    found = trials.stops("bad-batch", SKIPS_ALL, seed=1, why="")
+    assert not found.right and "0 of 10 steps kept" in found.got
+
+
+@pytest.mark.parametrize(("made", "enough"), [(3, False), (2, True)])
+def test_at_least_half_of_the_steps_are_made(fault, made, enough):
+    refuse = fault(Stage.GRADIENTS, lambda value, s: Outcome(value, Verdict.SKIP_STEP, "") if s.index % made else None)
+    found = trials.survives(HEALTHY.with_("data.num_prompts=2", "run.num_steps=6", refuse), "", seed=1, why="")
+    assert found.right is enough and f"{6 // made} of 6 steps kept" in found.got
+
+
+def test_a_lesson_teaches_and_no_guard_acts():
+    learned, quiet = trials.learns(HEALTHY.with_guards(trials.guards_of(("skip_nonfinite",))), seed=1)
+    assert learned.right and quiet.right
+
+
+def test_a_lesson_that_is_refused_teaches_nothing():
+    learned, quiet = trials.learns(HEALTHY.with_guards(SKIPS_ALL), seed=1)
+    assert not learned.right and "0 updates" in learned.got
+    assert not quiet.right and quiet.got == "skip_spikes"
+
+
+def test_the_gradient_without_guards_and_with_silent_ones():
+    silent = trials.guards_of(("skip_nonfinite", "clamp_kl", "check_weights"))
+    assert trials.leaves_gradient(HEALTHY.with_guards(silent), seed=1).right
+
+
+@pytest.mark.parametrize(
+    "guards", [("clip_gradients",), ("safe_sampling",), tuple(GUARDS)], ids=["clip", "sampling", "all"]
+)
+def test_guards_that_change_a_healthy_gradient(guards):
+    assert not trials.leaves_gradient(HEALTHY.with_guards(trials.guards_of(guards)), seed=1).right
+
+
+def test_a_gradient_that_never_reaches_the_optimizer():
+    assert trials.first_gradient(HEALTHY.with_(*trials.HERE, "run.num_steps=1").with_guards(SKIPS_ALL)) is None
+
+
+def test_the_look_at_the_optimizer_is_taken_away_again():
+    trials.first_gradient(HEALTHY.with_(*trials.HERE, "data.num_prompts=4", "run.num_steps=1"))
+    other = torch.nn.Parameter(torch.ones(1))
+    other.grad = torch.ones(1)
+    from torch.optim.optimizer import _global_optimizer_pre_hooks  # there is no public way to count them
+
+    torch.optim.SGD([other], lr=0.1).step()
+    assert not _global_optimizer_pre_hooks
+
+
+@pytest.mark.parametrize("value", ["skip_spikes", ("mine.py:Mine",), 3, ({"skip_spikes": {}},)])
+def test_guards_that_no_judge_runs(value):
+    with pytest.raises(ConfigError):
+        trials.guards_of(value)
+
+
+def test_settings_of_a_preset_and_of_the_answer():
+    assert trials.guards_of(("warm_up",)) == {"warm_up": {"steps": 10}}
+    assert trials.guards_of({"warm_up": {"steps": 3}}) == {"warm_up": {"steps": 3}}
+
+
+@pytest.mark.parametrize(
+    "value", [("run.num_steps=1000",), ("data.num_prompts=1",), "loss.beta=0", ("model.name=tiny",)]
+)
+def test_overrides_that_would_change_what_a_check_costs(value):
+    with pytest.raises(ConfigError):
+        trials.overrides_of(value, ("loss", "optimizer"))
