@@ -1,0 +1,221 @@
+"""Both editions of a notebook come from one source, to the letter, and no solution is in the learner's."""
+
+import json
+import sys
+from pathlib import Path
+
+import jupytext
+import nbformat
+import pytest
+
+from grpo_lab import cli
+from grpo_lab.errors import DataError
+from grpo_lab.grading import checks
+from grpo_lab.labs import editions
+from grpo_lab.labs.solutions import Malformed, learners, reference, solutions
+
+LABS = Path(__file__).parents[1] / "labs"
+
+
+def cells(text):
+    return {cell.id: cell for cell in nbformat.reads(text, as_version=4).cells}
+
+
+@pytest.fixture
+def sample(sample_lab):
+    """The cells of an edition by id; `sample(edition, a, b)` after a change of its source."""
+
+    def made(edition="learner", *change):
+        path = sample_lab / "src" / "sample.py"
+        if change:
+            text = path.read_text()
+            assert change[0] in text
+            path.write_text(text.replace(*change, 1))
+        return cells(editions.notebook(sample_lab, "sample", edition))
+
+    return made
+
+
+def test_the_cells_of_an_edition(sample):
+    learner, instructor = sample(), sample("instructor")
+    assert list(learner) == [name for name in instructor if name != "sample-01"]
+    assert list(learner)[:5] == [
+        "sample-00",
+        "sample-02",
+        "sample-guess-task",
+        "sample-guess",
+        "sample-guess-hints",
+    ]
+    assert instructor["sample-01"].source == "**Say.** It is a sample."
+    assert learner["sample-09"].metadata.tags == ["slow"]
+
+
+def test_what_the_registry_knows_is_written_from_there(sample):
+    made = sample()
+    cover = made["sample-00"].source.split("\n")
+    assert cover[0] == "# Lab 9. A sample"
+    assert cover[2] == "*20 minutes · difficulty ★★☆* · You can double a number & say so."
+    assert cover[4] == "What a lab looks like."
+    assert made["sample-double-task"].source == "### Exercise: Double it\n\n*5 min · difficulty ★★☆ · code*"
+    hints = made["sample-double-hints"].source
+    assert hints.count("<details>") == hints.count("</details>") == 3
+    assert "<details><summary>Hint 2 of 3</summary>\n\nA number plus itself.\n\n</details>" in hints
+
+
+def test_solutions_stand_in_the_instructors_edition_only(sample):
+    learner, instructor = sample(), sample("instructor")
+    assert learner["sample-double"].source.endswith('every number twice."""\n    ...  # your answer')
+    assert instructor["sample-double"].source.endswith("    twice = x + x\n    return twice")
+    assert learner["sample-guards"].source == "%%exercise guards\nguards = ...  # your answer"
+    assert "SOLUTION" not in str([*learner.values(), *instructor.values()])
+
+
+@pytest.mark.parametrize(
+    ("solution", "stub"),
+    [
+        ("a = 1\nb = (\n    2,\n)", "a = ...  # your answer\nb = ...  # your answer"),
+        ("a: int = 1", "a = ...  # your answer"),
+        ("def f():\n    return 1", "...  # your answer"),
+        ("a = 1\nprint(a)", "...  # your answer"),
+        ("    a = 1\n\n    return a", "    ...  # your answer"),
+        ("        deep\n    less", "    ...  # your answer"),
+    ],
+)
+def test_stubs(solution, stub):
+    source = f"before\n# BEGIN SOLUTION\n{solution}\n# END SOLUTION\nafter"
+    assert learners(source) == f"before\n{stub}\nafter"
+    assert reference(source) == f"before\n{solution}\nafter"
+    assert solutions(source) == [solution.split("\n")]
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("# BEGIN SOLUTION\nx", "END SOLUTION is missing"),
+        ("x\n# END SOLUTION", "line 2: # END SOLUTION where # BEGIN SOLUTION is due"),
+        ("# BEGIN SOLUTION\n# BEGIN SOLUTION\n# END SOLUTION", "line 2: # BEGIN SOLUTION where # END"),
+    ],
+)
+def test_marks_that_do_not_pair(source, message):
+    with pytest.raises(Malformed, match=message):
+        learners(source)
+
+
+LONG = "\n".join(f"    x = {n}" for n in range(13)) + "\n    return x"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("# Lab 9. A sample", "# Lab 9. Another"), "first cell must begin with a heading .* '# A sample'"),
+        (("%%exercise double", "%%exercise duoble"), "unknown exercise 'duoble'; did you mean 'double'.*"),
+        (("%%exercise double", "%%exercise duoble"), "exercise 'double' is in the registry and has no cell"),
+        (("%%exercise letter", "%%exercise guess"), "exercise 'guess' is asked 2 times"),
+        (("    # END SOLUTION\n", ""), "cell 4, which begins '%%exercise double': .*END SOLUTION is missing"),
+        (("    twice = x + x\n    return twice", LONG), "a solution of 14 lines; at most 12"),
+        (("import torch\n", "import torch\n" * 9), "16 lines; at most 15"),
+        (("return twice", "return ("), "was never closed"),
+        (("lab.questions()", "# BEGIN SOLUTION\nlab\n# END SOLUTION"), "a solution outside an exercise"),
+        (('# BEGIN SOLUTION\nanswer = "b"\n# END SOLUTION', "answer"), "an exercise without a solution"),
+        (("# %%\nlab.questions", '# %% tags=["instructor"]\nlab.questions'), "for instructors and holds code"),
+        (("print(lab.answer", "1\n# %%exercise x\nprint(lab.answer"), "must be its first line"),
+    ],
+)
+def test_a_source_that_breaks_a_rule_is_refused(sample, change, message):
+    with pytest.raises(DataError, match=rf"(?s)sample\.py: .*{message}"):
+        sample("learner", *change)
+
+
+def test_a_table_may_be_long(sample):
+    table = '# %% tags=["data"]\n' + "row = 1\n" * 20 + "\n# %%\nlab.questions()"
+    assert sample("learner", "# %%\nlab.questions()", table)["sample-10"].source.count("\n") == 19
+
+
+def test_what_is_no_lab_has_one_edition(sample_lab):
+    (sample_lab / "src" / "talk.py").write_text("# %%\n1 + 1\n")
+    made = editions.render(sample_lab)
+    assert [str(path.relative_to(sample_lab)) for path in made] == [
+        "sample.ipynb",
+        "instructor/sample.ipynb",
+        "talk.ipynb",
+    ]
+    (sample_lab / "src" / "talk.py").write_text("# %%\n# %%exercise x\n# BEGIN SOLUTION\n1\n# END SOLUTION\n")
+    with pytest.raises(DataError, match="unknown exercise 'x'"):
+        editions.render(sample_lab)
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """`grpo-lab labs build` with more words: exit code, standard output, standard error."""
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["grpo-lab", "labs", "build", *words])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        out, err = capsys.readouterr()
+        return end.value.code or 0, out, err
+
+    return call
+
+
+def test_the_command(sample_lab, run):
+    assert run("--folder", ".", "--check")[0] == 1
+    assert run("--folder", ".") == (0, "sample.ipynb written\ninstructor/sample.ipynb written\n", "")
+    assert run("--folder", ".") == (0, "", "")
+    assert run("--folder", ".", "--check", "sample") == (0, "", "")
+    (sample_lab / "instructor" / "sample.ipynb").write_text("{}")
+    assert run("--folder", ".", "--check", "--edition", "learner") == (0, "", "")
+    code, _, error = run("--folder", ".", "--check")
+    assert code == 1
+    assert "out of date: instructor/sample.ipynb; run grpo-lab labs build" in error
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["simple", "--folder", "."], 2, "unknown lab 'simple'; did you mean 'sample'?"),
+        (["--edition", "learners", "--folder", "."], 2, "unknown edition 'learners'; did you mean 'learner'?"),
+        ([], 1, "no lab in labs/src; run this in the checkout"),
+    ],
+)
+def test_mistakes_of_the_command(sample_lab, run, words, code, message):
+    found, _, error = run(*words)
+    assert found == code
+    assert message in error
+
+
+# What is committed.
+
+
+def test_every_notebook_is_what_its_source_makes():
+    assert editions.stale(editions.render(LABS)) == []
+
+
+def test_every_lab_of_the_registry_has_a_notebook_and_every_notebook_a_source():
+    assert set(checks.LABS) <= set(editions.lab_names(LABS))
+    made = {path.relative_to(LABS) for path in editions.render(LABS)}
+    assert {path.relative_to(LABS) for path in LABS.rglob("*.ipynb") if ".ipynb_checkpoints" not in str(path)} == made
+
+
+@pytest.mark.parametrize("name", [name for name in editions.lab_names(LABS) if name in checks.LABS])
+def test_no_solution_is_in_a_learners_edition(name):
+    """Not as a line anywhere, and no long one within a line, but for a last hint, which may be nearly the answer."""
+    source = jupytext.read(LABS / "src" / f"{name}.py", fmt="py:percent")
+    solved = [lines for cell in source.cells for lines in solutions(cell.source)]
+    elsewhere = {line.strip() for cell in source.cells for line in learners(cell.source).split("\n")}
+    telling = {line.strip() for lines in solved for line in lines} - elsewhere - {""}
+    made = cells((LABS / f"{name}.ipynb").read_text())
+    found = {line.strip() for cell in made.values() for line in cell.source.split("\n")}
+    text = json.dumps([cell for identity, cell in made.items() if not identity.endswith("-hints")])
+    assert telling
+    assert telling & found == set()
+    assert [line for line in telling if len(line) > 30 and json.dumps(line)[1:-1] in text] == []
+    hints = "\n".join(cell.source for identity, cell in made.items() if identity.endswith("-hints"))
+    assert [lines for lines in solved if len(lines) > 1 and "\n".join(lines).strip() in hints] == []
+
+
+def test_no_notebook_holds_outputs():
+    for path in LABS.rglob("*.ipynb"):
+        for cell in json.loads(path.read_text())["cells"]:
+            assert not cell.get("outputs"), f"{path}: {cell['id']}"
+            assert cell.get("execution_count") is None

@@ -1,0 +1,192 @@
+"""Every lab runs: each stub stops it with one line, each reference solution goes on, and nothing is on stderr.
+
+What is run is the instructor's edition, with the learner's cell of each exercise before the solution of it.
+"""
+
+import copy
+import os
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import nbformat
+import pytest
+from jupyter_client.manager import AsyncKernelManager
+from jupyter_core.utils import run_sync
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+from grpo_lab.grading import checks
+from grpo_lab.labs import editions
+
+ROOT = Path(__file__).parents[1]
+LABS = ROOT / "labs"
+SLOW = "slow"
+"""The tag of a cell that may take more than ten seconds."""
+REGISTER = f"""
+import sys
+sys.path.insert(0, {str(ROOT / "tests" / "labs")!r})
+import lab_sample
+from grpo_lab.grading import checks
+checks.LABS = (*checks.LABS, "sample")
+sys.modules["grpo_lab.grading.checks.lab_sample"] = lab_sample
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """The folder that notebooks run in, each with answers and runs of its own below it, as labs/ is."""
+    return tmp_path_factory.mktemp("labs")
+
+
+@pytest.fixture(scope="module")
+def kernel(home):
+    """One kernel for all, short and headless: torch is loaded once, and a child stays warm from lab to lab."""
+    short = {"GRPO_LAB_FAST": "1", "GRPO_LAB_HEADLESS": "1", "OMP_NUM_THREADS": "1"}
+    manager = AsyncKernelManager(kernel_name="python3")
+    run_sync(manager.start_kernel)(
+        cwd=str(home), env={**os.environ, **short, "PYTHONPATH": str(ROOT), "IPYTHONDIR": str(home / "ipython")}
+    )
+    yield manager
+    run_sync(manager.shutdown_kernel)()
+
+
+@pytest.fixture
+def execute(kernel):
+    """Runs a notebook in an empty namespace and returns it with its outputs."""
+
+    def run(notebook):
+        notebook.cells.insert(0, nbformat.v4.new_code_cell("%reset -f", id="reset"))
+        client = NotebookClient(notebook, timeout=300, km=kernel)
+        try:
+            client.execute()
+        finally:
+            assert client.kc is not None
+            client.kc.stop_channels()
+        return notebook
+
+    return run
+
+
+def both(learner, instructor):
+    """The instructor's edition, and before each solution the stub, which may raise."""
+    stubs = {cell.id: cell for cell in learner.cells if cell.source.startswith("%%exercise")}
+    cells = []
+    for cell in instructor.cells:
+        if cell.id in stubs:
+            stub = copy.deepcopy(stubs[cell.id])
+            stub.id += "-stub"
+            stub.metadata["tags"] = ["raises-exception"]
+            cells.append(stub)
+        cells.append(cell)
+    return nbformat.v4.new_notebook(cells=cells, metadata=instructor.metadata)
+
+
+def outputs(cell, kind):
+    return [output for output in cell.get("outputs", ()) if output.output_type == kind]
+
+
+def seconds(cell):
+    """How long a cell took."""
+    times = cell.metadata.get("execution", {})
+    begin, end = (times.get(name) for name in ("iopub.execute_input", "shell.execute_reply"))
+    parsed = [datetime.fromisoformat(time.replace("Z", "+00:00")) for time in (begin, end) if time]
+    return (parsed[1] - parsed[0]).total_seconds() if len(parsed) == 2 else 0.0
+
+
+def looked_at(notebook):
+    """What must hold of a notebook that was run: stubs stop it, nothing else raises, nothing is on stderr."""
+    for cell in notebook.cells:
+        if cell.id.endswith("-stub"):
+            (error,) = outputs(cell, "error")
+            assert error.ename == "Unanswered", f"{cell.id}: {error.evalue}"
+            assert len(error.traceback) == 1, f"{cell.id} shows a traceback"
+        else:
+            assert outputs(cell, "error") == [], cell.id
+        warned = [output.text for output in outputs(cell, "stream") if output.name == "stderr"]
+        assert warned == [], f"{cell.id} writes to stderr, which costs a learner the points of nbgrader: {warned}"
+
+
+def say_times(name, notebook):
+    """Reported, and no verdict: how busy the machine is decides it too."""
+    times = {cell.id: seconds(cell) for cell in notebook.cells if cell.cell_type == "code"}
+    print(f"{name}: {sum(times.values()):.1f} s in all", file=sys.stderr)
+    for cell in notebook.cells:
+        if times.get(cell.id, 0) > 10 and SLOW not in cell.metadata.get("tags", ()):
+            print(f"{name}: cell {cell.id} took {times[cell.id]:.1f} s and is not tagged {SLOW!r}", file=sys.stderr)
+
+
+@pytest.mark.parametrize("name", [name for name in editions.lab_names(LABS) if name in checks.LABS])
+def test_a_lab(name, execute):
+    learner, instructor = (
+        nbformat.read(LABS / folder / f"{name}.ipynb", as_version=4) for folder in ("", "instructor")
+    )
+    notebook = execute(both(learner, instructor))
+    stubs = [cell.id for cell in notebook.cells if cell.id.endswith("-stub")]
+    assert stubs == [f"{name}-{exercise}-stub" for exercise in checks.lab_page(name).exercises]
+    looked_at(notebook)
+    say_times(name, notebook)
+
+
+@pytest.mark.parametrize("name", [name for name in editions.lab_names(LABS) if name not in checks.LABS])
+def test_what_is_no_lab(name, execute):
+    looked_at(execute(nbformat.read(LABS / f"{name}.ipynb", as_version=4)))
+
+
+@pytest.fixture
+def sample(sample_lab):
+    """An edition of the lab of tests/labs, which registers itself in the kernel first."""
+
+    def made(edition):
+        notebook = nbformat.reads(editions.notebook(sample_lab, "sample", edition), as_version=4)
+        notebook.cells.insert(0, nbformat.v4.new_code_cell(REGISTER, id="register"))
+        return notebook
+
+    return made
+
+
+def test_a_learner_is_stopped_at_the_first_exercise_and_nowhere_before(sample, execute):
+    notebook = sample("learner")
+    with pytest.raises(CellExecutionError, match="waits for your answer in line 3"):
+        execute(notebook)
+    raised = [cell.id for cell in notebook.cells if outputs(cell, "error")]
+    assert raised == ["sample-guess"]
+    assert next(cell for cell in notebook.cells if cell.id == "sample-double").execution_count is None
+
+
+def test_the_sample_runs_whole(sample, execute, home):
+    notebook = execute(both(sample("learner"), sample("instructor")))
+    looked_at(notebook)
+    cells = {cell.id: cell for cell in notebook.cells}
+    (shown,) = outputs(cells["sample-double"], "display_data")
+    assert 'class="grpo-lab-feedback"' in shown.data["text/html"]
+    assert shown.data["text/plain"] == "Double it: right\n✓ right: three numbers"
+    assert outputs(cells["sample-05"], "stream")[0].text == "6 answers/sample/double.py:double\n"
+    assert outputs(cells["sample-09"], "stream")[0].text == "done 3\n"
+    assert (home / "sample.zip").is_file()
+    assert seconds(cells["sample-09"]) > 0
+
+
+STDERR = nbformat.v4.new_output("stream", name="stderr", text="oh")
+TRACEBACK = nbformat.v4.new_output("error", ename="Unanswered", evalue="waits", traceback=["one", "two"])
+WRONG = nbformat.v4.new_output("error", ename="NameError", evalue="oh", traceback=["one"])
+
+
+@pytest.mark.parametrize(
+    ("identity", "shown", "message"),
+    [
+        ("a", [STDERR], "writes to stderr"),
+        ("a", [WRONG], "a\n"),
+        ("a-stub", [WRONG], "a-stub: oh"),
+        ("a-stub", [TRACEBACK], "shows a traceback"),
+    ],
+)
+def test_what_is_looked_at_can_fail(identity, shown, message):
+    cell = nbformat.v4.new_code_cell("1", id=identity, outputs=shown)
+    with pytest.raises(AssertionError, match=message):
+        looked_at(nbformat.v4.new_notebook(cells=[cell]))
+
+
+def test_a_stub_that_raises_nothing_is_found():
+    with pytest.raises(ValueError, match="not enough values"):
+        looked_at(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1", id="a-stub")]))
