@@ -1,0 +1,139 @@
+"""The panel as a learner meets it: buttons, sliders and pictures in JupyterLab. What is awaited is text, not time."""
+
+import os
+import re
+import signal
+
+from playwright.sync_api import expect
+
+LATER = 60_000
+"""Milliseconds for what waits for a model."""
+IMPORT = "from grpo_lab.widgets import Panel\nfrom grpo_lab.events import Changed, Stepped"
+LONG = "panel = Panel(preset='stable', overrides=('run.num_steps=1000',))"
+"""A run that goes on until somebody stops it."""
+
+
+def step_shown(nb, which: int = 0) -> int:
+    """The step that the status names; -1 while it names none."""
+    found = re.search(r"step (\d+)", nb.find("status", which).inner_text())
+    return int(found[1]) if found else -1
+
+
+def status(nb, words: str | re.Pattern, which: int = 0) -> None:
+    """Wait until the panel says so."""
+    expect(nb.find("status", which)).to_contain_text(words, timeout=LATER)
+
+
+def begin(nb, which: int = 0) -> None:
+    nb.find("start", which).click()
+    expect(nb.find("status", which)).to_contain_text(re.compile(r"step [1-9]"), timeout=LATER)
+
+
+def test_start_moves_the_plot_a_slider_acts_and_stop_answers(notebook, wait_until):
+    nb = notebook(
+        IMPORT + "\n" + LONG + "\npanel",
+        "print([event.overrides for event in panel.session.events if isinstance(event, Changed)])",
+        "print(panel.session.status, len(panel.session.records))",
+    )
+    nb.run_cell(0)
+    nb.count_frames()
+    before = nb.picture()
+    begin(nb)
+    first = step_shown(nb)
+    wait_until("ten new pictures", lambda: nb.frames() >= 10)
+    assert step_shown(nb) > first
+    assert nb.picture() != before
+
+    number = nb.find("set-learning_rate").locator("input[type=text], input[type=number]").first
+    number.fill("1e-5")
+    number.press("Enter")
+    changed = nb.output(1)
+    wait_until("the change is an event", lambda: nb.run_cell(1) or "learning_rate=1e-05" in changed.inner_text())
+
+    nb.find("stop").click()
+    status(nb, "stopped")
+    nb.run_cell(2)
+    expect(nb.output(2)).to_contain_text("stopped")
+
+
+def test_stop_answers_while_a_cell_awaits_and_after_a_reload(notebook, wait_until):
+    nb = notebook(
+        IMPORT + "\n" + LONG + "\npanel",
+        "session = await panel.run()\nprint('over:', session.status)",
+        "print('the kernel', 'answers')",
+    )
+    nb.run_cell(0)
+    nb.find("start").wait_for()
+    nb.run_cell(1)
+    status(nb, re.compile(r"step [1-9]"))
+    nb.save()
+    nb.open()
+    status(nb, "step")
+    nb.count_frames()
+    wait_until("the plot goes on", lambda: nb.frames() >= 3)
+    nb.find("stop").click()
+    status(nb, "stopped")
+    nb.run_cell(2)
+    expect(nb.output(2)).to_contain_text("the kernel answers")
+
+
+def test_a_crash_and_a_killed_child_leave_the_kernel_usable(notebook, server, wait_until):
+    nb = notebook(
+        IMPORT + "\npanel = Panel('cuda-001')\npanel",
+        "print('the kernel', 'answers')",
+        "panel.set('run.num_steps=1000')\nprint('long', 'enough')",  # the healthy run must not end before it is killed
+    )
+    nb.run_cell(0)
+    nb.find("start").click()
+    status(nb, "crashed in torch.multinomial")
+    expect(nb.find("banner")).to_contain_text("probability tensor contains either")
+    nb.run_cell(1)
+    expect(nb.output(1)).to_contain_text("the kernel answers")
+
+    nb.find("healthy").click()
+    expect(nb.find("banner")).not_to_be_visible()
+    nb.run_cell(2)
+    expect(nb.output(2)).to_contain_text("long enough")
+    begin(nb)
+    for pid in server.workers():
+        os.kill(pid, signal.SIGKILL)
+    status(nb, "crashed")
+    expect(nb.find("banner")).to_contain_text("SIGKILL")
+
+    nb.find("reset").click()
+    status(nb, "waiting")
+    expect(nb.find("banner")).not_to_be_visible()
+
+
+def test_a_recording_is_scrubbed_and_two_panels_run_at_once(notebook, server, wait_until):
+    nb = notebook(
+        IMPORT + "\npanel = Panel(recording='train-001-smollm2')\npanel",
+        "one = Panel(preset='stable', overrides=('run.num_steps=1000',))\none",
+        "two = Panel('train-001', overrides=('run.num_steps=1000',))\ntwo",
+        "print('the kernel', 'answers')",
+    )
+    nb.run_cell(0)
+    status(nb, "step 7")
+    before = nb.picture()
+    handle = nb.find("time").locator("[role=slider]")
+    for _ in range(4):
+        handle.press("ArrowLeft")
+    status(nb, "step 3")
+    wait_until("another picture", lambda: nb.picture() != before)
+
+    nb.run_cell(1)
+    nb.run_cell(2)
+    begin(nb, 1)
+    begin(nb, 2)
+    assert len(server.workers()) >= 2
+    nb.find("stop", 1).click()
+    status(nb, "stopped", 1)
+    now = step_shown(nb, 2)
+    wait_until("the other goes on", lambda: step_shown(nb, 2) > now)
+    old = set(server.workers())
+    nb.command("kernelmenu:restart")
+    nb.page.get_by_role("button", name="Confirm Kernel Restart").click()
+    wait_until("a restart leaves no child behind", lambda: not old & set(server.workers()))
+    nb.idle()
+    nb.run_cell(3)
+    expect(nb.output(3)).to_contain_text("the kernel answers", timeout=LATER)
