@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import against_trl, guards, pretrained, shared_prefix
+from benchmarks import against_trl, guards, live_panel, pretrained, shared_prefix
 from benchmarks.timing import Plan
 from grpo_lab import environment
 
@@ -29,6 +29,7 @@ class Name(StrEnum):
     guards = "guards"
     shared_prefix = "shared_prefix"
     pretrained = "pretrained"
+    live_panel = "live_panel"
 
 
 BENCHMARKS: dict[Name, tuple[Callable[[int, Plan], dict[str, Any]], Plan]] = {
@@ -36,6 +37,7 @@ BENCHMARKS: dict[Name, tuple[Callable[[int, Plan], dict[str, Any]], Plan]] = {
     Name.guards: (guards.measure, Plan(blocks=30, steps=3, warm_up=5)),
     Name.shared_prefix: (shared_prefix.measure, Plan(blocks=20, steps=3, warm_up=5)),
     Name.pretrained: (pretrained.measure, Plan(blocks=10, steps=1, warm_up=2)),
+    Name.live_panel: (live_panel.measure, Plan(blocks=10, steps=5)),
 }
 QUICK = Plan(blocks=3, steps=2, warm_up=2)
 # Upper limits (lower for TRL) of the median, as DESIGN.md's budgets have them.
@@ -45,6 +47,7 @@ TARGETS = {
     "guards everyone / none": ("<=", 1.05),
     "135M: TRL / ours": (">=", 1.2),
     "135M: guards stable / none": ("<=", 1.03),
+    "panel live / headless, step": ("<=", 1.05),
 }
 
 

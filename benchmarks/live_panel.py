@@ -1,0 +1,221 @@
+"""What watching costs: the same run in turn under a live panel and headless, and ten thousand events on one screen.
+
+Both are trained by a warm child on the same number of threads. The panel's pictures go nowhere here, but they are
+drawn, packed and handed over as in a notebook; what a browser does with them comes on top.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from benchmarks.timing import Plan, settle, spread
+from grpo_lab import folder, recordings, warm
+from grpo_lab.config import Config
+from grpo_lab.dashboard import Fold
+from grpo_lab.events import Action, Started, Stepped, from_json, to_json
+from grpo_lab.session import Session
+from grpo_lab.widgets.live import LiveFigure
+from grpo_lab.widgets.panel import Panel
+
+EVENTS = 10_000
+"""Of the long run that is made up."""
+_FIRST_PLOT = """
+import time, json; begin = time.perf_counter()
+from unittest import mock; from grpo_lab import warm
+with mock.patch.object(warm, "headless", lambda: False):
+    from grpo_lab.widgets import Panel
+    panel = Panel("cuda-001", runs=RUNS); panel._repr_mimebundle_(); panel._scene.settle(60)
+    drawn = time.perf_counter() - begin
+    panel.start()
+    while not any(type(event).__name__ == "Stepped" for event in panel.session.events): time.sleep(0.01)
+    panel._scene.settle(60)
+    print(json.dumps({"panel drawn": drawn, "first step drawn": time.perf_counter() - begin}))
+    panel._runner.over.result(60); warm._close_all()
+"""
+
+
+def measure(threads: int, plan: Plan) -> dict[str, Any]:
+    """Step times live and headless, frames, Stop, the way to the first plot, and the long run."""
+    config = settle().with_(f"run.num_steps={20 * plan.steps}", f"run.threads={threads}")
+    with tempfile.TemporaryDirectory() as home:
+        found = _in_turn(config, plan.blocks, Path(home))
+        found["stop"] = _stop(config.with_("run.num_steps=100000"), plan.blocks, Path(home))
+        found["first plot, s"] = _first_plot(Path(home))
+    found["long run"] = long_run()
+    path = Path("benchmarks/results/live_panel.json")
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    path.write_text(json.dumps({**known, f"{threads} threads": found}, indent=2) + "\n", encoding="utf-8")
+    return found
+
+
+def _in_turn(config: Config, rounds: int, folder: Path) -> dict[str, Any]:
+    """The same run live and headless, who goes first changing every round."""
+    rows: dict[str, list[dict[str, float]]] = {"live": [], "headless": []}
+    frames: list[dict[str, float]] = []
+    with warm.warm_child() as child:
+        child.ready()
+        pid = child.pid
+    for turn in range(rounds):
+        for name in ("live", "headless") if turn % 2 else ("headless", "live"):
+            begin, cpu = time.perf_counter(), _processor_time(pid)
+            if name == "live":
+                session, drawn = _live(config, folder / "live")
+                frames.append(drawn)
+            else:
+                with warm.warm_child() as child:
+                    session = Session(config, folder / f"headless-{turn}", child=child).run()
+            total = time.perf_counter() - begin
+            rows[name].append({"total": total, "step": _step(session), "cpu": _processor_time(pid) - cpu})
+    found: dict[str, Any] = {
+        f"panel live / headless, {what}": {"wall": _ratio(rows, what), "cpu": _ratio(rows, "cpu")}
+        for what in ("step", "total")
+    }
+    found["seconds"] = {
+        name: {what: round(statistics.median(row[what] for row in all_of), 4) for what in all_of[0]}
+        for name, all_of in rows.items()
+    }
+    found["frames"] = {key: round(statistics.median(row[key] for row in frames), 2) for key in frames[0]}
+    return found
+
+
+def _processor_time(pid: int) -> float:
+    """Seconds of processor time that a process had so far, where /proc tells."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _live(config: Config, runs: Path) -> tuple[Session, dict[str, float]]:
+    """A run in a panel that somebody watches, and what was drawn meanwhile."""
+    with mock.patch.object(warm, "headless", lambda: False):
+        panel = Panel(config, runs=runs)
+    times, sizes, stamps = [], [], []
+    draw = panel._scene._figure.png
+
+    def timed(*screens: Any) -> bytes:
+        begin = time.perf_counter()
+        picture = draw(*screens)
+        times.append(time.perf_counter() - begin)
+        sizes.append(len(picture))
+        stamps.append(begin)
+        return picture
+
+    panel._scene._figure.png = timed  # type: ignore[method-assign]
+    panel.start()
+    session = panel._runner.over.result()  # type: ignore[union-attr]
+    panel._scene.settle()
+    backgrounds = panel._scene._figure.backgrounds
+    moved = sorted(times)[: max(1, len(times) - backgrounds)]
+    return session, {
+        "frames": len(times),
+        "frames a second": (len(stamps) - 1) / (stamps[-1] - stamps[0]),
+        "ms a frame": 1000 * statistics.median(moved),
+        "ms a background": 1000 * statistics.median(sorted(times)[-backgrounds:]),
+        "backgrounds": backgrounds,
+        "bytes a frame": statistics.median(sizes),
+    }
+
+
+def _step(session: Session) -> float:
+    """Median seconds of a step, the first three left out."""
+    return statistics.median(event.metrics["step_time"] for event in session.events[4:] if isinstance(event, Stepped))
+
+
+def _ratio(rows: dict[str, list[dict[str, float]]], what: str) -> dict[str, float]:
+    pairs = list(zip(rows["live"], rows["headless"], strict=True))
+    found = spread([live[what] / headless[what] for live, headless in pairs])
+    fastest = min(live[what] for live, _ in pairs) / min(headless[what] for _, headless in pairs)
+    return {**found, "fastest": round(fastest, 4)}
+
+
+def _stop(config: Config, rounds: int, folder: Path) -> dict[str, Any]:
+    """Steps that end after Stop was pressed, and the seconds until the run is over."""
+    after, seconds = [], []
+    for _ in range(max(3, rounds // 3)):
+        with mock.patch.object(warm, "headless", lambda: False):
+            panel = Panel(config, runs=folder / "stop")
+        panel.start()
+        session = panel.session
+        assert session is not None
+        while sum(isinstance(event, Stepped) for event in session.events) < 5:
+            time.sleep(0.005)
+        begin, done = time.perf_counter(), len(session.events)
+        panel.stop()
+        panel._runner.over.result()  # type: ignore[union-attr]
+        seconds.append(time.perf_counter() - begin)
+        after.append(sum(isinstance(event, Stepped) for event in session.events[done:]))
+    return {"steps after": after, "seconds": round(statistics.median(seconds), 3)}
+
+
+def _first_plot(folder: Path) -> dict[str, float]:
+    """Seconds from `import grpo_lab` in a new process to a panel that is drawn, and to its first step that is."""
+    code = f"RUNS = {str(folder / 'first')!r}\n{_FIRST_PLOT}"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    return {name: round(value, 2) for name, value in json.loads(done.stdout.splitlines()[-1]).items()}
+
+
+def long_run(count: int = EVENTS) -> dict[str, Any]:
+    """Ten thousand made-up steps: time and size of the frames of its second half, and the memory it takes."""
+    times, sizes = [], []
+    for picture, seconds in _frames(count):
+        times.append(seconds)
+        sizes.append(len(picture))
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for _ in _frames(count):
+        pass
+    screen = tracemalloc.get_traced_memory()[1] - before
+    tracemalloc.stop()
+    line = to_json(_made_up(0))
+    tracemalloc.start()
+    kept = [from_json(line) for _ in range(count // 10)]
+    events = 10 * tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    return {
+        "events": 10 * len(kept),
+        "ms a frame": round(1000 * statistics.median(times), 2),
+        "bytes a frame": max(sizes),
+        "peak MB of the screen": round(screen / 1e6, 2),
+        "MB of the events a session keeps": round(events / 1e6, 1),
+    }
+
+
+def _frames(count: int) -> Iterator[tuple[bytes, float]]:
+    """A hundred frames of the second half of a long run, with the seconds each took; backgrounds left out."""
+    folded, figure = Fold(), LiveFigure()
+    folded.add(Started(Config().with_(f"run.num_steps={count}").to_dict(), 1, "cpu"))
+    for step in range(count):
+        folded.add(_made_up(step))
+        if step >= count // 2 and step % max(1, count // 200) == 0:
+            begin, backgrounds = time.perf_counter(), figure.backgrounds
+            picture = figure.png(folded.screen())
+            if figure.backgrounds == backgrounds:
+                yield picture, time.perf_counter() - begin
+
+
+@functools.cache
+def _pattern() -> Stepped:
+    """A step of a run that was recorded."""
+    _, events = folder.read(recordings.find("reviews-smollm2"))
+    return next(event for event in reversed(events) if isinstance(event, Stepped))
+
+
+def _made_up(step: int) -> Stepped:
+    """Such a step with other numbers; every third one is refused."""
+    metrics = {name: value * (1 + 0.2 * math.sin(step)) for name, value in _pattern().metrics.items()}
+    refused = (Action("skip_spikes", "guard", "gradients", 0, "SKIP_STEP", f"grad norm {step} > 10"),)
+    actions, verdict = (refused, "SKIP_STEP") if step % 3 == 0 else ((), "KEEP")
+    return dataclasses.replace(_pattern(), step=step, metrics=metrics, actions=actions, verdict=verdict)
