@@ -10,11 +10,12 @@ export OMP_WAIT_POLICY ?= PASSIVE
 demo: .venv/.core
 	.venv/bin/grpo-lab reproduce
 
-test: .venv/.dev
-	.venv/bin/pytest
+# Two workers with a thread each; a file's tests stay together, because they share what they trained.
+test: .venv/.dev .venv/.browser
+	OMP_NUM_THREADS=1 .venv/bin/pytest -n 2 --dist loadfile
 
 lab: .venv/.lab
-	.venv/bin/jupyter lab
+	cd labs && ../.venv/bin/jupyter lab
 
 check: .venv/.dev
 	.venv/bin/ruff format --check . && .venv/bin/ruff check . && .venv/bin/pyright
@@ -26,6 +27,10 @@ gpu:
 
 bench: .venv/.bench
 	OUT="$(OUT)" .venv/bin/python -m benchmarks
+
+# The browser that tests/browser drives; without it they skip, but for CI.
+.venv/.browser: tests/browser/install-chromium | .venv/.dev
+	tests/browser/install-chromium && touch $@ || test "$(CI)" != true
 
 .venv/.%: pyproject.toml constraints.txt
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv

@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from grpo_lab.errors import GrpoLabError
     from grpo_lab.faults import FAULTS
     from grpo_lab.guards import GUARDS
+    from grpo_lab.labs import Lab
     from grpo_lab.scenarios import preset, preset_names, scenario, scenario_names
     from grpo_lab.session import Session
     from grpo_lab.trainer import train
+    from grpo_lab.widgets.panel import Panel
 
 __version__ = "0.1.0"
 
@@ -27,6 +29,8 @@ _HOMES = {
     "FAULTS": "faults",
     "GUARDS": "guards",
     "GrpoLabError": "errors",
+    "Panel": "widgets",
+    "Lab": "labs",
     "Session": "session",
     "classify_crash": "chain",
     "diagnose": "diagnosis",
@@ -43,6 +47,8 @@ __all__ = [
     "ChainBreak",
     "Config",
     "GrpoLabError",
+    "Lab",
+    "Panel",
     "Session",
     "classify_crash",
     "diagnose",

@@ -1,9 +1,14 @@
 """Set-up that must happen before any module of the package is imported, and fixtures that several files share."""
 
+import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
+
+SAMPLE = Path(__file__).parent / "labs"
+collect_ignore = ["labs/sample.py"]  # a notebook's source, no module
 
 # Shapes are checked here and only here: users pay nothing. tests/gpu also runs where none of this is installed.
 if find_spec("jaxtyping") and find_spec("beartype"):
@@ -41,3 +46,17 @@ def fault(monkeypatch):
         return f"faults.{name}=on"
 
     return register
+
+
+@pytest.fixture
+def sample_lab(monkeypatch, tmp_path):
+    """The lab of tests/labs, registered for one test; its source is in the folder given, which is the current one."""
+    from grpo_lab import own_code
+    from grpo_lab.grading import checks
+
+    monkeypatch.setattr(checks, "LABS", (*checks.LABS, "sample"))
+    monkeypatch.setitem(sys.modules, "grpo_lab.grading.checks.lab_sample", own_code.execute(SAMPLE / "lab_sample.py"))
+    (tmp_path / "labs" / "src").mkdir(parents=True)
+    (tmp_path / "labs" / "src" / "sample.py").write_text((SAMPLE / "sample.py").read_text())
+    monkeypatch.chdir(tmp_path / "labs")
+    return tmp_path / "labs"

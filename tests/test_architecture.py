@@ -10,13 +10,14 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "grpo_lab"
 FLOORS = {
-    0: "config scenarios presets events settings errors seeds shapes shipped",
+    0: "config scenarios presets events settings errors own_code seeds shapes shipped",
     1: "advantages losses kl logprobs",
     2: "batch interventions probes guards faults rewards tasks recorder",
     3: "half_precision models model_building model_fetching rollouts snapshots",
     4: "measures learner trainer",
-    5: "session folder controls worker chain crashes environment reproduction recordings logs diagnosis matrix",
-    6: "cli console reproduce dashboard plots pages __init__ __main__",
+    5: "session folder controls warm worker chain crashes environment reproduction recordings logs diagnosis matrix"
+    " grading",
+    6: "cli console reproduce series dashboard plots pages widgets labs __init__ __main__",
 }
 FLOOR = {name: floor for floor, names in FLOORS.items() for name in names.split()}
 VIEWS = {"IPython", "ipywidgets", "matplotlib"}

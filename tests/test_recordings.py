@@ -30,10 +30,10 @@ def max_nonfinite(session: Session) -> float:
     return max(metrics["weights/nonfinite"] for metrics in steps if "weights/nonfinite" in metrics)
 
 
-def test_every_recording_has_its_section():
+def test_every_recording_has_its_section_or_row():
     page = (HOME / "README.md").read_text(encoding="utf-8")
     assert RUNS.keys() == {path.name for path in HOME.iterdir() if path.is_dir()}
-    assert [name for name in RUNS if f"\n## {name}\n" not in page] == []
+    assert [name for name in RUNS if f"\n## {name}\n" not in page and f"\n| `{name}` |" not in page] == []
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -48,7 +48,7 @@ def test_events_only_and_nothing_of_the_machine_but_its_kind(name):
         assert [word for word in ("/tmp", "/home", "/root", "/work", "/usr") if word in text] == []
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [name for name in RUNS if name.endswith(("-smollm2", "-smollm2-stable"))])
 def test_recorded_on_the_pretrained_model(name):
     session = RUNS[name]
     started = next(event for event in session.events if isinstance(event, Started))

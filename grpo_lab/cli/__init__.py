@@ -6,7 +6,8 @@ import sys
 
 import typer
 
-from grpo_lab.cli import diagnose, docs, listings, matrix, models, records, runs  # noqa: F401, each registers its commands
+# Each registers its commands.
+from grpo_lab.cli import diagnose, docs, labs, lecture, listings, matrix, models, records, runs  # noqa: F401
 from grpo_lab.cli.app import app
 from grpo_lab.errors import GrpoLabError
 

@@ -50,7 +50,7 @@ def replay(
 
 @app.command()
 def recordings() -> None:
-    """Recorded runs of a pretrained model, to trace and replay without training."""
+    """Recorded runs, to trace and replay without training."""
     from grpo_lab import console
     from grpo_lab.recordings import find, recording_names
     from grpo_lab.session import Session

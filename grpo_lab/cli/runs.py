@@ -38,7 +38,9 @@ def reproduce(model: Model = None, device: Device = None, out: Out = None) -> No
 def train(
     preset: Annotated[str | None, typer.Option(help="A preset; see `grpo-lab presets`.")] = None,
     scenario: Annotated[str | None, typer.Option(help="A scenario, or the path of your own .toml.")] = None,
-    guards: Annotated[str | None, typer.Option(help="A preset's guards, or names: a,b,c. `none` for none.")] = None,
+    guards: Annotated[
+        str | None, typer.Option(help="A preset's guards, or names: a,b,file.py:Mine. `none` for none.")
+    ] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="section.setting=value; may be repeated.")] = None,
     model: Model = None,
     device: Device = None,

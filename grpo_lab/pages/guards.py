@@ -77,13 +77,21 @@ def _section(name: str, guard: type[Intervention], cases: list[Scenario]) -> Ite
     yield ""
 
 
-def _prose(guard: type[Intervention]) -> Iterator[str]:
-    """The docstring: what it does, then what it stops, costs and hides, each on its own."""
+def docstring(guard: type[Intervention]) -> tuple[str, dict[str, str]]:
+    """What a guard does, and what it `Stops`, `Costs` and `Hides`, from its docstring.
+
+    >>> docstring(GUARDS["clip_gradients"])[1]["Costs"]
+    'nothing below max_norm.'
+    """
     before, *sections = re.split(r"\b(?=(?:Stops|Costs|Hides): )", one_line(guard.__doc__))
-    yield before.strip() + "\n"
-    for section in sections:
-        word, _, text = section.strip().partition(": ")
-        yield f"- **{word}:** {text}"
+    parts = (section.strip().partition(": ") for section in sections)
+    return before.strip(), {word: text for word, _, text in parts}
+
+
+def _prose(guard: type[Intervention]) -> Iterator[str]:
+    before, sections = docstring(guard)
+    yield before + "\n"
+    yield from (f"- **{word}:** {text}" for word, text in sections.items())
 
 
 def _promise(guard: type[Intervention]) -> str:

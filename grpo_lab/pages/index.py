@@ -16,6 +16,7 @@ def page() -> str:
 - [Guards](guards.md): {len(GUARDS)} guards, what each stops, costs and hides, and the presets made of them.
 - [Matrix](matrix/findings.md): which guard stops which failure, measured; as a [table](matrix/cells.csv) too.
 - [Diagnosis](../benchmarks/results/diagnosis.md): how often a log is diagnosed blind to its cause, and where not.
+- [Labs](labs.md): for learners, for instructors, how answers are judged, and how to write one.
 - [Metrics](metrics.md): {len(METRICS)} numbers of a step, and the {len(LINKS)} links of the chain.
 
 Scenarios, guards and metrics are made from code and data: `grpo-lab docs` writes them again, and
