@@ -10,8 +10,9 @@ from typing import Any
 
 from grpo_lab.grading.exercises import Finding
 
-RIGHT, WRONG, UNANSWERED, BY_HAND, FAILED = "right", "wrong", "unanswered", "by hand", "not graded"
-"""Of a mark: `by hand` waits for a person; `not graded` is the grader's failure, not the learner's, and says why."""
+RIGHT, WRONG, UNANSWERED, BY_HAND, MARKED, FAILED = "right", "wrong", "unanswered", "by hand", "marked", "not graded"
+"""Of a mark: `by hand` waits for a person, who makes it `marked`; `not graded` is the grader's failure, not the
+learner's, and says why."""
 
 
 @dataclass(frozen=True)
@@ -22,13 +23,13 @@ class Mark:
     title: str
     kind: str
     points: float
-    """Earned. 0 until something was looked at and found right."""
+    """Earned. 0 until something was looked at and found right, or marked by a person."""
     out_of: int
     status: str
     findings: Sequence[Finding] = ()
     """From all rounds, in the order in which they were asked."""
     note: str = ""
-    """In a line, what there is to say beside the findings."""
+    """In a line, what there is to say beside the findings; of what is marked, the person's comment."""
     text: str = ""
     """The words of an answer that a person marks."""
 
@@ -58,12 +59,12 @@ class Result:
 
     @property
     def score(self) -> float:
-        """Points earned without a person's help."""
+        """Points earned so far: without those of texts that still wait for a person."""
         return sum(mark.points for mark in self.marks if mark.status != BY_HAND)
 
     @property
     def out_of(self) -> int:
-        """Points that can be earned without a person's help."""
+        """Points that could be earned so far, counted alike."""
         return sum(mark.out_of for mark in self.marks if mark.status != BY_HAND)
 
     @property
