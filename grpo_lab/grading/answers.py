@@ -16,6 +16,8 @@ from grpo_lab import own_code
 from grpo_lab.errors import NotYet, Unanswered
 from grpo_lab.grading.exercises import Function, Values
 
+MAGIC = "exercise"
+"""The cell magic that makes a cell an answer: its first line is `%%exercise <name>`."""
 STUB = "...  # your answer"
 """Stands in a learner's cell where the answer goes."""
 _STUB = re.compile(r"\.\.\.[ \t]*#[ \t]*your answer")
@@ -36,6 +38,17 @@ class NotPlain(Exception):
 
 Answer = str | Path | ModuleType | Mapping[str, Any]
 """An answer is a file, what it defines by name, or the module that it is."""
+
+
+def file_text(name: str, cell: str) -> str:
+    """What the file of an answer holds, made of the lines below the magic's own.
+
+    That line stays as a comment, so that lines have the numbers that they have in the cell.
+
+    >>> file_text("forecast", "answer = 'b'\\n\\n")
+    "# %%exercise forecast\\nanswer = 'b'\\n"
+    """
+    return f"# %%{MAGIC} {name}\n{cell.rstrip()}\n"
 
 
 def load(answer: Answer) -> ModuleType:
