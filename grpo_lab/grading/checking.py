@@ -6,6 +6,7 @@ there, and hands what comes back, plain data, to `judged`.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from grpo_lab.grading import answers
 from grpo_lab.grading.answers import Answer, Given
 from grpo_lab.grading.comparing import differs, shown
 from grpo_lab.grading.exercises import Case, Exercise, Finding, Function, Values
+from grpo_lab.grading.relations import applied
 
 
 def check(exercise: Exercise, answer: Answer, seed: int = 0) -> list[Finding]:
@@ -30,9 +32,18 @@ def check(exercise: Exercise, answer: Answer, seed: int = 0) -> list[Finding]:
     return judged(exercise, given, cases, seed)
 
 
-def asked(exercise: Exercise, seed: int) -> Sequence[Case]:
-    """The cases of a function's check; none where values are judged."""
-    return exercise.check.cases(seed) if isinstance(exercise.check, Function) else ()
+def asked(exercise: Exercise, seed: int, transformed: bool = False) -> Sequence[Case]:
+    """The cases of a function's check; none where values are judged.
+
+    Seed 0 gives them in the order that learners read them in, any other seed in an order of its own. `transformed`
+    sends each through one of the exercise's relations: rows permuted, padding added, another scale.
+    """
+    if not isinstance(exercise.check, Function):
+        return ()
+    cases, draw = list(exercise.check.cases(seed)), random.Random(seed)
+    if seed:
+        draw.shuffle(cases)
+    return [applied(exercise.check.relations, case, draw) for case in cases] if transformed else cases
 
 
 def run(exercise: Exercise, answer: Answer, inputs: Sequence[Mapping[str, Any]]) -> list[Given] | dict[str, Given]:

@@ -7,6 +7,7 @@ outside.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -36,6 +37,8 @@ class Case(NamedTuple):
 
 
 Probe = Callable[[Callable[..., Any], Mapping[str, Any]], Any]
+Relation = Callable[[Case, random.Random], Case]
+"""Makes another case of one, whose right answer follows from the first one's."""
 
 
 def call(function: Callable[..., Any], inputs: Mapping[str, Any]) -> Any:
@@ -51,7 +54,9 @@ class Function:
     cases: Callable[[int], Sequence[Case]]
     """Cases drawn from a seed. Seed 0 gives those that a learner sees."""
     probe: Probe = call
-    """How it is called, where what counts is not what it returns but, say, the gradient of that."""
+    """How it is called, where what counts is not what it returns but, say, the gradient of that. One of probes.py."""
+    relations: tuple[Relation, ...] = ()
+    """What must hold between two calls, for cases that nobody asked the right answer of. Most are from relations.py."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import random
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor
 from grpo_lab.advantages import group_advantages
 from grpo_lab.grading.comparing import shown
 from grpo_lab.grading.exercises import Case, Finding, Function, Values
+from grpo_lab.grading.probes import CURVES, by_logprobs, of_a_curve
+from grpo_lab.grading.relations import padded, permuted, repeated, scaled, shifted
 from grpo_lab.losses import aggregate, policy_loss
 
 
@@ -81,16 +84,6 @@ def _advantage_cases(seed: int) -> Sequence[Case]:
 # The loss per token --------------------------------------------------------------------------------------------------
 
 
-def _loss_probe(function: Callable[..., Any], inputs: Mapping[str, Any]) -> Any:
-    """The loss per token, or the gradient of its sum by the log-probabilities."""
-    given = {name: value for name, value in inputs.items() if name != "look"}
-    if inputs["look"] == "value":
-        return function(**given)
-    logprobs = given["logprobs"].clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(function(**{**given, "logprobs": logprobs}).sum(), logprobs)
-    return gradient
-
-
 def _loss_cases(seed: int) -> Sequence[Case]:
     generator = _generator(seed)
     old = -3 * torch.rand(2, 2, generator=generator)
@@ -130,7 +123,7 @@ def _loss_cases(seed: int) -> Sequence[Case]:
 def _loss_case(look: str, logprobs: Tensor, old: Tensor, advantages: Tensor, what: str, why: str) -> Case:
     bounds = {"epsilon": 0.2, "epsilon_high": 0.28}
     inputs = {"logprobs": logprobs, "old_logprobs": old, "advantages": advantages, **bounds, "look": look}
-    return Case(what, inputs, _loss_probe(policy_loss, inputs), why)
+    return Case(what, inputs, by_logprobs(policy_loss, inputs), why)
 
 
 # Aggregation ---------------------------------------------------------------------------------------------------------
@@ -172,13 +165,14 @@ def _aggregate_cases(seed: int) -> Sequence[Case]:
     ]
 
 
+def _wider(case: Case, draw: random.Random) -> Case:
+    """Padding counts in the constant alone, which the width is part of."""
+    wide = padded("per_token", mask="mask")(case, draw)
+    before, after = (each.inputs["mask"].shape[1] for each in (case, wide))
+    return wide._replace(expected=case.expected * before / after) if case.inputs["how"] == "constant" else wide
+
+
 # Finite differences --------------------------------------------------------------------------------------------------
-
-_CURVES: dict[str, Callable[[float], float]] = {"x³": lambda x: x**3, "exp": math.exp, "|x|": abs}
-
-
-def _slope_probe(function: Callable[..., Any], inputs: Mapping[str, Any]) -> Any:
-    return function(_CURVES[inputs["curve"]], inputs["x"], inputs["h"])
 
 
 def _slope_cases(seed: int) -> Sequence[Case]:
@@ -192,8 +186,8 @@ def _slope_cases(seed: int) -> Sequence[Case]:
     return [
         Case(
             f"{curve} at x = {at:.3g}, h = {h}",
-            {"curve": curve, "x": at, "h": h},
-            (_CURVES[curve](at + h) - _CURVES[curve](at - h)) / (2 * h),
+            {"curve": curve, "stretch": 1.0, "height": 0.0, "x": at, "h": h},
+            (CURVES[curve](at + h) - CURVES[curve](at - h)) / (2 * h),
             why,
         )
         for curve, at, h, why in rows
@@ -201,7 +195,39 @@ def _slope_cases(seed: int) -> Sequence[Case]:
 
 
 BY_HAND = Values(tuple(HAND), _judge_hand)
-ADVANTAGES = Function("advantages", _advantage_cases)
-POLICY_LOSS = Function("policy_loss", _loss_cases, _loss_probe)
-AGGREGATE = Function("aggregate", _aggregate_cases)
-SLOPE = Function("slope", _slope_cases, _slope_probe)
+ADVANTAGES = Function(
+    "advantages",
+    _advantage_cases,
+    relations=(
+        permuted("rewards"),
+        permuted("rewards", dim=1),
+        repeated("rewards"),
+        scaled("rewards"),
+        shifted("rewards", by=(-1.0, 1.0, 3.0)),
+    ),
+)
+POLICY_LOSS = Function(
+    "policy_loss",
+    _loss_cases,
+    by_logprobs,
+    (
+        permuted("logprobs", "old_logprobs", "advantages"),
+        permuted("logprobs", "old_logprobs", dim=1),
+        repeated("logprobs", "old_logprobs", "advantages"),
+        repeated("logprobs", "old_logprobs", dim=1),
+        scaled("advantages", power=1),
+        shifted("logprobs", "old_logprobs"),
+    ),
+)
+AGGREGATE = Function(
+    "aggregate",
+    _aggregate_cases,
+    relations=(
+        permuted("per_token", "mask"),
+        permuted("per_token", "mask", dim=1),
+        repeated("per_token", "mask"),
+        scaled("per_token", power=1),
+        _wider,
+    ),
+)
+SLOPE = Function("slope", _slope_cases, of_a_curve, (scaled("stretch", power=1), shifted("height", by=(-3.0, 5.0))))

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import random
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from grpo_lab import kl, seeds
-from grpo_lab.grading.checks.batches import value_or_gradient
 from grpo_lab.grading.comparing import shown
 from grpo_lab.grading.exercises import Case, Finding, Function, Values
+from grpo_lab.grading.probes import by_delta, in_a_batch
+from grpo_lab.grading.relations import (
+    changed,
+    elementwise,
+    padded,
+    permuted,
+    reordered,
+    repeated,
+    scaled,
+    shifted,
+    without_use,
+)
 from grpo_lab.losses import clipped_surrogate
 
 REPORTED_NORM = 113_818_385
@@ -145,6 +157,19 @@ def _culprit_cases(seed: int) -> Sequence[Case]:
     return cases
 
 
+def _moved(case: Case, draw: random.Random) -> Case:
+    """Rows and tokens in another order: the culprit goes along."""
+    row, token, term = case.expected
+    rows, tokens = (reordered(size, draw) for size in case.inputs["log_ratio"].shape)
+    return changed(
+        case,
+        "rows and tokens in another order",
+        (rows.index(row), tokens.index(token), term),
+        log_ratio=case.inputs["log_ratio"][rows][:, tokens],
+        advantages=case.inputs["advantages"][rows],
+    )
+
+
 # The log-ratio that is right -----------------------------------------------------------------------------------------
 
 
@@ -161,8 +186,7 @@ def _log_ratio_cases(seed: int) -> Sequence[Case]:
             "the first update: the policy is still the one that sampled",
             torch.zeros(2, 3),
             "Before the first update nothing has moved, so every ratio must be 1 and every log-ratio 0, however far "
-            "the "
-            "reference is. With sampling_logprobs it is not 0 either: those are of the distribution after top_p.",
+            "the reference is. With sampling_logprobs it is not 0 either: those are of the distribution after top_p.",
         ),
         (
             "value",
@@ -186,16 +210,6 @@ def _log_ratio_cases(seed: int) -> Sequence[Case]:
 
 
 # The KL estimate, bounded before exp ---------------------------------------------------------------------------------
-
-
-def _k3_probe(function: Callable[..., Any], inputs: Mapping[str, Any]) -> Any:
-    """The estimate, or the gradient of its sum by delta."""
-    delta = inputs["delta"].clone().requires_grad_()
-    found = function(delta)
-    if inputs["look"] == "value":
-        return found.detach()
-    (gradient,) = torch.autograd.grad(found.sum(), delta)
-    return gradient
 
 
 def _bounded(delta: Tensor) -> Tensor:
@@ -229,12 +243,33 @@ def _k3_cases(seed: int) -> Sequence[Case]:
     cases = []
     for look, delta, what, why in rows:
         inputs = {"delta": delta, "look": look}
-        cases.append(Case(f"{what}: delta = {shown(delta)}", inputs, _k3_probe(_bounded, inputs), why))
+        cases.append(Case(f"{what}: delta = {shown(delta)}", inputs, by_delta(_bounded, inputs), why))
     return cases
 
 
-GRADIENT = Function("gradient", _gradient_cases)
+GRADIENT = Function("gradient", _gradient_cases, relations=(scaled("advantage", power=1),))
 NATS = Values(("nats",), _judge_nats)
-CULPRIT = Function("culprit", _culprit_cases)
-LOG_RATIO = Function("log_ratio", _log_ratio_cases, value_or_gradient)
-BOUNDED = Function("k3", _k3_cases, _k3_probe)
+CULPRIT = Function(
+    "culprit",
+    _culprit_cases,
+    relations=(
+        _moved,
+        # A token where policy and reference agree has a ratio of 1 and no KL: it pulls less than any that is planted.
+        padded("log_ratio", fill=0.0, result=False),
+        scaled("advantages", "beta"),
+    ),
+)
+_FIELDS = ("logprobs", "old_logprobs", "ref_logprobs", "sampling_logprobs")
+LOG_RATIO = Function(
+    "log_ratio",
+    _log_ratio_cases,
+    in_a_batch,
+    (
+        permuted(*_FIELDS),
+        permuted(*_FIELDS, dim=1),
+        repeated(*_FIELDS),
+        shifted("logprobs", "old_logprobs"),
+        without_use("ref_logprobs", "sampling_logprobs"),
+    ),
+)
+BOUNDED = Function("k3", _k3_cases, by_delta, (elementwise("delta"),))

@@ -12,6 +12,7 @@ from grpo_lab.errors import ConfigError
 from grpo_lab.grading import judges, trials
 from grpo_lab.grading.comparing import shown
 from grpo_lab.grading.exercises import Case, Exercise, Finding, Function, LabPage, Question, Values
+from grpo_lab.grading.relations import changed, scaled
 from grpo_lab.recordings import find
 from grpo_lab.scenarios import preset
 from grpo_lab.session import Session
@@ -48,14 +49,16 @@ def steps_out_of_range(norms: Sequence[float], limit: float) -> list[int]:
 def range_cases(seed: int) -> list[Case]:
     """Norms of a run: healthy, with a spike, with infinity, with NaN."""
     draw = random.Random(seed)
+    count = draw.randint(6, 12) if seed else 6
 
     def norms() -> list[float]:
-        return [round(draw.uniform(0.5, 4.0), 2) for _ in range(6)]
+        return [round(draw.uniform(0.5, 4.0), 2) for _ in range(count)]
 
     spiked, overflowed, broken = norms(), norms(), norms()
-    spiked[draw.randrange(6)] = 812.4
-    overflowed[draw.randrange(6)] = math.inf
-    broken[4:] = [math.nan, math.nan]
+    spiked[draw.randrange(count)] = 812.4
+    overflowed[draw.randrange(count)] = math.inf
+    lost = draw.randint(1, count) if seed else 2
+    broken[-lost:] = [math.nan] * lost
     nan = "A comparison with NaN is False, whichever way it is asked. Ask for what is fine, and take what is left."
     given = (
         ("a healthy run", norms(), 10.0, "Nothing is above the limit: the list is empty."),
@@ -68,6 +71,13 @@ def range_cases(seed: int) -> list[Case]:
         Case(what, {"norms": values, "limit": limit}, steps_out_of_range(values, limit), why)
         for what, values, limit, why in given
     ]
+
+
+def longer(case: Case, draw: random.Random) -> Case:
+    """The run went on before: healthy steps come first, and every other one is counted later."""
+    before = [case.inputs["limit"] * draw.uniform(0.1, 0.9) for _ in range(draw.randint(1, 4))]
+    expected = [step + len(before) for step in case.expected]
+    return changed(case, f"{len(before)} healthy steps before", expected, norms=[*before, *case.inputs["norms"]])
 
 
 def learning_rate(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
@@ -120,7 +130,7 @@ EXERCISES = (
             "`norm > limit` is False for NaN. What is `norm <= limit`? Try both in a cell of your own.",
             "Take the steps for which `norm <= limit` does not hold: `if not norm <= limit`.",
         ),
-        check=Function("steps_out_of_range", range_cases),
+        check=Function("steps_out_of_range", range_cases, relations=(scaled("norms", "limit"), longer)),
     ),
     Exercise(
         name="learning_rate",
