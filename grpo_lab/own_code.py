@@ -6,7 +6,6 @@ import sys
 import traceback
 import zlib
 from collections.abc import Mapping
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -66,15 +65,21 @@ def execute(path: Path, error: type[GrpoLabError] = ConfigError) -> ModuleType:
 
     Raises `error` for code that raises; the message names the line.
     """
-    path = path.resolve()
+    # Compiled here, because Python's cached bytecode is stale when a file changes within the same second.
+    return executed(path.read_bytes(), path.resolve(), error)
+
+
+def executed(source: bytes | str, path: Path, error: type[GrpoLabError] = ConfigError) -> ModuleType:
+    """The module of a source text, executed now as if it were in the file `path`, which need not exist.
+
+    Raises `error` as `execute` does.
+    """
     # The path is part of the name: dataclasses look up their module by it, and two files may have the same stem.
     module = ModuleType(f"grpo_lab_own_{path.stem}_{zlib.crc32(str(path).encode()):08x}")
     module.__file__ = str(path)
-    loader = SourceFileLoader(module.__name__, str(path))
     sys.modules[module.__name__] = module  # dataclasses and pickle look a module up by its name
     try:
-        # Compiled here, because Python's cached bytecode is stale when a file changes within the same second.
-        exec(loader.source_to_code(loader.get_data(str(path)), str(path)), vars(module))
+        exec(compile(source, str(path), "exec"), vars(module))
     except (Exception, SystemExit) as raised:
         del sys.modules[module.__name__]
         raise error(f"{path}: importing it raised {said(raised, path)}; mend the file") from raised

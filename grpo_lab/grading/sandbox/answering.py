@@ -1,0 +1,117 @@
+"""The program in the sandbox: loads what answers need, confines itself, then forks a child for each answer.
+
+A line of JSON on standard input asks; lines on standard output answer: one a value, how many they were, and, whatever
+the child did, that it is over. Nothing that goes through here tells what is right. A child may do to these lines what
+it likes: who reads them takes them as data, and believes none of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import statistics  # noqa: F401, answers may import it, and later it may lie out of reach
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+import torch.nn.functional  # noqa: F401, likewise
+
+from grpo_lab import own_code
+from grpo_lab.errors import GrpoLabError, NotYet
+from grpo_lab.grading import answers, probes, wire
+from grpo_lab.grading.answers import Given, NotPlain
+from grpo_lab.grading.exercises import Function, Values
+from grpo_lab.grading.sandbox.confinement import Limits, confine
+
+READY = {"ready": True}
+LONGEST = 1_000
+"""Characters of an error that are sent."""
+
+
+def main() -> int:
+    """Serve requests until there are no more."""
+    limits, user, files = sys.argv[1:]
+    requests, replies = os.dup(0), os.dup(1)
+    confine(Limits.from_text(limits), int(user) if user else None, files == "files")
+    _send(replies, READY)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):
+        os.dup2(nowhere, number)  # what an answer prints costs nobody anything
+    with os.fdopen(requests, "rb") as lines:
+        for line in lines:
+            if not _serve(json.loads(line), lines, replies):
+                return 1
+    return 0
+
+
+def _serve(request: Mapping[str, Any], lines: BinaryIO, replies: int) -> bool:
+    """One answer in a child of its own; whether anybody still waits for the next."""
+    child = os.fork()
+    if not child:
+        os.close(lines.fileno())
+        _answer(request, replies)
+    ended = os.pidfd_open(child)
+    try:
+        # Nothing is asked meanwhile: what can be read is the end of whoever asked.
+        abandoned = lines in select.select([ended, lines], [], [])[0]
+    finally:
+        os.close(ended)
+    if abandoned:
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:  # orphans, where this process is the first of its kind
+            pass
+    _send(replies, {"id": request["id"], "over": os.waitstatus_to_exitcode(status)})
+    return not abandoned
+
+
+def _answer(request: Mapping[str, Any], replies: int) -> NoReturn:
+    """In the child: run the answer, send what it gives, and be gone."""
+    try:
+        count = 0
+        for count, line in enumerate(_lines(request), start=1):
+            _send(replies, {"id": request["id"], "number": count - 1, **line})
+        _send(replies, {"id": request["id"], "end": count})
+    finally:
+        os._exit(0)  # never back into the loop above, whatever was raised
+
+
+def _lines(request: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    try:
+        module = own_code.executed(request["source"], Path(request["file"]), NotYet)
+        if "function" in request:
+            check = Function(request["function"], _not_here, getattr(probes, request["probe"]))
+            given = answers.calls(check, module, [wire.unpack(inputs) for inputs in request["inputs"]])
+        else:
+            given = answers.values(Values(tuple(request["names"]), _not_here), module).values()
+    except GrpoLabError as error:
+        yield {"refused": str(error)[:LONGEST]}
+        return
+    for each in given:
+        yield _line(each)
+
+
+def _line(given: Given) -> dict[str, str]:
+    try:
+        return {"error": given.error[:LONGEST]} if given.error else {"value": wire.pack(given.value)}
+    except NotPlain as error:
+        return {"error": str(error)}
+
+
+def _not_here(*_: Any) -> NoReturn:
+    raise AssertionError("what is right is not known in the sandbox")
+
+
+def _send(replies: int, message: Mapping[str, Any]) -> None:
+    line = memoryview((json.dumps(message) + "\n").encode())
+    while line:
+        line = line[os.write(replies, line) :]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""What the sandbox's program takes from itself before it runs an answer: privileges, resources, files."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import grpo_lab
+from grpo_lab.grading.sandbox import landlock
+from grpo_lab.shipped import data_directory
+
+PACKAGE = Path(grpo_lab.__file__).resolve().parent
+HIDDEN = PACKAGE / "grading" / "checks"
+"""Where the right answers are."""
+SYSTEM = tuple(Path(path) for path in ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/alternatives"))
+DEVICES = tuple(Path("/dev") / name for name in ("null", "zero", "urandom", "random"))
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 36, 38
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one answer may use."""
+
+    seconds: float
+    memory_mb: int
+    processes: int
+    output_kb: int
+
+    def to_text(self) -> str:
+        """As one word of a command line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> Limits:
+        """What `to_text` wrote."""
+        return cls(**json.loads(text))
+
+
+def confine(limits: Limits, user: int | None, files: bool) -> None:
+    """Give up privileges for good, and cap what this process and its children can use.
+
+    `user` is an id that belongs to nobody else, which only root can take; `files` closes all but what is needed to
+    run an answer.
+    """
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    if files:
+        landlock.restrict([*readable(), Path("/proc")], [PACKAGE, PACKAGE / "grading"], DEVICES)
+    if user is not None:
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # after the change of user, which clears it
+    cpu = int(limits.seconds) + 5  # the clock of the one who waits comes first
+    caps = {
+        resource.RLIMIT_CPU: cpu,
+        resource.RLIMIT_AS: _address_space() + limits.memory_mb * MIB,
+        resource.RLIMIT_NPROC: limits.processes + (0 if user is not None else _processes_of_this_user()),
+        resource.RLIMIT_FSIZE: 0,  # not one byte into any file; pipes are none
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_NOFILE: 256,
+    }
+    for which, most in caps.items():
+        resource.setrlimit(which, (most, most))
+
+
+def readable() -> Iterator[Path]:
+    """What running an answer needs to read: the system's programs, Python, and this package without its checks."""
+    yield from (path for path in SYSTEM if path.exists())
+    roots = [Path(sys.base_prefix).resolve(), Path(sys.prefix)]
+    # Packages of the user's own, outside of Python's prefix; the folder that holds this package may hold solutions.
+    packages = {Path(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")}
+    packages |= {Path(path) for path in sys.path if (Path(path) / "torch").is_dir()}
+    roots += sorted(path for path in packages if not any(path.is_relative_to(root) for root in roots))
+    yield from roots
+    yield from (path for path in PACKAGE.iterdir() if path.name != "grading")
+    yield from (path for path in (PACKAGE / "grading").iterdir() if path != HIDDEN)
+    yield data_directory()
+
+
+def prctl(option: int, value: int) -> None:
+    """Linux's process control. Raises OSError where it fails."""
+    if ctypes.CDLL(None, use_errno=True).prctl(option, ctypes.c_ulong(value), 0, 0, 0):
+        raise OSError(ctypes.get_errno(), f"prctl {option}")
+
+
+def _address_space() -> int:
+    """Bytes that are mapped already, most of them torch's."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def _processes_of_this_user() -> int:
+    """Processes and threads that count against the limit before anything is run here."""
+    threads = 0
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdigit() and folder.stat().st_uid == os.getuid():
+                threads += len(os.listdir(folder / "task"))
+        except OSError:
+            continue  # it ended, or is not ours to look at
+    return threads

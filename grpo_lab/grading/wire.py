@@ -1,0 +1,100 @@
+"""Plain data to JSON and back: inputs into the sandbox, answers out of it. Never pickle: what comes out is hostile."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo_lab.grading.answers import MAX_DEPTH, MAX_ELEMENTS, MAX_LENGTH, NotPlain, plain
+
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
+    torch.float16, torch.bfloat16, torch.float32, torch.float64,
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+)}  # fmt: skip
+
+
+def pack(value: Any) -> str:
+    """Data as one line of JSON. Tuples, keys of any type, tensors to the bit, NaN and infinities survive.
+
+    >>> unpack(pack({1: (float("inf"), torch.tensor([0.5]))}))
+    {1: (inf, tensor([0.5000]))}
+    """
+    return json.dumps(_packed(value))
+
+
+def unpack(line: str | bytes) -> Any:
+    """The data that `pack` made a line of. Raises NotPlain for any other line, and for too much of anything."""
+    try:
+        return plain(_unpacked(json.loads(line), 0))
+    except (ValueError, RecursionError) as error:
+        raise NotPlain(f"not data: {type(error).__name__}") from error
+
+
+def _packed(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        data = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+        shape = list(value.shape)
+        return {"tensor": _name(value.dtype), "shape": shape, "bytes": base64.b64encode(data).decode("ascii")}
+    if isinstance(value, tuple):
+        return {"tuple": [_packed(item) for item in value]}
+    if isinstance(value, list):
+        return [_packed(item) for item in value]
+    if isinstance(value, dict):
+        return {"dict": [[_packed(key), _packed(item)] for key, item in value.items()]}
+    return value
+
+
+def _name(dtype: torch.dtype) -> str:
+    name = str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise NotPlain(f"a tensor of type {name}; give one of {', '.join(DTYPES)}")
+    return name
+
+
+def _unpacked(value: Any, depth: int) -> Any:
+    if depth > MAX_DEPTH:
+        raise NotPlain(f"data nested deeper than {MAX_DEPTH}")
+    if isinstance(value, str):
+        value.encode()  # half a surrogate pair could be written into no report
+    if isinstance(value, list):
+        return [_unpacked(item, depth + 1) for item in _short(value)]
+    if not isinstance(value, dict):
+        return value
+    match value:
+        case {"tuple": list(items), **rest} if not rest:
+            return tuple(_unpacked(item, depth + 1) for item in _short(items))
+        case {"dict": list(pairs), **rest} if not rest:
+            return dict(_pair(pair, depth + 1) for pair in _short(pairs))
+        case {"tensor": str(name), "shape": list(shape), "bytes": str(data), **rest} if not rest:
+            return _tensor(name, shape, data)
+    raise NotPlain("an object that is no data")
+
+
+def _short(items: list[Any]) -> list[Any]:
+    if len(items) > MAX_LENGTH:
+        raise NotPlain(f"{len(items):,} items; at most {MAX_LENGTH:,}")
+    return items
+
+
+def _pair(pair: Any, depth: int) -> tuple[Any, Any]:
+    if not (isinstance(pair, list) and len(pair) == 2) or isinstance(pair[0], dict | list):
+        raise NotPlain("a key that is neither a text nor a number")
+    return pair[0], _unpacked(pair[1], depth)
+
+
+def _tensor(name: str, shape: list[Any], data: str) -> Tensor:
+    if name not in DTYPES or not all(type(size) is int and 0 <= size <= MAX_ELEMENTS for size in shape):
+        raise NotPlain("a tensor of no known type or shape")
+    if len(shape) > MAX_DEPTH or (count := math.prod(shape)) > MAX_ELEMENTS:
+        raise NotPlain(f"a tensor of more than {MAX_ELEMENTS:,} elements or {MAX_DEPTH} dimensions")
+    raw = bytearray(base64.b64decode(data, validate=True))
+    dtype = DTYPES[name]
+    if len(raw) != count * dtype.itemsize or (dtype is torch.bool and raw.strip(b"\0\1")):
+        raise NotPlain("a tensor whose bytes do not fit its shape")
+    return torch.frombuffer(raw, dtype=dtype).reshape(shape) if count else torch.empty(shape, dtype=dtype)
