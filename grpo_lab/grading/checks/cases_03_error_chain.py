@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import SimpleNamespace
+import random
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,8 +15,9 @@ from grpo_lab.crashes import classify_crash
 from grpo_lab.events import Stepped
 from grpo_lab.grading.comparing import shown
 from grpo_lab.grading.exercises import Case, Finding, Function, Values
+from grpo_lab.grading.probes import as_a_bool, one_norm
+from grpo_lab.grading.relations import changed, permuted, repeated, scaled
 from grpo_lab.grading.trials import HERE
-from grpo_lab.interventions import Verdict
 from grpo_lab.scenarios import scenario
 from grpo_lab.trainer import train
 
@@ -70,12 +71,6 @@ def _draws(probabilities: Tensor) -> bool:
     return True
 
 
-def _accepts_probe(function: Callable[..., Any], inputs: Mapping[str, Any]) -> Any:
-    """The answer as a bool, where it is a bool or a tensor with one element."""
-    found = function(**inputs)
-    return bool(found) if isinstance(found, Tensor) and found.numel() == 1 else found
-
-
 def _accepts_cases(seed: int) -> Sequence[Case]:
     generator = torch.Generator().manual_seed(seeds.derive(seed, 0, "03_error_chain"))
     usual = torch.randn(3, 5, generator=generator).softmax(dim=-1)
@@ -98,7 +93,19 @@ def _accepts_cases(seed: int) -> Sequence[Case]:
         (broken(-0.01), "one number below 0", "A probability below 0 is refused."),
         (torch.full((2, 4), math.nan), "all NaN: what softmax makes of NaN logits", "This is the row that crashed."),
     ]
+    rows += _drawn_rows(generator) if seed else []
     return [Case(what, {"probabilities": given}, _draws(given), why) for given, what, why in rows]
+
+
+def _drawn_rows(generator: torch.Generator) -> list[tuple[Tensor, str, str]]:
+    """Three to eight more, with one number exchanged at any place by one that is accepted, or not."""
+    found = []
+    for value in torch.randint(5, (int(torch.randint(3, 9, (1,), generator=generator)),), generator=generator).tolist():
+        new = (0.0, 3.0, math.nan, math.inf, -1e-4)[value]
+        given = torch.rand(2, 4, generator=generator) + 0.1
+        given.view(-1)[torch.randint(8, (1,), generator=generator)] = new
+        found.append((given, f"weights, and one of them {new:g}", "Every number counts, and NaN, inf and < 0 alone."))
+    return found
 
 
 # The faces of one crash ----------------------------------------------------------------------------------------------
@@ -146,18 +153,21 @@ def _face_cases(seed: int) -> Sequence[Case]:
         ),
         ("torch.OutOfMemoryError: CUDA out of memory.", "no memory", "Nothing here speaks of probabilities."),
     ]
+    if seed:  # how many there are of each cannot be known
+        rows += [rows[place] for place in torch.randint(len(rows), (6,), generator=generator).tolist()]
     return [Case(what, {"text": text}, _face(text), why) for text, what, why in rows]
 
 
+_LOG = ("step 41: loss 0.0133, grad norm 2.31, kl 0.081", "Traceback (most recent call last):", "  rewards: 0.25 0.75")
+
+
+def _with_lines_before(case: Case, draw: random.Random) -> Case:
+    """A log is longer than the lines that matter."""
+    before = draw.choices(_LOG, k=draw.randint(1, 4))
+    return changed(case, "after other lines of a log", case.expected, text="\n".join([*before, case.inputs["text"]]))
+
+
 # A guard that asks first whether the number is one -------------------------------------------------------------------
-
-
-def _guard_probe(guard: Callable[..., Any], inputs: Mapping[str, Any]) -> Any:
-    """The verdict's name, or where it refused, whether its reason names the number."""
-    outcome = guard()("the policy", SimpleNamespace(grad_norm=inputs["grad_norm"], index=0, update=0))
-    if inputs["look"] == "verdict":
-        return Verdict(outcome.verdict).name
-    return f"{inputs['grad_norm']:.4g}" in outcome.reason
 
 
 def _guard_cases(seed: int) -> Sequence[Case]:
@@ -171,9 +181,21 @@ def _guard_cases(seed: int) -> Sequence[Case]:
         ("verdict", math.inf, "SKIP_STEP", "norm inf", "inf > 10 is True. Did the test for NaN let it through?"),
         ("verdict", math.nan, "SKIP_STEP", "norm NaN", "nan > 10 is False. This is the update that must not be made."),
         ("verdict", 0.0, "KEEP", "norm 0", "A batch that teaches nothing is no danger."),
-        ("reason", large, True, "the reason it gives", "A guard that acts says why, with the number in it."),
+        ("reason", large, large, "the number in the reason", "A guard that acts says why, with the number in it."),
     ]
+    if seed:
+        drawn = torch.rand(8, generator=generator, dtype=torch.float64).mul(20).tolist()
+        why = "The threshold is 10: at most that passes."
+        rows += [("verdict", x, "KEEP" if x <= 10 else "SKIP_STEP", f"norm {x:.4g}", why) for x in drawn]
     return [Case(what, {"grad_norm": norm, "look": look}, expected, why) for look, norm, expected, what, why in rows]
+
+
+def _further(case: Case, draw: random.Random) -> Case:
+    """Half of what passes passes, and twice what is refused is refused."""
+    if case.inputs["look"] == "reason":
+        return case
+    factor = 0.5 if case.expected == "KEEP" else 2.0
+    return changed(case, f"times {factor:g}", case.expected, grad_norm=factor * case.inputs["grad_norm"])
 
 
 # An eps that fp16 can hold -------------------------------------------------------------------------------------------
@@ -211,7 +233,12 @@ def _one_step(eps: float, seed: int) -> tuple[float, float]:
 
 
 ORDER = Values(("order",), _judge_order)
-ACCEPTS = Function("accepts", _accepts_cases, _accepts_probe)
-FACE = Function("face", _face_cases)
-FINITE_FIRST = Function("FiniteFirst", _guard_cases, _guard_probe)
+ACCEPTS = Function(
+    "accepts",
+    _accepts_cases,
+    as_a_bool,
+    (permuted("probabilities"), permuted("probabilities", dim=1), repeated("probabilities"), scaled("probabilities")),
+)
+FACE = Function("face", _face_cases, relations=(_with_lines_before,))
+FINITE_FIRST = Function("FiniteFirst", _guard_cases, one_norm, (_further,))
 EPSILON = Values(("adam_eps",), _judge_epsilon)

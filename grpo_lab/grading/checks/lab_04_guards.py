@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import math
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import SimpleNamespace
+from collections.abc import Iterator, Mapping
 from typing import Any
-
-import torch
 
 from grpo_lab.errors import ConfigError
 from grpo_lab.grading import judges, trials
+from grpo_lab.grading.checks import cases_04_guards as cases
 from grpo_lab.grading.comparing import shown
-from grpo_lab.grading.exercises import Case, Exercise, Finding, Function, LabPage, Question, Values
-from grpo_lab.interventions import Verdict
+from grpo_lab.grading.exercises import Exercise, Finding, LabPage, Question, Values
 from grpo_lab.scenarios import preset
 
-LIMIT = 10.0
 ALONE = ("zero-times-infinity", "fp16-adam-epsilon", "nan-reward")
 """Failures that more than one guard is recommended against, and of which each has one that stops it alone."""
 
@@ -30,83 +24,6 @@ def alone(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     for name in ALONE:
         why = "Look at the first link that breaks, and for a guard that sits before it or refuses what comes of it."
         yield trials.stops(name, trials.guards_of((answer[name],)), seed, why, "run.num_steps=6")
-
-
-FACTOR = 8.0
-"""Times the largest norm accepted so far that the learner's guard lets through."""
-
-
-def verdicts(guard: Callable[[], Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """What one guard says of norms that come one after another, and whether it gives a reason where it acts."""
-    mine = guard()
-    outcomes = [mine(None, SimpleNamespace(grad_norm=norm, index=i)) for i, norm in enumerate(inputs["norms"])]
-    return {
-        "verdicts": [Verdict(outcome.verdict).name for outcome in outcomes],
-        "reasons": [bool(outcome.reason) for outcome in outcomes],
-    }
-
-
-def guard_cases(seed: int) -> Sequence[Case]:
-    """Runs that are healthy, small, huge and level, spiked, and broken."""
-    draw = random.Random(seed)
-
-    def level(size: float, count: int = 3) -> list[float]:
-        return [round(size * draw.uniform(0.8, 3.0), 4) for _ in range(count)]
-
-    usual = level(1.0)
-    spike = usual[0] * draw.uniform(50, 500)
-    memory = "What is remembered is the largest norm that was *accepted*: a refused one must not raise the bar."
-    nan = (
-        "Ask for what is fine. And NaN must not get into the memory: max(1.0, nan) and every number after it are lost."
-    )
-    given = (
-        ("healthy norms", usual, "Silent when healthy: KEEP, and no reason."),
-        ("a loss scale of 65536: huge and level", level(65536.0), "Nothing jumps here. There is no fixed limit."),
-        ("one spike", [*usual, spike, usual[1]], "Above 8 times the largest accepted: SKIP_STEP, with a reason."),
-        ("two spikes in a row", [*usual, spike, spike, usual[0]], memory),
-        ("a NaN between healthy norms", [*usual, math.nan, usual[2], spike], nan),
-        ("inf first, then healthy norms", [math.inf, *usual, spike], "Nothing was accepted yet: inf is refused too."),
-    )
-    return [Case(what, {"norms": norms}, _expected(norms), why) for what, norms, why in given]
-
-
-def _expected(norms: Sequence[float]) -> dict[str, Any]:
-    fine: list[bool] = []
-    accepted: list[float] = []
-    for norm in norms:
-        fine.append(math.isfinite(norm) and (not accepted or norm <= FACTOR * max(accepted)))
-        accepted += [norm] if fine[-1] else []
-    said = [Verdict.KEEP.name if one else Verdict.SKIP_STEP.name for one in fine]
-    return {"verdicts": said, "reasons": [not one for one in fine]}
-
-
-def step_and_look(function: Callable[..., Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Whether the weights moved, with moments that a healthy step left behind, and what was returned."""
-    weight = torch.nn.Parameter(torch.ones(4))
-    optimizer = torch.optim.AdamW([weight], lr=0.1, weight_decay=0.0)
-    weight.grad = torch.full((4,), 0.5)
-    optimizer.step()
-    before = weight.detach().clone()
-    weight.grad = torch.full((4,), inputs["norm"] / 2)
-    returned = function(optimizer, inputs["norm"], inputs["limit"])
-    return {"weights moved": not torch.equal(before, weight.detach()), "returned": returned}
-
-
-def skip_cases(seed: int) -> Sequence[Case]:
-    """A healthy norm, a spike, an overflow and a NaN, after a step that filled AdamW's moments."""
-    draw = random.Random(seed)
-    why = "With zeroed gradients AdamW still moves by what its first moment remembers. Skip means: no call of step."
-    nan = "Ask whether the norm is at most the limit; a NaN is not."
-    given = (
-        ("a healthy norm", round(draw.uniform(0.5, 9), 2), "A healthy gradient is stepped."),
-        ("a spike", round(draw.uniform(50, 5000), 1), why),
-        ("an overflow", math.inf, why),
-        ("a NaN", math.nan, nan),
-    )
-    return [
-        Case(what, {"norm": norm, "limit": LIMIT}, {"weights moved": norm <= LIMIT, "returned": norm <= LIMIT}, reason)
-        for what, norm, reason in given
-    ]
 
 
 MOST = 3
@@ -187,7 +104,7 @@ EXERCISES = (
             "Accept: `self.memory['largest'] = max(norm, largest or 0.0)` and `return Outcome(value)`. Else: `return "
             "Outcome(value, Verdict.SKIP_STEP, exceeds('grad norm', norm, self.factor * (largest or 1.0)))`.",
         ),
-        check=Function("SkipJumps", guard_cases, verdicts),
+        check=cases.SKIP_JUMPS,
     ),
     Exercise(
         name="skip",
@@ -201,7 +118,7 @@ EXERCISES = (
             "Nothing may be called that moves weights: neither `step()` nor anything in its place.",
             "`if norm <= limit: optimizer.step(); return True`, else `return False`.",
         ),
-        check=Function("update_or_skip", skip_cases, step_and_look),
+        check=cases.UPDATE_OR_SKIP,
     ),
     Exercise(
         name="hides",
