@@ -6,6 +6,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +36,8 @@ def look(canary, port, spaces, checks, user):
     }
 """
 NEVER = ("write a file", "run as the grader, who is root")
-PROMISED = {
-    0: NEVER,
-    1: (*NEVER, "read a file that all may read", "reach the network", "see the grader's processes"),
-    2: (
-        *NEVER,
-        "read a file that all may read",
-        "reach the network",
-        "see the grader's processes",
-        "read what is right",
-    ),
-}
+APART = (*NEVER, "read a file that all may read", "reach the network", "see the grader's processes")
+PROMISED = {0: NEVER, 1: APART, 2: (*APART, "read what is right")}
 """What an answer must not get, by tier."""
 
 
@@ -83,3 +75,23 @@ def unusable(tier: Tier, limits: Limits) -> str:
         return f"tier {tier.number}: {given.error or 'an answer of no kind'}"
     got = [what for what in PROMISED[tier.number] if given.value.get(what) is not False]
     return f"tier {tier.number}: an answer could {', '.join(got)}" if got else ""
+
+
+@contextmanager
+def _bait() -> Iterator[dict[str, Any]]:
+    """What an answer that pries is told about: a file, a port that listens, this process's view of others."""
+    with tempfile.TemporaryDirectory(prefix="grpo-lab-") as folder, socket.create_server(("127.0.0.1", 0)) as server:
+        Path(folder).chmod(0o755)
+        canary = Path(folder) / "canary"
+        canary.write_text("not for you")
+        yield {
+            "canary": str(canary),
+            "port": server.getsockname()[1],
+            "spaces": os.readlink("/proc/self/ns/pid"),
+            "checks": str(HIDDEN),
+            "user": os.getuid(),
+        }
+
+
+def _told(missing: Mapping[int, str]) -> str:
+    return "; ".join(missing.values())
