@@ -1,0 +1,39 @@
+"""Reports on a class: Gradescope's JSON, nbgrader's CSV, pages to read, and the texts that a person marks.
+
+Everything here is made of results alone. A learner's content is hostile: it reaches a report as plain text, cut to a
+length, with whatever cannot be seen made visible.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from grpo_lab.grading.reports import gradebook, gradescope, marking, pages
+from grpo_lab.grading.reports.files import name_of, write_all
+from grpo_lab.grading.results import Result
+
+
+def write(results: Sequence[Result], out: Path) -> list[Path]:
+    """Write all reports below `out`, each whole or not at all; the files that were written.
+
+    A mark that a person entered in an earlier to_mark.csv stays there. It counts where the results hold it, which is
+    what `marking.with_marks` does.
+
+    Raises DataError for a to_mark.csv that cannot be read any more, and RunError for a folder that cannot be written.
+    """
+    names = [name_of(result) for result in results]
+    if len(set(names)) < len(names):
+        raise ValueError("two results of one notebook: a report of one of them would be lost")
+    contents = {
+        "index.html": pages.of_class(results, names).encode(),
+        "gradebook.csv": gradebook.for_nbgrader(results).encode(),
+        "grades.csv": gradebook.by_exercise(results).encode(),
+    }
+    if texts := marking.to_mark(results, out / marking.TO_MARK):
+        contents[marking.TO_MARK] = texts
+    for name, result in zip(names, results, strict=True):
+        contents[f"gradescope/{name}.json"] = json.dumps(gradescope.document(result), indent=2).encode()
+        contents[f"pages/{name}.html"] = pages.of_notebook(result).encode()
+    return write_all({out / name: content for name, content in contents.items()})

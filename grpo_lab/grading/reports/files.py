@@ -1,0 +1,45 @@
+"""Names that no learner chooses, and files that are whole or not there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from grpo_lab.errors import RunError
+from grpo_lab.grading.results import Result
+
+_WORDS, _HASH = 40, 16
+"""Characters of a name: of student and lab, to be recognised by, and of the hash, to tell any two apart."""
+
+
+def name_of(result: Result) -> str:
+    """What the files about a notebook are called: safe in any file system, another for every notebook.
+
+    >>> name_of(Result("../../Ann B", "05_kl", "ann.ipynb", "00", 2, ""))
+    'ann-b-05-kl-72cf9781746b1025'
+    """
+    identity = json.dumps([result.student, result.lab, result.file])
+    words = re.sub(r"[^a-z0-9]+", "-", f"{result.student}-{result.lab}".lower()).strip("-")[:_WORDS].rstrip("-")
+    return f"{words or 'notebook'}-{hashlib.sha256(identity.encode()).hexdigest()[:_HASH]}"
+
+
+def write_all(contents: Mapping[Path, bytes]) -> list[Path]:
+    """Write files, and put none of them in place before all are on disk: older ones stay whole if that fails."""
+    parts: list[Path] = []
+    try:
+        for path, content in contents.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            parts.append(path.with_name(f"{path.name}.part"))
+            parts[-1].write_bytes(content)
+        for part, path in zip(parts, contents, strict=True):
+            os.replace(part, path)
+    except OSError as error:
+        for part in parts:
+            part.unlink(missing_ok=True)
+        way_out = "free some space, close the file where it is open, or give another folder"
+        raise RunError(f"{error.filename or parts[-1]} cannot be written: {error.strerror}; {way_out}") from error
+    return list(contents)

@@ -1,0 +1,93 @@
+"""Tables for spreadsheets and for other graders: one row a notebook.
+
+How points are counted, in both tables: a text that still waits for a person is part neither of the score nor of the
+maximum, and the column `to_mark` says how many wait; once marked, it is part of both. A notebook that could not be
+graded has a row with score 0, the maximum of its lab's other notebooks, and the reason in the column `problem`.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Sequence
+
+from grpo_lab.grading.reports.plain import visible
+from grpo_lab.grading.results import BY_HAND, FAILED, Mark, Result
+
+NBGRADER = (
+    "assignment",
+    "duedate",
+    "timestamp",
+    "student_id",
+    "last_name",
+    "first_name",
+    "email",
+    "raw_score",
+    "late_submission_penalty",
+    "score",
+    "max_score",
+)
+"""The columns of nbgrader's CsvExportPlugin, in its order."""
+OURS = ("to_mark", "not_graded", "problem")
+_FORMULA = re.compile(r"(^|[;\t\n])(?=\s*[=+\-@＝＋－＠])|^(?=[\t\n])")
+
+
+def for_nbgrader(results: Sequence[Result]) -> str:
+    """nbgrader's export and three columns more. Due dates, names and penalties, unknown here, are empty or 0."""
+    rows = []
+    for result in results:
+        score, penalty = _points(result.score), 0.0
+        told = [result.lab, "", "", result.student, "", "", "", score, penalty, max(0.0, score - penalty)]
+        rows.append([*told, _points(_most(result, results)), *_ours(result)])
+    return table([[*NBGRADER, *OURS], *rows])
+
+
+def by_exercise(results: Sequence[Result]) -> str:
+    """A column an exercise, `<lab>/<exercise>`: its points, or in words why there are none yet."""
+    exercises = list(dict.fromkeys((result.lab, mark.exercise) for result in results for mark in result.marks))
+    head = ["student", "lab", "file", "attempt", "tier", "score", "max_score", *OURS]
+    rows: list[list[str | float]] = [[*head, *("/".join(each) for each in exercises)]]
+    for result in results:
+        told = [result.student, result.lab, result.file, result.attempt, result.tier, _points(result.score)]
+        earned = {(result.lab, mark.exercise): _earned(mark) for mark in result.marks}
+        points = [earned.get(each, "") for each in exercises]
+        rows.append([*told, _points(_most(result, results)), *_ours(result), *points])
+    return table(rows)
+
+
+def cell(text: str) -> str:
+    """The text as a cell that no spreadsheet takes for a formula: an apostrophe goes before what begins like one.
+
+    Also after a semicolon and a line break, since a spreadsheet that expects semicolons splits a cell there. Done
+    twice it is as if done once.
+
+    >>> cell("=1+1"), cell("a - b"), cell(cell("-1; =2"))
+    ("'=1+1", 'a - b', "'-1;' =2")
+    """
+    return _FORMULA.sub(r"\1'", visible(text))
+
+
+def table(rows: Iterable[Sequence[str | float]]) -> str:
+    """The rows as CSV, every text made safe."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows([[cell(each) if isinstance(each, str) else each for each in row] for row in rows])
+    return text.getvalue()
+
+
+def _most(result: Result, results: Sequence[Result]) -> float:
+    return result.out_of or max(other.out_of for other in results if other.lab == result.lab)
+
+
+def _ours(result: Result) -> list[str | float]:
+    failed = sum(mark.status == FAILED for mark in result.marks)
+    return [len(result.by_hand), failed, result.problem]
+
+
+def _earned(mark: Mark) -> str | float:
+    return mark.status if mark.status in (BY_HAND, FAILED) else _points(mark.points)
+
+
+def _points(points: float) -> float:
+    return round(float(points), 6)

@@ -1,0 +1,171 @@
+"""Texts that a person marks: out as a table with two empty columns, back in as points.
+
+A mark belongs to one answer, which student, lab, exercise and the file's digest name together, in the form in which
+the table holds them.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from grpo_lab.errors import DataError
+from grpo_lab.grading.reports.gradebook import cell, table
+from grpo_lab.grading.reports.plain import number
+from grpo_lab.grading.results import BY_HAND, MARKED, Mark, Result
+
+TO_MARK = "to_mark.csv"
+COLUMNS = ("student", "lab", "exercise", "title", "points", "answer", "mark", "comment", "digest")
+_FOR_A_PERSON = (BY_HAND, MARKED)
+Row = dict[str, str]
+
+
+class Answer(NamedTuple):
+    """Which answer a row is about."""
+
+    student: str
+    lab: str
+    exercise: str
+    digest: str
+
+
+class Marking(NamedTuple):
+    """What a person entered about one answer."""
+
+    answer: Answer
+    points: float
+    comment: str
+    where: str
+    """File, row and answer, to begin an error with."""
+
+
+def to_mark(results: Sequence[Result], path: Path) -> bytes:
+    """The content of to_mark.csv, or nothing where there is nothing to mark.
+
+    What a person entered in the file at `path` is kept, also about answers that are no longer there.
+    """
+    entered = {answer: row for answer, (_, row) in _entered(path).items()} if path.exists() else {}
+    rows = []
+    for answer, mark in _answers(results).items():
+        before = entered.pop(answer, {})
+        rows.append({**_row(answer, mark), **{name: before[name] for name in ("mark", "comment") if before}})
+    rows += entered.values()
+    if not rows:
+        return b""
+    # The byte-order mark tells Excel that the words of the answers are UTF-8.
+    return table([COLUMNS, *([row[name] for name in COLUMNS] for row in rows)]).encode("utf-8-sig")
+
+
+def read_marks(path: Path) -> list[Marking]:
+    """What a person entered in a to_mark.csv. An empty mark means not marked yet.
+
+    Raises DataError for a file that is missing or no such table, and for a mark that is no number from 0 to the points.
+    """
+    entered = [(answer, *found) for answer, found in _entered(path).items()]
+    marked = [each for each in entered if each[2]["mark"].strip()]
+    return [Marking(answer, _points(row, where), row["comment"].strip(), where) for answer, where, row in marked]
+
+
+def with_marks(results: Sequence[Result], marks: Iterable[Marking]) -> list[Result]:
+    """The results in which the texts that a person marked have those points, and the person's comment as their note.
+
+    Raises DataError for marks of a student, notebook or exercise that is not among the results, or of a notebook
+    that has changed since: all of them at once.
+    """
+    answers, given, complaints = _answers(results), {}, []
+    for marking in marks:
+        given[marking.answer] = marking
+        if complaint := _complaint(marking, answers, results):
+            complaints.append(f"{marking.where}: {complaint}")
+    if complaints:
+        raise DataError("\n".join(complaints))
+
+    def marked(result: Result, mark: Mark) -> Mark:
+        found = given.get(_answer(result, mark)) if mark.status in _FOR_A_PERSON else None
+        return dataclasses.replace(mark, status=MARKED, points=found.points, note=found.comment) if found else mark
+
+    return [dataclasses.replace(result, marks=[marked(result, mark) for mark in result.marks]) for result in results]
+
+
+def _answer(result: Result, mark: Mark) -> Answer:
+    return Answer(cell(result.student), cell(result.lab), cell(mark.exercise), cell(result.digest))
+
+
+def _answers(results: Sequence[Result]) -> dict[Answer, Mark]:
+    marks = [(result, mark) for result in results for mark in result.marks]
+    return {_answer(result, mark): mark for result, mark in marks if mark.status in _FOR_A_PERSON}
+
+
+def _row(answer: Answer, mark: Mark) -> Row:
+    points, comment = (f"{mark.points:.10g}", mark.note) if mark.status == MARKED else ("", "")
+    told = {"title": mark.title, "points": str(mark.out_of), "answer": mark.text, "mark": points, "comment": comment}
+    return {**answer._asdict(), **told}
+
+
+def _complaint(marking: Marking, answers: Mapping[Answer, Mark], results: Sequence[Result]) -> str:
+    """What is wrong about a mark, or nothing."""
+    answer = marking.answer
+    if answer in answers:
+        most = answers[answer].out_of
+        return "" if marking.points <= most else f"mark {number(marking.points)} is above the {most} points; lower it"
+    labs = [cell(result.lab) for result in results if cell(result.student) == answer.student]
+    if not labs:
+        return f"no notebook of student {answer.student!r} was graded; correct the name, or delete the row"
+    if answer.lab not in labs:
+        return f"of this student no notebook of lab {answer.lab!r} was graded; correct the lab, or delete the row"
+    now = [cell(result.digest) for result in results if (cell(result.student), cell(result.lab)) == answer[:2]]
+    if answer.digest not in now:
+        versions = f"{answer.digest[:8]} then, {', '.join(digest[:8] for digest in now)} now"
+        return f"the notebook has changed since it was marked ({versions}); delete the row, and grade to get a new one"
+    texts = sorted({each.exercise for each in answers if each[:2] == answer[:2]})
+    return f"nothing to mark in exercise {answer.exercise!r}; there is in {', '.join(texts) or 'none'}; delete the row"
+
+
+def _entered(path: Path) -> dict[Answer, tuple[str, Row]]:
+    """Where and what a person entered, by answer."""
+    found: dict[Answer, tuple[str, Row]] = {}
+    for place, row in _rows(path):
+        if not (row["mark"].strip() or row["comment"].strip()):
+            continue
+        answer = Answer(*(cell(row[name]) for name in Answer._fields))
+        where = f"{path.name}, row {place} ({answer.student}, {answer.lab}, {answer.exercise})"
+        other, before = found.setdefault(answer, (where, row))
+        if (before["mark"], before["comment"]) != (row["mark"], row["comment"]):
+            raise DataError(f"{where}: {other} says something else about the same answer; delete one of the two")
+    return found
+
+
+def _rows(path: Path) -> list[tuple[int, Row]]:
+    """The rows that are not empty, numbered as a spreadsheet does; commas, semicolons or tabs between the cells."""
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+        separator = max(",;\t", key=text.partition("\n")[0].count)
+        head, *lines = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 ({error.reason}); save it as CSV in UTF-8") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}; it is written where texts wait for marks") from error
+    except (csv.Error, ValueError) as error:
+        raise DataError(f"{path} is no table: {error}; save it as CSV, or move it away to get a new one") from error
+    if missing := set(COLUMNS) - set(head):
+        raise DataError(f"{path} has no column {', '.join(sorted(missing))}; its first row is {', '.join(COLUMNS)}")
+    for place, line in enumerate(lines, start=2):
+        if line and len(line) != len(head):
+            raise DataError(f"{path}, row {place}: {len(line)} cells, not {len(head)}; put texts with commas in quotes")
+    return [(place, dict(zip(head, line, strict=True))) for place, line in enumerate(lines, start=2) if any(line)]
+
+
+def _points(row: Row, where: str) -> float:
+    """The mark; some write a comma where others write a point."""
+    try:
+        mark, most = (float(row[name].strip().replace(",", ".")) for name in ("mark", "points"))
+    except ValueError:
+        mark = most = float("nan")
+    if not 0 <= mark <= most:
+        limits = f"give a number from 0 to {row['points']}, or leave it empty for not marked yet"
+        raise DataError(f"{where}: mark {row['mark']!r} is none; {limits}")
+    return mark

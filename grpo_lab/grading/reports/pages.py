@@ -1,0 +1,121 @@
+"""Pages to read: one about a class, and one about each notebook for the learner.
+
+No script, nothing from elsewhere: the page's own policy forbids both, and any style but the one whose hash it names.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from grpo_lab.grading.reports.plain import LONGEST, number, shortened, visible
+from grpo_lab.grading.results import BY_HAND, FAILED, MARKED, RIGHT, UNANSWERED, WRONG, Mark, Result
+
+STATUSES = {RIGHT: "✓", WRONG: "✗", UNANSWERED: "○", BY_HAND: "…", MARKED: "✎", FAILED: "!"}
+"""How a mark's word begins, so that it is told apart without colours."""
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+class Tally(NamedTuple):
+    """How a class did in one exercise."""
+
+    exercise: str
+    title: str
+    counts: Mapping[str, int]
+    """Notebooks, by status."""
+    share: float | None
+    """Points earned, of those that could be; nothing where nobody's answer has been looked at."""
+    why: str
+    """What most wrong answers were told."""
+    told: int
+    """How many notebooks were told so."""
+
+
+class Lab(NamedTuple):
+    """One lab's part of the page about a class."""
+
+    name: str
+    rows: Sequence[tuple[Result, str, Mapping[str, Mark]]]
+    """A notebook, the name of its page, and its marks by exercise."""
+    tallies: Sequence[Tally]
+    """In the order of the lab."""
+    hardest: Sequence[Tally]
+    """The same, the smallest share of points first."""
+
+    @property
+    def problems(self) -> int:
+        """How many of its notebooks could not be graded."""
+        return sum(bool(result.problem) for result, _, _ in self.rows)
+
+
+def of_class(results: Sequence[Result], names: Sequence[str]) -> str:
+    """The page about all notebooks; `names` are those of their own pages, in the same order."""
+    labs = [
+        _lab(lab, results, names) for lab in sorted({result.lab for result in results}, key=lambda lab: (not lab, lab))
+    ]
+    trusts = sorted({(result.tier, result.trust) for result in results})
+    counts = Counter(mark.status for result in results for mark in result.marks)
+    return _page("class.html", labs=labs, counts=counts, trusts=trusts)
+
+
+def of_notebook(result: Result) -> str:
+    """The page about one notebook: score, what was found, and how far it is to be trusted."""
+    return _page("notebook.html", result=result)
+
+
+def tally(marks: Sequence[Mark]) -> Tally:
+    """How one exercise went, from the marks of all who have it.
+
+    >>> tally([Mark("k3", "k3", "code", 2.0, 2, RIGHT), Mark("k3", "k3", "code", 0.0, 2, UNANSWERED)]).share
+    0.5
+    """
+    told_each = (dict.fromkeys(found.why for found in mark.findings if not found.right and found.why) for mark in marks)
+    reasons = Counter(why for told in told_each for why in told)
+    why, told = reasons.most_common(1)[0] if reasons else ("", 0)
+    looked_at = [mark for mark in marks if mark.status not in (BY_HAND, FAILED)]
+    most = sum(mark.out_of for mark in looked_at)
+    share = sum(mark.points for mark in looked_at) / most if most else None
+    return Tally(marks[0].exercise, marks[0].title, Counter(mark.status for mark in marks), share, why, told)
+
+
+def _lab(name: str, results: Sequence[Result], names: Sequence[str]) -> Lab:
+    here = [(result, page) for result, page in zip(results, names, strict=True) if result.lab == name]
+    rows = [(result, page, {mark.exercise: mark for mark in result.marks}) for result, page in here]
+    exercises = dict.fromkeys(exercise for _, _, marks in rows for exercise in marks)
+    tallies = [tally([marks[exercise] for _, _, marks in rows if exercise in marks]) for exercise in exercises]
+    return Lab(name, rows, tallies, sorted(tallies, key=lambda each: 1.0 if each.share is None else each.share))
+
+
+def _shown(value: Any) -> Any:
+    """What a template gets for a value that it writes: autoescape makes it harmless, this makes it readable."""
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _page(template: str, **values: Any) -> str:
+    return _environment().get_template(template).render(values)
+
+
+@cache
+def _environment() -> Environment:
+    style = (_TEMPLATES / "style.css").read_text(encoding="utf-8")
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(number=number, shortened=shortened)
+    environment.globals.update(statuses=STATUSES, by_hand=BY_HAND, failed=FAILED, longest=LONGEST)
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    environment.globals.update(style=Markup(style), digest=digest)
+    return environment

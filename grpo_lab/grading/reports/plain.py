@@ -1,0 +1,42 @@
+"""Texts and numbers as all reports show them."""
+
+from __future__ import annotations
+
+_SHOWN = frozenset("\n\t\xa0\u3000\u200c\u200d")
+"""Not printable by Python's rule, but harmless: line breaks, wide spaces, and the joiners of some scripts."""
+LONGEST = 2_000
+"""Characters of one value in a report; the words of an answer that a person marks are shown whole."""
+
+
+def visible(text: str) -> str:
+    """The text with what cannot be seen written out: control characters, changes of direction, lone surrogates.
+
+    >>> print(visible("a\\x00b\\u202ec"))
+    a\\x00b\\u202ec
+    """
+    text = text.replace("\r\n", "\n")
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each in _SHOWN else _escaped(each) for each in text)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def shortened(text: str, most: int = LONGEST) -> str:
+    """The text, cut where it is longer than a reader would read.
+
+    >>> shortened("a" * 5000)[-31:]
+    'aaa … and 3,000 characters more'
+    """
+    return text if len(text) <= most else f"{text[:most]} … and {len(text) - most:,} characters more"
+
+
+def number(points: float) -> str:
+    """Points, with two decimals at most.
+
+    >>> number(2.0), number(4 / 3)
+    ('2', '1.33')
+    """
+    return f"{points:.2f}".rstrip("0").rstrip(".")
