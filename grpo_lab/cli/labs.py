@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -13,20 +14,25 @@ labs_app = typer.Typer(help="The notebooks.", no_args_is_help=True)
 app.add_typer(labs_app, name="labs")
 
 
+Labs = Annotated[list[str] | None, typer.Argument(metavar="[LAB]...", help="Labs; all if none is named.")]
+Out = Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write to.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite files that say something else.")]
+Source = Annotated[Path, typer.Option(help="Where src/ is.")]
+
+
 @labs_app.callback()
 def labs() -> None:
-    """The notebooks: made from labs/src, checked against it."""
+    """The notebooks: made from labs/src, for who works on them, learns from them or grades them."""
 
 
 @labs_app.command()
 def build(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[LAB]...", help="Labs; all if none is named.")] = None,
+    names: Labs = None,
     edition: Annotated[str | None, typer.Option(help="learner or instructor; both if not given.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 if a notebook is out of date.")] = False,
     folder: Annotated[Path, typer.Option(help="Where src/ is and the notebooks go.")] = Path("labs"),
 ) -> None:
-    """Make the notebooks from labs/src: one for learners, and one with solutions and notes in labs/instructor."""
-    from grpo_lab import console
+    """Make the notebooks again from labs/src. One is for learners, one in labs/instructor with solutions and notes."""
     from grpo_lab.errors import RunError, unknown
     from grpo_lab.labs import editions
 
@@ -34,7 +40,46 @@ def build(
         raise unknown("edition", edition, editions.EDITIONS)
     notebooks = editions.render(folder, names or (), (edition,) if edition else editions.EDITIONS)
     if not check:
-        for path in editions.write(notebooks):
-            console.out.print(f"{path} written", markup=False, soft_wrap=True)
+        _say(editions.write(notebooks))
     elif stale := editions.stale(notebooks):
         raise RunError(f"out of date: {', '.join(map(str, stale))}; run grpo-lab labs build")
+
+
+@labs_app.command()
+def release(out: Out, names: Labs = None, force: Force = False, folder: Source = Path("labs")) -> None:
+    """Write what learners get to a folder. Notebooks and a README, and nowhere a solution."""
+    from grpo_lab.labs.release import release, write_new
+
+    _say(write_new(release(folder, out, names or ()), force))
+
+
+@labs_app.command()
+def solutions(out: Out, names: Labs = None, force: Force = False, folder: Source = Path("labs")) -> None:
+    """Write the reference to a folder. It is the learners' notebooks with every answer filled in, ready to hand in."""
+    from grpo_lab.labs.release import reference, write_new
+
+    _say(write_new(reference(folder, out, names or ()), force))
+
+
+@labs_app.command()
+def nbgrader(
+    out: Out,
+    names: Labs = None,
+    reference: Annotated[
+        bool, typer.Option("--reference", help="Also hand in the reference, as the student `reference`.")
+    ] = False,
+    force: Force = False,
+    folder: Source = Path("labs"),
+) -> None:
+    """Write a course folder for nbgrader. It holds settings, and source/ with the cells that nbgrader grades."""
+    from grpo_lab.labs.nbgrader import course
+    from grpo_lab.labs.release import write_new
+
+    _say(write_new(course(folder, out, names or (), reference), force))
+
+
+def _say(written: Iterable[Path]) -> None:
+    from grpo_lab import console
+
+    for path in written:
+        console.out.print(f"{path} written", markup=False, soft_wrap=True)

@@ -1,5 +1,6 @@
 """Makes the notebooks: labs/src/<lab>.py -> labs/<lab>.ipynb for learners, labs/instructor/<lab>.ipynb with solutions.
 
+A third edition, the reference, is the learner's with every answer filled in; it is written where somebody asks for it.
 The same source gives the same bytes. What the registry knows is written from there: the cover, a heading before each
 exercise and three hints after it.
 """
@@ -7,17 +8,19 @@ exercise and three hints after it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from grpo_lab.errors import DataError, unknown
 from grpo_lab.grading import checks
+from grpo_lab.grading.answers import MAGIC
 from grpo_lab.grading.exercises import Exercise, LabPage
-from grpo_lab.labs.lab import MAGIC
 from grpo_lab.labs.solutions import Malformed, learners, reference, solutions
 
 LEARNER, INSTRUCTOR = EDITIONS = ("learner", "instructor")
+"""Those that are kept beside their source."""
+REFERENCE = "reference"
 SOURCES = "src"
 MAX_LINES, MAX_SOLUTION = 15, 12
 DATA = "data"
@@ -41,41 +44,58 @@ def render(folder: Path, names: Sequence[str] = (), editions: Sequence[str] = ED
 
     Raises DataError for a source that breaks a rule, with all that is wrong in it.
     """
-    known = lab_names(folder)
-    if not known:
-        raise DataError(f"no lab in {folder / SOURCES}; run this in the checkout, or name its folder with --folder")
-    for name in names:
-        if name not in known:
-            raise unknown("lab", name, known)
     return {
         folder / ("" if edition == LEARNER else edition) / f"{name}.ipynb": notebook(folder, name, edition)
-        for name in names or known
+        for name in chosen(folder, lab_names(folder), names)
         for edition in editions
         if edition == LEARNER or name in checks.LABS  # what is no lab, the lecture, has nothing to hide
     }
 
 
-def stale(notebooks: dict[Path, str]) -> list[Path]:
-    """Notebooks that are missing or say something else on disk."""
-    return [path for path, text in notebooks.items() if _read(path) != text]
+def chosen(folder: Path, known: Sequence[str], names: Sequence[str]) -> Sequence[str]:
+    """The labs that are named, or all that are known; an error says which are."""
+    if not known:
+        raise DataError(f"no lab in {folder / SOURCES}; run this in the checkout, or name its folder with --folder")
+    for name in names:
+        if name not in known:
+            raise unknown("lab", name, known)
+    return names or known
 
 
-def write(notebooks: dict[Path, str]) -> list[Path]:
+def stale(files: Mapping[Path, str]) -> list[Path]:
+    """Files that are missing or say something else on disk."""
+    return [path for path, text in files.items() if not path.is_file() or path.read_bytes() != text.encode()]
+
+
+def write(files: Mapping[Path, str]) -> list[Path]:
     """Write those that changed, and return them."""
-    changed = stale(notebooks)
+    changed = stale(files)
     for path in changed:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(notebooks[path], encoding="utf-8", newline="\n")
+        path.write_text(files[path], encoding="utf-8", newline="\n")
     return changed
 
 
 def notebook(folder: Path, name: str, edition: str) -> str:
     """One notebook as the text of its file."""
+    return as_text(made(folder, name, edition))
+
+
+def as_text(notebook: Any) -> str:
+    """What a notebook's file holds, if it is valid."""
+    import nbformat
+
+    nbformat.validate(notebook)
+    return nbformat.writes(notebook) + "\n"
+
+
+def made(folder: Path, name: str, edition: str) -> Any:
+    """One notebook, as nbformat has it."""
     try:
         import jupytext
         import nbformat
     except ImportError as error:
-        raise DataError(f"{error.name} is not installed: pip install -e .[dev]") from error
+        raise DataError(f"{error.name} is not installed: pip install -e .[dev], or .[instructor]") from error
     path = folder / SOURCES / f"{name}.py"
     source = jupytext.reads(path.read_text(encoding="utf-8"), fmt="py:percent")
     page = checks.lab_page(name) if name in checks.LABS else None
@@ -83,28 +103,33 @@ def notebook(folder: Path, name: str, edition: str) -> str:
     if faults:
         raise DataError(f"{path}: " + "; ".join(faults))
     cells = list(_cells(source.cells, name, page, edition))
-    made = nbformat.v4.new_notebook(cells=cells, metadata=METADATA)
-    nbformat.validate(made)
-    return nbformat.writes(made) + "\n"
+    return nbformat.v4.new_notebook(cells=cells, metadata=METADATA)
 
 
 def _cells(source: Sequence[Any], name: str, page: LabPage | None, edition: str) -> Iterator[Any]:
     """The cells of an edition. Ids come from the place in the source, or from the exercise."""
     for number, cell in enumerate(source):
         exercise = _exercise_of(cell, page)
-        if edition == LEARNER and INSTRUCTOR in _tags(cell):
+        if edition != INSTRUCTOR and INSTRUCTOR in _tags(cell):
             continue
         if exercise:
-            yield _cell("markdown", f"{name}-{exercise.name}-task", _heading(exercise))
+            identity = cell_id(name, exercise)
+            yield new_cell("markdown", f"{identity}-task", _heading(exercise))
             text = learners(cell.source) if edition == LEARNER else reference(cell.source)
-            yield _cell("code", f"{name}-{exercise.name}", text, _tags(cell))
-            yield _cell("markdown", f"{name}-{exercise.name}-hints", _hints(exercise))
+            yield new_cell("code", identity, text, _tags(cell))
+            yield new_cell("markdown", f"{identity}-hints", _hints(exercise))
             continue
         text = _with_cover(cell.source, page) if number == 0 and page else cell.source
-        yield _cell(cell.cell_type, f"{name}-{number:02d}", text, _tags(cell))
+        yield new_cell(cell.cell_type, f"{name}-{number:02d}", text, _tags(cell))
 
 
-def _cell(kind: str, identity: str, source: str, tags: Sequence[str] = ()) -> Any:
+def cell_id(lab: str, exercise: Exercise) -> str:
+    """The id of the cell that holds the answer: by it a grader finds that."""
+    return f"{lab}-{exercise.name}"
+
+
+def new_cell(kind: str, identity: str, source: str, tags: Sequence[str] = ()) -> Any:
+    """A cell, code or markdown, with an id of our choosing."""
     from nbformat import v4
 
     make = v4.new_code_cell if kind == "code" else v4.new_markdown_cell
@@ -207,7 +232,3 @@ def _compiles(cell: Any) -> None:
     if _exercise_name(cell):
         for text in (reference(cell.source), learners(cell.source)):
             compile(text.partition("\n")[2], "the exercise", "exec")
-
-
-def _read(path: Path) -> str | None:
-    return path.read_text(encoding="utf-8") if path.is_file() else None

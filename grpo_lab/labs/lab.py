@@ -13,6 +13,7 @@ from grpo_lab.config import Config
 from grpo_lab.errors import DataError, NotYet, unknown
 from grpo_lab.folder import next_free
 from grpo_lab.grading import answers
+from grpo_lab.grading.answers import MAGIC
 from grpo_lab.grading.checking import all_right, check
 from grpo_lab.grading.checks import lab_page
 from grpo_lab.grading.exercises import Exercise, Finding, Function, Values
@@ -24,7 +25,6 @@ from grpo_lab.warm import headless, settled, warm_child, warm_up
 if TYPE_CHECKING:
     from grpo_lab.widgets import Panel
 
-MAGIC = "exercise"
 LOCKED = "locked.json"
 
 
@@ -40,6 +40,7 @@ class Lab:
         self.page = lab_page(name)
         self.name = name
         self.answers, self.runs = Path("answers") / name, Path("runs") / name
+        self._earned: dict[str, float] = {}
         if ipython := screen.ipython():
             ipython.register_magic_function(self.exercise, "cell", MAGIC)
         if not headless():
@@ -50,14 +51,23 @@ class Lab:
         exercise = self._exercise(line.strip())
         path = self._path(exercise)
         path.parent.mkdir(parents=True, exist_ok=True)
-        # The magic's own line stays as a comment, so that lines have the numbers that they have in the cell.
-        path.write_text(f"# %%{MAGIC} {exercise.name}\n{cell.rstrip()}\n", encoding="utf-8")
+        path.write_text(answers.file_text(exercise.name, cell), encoding="utf-8")
+        self._earned[exercise.name] = 0.0
         with screen.looking(exercise):
             findings = check(exercise, path)
+        if all_right(findings):
+            self._earned[exercise.name] = float(exercise.points)
         note = self._lock(exercise, path) if exercise.kind == "prediction" and all_right(findings) else ""
         screen.feedback(exercise, findings, note)
         if not all_right(findings):
             raise NotYet(_progress(exercise, findings))
+
+    def points(self, name: str) -> float:
+        """What an answer earned when its cell was last run here; 0.0 where it was not. nbgrader's cells end with it.
+
+        Nothing is run for it, so that nothing an answer prints or warns of can change what nbgrader reads.
+        """
+        return self._earned.get(self._exercise(name).name, 0.0)
 
     def answer(self, name: str) -> ModuleType:
         """The module that an answer is: `lab.answer("clamp").clamped(...)`.
