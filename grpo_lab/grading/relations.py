@@ -61,16 +61,16 @@ def repeated(*names: str, dim: int = 0, result: bool = True) -> Relation:
     return relation
 
 
-def padded(*names: str, mask: str = "", fill: float = math.nan, result: bool = True) -> Relation:
-    """Some more columns that hold `fill` and are masked; with `result` the right answer is 0 there."""
+def padded(mask: str = "", result: bool = True, **fills: float) -> Relation:
+    """More columns of these inputs, each of one number, and masked; with `result` the right answer is 0 there."""
 
     def relation(case: Case, draw: random.Random) -> Case:
         more = draw.randint(1, 4)
-        inputs = {name: _wider(case.inputs[name], more, fill) for name in names}
+        inputs = {name: _wider(case.inputs[name], more, fill) for name, fill in fills.items()}
         if mask:
             inputs[mask] = _wider(case.inputs[mask], more, 0)
         expected = _tensors(case.expected, 1, lambda x: _wider(x, more, 0)) if result else case.expected
-        return changed(case, f"{more} more columns of {fill:g}", expected, **inputs)
+        return changed(case, f"{more} more columns", expected, **inputs)
 
     return relation
 

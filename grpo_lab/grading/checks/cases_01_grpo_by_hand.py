@@ -167,7 +167,7 @@ def _aggregate_cases(seed: int) -> Sequence[Case]:
 
 def _wider(case: Case, draw: random.Random) -> Case:
     """Padding counts in the constant alone, which the width is part of."""
-    wide = padded("per_token", mask="mask")(case, draw)
+    wide = padded(mask="mask", per_token=math.nan)(case, draw)
     before, after = (each.inputs["mask"].shape[1] for each in (case, wide))
     return wide._replace(expected=case.expected * before / after) if case.inputs["how"] == "constant" else wide
 

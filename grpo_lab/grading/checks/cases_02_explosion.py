@@ -255,7 +255,7 @@ CULPRIT = Function(
     relations=(
         _moved,
         # A token where policy and reference agree has a ratio of 1 and no KL: it pulls less than any that is planted.
-        padded("log_ratio", fill=0.0, result=False),
+        padded(result=False, log_ratio=0.0),
         scaled("advantages", "beta"),
     ),
 )

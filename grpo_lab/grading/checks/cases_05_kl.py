@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ from torch import Tensor
 from grpo_lab import kl
 from grpo_lab.grading.comparing import shown
 from grpo_lab.grading.exercises import Case, Finding, Function, Values
+from grpo_lab.grading.probes import by_delta, by_estimator
+from grpo_lab.grading.relations import elementwise, permuted, scaled, shifted
 
 
 def _generator(seed: int) -> torch.Generator:
@@ -21,10 +23,11 @@ def _generator(seed: int) -> torch.Generator:
 # k3 ------------------------------------------------------------------------------------------------------------------
 
 
-def _k3_probe(function: Callable[..., Any], inputs: Mapping[str, Any]) -> Any:
-    """The value; near 0 as a multiple of delta^2 / 2, to one decimal: what is right by another way is right too."""
-    found = function(inputs["delta"])
-    return (found / (inputs["delta"].square() / 2)).round(decimals=1) if inputs["as_multiple"] else found
+def _k3(look: str, delta: Tensor) -> Tensor:
+    """Worked from the formula: what by_delta gives for the right function."""
+    if look == "multiple":
+        return torch.ones_like(delta)
+    return torch.expm1(delta) - delta if look == "value" else torch.expm1(delta)
 
 
 def _k3_cases(seed: int) -> Sequence[Case]:
@@ -33,52 +36,59 @@ def _k3_cases(seed: int) -> Sequence[Case]:
     # Below 3e-4 the nearest that `exp` can come is 0 or 2.6 times too much, and fp32 holds expm1 to a thousandth.
     small = (1e-4 + 2e-4 * torch.rand(6, generator=generator)) * torch.tensor([1.0, -1.0]).repeat(3)
     far = -20 - 20 * torch.rand(3, generator=generator)
-    rows: list[tuple[str, Tensor, bool, str]] = [
-        ("delta = 0: policy and reference agree", torch.zeros(1, 2), False, "The same probability is no distance: 0."),
+    policy, reference = 1.5 * torch.randn(2, 6, generator=generator)
+    distributions = reference.log_softmax(0) - policy.log_softmax(0)
+    rows = [
         (
-            "delta = 0.5 and -0.5",
+            "value",
+            torch.zeros(1, 2),
+            "delta = 0: policy and reference agree",
+            "The same probability is no distance: 0.",
+        ),
+        (
+            "value",
             torch.tensor([0.5, -0.5]),
-            False,
+            "delta = 0.5 and -0.5",
             "Neither a straight line nor a parabola: it rises faster where the reference finds the token likelier, "
             "that is where delta is above 0.",
         ),
         (
-            f"delta drawn at random, shape {tuple(usual.shape)}",
+            "value",
             usual,
-            False,
+            f"delta drawn at random, shape {tuple(usual.shape)}",
             "One number for each token, none below 0. A number below 0 means that a term or a sign is missing.",
         ),
         (
-            "delta around -30: the policy far likelier",
+            "value",
             far,
-            False,
+            "delta around -30: the policy far likelier",
             "Here the exponential is gone, and -1 - delta is left.",
         ),
         (
-            "delta around ±0.0002, the value divided by delta² / 2, to one decimal",
+            "value",
+            distributions,
+            "a policy and a reference drawn at random, each of 6 tokens",
+            "delta is the reference's log-probability minus the policy's, a number for each token.",
+        ),
+        (
+            "gradient",
+            distributions,
+            "the gradient by delta, for two such distributions",
+            "It is what trains the policy: below 0 where the policy finds the token likelier, above 0 where the "
+            "reference does. 0 everywhere means that something was detached, or made into a plain number.",
+        ),
+        (
+            "multiple",
             small,
-            True,
+            "delta around ±0.0002, the value divided by delta² / 2, to one decimal",
             "Near 0 the value is about delta² / 2, a few billionths. exp(delta) is stored next to 1 in fp32, in steps "
             "of 1.2e-7, so that subtracting 1 afterwards leaves rounding alone. torch has one function for both.",
         ),
     ]
-    return [
-        Case(
-            what,
-            {"delta": delta, "as_multiple": multiple},
-            torch.ones_like(delta) if multiple else kl.k3(delta),
-            why,
-        )
-        for what, delta, multiple, why in rows
-    ]
+    return [Case(what, {"delta": delta, "look": look}, _k3(look, delta), why) for look, delta, what, why in rows]
 
 
 # The expected gradient -----------------------------------------------------------------------------------------------
-
-
-def _gradient_probe(function: Callable[..., Any], inputs: Mapping[str, Any]) -> Any:
-    theta = inputs["theta"].clone().requires_grad_()
-    return function(theta, inputs["log_ref"], kl.ESTIMATORS[inputs["estimator"]])
 
 
 def _closed_form(estimator: str, log_p: Tensor, log_q: Tensor) -> Tensor:
@@ -136,15 +146,6 @@ def _judge_pulls(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
 # An estimator that keeps pulling -------------------------------------------------------------------------------------
 
 
-def _slope_probe(function: Callable[..., Any], inputs: Mapping[str, Any]) -> Any:
-    delta = inputs["delta"].clone().requires_grad_()
-    found = function(delta)
-    if inputs["look"] == "value":
-        return found
-    (gradient,) = torch.autograd.grad(found.sum(), delta)
-    return gradient
-
-
 def _straight(delta: Tensor, limit: float = 5.0) -> Tensor:
     inside = delta.clamp(max=limit)
     return kl.k3(inside) + math.expm1(limit) * (delta - inside)
@@ -178,7 +179,7 @@ def _straight_cases(seed: int) -> Sequence[Case]:
         ),
     ]
     return [
-        Case(what, {"delta": delta, "look": look}, _slope_probe(_straight, {"delta": delta, "look": look}), why)
+        Case(what, {"delta": delta, "look": look}, by_delta(_straight, {"delta": delta, "look": look}), why)
         for look, delta, what, why in rows
     ]
 
@@ -214,8 +215,13 @@ def _beta_cases(seed: int) -> Sequence[Case]:
     ]
 
 
-K3 = Function("k3", _k3_cases, _k3_probe)
-EXPECTED_GRADIENT = Function("expected_gradient", _gradient_cases, _gradient_probe)
+K3 = Function("k3", _k3_cases, by_delta, (elementwise("delta"),))
+EXPECTED_GRADIENT = Function(
+    "expected_gradient",
+    _gradient_cases,
+    by_estimator,
+    (permuted("theta", "log_ref"), shifted("theta")),  # a softmax does not see what is added to all logits
+)
 MATCHES = Values(tuple(PULLS), _judge_pulls)
-STRAIGHT = Function("straight", _straight_cases, _slope_probe)
-NEXT_BETA = Function("next_beta", _beta_cases)
+STRAIGHT = Function("straight", _straight_cases, by_delta, (elementwise("delta"),))
+NEXT_BETA = Function("next_beta", _beta_cases, relations=(scaled("kl", "target"), scaled("beta", power=1)))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from types import SimpleNamespace
+import random
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from grpo_lab import seeds
 from grpo_lab.grading.exercises import Case, Function
+from grpo_lab.grading.probes import updates_made
+from grpo_lab.grading.relations import changed, padded, permuted, repeated, shifted
 
 
 def _generator(seed: int) -> torch.Generator:
@@ -17,33 +20,6 @@ def _generator(seed: int) -> torch.Generator:
 
 
 # One update from many micro-batches ----------------------------------------------------------------------------------
-
-
-class _Watched(torch.optim.SGD):
-    """Plain gradient descent that keeps the gradient of each update it is asked for."""
-
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__([weight], lr=0.1)
-        self.weight, self.seen = weight, list[Tensor]()
-
-    def step(self, closure: Any = None) -> None:
-        gradient = self.weight.grad
-        self.seen.append(torch.zeros_like(self.weight) if gradient is None else gradient.clone())
-        super().step(closure)
-
-
-def _update_probe(function: Callable[..., Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Hands the batch over in micro-batches and reports the updates that were made of it."""
-    weight = inputs["weight"].clone().requires_grad_()
-    weight.grad = torch.full_like(weight, 7.0)  # left over from the update before
-    sizes = inputs["sizes"].tolist()
-    parts = [
-        SimpleNamespace(x=x, mask=mask)
-        for x, mask in zip(inputs["x"].split(sizes), inputs["mask"].split(sizes), strict=True)
-    ]
-    optimizer = _Watched(weight)
-    function(parts, lambda part: (part.x @ weight).square(), optimizer)
-    return {"updates": len(optimizer.seen), "gradient of the last one": (optimizer.seen or [torch.zeros(3)])[-1]}
 
 
 def _whole_batch(inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,17 +47,35 @@ def _update_cases(seed: int) -> Sequence[Case]:
         ),
         ([12], [[4, 1]] * 6, "one micro-batch", "With one part there is nothing to add up, and yet it must come out."),
     ]
+    if seed:
+        sizes = torch.randint(1, 5, (4,), generator=generator).tolist()
+        lengths = torch.randint(1, 5, (sum(sizes),), generator=generator).tolist()
+        rows.append((sizes, [lengths], f"micro-batches of {sizes} completions", "Every trained token counts the same."))
     cases = []
     for sizes, lengths, what, why in rows:
         mask = torch.arange(4) < torch.tensor(lengths).flatten()[:, None]
         inputs = {
             "weight": torch.randn(3, generator=generator),
-            "x": torch.randn(12, 4, 3, generator=generator),
+            "x": torch.randn(sum(sizes), 4, 3, generator=generator),
             "mask": mask,
             "sizes": torch.tensor(sizes),
         }
         cases.append(Case(what, inputs, _whole_batch(inputs), why))
     return cases
+
+
+def _other_parts(case: Case, draw: random.Random) -> Case:
+    """The same batch in other micro-batches: accumulation equals one batch, so it equals every other accumulation."""
+    count = len(case.inputs["x"])
+    ends = sorted(draw.sample(range(1, count), k=draw.randint(1, min(4, count - 1))))
+    sizes = [end - start for start, end in zip([0, *ends], [*ends, count], strict=True)]
+    return changed(case, f"in parts of {sizes}", case.expected, sizes=torch.tensor(sizes))
+
+
+def _twice_the_batch(case: Case, draw: random.Random) -> Case:
+    """Every micro-batch once more leaves the mean as it is."""
+    inputs = {name: torch.cat([case.inputs[name]] * 2) for name in ("x", "mask", "sizes")}
+    return changed(case, "the whole batch twice", case.expected, **inputs)
 
 
 # The mask ------------------------------------------------------------------------------------------------------------
@@ -119,7 +113,34 @@ def _mask_cases(seed: int) -> Sequence[Case]:
             "What stands behind the first end token was not sampled, whatever it is.",
         ),
     ]
+    if seed:
+        rows += [(_drawn(seed, number), "ends drawn at random", "The first end token decides.") for number in range(4)]
     return [Case(what, {"tokens": tokens, "end": END}, _by_position(tokens, END), why) for tokens, what, why in rows]
+
+
+def _drawn(seed: int, number: int) -> Tensor:
+    """Completions of which about two in three end, at any place, with anything behind it."""
+    generator = torch.Generator().manual_seed(seeds.derive(seed, number, "completion_mask"))
+    rows, width = torch.randint(3, 8, (2,), generator=generator).tolist()
+    tokens = torch.randint(1, 8, (rows, width), generator=generator)
+    ended = torch.rand(rows, width, generator=generator) < 1 / width
+    return tokens.masked_fill(ended, END)
+
+
+def _other_ids(case: Case, draw: random.Random) -> Case:
+    """Which id ends a completion is a number like any other."""
+    more = draw.choice((1, 50, 247))
+    inputs = {"tokens": case.inputs["tokens"] + more, "end": case.inputs["end"] + more}
+    return changed(case, f"the end token is {inputs['end']}", case.expected, **inputs)
+
+
+def _wider(case: Case, draw: random.Random) -> Case:
+    """One column more: sampled where nothing has ended yet, padding where something has, whatever it holds."""
+    tokens = case.inputs["tokens"]
+    ended = (tokens == case.inputs["end"]).any(dim=1, keepdim=True)
+    column = torch.full_like(tokens[:, :1], 5)
+    expected = torch.cat([case.expected, ~ended], dim=1)
+    return changed(case, "one more column", expected, tokens=torch.cat([tokens, column], dim=1))
 
 
 # The sampler mismatch ------------------------------------------------------------------------------------------------
@@ -161,6 +182,12 @@ def _mismatch_cases(seed: int) -> Sequence[Case]:
 def _mismatch(old: Tensor, sampled: Tensor, mask: Tensor) -> tuple[float, float]:
     gaps = (old - sampled)[mask].abs()
     return float(gaps.mean()), float(gaps.max())
+
+
+def _swapped(case: Case, draw: random.Random) -> Case:
+    """A distance is the same from either end."""
+    old, sampled = case.inputs["old_logprobs"], case.inputs["sampling_logprobs"]
+    return changed(case, "sampler and trainer swapped", case.expected, old_logprobs=sampled, sampling_logprobs=old)
 
 
 # Which failure -------------------------------------------------------------------------------------------------------
@@ -223,7 +250,35 @@ def _which_cases(seed: int) -> Sequence[Case]:
     ]
 
 
-ONE_UPDATE = Function("one_update", _update_cases, _update_probe)
-MASK = Function("completion_mask", _mask_cases)
-MISMATCHES = Function("mismatch", _mismatch_cases)
-WHICH = Function("which", _which_cases)
+def _longer_record(case: Case, draw: random.Random) -> Case:
+    """A record holds more than these metrics, in any order."""
+    record = {**case.inputs["record"], "reward": draw.random(), "entropy": draw.random(), "loss": 0.0}
+    names = draw.sample(sorted(record), len(record))
+    return changed(case, "with more metrics", case.expected, record={name: record[name] for name in names})
+
+
+ONE_UPDATE = Function(
+    "one_update",
+    _update_cases,
+    updates_made,
+    (_other_parts, _twice_the_batch, permuted("x", "mask", result=False), permuted("x", "mask", dim=1, result=False)),
+)
+MASK = Function(
+    "completion_mask",
+    _mask_cases,
+    relations=(permuted("tokens"), repeated("tokens"), _other_ids, _wider),
+)
+_FIELDS = ("old_logprobs", "sampling_logprobs")
+MISMATCHES = Function(
+    "mismatch",
+    _mismatch_cases,
+    relations=(
+        permuted(*_FIELDS, "mask"),
+        permuted(*_FIELDS, "mask", dim=1),
+        repeated(*_FIELDS, "mask"),
+        padded(mask="mask", old_logprobs=-90.0, sampling_logprobs=-1.0),
+        shifted(*_FIELDS),
+        _swapped,
+    ),
+)
+WHICH = Function("which", _which_cases, relations=(_longer_record,))
