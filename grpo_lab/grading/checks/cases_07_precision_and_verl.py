@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import random
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,9 +14,10 @@ from grpo_lab import seeds
 from grpo_lab.batch import Batch
 from grpo_lab.config import Config, Switches
 from grpo_lab.events import Stepped
-from grpo_lab.grading.checks.batches import value_or_gradient
 from grpo_lab.grading.comparing import shown
 from grpo_lab.grading.exercises import Case, Finding, Function, Values
+from grpo_lab.grading.probes import as_floats, ratio_in_a_batch
+from grpo_lab.grading.relations import changed, padded, permuted, repeated, scaled, shifted
 from grpo_lab.grading.trials import HERE, guards_of
 from grpo_lab.scenarios import scenario
 from grpo_lab.trainer import train
@@ -30,9 +32,11 @@ def _generator(seed: int) -> torch.Generator:
 
 def _largest_cases(seed: int) -> Sequence[Case]:
     why = "e^x overflows where it passes the largest number of the dtype, which torch.finfo knows. Solve for x."
+    names = ["float16", "float32", "bfloat16", "float64"]
+    if seed:
+        names += ["float8_e4m3fn", "float8_e5m2"]  # for who knows four numbers and no rule
     return [
-        Case(f"dtype '{name}'", {"dtype": name}, math.log(torch.finfo(getattr(torch, name)).max), why)
-        for name in ("float16", "float32", "bfloat16", "float64")
+        Case(f"dtype '{name}'", {"dtype": name}, math.log(torch.finfo(getattr(torch, name)).max), why) for name in names
     ]
 
 
@@ -54,15 +58,9 @@ def _true_scales(overflowed: str, scale: float, interval: int) -> list[float]:
     return scales
 
 
-def _scales_probe(function: Callable[..., Any], inputs: Mapping[str, Any]) -> Any:
-    """The scales as a list of float, whatever kind of number they are."""
-    found = function(**inputs)
-    return [float(scale) for scale in found] if isinstance(found, Iterable) else found
-
-
 def _scales_cases(seed: int) -> Sequence[Case]:
     generator = _generator(seed)
-    marks = torch.randint(4, (14,), generator=generator).tolist()
+    drawn = [_marks(generator) for _ in range(4 if seed else 1)]
     rows = [
         ("x", 65536.0, 3, "An update with inf gradients is left out, and the scale is halved for the next one."),
         ("..", 1024.0, 3, "Two good updates, and three in a row are needed before the scale may grow."),
@@ -70,7 +68,7 @@ def _scales_cases(seed: int) -> Sequence[Case]:
         ("..x..", 1024.0, 3, "An overflow begins the count again: good updates must follow each other."),
         ("...x...", 8.0, 3, "Up by two, down by two, up by two."),
         ("xxxx", 65536.0, 2, "Each overflow halves it again."),
-        ("".join("x" if mark == 0 else "." for mark in marks), 4096.0, 2, "All of it together, at random."),
+        *((marks, 4096.0, 2 + number, "All of it together, at random.") for number, marks in enumerate(drawn)),
     ]
     return [
         Case(
@@ -83,12 +81,17 @@ def _scales_cases(seed: int) -> Sequence[Case]:
     ]
 
 
+def _marks(generator: torch.Generator) -> str:
+    return "".join("x" if mark == 0 else "." for mark in torch.randint(4, (14,), generator=generator).tolist())
+
+
+def _one_overflow_before(case: Case, draw: random.Random) -> Case:
+    """From twice the scale an overflow leads to where the case begins, with no good update counted."""
+    inputs = {"overflowed": f"x{case.inputs['overflowed']}", "scale": 2 * case.inputs["scale"]}
+    return changed(case, "an overflow before, at twice the scale", [case.inputs["scale"], *case.expected], **inputs)
+
+
 # A log-ratio without NaN ---------------------------------------------------------------------------------------------
-
-
-def _masked_probe(function: Callable[..., Any], inputs: Mapping[str, Any]) -> Any:
-    """The log-ratio, or the gradient of the ratios' sum by `logprobs`, through exp."""
-    return value_or_gradient(function, inputs, of=lambda log_ratio: log_ratio.exp().sum())
 
 
 def _masked(logprobs: Tensor, batch: Batch) -> Tensor:
@@ -138,7 +141,7 @@ def _masked_cases(seed: int) -> Sequence[Case]:
     cases = []
     for which, look, what, why in _MASKED_CASES:
         inputs = {**damaged[which], "look": look}
-        cases.append(Case(what, inputs, _masked_probe(_masked, inputs).detach(), why))
+        cases.append(Case(what, inputs, ratio_in_a_batch(_masked, inputs), why))
     return cases
 
 
@@ -234,8 +237,21 @@ def _judge_cures(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
         yield Finding(said == true, f"{letter}: {override}", got, "as measured", "" if said == true else _WHYS[letter])
 
 
-LARGEST = Function("largest_log_ratio", _largest_cases)
-SCALES = Function("scales", _scales_cases, _scales_probe)
-MASKED = Function("log_ratio", _masked_cases, _masked_probe)
+LARGEST = Function("largest_log_ratio", _largest_cases)  # a name goes in: there is nothing to permute, pad or scale
+SCALES = Function("scales", _scales_cases, as_floats, (scaled("scale", power=1), _one_overflow_before))
+_FIELDS = ("logprobs", "old_logprobs", "completion_mask")
+MASKED = Function(
+    "log_ratio",
+    _masked_cases,
+    ratio_in_a_batch,
+    (
+        permuted(*_FIELDS),
+        permuted(*_FIELDS, dim=1),
+        repeated(*_FIELDS),
+        padded(mask="completion_mask", logprobs=math.nan, old_logprobs=-1.0),
+        padded(mask="completion_mask", logprobs=-1.0, old_logprobs=-300.0),
+        shifted("logprobs", "old_logprobs"),
+    ),
+)
 REMEDY = Values(("guards",), _judge_guards)
 CURES = Values(("cures",), _judge_cures)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+import random
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from grpo_lab import kl, losses
-from grpo_lab.grading.exercises import Case
+from grpo_lab.grading.exercises import Case, Function
+from grpo_lab.grading.probes import gradients_left, updates_in_turn, value_and_gradient
+from grpo_lab.grading.relations import changed, padded, permuted, reordered, scaled, shifted
 
 
 class Batch(dict[str, Any]):
@@ -35,14 +39,6 @@ def objective(logprobs: Tensor, old_logprobs: Tensor, ref_logprobs: Tensor, adva
     delta = (ref_logprobs - logprobs).masked_fill(~inside, 0.0).clamp(-10, 10)
     per_token = losses.clipped_surrogate(log_ratio, advantages, 0.2) + 0.05 * kl.k3(delta)
     return losses.aggregate(per_token, inside)
-
-
-def value_and_gradient(function: Callable[..., Tensor], inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The number and what it hands back to the log-probabilities."""
-    logprobs = inputs["logprobs"].clone().requires_grad_()
-    value = function(**{**inputs, "logprobs": logprobs})
-    value.backward()
-    return {"loss": value.item(), "gradient": logprobs.grad}
 
 
 def objective_cases(seed: int) -> Sequence[Case]:
@@ -72,22 +68,20 @@ def objective_cases(seed: int) -> Sequence[Case]:
 
 
 def _objective_case(what: str, inputs: Batch, why: str) -> Case:
-    return Case(what, inputs, value_and_gradient(objective, inputs), why)
+    return Case(what, dict(inputs), value_and_gradient(objective, inputs), why)
 
 
-def set_and_look(function: Callable[..., Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Calls it once a micro-batch; the gradients it leaves, and those it was given, which are not its to change."""
-    parameters = [torch.nn.Parameter(torch.zeros_like(g)) for g in inputs["micro_batches"][0]]
-    for gradients in inputs["micro_batches"]:
-        function(parameters, gradients)
-    given = [gradient for gradients in inputs["micro_batches"] for gradient in gradients]
-    return {"left in .grad": [p.grad for p in parameters], "given": given}
+def _batch_twice(case: Case, draw: random.Random) -> Case:
+    """Every completion twice: the same mean, of which each completion is half as large a part."""
+    inputs = {name: torch.cat([value] * 2) for name, value in case.inputs.items()}
+    expected = {**case.expected, "gradient": torch.cat([case.expected["gradient"] / 2] * 2)}
+    return changed(case, "every completion twice", expected, **inputs)
 
 
 def gradient_cases(seed: int) -> Sequence[Case]:
     """One, two and three micro-batches of gradients for two parameters."""
     generator = torch.Generator().manual_seed(seed)
-    cases = []
+    cases = list[Case]()
     for count, what in ((1, "one micro-batch"), (2, "two micro-batches"), (3, "three micro-batches")):
         given = [[torch.randn(2, 2, generator=generator), torch.randn(3, generator=generator)] for _ in range(count)]
         expected = {
@@ -99,25 +93,11 @@ def gradient_cases(seed: int) -> Sequence[Case]:
     return cases
 
 
-class CountingAdamW(torch.optim.AdamW):
-    """AdamW that counts its steps."""
-
-    steps = 0
-
-    def step(self, *arguments: Any, **options: Any) -> Any:
-        self.steps += 1
-        return super().step(*arguments, **options)
-
-
-def two_updates(function: Callable[..., Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Calls `update` once for each batch, on one linear model and one AdamW, whose moments the first one fills."""
-    weight = torch.nn.Parameter(inputs["weight"].clone())
-    optimizer = CountingAdamW([weight], lr=0.1, weight_decay=0.0)
-    norms = []
-    for batch in inputs["batches"]:
-        micro_batches = [lambda x=x: (x @ weight).sum() for x in batch]
-        norms.append(function([weight], optimizer, micro_batches))
-    return {"weight": weight.detach(), "norms": norms, "optimizer steps": optimizer.steps}
+def _reversed(case: Case, draw: random.Random) -> Case:
+    """The last micro-batch first: the sum is the same."""
+    order = case.inputs["micro_batches"][::-1]
+    given = [gradient for gradients in order for gradient in gradients]
+    return changed(case, "the last one first", {**case.expected, "given": given}, micro_batches=order)
 
 
 def update(parameters: list[Any], optimizer: Any, losses: list[Callable[[], Tensor]], max_norm: float = 1.0) -> float:
@@ -152,4 +132,41 @@ def update_cases(seed: int) -> Sequence[Case]:
         ("a healthy batch, then one with NaN", [batch(), broken], why[2]),
     )
     given = [(what, {"weight": weight, "batches": both}, reason) for what, both, reason in batches]
-    return [Case(what, inputs, two_updates(update, inputs), reason) for what, inputs, reason in given]
+    return [Case(what, inputs, updates_in_turn(update, inputs), reason) for what, inputs, reason in given]
+
+
+def _micro_batches_moved(case: Case, draw: random.Random) -> Case:
+    """Which micro-batch comes first makes no difference."""
+    batches = [[batch[place] for place in reordered(len(batch), draw)] for batch in case.inputs["batches"]]
+    return changed(case, "micro-batches in another order", case.expected, batches=batches)
+
+
+def _split(case: Case, draw: random.Random) -> Case:
+    """Every micro-batch in two: each has half of the rows, and twice the loss, so that the mean stays."""
+    batches = [[2 * half for x in batch for half in x.split(1)] for batch in case.inputs["batches"]]
+    return changed(case, "each micro-batch in two", case.expected, batches=batches)
+
+
+def _weights_moved(case: Case, draw: random.Random) -> Case:
+    """The weights in another order, and the inputs that they are multiplied by."""
+    order = reordered(len(case.inputs["weight"]), draw)
+    batches = [[x[:, order] for x in batch] for batch in case.inputs["batches"]]
+    expected = {**case.expected, "weight": case.expected["weight"][order]}
+    return changed(case, "weights in another order", expected, weight=case.inputs["weight"][order], batches=batches)
+
+
+_FIELDS = ("logprobs", "old_logprobs", "ref_logprobs")
+OBJECTIVE = Function(
+    "objective",
+    objective_cases,
+    value_and_gradient,
+    (
+        permuted(*_FIELDS, "advantages", "mask"),
+        permuted(*_FIELDS, "mask", dim=1),
+        padded(mask="mask", logprobs=math.nan, old_logprobs=-math.inf, ref_logprobs=-1.0),
+        shifted(*_FIELDS),
+        _batch_twice,
+    ),
+)
+SET_GRADIENTS = Function("set_gradients", gradient_cases, gradients_left, (_reversed, scaled("micro_batches", power=1)))
+UPDATE = Function("update", update_cases, updates_in_turn, (_micro_batches_moved, _split, _weights_moved))

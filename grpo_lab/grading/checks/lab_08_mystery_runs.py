@@ -11,7 +11,7 @@ from grpo_lab.events import Stepped
 from grpo_lab.grading import mysteries, trials
 from grpo_lab.grading.checks import cases_08_mystery_runs as repairs
 from grpo_lab.grading.comparing import shown
-from grpo_lab.grading.exercises import Exercise, Finding, Function, LabPage, Question, Values
+from grpo_lab.grading.exercises import Exercise, Finding, LabPage, Question, Values
 from grpo_lab.scenarios import preset
 
 NAMES = tuple(sorted((*mysteries.CAUSES, *mysteries.DECOYS)))
@@ -149,7 +149,7 @@ EXERCISES = (
             "`per_token = -torch.min(...) + 0.05 * (torch.expm1(delta) - delta)`, and at the end "
             "`(per_token * mask).sum() / mask.sum()`.",
         ),
-        check=Function("objective", repairs.objective_cases, repairs.value_and_gradient),
+        check=repairs.OBJECTIVE,
     ),
     Exercise(
         name="gradients",
@@ -163,7 +163,7 @@ EXERCISES = (
             "`copy_` replaces what is there; its neighbour in the documents' repair adds to it.",
             "`p.grad = g.clone()` the first time, `p.grad.add_(g)` every other time.",
         ),
-        check=Function("set_gradients", repairs.gradient_cases, repairs.set_and_look),
+        check=repairs.SET_GRADIENTS,
     ),
     Exercise(
         name="update",
@@ -178,7 +178,7 @@ EXERCISES = (
             "`norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)` returns the norm before clipping; "
             "`if norm.isfinite(): optimizer.step()`.",
         ),
-        check=Function("update", repairs.update_cases, repairs.two_updates),
+        check=repairs.UPDATE,
     ),
     Exercise(
         name="stable",
