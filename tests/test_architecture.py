@@ -15,7 +15,7 @@ FLOORS = {
     2: "batch interventions probes guards faults rewards tasks recorder",
     3: "half_precision models model_building model_fetching rollouts snapshots",
     4: "measures learner trainer",
-    5: "session folder controls warm worker chain crashes environment reproduction recordings logs diagnosis matrix"
+    5: "session folder controls fanout warm worker chain crashes environment reproduction recordings logs diagnosis matrix"
     " grading",
     6: "cli console reproduce series dashboard plots pages widgets labs __init__ __main__",
 }

@@ -6,16 +6,14 @@ import queue
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
-from joblib import Parallel, delayed
-
-from grpo_lab.controls import Child, ctrl_c
+from grpo_lab.controls import Child
 from grpo_lab.errors import GrpoLabError
 from grpo_lab.events import Ended
+from grpo_lab.fanout import side_by_side
 from grpo_lab.folder import next_free
 from grpo_lab.matrix.cells import Cell
 from grpo_lab.matrix.results import Journal, Result, measure
@@ -110,28 +108,11 @@ def run_all(
     Ctrl-C lets the running cells come to their end and starts no other; a second one ends them at once. Whether all
     are finished now.
     """
-    stopping = threading.Event()
     todo = {cell.key: cell for cell in cells if not journal.has(cell)}
-
-    # A single job of joblib's would run in the main thread, where a session hears Ctrl-C itself.
-    gate, threads = threading.Semaphore(jobs), max(2, jobs)
-
-    def run(cell: Cell) -> Result | None:
-        with gate:
-            return None if stopping.is_set() else pool.run(cell)
-
-    one_by_one: Any = 1  # joblib's annotation knows "auto" alone
-    parallel = Parallel(n_jobs=threads, backend="threading", batch_size=one_by_one, return_as="generator_unordered")
     finished = 0
-    try:
-        with ctrl_c(stopping.set, stopping):
-            results: Iterable[Result | None] = parallel(delayed(run)(cell) for cell in todo.values())
-            for result in filter(None, results):
-                journal.add(result)
-                tell(result)
-                finished += 1
-    except BaseException:
-        stopping.set()
-        pool.stop()
-        raise
+    with closing(side_by_side(list(todo.values()), pool.run, jobs, pool.stop)) as results:
+        for result in results:
+            journal.add(result)
+            tell(result)
+            finished += 1
     return finished == len(todo)
