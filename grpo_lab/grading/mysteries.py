@@ -1,7 +1,7 @@
 """Anonymous runs to be diagnosed: recorded, stripped of all that a log would not show, in an order that a seed decides.
 
 The eight that ship are those of seed 0, and whoever can run Python can ask for their key: they are for oneself. For a
-grade, make others: `make("somewhere", seed=731)`, and keep `key(731)`.
+grade, `make` others with a seed that is yours alone, and judge within `of_seed`. docs/labs.md tells how.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ import json
 import random
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +53,35 @@ def key(seed: int = SHIPPED) -> dict[int, str]:
     order = list(CAUSES)
     random.Random(seeds.derive(seed, 0, "mysteries")).shuffle(order)
     return dict(enumerate(order, start=1))
+
+
+_ASKED_ABOUT: ContextVar[int | None] = ContextVar("mysteries", default=None)
+
+
+@contextmanager
+def of_seed(seed: int) -> Iterator[None]:
+    """Within it, lists are judged by the key of this seed. Whoever grades says which, also where it is SHIPPED.
+
+    >>> with of_seed(731):
+    ...     key_in_force() == key(731)
+    True
+    """
+    token = _ASKED_ABOUT.set(seed)
+    try:
+        yield
+    finally:
+        _ASKED_ABOUT.reset(token)
+
+
+def key_in_force() -> dict[int, str] | None:
+    """The key to judge by, or None where nobody said which and there are other runs than those that ship.
+
+    A learner to whom others were given has them beside the notebook; their key has the instructor.
+    """
+    seed = _ASKED_ABOUT.get()
+    if seed is None and Path(name(1)).exists():  # what `recordings.find` takes first
+        return None
+    return key(SHIPPED if seed is None else seed)
 
 
 def name(number: int) -> str:

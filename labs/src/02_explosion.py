@@ -17,8 +17,8 @@
 # $d$ = reference log-probability − policy log-probability.
 
 # %% [markdown] tags=["instructor"]
-# **Plan, 40 minutes.** Recording and prediction 5 · run and trace 8 · `gradient` and `reported` 10 · `culprit` 8 ·
-# `log_ratio` and `bounded` with their A/B 9. Leave "clip" and "what if" for those who are early.
+# **Plan, 45 minutes.** Recording and prediction 5 · run and trace 8 · `gradient` and `reported` 10 · `culprit` 8 ·
+# `log_ratio` and `bounded` with their A/B 9 · clip and `in_words` 5. Leave "what if" for those who are early.
 #
 # **Say.** "Nobody typed a wrong number. The loss is PPO's, every formula is in a paper, and the norm is a hundred million."
 #
@@ -340,6 +340,31 @@ pd.DataFrame({clip: records[columns].max() for clip, records in clipped.items()}
 # token chose.
 #
 # </details>
+
+# %% [markdown]
+# A colleague's run shows a norm of 60,000, with the reference in the ratio's denominator as in the report. They write: "I
+# have set `max_grad_norm` to 0.05, that should do." Answer them in three to five sentences: why it will not, and what to change
+# instead, and why.
+
+# %%
+# %%exercise in_words
+# A text in quotes; several lines in parentheses, or between three quotes.
+# BEGIN SOLUTION
+answer = (
+    "The clip scales the whole gradient by one factor, and AdamW divides by the gradient's own recent size, so that the "
+    "factor cancels: the step stays as long as before and goes where one token points. Nor does it undo a NaN. The ratio "
+    "is to correct for the updates since the batch was sampled, so its denominator is the policy that sampled it: then it "
+    "is 1 at the first update. Against the reference it contains all that was ever learned, grows with training, and for "
+    "A < 0 min leaves it unbounded. The KL has to be measured from the reference, and has an exp of its own: bound the "
+    "difference before exp. And then look whether the rate lets it learn."
+)
+# END SOLUTION
+
+# %% [markdown] tags=["instructor"]
+# **Marking,** 2 points. *Full:* a common factor cancels in AdamW (or: the clip keeps the direction, and the direction is what is
+# wrong); the ratio corrects for updates since sampling, so that policy belongs in the denominator; the other exp, of the KL, has to be
+# bounded before exp. *Half (1):* two of the three; or all three as commands without a reason. *None:* "a smaller clip", "a
+# smaller rate", "clipping makes gradients vanish".
 
 # %% [markdown]
 # ## 10. What if

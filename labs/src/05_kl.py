@@ -13,7 +13,7 @@
 
 # %% [markdown] tags=["instructor"]
 # **Minutes.** Recording and report 4, prediction and run 6, k3 6, expected gradients and matching 13, live comparison 4,
-# overflow 7, adaptive beta 5. The gradients are the hard part: give them time, and let pairs work.
+# overflow 7, adaptive beta 5, review 5. The gradients are the hard part: give them time, and let pairs work.
 #
 # **Say.** "When a metric improves because its formula changed, nothing has improved." Write KL 0.318 → 0.035 on the
 # board and ask what follows. Nothing does; come back to it after the first run.
@@ -319,6 +319,32 @@ panel.session.records[["kl", "kl/exact", "reward"]].tail(5).mean().round(3)
 # **What comes out** (one seed). With k3 at the high rate: logged KL 2.8, exact 2.4 in the last steps, reward 0.01. The
 # number is honest and the policy is gone: beta is 0.02, and no estimator makes up for a learning rate. At a tenth of the
 # rate: exact KL 0.2, reward 0.4. Say plainly that the estimator was not the disease; it was the thermometer.
+
+# %% [markdown]
+# Back to the report of the beginning: `kl = delta.clamp(0, 10)` in place of k3, logged KL from 0.318 to 0.035, case closed.
+# That change is now on your desk for review. Write the comment in three to six sentences: why does the number fall, what does it
+# hide, what has the penalty lost, and which numbers do you want to see before you agree?
+
+# %%
+# %%exercise review
+# A text in quotes; several lines in parentheses, or between three quotes.
+# BEGIN SOLUTION
+answer = (
+    "The KL that is logged fell because its formula changed; about the policy it says nothing. Tokens are sampled from "
+    "the policy, which is as a rule the likelier of the two: there delta is below 0 and the clamp gives 0, however far "
+    "apart the two are. So it hides drift and collapse, which k3 shows. The penalty is weaker, too: where the clamp "
+    "holds, on either side, there is no gradient, so that most tokens, and the one that went furthest, are not pulled "
+    "back. Please log the exact KL over the vocabulary, or at least k1 and k3, before and after, beside held-out reward "
+    "and some samples. If k3 overflows, bound delta before exp or go on in a straight line; if the policy drifts, lower "
+    "the rate or raise beta."
+)
+# END SOLUTION
+
+# %% [markdown] tags=["instructor"]
+# **Marking,** 2 points. *Full:* another formula, not another policy; why it is 0 on most sampled tokens (the policy is
+# the likelier one, delta is below 0); no gradient where it is clamped; a measurement that would tell: the exact KL, or k1 and
+# k3 beside it, reward or samples. *Half (1):* says that the metric changed and how to see it, without why; or why, without a
+# measurement. *None:* "the KL is lower, so it works"; "k3 is biased"; "clamping is bad".
 
 # %% [markdown]
 # ## 7. Three questions to yourself

@@ -14,15 +14,16 @@
 # was in labs 1 to 7.
 
 # %% [markdown] tags=["instructor"]
-# **Plan, 50 minutes.** Eight runs by eye 10 (in pairs, with a list on paper) · with tools 8 · the broken trainer 20 · the
-# stable configuration 12. Who is short of time leaves out the second repair.
+# **Plan, 50 minutes.** Eight runs by eye 8 (in pairs, with a list on paper) · the tool 7 · with every tool 5 · the broken
+# trainer 16 · the stable configuration 10, and its defence 4. That is tight: who is short of time leaves out the second
+# repair, and takes the defence home.
 #
 # **Say.** "Nobody will tell you the name of the scenario in your next job either. What is the first question to ask a
 # log? *When was it still healthy?*"
 #
 # **Self-assessment.** The key of the runs that ship is a seed, and a learner who looks for it finds it:
-# `grpo_lab.grading.mysteries.key()`. For a grade make eight others, about ten seconds:
-# `mysteries.make("data/recordings", seed=731)` into a folder of your own, and keep `mysteries.key(731)`.
+# `grpo_lab.grading.mysteries.key()`. For a grade make eight others, with a seed that is yours alone, in about ten seconds:
+# docs/labs.md says how, and how the grader learns of it.
 #
 # **Learned by watching:** who begins with `gl.diagnose` learns to read its verdicts; who begins by eye learns to read runs.
 
@@ -78,7 +79,8 @@ pd.DataFrame(rows).T
 # | `gradient-lost` | the gradient is gone before the optimizer sees it |
 #
 # First by eye and without a tool. Your first list is locked in; it need not be right, and it is for you alone: whoever looks
-# for the key of these eight runs finds it. (For a grade there are eight others.)
+# for the key of these eight runs finds it. (For a grade there may be eight others. Put their folders beside this notebook,
+# and the cells above show them in place of these.)
 
 # %%
 # %%exercise by_hand
@@ -97,25 +99,86 @@ answer = {
 # END SOLUTION
 
 # %% [markdown]
-# ## 2. With every tool
+# ## 2. A tool of your own
 #
-# `gl.diagnose` reads metrics, as it would read the log of any trainer. `first_break()` reads the chain.
+# By eye one looks for what is large. What kills a run is what is not finite, and it begins in one place. For every link of
+# every update a run keeps a note: which share of the numbers is finite, and the largest magnitude. Here are the notes of a step
+# that kills a run, the recorded `zero-times-infinity`, from the log-ratio on:
 
 # %%
+from grpo_lab.events import Stepped
+
+def record(run):
+    """Per step its notes, as they came: (link, update, share that is finite, largest magnitude)."""
+    steps = [event for event in run.events if isinstance(event, Stepped)]
+    return [[(str(n.link), n.update, 1 - n.nonfinite / n.numel, n.magnitude) for n in s.links] for s in steps]
+
+for link, update, finite, largest in record(gl.Session.open(find("lecture-zero-times-infinity")))[1][10:]:
+    print(f"update {update}: {link:20} {finite:8.2%} finite, largest {largest:.3g}")
+
+# %% [markdown]
+# The ratio is infinite, and that is not the break: the loss of the same update is finite, because min took the other branch.
+# It comes back on the way backward. So this is what we mean. The **first break** of a run is the first step, and in it the first
+# note, whose share is below 1; and two kinds of notes are passed over:
+#
+# - a `ratio`, where the `loss` of the same update is finite: it was absorbed;
+# - `logits` whose largest magnitude is inf, and not NaN: there a filter took tokens out, and −inf is how it says so.
+#
+# Your function is asked about five short runs, trained just now with seeds of their own. The check takes a few seconds.
+
+# %%
+# %%exercise first_break
+import math
+
+def first_break(steps):
+    """(step, link) of the first break, as in (2, "loss"), or None. steps[0] holds the notes of step 0."""
+    # BEGIN SOLUTION
+    for step, notes in enumerate(steps):
+        finite_losses = {update for link, update, finite, _ in notes if link == "loss" and finite == 1}
+        for link, update, finite, largest in notes:
+            absorbed = link == "ratio" and update in finite_losses
+            filtered = link == "logits" and largest == math.inf
+            if finite < 1 and not absorbed and not filtered:
+                return step, link
+    return None
+    # END SOLUTION
+
+# %%
+own = lab.answer("first_break").first_break
+for number, run in runs.items():
+    print(f"mystery-{number}: {own(record(run))}")
+
+# %% [markdown] tags=["instructor"]
+# **Where it goes wrong.** *`largest > limit`*: the loud run that lives is named, and a NaN, which is not larger than anything, is
+# not. *The last link*, *"probabilities"*: that is where the crash was noticed. *Sorted links*: "clipped gradients" comes before
+# "gradients" in the alphabet only. *Only NaN*: a token that was filtered out has −inf. *Every loss of the step must be finite*:
+# with two updates a step, the second one's loss is NaN because the first update broke.
+#
+# **Ask.** "Two of the eight have a first break, and one of the eight is healthy. And the five between?" Their numbers are all
+# finite, and wrong. No search for NaN finds them.
+
+# %% [markdown]
+# ## 3. With every tool
+#
+# `gl.diagnose` reads metrics, as it would read the log of any trainer. `first_break()` reads the chain, as yours does.
+
+# %%
+verdicts = {number: gl.diagnose(run).verdict for number, run in runs.items()}
 for number, run in runs.items():
     broken = run.first_break()
-    print(f"mystery-{number}: {gl.diagnose(run).verdict:20} first break: {broken.link if broken else 'none'}")
+    print(f"mystery-{number}: {verdicts[number]:20} first break: {broken.link if broken else 'none'}")
 
 # %% [markdown]
 # Seven of the verdicts are names from the list. One is not: there the tool saw that something is lost, and that the curves
 # in this log do not say why. It says so itself, and what to look at next:
 
 # %%
-unsure = gl.diagnose(runs[8]).findings[0]
+number = next(number for number, verdict in verdicts.items() if verdict == "reward-collapse")
+unsure = gl.diagnose(runs[number]).findings[0]
 print(unsure.cause.title, unsure.cause.suspects, unsure.cause.tell_apart, sep="\n")
 
 # %%
-steps = [event for event in runs[8].events if hasattr(event, "samples")]
+steps = [event for event in runs[number].events if isinstance(event, Stepped)]
 for step in (steps[0], steps[-1]):
     print(f"step {step.step}: KL {step.metrics['kl']:.3f}, reward {step.metrics['reward']:.2f}")
     for prompt, completion, reward in step.samples:
@@ -147,7 +210,7 @@ answer = {
 # its range, the weights are.
 
 # %% [markdown]
-# ## 3. A broken trainer
+# ## 4. A broken trainer
 #
 # Forty lines of plain torch, put together from the reports. They hold the bugs that were found in them: a zero_grad in the
 # loop, a `copy_` for an `add_`, an import that shadows, a name that is no longer defined, and a few that raise nothing.
@@ -281,7 +344,7 @@ def update(parameters, optimizer, losses, max_norm=1.0):
 # missing `clone`; zero_grad and step in the loop, a guard that lets NaN through and steps on zeroed gradients, the import.
 
 # %% [markdown]
-# ## 4. The stable configuration
+# ## 5. The stable configuration
 #
 # The last task is the first sentence of TRAIN-001: make the reported configuration stable. It is preset `original`: the
 # ratio against the reference, a rate of 1e-5, and a clip of the norm as its only guard. Say what you change
@@ -335,7 +398,31 @@ final = await design.run()
 # The diamonds are 400 held-out sums, before and after. Where this was written they go from 0.30 to 0.44, no guard acts, and no
 # norm passes 10. (The reward of a batch is noisy, and higher, because it is sampled at 0.8.) Compare your choice with `gl.preset("stable")`, which came out of measuring 26 sets of guards on 23 failures.
 
+# %% [markdown]
+# A colleague is to run your configuration for a week, and asks what it is good for. Defend it in a few sentences: what does each
+# part stop, what does it take to learn, and what is it blind to?
+
+# %%
+# %%exercise defence
+# A text in quotes; several lines in parentheses, or between three quotes.
+# BEGIN SOLUTION
+answer = (
+    "The ratio compares with the policy that sampled: it is 1 before a batch's first update, and clipping means what it "
+    "should. The rate of 3e-4 fits a small model; at 1e-5 it survives and learns nothing. representable_epsilon: in "
+    "fp16 AdamW's eps rounds to 0, and one step at a healthy norm breaks the weights. clamp_log_ratio and clamp_kl bound "
+    "what goes into exp: a token 100 nats away costs its own gradient, not the batch. skip_nonfinite refuses what is "
+    "left, a NaN reward or gradient, before it reaches the weights. To learn, it takes denominator and rate; the guards "
+    "only keep it alive. All are blind to what is finite and wrong, a mask, a temperature, a rate ten times too high: "
+    "for these I watch the held-out reward, the exact KL and samples."
+)
+# END SOLUTION
+
 # %% [markdown] tags=["instructor"]
+# **Marking the defence,** 2 points. *Full:* for formula, rate and every guard the failure that it stops; that formula and
+# rate teach, and guards keep alive; one finite and wrong thing that no guard sees, and what would show it. *Half (1):* the
+# guards are right, and the blind spot is missing or empty ("it may still fail"); or it is there, and a guard is said to stop
+# what it does not. *None:* a list of names; "it is stable because it has guards".
+#
 # **Typical.** *The rate stays at 1e-5*: survives all, learns nothing. *1e-3*: the reward falls. *log_ratio stays at
 # reference*: it may learn for twelve steps, and the ratio, no longer 1, says what is wrong. *All guards*: clipping and safe
 # sampling change the healthy gradient. *No `representable_epsilon`*: dies in fp16, at a healthy norm.
@@ -343,7 +430,7 @@ final = await design.run()
 # **Say, to end the course.** "Right formulas first, a rate that fits, four guards that keep quiet, and eyes on the reward."
 
 # %% [markdown]
-# ## 5. What if
+# ## 6. What if
 #
 # 1. A rate of 3e-3. Which guard acts, and does it help the reward?
 # 2. `loss.num_iterations=4`: what does the largest ratio do, and how much is clipped?
@@ -360,7 +447,7 @@ await design.run()
 # without `skip_nonfinite` the run dies in the step after.
 
 # %% [markdown]
-# ## 6. Ask yourself
+# ## 7. Ask yourself
 
 # %%
 lab.questions()

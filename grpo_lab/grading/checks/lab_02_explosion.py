@@ -101,6 +101,23 @@ EXERCISES = (
         ),
         check=cases.BOUNDED,
     ),
+    Exercise(
+        "in_words",
+        "Why a harder clip will not do",
+        "text",
+        minutes=4,
+        difficulty=2,
+        points=2,
+        hints=(
+            "What does AdamW do with a factor that is common to all gradients of a step?",
+            "What is the ratio there to correct? From which policy did the batch come, and what is the ratio at the "
+            "first update?",
+            "A full answer names (1) why the step is as long as before and its direction still wrong, (2) which "
+            "policy belongs in the denominator, and what the ratio corrects, (3) the exp that is left, and where a "
+            "bound belongs.",
+        ),
+        check=judges.text(40),
+    ),
 )
 
 QUESTIONS = (
@@ -167,7 +184,7 @@ QUESTIONS = (
 LAB = LabPage(
     "02_explosion",
     "The explosion",
-    minutes=40,
+    minutes=45,
     difficulty=2,
     summary="You can make a gradient norm explode from a healthy start, name the token and the term that did it, and "
     "bound both.",

@@ -94,6 +94,22 @@ EXERCISES = (
         ),
         check=cases.NEXT_BETA,
     ),
+    Exercise(
+        "review",
+        "Review the fix",
+        "text",
+        minutes=5,
+        difficulty=2,
+        points=2,
+        hints=(
+            "What is the same before and after the change, and what is another? Think of policy, formula and tokens.",
+            "For most sampled tokens delta is below 0. What are the value and the gradient of `delta.clamp(0, 10)` "
+            "there? And beyond 10?",
+            "A full answer names (1) that the formula changed and the policy need not have, (2) why it is 0 on most "
+            "sampled tokens, (3) where the pull is gone, and (4) a measurement that would tell.",
+        ),
+        check=judges.text(40),
+    ),
 )
 
 QUESTIONS = (
@@ -152,7 +168,7 @@ QUESTIONS = (
 LAB = LabPage(
     "05_kl",
     "KL: the number and the pull",
-    minutes=45,
+    minutes=50,
     difficulty=2,
     summary="You can say what each KL estimator measures and pulls on, and when a falling KL metric means nothing.",
     exercises={exercise.name: exercise for exercise in EXERCISES},

@@ -8,10 +8,11 @@ from typing import Any
 
 from grpo_lab.config import Config
 from grpo_lab.events import Stepped
-from grpo_lab.grading import mysteries, trials
+from grpo_lab.grading import judges, mysteries, trials
+from grpo_lab.grading.checks import cases_08_first_break as chains
 from grpo_lab.grading.checks import cases_08_mystery_runs as repairs
 from grpo_lab.grading.comparing import shown
-from grpo_lab.grading.exercises import Exercise, Finding, LabPage, Question, Values
+from grpo_lab.grading.exercises import Exercise, Finding, Function, LabPage, Question, Values
 from grpo_lab.scenarios import preset
 
 NAMES = tuple(sorted((*mysteries.CAUSES, *mysteries.DECOYS)))
@@ -23,13 +24,13 @@ def by_hand(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
 
 
 def verdicts(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
-    """One finding a run, against the key of those that ship."""
-    answer = values["answer"]
+    """One finding a run, against the key of those that were asked about."""
+    answer, key = values["answer"], mysteries.key_in_force()
     form = _well_formed(answer)
-    if not form.right:
+    if not form.right or key is None:
         yield form
         return
-    for number, cause in mysteries.key().items():
+    for number, cause in key.items():
         why = _WHY.get((cause, answer[number])) or _LOOK[cause]
         right = answer[number] == cause
         yield Finding(right, mysteries.name(number), answer[number], "the cause", "" if right else why)
@@ -105,7 +106,7 @@ EXERCISES = (
         name="by_hand",
         title="Eight runs, by eye",
         kind="prediction",
-        minutes=9,
+        minutes=7,
         difficulty=2,
         points=1,
         hints=(
@@ -118,10 +119,28 @@ EXERCISES = (
         check=Values(("answer",), by_hand),
     ),
     Exercise(
+        name="first_break",
+        title="Which link broke first",
+        kind="code",
+        minutes=7,
+        difficulty=2,
+        points=4,
+        hints=(
+            "Large is not broken: a step may have a norm of 60,000 and every number in it be finite. Which of the "
+            "four parts of a note says whether all of it is?",
+            "Two loops, steps outside and notes inside, and a `return` at the first note whose share is below 1. "
+            "The notes come in the order of the chain, so sort nothing. What is left is to pass over the two exceptions.",
+            "Before the inner loop collect the updates whose loss is finite: `{update for link, update, finite, _ "
+            "in notes if link == 'loss' and finite == 1}`. A `ratio` in one of these is no break, nor are `logits` "
+            "with `largest == math.inf`.",
+        ),
+        check=Function("first_break", chains.cases),
+    ),
+    Exercise(
         name="verdicts",
         title="Eight runs, with every tool",
         kind="choice",
-        minutes=8,
+        minutes=5,
         difficulty=2,
         points=4,
         hints=(
@@ -138,7 +157,7 @@ EXERCISES = (
         name="objective",
         title="Repair the objective",
         kind="code",
-        minutes=8,
+        minutes=6,
         difficulty=3,
         points=3,
         hints=(
@@ -155,7 +174,7 @@ EXERCISES = (
         name="gradients",
         title="Repair the accumulation",
         kind="code",
-        minutes=4,
+        minutes=3,
         difficulty=1,
         points=2,
         hints=(
@@ -169,7 +188,7 @@ EXERCISES = (
         name="update",
         title="Repair the update",
         kind="code",
-        minutes=8,
+        minutes=6,
         difficulty=3,
         points=3,
         hints=(
@@ -184,7 +203,7 @@ EXERCISES = (
         name="stable",
         title="The stable configuration",
         kind="configuration",
-        minutes=12,
+        minutes=10,
         difficulty=3,
         points=6,
         hints=(
@@ -197,6 +216,23 @@ EXERCISES = (
             "guards are enough.",
         ),
         check=Values(("overrides", "guards"), stable),
+    ),
+    Exercise(
+        name="defence",
+        title="Defend your configuration",
+        kind="text",
+        minutes=4,
+        difficulty=2,
+        points=2,
+        hints=(
+            "One sentence a part: the denominator, the rate, each guard. Name the failure that comes back without it.",
+            "Keep two things apart: what makes it learn, and what lets it survive. A guard that never acted in your "
+            "runs is worth a sentence, too.",
+            "A full answer names (1) for formula, rate and every guard the failure that it stops, (2) which of "
+            "these it takes to learn, and (3) at least one finite and wrong thing that no guard sees, and what would "
+            "show it.",
+        ),
+        check=judges.text(40),
     ),
 )
 QUESTIONS = (

@@ -1,0 +1,115 @@
+"""What `first_break` of lab 8 is asked: the records of short runs that are trained for the purpose.
+
+The right answer is that of `grpo_lab.chain`, which learners are told in other words: the first step, and in it the
+first note, of which a part is not finite, but for a ratio whose loss is finite and for logits that only filter.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from grpo_lab import chain, seeds
+from grpo_lab.events import Event, Stepped
+from grpo_lab.grading import trials
+from grpo_lab.grading.exercises import Case
+from grpo_lab.scenarios import preset, scenario
+
+Note = tuple[str, int, float, float]
+"""Link, update, the share of its elements that are finite, the largest magnitude."""
+
+
+HEALTHY = "plain"
+"""The preset in which nothing is wrong."""
+
+
+class Recipe(NamedTuple):
+    """A kind of run, and what there is to learn from a wrong answer about it."""
+
+    name: str
+    """A scenario's, or HEALTHY."""
+    overrides: tuple[str, ...]
+    why: str
+    harmed_at: str = ""
+    """The setting that says in which step it is harmed; the seed chooses one."""
+
+
+_FIRST = (
+    "Go through the notes in the order in which they came, and stop at the first; all that follows only inherits it."
+)
+_BEHIND = (
+    "The last link before the crash is where it was noticed, not where it began. " + _FIRST + " And NaN > limit is "
+    "False for every limit: ask for the share that is finite."
+)
+# Eight prompts where a token of a liked completion is harmed: among eight, some completion is liked.
+_ABSORBED = Recipe(
+    "zero-times-infinity",
+    ("loss.num_iterations=2", "data.num_prompts=8"),
+    "The ratio overflowed while the loss of the same update stayed finite: there it was absorbed, by min. It comes "
+    "back on the way backward. Look at the loss of that update, not at any loss of the step.",
+    "faults.shift_log_ratio.at_step",
+)
+_FILTERED = Recipe(
+    "verl-nan-logprob",
+    ("run.num_steps=6", "faults.filter_logits.keep=9"),  # so that most of them break, some at once and some late
+    "Infinite logits (inf, not NaN) are tokens that a filter took out, in every step of this run. If something breaks, "
+    "then where one of these tokens was sampled all the same. An inf counts there as much as a NaN.",
+)
+_QUIET = (
+    Recipe(HEALTHY, ("run.num_steps=3",), "Nothing is wrong with this run, and every number in it is finite."),
+    Recipe(
+        "train-001",
+        ("run.num_steps=2",),
+        "Large is not broken. Norms of ten thousand and more are numbers, and every element here is finite.",
+    ),
+)
+_BROKEN = (
+    Recipe("cuda-001", ("run.num_steps=3",), _BEHIND),
+    Recipe("fp16-adam-epsilon", ("run.num_steps=3",), _BEHIND),
+    Recipe("clip-spreads-nan", (), f"One element of 834,560 is enough. {_FIRST}", "faults.nan_gradient.at_step"),
+    Recipe("nan-reward", (), _BEHIND, "faults.nan_reward.at_step"),
+    Recipe("kl-overflow", (), "Infinite is not finite either, NaN or not. " + _FIRST, "faults.shift_kl_delta.at_step"),
+    Recipe(
+        "zero-times-infinity",
+        ("guards.skip_nonfinite=on", "data.num_prompts=8"),
+        "A guard refused this update, and the run goes on to its end. What was asked is where it broke, not whether "
+        "it survived.",
+        "faults.shift_log_ratio.at_step",
+    ),
+)
+"""Of these a draw has two; those above are in every draw, but for one of the quiet ones."""
+
+
+@functools.lru_cache(maxsize=4)
+def cases(seed: int) -> Sequence[Case]:
+    """Five runs in an order of the seed, trained now with seeds of their own: about two seconds."""
+    draw = random.Random(seeds.derive(seed, 0, "first break"))
+    recipes = [_ABSORBED, _FILTERED, draw.choice(_QUIET), *draw.sample(_BROKEN, 2)]
+    draw.shuffle(recipes)
+    return tuple(_case(number, recipe, draw) for number, recipe in enumerate(recipes, start=1))
+
+
+def _case(number: int, recipe: Recipe, draw: random.Random) -> Case:
+    config = preset(HEALTHY) if recipe.name == HEALTHY else scenario(recipe.name).config()
+    overrides = ("data.num_prompts=4", *recipe.overrides)
+    if recipe.harmed_at:
+        step = draw.choice((1, 2))
+        overrides = (*overrides, f"{recipe.harmed_at}={step}", f"run.num_steps={step + 2}")
+    events = trials.run(config.with_(*overrides), draw.getrandbits(32)).events
+    steps = record(events)
+    what = f"run {number}: {recipe.name}, {len(steps)} steps"
+    return Case(what, {"steps": steps}, expected(events), recipe.why)
+
+
+def record(events: Iterable[Event]) -> list[list[Note]]:
+    """A run's chain as plain data: per step its notes, in the order in which they came to be."""
+    steps = [event for event in events if isinstance(event, Stepped)]
+    return [[(str(n.link), n.update, 1 - n.nonfinite / n.numel, n.magnitude) for n in s.links] for s in steps]
+
+
+def expected(events: Iterable[Event]) -> Any:
+    """(step, link) of the first break, or None: what the chain says, the words of the crash left aside."""
+    found = chain.first_break(event for event in events if isinstance(event, Stepped))
+    return (found.step, str(found.link)) if found else None
