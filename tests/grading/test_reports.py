@@ -410,10 +410,11 @@ def test_a_full_disk_leaves_older_reports_whole(tmp_path):
     reports.write([ANN], tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    long = [replace(MARKS[-1], text="word " * 20_000)]  # the file that does not fit is not the first one
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
     try:
-        with pytest.raises(RunError, match="cannot be written: File too large; free some space"):
-            reports.write([BEN, replace(ANN, marks=())], tmp_path)
+        with pytest.raises(RunError, match=r"to_mark\.csv\.part cannot be written: File too large; free some space"):
+            reports.write([replace(ANN, marks=long, tier=0)], tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
