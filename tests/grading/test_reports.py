@@ -401,9 +401,11 @@ def test_no_student_chooses_where_a_report_goes(tmp_path):
     assert all(set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-.") and len(name) <= 62 for name in found)
 
 
-def test_two_results_of_one_notebook_are_a_mistake(tmp_path):
-    with pytest.raises(ValueError, match="two results of one notebook"):
-        reports.write([ANN, ANN], tmp_path)
+def test_results_that_nothing_tells_apart_have_reports_each(tmp_path):
+    lost = replace(ZOE, lab="", problem="the grader failed: the examiner ended")
+    written = reports.write([lost, ANN, lost], tmp_path)
+    assert len(set(written)) == len(written) == 4 + 3 * 2
+    assert f"{name_of(lost)}-2.html" in {path.name for path in written}
 
 
 def test_a_full_disk_leaves_older_reports_whole(tmp_path):

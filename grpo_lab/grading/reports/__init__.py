@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from grpo_lab.grading.reports import gradebook, gradescope, marking, pages
-from grpo_lab.grading.reports.files import name_of, write_all
+from grpo_lab.grading.reports.files import names_of, write_all
 from grpo_lab.grading.results import Result
 
 
@@ -23,9 +23,7 @@ def write(results: Sequence[Result], out: Path) -> list[Path]:
 
     Raises DataError for a to_mark.csv that cannot be read any more, and RunError for a folder that cannot be written.
     """
-    names = [name_of(result) for result in results]
-    if len(set(names)) < len(names):
-        raise ValueError("two results of one notebook: a report of one of them would be lost")
+    names = names_of(results)
     contents = {
         "index.html": pages.of_class(results, names).encode(),
         "gradebook.csv": gradebook.for_nbgrader(results).encode(),

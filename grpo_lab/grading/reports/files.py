@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from grpo_lab.errors import RunError
@@ -25,6 +26,16 @@ def name_of(result: Result) -> str:
     identity = json.dumps([result.student, result.lab, result.file])
     words = re.sub(r"[^a-z0-9]+", "-", f"{result.student}-{result.lab}".lower()).strip("-")[:_WORDS].rstrip("-")
     return f"{words or 'notebook'}-{hashlib.sha256(identity.encode()).hexdigest()[:_HASH]}"
+
+
+def names_of(results: Sequence[Result]) -> list[str]:
+    """A name each. Where nothing tells two results apart, a number does, so that no report is written over another."""
+    met: Counter[str] = Counter()
+    names = []
+    for name in map(name_of, results):
+        met[name] += 1
+        names.append(f"{name}-{met[name]}" if met[name] > 1 else name)
+    return names
 
 
 def write_all(contents: Mapping[Path, bytes]) -> list[Path]:
