@@ -8,7 +8,8 @@ import pytest
 from grpo_lab.diagnosis import diagnose
 from grpo_lab.events import Stepped
 from grpo_lab.faults import FAULTS
-from grpo_lab.grading import mysteries
+from grpo_lab.grading import checking, mysteries
+from grpo_lab.grading.checks import exercise
 from grpo_lab.guards import GUARDS
 from grpo_lab.recordings import find
 from grpo_lab.scenarios import scenario_names
@@ -51,3 +52,27 @@ def test_others_can_be_made(tmp_path, monkeypatch):
         "environment.json",
         "events.jsonl",
     ]
+
+
+def right(seed):
+    """How many findings about the key of a seed, given as an answer, are right, and how many there are."""
+    findings = checking.check(exercise("08_mystery_runs", "verdicts"), {"answer": mysteries.key(seed)})
+    return sum(found.right for found in findings), len(findings)
+
+
+def test_a_grader_says_whose_key_counts():
+    assert right(mysteries.SHIPPED) == (8, 8)
+    with mysteries.of_seed(731):
+        assert right(731) == (8, 8)
+        assert right(mysteries.SHIPPED)[0] < 8
+    assert right(731)[0] < 8
+
+
+def test_a_learner_with_other_runs_is_asked_for_the_form_alone(tmp_path, monkeypatch):
+    (tmp_path / "mystery-1").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert right(731) == (1, 1)
+    with mysteries.of_seed(mysteries.SHIPPED):
+        assert right(731)[1] == 8
+    with mysteries.of_seed(731):
+        assert right(mysteries.SHIPPED)[0] < 8

@@ -37,11 +37,9 @@ class Recipe(NamedTuple):
 
 
 _FIRST = (
-    "Go through the notes in the order in which they came, and stop at the first; all that follows only inherits it."
-)
-_BEHIND = (
-    "The last link before the crash is where it was noticed, not where it began. " + _FIRST + " And NaN > limit is "
-    "False for every limit: ask for the share that is finite."
+    "Go through the notes in the order in which they came, and stop at the first whose share is below 1: what follows "
+    "inherits it, and the link before a crash is only where it was noticed. Ask for the share and not for the size, "
+    "since NaN > limit is False for every limit."
 )
 # Eight prompts where a token of a liked completion is harmed: among eight, some completion is liked.
 _ABSORBED = Recipe(
@@ -66,11 +64,11 @@ _QUIET = (
     ),
 )
 _BROKEN = (
-    Recipe("cuda-001", ("run.num_steps=3",), _BEHIND),
-    Recipe("fp16-adam-epsilon", ("run.num_steps=3",), _BEHIND),
+    Recipe("cuda-001", ("run.num_steps=3",), _FIRST),
+    Recipe("fp16-adam-epsilon", ("run.num_steps=3",), _FIRST),
     Recipe("clip-spreads-nan", (), f"One element of 834,560 is enough. {_FIRST}", "faults.nan_gradient.at_step"),
-    Recipe("nan-reward", (), _BEHIND, "faults.nan_reward.at_step"),
-    Recipe("kl-overflow", (), "Infinite is not finite either, NaN or not. " + _FIRST, "faults.shift_kl_delta.at_step"),
+    Recipe("nan-reward", (), _FIRST, "faults.nan_reward.at_step"),
+    Recipe("kl-overflow", (), "An inf is as little finite as a NaN. " + _FIRST, "faults.shift_kl_delta.at_step"),
     Recipe(
         "zero-times-infinity",
         ("guards.skip_nonfinite=on", "data.num_prompts=8"),

@@ -129,7 +129,7 @@ EXERCISES = (
             "Large is not broken: a step may have a norm of 60,000 and every number in it be finite. Which of the "
             "four parts of a note says whether all of it is?",
             "Two loops, steps outside and notes inside, and a `return` at the first note whose share is below 1. "
-            "The notes come in the order of the chain, so sort nothing. What is left is to pass over the two exceptions.",
+            "The notes come in the order of the chain, so sort nothing. Then pass over the two exceptions.",
             "Before the inner loop collect the updates whose loss is finite: `{update for link, update, finite, _ "
             "in notes if link == 'loss' and finite == 1}`. A `ratio` in one of these is no break, nor are `logits` "
             "with `largest == math.inf`.",
