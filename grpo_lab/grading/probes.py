@@ -99,10 +99,13 @@ def by_estimator(function: Asked, inputs: Inputs) -> Any:
 
 def _tensor(found: Any) -> Tensor:
     """Raises TypeError, in words for who wrote the answer, for anything else than a tensor."""
-    if isinstance(found, Tensor):
-        return found
-    what = "nothing" if found is None else f"a value of type {type(found).__name__}"
-    raise TypeError(f"{what} is returned, where a tensor made from the tensors handed in is expected")
+    if not isinstance(found, Tensor):
+        raise TypeError(f"{_kind(found)} is returned, where a tensor made from the tensors handed in is expected")
+    return found
+
+
+def _kind(found: Any) -> str:
+    return "nothing" if found is None else f"a value of type {type(found).__name__}"
 
 
 def _gradient(found: Any, by: Tensor) -> Tensor:
@@ -168,11 +171,13 @@ def norms_in_turn(guard: Asked, inputs: Inputs) -> dict[str, Any]:
 
 
 def _outcome(guard: Any, norm: float, index: int = 0) -> Outcome:
+    """What a guard says of a norm. Raises TypeError, in words for who wrote it, for what is no guard."""
+    if not callable(guard):
+        raise TypeError(f"{_kind(guard)} is what calling it gives, where a guard is expected: write a class")
     outcome = guard("the policy", SimpleNamespace(grad_norm=norm, index=index, update=0))
-    if isinstance(outcome, Outcome):
-        return outcome
-    what = "nothing" if outcome is None else f"a value of type {type(outcome).__name__}"
-    raise TypeError(f"the guard returns {what}, where an Outcome is expected, as in `return Outcome(value)`")
+    if not isinstance(outcome, Outcome):
+        raise TypeError(f"{_kind(outcome)} is returned, where an Outcome is expected, as in `return Outcome(value)`")
+    return outcome
 
 
 # Updates -------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,221 @@
+"""Probes run beside an answer: found by name, importing nothing that knows what is right, giving data of any answer."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from grpo_lab.grading import answers, checking, checks, probes
+from grpo_lab.grading.answers import Given
+from grpo_lab.grading.checks import exercise
+from grpo_lab.grading.comparing import differs
+from grpo_lab.grading.exercises import Function
+
+EXERCISES = [
+    pytest.param(each, id=f"{lab}-{name}")
+    for lab in checks.LABS
+    for name, each in checks.lab_page(lab).exercises.items()
+    if isinstance(each.check, Function)
+]
+every_function = pytest.mark.parametrize("asked_for", EXERCISES)
+FRESH = 12345
+
+
+@every_function
+def test_a_probe_is_found_by_its_name(asked_for):
+    probe = asked_for.check.probe
+    assert probes.PROBES[probe.__name__] is probe
+    assert getattr(probes, probe.__name__) is probe
+
+
+def test_every_probe_is_used():
+    used = {each.values[0].check.probe for each in EXERCISES}
+    assert {name for name, probe in probes.PROBES.items() if probe not in used} == set()
+
+
+# What goes in and what is right are data -----------------------------------------------------------------------------
+
+
+def kinds(value):
+    """The same data by their types, which are all that `plain` may not change."""
+    if isinstance(value, Tensor):
+        return type(value), value.dtype, value.shape, value.requires_grad
+    if isinstance(value, dict):
+        return {key: kinds(item) for key, item in value.items()}
+    return (type(value), [kinds(item) for item in value]) if isinstance(value, tuple | list) else type(value)
+
+
+@every_function
+@pytest.mark.parametrize("transformed", [False, True])
+@pytest.mark.parametrize("seed", [0, FRESH])
+def test_cases_are_plain_data(asked_for, seed, transformed):
+    for case in checking.asked(asked_for, seed, transformed):
+        for data in (case.inputs, case.expected):
+            same = answers.plain(data)
+            assert kinds(same) == kinds(data), case.what
+            assert not differs(same, data), case.what
+
+
+# Beside an answer, what is right is hidden ---------------------------------------------------------------------------
+
+HIDDEN = """
+import sys
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith("grpo_lab.grading.checks"):
+            raise ImportError(f"{name} is hidden")
+sys.meta_path.insert(0, Hidden())
+"""
+NOT_NEEDED = ["transformers", "pandas", "grpo_lab.trainer", "grpo_lab.losses", "grpo_lab.grading.relations"]
+
+
+def python(code: str) -> str:
+    """The last line that a fresh interpreter prints or complains with."""
+    root = Path(__file__).parents[2]
+    run = subprocess.run([sys.executable, "-c", HIDDEN + code], capture_output=True, text=True, cwd=root, check=False)
+    return (run.stdout + run.stderr).strip().rpartition("\n")[2]
+
+
+def test_probes_need_nothing_that_knows_what_is_right():
+    found = f"print([name for name in {NOT_NEEDED} if name in sys.modules])"
+    assert python(f"from grpo_lab.grading import answers, probes; {found}") == "[]"
+
+
+def test_what_is_hidden_there_is():
+    assert python("import grpo_lab.grading.checks") == "ImportError: grpo_lab.grading.checks is hidden"
+
+
+# Whatever an answer returns ------------------------------------------------------------------------------------------
+
+
+def everywhere(junk):
+    """An answer that gives one thing, as a function, as a class of guards and as what these return."""
+
+    class Junk:
+        def __init__(self, *_, **__):
+            pass
+
+        def __call__(self, *_, **__):
+            return junk
+
+    return (lambda *_, **__: junk), Junk
+
+
+JUNK = [
+    None,
+    3.0,
+    True,
+    "text",
+    (),
+    {},
+    object(),
+    print,
+    torch.zeros(()),
+    torch.zeros(0),
+    torch.ones(7, dtype=torch.long),
+]
+
+
+@every_function
+@pytest.mark.parametrize("junk", JUNK, ids=repr)
+def test_junk_is_wrong_and_said_to_be_in_words(asked_for, junk):
+    for answer in everywhere(junk):
+        found = checking.check(asked_for, {asked_for.check.name: answer})
+        assert not checking.all_right(found)
+        for finding in found:
+            assert not re.search(r"object has no attribute|unsupported operand|not iterable|not callable", finding.got)
+            assert not re.search(r"does not require grad|unused in the graph|scalar outputs", finding.got)
+
+
+@pytest.mark.parametrize(
+    ("lab", "name", "function", "answer", "got"),
+    [
+        ("05_kl", "straight", "straight", lambda delta: 1.0, "a value of type float is returned, where a tensor made"),
+        ("02_explosion", "bounded", "k3", lambda delta: None, "nothing is returned, where a tensor made from"),
+        (
+            "03_error_chain",
+            "finite_first",
+            "FiniteFirst",
+            lambda: None,
+            "nothing is what calling it gives, where a guard",
+        ),
+        ("04_guards", "guard", "SkipJumps", lambda: lambda *_: 3, "a value of type int is returned, where an Outcome"),
+    ],
+)
+def test_errors_that_a_probe_raises(lab, name, function, answer, got):
+    assert any(got in finding.got for finding in checking.check(exercise(lab, name), {function: answer}))
+
+
+def gradient_of(function, x):
+    return probes.by_delta(function, {"delta": x, "look": "gradient"})
+
+
+def test_what_nothing_leads_back_to_has_a_gradient_of_0():
+    x = torch.tensor([1.0, 2.0])
+    assert gradient_of(torch.exp, x).tolist() == pytest.approx(x.exp().tolist())
+    assert gradient_of(lambda delta: delta.detach(), x).tolist() == [0, 0]
+    assert gradient_of(lambda delta: torch.ones(2, requires_grad=True).exp(), x).tolist() == [0, 0]
+    assert not x.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("lab", "name", "function", "answer"),
+    [
+        ("05_kl", "k3", "k3", lambda delta: (torch.expm1(delta) - delta).detach()),
+        ("05_kl", "k3", "k3", lambda delta: torch.expm1(delta.detach()) - delta),
+        ("02_explosion", "log_ratio", "log_ratio", lambda logprobs, batch: (logprobs - batch.old_logprobs).detach()),
+    ],
+)
+@pytest.mark.parametrize("seed", [0, FRESH])
+def test_a_right_value_with_a_wrong_gradient_fails_by_its_gradient_alone(lab, name, function, answer, seed):
+    wrong = [each for each in checking.check(exercise(lab, name), {function: answer}, seed) if not each.right]
+    assert wrong and all("gradient" in finding.what for finding in wrong)
+
+
+def one_norm(reason):
+    guard = everywhere(None)[1]
+    guard.__call__ = lambda self, value, step: probes.Outcome(value, probes.Verdict.SKIP_STEP, reason)
+    return probes.one_norm(guard, {"grad_norm": 812.4, "look": "reason"})
+
+
+@pytest.mark.parametrize(
+    ("reason", "number"),
+    [
+        ("grad norm 812.4 > 10", 812.4),
+        ("10 < 8.124e+02", 812.4),
+        ("limit 10, norm 812.40, step 3", 812.4),
+        ("above 10", 10.0),
+        ("too large", "no number in it"),
+        (None, "no number in it"),
+    ],
+)
+def test_the_number_in_a_reason(reason, number):
+    assert one_norm(reason) == number
+
+
+# What was right for the cases that learners see ----------------------------------------------------------------------
+
+
+@every_function
+def test_the_answers_that_learners_see_do_not_fit_other_seeds(asked_for):
+    """Neither one after another, whatever is asked, nor any single one of them."""
+    seen = [Given(case.expected) for case in asked_for.check.cases(0)]
+    cases = checking.asked(asked_for, FRESH)
+    for first in range(len(seen)):
+        in_turn = [seen[(first + place) % len(seen)] for place in range(len(cases))]
+        assert not checking.all_right(checking.judged(asked_for, in_turn, cases, FRESH))
+        always = [seen[first]] * len(cases)
+        assert not checking.all_right(checking.judged(asked_for, always, cases, FRESH))
+
+
+@every_function
+def test_learners_see_the_cases_in_the_order_that_they_were_written_in(asked_for):
+    written = [case.what for case in asked_for.check.cases(0)]
+    assert [case.what for case in checking.asked(asked_for, 0)] == written
+    assert [case.what.split(", ")[0] for case in checking.asked(asked_for, 0, transformed=True)] == [
+        what.split(", ")[0] for what in written
+    ]
