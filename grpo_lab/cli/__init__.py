@@ -7,7 +7,7 @@ import sys
 import typer
 
 # Each registers its commands.
-from grpo_lab.cli import diagnose, docs, labs, lecture, listings, matrix, models, records, runs  # noqa: F401
+from grpo_lab.cli import diagnose, docs, grade, labs, lecture, listings, matrix, models, records, runs  # noqa: F401
 from grpo_lab.cli.app import app
 from grpo_lab.errors import GrpoLabError
 

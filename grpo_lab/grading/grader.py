@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
 from typing import Any
 
 from grpo_lab.errors import NotYet, Unanswered
@@ -41,12 +42,27 @@ def limits(rules: Rules) -> Limits:
     return Limits(rules.seconds, rules.memory_mb, rules.processes, rules.output_kb)
 
 
+@dataclass(frozen=True)
+class Course:
+    """What is the same for all submissions of a class."""
+
+    rules: Rules
+    secret: bytes
+    tier: Tier
+
+    def settings(self) -> dict[str, Any]:
+        """What a grade depends on beside the submission, as reports show it."""
+        rules = {name: value for name, value in asdict(self.rules).items() if name != "secret"}
+        known = {"grpo_lab": version("grpo-lab"), "secret": challenges.fingerprint(self.secret)}
+        return {**known, "tier found": self.tier.number, **rules}
+
+
 class Grader:
     """Marks the exercises of one submission after another, in a sandbox of its own."""
 
-    def __init__(self, rules: Rules, secret: bytes, tier: Tier) -> None:
-        self._rules, self._secret = rules, secret
-        self._sandbox = Sandbox(tier, limits(rules))
+    def __init__(self, course: Course) -> None:
+        self._course = course
+        self._sandbox = Sandbox(course.tier, limits(course.rules))
 
     def close(self) -> None:
         """End the sandbox: the next submission finds another one."""
@@ -69,7 +85,7 @@ class Grader:
             findings = [Finding(False, "the cell as a whole", str(error), "code that runs within the limits", "")]
         except Exception as error:  # a class goes on; what was not graded is told, and looked at by a person
             return replace(nothing, status=FAILED, note=f"the grader failed: {type(error).__name__}: {error}")
-        points = exercise.points * SCORING[self._rules.scoring](findings)
+        points = exercise.points * SCORING[self._course.rules.scoring](findings)
         status = RIGHT if all_right(findings) else WRONG
         return replace(nothing, note=note, status=status, points=points, findings=findings)
 
@@ -84,7 +100,7 @@ class Grader:
 
     def _seed(self, submission: Submission, exercise: Exercise, round: int) -> int:
         of = (submission.digest, submission.lab, exercise.name)
-        return challenges.seed(self._secret, *of, round=round, attempt=self._rules.attempt)
+        return challenges.seed(self._course.secret, *of, round=round, attempt=self._course.rules.attempt)
 
     def _called(self, exercise: Exercise, check: Function, source: str, seed: int, transformed: bool) -> list[Finding]:
         cases = asked(exercise, seed, transformed)

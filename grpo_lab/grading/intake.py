@@ -84,6 +84,15 @@ def read(found: Found, max_bytes: int) -> Submission:
     return dataclasses.replace(submission, lab=lab, answers=sources, notes=notes)
 
 
+def digest(found: Found, max_bytes: int) -> str:
+    """The digest that `read` will give, or nothing for a file that cannot be read whole."""
+    try:
+        data = _bytes(found.file, max_bytes)
+    except _Refused:
+        return ""
+    return hashlib.sha256(data).hexdigest() if len(data) <= max_bytes else ""
+
+
 def _bytes(file: Path, max_bytes: int) -> bytes:
     """The bytes of a file, up to one more than are allowed. Neither a link nor a pipe is waited for or followed."""
     try:

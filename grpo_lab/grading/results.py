@@ -1,4 +1,4 @@
-"""What grading a notebook gave: a mark an exercise, with its reasons. Plain data, as files, and as reports are made of."""
+"""What grading a notebook gave: a mark an exercise, with its reasons. Plain data; files and reports are made of it."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-import torch.nn.functional  # noqa: F401, likewise
+import torch.nn.functional
 
 from grpo_lab import own_code
 from grpo_lab.errors import GrpoLabError, NotYet
@@ -34,6 +34,7 @@ LONGEST = 1_000
 
 def main() -> int:
     """Serve requests until there are no more."""
+    _load()
     limits, user, files = sys.argv[1:]
     requests, replies = os.dup(0), os.dup(1)
     confine(Limits.from_text(limits), int(user) if user else None, files == "files")
@@ -46,6 +47,13 @@ def main() -> int:
             if not _serve(json.loads(line), lines, replies):
                 return 1
     return 0
+
+
+def _load() -> None:
+    """All that torch imports when it is first used, which it could not do later. Without autograd: it forbids forks."""
+    weight = torch.nn.Parameter(torch.zeros(2))
+    weight.grad = torch.nn.functional.relu(weight.detach())
+    torch.optim.AdamW([weight]).step()
 
 
 def _serve(request: Mapping[str, Any], lines: BinaryIO, replies: int) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo_lab.grading.sandbox.confinement import HIDDEN, PACKAGE, Limits, readable
+from grpo_lab.grading.sandbox.confinement import HIDDEN, MIB, PACKAGE, Limits, readable
 
 PROGRAM = ("-B", "-s", "-m", "grpo_lab.grading.sandbox.answering")
 FIRST_USER = 1_800_000_000
@@ -65,7 +65,8 @@ def _bubblewrapped() -> list[str]:
     folders = [word for path in above for word in ("--dir", str(path))]
     binds = [word for path in paths for word in ("--ro-bind", str(path), str(path))]
     hidden = ["--tmpfs", str(HIDDEN)]
-    own = ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--remount-ro", "/tmp", "--remount-ro", str(HIDDEN)]
+    # torch wants a folder for temporary files when it is loaded; afterwards nothing can be written into it.
+    own = ["--proc", "/proc", "--dev", "/dev", "--size", str(MIB), "--tmpfs", "/tmp", "--remount-ro", str(HIDDEN)]
     ends = ["--remount-ro", "/", "--chdir", "/", "--new-session", "--die-with-parent", "--"]
     return [_found("bwrap"), *mine, *spaces, *folders, *binds, *hidden, *own, *ends]
 
