@@ -1,0 +1,174 @@
+"""On inputs that nobody has seen, every check tells the usual mistakes, and accepts what is right in other words."""
+
+import ast
+from dataclasses import replace
+
+import pytest
+
+from grpo_lab.config import Config
+from grpo_lab.faults.formulas import FORMULAS
+from grpo_lab.grading import answers, checking
+from grpo_lab.grading.checks import LABS, exercise, lab_page
+from grpo_lab.grading.exercises import Function, Values
+from tests.grading import mutants
+from tests.grading.mutants import HARD_CODED, TRAINED
+
+WRONG, ANOTHER_WAY = mutants.all(), mutants.another_way()
+RIGHT = [*(each for each in mutants.references() if not each.trains), *ANOTHER_WAY]
+RAISES = {
+    "03_error_chain/finite_first/returns None",
+    "04_guards/guard/returns None",
+    "08_mystery_runs/objective/a name that is not defined",
+    "08_mystery_runs/objective/returns None",
+}
+"""What never gets as far as a value."""
+CLASSICS = {
+    "sign flipped": ("01_grpo_by_hand/policy_loss", "01_grpo_by_hand/advantages", "02_explosion/gradient", "05_kl/k3"),
+    "mask ignored": ("01_grpo_by_hand/aggregate", "06_silent_failures/one_update", "08_mystery_runs/objective"),
+    "no exp": ("01_grpo_by_hand/policy_loss", "02_explosion/gradient", "05_kl/k3", "08_mystery_runs/objective"),
+    "token for sequence": ("01_grpo_by_hand/aggregate",),
+    "token-mean for sequence-mean": ("08_mystery_runs/objective",),
+    "biased std": ("01_grpo_by_hand/advantages",),
+    "not divided": ("06_silent_failures/one_update", "08_mystery_runs/update"),
+    "zero_grad in the loop": ("06_silent_failures/one_update", "08_mystery_runs/update"),
+    "copy_ for add_": ("08_mystery_runs/gradients",),
+    "zero loss": ("01_grpo_by_hand/policy_loss", "06_silent_failures/one_update", "08_mystery_runs/objective"),
+    "clamp after exp": ("02_explosion/bounded", "05_kl/straight", "08_mystery_runs/objective"),
+    "nan > limit": ("00_start/out_of_range", "04_guards/guard", "04_guards/skip", "05_kl/next_beta"),
+    "nan > 10": ("03_error_chain/finite_first", "07_precision_and_verl/remedy", "08_mystery_runs/update"),
+    "skip every step": (
+        "03_error_chain/finite_first",
+        "04_guards/guard",
+        "04_guards/skip",
+        "04_guards/minimal_set",
+        "07_precision_and_verl/remedy",
+        "08_mystery_runs/update",
+        "08_mystery_runs/stable",
+    ),
+    "guard nothing": ("04_guards/guard", "04_guards/minimal_set", "07_precision_and_verl/remedy"),
+    "every guard": ("04_guards/minimal_set",),
+    "0": ("00_start/learning_rate", "03_error_chain/epsilon"),
+    "no letter": ("01_grpo_by_hand/flipped", "07_precision_and_verl/cures"),
+    "returns None": ("01_grpo_by_hand/policy_loss", "06_silent_failures/which", "08_mystery_runs/update"),
+    HARD_CODED: ("01_grpo_by_hand/advantages", "03_error_chain/face", "06_silent_failures/which"),
+}
+"""Mistakes that are made again and again, and where they must be told at least."""
+
+
+@pytest.fixture
+def module(tmp_path):
+    """Loads an answer as a grader would: from a file."""
+
+    def loaded(mutant):
+        path = tmp_path / f"{mutant.exercise}.py"
+        path.write_text(mutant.source, encoding="utf-8")
+        return answers.load(path)
+
+    return loaded
+
+
+def asked(mutant):
+    """Its exercise, which trains no further than to the first thing that is wrong."""
+    found = exercise(mutant.lab, mutant.exercise)
+    if not (mutant.trains and isinstance(found.check, Values)):
+        return found
+    judge = found.check.judge
+
+    def until_wrong(values, seed):
+        for finding in judge(values, seed):
+            yield finding
+            if not finding.right:
+                return
+
+    return replace(found, check=replace(found.check, judge=until_wrong))
+
+
+def telling(mutant):
+    """What no explanation may hold: the reference's lines of code, or the numbers and names that were to be found."""
+    task, solution = exercise(mutant.lab, mutant.exercise), mutants.solution(mutant.lab, mutant.exercise)
+    if isinstance(task.check, Function):
+        return {line.strip().removeprefix("return ") for line in solution.split("\n") if len(line.strip()) >= 20}
+    if task.kind != "configuration":
+        return set()  # a letter or a name from a list; tests of their own look at what is said of those
+    asked = "".join(line for line in solution.split("\n") if line.startswith("#"))
+    values = {node.value for node in ast.walk(ast.parse(solution)) if isinstance(node, ast.Constant)}
+    found = {str(value) for value in values if isinstance(value, float | str)}
+    return {value for value in found if len(value) > 3 and value not in asked and value not in mutant.source}
+
+
+@pytest.mark.parametrize("mutant", WRONG, ids=str)
+def test_a_wrong_answer_loses_its_points_and_learns_why(module, mutant):
+    loaded = module(mutant)
+    for seed in (1,) if mutant.trains else (1, 2, 3):
+        wrong = [finding for finding in checking.check(asked(mutant), loaded, seed) if not finding.right]
+        assert wrong, seed
+        for finding in wrong:
+            assert len(finding.why) >= 10
+            assert [part for part in telling(mutant) if part in finding.why] == []
+        assert all("Error: " in finding.got for finding in wrong) == (str(mutant) in RAISES)
+
+
+@pytest.mark.parametrize("mutant", RIGHT, ids=str)
+def test_another_way_is_right_too(module, mutant):
+    task, loaded = exercise(mutant.lab, mutant.exercise), module(mutant)
+    rounds = (
+        [(1, False)] if mutant.trains else [(0, False), *((seed, each) for seed in (1, 2, 3, 4) for each in (0, 1))]
+    )
+    for seed, transformed in rounds:
+        cases = checking.asked(task, seed, bool(transformed))
+        given = checking.run(task, loaded, [case.inputs for case in cases])
+        found = checking.judged(task, given, cases, seed)
+        assert [finding for finding in found if not finding.right] == []
+        assert found
+
+
+@pytest.mark.parametrize("mutant", [each for each in WRONG if each.name == HARD_CODED], ids=str)
+def test_the_public_answers_are_right_as_long_as_they_are_asked(module, mutant):
+    assert checking.all_right(checking.check(asked(mutant), module(mutant), 0))
+
+
+@pytest.mark.parametrize(
+    "mutant", [each for each in WRONG if each.exercise in ("reading", "by_hand", "pulls")], ids=str
+)
+def test_a_value_that_is_wrong_is_told_alone(module, mutant):
+    found = checking.check(asked(mutant), module(mutant))
+    given = vars(module(mutant))
+    right = vars(module(mutant._replace(source=mutants.solution(mutant.lab, mutant.exercise))))
+    check = asked(mutant).check
+    assert isinstance(check, Values)
+    changed = [name for name in check.names if repr(given[name]) != repr(right[name])]
+    assert sum(not finding.right for finding in found) == len(changed)
+
+
+def test_every_exercise_has_wrong_answers_and_every_function_another_right_one():
+    all_of_them = {(lab, name): task for lab in LABS for name, task in lab_page(lab).exercises.items()}
+    assert {(each.lab, each.exercise) for each in WRONG} == set(all_of_them)
+    functions = {place for place, task in all_of_them.items() if isinstance(task.check, Function)}
+    assert functions <= {(each.lab, each.exercise) for each in ANOTHER_WAY}
+    assert {"/".join(place) for place in all_of_them} >= TRAINED
+
+
+def test_every_wrong_formula_of_the_registry_loses_somewhere():
+    loss = Config().loss
+    names = {f"loss.{kind}={name}" for kind, known in FORMULAS.items() for name in {*known} - {getattr(loss, kind)}}
+    called = {each.name for each in WRONG if "grpo_lab.faults.formulas" in each.source}
+    assert names and names - called == set()
+
+
+def test_every_classic_is_among_them():
+    known = {str(each) for each in WRONG}
+    assert [
+        f"{place}/{name}" for name, places in CLASSICS.items() for place in places if f"{place}/{name}" not in known
+    ] == []
+
+
+def test_a_mutant_differs_from_what_is_right_and_from_every_other_one():
+    for each in (*WRONG, *ANOTHER_WAY):
+        assert each.source != mutants.solution(each.lab, each.exercise)
+    assert len({(each.lab, each.exercise, each.source) for each in WRONG}) == len(WRONG)
+    with pytest.raises(AssertionError, match="stands 0 times"):
+        mutants.changed("a = 1", {"b": "c"})
+    with pytest.raises(AssertionError, match="stands 2 times"):
+        mutants.changed("a = a", {"a": "c"})
+    with pytest.raises(AssertionError, match="overlap"):
+        mutants.changed("a = 1", {"a =": "c", "= 1": "d"})
