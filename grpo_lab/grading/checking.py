@@ -36,7 +36,7 @@ def asked(exercise: Exercise, seed: int, transformed: bool = False) -> Sequence[
     """The cases of a function's check; none where values are judged.
 
     Seed 0 gives them in the order that learners read them in, any other seed in an order of its own. `transformed`
-    sends each through one of the exercise's relations: rows permuted, padding added, another scale.
+    sends each through one or more of the exercise's relations: rows permuted, padding added, another scale.
     """
     if not isinstance(exercise.check, Function):
         return ()

@@ -23,10 +23,11 @@ T = TypeVar("T")
 
 
 def applied(relations: Sequence[Relation], case: Case, draw: random.Random) -> Case:
-    """The case after one of the relations that say something of it, drawn at random; itself where none does."""
+    """The case after one or more of the relations that say something of it, drawn at random; itself where none does."""
+    wanted = draw.randint(1, len(relations)) if relations else 0
     for relation in draw.sample(relations, len(relations)):
-        if (other := relation(case, draw)) is not case:
-            return other
+        if wanted and (other := relation(case, draw)) is not case:
+            case, wanted = other, wanted - 1
     return case
 
 

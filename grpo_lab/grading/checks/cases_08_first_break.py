@@ -15,6 +15,7 @@ from grpo_lab import chain, seeds
 from grpo_lab.events import Event, Stepped
 from grpo_lab.grading import trials
 from grpo_lab.grading.exercises import Case
+from grpo_lab.grading.relations import changed
 from grpo_lab.scenarios import preset, scenario
 
 Note = tuple[str, int, float, float]
@@ -99,6 +100,31 @@ def _case(number: int, recipe: Recipe, draw: random.Random) -> Case:
     steps = record(events)
     what = f"run {number}: {recipe.name}, {len(steps)} steps"
     return Case(what, {"steps": steps}, expected(events), recipe.why)
+
+
+def begun_earlier(case: Case, draw: random.Random) -> Case:
+    """One step more before the break: the first one again, which is whole if the break comes later."""
+    steps, found = case.inputs["steps"], case.expected
+    if found and found[0] == 0:
+        return case
+    later = (found[0] + 1, found[1]) if found else None
+    return changed(case, "its first step twice", later, steps=[steps[0], *steps])
+
+
+def ended_at_the_break(case: Case, draw: random.Random) -> Case:
+    """What comes after the step that broke first says nothing about it."""
+    if not case.expected or case.expected[0] + 1 == len(case.inputs["steps"]):
+        return case
+    return changed(case, "up to its break", case.expected, steps=case.inputs["steps"][: case.expected[0] + 1])
+
+
+def ten_times_as_large(case: Case, draw: random.Random) -> Case:
+    """How large a number is makes no difference as long as it is one."""
+    steps = [[(*note[:3], 10 * note[3]) for note in notes] for notes in case.inputs["steps"]]
+    return changed(case, "every magnitude times 10", case.expected, steps=steps)
+
+
+RELATIONS = (begun_earlier, ended_at_the_break, ten_times_as_large)
 
 
 def record(events: Iterable[Event]) -> list[list[Note]]:

@@ -134,7 +134,7 @@ EXERCISES = (
             "in notes if link == 'loss' and finite == 1}`. A `ratio` in one of these is no break, nor are `logits` "
             "with `largest == math.inf`.",
         ),
-        check=Function("first_break", chains.cases),
+        check=Function("first_break", chains.cases, relations=chains.RELATIONS),
     ),
     Exercise(
         name="verdicts",

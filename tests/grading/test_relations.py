@@ -1,0 +1,235 @@
+"""Cases made from cases: right answers stay right, and answers that fit what was asked before alone do not."""
+
+import json
+import math
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from torch import tensor
+
+from grpo_lab.grading import checking, checks, relations
+from grpo_lab.grading.comparing import differs
+from grpo_lab.grading.exercises import Case, Function
+
+LABS = Path(__file__).parents[2] / "labs" / "instructor"
+TRAINED = "08_mystery_runs-first_break"
+"""Its cases are runs, which take seconds; all others take none."""
+WITHOUT = {"07_precision_and_verl-largest"}
+"""Exercises whose inputs nothing can be done to: the name of a dtype."""
+EXERCISES = {
+    f"{lab}-{name}": each
+    for lab in checks.LABS
+    for name, each in checks.lab_page(lab).exercises.items()
+    if isinstance(each.check, Function)
+}
+
+
+def drawn(*names):
+    return random.Random(" ".join(map(str, names)))
+
+
+def right_answers(identity):
+    """What the reference solution of an exercise defines."""
+    cells = json.loads((LABS / f"{identity.rpartition('-')[0]}.ipynb").read_text(encoding="utf-8"))["cells"]
+    (source,) = ("".join(cell["source"]) for cell in cells if cell["id"] == identity)
+    defined = {}
+    exec(source.partition("\n")[2], defined)
+    return defined
+
+
+def wrong(identity, answer, cases):
+    """The cases in which an answer, given by the name of its function, is not right."""
+    each = EXERCISES[identity]
+    given = checking.run(each, answer, [case.inputs for case in cases])
+    return [finding for finding in checking.judged(each, given, cases, 0) if not finding.right]
+
+
+@pytest.mark.parametrize("identity", EXERCISES)
+def test_what_is_right_stays_right(identity):
+    """Under every relation of the exercise, in every case that it says something of, on several seeds."""
+    check, answer = EXERCISES[identity].check, right_answers(identity)
+    for seed in (0,) if identity == TRAINED else (0, 1, 12345):
+        for place, relation in enumerate(check.relations):
+            draw = drawn(identity, seed, place)
+            others = [(case, relation(case, draw)) for case in check.cases(seed)]
+            made = [other for case, other in others if other is not case]
+            assert made, f"relation {place} of {identity} says nothing of any case"
+            assert wrong(identity, answer, made) == []
+
+
+@pytest.mark.parametrize("identity", sorted(EXERCISES.keys() - WITHOUT))
+def test_a_case_is_made_into_another_one_and_says_so(identity):
+    each = EXERCISES[identity]
+    before, after = (checking.asked(each, 0, transformed) for transformed in (False, True))
+    made = [(case, other) for case, other in zip(before, after, strict=True) if other.what != case.what]
+    for case, other in made:
+        assert other.what.startswith(f"{case.what}, ") and other.why == case.why
+        assert set(other.inputs) == set(case.inputs)
+    assert any(differs(other.inputs[name], case.inputs[name]) for case, other in made for name in case.inputs)
+
+
+def test_the_exercises_without_a_relation():
+    assert {identity for identity, each in EXERCISES.items() if not each.check.relations} == WITHOUT
+
+
+def test_what_is_asked_follows_the_seed_alone():
+    for identity in sorted(EXERCISES.keys() - {TRAINED}):
+        asked = [checking.asked(EXERCISES[identity], 12345, transformed) for transformed in (False, True)]
+        again = [checking.asked(EXERCISES[identity], 12345, transformed) for transformed in (False, True)]
+        for cases, same in zip(asked, again, strict=True):
+            assert [case.what for case in cases] == [case.what for case in same]
+            assert not differs([dict(case.inputs) for case in cases], [dict(case.inputs) for case in same])
+
+
+# Answers that fit what was asked before, and nothing else ------------------------------------------------------------
+
+
+def two_rows(logprobs, old_logprobs, advantages, epsilon, epsilon_high):
+    ratio, a = (logprobs - old_logprobs).exp(), advantages.reshape(2, 1)
+    return -torch.min(ratio * a, ratio.clamp(1 - epsilon, 1 + epsilon_high) * a)
+
+
+def four_columns(per_token, mask, how):
+    values = per_token.masked_fill(mask == 0, 0.0)
+    if how == "sequence":
+        return (values.sum(dim=1) / mask.sum(dim=1)).mean()
+    return values.sum() / (mask.sum() if how == "token" else 4 * len(mask))
+
+
+def ends_with_9(tokens, end):
+    return (tokens == 9).cumsum(dim=1) - (tokens == 9).int() == 0
+
+
+def five_tokens(log_ratio, advantages, beta, epsilon=0.2):
+    row, _, term = right_answers("02_explosion-culprit")["culprit"](log_ratio, advantages, beta)
+    of_kl = beta * ((-log_ratio).exp() - 1).abs()
+    of_ratio = (log_ratio.exp() * advantages[:, None]).abs()
+    return row, int((of_ratio if term == "ratio" else of_kl)[row].argmax()) if log_ratio.shape[1] == 5 else 0, term
+
+
+def flat(delta, limit=10.0):
+    delta = delta.clamp(-limit, limit)
+    return torch.stack([torch.expm1(one) - one for one in delta.unbind()]).reshape(len(delta))
+
+
+FACE = right_answers("03_error_chain-face")["face"]
+ONLY_BEFORE = {
+    "01_grpo_by_hand-policy_loss": {"policy_loss": two_rows},
+    "01_grpo_by_hand-aggregate": {"aggregate": four_columns},
+    "02_explosion-culprit": {"culprit": five_tokens},
+    "02_explosion-bounded": {"k3": flat},
+    "03_error_chain-face": {"face": lambda text: FACE(text if text.startswith(("R", ".", "C", "t")) else "")},
+    "06_silent_failures-completion_mask": {"completion_mask": ends_with_9},
+}
+
+
+@pytest.mark.parametrize("identity", ONLY_BEFORE)
+def test_an_answer_that_fits_only_what_was_asked_before_is_found(identity):
+    """On nearly every seed: which relations a case goes through is drawn."""
+    found = 0
+    for seed in range(20):
+        before, after = (checking.asked(EXERCISES[identity], seed, transformed) for transformed in (False, True))
+        assert wrong(identity, ONLY_BEFORE[identity], before) == []
+        found += bool(wrong(identity, ONLY_BEFORE[identity], after))
+    assert found >= 15
+
+
+def an_update(parts, share, optimizer):
+    """One update, of which each part has the share that `share(part, parts)` says."""
+    optimizer.zero_grad()
+    for part in parts:
+        (share(part, parts) * part.loss).backward()
+    optimizer.step()
+
+
+def by_tokens(part, parts):
+    return part.mask.sum() / sum(each.mask.sum() for each in parts)
+
+
+def by_parts(part, parts):
+    return 1 / len(parts)
+
+
+@pytest.mark.parametrize(("share", "right"), [(by_tokens, True), (by_parts, False)])
+def test_accumulation_must_equal_one_batch_however_it_is_cut(share, right):
+    """Equal shares are right where micro-batches are alike, and nowhere else."""
+
+    def one_update(parts, loss_of, optimizer):
+        for part in parts:
+            part.loss = loss_of(part)[part.mask].mean()
+        an_update(parts, share, optimizer)
+
+    for seed in (0, 1, 12345):
+        alike, *_ = EXERCISES["06_silent_failures-one_update"].check.cases(seed)
+        assert wrong("06_silent_failures-one_update", {"one_update": one_update}, [alike]) == []
+        cut = EXERCISES["06_silent_failures-one_update"].check.relations[0](alike, drawn(seed))
+        if len({*cut.inputs["sizes"].tolist()}) > 1:
+            assert (wrong("06_silent_failures-one_update", {"one_update": one_update}, [cut]) == []) is right
+
+
+# The relations that many share ---------------------------------------------------------------------------------------
+
+ROWS = tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+CASE = Case(
+    "a case", {"x": ROWS, "a": tensor([1.0, 2.0]), "mask": torch.ones(2, 3).bool()}, {"y": ROWS * 2, "n": 5}, ""
+)
+
+
+def test_permuted_rows_go_together():
+    other = relations.permuted("x", "a")(CASE, drawn())
+    assert other.inputs["x"].tolist() == ROWS[[1, 0]].tolist() and other.inputs["a"].tolist() == [2, 1]
+    assert other.expected["y"].tolist() == (2 * ROWS[[1, 0]]).tolist() and other.expected["n"] == 5
+    assert relations.permuted("x", result=False)(CASE, drawn()).expected == CASE.expected
+
+
+def test_permuted_columns():
+    other = relations.permuted("x", dim=1)(CASE, drawn())
+    order = [int(column) - 1 for column in other.inputs["x"][0]]
+    assert sorted(order) == [0, 1, 2] != order
+    assert other.expected["y"].tolist() == (2 * ROWS[:, order]).tolist()
+
+
+def test_one_row_has_no_other_order():
+    one = CASE._replace(inputs={"x": ROWS[:1]})
+    assert relations.permuted("x")(one, drawn()) is one
+    assert relations.applied((relations.permuted("x"),), one, drawn()) is one
+    assert relations.applied((), one, drawn()) is one
+
+
+def test_padding_is_masked_and_the_right_answer_is_0_there():
+    other = relations.padded(mask="mask", x=math.nan)(CASE, drawn())
+    more = other.inputs["x"].shape[1] - 3
+    assert more > 0 and other.inputs["x"][:, 3:].isnan().all()
+    assert other.inputs["mask"].dtype == torch.bool and other.inputs["mask"].sum() == 6
+    assert other.expected["y"].shape == (2, 3 + more) and (other.expected["y"][:, 3:] == 0).all()
+
+
+@pytest.mark.parametrize("power", [0, 1, 2])
+def test_a_scale_goes_in_and_comes_out_to_a_power(power):
+    other = relations.scaled("x", power=power)(CASE, drawn())
+    factor = float(other.inputs["x"][0, 0])
+    assert factor in relations.FACTORS
+    assert other.expected["y"].tolist() == (2 * factor**power * ROWS).tolist() and other.expected["n"] == 5
+
+
+def test_elements_in_another_order_and_shape():
+    case = Case("six", {"x": torch.arange(6.0)}, torch.arange(6.0) * 2, "")
+    made = [relations.elementwise("x")(case, drawn(place)) for place in range(20)]
+    assert {tuple(other.expected.shape) for other in made} == {(6,), (6, 1), (1, 6), (2, 3)}
+    assert all((other.expected == 2 * other.inputs["x"]).all() for other in made)
+
+
+def test_every_row_twice():
+    other = relations.repeated("x", "a")(CASE, drawn())
+    assert other.inputs["x"].tolist() == ROWS.tolist() * 2 and other.expected["y"].tolist() == (2 * ROWS).tolist() * 2
+
+
+def test_what_only_differences_see_and_what_nobody_reads():
+    shifted = relations.shifted("x", "a")(CASE, drawn())
+    assert (
+        len({*(shifted.inputs["x"] - ROWS).flatten().tolist(), *(shifted.inputs["a"] - CASE.inputs["a"]).tolist()}) == 1
+    )
+    assert relations.without_use("a")(CASE, drawn()).inputs["a"].isnan().all()
+    assert shifted.expected is CASE.expected
