@@ -2,12 +2,29 @@
 
 import pytest
 
+from grpo_lab.grading import answers, checking
+from grpo_lab.grading.checks import exercise
+
 
 @pytest.fixture
-def findings(request):
-    """`findings(exercise, seed, **answer)`: what is said of an answer in the lab that a file of tests is about."""
-    from grpo_lab.grading import checking
-    from grpo_lab.grading.checks import exercise
+def lab(request):
+    """The lab that a file of tests is about, by the file's name."""
+    return request.path.stem.removeprefix("test_lab_")
 
-    lab = request.path.stem.removeprefix("test_lab_")
+
+@pytest.fixture
+def findings(lab):
+    """`findings(exercise, seed, **answer)`: what is said of an answer."""
     return lambda name, seed=0, **answer: checking.check(exercise(lab, name), answer, seed)
+
+
+@pytest.fixture
+def load(tmp_path):
+    """Loads the source of an answer as a grader would: from a file."""
+
+    def loaded(source):
+        path = tmp_path / "answer.py"
+        path.write_text(source, encoding="utf-8")
+        return answers.load(path)
+
+    return loaded

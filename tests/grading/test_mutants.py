@@ -7,7 +7,7 @@ import pytest
 
 from grpo_lab.config import Config
 from grpo_lab.faults.formulas import FORMULAS
-from grpo_lab.grading import answers, checking
+from grpo_lab.grading import checking
 from grpo_lab.grading.checks import LABS, exercise, lab_page
 from grpo_lab.grading.exercises import Function, Values
 from tests.grading import mutants
@@ -55,18 +55,6 @@ CLASSICS = {
 """Mistakes that are made again and again, and where they must be told at least."""
 
 
-@pytest.fixture
-def module(tmp_path):
-    """Loads an answer as a grader would: from a file."""
-
-    def loaded(mutant):
-        path = tmp_path / f"{mutant.exercise}.py"
-        path.write_text(mutant.source, encoding="utf-8")
-        return answers.load(path)
-
-    return loaded
-
-
 def asked(mutant):
     """Its exercise, which trains no further than to the first thing that is wrong."""
     found = exercise(mutant.lab, mutant.exercise)
@@ -97,8 +85,8 @@ def telling(mutant):
 
 
 @pytest.mark.parametrize("mutant", WRONG, ids=str)
-def test_a_wrong_answer_loses_its_points_and_learns_why(module, mutant):
-    loaded = module(mutant)
+def test_a_wrong_answer_loses_its_points_and_learns_why(load, mutant):
+    loaded = load(mutant.source)
     for seed in (1,) if mutant.trains else (1, 2, 3):
         wrong = [finding for finding in checking.check(asked(mutant), loaded, seed) if not finding.right]
         assert wrong, seed
@@ -109,8 +97,8 @@ def test_a_wrong_answer_loses_its_points_and_learns_why(module, mutant):
 
 
 @pytest.mark.parametrize("mutant", RIGHT, ids=str)
-def test_another_way_is_right_too(module, mutant):
-    task, loaded = exercise(mutant.lab, mutant.exercise), module(mutant)
+def test_another_way_is_right_too(load, mutant):
+    task, loaded = exercise(mutant.lab, mutant.exercise), load(mutant.source)
     rounds = (
         [(1, False)] if mutant.trains else [(0, False), *((seed, each) for seed in (1, 2, 3, 4) for each in (0, 1))]
     )
@@ -123,21 +111,8 @@ def test_another_way_is_right_too(module, mutant):
 
 
 @pytest.mark.parametrize("mutant", [each for each in WRONG if each.name == HARD_CODED], ids=str)
-def test_the_public_answers_are_right_as_long_as_they_are_asked(module, mutant):
-    assert checking.all_right(checking.check(asked(mutant), module(mutant), 0))
-
-
-@pytest.mark.parametrize(
-    "mutant", [each for each in WRONG if each.exercise in ("reading", "by_hand", "pulls")], ids=str
-)
-def test_a_value_that_is_wrong_is_told_alone(module, mutant):
-    found = checking.check(asked(mutant), module(mutant))
-    given = vars(module(mutant))
-    right = vars(module(mutant._replace(source=mutants.solution(mutant.lab, mutant.exercise))))
-    check = asked(mutant).check
-    assert isinstance(check, Values)
-    changed = [name for name in check.names if repr(given[name]) != repr(right[name])]
-    assert sum(not finding.right for finding in found) == len(changed)
+def test_the_public_answers_are_right_as_long_as_they_are_asked(load, mutant):
+    assert checking.all_right(checking.check(asked(mutant), load(mutant.source), 0))
 
 
 def test_every_exercise_has_wrong_answers_and_every_function_another_right_one():
