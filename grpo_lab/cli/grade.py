@@ -25,8 +25,8 @@ Attempt = Annotated[int | None, typer.Option(min=1, help="Another number asks ot
 TRUST = """\
 A grade computed on the learner's own machine is self-assessment: who owns the machine owns the grader. These grades \
 are computed here. An answer is run in a sandbox that learns the questions only; it gives data, and what they are \
-worth is said outside. Questions are drawn for each notebook from a secret of yours, so that answers learnt by heart fail. \
-A right answer shows that somebody gave it: not who, and not with whose help."""
+worth is said outside. Questions are drawn for each notebook from a secret of yours, so that answers learnt by heart \
+fail. A right answer shows that somebody gave it: not who, and not with whose help."""
 
 
 @app.command()
@@ -71,7 +71,7 @@ def _explain(rules: Rules) -> None:
 
     tier, missing = strongest(limits(rules), rules.tier)
     console.out.print(TRUST, markup=False)
-    console.out.print(f"Here: {tier.trust}", markup=False)
+    console.out.print(f"Here: tier {tier.number}. {tier.trust}", markup=False)
     for why in missing.values():
         console.out.print(f"Not here: {why}", markup=False)
 

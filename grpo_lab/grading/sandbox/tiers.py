@@ -33,7 +33,7 @@ class Tier:
     @property
     def trust(self) -> str:
         """What the report says."""
-        return f"Tier {self.number}, {self.name}. {self.contains} {self.leaves}"
+        return f"{self.name[0].upper()}{self.name[1:]}. {self.contains} {self.leaves}"
 
     def command(self, limits: Limits) -> list[str]:
         """How to start the program."""
