@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from grpo_lab.cli.app import app
+from grpo_lab.errors import RunError
 
 if TYPE_CHECKING:
     from grpo_lab.grading.grader import Course
@@ -47,6 +49,8 @@ def grade(
     Ctrl-C stops after the notebooks in work; the same command goes on from there. Marks that a person has entered in
     to_mark.csv are counted by the next run. Exit code 1 where something could not be graded.
     """
+    if sys.platform != "linux":
+        raise RunError(f"grading is not possible on {sys.platform}: its sandbox is Linux's; use a virtual machine")
     from grpo_lab.grading import rules as ruling
 
     given = {"attempt": attempt, "tier": require_tier}

@@ -17,6 +17,7 @@ def page() -> str:
 - [Matrix](matrix/findings.md): which guard stops which failure, measured; as a [table](matrix/cells.csv) too.
 - [Diagnosis](../benchmarks/results/diagnosis.md): how often a log is diagnosed blind to its cause, and where not.
 - [Labs](labs.md): for learners, for instructors, how answers are judged, and how to write one.
+- [Grading](grading.md): a class, headless: sandbox, trust, reports. [nbgrader](nbgrader.md): with it, or beside it.
 - [Metrics](metrics.md): {len(METRICS)} numbers of a step, and the {len(LINKS)} links of the chain.
 
 Scenarios, guards and metrics are made from code and data: `grpo-lab docs` writes them again, and
