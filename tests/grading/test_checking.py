@@ -154,6 +154,20 @@ def test_inputs_in_and_data_out_without_the_check(write):
     assert [finding.right for finding in checking.judged(DOUBLE, forged, cases, 5)] == [False]
 
 
+def test_hidden_cases_come_in_an_order_of_their_own():
+    """So that an answer which counts its calls cannot know what comes next."""
+
+    def numbered(seed):
+        return [Case(str(number), {"x": number}, 2 * number, "") for number in range(8)]
+
+    orders = [
+        "".join(case.what for case in checking.asked(exercise(Function("double", numbered)), s)) for s in range(4)
+    ]
+    assert orders[0] == "01234567"
+    assert len({*orders}) == 4
+    assert {"".join(sorted(order)) for order in orders} == {"01234567"}
+
+
 def listed(values, seed):
     yield Finding(values["guards"] == ("warm_up",), "guards", str(values["guards"]), "", f"seed {seed}")
 
