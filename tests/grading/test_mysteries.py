@@ -16,6 +16,7 @@ from grpo_lab.scenarios import scenario_names
 from grpo_lab.session import Session
 
 KEY = mysteries.key()
+VERDICTS = exercise("08_mystery_runs", "verdicts")
 
 
 def test_one_of_each_cause_in_an_order_of_the_seed():
@@ -56,7 +57,7 @@ def test_others_can_be_made(tmp_path, monkeypatch):
 
 def right(seed):
     """How many findings about the key of a seed, given as an answer, are right, and how many there are."""
-    findings = checking.check(exercise("08_mystery_runs", "verdicts"), {"answer": mysteries.key(seed)})
+    findings = checking.check(VERDICTS, {"answer": mysteries.key(seed)})
     return sum(found.right for found in findings), len(findings)
 
 
@@ -72,6 +73,7 @@ def test_a_learner_with_other_runs_is_asked_for_the_form_alone(tmp_path, monkeyp
     (tmp_path / "mystery-1").mkdir()
     monkeypatch.chdir(tmp_path)
     assert right(731) == (1, 1)
+    assert "whoever gave you these runs has their key" in checking.check(VERDICTS, {"answer": mysteries.key(5)})[0].what
     with mysteries.of_seed(mysteries.SHIPPED):
         assert right(731)[1] == 8
     with mysteries.of_seed(731):

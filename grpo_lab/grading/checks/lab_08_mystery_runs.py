@@ -28,7 +28,7 @@ def verdicts(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     answer, key = values["answer"], mysteries.key_in_force()
     form = _well_formed(answer)
     if not form.right or key is None:
-        yield form
+        yield form if key else form._replace(what="the form of your list; whoever gave you these runs has their key")
         return
     for number, cause in key.items():
         why = _WHY.get((cause, answer[number])) or _LOOK[cause]
