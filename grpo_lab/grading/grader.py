@@ -76,27 +76,30 @@ class Grader:
         if source is None:
             return replace(nothing, note=note)
         try:
-            if exercise.kind == TEXT:
-                return replace(nothing, note=note, status=BY_HAND, text=self._text(exercise, source))
-            findings = self._findings(submission, exercise, source)
+            findings, given = self._asked(submission, exercise, source)
         except Unanswered as error:
             return replace(nothing, note=str(error))
         except NotYet as error:
-            findings = [Finding(False, "the cell as a whole", str(error), "code that runs within the limits", "")]
+            failed = Finding(False, "the cell as a whole", str(error), "code that runs within the limits", "")
+            return replace(nothing, note=note, status=WRONG, findings=[failed])
         except Exception as error:  # a class goes on; what was not graded is told, and looked at by a person
             return replace(nothing, status=FAILED, note=f"the grader failed: {type(error).__name__}: {error}")
+        if exercise.kind == TEXT and all_right(findings):
+            return replace(nothing, note=note, status=BY_HAND, text="\n\n".join(map(str, given)))
         points = exercise.points * SCORING[self._course.rules.scoring](findings)
         status = RIGHT if all_right(findings) else WRONG
         return replace(nothing, note=note, status=status, points=points, findings=findings)
 
-    def _findings(self, submission: Submission, exercise: Exercise, source: str) -> list[Finding]:
-        """Of two rounds for a function: fresh cases, then others that follow from fresh cases by what must hold."""
+    def _asked(self, submission: Submission, exercise: Exercise, source: str) -> tuple[list[Finding], list[Any]]:
+        """The findings, and the values that were named. A function is asked in two rounds: fresh cases, then cases
+        that follow from fresh ones by what must hold."""
         if isinstance(exercise.check, Values):
             given = self._values(exercise, exercise.check, source)
-            return judged(exercise, given, (), self._seed(submission, exercise, 1))
+            findings = judged(exercise, given, (), self._seed(submission, exercise, 1))
+            return findings, [each.value for each in given.values()]
         first = self._called(exercise, exercise.check, source, self._seed(submission, exercise, 1), transformed=False)
         second = self._called(exercise, exercise.check, source, self._seed(submission, exercise, 2), transformed=True)
-        return [*first, *second]
+        return [*first, *second], []
 
     def _seed(self, submission: Submission, exercise: Exercise, round: int) -> int:
         of = (submission.digest, submission.lab, exercise.name)
@@ -113,8 +116,3 @@ class Grader:
         if (written := literal(source, check.names)) is not None:
             return {name: Given(value) for name, value in written.items()}
         return self._sandbox.values(source, f"{exercise.name}.py", check.names)
-
-    def _text(self, exercise: Exercise, source: str) -> str:
-        assert isinstance(exercise.check, Values)
-        texts: list[Any] = [given.value for given in self._values(exercise, exercise.check, source).values()]
-        return "\n\n".join(text for text in texts if isinstance(text, str))

@@ -1,0 +1,156 @@
+"""Marks, through the sandbox: right answers earn all, wrong ones nothing, and what fails is said to have failed."""
+
+from dataclasses import replace
+
+import pytest
+
+from grpo_lab.errors import GrpoLabError
+from grpo_lab.grading import challenges
+from grpo_lab.grading.checks import exercise, lab_page
+from grpo_lab.grading.exercises import Finding, Values
+from grpo_lab.grading.grader import SCORING, Course, Grader, limits
+from grpo_lab.grading.intake import Submission
+from grpo_lab.grading.results import BY_HAND, FAILED, RIGHT, UNANSWERED, WRONG
+from grpo_lab.grading.rules import Rules
+from grpo_lab.grading.sandbox.probing import strongest
+from tests.grading import mutants
+
+SECRET = b"for tests, and nothing else but tests"
+
+
+@pytest.fixture(scope="module")
+def tier():
+    return strongest(limits(Rules()))[0]
+
+
+@pytest.fixture(scope="module")
+def grader(tier):
+    one = Grader(Course(Rules(seconds=60.0), SECRET, tier))
+    yield one
+    one.close()
+
+
+def submission(lab, digest="00", notes=None, **answers):
+    return Submission("ann", "ann.ipynb", lab, digest, answers, notes or {})
+
+
+def marked(grader, mutant, **about):
+    handed_in = submission(mutant.lab, **about, **{mutant.exercise: mutant.source})
+    return grader.mark(handed_in, exercise(mutant.lab, mutant.exercise))
+
+
+UNTRAINED = [each for each in mutants.all() if not each.trains]
+GOOD = [each for each in (*mutants.references(), *mutants.another_way()) if not each.trains]
+
+
+@pytest.mark.parametrize("mutant", UNTRAINED, ids=str)
+def test_a_wrong_answer_earns_nothing_and_learns_why(grader, mutant):
+    mark = marked(grader, mutant)
+    assert (mark.status, mark.points) == (WRONG, 0.0)
+    assert any(finding.why for finding in mark.findings if not finding.right)
+
+
+@pytest.mark.parametrize("mutant", GOOD, ids=str)
+def test_a_right_answer_earns_all(grader, mutant):
+    mark = marked(grader, mutant)
+    assert [finding for finding in mark.findings if not finding.right] == []
+    if exercise(mutant.lab, mutant.exercise).kind == "text":
+        assert mark.status == BY_HAND and mark.points == 0 and len(mark.text.split()) > 40
+    else:
+        assert mark.status == RIGHT and mark.points == mark.out_of > 0
+
+
+def test_another_attempt_asks_something_else_and_gives_the_same(tier):
+    reference, wrong = mutants.solution("05_kl", "k3"), "def k3(delta):\n    return delta**2 / 2\n"
+    found = []
+    for attempt in (1, 2):
+        one = Grader(Course(Rules(attempt=attempt), SECRET, tier))
+        both = [one.mark(submission("05_kl", k3=source), exercise("05_kl", "k3")) for source in (reference, wrong)]
+        found.append([(mark.status, mark.points) for mark in both])
+        found.append([finding.got for mark in both for finding in mark.findings])
+        one.close()
+    assert found[0] == found[2] == [(RIGHT, 2.0), (WRONG, 0.0)]
+    assert found[1] != found[3]
+
+
+def test_the_same_attempt_asks_the_same_of_the_same_file_and_something_else_of_another(grader):
+    handed_in = [submission("05_kl", digest, k3=mutants.solution("05_kl", "k3")) for digest in ("00", "00", "01")]
+    first, again, other = (grader.mark(each, exercise("05_kl", "k3")).findings for each in handed_in)
+    assert first == again
+    assert [finding.got for finding in first] != [finding.got for finding in other]
+
+
+def test_what_is_not_there_earns_nothing_and_says_so(grader):
+    for notes in ({}, {"k3": "its cell is empty"}):
+        mark = grader.mark(submission("05_kl", notes=notes), exercise("05_kl", "k3"))
+        assert (mark.status, mark.points, mark.note) == (UNANSWERED, 0.0, notes.get("k3", ""))
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("def k3(delta):\n    return", "nothing is returned"),
+        ("def k2(delta):\n    return delta", "no function named k3; defined are k2"),
+        ("1 / 0", "ZeroDivisionError"),
+        ("def k3(delta:", "SyntaxError"),
+        ("import os\nos._exit(0)", "it ended before it had answered"),
+        ("k3 = ...", "no function named k3"),
+    ],
+)
+def test_what_does_not_run_is_wrong_and_says_why(grader, source, said):
+    mark = grader.mark(submission("05_kl", k3=source), exercise("05_kl", "k3"))
+    assert (mark.status, mark.points) == (WRONG, 0.0)
+    assert said in " ".join(f"{finding.got} {finding.why}" for finding in mark.findings).replace("Nothing", "nothing")
+
+
+def test_values_that_are_computed_are_run_and_those_that_are_written_out_are_not(tier):
+    one = Grader(Course(Rules(), SECRET, tier))
+    task = exercise("05_kl", "forecast")
+    assert one.mark(submission("05_kl", forecast='answer = "a"'), task).status == RIGHT
+    assert one._sandbox._process is None
+    assert one.mark(submission("05_kl", forecast='answer = "ab"[:1]'), task).status == RIGHT
+    assert one._sandbox._process is not None
+    one.close()
+
+
+def test_what_fails_here_is_not_the_learners_fault(grader):
+    def judge(values, seed):
+        raise ZeroDivisionError("a check with a mistake")
+
+    task = replace(exercise("05_kl", "forecast"), check=Values(("answer",), judge))
+    mark = grader.mark(submission("05_kl", forecast='answer = "a"'), task)
+    assert (mark.status, mark.points) == (FAILED, 0.0)
+    assert mark.note == "the grader failed: ZeroDivisionError: a check with a mistake"
+
+
+def test_scoring_in_shares():
+    findings = [Finding(right, "", "", "", "") for right in (True, True, False, True)]
+    assert (SCORING["whole"](findings), SCORING["share"](findings)) == (0.0, 0.75)
+    assert SCORING["whole"](findings[:2]) == SCORING["share"](findings[:2]) == 1.0
+    assert SCORING["whole"]([]) == SCORING["share"]([]) == 0.0
+
+
+def test_a_share_of_the_points_where_the_rules_say_so(tier):
+    one = Grader(Course(Rules(scoring="share"), SECRET, tier))
+    answer = 'k1, k2, k3, hinge = "c", "a", "b", "e"'
+    mark = one.mark(submission("05_kl", pulls=answer), exercise("05_kl", "pulls"))
+    one.close()
+    assert (mark.status, mark.points, mark.out_of) == (WRONG, 1.5, 2)
+
+
+def test_the_secret_is_in_no_setting(tier):
+    settings = Course(Rules(), SECRET, tier).settings()
+    assert settings["secret"] == challenges.fingerprint(SECRET)
+    assert SECRET.decode() not in str(settings) and SECRET.hex() not in str(settings)
+
+
+def test_every_way_of_scoring_that_rules_name_is_known():
+    for scoring in SCORING:
+        assert Rules(scoring=scoring).scoring == scoring
+    with pytest.raises(GrpoLabError, match="scoring"):
+        Rules(scoring="curve")
+
+
+def test_every_text_is_by_hand():
+    texts = [task for lab in ("02_explosion", "05_kl", "08_mystery_runs") for task in lab_page(lab).exercises.values()]
+    assert sum(task.kind == "text" for task in texts) == 3
