@@ -196,6 +196,12 @@ def test_the_lab_is_the_one_most_of_whose_exercises_are_there(grade):
     assert grade(tree).lab == "05_kl"
 
 
+@pytest.mark.parametrize(("more", "lab"), [(1, "05_kl"), (0, "")])
+def test_most_is_more_than_half(grade, more, lab):
+    ids = [f"05_kl-{name}" for name in EXERCISES[: len(EXERCISES) // 2 + more]]
+    assert grade(notebook(*(code("answer = 'b'", identity) for identity in ids))).lab == lab
+
+
 def test_two_labs_in_one_notebook_are_refused(grade):
     both = json.loads(SOLVED)
     both["cells"] += json.loads((LABS / "04_guards.ipynb").read_bytes())["cells"]

@@ -108,8 +108,9 @@ def test_all_else_is_for_the_sandbox(source):
         "answer = 'a'" + "()" * 30_000,
         "answer = 1" + "+1" * 30_000,
         "answer = " + "1 if 1 else " * 5_000 + "1",
+        "answer = f'{" + "-" * 60_000 + "1}'",
     ],
-    ids=["open", "lists", "signs", "not", "lambda", "attributes", "items", "calls", "sum", "if"],
+    ids=["open", "lists", "signs", "not", "lambda", "attributes", "items", "calls", "sum", "if", "inside a text"],
 )
 def test_deep_nesting_never_reaches_the_parser(source, monkeypatch):
     monkeypatch.setattr(ast, "parse", lambda source: pytest.fail("parsed"))
