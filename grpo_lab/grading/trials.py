@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from grpo_lab import seeds
+from grpo_lab import own_code, seeds
 from grpo_lab.config import Config, Switches
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Stepped
@@ -53,9 +53,16 @@ def guards_of(value: Any) -> Switches:
 
 
 def overrides_of(value: Any, sections: Sequence[str]) -> tuple[str, ...]:
-    """Overrides as an answer names them, of these sections alone: the others decide what a check costs."""
+    """Overrides as an answer names them, of these sections alone: the others decide what a check costs.
+
+    Raises ConfigError for others, and for what names a file: a judge runs no code of the answer's.
+    """
     texts = _texts(value, "overrides")
     for text in texts:
+        if own_code.is_own(text):
+            raise ConfigError(
+                f"overrides: {text!r} names a file, and files of your own are not run here; name a formula"
+            )
         if text.partition(".")[0].strip() not in sections:
             raise ConfigError(f"overrides: {text!r} is not yours to set here; only {', '.join(sections)} are")
     return texts

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from grpo_lab.errors import ConfigError
-from grpo_lab.grading import trials
+from grpo_lab.grading import checking, trials
+from grpo_lab.grading.checks import exercise
 from grpo_lab.guards import GUARDS
 from grpo_lab.interventions import Outcome, Stage, Verdict
 from grpo_lab.scenarios import preset
@@ -89,3 +90,14 @@ def test_settings_of_a_preset_and_of_the_answer():
 def test_overrides_that_would_change_what_a_check_costs(value):
     with pytest.raises(ConfigError):
         trials.overrides_of(value, ("loss", "optimizer"))
+
+
+@pytest.mark.parametrize("setting", ["loss.kl_estimator", "loss.log_ratio", " loss . kl_estimator ", "sampling.top_p"])
+def test_a_judge_runs_no_file_that_an_answer_names(setting, tmp_path):
+    """A file that was handed in beside the notebook would run as the grader, with the secret at hand."""
+    file = tmp_path / "mine.py"
+    file.write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\ndef f(delta, *_):\n    return delta\n")
+    values = {"guards": ("skip_nonfinite",), "overrides": (f"{setting}={file}:f",)}
+    (finding,) = checking.check(exercise("08_mystery_runs", "stable"), values, seed=1)
+    assert not finding.right and "names a file" in finding.why
+    assert not (tmp_path / "ran").exists()
