@@ -27,7 +27,6 @@ WRONG = {
         "below 0": "learning_rate = -1.0",
         "NaN": 'learning_rate = float("nan")',
         "0": "learning_rate = 0",
-        "too high": "learning_rate = 1e-2",
     },
 }
 ANOTHER_WAY = {
