@@ -36,8 +36,6 @@ def _k3_cases(seed: int) -> Sequence[Case]:
     # Below 3e-4 the nearest that `exp` can come is 0 or 2.6 times too much, and fp32 holds expm1 to a thousandth.
     small = (1e-4 + 2e-4 * torch.rand(6, generator=generator)) * torch.tensor([1.0, -1.0]).repeat(3)
     far = -20 - 20 * torch.rand(3, generator=generator)
-    policy, reference = 1.5 * torch.randn(2, 6, generator=generator)
-    distributions = reference.log_softmax(0) - policy.log_softmax(0)
     rows = [
         (
             "value",
@@ -64,19 +62,7 @@ def _k3_cases(seed: int) -> Sequence[Case]:
             "delta around -30: the policy far likelier",
             "Here the exponential is gone, and -1 - delta is left.",
         ),
-        (
-            "value",
-            distributions,
-            "a policy and a reference drawn at random, each of 6 tokens",
-            "delta is the reference's log-probability minus the policy's, a number for each token.",
-        ),
-        (
-            "gradient",
-            distributions,
-            "the gradient by delta, for two such distributions",
-            "It is what trains the policy: below 0 where the policy finds the token likelier, above 0 where the "
-            "reference does. 0 everywhere means that something was detached, or made into a plain number.",
-        ),
+        *_of_distributions(generator),
         (
             "multiple",
             small,
@@ -86,6 +72,27 @@ def _k3_cases(seed: int) -> Sequence[Case]:
         ),
     ]
     return [Case(what, {"delta": delta, "look": look}, _k3(look, delta), why) for look, delta, what, why in rows]
+
+
+def _of_distributions(generator: torch.Generator) -> list[tuple[str, Tensor, str, str]]:
+    """Value and gradient over all tokens of a policy and a reference."""
+    policy, reference = 1.5 * torch.randn(2, 6, generator=generator)
+    delta = reference.log_softmax(0) - policy.log_softmax(0)
+    return [
+        (
+            "value",
+            delta,
+            "a policy and a reference drawn at random, each of 6 tokens",
+            "delta is the reference's log-probability minus the policy's, a number for each token.",
+        ),
+        (
+            "gradient",
+            delta,
+            "the gradient by delta, for two such distributions",
+            "It is what trains the policy: below 0 where the policy finds the token likelier, above 0 where the "
+            "reference does. 0 everywhere means that something was detached, or made into a plain number.",
+        ),
+    ]
 
 
 # The expected gradient -----------------------------------------------------------------------------------------------
