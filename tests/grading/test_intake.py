@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from grpo_lab.grading import answers, checks
 from grpo_lab.grading.exercises import Values
-from grpo_lab.grading.intake import MAX_SOURCE, read
+from grpo_lab.grading.intake import MAX_SOURCE, digest, read
 from grpo_lab.grading.literals import literal
 from grpo_lab.grading.submissions import LINK, Found
 
@@ -84,6 +84,13 @@ def test_an_answer_is_the_file_that_a_learners_cell_writes(grade, tmp_path, monk
 
 def test_the_digest_is_that_of_the_file(grade):
     assert grade(SOLVED).digest == hashlib.sha256(SOLVED).hexdigest()
+
+
+def test_the_digest_alone_is_the_same_or_nothing(tmp_path):
+    (tmp_path / "ann.ipynb").write_bytes(SOLVED)
+    found = Found("ann", tmp_path / "ann.ipynb", tmp_path)
+    assert digest(found, len(SOLVED)) == read(found, len(SOLVED)).digest
+    assert digest(found, len(SOLVED) - 1) == digest(found._replace(file=tmp_path), MOST) == ""
 
 
 def test_nothing_else_of_a_notebook_is_kept(grade):
