@@ -21,8 +21,9 @@ MAGIC = "exercise"
 STUB = "...  # your answer"
 """Stands in a learner's cell where the answer goes."""
 _STUB = re.compile(r"\.\.\.[ \t]*#[ \t]*your answer")
-MAX_DEPTH, MAX_LENGTH, MAX_TEXT, MAX_ELEMENTS, MAX_BITS = 6, 1_000, 20_000, 1_000_000, 1_024
-"""Of plain data: nesting, items of one collection, characters, elements of a tensor, bits of a whole number."""
+MAX_DEPTH, MAX_LENGTH, MAX_TEXT, MAX_ELEMENTS, MAX_BITS = 6, 1_000, 20_000, 1_000_000, 1_023
+"""Of plain data: nesting, items of one collection, characters, elements of a tensor, bits of a whole number, which any
+float can hold."""
 
 
 class Given(NamedTuple):

@@ -10,9 +10,11 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from grpo_lab.errors import GrpoLabError, NotYet
 from grpo_lab.grading import answers
-from grpo_lab.grading.answers import Answer, Given
+from grpo_lab.grading.answers import Answer, Given, NotPlain
 from grpo_lab.grading.comparing import differs, shown
 from grpo_lab.grading.exercises import Case, Exercise, Finding, Function, Values
 from grpo_lab.grading.relations import applied
@@ -64,6 +66,7 @@ def judged(
     if isinstance(given, list):
         return [_about_case(case, each) for case, each in zip(cases, given, strict=True)]
     assert isinstance(exercise.check, Values)
+    given = {name: _without_tensors(each) for name, each in given.items()}
     failed = [_failed(name, each.error) for name, each in given.items() if each.error]
     return failed or _about_values(exercise.check, {name: each.value for name, each in given.items()}, seed)
 
@@ -80,6 +83,24 @@ def _about_case(case: Case, given: Given) -> Finding:
     difference = differs(given.value, case.expected)
     why = f"{difference[0].upper()}{difference[1:]}. {case.why}" if difference else ""
     return Finding(not difference, case.what, shown(given.value), expected, why)
+
+
+def _without_tensors(given: Given) -> Given:
+    """What judges of values are made for: of a tensor, `==` gives no bool."""
+    try:
+        return Given(_numbers(given.value), given.error)
+    except NotPlain as error:
+        return Given(error=str(error))
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        if value.shape:
+            raise NotPlain(f"a tensor of shape {tuple(value.shape)}; give numbers, or a list of them")
+        return value.item()
+    if isinstance(value, dict):
+        return {key: _numbers(item) for key, item in value.items()}
+    return type(value)(map(_numbers, value)) if isinstance(value, tuple | list) else value
 
 
 def _failed(name: str, error: str) -> Finding:

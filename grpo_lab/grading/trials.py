@@ -46,9 +46,11 @@ def guards_of(value: Any) -> Switches:
     """
     known = settings_of_guards()
     named = value if isinstance(value, Mapping) else dict.fromkeys(_texts(value, "guards"))
-    for name in named:
+    for name, settings in named.items():
         if name not in GUARDS:
             raise ConfigError(f"guards: {name!r} is no guard that comes with grpo_lab; `grpo-lab guards` lists them")
+        if not isinstance(settings, Mapping | None):
+            raise ConfigError(f"guards: {name!r}: {settings!r}: write a dictionary, as in {{'limit': 10}}, or None")
     return {name: {**known[name], **(settings or {})} for name, settings in named.items()}
 
 

@@ -189,7 +189,7 @@ def test_values_are_judged(write):
         ("guards = [[[[[[[[1]]]]]]]]\nlimit = 1", "nested deeper than 6"),
         ("guards = [1] * 1001\nlimit = 1", "1,001 items; at most 1,000"),
         ("guards = 'x' * 20001\nlimit = 1", "a text of 20,001 characters"),
-        ("guards = 1 << 1024\nlimit = 1", "more than 1,024 bits"),
+        ("guards = 1 << 1023\nlimit = 1", "more than 1,023 bits"),
         ("guards = {(1,): 1}\nlimit = 1", "a key of type tuple"),
     ],
 )
@@ -197,6 +197,23 @@ def test_values_are_plain_data(write, source, got):
     (found,) = checking.check(GUARDS, write(source))
     assert not found.right
     assert got in found.got
+
+
+@pytest.mark.parametrize(
+    ("limit", "got"),
+    [("tensor(3.0)", ""), ("[tensor(3)]", ""), ("tensor([3.0])", "of shape (1,)"), ("{1: zeros(0)}", "of shape (0,)")],
+)
+def test_values_that_judges_compare_hold_no_tensors(write, limit, got):
+    def judge(values, seed):
+        yield Finding(values["limit"] in (3, [3]), "limit", "", "", "")
+
+    source = f"from torch import tensor, zeros\nlimit = {limit}"
+    (found,) = checking.check(exercise(Values(("limit",), judge)), write(source))
+    assert (found.right is True) == (not got) and got in found.got
+
+
+def test_a_whole_number_fits_a_float():
+    assert math.isfinite(float(answers.plain((1 << answers.MAX_BITS) - 1)))
 
 
 def test_tensors_have_a_size_they_may_have():

@@ -73,7 +73,7 @@ def test_the_look_at_the_optimizer_is_taken_away_again():
     assert not _global_optimizer_pre_hooks
 
 
-@pytest.mark.parametrize("value", ["skip_spikes", ("mine.py:Mine",), 3, ({"skip_spikes": {}},)])
+@pytest.mark.parametrize("value", ["skip_spikes", ("mine.py:Mine",), 3, ({"skip_spikes": {}},), {"skip_spikes": 3}])
 def test_guards_that_no_judge_runs(value):
     with pytest.raises(ConfigError):
         trials.guards_of(value)
