@@ -93,9 +93,11 @@ def _found(file: Path, root: Path, problem: str = "") -> Found:
 def _student(file: Path, root: Path) -> str:
     """Who handed it in: the folder below the root, as in nbgrader's layout, or the file's name without the lab's.
 
-    >>> root = Path("submissions")
+    Where that leaves nothing, the root is a student's own folder.
+
+    >>> root = Path("bob")
     >>> [_student(root / file, root) for file in ("ann/05_kl/05_kl.ipynb", "ann_05_kl.ipynb", "05_kl.ipynb")]
-    ['ann', 'ann', '05_kl']
+    ['ann', 'ann', 'bob']
     """
     folder, *inside = file.relative_to(root).parts
     if inside:
@@ -103,4 +105,6 @@ def _student(file: Path, root: Path) -> str:
     stem = re.sub(r"\.ipynb\Z", "", folder, flags=re.IGNORECASE)
     labs = "|".join(checks.LABS)
     without = re.fullmatch(rf"(?:{labs})[-_. ]+(.+)|(.+?)[-_. ]+(?:{labs})", stem, flags=re.DOTALL)
+    if stem in checks.LABS:
+        return printable(root.name)
     return printable((without[1] or without[2]) if without else stem)

@@ -35,6 +35,8 @@ LEAST_GAIN = 0.06
 """Held-out reward that a lesson must bring: twice the standard error of such a difference."""
 LEAST_KEPT = 0.5
 """Share of the steps that must have made an update: a run that refuses them all survives and learns nothing."""
+MOST_UPDATES, MOST_TOKENS = 8, 32
+"""Of a batch and of a completion, where an answer decides them."""
 LEAST_COSINE, LARGEST_CHANGE = 0.999, 0.01
 """How far a healthy gradient may be turned, and how much its norm may change."""
 
@@ -68,6 +70,18 @@ def overrides_of(value: Any, sections: Sequence[str]) -> tuple[str, ...]:
         if text.partition(".")[0].strip() not in sections:
             raise ConfigError(f"overrides: {text!r} is not yours to set here; only {', '.join(sections)} are")
     return texts
+
+
+def affordable(config: Config) -> Config:
+    """The config, if a run of it costs no more than a run of a few seconds should. Raises ConfigError else."""
+    limits = {
+        "loss.num_iterations": (config.loss.num_iterations, MOST_UPDATES),
+        "sampling.max_completion_length": (config.sampling.max_completion_length, MOST_TOKENS),
+    }
+    for setting, (value, most) in limits.items():
+        if value > most:
+            raise ConfigError(f"{setting} = {value:,}: at most {most} here, where runs are short; take a smaller one")
+    return config
 
 
 def _texts(value: Any, what: str) -> tuple[str, ...]:
@@ -111,13 +125,21 @@ def stops(name: str, guards: Switches, seed: int, why: str, *overrides: str) -> 
 
 
 def learns(config: Config, seed: int, what: str = "a healthy run learns") -> Iterator[Finding]:
-    """Whether the held-out reward rises in a short lesson, and every guard but a warm-up keeps quiet in it."""
+    """Whether the held-out reward rises in a short lesson, and every guard but a warm-up keeps quiet in it.
+
+    About one good lesson in twenty brings less than it should: then the mean of two decides.
+    """
     session = run(config.with_(*LESSON), seed)
     result = judged(session)
-    fine = result.survived and result.gained >= LEAST_GAIN
+    gained = result.gained
     got = f"held-out reward {result.before:.2f} to {result.after:.2f}, {result.updates} updates"
     if not result.survived:
         got = f"{result.fate} after {result.finished} steps"
+    elif gained < LEAST_GAIN:
+        again = judged(run(config.with_(*LESSON), seeds.derive(seed, 1, "lesson")))
+        gained = (gained + again.gained) / 2
+        got += f"; in another run {again.before:.2f} to {again.after:.2f}"
+    fine = result.survived and gained >= LEAST_GAIN
     why = "Nothing is wrong with this run but what you changed: is a step refused, or the rate too low or too high?"
     yield Finding(fine, what, got, f"{LEAST_GAIN} more than before", "" if fine else why)
     acted = _acted(session)

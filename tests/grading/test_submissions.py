@@ -29,14 +29,15 @@ def seen(*paths):
         ("05_kl-ann.ipynb", "ann"),
         ("05_kl - Ann Lee.IPYNB", "Ann Lee"),
         ("lee_ann_1234_07_precision_and_verl.ipynb", "lee_ann_1234"),
-        ("05_kl.ipynb", "05_kl"),
+        ("05_kl.ipynb", "bob"),  # the root is a student's own folder
         ("ann.ipynb", "ann"),
         ("05_klaus.ipynb", "05_klaus"),
     ],
 )
 def test_students_are_named_by_folder_or_file(tmp_path, file, student):
-    put(tmp_path, file)
-    assert seen(tmp_path) == [(student, file, "")]
+    root = tmp_path / "bob"
+    put(root, file)
+    assert seen(root) == [(student, file, "")]
 
 
 def test_files_are_found_once_in_order(tmp_path):

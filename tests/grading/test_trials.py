@@ -1,5 +1,7 @@
 """Short runs tell who survives, who learns and who leaves a healthy run alone; each alone is easily met."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -101,3 +103,31 @@ def test_a_judge_runs_no_file_that_an_answer_names(setting, tmp_path):
     (finding,) = checking.check(exercise("08_mystery_runs", "stable"), values, seed=1)
     assert not finding.right and "names a file" in finding.why
     assert not (tmp_path / "ran").exists()
+
+
+def test_what_a_run_may_cost_is_limited():
+    assert trials.affordable(HEALTHY) is HEALTHY
+    for setting, most in (
+        ("loss.num_iterations", trials.MOST_UPDATES),
+        ("sampling.max_completion_length", trials.MOST_TOKENS),
+    ):
+        assert trials.affordable(HEALTHY.with_(f"{setting}={most}"))
+        with pytest.raises(ConfigError, match=rf"{setting} = {most + 1}: at most {most}"):
+            trials.affordable(HEALTHY.with_(f"{setting}={most + 1}"))
+
+
+def test_a_lesson_that_brings_little_is_given_once_more(monkeypatch):
+    gains = iter([0.02, 0.14, 0.02, 0.08])
+
+    def lesson(config, seed):
+        return seed
+
+    def judged(session):
+        return SimpleNamespace(
+            survived=True, gained=next(gains), before=0.3, after=0.4, updates=12, fate="", finished=12
+        )
+
+    monkeypatch.setattr(trials, "run", lesson)
+    monkeypatch.setattr(trials, "judged", judged)
+    monkeypatch.setattr(trials, "_acted", lambda session: [])
+    assert [next(iter(trials.learns(HEALTHY, seed))).right for seed in (1, 2)] == [True, False]

@@ -78,7 +78,7 @@ def stable(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     """The documents' configuration with the answer over it: does it learn, alone and under harm."""
     guards = trials.guards_of(values["guards"])
     overrides = trials.overrides_of(values["overrides"], SECTIONS)
-    config = preset("original").with_(*overrides).with_guards(guards)
+    config = trials.affordable(preset("original").with_(*overrides).with_guards(guards))
     yield from trials.learns(config, seed)
     yield denominator(config, seed)
     yield trials.leaves_gradient(config, seed)
