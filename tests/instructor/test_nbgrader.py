@@ -14,6 +14,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from grpo_lab.grading import intake, submissions
 from grpo_lab.labs import editions
 from grpo_lab.labs.nbgrader import course
 from grpo_lab.labs.release import write_new
@@ -104,6 +105,12 @@ def scores(home, student):
     }
 
 
+def rows(home):
+    """What nbgrader exports: score and maximum of each student."""
+    with (home / "grades.csv").open() as file:
+        return {row["student_id"]: (float(row["score"]), float(row["max_score"])) for row in csv.DictReader(file)}
+
+
 def test_nbgrader_releases_the_learners_cells_under_their_ids(graded, sample_lab):
     released = cells(graded / "release" / "sample" / "sample.ipynb")
     learner = nbformat.reads(editions.notebook(sample_lab, "sample", "learner"), as_version=4).cells
@@ -122,9 +129,11 @@ def test_all_nothing_and_a_part(graded):
 
 def test_the_gradebook_says_the_same(graded):
     """The point for words waits for a person, but where there are none."""
-    with (graded / "grades.csv").open() as file:
-        rows = {row["student_id"]: (float(row["score"]), float(row["max_score"])) for row in csv.DictReader(file)}
-    assert rows == {"reference": (8.0, 9.0), "untouched": (0.0, 9.0), "half": (4.0, 9.0)}
+    assert {name: row for name, row in rows(graded).items() if name != "bold"} == {
+        "reference": (8.0, 9.0),
+        "untouched": (0.0, 9.0),
+        "half": (4.0, 9.0),
+    }
 
 
 def test_nothing_is_on_stderr_where_it_would_cost_points(graded):
@@ -142,15 +151,33 @@ def test_ids_survive_and_so_does_every_answer(graded):
         assert {name: made[name].source for name in HALF} == HALF
 
 
+def test_our_grader_finds_the_same_answers_in_what_nbgrader_collected(graded):
+    found = [intake.read(each, 10**7) for each in submissions.found([graded / "submitted"])]
+    answered = {
+        each.student: (each.lab, sorted(each.answers), each.problem) for each in found if each.student != "bold"
+    }
+    assert answered == {
+        "half": ("sample", ["double", "guards", "guess", "words"], ""),
+        "reference": ("sample", ["double", "guards", "guess", "letter", "words"], ""),
+        "untouched": ("sample", [], ""),
+    }
+
+
 def test_feedback_is_the_notebook_and_not_what_it_wrote(graded):
     files = {path.name for path in (graded / "feedback" / "half").rglob("*") if path.is_file()}
     assert files == {"sample.html"}
     assert "Score: 4.0 / 9.0" in (graded / "feedback" / "half" / "sample" / "sample.html").read_text()
 
 
-def test_a_changed_cell_of_points_is_put_back(graded, nbgrader):
-    shutil.copytree(graded / "submitted" / "untouched", graded / "submitted" / "bold")
+def test_a_cell_of_points_that_was_changed_is_put_back_and_one_that_was_deleted_earns_nothing(graded, nbgrader):
+    shutil.copytree(graded / "submitted" / "half", graded / "submitted" / "bold")
     file = graded / "submitted" / "bold" / "sample" / "sample.ipynb"
-    file.write_text(file.read_text().replace('lab.points(\\"double\\")', "3.0"))
+    notebook = nbformat.read(file, as_version=4)
+    notebook.cells = [cell for cell in notebook.cells if cell.id != "sample-double-points"]
+    (guards,) = (cell for cell in notebook.cells if cell.id == "sample-guards-points")
+    guards.source = "3.0"
+    nbformat.write(notebook, file)
     assert "has changed" in nbgrader("autograde", "sample", "--student", "bold")
-    assert scores(graded, "bold")["double"] == 0
+    nbgrader("export")
+    assert scores(graded, "bold") == {"guess": 1, "guards": 0, "letter": 0}
+    assert rows(graded)["bold"] == (1.0, 9.0)
