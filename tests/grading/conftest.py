@@ -18,12 +18,12 @@ def findings(lab):
     return lambda name, seed=0, **answer: checking.check(exercise(lab, name), answer, seed)
 
 
-@pytest.fixture
-def load(tmp_path):
+@pytest.fixture(scope="module")
+def load(tmp_path_factory):
     """Loads the source of an answer as a grader would: from a file."""
+    path = tmp_path_factory.mktemp("answers") / "answer.py"
 
     def loaded(source):
-        path = tmp_path / "answer.py"
         path.write_text(source, encoding="utf-8")
         return answers.load(path)
 

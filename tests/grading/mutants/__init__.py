@@ -18,9 +18,8 @@ from torch import Tensor
 
 from grpo_lab.grading import checks
 from grpo_lab.grading.exercises import Function, call
-from grpo_lab.labs import editions
 
-LABS = Path(__file__).parents[3] / "labs"
+INSTRUCTOR = Path(__file__).parents[3] / "labs" / "instructor"
 TRAINED = {
     "00_start/learning_rate",
     "03_error_chain/epsilon",
@@ -75,7 +74,7 @@ def solution(lab: str, exercise: str) -> str:
 
 @functools.cache
 def _cells(lab: str) -> dict[str, str]:
-    notebook = json.loads(editions.notebook(LABS, lab, editions.INSTRUCTOR))
+    notebook = json.loads((INSTRUCTOR / f"{lab}.ipynb").read_text(encoding="utf-8"))
     return {cell["id"]: "".join(cell["source"]) for cell in notebook["cells"]}
 
 
