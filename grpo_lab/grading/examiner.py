@@ -21,7 +21,8 @@ from grpo_lab.grading.checks import lab_page
 from grpo_lab.grading.grader import Course, Grader
 from grpo_lab.grading.rules import Rules
 from grpo_lab.grading.sandbox.box import end_descendants
-from grpo_lab.grading.sandbox.confinement import MIB, PR_SET_PDEATHSIG, prctl
+from grpo_lab.grading.sandbox.confinement import MIB
+from grpo_lab.grading.sandbox.linux import PR_SET_PDEATHSIG, prctl
 from grpo_lab.grading.sandbox.tiers import TIERS
 from grpo_lab.grading.submissions import Found
 

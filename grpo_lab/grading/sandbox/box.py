@@ -18,13 +18,16 @@ from grpo_lab.errors import NotYet, RunError
 from grpo_lab.grading import wire
 from grpo_lab.grading.answers import Given, NotPlain
 from grpo_lab.grading.sandbox.answering import LONGEST, READY
-from grpo_lab.grading.sandbox.confinement import MIB, PR_SET_CHILD_SUBREAPER, Limits, prctl
+from grpo_lab.grading.sandbox.confinement import MIB, Limits
+from grpo_lab.grading.sandbox.linux import PR_SET_CHILD_SUBREAPER, prctl
 from grpo_lab.grading.sandbox.tiers import Tier, environment
 
 START = 120.0
 """Seconds to start in: on a busy machine torch alone takes many."""
 TICK = 0.1
 """Seconds between two looks at what it uses."""
+COSTLY = ("RssAnon:", "RssShmem:", "VmSwap:")
+"""Memory that no file backs, as Linux calls it."""
 
 
 class Failed(NotYet):
@@ -94,7 +97,7 @@ class Sandbox:
         """The values of a whole set of replies. What is not exactly as it should be counts as nothing."""
         over = replies.pop()["over"]
         if len(replies) == 2 and isinstance(refused := replies[0].get("refused"), str):
-            raise NotYet(refused[:LONGEST])
+            raise NotYet(_words(refused))
         numbers = [reply.get("number") for reply in replies[:-1]]
         if not replies or replies[-1].get("end") != count or numbers != list(range(count)):
             raise Failed(f"it ended before it had answered ({_ending(over)})")
@@ -110,8 +113,11 @@ class Sandbox:
                 reply = json.loads(line)
             except (ValueError, RecursionError):
                 raise Failed("it sent something else than data") from None
-            if not isinstance(reply, dict) or reply.get("id") != self._asked:
+            identity = reply.get("id") if isinstance(reply, dict) else None
+            if type(identity) is not int or not 0 < identity <= self._asked:
                 raise Failed("it sent something else than was asked for")
+            if identity < self._asked:
+                continue  # of an answer before, which said that it was over when it was not
             yield reply
             if "over" in reply:
                 return
@@ -195,18 +201,23 @@ class Sandbox:
 def _given(reply: Mapping[str, Any]) -> Given:
     error, value = reply.get("error"), reply.get("value")
     if isinstance(error, str):
-        return Given(error=error[:LONGEST].encode(errors="replace").decode() or "an error without a word")
+        return Given(error=_words(error) or "an error without a word")
     try:
         return Given(wire.unpack(value)) if isinstance(value, str) else Given(error="neither a value nor an error")
     except NotPlain as refused:
         return Given(error=str(refused))
 
 
+def _words(text: str) -> str:
+    """As much of a text as is shown, without halves of pairs of surrogates, which no report could hold."""
+    return text[:LONGEST].encode(errors="replace").decode()
+
+
 def _ending(over: Any) -> str:
     """How its process ended, in words: what the exit status is good for."""
     with suppress(ValueError, TypeError):
         return signal.Signals(-over).name
-    return f"exit code {over}" if isinstance(over, int) else "in a way of its own"
+    return f"exit code {over}" if isinstance(over, int) and 0 <= over < 256 else "in a way of its own"
 
 
 def descendants() -> list[int]:
@@ -232,7 +243,7 @@ def memory_of(processes: Iterable[int]) -> int:
     for process in processes:
         with suppress(OSError):
             status = Path(f"/proc/{process}/status").read_text()
-            lines = (line.split() for line in status.split("\n") if line.startswith(("RssAnon", "RssShmem")))
+            lines = (line.split() for line in status.split("\n") if line.startswith(COSTLY))
             total += sum(int(words[1]) * 1024 for words in lines)
     return total
 

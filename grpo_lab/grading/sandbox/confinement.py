@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import resource
@@ -13,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from grpo_lab.grading.sandbox import landlock
+from grpo_lab.grading.sandbox import landlock, seccomp
+from grpo_lab.grading.sandbox.linux import PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, prctl
 from grpo_lab.shipped import data_directory
 
 PACKAGE = Path(__file__).resolve().parents[2]
@@ -21,7 +21,6 @@ HIDDEN = PACKAGE / "grading" / "checks"
 """Where the right answers are."""
 SYSTEM = tuple(Path(path) for path in ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/alternatives"))
 DEVICES = tuple(Path("/dev") / name for name in ("null", "zero", "urandom", "random"))
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 36, 38
 MIB = 1 << 20
 
 
@@ -58,6 +57,7 @@ def confine(limits: Limits, user: int | None, files: bool) -> None:
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # after the change of user, which clears it
+    seccomp.refuse()
     cpu = int(limits.seconds) + 5  # the clock of the one who waits comes first
     caps = {
         resource.RLIMIT_CPU: cpu,
@@ -83,12 +83,6 @@ def readable() -> Iterator[Path]:
     yield from (path for path in PACKAGE.iterdir() if path.name != "grading")
     yield from (path for path in (PACKAGE / "grading").iterdir() if path != HIDDEN)
     yield data_directory()
-
-
-def prctl(option: int, value: int) -> None:
-    """Linux's process control. Raises OSError where it fails."""
-    if ctypes.CDLL(None, use_errno=True).prctl(option, ctypes.c_ulong(value), 0, 0, 0):
-        raise OSError(ctypes.get_errno(), f"prctl {option}")
 
 
 def _address_space() -> int:

@@ -35,8 +35,8 @@ def look(canary, port, spaces, checks, user):
         "read what is right": gets(lambda: os.listdir(checks)) and bool(os.listdir(checks)),
     }
 """
-NEVER = ("write a file", "run as the grader, who is root")
-APART = (*NEVER, "read a file that all may read", "reach the network", "see the grader's processes")
+NEVER = ("write a file", "run as the grader, who is root", "reach the network")
+APART = (*NEVER, "read a file that all may read", "see the grader's processes")
 PROMISED = {0: NEVER, 1: APART, 2: (*APART, "read what is right")}
 """What an answer must not get, by tier."""
 

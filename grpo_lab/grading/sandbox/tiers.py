@@ -39,7 +39,7 @@ class Tier:
         """How to start the program."""
         user = str(FIRST_USER + os.getpid()) if os.getuid() == 0 else ""
         files = "files" if self.landlock else ""
-        return [*self.wrap(), sys.executable, *PROGRAM, limits.to_text(), user, files]
+        return [*self.wrap(), sys.executable, *PROGRAM, limits.to_text(), user, files, os.readlink("/proc/self/ns/pid")]
 
 
 def environment() -> dict[str, str]:
@@ -77,8 +77,8 @@ def _found(program: str) -> str:
 
 
 _ALWAYS = (
-    "An answer runs in a process of its own with caps on time, memory, processes and output, and can write nothing "
-    "into a file. What is right never comes near it, and no verdict is drawn there."
+    "An answer runs in a process of its own with caps on time, memory, processes and output. It can open no socket and "
+    "write nothing into a file. What is right is not sent to it, and no verdict is drawn there."
 )
 _NO_MORE = (
     "Not contained: flaws of the kernel itself, what can be learned from timing, and reading this package, which "
@@ -90,20 +90,20 @@ TIERS = (
         0,
         "a process with limits",
         _ALWAYS,
-        "Not contained: it can use the network, read what its user can read, see other processes, and leave empty "
-        "files where its user may. "
+        "Not contained: it can see other processes, read what its user can read, this package's checks among them, "
+        "and make, empty and delete files where its user may. "
         + (
             "It runs as a user of its own."
             if os.getuid() == 0
-            else "It runs as YOU: it can read your files, the grader's secret and other submissions among them, and "
-            "end your processes. For people you trust."
+            else "It runs as YOU: it can read your files, the grader's secret and other submissions among them, empty "
+            "and delete them, and end your processes. For people you trust."
         ),
         list,
     ),
     Tier(
         1,
         "namespaces and Landlock",
-        f"{_ALWAYS} No network; no process but its own to be seen; no file to open but the system's programs, Python "
+        f"{_ALWAYS} No process but its own to be seen; no file to open but the system's programs, Python "
         "and this package; all it started dies with it.",
         f"Names of files elsewhere can be seen to exist. Where the package lies inside Python's own folder, its checks "
         f"can be read. {_NO_MORE}",
@@ -113,7 +113,7 @@ TIERS = (
     Tier(
         2,
         "bubblewrap",
-        f"{_ALWAYS} No network; no process but its own; a file system of its own, read-only, with the system's "
+        f"{_ALWAYS} No process but its own; a file system of its own, read-only, with the system's "
         "programs, Python and this package without its checks; all it started dies with it.",
         _NO_MORE,
         _bubblewrapped,
