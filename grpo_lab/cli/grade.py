@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from grpo_lab.grading.grader import Course
     from grpo_lab.grading.results import Result
     from grpo_lab.grading.rules import Rules
+    from grpo_lab.grading.sandbox.tiers import Tier
+    from grpo_lab.grading.submissions import Found
 
 Paths = Annotated[list[Path] | None, typer.Argument(metavar="PATH...", help="Folders of notebooks, or notebooks.")]
 Folder = Annotated[Path, typer.Option(help="Folder for reports; what is graded in it already is not graded again.")]
@@ -52,6 +54,7 @@ def grade(
     if sys.platform != "linux":
         raise RunError(f"grading is not possible on {sys.platform}: its sandbox is Linux's; use a virtual machine")
     from grpo_lab.grading import rules as ruling
+    from grpo_lab.grading import submissions
 
     given = {"attempt": attempt, "tier": require_tier}
     ruled = dataclasses.replace(
@@ -62,7 +65,8 @@ def grade(
     elif explain:
         _explain(ruled)
     elif paths:
-        _grade(paths, out, _course(ruled), jobs)
+        every = submissions.found(paths)
+        _grade(every, out, _course(ruled), jobs)
     else:
         raise typer.BadParameter("name a folder of notebooks, or notebooks", param_hint="PATH...")
 
@@ -70,24 +74,30 @@ def grade(
 def _explain(rules: Rules) -> None:
     """What grades are worth, and how strongly answers are contained on this machine."""
     from grpo_lab import console
-    from grpo_lab.grading.grader import limits
-    from grpo_lab.grading.sandbox.probing import strongest
 
-    tier, missing = strongest(limits(rules), rules.tier)
+    tier, missing = _strongest(rules)
     console.out.print(TRUST, markup=False)
     console.out.print(f"Here: tier {tier.number}. {tier.trust}", markup=False)
     for why in missing.values():
         console.out.print(f"Not here: {why}", markup=False)
 
 
+def _strongest(rules: Rules) -> tuple[Tier, dict[int, str]]:
+    from grpo_lab import console
+    from grpo_lab.grading.grader import limits
+    from grpo_lab.grading.sandbox.probing import strongest
+
+    with console.err.status("trying sandboxes"):
+        return strongest(limits(rules), rules.tier)
+
+
 def _course(rules: Rules) -> Course:
     """The rules with a secret, and a tier that works; that it is not the strongest one is said, with the reason."""
     from grpo_lab import console
     from grpo_lab.grading import challenges
-    from grpo_lab.grading.grader import Course, limits
-    from grpo_lab.grading.sandbox.probing import strongest
+    from grpo_lab.grading.grader import Course
 
-    tier, missing = strongest(limits(rules), rules.tier)
+    tier, missing = _strongest(rules)
     console.err.print(f"tier {tier.number}: {tier.name}", markup=False)
     for why in missing.values():
         console.err.print(f"not {why}", markup=False, soft_wrap=True)
@@ -101,12 +111,12 @@ def _course(rules: Rules) -> Course:
     return Course(rules, challenges.secret(Path(rules.secret), made), tier)
 
 
-def _grade(paths: Sequence[Path], out: Path, course: Course, jobs: int) -> None:
+def _grade(every: Sequence[Found], out: Path, course: Course, jobs: int) -> None:
+    """Grade, with a bar, and write the reports; exit code 1 where Ctrl-C stopped it."""
     from grpo_lab import console
-    from grpo_lab.grading import classroom, reports, submissions
+    from grpo_lab.grading import classroom, reports
     from grpo_lab.grading.reports import marking
 
-    every = submissions.found(paths)
     kept = classroom.Kept(out / "results", course)
     with console.progress() as bars:
         task = bars.add_task("notebooks", total=len(every), note="")
