@@ -130,7 +130,8 @@ class Proctor:
         self._folder = tempfile.TemporaryDirectory(prefix="grpo-lab-", ignore_cleanup_errors=True)
         with tempfile.TemporaryFile() as words:
             self._process = subprocess.Popen(
-                [sys.executable, "-u", "-m", "grpo_lab.grading.examiner"],
+                # -P: a module that lies in the current folder, among submissions perhaps, is not to be found.
+                [sys.executable, "-P", "-u", "-m", "grpo_lab.grading.examiner"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=words,
@@ -170,10 +171,14 @@ class Proctor:
 
 def _listen(process: subprocess.Popen[str], replies: queue.SimpleQueue[dict[str, Any] | None]) -> None:
     assert process.stdout
-    with process.stdout:
-        for line in process.stdout:
-            replies.put(json.loads(line))
-    replies.put(None)
+    try:
+        with process.stdout:
+            for line in process.stdout:
+                replies.put(json.loads(line))
+    except ValueError:  # cut off in the middle of a line, or something else printed there
+        process.kill()
+    finally:
+        replies.put(None)
 
 
 def _mark(reply: dict[str, Any]) -> Mark:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from grpo_lab.grading.sandbox.confinement import HIDDEN, MIB, PACKAGE, Limits, readable
 
-PROGRAM = ("-B", "-s", "-m", "grpo_lab.grading.sandbox.answering")
+PROGRAM = ("-B", "-P", "-s", "-m", "grpo_lab.grading.sandbox.answering")
 FIRST_USER = 1_800_000_000
 """Ids from here on belong to nobody; each sandbox of a grader who is root takes one of its own."""
 
