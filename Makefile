@@ -4,7 +4,7 @@ OUT ?= benchmarks/results
 # Threads that wait without spinning: on a busy machine two of them are otherwise many times slower than one.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test lab check gpu bench
+.PHONY: demo test lab check gpu bench instructor
 .NOTPARALLEL:  # two stamps would run pip in one .venv at the same time
 
 demo: .venv/.core
@@ -27,6 +27,12 @@ gpu:
 
 bench: .venv/.bench
 	OUT="$(OUT)" .venv/bin/python -m benchmarks
+
+# nbgrader, in an environment of its own: in .venv it would put extensions into the JupyterLab that tests drive.
+instructor:
+	test -x .venv-nbgrader/bin/python || $(PYTHON) -m venv .venv-nbgrader
+	.venv-nbgrader/bin/python -m pip install --quiet -c constraints.txt -e '.[instructor]' pytest
+	OMP_NUM_THREADS=1 .venv-nbgrader/bin/python -m pytest tests/instructor
 
 # The browser that tests/browser drives; without it they skip, but for CI.
 .venv/.browser: tests/browser/install-chromium | .venv/.dev

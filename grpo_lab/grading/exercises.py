@@ -116,3 +116,7 @@ class LabPage:
     """What the learner can do at the end, in a sentence."""
     exercises: Mapping[str, Exercise] = field(default_factory=dict)
     questions: tuple[Question, ...] = ()
+
+    def cell_id(self, exercise: str) -> str:
+        """What the cell of an exercise is called in every edition, and found by again."""
+        return f"{self.name}-{exercise}"

@@ -192,7 +192,7 @@ def _by_code(cells: Sequence[Cell]) -> list[str]:
 
 def _ids(page: LabPage) -> dict[str, str]:
     """The exercises of a lab by the ids that their cells were given."""
-    return {f"{page.name}-{name}": name for name in page.exercises}
+    return {page.cell_id(name): name for name in page.exercises}
 
 
 def _answers(page: LabPage, cells: Sequence[Cell]) -> tuple[dict[str, str], dict[str, str]]:

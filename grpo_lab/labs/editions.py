@@ -112,8 +112,8 @@ def _cells(source: Sequence[Any], name: str, page: LabPage | None, edition: str)
         exercise = _exercise_of(cell, page)
         if edition != INSTRUCTOR and INSTRUCTOR in _tags(cell):
             continue
-        if exercise:
-            identity = cell_id(name, exercise)
+        if page and exercise:
+            identity = page.cell_id(exercise.name)
             yield new_cell("markdown", f"{identity}-task", _heading(exercise))
             text = learners(cell.source) if edition == LEARNER else reference(cell.source)
             yield new_cell("code", identity, text, _tags(cell))
@@ -121,11 +121,6 @@ def _cells(source: Sequence[Any], name: str, page: LabPage | None, edition: str)
             continue
         text = _with_cover(cell.source, page) if number == 0 and page else cell.source
         yield new_cell(cell.cell_type, f"{name}-{number:02d}", text, _tags(cell))
-
-
-def cell_id(lab: str, exercise: Exercise) -> str:
-    """The id of the cell that holds the answer: by it a grader finds that."""
-    return f"{lab}-{exercise.name}"
 
 
 def new_cell(kind: str, identity: str, source: str, tags: Sequence[str] = ()) -> Any:

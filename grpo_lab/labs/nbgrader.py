@@ -8,7 +8,7 @@ from typing import Any
 
 from grpo_lab.grading import checks
 from grpo_lab.grading.exercises import Exercise
-from grpo_lab.labs.editions import LEARNER, REFERENCE, as_text, cell_id, made, new_cell
+from grpo_lab.labs.editions import LEARNER, REFERENCE, as_text, made, new_cell
 from grpo_lab.labs.release import with_exercises
 
 STUDENT = "reference"
@@ -46,7 +46,8 @@ def course(folder: Path, out: Path, names: Sequence[str] = (), with_reference: b
 
 def gradable(notebook: Any, lab: str) -> Any:
     """A lab's notebook with nbgrader's metadata on its exercises, and after each the cell that earns its points."""
-    exercises = {cell_id(lab, exercise): exercise for exercise in checks.lab_page(lab).exercises.values()}
+    page = checks.lab_page(lab)
+    exercises = {page.cell_id(name): exercise for name, exercise in page.exercises.items()}
     notebook.cells = [made for cell in notebook.cells for made in _gradable(cell, exercises.get(cell.id))]
     return notebook
 
