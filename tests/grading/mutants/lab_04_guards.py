@@ -59,7 +59,6 @@ def update_or_skip(optimizer, norm, limit):
         "skip every step": 'guards = {"skip_spikes": {"threshold": 1e-9}, "representable_epsilon": {}}',
         "every guard": "from grpo_lab.guards import GUARDS\n\nguards = tuple(GUARDS)",
         "one of two": 'guards = ("skip_spikes",)',
-        "the other of two": 'guards = ("representable_epsilon",)',
     },
 }
 ANOTHER_WAY = {

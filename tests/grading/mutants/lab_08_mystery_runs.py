@@ -137,7 +137,6 @@ def objective(logprobs, old_logprobs, ref_logprobs, advantages, mask):
         "not to be set": REFORMED.format(overrides=("data.num_prompts=1",), guards=()),
         "no such setting": REFORMED.format(overrides=("loss.bet=1",), guards=()),
         "no such guard": REFORMED.format(overrides=HEALED, guards=("clamp_kll",)),
-        "the reported rate": REFORMED.format(overrides=HEALED[:1], guards=GUARDS),
         "loss.log_ratio=reference": REFORMED.format(overrides=HEALED[1:], guards=GUARDS),
         "skip every step": REFORMED.format(overrides=HEALED, guards={"skip_spikes": {"threshold": 1e-9}}),
     },
