@@ -39,11 +39,10 @@ def main() -> int:
     """Serve requests until there are no more."""
     _load()
     limits, user, files, outside = sys.argv[1:]
-    requests, replies = os.dup(0), os.dup(1)
+    requests, replies, nowhere = os.dup(0), os.dup(1), os.open(os.devnull, os.O_RDWR)
     confine(Limits.from_text(limits), int(user) if user else None, files == "files")
     alone = bool(user) or os.readlink(PROCESSES) != outside
     _send(replies, READY)
-    nowhere = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
         os.dup2(nowhere, number)  # what an answer prints costs nobody anything
     with os.fdopen(requests, "rb") as lines:

@@ -1,14 +1,15 @@
 """Linux's seccomp: system calls that no answer needs are refused from here on to this process and all it starts.
 
-Namespaces, Landlock and limits leave them open: sockets that lie in files, shared memory that no process is charged
-for and that outlives them all, further namespaces with a root of their own. Needs no privilege. Numbers of calls differ
-between machines.
+Namespaces, Landlock and limits leave them open: sockets that lie in files; a file that exists, which a limit of its
+size does not keep from being written through memory; shared memory that nobody is charged for and that outlives all;
+further namespaces with a root of their own. Needs no privilege. Numbers of calls differ between machines.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import os
 import platform
 from collections.abc import Iterator
 
@@ -18,21 +19,37 @@ MODE_FILTER = 2
 MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 """How linux/audit.h calls them: the same process could make the calls of another one, which have other numbers."""
 REFUSED = {
-    # name: numbers on the MACHINES, in their order
-    "socket": (41, 198),
+    # Numbers on the MACHINES, in their order. Sockets:
+    "socket": (41, 198), "socketpair": (53, 199),
+    # What is in a folder, and what is said of a file:
+    "creat": (85, None), "mkdir": (83, None), "mkdirat": (258, 34), "mknod": (133, None), "mknodat": (259, 33),
+    "link": (86, None), "linkat": (265, 37), "symlink": (88, None), "symlinkat": (266, 36), "rename": (82, None),
+    "renameat": (264, 38), "renameat2": (316, 276), "unlink": (87, None), "unlinkat": (263, 35), "rmdir": (84, None),
+    "truncate": (76, 45), "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452),
+    "chown": (92, None), "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54), "utime": (132, None),
+    "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88), "setxattr": (188, 5),
+    "lsetxattr": (189, 6), "fsetxattr": (190, 7), "removexattr": (197, 14), "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16), "setxattrat": (463, 463), "removexattrat": (466, 466), "file_setattr": (469, 469),
+    # What outlives its processes, and is charged to none:
     "shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186), "mq_open": (240, 180),
-    "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "fsopen": (430, 430), "open_tree": (428, 428),
-    "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "pidfd_getfd": (438, 438),
     "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),
+    # Namespaces, and what may be done in one's own:
+    "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "fsopen": (430, 430), "open_tree": (428, 428),
+    # Other processes:
+    "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "pidfd_getfd": (438, 438),
+    # Much of the kernel for few programs:
     "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "io_uring_setup": (425, 425),
 }  # fmt: skip
-CLONE, CLONE3 = (56, 220), 435
+MISSING = {"clone3": (435, 435), "openat2": (437, 437)}
+"""Their flags lie in memory, out of a filter's sight. Who is told that they do not exist takes those below."""
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 NAMESPACES = 0x7E020000
-"""Flags of clone that make namespaces."""
+WITH_FLAGS = {"open": ((2, None), 1, WRITES), "openat": ((257, 56), 2, WRITES), "clone": ((56, 220), 0, NAMESPACES)}
+"""Refused with any of these flags in this argument."""
 OTHER_NUMBERS = 0x40000000
 """From here on, x86_64 knows the same calls once more."""
 LOAD, EQUAL, AT_LEAST, ANY_OF, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-NUMBER, MACHINE, FIRST_ARGUMENT = 0, 4, 16
+NUMBER, MACHINE, ARGUMENTS = 0, 4, 16
 """Offsets of what a filter may look at."""
 ALLOW, KILL, REFUSE = 0x7FFF0000, 0x80000000, 0x00050000
 
@@ -66,13 +83,16 @@ def _filter(machine: int) -> Iterator[tuple[int, int, int, int]]:
     yield LOAD, 0, 0, NUMBER
     yield AT_LEAST, 0, 1, OTHER_NUMBERS
     yield RETURN, 0, 0, REFUSE | errno.ENOSYS
-    yield EQUAL, 0, 1, CLONE3  # its flags lie in memory, out of sight; who is told that it is missing takes clone
-    yield RETURN, 0, 0, REFUSE | errno.ENOSYS
-    for numbers in REFUSED.values():
-        yield EQUAL, 0, 1, numbers[machine]
-        yield RETURN, 0, 0, REFUSE | errno.EPERM
-    yield EQUAL, 0, 3, CLONE[machine]
-    yield LOAD, 0, 0, FIRST_ARGUMENT
-    yield ANY_OF, 0, 1, NAMESPACES
-    yield RETURN, 0, 0, REFUSE | errno.EPERM
+    for table, error in ((REFUSED, errno.EPERM), (MISSING, errno.ENOSYS)):
+        for numbers in table.values():
+            if (number := numbers[machine]) is not None:
+                yield EQUAL, 0, 1, number
+                yield RETURN, 0, 0, REFUSE | error
+    for numbers, argument, flags in WITH_FLAGS.values():
+        if (number := numbers[machine]) is not None:
+            yield EQUAL, 0, 4, number
+            yield LOAD, 0, 0, ARGUMENTS + 8 * argument
+            yield ANY_OF, 0, 1, flags
+            yield RETURN, 0, 0, REFUSE | errno.EPERM
+            yield RETURN, 0, 0, ALLOW
     yield RETURN, 0, 0, ALLOW

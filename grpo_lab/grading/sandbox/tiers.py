@@ -77,8 +77,8 @@ def _found(program: str) -> str:
 
 
 _ALWAYS = (
-    "An answer runs in a process of its own with caps on time, memory, processes and output. It can open no socket and "
-    "write nothing into a file. What is right is not sent to it, and no verdict is drawn there."
+    "An answer runs in a process of its own with caps on time, memory, processes and output. It can open no socket "
+    "and make, change or delete no file. What is right is not sent to it, and no verdict is drawn there."
 )
 _NO_MORE = (
     "Not contained: flaws of the kernel itself, what can be learned from timing, and reading this package, which "
@@ -90,13 +90,12 @@ TIERS = (
         0,
         "a process with limits",
         _ALWAYS,
-        "Not contained: it can see other processes, read what its user can read, this package's checks among them, "
-        "and make, empty and delete files where its user may. "
+        "Not contained: it can see other processes, and read what its user can read, this package's checks among them. "
         + (
             "It runs as a user of its own."
             if os.getuid() == 0
-            else "It runs as YOU: it can read your files, the grader's secret and other submissions among them, empty "
-            "and delete them, and end your processes. For people you trust."
+            else "It runs as YOU: it can read your files, the grader's secret and other submissions among them, and "
+            "end your processes. For people you trust."
         ),
         list,
     ),
