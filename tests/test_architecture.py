@@ -15,8 +15,8 @@ FLOORS = {
     2: "batch interventions probes guards faults rewards tasks recorder",
     3: "half_precision models model_building model_fetching rollouts snapshots",
     4: "measures learner trainer",
-    5: "session folder controls fanout warm worker chain crashes environment reproduction recordings logs diagnosis matrix"
-    " grading",
+    5: "session folder controls fanout warm worker chain crashes environment reproduction recordings logs diagnosis"
+    " matrix grading",
     6: "cli console reproduce series dashboard plots pages widgets labs __init__ __main__",
 }
 FLOOR = {name: floor for floor, names in FLOORS.items() for name in names.split()}

@@ -66,6 +66,10 @@ def _gradient_cases(seed: int) -> Sequence[Case]:
             "above the range, A < 0",
             "With A < 0 both branches are negative, and min picks the one that is further from 0. Nothing clips it.",
         ),
+        (0.16, size, "nearly at the upper end of the range, A > 0", "The range ends at a ratio of 1.2."),
+        (0.2, size, "just above the range, A > 0", "The range ends at a ratio of 1.2."),
+        (-0.2, -size, "nearly at the lower end of the range, A < 0", "The range begins at a ratio of 0.8."),
+        (-0.24, -size, "just below the range, A < 0", "The range begins at a ratio of 0.8."),
         (
             17 + 2 * far,
             -1.0,

@@ -29,6 +29,7 @@ def _guard_cases(seed: int) -> Sequence[Case]:
         return [round(size * draw.uniform(0.8, 3.0), 4) for _ in range(count)]
 
     usual = level(1.0)
+    first = usual[0]
     spike = usual[0] * draw.uniform(50, 500)
     memory = "What is remembered is the largest norm that was *accepted*: a refused one must not raise the bar."
     nan = (
@@ -41,6 +42,7 @@ def _guard_cases(seed: int) -> Sequence[Case]:
         ("two spikes in a row", [*usual, spike, spike, usual[0]], memory),
         ("a NaN between healthy norms", [*usual, math.nan, usual[2], spike], nan),
         ("inf first, then healthy norms", [math.inf, *usual, spike], "Nothing was accepted yet: inf is refused too."),
+        ("a rise, small norms after it, a spike", [first, 6 * first, first / 4, 4 * first, 50 * first], memory),
     ]
     if seed:
         given += [(f"a run of {len(norms)} norms", norms, memory) for norms in (_a_run(draw) for _ in range(5))]

@@ -44,12 +44,18 @@ def objective(logprobs: Tensor, old_logprobs: Tensor, ref_logprobs: Tensor, adva
 def objective_cases(seed: int) -> Sequence[Case]:
     """A usual batch, one whose reference is far away, padding that holds anything, and a token 100 nats away."""
     generator = torch.Generator().manual_seed(seed)
-    usual, far, padded, extreme = (Batch.draw(generator) for _ in range(4))
+    usual, far, padded, extreme, beyond = (Batch.draw(generator) for _ in range(5))
     far["ref_logprobs"] = far["ref_logprobs"] - 1.5
     padded["logprobs"][1, -1], padded["old_logprobs"][0, -1] = -torch.inf, torch.nan
+    padded["ref_logprobs"][1, -2] = torch.nan
     extreme["logprobs"][2, 0], extreme["old_logprobs"][2, 0] = -0.1, -100.0
     extreme["ref_logprobs"][2, 1] = 60.0 + extreme["logprobs"][2, 1]
     extreme["advantages"][2] = 1.0
+    beyond["advantages"][0], beyond["advantages"][2] = -1.0, 1.0
+    beyond["old_logprobs"][0, 0] = beyond["logprobs"][0, 0] - 5.5
+    beyond["old_logprobs"][2, 0] = beyond["logprobs"][2, 0] + 5.5
+    beyond["ref_logprobs"][2, 1] = beyond["logprobs"][2, 1] + 10.5
+    beyond["ref_logprobs"][2, 2] = beyond["logprobs"][2, 2] - 10.5
     ratio = "The ratio compares the policy with the one that sampled; the KL compares it with the reference."
     padding = (
         "A mask of 0 times NaN is NaN, also on the way back: take padding out before exp, and divide by what is left."
@@ -64,6 +70,7 @@ def objective_cases(seed: int) -> Sequence[Case]:
         _objective_case("the reference is 1.5 nats away", far, ratio),
         _objective_case("padding that holds -inf and NaN", padded, padding),
         _objective_case("one token 100 nats away", extreme, after),
+        _objective_case("tokens half a nat beyond the limits", beyond, "Beyond 5 and 10 nats nothing pulls any more."),
     ]
 
 

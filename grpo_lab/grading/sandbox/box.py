@@ -31,7 +31,7 @@ COSTLY = ("RssAnon:", "RssShmem:", "VmSwap:")
 
 
 class Failed(NotYet):
-    """The answer broke a limit, or ended before it had answered: nothing it sent counts."""
+    """The answer broke a limit, and its sandbox ends with it."""
 
 
 class Sandbox:
@@ -56,7 +56,7 @@ class Sandbox:
     ) -> list[Given]:
         """What a function of the answer gives for each of the inputs, as the probe of that name calls it.
 
-        Raises NotYet for an answer that does not run or lacks the function, and Failed, which is one.
+        Raises NotYet for an answer that does not run, lacks the function or ends too early, and Failed, which is one.
         """
         packed = [wire.pack(dict(each)) for each in inputs]
         what = {"function": function, "probe": probe, "inputs": packed}
@@ -100,7 +100,7 @@ class Sandbox:
             raise NotYet(_words(refused))
         numbers = [reply.get("number") for reply in replies[:-1]]
         if not replies or replies[-1].get("end") != count or numbers != list(range(count)):
-            raise Failed(f"it ended before it had answered ({_ending(over)})")
+            raise NotYet(f"it ended before it had answered ({_ending(over)})")
         return [_given(reply) for reply in replies[:-1]]
 
     def _replies(self, end: float) -> Iterator[dict[str, Any]]:

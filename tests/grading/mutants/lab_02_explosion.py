@@ -31,6 +31,8 @@ WRONG = {
         "by the ratio": {"-ratio * advantage": "-advantage"},
         "no exp": {"math.exp(log_ratio)": "1 + log_ratio"},
         "the slope of the clip range": {"return 0.0 if": "return -(1 + epsilon) * advantage if"},
+        "another range": {"epsilon=0.2": "epsilon=0.4"},
+        "clipped from 1 on, below": {"ratio < 1 - epsilon": "ratio < 1"},
         "zero": {f"return {CLIPPED}": "return 0.0"},
         "returns None": {"return": "found ="},
     },

@@ -68,6 +68,9 @@ def objective(logprobs, old_logprobs, ref_logprobs, advantages, mask):
         "loss.log_ratio=reference": {"(logprobs - old_logprobs)": "(logprobs - ref_logprobs)"},
         "clamp after exp": {BOUNDED: BOUNDED.replace(".clamp(-5, 5)", ""), RATIO: f"{RATIO}.clamp(max=148.4)"},
         "log-ratio unbounded": {BOUNDED: BOUNDED.replace(".clamp(-5, 5)", "")},
+        "log-ratio bounded further out": {"clamp(-5, 5)": "clamp(-6, 6)"},
+        "delta bounded further out": {"clamp(-10, 10)": "clamp(-11, 10)"},
+        "padding in delta": {DELTA: DELTA.replace(".masked_fill(mask == 0, 0.0)", "")},
         "delta unbounded": {DELTA: DELTA.replace(".clamp(-10, 10)", "")},
         "clamp after expm1": {
             DELTA: DELTA.replace(".clamp(-10, 10)", ""),
