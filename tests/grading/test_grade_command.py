@@ -1,0 +1,215 @@
+"""`grpo-lab grade` on a class: full marks for the reference in every lab, none for what is untouched, and reports."""
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from grpo_lab import cli
+from grpo_lab.grading.checks import LABS, lab_page
+from grpo_lab.grading.exercises import Values
+from grpo_lab.grading.reports import marking
+from grpo_lab.labs import editions
+from tests.grading import mutants
+
+SOURCES = Path(__file__).parents[2] / "labs"
+SHADOWS = ("json", "random", "torch", "numpy", "typing_extensions")
+"""Modules that a folder of submissions could hold, for whoever starts Python there."""
+WRONG = {
+    "k3": "sign flipped",
+    "expected_gradient": "policy minus reference",
+    "straight": "clamp after exp",
+    "next_beta": "nan > limit",
+}
+"""Mistakes in the notebook of one student, by exercise of lab 5."""
+
+
+def notebook(lab, edition=editions.REFERENCE, **answers):
+    """A lab's notebook as text, with these sources in the cells of its exercises."""
+    made = json.loads(editions.notebook(SOURCES, lab, edition))
+    for cell in made["cells"]:
+        if (name := cell["id"].removeprefix(f"{lab}-")) in answers:
+            cell["source"] = f"%%exercise {name}\n{answers[name]}"
+    return json.dumps(made)
+
+
+def hand_in(folder, student, lab, text):
+    (folder / student).mkdir(parents=True, exist_ok=True)
+    (folder / student / f"{lab}.ipynb").write_text(text)
+
+
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory):
+    """The folder of a class, graded twice: the second time with a mark entered by hand. What both runs said."""
+    home = tmp_path_factory.mktemp("class")
+    wrong = {
+        each.exercise: each.source
+        for each in mutants.all()
+        if WRONG.get(each.exercise) == each.name and each.lab == "05_kl"
+    }
+    assert set(wrong) == set(WRONG)
+    for lab in LABS:
+        hand_in(home / "submitted", "solved", lab, notebook(lab))
+        hand_in(home / "submitted", "blank", lab, notebook(lab, editions.LEARNER))
+    hand_in(home / "submitted", "mistaken", "05_kl", notebook("05_kl", **wrong))
+    hand_in(home / "submitted", "broken", "05_kl", notebook("05_kl")[:-9])
+    for name in SHADOWS:
+        (home / f"{name}.py").write_text("open('shadowed', 'w').close()\nraise SystemExit(0)\n")
+    command = [sys.executable, "-P", "-m", "grpo_lab.cli", "grade", "submitted", "--jobs", "1"]
+    env = {**os.environ, "COLUMNS": "150", "OMP_NUM_THREADS": "1"}
+
+    def run():
+        return subprocess.run(command, cwd=home, env=env, capture_output=True, text=True, timeout=540)
+
+    first = run()
+    kept = {path: path.stat().st_mtime_ns for path in (home / "grades" / "results").iterdir()}
+    sheet = home / "grades" / marking.TO_MARK
+    rows = list(csv.DictReader(io.StringIO(sheet.read_text(encoding="utf-8-sig"))))
+    before = gradebook(home)
+    row = next(row for row in rows if (row["student"], row["lab"]) == ("solved", "05_kl"))
+    row |= {"mark": "1.5", "comment": "the gradient is missing"}
+    with sheet.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    second = run()
+    return home, first, second, kept, before
+
+
+def gradebook(home):
+    """Rows by student and lab."""
+    rows = csv.DictReader(io.StringIO((home / "grades" / "gradebook.csv").read_text(encoding="utf-8-sig")))
+    return {(row["student_id"], row["assignment"]): row for row in rows}
+
+
+def automatic(lab):
+    return sum(task.points for task in lab_page(lab).exercises.values() if task.kind != "text")
+
+
+@pytest.mark.parametrize("lab", LABS)
+def test_the_reference_earns_all_and_an_untouched_notebook_nothing(graded, lab):
+    _, first, _, _, before = graded
+    assert first.returncode == 0, first.stderr
+    solved, blank = before["solved", lab], before["blank", lab]
+    assert float(solved["score"]) == float(solved["max_score"]) == automatic(lab)
+    assert float(blank["score"]) == 0 < float(blank["max_score"])
+
+
+def test_mistakes_cost_exactly_their_exercises(graded):
+    home, *_ = graded
+    (file,) = (home / "grades" / "gradescope").glob("mistaken-*.json")
+    tests = json.loads(file.read_text())["tests"]
+    titles = {task.title: name for name, task in lab_page("05_kl").exercises.items()}
+    scores = {titles[test["name"]]: (test["score"], test["max_score"]) for test in tests if "score" in test}
+    lost = {name for name, (score, most) in scores.items() if score < most}
+    assert lost == set(WRONG) and all(scores[name][0] == 0 for name in lost)
+
+
+def test_what_is_no_notebook_is_accounted_for(graded):
+    home, first, *_ = graded
+    row = next(row for (student, _), row in gradebook(home).items() if student == "broken")
+    assert (row["score"], "no notebook" in row["problem"]) == ("0.0", True)
+    assert "broken" in first.stdout
+
+
+def test_a_mark_by_hand_counts_and_nothing_is_graded_twice(graded):
+    home, _, second, kept, before = graded
+    assert second.returncode == 0, second.stderr
+    unreadable = {path for path in kept if "broken" in path.read_text()}
+    assert {path: path.stat().st_mtime_ns for path in kept if path not in unreadable} == {
+        path: kept[path] for path in kept if path not in unreadable
+    }
+    after = gradebook(home)
+    assert float(after["solved", "05_kl"]["score"]) == float(before["solved", "05_kl"]["score"]) + 1.5
+    assert float(after["solved", "05_kl"]["max_score"]) == float(before["solved", "05_kl"]["max_score"]) + 2
+    assert "the gradient is missing" in (home / "grades" / marking.TO_MARK).read_text(encoding="utf-8-sig")
+
+
+def test_nothing_is_imported_from_the_folder_it_was_started_in(graded):
+    home, *_ = graded
+    assert not (home / "shadowed").exists()
+
+
+def test_the_secret_is_made_once_and_only_its_owners(graded):
+    home, first, second, *_ = graded
+    assert (home / "grading.secret").stat().st_mode & 0o077 == 0
+    assert "is new" in first.stderr and "is new" not in second.stderr
+    secret = (home / "grading.secret").read_text().strip()
+    assert [path for path in (home / "grades").rglob("*") if path.is_file() and secret in path.read_text()] == []
+
+
+def test_every_report_names_the_tier(graded):
+    home, first, *_ = graded
+    said = first.stderr.split("\n")[0]
+    assert said.startswith("tier ")
+    number = said.removeprefix("tier ")[0]
+    pages = list((home / "grades" / "pages").iterdir())
+    assert len(pages) == 2 * len(LABS) + 2
+    assert all(f"<dd>{number}." in page.read_text() for page in pages)
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Runs a command line in this process, in an empty folder: exit code, standard output and error."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["grpo-lab", "grade", *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        said = capsys.readouterr()
+        return end.value.code or 0, said.out, said.err
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ([], 2, "name a folder of notebooks"),
+        (["nowhere"], 1, "nowhere: no such file or folder"),
+        (["."], 1, "no notebook (*.ipynb)"),
+        ([".", "--rules", "none.toml"], 2, "--print-rules"),
+        ([".", "--rules", "bad.toml"], 2, "did you mean 'seconds'"),
+        ([".", "--jobs", "0"], 2, "--jobs"),
+        ([".", "--require-tier", "3"], 2, "--require-tier"),
+    ],
+)
+def test_bad_usage_is_said_in_a_line(run, tmp_path, words, code, said):
+    (tmp_path / "bad.toml").write_text("secnds = 3\n")
+    ended, _, complained = run(*words)
+    assert ended == code and said in complained and "Traceback" not in complained
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.toml"]
+
+
+def test_the_rules_printed_are_the_rules(run, tmp_path):
+    code, text, _ = run("--print-rules", "--attempt", "3")
+    (tmp_path / "grading.toml").write_text(text)
+    assert code == 0 and "attempt = 3" in text
+    assert run("--rules", "grading.toml", "--print-rules")[1].count("attempt = 3") == 1
+
+
+def test_it_explains_what_a_grade_is_worth(run):
+    code, text, _ = run("--explain")
+    text = " ".join(text.split())
+    assert code == 0
+    assert "self-assessment" in text and "Here: tier " in text and "Not contained" in text
+
+
+def test_where_there_is_no_linux_it_says_so(run, monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    code, _, complained = run("somewhere")
+    assert code == 1 and "not possible on darwin" in complained
+
+
+def test_every_exercise_that_is_judged_by_values_has_a_literal_reference():
+    from grpo_lab.grading.literals import literal
+
+    for each in mutants.references():
+        check = lab_page(each.lab).exercises[each.exercise].check
+        assert not isinstance(check, Values) or literal(each.source, check.names) is not None
