@@ -121,7 +121,7 @@ JUNK = [
 
 
 @every_function
-@pytest.mark.parametrize("junk", JUNK, ids=repr)
+@pytest.mark.parametrize("junk", JUNK, ids=[type(each).__name__ + str(n) for n, each in enumerate(JUNK)])
 def test_junk_is_wrong_and_said_to_be_in_words(asked_for, junk):
     for answer in everywhere(junk):
         found = checking.check(asked_for, {asked_for.check.name: answer})
