@@ -1,0 +1,70 @@
+"""Answers that attack whoever grades them. Each file is the text of a cell, and its first lines say what it tries.
+
+A file that defines `attack` has it in place of the answer; it earns nothing, and a finding says what stands behind
+`Said:`. Any other acts when it is imported, with the right answer below it, and earns all points where it got nowhere.
+What tries to get at several things gives those that it got, or "nothing".
+
+Never import these files. Where a sandbox holds, they do no harm; what they take without one is bounded.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from grpo_lab.grading.checks import exercise
+from grpo_lab.grading.exercises import Function, Values
+from tests.grading import mutants
+
+NONE = ("__init__", "conftest", "world")
+"""Files of this folder that attack nobody."""
+KNOWN = "WORLD: dict[str, Any] = {}"
+"""The line that is replaced by what the attacker knows of the machine."""
+
+
+class Attack(NamedTuple):
+    """A file of this folder."""
+
+    name: str
+    source: str
+    about: str
+    said: str
+    """A pattern that the finding matches; nothing where the answer is right."""
+    called: bool
+    """Whether its `attack` stands in place of the answer."""
+
+    def __str__(self) -> str:
+        return self.name
+
+    def answer(self, lab: str, name: str, world: Mapping[str, Any]) -> str:
+        """The text of this exercise's cell."""
+        source, check = self.knowing(world), exercise(lab, name).check
+        if not self.called:
+            return source if self.said else f"{source}\n\n{mutants.solution(lab, name)}"
+        if isinstance(check, Function):
+            return f"{source}\n\n{check.name} = attack\n"
+        assert isinstance(check, Values)
+        return f"{source}\n\n{' = '.join(check.names)} = attack()\n"
+
+    def knowing(self, world: Mapping[str, Any]) -> str:
+        """Its source, for an attacker who knows the machine."""
+        return self.source.replace(KNOWN, f"WORLD = {dict(world)!r}")
+
+
+def attacks() -> dict[str, Attack]:
+    """All of them, by name."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return {file.stem: _attack(file) for file in files if file.stem not in NONE}
+
+
+def _attack(file: Path) -> Attack:
+    source = file.read_text(encoding="utf-8")
+    module = ast.parse(source)
+    text = ast.get_docstring(module)
+    assert text, f"{file.name} does not say what it tries"
+    said = re.search(r"^Said: (.+)$", text, flags=re.MULTILINE)
+    called = any(isinstance(node, ast.FunctionDef) and node.name == "attack" for node in module.body)
+    return Attack(file.stem, source, text.split("\n")[0], said[1] if said else "", called)

@@ -1,0 +1,9 @@
+"""Never ends.
+
+Said: no answer within 2 s
+"""
+
+
+def attack(*_, **__):
+    while True:
+        pass

@@ -1,0 +1,22 @@
+"""Gives a text of its own kind, which is equal to every other one, and its own upper case.
+
+Said: of type str, not|this is not it
+"""
+
+
+class Right(str):
+    def __eq__(self, other):
+        return True
+
+    def __hash__(self):
+        return hash("d")
+
+    def __contains__(self, other):
+        return True
+
+    def __len__(self):
+        return 1
+
+
+def attack(*_, **__):
+    return Right("wrong")

@@ -1,0 +1,8 @@
+"""Gives a whole number that takes long to write down.
+
+Said: a whole number of more than 1,023 bits
+"""
+
+
+def attack(*_, **__):
+    return 1 << 10_000_000

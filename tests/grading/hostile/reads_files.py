@@ -1,0 +1,29 @@
+"""Reads the secret, what others handed in, what they earned, the instructor's solutions, and what it finds in /proc.
+
+Said: 'nothing'
+"""
+
+import os
+from typing import Any
+
+WORLD: dict[str, Any] = {}
+
+
+def attack(*_, **__):
+    its_own = {"1", str(os.getpid()), str(os.getppid())}  # 1 is its own where it sees no other
+    processes = {each for each in os.listdir("/proc") if each.isdigit()} - its_own
+    private = [f"/proc/{each}/{name}" for each in sorted(processes) for name in ("environ", "mem", "maps")]
+    got = []
+    for path in (*WORLD["files"], "/etc/shadow", "/etc/passwd", *private):
+        try:
+            with open(path, "rb") as file:
+                file.read(1)
+            got.append(path)
+        except OSError:
+            continue
+    for path in WORLD["folders"]:
+        try:
+            got += [path] if os.listdir(path) else []
+        except OSError:
+            continue
+    return got or "nothing"

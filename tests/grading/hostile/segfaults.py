@@ -1,0 +1,10 @@
+r"""Reads memory that is not there.
+
+Said: it ended before it had answered \(SIGSEGV\)
+"""
+
+import ctypes
+
+
+def attack(*_, **__):
+    ctypes.string_at(0)

@@ -1,0 +1,11 @@
+"""Stops the program that runs it, and leaves.
+
+Said: no answer within 2 s
+"""
+
+import os
+import signal
+
+
+def attack(*_, **__):
+    os.kill(os.getppid(), signal.SIGSTOP)

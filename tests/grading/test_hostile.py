@@ -1,0 +1,250 @@
+"""A class in which everybody but one attacks the grader: what they earn, what is said, and that they got nowhere."""
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from grpo_lab.grading import challenges, classroom, reports, submissions
+from grpo_lab.grading.checks import lab_page
+from grpo_lab.grading.grader import Course
+from grpo_lab.grading.results import BY_HAND, RIGHT, WRONG, Result
+from grpo_lab.grading.rules import Rules
+from grpo_lab.grading.sandbox.box import descendants, end_descendants
+from grpo_lab.grading.sandbox.linux import PR_SET_CHILD_SUBREAPER, prctl
+from tests.grading import hostile, mutants
+from tests.grading.hostile.world import World
+
+RULES = Rules(seconds=2.0, total_seconds=240.0, memory_mb=512, output_kb=256, processes=32)
+ATTACKS = hostile.attacks()
+HONEST = "honest"
+HANDED_IN = {
+    HONEST: ("05_kl", {}),
+    "pries": (
+        "01_grpo_by_hand",
+        {
+            "by_hand": "reads_files",
+            "advantages": "reads_environment",
+            "flipped": "reads_frames",
+            "policy_loss": "imports_what_is_right",
+            "slope": "network",
+        },
+    ),
+    "meddles": (
+        "05_kl",
+        {
+            "forecast": "writes_files",
+            "k3": "other_processes",
+            "expected_gradient": "privileges",
+            "pulls": "memory",
+            "straight": "patches",
+        },
+    ),
+    "lies": (
+        "02_explosion",
+        {
+            "forecast": "forges_words",
+            "gradient": "equal_to_all",
+            "reported": "huge_number",
+            "culprit": "equal_number",
+            "log_ratio": "equal_tensor",
+        },
+    ),
+    "ends": (
+        "06_silent_failures",
+        {
+            "forecast": "kills_itself",
+            "one_update": "exits",
+            "completion_mask": "exits_at_once",
+            "mismatch": "interrupts",
+        },
+    ),
+    "forges": (
+        "05_kl",
+        {
+            "forecast": "segfaults",
+            "k3": "forges_values",
+            "expected_gradient": "equal_text",
+            "pulls": "recursion",
+            "straight": "fork_bomb",
+        },
+    ),
+    "leaves": (
+        "01_grpo_by_hand",
+        {
+            "by_hand": "thread_bomb",
+            "advantages": "daemon",
+            "policy_loss": "hops",
+            "slope": "prints",
+            "aggregate": "reads_input",
+        },
+    ),
+    "stays": (
+        "02_explosion",
+        {
+            "gradient": "endless_loop",
+            "reported": "hangs_on_import",
+            "culprit": "memory_of_many",
+            "log_ratio": "floods",
+        },
+    ),
+    "strikes": ("01_grpo_by_hand", {"advantages": "kills_server", "slope": "stops_server"}),
+}
+"""Who hands in which lab, with an attack in place of the answer to these exercises, and right answers to the others."""
+PLACES = [(student, name) for student, (_, attacks) in HANDED_IN.items() for name in attacks]
+SCRIPT = "<script>alert(1)</script>"
+
+
+class Graded(NamedTuple):
+    """What became of the class."""
+
+    results: dict[str, Result]
+    out: Path
+    world: World
+    left: list[int]
+    """Processes that were still there."""
+    seconds: float
+
+
+def notebook(lab, answers):
+    """The lab, solved but for these cells; all that is not looked at tells the grader what to think."""
+    tree = json.loads((mutants.INSTRUCTOR / f"{lab}.ipynb").read_text(encoding="utf-8"))
+    tree["metadata"] = {"kernelspec": {"name": "mine", "display_name": SCRIPT}, "points": 100}
+    for cell in tree["cells"]:
+        cell["metadata"] = {"tags": ["skip", "remove_cell", "skip-execution"], "nbgrader": {"points": 100}}
+        if cell["cell_type"] == "code":
+            cell["outputs"] = [{"output_type": "display_data", "metadata": {}, "data": {"text/html": SCRIPT}}]
+        name = cell["id"].removeprefix(f"{lab}-")
+        if name in answers:
+            cell["source"] = f"%%exercise {name}\n{answers[name]}"
+    return json.dumps(tree).encode()
+
+
+def hand_in(folder, world):
+    for student, (lab, placed) in HANDED_IN.items():
+        answers = {name: ATTACKS[attack].answer(lab, name, world) for name, attack in placed.items()}
+        (folder / student).mkdir(parents=True)
+        (folder / student / f"{lab}.ipynb").write_bytes(notebook(lab, answers))
+    for student in ("huge", "malformed", "linked"):
+        (folder / student).mkdir()
+    with (folder / "huge" / "05_kl.ipynb").open("wb") as file:
+        file.truncate(500 << 20)
+    (folder / "malformed" / "05_kl.ipynb").write_bytes(b'{"cells": [' + b"[" * 100_000)
+    (folder / "linked" / "05_kl.ipynb").symlink_to(folder / HONEST / "05_kl.ipynb")
+    (folder / "linked" / "sitecustomize.py").write_text("raise SystemExit('imported from a submission')")
+
+
+@pytest.fixture(scope="module")
+def graded(contained):
+    """The class, graded two notebooks at a time in the strongest tier."""
+    tier, world = contained(2), World()
+    others, out = world.home / "submissions", world.home / "grades"
+    honest = others / HONEST / "05_kl.ipynb"
+    hand_in(others, world.known(honest, out / "results", out / "index.html"))
+    prctl(PR_SET_CHILD_SUBREAPER, 1)  # whoever survives its parents becomes this process's child
+    before, begun = frozenset(descendants()), time.monotonic()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRADERS_OWN", world.token)
+        course = Course(RULES, challenges.secret(world.home / "grading.secret"), tier)
+        kept = classroom.Kept(out / "results", course)
+        results = classroom.grade(submissions.found([others]), course, kept, 2, lambda result: None)
+    seconds = time.monotonic() - begun
+    left = [pid for pid in descendants() if pid not in before]
+    end_descendants(before)
+    prctl(PR_SET_CHILD_SUBREAPER, 0)
+    assert results
+    reports.write(results, out)
+    yield Graded({result.student: result for result in results}, out, world, left, seconds)
+    world.close()
+
+
+def mark(graded, student, name):
+    return next(mark for mark in graded.results[student].marks if mark.exercise == name)
+
+
+@pytest.mark.parametrize(("student", "name"), PLACES, ids=[HANDED_IN[who][1][name] for who, name in PLACES])
+def test_an_attack_earns_what_its_answer_is_worth(graded, student, name):
+    attack, found = ATTACKS[HANDED_IN[student][1][name]], mark(graded, student, name)
+    said = "\n".join(f"{finding.got} {finding.why}" for finding in found.findings)
+    if attack.said:
+        assert (found.status, found.points) == (WRONG, 0.0)
+        assert re.search(attack.said, said), said
+    else:
+        assert (found.status, found.points) == (RIGHT, found.out_of), said
+
+
+@pytest.mark.parametrize("student", HANDED_IN)
+def test_right_answers_beside_an_attack_earn_all_their_points(graded, student):
+    lab, attacks = HANDED_IN[student]
+    beside = [found for found in graded.results[student].marks if found.exercise not in attacks]
+    assert {found.exercise for found in beside} == set(lab_page(lab).exercises) - set(attacks)
+    assert [found for found in beside if found.status not in (RIGHT, BY_HAND)] == []
+    assert [found for found in beside if found.status == RIGHT and found.points != found.out_of] == []
+
+
+def test_nothing_of_the_class_is_alive(graded):
+    assert graded.left == []
+
+
+def test_no_file_was_touched_nobody_was_reached_and_nobody_was_harmed(graded):
+    assert graded.world.traces() == []
+
+
+def test_reports_are_all_there_whole_and_nothing_else(graded):
+    count = len(graded.results)
+    files = sorted(file.relative_to(graded.out) for file in graded.out.rglob("*") if file.is_file())
+    by_folder = {name: [file for file in files if file.parts[0] == name] for name in ("results", "gradescope", "pages")}
+    assert {name: len(found) for name, found in by_folder.items()} == {
+        "results": count,
+        "gradescope": count,
+        "pages": count,
+    }
+    assert {str(file) for file in files if len(file.parts) == 1} == {
+        "index.html",
+        "gradebook.csv",
+        "grades.csv",
+        "to_mark.csv",
+    }
+    for file in files:
+        text = (graded.out / file).read_text(encoding="utf-8")
+        assert SCRIPT not in text
+        if file.suffix == ".json":
+            json.loads(text)
+
+
+def test_what_a_notebook_says_of_itself_counts_for_nothing(graded):
+    result = graded.results[HONEST]
+    assert result.score == result.out_of == sum(found.out_of for found in result.marks if found.status == RIGHT)
+    assert result.tier == 2 and result.trust.startswith("Bubblewrap.")
+
+
+@pytest.mark.parametrize(
+    ("student", "problem"),
+    [("huge", "larger than 10,485,760 bytes"), ("malformed", "nested too deeply"), ("linked", "a symbolic link")],
+)
+def test_a_file_that_is_no_notebook(graded, student, problem):
+    result = graded.results[student]
+    assert problem in result.problem and not result.marks and result.score == 0
+    assert result.seconds < 60
+
+
+def test_time_is_bounded(graded):
+    """Every wait has an end: those of the attacks that never do, and of the sandboxes that are started anew."""
+    assert graded.seconds < RULES.total_seconds
+    for result in graded.results.values():
+        assert result.seconds < RULES.total_seconds
+
+
+def test_memory_is_watched(graded):
+    (found,) = mark(graded, "stays", "culprit").findings
+    (used,) = re.findall(r"it used ([\d,]+) MB", found.got)
+    assert RULES.memory_mb < int(used.replace(",", "")) < 4 * RULES.memory_mb
+
+
+def test_every_attack_is_handed_in():
+    placed = [attack for _, attacks in HANDED_IN.values() for attack in attacks.values()]
+    assert sorted(placed) == sorted(ATTACKS)
+    assert all(attack.about.endswith(".") for attack in ATTACKS.values())
