@@ -32,8 +32,8 @@ HERE = ("run.threads=1", "run.device=cpu")
 LESSON = ("data.num_prompts=16", "data.num_generations=8", "run.num_steps=12", "run.num_eval=400")
 """Enough for the tiny model to learn something at a rate of 5e-4: without any guard some 0.29 to 0.43."""
 LEAST_GAIN = 0.04
-"""Held-out reward that a lesson must bring. A rate of 1e-6 brings 0.00, give or take 0.01; 3e-4 brings 0.12 to 0.22, and
-now and then a third of that."""
+"""Held-out reward that a lesson must bring. A rate of 1e-6 brings 0.00, give or take 0.01; 3e-4 brings 0.12 to 0.22,
+and now and then a third of that."""
 LEAST_KEPT = 0.5
 """Share of the steps that must have made an update: a run that refuses them all survives and learns nothing."""
 MOST_UPDATES, MOST_TOKENS = 8, 32
