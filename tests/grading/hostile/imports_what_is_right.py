@@ -6,6 +6,7 @@ Said: 'nothing'
 import importlib
 import os
 import sys
+from itertools import islice
 from pathlib import Path
 
 import grpo_lab
@@ -19,8 +20,19 @@ def attack(*_, **__):
         except (ImportError, OSError):
             continue
     package = Path(grpo_lab.__file__).parent
-    roots = [package, package.parent / "labs", *(found for path in sys.path for found in Path(path).glob("grpo_lab*"))]
+    beside = (Path(path, name) for path in sys.path for _, names, _ in islice(os.walk(path), 1) for name in names)
+    roots = [package, package.parent / "labs", *(path for path in beside if path.name.startswith("grpo_lab"))]
     for root in roots:
         for folder, _, files in os.walk(root):
-            got += [os.path.join(folder, file) for file in files if file.startswith(("cases_05_kl", "lab_05_kl"))]
+            for file in files:
+                if file.startswith(("cases_05_kl", "lab_05_kl")):
+                    got += read(os.path.join(folder, file))
     return got or "nothing"
+
+
+def read(path):
+    try:
+        with open(path, "rb") as file:
+            return [path] if file.read(1) else []
+    except OSError:
+        return []

@@ -12,6 +12,7 @@ from typing import Any
 
 WORLD: dict[str, Any] = {}
 UNIX, INET, STREAM, DATAGRAM = socket.AF_UNIX, socket.AF_INET, socket.SOCK_STREAM, socket.SOCK_DGRAM
+HERE = "127.0.0.1"
 
 
 def program(*words):
@@ -19,15 +20,15 @@ def program(*words):
 
 
 WAYS: dict[str, Callable[[], Any]] = {
-    "tcp": lambda: socket.create_connection(("127.0.0.1", WORLD["tcp"]), timeout=1),
-    "udp": lambda: socket.socket(INET, DATAGRAM).sendto(b"secret", ("127.0.0.1", WORLD["udp"])),
+    "tcp": lambda: socket.socket(INET, STREAM).connect((HERE, WORLD["tcp"])),
+    "udp": lambda: socket.socket(INET, DATAGRAM).sendto(b"secret", (HERE, WORLD["udp"])),
     "in a file": lambda: socket.socket(UNIX, STREAM).connect(WORLD["socket"]),
     "in no file": lambda: socket.socket(UNIX, STREAM).connect(f"\0{WORLD['token']}"),
     "from a pair": lambda: socket.socketpair(UNIX, DATAGRAM)[0].sendto(b"secret", WORLD["datagrams"]),
     "ping": lambda: socket.socket(INET, DATAGRAM, socket.IPPROTO_ICMP),
     "raw": lambda: socket.socket(INET, socket.SOCK_RAW, socket.IPPROTO_ICMP),
     "links": lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW),
-    "bash": lambda: program("bash", "-c", f"echo secret > /dev/tcp/127.0.0.1/{WORLD['tcp']}"),
+    "bash": lambda: program("bash", "-c", f"echo secret > /dev/tcp/{HERE}/{WORLD['tcp']}"),
     "python": lambda: program(sys.executable, "-c", "import socket; socket.socket()"),
 }
 

@@ -54,7 +54,7 @@ def attack(*_, **__):
             got.append(name)
         except (OSError, ValueError, subprocess.CalledProcessError):
             continue
-    with open("/proc/self/status", encoding="ascii") as file:
+    with open("/proc/self/status", encoding="utf-8") as file:
         fields = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
     got += [name for name in ("CapEff", "CapPrm", "CapAmb", "Groups") if fields[name].strip(" 0")]
     return got if got or fields["NoNewPrivs"] != "1" else "nothing"

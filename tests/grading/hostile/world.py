@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.grading.sandbox.confinement import HIDDEN, PACKAGE
+from grpo_lab.grading.sandbox.confinement import PACKAGE
 
 UNIX, INET, STREAM, DATAGRAM = socket.AF_UNIX, socket.AF_INET, socket.SOCK_STREAM, socket.SOCK_DGRAM
 
@@ -45,7 +45,7 @@ class World:
         return {
             "token": self.token,
             "files": [str(file) for file in (self.decoy, self.secret, *files)],
-            "folders": [str(self.home), str(self.decoys), str(HIDDEN), str(PACKAGE.parent / "labs" / "instructor")],
+            "folders": [str(self.home), str(self.decoys), str(PACKAGE.parent / "labs" / "instructor")],
             "places": [str(place) for place in (*places, "/", Path.home(), Path.cwd())],
             "tcp": self._tcp.getsockname()[1],
             "udp": self._udp.getsockname()[1],

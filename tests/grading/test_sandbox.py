@@ -1,0 +1,345 @@
+"""What each tier contains and what it does not, tried by answers that attack it; and who forges replies."""
+
+import json
+import os
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from grpo_lab.errors import NotYet, RunError
+from grpo_lab.grading.sandbox import probing, tiers
+from grpo_lab.grading.sandbox.box import Failed, Sandbox, descendants
+from grpo_lab.grading.sandbox.confinement import HIDDEN, Limits
+from grpo_lab.grading.sandbox.tiers import TIERS, Tier
+from tests.grading import hostile
+from tests.grading.hostile.world import World
+
+ATTACKS = hostile.attacks()
+LIMITS = Limits(seconds=20.0, memory_mb=2048, processes=8, output_kb=256)
+ROOT = os.getuid() == 0
+
+
+@pytest.fixture(scope="module")
+def world():
+    one = World()
+    yield one
+    one.close()
+
+
+@pytest.fixture(scope="module", params=(0, 1, 2))
+def sandbox(request, contained, world):
+    """A sandbox of each tier. The world was there before it: what comes later, it would end."""
+    one = Sandbox(contained(request.param), LIMITS)
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def number(sandbox):
+    return sandbox._tier.number
+
+
+def attacked(sandbox, world, name):
+    """What an attack gives, or why it gave nothing."""
+    try:
+        (given,) = sandbox.calls(ATTACKS[name].knowing(world.known()), f"{name}.py", "attack", "call", [{}])
+    except NotYet as error:
+        return str(error)
+    return given.error or given.value
+
+
+def given_by(sandbox, source):
+    """What `answer()` gives."""
+    (given,) = sandbox.calls(source, "answer.py", "answer", "call", [{}])
+    assert not given.error
+    return given.value
+
+
+def open_to_all(path):
+    """Whether a user who is nobody can get there and read it."""
+    return all(each.stat().st_mode & 0o001 for each in path.parents) and bool(path.stat().st_mode & 0o004)
+
+
+@pytest.mark.parametrize("name", ["network", "writes_files", "privileges", "memory", "reads_frames"])
+def test_in_every_tier_an_answer_gets_nothing_of_these(sandbox, world, name):
+    assert attacked(sandbox, world, name) == "nothing"
+    assert world.traces() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("fork_bomb", "BlockingIOError"), ("thread_bomb", "can't start new thread")]
+)
+def test_in_every_tier_processes_are_counted(sandbox, world, name, said):
+    assert said in attacked(sandbox, world, name)
+
+
+@pytest.mark.parametrize("name", ["daemon", "hops"])
+def test_in_every_tier_what_an_answer_leaves_ends_with_it(sandbox, name, number):
+    sandbox.calls(f"{ATTACKS[name].source}\n\ndef answer(): pass", "answer.py", "answer", "call", [{}])
+    assert set(descendants()) == sandbox._spared
+    if number:  # in tier 0 these are the pids of the whole machine
+        assert given_by(sandbox, PIDS_TAKEN) == 1
+
+
+PIDS_TAKEN = """
+import os, time
+
+def forked():
+    pid = os.fork()
+    if not pid:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return pid
+
+def answer():
+    first = forked()
+    time.sleep(0.2)
+    return forked() - first
+"""
+"""Between two forks of its own: one, unless somebody else forks there."""
+
+
+def test_files_that_can_be_read(sandbox, world, number):
+    got = attacked(sandbox, world, "reads_files")
+    if number:
+        assert got == "nothing"
+    else:
+        assert str(world.decoy) in got and "/etc/passwd" in got
+        assert (str(world.secret) in got) == (not ROOT)
+        assert ("/etc/shadow" in got) == open_to_all(Path("/etc/shadow"))
+
+
+def test_names_of_files_that_can_be_seen(sandbox, world, number):
+    seen = given_by(sandbox, f"import os\ndef answer(): return os.path.exists({str(world.decoy)!r})")
+    assert seen == (number < 2)
+
+
+def test_checks_that_can_be_imported(sandbox, world, number):
+    got = attacked(sandbox, world, "imports_what_is_right")
+    inside = any(HIDDEN.is_relative_to(prefix) for prefix in (sys.prefix, sys.base_prefix))
+    within_reach = {0: not ROOT or open_to_all(HIDDEN), 1: inside, 2: False}[number]
+    assert (got != "nothing") == within_reach
+
+
+def test_the_environment_that_can_be_read(sandbox, world, number, monkeypatch):
+    assert world.token not in str(tiers.environment())
+    got = attacked(sandbox, world, "reads_environment")
+    assert got == "nothing"
+
+
+@pytest.mark.skipif(not ROOT, reason="as the same user, tier 0 lets an answer end processes, these too")
+def test_processes_that_can_be_harmed(sandbox, world, number):
+    got = attacked(sandbox, world, "other_processes")
+    assert got == ("nothing" if number else ["see", "see"])
+    assert world.traces() == []
+
+
+def test_privileges_are_gone(sandbox):
+    source = 'def answer(): return open("/proc/self/status").read()'
+    fields = dict(line.split(":\t") for line in given_by(sandbox, source).strip().split("\n") if ":\t" in line)
+    assert {fields[name] for name in ("CapPrm", "CapEff", "CapAmb")} == {"0" * 16}
+    assert (fields["NoNewPrivs"], fields["Seccomp"]) == ("1", "2")
+    users = {int(user) for user in fields["Uid"].split()} | {int(group) for group in fields["Gid"].split()}
+    assert not ROOT or users == {tiers.FIRST_USER + os.getpid()}
+    assert not ROOT or not fields["Groups"].strip()
+
+
+def test_nothing_is_inherited_but_the_way_out(sandbox):
+    source = """
+import os
+
+def answer():
+    numbers = [number for number in range(256) if os.path.lexists(f"/proc/self/fd/{number}")]
+    return sorted(os.readlink(f"/proc/self/fd/{number}").split(":")[0] for number in numbers)
+"""
+    assert given_by(sandbox, source) == ["/dev/null"] * 4 + ["pipe"]
+
+
+def test_what_comes_out_is_plain_data_to_the_bit(sandbox):
+    source = f"""
+import math, torch
+{ATTACKS["equal_number"].source.replace("attack", "number")}
+{ATTACKS["equal_text"].source.replace("attack", "text").replace("Right", "Text")}
+
+def answer():
+    values = [number(), text(), True, 1 << 80, math.nan, -math.inf, (1, [2]), {{1: None}}]
+    return [*values, torch.nn.Parameter(torch.tensor([0.1, float("nan")])), torch.tensor(3, dtype=torch.int8)]
+"""
+    number, text, *others, parameter, small = given_by(sandbox, source)
+    assert type(number) is float and number == 12345.5 != 1.0
+    assert type(text) is str and text == "wrong" != "d"
+    assert repr(others) == "[True, 1208925819614629174706176, nan, -inf, (1, [2]), {1: None}]"
+    assert type(parameter) is torch.Tensor and not parameter.requires_grad
+    assert torch.equal(parameter.view(torch.int32), torch.tensor([0.1, float("nan")]).view(torch.int32))
+    assert small.dtype is torch.int8 and small.shape == () and small.item() == 3
+
+
+def test_an_answer_changes_nothing_for_the_next_one(sandbox, world):
+    assert attacked(sandbox, world, "patches") == "patched"
+    source = "import torch\ndef answer(): return torch.isclose(torch.ones(2), torch.zeros(2)).tolist()"
+    assert given_by(sandbox, source) == [False, False]
+
+
+# --- replies that nobody asked for ------------------------------------------------------------------------------------
+
+FORGER = """
+import json, sys
+print(json.dumps({"ready": True}), flush=True)
+for request, lines in zip(sys.stdin, json.loads(sys.argv[1])):
+    number = json.loads(request)["id"]
+    sys.stdout.write("".join(line.replace("ID", str(number)) for line in lines))
+    sys.stdout.flush()
+sys.stdin.read()
+"""
+VALUE, END, OVER = '{"id": ID, "number": 0, "value": "1"}\n', '{"id": ID, "end": 1}\n', '{"id": ID, "over": 0}\n'
+
+
+@pytest.fixture
+def forged():
+    """`forged(*replies)`: asks once for each, of a program that answers with those; what is made of the last one."""
+    opened: list[Sandbox] = []
+
+    def asked(*replies, seconds=20.0):
+        wrap = [sys.executable, "-c", FORGER, json.dumps(replies)]
+        opened.append(Sandbox(Tier(0, "", "", "", lambda: wrap), replace(LIMITS, seconds=seconds, output_kb=16)))
+        for _ in replies[1:]:
+            opened[-1].calls("", "", "", "", [{}])
+        return opened[-1].calls("", "", "", "", [{}])[0]
+
+    yield asked
+    for sandbox in opened:
+        sandbox.close()
+
+
+def test_replies_as_they_should_be(forged):
+    assert forged([VALUE, END, OVER]).value == 1
+
+
+@pytest.mark.parametrize(
+    ("replies", "said"),
+    [
+        ([VALUE.replace("ID", "2"), END, OVER], "something else than was asked for"),
+        ([VALUE.replace("ID", "true"), END, OVER], "something else than was asked for"),
+        ([VALUE.replace("ID", "0"), END, OVER], "something else than was asked for"),
+        ([VALUE.replace("ID", '"1"'), END, OVER], "something else than was asked for"),
+        (["[]\n", VALUE, END, OVER], "something else than was asked for"),
+        (["\n", VALUE, END, OVER], "something else than data"),
+        (["[" * 10_000 + "\n"], "something else than data"),
+        (['{"a":' * 2_000 + "\n"], "something else than data"),
+        (['{"id": ' + "1" * 5_000 + "}\n"], "something else than data"),
+        (["\x00\x7f\n"], "something else than data"),
+        (["x" * 17 * 1024], "it sent more than 16 kB"),
+        (["x" * 17 * 1024 + "\n"], "it sent more than 16 kB"),
+        ([VALUE] * 1_000, "it sent more than 16 kB"),
+        ([OVER], "it ended before it had answered (exit code 0)"),
+        ([VALUE, OVER], "it ended before it had answered"),
+        ([END, OVER], "it ended before it had answered"),
+        ([VALUE, VALUE, END, OVER], "it ended before it had answered"),
+        ([VALUE, VALUE.replace("0", "1"), END, OVER], "it ended before it had answered"),
+        ([VALUE.replace("0", "1"), END, OVER], "it ended before it had answered"),
+        ([VALUE, END.replace("1", "999"), OVER], "it ended before it had answered"),
+        ([END, VALUE, OVER], "it ended before it had answered"),
+        ([VALUE, END, END, OVER], "it ended before it had answered"),
+        ([OVER.replace("0", "-9")], "(SIGKILL)"),
+        *(
+            ([OVER.replace("0", over)], "(in a way of its own)")
+            for over in ('"x"', "[]", "{}", "null", "1e400", "NaN", "1" * 4_000, "-99", "256", "1.5")
+        ),
+        (['{"id": ID, "refused": "half \\ud800"}\n', END, OVER], "half ?"),
+        (['{"id": ID, "refused": "' + "x" * 10_000 + '"}\n', END, OVER], "xxx"),
+    ],
+)
+def test_forged_replies_are_nothing(forged, replies, said):
+    with pytest.raises(NotYet) as error:
+        forged(replies)
+    assert said in str(error.value) and len(str(error.value)) <= 1_000
+    str(error.value).encode()
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        ("1", "neither a value nor an error"),
+        ("[]", "neither a value nor an error"),
+        (json.dumps("[" * 5_000), "not data"),
+        (json.dumps("[" * 8 + "]" * 8), "nested deeper than 6"),
+        (json.dumps('{"number": 1}'), "an object that is no data"),
+        (json.dumps('{"tuple": [], "list": []}'), "an object that is no data"),
+        (json.dumps('{"tensor": "float32", "shape": [1000000000], "bytes": ""}'), "of no known type or shape"),
+        (json.dumps('{"tensor": "float32", "shape": [2], "bytes": "AAAA"}'), "bytes do not fit its shape"),
+        (json.dumps('{"tensor": "object", "shape": [1], "bytes": "AAAA"}'), "of no known type or shape"),
+        (json.dumps('"\\ud800"'), "not data"),
+        (json.dumps(json.dumps([0] * 1_001)), "1,001 items"),
+        (json.dumps("1" * 5_000), "not data"),
+        (json.dumps(str(1 << 1_023)), "more than 1,023 bits"),
+    ],
+)
+def test_forged_values_are_errors(forged, value, error):
+    given = forged([VALUE.replace('"1"', value), END, OVER])
+    assert error in given.error and given.value is None
+
+
+def test_errors_are_words(forged):
+    given = forged([VALUE.replace('"value": "1"', '"error": "' + "\\ud800" + "x" * 5_000 + '"'), END, OVER])
+    assert given.error == "?" + "x" * 999
+    given = forged([VALUE.replace('"value": "1"', '"error": ""'), END, OVER])
+    assert given.error == "an error without a word"
+
+
+def test_late_words_harm_no_later_answer(forged):
+    """Who says that it is over, when it is not, is still heard of when another answer has been asked for."""
+    late = [VALUE, END, OVER, VALUE, '{"id": ID, "over": -9}\n']
+    assert forged(late, [VALUE.replace('"1"', '"2"'), END, OVER]).value == 2
+
+
+def test_who_says_nothing_is_not_waited_for_and_the_next_one_finds_another_sandbox(forged):
+    before, begun = frozenset(descendants()), time.monotonic()
+    with pytest.raises(Failed, match=r"no answer within 0\.5 s"):
+        forged([VALUE], seconds=0.5)
+    assert set(descendants()) <= before and time.monotonic() - begun < 15
+
+
+# --- tiers that are not what they say ---------------------------------------------------------------------------------
+
+
+def test_a_tier_that_contains_nothing_of_what_it_says_is_found_out():
+    """Tier 2 without bubblewrap."""
+    why = probing.unusable(replace(TIERS[2], wrap=list), LIMITS)
+    assert why.startswith("tier 2: an answer could ")
+    assert "see the grader's processes" in why
+    assert ("read a file that all may read" in why) and ("read what is right" in why or not open_to_all(HIDDEN))
+    for contained in probing.NEVER:
+        assert contained not in why
+
+
+@pytest.mark.parametrize(
+    ("wrap", "why"),
+    [
+        (["bwrap-that-is-nowhere"], "tier 2: bwrap-that-is-nowhere: No such file or directory"),
+        (
+            ["sh", "-c", "echo 'bwrap: No permissions to create a new namespace' >&2; exit 1"],
+            "No permissions to create",
+        ),
+        (["true"], "tier 2: the sandbox does not start: no word of why"),
+        (["echo", "ready"], "tier 2: the sandbox does not start"),
+    ],
+)
+def test_a_tier_that_does_not_start_says_why(wrap, why):
+    assert why in probing.unusable(replace(TIERS[2], wrap=lambda: wrap), LIMITS)
+
+
+def test_the_strongest_tier_that_works_is_used(monkeypatch):
+    works, broken = {"tier 0": ""}, "it does not"
+    monkeypatch.setattr(probing, "unusable", lambda tier, limits: works.get(f"tier {tier.number}", broken))
+    assert probing.strongest(LIMITS) == (TIERS[0], {2: broken, 1: broken})
+    works["tier 1"] = ""
+    assert probing.strongest(LIMITS, required=1) == (TIERS[1], {2: broken})
+    with pytest.raises(RunError, match=r"tier 2 is required and only tier 1 works here: it does not\. Mend that"):
+        probing.strongest(LIMITS, required=2)
+    works.clear()
+    with pytest.raises(RunError, match="no answer can be run here: it does not; it does not; it does not"):
+        probing.strongest(LIMITS)
