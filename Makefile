@@ -11,7 +11,7 @@ demo: .venv/.core
 	.venv/bin/grpo-lab reproduce
 
 # Two workers with a thread each; a file's tests stay together, because they share what they trained.
-test: .venv/.dev .venv/.browser
+test: .venv/.dev .venv/.packages
 	OMP_NUM_THREADS=1 .venv/bin/pytest -n 2 --dist loadfile
 
 lab: .venv/.lab
@@ -34,9 +34,9 @@ instructor:
 	.venv-nbgrader/bin/python -m pip install --quiet -c constraints.txt -e '.[instructor]' pytest
 	OMP_NUM_THREADS=1 .venv-nbgrader/bin/python -m pytest tests/instructor
 
-# The browser that tests/browser drives; without it they skip, but for CI.
-.venv/.browser: tests/browser/install-chromium | .venv/.dev
-	tests/browser/install-chromium && touch $@ || test "$(CI)" != true
+# Debian's packages that tests need; without them some skip, but for CI.
+.venv/.packages: tests/install-packages | .venv/.dev
+	tests/install-packages && touch $@ || test "$(CI)" != true
 
 .venv/.%: pyproject.toml constraints.txt
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv

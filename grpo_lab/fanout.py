@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterable, Sequence
+import warnings
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
 from joblib import Parallel, delayed
@@ -31,14 +32,19 @@ def side_by_side(
         with gate:
             return None if stopping.is_set() else (run(task),)
 
-    one_by_one: Any = 1  # joblib's annotation knows "auto" alone
+    results: Any = None  # joblib's annotations know no generator alone, and "auto" alone
+    one_by_one: Any = 1
     parallel = Parallel(n_jobs=threads, backend="threading", batch_size=one_by_one, return_as="generator_unordered")
     try:
         with ctrl_c(stopping.set, stopping):
-            results: Iterable[tuple[Done] | None] = parallel(delayed(one)(task) for task in tasks)
+            results = parallel(delayed(one)(task) for task in tasks)
             for result in filter(None, results):
                 yield result[0]
     except BaseException:
         stopping.set()
         end()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of tasks that are given up, which is what was asked for
+            if results is not None:
+                results.close()
         raise

@@ -17,13 +17,11 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from grpo_lab import folder, seeds
+from grpo_lab import seeds
 from grpo_lab.config import Config
 from grpo_lab.events import Event, Started, Stepped, to_json
-from grpo_lab.grading.trials import HERE
 from grpo_lab.interventions import Verdict
 from grpo_lab.scenarios import preset, scenario
-from grpo_lab.session import Session
 
 SHIPPED = 0
 """The seed of the runs in data/recordings."""
@@ -94,6 +92,9 @@ def make(directory: str | Path, seed: int = SHIPPED) -> None:
 
     Raises RunError for a folder that holds them already or cannot be written.
     """
+    from grpo_lab import folder  # loads transformers, which whoever asks for a key alone need not wait for
+    from grpo_lab.session import Session
+
     for number, cause in key(seed).items():
         with tempfile.TemporaryDirectory(prefix="grpo-lab-") as scratch:
             session = Session(_config(cause, seed), Path(scratch) / "run").run()
@@ -107,6 +108,8 @@ def make(directory: str | Path, seed: int = SHIPPED) -> None:
 
 
 def _config(cause: str, seed: int) -> Config:
+    from grpo_lab.grading.trials import HERE
+
     if cause == HEALTHY:
         config, overrides = preset("stable"), ("run.num_steps=20", "data.num_prompts=8")
     else:

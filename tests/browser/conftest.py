@@ -1,6 +1,6 @@
 """A real JupyterLab and a real browser: started once, ended by their own pids, and nothing downloaded.
 
-Without Debian's chromium these tests skip; where CI says so, they fail: `tests/browser/install-chromium` gets it.
+Without Debian's chromium these tests skip; where CI says so, they fail: `tests/install-packages` gets it.
 """
 
 import json
@@ -217,7 +217,7 @@ def chromium() -> str:
     path = shutil.which("chromium") or shutil.which("chromium-browser")
     if path:
         return path
-    missing = "no chromium here: run tests/browser/install-chromium, or install Debian's package `chromium`"
+    missing = "no chromium here: run tests/install-packages, or install Debian's package `chromium`"
     if os.environ.get("CI") == "true":
         pytest.fail(missing)
     pytest.skip(missing)

@@ -42,7 +42,7 @@ def contained():
     def tier(number):
         command = [*TIERS[number].wrap(), "true"]
         if not shutil.which(command[0]) or subprocess.run(command, capture_output=True, timeout=60).returncode:
-            missing = f"{command[0]} does not start here: run tests/grading/install-bubblewrap, or be root"
+            missing = f"{command[0]} does not start here: run tests/install-packages, or be root"
             (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(missing)
         return TIERS[number]
 
