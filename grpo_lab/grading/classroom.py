@@ -53,7 +53,7 @@ def grade(
 ) -> list[Result] | None:
     """The results of all notebooks, in the order given, or None where Ctrl-C stopped it: what is graded is kept.
 
-    Raises DataError for two notebooks that reports could not tell apart, and RunError where no examiner can start.
+    Raises RunError where no examiner can start.
     """
     results = {found: result for found in every if (result := kept.find(found))}
     idle: queue.SimpleQueue[Proctor] = queue.SimpleQueue()
