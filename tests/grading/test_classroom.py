@@ -1,0 +1,273 @@
+"""Grading is interrupted in every way there is: what was graded is kept, nothing is lost, nobody is left behind."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from grpo_lab import cli, console
+from grpo_lab.grading import classroom, submissions
+from grpo_lab.grading.results import FAILED, RIGHT, UNANSWERED, Result
+from grpo_lab.grading.sandbox import probing
+from grpo_lab.grading.sandbox.box import descendants
+from grpo_lab.grading.sandbox.linux import PR_SET_CHILD_SUBREAPER, prctl
+from tests.grading import mutants
+
+BLANK = mutants.INSTRUCTOR.parent / "05_kl.ipynb"
+WRITTEN = {"forecast": 'answer = "a"', "pulls": 'k1, k2, k3, hinge = "c", "a", "b", "d"'}
+"""Right answers that nothing has to run for: two points, and one."""
+SLOW = f"import time\n\ntime.sleep(1)\n{mutants.solution('05_kl', 'k3')}"
+HOLDS = "import subprocess\n\nsubprocess.run(['sleep', '4711.25'])\n"
+PATIENCE = 60.0
+
+
+@pytest.fixture(autouse=True)
+def nobody_left():
+    """Whoever survives its parents becomes this process's child, and is found."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    before = set(descendants())
+    yield
+    wait_until("processes are left", lambda: set(descendants()) <= before)
+    prctl(PR_SET_CHILD_SUBREAPER, 0)
+
+
+@pytest.fixture
+def strongest(monkeypatch, contained):
+    """Tier 2, without trying it again in each test."""
+    tier = contained(2)
+    monkeypatch.setattr(probing, "strongest", lambda limits, required=0: (tier, {}))
+
+
+@pytest.fixture
+def grade(monkeypatch, capsys, tmp_path):
+    """`grade(*words)` in this process: exit code, standard output, standard error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("warnings.showwarning", None)
+    for stream in (console.out, console.err):
+        monkeypatch.setattr(stream, "_width", 120)
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["grpo-lab", "grade", *words])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        return end.value.code or 0, out, err
+
+    return call
+
+
+def wait_until(what, true):
+    end = time.monotonic() + PATIENCE
+    while not (answer := true()):
+        assert time.monotonic() < end, f"after {PATIENCE:.0f} s: {what}"
+        time.sleep(0.02)
+    return answer
+
+
+def meanwhile(true, act):
+    """Act, in a thread, as soon as something is true."""
+    thread = threading.Thread(target=lambda: act(wait_until("what was waited for did not come", true)), daemon=True)
+    thread.start()
+    return thread
+
+
+def hand_in(file, title="", **answers):
+    """The learner's notebook with these answers in it."""
+    tree = json.loads(BLANK.read_text(encoding="utf-8"))
+    tree["metadata"]["title"] = title  # another title, another file
+    for cell in tree["cells"]:
+        name = cell["id"].removeprefix("05_kl-")
+        if name in answers:
+            cell["source"] = f"%%exercise {name}\n{answers[name]}"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(tree), encoding="utf-8")
+
+
+def rules(**settings):
+    """A grading.toml in the current folder."""
+    Path("grading.toml").write_text("".join(f"{name} = {value!r}\n" for name, value in settings.items()))
+    return "--rules", "grading.toml", "--jobs", "1", "--out", "out"
+
+
+def kept():
+    """The results on disk, by student, and when each was written."""
+    files = {file: file.stat().st_mtime_ns for file in Path("out/results").glob("*.json")}
+    return {Result.from_json(file.read_text()).student: (file, written) for file, written in files.items()}
+
+
+def result(student):
+    return Result.from_json(kept()[student][0].read_text())
+
+
+def statuses(student):
+    return {mark.exercise: mark.status for mark in result(student).marks}
+
+
+def running(words):
+    """The pids of descendants whose command line holds these words."""
+    found = []
+    for pid in descendants():
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+        except OSError:
+            continue  # it ended while we looked
+        found += [pid] if words.encode() in command else []
+    return found
+
+
+def test_a_class_goes_on_after_a_kill_and_after_ctrl_c(grade, strongest, tmp_path):
+    for student in ("ann", "cem", "dan", "eve"):
+        hand_in(tmp_path / "class" / student / "05_kl.ipynb", student, **WRITTEN)
+    hand_in(tmp_path / "class" / "bob" / "05_kl.ipynb", **WRITTEN, k3=SLOW)
+    options = rules(seconds=20.0)
+
+    words = [sys.executable, "-m", "grpo_lab.cli", "grade", "class", *options]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    wait_until("no result", lambda: process.poll() is not None or kept())
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    wait_until("the killed grader left processes", lambda: not running("grpo_lab.grading"))
+    first = kept()
+    assert set(first) == {"ann"} and not Path("out/index.html").exists()
+
+    interrupt = meanwhile(lambda: "bob" in kept(), lambda _: os.kill(os.getpid(), signal.SIGINT))
+    code, _, err = grade("class", *options)
+    interrupt.join()
+    assert code == 1
+    assert "stopped: what was graded is kept in out; the same command goes on from there" in err
+    second = kept()
+    assert {"ann", "bob"} <= set(second) < {"ann", "bob", "cem", "dan", "eve"} and second["ann"] == first["ann"]
+
+    code, out, _ = grade("class", *options)
+    third = kept()
+    assert code == 0 and all(student in out for student in third)
+    assert set(third) == {"ann", "bob", "cem", "dan", "eve"} and second.items() <= third.items()
+    assert statuses("bob")["k3"] == RIGHT and result("bob").score == 5 and result("eve").score == 3
+    assert len(list(Path("out/gradescope").glob("*.json"))) == 5
+    assert set(Path("out").rglob("*.part")) == set()
+
+    assert grade("class", *options)[0] == 0
+    assert kept() == third
+
+
+def test_an_examiner_that_is_killed_costs_one_exercise(grade, strongest, tmp_path):
+    hand_in(tmp_path / "class" / "ann" / "05_kl.ipynb", **WRITTEN, k3=HOLDS)
+    hand_in(tmp_path / "class" / "bob" / "05_kl.ipynb", **WRITTEN)
+
+    def kill(_):
+        (examiner,) = running("grpo_lab.grading.examiner")
+        os.kill(examiner, signal.SIGKILL)
+
+    killer = meanwhile(lambda: running("4711.25"), kill)
+    code, out, err = grade("class", *rules(seconds=50.0))
+    killer.join()
+    assert code == 1 and "1 of 2 notebooks were not graded in full" in err and "ann" in out
+    assert statuses("ann") == {
+        **dict.fromkeys(statuses("ann"), UNANSWERED),
+        "forecast": RIGHT,
+        "pulls": RIGHT,
+        "k3": FAILED,
+    }
+    (lost,) = (mark for mark in result("ann").marks if mark.status == FAILED)
+    assert lost.points == 0 and "the examiner ended in the middle of it" in lost.note
+    assert statuses("bob")["pulls"] == RIGHT
+    course = classroom.Kept(Path("out/results"), the_course())
+    assert [course.find(found) is not None for found in submissions.found([Path("class")])] == [False, True]
+
+
+def the_course():
+    """What the last command graded with."""
+    from grpo_lab.cli import grade
+    from grpo_lab.grading import rules as ruling
+
+    return grade._course(ruling.read(Path("grading.toml")))
+
+
+def test_a_notebook_that_takes_too_long_is_told_from_one_that_is_wrong(grade, strongest, tmp_path):
+    hand_in(tmp_path / "class" / "ann" / "05_kl.ipynb", **WRITTEN, k3="while True:\n    pass\n")
+    hand_in(tmp_path / "class" / "bob" / "05_kl.ipynb", **WRITTEN)
+    begun = time.monotonic()
+    code, _, err = grade("class", *rules(seconds=5.0, total_seconds=5.0))
+    assert time.monotonic() - begun < PATIENCE
+    assert code == 1 and "1 of 2 notebooks were not graded in full" in err
+    marks = {mark.exercise: mark for mark in result("ann").marks}
+    assert marks["forecast"].status == RIGHT
+    assert (marks["k3"].status, marks["pulls"].status) == (FAILED, FAILED)
+    assert "not finished within 5 s, which is the limit of a notebook" in marks["k3"].note
+    assert marks["pulls"].note == "not reached: the examiner was lost before"
+    assert statuses("bob")["pulls"] == RIGHT
+
+
+def test_a_disk_that_is_full_costs_nothing_that_was_graded(grade, strongest, tmp_path, monkeypatch):
+    """And two notebooks of the same student and name, from two folders, stay two."""
+    for folder in ("monday", "tuesday"):
+        hand_in(tmp_path / folder / "ann" / "05_kl.ipynb", folder, **WRITTEN)
+    Path("tuesday/bob").mkdir()
+    Path("tuesday/bob/05_kl.ipynb").write_text("{")
+    options = ("monday", "tuesday", *rules(seconds=20.0))
+    write = Path.write_bytes
+
+    def full(path, content):
+        if path.name.endswith(".json.part") and list(path.parent.glob("*.json")):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return write(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        code, _, err = grade(*options)
+    assert code == 1 and "cannot be written: No space left on device; free some space" in err
+    first = kept()
+    assert list(first) == ["ann"] and not Path("out/index.html").exists()
+
+    code, out, _ = grade(*options)
+    assert code == 0 and out.count("ann") == 2 and "no notebook" in out
+    files = list(Path("out/results").glob("*.json"))
+    assert len(files) == 3 and first["ann"] in [(file, file.stat().st_mtime_ns) for file in files]
+    assert len(list(Path("out/pages").glob("ann-05-kl-*.html"))) == 2
+
+
+def test_a_class_with_nothing_to_grade(grade, contained, monkeypatch):
+    """And the tier that was found is named, with why it is not the strongest."""
+    tier = contained(1)
+    monkeypatch.setattr(probing, "strongest", lambda limits, required=0: (tier, {2: "tier 2: it is not there"}))
+    Path("class/ann").mkdir(parents=True)
+    code, _, err = grade("class")
+    assert code == 1 and "no notebook (*.ipynb) in class" in err
+    Path("class/ann/05_kl.ipynb").write_text("{")
+    code, out, err = grade("class", *rules(seconds=20.0))
+    assert code == 0 and "ann" in out and "no notebook" in out
+    assert "tier 1: namespaces and Landlock" in err and "not tier 2: it is not there" in err
+    assert (result("ann").tier, result("ann").trust, result("ann").marks) == (1, tier.trust, [])
+    (page,) = Path("out/pages").glob("*.html")
+    assert "Namespaces and Landlock" in page.read_text() and "ann" in Path("out/gradebook.csv").read_text()
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_anything_is_graded(grade, strongest, tmp_path):
+    hand_in(tmp_path / "class" / "ann" / "05_kl.ipynb", **WRITTEN)
+    Path("out").write_text("a file")
+    code, _, err = grade("class", *rules(seconds=20.0))
+    assert code == 1 and "out" in err and "error: " in err
+
+
+def test_what_is_required_is_not_lowered(grade, contained, monkeypatch, tmp_path):
+    """Bubblewrap is there, and the machine does not let it work: then nothing is graded."""
+    contained(1)
+    hand_in(tmp_path / "class" / "ann" / "05_kl.ipynb", **WRITTEN)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "bwrap").write_text(
+        "#!/bin/sh\necho 'bwrap: No permissions to create a namespace' >&2\nexit 1\n"
+    )
+    (tmp_path / "bin" / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    code, _, err = grade("class", *rules(seconds=20.0), "--require-tier", "2")
+    assert code == 1
+    assert "tier 2 is required and only tier 1 works here" in err and "No permissions to create a namespace" in err
+    assert not Path("out").exists() and not Path("grading.secret").exists()
