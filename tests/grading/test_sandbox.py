@@ -125,16 +125,16 @@ def test_checks_that_can_be_imported(sandbox, world, number):
     assert (got != "nothing") == within_reach
 
 
-def test_the_environment_that_can_be_read(sandbox, world, number, monkeypatch):
-    assert world.token not in str(tiers.environment())
+def test_the_environment_that_can_be_read(sandbox, world, number):
     got = attacked(sandbox, world, "reads_environment")
-    assert got == "nothing"
+    assert got == ([f"environ of {world.victim.pid}"] if not number and not ROOT else "nothing")
 
 
-@pytest.mark.skipif(not ROOT, reason="as the same user, tier 0 lets an answer end processes, these too")
 def test_processes_that_can_be_harmed(sandbox, world, number):
-    got = attacked(sandbox, world, "other_processes")
-    assert got == ("nothing" if number else ["see", "see"])
+    if not number and not ROOT:  # as the same user
+        assert given_by(sandbox, f"import os\ndef answer(): return os.kill({world.victim.pid}, 0) is None")
+        return
+    assert attacked(sandbox, world, "other_processes") == ("nothing" if number else ["see", "see"])
     assert world.traces() == []
 
 
