@@ -64,11 +64,12 @@ def _bubblewrapped() -> list[str]:
     # Made beforehand, since bubblewrap would make them for its own user alone.
     folders = [word for path in above for word in ("--dir", str(path))]
     binds = [word for path in paths for word in ("--ro-bind", str(path), str(path))]
-    hidden = ["--tmpfs", str(HIDDEN)]
     # torch wants a folder for temporary files when it is loaded; afterwards nothing can be written into it.
-    own = ["--proc", "/proc", "--dev", "/dev", "--size", str(MIB), "--tmpfs", "/tmp", "--remount-ro", str(HIDDEN)]
+    own = ["--proc", "/proc", "--dev", "/dev", "--size", str(MIB), "--tmpfs", "/tmp"]
+    # In this order: what is needed may lie below /tmp, and what is hidden lies below what is needed.
+    hidden = ["--tmpfs", str(HIDDEN), "--remount-ro", str(HIDDEN)]
     ends = ["--remount-ro", "/", "--chdir", "/", "--new-session", "--die-with-parent", "--"]
-    return [_found("bwrap"), *mine, *spaces, *folders, *binds, *hidden, *own, *ends]
+    return [_found("bwrap"), *mine, *spaces, *own, *folders, *binds, *hidden, *ends]
 
 
 def _found(program: str) -> str:
