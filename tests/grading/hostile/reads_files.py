@@ -17,8 +17,7 @@ def attack(*_, **__):
     for path in (*WORLD["files"], "/etc/shadow", "/etc/passwd", *private):
         try:
             with open(path, "rb") as file:
-                file.read(1)
-            got.append(path)
+                got += [path] if file.read(1) else []
         except OSError:
             continue
     for path in WORLD["folders"]:

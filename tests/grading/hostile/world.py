@@ -38,7 +38,8 @@ class World:
         self._datagrams = self._listening(UNIX, DATAGRAM, str(self.home / "datagrams"))
         self._abstract = self._listening(UNIX, STREAM, f"\0{self.token}")
         environment = {**os.environ, "GRADERS_OWN": self.token}
-        self.victim = subprocess.Popen(["sleep", "3600"], stdin=subprocess.DEVNULL, env=environment)
+        null = subprocess.DEVNULL
+        self.victim = subprocess.Popen(["sleep", "900"], stdin=null, stdout=null, stderr=null, env=environment)
 
     def known(self, *files: Path) -> dict[str, Any]:
         """As attacks get it. `files` are more that they have no business with."""
