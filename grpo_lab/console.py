@@ -28,7 +28,8 @@ err = Console(stderr=True, highlight=False)
 def progress() -> Progress:
     """A progress bar on standard error, if that is a terminal, so that standard output stays what was asked for."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, TextColumn("{task.fields[note]}"), console=err, disable=not err.is_terminal)
+    note = TextColumn("{task.fields[note]}", markup=False)  # a name, perhaps, that somebody else has given
+    return Progress(*columns, note, console=err, disable=not err.is_terminal)
 
 
 class ProgressView:
