@@ -1,15 +1,20 @@
 """A class in which everybody but one attacks the grader: what they earn, what is said, and that they got nowhere."""
 
 import json
+import math
 import re
 import time
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
 
-from grpo_lab.grading import challenges, classroom, reports, submissions
-from grpo_lab.grading.checks import lab_page
+from grpo_lab.errors import ConfigError
+from grpo_lab.grading import challenges, checking, classroom, reports, submissions, trials
+from grpo_lab.grading.answers import Given
+from grpo_lab.grading.checks import LABS, cases_03_error_chain, cases_07_precision_and_verl, lab_page
+from grpo_lab.grading.exercises import Values
 from grpo_lab.grading.grader import Course
 from grpo_lab.grading.results import BY_HAND, RIGHT, WRONG, Result
 from grpo_lab.grading.rules import Rules
@@ -248,3 +253,39 @@ def test_every_attack_is_handed_in():
     placed = [attack for _, attacks in HANDED_IN.values() for attack in attacks.values()]
     assert sorted(placed) == sorted(ATTACKS)
     assert all(attack.about.endswith(".") for attack in ATTACKS.values())
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+EIGHT, THREE = range(1, 9), ("zero-times-infinity", "fp16-adam-epsilon", "nan-reward")
+DATA = [
+    *(None, True, -1, (1 << 1_023) - 1, math.nan, -math.inf, "", "b", "a" * 20_000, "\x00\x1b[2J<script>"),
+    *((), [[]], [math.nan, None], ["b"] * 1_000, {}, {math.nan: 1}, {True: "a", None: "b"}, {"skip_spikes": 3}),
+    *({"skip_spikes": [["limit", 1]]}, {"skip_spikes": {1: 2}}, {"skip_spikes": {"threshold": "mine.py:f"}}),
+    *((), ("skip_spikes",) * 3, ("loss.beta=nan",), ("=",), ("optimizer.learning_rate=*inf",), ("sampling.top_k=1,2",)),
+    *(dict.fromkeys(EIGHT, each) for each in ("healthy", [], {}, 1)),
+    *(dict.fromkeys(THREE, each) for each in ("skip_spikes", [], {}, (1 << 1_023) - 1)),
+    *(torch.zeros(0), torch.tensor(1.0), torch.tensor(True), torch.zeros(2, 3), [torch.tensor(math.nan)]),
+]
+"""What can come out of a sandbox and is meant to come as a surprise to who judges it."""
+JUDGED = [(lab, task) for lab in LABS for task in lab_page(lab).exercises.values() if isinstance(task.check, Values)]
+
+
+@pytest.mark.parametrize(("lab", "task"), JUDGED, ids=[f"{lab}/{task.name}" for lab, task in JUDGED])
+def test_whatever_the_data_a_judge_has_findings(lab, task, monkeypatch):
+    """Not an exception, which would be the grader's fault. Trained is nothing here."""
+
+    def trained(*_, **__):
+        raise ConfigError("as far as training")
+
+    for module, name in (
+        *((trials, name) for name in ("run", "train", "first_gradient")),
+        *((module, "train") for module in (cases_03_error_chain, cases_07_precision_and_verl)),
+    ):
+        monkeypatch.setattr(module, name, trained)
+    for value in DATA:
+        findings = checking.judged(task, {name: Given(value) for name in task.check.names}, (), seed=1)
+        assert findings
+        for finding in findings:
+            assert type(finding.right) is bool
+            assert all(type(text) is str and text.encode() is not None for text in finding[1:])
