@@ -71,8 +71,8 @@ def _serve(request: Mapping[str, Any], lines: BinaryIO, replies: int, alone: boo
         _answer(request, replies)
     ended = os.pidfd_open(child)
     try:
-        # Nothing is asked meanwhile: what can be read is the end of whoever asked.
-        abandoned = lines in select.select([ended, lines], [], [])[0]
+        # Nothing is asked before it ended: what can be read while it runs is the end of whoever asked.
+        abandoned = ended not in select.select([ended, lines], [], [])[0]
     finally:
         os.close(ended)
     if abandoned:
