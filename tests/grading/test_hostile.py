@@ -85,6 +85,7 @@ HANDED_IN = {
             "policy_loss": "hops",
             "slope": "prints",
             "aggregate": "reads_input",
+            "flipped": "half_dead",
         },
     ),
     "stays": (
@@ -94,6 +95,7 @@ HANDED_IN = {
             "reported": "hangs_on_import",
             "culprit": "memory_of_many",
             "log_ratio": "floods",
+            "forecast": "memory_of_the_dead",
         },
     ),
     "strikes": ("01_grpo_by_hand", {"advantages": "kills_server", "slope": "stops_server"}),

@@ -2,8 +2,11 @@
 
 import json
 import os
+import signal
 import sys
+import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -97,6 +100,25 @@ def test_it_ends_from_inside_where_it_cannot_be_caught_from_outside(sandbox, nam
             time.sleep(0.01)
     box.end_descendants(sandbox._spared)
     assert not left
+
+
+def half_dead():
+    """Threads that call themselves so, whatever the state of their processes."""
+    found = []
+    for name in Path("/proc").glob("[0-9]*/task/*/comm"):
+        with suppress(OSError):  # it ended while we looked
+            found += [name] * (name.read_text() == "half-dead\n")
+    return found
+
+
+@pytest.mark.parametrize("tier", [0, 1, 2])
+def test_in_every_tier_what_only_looks_dead_ends_with_it(contained, tier):
+    one = Sandbox(contained(tier), replace(LIMITS, seconds=1.0))
+    with pytest.raises(Failed, match="no answer within 1 s"):
+        one.calls(
+            f"{ATTACKS['half_dead'].source}\n\ndef answer(): time.sleep(600)", "answer.py", "answer", "call", [{}]
+        )
+    assert half_dead() == []
 
 
 PIDS_TAKEN = """
@@ -196,6 +218,24 @@ def test_an_answer_changes_nothing_for_the_next_one(sandbox, world):
     assert attacked(sandbox, world, "patches") == "patched"
     source = "import torch\ndef answer(): return torch.isclose(torch.ones(2), torch.zeros(2)).tolist()"
     assert given_by(sandbox, source) == [False, False]
+
+
+def test_who_is_ended_while_another_is_asked_for_takes_nobody_along(sandbox, monkeypatch):
+    """A sandbox too slow to see the end of the one that said it was over before it sees that the next is there."""
+
+    def while_it_sleeps(spared, end=box.end_descendants):
+        for process in spared:
+            os.kill(process, signal.SIGSTOP)
+        end(spared)
+        threading.Timer(0.2, lambda: [os.kill(process, signal.SIGCONT) for process in spared]).start()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(box, "end_descendants", while_it_sleeps)
+        (given,) = sandbox.calls(ATTACKS["forges_values"].source, "forges.py", "attack", "call", [{}])
+    assert given.value == "forged"
+    server = sandbox._process.pid
+    assert given_by(sandbox, "def answer(): return 1") == 1
+    assert sandbox._process.pid == server
 
 
 # --- replies that nobody asked for ------------------------------------------------------------------------------------

@@ -226,9 +226,10 @@ def descendants() -> list[int]:
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with suppress(OSError):  # it ended while we looked
-                state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-                if state != "Z":
-                    parents.setdefault(int(parent), []).append(int(folder.name))
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+                state, parent, threads = fields[0], int(fields[1]), int(fields[17])
+                if state != "Z" or threads > 1:  # its first thread may end before the others
+                    parents.setdefault(parent, []).append(int(folder.name))
     found, todo = [], [os.getpid()]
     while todo:
         children = parents.get(todo.pop(), [])
@@ -239,13 +240,17 @@ def descendants() -> list[int]:
 
 def memory_of(processes: Iterable[int]) -> int:
     """Bytes that no file backs: what they cost."""
-    total = 0
-    for process in processes:
-        with suppress(OSError):
-            status = Path(f"/proc/{process}/status").read_text()
-            lines = (line.split() for line in status.split("\n") if line.startswith(COSTLY))
-            total += sum(int(words[1]) * 1024 for words in lines)
-    return total
+    return sum(_memory(process) for process in processes)
+
+
+def _memory(process: int) -> int:
+    """What any of its threads tells: they share it all, and those that have ended tell nothing."""
+    most = 0
+    for status in Path(f"/proc/{process}/task").glob("*/status"):
+        with suppress(OSError):  # it ended while we looked
+            lines = (line.split() for line in status.read_text().split("\n") if line.startswith(COSTLY))
+            most = max(most, sum(int(words[1]) * 1024 for words in lines))
+    return most
 
 
 def end_descendants(spared: frozenset[int]) -> None:
