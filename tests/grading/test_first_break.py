@@ -79,6 +79,10 @@ WRONG = {
         first_where(lambda note, _: note[3] < 1 and not (note[1] == "logits" and note[4] == math.inf)),
         "there it was absorbed",
     ),
+    "every infinite ratio passed over": (
+        first_where(lambda note, _: note[3] < 1 and not (note[1] in ("logits", "ratio") and note[4] == math.inf)),
+        "nothing absorbed the overflow",
+    ),
     "filtered logits too": (first_where(lambda note, _: note[3] < 1 and note[1] != "ratio"), "a filter took out"),
     "absorbed where every loss of the step is finite": (first_where(every_loss_finite), "not at any loss of the step"),
 }
