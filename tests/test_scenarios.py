@@ -23,7 +23,7 @@ EACH = pytest.mark.parametrize("name", NAMES)
 MARGIN = 1
 """Steps that a cured run goes on after the one in which it would have failed. float16 is slow on a CPU."""
 SEED = "run.seed=1"
-"""Of cures and decoys, measured on seeds 0 to 4; on this one every scenario fails early."""
+"""Of what is run here, measured on seeds 0 to 4; on this one every scenario fails early."""
 
 
 REFUSED_WHOLE = {"single-generation"}
@@ -85,15 +85,14 @@ def attempt(scenario, *overrides, guards=None, steps=None, to_the_end=False) -> 
 
 @lru_cache
 def alone(name) -> Attempt:
-    return attempt(gl.scenario(name), to_the_end=True)
+    return attempt(gl.scenario(name), SEED, to_the_end=True)
 
 
-@lru_cache
 def fails_at(name) -> int:
-    """The number of steps after which the unguarded scenario has failed on SEED."""
-    run = attempt(gl.scenario(name), SEED)
-    assert run.shown
-    return len(run.steps)
+    """The number of steps after which it has failed, alone. What stays below something has failed at its end."""
+    run, expect = alone(name), gl.scenario(name).expect
+    ends = [] if expect.crash or expect.below else range(1, len(run.steps))
+    return next((end for end in ends if Attempt(expect, run.steps[:end]).shown), len(run.steps))
 
 
 @EACH
@@ -214,7 +213,7 @@ def test_train_001_explodes_while_everything_is_finite():
     norms = [step.metrics["grad_norm"] for step in run.steps]
     assert max(norms) >= 1e4 and all(map(math.isfinite, norms)) and all(run.healthy)
     rewards = [step.metrics["reward"] for step in run.steps]
-    assert len(rewards) == 20 and rewards[0] > 0.2 and max(rewards[-3:]) == 0.0
+    assert len(rewards) == 20 and rewards[0] > 0.1 and max(rewards[-3:]) == 0.0
     assert run.largest("ratio/max") > math.exp(5)
 
 

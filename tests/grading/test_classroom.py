@@ -192,7 +192,7 @@ def the_course():
 
 
 def test_a_notebook_that_takes_too_long_is_told_from_one_that_is_wrong(grade, strongest, tmp_path):
-    hand_in(tmp_path / "class" / "ann" / "05_kl.ipynb", **WRITTEN, k3="while True:\n    pass\n")
+    hand_in(tmp_path / "class" / "ann" / "05_kl.ipynb", **WRITTEN, k3="import time\n\ntime.sleep(600)\n")
     hand_in(tmp_path / "class" / "bob" / "05_kl.ipynb", **WRITTEN)
     begun = time.monotonic()
     code, _, err = grade("class", *rules(seconds=20.0, total_seconds=20.0))
