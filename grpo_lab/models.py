@@ -7,17 +7,17 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers  # and no name of it: each imports all that models need, for a second and more
 from huggingface_hub import HfApi
 from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.utils import logging as hub_logging
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
 from grpo_lab.errors import ModelError, unknown
@@ -100,7 +100,9 @@ def available() -> list[KnownModel]:
     return list(MODELS.values())
 
 
-def load(name: str, precision: str = "fp32", device: str = "cpu") -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+def load(
+    name: str, precision: str = "fp32", device: str = "cpu"
+) -> tuple[transformers.PreTrainedModel, transformers.PreTrainedTokenizerFast]:
     """A model in eval mode and its tokenizer, padding on the left.
 
     `name` is one of `MODELS`, a local folder or a hub id; only a hub id touches the network. Raises `ModelError` for
@@ -168,11 +170,11 @@ def _hub_has(name: str) -> bool:
     return True
 
 
-def _load_model(source: Path | str, dtype: torch.dtype, local: bool) -> PreTrainedModel:
+def _load_model(source: Path | str, dtype: torch.dtype, local: bool) -> transformers.PreTrainedModel:
     """The model alone; what transformers would fill with random numbers is an error here."""
     try:
         # Only safetensors: the older .bin format runs code when it is read.
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
             source, dtype=dtype, use_safetensors=True, output_loading_info=True, local_files_only=local
         )
     except Exception as error:  # of any type: config, safetensors and hub each raise their own
@@ -185,10 +187,10 @@ def _load_model(source: Path | str, dtype: torch.dtype, local: bool) -> PreTrain
     return model
 
 
-def _load_tokenizer(source: Path | str, local: bool) -> PreTrainedTokenizerFast:
+def _load_tokenizer(source: Path | str, local: bool) -> transformers.PreTrainedTokenizerFast:
     """The tokenizer alone, ready to pad prompts on the left."""
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(source, padding_side="left", local_files_only=local)
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(source, padding_side="left", local_files_only=local)
     except Exception as error:  # the tokenizers library raises plain Exception
         raise _unreadable("tokenizer", source, error) from error
     if tokenizer.eos_token is None:
@@ -214,7 +216,7 @@ def _way_out(source: Path | str) -> str:
     return f"no such folder, so it was tried as a hub id; go online, give a folder, or one of: {', '.join(MODELS)}"
 
 
-def _check_finite(model: PreTrainedModel, source: Path | str) -> None:
+def _check_finite(model: transformers.PreTrainedModel, source: Path | str) -> None:
     """Refuse NaN and inf, in the precision loaded: a large fp32 weight may be inf in fp16."""
     for name, weight in model.named_parameters():
         if not weight.isfinite().all():
@@ -226,7 +228,7 @@ def _check_finite(model: PreTrainedModel, source: Path | str) -> None:
             )
 
 
-def _check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, source: Path | str) -> None:
+def _check_vocabulary(model: transformers.PreTrainedModel, tokenizer: Sized, source: Path | str) -> None:
     """Refuse a tokenizer with ids that the model has no embedding for: on CUDA they would kill the context."""
     embeddings: Any = model.get_input_embeddings()
     rows = embeddings.weight.shape[0]

@@ -27,6 +27,7 @@ def main() -> int:
     faulthandler.enable()
     lines = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115, unbuffered: a lock held in a read blocks exit
     import torch  # here, so that nothing it imports can print among the events
+    import transformers.models.gpt2.modeling_gpt2  # noqa: F401, which the first run would wait for
 
     from grpo_lab.session import Session
 

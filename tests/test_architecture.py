@@ -86,6 +86,12 @@ def test_import_is_cheap():
     assert python(f"import sys, grpo_lab; print([name for name in {heavy} if name in sys.modules])") == "[]"
 
 
+def test_who_trains_in_a_child_imports_no_model():
+    """A notebook's first picture would wait for it."""
+    heavy = ["transformers.modeling_utils", "torch._dynamo", "sympy"]
+    assert python(f"import sys, grpo_lab.session; print([name for name in {heavy} if name in sys.modules])") == "[]"
+
+
 def test_imports_without_the_development_dependencies():
     absent = "sys.modules.update(dict.fromkeys(['jaxtyping', 'beartype', 'hypothesis']))"
     assert python(f"import sys; {absent}; from grpo_lab import advantages, losses, kl, logprobs; print('ok')") == "ok"
