@@ -1,8 +1,9 @@
 """Linux's seccomp: system calls that no answer needs are refused from here on to this process and all it starts.
 
 Namespaces, Landlock and limits leave them open: sockets that lie in files; a file that exists, which a limit of its
-size does not keep from being written through memory; shared memory that nobody is charged for and that outlives all;
-further namespaces with a root of their own. Needs no privilege. Numbers of calls differ between machines.
+size does not keep from being written through memory; shared memory, which may outlive all processes, and which none
+shows that has unmapped all but a page of it; further namespaces with a root of their own. Needs no privilege. Numbers
+of calls differ between machines.
 """
 
 from __future__ import annotations
@@ -44,7 +45,11 @@ MISSING = {"clone3": (435, 435), "openat2": (437, 437)}
 """Their flags lie in memory, out of a filter's sight. Who is told that they do not exist takes those below."""
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 NAMESPACES = 0x7E020000
-WITH_FLAGS = {"open": ((2, None), 1, WRITES), "openat": ((257, 56), 2, WRITES), "clone": ((56, 220), 0, NAMESPACES)}
+MAP_SHARED = 1
+WITH_FLAGS = {
+    "open": ((2, None), 1, WRITES), "openat": ((257, 56), 2, WRITES), "clone": ((56, 220), 0, NAMESPACES),
+    "mmap": ((9, 222), 3, MAP_SHARED),
+}  # fmt: skip
 """Refused with any of these flags in this argument."""
 OTHER_NUMBERS = 0x40000000
 """From here on, x86_64 knows the same calls once more."""

@@ -21,11 +21,20 @@ def memory_of_nobody():
         raise MemoryError
 
 
+def out_of_sight():
+    kept = []
+    while len(kept) < 40:
+        kept.append(mmap.mmap(-1, MUCH // 40))
+        kept[-1].write(b"x" * (MUCH // 40))
+        kept[-1].resize(mmap.PAGESIZE)  # what is no longer mapped stays, as long as something is
+
+
 WAYS = {
     "bytes": lambda: bytes(MUCH),
     "a list": lambda: [0.5] * (MUCH // 8),
     "a tensor": lambda: torch.ones(MUCH // 4),
     "a mapping": lambda: mmap.mmap(-1, MUCH),
+    "mappings that hide": out_of_sight,
     "a file in memory": a_file_in_memory,
     "memory of nobody": memory_of_nobody,
 }
