@@ -9,6 +9,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -80,7 +81,8 @@ def main(
 def about() -> dict[str, Any]:
     """When, where and how this was measured."""
     described = environment.describe()
-    described["packages"]["trl"] = importlib.metadata.version("trl")
+    with suppress(importlib.metadata.PackageNotFoundError):  # only `against_trl` needs it
+        described["packages"]["trl"] = importlib.metadata.version("trl")
     return {
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
