@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import signal
 import sys
 import threading
@@ -102,23 +103,27 @@ def test_it_ends_from_inside_where_it_cannot_be_caught_from_outside(sandbox, nam
     assert not left
 
 
-def half_dead():
-    """Threads that call themselves so, whatever the state of their processes."""
+def threads_called(name):
+    """Whatever the state of their processes."""
     found = []
-    for name in Path("/proc").glob("[0-9]*/task/*/comm"):
-        with suppress(OSError):  # it ended while we looked
-            found += [name] * (name.read_text() == "half-dead\n")
+    for process in Path("/proc").iterdir():
+        with suppress(OSError):  # no process, or it ended while we looked
+            found += [thread for thread in (process / "task").iterdir() if name_of(thread) == name]
     return found
+
+
+def name_of(thread):
+    with suppress(OSError):
+        return (thread / "comm").read_text().strip()
 
 
 @pytest.mark.parametrize("tier", [0, 1, 2])
 def test_in_every_tier_what_only_looks_dead_ends_with_it(contained, tier):
-    one = Sandbox(contained(tier), replace(LIMITS, seconds=1.0))
+    one, name = Sandbox(contained(tier), replace(LIMITS, seconds=1.0)), f"dead-{secrets.token_hex(4)}"
+    source = ATTACKS["half_dead"].source.replace("half-dead", name)
     with pytest.raises(Failed, match="no answer within 1 s"):
-        one.calls(
-            f"{ATTACKS['half_dead'].source}\n\ndef answer(): time.sleep(600)", "answer.py", "answer", "call", [{}]
-        )
-    assert half_dead() == []
+        one.calls(f"{source}\n\ndef answer(): time.sleep(600)", "answer.py", "answer", "call", [{}])
+    assert threads_called(name) == []
 
 
 PIDS_TAKEN = """

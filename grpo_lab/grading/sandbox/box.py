@@ -240,17 +240,19 @@ def descendants() -> list[int]:
 
 def memory_of(processes: Iterable[int]) -> int:
     """Bytes that no file backs: what they cost."""
-    return sum(_memory(process) for process in processes)
-
-
-def _memory(process: int) -> int:
-    """What any of its threads tells: they share it all, and those that have ended tell nothing."""
-    most = 0
-    for status in Path(f"/proc/{process}/task").glob("*/status"):
+    total = 0
+    for process in processes:
         with suppress(OSError):  # it ended while we looked
-            lines = (line.split() for line in status.read_text().split("\n") if line.startswith(COSTLY))
-            most = max(most, sum(int(words[1]) * 1024 for words in lines))
-    return most
+            # Its threads share it all, but those that have ended tell nothing.
+            total += max((_told_by(thread) for thread in Path(f"/proc/{process}/task").iterdir()), default=0)
+    return total
+
+
+def _told_by(thread: Path) -> int:
+    with suppress(OSError):
+        lines = (line.split() for line in (thread / "status").read_text().split("\n") if line.startswith(COSTLY))
+        return sum(int(words[1]) * 1024 for words in lines)
+    return 0
 
 
 def end_descendants(spared: frozenset[int]) -> None:
