@@ -20,7 +20,7 @@ from rich.table import Table
 
 from benchmarks import against_trl, guards, live_panel, pretrained, shared_prefix
 from benchmarks.timing import Plan
-from grpo_lab import environment
+from grpo_lab.runs import environment
 
 
 class Name(StrEnum):

@@ -12,10 +12,11 @@ import tempfile
 from typing import Any, cast
 
 from benchmarks.timing import Block, Plan, Run, Stopwatch, compare, milliseconds, settle, use_threads
-from grpo_lab import models, tasks
-from grpo_lab import rewards as reward_functions
-from grpo_lab.config import Config
-from grpo_lab.scenarios import preset
+from grpo_lab.config.catalog import preset
+from grpo_lab.config.schema import Config
+from grpo_lab.models import loading
+from grpo_lab.tasks import rewards as reward_functions
+from grpo_lab.tasks import tasks
 
 
 def measure(threads: int, plan: Plan) -> dict[str, Any]:
@@ -69,7 +70,7 @@ def _take_turns(config: Config, ours: dict[str, Run], plan: Plan) -> tuple[dict[
             noted.update({name: list(values) for name, values in trainer._metrics["train"].items()})
             self.watch = Stopwatch()
 
-    with tempfile.TemporaryDirectory() as directory, models.quiet():
+    with tempfile.TemporaryDirectory() as directory, loading.quiet():
         trainer = trl_trainer(config, directory)
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(Turns())
@@ -84,7 +85,7 @@ def trl_trainer(config: Config, directory: str) -> Any:
 
     datasets.disable_progress_bars()
     data, optimizer = config.data, config.optimizer
-    model, tokenizer = models.load(config.model.name, "fp32", "cpu")
+    model, tokenizer = loading.load(config.model.name, "fp32", "cpu")
     task, rewards = tasks.load(data.tasks), [reward_functions.load(name) for name in data.rewards]
     batches = (task.batch(config.run.seed, step, data.num_prompts) for step in range(config.run.num_steps))
     rows = [{"prompt": problem.prompt, **problem.columns} for batch in batches for problem in batch]

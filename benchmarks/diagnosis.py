@@ -20,11 +20,14 @@ from typing import Annotated, Any
 
 import typer
 
-from grpo_lab import console, environment, logs, scenarios
-from grpo_lab.config import Config
-from grpo_lab.diagnosis import HEALTHY, Diagnosis, diagnose, known_causes
-from grpo_lab.logs import Log
-from grpo_lab.session import Session
+from grpo_lab.analysis import logs
+from grpo_lab.analysis.diagnosis import HEALTHY, Diagnosis, diagnose, known_causes
+from grpo_lab.analysis.logs import Log
+from grpo_lab.config import catalog
+from grpo_lab.config.schema import Config
+from grpo_lab.runs import environment
+from grpo_lab.runs.session import Session
+from grpo_lab.ui import console
 
 TRUTH = {scenario: cause.name for cause in known_causes() for scenario in cause.scenarios}
 LONGER = {"accumulation-overwrite": 40}
@@ -48,7 +51,7 @@ OF_TRL = (*OF_VERL, "reward_std", "frac_reward_zero_std")
 def sick(name: str, seed: int) -> Config:
     """A scenario as it is, with another seed."""
     longer = [f"run.num_steps={LONGER[name]}"] if name in LONGER else []
-    return scenarios.scenario(name).config().with_(f"run.seed={seed}", "run.threads=1", *longer)
+    return catalog.scenario(name).config().with_(f"run.seed={seed}", "run.threads=1", *longer)
 
 
 def healthy(seed: int) -> Config:
@@ -56,7 +59,7 @@ def healthy(seed: int) -> Config:
     draw = random.Random(seed)
     prompts, size = draw.choice([(16, 8), (8, 8), (16, 4), (8, 4), (12, 6), (24, 8)])
     rates = [1e-4, 2e-4, 3e-4] if prompts * size >= 64 else [5e-5, 1e-4]  # a small batch takes a small rate
-    return scenarios.preset(draw.choice(["stable", "plain"])).with_(
+    return catalog.preset(draw.choice(["stable", "plain"])).with_(
         f"data.num_prompts={prompts}",
         f"data.num_generations={size}",
         f"optimizer.learning_rate={draw.choice(rates)}",
@@ -107,7 +110,7 @@ def graded(found: Diagnosis, truth: str) -> str:
 
 def runs(first: int, seeds: int, num_healthy: int, only: list[str]) -> Iterator[tuple[str, int, Config]]:
     """What is recorded: name, seed, config."""
-    for name in only or scenarios.scenario_names():
+    for name in only or catalog.scenario_names():
         yield from ((name, seed, sick(name, seed)) for seed in range(first, first + seeds))
     yield from ((HEALTHY, seed, healthy(seed)) for seed in range(first, first + num_healthy))
 

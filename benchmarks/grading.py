@@ -25,11 +25,11 @@ from typing import Annotated, Any
 
 import typer
 
-from grpo_lab import environment
-from grpo_lab.grading.checks import LABS, lab_page
+from grpo_lab.course.editions import build
+from grpo_lab.course.registry import LABS, lab_page
 from grpo_lab.grading.results import BY_HAND, RIGHT, Result
 from grpo_lab.grading.sandbox.box import descendants
-from grpo_lab.labs import editions
+from grpo_lab.runs import environment
 from tests.grading import hostile, mutants
 
 RESULTS = Path("benchmarks/results/grading.json")
@@ -48,8 +48,8 @@ class Handed:
 
     def text(self) -> str:
         """The notebook."""
-        edition = editions.LEARNER if self.kind == "untouched" else editions.REFERENCE
-        made = json.loads(editions.notebook(SOURCES, self.lab, edition))
+        edition = build.LEARNER if self.kind == "untouched" else build.REFERENCE
+        made = json.loads(build.notebook(SOURCES, self.lab, edition))
         page = lab_page(self.lab)
         by_cell = {page.cell_id(name): f"%%exercise {name}\n{source}" for name, source in self.wrong.items()}
         for cell in made["cells"]:
@@ -112,7 +112,7 @@ def _examiners() -> list[int]:
         except OSError:
             return ""
 
-    return [pid for pid in descendants() if "grpo_lab.grading.examiner" in command(pid)]
+    return [pid for pid in descendants() if "grpo_lab.grading.grade_worker" in command(pid)]
 
 
 def _resident(pid: int) -> int:

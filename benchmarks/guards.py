@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.timing import Plan, Run, compare, milliseconds, settle, take_turns, use_threads
-from grpo_lab import learner
-from grpo_lab.config import Config, Switches
-from grpo_lab.guards import GUARDS
-from grpo_lab.recorder import Recorder
-from grpo_lab.scenarios import preset
+from grpo_lab.config.catalog import preset
+from grpo_lab.config.schema import Config, Switches
+from grpo_lab.training import learner
+from grpo_lab.training.guards import GUARDS
+from grpo_lab.training.recorder import Recorder
 
 QUIET: dict[str, dict[str, Any]] = {
     "warm_up": {"steps": 1},

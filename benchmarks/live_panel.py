@@ -23,13 +23,13 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.timing import Plan, settle, spread
-from grpo_lab import folder, recordings, warm
-from grpo_lab.config import Config
-from grpo_lab.dashboard import Fold
+from grpo_lab.analysis.run_state import Fold
+from grpo_lab.config.schema import Config
 from grpo_lab.events import Action, Started, Stepped, from_json, to_json
-from grpo_lab.session import Session
-from grpo_lab.widgets.live import LiveFigure
-from grpo_lab.widgets.panel import Panel
+from grpo_lab.runs import child_pool, notebook_mode, recordings, run_folder
+from grpo_lab.runs.session import Session
+from grpo_lab.ui.widgets.live import LiveFigure
+from grpo_lab.ui.widgets.panel import Panel
 
 EVENTS = 10_000
 """Of the long run that is made up."""
@@ -37,7 +37,7 @@ _FIRST_PLOT = """
 import time, json; begin = time.perf_counter()
 from unittest import mock; from grpo_lab import warm
 with mock.patch.object(warm, "headless", lambda: False):
-    from grpo_lab.widgets import Panel
+    from grpo_lab.ui.widgets import Panel
     panel = Panel("cuda-001", runs=RUNS); panel._repr_mimebundle_(); panel._scene.settle(60)
     drawn = time.perf_counter() - begin
     panel.start()
@@ -66,7 +66,7 @@ def _in_turn(config: Config, rounds: int, folder: Path) -> dict[str, Any]:
     """The same run live and headless, who goes first changing every round."""
     rows: dict[str, list[dict[str, float]]] = {"live": [], "headless": []}
     frames: list[dict[str, float]] = []
-    with warm.warm_child() as child:
+    with child_pool.warm_child() as child:
         child.ready()
         pid = child.pid
     for turn in range(rounds):
@@ -76,7 +76,7 @@ def _in_turn(config: Config, rounds: int, folder: Path) -> dict[str, Any]:
                 session, drawn = _live(config, folder / "live")
                 frames.append(drawn)
             else:
-                with warm.warm_child() as child:
+                with child_pool.warm_child() as child:
                     session = Session(config, folder / f"headless-{turn}", child=child).run()
             total = time.perf_counter() - begin
             rows[name].append({"total": total, "step": _step(session), "cpu": _processor_time(pid) - cpu})
@@ -100,7 +100,7 @@ def _processor_time(pid: int) -> float:
 
 def _live(config: Config, runs: Path) -> tuple[Session, dict[str, float]]:
     """A run in a panel that somebody watches, and what was drawn meanwhile."""
-    with mock.patch.object(warm, "headless", lambda: False):
+    with mock.patch.object(notebook_mode, "headless", lambda: False):
         panel = Panel(config, runs=runs)
     times, sizes, stamps = [], [], []
     draw = panel._scene._figure.png
@@ -145,7 +145,7 @@ def _stop(config: Config, rounds: int, folder: Path) -> dict[str, Any]:
     """Steps that end after Stop was pressed, and the seconds until the run is over."""
     after, seconds = [], []
     for _ in range(max(3, rounds // 3)):
-        with mock.patch.object(warm, "headless", lambda: False):
+        with mock.patch.object(notebook_mode, "headless", lambda: False):
             panel = Panel(config, runs=folder / "stop")
         panel.start()
         session = panel.session
@@ -209,7 +209,7 @@ def _frames(count: int) -> Iterator[tuple[bytes, float]]:
 @functools.cache
 def _pattern() -> Stepped:
     """A step of a run that was recorded."""
-    _, events = folder.read(recordings.find("reviews-smollm2"))
+    _, events = run_folder.read(recordings.find("reviews-smollm2"))
     return next(event for event in reversed(events) if isinstance(event, Stepped))
 
 

@@ -13,9 +13,10 @@ from typing import Any
 
 from benchmarks import against_trl, guards
 from benchmarks.timing import PRETRAINED, Plan, Run, compare, milliseconds, settle, take_turns, use_threads
-from grpo_lab import models
-from grpo_lab.config import Config
-from grpo_lab.scenarios import preset
+from grpo_lab.config.catalog import preset
+from grpo_lab.config.schema import Config
+from grpo_lab.models import loading
+from grpo_lab.models.registry import MODELS
 
 STEPS_FOR_MEMORY = 3
 """All memory is in use after the second: moments come with the first update."""
@@ -25,7 +26,7 @@ CONTENDERS = ("TRL", "ours", "ours, guarded")
 def measure(threads: int, plan: Plan) -> dict[str, Any]:
     """Ratios as on the tiny model, and the peak memory of each contender in a process of its own."""
     config = settle(PRETRAINED)
-    known = models.MODELS[config.model.name]
+    known = MODELS[config.model.name]
     if not known.present:
         return {"skipped": f"{known.name} is not here: {known.origin}"}
     use_threads(threads)
@@ -63,7 +64,7 @@ def _make_steps(contender: str, threads: int) -> None:
     use_threads(threads)
     config = settle(PRETRAINED).with_(f"run.num_steps={STEPS_FOR_MEMORY}")
     if contender == "TRL":
-        with tempfile.TemporaryDirectory() as directory, models.quiet():
+        with tempfile.TemporaryDirectory() as directory, loading.quiet():
             against_trl.trl_trainer(config, directory).train()
     else:
         switches = preset("stable").guards if contender == "ours, guarded" else {}

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from grpo_lab.config import Config
+from grpo_lab.config.schema import Config
 from grpo_lab.events import Stepped
-from grpo_lab.trainer import train
+from grpo_lab.training.trainer import train
 
 
 @dataclass(frozen=True)

@@ -6,40 +6,44 @@ The public names, imported when they are first asked for, so that `import grpo_l
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from grpo_lab.chain import ChainBreak, classify_crash, first_break
-    from grpo_lab.config import Config
-    from grpo_lab.diagnosis import diagnose
+    from grpo_lab.analysis.diagnosis import diagnose
+    from grpo_lab.config.catalog import preset, preset_names, scenario, scenario_names
+    from grpo_lab.config.schema import Config
     from grpo_lab.errors import GrpoLabError
-    from grpo_lab.faults import FAULTS
-    from grpo_lab.guards import GUARDS
-    from grpo_lab.labs import Lab
-    from grpo_lab.scenarios import preset, preset_names, scenario, scenario_names
-    from grpo_lab.session import Session
-    from grpo_lab.trainer import train
-    from grpo_lab.widgets.panel import Panel
+    from grpo_lab.runs.crashes import classify_crash
+    from grpo_lab.runs.first_break import ChainBreak, first_break
+    from grpo_lab.runs.session import Session
+    from grpo_lab.training.faults import FAULTS
+    from grpo_lab.training.guards import GUARDS
+    from grpo_lab.training.trainer import train
+    from grpo_lab.ui.notebook import Lab
+    from grpo_lab.ui.widgets.panel import Panel
 
 __version__ = "0.1.0"
 
+__path__.append(str(Path(__file__).parent / "training" / "short_paths"))  # keeps `import grpo_lab.losses` working
+
 _HOMES = {
-    "ChainBreak": "chain",
-    "Config": "config",
-    "FAULTS": "faults",
-    "GUARDS": "guards",
+    "ChainBreak": "runs.first_break",
+    "Config": "config.schema",
+    "FAULTS": "training.faults",
+    "GUARDS": "training.guards",
     "GrpoLabError": "errors",
-    "Panel": "widgets",
-    "Lab": "labs",
-    "Session": "session",
-    "classify_crash": "chain",
-    "diagnose": "diagnosis",
-    "first_break": "chain",
-    "preset": "scenarios",
-    "preset_names": "scenarios",
-    "scenario": "scenarios",
-    "scenario_names": "scenarios",
-    "train": "trainer",
+    "Panel": "ui.widgets",
+    "Lab": "ui.notebook",
+    "Session": "runs.session",
+    "classify_crash": "runs.crashes",
+    "diagnose": "analysis.diagnosis",
+    "first_break": "runs.first_break",
+    "preset": "config.catalog",
+    "preset_names": "config.catalog",
+    "scenario": "config.catalog",
+    "scenario_names": "config.catalog",
+    "train": "training.trainer",
 }
 __all__ = [
     "FAULTS",

@@ -14,7 +14,7 @@ collect_ignore = ["labs/sample.py"]  # a notebook's source, no module
 if find_spec("jaxtyping") and find_spec("beartype"):
     from jaxtyping import install_import_hook
 
-    tensor_modules = ["grpo_lab.advantages", "grpo_lab.losses", "grpo_lab.kl", "grpo_lab.logprobs"]
+    tensor_modules = [f"grpo_lab.algorithm.{name}" for name in ("advantages", "losses", "kl", "logprobs")]
     install_import_hook(tensor_modules, "beartype.beartype")
 
 if find_spec("hypothesis"):
@@ -28,8 +28,8 @@ if find_spec("hypothesis"):
 @pytest.fixture
 def fault(monkeypatch):
     """Registers a fault for one test: `fault(stage, act)` with act(value, step) -> Outcome or None."""
-    from grpo_lab.faults import FAULTS
-    from grpo_lab.interventions import Intervention, Outcome
+    from grpo_lab.training.faults import FAULTS
+    from grpo_lab.training.interventions import Intervention, Outcome
 
     def register(at, act, name="of_this_test"):
         @dataclass(frozen=True)
@@ -51,11 +51,13 @@ def fault(monkeypatch):
 @pytest.fixture
 def sample_lab(monkeypatch, tmp_path):
     """The lab of tests/labs, registered for one test; its source is in the folder given, which is the current one."""
-    from grpo_lab import own_code
-    from grpo_lab.grading import checks
+    from grpo_lab.config import user_code
+    from grpo_lab.course import registry
 
-    monkeypatch.setattr(checks, "LABS", (*checks.LABS, "sample"))
-    monkeypatch.setitem(sys.modules, "grpo_lab.grading.checks.lab_sample", own_code.execute(SAMPLE / "lab_sample.py"))
+    monkeypatch.setattr(registry, "LABS", (*registry.LABS, "sample"))
+    monkeypatch.setitem(
+        sys.modules, "grpo_lab.course.labs.lab_sample.page", user_code.execute(SAMPLE / "lab_sample.py")
+    )
     (tmp_path / "labs" / "src").mkdir(parents=True)
     (tmp_path / "labs" / "src" / "sample.py").write_text((SAMPLE / "sample.py").read_text())
     monkeypatch.chdir(tmp_path / "labs")

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import grpo_lab as gl
-from grpo_lab import models
-from grpo_lab.events import Ended, Stepped
-from grpo_lab.guards import GUARDS
-from grpo_lab.interventions import Coefficients, Outcome, Stage, Verdict
+from grpo_lab.events import Ended, Stage, Stepped, Verdict
+from grpo_lab.models import loading
+from grpo_lab.training.guards import GUARDS
+from grpo_lab.training.interventions import Coefficients, Outcome
 
 NAN, INF = math.nan, math.inf
 COEFFICIENTS = Coefficients(3e-4, 0.02, 0.2, None, 1e-8)
@@ -202,7 +202,7 @@ def trained(config: Any, base: Any) -> tuple[list[Stepped], Ended, Any]:
 
 @pytest.fixture
 def base():
-    return models.load("tiny")
+    return loading.load("tiny")
 
 
 def scaled_gradients(by: float, steps: Any) -> Any:

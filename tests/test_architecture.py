@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -9,70 +10,105 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "grpo_lab"
-FLOORS = {
-    0: "config scenarios presets events settings errors own_code seeds shapes shipped",
-    1: "advantages losses kl logprobs",
-    2: "batch interventions probes guards faults rewards tasks recorder",
-    3: "half_precision models model_building model_fetching rollouts snapshots",
-    4: "measures learner trainer",
-    5: "session folder controls fanout warm worker chain crashes environment reproduction recordings logs diagnosis"
-    " matrix grading",
-    6: "cli console reproduce series dashboard plots pages widgets labs __init__ __main__",
-}
-FLOOR = {name: floor for floor, names in FLOORS.items() for name in names.split()}
+ROOMS = ("", "config", "tasks", "algorithm", "models", "training", "runs", "analysis", "course", "grading", "ui", "cli")
+"""From the ground up; "" are the words: the modules beside `__init__`."""
+PUBLIC = {"__init__", "__main__"}
+"""The public names and the command line stand on top of every room."""
 VIEWS = {"IPython", "ipywidgets", "matplotlib"}
-FORBIDDEN = {0: VIEWS | {"torch", "transformers"}, **dict.fromkeys(range(1, 5), VIEWS)}
-TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
+FORBIDDEN = {room: VIEWS | ({"torch", "transformers"} if room in ("", "config") else set()) for room in ROOMS[:-2]}
 
 
-def part(path: Path) -> str:
-    """The module or sub-package directly below grpo_lab that a file belongs to."""
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+def name_of(path: Path, package: Path) -> str:
+    """The dotted name of a file, `training.guards` for a package's own."""
+    return ".".join(path.relative_to(package).with_suffix("").parts).removesuffix(".__init__")
 
 
-def imports(path: Path):
-    """Absolute dotted names of everything a file imports, inside functions too."""
-    here = ("grpo_lab", *path.relative_to(PACKAGE).parent.parts)
-    for node in ast.walk(TREES[path]):
+def room(name: str) -> int:
+    """The number of the room that a dotted name belongs to."""
+    top = name.split(".")[0]
+    return len(ROOMS) if name in PUBLIC else ROOMS.index(top) if top in ROOMS else 0
+
+
+def imported(tree: ast.AST, known: set[str]) -> tuple[set[str], set[str]]:
+    """Files of the package that a file imports, inside functions too, and the other packages that it imports."""
+    inside, outside = set(), set()
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            base = here[: len(here) - node.level + 1] if node.level else ()
-            module = ".".join([*base, *([node.module] if node.module else [])])
-            # Only `from grpo_lab import x` names a module by its last word.
-            yield from (f"{module}.{alias.name}" for alias in node.names) if module == "grpo_lab" else (module,)
+            assert not node.level, "imports are absolute"
+            base = node.module or ""
+            names = [f"{base}.{alias.name}" if f"{base}.{alias.name}"[9:] in known else base for alias in node.names]
+        else:
+            continue
+        inside |= {name[9:] or "__init__" for name in names if f"{name}.".startswith("grpo_lab.")}
+        outside |= {name.split(".")[0] for name in names} - {"grpo_lab"}
+    return inside, outside
 
 
-def test_every_module_has_a_floor():
-    assert {part(path) for path in TREES} <= set(FLOOR)
+def graph_of(package: Path) -> tuple[dict[str, set[str]], dict[str, set[str]]]:
+    """What each file imports: of the package, and from outside."""
+    trees = {name_of(path, package): ast.parse(path.read_text(encoding="utf-8")) for path in package.rglob("*.py")}
+    found = {name: imported(tree, set(trees)) for name, tree in trees.items()}
+    return {name: pair[0] for name, pair in found.items()}, {name: pair[1] for name, pair in found.items()}
 
 
-@pytest.mark.parametrize("path", TREES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_go_down(path):
-    floor = FLOOR[part(path)]
-    names = list(imports(path))
-    # A public name, `from grpo_lab import Session`, belongs to __init__ and so to the top.
-    inside = [name.split(".")[1] if "." in name else "__init__" for name in names if name.split(".")[0] == "grpo_lab"]
-    assert [name for name in inside if FLOOR.get(name, FLOOR["__init__"]) > floor] == []
-    assert {name.split(".")[0] for name in names} & FORBIDDEN.get(floor, set()) == set()
+def cycle(graph: dict[str, set[str]]) -> list[str]:
+    """Files that import each other in a circle; empty where there is none."""
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1]
+    return []
 
 
-def test_no_cycles():
-    graph: dict[str, set[str]] = {}
-    for path in TREES:
-        below = {name.split(".")[1] for name in imports(path) if name.startswith("grpo_lab.")}
-        graph.setdefault(part(path), set()).update(below - {part(path)})
-    ordered = list(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError, naming the cycle
-    assert set(ordered) >= {part(path) for path in TREES}
+INSIDE, OUTSIDE = graph_of(PACKAGE)
 
 
-@pytest.mark.parametrize("path", TREES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_short_enough_to_read(path):
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 300
-    functions = [node for node in ast.walk(TREES[path]) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    lengths = {node.name: (node.end_lineno or 0) - node.lineno + 1 for node in functions}
+def test_the_package_is_eleven_rooms():
+    entries = [path for path in PACKAGE.iterdir() if path.name not in ("__pycache__", "data")]
+    assert sorted(path.name for path in entries if path.is_dir()) == sorted(ROOMS[1:])
+    assert len([path for path in entries if path.suffix == ".py"]) <= 7
+
+
+@pytest.mark.parametrize("number", range(len(ROOMS)), ids=[name or "words" for name in ROOMS])
+def test_imports_go_down(number):
+    here = [name for name in INSIDE if room(name) == number]
+    assert here
+    assert {name: up for name in here if (up := {other for other in INSIDE[name] if room(other) > number})} == {}
+    views = FORBIDDEN.get(ROOMS[number], set())
+    assert {name: seen for name in here if (seen := OUTSIDE[name] & views)} == {}
+
+
+def test_no_circle_between_files():
+    assert cycle(INSIDE) == []
+
+
+def test_a_planted_circle_and_a_planted_import_upwards_are_found(tmp_path):
+    for name, text in {
+        "runs/a.py": "from grpo_lab.runs import b",
+        "runs/b.py": "from grpo_lab.runs.a import x",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "errors.py").write_text("def late():\n    from grpo_lab.runs import a")
+    graph, _ = graph_of(tmp_path)
+    assert set(cycle(graph)) == {"runs.a", "runs.b"}
+    assert graph["errors"] == {"runs.a"} and room("runs.a") > room("errors")
+
+
+def test_short_enough_to_read():
+    lengths = {path: path.read_text(encoding="utf-8").count("\n") for path in PACKAGE.rglob("*.py")}
+    assert {path: length for path, length in lengths.items() if length > 300} == {}
+    assert sum(lengths.values()) <= 20_000
+    functions = [
+        (path.name, node.name, (node.end_lineno or 0) - node.lineno + 1)
+        for path in lengths
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
     # `train` is the algorithm on one page; cut up, it would stop reading like the paper.
-    assert {name: length for name, length in lengths.items() if length > (80 if name == "train" else 50)} == {}
+    assert [found for found in functions if found[2] > (80 if found[1] == "train" else 50)] == []
 
 
 def python(code: str) -> str:
@@ -89,12 +125,26 @@ def test_import_is_cheap():
 def test_who_trains_in_a_child_imports_no_model():
     """A notebook's first picture would wait for it."""
     heavy = ["transformers.modeling_utils", "torch._dynamo", "sympy"]
-    assert python(f"import sys, grpo_lab.session; print([name for name in {heavy} if name in sys.modules])") == "[]"
+    assert (
+        python(f"import sys, grpo_lab.runs.session; print([name for name in {heavy} if name in sys.modules])") == "[]"
+    )
 
 
 def test_imports_without_the_development_dependencies():
     absent = "sys.modules.update(dict.fromkeys(['jaxtyping', 'beartype', 'hypothesis']))"
-    assert python(f"import sys; {absent}; from grpo_lab import advantages, losses, kl, logprobs; print('ok')") == "ok"
+    assert (
+        python(f"import sys; {absent}; from grpo_lab.algorithm import advantages, losses, kl, logprobs; print('ok')")
+        == "ok"
+    )
+
+
+@pytest.mark.parametrize("name", ["advantages", "kl", "logprobs", "losses", "interventions"])
+def test_short_public_paths_go_on_working(name):
+    """They give the very objects of the room, and loading one loads no other."""
+    room = "training" if name == "interventions" else "algorithm"
+    public, real = (importlib.import_module(f"grpo_lab.{path}") for path in (name, f"{room}.{name}"))
+    names = [key for key in vars(real) if not key.startswith("_")]
+    assert names and all(getattr(public, key) is getattr(real, key) for key in names)
 
 
 def test_shapes_are_checked_here():
@@ -103,7 +153,7 @@ def test_shapes_are_checked_here():
     pytest.importorskip("jaxtyping")
     import torch
 
-    from grpo_lab.advantages import group_advantages
+    from grpo_lab.algorithm.advantages import group_advantages
 
     with pytest.raises(TypeError, match="Float"):
         group_advantages(torch.ones(4))

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from grpo_lab import chain
-from grpo_lab.chain import LINKS, absorbed, classify_crash, first_break, statuses, summary
-from grpo_lab.events import Action, Changed, Crash, Ended, LinkNote, Stepped
-from grpo_lab.interventions import Stage
+from grpo_lab.events import Action, Changed, Crash, Ended, LinkNote, Stage, Stepped
+from grpo_lab.metrics import LINKS
+from grpo_lab.runs.crashes import classify_crash
+from grpo_lab.runs.first_break import _RULES, absorbed, first_break, statuses, summary
 
 INF, NAN = math.inf, math.nan
 FP16, FP32 = torch.finfo(torch.float16).max, torch.finfo(torch.float32).max
@@ -124,13 +124,13 @@ def test_the_first_broken_link_and_its_operator_are_named(operator):
     assert found is not None
     assert (found.step, found.link, found.caught_by) == (3, FIRST[operator], "")
     assert found.operator.startswith(operator)
-    assert found.explanation in {rule.explanation for rule in chain._RULES}
+    assert found.explanation in {rule.explanation for rule in _RULES}
     assert LINKS[found.link].label in str(found)
     assert found.operator in str(found)
 
 
 def test_every_rule_is_tested_here():
-    operators = {rule.operator for rule in chain._RULES}
+    operators = {rule.operator for rule in _RULES}
     assert {next(o for o in operators if o.startswith(name)) for name in BREAKS} == operators
 
 

@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from grpo_lab import cli, console, models
-from grpo_lab.guards import GUARDS
-from grpo_lab.scenarios import preset_names, scenario_names
+from grpo_lab import cli
+from grpo_lab.config.catalog import preset_names, scenario_names
+from grpo_lab.models import loading
+from grpo_lab.models.registry import MODELS
+from grpo_lab.training.guards import GUARDS
+from grpo_lab.ui import console
 
 SMOKE = ["train", "--preset", "smoke", "--set", "run.threads=1", "--set", "run.num_steps=2"]
 TITLES = 'title = "a"\nsource = "b"\nstory = "c"\n'
@@ -109,7 +112,7 @@ def test_train_saves_what_it_trained(run, tmp_path):
     code, out, err = run(*SMOKE, "--out", tmp_path / "a")
     assert code == 0 and "end: done" in out and "Warning" not in err
     assert f"model: {tmp_path / 'a' / 'model'}" in out
-    models.load(str(tmp_path / "a" / "model"))
+    loading.load(str(tmp_path / "a" / "model"))
 
 
 def test_json_is_json_and_nothing_else(run, tmp_path):
@@ -146,14 +149,14 @@ def test_a_run_stopped_by_the_user_says_so_and_exits_1(tmp_path):
         "message": "by the user",
         "crash": None,
     }
-    models.load(str(tmp_path / "a" / "model"))
+    loading.load(str(tmp_path / "a" / "model"))
 
 
 def test_an_interrupted_command_says_so(run, monkeypatch):
     def interrupted():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("grpo_lab.scenarios.scenario_names", interrupted)
+    monkeypatch.setattr("grpo_lab.config.catalog.scenario_names", interrupted)
     assert run("scenarios") == (130, "", "interrupted\n")
 
 
@@ -170,7 +173,7 @@ def make_mistakes(folder: Path) -> None:
     (folder / "old").mkdir()
     (folder / "old" / "events.jsonl").write_text("")
     (folder / "model").mkdir()
-    for path in models.MODELS["tiny"].path.iterdir():
+    for path in MODELS["tiny"].path.iterdir():
         (folder / "model" / path.name).write_bytes(
             path.read_bytes()[:1000] if "safe" in path.name else path.read_bytes()
         )

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_lab.config import SECTIONS, SWITCHES, Config
+from grpo_lab.config.catalog import preset, preset_names
+from grpo_lab.config.fields import settings_of
+from grpo_lab.config.schema import SECTIONS, SWITCHES, Config
 from grpo_lab.errors import ConfigError
-from grpo_lab.events import encodable
-from grpo_lab.faults import FAULTS
-from grpo_lab.guards import GUARDS
-from grpo_lab.interventions import Stage, arrange
-from grpo_lab.scenarios import preset, preset_names
-from grpo_lab.settings import settings_of
+from grpo_lab.events import Stage, encodable
+from grpo_lab.training.faults import FAULTS
+from grpo_lab.training.guards import GUARDS
+from grpo_lab.training.interventions import arrange
 
 
 def through_json(config: Config) -> Config:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_lab.chain import classify_crash
-from grpo_lab.dashboard import MULTINOMIAL, Fold, Mark, Series, Tally, decimate, describe, fold, shown
+from grpo_lab.analysis.run_state import MULTINOMIAL, Fold, Mark, Series, Tally, decimate, describe, fold, shown
+from grpo_lab.config.catalog import preset
 from grpo_lab.events import Action, Changed, Ended, Evaluated, LinkNote, Started, Stepped, from_json, to_json
-from grpo_lab.scenarios import preset
+from grpo_lab.runs.crashes import classify_crash
 
 INF, NAN = math.inf, math.nan
 CONFIG = preset("smoke").with_("run.num_steps=10", "guards.skip_spikes.threshold=10").to_dict()

@@ -9,14 +9,16 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from grpo_lab import diagnose, logs, scenarios
+from grpo_lab import diagnose
+from grpo_lab.analysis import logs
+from grpo_lab.analysis.diagnosis import HEALTHY, known_causes, known_symptoms
+from grpo_lab.analysis.diagnosis.causes import Cause, Condition
+from grpo_lab.analysis.diagnosis.symptoms import Seen, Symptom, Unknown
 from grpo_lab.cli import app
-from grpo_lab.diagnosis import HEALTHY, known_causes, known_symptoms
-from grpo_lab.diagnosis.causes import Cause, Condition
-from grpo_lab.diagnosis.symptoms import Seen, Symptom, Unknown
+from grpo_lab.config import catalog
 from grpo_lab.errors import ConfigError
-from grpo_lab.learner import validated
-from grpo_lab.session import Session
+from grpo_lab.runs.session import Session
+from grpo_lab.training.learner import validated
 
 NAN, INF = math.nan, math.inf
 GAP, GAP_MAX = "sampling/sampling_logp_difference/mean", "sampling/sampling_logp_difference/max"
@@ -149,12 +151,12 @@ def test_healthy_curves_raise_nothing():
 
 def test_every_scenario_is_declared_in_one_class():
     declared = [name for cause in CAUSES.values() for name in cause.scenarios]
-    assert sorted(declared) == scenarios.scenario_names()
+    assert sorted(declared) == catalog.scenario_names()
     assert all(bool(cause.together) == (len(cause.scenarios) > 1) for cause in CAUSES.values())
 
 
 def test_settings_named_as_ours_exist():
-    config = scenarios.preset("original")
+    config = catalog.preset("original")
     named = {part.strip() for cause in CAUSES.values() for remedy in cause.remedies for part in remedy.here.split(", ")}
     settings = [part for part in named if "=" in part and " " not in part]
     assert len(settings) > 20
@@ -283,7 +285,7 @@ def test_mistakes_in_causes(settings, says):
 def sick_run(tmp_path_factory):
     """A run of cuda-001 in its folder."""
     session = Session(
-        scenarios.scenario("cuda-001").config().with_("run.threads=1"), tmp_path_factory.mktemp("a") / "run"
+        catalog.scenario("cuda-001").config().with_("run.threads=1"), tmp_path_factory.mktemp("a") / "run"
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -333,13 +335,13 @@ BLIND = (
 @pytest.mark.filterwarnings("ignore:the model was not saved")
 def test_recorded_runs_are_diagnosed_blind(name, tmp_path):
     """One seed that no rule was tuned on; `python -m benchmarks.diagnosis` does it at length."""
-    config = scenarios.scenario(name).config().with_("run.seed=1234", "run.threads=1")
+    config = catalog.scenario(name).config().with_("run.seed=1234", "run.threads=1")
     Session(config, tmp_path / "run").run()
     assert name in CAUSES[diagnose(tmp_path / "run").verdict].scenarios
 
 
 def test_a_healthy_run_raises_nothing(tmp_path):
-    config = scenarios.preset("stable").with_("run.num_steps=8", "run.seed=1234", "run.threads=1", "data.num_prompts=8")
+    config = catalog.preset("stable").with_("run.num_steps=8", "run.seed=1234", "run.threads=1", "data.num_prompts=8")
     Session(config, tmp_path / "run").run()
     assert diagnose(tmp_path / "run").verdict == HEALTHY
 

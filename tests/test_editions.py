@@ -9,10 +9,10 @@ import nbformat
 import pytest
 
 from grpo_lab import cli
+from grpo_lab.course import registry
+from grpo_lab.course.editions import build
+from grpo_lab.course.editions.solutions import Malformed, learners, reference, solutions
 from grpo_lab.errors import DataError
-from grpo_lab.grading import checks
-from grpo_lab.labs import editions
-from grpo_lab.labs.solutions import Malformed, learners, reference, solutions
 
 LABS = Path(__file__).parents[1] / "labs"
 
@@ -31,7 +31,7 @@ def sample(sample_lab):
             text = path.read_text()
             assert change[0] in text
             path.write_text(text.replace(*change, 1))
-        return cells(editions.notebook(sample_lab, "sample", edition))
+        return cells(build.notebook(sample_lab, "sample", edition))
 
     return made
 
@@ -133,7 +133,7 @@ def test_a_table_may_be_long(sample):
 
 def test_what_is_no_lab_has_one_edition(sample_lab):
     (sample_lab / "src" / "talk.py").write_text("# %%\n1 + 1\n")
-    made = editions.render(sample_lab)
+    made = build.render(sample_lab)
     assert [str(path.relative_to(sample_lab)) for path in made] == [
         "sample.ipynb",
         "instructor/sample.ipynb",
@@ -141,7 +141,7 @@ def test_what_is_no_lab_has_one_edition(sample_lab):
     ]
     (sample_lab / "src" / "talk.py").write_text("# %%\n# %%exercise x\n# BEGIN SOLUTION\n1\n# END SOLUTION\n")
     with pytest.raises(DataError, match="unknown exercise 'x'"):
-        editions.render(sample_lab)
+        build.render(sample_lab)
 
 
 @pytest.fixture
@@ -188,16 +188,16 @@ def test_mistakes_of_the_command(sample_lab, run, words, code, message):
 
 
 def test_every_notebook_is_what_its_source_makes():
-    assert editions.stale(editions.render(LABS)) == []
+    assert build.stale(build.render(LABS)) == []
 
 
 def test_every_lab_of_the_registry_has_a_notebook_and_every_notebook_a_source():
-    assert set(checks.LABS) <= set(editions.lab_names(LABS))
-    made = {path.relative_to(LABS) for path in editions.render(LABS)}
+    assert set(registry.LABS) <= set(build.lab_names(LABS))
+    made = {path.relative_to(LABS) for path in build.render(LABS)}
     assert {path.relative_to(LABS) for path in LABS.rglob("*.ipynb") if ".ipynb_checkpoints" not in str(path)} == made
 
 
-@pytest.mark.parametrize("name", [name for name in editions.lab_names(LABS) if name in checks.LABS])
+@pytest.mark.parametrize("name", [name for name in build.lab_names(LABS) if name in registry.LABS])
 def test_no_solution_is_in_a_learners_edition(name):
     """Not as a line anywhere, and no long one within a line, but for a last hint, which may be nearly the answer."""
     source = jupytext.read(LABS / "src" / f"{name}.py", fmt="py:percent")

@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_lab.config import Config
+from grpo_lab.config.schema import Config
 from grpo_lab.errors import RunError
 from grpo_lab.events import (
     EVENTS,
-    METRICS,
     Action,
     Changed,
     Crash,
@@ -25,6 +24,7 @@ from grpo_lab.events import (
     from_json,
     to_json,
 )
+from grpo_lab.metrics import METRICS
 
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import tensor
 
-from grpo_lab import kl
-from grpo_lab.batch import Batch
-from grpo_lab.config import Config
+from grpo_lab.algorithm import kl
+from grpo_lab.algorithm.batch import Batch
+from grpo_lab.config.schema import Config
 from grpo_lab.errors import ConfigError
-from grpo_lab.faults.formulas import ACCUMULATIONS, ADVANTAGES, KL_ESTIMATORS, LOG_RATIOS, MASKS, chosen
+from grpo_lab.training.faults.formulas import ACCUMULATIONS, ADVANTAGES, KL_ESTIMATORS, LOG_RATIOS, MASKS, chosen
 
 
 def batch(pad: int = 0) -> Batch:

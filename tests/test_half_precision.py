@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from grpo_lab import models
-from grpo_lab.half_precision import widen_products
+from grpo_lab.models import loading
+from grpo_lab.models.precision import PRECISIONS, widen_products
 
 LAYERS = {
     "linear": lambda: nn.Linear(8, 5),
@@ -56,14 +56,14 @@ def test_a_copy_has_weights_of_its_own(pair):
 
 
 def test_only_fp16_weights_are_given_them():
-    wide = {precision: type(models.load("tiny", precision)[0].lm_head).__name__ for precision in models.PRECISIONS}
-    assert wide == dict.fromkeys(models.PRECISIONS, "Linear") | {"fp16_pure": "_Linear"}
+    wide = {precision: type(loading.load("tiny", precision)[0].lm_head).__name__ for precision in PRECISIONS}
+    assert wide == dict.fromkeys(PRECISIONS, "Linear") | {"fp16_pure": "_Linear"}
 
 
 def test_the_model_is_saved_and_read_as_before(tmp_path):
-    model, tokenizer = models.load("tiny", "fp16_pure")
+    model, tokenizer = loading.load("tiny", "fp16_pure")
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    again, _ = models.load(str(tmp_path), "fp16_pure")
+    again, _ = loading.load(str(tmp_path), "fp16_pure")
     for (name, old), (_, new) in zip(model.named_parameters(), again.named_parameters(), strict=True):
         assert torch.equal(old, new), name

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from matplotlib.text import Text
 
-from grpo_lab import plots
-from grpo_lab.matrix.cells import HEALTHY, columns
-from grpo_lab.matrix.findings import Findings
-from grpo_lab.matrix.results import Fate, Result
-from grpo_lab.plots.heat_map import LETTERS, mark
-from grpo_lab.scenarios import scenario_names
+from grpo_lab.analysis.matrix.cells import HEALTHY, columns
+from grpo_lab.analysis.matrix.findings import Findings
+from grpo_lab.analysis.matrix.results import Fate, Result
+from grpo_lab.config.catalog import scenario_names
+from grpo_lab.ui import plots
+from grpo_lab.ui.plots.heat_map import LETTERS, mark
 
 
 def result(scenario, column, seed=0, fate="stopped", refused=0):

@@ -18,26 +18,17 @@ import pytest
 import torch
 from torch import tensor
 
-from grpo_lab import probes
-from grpo_lab.batch import Batch
-from grpo_lab.config import Config, SamplingConfig
+from grpo_lab.algorithm.batch import Batch
+from grpo_lab.algorithm.losses import clipped_surrogate
+from grpo_lab.config.schema import Config, SamplingConfig
 from grpo_lab.errors import GrpoLabError
-from grpo_lab.faults import FAULTS
-from grpo_lab.guards import GUARDS
-from grpo_lab.interventions import (
-    Coefficients,
-    Intervention,
-    Outcome,
-    Refused,
-    Stage,
-    Step,
-    Verdict,
-    arrange,
-    carry_over,
-)
-from grpo_lab.losses import clipped_surrogate
-from grpo_lab.recorder import Recorder
-from grpo_lab.snapshots import Snapshots
+from grpo_lab.events import Stage, Verdict
+from grpo_lab.training import observers
+from grpo_lab.training.faults import FAULTS
+from grpo_lab.training.guards import GUARDS
+from grpo_lab.training.interventions import Coefficients, Intervention, Outcome, Refused, Step, arrange, carry_over
+from grpo_lab.training.recorder import Recorder
+from grpo_lab.training.snapshots import Snapshots
 
 INF, NAN = math.inf, math.nan
 COEFFICIENTS = Coefficients(3e-4, 0.02, 0.2, None, 1e-8)
@@ -347,7 +338,7 @@ def test_an_intervention_says_what_it_is_called_and_where_it_acts(kind, name, cl
 
 
 def test_no_name_is_used_twice():
-    names = [name for _, name, _ in REGISTERED] + [probe.name for probe in probes.PROBES]
+    names = [name for _, name, _ in REGISTERED] + [probe.name for probe in observers.PROBES]
     assert len(set(names)) == len(names)
 
 
@@ -753,7 +744,7 @@ def test_memory_is_carried_over_by_kind_and_name():
 
 def test_the_log_ratio_is_measured_after_faults_and_before_guards():
     config = Config().with_("faults.shift_log_ratio.nats=80", "guards.clamp_log_ratio=on")
-    step = make_step(1, arrange(config, FAULTS, GUARDS, probes.PROBES))
+    step = make_step(1, arrange(config, FAULTS, GUARDS, observers.PROBES))
     step.advantages = torch.ones(1)
     step.at(Stage.LOG_RATIO, tensor([[-0.5, 0.25]]))
     metrics = step.recorder.flush()[1]
@@ -763,7 +754,7 @@ def test_the_log_ratio_is_measured_after_faults_and_before_guards():
 
 def test_gradients_are_measured_before_a_guard_touches_them():
     model = policy(torch.float32, 3.0, 0.0, 0.0, 4.0)
-    on = arrange(Config().with_("guards.clip_gradients=on"), FAULTS, GUARDS, probes.PROBES)
+    on = arrange(Config().with_("guards.clip_gradients=on"), FAULTS, GUARDS, observers.PROBES)
     step = make_step(1, on, update=2)
     step.at(Stage.GRADIENTS, model)
     (note, after), metrics = step.recorder.flush()
@@ -776,7 +767,7 @@ def test_gradients_are_measured_before_a_guard_touches_them():
 
 
 def test_broken_gradients_are_counted_before_clipping_spreads_them():
-    on = arrange(Config().with_("guards.clip_gradients=on", "faults.nan_gradient=on"), FAULTS, GUARDS, probes.PROBES)
+    on = arrange(Config().with_("guards.clip_gradients=on", "faults.nan_gradient=on"), FAULTS, GUARDS, observers.PROBES)
     step = make_step(1, on)
     step.at(Stage.GRADIENTS, policy(torch.float32, 3.0, 0.0, 0.0, 4.0))
     (note, after), metrics = step.recorder.flush()
@@ -785,27 +776,27 @@ def test_broken_gradients_are_counted_before_clipping_spreads_them():
 
 
 def test_gradients_that_are_not_clipped_are_not_noted_as_clipped():
-    on = arrange(Config().with_("guards.clip_gradients.max_norm=5"), FAULTS, GUARDS, probes.PROBES)
+    on = arrange(Config().with_("guards.clip_gradients.max_norm=5"), FAULTS, GUARDS, observers.PROBES)
     step = make_step(1, on)
     step.at(Stage.GRADIENTS, policy(torch.float32, 3.0, 0.0, 0.0, 4.0))
     assert [note.link for note in step.recorder.flush()[0]] == ["gradients"]
 
 
 def test_the_largest_number_of_half_precision_gradients_is_noted():
-    step = make_step(1, arrange(Config(), FAULTS, GUARDS, probes.PROBES))
+    step = make_step(1, arrange(Config(), FAULTS, GUARDS, observers.PROBES))
     step.at(Stage.GRADIENTS, policy(torch.float16, 3.0, 0.0, 0.0, 4.0))
     (note,), _ = step.recorder.flush()
     assert note.facts == {"largest_representable": 65504.0}
 
 
 def test_a_frozen_model_is_told_so():
-    step = make_step(1, arrange(Config(), FAULTS, GUARDS, probes.PROBES))
+    step = make_step(1, arrange(Config(), FAULTS, GUARDS, observers.PROBES))
     with pytest.raises(GrpoLabError, match="no parameter has a gradient"):
         step.at(Stage.GRADIENTS, policy())
 
 
 def test_weights_are_measured_after_the_update():
-    step = make_step(1, arrange(Config(), FAULTS, GUARDS, probes.PROBES))
+    step = make_step(1, arrange(Config(), FAULTS, GUARDS, observers.PROBES))
     step.at(Stage.WEIGHTS, step.policy)
     (note,), _ = step.recorder.flush()
     assert step.weight_norms is not None
@@ -818,7 +809,7 @@ def test_weights_are_measured_after_the_update():
 
 def clipped(*gradients: float) -> torch.nn.Linear:
     model = policy(torch.float32, *gradients)
-    on = arrange(Config().with_("guards.clip_gradients.max_norm=0.5"), FAULTS, GUARDS, probes.PROBES)
+    on = arrange(Config().with_("guards.clip_gradients.max_norm=0.5"), FAULTS, GUARDS, observers.PROBES)
     make_step(1, on).at(Stage.GRADIENTS, model)
     return model
 

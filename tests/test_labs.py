@@ -5,12 +5,12 @@ import zipfile
 
 import pytest
 
-from grpo_lab import warm
+from grpo_lab.config.catalog import preset
+from grpo_lab.course.exercises import Finding
 from grpo_lab.errors import ConfigError, DataError, NotYet, Unanswered
-from grpo_lab.grading.exercises import Finding
-from grpo_lab.labs import Lab, questions, screen
-from grpo_lab.scenarios import preset
-from grpo_lab.session import Session
+from grpo_lab.runs import child_pool
+from grpo_lab.runs.session import Session
+from grpo_lab.ui.notebook import Lab, feedback_view, questions
 
 RIGHT = "def double(x):\n    return x + x\n"
 
@@ -80,26 +80,26 @@ def test_nothing_of_a_learners_is_html(lab):
     evil = "<script>alert(1)</script>"
     found = [Finding(False, evil, evil, evil, evil), Finding(True, evil, evil, evil, evil)]
     exercise = lab.page.exercises["double"]
-    html = screen.as_html(exercise, found, evil)
+    html = feedback_view.as_html(exercise, found, evil)
     assert "<script" not in html
     assert html.count("&lt;script&gt;") == 9
     assert "✗ not yet" in html
     assert "✓ right" in html
     assert "Double it: not yet, 1 of 2 right" in html
-    assert "Double it: not yet, 1 of 2 right" in screen.as_text(exercise, found)
+    assert "Double it: not yet, 1 of 2 right" in feedback_view.as_text(exercise, found)
 
 
 def test_runs_lie_in_the_labs_folder_and_share_a_child(lab, capsys, monkeypatch):
     config = preset("smoke")
     try:
         first = lab.run(config, "unguarded")
-        child = warm.take()
-        warm.give_back(child)
+        child = child_pool.take()
+        child_pool.give_back(child)
         monkeypatch.setenv("GRPO_LAB_FAST", "1")
         again = lab.run(config.with_("run.num_steps=50"), "unguarded")
         assert again._warm is first._warm is child
     finally:
-        warm._close_all()
+        child_pool._close_all()
     assert first.directory == lab.runs / "unguarded"
     assert again.directory == lab.runs / "unguarded-2"
     assert first.config.run.name == "unguarded"
@@ -111,11 +111,13 @@ def test_runs_lie_in_the_labs_folder_and_share_a_child(lab, capsys, monkeypatch)
 def test_a_run_is_followed_in_one_place(lab, monkeypatch):
     """Seen by somebody, it is one line that changes."""
     said = []
-    monkeypatch.setattr(screen, "headless", lambda: False)
-    monkeypatch.setattr(screen, "show", lambda text, **where: said.append((text, where["display_id"], where["update"])))
-    monkeypatch.setattr(screen, "_INTERVAL", 0.0)
+    monkeypatch.setattr(feedback_view, "headless", lambda: False)
+    monkeypatch.setattr(
+        feedback_view, "show", lambda text, **where: said.append((text, where["display_id"], where["update"]))
+    )
+    monkeypatch.setattr(feedback_view, "_INTERVAL", 0.0)
     session = Session(preset("smoke").with_("run.threads=1"), lab.runs / "seen")
-    session.views.append(screen.RunLine(session.config))
+    session.views.append(feedback_view.RunLine(session.config))
     session.run()
     assert [text.split(",")[0] for text, *_ in said[:-1]] == [f"smoke: step {n} of 3" for n in (1, 2, 3)]
     assert said[-1][0].startswith("smoke: first break")
@@ -125,8 +127,8 @@ def test_a_run_is_followed_in_one_place(lab, monkeypatch):
 
 def test_a_check_that_trains_says_so_while_it_does(lab, monkeypatch):
     said = []
-    monkeypatch.setattr(screen, "headless", lambda: False)
-    monkeypatch.setattr(screen, "show", lambda text, *_, **where: said.append((text, where.get("display_id"))))
+    monkeypatch.setattr(feedback_view, "headless", lambda: False)
+    monkeypatch.setattr(feedback_view, "show", lambda text, *_, **where: said.append((text, where.get("display_id"))))
     lab.exercise("guards", "guards = ('warm_up',)")
     assert said[0][0].startswith("Looking at it")
     assert said[1] == ("", said[0][1])

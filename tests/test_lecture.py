@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from grpo_lab import cli, recordings
+from grpo_lab import cli
 from grpo_lab.cli import lecture as command
-from grpo_lab.session import Session
-from grpo_lab.widgets.keys import Keys
-from grpo_lab.widgets.lecture import GUARDED, HEALTHY, SCENARIOS, Lecture
+from grpo_lab.runs import recordings
+from grpo_lab.runs.session import Session
+from grpo_lab.ui.widgets.keyboard import Keys
+from grpo_lab.ui.widgets.lecture import GUARDED, HEALTHY, SCENARIOS, Lecture
 
 
 @pytest.fixture

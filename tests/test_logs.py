@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from grpo_lab import logs
+from grpo_lab.analysis import logs
+from grpo_lab.analysis.logs.names import OTHER_NAMES, choose
+from grpo_lab.analysis.logs.rows import Rows
 from grpo_lab.errors import LogError
-from grpo_lab.events import METRICS
-from grpo_lab.logs.names import OTHER_NAMES, choose
-from grpo_lab.logs.rows import Rows
+from grpo_lab.metrics import METRICS
 
 VERL = (
     "(TaskRunner pid=222265) step:{step} - global_seqlen/mean:458966.5 - actor/entropy:0.22266578674316406 - "

@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, tensor
 
-from grpo_lab import kl, logprobs
-from grpo_lab.advantages import group_advantages
-from grpo_lab.batch import Batch
-from grpo_lab.config import SamplingConfig
-from grpo_lab.faults import formulas
-from grpo_lab.logprobs import completion_logprobs, entropies
-from grpo_lab.losses import aggregate, clipped_surrogate, policy_loss, token_weights, weighted_sum
+from grpo_lab.algorithm import kl, logprobs
+from grpo_lab.algorithm.advantages import group_advantages
+from grpo_lab.algorithm.batch import Batch
+from grpo_lab.algorithm.logprobs import completion_logprobs, entropies
+from grpo_lab.algorithm.losses import aggregate, clipped_surrogate, policy_loss, token_weights, weighted_sum
+from grpo_lab.config.schema import SamplingConfig
+from grpo_lab.training.faults import formulas
 
 INF, NAN = math.inf, math.nan
 LN = math.log

@@ -16,17 +16,17 @@ from dataclasses import replace
 import pytest
 
 from grpo_lab import cli
+from grpo_lab.analysis.matrix.cells import HEALTHY, Cell, cells, columns, rows
+from grpo_lab.analysis.matrix.cells import _meaning as meaning
+from grpo_lab.analysis.matrix.derivation import derive
+from grpo_lab.analysis.matrix.findings import Findings
+from grpo_lab.analysis.matrix.page import page, summary
+from grpo_lab.analysis.matrix.pool import Pool, run_all
+from grpo_lab.analysis.matrix.results import Fate, Journal, Result, from_json, measure, to_csv
+from grpo_lab.config.catalog import Expectation, preset, scenario, scenario_names
 from grpo_lab.errors import RunError
 from grpo_lab.events import Action, Crash, Ended, Evaluated, LinkNote, Stepped
-from grpo_lab.guards import GUARDS
-from grpo_lab.matrix.cells import HEALTHY, Cell, cells, columns, rows
-from grpo_lab.matrix.cells import _meaning as meaning
-from grpo_lab.matrix.derivation import derive
-from grpo_lab.matrix.findings import Findings
-from grpo_lab.matrix.page import page, summary
-from grpo_lab.matrix.pool import Pool, run_all
-from grpo_lab.matrix.results import Fate, Journal, Result, from_json, measure, to_csv
-from grpo_lab.scenarios import Expectation, preset, scenario, scenario_names
+from grpo_lab.training.guards import GUARDS
 
 INF, NAN = math.inf, math.nan
 SMOKE = preset("smoke").with_("run.threads=1", "run.num_steps=1", "data.num_prompts=2")
@@ -98,13 +98,13 @@ def test_comments_docstrings_and_layout_are_no_other_code(tmp_path):
 
 def test_every_module_that_a_child_loads_counts_as_code():
     """But for those that decide nothing, and those that count only where their guard or fault is on."""
-    from grpo_lab.matrix.cells import DECIDE
+    from grpo_lab.analysis.matrix.cells import DECIDE
 
-    code = "import sys, grpo_lab.worker, grpo_lab.session; print(*sys.modules)"
+    code = "import sys, grpo_lab.runs.worker, grpo_lab.runs.session; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     ours = {name.removeprefix("grpo_lab.").replace(".", "/") for name in loaded if name.startswith("grpo_lab.")}
-    some = {name for name in ours if name.startswith(("guards", "faults")) and name != "faults/formulas"}
-    assert ours - some - set(DECIDE.split()) <= {"errors", "shipped", "shapes", "environment", "folder", "own_code"}
+    deciding = tuple(name.removesuffix(".py") for name in DECIDE)
+    assert {name for name in ours if not name.startswith(deciding)} <= {"errors", "paths", "metrics"}
 
 
 # --- results -------------------------------------------------------------------------------------------------------

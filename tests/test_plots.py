@@ -9,13 +9,14 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from grpo_lab import plots
-from grpo_lab.chain import LINKS, classify_crash
-from grpo_lab.dashboard import CURVES, fold
+from grpo_lab.analysis.run_state import CURVES, fold
+from grpo_lab.config.catalog import preset
 from grpo_lab.events import Action, Changed, Ended, Evaluated, LinkNote, Started, Stepped
-from grpo_lab.plots import curves, strip
-from grpo_lab.plots.style import STATUSES, legible
-from grpo_lab.scenarios import preset
+from grpo_lab.metrics import LINKS
+from grpo_lab.runs.crashes import classify_crash
+from grpo_lab.ui import plots
+from grpo_lab.ui.plots import curves, strip
+from grpo_lab.ui.plots.style import STATUSES, legible
 
 INF, NAN = math.inf, math.nan
 CONFIG = preset("smoke").with_(
@@ -213,6 +214,6 @@ def test_text_is_what_the_font_can_draw():
 
 
 def test_no_pyplot():
-    code = "import sys, grpo_lab.plots; print('matplotlib.pyplot' in sys.modules)"
+    code = "import sys, grpo_lab.ui.plots; print('matplotlib.pyplot' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "False"

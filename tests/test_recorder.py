@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import tensor
 
-from grpo_lab import recorder as module
 from grpo_lab.errors import GrpoLabError
 from grpo_lab.events import LinkNote
-from grpo_lab.recorder import LARGEST, Recorder, count_nonfinite, named_gradients
+from grpo_lab.training import recorder as module
+from grpo_lab.training.recorder import LARGEST, Recorder, count_nonfinite, named_gradients
 
 INF, NAN = math.inf, math.nan
 

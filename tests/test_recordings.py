@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from grpo_lab import cli, recordings
+from grpo_lab import cli
 from grpo_lab.events import Evaluated, Started, Stepped
-from grpo_lab.session import Session
+from grpo_lab.runs import recordings
+from grpo_lab.runs.session import Session
 
 HOME = recordings.find("cuda-001-smollm2").parent
 FILES = {"config.json", "environment.json", "events.jsonl"}

@@ -11,12 +11,13 @@ import nbformat
 import pytest
 
 from grpo_lab import cli
+from grpo_lab.course import registry
+from grpo_lab.course.editions import build, release
+from grpo_lab.course.editions.nbgrader import course
+from grpo_lab.course.editions.solutions import learners, solutions
+from grpo_lab.course.evaluate import all_right, check
 from grpo_lab.errors import DataError
-from grpo_lab.grading import checks
-from grpo_lab.grading.checking import all_right, check
-from grpo_lab.labs import Lab, editions, release
-from grpo_lab.labs.nbgrader import course
-from grpo_lab.labs.solutions import learners, solutions
+from grpo_lab.ui.notebook import Lab
 
 LABS = Path(__file__).parents[1] / "labs"
 
@@ -35,22 +36,24 @@ def released(tmp_path_factory):
 
 def test_the_release_is_the_learners_notebooks_and_a_page_about_them(released):
     names = {path.name for path in released.rglob("*")}
-    assert names == {"README.md", *(f"{name}.ipynb" for name in checks.LABS)}
-    for name in checks.LABS:
+    assert names == {"README.md", *(f"{name}.ipynb" for name in registry.LABS)}
+    for name in registry.LABS:
         assert (released / f"{name}.ipynb").read_text() == (LABS / f"{name}.ipynb").read_text()
     readme = (released / "README.md").read_text()
-    assert re.findall(r"\]\((.*?)\)", readme) == [f"{name}.ipynb" for name in checks.LABS]
+    assert re.findall(r"\]\((.*?)\)", readme) == [f"{name}.ipynb" for name in registry.LABS]
     assert "| [GRPO by hand](01_grpo_by_hand.ipynb) | 40 | ★☆☆ | 11 | You can work a GRPO loss out" in readme
 
 
 def test_no_line_of_a_solution_and_no_note_leaves_with_the_release(released):
     """But for lines that stand in the prose, a stub or a hint of some lab too; a last hint may be nearly the answer."""
     sources = [
-        cell for name in checks.LABS for cell in jupytext.read(LABS / "src" / f"{name}.py", fmt="py:percent").cells
+        cell for name in registry.LABS for cell in jupytext.read(LABS / "src" / f"{name}.py", fmt="py:percent").cells
     ]
-    notes = [cell.source for cell in sources if editions.INSTRUCTOR in cell.metadata.get("tags", ())]
+    notes = [cell.source for cell in sources if build.INSTRUCTOR in cell.metadata.get("tags", ())]
     shown = [learners(cell.source) for cell in sources if cell.source not in notes]
-    shown += [hint for name in checks.LABS for each in checks.lab_page(name).exercises.values() for hint in each.hints]
+    shown += [
+        hint for name in registry.LABS for each in registry.lab_page(name).exercises.values() for hint in each.hints
+    ]
     shared = "\n".join(shown)
     lines = {line.strip() for cell in sources for solved in solutions(cell.source) for line in solved}
     lines |= {line for note in notes for line in note.split("\n")}
@@ -63,11 +66,11 @@ def test_no_line_of_a_solution_and_no_note_leaves_with_the_release(released):
 
 def test_the_reference_is_what_a_learner_hands_in_who_answered_all(sample_lab):
     (text,) = release.reference(Path(), Path("out")).values()
-    solved, learner = cells(text), cells(editions.notebook(sample_lab, "sample", "learner"))
+    solved, learner = cells(text), cells(build.notebook(sample_lab, "sample", "learner"))
     assert list(solved) == list(learner)
     differing = [name for name in solved if solved[name] != learner[name]]
     assert differing == [f"sample-{name}" for name in ("guess", "double", "guards", "letter", "words")]
-    for name, exercise in checks.lab_page("sample").exercises.items():
+    for name, exercise in registry.lab_page("sample").exercises.items():
         answer = sample_lab / f"{name}.py"
         answer.write_text(solved[f"sample-{name}"].source.partition("\n")[2])
         assert all_right(check(exercise, answer)), name
@@ -107,7 +110,7 @@ def gradable(sample_lab):
 
 def test_nbgraders_notebook_is_the_learners_with_cells_for_points(gradable, sample_lab):
     source, reference = gradable
-    learner = cells(editions.notebook(sample_lab, "sample", "learner"))
+    learner = cells(build.notebook(sample_lab, "sample", "learner"))
     assert [name for name in source if not name.endswith("-points")] == list(learner)
     assert {name: cell.source for name, cell in source.items() if name in learner} == {
         name: cell.source for name, cell in learner.items()

@@ -8,12 +8,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from grpo_lab import console, reproduce, reproduction
-from grpo_lab.chain import first_break
+from grpo_lab.analysis import reproduction
+from grpo_lab.analysis.reproduction import (
+    Cell,
+    brief,
+    config_for,
+    escaped,
+    healthy_config,
+    markdown,
+    measure,
+    report,
+    verdicts,
+)
+from grpo_lab.config.catalog import preset
 from grpo_lab.events import Crash, Ended, Evaluated, LinkNote, Started, Stepped
-from grpo_lab.reproduction import Cell, brief, config_for, escaped, healthy_config, markdown, measure, report, verdicts
-from grpo_lab.scenarios import preset
-from grpo_lab.session import Session
+from grpo_lab.runs.first_break import first_break
+from grpo_lab.runs.session import Session
+from grpo_lab.ui import console, reproduce
 
 NAN, INF = math.nan, math.inf
 CRASH = Crash("multinomial-cpu", "torch.multinomial", "RuntimeError: probability tensor contains either `inf`", "x")

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from grpo_lab import rewards
 from grpo_lab.errors import RewardError
-from grpo_lab.rewards import exact_match, score
+from grpo_lab.tasks import rewards
+from grpo_lab.tasks.rewards import exact_match, score
 
 
 def constant(*values):

@@ -14,11 +14,12 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from grpo_lab import models, rollouts
-from grpo_lab.config import SamplingConfig
+from grpo_lab.algorithm.logprobs import completion_logprobs, entropies
+from grpo_lab.config.schema import SamplingConfig
 from grpo_lab.errors import ConfigError
-from grpo_lab.interventions import Stage
-from grpo_lab.logprobs import completion_logprobs, entropies
+from grpo_lab.events import Stage
+from grpo_lab.models import loading
+from grpo_lab.training import rollouts
 
 PROMPTS = ["1+2=", "10+20=", "7+99=", "3+3="]
 """Of three lengths, so that left padding is real."""
@@ -28,7 +29,7 @@ PASSES = pytest.mark.parametrize("logits_of", [rollouts.shared_prompt_logits, ro
 
 @pytest.fixture(scope="session")
 def tiny():
-    return models.load("tiny")
+    return loading.load("tiny")
 
 
 def draw(tiny, seed=0, prompts=PROMPTS, size=4, at=rollouts.untouched, **sampling):

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import grpo_lab as gl
-from grpo_lab import models
-from grpo_lab.config import Config
+from grpo_lab.config.schema import Config
 from grpo_lab.errors import ConfigError
-from grpo_lab.events import METRICS, Ended, Stepped
-from grpo_lab.interventions import Verdict
-from grpo_lab.tasks import addition
+from grpo_lab.events import Ended, Stepped, Verdict
+from grpo_lab.metrics import METRICS
+from grpo_lab.models import loading
+from grpo_lab.tasks.tasks import addition
 
 NAMES = gl.scenario_names()
 HERE = ("run.threads=1", "run.device=cpu")
@@ -60,7 +60,7 @@ class Attempt:
 
 @lru_cache
 def _base(precision):
-    return models.load("tiny", precision)
+    return loading.load("tiny", precision)
 
 
 def attempt(scenario, *overrides, guards=None, steps=None, to_the_end=False) -> Attempt:

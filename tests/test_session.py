@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from grpo_lab import folder, models
-from grpo_lab.controls import Door, Stopped
+from grpo_lab.config.catalog import preset, scenario
 from grpo_lab.errors import ConfigError, RewardError, RunError
 from grpo_lab.events import Ended, Started, Stepped, to_json
-from grpo_lab.scenarios import preset, scenario
-from grpo_lab.session import AT_ONCE, BY_THE_USER, Session
+from grpo_lab.models import loading
+from grpo_lab.runs import run_folder
+from grpo_lab.runs.commands import CommandQueue, Stopped
+from grpo_lab.runs.session import AT_ONCE, BY_THE_USER, Session
 
 SMOKE = preset("smoke").with_("run.threads=1")
 
@@ -53,7 +54,7 @@ def crashed(tmp_path_factory):
 @pytest.fixture
 def copy(done, tmp_path):
     """A run folder to damage."""
-    for name in (folder.CONFIG, folder.EVENTS):
+    for name in (run_folder.CONFIG, run_folder.EVENTS):
         (tmp_path / name).write_bytes((done.directory / name).read_bytes())
     return tmp_path
 
@@ -111,7 +112,7 @@ def test_check_raises_for_a_run_that_crashed(tmp_path, monkeypatch):
         raise AssertionError
         yield
 
-    monkeypatch.setattr("grpo_lab.session.train", lost)
+    monkeypatch.setattr("grpo_lab.runs.session.train", lost)
     with pytest.raises(RunError, match="the run crashed"):
         Session(SMOKE, tmp_path / "run").run(check=True)
     ended = Session.open(tmp_path / "run").ended
@@ -186,7 +187,7 @@ def test_a_full_disk_leaves_earlier_events_whole(tmp_path):
 
 
 def test_a_model_that_cannot_be_saved_leaves_no_half_of_it(tmp_path, monkeypatch):
-    policy, tokenizer = models.load("tiny")
+    policy, tokenizer = loading.load("tiny")
 
     def full(path, **_):
         Path(path).mkdir()
@@ -194,13 +195,13 @@ def test_a_model_that_cannot_be_saved_leaves_no_half_of_it(tmp_path, monkeypatch
 
     monkeypatch.setattr(policy, "save_pretrained", full)
     with pytest.raises(RunError, match="No space left"):
-        folder.save_model(tmp_path, policy, tokenizer)
+        run_folder.save_model(tmp_path, policy, tokenizer)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_saved_model_can_be_loaded(done, tmp_path):
-    policy, _ = models.load(str(done.saved_model))
-    start, _ = models.load("tiny")
+    policy, _ = loading.load(str(done.saved_model))
+    start, _ = loading.load("tiny")
     pairs = list(zip(policy.parameters(), start.parameters(), strict=True))
     assert all(torch.isfinite(trained).all() for trained, _ in pairs)
     assert any(not torch.equal(trained, shipped) for trained, shipped in pairs)
@@ -230,7 +231,7 @@ def test_ctrl_c_ends_after_the_step_with_healthy_weights(tmp_path):
     before = signal.getsignal(signal.SIGINT)
     session = session_with(View(Stepped, interrupt), tmp_path / "run", "run.num_steps=50", save_model=True).run()
     assert session.ended == Ended("stopped", BY_THE_USER) and len(session.records) == 2
-    assert session.saved_model and models.load(str(session.saved_model))
+    assert session.saved_model and loading.load(str(session.saved_model))
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -287,7 +288,7 @@ def test_a_reference_cannot_appear_in_a_running_model(tmp_path):
 
 
 def test_the_door_by_itself():
-    door = Door()
+    door = CommandQueue()
     assert door(0) == []
     door.command("set", ("a.b=1",))
     door.command("set", ("a.c=2",))

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import pytest
 
+from grpo_lab.config.fields import AtLeast, Between, OneOf, Settings, build, parse, settings_of, typed
 from grpo_lab.errors import ConfigError, unknown
 from grpo_lab.seeds import derive
-from grpo_lab.settings import AtLeast, Between, OneOf, Settings, build, parse, settings_of, typed
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from grpo_lab import tasks
 from grpo_lab.errors import ConfigError, DataError
-from grpo_lab.tasks import Problem, Tasks
+from grpo_lab.tasks import tasks
+from grpo_lab.tasks.tasks import Problem, Tasks
 
 LETTERS = Tasks("letters", [Problem(letter, {}) for letter in "abcdefg"], [])
 

@@ -12,24 +12,26 @@ import torch
 from torch import tensor
 
 import grpo_lab as gl
-from grpo_lab import models, rollouts, trainer
-from grpo_lab import tasks as task_sets
-from grpo_lab.advantages import group_advantages
-from grpo_lab.config import LIVE_SECTIONS
+from grpo_lab.algorithm.advantages import group_advantages
+from grpo_lab.config.schema import LIVE_SECTIONS
 from grpo_lab.errors import ConfigError, RewardError
-from grpo_lab.events import Changed, Ended, Evaluated, Started, Stepped, from_json, to_json
-from grpo_lab.guards import GUARDS
-from grpo_lab.interventions import Outcome, Stage, Verdict
-from grpo_lab.learner import Learner
+from grpo_lab.events import Changed, Ended, Evaluated, Stage, Started, Stepped, Verdict, from_json, to_json
+from grpo_lab.models import loading
+from grpo_lab.models import precision as precisions
+from grpo_lab.tasks import tasks as task_sets
+from grpo_lab.training import rollouts, trainer
+from grpo_lab.training.guards import GUARDS
+from grpo_lab.training.interventions import Outcome
+from grpo_lab.training.learner import Learner
 
 SMOKE = gl.preset("smoke").with_("run.threads=1")
-PRECISIONS = list(models.PRECISIONS)
+PRECISIONS = list(precisions.PRECISIONS)
 
 
 @pytest.fixture(scope="session")
 def base():
     """The tiny model in each precision; runs train copies."""
-    return {precision: models.load("tiny", precision) for precision in PRECISIONS}
+    return {precision: loading.load("tiny", precision) for precision in PRECISIONS}
 
 
 class Run:
@@ -449,7 +451,7 @@ def test_every_precision_trains(run, precision):
     done = run(f"model.precision={precision}", "optimizer.adam_eps=1e-4", "run.num_steps=2")
     assert done.updates == [1, 2] and finite(done.policy.parameters())
     assert not same(done.policy.parameters(), done.initial)
-    assert {p.dtype for p in done.policy.parameters()} == {models.PRECISIONS[precision].weights}
+    assert {p.dtype for p in done.policy.parameters()} == {precisions.PRECISIONS[precision].weights}
     assert ("loss_scale" in done.steps[0].metrics) == (precision == "fp16")
     assert ("sampling/sampling_logp_difference/max" in done.steps[0].metrics) == (precision != "fp32")
     log_ratios = [note for note in done.steps[0].links if note.link == Stage.LOG_RATIO]

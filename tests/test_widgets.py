@@ -9,15 +9,15 @@ import zipfile
 
 import pytest
 
-from grpo_lab import warm
-from grpo_lab.config import Config
+from grpo_lab.config.catalog import preset, scenario
+from grpo_lab.config.schema import Config
 from grpo_lab.errors import ConfigError, RunError
 from grpo_lab.events import Changed, Ended, Stepped
-from grpo_lab.guards import GUARDS
-from grpo_lab.scenarios import preset, scenario
-from grpo_lab.widgets import Panel, places
-from grpo_lab.widgets.knobs import KNOBS, Row
-from grpo_lab.widgets.runner import Runner
+from grpo_lab.runs import child_pool, notebook_mode
+from grpo_lab.training.guards import GUARDS
+from grpo_lab.ui.widgets import Panel, notebook_display
+from grpo_lab.ui.widgets.runner import Runner
+from grpo_lab.ui.widgets.sliders import KNOBS, Row
 
 LONG = ("run.num_steps=100000",)
 """More than any test waits for."""
@@ -27,13 +27,13 @@ LONG = ("run.num_steps=100000",)
 def none_left():
     """Tests share warm children; none outlives them."""
     yield
-    warm._close_all()
+    child_pool._close_all()
 
 
 @pytest.fixture
 def seen(monkeypatch):
     """Somebody looks: widgets are drawn."""
-    monkeypatch.setattr(warm, "headless", lambda: False)
+    monkeypatch.setattr(notebook_mode, "headless", lambda: False)
 
 
 @pytest.fixture
@@ -123,8 +123,8 @@ def test_watched_it_is_drawn_and_told(panel, seen):
 @pytest.mark.parametrize(("cells_below", "where"), [(1, []), (2, ["glance"])])
 def test_a_run_is_looked_at_where_it_is_waited_for(panel, seen, monkeypatch, cells_below, where):
     one, shown, number = panel(), [], iter((7, 7 + cells_below))
-    monkeypatch.setattr(places, "cell", lambda: next(number))
-    monkeypatch.setattr(places, "display", lambda what, **_: shown.append(what) or Place(shown))
+    monkeypatch.setattr(notebook_display, "cell", lambda: next(number))
+    monkeypatch.setattr(notebook_display, "display", lambda what, **_: shown.append(what) or Place(shown))
     one._repr_mimebundle_()
     run(one)
     assert ["glance" for what in shown if what is one._desk.glance] == where
@@ -399,12 +399,12 @@ def test_every_guard_says_what_it_stops_costs_and_hides(panel):
 
 
 def test_a_config_that_cannot_run_gives_the_child_back(tmp_path):
-    warm.warm_up()
+    child_pool.warm_up()
     runner = Runner(tmp_path)
     with pytest.raises(ConfigError):
         runner.start(Config().with_("loss.kl_estimator=k9"), panel)  # type: ignore
     assert not runner.running
-    assert len(warm._idle) == 1
+    assert len(child_pool._idle) == 1
 
 
 def test_in_chinese_every_word_is_there(panel, seen, monkeypatch):

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from grpo_lab.config import Config
-from grpo_lab.dashboard import CURVES, Fold, fold
+from grpo_lab.analysis.run_state import CURVES, Fold, fold
+from grpo_lab.config.schema import Config
 from grpo_lab.events import Action, Changed, Ended, LinkNote, Started, Stepped
-from grpo_lab.plots.style import GREEN, VERMILLION, chinese_font
-from grpo_lab.widgets import painter
-from grpo_lab.widgets.live import LiveFigure
-from grpo_lab.widgets.painter import Painter
-from grpo_lab.widgets.png import png
-from grpo_lab.widgets.timeline import Timeline
+from grpo_lab.ui.plots.style import GREEN, VERMILLION, chinese_font
+from grpo_lab.ui.widgets import render_thread
+from grpo_lab.ui.widgets.live import LiveFigure
+from grpo_lab.ui.widgets.png import png
+from grpo_lab.ui.widgets.render_thread import Painter
+from grpo_lab.ui.widgets.timeline import Timeline
 
 LINKS = ("probabilities", "loss", "gradients", "weights")
 
@@ -182,7 +182,7 @@ def test_a_frame_is_a_picture_in_the_colours_of_the_figure():
 def test_in_chinese_where_there_is_a_font_and_in_english_where_not(monkeypatch, font):
     monkeypatch.setenv("GRPO_LAB_LANG", "zh")
     if font is not None:
-        monkeypatch.setattr("grpo_lab.widgets.live.chinese_font", lambda: font)
+        monkeypatch.setattr("grpo_lab.ui.widgets.live.chinese_font", lambda: font)
     figure = LiveFigure()
     figure.draw(fold(STORY), {})  # a letter without a font would be a warning, and that an error
     title = figure._axes["grad_norm"].get_title(loc="left")
@@ -191,8 +191,8 @@ def test_in_chinese_where_there_is_a_font_and_in_english_where_not(monkeypatch, 
 
 @pytest.fixture
 def fast(monkeypatch):
-    monkeypatch.setattr(painter, "FRAMES_PER_SECOND", 1000.0)
-    monkeypatch.setattr(painter, "IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(render_thread, "FRAMES_PER_SECOND", 1000.0)
+    monkeypatch.setattr(render_thread, "IDLE_SECONDS", 0.05)
 
 
 def test_pokes_within_a_frame_are_drawn_once_and_the_last_is_drawn(fast):
@@ -248,7 +248,7 @@ def test_a_frame_that_fails_does_not_end_all_frames(fast, monkeypatch):
 
 def test_time_goes_back_and_is_played(monkeypatch):
     moved, now = [], [0.0]
-    monkeypatch.setattr("grpo_lab.widgets.timeline.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("grpo_lab.ui.widgets.timeline.time.monotonic", lambda: now[0])
     timeline = Timeline(lambda: moved.append(timeline.position))
     timeline.load(STORY)
     assert (timeline.length, timeline.position, timeline.screen().status) == (15, 15, "done")

@@ -9,12 +9,12 @@ import time
 
 import pytest
 
-from grpo_lab import folder
-from grpo_lab.controls import Child
+from grpo_lab.config.catalog import preset, scenario
 from grpo_lab.errors import RewardError, RunError
 from grpo_lab.events import Changed, Ended, Started, Stepped, to_json
-from grpo_lab.scenarios import preset, scenario
-from grpo_lab.session import AT_ONCE, BY_THE_USER, Session
+from grpo_lab.runs import run_folder
+from grpo_lab.runs.child import Child
+from grpo_lab.runs.session import AT_ONCE, BY_THE_USER, Session
 
 SMOKE = preset("smoke").with_("run.threads=1")
 LONG = SMOKE.with_("run.num_steps=100000")
@@ -94,8 +94,8 @@ def test_a_killed_child_is_a_crash_with_the_name_of_the_signal(tmp_path):
 
 def test_the_end_of_a_killed_child_takes_the_place_of_its_half_line(tmp_path):
     (tmp_path / "events.jsonl").write_text(to_json(Started({}, 1, "cpu")) + '\n{"event": "Step')
-    folder.write_last(tmp_path, Ended("crashed"))
-    assert folder.whole_events(tmp_path) == [Started({}, 1, "cpu"), Ended("crashed")]
+    run_folder.write_last(tmp_path, Ended("crashed"))
+    assert run_folder.whole_events(tmp_path) == [Started({}, 1, "cpu"), Ended("crashed")]
 
 
 def test_commands_reach_the_child(tmp_path):

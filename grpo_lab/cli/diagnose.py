@@ -11,7 +11,7 @@ import typer
 from grpo_lab.cli.app import app
 
 if TYPE_CHECKING:
-    from grpo_lab.diagnosis import Diagnosis, Evidence, Finding
+    from grpo_lab.analysis.diagnosis import Diagnosis, Evidence, Finding
 
 
 ENOUGH = 6
@@ -28,7 +28,7 @@ def diagnose(
     Reads run folders, trainer_state.json of TRL and transformers, verl's console and file logger, JSON lines,
     TensorBoard and CSV. It looks at metrics and nothing else. Exit code 0 for a diagnosis, whatever it is.
     """
-    from grpo_lab.diagnosis import diagnose
+    from grpo_lab.analysis.diagnosis import diagnose
 
     found = diagnose(log)
     if as_json:
@@ -38,7 +38,7 @@ def diagnose(
 
 
 def _show(found: Diagnosis, name: str) -> None:
-    from grpo_lab.console import out
+    from grpo_lab.ui.console import out
 
     steps, metrics = found.log.steps, found.log.metrics
     said = f"{name}: {found.log.format}, {len(steps):,} steps ({steps[0]} to {steps[-1]}), {len(metrics)} metrics"
@@ -63,7 +63,7 @@ def _show(found: Diagnosis, name: str) -> None:
 def _show_cause(finding: Finding) -> None:
     from rich.padding import Padding
 
-    from grpo_lab import console
+    from grpo_lab.ui import console
 
     cause, out = finding.cause, console.out
     out.print(f"{cause.title}  [from step {finding.step}; {cause.name}]", style="bold", markup=False)
@@ -86,7 +86,7 @@ def _show_cause(finding: Finding) -> None:
 
 
 def _show_unknown(found: Diagnosis) -> None:
-    from grpo_lab import console
+    from grpo_lab.ui import console
 
     if found.possible:
         console.out.print("\nWhat this log cannot rule out:")

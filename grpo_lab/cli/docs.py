@@ -16,12 +16,12 @@ def docs(
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 if a page is out of date.")] = False,
 ) -> None:
     """Write the pages that are made from code and data (into docs/ unless --out says otherwise)."""
-    from grpo_lab import console, pages
     from grpo_lab.errors import RunError
+    from grpo_lab.ui import console, docs_pages
 
     folder = out or Path("docs")
     if not check:
-        for path in pages.write(folder):
+        for path in docs_pages.write(folder):
             console.out.print(f"{path} written")
-    elif stale := pages.stale(folder):
-        raise RunError(f"{folder}: out of date: {', '.join(stale)}; run {pages.COMMAND} --out {folder}")
+    elif stale := docs_pages.stale(folder):
+        raise RunError(f"{folder}: out of date: {', '.join(stale)}; run {docs_pages.COMMAND} --out {folder}")

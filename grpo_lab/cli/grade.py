@@ -73,7 +73,7 @@ def grade(
 
 def _explain(rules: Rules) -> None:
     """What grades are worth, and how strongly answers are contained on this machine."""
-    from grpo_lab import console
+    from grpo_lab.ui import console
 
     tier, missing = _strongest(rules)
     console.out.print(TRUST, markup=False)
@@ -83,9 +83,9 @@ def _explain(rules: Rules) -> None:
 
 
 def _strongest(rules: Rules) -> tuple[Tier, dict[int, str]]:
-    from grpo_lab import console
     from grpo_lab.grading.grader import limits
-    from grpo_lab.grading.sandbox.probing import strongest
+    from grpo_lab.grading.sandbox.tier_checks import strongest
+    from grpo_lab.ui import console
 
     with console.err.status("trying sandboxes"):
         return strongest(limits(rules), rules.tier)
@@ -93,9 +93,9 @@ def _strongest(rules: Rules) -> tuple[Tier, dict[int, str]]:
 
 def _course(rules: Rules) -> Course:
     """The rules with a secret, and a tier that works; that it is not the strongest one is said, with the reason."""
-    from grpo_lab import console
     from grpo_lab.grading import challenges
     from grpo_lab.grading.grader import Course
+    from grpo_lab.ui import console
 
     tier, missing = _strongest(rules)
     console.err.print(f"tier {tier.number}: {tier.name}", markup=False)
@@ -113,11 +113,11 @@ def _course(rules: Rules) -> Course:
 
 def _grade(every: Sequence[Found], out: Path, course: Course, jobs: int) -> None:
     """Grade, with a bar, and write the reports; exit code 1 where Ctrl-C stopped it."""
-    from grpo_lab import console
-    from grpo_lab.grading import classroom, reports
+    from grpo_lab.grading import class_run, reports
     from grpo_lab.grading.reports import marking
+    from grpo_lab.ui import console
 
-    kept = classroom.Kept(out / "results", course)
+    kept = class_run.Kept(out / "results", course)
     with console.progress() as bars:
         task = bars.add_task("notebooks", total=len(every), note="")
 
@@ -125,7 +125,7 @@ def _grade(every: Sequence[Found], out: Path, course: Course, jobs: int) -> None
             earned = result.problem or f"{result.score:g} of {result.out_of:g}"
             bars.update(task, advance=1, note=f"{result.student}: {earned}"[:60])
 
-        results = classroom.grade(every, course, kept, jobs, tell)
+        results = class_run.grade(every, course, kept, jobs, tell)
     if results is None:
         message = f"stopped: what was graded is kept in {out}; the same command goes on from there"
         console.err.print(message, markup=False, soft_wrap=True)
@@ -138,8 +138,8 @@ def _grade(every: Sequence[Found], out: Path, course: Course, jobs: int) -> None
 
 def _say(results: Sequence[Result], out: Path) -> None:
     """The class in short; exit code 1 where the grader itself failed, since then a person has to look."""
-    from grpo_lab import console
-    from grpo_lab.grading.proctor import failed
+    from grpo_lab.grading.worker_client import failed
+    from grpo_lab.ui import console
 
     rows = [("student", "lab", "score", "of", "to mark", "problem")]
     for result in results:

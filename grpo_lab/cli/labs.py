@@ -33,22 +33,22 @@ def build(
     folder: Annotated[Path, typer.Option(help="Where src/ is and the notebooks go.")] = Path("labs"),
 ) -> None:
     """Make the notebooks again from labs/src. One is for learners, one in labs/instructor with solutions and notes."""
+    from grpo_lab.course.editions import build
     from grpo_lab.errors import RunError, unknown
-    from grpo_lab.labs import editions
 
-    if edition is not None and edition not in editions.EDITIONS:
-        raise unknown("edition", edition, editions.EDITIONS)
-    notebooks = editions.render(folder, names or (), (edition,) if edition else editions.EDITIONS)
+    if edition is not None and edition not in build.EDITIONS:
+        raise unknown("edition", edition, build.EDITIONS)
+    notebooks = build.render(folder, names or (), (edition,) if edition else build.EDITIONS)
     if not check:
-        _say(editions.write(notebooks))
-    elif stale := editions.stale(notebooks):
+        _say(build.write(notebooks))
+    elif stale := build.stale(notebooks):
         raise RunError(f"out of date: {', '.join(map(str, stale))}; run grpo-lab labs build")
 
 
 @labs_app.command()
 def release(out: Out, names: Labs = None, force: Force = False, folder: Source = Path("labs")) -> None:
     """Write what learners get to a folder. Notebooks and a README, and nowhere a solution."""
-    from grpo_lab.labs.release import release, write_new
+    from grpo_lab.course.editions.release import release, write_new
 
     _say(write_new(release(folder, out, names or ()), force))
 
@@ -56,7 +56,7 @@ def release(out: Out, names: Labs = None, force: Force = False, folder: Source =
 @labs_app.command()
 def solutions(out: Out, names: Labs = None, force: Force = False, folder: Source = Path("labs")) -> None:
     """Write the reference to a folder. It is the learners' notebooks with every answer filled in, ready to hand in."""
-    from grpo_lab.labs.release import reference, write_new
+    from grpo_lab.course.editions.release import reference, write_new
 
     _say(write_new(reference(folder, out, names or ()), force))
 
@@ -72,14 +72,14 @@ def nbgrader(
     folder: Source = Path("labs"),
 ) -> None:
     """Write a course folder for nbgrader. It holds settings, and source/ with the cells that nbgrader grades."""
-    from grpo_lab.labs.nbgrader import course
-    from grpo_lab.labs.release import write_new
+    from grpo_lab.course.editions.nbgrader import course
+    from grpo_lab.course.editions.release import write_new
 
     _say(write_new(course(folder, out, names or (), reference), force))
 
 
 def _say(written: Iterable[Path]) -> None:
-    from grpo_lab import console
+    from grpo_lab.ui import console
 
     for path in written:
         console.out.print(f"{path} written", markup=False, soft_wrap=True)

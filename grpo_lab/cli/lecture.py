@@ -11,7 +11,7 @@ import typer
 
 from grpo_lab.cli.app import app
 from grpo_lab.errors import DataError, GrpoLabError
-from grpo_lab.shipped import data_directory
+from grpo_lab.paths import data_directory
 
 NOTEBOOK = Path("labs/lecture.ipynb")
 

@@ -8,8 +8,8 @@ from grpo_lab.cli.app import app
 @app.command()
 def scenarios() -> None:
     """The failures that can be caused here."""
-    from grpo_lab import console
-    from grpo_lab.scenarios import scenario, scenario_names
+    from grpo_lab.config.catalog import scenario, scenario_names
+    from grpo_lab.ui import console
 
     found = [scenario(name) for name in scenario_names()]
     console.out.print(
@@ -20,8 +20,8 @@ def scenarios() -> None:
 @app.command()
 def presets() -> None:
     """The ready-made configurations."""
-    from grpo_lab import console
-    from grpo_lab.scenarios import load_preset, preset_names
+    from grpo_lab.config.catalog import load_preset, preset_names
+    from grpo_lab.ui import console
 
     found = [load_preset(name) for name in preset_names()]
     rows = [[p.name, p.title, ", ".join(p.config.guards) or "none"] for p in found]
@@ -31,9 +31,9 @@ def presets() -> None:
 @app.command()
 def guards() -> None:
     """The guards: where each acts, what it stops, costs and hides."""
-    from grpo_lab import console
-    from grpo_lab.guards import GUARDS
-    from grpo_lab.settings import settings_of
+    from grpo_lab.config.fields import settings_of
+    from grpo_lab.training.guards import GUARDS
+    from grpo_lab.ui import console
 
     for name, guard in GUARDS.items():
         console.out.print(f"[bold]{name}[/bold]  at {guard.stage}")
@@ -45,7 +45,9 @@ def guards() -> None:
 @app.command()
 def doctor() -> None:
     """Versions, device, memory, and what will fit."""
-    from grpo_lab import console, environment, models
+    from grpo_lab.models import registry
+    from grpo_lab.runs import environment
+    from grpo_lab.ui import console
 
     found = environment.describe()
     memory = environment.memory_bytes()
@@ -55,7 +57,7 @@ def doctor() -> None:
     console.out.print(f"device {found['device']}, {found['cpu_count']} CPU cores, {found['threads']} torch threads")
     console.out.print(f"memory {memory / 2**30:.1f} GiB" if memory else "memory unknown")
     rows = [["model", "parameters", "needs", "here"]]
-    for known in models.available():
+    for known in registry.available():
         needed = known.parameters * environment.BYTES_PER_PARAMETER
         fits = memory is None or needed < memory
         here = "yes" if known.present else "no: " + known.origin

@@ -13,11 +13,11 @@ import typer
 from grpo_lab.cli.app import Device, Model, app, given
 
 if TYPE_CHECKING:
-    from grpo_lab.config import Switches
-    from grpo_lab.matrix.cells import Cell
-    from grpo_lab.matrix.derivation import Derivation
-    from grpo_lab.matrix.pool import Pool
-    from grpo_lab.matrix.results import Journal, Result
+    from grpo_lab.analysis.matrix.cells import Cell
+    from grpo_lab.analysis.matrix.derivation import Derivation
+    from grpo_lab.analysis.matrix.pool import Pool
+    from grpo_lab.analysis.matrix.results import Journal, Result
+    from grpo_lab.config.schema import Switches
 
 CELLS = "cells.jsonl"
 DERIVED = "derived"
@@ -49,9 +49,9 @@ def matrix(
     Ctrl-C stops after the running cells; the same command goes on from there. Writes cells.csv, heat_map.png and
     findings.md.
     """
-    from grpo_lab.matrix.cells import cells, columns, rows
-    from grpo_lab.matrix.pool import Pool
-    from grpo_lab.matrix.results import Journal
+    from grpo_lab.analysis.matrix.cells import cells, columns, rows
+    from grpo_lab.analysis.matrix.pool import Pool
+    from grpo_lab.analysis.matrix.results import Journal
 
     names, guard_sets = rows(scenario or ()), columns(guard or ())
     overrides = given(model, device)
@@ -82,8 +82,8 @@ def _command(options: Mapping[str, Sequence[object] | None], derive: bool) -> st
 
 def _finish(wanted: Sequence[Cell], journal: Journal, pool: Pool, jobs: int, out: Path) -> list[Result]:
     """Run what is not finished, with a bar; leave with exit code 1 where Ctrl-C stopped it."""
-    from grpo_lab import console
-    from grpo_lab.matrix.pool import run_all
+    from grpo_lab.analysis.matrix.pool import run_all
+    from grpo_lab.ui import console
 
     unique = {cell.key: cell for cell in wanted}.values()
     with console.progress() as bars:
@@ -104,10 +104,10 @@ def _finish(wanted: Sequence[Cell], journal: Journal, pool: Pool, jobs: int, out
 
 def _derive(guards: Sequence[str] | None, run: Callable[[Switches], list[Result]]) -> Derivation:
     """The smallest set of guards, found with runs of its own, which are kept like the others."""
-    from grpo_lab import console
-    from grpo_lab.guards import GUARDS
-    from grpo_lab.matrix.cells import settings_of_guards
-    from grpo_lab.matrix.derivation import derive
+    from grpo_lab.analysis.matrix.cells import settings_of_guards
+    from grpo_lab.analysis.matrix.derivation import derive
+    from grpo_lab.training.guards import GUARDS
+    from grpo_lab.ui import console
 
     settings = settings_of_guards()
     return derive(
@@ -122,10 +122,10 @@ def _write(out: Path, results: list[Result], command: str, derived: Derivation |
     import dataclasses
     import json
 
-    from grpo_lab import console, plots
-    from grpo_lab.matrix.findings import Findings
-    from grpo_lab.matrix.page import page, summary
-    from grpo_lab.matrix.results import Fate, to_csv
+    from grpo_lab.analysis.matrix.findings import Findings
+    from grpo_lab.analysis.matrix.page import page, summary
+    from grpo_lab.analysis.matrix.results import Fate, to_csv
+    from grpo_lab.ui import console, plots
 
     found = Findings(results)
     (out / "cells.csv").write_text(to_csv(results), encoding="utf-8")

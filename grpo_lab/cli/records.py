@@ -15,10 +15,10 @@ Run = Annotated[Path, typer.Argument(help="A run folder, or the name of a record
 @app.command()
 def trace(run: Run, out: Out = None) -> None:
     """Which link of the chain broke first, read from a run's record."""
-    from grpo_lab import console, plots
-    from grpo_lab.chain import summary
-    from grpo_lab.recordings import find
-    from grpo_lab.session import Session
+    from grpo_lab.runs.first_break import summary
+    from grpo_lab.runs.recordings import find
+    from grpo_lab.runs.session import Session
+    from grpo_lab.ui import console, plots
 
     session = Session.open(find(run))
     console.out.print(summary(session.events), markup=False)
@@ -34,9 +34,9 @@ def replay(
     out: Out = None,
 ) -> None:
     """Show a recorded run again, step by step, without training."""
-    from grpo_lab import console, plots
-    from grpo_lab.recordings import find
-    from grpo_lab.session import Session
+    from grpo_lab.runs.recordings import find
+    from grpo_lab.runs.session import Session
+    from grpo_lab.ui import console, plots
 
     session = Session.open(find(run))
     with console.progress() as bars:
@@ -51,9 +51,9 @@ def replay(
 @app.command()
 def recordings() -> None:
     """Recorded runs, to trace and replay without training."""
-    from grpo_lab import console
-    from grpo_lab.recordings import find, recording_names
-    from grpo_lab.session import Session
+    from grpo_lab.runs.recordings import find, recording_names
+    from grpo_lab.runs.session import Session
+    from grpo_lab.ui import console
 
     rows = [["recording", "model", "steps", "what became of it"]]
     for name in recording_names():
@@ -65,7 +65,7 @@ def recordings() -> None:
 
 def _figure(run: Path, out: Path | None, kind: str) -> Path:
     """Where a figure of a run goes: beside the run, or where it was asked for; what ships is not written to."""
-    from grpo_lab.recordings import place_for_figures
+    from grpo_lab.runs.recordings import place_for_figures
 
     place = out or place_for_figures(run)
     if place == run:

@@ -13,15 +13,15 @@ from grpo_lab.cli.app import Device, Model, Out, app, given
 from grpo_lab.errors import ConfigError
 
 if TYPE_CHECKING:
-    from grpo_lab.config import Config
+    from grpo_lab.config.schema import Config
 
 
 @app.command()
 def reproduce(model: Model = None, device: Device = None, out: Out = None) -> None:
     """The reports' before/after table, measured here; figures and a page to read."""
-    from grpo_lab import console
-    from grpo_lab.folder import next_free
-    from grpo_lab.reproduce import reproduce_all
+    from grpo_lab.runs.run_folder import next_free
+    from grpo_lab.ui import console
+    from grpo_lab.ui.reproduce import reproduce_all
 
     page = reproduce_all(out or next_free(Path("runs/reproduce")), given(model, device))
     console.out.print(f"\nreport: {page}", markup=False, soft_wrap=True)
@@ -57,9 +57,9 @@ def train(
     Ctrl-C ends it after the current step, weights saved. Exit code 0 for a run that reached its end, 1 for one that
     crashed or was stopped, by a guard or by you.
     """
-    from grpo_lab import console
-    from grpo_lab.models import resolve_device
-    from grpo_lab.session import Session
+    from grpo_lab.models.loading import resolve_device
+    from grpo_lab.runs.session import Session
+    from grpo_lab.ui import console
 
     config = _config(preset, scenario, guards).with_(
         *given(model, device),
@@ -84,14 +84,14 @@ def train(
 
 def _config(preset: str | None, scenario: str | None, guards: str | None) -> Config:
     """Preset, then the scenario's cause, then the guards asked for."""
-    from grpo_lab import scenarios
+    from grpo_lab.config import catalog
 
-    if preset and scenario and scenarios.scenario(scenario).preset != preset:
+    if preset and scenario and catalog.scenario(scenario).preset != preset:
         raise ConfigError("--preset and --scenario name two beginnings; give one, and --guards for the cure")
-    config = scenarios.scenario(scenario).config() if scenario else scenarios.preset(preset or "stable")
+    config = catalog.scenario(scenario).config() if scenario else catalog.preset(preset or "stable")
     if guards is None:
         return config
-    if guards in scenarios.preset_names():
-        return config.with_guards(scenarios.preset(guards).guards)
+    if guards in catalog.preset_names():
+        return config.with_guards(catalog.preset(guards).guards)
     names = [] if guards == "none" else [name.strip() for name in guards.split(",") if name.strip()]
-    return config.with_guards({name: dict(scenarios.preset("stable").guards.get(name, {})) for name in names})
+    return config.with_guards({name: dict(catalog.preset("stable").guards.get(name, {})) for name in names})

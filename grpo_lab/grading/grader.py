@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
+from grpo_lab.course.answers import Given
+from grpo_lab.course.evaluate import all_right, asked, judged
+from grpo_lab.course.exercises import Exercise, Finding, Function, Values
 from grpo_lab.errors import NotYet, Unanswered
 from grpo_lab.grading import challenges
-from grpo_lab.grading.answers import Given
-from grpo_lab.grading.checking import all_right, asked, judged
-from grpo_lab.grading.exercises import Exercise, Finding, Function, Values
-from grpo_lab.grading.intake import Submission
 from grpo_lab.grading.literals import literal
+from grpo_lab.grading.notebooks import Submission
 from grpo_lab.grading.results import BY_HAND, FAILED, RIGHT, UNANSWERED, WRONG, Mark
 from grpo_lab.grading.rules import Rules
 from grpo_lab.grading.sandbox.box import Sandbox

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from grpo_lab.grading.answers import MAX_DEPTH, NotPlain, plain
+from grpo_lab.course.answers import MAX_DEPTH, NotPlain, plain
 
 _OPERATORS: Mapping[str, str] = {**dict.fromkeys("([{", "("), **dict.fromkeys(")]}", ")"), "+": "-", "-": "-"}
 _STATEMENTS = re.compile(r"(?:n=[v(),:-]+;)*")

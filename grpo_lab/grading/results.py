@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_lab.grading.exercises import Finding
+from grpo_lab.course.exercises import Finding
 
 RIGHT, WRONG, UNANSWERED, BY_HAND, MARKED, FAILED = "right", "wrong", "unanswered", "by hand", "marked", "not graded"
 """Of a mark: `by hand` waits for a person, who makes it `marked`; `not graded` is the grader's failure, not the

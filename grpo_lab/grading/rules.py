@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo_lab.config.fields import Annotated, AtLeast, Between, OneOf, Settings, build, settings_of
+from grpo_lab.course.registry import LABS
 from grpo_lab.errors import ConfigError, unknown
-from grpo_lab.grading.checks import LABS
-from grpo_lab.settings import Annotated, AtLeast, Between, OneOf, Settings, build, settings_of
 
 PRINTED = "grpo-lab grade --print-rules"
 """The command that prints `as_toml`."""

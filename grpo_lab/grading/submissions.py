@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from grpo_lab.course import registry
 from grpo_lab.errors import DataError
-from grpo_lab.grading import checks
 
 LINK = "a symbolic link, and links are not followed; hand in the file itself"
 
@@ -103,8 +103,8 @@ def _student(file: Path, root: Path) -> str:
     if inside:
         return printable(folder)
     stem = re.sub(r"\.ipynb\Z", "", folder, flags=re.IGNORECASE)
-    labs = "|".join(checks.LABS)
+    labs = "|".join(registry.LABS)
     without = re.fullmatch(rf"(?:{labs})[-_. ]+(.+)|(.+?)[-_. ]+(?:{labs})", stem, flags=re.DOTALL)
-    if stem in checks.LABS:
+    if stem in registry.LABS:
         return printable(root.name)
     return printable((without[1] or without[2]) if without else stem)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_lab.grading.answers import MAX_DEPTH, MAX_ELEMENTS, MAX_LENGTH, NotPlain, plain
+from grpo_lab.course.answers import MAX_DEPTH, MAX_ELEMENTS, MAX_LENGTH, NotPlain, plain
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
     torch.float16, torch.bfloat16, torch.float32, torch.float64,

@@ -57,7 +57,7 @@ panel
 # The same words for every metric that a run records:
 
 # %%
-from grpo_lab.events import METRICS
+from grpo_lab.metrics import METRICS
 
 for name in ("reward", "grad_norm", "kl", "ratio/max", "entropy", "completions/mean_length", "weights/nonfinite"):
     metric = METRICS[name]

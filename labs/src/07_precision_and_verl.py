@@ -217,9 +217,9 @@ print("times 0:", (0 * (-inf - -inf)).item())
 # that decodes greedily goes on, because `argmax` of NaN is an answer like any other:
 
 # %%
-from grpo_lab import models
+from grpo_lab.models import loading
 
-_, tokenizer = models.load("tiny")
+_, tokenizer = loading.load("tiny")
 token = torch.full((1, tokenizer.vocab_size), math.nan).argmax().item()
 print("argmax of a row of NaN:", token, "  as text:", 8 * tokenizer.decode([token]))
 
@@ -309,7 +309,7 @@ spiked = await spike.run()
 # one step; the reward was computed before, and shows nothing. Now the remedies of the table, each alone.
 
 # %%
-from grpo_lab.grading.checks.cases_07_precision_and_verl import REMEDIES
+from grpo_lab.course.labs.lab_07_precision_and_verl.cases import REMEDIES
 
 bad = gl.scenario("bad-batch").config().with_("run.num_steps=7")
 tried = {}

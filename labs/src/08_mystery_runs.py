@@ -22,7 +22,7 @@
 # log? *When was it still healthy?*"
 #
 # **Self-assessment.** The key of the runs that ship is a seed, and a learner who looks for it finds it:
-# `grpo_lab.grading.mysteries.key()`. For a grade make eight others, with a seed that is yours alone, in about ten seconds:
+# `grpo_lab.course.mysteries.key()`. For a grade make eight others, with a seed that is yours alone, in about ten seconds:
 # docs/labs.md says how, and how the grader learns of it.
 #
 # **Learned by watching:** who begins with `gl.diagnose` learns to read its verdicts; who begins by eye learns to read runs.
@@ -48,7 +48,7 @@ lab.panel(recording=f"mystery-{number}", controls=(), guards_shown=())
 
 # %%
 import pandas as pd
-from grpo_lab.recordings import find
+from grpo_lab.runs.recordings import find
 
 runs = {number: gl.Session.open(find(f"mystery-{number}")) for number in range(1, 9)}
 rows = {}

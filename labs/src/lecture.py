@@ -4,6 +4,6 @@
 # *View › Appearance › Presentation Mode*, or right-click the panel and *Create New View for Cell Output*.
 
 # %% tags=["hidden"]
-from grpo_lab.widgets import Lecture
+from grpo_lab.ui.widgets import Lecture
 
 Lecture()

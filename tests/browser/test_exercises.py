@@ -8,7 +8,7 @@ sys.path.insert(0, {str(Path(__file__).parents[1] / "labs")!r})
 import lab_sample
 from grpo_lab.grading import checks
 checks.LABS = (*checks.LABS, "sample")
-sys.modules["grpo_lab.grading.checks.lab_sample"] = lab_sample
+sys.modules["grpo_lab.course.labs.lab_sample.page"] = lab_sample
 import grpo_lab as gl
 lab = gl.Lab("sample")
 """

@@ -20,7 +20,7 @@ def shows_step(nb, words: str) -> None:
 
 
 def test_lecture_by_keys(notebook):
-    nb = notebook("from grpo_lab.widgets import Lecture\n\nLecture()", mode="doc")
+    nb = notebook("from grpo_lab.ui.widgets import Lecture\n\nLecture()", mode="doc")
     nb.run_cell(0)
     says(nb, "A healthy run")
     keys = nb.page.keyboard
@@ -59,7 +59,7 @@ def test_lecture_by_keys(notebook):
 
 
 def test_lecture_trains_live_in_a_view_of_its_own(notebook):
-    nb = notebook("from grpo_lab.widgets import Lecture\n\nLecture()")
+    nb = notebook("from grpo_lab.ui.widgets import Lecture\n\nLecture()")
     nb.run_cell(0)
     says(nb, "A healthy run")
     nb.command("notebook:create-output-view")
@@ -75,7 +75,7 @@ def test_lecture_trains_live_in_a_view_of_its_own(notebook):
 
 def test_the_words_are_chinese_where_asked(notebook):
     nb = notebook(
-        "import os\nos.environ['GRPO_LAB_LANG'] = 'zh'\nfrom grpo_lab.widgets import Panel\n"
+        "import os\nos.environ['GRPO_LAB_LANG'] = 'zh'\nfrom grpo_lab.ui.widgets import Panel\n"
         "Panel(recording='lecture-cuda-001')"
     )
     nb.run_cell(0)

@@ -8,7 +8,7 @@ from playwright.sync_api import expect
 
 LATER = 60_000
 """Milliseconds for what waits for a model."""
-IMPORT = "from grpo_lab.widgets import Panel\nfrom grpo_lab.events import Changed, Stepped"
+IMPORT = "from grpo_lab.ui.widgets import Panel\nfrom grpo_lab.events import Changed, Stepped"
 LONG = "panel = Panel(preset='stable', overrides=('run.num_steps=1000',))"
 """A run that goes on until somebody stops it."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from grpo_lab import environment
+from grpo_lab.runs import environment
 
 DEVICE = os.environ.get("GRPO_LAB_GPU_DEVICE", "cuda")
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from grpo_lab.scenarios import preset, scenario
-from grpo_lab.session import Session
+from grpo_lab.config.catalog import preset, scenario
+from grpo_lab.runs.session import Session
 
 
 @pytest.fixture(scope="module")

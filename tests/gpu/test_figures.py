@@ -13,10 +13,10 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from benchmarks.guards import stable
 from benchmarks.timing import Plan, Run, compare, take_turns
-from grpo_lab import models
+from grpo_lab.config.catalog import preset
 from grpo_lab.events import Stepped
-from grpo_lab.scenarios import preset
-from grpo_lab.trainer import train
+from grpo_lab.models import loading
+from grpo_lab.training.trainer import train
 
 SPECIAL = ("bos", "eos", "pad")
 ROUNDS, WARM_UP = 12, 3
@@ -32,7 +32,7 @@ def alternating(prompts, completions, **columns):
 @pytest.fixture
 def policy(device):
     """A function that builds the model; the tokenizer of tiny gives it byte ids."""
-    _, tokenizer = models.load("tiny")
+    _, tokenizer = loading.load("tiny")
     settings: dict[str, Any] = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in SPECIAL}
     settings |= {} if device == "cuda" else {"n_layer": 2, "n_embd": 48, "vocab_size": 258}
 

@@ -3,9 +3,9 @@
 import statistics
 import time
 
+from grpo_lab.config.catalog import preset
 from grpo_lab.events import Stepped
-from grpo_lab.scenarios import preset
-from grpo_lab.trainer import train
+from grpo_lab.training.trainer import train
 
 SECONDS = 30
 WINDOW = 10

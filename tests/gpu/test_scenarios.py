@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from grpo_lab.scenarios import scenario, scenario_names
-from grpo_lab.session import Session
+from grpo_lab.config.catalog import scenario, scenario_names
+from grpo_lab.runs.session import Session
 
 SEEDS = (0, 1, 2)
 """A scenario may need another seed on another device: its random draws differ from the CPU's."""

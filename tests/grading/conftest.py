@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from grpo_lab.grading import answers, checking
-from grpo_lab.grading.checks import exercise
+from grpo_lab.course import answers, evaluate
+from grpo_lab.course.registry import exercise
 from grpo_lab.grading.sandbox.tiers import TIERS
 
 
@@ -20,7 +20,7 @@ def lab(request):
 @pytest.fixture
 def findings(lab):
     """`findings(exercise, seed, **answer)`: what is said of an answer."""
-    return lambda name, seed=0, **answer: checking.check(exercise(lab, name), answer, seed)
+    return lambda name, seed=0, **answer: evaluate.check(exercise(lab, name), answer, seed)
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import tensor
 
+from grpo_lab.course import answers, evaluate
+from grpo_lab.course.compare import differs, shown
+from grpo_lab.course.exercises import Case, Exercise, Finding, Function, Values
+from grpo_lab.course.judges import choice, prediction, text
 from grpo_lab.errors import ConfigError, NotYet, Unanswered
-from grpo_lab.grading import answers, checking
-from grpo_lab.grading.comparing import differs, shown
-from grpo_lab.grading.exercises import Case, Exercise, Finding, Function, Values
-from grpo_lab.grading.judges import choice, prediction, text
 
 
 def exercise(check, kind="code"):
@@ -48,16 +48,16 @@ def write(tmp_path):
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_right_answer(write, seed):
-    (found,) = checking.check(DOUBLE, write("def double(x): return x + x"), seed)
+    (found,) = evaluate.check(DOUBLE, write("def double(x): return x + x"), seed)
     assert found.right
     assert found.what == "three numbers"
     assert found.got == found.expected
-    assert checking.all_right([found])
+    assert evaluate.all_right([found])
 
 
 def test_cases_follow_the_seed(write):
     path = write("def double(x): return x + x")
-    assert checking.check(DOUBLE, path, 0)[0].got != checking.check(DOUBLE, path, 1)[0].got
+    assert evaluate.check(DOUBLE, path, 0)[0].got != evaluate.check(DOUBLE, path, 1)[0].got
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,9 @@ def test_cases_follow_the_seed(write):
     ],
 )
 def test_a_wrong_answer_is_a_finding(write, body, got, why):
-    (found,) = checking.check(DOUBLE, write(f"def double(x):\n    {body}\n"))
+    (found,) = evaluate.check(DOUBLE, write(f"def double(x):\n    {body}\n"))
     assert not found.right
-    assert not checking.all_right([found])
+    assert not evaluate.all_right([found])
     assert re.search(got, found.got)
     assert re.search(why, found.why)
 
@@ -92,34 +92,34 @@ def test_a_wrong_answer_is_a_finding(write, body, got, why):
     ],
 )
 def test_what_does_not_run_is_a_finding_too(write, source, message):
-    (found,) = checking.check(DOUBLE, write(source))
+    (found,) = evaluate.check(DOUBLE, write(source))
     assert not found.right
     assert re.search(message, found.got)
 
 
 def test_the_line_is_the_innermost_of_the_answer(write):
     source = "import json\ndef inner(x):\n    return json.loads('{')\ndef double(x):\n    return inner(x)\n"
-    (found,) = checking.check(DOUBLE, write(source))
+    (found,) = evaluate.check(DOUBLE, write(source))
     assert found.got.endswith("(line 3)")
 
 
 def test_a_long_message_is_cut(write):
-    (found,) = checking.check(DOUBLE, write("def double(x):\n    raise ValueError('x' * 10_000)"))
+    (found,) = evaluate.check(DOUBLE, write("def double(x):\n    raise ValueError('x' * 10_000)"))
     assert found.got.endswith("x ... (line 2)")
     assert len(found.got) < 330
 
 
 def test_without_an_answer(write, tmp_path):
     with pytest.raises(Unanswered, match="waits for your answer in line 2"):
-        checking.check(DOUBLE, write("def double(x):\n    ...  # your answer\n"))
+        evaluate.check(DOUBLE, write("def double(x):\n    ...  # your answer\n"))
     with pytest.raises(Unanswered, match="%%exercise absent"):
-        checking.check(DOUBLE, tmp_path / "absent.py")
+        evaluate.check(DOUBLE, tmp_path / "absent.py")
     with pytest.raises(Unanswered, match=r"in place of `\.\.\.`"):
-        checking.check(exercise(choice("a", {"b": ""})), write("answer = ..."))
+        evaluate.check(exercise(choice("a", {"b": ""})), write("answer = ..."))
 
 
 def test_an_answer_cannot_change_the_inputs(write):
-    (found,) = checking.check(DOUBLE, write("def double(x): return x.mul_(2)"))
+    (found,) = evaluate.check(DOUBLE, write("def double(x): return x.mul_(2)"))
     assert found.right
     x = tensor([1.0])
     answers.calls(Function("double", doubled), module(write, "def double(x): return x.mul_(2)"), [{"x": x}] * 2)
@@ -131,7 +131,7 @@ def module(write, source):
 
 
 def test_a_module_in_place_of_a_file(write):
-    assert checking.check(DOUBLE, module(write, "def double(x): return 2 * x"))[0].right
+    assert evaluate.check(DOUBLE, module(write, "def double(x): return 2 * x"))[0].right
 
 
 def test_a_probe_judges_what_is_not_returned(write):
@@ -139,19 +139,19 @@ def test_a_probe_judges_what_is_not_returned(write):
         return [Case("the gradient", {"x": torch.ones(2)}, torch.full((2,), 2.0), "It is 2 everywhere.")]
 
     probed = exercise(Function("double", slope, gradient))
-    assert checking.check(probed, write("def double(x): return 2 * x"))[0].right
-    (found,) = checking.check(probed, write("def double(x): return 2 * x.detach()"))
+    assert evaluate.check(probed, write("def double(x): return 2 * x"))[0].right
+    (found,) = evaluate.check(probed, write("def double(x): return 2 * x.detach()"))
     assert "RuntimeError" in found.got
     assert "(line" not in found.got  # it is raised outside the answer
 
 
 def test_inputs_in_and_data_out_without_the_check(write):
     """What a sandbox does needs no expected value."""
-    cases = checking.asked(DOUBLE, 5)
-    given = checking.run(DOUBLE, write("def double(x): return 2 * x"), [case.inputs for case in cases])
-    assert [finding.right for finding in checking.judged(DOUBLE, given, cases, 5)] == [True]
+    cases = evaluate.asked(DOUBLE, 5)
+    given = evaluate.run(DOUBLE, write("def double(x): return 2 * x"), [case.inputs for case in cases])
+    assert [finding.right for finding in evaluate.judged(DOUBLE, given, cases, 5)] == [True]
     forged = [answers.Given(tensor([1.0, 2.0, 3.0]))]
-    assert [finding.right for finding in checking.judged(DOUBLE, forged, cases, 5)] == [False]
+    assert [finding.right for finding in evaluate.judged(DOUBLE, forged, cases, 5)] == [False]
 
 
 def test_hidden_cases_come_in_an_order_of_their_own():
@@ -161,7 +161,7 @@ def test_hidden_cases_come_in_an_order_of_their_own():
         return [Case(str(number), {"x": number}, 2 * number, "") for number in range(8)]
 
     orders = [
-        "".join(case.what for case in checking.asked(exercise(Function("double", numbered)), s)) for s in range(4)
+        "".join(case.what for case in evaluate.asked(exercise(Function("double", numbered)), s)) for s in range(4)
     ]
     assert orders[0] == "01234567"
     assert len({*orders}) == 4
@@ -176,7 +176,7 @@ GUARDS = exercise(Values(("guards", "limit"), listed), "configuration")
 
 
 def test_values_are_judged(write):
-    (found,) = checking.check(GUARDS, write("guards = ('warm_up',)\nlimit = 3"), 7)
+    (found,) = evaluate.check(GUARDS, write("guards = ('warm_up',)\nlimit = 3"), 7)
     assert found.right
     assert found.why == "seed 7"
 
@@ -194,7 +194,7 @@ def test_values_are_judged(write):
     ],
 )
 def test_values_are_plain_data(write, source, got):
-    (found,) = checking.check(GUARDS, write(source))
+    (found,) = evaluate.check(GUARDS, write(source))
     assert not found.right
     assert got in found.got
 
@@ -208,7 +208,7 @@ def test_values_that_judges_compare_hold_no_tensors(write, limit, got):
         yield Finding(values["limit"] in (3, [3]), "limit", "", "", "")
 
     source = f"from torch import tensor, zeros\nlimit = {limit}"
-    (found,) = checking.check(exercise(Values(("limit",), judge)), write(source))
+    (found,) = evaluate.check(exercise(Values(("limit",), judge)), write(source))
     assert (found.right is True) == (not got) and got in found.got
 
 
@@ -235,7 +235,7 @@ def test_a_mistake_that_judging_finds_is_a_finding(write):
     def judge(values, seed):
         raise ConfigError("unknown guard 'warm_upp'; did you mean 'warm_up'?")
 
-    (found,) = checking.check(exercise(Values(("guards",), judge)), write("guards = 'warm_upp'"))
+    (found,) = evaluate.check(exercise(Values(("guards",), judge)), write("guards = 'warm_upp'"))
     assert not found.right
     assert "did you mean 'warm_up'" in found.why
 
@@ -286,15 +286,15 @@ def test_what_is_shown():
 
 
 def rights(check, source, write):
-    return [finding.right for finding in checking.check(exercise(check), write(source))]
+    return [finding.right for finding in evaluate.check(exercise(check), write(source))]
 
 
 def test_shared_judges(write):
     letter = choice("b", {"a": "Look again.", "c": "No."})
     assert rights(letter, "answer = 'b'", write) == [True]
-    assert checking.check(exercise(letter), write("answer = 'a'"))[0].why == "Look again."
-    assert checking.check(exercise(letter), write("answer = 3"))[0].why == "This is none of them."
-    assert "b" not in checking.check(exercise(letter), write("answer = 'a'"))[0].expected.split()
+    assert evaluate.check(exercise(letter), write("answer = 'a'"))[0].why == "Look again."
+    assert evaluate.check(exercise(letter), write("answer = 3"))[0].why == "This is none of them."
+    assert "b" not in evaluate.check(exercise(letter), write("answer = 'a'"))[0].expected.split()
     for source, right in (("'c'", True), ("'ab'", False), ("''", False), ("1", False)):
         assert rights(prediction("abc"), f"answer = {source}", write) == [right], source
     assert rights(text(3), "answer = 'one two three'", write) == [True]
@@ -302,7 +302,7 @@ def test_shared_judges(write):
 
 
 def test_nothing_looked_at_is_not_right():
-    assert not checking.all_right([])
+    assert not evaluate.all_right([])
 
 
 @pytest.mark.parametrize("error", [Unanswered("waits"), NotYet("not yet"), ConfigError("no")])

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from grpo_lab import cli, console
-from grpo_lab.grading import classroom, submissions
+from grpo_lab import cli
+from grpo_lab.grading import class_run, submissions
 from grpo_lab.grading.results import FAILED, RIGHT, UNANSWERED, Result
-from grpo_lab.grading.sandbox import probing
+from grpo_lab.grading.sandbox import tier_checks
 from grpo_lab.grading.sandbox.box import descendants
 from grpo_lab.grading.sandbox.linux import PR_SET_CHILD_SUBREAPER, prctl
+from grpo_lab.ui import console
 from tests.grading import mutants
 
 BLANK = mutants.INSTRUCTOR.parent / "05_kl.ipynb"
@@ -42,7 +43,7 @@ def nobody_left():
 def strongest(monkeypatch, contained):
     """Tier 2, without trying it again in each test."""
     tier = contained(2)
-    monkeypatch.setattr(probing, "strongest", lambda limits, required=0: (tier, {}))
+    monkeypatch.setattr(tier_checks, "strongest", lambda limits, required=0: (tier, {}))
 
 
 @pytest.fixture
@@ -163,7 +164,7 @@ def test_an_examiner_that_is_killed_costs_one_exercise(grade, strongest, tmp_pat
     hand_in(tmp_path / "class" / "bob" / "05_kl.ipynb", **WRITTEN)
 
     def kill(_):
-        (examiner,) = running("grpo_lab.grading.examiner")
+        (examiner,) = running("grpo_lab.grading.grade_worker")
         os.kill(examiner, signal.SIGKILL)
 
     killer = meanwhile(lambda: running("4711.25"), kill)
@@ -179,7 +180,7 @@ def test_an_examiner_that_is_killed_costs_one_exercise(grade, strongest, tmp_pat
     (lost,) = (mark for mark in result("ann").marks if mark.status == FAILED)
     assert lost.points == 0 and "the examiner ended in the middle of it" in lost.note
     assert statuses("bob")["pulls"] == RIGHT
-    course = classroom.Kept(Path("out/results"), the_course())
+    course = class_run.Kept(Path("out/results"), the_course())
     assert [course.find(found) is not None for found in submissions.found([Path("class")])] == [False, True]
 
 
@@ -237,7 +238,7 @@ def test_a_disk_that_is_full_costs_nothing_that_was_graded(grade, strongest, tmp
 def test_a_class_with_nothing_to_grade(grade, contained, monkeypatch):
     """The tier that was found is named, with why it is not the strongest; a name means nothing to a table."""
     tier, student = contained(1), "[red]ann"
-    monkeypatch.setattr(probing, "strongest", lambda limits, required=0: (tier, {2: "tier 2: it is not there"}))
+    monkeypatch.setattr(tier_checks, "strongest", lambda limits, required=0: (tier, {2: "tier 2: it is not there"}))
     Path("class", student).mkdir(parents=True)
     code, _, err = grade("class")
     assert code == 1 and "no notebook (*.ipynb) in class" in err

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from grpo_lab.grading.checks import LABS, lab_page
+from grpo_lab.course.registry import LABS, lab_page
 
 LABS_FOLDER = Path(__file__).parents[2] / "labs"
 

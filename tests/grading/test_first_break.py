@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from grpo_lab.grading import answers, checking
-from grpo_lab.grading.checks import cases_08_first_break as chains
-from grpo_lab.grading.checks import exercise
+from grpo_lab.course import answers, evaluate
+from grpo_lab.course.labs.lab_08_mystery_runs import first_break_cases as chains
+from grpo_lab.course.registry import exercise
 
 EXERCISE = exercise("08_mystery_runs", "first_break")
 SEEDS = range(2)
@@ -89,7 +89,7 @@ WRONG = {
 
 
 def findings(function, seed):
-    return checking.check(EXERCISE, {"first_break": function}, seed)
+    return evaluate.check(EXERCISE, {"first_break": function}, seed)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from grpo_lab import cli
-from grpo_lab.grading.checks import LABS, lab_page
-from grpo_lab.grading.exercises import Values
+from grpo_lab.course.editions import build
+from grpo_lab.course.exercises import Values
+from grpo_lab.course.registry import LABS, lab_page
 from grpo_lab.grading.reports import marking
-from grpo_lab.labs import editions
 from tests.grading import mutants
 
 SOURCES = Path(__file__).parents[2] / "labs"
@@ -29,9 +29,9 @@ WRONG = {
 """Mistakes in the notebook of one student, by exercise of lab 5."""
 
 
-def notebook(lab, edition=editions.REFERENCE, **answers):
+def notebook(lab, edition=build.REFERENCE, **answers):
     """A lab's notebook as text, with these sources in the cells of its exercises."""
-    made = json.loads(editions.notebook(SOURCES, lab, edition))
+    made = json.loads(build.notebook(SOURCES, lab, edition))
     for cell in made["cells"]:
         if (name := cell["id"].removeprefix(f"{lab}-")) in answers:
             cell["source"] = f"%%exercise {name}\n{answers[name]}"
@@ -55,7 +55,7 @@ def graded(tmp_path_factory):
     assert set(wrong) == set(WRONG)
     for lab in LABS:
         hand_in(home / "submitted", "solved", lab, notebook(lab))
-        hand_in(home / "submitted", "blank", lab, notebook(lab, editions.LEARNER))
+        hand_in(home / "submitted", "blank", lab, notebook(lab, build.LEARNER))
     hand_in(home / "submitted", "mistaken", "05_kl", notebook("05_kl", **wrong))
     hand_in(home / "submitted", "broken", "05_kl", notebook("05_kl")[:-9])
     for name in SHADOWS:

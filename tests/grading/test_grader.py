@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
+from grpo_lab.course.exercises import Finding, Values
+from grpo_lab.course.registry import exercise, lab_page
 from grpo_lab.errors import GrpoLabError
 from grpo_lab.grading import challenges
-from grpo_lab.grading.checks import exercise, lab_page
-from grpo_lab.grading.exercises import Finding, Values
 from grpo_lab.grading.grader import SCORING, Course, Grader, limits
-from grpo_lab.grading.intake import Submission
+from grpo_lab.grading.notebooks import Submission
 from grpo_lab.grading.results import BY_HAND, FAILED, RIGHT, UNANSWERED, WRONG
 from grpo_lab.grading.rules import Rules
-from grpo_lab.grading.sandbox.probing import strongest
+from grpo_lab.grading.sandbox.tier_checks import strongest
 from tests.grading import mutants
 
 SECRET = b"for tests, and nothing else but tests"

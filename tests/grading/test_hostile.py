@@ -10,11 +10,14 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from grpo_lab.course import evaluate, trials
+from grpo_lab.course.answers import Given
+from grpo_lab.course.exercises import Values
+from grpo_lab.course.labs.lab_03_error_chain import cases as cases_03
+from grpo_lab.course.labs.lab_07_precision_and_verl import cases as cases_07
+from grpo_lab.course.registry import LABS, lab_page
 from grpo_lab.errors import ConfigError
-from grpo_lab.grading import challenges, checking, classroom, reports, submissions, trials
-from grpo_lab.grading.answers import Given
-from grpo_lab.grading.checks import LABS, cases_03_error_chain, cases_07_precision_and_verl, lab_page
-from grpo_lab.grading.exercises import Values
+from grpo_lab.grading import challenges, class_run, reports, submissions
 from grpo_lab.grading.grader import Course
 from grpo_lab.grading.results import BY_HAND, RIGHT, WRONG, Result
 from grpo_lab.grading.rules import Rules
@@ -156,8 +159,8 @@ def graded(contained):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRADERS_OWN", world.token)
         course = Course(RULES, challenges.secret(world.home / "grading.secret"), tier)
-        kept = classroom.Kept(out / "results", course)
-        results = classroom.grade(submissions.found([others]), course, kept, 2, lambda result: None)
+        kept = class_run.Kept(out / "results", course)
+        results = class_run.grade(submissions.found([others]), course, kept, 2, lambda result: None)
     seconds = time.monotonic() - begun
     left = [pid for pid in descendants() if pid not in before]
     end_descendants(before)
@@ -282,11 +285,11 @@ def test_whatever_the_data_a_judge_has_findings(lab, task, monkeypatch):
 
     for module, name in (
         *((trials, name) for name in ("run", "train", "first_gradient")),
-        *((module, "train") for module in (cases_03_error_chain, cases_07_precision_and_verl)),
+        *((module, "train") for module in (cases_03, cases_07)),
     ):
         monkeypatch.setattr(module, name, trained)
     for value in DATA:
-        findings = checking.judged(task, {name: Given(value) for name in task.check.names}, (), seed=1)
+        findings = evaluate.judged(task, {name: Given(value) for name in task.check.names}, (), seed=1)
         assert findings
         for finding in findings:
             assert type(finding.right) is bool

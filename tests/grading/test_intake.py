@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_lab.grading import answers, checks
-from grpo_lab.grading.exercises import Values
-from grpo_lab.grading.intake import MAX_SOURCE, digest, read
+from grpo_lab.course import answers, registry
+from grpo_lab.course.exercises import Values
 from grpo_lab.grading.literals import literal
+from grpo_lab.grading.notebooks import MAX_SOURCE, digest, read
 from grpo_lab.grading.submissions import LINK, Found
 
 LABS = Path(__file__).parents[2] / "labs"
 MOST = 10 * 2**20
 SOLVED = (LABS / "instructor" / "05_kl.ipynb").read_bytes()
-EXERCISES = list(checks.lab_page("05_kl").exercises)
+EXERCISES = list(registry.lab_page("05_kl").exercises)
 unicode_text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"))
 
 
@@ -54,9 +54,9 @@ def with_k3(*cells):
     return tree
 
 
-@pytest.mark.parametrize("lab", checks.LABS)
+@pytest.mark.parametrize("lab", registry.LABS)
 def test_the_reference_has_every_answer_and_the_untouched_lab_none(grade, lab):
-    page = checks.lab_page(lab)
+    page = registry.lab_page(lab)
     solved = grade((LABS / "instructor" / f"{lab}.ipynb").read_bytes())
     assert (solved.student, solved.file, solved.lab, solved.problem) == ("ann", "ann.ipynb", lab, "")
     assert list(solved.answers) == list(page.exercises) and not solved.notes
@@ -65,16 +65,16 @@ def test_the_reference_has_every_answer_and_the_untouched_lab_none(grade, lab):
     assert all("waits for an answer in line" in blank.notes[name] for name in page.exercises)
 
 
-@pytest.mark.parametrize("lab", checks.LABS)
+@pytest.mark.parametrize("lab", registry.LABS)
 def test_reference_values_need_no_sandbox(grade, lab):
     sources = grade((LABS / "instructor" / f"{lab}.ipynb").read_bytes()).answers
-    for name, exercise in checks.lab_page(lab).exercises.items():
+    for name, exercise in registry.lab_page(lab).exercises.items():
         if isinstance(exercise.check, Values):
             assert literal(sources[name], exercise.check.names) is not None, name
 
 
 def test_an_answer_is_the_file_that_a_learners_cell_writes(grade, tmp_path, monkeypatch):
-    from grpo_lab.labs import Lab
+    from grpo_lab.ui.notebook import Lab
 
     monkeypatch.chdir(tmp_path)
     cell = next(cell for cell in json.loads(SOLVED)["cells"] if cell["id"] == "05_kl-forecast")
@@ -310,7 +310,7 @@ json_values = st.recursive(
 def sound(read):
     """What holds for every submission: a lab with sources that can be written down, or one line that says why not."""
     assert bool(read.lab) != bool(read.problem)
-    assert set(read.answers) <= set(checks.lab_page(read.lab).exercises) if read.lab else not read.answers
+    assert set(read.answers) <= set(registry.lab_page(read.lab).exercises) if read.lab else not read.answers
     assert all(len(source.encode()) <= MAX_SOURCE + 100 and "\x00" not in source for source in read.answers.values())
     assert all(line.isprintable() and line.encode() for line in (*read.notes.values(), read.problem or "-"))
 

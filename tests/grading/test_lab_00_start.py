@@ -2,8 +2,8 @@
 
 import pytest
 
-from grpo_lab.grading.checks.lab_00_start import RECORDING
-from grpo_lab.recordings import recording_names
+from grpo_lab.course.labs.lab_00_start.page import RECORDING
+from grpo_lab.runs.recordings import recording_names
 
 
 def test_what_is_read_is_a_recording():

@@ -5,9 +5,9 @@ from functools import partial
 import pytest
 import torch
 
-from grpo_lab.advantages import group_advantages
-from grpo_lab.grading.checks import cases_01_grpo_by_hand as cases
-from grpo_lab.losses import policy_loss
+from grpo_lab.algorithm.advantages import group_advantages
+from grpo_lab.algorithm.losses import policy_loss
+from grpo_lab.course.labs.lab_01_grpo_by_hand import cases
 
 
 def test_the_numbers_by_hand_are_those_of_the_formulas():

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from grpo_lab.grading.checks import cases_02_explosion as cases
+from grpo_lab.course.labs.lab_02_explosion import cases
 
 
 def test_a_clamp_after_exp_fails_by_its_gradient_alone(findings):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from grpo_lab.crashes import classify_crash
-from grpo_lab.grading.checks import cases_03_error_chain as cases
+from grpo_lab.course.labs.lab_03_error_chain import cases
+from grpo_lab.runs.crashes import classify_crash
 
 
 @pytest.mark.parametrize("swapped", range(7))

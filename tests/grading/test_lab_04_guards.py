@@ -1,7 +1,7 @@
 """Lab 4: decoys are decoys for the check too, and a limit that healthy runs reach is told."""
 
-from grpo_lab.grading import trials
-from grpo_lab.scenarios import scenario
+from grpo_lab.config.catalog import scenario
+from grpo_lab.course import trials
 
 
 def test_decoys_for_each_failure(findings):

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import tensor
 
-from grpo_lab import kl
-from grpo_lab.faults.formulas import KL_ESTIMATORS
-from grpo_lab.grading.checks import cases_05_kl as cases
+from grpo_lab.algorithm import kl
+from grpo_lab.course.labs.lab_05_kl import cases
+from grpo_lab.training.faults.formulas import KL_ESTIMATORS
 from tests.grading import mutants
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 import grpo_lab as gl
-from grpo_lab.grading.checks import cases_06_silent_failures as cases
+from grpo_lab.course.labs.lab_06_silent_failures import cases
 from tests.grading import mutants
 
 FEW = gl.preset("plain").with_("run.threads=1", "run.num_steps=8", "data.num_prompts=4", "sampling.top_p=0.9999")

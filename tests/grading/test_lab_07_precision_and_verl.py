@@ -2,8 +2,8 @@
 
 import pytest
 
-from grpo_lab.grading.checks import cases_07_precision_and_verl as cases
-from grpo_lab.scenarios import scenario
+from grpo_lab.config.catalog import scenario
+from grpo_lab.course.labs.lab_07_precision_and_verl import cases
 
 
 def test_the_limits_are_those_that_the_reports_meet():

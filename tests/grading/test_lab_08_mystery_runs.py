@@ -2,9 +2,9 @@
 
 import pytest
 
-from grpo_lab.grading import mysteries, trials
-from grpo_lab.grading.checks.lab_08_mystery_runs import HARMS, NAMES, denominator
-from grpo_lab.scenarios import preset
+from grpo_lab.config.catalog import preset
+from grpo_lab.course import mysteries, trials
+from grpo_lab.course.labs.lab_08_mystery_runs.page import HARMS, NAMES, denominator
 
 KEY = mysteries.key()
 

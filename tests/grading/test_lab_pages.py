@@ -2,7 +2,7 @@
 
 import pytest
 
-from grpo_lab.grading.checks import LABS, lab_page
+from grpo_lab.course.registry import LABS, lab_page
 
 
 @pytest.mark.parametrize("name", LABS)

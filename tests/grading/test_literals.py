@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from grpo_lab.grading import answers
+from grpo_lab.course import answers
 from grpo_lab.grading.literals import literal
 
 plain_values = st.recursive(

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from grpo_lab.config import Config
-from grpo_lab.faults.formulas import FORMULAS
-from grpo_lab.grading import checking
-from grpo_lab.grading.checks import LABS, exercise, lab_page
-from grpo_lab.grading.exercises import Function, Values
+from grpo_lab.config.schema import Config
+from grpo_lab.course import evaluate
+from grpo_lab.course.exercises import Function, Values
+from grpo_lab.course.registry import LABS, exercise, lab_page
+from grpo_lab.training.faults.formulas import FORMULAS
 from tests.grading import mutants
 from tests.grading.mutants import HARD_CODED, TRAINED
 
@@ -88,7 +88,7 @@ def telling(mutant):
 def test_a_wrong_answer_loses_its_points_and_learns_why(load, mutant):
     loaded = load(mutant.source)
     for seed in (1,) if mutant.trains else (1, 2, 3):
-        wrong = [finding for finding in checking.check(asked(mutant), loaded, seed) if not finding.right]
+        wrong = [finding for finding in evaluate.check(asked(mutant), loaded, seed) if not finding.right]
         assert wrong, seed
         for finding in wrong:
             assert len(finding.why) >= 10
@@ -103,16 +103,16 @@ def test_another_way_is_right_too(load, mutant):
         [(1, False)] if mutant.trains else [(0, False), *((seed, each) for seed in (1, 2, 3, 4) for each in (0, 1))]
     )
     for seed, transformed in rounds:
-        cases = checking.asked(task, seed, bool(transformed))
-        given = checking.run(task, loaded, [case.inputs for case in cases])
-        found = checking.judged(task, given, cases, seed)
+        cases = evaluate.asked(task, seed, bool(transformed))
+        given = evaluate.run(task, loaded, [case.inputs for case in cases])
+        found = evaluate.judged(task, given, cases, seed)
         assert [finding for finding in found if not finding.right] == []
         assert found
 
 
 @pytest.mark.parametrize("mutant", [each for each in WRONG if each.name == HARD_CODED], ids=str)
 def test_the_public_answers_are_right_as_long_as_they_are_asked(load, mutant):
-    assert checking.all_right(checking.check(asked(mutant), load(mutant.source), 0))
+    assert evaluate.all_right(evaluate.check(asked(mutant), load(mutant.source), 0))
 
 
 def test_every_exercise_has_wrong_answers_and_every_function_another_right_one():
@@ -126,7 +126,7 @@ def test_every_exercise_has_wrong_answers_and_every_function_another_right_one()
 def test_every_wrong_formula_of_the_registry_loses_somewhere():
     loss = Config().loss
     names = {f"loss.{kind}={name}" for kind, known in FORMULAS.items() for name in {*known} - {getattr(loss, kind)}}
-    called = {each.name for each in WRONG if "grpo_lab.faults.formulas" in each.source}
+    called = {each.name for each in WRONG if "grpo_lab.training.faults.formulas" in each.source}
     assert names and names - called == set()
 
 

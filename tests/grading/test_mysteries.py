@@ -5,15 +5,15 @@ import re
 
 import pytest
 
-from grpo_lab.diagnosis import diagnose
+from grpo_lab.analysis.diagnosis import diagnose
+from grpo_lab.config.catalog import scenario_names
+from grpo_lab.course import evaluate, mysteries
+from grpo_lab.course.registry import exercise
 from grpo_lab.events import Stepped
-from grpo_lab.faults import FAULTS
-from grpo_lab.grading import checking, mysteries
-from grpo_lab.grading.checks import exercise
-from grpo_lab.guards import GUARDS
-from grpo_lab.recordings import find
-from grpo_lab.scenarios import scenario_names
-from grpo_lab.session import Session
+from grpo_lab.runs.recordings import find
+from grpo_lab.runs.session import Session
+from grpo_lab.training.faults import FAULTS
+from grpo_lab.training.guards import GUARDS
 
 KEY = mysteries.key()
 VERDICTS = exercise("08_mystery_runs", "verdicts")
@@ -57,7 +57,7 @@ def test_others_can_be_made(tmp_path, monkeypatch):
 
 def right(seed):
     """How many findings about the key of a seed, given as an answer, are right, and how many there are."""
-    findings = checking.check(VERDICTS, {"answer": mysteries.key(seed)})
+    findings = evaluate.check(VERDICTS, {"answer": mysteries.key(seed)})
     return sum(found.right for found in findings), len(findings)
 
 
@@ -73,7 +73,7 @@ def test_a_learner_with_other_runs_is_asked_for_the_form_alone(tmp_path, monkeyp
     (tmp_path / "mystery-1").mkdir()
     monkeypatch.chdir(tmp_path)
     assert right(731) == (1, 1)
-    assert "whoever gave you these runs has their key" in checking.check(VERDICTS, {"answer": mysteries.key(5)})[0].what
+    assert "whoever gave you these runs has their key" in evaluate.check(VERDICTS, {"answer": mysteries.key(5)})[0].what
     with mysteries.of_seed(mysteries.SHIPPED):
         assert right(731)[1] == 8
     with mysteries.of_seed(731):

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from grpo_lab.grading import answers, checking, checks, probes
-from grpo_lab.grading.answers import Given
-from grpo_lab.grading.checks import exercise
-from grpo_lab.grading.comparing import differs
-from grpo_lab.grading.exercises import Function
+from grpo_lab.course import answers, evaluate, probes, registry
+from grpo_lab.course.answers import Given
+from grpo_lab.course.compare import differs
+from grpo_lab.course.exercises import Function
+from grpo_lab.course.registry import exercise
 
 EXERCISES = {
     f"{lab}-{name}": each
-    for lab in checks.LABS
-    for name, each in checks.lab_page(lab).exercises.items()
+    for lab in registry.LABS
+    for name, each in registry.lab_page(lab).exercises.items()
     if isinstance(each.check, Function)
 }
 every_function = pytest.mark.parametrize("asked_for", EXERCISES.values(), ids=EXERCISES)
@@ -53,7 +53,7 @@ def kinds(value):
 @pytest.mark.parametrize("transformed", [False, True])
 @pytest.mark.parametrize("seed", [0, FRESH])
 def test_cases_are_plain_data(asked_for, seed, transformed):
-    for case in checking.asked(asked_for, seed, transformed):
+    for case in evaluate.asked(asked_for, seed, transformed):
         for data in (case.inputs, case.expected):
             same = answers.plain(data)
             assert kinds(same) == kinds(data), case.what
@@ -66,11 +66,17 @@ HIDDEN = """
 import sys
 class Hidden:
     def find_spec(self, name, path=None, target=None):
-        if name.startswith("grpo_lab.grading.checks"):
+        if name.startswith("grpo_lab.course.labs"):
             raise ImportError(f"{name} is hidden")
 sys.meta_path.insert(0, Hidden())
 """
-NOT_NEEDED = ["transformers", "pandas", "grpo_lab.trainer", "grpo_lab.losses", "grpo_lab.grading.relations"]
+NOT_NEEDED = [
+    "transformers",
+    "pandas",
+    "grpo_lab.training.trainer",
+    "grpo_lab.algorithm.losses",
+    "grpo_lab.course.relations",
+]
 
 
 def python(code: str) -> str:
@@ -86,7 +92,8 @@ def test_probes_need_nothing_that_knows_what_is_right():
 
 
 def test_what_is_hidden_there_is():
-    assert python("import grpo_lab.grading.checks") == "ImportError: grpo_lab.grading.checks is hidden"
+    name = "grpo_lab.course.labs.lab_05_kl"
+    assert python(f"import {name}") == f"ImportError: {name} is hidden"
 
 
 # Whatever an answer returns ------------------------------------------------------------------------------------------
@@ -124,8 +131,8 @@ JUNK = [
 @pytest.mark.parametrize("junk", JUNK, ids=[type(each).__name__ + str(n) for n, each in enumerate(JUNK)])
 def test_junk_is_wrong_and_said_to_be_in_words(asked_for, junk):
     for answer in everywhere(junk):
-        found = checking.check(asked_for, {asked_for.check.name: answer})
-        assert not checking.all_right(found)
+        found = evaluate.check(asked_for, {asked_for.check.name: answer})
+        assert not evaluate.all_right(found)
         for finding in found:
             assert not re.search(r"object has no attribute|unsupported operand|not iterable|not callable", finding.got)
             assert not re.search(r"does not require grad|unused in the graph|scalar outputs", finding.got)
@@ -147,7 +154,7 @@ def test_junk_is_wrong_and_said_to_be_in_words(asked_for, junk):
     ],
 )
 def test_errors_that_a_probe_raises(lab, name, function, answer, got):
-    assert any(got in finding.got for finding in checking.check(exercise(lab, name), {function: answer}))
+    assert any(got in finding.got for finding in evaluate.check(exercise(lab, name), {function: answer}))
 
 
 def gradient_of(function, x):
@@ -172,7 +179,7 @@ def test_what_nothing_leads_back_to_has_a_gradient_of_0():
 )
 @pytest.mark.parametrize("seed", [0, FRESH])
 def test_a_right_value_with_a_wrong_gradient_fails_by_its_gradient_alone(lab, name, function, answer, seed):
-    wrong = [each for each in checking.check(exercise(lab, name), {function: answer}, seed) if not each.right]
+    wrong = [each for each in evaluate.check(exercise(lab, name), {function: answer}, seed) if not each.right]
     assert wrong and all("gradient" in finding.what for finding in wrong)
 
 
@@ -204,18 +211,18 @@ def test_the_number_in_a_reason(reason, number):
 def test_the_answers_that_learners_see_do_not_fit_other_seeds(asked_for):
     """Neither one after another, whatever is asked, nor any single one of them."""
     seen = [Given(case.expected) for case in asked_for.check.cases(0)]
-    cases = checking.asked(asked_for, FRESH)
+    cases = evaluate.asked(asked_for, FRESH)
     for first in range(len(seen)):
         in_turn = [seen[(first + place) % len(seen)] for place in range(len(cases))]
-        assert not checking.all_right(checking.judged(asked_for, in_turn, cases, FRESH))
+        assert not evaluate.all_right(evaluate.judged(asked_for, in_turn, cases, FRESH))
         always = [seen[first]] * len(cases)
-        assert not checking.all_right(checking.judged(asked_for, always, cases, FRESH))
+        assert not evaluate.all_right(evaluate.judged(asked_for, always, cases, FRESH))
 
 
 @every_function
 def test_learners_see_the_cases_in_the_order_that_they_were_written_in(asked_for):
     written = [case.what for case in asked_for.check.cases(0)]
-    assert [case.what for case in checking.asked(asked_for, 0)] == written
-    assert [case.what.split(", ")[0] for case in checking.asked(asked_for, 0, transformed=True)] == [
+    assert [case.what for case in evaluate.asked(asked_for, 0)] == written
+    assert [case.what.split(", ")[0] for case in evaluate.asked(asked_for, 0, transformed=True)] == [
         what.split(", ")[0] for what in written
     ]

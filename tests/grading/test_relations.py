@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import tensor
 
-from grpo_lab.grading import checking, checks, relations
-from grpo_lab.grading.comparing import differs
-from grpo_lab.grading.exercises import Case, Function
+from grpo_lab.course import evaluate, registry, relations
+from grpo_lab.course.compare import differs
+from grpo_lab.course.exercises import Case, Function
 
 LABS = Path(__file__).parents[2] / "labs" / "instructor"
 TRAINED = "08_mystery_runs-first_break"
@@ -20,8 +20,8 @@ WITHOUT = {"07_precision_and_verl-largest"}
 """Exercises whose inputs nothing can be done to: the name of a dtype."""
 EXERCISES = {
     f"{lab}-{name}": each
-    for lab in checks.LABS
-    for name, each in checks.lab_page(lab).exercises.items()
+    for lab in registry.LABS
+    for name, each in registry.lab_page(lab).exercises.items()
     if isinstance(each.check, Function)
 }
 CHECKS = {identity: each.check for identity, each in EXERCISES.items() if isinstance(each.check, Function)}
@@ -43,8 +43,8 @@ def right_answers(identity):
 def wrong(identity, answer, cases):
     """The cases in which an answer, given by the name of its function, is not right."""
     each = EXERCISES[identity]
-    given = checking.run(each, answer, [case.inputs for case in cases])
-    return [finding for finding in checking.judged(each, given, cases, 0) if not finding.right]
+    given = evaluate.run(each, answer, [case.inputs for case in cases])
+    return [finding for finding in evaluate.judged(each, given, cases, 0) if not finding.right]
 
 
 @pytest.mark.parametrize("identity", EXERCISES)
@@ -63,7 +63,7 @@ def test_what_is_right_stays_right(identity):
 @pytest.mark.parametrize("identity", sorted(EXERCISES.keys() - WITHOUT))
 def test_a_case_is_made_into_another_one_and_says_so(identity):
     each = EXERCISES[identity]
-    before, after = (checking.asked(each, 0, transformed) for transformed in (False, True))
+    before, after = (evaluate.asked(each, 0, transformed) for transformed in (False, True))
     made = [(case, other) for case, other in zip(before, after, strict=True) if other.what != case.what]
     for case, other in made:
         assert other.what.startswith(f"{case.what}, ") and other.why == case.why
@@ -77,8 +77,8 @@ def test_the_exercises_without_a_relation():
 
 def test_what_is_asked_follows_the_seed_alone():
     for identity in sorted(EXERCISES.keys() - {TRAINED}):
-        asked = [checking.asked(EXERCISES[identity], 12345, transformed) for transformed in (False, True)]
-        again = [checking.asked(EXERCISES[identity], 12345, transformed) for transformed in (False, True)]
+        asked = [evaluate.asked(EXERCISES[identity], 12345, transformed) for transformed in (False, True)]
+        again = [evaluate.asked(EXERCISES[identity], 12345, transformed) for transformed in (False, True)]
         for cases, same in zip(asked, again, strict=True):
             assert [case.what for case in cases] == [case.what for case in same]
             assert not differs([dict(case.inputs) for case in cases], [dict(case.inputs) for case in same])
@@ -131,7 +131,7 @@ def test_an_answer_that_fits_only_what_was_asked_before_is_found(identity):
     """On nearly every seed: which relations a case goes through is drawn."""
     found = 0
     for seed in range(20):
-        before, after = (checking.asked(EXERCISES[identity], seed, transformed) for transformed in (False, True))
+        before, after = (evaluate.asked(EXERCISES[identity], seed, transformed) for transformed in (False, True))
         assert wrong(identity, ONLY_BEFORE[identity], before) == []
         found += bool(wrong(identity, ONLY_BEFORE[identity], after))
     assert found >= 15

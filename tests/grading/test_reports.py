@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from grpo_lab.course.exercises import Finding
 from grpo_lab.errors import DataError, RunError
 from grpo_lab.grading import reports
-from grpo_lab.grading.exercises import Finding
 from grpo_lab.grading.reports import gradebook, gradescope, marking, pages
 from grpo_lab.grading.reports.files import name_of
 from grpo_lab.grading.reports.plain import visible

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from grpo_lab.config.fields import settings_of
 from grpo_lab.errors import ConfigError
 from grpo_lab.grading import rules
 from grpo_lab.grading.rules import Rules, as_toml, read
-from grpo_lab.settings import settings_of
 
 
 @pytest.fixture

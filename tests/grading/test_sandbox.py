@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from grpo_lab.errors import NotYet, RunError
-from grpo_lab.grading.sandbox import box, probing, tiers
+from grpo_lab.grading.sandbox import box, tier_checks, tiers
 from grpo_lab.grading.sandbox.box import Failed, Sandbox, descendants
 from grpo_lab.grading.sandbox.confinement import HIDDEN, Limits
 from grpo_lab.grading.sandbox.tiers import TIERS, Tier
@@ -367,11 +367,11 @@ def test_who_says_nothing_is_not_waited_for_and_the_next_one_finds_another_sandb
 
 def test_a_tier_that_contains_nothing_of_what_it_says_is_found_out():
     """Tier 2 without bubblewrap."""
-    why = probing.unusable(replace(TIERS[2], wrap=list), LIMITS)
+    why = tier_checks.unusable(replace(TIERS[2], wrap=list), LIMITS)
     assert why.startswith("tier 2: an answer could ")
     assert "see the grader's processes" in why
     assert ("read a file that all may read" in why) and ("read what is right" in why or not open_to_all(HIDDEN))
-    for contained in probing.NEVER:
+    for contained in tier_checks.NEVER:
         assert contained not in why
 
 
@@ -388,17 +388,17 @@ def test_a_tier_that_contains_nothing_of_what_it_says_is_found_out():
     ],
 )
 def test_a_tier_that_does_not_start_says_why(wrap, why):
-    assert why in probing.unusable(replace(TIERS[2], wrap=lambda: wrap), LIMITS)
+    assert why in tier_checks.unusable(replace(TIERS[2], wrap=lambda: wrap), LIMITS)
 
 
 def test_the_strongest_tier_that_works_is_used(monkeypatch):
     works, broken = {"tier 0": ""}, "it does not"
-    monkeypatch.setattr(probing, "unusable", lambda tier, limits: works.get(f"tier {tier.number}", broken))
-    assert probing.strongest(LIMITS) == (TIERS[0], {2: broken, 1: broken})
+    monkeypatch.setattr(tier_checks, "unusable", lambda tier, limits: works.get(f"tier {tier.number}", broken))
+    assert tier_checks.strongest(LIMITS) == (TIERS[0], {2: broken, 1: broken})
     works["tier 1"] = ""
-    assert probing.strongest(LIMITS, required=1) == (TIERS[1], {2: broken})
+    assert tier_checks.strongest(LIMITS, required=1) == (TIERS[1], {2: broken})
     with pytest.raises(RunError, match=r"tier 2 is required and only tier 1 works here: it does not\. Mend that"):
-        probing.strongest(LIMITS, required=2)
+        tier_checks.strongest(LIMITS, required=2)
     works.clear()
     with pytest.raises(RunError, match="no answer can be run here: it does not; it does not; it does not"):
-        probing.strongest(LIMITS)
+        tier_checks.strongest(LIMITS)

@@ -5,9 +5,9 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from grpo_lab.grading import checking
-from grpo_lab.grading.checks import LABS, lab_page
-from grpo_lab.labs import screen
+from grpo_lab.course import evaluate
+from grpo_lab.course.registry import LABS, lab_page
+from grpo_lab.ui.notebook import feedback_view
 
 FOLDER = Path(__file__).parents[2] / "labs"
 TEXTS = [(lab, name) for lab in LABS for name, each in lab_page(lab).exercises.items() if each.kind == "text"]
@@ -33,14 +33,14 @@ def test_a_model_answer_is_taken_and_called_given(asked, tmp_path):
     exercise, _, instructor = asked
     path = tmp_path / "answer.py"
     path.write_text(instructor[0].source.partition("\n")[2])
-    found = checking.check(exercise, path)
-    assert checking.all_right(found)
-    assert screen.as_text(exercise, found).startswith(f"{exercise.title}: given\n✓ given: your words")
+    found = evaluate.check(exercise, path)
+    assert evaluate.all_right(found)
+    assert feedback_view.as_text(exercise, found).startswith(f"{exercise.title}: given\n✓ given: your words")
 
 
 @pytest.mark.parametrize("answer", ["", "word " * 39, 40, ["word"] * 40, None])
 def test_what_is_no_text_is_not_taken(asked, answer):
-    (found,) = checking.check(asked[0], {"answer": answer})
+    (found,) = evaluate.check(asked[0], {"answer": answer})
     assert not found.right and found.why
 
 

@@ -5,12 +5,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from grpo_lab.config.catalog import preset
+from grpo_lab.course import evaluate, trials
+from grpo_lab.course.registry import exercise
 from grpo_lab.errors import ConfigError
-from grpo_lab.grading import checking, trials
-from grpo_lab.grading.checks import exercise
-from grpo_lab.guards import GUARDS
-from grpo_lab.interventions import Outcome, Stage, Verdict
-from grpo_lab.scenarios import preset
+from grpo_lab.events import Stage, Verdict
+from grpo_lab.training.guards import GUARDS
+from grpo_lab.training.interventions import Outcome
 
 HEALTHY = preset("plain").with_("optimizer.learning_rate=5e-4")
 SKIPS_ALL = trials.guards_of({"skip_spikes": {"threshold": 1e-9}})
@@ -100,7 +101,7 @@ def test_a_judge_runs_no_file_that_an_answer_names(setting, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\ndef f(delta, *_):\n    return delta\n")
     values = {"guards": ("skip_nonfinite",), "overrides": (f"{setting}={file}:f",)}
-    (finding,) = checking.check(exercise("08_mystery_runs", "stable"), values, seed=1)
+    (finding,) = evaluate.check(exercise("08_mystery_runs", "stable"), values, seed=1)
     assert not finding.right and "names a file" in finding.why
     assert not (tmp_path / "ran").exists()
 

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grpo_lab.course.answers import MAX_ELEMENTS, MAX_LENGTH, MAX_TEXT, NotPlain
+from grpo_lab.course.compare import differs
 from grpo_lab.grading import wire
-from grpo_lab.grading.answers import MAX_ELEMENTS, MAX_LENGTH, MAX_TEXT, NotPlain
-from grpo_lab.grading.comparing import differs
 
 SCALARS = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=9)
 KEYS = st.text(max_size=4) | st.integers(-9, 9)

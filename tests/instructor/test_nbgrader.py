@@ -14,10 +14,10 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from grpo_lab.grading import intake, submissions
-from grpo_lab.labs import editions
-from grpo_lab.labs.nbgrader import course
-from grpo_lab.labs.release import write_new
+from grpo_lab.course.editions import build
+from grpo_lab.course.editions.nbgrader import course
+from grpo_lab.course.editions.release import write_new
+from grpo_lab.grading import notebooks, submissions
 
 pytestmark = pytest.mark.skipif(not find_spec("nbgrader"), reason="nbgrader comes with the extra `instructor`")
 ROOT = Path(__file__).parents[2]
@@ -27,7 +27,7 @@ sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests" / "labs")!r}]
 import lab_sample
 from grpo_lab.grading import checks
 checks.LABS = (*checks.LABS, "sample")
-sys.modules["grpo_lab.grading.checks.lab_sample"] = lab_sample
+sys.modules["grpo_lab.course.labs.lab_sample.page"] = lab_sample
 """
 """What a kernel runs before its first cell."""
 HALF = {
@@ -113,7 +113,7 @@ def rows(home):
 
 def test_nbgrader_releases_the_learners_cells_under_their_ids(graded, sample_lab):
     released = cells(graded / "release" / "sample" / "sample.ipynb")
-    learner = nbformat.reads(editions.notebook(sample_lab, "sample", "learner"), as_version=4).cells
+    learner = nbformat.reads(build.notebook(sample_lab, "sample", "learner"), as_version=4).cells
     assert {name: cell.source for name, cell in released.items() if not name.endswith("-points")} == {
         cell.id: cell.source for cell in learner
     }
@@ -152,7 +152,7 @@ def test_ids_survive_and_so_does_every_answer(graded):
 
 
 def test_our_grader_finds_the_same_answers_in_what_nbgrader_collected(graded):
-    found = [intake.read(each, 10**7) for each in submissions.found([graded / "submitted"])]
+    found = [notebooks.read(each, 10**7) for each in submissions.found([graded / "submitted"])]
     answered = {
         each.student: (each.lab, sorted(each.answers), each.problem) for each in found if each.student != "bold"
     }

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from grpo_lab.grading.exercises import Case, Exercise, Finding, Function, LabPage, Question, Values
-from grpo_lab.grading.judges import choice, prediction, text
-from grpo_lab.scenarios import preset
+from grpo_lab.config.catalog import preset
+from grpo_lab.course.exercises import Case, Exercise, Finding, Function, LabPage, Question, Values
+from grpo_lab.course.judges import choice, prediction, text
 
 HINTS = ("What is twice a number?", "A number plus itself.", "`x + x`, say.")
 

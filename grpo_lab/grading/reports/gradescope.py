@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo_lab.grading.exercises import Finding
+from grpo_lab.course.exercises import Finding
 from grpo_lab.grading.reports.plain import number, shortened, visible
 from grpo_lab.grading.results import BY_HAND, Mark, Result
 

@@ -20,11 +20,12 @@ from typing import Any, BinaryIO, NoReturn
 
 import torch.nn.functional
 
-from grpo_lab import own_code
+from grpo_lab.config import user_code
+from grpo_lab.course import answers, probes
+from grpo_lab.course.answers import Given, NotPlain
+from grpo_lab.course.exercises import Function, Values
 from grpo_lab.errors import GrpoLabError, NotYet
-from grpo_lab.grading import answers, probes, wire
-from grpo_lab.grading.answers import Given, NotPlain
-from grpo_lab.grading.exercises import Function, Values
+from grpo_lab.grading import wire
 from grpo_lab.grading.sandbox.confinement import Limits, confine
 from grpo_lab.grading.sandbox.linux import PR_SET_PDEATHSIG, prctl
 
@@ -102,7 +103,7 @@ def _answer(request: Mapping[str, Any], replies: int) -> NoReturn:
 
 def _lines(request: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     try:
-        module = own_code.executed(request["source"], Path(request["file"]), NotYet)
+        module = user_code.executed(request["source"], Path(request["file"]), NotYet)
         if "function" in request:
             check = Function(request["function"], _not_here, getattr(probes, request["probe"]))
             given = answers.calls(check, module, [wire.unpack(inputs) for inputs in request["inputs"]])

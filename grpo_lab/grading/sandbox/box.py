@@ -14,9 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from grpo_lab.course.answers import Given, NotPlain
 from grpo_lab.errors import NotYet, RunError
 from grpo_lab.grading import wire
-from grpo_lab.grading.answers import Given, NotPlain
 from grpo_lab.grading.sandbox.answering import LONGEST, READY
 from grpo_lab.grading.sandbox.confinement import MIB, Limits
 from grpo_lab.grading.sandbox.linux import PR_SET_CHILD_SUBREAPER, prctl

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from grpo_lab.grading.sandbox import landlock, seccomp
 from grpo_lab.grading.sandbox.linux import PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, prctl
-from grpo_lab.shipped import data_directory
+from grpo_lab.paths import data_directory
 
 PACKAGE = Path(__file__).resolve().parents[2]
-HIDDEN = PACKAGE / "grading" / "checks"
+HIDDEN = PACKAGE / "course" / "labs"
 """Where the right answers are."""
 SYSTEM = tuple(Path(path) for path in ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/alternatives"))
 DEVICES = tuple(Path("/dev") / name for name in ("null", "zero", "urandom", "random"))
@@ -52,7 +52,7 @@ def confine(limits: Limits, user: int | None, files: bool) -> None:
     """
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     if files:
-        landlock.restrict([*readable(), Path("/proc")], [PACKAGE, PACKAGE / "grading"], DEVICES)
+        landlock.restrict([*readable(), Path("/proc")], [PACKAGE, PACKAGE / "course"], DEVICES)
     if user is not None:
         os.setgroups([])
         os.setresgid(user, user, user)
@@ -82,8 +82,8 @@ def readable() -> Iterator[Path]:
     packages |= {Path(path) for path in sys.path if (Path(path) / "torch").is_dir()}
     roots += sorted(path for path in packages if not any(path.is_relative_to(root) for root in roots))
     yield from roots
-    yield from (path for path in PACKAGE.iterdir() if path.name != "grading")
-    yield from (path for path in (PACKAGE / "grading").iterdir() if path != HIDDEN)
+    yield from (path for path in PACKAGE.iterdir() if path.name != "course")
+    yield from (path for path in (PACKAGE / "course").iterdir() if path != HIDDEN)
     yield data_directory()
 
 

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grpo_lab.grading.checks import exercise
-from grpo_lab.grading.exercises import Function, Values
+from grpo_lab.course.exercises import Function, Values
+from grpo_lab.course.registry import exercise
 from tests.grading import mutants
 
 NONE = ("__init__", "conftest", "world")

@@ -14,7 +14,7 @@ import grpo_lab
 
 def attack(*_, **__):
     got = []
-    for name in ("grpo_lab.grading.checks", "grpo_lab.grading.checks.cases_05_kl", "grpo_lab.grading.grader"):
+    for name in ("grpo_lab.course.registry", "grpo_lab.course.labs.lab_05_kl.cases", "grpo_lab.grading.grader"):
         try:
             got += [name] if importlib.import_module(name).__file__ else []  # none: an empty folder
         except (ImportError, OSError):
@@ -25,7 +25,7 @@ def attack(*_, **__):
     for root in roots:
         for folder, _, files in os.walk(root):
             for file in files:
-                if file.startswith(("cases_05_kl", "lab_05_kl")):
+                if "lab_05_kl" in os.path.join(folder, file):
                     got += read(os.path.join(folder, file))
     return got or "nothing"
 

@@ -11,8 +11,9 @@ import sys
 
 import torch
 
-import grpo_lab.kl
-from grpo_lab.grading import answers, probes, wire
+from grpo_lab.algorithm import kl
+from grpo_lab.course import answers, probes
+from grpo_lab.grading import wire
 
 
 def always(*_, **__):
@@ -20,11 +21,11 @@ def always(*_, **__):
 
 
 def attack(*_, **__):
-    for module in (torch, math, json, os.path, probes, answers, wire, grpo_lab.kl):
+    for module in (torch, math, json, os.path, probes, answers, wire, kl):
         for name in ("isclose", "allclose", "equal", "loads", "exists", "by_delta", "values", "unpack", "estimate"):
             if hasattr(module, name):
                 setattr(module, name, always)
     torch.Tensor.__eq__ = always  # pyright: ignore[reportAttributeAccessIssue]
     builtins.all = always
-    sys.modules["grpo_lab.grading.comparing"] = sys.modules["grpo_lab.grading.checking"] = sys.modules["math"]
+    sys.modules["grpo_lab.course.compare"] = sys.modules["grpo_lab.course.evaluate"] = sys.modules["math"]
     return "patched"

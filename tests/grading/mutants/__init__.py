@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from grpo_lab.grading import checks
-from grpo_lab.grading.exercises import Function, call
+from grpo_lab.course import registry
+from grpo_lab.course.exercises import Function, call
 
 INSTRUCTOR = Path(__file__).parents[3] / "labs" / "instructor"
 TRAINED = {
@@ -62,7 +62,7 @@ def another_way() -> list[Mutant]:
 
 def references() -> list[Mutant]:
     """The reference solution of every exercise."""
-    exercises = [(lab, exercise) for lab in checks.LABS for exercise in checks.lab_page(lab).exercises]
+    exercises = [(lab, exercise) for lab in registry.LABS for exercise in registry.lab_page(lab).exercises]
     return [Mutant(lab, exercise, "reference", solution(lab, exercise)) for lab, exercise in exercises]
 
 
@@ -79,7 +79,7 @@ def _cells(lab: str) -> dict[str, str]:
 
 
 def _of_tables(table: str) -> list[Mutant]:
-    rows = ((lab, getattr(importlib.import_module(f"{__name__}.lab_{lab}"), table)) for lab in checks.LABS)
+    rows = ((lab, getattr(importlib.import_module(f"{__name__}.lab_{lab}"), table)) for lab in registry.LABS)
     return [
         Mutant(lab, exercise, name, answer if isinstance(answer, str) else changed(solution(lab, exercise), answer))
         for lab, by_exercise in rows
@@ -104,8 +104,8 @@ def changed(source: str, changes: Mapping[str, str]) -> str:
 
 def hard_coded() -> Iterator[Mutant]:
     """For each function that is judged by what it returns: what it must return for the cases that learners see."""
-    for lab in checks.LABS:
-        for name, exercise in checks.lab_page(lab).exercises.items():
+    for lab in registry.LABS:
+        for name, exercise in registry.lab_page(lab).exercises.items():
             check = exercise.check
             if isinstance(check, Function) and check.probe is call and f"{lab}/{name}" not in TRAINED:
                 expected = ", ".join(_written(case.expected) for case in check.cases(0))

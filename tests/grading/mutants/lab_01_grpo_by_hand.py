@@ -6,7 +6,7 @@ BY_SEQUENCE = """    if how == "sequence":
         return (values.sum(dim=1) / mask.sum(dim=1)).mean()
 """
 BY_SCALE = """
-from grpo_lab.faults.formulas import ADVANTAGES
+from grpo_lab.training.faults.formulas import ADVANTAGES
 
 
 def advantages(rewards, scorable=None):

@@ -2,7 +2,7 @@
 
 CLIPPED = "0.0 if clipped_above or clipped_below else -ratio * advantage"
 BY_NAME = """
-from grpo_lab.faults.formulas import LOG_RATIOS
+from grpo_lab.training.faults.formulas import LOG_RATIOS
 
 
 def log_ratio(logprobs, batch):

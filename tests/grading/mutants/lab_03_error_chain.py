@@ -72,11 +72,11 @@ WRONG = {
         "no number": {'f"grad norm {norm:.4g}, limit {limit:g}"': '"too large"'},
         "only says so": {"SKIP_STEP": "KEEP"},
         "ends the run": {"SKIP_STEP": "STOP"},
-        "another guard": "from grpo_lab.guards import SkipNonfinite as FiniteFirst",
+        "another guard": "from grpo_lab.training.guards import SkipNonfinite as FiniteFirst",
         "as reported": """
 import functools
 
-from grpo_lab.guards import SkipSpikes
+from grpo_lab.training.guards import SkipSpikes
 
 FiniteFirst = functools.partial(SkipSpikes, nan_passes=True)
 """,
@@ -133,7 +133,7 @@ def face(text):
     },
     "finite_first": {
         "in one comparison": {FINE: "norm <= limit"},
-        "the registered guard": "from grpo_lab.guards import SkipSpikes as FiniteFirst",
+        "the registered guard": "from grpo_lab.training.guards import SkipSpikes as FiniteFirst",
     },
     "epsilon": {"ten times as large": {"1e-4": "1e-3"}},
 }

@@ -60,7 +60,7 @@ def update_or_skip(optimizer, norm, limit):
         "a guard of one's own": 'guards = ("answers/04_guards/guard.py:SkipJumps",)',
         "no such setting": 'guards = {"skip_spikes": {"max_norm": 10.0}}',
         "skip every step": 'guards = {"skip_spikes": {"threshold": 1e-9}, "representable_epsilon": {}}',
-        "every guard": "from grpo_lab.guards import GUARDS\n\nguards = tuple(GUARDS)",
+        "every guard": "from grpo_lab.training.guards import GUARDS\n\nguards = tuple(GUARDS)",
         "one of two": 'guards = ("skip_spikes",)',
     },
 }

@@ -1,7 +1,7 @@
 """Answers to lab 5."""
 
 BY_NAME = """
-from grpo_lab.faults.formulas import KL_ESTIMATORS
+from grpo_lab.training.faults.formulas import KL_ESTIMATORS
 
 
 def k3(delta):

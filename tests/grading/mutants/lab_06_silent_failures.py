@@ -10,7 +10,7 @@ def accumulated(name):
     """One update whose gradients are added up as the registry has it under that name."""
     definition = "def one_update"
     return {
-        definition: f"from grpo_lab.faults.formulas import ACCUMULATIONS\n\n\n{definition}",
+        definition: f"from grpo_lab.training.faults.formulas import ACCUMULATIONS\n\n\n{definition}",
         "loss.backward()": f"ACCUMULATIONS[{name!r}](loss, optimizer)",
     }
 
@@ -18,8 +18,8 @@ def accumulated(name):
 BY_NAME = """
 import torch
 
-from grpo_lab.batch import Batch
-from grpo_lab.faults.formulas import MASKS
+from grpo_lab.algorithm.batch import Batch
+from grpo_lab.training.faults.formulas import MASKS
 
 
 def completion_mask(tokens, end):

@@ -3,7 +3,7 @@
 DIFFERENCE, KEEP = "difference = logprobs - batch.old_logprobs", "difference.isfinite() & batch.completion_mask"
 FILLED = "difference.masked_fill(~keep, 0.0)"
 BY_NAME = """
-from grpo_lab.faults.formulas import LOG_RATIOS
+from grpo_lab.training.faults.formulas import LOG_RATIOS
 
 
 def log_ratio(logprobs, batch):

@@ -1,0 +1,76 @@
+"""Estimators of KL(policy || reference) from one sampled token (Schulman, "Approximating KL divergence").
+
+Each is a function of delta = ref_logprobs - logprobs, in nats. Value and gradient are different matters: in the
+loss, the expected gradient of k1 is zero, that of k2 is the gradient of KL(policy || ref), that of k3 the gradient of
+KL(ref || policy), and the hinge is no KL at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from grpo_lab.algorithm.shapes import Float
+
+
+def k1(delta: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """-delta: unbiased value, may be negative.
+
+    >>> k1(torch.tensor([0.5]))
+    tensor([-0.5000])
+    """
+    return -delta
+
+
+def k2(delta: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """delta^2 / 2: biased value, never negative.
+
+    >>> k2(torch.tensor([2.0]))
+    tensor([2.])
+    """
+    return delta.square() / 2
+
+
+def k3(delta: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """exp(delta) - 1 - delta: unbiased value, never negative. `expm1` keeps it so near 0, where `exp` rounds below.
+
+    Overflows for delta above 88.7 (fp32) or 11.09 (fp16).
+
+    >>> k3(torch.tensor([0.0, 1.0]))
+    tensor([0.0000, 0.7183])
+    """
+    return torch.expm1(delta) - delta
+
+
+def hinge(delta: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """clamp(delta, 0, 10): the reported "fix" of an exploding k3. It is blind where the policy is the likelier one.
+
+    >>> hinge(torch.tensor([-3.0, 2.0]))
+    tensor([0., 2.])
+    """
+    return delta.clamp(0, 10)
+
+
+def exact(log_p: Float[Tensor, "... V"], log_q: Float[Tensor, "... V"]) -> Float[Tensor, "..."]:
+    """KL(p || q) = sum p (log p - log q) over the whole vocabulary, in nats: what the estimators estimate.
+
+    >>> exact(torch.tensor([0.5, 0.5]).log(), torch.tensor([0.25, 0.75]).log())
+    tensor(0.1438)
+    """
+    return (log_p.exp() * (log_p - log_q)).sum(dim=-1)
+
+
+ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3, "hinge": hinge}
+
+
+def estimate(
+    logprobs: Float[Tensor, "B T"], ref_logprobs: Float[Tensor, "B T"], estimator: str = "k3"
+) -> Float[Tensor, "B T"]:
+    """Per-token KL estimate in nats.
+
+    >>> estimate(torch.tensor([[-1.0]]), torch.tensor([[-1.0]]))
+    tensor([[0.]])
+    """
+    return ESTIMATORS[estimator](ref_logprobs - logprobs)

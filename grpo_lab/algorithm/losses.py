@@ -1,0 +1,93 @@
+"""The clipped surrogate of PPO and GRPO, and how its per-token values become one number."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from grpo_lab.algorithm.shapes import Float, Shaped
+
+
+def clipped_surrogate(
+    log_ratio: Float[Tensor, "B T"],
+    advantages: Float[Tensor, "B"],
+    epsilon: float = 0.2,
+    epsilon_high: float | None = None,
+    delta: float | None = None,
+) -> Float[Tensor, "B T"]:
+    """-min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A) per token, with r = exp(log_ratio) (PPO, eq. 7).
+
+    For A < 0 the minimum leaves r unbounded above; `delta` > 1 bounds it there (dual clip, Ye et al. 2020).
+    The value stays finite when r overflows, the gradient does not: backward of `exp` is 0 * inf = NaN, whatever is
+    clamped *after* it. Bound log_ratio before.
+
+    >>> clipped_surrogate(torch.log(torch.tensor([[2.0]])), torch.tensor([1.0]))
+    tensor([[-1.2000]])
+    >>> clipped_surrogate(torch.log(torch.tensor([[9.0]])), torch.tensor([-1.0]), delta=3.0)
+    tensor([[3.]])
+    """
+    ratio = log_ratio.exp()
+    advantages = advantages[:, None].to(ratio.dtype)
+    clipped = ratio.clamp(1 - epsilon, 1 + (epsilon if epsilon_high is None else epsilon_high))
+    objective = torch.min(ratio * advantages, clipped * advantages)
+    if delta is not None:
+        objective = torch.where(advantages < 0, torch.max(objective, delta * advantages), objective)
+    return -objective
+
+
+def policy_loss(
+    logprobs: Float[Tensor, "B T"],
+    old_logprobs: Float[Tensor, "B T"],
+    advantages: Float[Tensor, "B"],
+    epsilon: float = 0.2,
+    epsilon_high: float | None = None,
+    delta: float | None = None,
+) -> Float[Tensor, "B T"]:
+    """clipped_surrogate of log_ratio = logprobs - old_logprobs: the policy against the one that sampled.
+
+    >>> policy_loss(torch.tensor([[-1.0]]), torch.tensor([[-1.0]]), torch.tensor([0.5]))
+    tensor([[-0.5000]])
+    """
+    return clipped_surrogate(logprobs - old_logprobs, advantages, epsilon, epsilon_high, delta)
+
+
+def token_weights(completion_mask: Shaped[Tensor, "B T"], how: str = "token") -> Float[Tensor, "B T"]:
+    """What each token counts in the loss; 0 where the mask is 0.
+
+    `token`: 1 / all tokens (DAPO). `sequence`: 1 / (completions x length of its own) (DeepSeekMath).
+    `constant`: 1 / (completions x width) (Dr. GRPO). Taken over the whole batch and then split with it, so that
+    micro-batches add up to the gradient of one batch. Rows without a token count nowhere.
+
+    >>> token_weights(torch.tensor([[1, 1], [1, 0]]), "sequence")
+    tensor([[0.2500, 0.2500],
+            [0.5000, 0.0000]])
+    """
+    mask = completion_mask.float()
+    lengths = mask.sum(dim=1, keepdim=True)
+    rows = (lengths > 0).sum().clamp(min=1)
+    totals = {
+        "token": lengths.sum().clamp(min=1),
+        "sequence": rows * lengths.clamp(min=1),
+        "constant": rows * mask.shape[1],
+    }
+    return mask / totals[how]
+
+
+def aggregate(
+    per_token: Float[Tensor, "B T"], completion_mask: Shaped[Tensor, "B T"], how: str = "token"
+) -> Float[Tensor, ""]:
+    """The weighted sum of per-token values over trained tokens; masked positions may hold anything, even NaN.
+
+    >>> aggregate(torch.tensor([[1.0, 3.0], [5.0, float("nan")]]), torch.tensor([[1, 1], [1, 0]]), "sequence")
+    tensor(3.5000)
+    """
+    return weighted_sum(per_token, token_weights(completion_mask, how))
+
+
+def weighted_sum(per_token: Float[Tensor, "B T"], weights: Float[Tensor, "B T"]) -> Float[Tensor, ""]:
+    """Sum of per_token * weights, where a weight of 0 removes even NaN.
+
+    >>> weighted_sum(torch.tensor([[2.0, float("inf")]]), torch.tensor([[0.5, 0.0]]))
+    tensor(1.)
+    """
+    return (per_token.masked_fill(weights == 0, 0.0) * weights.to(per_token.dtype)).sum()

@@ -1,0 +1,186 @@
+"""Symptoms: what can be seen in one curve, at which step first, and when a log cannot say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from grpo_lab.analysis.logs import Log
+from grpo_lab.errors import ConfigError, unknown
+from grpo_lab.metrics import METRICS
+
+Curve = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A symptom is there: from which step on, and the value that shows it."""
+
+    step: int
+    value: float
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """The log cannot say: what it lacks, and why."""
+
+    metric: str
+    why: str
+
+
+Sighting = Seen | Unknown | None
+"""None: looked for, and not there."""
+
+_STATES: dict[str, Callable[[Curve], Mask]] = {
+    "nan": np.isnan,
+    "inf": np.isinf,
+    "nonfinite": lambda values: ~np.isfinite(values),
+    "whole": lambda values: np.isfinite(values) & (values == np.round(values)),
+}
+_OWN: dict[str, Callable[[Curve], float]] = {
+    "median": lambda values: float(np.median(values)),
+    "start": lambda values: float(np.mean(values[: max(2, len(values) // 10)])),
+    "largest": lambda values: float(np.max(values)),
+}
+"""What a limit may multiply, from the finite values of the curve itself."""
+_FIRST_STEPS = 1
+"""A log that begins later does not hold the run's first step. TRL and verl count from 1."""
+
+
+@dataclass(frozen=True)
+class Symptom:
+    """One question to one curve; the comments of symptoms.toml say what its settings mean."""
+
+    metric: str
+    says: str
+    is_: str = ""
+    over: float | str | None = None
+    under: float | str | None = None
+    of: str = ""
+    least: float = -math.inf
+    when: str = "once"
+    steps: int = 1
+    where: Mapping[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def read(name: str, tree: Mapping[str, Any]) -> Symptom:
+        """A symptom from its table. Raises ConfigError for what it does not know."""
+        known = [f.name.strip("_") for f in fields(Symptom)]
+        for key in tree:
+            if key not in known:
+                raise unknown(f"setting of symptom {name}", key, known)
+        symptom = Symptom(**{"is_" if key == "is" else key: value for key, value in tree.items()})
+        for metric in (symptom.metric, *([symptom.where["metric"]] if symptom.where else [])):
+            if metric not in METRICS:
+                raise unknown(f"metric of symptom {name}", metric, METRICS)
+        if symptom.when not in _WHEN:
+            raise unknown(f"when of symptom {name}", symptom.when, _WHEN)
+        if symptom.is_ and symptom.is_ not in _STATES:
+            raise unknown(f"is of symptom {name}", symptom.is_, _STATES)
+        if not symptom.is_ and symptom.over is None and symptom.under is None:
+            raise ConfigError(f"symptom {name} asks nothing: give `is`, `over` or `under`")
+        return symptom
+
+    def look(self, log: Log) -> Sighting:
+        """Whether it is in a log, and from when on."""
+        series = log.metrics.get(self.metric)
+        if series is None or not len(series):
+            return Unknown(self.metric, "not logged")
+        others = [name for name in (self.of, self.where.get("metric", "")) if name in METRICS]
+        for other in others:
+            if other not in log.metrics:
+                return Unknown(other, "not logged")
+        if len(series) < self.steps:
+            return None
+        steps, values = series.index.to_numpy(), series.to_numpy(np.float64)
+        if self.when == "first" and steps[0] > _FIRST_STEPS:
+            return Unknown(self.metric, f"the log begins at step {steps[0]}")
+        place = _WHEN[self.when](self, self._mask(log, steps, values), values)
+        if place is not None:
+            return Seen(int(steps[place]), float(values[place]))
+        if self.metric == "loss" and self.is_ and _may_hide(log):
+            return Unknown("loss", "the logger may replace NaN and inf (logging_nan_inf_filter)")
+        return None
+
+    def limit(self, bound: float | str) -> float:
+        """A bound as a number; "healthy" is the end of the metric's healthy range."""
+        if bound == "healthy":
+            return METRICS[self.metric].high if self.over == "healthy" else METRICS[self.metric].low
+        return float(bound)
+
+    def compare(self, values: Curve, unit: Curve | float = 1.0) -> Mask:
+        """Where values are over or under the bound times a unit. NaN is neither."""
+        with np.errstate(invalid="ignore"):
+            over = values > self.limit(self.over) * unit if self.over is not None else values == values
+            under = values < self.limit(self.under) * unit if self.under is not None else values == values
+            return over & under & (values > self.least)
+
+    def unit(self, values: Curve) -> float:
+        """What the bound multiplies, from the curve itself."""
+        finite = values[np.isfinite(values)]
+        return _OWN[self.of](finite) if self.of in _OWN and len(finite) else 1.0
+
+    def _mask(self, log: Log, steps: NDArray[Any], values: Curve) -> Mask:
+        if self.is_:
+            mask = _STATES[self.is_](values)
+        elif self.of in METRICS:
+            mask = self.compare(values, log.metrics[self.of].reindex(steps).to_numpy(np.float64))
+        else:
+            mask = self.compare(values, self.unit(values))
+        if self.where:
+            other = log.metrics[self.where["metric"]].reindex(steps).to_numpy(np.float64)
+            bounds = {key: value for key, value in self.where.items() if key != "metric"}
+            mask = mask & Symptom(self.where["metric"], "", **bounds).compare(other)
+        return mask
+
+
+def _may_hide(log: Log) -> bool:
+    """Whether a loss that was not finite may have been logged as a number. Its norm, never filtered, would show it."""
+    norm = log.metrics.get("grad_norm")
+    return log.hides_nan and (norm is None or not bool(np.isfinite(norm).all()))
+
+
+Judge = Callable[[Symptom, Mask, Curve], int | None]
+
+
+def _first_true(mask: Mask) -> int | None:
+    return int(np.argmax(mask)) if mask.any() else None
+
+
+def _share(least: float) -> Judge:
+    return lambda symptom, mask, values: _first_true(mask) if mask.mean() >= least else None
+
+
+def _late(symptom: Symptom, mask: Mask, values: Curve) -> int | None:
+    """By the median of the second half, which one spike does not move."""
+    finite = values[np.isfinite(values)]
+    if len(finite) < symptom.steps:
+        return None
+    late = np.array([np.median(finite[len(finite) // 2 :])])
+    return _first_true(mask) if symptom.compare(late, symptom.unit(values)).any() else None
+
+
+def _alone(symptom: Symptom, mask: Mask, values: Curve) -> int | None:
+    """A jump of at most two steps, neither at the very beginning nor at the end, a few times at most."""
+    place = _first_true(mask)
+    if place is None or place == 0 or mask.sum() > max(2, len(mask) // 10):
+        return None
+    back = np.flatnonzero(~mask[place:])
+    return place if len(back) and back[0] <= 2 and np.isfinite(values[place + back[0]]) else None
+
+
+_WHEN: dict[str, Judge] = {
+    "once": lambda symptom, mask, values: _first_true(mask),
+    "first": lambda symptom, mask, values: 0 if mask[0] else None,
+    "mostly": _share(0.5),
+    "always": _share(1.0),
+    "late": _late,
+    "alone": _alone,
+    "later": lambda symptom, mask, values: _first_true(mask) if mask[len(mask) // 2 :].any() else None,
+}

@@ -1,0 +1,78 @@
+"""Logs of training runs, ours and others', as one table of metrics: what `diagnosis` reads.
+
+Of a run's own folder it takes the metrics and nothing else: no config, no verdict, no guard or fault that acted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pandas as pd
+
+from grpo_lab.analysis.logs import formats, tensorboard
+from grpo_lab.analysis.logs.rows import Log as Log
+from grpo_lab.analysis.logs.rows import make, of_frame, without_blank_rows
+from grpo_lab.errors import LogError
+from grpo_lab.events import Event, Stepped
+
+FORMATS = (
+    "a run folder of grpo_lab, or its events.jsonl",
+    "trainer_state.json of TRL or transformers, its log_history, or the lines that Trainer prints",
+    "verl's console (step:1 - actor/grad_norm:0.3 - …) or its file logger",
+    "JSON lines with a dictionary of metrics each",
+    "TensorBoard event files or their folder",
+    "CSV with a header",
+)
+TABLE = "a table"
+
+
+def read(path: str | Path) -> Log:
+    """The metrics in a log file or a folder; its format is found from what is in it.
+
+    Raises LogError for a path that is not there, an empty file, an unknown format, or a log without any metric.
+    """
+    path = Path(path)
+    try:
+        log = _read_folder(path) if path.is_dir() else _read_file(path)
+    except OSError as error:
+        raise LogError(f"{path} cannot be read: {error.strerror or error}; give a log file or its folder") from error
+    if not len(log.steps):
+        raise LogError(f"{path} was read as {log.format} and holds no metric known here, as reward, kl or grad_norm")
+    return log
+
+
+def from_frame(frame: pd.DataFrame) -> Log:
+    """The same from a pandas DataFrame, a row a step; the step is a column, the index, or the number of the row."""
+    return make(without_blank_rows(of_frame(frame)), TABLE)
+
+
+def from_events(events: Iterable[Event]) -> Log:
+    """The same from the events of a run: the metrics of its steps, and nothing else they hold."""
+    steps = (event for event in events if isinstance(event, Stepped))
+    return formats.from_dicts(({"step": step.step, **step.metrics} for step in steps), "a run of grpo_lab")
+
+
+def _read_folder(folder: Path) -> Log:
+    if (folder / "events.jsonl").exists():
+        return _read_file(folder / "events.jsonl")
+    states = [folder / "trainer_state.json", *folder.glob("*/trainer_state.json")]
+    if found := [state for state in states if state.exists()]:
+        return _read_file(max(found, key=lambda state: (state.parent == folder, state.stat().st_size)))
+    if tensorboard.event_files(folder):
+        return tensorboard.read(folder)
+    raise LogError(
+        f"{folder} holds no log: no events.jsonl, trainer_state.json or TensorBoard file; give the file itself"
+    )
+
+
+def _read_file(path: Path) -> Log:
+    data = path.read_bytes()
+    if not data.strip():
+        raise LogError(f"{path} is empty; give the log of a run that made at least one step")
+    if tensorboard.is_event_file(data):
+        return tensorboard.read(path)
+    log = formats.read_text(data.decode("utf-8-sig", errors="replace").replace("\r\n", "\n"), str(path))
+    if log is None:
+        raise LogError(f"{path}: unknown format; looked for " + "; ".join(FORMATS))
+    return log

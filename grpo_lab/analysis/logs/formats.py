@@ -1,0 +1,182 @@
+"""Text formats: how each is recognised by what is in it, and read."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import pandas as pd
+
+from grpo_lab.analysis.logs.names import STEP_NAMES, choose
+from grpo_lab.analysis.logs.rows import Log, Rows, make, of_frame
+from grpo_lab.errors import LogError
+
+NUMBER = r"[-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
+_VERL_LINE = re.compile(r"\bstep:\d+ - \S+:.*")
+_VERL_PAIR = re.compile(rf"([\w/.@()-]+):(?:np\.\w+\()?({NUMBER})\)?(?= - |\s*$)", re.IGNORECASE)
+_TRAINER_LINE = re.compile(r"^\s*\{'\w[^']*': ", re.MULTILINE)
+_TRAINER_PAIR = re.compile(rf"'([^']+)': '?({NUMBER})'?", re.IGNORECASE)
+PIECE = 2**22
+
+
+def read_text(text: str, name: str) -> Log | None:
+    """The log that a text holds, or None where no format fits."""
+    first = next((line.strip() for line in text.split("\n", 50) if line.strip()), "")
+    if first.startswith(("{", "[")) and not first.startswith("{'"):
+        return _read_json(text, first, name)
+    if "step:" in text and _VERL_LINE.search(text):
+        return _read_verl(text)
+    if "{'" in text and _TRAINER_LINE.search(text):
+        return _read_trainer_lines(text)
+    return _read_csv(text, first)
+
+
+def from_dicts(found: Iterable[dict[str, Any]], format: str, notes: Sequence[str] = (), hides_nan: bool = False) -> Log:
+    """A log from dictionaries of metrics, a step each."""
+    rows = Rows()
+    for row in found:
+        rows.add(row)
+    return make(rows.columns(), format, notes, hides_nan)
+
+
+def _read_json(text: str, first: str, name: str) -> Log:
+    """A JSON document of Trainer's, or a document a line."""
+    if _parsed(first) is None or text.strip() == first:
+        whole = _parsed(text)
+        if isinstance(whole, dict) and isinstance(whole.get("log_history"), list):
+            whole = whole["log_history"]
+        if isinstance(whole, list) and all(isinstance(row, dict) for row in whole):
+            return from_dicts(whole, "a Trainer's log_history", hides_nan=True)
+        if whole is None and _parsed(first) is None:
+            raise LogError(f"{name}: damaged JSON, it ends or breaks off in the middle; give the whole file")
+    return _read_json_lines(text, name)
+
+
+def _read_json_lines(text: str, name: str) -> Log:
+    rows, broken, own, count = Rows(), [], False, 0
+    for piece in _pieces(text):
+        if (table := _uniform_json(piece)) is not None:
+            rows.add_table(table)
+            count += len(table)
+            continue
+        lines = [line for line in piece.split("\n") if line.strip()]
+        for place, tree in enumerate(_parsed("[" + ",".join(lines) + "]") or map(_parsed, lines), start=count):
+            if not isinstance(tree, dict):
+                broken.append(place)
+            elif (row := _metrics_of(tree)) is not None:
+                rows.add(row)
+                own = own or "event" in tree
+        count += len(lines)
+    return make(rows.columns(), "a run of grpo_lab" if own else "JSON lines", _said_of(broken, count, name))
+
+
+def _said_of(broken: list[int], count: int, name: str) -> list[str]:
+    """What to note of broken lines. Raises LogError when most of them are."""
+    cut = bool(broken) and broken[-1] == count - 1
+    notes = ["the last line is incomplete and was left out"] if cut else []
+    inside = broken[: len(broken) - cut]
+    said = f"{len(inside):,} of {count:,} lines are no JSON object"
+    if len(inside) > count / 2:
+        raise LogError(f"{name}: {said}, the first is line {inside[0] + 1}; give a file with one JSON object a line")
+    if inside:
+        notes.append(f"{said} and were left out, the first is line {inside[0] + 1}")
+    return notes
+
+
+def _metrics_of(tree: dict[str, Any]) -> dict[str, Any] | None:
+    """The metrics of a JSON line, and nothing else it holds: `events.jsonl`, verl's file logger, or flat."""
+    if "event" in tree and "metrics" not in tree:
+        return None
+    for key in ("metrics", "data"):
+        if isinstance(tree.get(key), dict):
+            return {**{name: tree[name] for name in STEP_NAMES if name in tree}, **tree[key]}
+    return tree
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Whole lines of a text, some megabytes at once: what fits a processor's cache is read several times as fast."""
+    start = 0
+    while start < len(text):
+        end = text.find("\n", start + PIECE) + 1 or len(text)
+        yield text[start:end]
+        start = end
+
+
+def _uniform_json(piece: str) -> pd.DataFrame | None:
+    """Flat JSON lines of numbers with the same names in the same order."""
+    first = piece.partition("\n")[0]
+    tree = _parsed(first)
+    if not isinstance(tree, dict) or not tree or "null" in piece:
+        return None
+    comma, colon = (", ", ": ") if '": ' in first else (",", ":")
+    words = [comma + json.dumps(name) + colon for name in tree]
+    words[0] = "{" + words[0].removeprefix(comma)
+    return _uniform(piece, [*words, "}"], list(tree))
+
+
+def _uniform(piece: str, words: list[str], names: list[str]) -> pd.DataFrame | None:
+    """A table of lines that all have their numbers between the same words, or None.
+
+    Once that is certain, the words are cells like the numbers, and pandas skips every other one: many times as fast as
+    parsing line by line.
+    """
+    layout = r"[^,:{}\s]*".join(map(re.escape, words)) + "\n"
+    lines = piece.removesuffix("\n") + "\n"
+    whole = re.compile(f"(?:{layout})*").match(lines)
+    if not whole or whole.end() != len(lines) or any(set(name) & set(',:"') for name in names):
+        return None
+    cells = lines.translate(str.maketrans({":": ",", "{": None, "}": None}))
+    places = range(1, 2 * len(names), 2)
+    table = pd.read_csv(io.StringIO(cells), header=None, usecols=list(places), skipinitialspace=True)
+    table.columns = pd.Index(names)
+    return table if all(dtype.kind in "fi" for dtype in table.dtypes) else None
+
+
+def _read_verl(text: str) -> Log:
+    """verl's console: `step:12 - actor/grad_norm:0.3 - …` between whatever else was printed."""
+    rows = Rows()
+    for piece in _pieces(text):
+        if not (lines := _VERL_LINE.findall(piece)):
+            continue
+        names = [part.rpartition(":")[0] for part in lines[0].split(" - ")]
+        words = ["step:", *(f",{name}:" for name in names[1:]), ""]
+        if (table := _uniform("\n".join(lines).replace(" - ", ","), words, names)) is not None:
+            rows.add_table(table)
+        else:
+            for line in lines:
+                rows.add(dict(_VERL_PAIR.findall(line)))
+    return make(rows.columns(), "verl's console")
+
+
+def _read_trainer_lines(text: str) -> Log:
+    """What Hugging Face's Trainer prints: {'loss': 0.1, 'grad_norm': 0.3, …}, without the step."""
+    lines = [line for line in text.split("\n") if _TRAINER_LINE.match(line)]
+    notes = ["the lines do not say their step; they were counted"]
+    return from_dicts((dict(_TRAINER_PAIR.findall(line)) for line in lines), "a Trainer's console", notes, True)
+
+
+def _read_csv(text: str, first: str) -> Log | None:
+    for separator in (",", "\t", ";"):
+        names = [name.strip().strip('"') for name in first.split(separator)]
+        if len(names) > 1 and choose(names):
+            break
+    else:
+        return None
+    frame = pd.read_csv(io.StringIO(text.lstrip("\n")), sep=separator, skipinitialspace=True, low_memory=False)
+    if frame.isna().to_numpy().any():  # an empty cell was not logged, the text nan was
+        text_frame = pd.read_csv(
+            io.StringIO(text.lstrip("\n")), sep=separator, skipinitialspace=True, dtype=str, keep_default_na=False
+        )
+        frame = text_frame.astype(object).where(text_frame != "", None)
+    return make(of_frame(frame), "CSV")
+
+
+def _parsed(text: str) -> Any:
+    """What a JSON text holds, or None."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None

@@ -1,0 +1,156 @@
+"""From rows as a log holds them to one series a metric: only what was logged, by step, NaN and inf kept."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from grpo_lab.analysis.logs.names import STEP_NAMES, choose
+
+Columns = dict[str, tuple[NDArray[Any], NDArray[Any]]]
+"""For each name the rows in which it was logged and its values there."""
+
+
+@dataclass(frozen=True)
+class Log:
+    """The metrics of one run by step. A NaN in a series was logged as NaN; what was not logged is not in it."""
+
+    metrics: Mapping[str, pd.Series]
+    """By their name in `events.METRICS`; the index is the step."""
+    format: str = "a table"
+    """What the log was read as."""
+    hides_nan: bool = False
+    """Whether its writer may put a finite number in place of a loss that was NaN, as Hugging Face's Trainer does."""
+    notes: tuple[str, ...] = ()
+    """What was left out of the log, and why."""
+
+    @cached_property
+    def steps(self) -> NDArray[np.int64]:
+        """Every step of which anything but its time was logged, in order."""
+        indices = [series.index for name, series in self.metrics.items() if name != "step_time"]
+        return functools.reduce(pd.Index.union, indices, pd.Index([], dtype=np.int64)).to_numpy(np.int64)
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """One row a step, one column a metric; NaN also where nothing was logged."""
+        frame = pd.DataFrame(dict(self.metrics), index=pd.Index(self.steps, name="step"))
+        return frame.reset_index()
+
+
+@dataclass
+class Rows:
+    """Collects rows of names and values; those with the same names in the same order are kept together."""
+
+    _blocks: dict[tuple[str, ...], tuple[list[int], list[Any]]] = field(default_factory=dict)
+    _parts: dict[str, list[tuple[NDArray[Any], NDArray[Any]]]] = field(default_factory=dict)
+    _count: int = 0
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """A row; values that are no numbers are left out of the columns."""
+        positions, values = self._blocks.setdefault(tuple(row), ([], []))
+        positions.append(self._count)
+        values.extend(row.values())
+        self._count += 1
+
+    def add_table(self, table: pd.DataFrame) -> None:
+        """Rows that are numbers already."""
+        positions = np.arange(self._count, self._count + len(table))
+        for name in table.columns:
+            self._parts.setdefault(name, []).append((positions, table[name].to_numpy(np.float64)))
+        self._count += len(table)
+
+    def columns(self) -> Columns:
+        """What was added, by name."""
+        parts = {name: list(found) for name, found in self._parts.items()}
+        for names, (positions, values) in self._blocks.items():
+            for place, name in enumerate(names):
+                kept, numbers = numeric(values[place :: len(names)])
+                parts.setdefault(name, []).append((np.array(positions, dtype=np.int64)[kept], numbers))
+        joined: Columns = {}
+        for name, found in parts.items():
+            rows, numbers = (np.concatenate(pieces) for pieces in zip(*found, strict=True))
+            if len(rows):
+                joined[name] = (rows, numbers)
+        return joined
+
+
+def numeric(values: Sequence[Any]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Which values are numbers, the texts "nan" and "Infinity" among them, and these numbers."""
+    try:
+        if None not in values:
+            return np.arange(len(values)), np.array(values, dtype=np.float64)
+    except (ValueError, TypeError):
+        pass  # something among them is no number: one by one, then
+    kept: list[int] = []
+    numbers: list[float] = []
+    for place, value in enumerate(values):
+        try:
+            numbers.append(float(value))
+        except (ValueError, TypeError):
+            continue
+        kept.append(place)
+    return np.array(kept, dtype=np.int64), np.array(numbers, dtype=np.float64)
+
+
+def of_frame(frame: pd.DataFrame) -> Columns:
+    """The columns of a table. None and pd.NA were not logged, a NaN was."""
+    columns: Columns = {}
+    if frame.index.name in STEP_NAMES:
+        frame = frame.reset_index()
+    for name in frame.columns:
+        values = frame[name]
+        if isinstance(values.dtype, np.dtype) and values.dtype.kind in "fiu":
+            columns[str(name)] = (np.arange(len(frame)), values.to_numpy(np.float64))
+        elif not pd.api.types.is_bool_dtype(values.dtype):
+            columns[str(name)] = numeric(values.astype(object).where(values.notna(), None).tolist())
+    return columns
+
+
+def without_blank_rows(columns: Columns) -> Columns:
+    """Without the rows that hold no number: steps that a crash cut short, as `Session.records` has them."""
+    size = 1 + max((int(rows.max()) for rows, _ in columns.values() if len(rows)), default=-1)
+    blank = np.ones(size, dtype=bool)
+    for metric, name in choose(columns).items():
+        if metric != "step_time":
+            rows, numbers = columns[name]
+            blank[rows[~np.isnan(numbers)]] = False
+    return {name: (rows[~blank[rows]], numbers[~blank[rows]]) for name, (rows, numbers) in columns.items()}
+
+
+def make(columns: Columns, format: str, notes: Iterable[str] = (), hides_nan: bool = False) -> Log:
+    """A log from columns: metrics by their names here, one value a step, the last one where there are several."""
+    columns = {name: column for name, column in columns.items() if len(column[0])}
+    steps = _steps(columns)
+    metrics: dict[str, pd.Series] = {}
+    repeated = 0
+    for metric, name in choose(columns).items():
+        rows, numbers = columns[name]
+        order = np.argsort(rows, kind="stable")
+        at = steps[rows[order]]
+        known = ~np.isnan(at)
+        index = pd.Index(at[known].astype(np.int64), name="step")
+        series = pd.Series(numbers[order][known], index=index, name=metric)
+        again = series.index.duplicated(keep="last")
+        repeated = max(repeated, int(again.sum()))
+        metrics[metric] = series.loc[~again].sort_index()
+    said = [f"{repeated:,} steps were logged more than once; the last value is used"] if repeated else []
+    return Log(metrics, format, hides_nan, (*notes, *said))
+
+
+def _steps(columns: Columns) -> NDArray[np.float64]:
+    """The step of every row by the first name for it that is there, NaN where it has none; else rows are counted."""
+    size = 1 + max((int(rows.max()) for rows, _ in columns.values()), default=-1)
+    for name in STEP_NAMES:
+        if name in columns:
+            steps = np.full(size, np.nan)
+            rows, numbers = columns[name]
+            steps[rows] = np.where(np.isfinite(numbers), numbers, np.nan)
+            return steps
+    return np.arange(size, dtype=np.float64)

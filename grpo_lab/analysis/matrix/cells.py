@@ -1,0 +1,160 @@
+"""What the matrix is made of: a scenario, or a healthy run, under one column of guards with one seed."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import hashlib
+import inspect
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+
+from grpo_lab.config.catalog import Expectation, preset, scenario, scenario_names
+from grpo_lab.config.schema import Config, Switches
+from grpo_lab.errors import unknown
+from grpo_lab.events import encodable
+from grpo_lab.training.faults import FAULTS
+from grpo_lab.training.guards import GUARDS
+
+HEALTHY, NONE, STABLE, REPORTED = "healthy", "none", "stable", "reported_fix"
+STEPS, AT_LEAST = 30, 12
+"""Steps where none are asked for: of a healthy run, and of a scenario whose file speaks of fewer; these are still more
+than the 10 of a warm-up."""
+HELD_OUT = 250
+"""Held-out problems before the first step and after the last, to see what was learned."""
+DECIDE = [
+    "config",
+    "tasks",
+    "algorithm",
+    "models",
+    "training",
+    "runs",
+    "analysis/matrix/results.py",
+    "events.py",
+    "seeds.py",
+]
+"""Rooms and modules whose code decides what a cell shows; guards and faults count only where they are on."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of the matrix. `expect` is the symptom of its scenario; a healthy run has none.
+
+    `within` are the steps in which the scenario's file expects it.
+    """
+
+    scenario: str
+    column: str
+    seed: int
+    config: Config
+    expect: Expectation | None = None
+    within: int = STEPS
+
+    @cached_property
+    def key(self) -> str:
+        """Names everything the run depends on, symptom and code included; the column's name is not among it."""
+        expect = dataclasses.asdict(self.expect) if self.expect else None
+        parts = [self.config.to_dict(), expect, self.within, code_version(self.config)]
+        return _digest(json.dumps(encodable(parts), sort_keys=True))[:16]
+
+
+def settings_of_guards() -> dict[str, dict]:
+    """Every registered guard at the settings that preset `stable` gives it, or else at its defaults."""
+    stable = preset(STABLE).guards
+    return {name: dict(stable.get(name, {})) for name in GUARDS}
+
+
+def columns(guards: Sequence[str] = ()) -> dict[str, Switches]:
+    """The columns: no guard, each alone, the reported guards, `stable`, and `stable` without each of its own.
+
+    With `guards` only what tells about these: they alone, or left out of `stable`.
+    Raises ConfigError for one that does not exist.
+
+    >>> list(columns(["warm_up"]))
+    ['none', 'warm_up', 'stable', 'stable - warm_up']
+    """
+    for name in guards:
+        if name not in GUARDS:
+            raise unknown("guard", name, GUARDS)
+    alone, stable = settings_of_guards(), preset(STABLE).guards
+    wanted = guards or list(GUARDS)
+    found: dict[str, Switches] = {NONE: {}, **{name: {name: alone[name]} for name in GUARDS if name in wanted}}
+    if not guards:
+        found[REPORTED] = preset(REPORTED).guards
+    found[STABLE] = stable
+    for name in stable:
+        if name in wanted:
+            found[without(name)] = {other: values for other, values in stable.items() if other != name}
+    return found
+
+
+def without(guard: str) -> str:
+    """The name of the column that leaves a guard out of `stable`."""
+    return f"{STABLE} - {guard}"
+
+
+def rows(scenarios: Sequence[str] = ()) -> list[str]:
+    """The scenarios asked for, or all of them with the healthy run first. Raises ConfigError for an unknown one."""
+    known = [HEALTHY, *scenario_names()]
+    for name in scenarios:
+        if name not in known and not name.endswith(".toml"):
+            raise unknown("scenario", name, known)
+    return list(scenarios) or known
+
+
+def cells(
+    scenarios: Iterable[str],
+    guard_sets: Mapping[str, Switches],
+    seeds: int = 3,
+    steps: int | None = None,
+    overrides: tuple[str, ...] = (),
+) -> list[Cell]:
+    """Every scenario under every column with seeds 0, 1, …; see STEPS for how long each goes."""
+    found = []
+    for name in scenarios:
+        case = None if name == HEALTHY else scenario(name)
+        config = case.config() if case else preset(STABLE).with_(f"run.name={HEALTHY}")
+        expect, within = (case.expect, config.run.num_steps) if case else (None, STEPS)
+        length = steps or max(within, AT_LEAST)
+        shared = (f"run.num_steps={length}", f"run.num_eval={HELD_OUT}", "run.threads=1", "run.device=cpu", *overrides)
+        config = config.with_(*shared)
+        guarded = {column: config.with_guards(guards) for column, guards in guard_sets.items()}
+        for seed in range(seeds):  # the outer loop, so that a busy minute does not slow all seeds of one column
+            for column, one in guarded.items():
+                found.append(Cell(config.run.name, column, seed, one.with_(f"run.seed={seed}"), expect, within))
+    return found
+
+
+def code_version(config: Config) -> str:
+    """A digest of the code that decides a run of this config; comments, docstrings and layout do not count."""
+    package = Path(__file__).parents[2]
+    registered = [(GUARDS, config.guards), (FAULTS, config.faults)]
+    classes = [registry[name] for registry, switches in registered for name in switches if name in registry]
+    deciding = {path for name in DECIDE for path in (package / name, *(package / name).rglob("*.py")) if path.is_file()}
+    switched = {path for path in deciding if path.parent.name in ("guards", "faults") and path.name != "formulas.py"}
+    files = deciding - switched | {Path(inspect.getfile(cls)) for cls in classes}
+    given = [Path(name.rpartition(":")[0] or name) for name in (*config.data.rewards, config.data.tasks)]
+    code = [_meaning(path) for path in sorted(files)]
+    return _digest("".join([*code, *(path.read_text(encoding="utf-8") for path in given if path.is_file())]))
+
+
+@cache
+def _meaning(path: Path) -> str:
+    """A digest of what a file says to Python alone."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [line for line in body if not _is_text(line)]  # type: ignore[attr-defined]
+    return _digest(ast.dump(tree))
+
+
+def _is_text(line: ast.AST) -> bool:
+    return isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant) and isinstance(line.value.value, str)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

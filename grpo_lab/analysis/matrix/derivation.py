@@ -1,0 +1,88 @@
+"""Which guards are needed: start from all of them, and drop each one without which nothing gets worse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from grpo_lab.analysis.matrix.cells import HEALTHY
+from grpo_lab.analysis.matrix.findings import MARGIN, mean_gain
+from grpo_lab.analysis.matrix.results import Fate, Result
+
+Run = Callable[[tuple[str, ...]], Sequence[Result]]
+"""Runs every scenario and seed, and the healthy run, under these guards."""
+
+
+@dataclass(frozen=True)
+class Derivation:
+    """What came of it: the guards kept, with the cells that fail without each; the others, with the reason."""
+
+    kept: dict[str, tuple[str, ...]]
+    dropped: tuple[str, ...]
+    """Guards without which nothing got worse, in the order in which they went."""
+    harmful: dict[str, str]
+    """Guards that were never in the set, because they disturb a healthy run."""
+    false_alarms: int
+    """Steps of the healthy runs that the kept guards refuse."""
+
+
+def derive(guards: Sequence[str], run: Run, tell: Callable[[str], None] = lambda text: None) -> Derivation:
+    """Backward elimination from all of `guards`, in which order their names are given to `run`.
+
+    A guard that alone refuses steps of a healthy run, or takes reward from it, is never in the set. The others are
+    tried in turn, the one that stops the fewest cells alone first (ties: as given). One is dropped when without it
+    every cell that survived still survives and every failure that was stopped still is. Rounds go on until one drops
+    nothing, so that each guard kept is needed beside the other ones kept.
+
+    >>> class Cell:
+    ...     def __init__(self, fate):
+    ...         self.scenario, self.seed, self.fate, self.survived = "s", 0, fate, fate != "crashed"
+    >>> derive(["a", "b"], lambda guards: [Cell("stopped" if "b" in guards else "crashed")]).kept
+    {'b': ('s, seed 0: crashed',)}
+    """
+    plain = run(())
+    alone = {guard: run((guard,)) for guard in guards}
+    harmful = {guard: why for guard in guards if (why := objection(alone[guard], plain))}
+    kept = [guard for guard in guards if guard not in harmful]
+    order = sorted(kept, key=lambda guard: sum(result.fate == Fate.STOPPED for result in alone[guard]))
+    needed: dict[str, tuple[str, ...]] = {}
+    dropped: list[str] = []
+    before = run(tuple(kept))
+    again = True
+    while again:
+        again = False
+        for guard in [name for name in order if name in kept]:
+            tell(f"without {guard}, of {len(kept)}")
+            rest = [name for name in kept if name != guard]
+            after = run(tuple(rest))
+            needed[guard] = lost(before, after)
+            if not needed[guard]:
+                kept, before, again = rest, after, True
+                dropped.append(guard)
+    alarms = sum(result.refused for result in before if result.scenario == HEALTHY)
+    return Derivation({guard: needed[guard] for guard in kept}, tuple(dropped), harmful, alarms)
+
+
+def objection(guarded: Sequence[Result], plain: Sequence[Result]) -> str:
+    """Why a guard may not be in the set, from its healthy runs and those without any guard; or nothing."""
+    with_it, without = ([result for result in results if result.scenario == HEALTHY] for results in (guarded, plain))
+    refused = sum(result.refused for result in with_it)
+    if refused:
+        return f"{refused} false alarms on the healthy run"
+    if not all(result.survived for result in with_it):
+        return "the healthy run does not survive it"
+    if with_it and mean_gain(with_it) < mean_gain(without) - MARGIN:
+        return f"the healthy run gains {mean_gain(with_it):.3f} of reward with it, {mean_gain(without):.3f} without"
+    return ""
+
+
+def lost(before: Sequence[Result], after: Sequence[Result]) -> tuple[str, ...]:
+    """The cells that survived or were stopped `before` and no longer are, each with what became of it."""
+    then = {(result.scenario, result.seed): result for result in before}
+    worse = []
+    for now in after:
+        was = then[now.scenario, now.seed]
+        stopped_no_more = was.fate == Fate.STOPPED != now.fate
+        if stopped_no_more or (was.survived and not now.survived):
+            worse.append(f"{now.scenario}, seed {now.seed}: {now.fate}")
+    return tuple(worse)

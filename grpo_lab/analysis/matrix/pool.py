@@ -1,0 +1,118 @@
+"""Runs cells side by side, each in a warm child of its own; one that dies or hangs costs its own cell and no other."""
+
+from __future__ import annotations
+
+import queue
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+from grpo_lab.analysis.matrix.cells import Cell
+from grpo_lab.analysis.matrix.results import Journal, Result, measure
+from grpo_lab.errors import GrpoLabError
+from grpo_lab.events import Ended
+from grpo_lab.runs.child import Child
+from grpo_lab.runs.parallel import side_by_side
+from grpo_lab.runs.run_folder import next_free
+from grpo_lab.runs.session import Session
+
+
+class Pool:
+    """Children that serve cell after cell, at most as many as there are threads that ask.
+
+    `limit` is how many seconds a cell may take; `keep` a folder for the runs, which are otherwise removed.
+    """
+
+    def __init__(self, limit: float, keep: Path | None = None) -> None:
+        self._limit, self._keep = limit, keep
+        self._idle: queue.SimpleQueue[Child] = queue.SimpleQueue()
+        self._busy: set[Child] = set()
+
+    def run(self, cell: Cell) -> Result:
+        """A cell's run, whatever becomes of it."""
+        child = self._take()
+        try:
+            with self._folder(cell) as directory:
+                return self._measured(cell, Session(cell.config, directory, child=child), child)
+        finally:
+            self._busy.discard(child)
+            self._idle.put(child)
+
+    def stop(self) -> None:
+        """End what is running, at once."""
+        for child in list(self._busy):
+            child.stop(at_once=True)
+
+    def close(self) -> None:
+        """Let the idle children end."""
+        with suppress(queue.Empty):
+            while True:
+                self._idle.get_nowait().close()
+
+    def _take(self) -> Child:
+        child = None
+        with suppress(queue.Empty):
+            child = self._idle.get_nowait()
+        if not child or not child.alive:
+            child = Child()
+            child.ready()  # the limit is for the cell, and on a busy machine imports alone take many seconds
+        self._busy.add(child)
+        return child
+
+    @contextmanager
+    def _folder(self, cell: Cell) -> Iterator[Path]:
+        if self._keep:
+            yield next_free(self._keep / cell.scenario / f"{cell.column}, seed {cell.seed}")
+            return
+        directory = Path(tempfile.mkdtemp(prefix="grpo-lab-"))
+        try:
+            yield directory
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def _measured(self, cell: Cell, session: Session, child: Child) -> Result:
+        hung = threading.Event()
+
+        def give_up() -> None:
+            hung.set()
+            child.stop(at_once=True)
+
+        timer = threading.Timer(self._limit, give_up)
+        timer.start()
+        try:
+            with suppress(GrpoLabError):  # a mistake of the user's: the session's last event tells it
+                session.run()
+        finally:
+            timer.cancel()
+        if hung.is_set():
+            child.wait()
+            return measure(cell, session.events, "hung", f"no end within {self._limit:g} s")
+        ended = session.ended or Ended("failed", "no end was recorded")
+        died = not child.alive and ended.message == child.last_words
+        status = f"died: {child.signal or f'exit code {child.exit_code}'}" if died else ended.status
+        return measure(cell, session.events, status, " ".join(ended.message.split())[:200])
+
+
+def run_all(
+    cells: Sequence[Cell],
+    journal: Journal,
+    pool: Pool,
+    jobs: int,
+    tell: Callable[[Result], None] = lambda result: None,
+) -> bool:
+    """Run those cells that are not finished, `jobs` at a time, and keep each result as it comes.
+
+    Ctrl-C lets the running cells come to their end and starts no other; a second one ends them at once. Whether all
+    are finished now.
+    """
+    todo = {cell.key: cell for cell in cells if not journal.has(cell)}
+    finished = 0
+    with closing(side_by_side(list(todo.values()), pool.run, jobs, pool.stop)) as results:
+        for result in results:
+            journal.add(result)
+            tell(result)
+            finished += 1
+    return finished == len(todo)

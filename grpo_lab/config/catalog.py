@@ -1,0 +1,192 @@
+"""Presets and scenarios: files in data/ that an instructor can add to without code.
+
+A preset is a whole configuration with a title. A scenario is the cause of a failure: overrides and faults laid over
+the preset `original`, with what you will see, what cures it and what only looks as if it did.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo_lab.config.schema import SECTIONS, SWITCHES, Config
+from grpo_lab.errors import ConfigError, unknown
+from grpo_lab.metrics import LINKS, METRICS
+from grpo_lab.paths import data_directory
+
+_TEXTS = ("title", "source", "story")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named configuration."""
+
+    name: str
+    title: str
+    source: str
+    story: str
+    config: Config
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What a scenario shows when nothing guards it."""
+
+    crash: str = ""
+    """The operator it dies in, or nothing."""
+    first_break: str = ""
+    """The first link that is not finite, or nothing."""
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Metrics that reach at least this value in some step."""
+    below: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Metrics that stay below this value in every step."""
+
+    def __post_init__(self) -> None:
+        tables = (self.metrics, self.below)
+        if not isinstance(self.crash, str) or not all(isinstance(table, Mapping) for table in tables):
+            raise ConfigError("[expect] takes crash and first_break as texts, metrics and below as { name = value }")
+        if self.first_break and self.first_break not in LINKS:
+            raise unknown("link in [expect]", str(self.first_break), LINKS)
+        for name in (*self.metrics, *self.below):
+            if name not in METRICS:
+                raise unknown("metric in [expect]", name, METRICS)
+
+    def shown(self, operator: str, steps: Sequence[Mapping[str, float]]) -> bool:
+        """Whether a run showed it: the operator it died in (or nothing), and the metrics of each of its steps.
+
+        A crash, where one is expected, is the whole of it. Otherwise every metric is where it is expected to be.
+
+        >>> Expectation(metrics={"kl": 1.0}).shown("", [{"kl": 0.1}, {"kl": 2.0}])
+        True
+        """
+        if self.crash:
+            return operator == self.crash
+        reached = all(any(step.get(name, -math.inf) >= value for step in steps) for name, value in self.metrics.items())
+        low = all(all(step.get(name, -math.inf) < value for step in steps) for name, value in self.below.items())
+        return reached and low
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One cause of failure."""
+
+    name: str
+    title: str
+    source: str
+    story: str
+    preset: str
+    cause: Mapping[str, Any]
+    expect: Expectation
+    cures: tuple[tuple[str, ...], ...]
+    """Sets of overrides, each of which alone stops the failure."""
+    decoys: tuple[tuple[str, ...], ...]
+    """Sets of overrides that are recommended against it and do not stop it."""
+
+    def config(self, guards: str | tuple[str, ...] | None = None, preset: str | None = None) -> Config:
+        """The cause on its preset (or on another one); `guards` puts a preset's guards, or named ones, in place.
+
+        >>> scenario("cuda-001").config(guards=("clamp_log_ratio",)).guards
+        {'clamp_log_ratio': {}}
+        """
+        config = load_preset(preset or self.preset).config.merged(self.cause).with_(f"run.name={self.name}")
+        if guards is None:
+            return config
+        if isinstance(guards, str):
+            return config.with_guards(load_preset(guards).config.guards)
+        return config.with_guards({name: {} for name in guards})
+
+
+def preset(name: str) -> Config:
+    """The configuration of a preset.
+
+    Raises ConfigError for one that does not exist, with the nearest names.
+    """
+    return load_preset(name).config
+
+
+def load_preset(name: str) -> Preset:
+    """A preset with its title and story."""
+    tree = _read("presets", "preset", name)
+    texts = {key: tree.pop(key) for key in _TEXTS if key in tree}
+    _check_keys(tree, [*SECTIONS, *SWITCHES], f"preset {name}")
+    return Preset(name=name, **_complete(texts, name), config=Config().merged({"run": {"name": name}}).merged(tree))
+
+
+def scenario(name: str) -> Scenario:
+    """A scenario by name, or from an instructor's own file (`path/to/mine.toml`).
+
+    Raises ConfigError for one that does not exist or holds unknown keys.
+    """
+    tree = _read("scenarios", "scenario", name)
+    name = Path(name).stem if name.endswith(".toml") else name
+    where = f"scenario {name}"
+    _check_keys(tree, [*_TEXTS, "preset", "expect", "cures", "decoys", *SECTIONS, *SWITCHES], where)
+    texts = {key: tree[key] for key in _TEXTS if key in tree}
+    expect = _typed(tree, "expect", dict, where)
+    _check_keys(expect, [field.name for field in dataclasses.fields(Expectation)], f"{where}, [expect]")
+    found = Scenario(
+        name=name,
+        **_complete(texts, name),
+        preset=_typed(tree, "preset", str, where) or "original",
+        cause={key: tree[key] for key in (*SECTIONS, *SWITCHES) if key in tree},
+        expect=Expectation(**expect),
+        cures=_override_sets(tree, "cures", where),
+        decoys=_override_sets(tree, "decoys", where),
+    )
+    for overrides in ((), *found.cures, *found.decoys):
+        found.config().with_(*overrides)  # so that a mistake in the file shows when it is read, not when it is used
+    return found
+
+
+def preset_names() -> list[str]:
+    return _names("presets")
+
+
+def scenario_names() -> list[str]:
+    return _names("scenarios")
+
+
+def _names(folder: str) -> list[str]:
+    return sorted(path.stem for path in (data_directory() / folder).glob("*.toml"))
+
+
+def _read(folder: str, kind: str, name: str) -> dict[str, Any]:
+    path = Path(name) if name.endswith(".toml") else data_directory() / folder / f"{name}.toml"
+    if not path.is_file():
+        raise unknown(kind, name, _names(folder))
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML ({error}); mend the file") from error
+
+
+def _check_keys(tree: Mapping[str, Any], known: list[str], where: str) -> None:
+    for key in tree:
+        if key not in known:
+            raise unknown(f"key of {where}", key, known)
+
+
+def _typed(tree: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
+    value = tree.get(key, kind())
+    if not isinstance(value, kind):
+        raise ConfigError(f"{where}: {key} = {value!r}: must be of type {kind.__name__}")
+    return value
+
+
+def _override_sets(tree: Mapping[str, Any], key: str, where: str) -> tuple[tuple[str, ...], ...]:
+    rows = _typed(tree, key, list, where)
+    if not all(isinstance(row, list) and all(isinstance(text, str) for text in row) for row in rows):
+        raise ConfigError(f'{where}: {key} must be a list of lists of overrides, as in [["guards.warm_up=on"]]')
+    return tuple(tuple(row) for row in rows)
+
+
+def _complete(texts: dict[str, Any], name: str) -> dict[str, str]:
+    for key in _TEXTS:
+        if not isinstance(texts.get(key), str):
+            raise ConfigError(f"{name}.toml: {key} = {texts.get(key)!r}: every file needs a text there")
+    return texts

@@ -1,0 +1,294 @@
+"""The whole of a run as one frozen, validated value: what to train, how, and which guards and faults are on.
+
+>>> config = Config().with_("loss.beta=0.04", "guards.clip_gradients.max_norm=0.3")
+>>> config.loss.beta, dict(config.guards)
+(0.04, {'clip_gradients': {'max_norm': 0.3}})
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from grpo_lab.config.fields import Annotated, AtLeast, Between, OneOf, Settings, build, parse, settings_of, typed
+from grpo_lab.errors import ConfigError, unknown
+
+
+@dataclass(frozen=True)
+class RunConfig(Settings):
+    """How long, where and how exactly a run goes."""
+
+    name: str = "run"
+    """A word for the run folder and the plots."""
+    seed: Annotated[int, AtLeast(0)] = 0
+    """Every random draw is seeded from this, the step and its purpose."""
+    num_steps: Annotated[int, AtLeast(1)] = 10
+    """Steps to attempt: each samples a batch and updates the policy `loss.num_iterations` times."""
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda` or `cuda:1`."""
+    threads: Annotated[int, AtLeast(0)] = 0
+    """CPU threads of torch; 0 leaves torch's own choice. The tiny model is fastest on 1. One and two threads give
+    different last bits."""
+    deterministic: bool = False
+    """Ask torch for deterministic kernels on the GPU too (on the CPU runs are so anyway)."""
+    num_eval: Annotated[int, AtLeast(0)] = 0
+    """Held-out problems sampled once each at temperature 1 before the first step and after the last; 0 for none."""
+    exact_kl: bool = False
+    """Also compute KL(policy || reference) over the whole vocabulary, as the metric kl/exact; it costs memory."""
+    snapshot_every: Annotated[int, AtLeast(0)] = 0
+    """Steps between in-memory snapshots for rollback; 0 picks 1 below ten million parameters and 10 above."""
+
+
+@dataclass(frozen=True)
+class ModelConfig(Settings):
+    """The policy and how its passes are computed."""
+
+    name: str = "tiny"
+    """`tiny`, `smollm2-135m` (once it is fetched), a local folder, or a hub id."""
+    precision: Annotated[str, OneOf("fp32", "bf16", "fp16", "bf16_pure", "fp16_pure")] = "fp32"
+    """`bf16`/`fp16`: fp32 weights under autocast (fp16 with loss scaling). `*_pure`: the weights themselves."""
+    prompt_pass: Annotated[str, OneOf("shared", "plain")] = "shared"
+    """`shared` runs each prompt once per group and expands its cache; `plain` repeats it for every completion."""
+
+
+@dataclass(frozen=True)
+class DataConfig(Settings):
+    """Prompts, rewards and the shape of a batch."""
+
+    tasks: str = "addition"
+    """A built-in task, `addition` or `reviews`, or a JSON-lines file with a `prompt` on every line."""
+    rewards: tuple[str, ...] = ("exact_match",)
+    """Reward functions, summed: built-in names or `file.py:name`, with TRL's signature."""
+    num_prompts: Annotated[int, AtLeast(1)] = 16
+    """Prompts (groups) a step."""
+    num_generations: Annotated[int, AtLeast(1)] = 8
+    """Completions sampled for each prompt: the size of a group."""
+    micro_batch_prompts: Annotated[int, AtLeast(0)] = 0
+    """Prompts a forward-backward pass; gradients accumulate over the batch. 0 takes the batch in one."""
+    allow_single_generation: bool = False
+    """A group of one has nothing to be compared with; only a scenario that shows what follows sets this."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_generations == 1 and not self.allow_single_generation:
+            raise ConfigError(
+                "num_generations = 1: a group of one has nothing to be compared with and teaches nothing; "
+                "use at least 2 (data.allow_single_generation=true only to watch it fail)"
+            )
+
+
+@dataclass(frozen=True)
+class SamplingConfig(Settings):
+    """How completions are drawn."""
+
+    temperature: Annotated[float, Between(0)] = 1.0
+    """Logits are divided by it, when sampling and in every log-probability alike."""
+    top_p: Annotated[float, Between(0, 1)] = 1.0
+    """Keep the smallest set of tokens with this much probability; 1 keeps all."""
+    top_k: Annotated[int, AtLeast(0)] = 0
+    """Keep this many of the likeliest tokens; 0 keeps all."""
+    repetition_penalty: Annotated[float, Between(0)] = 1.0
+    """Divides positive and multiplies negative logits of tokens already there; 1 does nothing."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logits of tokens already in the completion."""
+    frequency_penalty: float = 0.0
+    """Subtracted once for every time a token is already in the completion."""
+    max_completion_length: Annotated[int, AtLeast(1)] = 8
+    """Tokens a completion may have at most, its end token included."""
+
+
+@dataclass(frozen=True)
+class LossConfig(Settings):
+    """The GRPO objective (DeepSeekMath, eq. 3), with the places where implementations differ."""
+
+    epsilon: Annotated[float, Between(0, 1)] = 0.2
+    """The ratio is clipped to 1 - epsilon below."""
+    epsilon_high: Annotated[float | None, Between(0)] = None
+    """The ratio is clipped to 1 + epsilon_high above; none uses epsilon."""
+    beta: Annotated[float, AtLeast(0)] = 0.02
+    """Weight of the KL penalty; 0 loads no reference model."""
+    kl_estimator: str = "k3"
+    """`k1`, `k2`, `k3`, `hinge`, a named wrong formula, or `file.py:name`: (delta) -> penalty, both (b, T)."""
+    log_ratio: str = "old"
+    """What the policy is compared with: `old` (the policy that sampled), a named wrong formula, or `file.py:name`:
+    (logprobs, batch) -> log-ratio (b, T)."""
+    aggregation: Annotated[str, OneOf("token", "sequence", "constant")] = "token"
+    """Mean over tokens, mean over completions of their means, or the sum over a constant length."""
+    advantage_scale: str = "group"
+    """Standard deviation that divides the advantages: `group`, `batch`, `none`, a named wrong formula, or
+    `file.py:name`: (rewards (P, G), scorable=...) -> advantages (P, G)."""
+    completion_mask: str = "position"
+    """Which tokens are trained: `position` (up to the end token), a named wrong mask, or `file.py:name`:
+    (batch, pad) -> mask (B, T)."""
+    accumulation: str = "add"
+    """How micro-batches become one gradient: `add`, a named wrong way, or `file.py:name`: (loss, optimizer)."""
+    num_iterations: Annotated[int, AtLeast(1)] = 1
+    """Updates on each batch of completions (the mu of the paper)."""
+
+
+@dataclass(frozen=True)
+class OptimizerConfig(Settings):
+    """AdamW and its schedule."""
+
+    learning_rate: Annotated[float, AtLeast(0)] = 3e-4
+    """Peak learning rate."""
+    schedule: Annotated[str, OneOf("constant", "cosine")] = "constant"
+    """How the learning rate goes on after its peak."""
+    adam_eps: Annotated[float, AtLeast(0)] = 1e-8
+    """Added to the root of the second moment."""
+    adam_beta1: Annotated[float, AtLeast(0, 1)] = 0.9
+    """Decay of the first moment."""
+    adam_beta2: Annotated[float, AtLeast(0, 1)] = 0.999
+    """Decay of the second moment."""
+    weight_decay: Annotated[float, AtLeast(0)] = 0.0
+    """Decoupled weight decay."""
+
+
+Switches = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything a run depends on. `guards` and `faults` map a name to its settings, in the order they act.
+
+    The user's own, `file.py:Class`, stand there like those that are registered.
+    """
+
+    run: RunConfig = field(default_factory=RunConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    guards: Switches = field(default_factory=dict)
+    faults: Switches = field(default_factory=dict)
+
+    def with_(self, *overrides: str) -> Config:
+        """A copy with settings changed: `"loss.beta=0.04"`, `"optimizer.learning_rate=*100"` (times the value there),
+        `"guards.warm_up=on"`, `"guards.warm_up=off"`, `"guards.clip_gradients.max_norm=0.3"` (switches it on too).
+        """
+        tree = self.to_dict()
+        for override in overrides:
+            path, separator, text = override.partition("=")
+            if not separator:
+                raise ConfigError(f"{override!r} is no override; write section.setting=value, as in loss.beta=0.04")
+            _put(tree, _parts(path.strip()), text.strip(), override)
+        return Config.from_dict(tree)
+
+    def merged(self, tree: Mapping[str, Any]) -> Config:
+        """A copy with a nested dictionary of settings laid over it, as a TOML file gives it."""
+        mine = self.to_dict()
+        for section, values in _table(tree, "the config").items():
+            if section in SECTIONS:
+                _lay_over(mine[section], values, section, settings_of(SECTIONS[section]))
+            elif section in SWITCHES:
+                for name, settings in _table(values, section).items():
+                    _lay_over(mine[section].setdefault(name, {}), settings, f"{section}.{name}")
+            else:
+                raise unknown("section", section, mine)
+        return Config.from_dict(mine)
+
+    def with_guards(self, guards: Switches) -> Config:
+        """A copy with these guards in place of its own."""
+        return dataclasses.replace(self, guards=_switches(guards, "guards"))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain nested dictionaries, as config.json holds them."""
+        sections = {name: dataclasses.asdict(getattr(self, name)) for name in SECTIONS}
+        sections["data"]["rewards"] = list(self.data.rewards)  # JSON and TOML know no tuples
+        return sections | {kind: {k: dict(v) for k, v in getattr(self, kind).items()} for kind in SWITCHES}
+
+    @staticmethod
+    def from_dict(tree: Mapping[str, Any]) -> Config:
+        """The inverse of to_dict; missing settings take their defaults.
+
+        Raises ConfigError for an unknown section or setting, with the nearest names.
+        """
+        for section in _table(tree, "the config"):
+            if section not in SECTIONS and section not in SWITCHES:
+                raise unknown("section", section, [*SECTIONS, *SWITCHES])
+        parts: dict[str, Any] = {
+            name: build(cls, _table(tree.get(name, {}), name), name) for name, cls in SECTIONS.items()
+        }
+        parts.update({kind: _switches(tree.get(kind, {}), kind) for kind in SWITCHES})
+        return Config(**parts)
+
+
+SECTIONS: dict[str, type] = {
+    "run": RunConfig,
+    "model": ModelConfig,
+    "data": DataConfig,
+    "sampling": SamplingConfig,
+    "loss": LossConfig,
+    "optimizer": OptimizerConfig,
+}
+SWITCHES = ("guards", "faults")
+LIVE_SECTIONS = ("sampling", "loss", "optimizer", "guards")
+"""What a running model's `controls` may change; the rest is fixed when the run starts."""
+
+
+def _switches(tree: Any, kind: str) -> dict[str, dict[str, Any]]:
+    return {name: dict(_table(settings, f"{kind}.{name}")) for name, settings in _table(tree, kind).items()}
+
+
+def _table(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where} = {value!r}: must be a table of names and values, as in {{'beta': 0.04}}")
+    return value
+
+
+def _lay_over(table: dict[str, Any], values: Any, where: str, known: Mapping[str, Any] | None = None) -> None:
+    """Put settings into a table. Text that starts with * multiplies the number there."""
+    for name, value in _table(values, where).items():
+        if known is not None and name not in known:
+            raise unknown(f"setting of {where}", name, known)
+        starred = isinstance(value, str) and value.startswith("*")
+        table[name] = _times(table.get(name), value, f"{where}.{name}") if starred else value
+
+
+def _times(old: Any, text: str, where: str) -> float:
+    factor = parse(text[1:])
+    if any(isinstance(number, bool) or not isinstance(number, int | float) for number in (old, factor)):
+        raise ConfigError(f"{where} = {text!r} multiplies {old!r}: both must be numbers; give the number itself")
+    try:
+        return old * factor
+    except OverflowError:
+        raise ConfigError(f"{where} = {text!r}: the product is too large; give the number itself") from None
+
+
+def _parts(path: str) -> list[str]:
+    """The names on the way to a setting; those of a file are one.
+
+    >>> _parts("loss.beta"), _parts("guards.v1.0/mine.py:Mine.limit")
+    (['loss', 'beta'], ['guards', 'v1.0/mine.py:Mine', 'limit'])
+    """
+    section, _, rest = path.partition(".")
+    file, colon, inside = rest.rpartition(":")
+    if not colon:
+        return path.split(".")
+    name, *setting = inside.split(".")
+    return [section, f"{file}:{name}", *setting]
+
+
+def _put(tree: dict[str, Any], path: list[str], text: str, override: str) -> None:
+    """Lay one override into the nested dictionary."""
+    section, *rest = path
+    if section not in tree:
+        raise unknown("section", section, tree)
+    if section in SWITCHES and len(rest) == 1:
+        if parse(text) is True:
+            tree[section].setdefault(rest[0], {})
+        elif parse(text) is False:
+            tree[section].pop(rest[0], None)
+        else:
+            raise ConfigError(f"{override!r}: a guard or fault is switched with =on or =off")
+    elif section in SWITCHES and len(rest) == 2:
+        _lay_over(tree[section].setdefault(rest[0], {}), {rest[1]: parse(text)}, f"{section}.{rest[0]}")
+    elif section in SECTIONS and len(rest) == 1:
+        known = settings_of(SECTIONS[section])
+        value = typed(known[rest[0]], text) if rest[0] in known else text
+        _lay_over(tree[section], {rest[0]: value}, section, known)
+    else:
+        raise ConfigError(f"{override!r} is no override; write section.setting=value, as in loss.beta=0.04")

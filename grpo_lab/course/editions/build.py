@@ -1,0 +1,229 @@
+"""Makes the notebooks: labs/src/<lab>.py -> labs/<lab>.ipynb for learners, labs/instructor/<lab>.ipynb with solutions.
+
+A third edition, the reference, is the learner's with every answer filled in; it is written where somebody asks for it.
+The same source gives the same bytes. What the registry knows is written from there: the cover, a heading before each
+exercise and three hints after it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from grpo_lab.course import registry
+from grpo_lab.course.answers import MAGIC
+from grpo_lab.course.editions.solutions import Malformed, learners, reference, solutions
+from grpo_lab.course.exercises import Exercise, LabPage
+from grpo_lab.errors import DataError, unknown
+
+LEARNER, INSTRUCTOR = EDITIONS = ("learner", "instructor")
+"""Those that are kept beside their source."""
+REFERENCE = "reference"
+SOURCES = "src"
+MAX_LINES, MAX_SOLUTION = 15, 12
+DATA = "data"
+"""The tag of a cell that may be longer, because it is a table."""
+HIDDEN = "hidden"
+"""The tag of a cell whose code is folded away."""
+METADATA = {
+    "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
+_EXERCISE = re.compile(rf"%%{MAGIC}[ \t]+(\S+)[ \t]*\n")
+
+
+def lab_names(folder: Path) -> list[str]:
+    """The labs that have a source below a folder."""
+    return sorted(path.stem for path in (folder / SOURCES).glob("*.py"))
+
+
+def render(folder: Path, names: Sequence[str] = (), editions: Sequence[str] = EDITIONS) -> dict[Path, str]:
+    """The text of every notebook by its file: of the named labs, or of all.
+
+    Raises DataError for a source that breaks a rule, with all that is wrong in it.
+    """
+    return {
+        folder / ("" if edition == LEARNER else edition) / f"{name}.ipynb": notebook(folder, name, edition)
+        for name in chosen(folder, lab_names(folder), names)
+        for edition in editions
+        if edition == LEARNER or name in registry.LABS  # what is no lab, the lecture, has nothing to hide
+    }
+
+
+def chosen(folder: Path, known: Sequence[str], names: Sequence[str]) -> Sequence[str]:
+    """The labs that are named, or all that are known; an error says which are."""
+    if not known:
+        raise DataError(f"no lab in {folder / SOURCES}; run this in the checkout, or name its folder with --folder")
+    for name in names:
+        if name not in known:
+            raise unknown("lab", name, known)
+    return names or known
+
+
+def stale(files: Mapping[Path, str]) -> list[Path]:
+    """Files that are missing or say something else on disk."""
+    return [path for path, text in files.items() if not path.is_file() or path.read_bytes() != text.encode()]
+
+
+def write(files: Mapping[Path, str]) -> list[Path]:
+    """Write those that changed, and return them."""
+    changed = stale(files)
+    for path in changed:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(files[path], encoding="utf-8", newline="\n")
+    return changed
+
+
+def notebook(folder: Path, name: str, edition: str) -> str:
+    """One notebook as the text of its file."""
+    return as_text(made(folder, name, edition))
+
+
+def as_text(notebook: Any) -> str:
+    """What a notebook's file holds, if it is valid."""
+    import nbformat
+
+    nbformat.validate(notebook)
+    return nbformat.writes(notebook) + "\n"
+
+
+def made(folder: Path, name: str, edition: str) -> Any:
+    """One notebook, as nbformat has it."""
+    try:
+        import jupytext
+        import nbformat
+    except ImportError as error:
+        raise DataError(f"{error.name} is not installed: pip install -e .[dev], or .[instructor]") from error
+    path = folder / SOURCES / f"{name}.py"
+    source = jupytext.reads(path.read_text(encoding="utf-8"), fmt="py:percent")
+    page = registry.lab_page(name) if name in registry.LABS else None
+    faults = list(_faults(source.cells, page))
+    if faults:
+        raise DataError(f"{path}: " + "; ".join(faults))
+    cells = list(_cells(source.cells, name, page, edition))
+    return nbformat.v4.new_notebook(cells=cells, metadata=METADATA)
+
+
+def _cells(source: Sequence[Any], name: str, page: LabPage | None, edition: str) -> Iterator[Any]:
+    """The cells of an edition. Ids come from the place in the source, or from the exercise."""
+    for number, cell in enumerate(source):
+        exercise = _exercise_of(cell, page)
+        if edition != INSTRUCTOR and INSTRUCTOR in _tags(cell):
+            continue
+        if page and exercise:
+            identity = page.cell_id(exercise.name)
+            yield new_cell("markdown", f"{identity}-task", _heading(exercise))
+            text = learners(cell.source) if edition == LEARNER else reference(cell.source)
+            yield new_cell("code", identity, text, _tags(cell))
+            yield new_cell("markdown", f"{identity}-hints", _hints(exercise))
+            continue
+        text = _with_cover(cell.source, page) if number == 0 and page else cell.source
+        yield new_cell(cell.cell_type, f"{name}-{number:02d}", text, _tags(cell))
+
+
+def new_cell(kind: str, identity: str, source: str, tags: Sequence[str] = ()) -> Any:
+    """A cell, code or markdown, with an id of our choosing."""
+    from nbformat import v4
+
+    make = v4.new_code_cell if kind == "code" else v4.new_markdown_cell
+    hidden = {"jupyter": {"source_hidden": True}} if HIDDEN in tags else {}
+    return make(source.strip("\n"), id=identity, metadata={"tags": list(tags), **hidden} if tags else {})
+
+
+def _tags(cell: Any) -> list[str]:
+    return list(cell.metadata.get("tags", []))
+
+
+def _exercise_of(cell: Any, page: LabPage | None) -> Exercise | None:
+    """The exercise that a cell asks for, if it asks for one that exists."""
+    name = _exercise_name(cell)
+    return page.exercises.get(name) if page and name else None
+
+
+def _exercise_name(cell: Any) -> str:
+    found = _EXERCISE.match(cell.source + "\n") if cell.cell_type == "code" else None
+    return found[1] if found else ""
+
+
+def stars(difficulty: int) -> str:
+    """
+    >>> stars(2)
+    '★★☆'
+    """
+    return "★" * difficulty + "☆" * (3 - difficulty)
+
+
+def _with_cover(source: str, page: LabPage) -> str:
+    title, _, rest = source.partition("\n")
+    cover = f"*{page.minutes} minutes · difficulty {stars(page.difficulty)}* · {page.summary}"
+    return f"{title}\n\n{cover}\n{rest}"
+
+
+_WHAT = {
+    "prediction": "a prediction: your first answer is locked in",
+    "code": "code",
+    "configuration": "a configuration",
+    "choice": "a choice",
+    "text": "in your own words: a person reads it",
+}
+
+
+def _heading(exercise: Exercise) -> str:
+    facts = f"{exercise.minutes} min · difficulty {stars(exercise.difficulty)} · {_WHAT[exercise.kind]}"
+    return f"### Exercise: {exercise.title}\n\n*{facts}*"
+
+
+def _hints(exercise: Exercise) -> str:
+    hints = enumerate(exercise.hints, start=1)
+    return "\n\n".join(f"<details><summary>Hint {n} of 3</summary>\n\n{hint}\n\n</details>" for n, hint in hints)
+
+
+def _faults(cells: Sequence[Any], page: LabPage | None) -> Iterator[str]:
+    """Everything about a source that breaks a rule, each in a sentence that says where."""
+    if page and not (cells and cells[0].source.startswith("# ") and page.title in cells[0].source.split("\n")[0]):
+        yield f"the first cell must begin with a heading that holds the lab's title, as in '# {page.title}'"
+    asked = [name for cell in cells if (name := _exercise_name(cell))]
+    known = page.exercises if page else {}
+    for name in sorted(set(asked)):
+        if name not in known:
+            yield str(unknown("exercise", name, known))
+        if asked.count(name) > 1:
+            yield f"exercise {name!r} is asked {asked.count(name)} times; once is enough"
+    for name in known:
+        if name not in asked:
+            yield f"exercise {name!r} is in the registry and has no cell; begin one with `%%{MAGIC} {name}`"
+    for number, cell in enumerate(cells):
+        if cell.cell_type == "code" and INSTRUCTOR in _tags(cell):
+            yield f"cell {number} is for instructors and holds code: then the editions would not run alike"
+        if cell.cell_type == "code":
+            where = f"cell {number}, which begins {cell.source.partition(chr(10))[0]!r}"
+            yield from (f"{where}: {fault}" for fault in _cell_faults(cell))
+
+
+def _cell_faults(cell: Any) -> Iterator[str]:
+    if not _exercise_name(cell) and f"%%{MAGIC}" in cell.source:
+        yield f"`%%{MAGIC} <name>` must be its first line"
+    try:
+        shown, solved = reference(cell.source), solutions(cell.source)
+        _compiles(cell)
+    except (Malformed, SyntaxError) as error:
+        yield str(error)
+        return
+    if _exercise_name(cell) and not solved:
+        yield "an exercise without a solution; put it between # BEGIN SOLUTION and # END SOLUTION"
+    if not _exercise_name(cell) and solved:
+        yield f"a solution outside an exercise; begin the cell with `%%{MAGIC} <name>`"
+    if (length := sum(map(len, solved))) > MAX_SOLUTION:
+        yield f"a solution of {length} lines; at most {MAX_SOLUTION}"
+    lines = len(shown.strip("\n").split("\n"))
+    if lines > MAX_LINES and DATA not in _tags(cell):
+        yield f"{lines} lines; at most {MAX_LINES}, unless it is a table tagged {DATA!r}"
+
+
+def _compiles(cell: Any) -> None:
+    """Both editions of an exercise must be Python, or a learner meets a mistake that is not theirs."""
+    if _exercise_name(cell):
+        for text in (reference(cell.source), learners(cell.source)):
+            compile(text.partition("\n")[2], "the exercise", "exec")

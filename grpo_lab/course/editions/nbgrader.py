@@ -1,0 +1,79 @@
+"""A course folder for nbgrader: notebooks with the cells that it grades, and its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from grpo_lab.course import registry
+from grpo_lab.course.editions.build import LEARNER, REFERENCE, as_text, made, new_cell
+from grpo_lab.course.editions.release import with_exercises
+from grpo_lab.course.exercises import Exercise
+
+STUDENT = "reference"
+"""Who hands in the reference."""
+CONFIG = '''\
+"""nbgrader's settings for the labs of grpo_lab; nbgrader reads them in the folder that it is started in."""
+
+import os
+
+c = get_config()
+c.CourseDirectory.course_id = "grpo-lab"
+# The notebook alone is graded: what its cells write is made anew, and copied neither to nor from a learner.
+c.CourseDirectory.ignore.extend(["answers", "runs", "*.zip"])
+# source/ holds the stubs that learners get, and nowhere a solution.
+c.ClearSolutions.enabled = False
+# Seconds of a cell; some answers are judged by short runs.
+c.Execute.timeout = 300
+# Runs stop after 12 steps. Points come from answers, and those are judged at full length.
+os.environ.setdefault("GRPO_LAB_FAST", "1")
+'''
+
+
+def course(folder: Path, out: Path, names: Sequence[str] = (), with_reference: bool = False) -> dict[Path, str]:
+    """The settings and source/<lab>/<lab>.ipynb by file; on request the reference, as one student's submission."""
+    editions = {out / "source": LEARNER, **({out / "submitted" / STUDENT: REFERENCE} if with_reference else {})}
+    return {
+        out / "nbgrader_config.py": CONFIG,
+        **{
+            below / name / f"{name}.ipynb": as_text(gradable(made(folder, name, edition), name))
+            for name in with_exercises(folder, names)
+            for below, edition in editions.items()
+        },
+    }
+
+
+def gradable(notebook: Any, lab: str) -> Any:
+    """A lab's notebook with nbgrader's metadata on its exercises, and after each the cell that earns its points."""
+    page = registry.lab_page(lab)
+    exercises = {page.cell_id(name): exercise for name, exercise in page.exercises.items()}
+    notebook.cells = [made for cell in notebook.cells for made in _gradable(cell, exercises.get(cell.id))]
+    return notebook
+
+
+def _gradable(cell: Any, exercise: Exercise | None) -> Iterator[Any]:
+    yield cell
+    if exercise is None:
+        return
+    if exercise.kind == "text":  # a person marks the cell itself
+        cell.metadata["nbgrader"] = _metadata(cell.id, solution=True, points=exercise.points)
+        return
+    cell.metadata["nbgrader"] = _metadata(cell.id, solution=True)
+    points = new_cell("code", f"{cell.id}-points", f'lab.points("{exercise.name}")')
+    points.metadata["nbgrader"] = _metadata(points.id, points=exercise.points)
+    yield points
+
+
+def _metadata(identity: str, solution: bool = False, points: int | None = None) -> dict[str, Any]:
+    """Of nbgrader's schema 3: what is graded has points, and what is graded and no solution cannot be edited."""
+    graded = points is not None
+    return {
+        "schema_version": 3,
+        "grade_id": identity,
+        "grade": graded,
+        "solution": solution,
+        "locked": graded and not solution,
+        "task": False,
+        **({"points": points} if graded else {}),
+    }

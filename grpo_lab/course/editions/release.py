@@ -1,0 +1,73 @@
+"""Folders made of labs: what learners get, and the reference, which is what the best of them would hand in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from grpo_lab.course import registry
+from grpo_lab.course.editions.build import LEARNER, REFERENCE, chosen, lab_names, notebook, stale, stars, write
+from grpo_lab.errors import DataError
+
+README = """\
+# The course
+
+Notebooks on why GRPO runs blow up, and what stops them. You cause each failure yourself, trace it to the number that
+broke first, and stop it. No GPU, no network, and no run longer than a minute.
+
+Where grpo-lab is installed with its extra `lab`, open JupyterLab in this folder: `jupyter lab`.
+
+| lab | minutes | difficulty | points | afterwards |
+|---|---|---|---|---|
+{rows}
+
+An exercise is a cell that begins with `%%exercise`: put your answer in place of the dots and run the cell. It says what
+is right and why not if it is not, as often as you like. Below it are three hints. What you run stays in `answers/` and
+`runs/` here.
+
+To hand a lab in, save its notebook and hand in that file. It is run again with other inputs, so what counts is in the
+cells that begin with `%%exercise`, and nowhere else.
+"""
+
+
+def with_exercises(folder: Path, names: Sequence[str] = ()) -> Sequence[str]:
+    """The named labs, or all that have a source below a folder; what has no exercises is none."""
+    return chosen(folder, [name for name in lab_names(folder) if name in registry.LABS], names)
+
+
+def release(folder: Path, out: Path, names: Sequence[str] = ()) -> dict[Path, str]:
+    """What learners get: their notebooks and a README, by file."""
+    labs = with_exercises(folder, names)
+    return {
+        out / "README.md": README.format(rows="\n".join(map(_row, labs))),
+        **{out / f"{name}.ipynb": notebook(folder, name, LEARNER) for name in labs},
+    }
+
+
+def reference(folder: Path, out: Path, names: Sequence[str] = ()) -> dict[Path, str]:
+    """The learners' notebooks with every answer filled in, by file."""
+    return {out / f"{name}.ipynb": notebook(folder, name, REFERENCE) for name in with_exercises(folder, names)}
+
+
+def write_new(files: Mapping[Path, str], force: bool = False) -> list[Path]:
+    """Write files where there are none, or the same; return those that changed.
+
+    Raises DataError where a file says something else, which may be somebody's work, unless told to overwrite it.
+    """
+    differing = [path for path in stale(files) if path.exists()]
+    if differing and not force:
+        what = f"already there, and different: {_listed(differing)}"
+        raise DataError(f"{what}; write to another folder, or overwrite with --force")
+    return write(files)
+
+
+def _listed(paths: Sequence[Path]) -> str:
+    more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
+    return ", ".join(map(str, paths[:3])) + more
+
+
+def _row(name: str) -> str:
+    page = registry.lab_page(name)
+    points = sum(exercise.points for exercise in page.exercises.values())
+    cells = (f"[{page.title}]({name}.ipynb)", str(page.minutes), stars(page.difficulty), str(points), page.summary)
+    return f"| {' | '.join(cells)} |"

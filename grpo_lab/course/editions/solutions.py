@@ -1,0 +1,89 @@
+"""Solutions in the source of a cell, between `# BEGIN SOLUTION` and `# END SOLUTION`: kept, or replaced by a stub."""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+from collections.abc import Callable, Sequence
+
+from grpo_lab.course.answers import STUB
+
+BEGIN, END = "# BEGIN SOLUTION", "# END SOLUTION"
+
+
+class Malformed(Exception):
+    """A BEGIN without END, an END without BEGIN, or one inside the other."""
+
+
+def learners(source: str) -> str:
+    """The cell with a stub in place of each solution.
+
+    >>> print(learners("def f(x):\\n    # BEGIN SOLUTION\\n    return x\\n    # END SOLUTION"))
+    def f(x):
+        ...  # your answer
+    >>> print(learners("# BEGIN SOLUTION\\nanswer = 'b'\\n# END SOLUTION"))
+    answer = ...  # your answer
+    """
+    return _replaced(source, _stub)
+
+
+def reference(source: str) -> str:
+    """The cell with its solutions, without the marks round them."""
+    return _replaced(source, list)
+
+
+def solutions(source: str) -> list[list[str]]:
+    """The lines of each solution of a cell."""
+    found: list[list[str]] = []
+
+    def keep(lines: Sequence[str]) -> list[str]:
+        found.append(list(lines))
+        return []
+
+    _replaced(source, keep)
+    return found
+
+
+def _replaced(source: str, by: Callable[[list[str]], list[str]]) -> str:
+    """The source with the lines of each solution replaced.
+
+    Raises Malformed for marks that do not come in pairs.
+    """
+    out: list[str] = []
+    inside: list[str] | None = None
+    for number, line in enumerate(source.split("\n"), start=1):
+        mark = line.strip()
+        if mark == BEGIN and inside is None:
+            inside = []
+        elif mark == END and inside is not None:
+            out += by(inside)
+            inside = None
+        elif mark in (BEGIN, END):
+            raise Malformed(f"line {number}: {mark} where {END if mark == BEGIN else BEGIN} is due")
+        else:
+            (out if inside is None else inside).append(line)
+    if inside is not None:
+        raise Malformed(f"a solution begins and never ends; {END} is missing")
+    return "\n".join(out)
+
+
+def _stub(lines: list[str]) -> list[str]:
+    """What a learner finds instead: the names that are to be given, or one line at the solution's indentation."""
+    written = [line for line in lines if line.strip()]
+    indent = min((line[: len(line) - len(line.lstrip())] for line in written), key=len, default="")
+    names = _names_given("\n".join(lines))
+    return [f"{indent}{name} = {STUB}" for name in names] or [indent + STUB]
+
+
+def _names_given(source: str) -> list[str]:
+    """The names of a solution that does nothing but give values to names at the top level; else none."""
+    if source != textwrap.dedent(source):
+        return []
+    names = []
+    for statement in ast.parse(source).body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                names.append(name)
+            case _:
+                return []
+    return names

@@ -1,0 +1,244 @@
+"""What lab 3 asks of the answers that a learner writes, and what it expects."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo_lab import seeds
+from grpo_lab.config.catalog import scenario
+from grpo_lab.course.compare import shown
+from grpo_lab.course.exercises import Case, Finding, Function, Values
+from grpo_lab.course.probes import as_a_bool, one_norm
+from grpo_lab.course.relations import changed, permuted, repeated, scaled
+from grpo_lab.course.trials import HERE
+from grpo_lab.events import Stepped
+from grpo_lab.runs.crashes import classify_crash
+from grpo_lab.training.trainer import train
+
+# The order of the links ----------------------------------------------------------------------------------------------
+
+CHAIN = (
+    "far token",
+    "large loss",
+    "nan gradient",
+    "nan clipped",
+    "nan weights",
+    "nan logits",
+    "nan probabilities",
+    "multinomial",
+)
+_BETWEEN = {
+    ("far token", "large loss"): "The loss takes exp of a distance. Which of the two is there first?",
+    ("large loss", "nan gradient"): "Backward starts from the loss, and the loss was still finite.",
+    ("nan gradient", "nan clipped"): "Clipping divides gradients by their norm. By what, if one of them is NaN?",
+    ("nan clipped", "nan weights"): "The weights change only when the optimizer steps, with the clipped gradients.",
+    ("nan weights", "nan logits"): "Logits are computed from the weights, in the next forward pass.",
+    ("nan logits", "nan probabilities"): "softmax turns logits into probabilities.",
+    ("nan probabilities", "multinomial"): "multinomial draws from the probabilities, so it comes after them.",
+}
+
+
+def _judge_order(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
+    order = values["order"]
+    if not isinstance(order, tuple | list) or sorted(map(str, order)) != sorted(CHAIN):
+        why = "Copy the eight texts as they are written, and only move them."
+        yield Finding(False, "the eight links", shown(order), "each of the eight once", why)
+        return
+    place = {link: order.index(link) for link in CHAIN}
+    for (first, second), why in _BETWEEN.items():
+        right = place[first] < place[second]
+        got = f"{place[first] + 1}. and {place[second] + 1}."
+        yield Finding(right, f"'{first}' and '{second}'", got, "cause before effect", "" if right else why)
+
+
+# What multinomial asks -----------------------------------------------------------------------------------------------
+
+
+def _draws(probabilities: Tensor) -> bool:
+    """Whether torch draws from these; its own words when not."""
+    try:
+        torch.multinomial(probabilities, 1, generator=torch.Generator().manual_seed(0))
+    except RuntimeError as error:
+        if "probability tensor contains either" not in str(error):
+            raise
+        return False
+    return True
+
+
+def _accepts_cases(seed: int) -> Sequence[Case]:
+    generator = torch.Generator().manual_seed(seeds.derive(seed, 0, "03_error_chain"))
+    usual = torch.randn(3, 5, generator=generator).softmax(dim=-1)
+    column = int(torch.randint(1, 5, (1,), generator=generator))
+
+    def broken(value: float) -> Tensor:
+        row = usual.clone()
+        row[1, column] = value
+        return row
+
+    first_is_0 = usual.clone()
+    first_is_0[:, 0] = 0.0
+    rows = [
+        (usual, "three rows from softmax", "Healthy probabilities must be drawn from."),
+        (first_is_0, "the first probability of each row is 0", "A first probability of 0 only means: never token 0."),
+        (torch.tensor([[0.0, 1.0]]), "[[0, 1]]", "One token has all the probability. It is drawn every time."),
+        (7.3 * usual, "rows that sum to 7.3", "multinomial wants weights, not probabilities: it divides by their sum."),
+        (broken(math.nan), "one NaN", "NaN > x, NaN < x and NaN >= x are all False. Ask so that False means refused."),
+        (broken(math.inf), "one inf", "inf is not below 0 and is no NaN. It is refused all the same."),
+        (broken(-0.01), "one number below 0", "A probability below 0 is refused."),
+        (torch.full((2, 4), math.nan), "all NaN: what softmax makes of NaN logits", "This is the row that crashed."),
+    ]
+    rows += _drawn_rows(generator) if seed else []
+    return [Case(what, {"probabilities": given}, _draws(given), why) for given, what, why in rows]
+
+
+def _drawn_rows(generator: torch.Generator) -> list[tuple[Tensor, str, str]]:
+    """Three to eight more, with one number exchanged at any place by one that is accepted, or not."""
+    found = []
+    for value in torch.randint(5, (int(torch.randint(3, 9, (1,), generator=generator)),), generator=generator).tolist():
+        new = (0.0, 3.0, math.nan, math.inf, -1e-4)[value]
+        given = torch.rand(2, 4, generator=generator) + 0.1
+        given.view(-1)[torch.randint(8, (1,), generator=generator)] = new
+        found.append((given, f"weights, and one of them {new:g}", "Every number counts, and NaN, inf and < 0 alone."))
+    return found
+
+
+# The faces of one crash ----------------------------------------------------------------------------------------------
+
+FACES = ("multinomial-cpu", "multinomial-cuda-linux", "multinomial-cuda-windows")
+_CHECK = "probability tensor contains either `inf`, `nan` or element < 0"
+_LATER = """RuntimeError: CUDA error: device-side assert triggered
+CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.
+For debugging consider passing CUDA_LAUNCH_BLOCKING=1"""
+
+
+def _face(text: str) -> str:
+    kind = classify_crash(text).kind
+    return kind if kind in FACES else "other"
+
+
+def _face_cases(seed: int) -> Sequence[Case]:
+    generator = torch.Generator().manual_seed(seeds.derive(seed, 1, "03_error_chain"))
+    line, block, thread = torch.randint(20, 400, (3,), generator=generator).tolist()
+    place = f"TensorCompare.cu:{line}: block: [{block},0,0], thread: [{thread},0,0] Assertion "
+    linux = f"../aten/src/ATen/native/cuda/{place}`{_CHECK}` failed.\n{_LATER}"
+    windows = (
+        f"C:\\actions-runner\\_work\\pytorch\\aten\\src\\ATen\\native\\cuda\\{place}`input[0] != 0` failed.\n{_LATER}"
+    )
+    index = (
+        f"../aten/src/ATen/native/cuda/Indexing.cu:{line}: block: [{block},0,0] Assertion `srcIndex < srcSelectDimSize`"
+    )
+    rows = [
+        (f"RuntimeError: {_CHECK}", "a traceback without CUDA", "It is an ordinary Python error, raised on the CPU."),
+        (
+            linux,
+            "an assertion with those very words",
+            "The words are those of the CPU, but here they are the text of a failed assertion in a CUDA kernel.",
+        ),
+        (windows, "an assertion about input[0]", "MSVC prints the condition itself, so this is CUDA under Windows."),
+        (
+            f"{index} failed.\n{_LATER}",
+            "an assertion about an index",
+            "Also a device-side assert, but of another kernel: a token id that is too large. multinomial is innocent.",
+        ),
+        (
+            _LATER,
+            "the message that comes after any of them",
+            "It says that some kernel's assertion failed before, and not which. The line above it is missing.",
+        ),
+        ("torch.OutOfMemoryError: CUDA out of memory.", "no memory", "Nothing here speaks of probabilities."),
+    ]
+    if seed:  # how many there are of each cannot be known
+        rows += [rows[place] for place in torch.randint(len(rows), (6,), generator=generator).tolist()]
+    return [Case(what, {"text": text}, _face(text), why) for text, what, why in rows]
+
+
+_LOG = ("step 41: loss 0.0133, grad norm 2.31, kl 0.081", "Traceback (most recent call last):", "  rewards: 0.25 0.75")
+
+
+def _with_lines_before(case: Case, draw: random.Random) -> Case:
+    """A log is longer than the lines that matter."""
+    before = draw.choices(_LOG, k=draw.randint(1, 4))
+    return changed(case, "after other lines of a log", case.expected, text="\n".join([*before, case.inputs["text"]]))
+
+
+# A guard that asks first whether the number is one -------------------------------------------------------------------
+
+
+def _guard_cases(seed: int) -> Sequence[Case]:
+    generator = torch.Generator().manual_seed(seeds.derive(seed, 2, "03_error_chain"))
+    small, large = torch.rand(2, generator=generator).tolist()
+    small, large = round(0.5 + 9 * small, 2), round(20 + 900 * large, 1)
+    rows = [
+        ("verdict", small, "KEEP", f"norm {small}", "A norm below the threshold must pass, or nothing is learned."),
+        ("verdict", large, "SKIP_STEP", f"norm {large}", "This one is above the threshold of 10."),
+        ("verdict", 6.1e7, "SKIP_STEP", "norm 6.1e7", "Finite, and far above the threshold."),
+        ("verdict", math.inf, "SKIP_STEP", "norm inf", "inf > 10 is True. Did the test for NaN let it through?"),
+        ("verdict", math.nan, "SKIP_STEP", "norm NaN", "nan > 10 is False. This is the update that must not be made."),
+        ("verdict", 0.0, "KEEP", "norm 0", "A batch that teaches nothing is no danger."),
+        ("reason", large, large, "the number in the reason", "A guard that acts says why, with the number in it."),
+    ]
+    if seed:
+        drawn = torch.rand(8, generator=generator, dtype=torch.float64).mul(20).tolist()
+        why = "The threshold is 10: at most that passes."
+        rows += [("verdict", x, "KEEP" if x <= 10 else "SKIP_STEP", f"norm {x:.4g}", why) for x in drawn]
+    return [Case(what, {"grad_norm": norm, "look": look}, expected, why) for look, norm, expected, what, why in rows]
+
+
+def _further(case: Case, draw: random.Random) -> Case:
+    """Half of what passes passes, and twice what is refused is refused."""
+    if case.inputs["look"] == "reason":
+        return case
+    factor = 0.5 if case.expected == "KEEP" else 2.0
+    return changed(case, f"times {factor:g}", case.expected, grad_norm=factor * case.inputs["grad_norm"])
+
+
+# An eps that fp16 can hold -------------------------------------------------------------------------------------------
+
+RATE, LARGEST_MOVE = 1e-5, 1e-3
+"""The scenario's learning rate, and how far any weight may move in one step."""
+
+
+def _judge_epsilon(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
+    eps = values["adam_eps"]
+    if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 <= eps < math.inf:
+        yield Finding(False, "adam_eps", shown(eps), "a number", "AdamW's eps is a small number, 0 or above.")
+        return
+    stored = float(torch.tensor(eps, dtype=torch.float16))
+    why = "" if stored else "fp16 rounds it to 0, and with g² underflowing too the update is 0 / 0."
+    yield Finding(stored > 0, "as fp16 stores it", shown(stored), "above 0", why)
+    if not stored:
+        return
+    broken, move = _one_step(eps, seed)
+    why = "" if not broken else "The sum in the denominator still vanished or overflowed for these weights."
+    yield Finding(not broken, "broken weights after a step", f"{broken:,.0f}", "0", why)
+    far = f"Where g² underflows, only eps divides: m / eps times the rate of 1e-5. Yours moved a weight by {move:.2g}."
+    little = "An eps this large divides every move away: in fp32 the largest is about the rate, 1e-5."
+    why = "" if RATE <= move <= LARGEST_MOVE else far if move > LARGEST_MOVE else little
+    yield Finding(not why, "largest move of a weight", f"{move:.2g}", f"from {RATE:g} to {LARGEST_MOVE:g}", why)
+
+
+def _one_step(eps: float, seed: int) -> tuple[float, float]:
+    """Broken weights and the largest move after one step of the scenario fp16-adam-epsilon."""
+    draw = seeds.derive(seed, 0, "adam_eps") % 2**31
+    settings = (f"optimizer.adam_eps={eps!r}", "run.num_steps=1", f"run.seed={draw}", *HERE)
+    events = train(scenario("fp16-adam-epsilon").config().with_(*settings))
+    metrics = next(event.metrics for event in events if isinstance(event, Stepped))
+    return metrics["weights/nonfinite"], metrics["weights/max_move"]
+
+
+ORDER = Values(("order",), _judge_order)
+ACCEPTS = Function(
+    "accepts",
+    _accepts_cases,
+    as_a_bool,
+    (permuted("probabilities"), permuted("probabilities", dim=1), repeated("probabilities"), scaled("probabilities")),
+)
+FACE = Function("face", _face_cases, relations=(_with_lines_before,))
+FINITE_FIRST = Function("FiniteFirst", _guard_cases, one_norm, (_further,))
+EPSILON = Values(("adam_eps",), _judge_epsilon)

@@ -1,0 +1,124 @@
+"""What lab 4 asks of the guard and of the update that a learner writes, and what it expects."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from grpo_lab.course.exercises import Case, Function
+from grpo_lab.course.probes import norms_in_turn, step_or_not
+from grpo_lab.course.relations import changed, permuted, scaled
+from grpo_lab.events import Verdict
+
+FACTOR = 8.0
+"""Times the largest norm accepted so far that the learner's guard lets through."""
+LIMIT = 10.0
+
+# A guard without a threshold -----------------------------------------------------------------------------------------
+
+
+def _guard_cases(seed: int) -> Sequence[Case]:
+    """Runs that are healthy, small, huge and level, spiked, and broken."""
+    draw = random.Random(seed)
+
+    def level(size: float, count: int = 3) -> list[float]:
+        return [round(size * draw.uniform(0.8, 3.0), 4) for _ in range(count)]
+
+    usual = level(1.0)
+    first = usual[0]
+    spike = usual[0] * draw.uniform(50, 500)
+    memory = "What is remembered is the largest norm that was *accepted*: a refused one must not raise the bar."
+    nan = (
+        "Ask for what is fine. And NaN must not get into the memory: max(1.0, nan) and every number after it are lost."
+    )
+    given = [
+        ("healthy norms", usual, "Silent when healthy: KEEP, and no reason."),
+        ("a loss scale of 65536: huge and level", level(65536.0), "Nothing jumps here. There is no fixed limit."),
+        ("one spike", [*usual, spike, usual[1]], "Above 8 times the largest accepted: SKIP_STEP, with a reason."),
+        ("two spikes in a row", [*usual, spike, spike, usual[0]], memory),
+        ("a NaN between healthy norms", [*usual, math.nan, usual[2], spike], nan),
+        ("inf first, then healthy norms", [math.inf, *usual, spike], "Nothing was accepted yet: inf is refused too."),
+        ("a rise, small norms after it, a spike", [first, 6 * first, first / 4, 4 * first, 50 * first], memory),
+    ]
+    if seed:
+        given += [(f"a run of {len(norms)} norms", norms, memory) for norms in (_a_run(draw) for _ in range(5))]
+    return [Case(what, {"norms": norms}, _expected(norms), why) for what, norms, why in given]
+
+
+def _a_run(draw: random.Random) -> list[float]:
+    """Norms of any size, with events that come when they like; none is near the limit."""
+    size = 10.0 ** draw.uniform(-4, 5)
+    norms, largest = list[float](), 0.0
+    for event in draw.choices(("level", "rise", "spike", "nan", "inf"), (6, 1, 2, 1, 1), k=draw.randint(4, 10)):
+        if event in ("nan", "inf"):
+            norms.append(float(event))
+            continue
+        if event == "spike" and largest:
+            norms.append(largest * draw.uniform(9, 500))
+            continue
+        norms.append(largest * draw.uniform(5, 7) if event == "rise" and largest else size * draw.uniform(0.8, 3.0))
+        largest = max(largest, norms[-1])
+    return norms
+
+
+def _expected(norms: Sequence[float]) -> dict[str, Any]:
+    fine: list[bool] = []
+    accepted: list[float] = []
+    for norm in norms:
+        fine.append(math.isfinite(norm) and (not accepted or norm <= FACTOR * max(accepted)))
+        accepted += [norm] if fine[-1] else []
+    said = [Verdict.KEEP.name if one else Verdict.SKIP_STEP.name for one in fine]
+    return {"verdicts": said, "reasons": [not one for one in fine]}
+
+
+def _each_twice(case: Case, draw: random.Random) -> Case:
+    """What was accepted is accepted again, and what was refused is refused again."""
+    twice = {name: [one for one in said for _ in range(2)] for name, said in case.expected.items()}
+    return changed(case, "each twice", twice, norms=[norm for norm in case.inputs["norms"] for _ in range(2)])
+
+
+# What skipping means -------------------------------------------------------------------------------------------------
+
+
+def _update_or_skip(optimizer: torch.optim.Optimizer, norm: float, limit: float) -> bool:
+    if norm <= limit:
+        optimizer.step()
+    return norm <= limit
+
+
+def _skip_cases(seed: int) -> Sequence[Case]:
+    """A healthy norm, a spike, an overflow and a NaN, after a step that filled AdamW's moments."""
+    draw = random.Random(seed)
+    why = "With zeroed gradients AdamW still moves by what its first moment remembers. Skip means: no call of step."
+    nan = "Ask whether the norm is at most the limit; a NaN is not."
+    given = [
+        ("a healthy norm", round(draw.uniform(0.5, 9), 2), "A healthy gradient is stepped."),
+        ("a spike", round(draw.uniform(50, 5000), 1), why),
+        ("an overflow", math.inf, why),
+        ("a NaN", math.nan, nan),
+    ]
+    if seed:
+        norms = [draw.choice((math.nan, math.inf, *(draw.uniform(0.5, 20) for _ in range(6)))) for _ in range(6)]
+        given += [(f"a norm of {norm:.4g}", norm, "The limit decides, and nothing else.") for norm in norms]
+    return [_skip_case(what, norm, reason, draw) for what, norm, reason in given]
+
+
+def _skip_case(what: str, norm: float, why: str, draw: random.Random) -> Case:
+    earlier, gradient = (torch.tensor([draw.uniform(0.2, 1.0) for _ in range(4)]) for _ in range(2))
+    gradient = gradient / gradient.norm() * norm
+    inputs = {"norm": norm, "limit": LIMIT, "earlier": earlier, "gradient": gradient}
+    return Case(what, inputs, step_or_not(_update_or_skip, inputs), why)
+
+
+SKIP_JUMPS = Function("SkipJumps", _guard_cases, norms_in_turn, (scaled("norms"), _each_twice))
+UPDATE_OR_SKIP = Function(
+    "update_or_skip",
+    _skip_cases,
+    step_or_not,
+    # AdamW divides by the size of its gradients: all of them times a factor move a weight as far.
+    (permuted("earlier", "gradient"), scaled("norm", "limit", "earlier", "gradient")),
+)

@@ -1,0 +1,1 @@
+"""Lab 07 precision and verl."""

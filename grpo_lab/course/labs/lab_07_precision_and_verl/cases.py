@@ -1,0 +1,257 @@
+"""What lab 7 asks of the answers that a learner writes, and what it expects."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from grpo_lab import seeds
+from grpo_lab.algorithm.batch import Batch
+from grpo_lab.config.catalog import scenario
+from grpo_lab.config.schema import Config, Switches
+from grpo_lab.course.compare import shown
+from grpo_lab.course.exercises import Case, Finding, Function, Values
+from grpo_lab.course.probes import as_floats, ratio_in_a_batch
+from grpo_lab.course.relations import changed, padded, permuted, repeated, scaled, shifted
+from grpo_lab.course.trials import HERE, guards_of
+from grpo_lab.events import Stepped
+from grpo_lab.training.trainer import train
+
+
+def _generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seeds.derive(seed, 0, "07_precision_and_verl"))
+
+
+# The largest log-ratio -----------------------------------------------------------------------------------------------
+
+
+def _largest_cases(seed: int) -> Sequence[Case]:
+    why = "e^x overflows where it passes the largest number of the dtype, which torch.finfo knows. Solve for x."
+    names = ["float16", "float32", "bfloat16", "float64"]
+    if seed:
+        names += ["float8_e4m3fn", "float8_e5m2"]  # for who knows four numbers and no rule
+    return [
+        Case(f"dtype '{name}'", {"dtype": name}, math.log(torch.finfo(getattr(torch, name)).max), why) for name in names
+    ]
+
+
+# Loss scaling --------------------------------------------------------------------------------------------------------
+
+
+def _true_scales(overflowed: str, scale: float, interval: int) -> list[float]:
+    """What torch's own GradScaler does: its scale after each of these updates, `x` for one that overflowed."""
+    weight = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=interval)
+    scales = []
+    for mark in overflowed:
+        scaler.scale(weight.sum()).backward()
+        weight.grad = torch.full((1,), math.inf if mark == "x" else scaler.get_scale())
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    return scales
+
+
+def _scales_cases(seed: int) -> Sequence[Case]:
+    generator = _generator(seed)
+    drawn = [_marks(generator) for _ in range(4 if seed else 1)]
+    rows = [
+        ("x", 65536.0, 3, "An update with inf gradients is left out, and the scale is halved for the next one."),
+        ("..", 1024.0, 3, "Two good updates, and three in a row are needed before the scale may grow."),
+        ("......", 1024.0, 3, "After each three good updates in a row the scale doubles, and the count begins again."),
+        ("..x..", 1024.0, 3, "An overflow begins the count again: good updates must follow each other."),
+        ("...x...", 8.0, 3, "Up by two, down by two, up by two."),
+        ("xxxx", 65536.0, 2, "Each overflow halves it again."),
+        *((marks, 4096.0, 2 + number, "All of it together, at random.") for number, marks in enumerate(drawn)),
+    ]
+    return [
+        Case(
+            f"updates '{marks}' (x = overflowed), scale {scale:g}, interval {interval}",
+            {"overflowed": marks, "scale": scale, "interval": interval},
+            _true_scales(marks, scale, interval),
+            why,
+        )
+        for marks, scale, interval, why in rows
+    ]
+
+
+def _marks(generator: torch.Generator) -> str:
+    return "".join("x" if mark == 0 else "." for mark in torch.randint(4, (14,), generator=generator).tolist())
+
+
+def _one_overflow_before(case: Case, draw: random.Random) -> Case:
+    """From twice the scale an overflow leads to where the case begins, with no good update counted."""
+    inputs = {"overflowed": f"x{case.inputs['overflowed']}", "scale": 2 * case.inputs["scale"]}
+    return changed(case, "an overflow before, at twice the scale", [case.inputs["scale"], *case.expected], **inputs)
+
+
+# A log-ratio without NaN ---------------------------------------------------------------------------------------------
+
+
+def _masked(logprobs: Tensor, batch: Batch) -> Tensor:
+    assert batch.old_logprobs is not None
+    log_ratio = logprobs - batch.old_logprobs
+    return log_ratio.masked_fill(~(log_ratio.isfinite() & batch.completion_mask), 0.0)
+
+
+_MASKED_CASES = (
+    ("healthy", "value", "healthy tokens", "Healthy tokens stay as they are."),
+    ("both", "value", "a token that both passes filtered", "-inf - (-inf) is NaN, and NaN * 0 is NaN too."),
+    ("now", "value", "one that only the current pass filtered", "-inf is not finite either: 0 there."),
+    ("old", "value", "one that only the old pass filtered", "+inf: exp of it is inf. 0 there."),
+    ("padding", "value", "padding, 300 nats away", "A token that is not trained has 0 too: exp(300) is inf."),
+    (
+        "both",
+        "gradient",
+        "the gradient through exp, a token filtered twice",
+        "The healthy tokens must keep their gradient, and the filtered one gets 0, not NaN.",
+    ),
+    ("old", "gradient", "the gradient through exp, one filtered in the old pass", "0 times inf is NaN."),
+    ("padding", "gradient", "the gradient through exp, with padding far away", "Padding gets no gradient."),
+)
+"""(which log-probabilities, value or gradient, the case in words, what a wrong answer means)"""
+
+
+def _damaged(seed: int) -> dict[str, dict[str, Tensor]]:
+    """Log-probabilities and masks, healthy and damaged, by the words of _MASKED_CASES."""
+    generator = _generator(seed)
+    old = -2 * torch.rand(2, 4, generator=generator)
+    now = old + 0.2 * torch.randn(2, 4, generator=generator)
+    everything, padded = torch.ones(2, 4, dtype=torch.bool), torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]).bool()
+    filtered = torch.zeros(2, 4, dtype=torch.bool)
+    filtered[0, int(torch.randint(3, (1,), generator=generator))] = True
+    no_now, no_old = now.masked_fill(filtered, -torch.inf), old.masked_fill(filtered, -torch.inf)
+    return {
+        "healthy": {"logprobs": now, "old_logprobs": old, "completion_mask": everything},
+        "both": {"logprobs": no_now, "old_logprobs": no_old, "completion_mask": everything},
+        "now": {"logprobs": no_now, "old_logprobs": old, "completion_mask": everything},
+        "old": {"logprobs": now, "old_logprobs": no_old, "completion_mask": everything},
+        "padding": {"logprobs": now.masked_fill(~padded, 300.0), "old_logprobs": old, "completion_mask": padded},
+    }
+
+
+def _masked_cases(seed: int) -> Sequence[Case]:
+    damaged = _damaged(seed)
+    cases = []
+    for which, look, what, why in _MASKED_CASES:
+        inputs = {**damaged[which], "look": look}
+        cases.append(Case(what, inputs, ratio_in_a_batch(_masked, inputs), why))
+    return cases
+
+
+# The remedy for !!!!!!!! ---------------------------------------------------------------------------------------------
+
+STEPS, LEAST = 12, 10
+"""Steps of a run that judges guards, and how many of them must end in an update."""
+
+
+def _filtered(guards: Switches, seed: int) -> Config:
+    """verl-nan-logprob with eight tokens kept instead of twenty, so that nearly every step meets a filtered one."""
+    draw = seeds.derive(seed, 0, "remedy") % 2**31
+    settings = ("faults.filter_logits.keep=8", f"run.num_steps={STEPS}", f"run.seed={draw}")
+    return scenario("verl-nan-logprob").config().with_(*settings, *HERE).with_guards(guards)
+
+
+class _Outcome(NamedTuple):
+    finite: bool
+    """Whether every weight is."""
+    updates: int
+    readable: bool
+    """Whether the loss of every update was a number."""
+
+
+def _outcome(config: Config) -> _Outcome:
+    """How a run goes, to its end or to the first broken weight."""
+    updates, readable = 0, True
+    for event in train(config):
+        if isinstance(event, Stepped):
+            updates += event.updates
+            readable &= not event.updates or math.isfinite(event.metrics["loss"])
+            if event.metrics.get("weights/nonfinite", 0.0) > 0:
+                return _Outcome(False, updates, readable)
+    return _Outcome(True, updates, readable)
+
+
+def _judge_guards(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
+    guards = guards_of(values["guards"])
+    finite, updates, readable = _outcome(_filtered(guards, seed))
+    why = "A NaN reached the weights all the same. At which link does it come up, and which guard looks there?"
+    yield Finding(finite, "every weight is finite", _word(finite), "yes", "" if finite else why)
+    if not finite:
+        return
+    why = f"Alive, and it learned nothing in {STEPS - updates} of {STEPS} steps: whole batches went for single tokens."
+    many = updates >= LEAST
+    yield Finding(many, f"updates made in {STEPS} steps", str(updates), f"at least {LEAST}", "" if many else why)
+    why = "clamp hands a NaN on, and gives it no gradient: the run lives, and nobody can read its loss any more."
+    yield Finding(readable, "the logged loss is a number", _word(readable), "yes", "" if readable else why)
+
+
+def _word(yes: bool) -> str:
+    return "yes" if yes else "no"
+
+
+# The remedies for a spike --------------------------------------------------------------------------------------------
+
+REMEDIES = {
+    "a": "guards.clip_gradients.max_norm=0.5",
+    "b": "optimizer.learning_rate=*0.1",
+    "c": "loss.epsilon=0.1",
+    "d": "model.precision=bf16",
+    "e": "guards.warm_up=on",
+    "f": "data.num_prompts=8",
+    "g": "guards.skip_nonfinite=on",
+    "h": "guards.skip_spikes=on",
+}
+"""Remedies for bad-batch, all of them cures or decoys of that scenario."""
+_WHYS = {
+    "a": "The norm is logged before clipping, so a harder clip cannot even be seen there. And does AdamW see it?",
+    "b": "The spike is in the loss, before any learning rate has been multiplied with anything.",
+    "c": "Which term of the loss took exp of the distance here? Look at the largest ratio in your run.",
+    "d": "Nothing overflowed: every number is finite in fp32 too. More range than fp32 there is none, and bf16 has "
+    "less "
+    "precision.",
+    "e": "It bounds the first steps. The corrupt sample comes when it likes.",
+    "f": "One of 64 completions instead of one of 32 halves its weight, and its KL is in the thousands.",
+    "g": "Everything is finite: there is nothing that this guard would refuse.",
+    "h": "Set it and look at the step in question: is that update made? What becomes of the corrupt sample?",
+}
+
+
+def _judge_cures(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
+    given = values["cures"]
+    known = isinstance(given, tuple | list | str) and all(isinstance(x, str) and x in REMEDIES for x in given)
+    if not known:
+        why = 'Give the letters in a tuple, as in ("a", "b"); one letter needs a comma behind it.'
+        yield Finding(False, "cures", shown(given), f"letters of {', '.join(REMEDIES)}", why)
+        return
+    stops = {override for (override, *others) in scenario("bad-batch").cures if not others}
+    for letter, override in REMEDIES.items():
+        said, true = letter in given, override in stops
+        got = "keeps it out" if said else "does not"
+        yield Finding(said == true, f"{letter}: {override}", got, "as measured", "" if said == true else _WHYS[letter])
+
+
+LARGEST = Function("largest_log_ratio", _largest_cases)  # a name goes in: there is nothing to permute, pad or scale
+SCALES = Function("scales", _scales_cases, as_floats, (scaled("scale", power=1), _one_overflow_before))
+_FIELDS = ("logprobs", "old_logprobs", "completion_mask")
+MASKED = Function(
+    "log_ratio",
+    _masked_cases,
+    ratio_in_a_batch,
+    (
+        permuted(*_FIELDS),
+        permuted(*_FIELDS, dim=1),
+        repeated(*_FIELDS),
+        padded(mask="completion_mask", logprobs=math.nan, old_logprobs=-1.0),
+        padded(mask="completion_mask", logprobs=-1.0, old_logprobs=-300.0),
+        shifted("logprobs", "old_logprobs"),
+    ),
+)
+REMEDY = Values(("guards",), _judge_guards)
+CURES = Values(("cures",), _judge_cures)

@@ -1,0 +1,134 @@
+"""Anonymous runs to be diagnosed: recorded, stripped of all that a log would not show, in an order that a seed decides.
+
+The eight that ship are those of seed 0, and whoever can run Python can ask for their key: they are for oneself. For a
+grade, `make` others with a seed that is yours alone, and judge within `of_seed`. docs/labs.md tells how.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+from grpo_lab import seeds
+from grpo_lab.config.catalog import preset, scenario
+from grpo_lab.config.schema import Config
+from grpo_lab.events import Event, Started, Stepped, Verdict, to_json
+
+SHIPPED = 0
+"""The seed of the runs in data/recordings."""
+_FAILURES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "explosion": ("train-001", ("run.num_steps=12",)),
+    "optimizer-overflow": ("fp16-adam-epsilon", ()),
+    "nan-logprob": ("verl-nan-logprob", ()),
+    "bad-batch": ("bad-batch", ("run.num_steps=20", "faults.corrupt_sample.at_step=12")),
+    # A trainer rarely logs the exact KL; without it the curves alone do not settle this one.
+    "kl-hidden": ("kl-hinge", ("run.exact_kl=false",)),
+    "sampler-mismatch": ("temperature-ignored", ("run.num_steps=16",)),
+    "lost-unscale": ("lost-unscale", ("run.num_steps=16",)),
+}
+HEALTHY = "healthy"
+CAUSES = (HEALTHY, *_FAILURES)
+"""One of each, named as `gl.diagnose` names them."""
+DECOYS = ("gradient-lost", "stale-rollouts", "nan-reward")
+"""Causes that fit at first sight, and of which there is no run."""
+
+
+def key(seed: int = SHIPPED) -> dict[int, str]:
+    """Which cause each of the runs 1 to 8 of a seed has.
+
+    >>> sorted(key().values()) == sorted(CAUSES) and key(1) != key(2)
+    True
+    """
+    order = list(CAUSES)
+    random.Random(seeds.derive(seed, 0, "mysteries")).shuffle(order)
+    return dict(enumerate(order, start=1))
+
+
+_ASKED_ABOUT: ContextVar[int | None] = ContextVar("mysteries", default=None)
+
+
+@contextmanager
+def of_seed(seed: int) -> Iterator[None]:
+    """Within it, lists are judged by the key of this seed. Whoever grades says which, also where it is SHIPPED.
+
+    >>> with of_seed(731):
+    ...     key_in_force() == key(731)
+    True
+    """
+    token = _ASKED_ABOUT.set(seed)
+    try:
+        yield
+    finally:
+        _ASKED_ABOUT.reset(token)
+
+
+def key_in_force() -> dict[int, str] | None:
+    """The key to judge by, or None where nobody said which and there are other runs than those that ship.
+
+    A learner to whom others were given has them beside the notebook; their key has the instructor.
+    """
+    seed = _ASKED_ABOUT.get()
+    if seed is None and Path(name(1)).exists():  # what `recordings.find` takes first
+        return None
+    return key(SHIPPED if seed is None else seed)
+
+
+def name(number: int) -> str:
+    """What the recording of that number is called."""
+    return f"mystery-{number}"
+
+
+def make(directory: str | Path, seed: int = SHIPPED) -> None:
+    """Train the runs of a seed, about a second each, and leave what a log would show in mystery-1 to mystery-8.
+
+    Raises RunError for a folder that holds them already or cannot be written.
+    """
+    from grpo_lab.runs import run_folder  # loads transformers, which whoever asks for a key alone need not wait for
+    from grpo_lab.runs.session import Session
+
+    for number, cause in key(seed).items():
+        with tempfile.TemporaryDirectory(prefix="grpo-lab-") as scratch:
+            session = Session(_config(cause, seed), Path(scratch) / "run").run()
+            target = Path(directory) / name(number)
+            shown = _as_a_log_shows(session.config, number)
+            run_folder.begin(target, Config.from_dict(shown))
+            (target / run_folder.CONFIG).write_text(json.dumps(shown, indent=2) + "\n", encoding="utf-8")
+            lines = (to_json(_stripped(event, shown)) + "\n" for event in session.events)
+            (target / run_folder.EVENTS).write_text("".join(lines), encoding="utf-8")
+            shutil.copy(session.directory / run_folder.ENVIRONMENT, target)
+
+
+def _config(cause: str, seed: int) -> Config:
+    from grpo_lab.course.trials import HERE
+
+    if cause == HEALTHY:
+        config, overrides = preset("stable"), ("run.num_steps=20", "data.num_prompts=8")
+    else:
+        failure, overrides = _FAILURES[cause]
+        config = scenario(failure).config()
+    return config.with_(*overrides, *HERE, f"run.seed={seed}")
+
+
+def _as_a_log_shows(config: Config, number: int) -> dict[str, Any]:
+    """The length of the run and the size of its batch. What is left out has no value here, also not a default one."""
+    kept = ("tasks", "num_prompts", "num_generations")
+    data = {setting: getattr(config.data, setting) for setting in kept}
+    return {"run": {"name": name(number), "num_steps": config.run.num_steps}, "data": data}
+
+
+def _stripped(event: Event, shown: dict[str, Any]) -> Event:
+    """Without the settings, and without the names of who acted: faults are among them."""
+    if isinstance(event, Started):
+        return dataclasses.replace(event, config=shown)
+    if isinstance(event, Stepped):
+        metrics = {metric: value for metric, value in event.metrics.items() if metric != "beta"}
+        return dataclasses.replace(event, actions=(), verdict=Verdict.KEEP.name, metrics=metrics)
+    return event

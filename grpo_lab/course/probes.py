@@ -1,0 +1,267 @@
+"""How a function of an answer is called, and what is kept of it: a value, a gradient, the updates that it makes.
+
+A probe runs beside the answer, where a grader shuts both in. So it knows nothing of what is right, draws no verdict,
+and what it gives is data. A grader names one by its name in this module.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo_lab.algorithm import kl
+from grpo_lab.algorithm.batch import Batch
+from grpo_lab.course.exercises import call
+from grpo_lab.events import Verdict
+from grpo_lab.training.interventions import Outcome
+
+Asked = Callable[..., Any]
+Inputs = Mapping[str, Any]
+
+# Values and gradients ------------------------------------------------------------------------------------------------
+
+
+def by_delta(function: Asked, inputs: Inputs) -> Any:
+    """`function(delta)`: by `inputs["look"]` its value, its gradient, or the value as a multiple of delta² / 2.
+
+    The multiple is given to one decimal, because near 0 several right ways to compute it differ in the next one.
+    """
+    delta = _leaf(inputs, "delta")
+    found = function(delta)
+    if inputs["look"] == "multiple":
+        return (_tensor(found) / (delta.square() / 2)).round(decimals=1)
+    return found if inputs["look"] == "value" else _gradient(found, delta)
+
+
+def by_logprobs(function: Asked, inputs: Inputs) -> Any:
+    """`function(**inputs)`, or by `inputs["look"]` the gradient of its sum by `logprobs`."""
+    logprobs = _leaf(inputs, "logprobs")
+    given = {name: value for name, value in inputs.items() if name != "look"}
+    found = function(**{**given, "logprobs": logprobs})
+    return found if inputs["look"] == "value" else _gradient(found, logprobs)
+
+
+def value_and_gradient(function: Asked, inputs: Inputs) -> dict[str, Any]:
+    """The loss that `function(**inputs)` is, and what it hands back to `logprobs`."""
+    logprobs = inputs["logprobs"].clone().requires_grad_()
+    found = _tensor(function(**{**inputs, "logprobs": logprobs}))
+    loss = found.detach().clone()  # who changes it in place below changes no value
+    return {"loss": loss.item() if loss.numel() == 1 else loss, "gradient": _gradient(found, logprobs)}
+
+
+def in_a_batch(function: Asked, inputs: Inputs) -> Any:
+    """`function(logprobs, batch)`, or by `inputs["look"]` the gradient of its sum by `logprobs`."""
+    return _in_a_batch(function, inputs, lambda found: found)
+
+
+def ratio_in_a_batch(function: Asked, inputs: Inputs) -> Any:
+    """The same for a log-ratio; the gradient is that of the ratios, through exp."""
+    return _in_a_batch(function, inputs, Tensor.exp)
+
+
+def _in_a_batch(function: Asked, inputs: Inputs, then: Callable[[Tensor], Tensor]) -> Any:
+    logprobs = _leaf(inputs, "logprobs")
+    found = function(logprobs, one_group(inputs))
+    return found if inputs["look"] == "value" else _gradient(then(_tensor(found)), logprobs)
+
+
+def one_group(given: Mapping[str, Tensor]) -> Batch:
+    """One prompt and its completions, with these (B, T) fields; `old_logprobs` stands in for those left out.
+
+    >>> one_group({"old_logprobs": torch.zeros(2, 3)}).completion_mask.shape
+    torch.Size([2, 3])
+    """
+    old = given["old_logprobs"]
+    rows, width = old.shape
+    return Batch(
+        prompt_ids=torch.zeros(1, 3, dtype=torch.long),
+        prompt_mask=torch.ones(1, 3, dtype=torch.long),
+        group=torch.zeros(rows, dtype=torch.long),
+        completions=torch.zeros(rows, width, dtype=torch.long),
+        completion_mask=given.get("completion_mask", torch.ones(rows, width, dtype=torch.bool)),
+        sampling_logprobs=given.get("sampling_logprobs", old),
+        entropy=torch.zeros(rows, width),
+        old_logprobs=old,
+        ref_logprobs=given.get("ref_logprobs", old),
+    )
+
+
+def by_estimator(function: Asked, inputs: Inputs) -> Any:
+    """`function(theta, log_ref, estimator)`, with logits that a gradient can be taken by, and the estimator named."""
+    theta = inputs["theta"].clone().requires_grad_()
+    return function(theta, inputs["log_ref"], kl.ESTIMATORS[inputs["estimator"]])
+
+
+def _tensor(found: Any) -> Tensor:
+    """Raises TypeError, in words for who wrote the answer, for anything else than a tensor."""
+    if not isinstance(found, Tensor):
+        raise TypeError(f"{_kind(found)} is returned, where a tensor made from the tensors handed in is expected")
+    return found
+
+
+def _kind(found: Any) -> str:
+    return "nothing" if found is None else f"a value of type {type(found).__name__}"
+
+
+def _gradient(found: Any, by: Tensor) -> Tensor:
+    """Of the sum. 0 where nothing leads back, as for what was detached: such an answer can be judged like any other."""
+    if not _tensor(found).requires_grad:
+        return torch.zeros_like(by)
+    (gradient,) = torch.autograd.grad(found.sum(), by, allow_unused=True, materialize_grads=True)
+    return gradient
+
+
+def _leaf(inputs: Inputs, name: str) -> Tensor:
+    """A tensor of the inputs, to take the gradient by where one is asked for."""
+    return inputs[name].clone().requires_grad_(inputs["look"] == "gradient")
+
+
+# Functions and plain values ------------------------------------------------------------------------------------------
+
+CURVES: dict[str, Callable[[float], float]] = {"x³": lambda x: x**3, "exp": math.exp, "|x|": abs}
+
+
+def of_a_curve(function: Asked, inputs: Inputs) -> Any:
+    """`function(f, x, h)`, with a curve that is named, stretched and raised.
+
+    >>> of_a_curve(lambda f, x, h: f(x + h), {"curve": "x³", "stretch": 2.0, "height": 1.0, "x": 2.0, "h": 1.0})
+    55.0
+    """
+    curve = CURVES[inputs["curve"]]
+    return function(lambda x: inputs["stretch"] * curve(x) + inputs["height"], inputs["x"], inputs["h"])
+
+
+def as_a_bool(function: Asked, inputs: Inputs) -> Any:
+    """What is returned, as a bool where it is a tensor with one element."""
+    found = function(**inputs)
+    return bool(found) if isinstance(found, Tensor) and found.numel() == 1 else found
+
+
+def as_floats(function: Asked, inputs: Inputs) -> Any:
+    """What is returned, as a list of float, whatever kind of numbers and of collection it is."""
+    found = function(**inputs)
+    return [float(number) for number in found] if isinstance(found, Iterable) else found
+
+
+# Guards --------------------------------------------------------------------------------------------------------------
+
+
+def one_norm(guard: Asked, inputs: Inputs) -> Any:
+    """The verdict of a new guard on one norm, or the number in its reason that comes nearest to the norm."""
+    outcome = _outcome(guard(), inputs["grad_norm"])
+    if inputs["look"] == "verdict":
+        return Verdict(outcome.verdict).name
+    numbers = [float(number) for number in re.findall(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?", str(outcome.reason))]
+    return min(numbers, key=lambda number: abs(number - inputs["grad_norm"]), default="no number in it")
+
+
+def norms_in_turn(guard: Asked, inputs: Inputs) -> dict[str, Any]:
+    """What one guard says of norms that come one after another, and whether it says why."""
+    mine = guard()
+    outcomes = [_outcome(mine, norm, index) for index, norm in enumerate(inputs["norms"])]
+    return {
+        "verdicts": [Verdict(outcome.verdict).name for outcome in outcomes],
+        "reasons": [bool(outcome.reason) for outcome in outcomes],
+    }
+
+
+def _outcome(guard: Any, norm: float, index: int = 0) -> Outcome:
+    """What a guard says of a norm. Raises TypeError, in words for who wrote it, for what is no guard."""
+    if not callable(guard):
+        raise TypeError(f"{_kind(guard)} is what calling it gives, where a guard is expected: write a class")
+    outcome = guard("the policy", SimpleNamespace(grad_norm=norm, index=index, update=0))
+    if not isinstance(outcome, Outcome):
+        raise TypeError(f"{_kind(outcome)} is returned, where an Outcome is expected, as in `return Outcome(value)`")
+    return outcome
+
+
+# Updates -------------------------------------------------------------------------------------------------------------
+
+
+def step_or_not(function: Asked, inputs: Inputs) -> dict[str, Any]:
+    """How far a decision moves weights whose moments an earlier step has filled, and what is returned."""
+    weight = torch.nn.Parameter(torch.ones_like(inputs["gradient"]))
+    optimizer = torch.optim.AdamW([weight], lr=0.1, weight_decay=0.0)
+    weight.grad = inputs["earlier"].clone()
+    optimizer.step()
+    before = weight.detach().clone()
+    weight.grad = inputs["gradient"].clone()
+    returned = function(optimizer, inputs["norm"], inputs["limit"])
+    return {"weights moved by": weight.detach() - before, "returned": returned}
+
+
+def updates_made(function: Asked, inputs: Inputs) -> dict[str, Any]:
+    """`function(parts, loss_of, optimizer)`: how many updates are made of a batch in parts, and with which gradient."""
+    weight = inputs["weight"].clone().requires_grad_()
+    weight.grad = torch.full_like(weight, 7.0)  # left over from the update before
+    sizes = inputs["sizes"].tolist()
+    parts = [
+        SimpleNamespace(x=x, mask=mask)
+        for x, mask in zip(inputs["x"].split(sizes), inputs["mask"].split(sizes), strict=True)
+    ]
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    seen = _seen(optimizer, weight)
+    function(parts, lambda part: (part.x @ weight).square(), optimizer)
+    return {"updates": len(seen), "gradient of the last one": seen[-1] if seen else torch.zeros_like(weight)}
+
+
+def gradients_left(function: Asked, inputs: Inputs) -> dict[str, Any]:
+    """Calls it once a micro-batch: the gradients it leaves, and those it was given, which are not its to change."""
+    parameters = [torch.nn.Parameter(torch.zeros_like(gradient)) for gradient in inputs["micro_batches"][0]]
+    for gradients in inputs["micro_batches"]:
+        function(parameters, gradients)
+    given = [gradient for gradients in inputs["micro_batches"] for gradient in gradients]
+    return {"left in .grad": [parameter.grad for parameter in parameters], "given": given}
+
+
+def updates_in_turn(function: Asked, inputs: Inputs) -> dict[str, Any]:
+    """Calls it once for each batch, on one linear model and one AdamW, whose moments the first one fills."""
+    weight = torch.nn.Parameter(inputs["weight"].clone())
+    optimizer = torch.optim.AdamW([weight], lr=0.1, weight_decay=0.0)
+    seen = _seen(optimizer, weight)
+    norms = []
+    for batch in inputs["batches"]:
+        micro_batches = [lambda x=x: (x @ weight).sum() for x in batch]
+        norms.append(function([weight], optimizer, micro_batches))
+    return {"weight": weight.detach(), "norms": norms, "optimizer steps": len(seen)}
+
+
+def _seen(optimizer: torch.optim.Optimizer, weight: Tensor) -> list[Tensor]:
+    """The gradient of a weight at each step of an optimizer from now on; 0 where there is none."""
+    seen: list[Tensor] = []
+
+    def keep(*_: Any) -> None:
+        seen.append(torch.zeros_like(weight) if weight.grad is None else weight.grad.detach().clone())
+
+    optimizer.register_step_pre_hook(keep)
+    return seen
+
+
+PROBES = {
+    probe.__name__: probe
+    for probe in (
+        call,
+        by_delta,
+        by_logprobs,
+        value_and_gradient,
+        in_a_batch,
+        ratio_in_a_batch,
+        by_estimator,
+        of_a_curve,
+        as_a_bool,
+        as_floats,
+        one_norm,
+        norms_in_turn,
+        step_or_not,
+        updates_made,
+        gradients_left,
+        updates_in_turn,
+    )
+}
+"""All that an exercise may name."""

@@ -1,0 +1,177 @@
+"""What must hold between two calls of a function: from a case another one, and its right answer from the first one's.
+
+Nobody asks the right function again: rows in another order give rows in that order, padding changes nothing, and what
+does not depend on a scale does not see it. A relation gives the case itself where it has nothing to say of it.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from grpo_lab.course.exercises import Case, Relation
+
+FACTORS = (0.25, 0.5, 2.0, 4.0)
+"""Powers of two: scaling by them is exact."""
+LINES = {0: "rows", 1: "columns"}
+T = TypeVar("T")
+
+
+def applied(relations: Sequence[Relation], case: Case, draw: random.Random) -> Case:
+    """The case after one or more of the relations that say something of it, drawn at random; itself where none does."""
+    wanted = draw.randint(1, len(relations)) if relations else 0
+    for relation in draw.sample(relations, len(relations)):
+        if wanted and (other := relation(case, draw)) is not case:
+            case, wanted = other, wanted - 1
+    return case
+
+
+def changed(case: Case, how: str, expected: Any, **inputs: Any) -> Case:
+    """The case with other inputs, another right answer, and words that say what was changed."""
+    return case._replace(what=f"{case.what}, {how}", inputs={**case.inputs, **inputs}, expected=expected)
+
+
+def permuted(*names: str, dim: int = 0, result: bool = True) -> Relation:
+    """These inputs in another order along `dim`, and with `result` all tensors of the right answer alike.
+
+    >>> case = permuted("x")(Case("x", {"x": torch.tensor([1, 2])}, torch.tensor([3, 4]), ""), random.Random(0))
+    >>> case.what, case.inputs["x"].tolist(), case.expected.tolist()
+    ('x, rows in another order', [2, 1], [4, 3])
+    """
+
+    def relation(case: Case, draw: random.Random) -> Case:
+        order = reordered(case.inputs[names[0]].shape[dim], draw)
+        if len(order) < 2:
+            return case
+        return _along(case, names, f"{LINES[dim]} in another order", lambda x: x[_at(dim, order)], dim, result)
+
+    return relation
+
+
+def repeated(*names: str, dim: int = 0, result: bool = True) -> Relation:
+    """Every row or column of these inputs twice, and with `result` of the right answer alike."""
+
+    def relation(case: Case, draw: random.Random) -> Case:
+        return _along(case, names, f"{LINES[dim]} given twice", lambda x: torch.cat([x, x], dim), dim, result)
+
+    return relation
+
+
+def padded(mask: str = "", result: bool = True, **fills: float) -> Relation:
+    """More columns of these inputs, each of one number, and masked; with `result` the right answer is 0 there."""
+
+    def relation(case: Case, draw: random.Random) -> Case:
+        more = draw.randint(1, 4)
+        inputs = {name: _wider(case.inputs[name], more, fill) for name, fill in fills.items()}
+        if mask:
+            inputs[mask] = _wider(case.inputs[mask], more, 0)
+        expected = _tensors(case.expected, 1, lambda x: _wider(x, more, 0)) if result else case.expected
+        return changed(case, f"{more} more columns", expected, **inputs)
+
+    return relation
+
+
+def scaled(*names: str, power: int = 0) -> Relation:
+    """These inputs times a factor above 0, which the right answer is multiplied by `power` times."""
+
+    def relation(case: Case, draw: random.Random) -> Case:
+        factor = draw.choice(FACTORS)
+        inputs = {name: times(case.inputs[name], factor) for name in names}
+        return changed(case, f"{' and '.join(names)} times {factor:g}", times(case.expected, factor**power), **inputs)
+
+    return relation
+
+
+def shifted(*names: str, by: Sequence[float] = (-2.0, -1.0, -0.5)) -> Relation:
+    """The same number added to all of these inputs, which only their differences should be seen of."""
+
+    def relation(case: Case, draw: random.Random) -> Case:
+        amount = draw.choice(by)
+        inputs = {name: case.inputs[name] + amount for name in names}
+        return changed(case, f"{' and '.join(names)} moved by {amount:g}", case.expected, **inputs)
+
+    return relation
+
+
+def without_use(*names: str) -> Relation:
+    """NaN in inputs that the function has no use for."""
+
+    def relation(case: Case, draw: random.Random) -> Case:
+        inputs = {name: torch.full_like(case.inputs[name], math.nan) for name in names}
+        return changed(case, f"NaN in {' and '.join(names)}", case.expected, **inputs)
+
+    return relation
+
+
+def elementwise(name: str) -> Relation:
+    """The elements of an input in another order and another shape; the right answer alike, element by element."""
+
+    def relation(case: Case, draw: random.Random) -> Case:
+        count = case.inputs[name].numel()
+        order = reordered(count, draw)
+        shape = draw.choice([(count,), (count, 1), (1, count), *([] if count % 2 else [(2, count // 2)])])
+        expected, given = (x.reshape(-1)[order].reshape(shape) for x in (case.expected, case.inputs[name]))
+        return changed(case, f"in another order and as {shape}", expected, **{name: given})
+
+    return relation
+
+
+def reordered(count: int, draw: random.Random) -> list[int]:
+    """The numbers below `count` in another order than their own.
+
+    >>> reordered(2, random.Random(0)), reordered(1, random.Random(0))
+    ([1, 0], [0])
+    """
+    order = list(range(count))
+    while count > 1 and order == sorted(order):
+        draw.shuffle(order)
+    return order
+
+
+def times(value: T, factor: float) -> T:
+    """Every float of some data, and every tensor of them, times a factor.
+
+    >>> times({"a": [1.5, True, "x"]}, 2.0)
+    {'a': [3.0, True, 'x']}
+    """
+
+    def product(x: Any) -> Any:
+        if isinstance(x, Tensor) and not x.is_floating_point():
+            return x
+        return x * factor if isinstance(x, Tensor | float) else x
+
+    return mapped(value, product)
+
+
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Data with each tensor, number and text changed, in the collections that they are in."""
+    if isinstance(value, Mapping):
+        return {name: mapped(item, change) for name, item in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(mapped(item, change) for item in value)
+    return change(value)
+
+
+def _along(
+    case: Case, names: Sequence[str], how: str, change: Callable[[Tensor], Tensor], dim: int, result: bool
+) -> Case:
+    expected = _tensors(case.expected, dim, change) if result else case.expected
+    return changed(case, how, expected, **{name: change(case.inputs[name]) for name in names})
+
+
+def _tensors(value: Any, dim: int, change: Callable[[Tensor], Tensor]) -> Any:
+    """Data with each tensor changed that has this dimension; a number for all rows has none."""
+    return mapped(value, lambda x: change(x) if isinstance(x, Tensor) and x.dim() > dim else x)
+
+
+def _at(dim: int, order: Sequence[int]) -> tuple[Any, ...]:
+    return (*[slice(None)] * dim, list(order))
+
+
+def _wider(rows: Tensor, more: int, fill: float) -> Tensor:
+    return torch.cat([rows, torch.full((len(rows), more), fill).to(rows.dtype)], dim=1)

@@ -1,0 +1,230 @@
+"""The tiny model that ships with the package, from nothing to its files: half-taught, so that GRPO has work to do."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+from grpo_lab import seeds
+from grpo_lab.models.loading import quiet, sha256
+from grpo_lab.tasks import tasks
+from grpo_lab.tasks.tasks import Problem, Tasks
+
+CHECKED_FILES = ("model.safetensors", "tokenizer.json")
+END, PAD = "<|endoftext|>", "<|pad|>"
+IGNORED = -100  # the label that transformers' loss leaves out
+
+# Found once: where this recipe, with seed 0, answers about 30 % of the held-out problems when sampled at T = 1.
+NUM_STEPS = 1140
+# A teacher who slips leaves a model that knows more than it says: it is robust, and RL can sharpen it. One that is
+# merely stopped early on right answers is brittle: GRPO's first steps at 3e-4 cost it a third to half of its accuracy.
+SLIPS = 0.5
+BATCH_SIZE = 64
+LEARNING_RATE = 1e-3
+WARM_UP_STEPS = 50
+NUM_THREADS = 1  # fixed, because another number of threads gives other bits
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a byte, in GPT-2's order, and two special tokens: 258 in all.
+
+    Without merges every digit stays a token of its own. Id 0 is `!`, as in GPT-2 and Qwen: what greedy decoding prints
+    once the logits are NaN.
+
+    >>> build_tokenizer()("1+2=!").input_ids
+    [16, 10, 17, 28, 0]
+    """
+    # GPT-2 numbers its byte alphabet by code point: the printable bytes first, then stand-ins for the others.
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(BPE(vocab={character: place for place, character in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=END,
+        eos_token=END,
+        pad_token=PAD,
+        padding_side="left",
+        model_max_length=64,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def build_config(tokenizer: PreTrainedTokenizerFast) -> GPT2Config:
+    """GPT-2 with four layers of 128: 0.8 million parameters, dropout 0.1 as in the original."""
+    return GPT2Config(
+        vocab_size=len(tokenizer),
+        n_positions=64,
+        n_embd=128,
+        n_layer=4,
+        n_head=4,
+        resid_pdrop=0.1,
+        embd_pdrop=0.1,
+        attn_pdrop=0.1,
+        bos_token_id=token_id(tokenizer, END),
+        eos_token_id=token_id(tokenizer, END),
+        pad_token_id=token_id(tokenizer, PAD),
+    )
+
+
+def token_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
+    """The id of a token that is known to be there."""
+    return tokenizer.get_vocab()[token]
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, problems: Sequence[Problem]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and labels, both (N, T): prompt, answer, end; only answer and end are labelled.
+
+    Padded on the right: a causal model never looks there, and positions count from 0 in every row, as they must for
+    the left-padded prompts of a rollout too.
+    """
+    prompts = tokenizer([problem.prompt for problem in problems]).input_ids
+    answers = tokenizer([problem.columns["answer"] + END for problem in problems]).input_ids
+    width = max(len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True))
+    tokens = torch.full((len(problems), width), token_id(tokenizer, PAD))
+    labels = torch.full((len(problems), width), IGNORED)
+    for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        start, end = len(prompt), len(prompt) + len(answer)
+        tokens[row, :end] = torch.tensor(prompt + answer)
+        labels[row, start:end] = torch.tensor(answer)
+    return tokens, labels
+
+
+def token_losses(model: GPT2LMHeadModel, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The negative log-probability of each labelled token, 0 elsewhere: (N, T), (N, T) -> (N, T - 1)."""
+    logits = model(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits[:, :-1]
+    return F.cross_entropy(logits.transpose(1, 2), labels[:, 1:], ignore_index=IGNORED, reduction="none")
+
+
+@torch.no_grad()
+def sampled_accuracy(model: GPT2LMHeadModel, tokens: torch.Tensor, labels: torch.Tensor) -> float:
+    """The share of problems answered exactly when sampling at T = 1: not an estimate but its expectation.
+
+    A sample is exact with the probability of its answer and the end, the product over their tokens; so no sampling is
+    needed, and no noise hides whether a recipe hits its mark.
+    """
+    model.eval()
+    return token_losses(model, tokens, labels).sum(-1).neg().exp().mean().item()
+
+
+@contextmanager
+def reproducible(seed: int) -> Iterator[None]:
+    """Random numbers and thread count fixed inside, and given back as they were.
+
+    Dropout and initial weights draw from torch's global generator on the CPU, so it is that one, and only that one,
+    which is seeded here.
+    """
+    num_threads = torch.get_num_threads()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seeds.derive(seed, 0, "build-tiny"))
+        torch.set_num_threads(NUM_THREADS)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(num_threads)
+
+
+def slipped(problem: Problem, generator: random.Random) -> Problem:
+    """The problem as the teacher answers it: in half the cases one digit of the answer is any digit."""
+    if generator.random() >= SLIPS:
+        return problem
+    digits = list(problem.columns["answer"])
+    digits[generator.randrange(len(digits))] = generator.choice("0123456789")
+    return replace(problem, columns={"answer": "".join(digits)})
+
+
+def teach(
+    model: GPT2LMHeadModel,
+    tokenizer: PreTrainedTokenizerFast,
+    problems: Tasks,
+    seed: int,
+    num_steps: int,
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    """Supervised steps on a slipping teacher's answers.
+
+    The learning rate warms up and stays: letting it fall leaves a model that one larger step of GRPO throws off.
+    """
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    model.train()
+    for step in range(num_steps):
+        optimizer.param_groups[0]["lr"] = LEARNING_RATE * min((step + 1) / WARM_UP_STEPS, 1.0)
+        slips = random.Random(seeds.derive(seed, step, "slips"))
+        batch = [slipped(problem, slips) for problem in problems.batch(seed, step, BATCH_SIZE)]
+        tokens, labels = encode(tokenizer, batch)
+        loss = token_losses(model, tokens, labels).sum() / (labels != IGNORED).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if progress is not None:
+            progress(step + 1, num_steps)
+
+
+def build_tiny(
+    directory: Path,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+    num_steps: int = NUM_STEPS,
+) -> dict[str, Any]:
+    """Train the tiny model on addition and write it, its tokenizer and a README to `directory`; about two minutes.
+
+    The same seed gives the same weights on one machine; other processors round otherwise, and end close by.
+    `progress` is called with (steps done, steps in all). Returns what was measured: accuracy, parameters, checksums.
+    """
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)  # before the training, which would be lost if this failed after it
+    problems = tasks.addition()
+    tokenizer = build_tokenizer()
+    with reproducible(seed):
+        model = GPT2LMHeadModel(build_config(tokenizer))
+        teach(model, tokenizer, problems, seed, num_steps, progress)
+        accuracy = sampled_accuracy(model, *encode(tokenizer, problems.held_out))
+    with quiet():
+        model.save_pretrained(directory)
+        tokenizer.save_pretrained(directory)
+    built = {
+        "seed": seed,
+        "num_steps": num_steps,
+        "accuracy": accuracy,
+        "parameters": model.num_parameters(),
+        "sha256": {name: sha256(directory / name) for name in CHECKED_FILES},
+    }
+    (directory / "README.md").write_text(readme(built), encoding="utf-8")
+    return built
+
+
+def readme(built: dict[str, Any]) -> str:
+    """The page beside the weights: where they come from and how to make and check them again."""
+    checksums = "\n".join(f"{checksum}  {name}" for name, checksum in built["sha256"].items())
+    return f"""# tiny-gpt2
+
+A GPT-2 of {built["parameters"]:,} parameters (4 layers of 128, 4 heads, 64 positions; one token a byte, 258 in all),
+trained from scratch on sums of two numbers from 0 to 99. It is half-taught on purpose, so that GRPO has something to
+sharpen: in {SLIPS:.0%} of the training answers one digit was replaced by a random one, and training stops early.
+
+| | |
+|---|---|
+| origin | random weights; no other model or data went in |
+| command | `grpo-lab models build tiny` |
+| seed | {built["seed"]} |
+| training | {built["num_steps"]} supervised steps of {BATCH_SIZE} problems, AdamW, learning rate {LEARNING_RATE} |
+| accuracy | {built["accuracy"]:.1%} of 500 held-out problems exact, sampled at T = 1 (its expectation) |
+| licence | Apache-2.0 |
+
+The same seed gives the same bits on one machine; another processor rounds otherwise and ends close by.
+Checksums, for `sha256sum --check`:
+
+```
+{checksums}
+```
+"""

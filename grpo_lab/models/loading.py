@@ -1,0 +1,225 @@
+"""Models and tokenizers by name, folder or hub id, in one of five precisions; every failure says what to do instead."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import warnings
+from collections.abc import Iterator, Sized
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers  # and no name of it: each imports all that models need, for a second and more
+from huggingface_hub import HfApi
+from huggingface_hub.errors import RepositoryNotFoundError
+from huggingface_hub.utils import logging as hub_logging
+from transformers.utils import logging as transformers_logging
+
+from grpo_lab.errors import ModelError, unknown
+from grpo_lab.models.precision import PRECISIONS, widen_products
+from grpo_lab.models.registry import MODELS
+
+HUB_PATIENCE = 10.0
+"""Seconds to wait for the hub's answer."""
+
+
+def load(
+    name: str, precision: str = "fp32", device: str = "cpu"
+) -> tuple[transformers.PreTrainedModel, transformers.PreTrainedTokenizerFast]:
+    """A model in eval mode and its tokenizer, padding on the left.
+
+    `name` is one of `MODELS`, a local folder or a hub id; only a hub id touches the network. Raises `ModelError` for
+    what cannot be found, read or trusted: weights that are missing or not finite among them.
+    """
+    if precision not in PRECISIONS:
+        raise unknown("precision", precision, PRECISIONS)
+    target = resolve_device(device)
+    source = locate(name)
+    with quiet():
+        local = isinstance(source, Path) or not _hub_has(source)
+        model = _load_model(source, PRECISIONS[precision].weights, local)
+        tokenizer = _load_tokenizer(source, local)
+    _check_finite(model, source)
+    _check_vocabulary(model, tokenizer, source)
+    if target.type == "cpu" and PRECISIONS[precision].weights == torch.float16:
+        widen_products(model)
+    return model.to(target).eval(), tokenizer  # pyright: ignore[reportArgumentType]
+
+
+def locate(name: str) -> Path | str:
+    """The folder that `name` means, or `name` itself if it can only be a hub id."""
+    if name in MODELS:
+        known = MODELS[name]
+        if not known.present:
+            raise ModelError(f"model {name!r} is not at {known.path}; get it with `{known.origin}`")
+        _check_folder(known.path)
+        return known.path
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        _check_folder(folder)
+        return folder
+    # A hub id is "name" or "owner/name" in these characters; anything else can only have meant a folder.
+    if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name, re.ASCII):
+        raise ModelError(f"no folder {name!r}; give a folder, a hub id, or one of: {', '.join(MODELS)}")
+    return name
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder that lacks a file every model needs, before transformers guesses one."""
+    needed = {
+        "a config.json": ("config.json",),
+        "weights (*.safetensors)": ("*.safetensors",),
+        "a tokenizer (tokenizer.json)": ("tokenizer.json", "tokenizer.model", "vocab.json"),
+    }
+    for what, patterns in needed.items():
+        if not any(path.is_file() for pattern in patterns for path in folder.glob(pattern)):
+            raise ModelError(f"{folder}: has no {what.removeprefix('a ')}; {_way_out(folder)}")
+
+
+def _hub_has(name: str) -> bool:
+    """Ask the hub once; where it cannot be reached, only what was loaded before can be had.
+
+    Without this transformers would ask again and again, for half a minute, before it said that it is offline.
+    """
+    try:
+        HfApi().model_info(name, timeout=HUB_PATIENCE)
+    except RepositoryNotFoundError as error:
+        known = ", ".join(MODELS)
+        raise ModelError(
+            f"{name}: neither a folder here nor a model on the hub; give either, or one of: {known}"
+        ) from error
+    except Exception:  # of any type: the hub's client raises what its transport raises
+        return False
+    return True
+
+
+def _load_model(source: Path | str, dtype: torch.dtype, local: bool) -> transformers.PreTrainedModel:
+    """The model alone; what transformers would fill with random numbers is an error here."""
+    try:
+        # Only safetensors: the older .bin format runs code when it is read.
+        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            source, dtype=dtype, use_safetensors=True, output_loading_info=True, local_files_only=local
+        )
+    except Exception as error:  # of any type: config, safetensors and hub each raise their own
+        raise _unreadable("model", source, error) from error
+    model, info = loaded
+    if missing := sorted(info["missing_keys"]):
+        raise ModelError(
+            f"{source}: {len(missing)} weights are not in the file, first {missing[0]}; save the model again"
+        )
+    return model
+
+
+def _load_tokenizer(source: Path | str, local: bool) -> transformers.PreTrainedTokenizerFast:
+    """The tokenizer alone, ready to pad prompts on the left."""
+    try:
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(source, padding_side="left", local_files_only=local)
+    except Exception as error:  # the tokenizers library raises plain Exception
+        raise _unreadable("tokenizer", source, error) from error
+    if tokenizer.eos_token is None:
+        raise ModelError(f"{source}: the tokenizer has no eos_token, so no completion could end; set one and save it")
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token  # harmless: masks are made from positions, never from token ids
+    return tokenizer
+
+
+def _unreadable(what: str, source: Path | str, error: Exception) -> ModelError:
+    """The error for a model or tokenizer that could not be loaded, with its cause in one line."""
+    cause = (str(error).strip() or "no message").splitlines()[0]
+    return ModelError(f"{source}: cannot load the {what} ({type(error).__name__}: {cause}); {_way_out(source)}")
+
+
+def _way_out(source: Path | str) -> str:
+    """What to do about a model that is not whole or not there."""
+    for known in MODELS.values():
+        if source == known.path:
+            return f"get it again with `{known.origin}`"
+    if isinstance(source, Path):
+        return "save model and tokenizer there with save_pretrained"
+    return f"no such folder, so it was tried as a hub id; go online, give a folder, or one of: {', '.join(MODELS)}"
+
+
+def _check_finite(model: transformers.PreTrainedModel, source: Path | str) -> None:
+    """Refuse NaN and inf, in the precision loaded: a large fp32 weight may be inf in fp16."""
+    for name, weight in model.named_parameters():
+        if not weight.isfinite().all():
+            count = int((~weight.isfinite()).sum())
+            dtype = str(weight.dtype).removeprefix("torch.")
+            raise ModelError(
+                f"{source}: {count} of {weight.numel()} values of {name} are not finite in {dtype}; "
+                "take an earlier checkpoint or another precision"
+            )
+
+
+def _check_vocabulary(model: transformers.PreTrainedModel, tokenizer: Sized, source: Path | str) -> None:
+    """Refuse a tokenizer with ids that the model has no embedding for: on CUDA they would kill the context."""
+    embeddings: Any = model.get_input_embeddings()
+    rows = embeddings.weight.shape[0]
+    if len(tokenizer) > rows:
+        raise ModelError(
+            f"{source}: the tokenizer has {len(tokenizer)} tokens, the model {rows}; use its own tokenizer"
+        )
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device of that name; "auto" is CUDA where there is one, else the CPU.
+
+    >>> resolve_device("cpu")
+    device(type='cpu')
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)  # a name can be right and the device absent
+    except (RuntimeError, AssertionError) as error:
+        cause = str(error).splitlines()[0]
+        raise ModelError(f"device {name!r} cannot be used here ({cause}); choose auto or cpu") from error
+    return device
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars and no warnings of transformers inside; settings are given back as they were."""
+    verbosity, hub_verbosity = transformers_logging.get_verbosity(), hub_logging.get_verbosity()
+    had_bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    hub_logging.set_verbosity_error()  # it would report each retry when offline
+    transformers_logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        hub_logging.set_verbosity(hub_verbosity)
+        if had_bars:
+            transformers_logging.enable_progress_bar()
+
+
+def verify(directory: str | Path) -> None:
+    """Compare the files in a model's folder with the checksums in its README; raises `ModelError` at a difference."""
+    directory = Path(directory)
+    try:
+        text = (directory / "README.md").read_text(encoding="utf-8")
+        listed = re.findall(r"^([0-9a-f]{64})  (\S+)$", text, re.MULTILINE)
+        found = {name: sha256(directory / name) for _, name in listed}
+    except OSError as error:
+        raise ModelError(
+            f"{directory}: cannot be checked ({error.strerror}: {error.filename}); {_way_out(directory)}"
+        ) from error
+    if not listed:
+        raise ModelError(f"{directory}/README.md: lists no checksums; {_way_out(directory)}")
+    for expected, name in listed:
+        if found[name] != expected:
+            raise ModelError(
+                f"{directory / name}: SHA-256 is {found[name]}, its README says {expected}; {_way_out(directory)}"
+            )
+
+
+def sha256(path: Path) -> str:
+    """The checksum of a file, as `sha256sum` prints it."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,61 @@
+"""Models with a short name: where their files are, how large they are, and the command that makes or fetches each."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from grpo_lab.paths import data_directory
+
+
+@dataclass(frozen=True)
+class KnownModel:
+    """A model with a short name here: its folder, its size, the command that makes it, and whether it is shipped."""
+
+    name: str
+    folder: str
+    parameters: int
+    origin: str
+    shipped: bool
+
+    @property
+    def path(self) -> Path:
+        """Where its files are, or would be."""
+        return (data_directory() if self.shipped else cache_directory()) / "models" / self.folder
+
+    @property
+    def present(self) -> bool:
+        """Whether its files are there."""
+        return (self.path / "config.json").is_file()
+
+
+MODELS: dict[str, KnownModel] = {
+    "tiny": KnownModel("tiny", "tiny-gpt2", 834_560, "grpo-lab models build tiny", shipped=True),
+    "smollm2-135m": KnownModel(
+        "smollm2-135m", "smollm2-135m", 134_515_008, "grpo-lab models fetch smollm2-135m", shipped=False
+    ),
+}
+
+
+def cache_directory() -> Path:
+    """Where fetched models are kept: `GRPO_LAB_CACHE`, or grpo_lab in the system's folder for caches."""
+    if chosen := os.environ.get("GRPO_LAB_CACHE"):
+        return Path(chosen).expanduser().absolute()
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "grpo_lab"
+
+
+def available() -> list[KnownModel]:
+    """The models with a short name, those that are not here included.
+
+    >>> [(model.name, model.parameters) for model in available()]
+    [('tiny', 834560), ('smollm2-135m', 134515008)]
+    """
+    return list(MODELS.values())

@@ -1,0 +1,172 @@
+"""How a run is commanded: by another thread through a `Door`, by Ctrl-C, or in a process of its own, a `Child`.
+
+Both take the commands `pause`, `resume`, `step`, `set` and `stop`, and act on them at the top of the next step.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from grpo_lab import errors
+from grpo_lab.config.schema import Config
+from grpo_lab.errors import GrpoLabError, RunError
+from grpo_lab.events import Event, encodable, from_json
+
+STDERR_LINES = 200
+GRACE = 60.0
+"""Seconds a child has to finish its step when asked to stop; as a step of a large model may take."""
+GRACE_AT_ONCE = 5.0
+"""Seconds a child has to terminate before it is killed."""
+READY = '{"ready": true}\n'
+"""What a child says once, when it has loaded all that a run needs."""
+OVER = "over"
+"""First key of the line that ends a run; its value names an error of the user's, or nothing."""
+
+
+class Child:
+    """A process that trains for this one, run after run: `begin` one, take its `events`, begin the next, `close`.
+
+    It starts at once and loads all that a run needs, so that a warm child begins within milliseconds. Whatever ends it
+    ends this run only; the next one needs a new child.
+    """
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-u", "-m", "grpo_lab.runs.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,  # Ctrl-C is the parent's to hear
+        )
+        self._stderr: collections.deque[str] = collections.deque(maxlen=STDERR_LINES)
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+        self._writing = threading.Lock()
+        self._over = threading.Event()
+
+    def ready(self) -> bool:
+        """Wait until a new child has loaded all that a run needs, as none has to before `begin`; or until it died."""
+        assert self._process.stdout is not None
+        return self._process.stdout.readline() == READY
+
+    def begin(self, config: Config, directory: Path, save_model: bool = False, last: bool = False) -> None:
+        """Order a run; the one before must be over. With the `last` one the child ends.
+
+        Raises RunError when the child is gone already.
+        """
+        if not self.alive:
+            raise RunError(f"no run can begin: {self.last_words}; start another child")
+        self._last = last
+        self._over = threading.Event()
+        self._stderr.clear()  # what an earlier run said explains no later death
+        self._write({"config": config.to_dict(), "directory": str(directory), "save_model": save_model})
+
+    def events(self) -> Iterator[Event]:
+        """The run's events, until it is over or the child is gone. Raises its error for a mistake of the user's."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line == READY:
+                continue
+            if line.startswith(f'{{"{OVER}": '):
+                self._over.set()
+                if self._last:
+                    self.close()
+                tree = json.loads(line)
+                if tree[OVER]:
+                    raise getattr(errors, tree[OVER], GrpoLabError)(tree["message"])
+                return
+            if line.endswith("\n"):  # a line without its end was cut off by death
+                yield from_json(line)
+        self.wait()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can take another run."""
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        """Let the child end, after the step it is in, and wait for that."""
+        with self._writing, suppress(BrokenPipeError):
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+        self.wait()
+
+    def wait(self) -> None:
+        """Until the child is gone and has said its last words."""
+        self._process.wait()
+        self._over.set()
+        self._listener.join(GRACE_AT_ONCE)  # what the child started may hold its standard error open
+        with self._writing, suppress(BrokenPipeError):
+            for pipe in (self._process.stdin, self._process.stdout):
+                assert pipe is not None
+                pipe.close()
+
+    @property
+    def pid(self) -> int:
+        """The child's process id."""
+        return self._process.pid
+
+    @property
+    def stderr(self) -> str:
+        """The child's last words on standard error."""
+        return "".join(self._stderr)
+
+    @property
+    def signal(self) -> str:
+        """The name of the signal that ended the child, or nothing."""
+        code = self._process.returncode
+        return signal.Signals(-code).name if code is not None and code < 0 else ""
+
+    @property
+    def exit_code(self) -> int | None:
+        """What the child exited with, if it did."""
+        return self._process.returncode
+
+    @property
+    def last_words(self) -> str:
+        """How the child ended, in a sentence."""
+        if self.signal:
+            return f"the child was ended by {self.signal}"
+        last = self.stderr.strip().splitlines()[-1:] or ["it said nothing"]
+        return f"the child exited with code {self._process.returncode}: {last[0]}"
+
+    def command(self, name: str, overrides: Sequence[str] = ()) -> None:
+        """Hand the child a command for the top of its next step."""
+        self._write({"command": name, "overrides": list(overrides)})
+
+    def stop(self, at_once: bool = False) -> None:
+        """Ask the child to end its run after the step, or `at_once`; terminate, then kill the child if it does not."""
+        self.command("stop")
+        threading.Thread(target=self._insist, args=(self._over, 0.0 if at_once else GRACE), daemon=True).start()
+
+    def _insist(self, over: threading.Event, patience: float) -> None:
+        for grace, force in ((patience, self._process.terminate), (GRACE_AT_ONCE, self._process.kill)):
+            if over.wait(grace):
+                return
+            force()
+
+    def _listen(self) -> None:
+        assert self._process.stderr is not None
+        with self._process.stderr as lines:
+            self._stderr.extend(lines)
+
+    def _write(self, message: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        try:
+            with self._writing:
+                self._process.stdin.write(json.dumps(encodable(message), allow_nan=False) + "\n")
+                self._process.stdin.flush()
+        except (BrokenPipeError, ValueError):
+            return  # the child is gone, and `events` will say how

@@ -1,0 +1,45 @@
+"""How a notebook runs: watched or headless (`GRPO_LAB_HEADLESS=1`), in full or short (`GRPO_LAB_FAST=1`)."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+
+from grpo_lab.config.schema import Config
+
+SHORT = 12
+"""Steps of a run when `GRPO_LAB_FAST` is set."""
+
+
+def fast() -> bool:
+    """Whether runs are cut short."""
+    return os.environ.get("GRPO_LAB_FAST", "0") not in ("", "0")
+
+
+def headless() -> bool:
+    """Whether nobody can press a button: asked for, graded, or no Jupyter kernel."""
+    asked = any(os.environ.get(name, "0") not in ("", "0") for name in ("GRPO_LAB_HEADLESS", "NBGRADER_EXECUTION"))
+    ipython = sys.modules.get("IPython")
+    return asked or ipython is None or getattr(ipython.get_ipython(), "kernel", None) is None
+
+
+def shortened(config: Config) -> Config:
+    """The config, with at most 12 steps where runs are cut short."""
+    if not fast():
+        return config
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, num_steps=min(SHORT, config.run.num_steps)))
+
+
+def settled(config: Config) -> Config:
+    """The config as a notebook runs it: with a number of threads, and short where runs are cut short.
+
+    One core stays free for the live plot. The tiny model is fastest on one thread whatever there is.
+
+    >>> settled(Config()).run.threads
+    1
+    """
+    if not config.run.threads:
+        threads = 1 if config.model.name == "tiny" else max(1, (os.cpu_count() or 1) - 1)
+        config = config.with_(f"run.threads={threads}")
+    return shortened(config)

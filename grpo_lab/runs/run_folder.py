@@ -1,0 +1,114 @@
+"""The folder of a run: config, environment and events, each event whole on disk before anyone sees it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from grpo_lab.config.schema import Config
+from grpo_lab.errors import GrpoLabError, RunError
+from grpo_lab.events import Event, encodable, from_json, to_json
+from grpo_lab.models import loading
+from grpo_lab.runs import environment
+from grpo_lab.training.recorder import count_nonfinite
+
+EVENTS, CONFIG, ENVIRONMENT, TRACEBACK = "events.jsonl", "config.json", "environment.json", "traceback.txt"
+MODEL = "model"
+
+
+def next_free(folder: Path) -> Path:
+    """The folder, or the first of its numbered siblings that does not exist."""
+    candidates = (folder.with_name(folder.name + suffix) for suffix in ["", *(f"-{n}" for n in range(2, 1000))])
+    return next(path for path in candidates if not path.exists())
+
+
+def default_folder(config: Config) -> Path:
+    """runs/<time>-<name>."""
+    return next_free(Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{config.run.name}")
+
+
+def read(folder: Path) -> tuple[Config, list[Event]]:
+    """What a folder holds: a run that is finished, crashed, or cut off in the middle of a line.
+
+    Raises RunError when it holds no run or one that cannot be read.
+    """
+    try:
+        config = Config.from_dict(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
+        return config, whole_events(folder)
+    except FileNotFoundError as error:
+        raise RunError(f"{folder} holds no run: {Path(error.filename).name} is missing") from error
+    except OSError as error:
+        raise RunError(f"{folder} cannot be read: {error.strerror}; give the folder of a run") from error
+    except RunError:
+        raise
+    except (ValueError, GrpoLabError) as error:
+        raise RunError(f"{folder} cannot be read: {CONFIG} or {EVENTS} is damaged: {error}") from error
+
+
+def whole_events(folder: Path) -> list[Event]:
+    """The events of a run; what follows the last newline was being written when the run was cut off."""
+    events = []
+    for number, line in enumerate((folder / EVENTS).read_text(encoding="utf-8").split("\n")[:-1], start=1):
+        try:
+            events.append(from_json(line))
+        except RunError as error:
+            raise RunError(f"{folder / EVENTS}:{number}: {error}; delete that line to read the rest") from error
+    return events
+
+
+def begin(folder: Path, config: Config) -> None:
+    """Make the folder and write the config."""
+    if (folder / EVENTS).exists():
+        raise RunError(f"{folder} already holds a run; choose another folder, or show it with `grpo-lab replay`")
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_json(folder / CONFIG, encodable(config.to_dict()))
+
+
+@contextmanager
+def writer(folder: Path, config: Config) -> Iterator[Callable[[Event], None]]:
+    """A function that appends an event to the file, flushed line by line."""
+    _write_json(folder / ENVIRONMENT, environment.describe(config.run.threads))
+    with (folder / EVENTS).open("x", encoding="utf-8") as file:
+
+        def append(event: Event) -> None:
+            file.write(to_json(event) + "\n")
+            file.flush()
+
+        yield append
+
+
+def write_last(folder: Path, event: Event) -> None:
+    """Append an event for a process that died, in place of the line it was writing."""
+    with (folder / EVENTS).open("a+b") as file:
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
+        file.write(to_json(event).encode() + b"\n")
+
+
+def save_model(folder: Path, policy: Any, tokenizer: Any) -> None:
+    """Write the policy, unless it is no longer one: a state that is not finite is never saved."""
+    broken = count_nonfinite([p.detach() for p in policy.parameters()])
+    if broken:
+        warnings.warn(f"the model was not saved: {broken:,} of its weights are not finite", stacklevel=2)
+        return
+    part = folder / f"{MODEL}.part"  # a half-written model must not look like one
+    try:
+        with loading.quiet():
+            policy.save_pretrained(part)
+            tokenizer.save_pretrained(part)
+        part.rename(folder / MODEL)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(part, ignore_errors=True)
+        raise RunError(f"the model cannot be saved to {folder}: {error}; free some space") from error
+
+
+def _write_json(path: Path, tree: Any) -> None:
+    path.write_text(json.dumps(tree, indent=2, allow_nan=False) + "\n", encoding="utf-8")

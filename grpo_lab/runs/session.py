@@ -1,0 +1,303 @@
+"""One run as an experiment: its config, its events on disk and in memory, and the way to start, stop and reopen it."""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+import pandas as pd
+
+from grpo_lab.config.schema import LIVE_SECTIONS, Config
+from grpo_lab.errors import ConfigError, GrpoLabError, RunError
+from grpo_lab.events import Crash, Ended, Event, Stepped
+from grpo_lab.models import loading
+from grpo_lab.runs import run_folder
+from grpo_lab.runs.child import Child
+from grpo_lab.runs.commands import CommandQueue, Stopped, ctrl_c
+from grpo_lab.runs.crashes import classify_crash
+from grpo_lab.runs.first_break import ChainBreak, first_break
+from grpo_lab.tasks.tasks import Tasks
+from grpo_lab.training.faults.formulas import needs_reference
+from grpo_lab.training.learner import validated
+from grpo_lab.training.trainer import train
+
+BY_THE_USER, AT_ONCE = "by the user", "by the user, at once"
+
+
+class View(Protocol):
+    """Whatever shows events. One that raises is reported once and left out; training goes on."""
+
+    def show(self, event: Event) -> None: ...
+
+
+class Session:
+    """A run: configured, going on, over, crashed, or read back from its folder.
+
+    The folder is made by `run`; without `directory` it is runs/<time>-<name>. `child=True` trains in a process of its
+    own, which a CUDA assert may end without ending this one; a `Child` given is used, and stays warm for the next run.
+    `model`, `tasks` and `rewards` replace the configured ones, in this process only.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        directory: str | Path | None = None,
+        model: tuple[Any, Any] | None = None,
+        tasks: Tasks | None = None,
+        rewards: Sequence[Callable[..., Any]] | None = None,
+        child: bool | Child = False,
+        save_model: bool = False,
+    ) -> None:
+        validated(config)
+        if child and (model or tasks or rewards):
+            raise RunError("a child process loads its own model, tasks and rewards: name them in the config")
+        self.config = config
+        self.directory = Path(directory) if directory else run_folder.default_folder(config)
+        self.events: list[Event] = []
+        self.views: list[View] = []
+        self._given = (model, tasks, rewards)
+        self._in_child, self._save_model = bool(child), save_model
+        self._warm = child if isinstance(child, Child) else None
+        self._door = CommandQueue()
+        self._child: Child | None = None
+        self._early: list[tuple[str, Sequence[str]]] = []
+        self._commanding = threading.RLock()  # a signal handler may command while its own thread does
+
+    @staticmethod
+    def open(directory: str | Path) -> Session:
+        """A session from its folder: finished, crashed, or cut off in the middle of a line.
+
+        Raises RunError when the folder holds no run or one that cannot be read.
+        """
+        config, events = run_folder.read(Path(directory))
+        try:
+            session = Session(config, directory)
+        except GrpoLabError as error:
+            raise RunError(f"{directory} cannot be read: {run_folder.CONFIG} is damaged: {error}") from error
+        session.events = events
+        return session
+
+    def run(self, check: bool = False) -> Session:
+        """Train to the end and return, also when the run crashed.
+
+        Ctrl-C ends it after the current step; a second one at once. Raises RunError for a crash when `check` is set,
+        and GrpoLabError for a mistake in model, data or rewards, which is recorded too.
+        """
+        try:
+            with self._writer() as write, ctrl_c(self.stop, self._door.stopping):
+                for event in self._child_events() if self._in_child else self._own_events():
+                    write(event)
+                    self._take(event)
+        except KeyboardInterrupt:
+            self._end_at_once()
+            raise
+        except GrpoLabError as error:
+            if not self.ended:
+                self._take(Ended("failed", str(error)))
+            raise
+        if check and self.crash:
+            raise RunError(f"the run crashed: {self.crash.operator}: {self.crash.text}")
+        return self
+
+    def start(self) -> threading.Thread:
+        """`run` in a thread of its own, with a child process; returns at once."""
+        if not self._in_child:
+            raise RunError("only a session with child=True can start in the background")
+        thread = threading.Thread(target=self._run_quietly, name=f"session {self.directory.name}", daemon=True)
+        thread.start()
+        return thread
+
+    def stop(self) -> None:
+        """End the run after the current step; called again, a child process ends at once."""
+        self.command("stop")
+
+    def pause(self) -> None:
+        """Wait at the top of the next step."""
+        self.command("pause")
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self.command("resume")
+
+    def advance(self) -> None:
+        """One step while paused."""
+        self.command("step")
+
+    def set(self, *overrides: str) -> None:
+        """Change settings of the running model at the top of the next step, as `Config.with_` takes them.
+
+        Raises ConfigError for what a running model cannot take; the run goes on.
+        """
+        changed = self.config.with_(*overrides)
+        validated(changed, own=True)
+        for section in (override.partition(".")[0].strip() for override in overrides):
+            if section not in LIVE_SECTIONS:
+                raise ConfigError(f"{section}.* is fixed once a run is made; {', '.join(LIVE_SECTIONS)} may change")
+        if needs_reference(changed) and not needs_reference(self.config):
+            raise ConfigError("this run has no reference model: it started with loss.beta = 0; start it with more")
+        self.command("set", overrides)
+
+    def command(self, name: str, overrides: Sequence[str] = ()) -> None:
+        """The above by name, as they come from afar: `stop`, `pause`, `resume`, `step` or `set`, unchecked."""
+        with self._commanding:
+            again = name == "stop" and self._door.stopping.is_set()
+            self._door.command(name, overrides)
+            if self._child and name == "stop":
+                self._child.stop(at_once=again or not self.events)
+            elif self._child:
+                self._child.command(name, overrides)
+            elif self._in_child:
+                self._early.append((name, overrides))
+
+    def replay(self, view: View, speed: float = 0.0) -> Iterator[Event]:
+        """Hand the recorded events to a view and yield them; `speed` times as fast as they came, 0 for at once."""
+        for event in self.events:
+            if speed and isinstance(event, Stepped):
+                time.sleep(event.metrics["step_time"] / speed)
+            view.show(event)
+            yield event
+
+    @property
+    def ended(self) -> Ended | None:
+        """The event that closed the run, if it was closed."""
+        last = self.events[-1] if self.events else None
+        return last if isinstance(last, Ended) else None
+
+    @property
+    def status(self) -> str:
+        """`new`, `running` (or cut off), or how it ended: `done`, `stopped`, `crashed` or `failed`.
+
+        `stopped` is by a guard or the user, with the weights as they were; `failed` is a mistake in config, model,
+        data, rewards or folder, which `run` raises too.
+        """
+        if self.ended:
+            return self.ended.status
+        return "running" if self.events else "new"
+
+    @property
+    def crash(self) -> Crash | None:
+        """The classified error that ended the run, if one did."""
+        return self.ended.crash if self.ended else None
+
+    @property
+    def saved_model(self) -> Path | None:
+        """The folder of the final weights, if they were saved."""
+        path = self.directory / run_folder.MODEL
+        return path if path.is_dir() else None
+
+    @property
+    def records(self) -> pd.DataFrame:
+        """One row a step: verdict, committed updates and every metric."""
+        steps = [event for event in self.events if isinstance(event, Stepped)]
+        rows = [
+            {"step": e.step, "verdict": e.verdict, "updates": e.updates, "failed": e.failed, **e.metrics} for e in steps
+        ]
+        return pd.DataFrame(rows)
+
+    def first_break(self) -> ChainBreak | None:
+        """The first link of the chain that was not finite."""
+        return first_break(self.events)
+
+    def _own_events(self) -> Iterator[Event]:
+        model, tasks, rewards = self._given
+        try:
+            config = self.config
+            model = model or loading.load(config.model.name, config.model.precision, config.run.device)
+            for event in train(config, model, tasks, rewards, controls=self._door):
+                yield event
+                if self._door.stopping.is_set() and not isinstance(event, Ended):
+                    raise Stopped
+        except Stopped:
+            yield Ended("stopped", BY_THE_USER)
+        except GrpoLabError as error:
+            yield Ended("failed", str(error))
+            raise
+        except (Exception, SystemExit) as error:  # a reward function may call exit()
+            text = "".join(traceback.format_exception(error))
+            (self.directory / run_folder.TRACEBACK).write_text(text, encoding="utf-8")
+            yield Ended("crashed", _in_one_line(error), classify_crash(text))
+        # A device-side assert takes the context, and every weight in it, along.
+        lost = self.crash is not None and model is not None and model[0].device.type == "cuda"
+        if self._save_model and model and not lost:
+            run_folder.save_model(self.directory, *model)
+
+    def _child_events(self) -> Iterator[Event]:
+        """The events of a child process, and the end that it could not write itself."""
+        with self._commanding:
+            if not self._door.stopping.is_set():
+                self._child = self._warm or Child()
+                self._child.begin(self.config, self.directory, self._save_model, last=not self._warm)
+                for command in self._early:
+                    self._child.command(*command)
+        if self._child:
+            yield from self._child.events()
+        if not self.ended:
+            yield from self._on_disk()[len(self.events) :]  # written, then killed
+        if not self.ended:
+            ended = self._end_of_child()
+            run_folder.write_last(self.directory, ended)
+            yield ended
+
+    def _end_of_child(self) -> Ended:
+        """How a run ended whose child does not say so."""
+        if self._door.stopping.is_set() and (not self._child or self._child.signal):
+            return Ended("stopped", AT_ONCE if self._child else BY_THE_USER)
+        assert self._child is not None
+        return Ended("crashed", self._child.last_words, classify_crash(self._child.stderr))
+
+    def _end_at_once(self) -> None:
+        """After a second Ctrl-C: the child is ended too, and the file says what happened."""
+        if self._child:
+            self._child.stop(at_once=True)
+            self._child.wait()
+        if not self.ended:
+            ended = Ended("stopped", AT_ONCE)
+            run_folder.write_last(self.directory, ended)
+            self._take(ended)
+
+    def _run_quietly(self) -> None:
+        with suppress(GrpoLabError):  # views were told; a thread has nobody to raise it to
+            self.run()
+
+    def _on_disk(self) -> list[Event]:
+        """What the child wrote; nothing where it died before the file was there."""
+        return run_folder.whole_events(self.directory) if (self.directory / run_folder.EVENTS).exists() else []
+
+    @contextmanager
+    def _writer(self) -> Iterator[Callable[[Event], None]]:
+        """Make the folder and a function that appends an event to its file; a child does that itself."""
+        try:
+            run_folder.begin(self.directory, self.config)
+            if self._in_child:
+                yield lambda event: None
+                return
+            with run_folder.writer(self.directory, self.config) as append:
+                yield append
+        except OSError as error:
+            done = sum(isinstance(event, Stepped) for event in self.events)
+            raise RunError(
+                f"{self.directory} cannot be written after {done} steps: {error.strerror or error}; "
+                "what was written before is whole. Choose a folder with room and permission (--out)"
+            ) from error
+
+    def _take(self, event: Event) -> None:
+        """Keep the event, then hand it to the views."""
+        self.events.append(event)
+        for view in list(self.views):
+            try:
+                view.show(event)
+            except Exception as error:
+                self.views.remove(view)
+                warnings.warn(f"{type(view).__name__} failed and was left out: {error!r}", stacklevel=2)
+
+
+def _in_one_line(error: BaseException) -> str:
+    """Its type and the first line of its message, if it has one."""
+    first = str(error).strip().partition("\n")[0]
+    return type(error).__name__ + (f": {first}" if first else "")

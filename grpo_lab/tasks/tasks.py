@@ -1,0 +1,190 @@
+"""What the model is asked: prompts to train on, prompts kept back to measure on, and the columns that rewards read."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from grpo_lab import seeds
+from grpo_lab.errors import ConfigError, DataError, unknown
+from grpo_lab.paths import data_directory
+
+MAX_HELD_OUT = 500
+HELD_OUT_REVIEWS = 32
+# Reward functions are called with these keywords, so a column of the same name could not be passed.
+RESERVED_COLUMNS = frozenset({"prompts", "completions"})
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One prompt, and what a reward function needs to know to judge its completions."""
+
+    prompt: str
+    columns: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """Problems to train on, and others, never trained on, to measure with."""
+
+    name: str
+    train: Sequence[Problem]
+    held_out: Sequence[Problem]
+
+    def __post_init__(self) -> None:
+        if not self.train:
+            raise DataError(f"task {self.name!r} has no training problems; it needs at least 1")
+
+    def batch(self, seed: int, step: int, num_prompts: int) -> list[Problem]:
+        """The `num_prompts` problems of one step, the same whatever was drawn before.
+
+        The steps walk one permutation an epoch, so that each problem comes once before any comes again. A batch larger
+        than the training set runs on into the next epoch.
+
+        >>> tasks = Tasks("letters", [Problem(letter, {}) for letter in "abc"], [])
+        >>> sorted(problem.prompt for problem in tasks.batch(seed=0, step=0, num_prompts=3))
+        ['a', 'b', 'c']
+        """
+        if num_prompts < 1 or step < 0:
+            raise ConfigError(f"num_prompts is {num_prompts} and step is {step}; give at least 1 and 0")
+        size = len(self.train)
+        places = range(step * num_prompts, (step + 1) * num_prompts)
+        return [self.train[_permutation(seed, place // size, size)[place % size]] for place in places]
+
+
+# Cached because shuffling thousands of problems at every step would cost a few per cent of it.
+@lru_cache(maxsize=8)
+def _permutation(seed: int, epoch: int, size: int) -> tuple[int, ...]:
+    """The order in which one epoch visits the training problems."""
+    order = list(range(size))
+    random.Random(seeds.derive(seed, epoch, "tasks")).shuffle(order)
+    return tuple(order)
+
+
+def split(problems: Sequence[Problem], num_held_out: int) -> tuple[list[Problem], list[Problem]]:
+    """(train, held out): a fixed random choice, each part in its original order.
+
+    >>> train, held_out = split([Problem(letter, {}) for letter in "abcdefgh"], num_held_out=3)
+    >>> len(train), len(held_out)
+    (5, 3)
+    """
+    generator = random.Random(seeds.derive(0, 0, "held-out"))
+    chosen = set(generator.sample(range(len(problems)), num_held_out))
+    train = [problem for place, problem in enumerate(problems) if place not in chosen]
+    return train, [problems[place] for place in sorted(chosen)]
+
+
+def addition() -> Tasks:
+    """All sums of two numbers from 0 to 99.
+
+    Operands below ten make prompts of mixed length, so that left padding is real and a mask that is wrong shows.
+
+    >>> tasks = addition()
+    >>> len(tasks.train), len(tasks.held_out)
+    (9500, 500)
+    >>> tasks.train[0]
+    Problem(prompt='0+0=', columns={'answer': '0'})
+    """
+    problems = [Problem(f"{a}+{b}=", {"answer": str(a + b)}) for a in range(100) for b in range(100)]
+    train, held_out = split(problems, MAX_HELD_OUT)
+    return Tasks("addition", train, held_out)
+
+
+def reviews() -> Tasks:
+    """Is a review positive or negative? In words, for a model that can read: SmolLM2-135M, not the tiny one.
+
+    >>> tasks = reviews()
+    >>> len(tasks.train), len(tasks.held_out)
+    (96, 32)
+    >>> tasks.train[0].prompt.splitlines()[-2:], tasks.train[0].columns
+    (['Review: The soup was hot and full of flavour.', 'Answer:'], {'answer': 'positive'})
+    """
+    tree = tomllib.loads((data_directory() / "tasks" / "reviews.toml").read_text(encoding="utf-8"))
+    problems = [
+        Problem(tree["prompt"].strip().format(review=review), {"answer": answer})
+        for answer in ("positive", "negative")
+        for review in tree[answer]
+    ]
+    return Tasks("reviews", *split(problems, HELD_OUT_REVIEWS))
+
+
+def from_jsonl(path: str | Path) -> Tasks:
+    """Problems from a file with one JSON object a line: a string `prompt`, and the same other columns in every line.
+
+    A tenth is held out (at most 500) when there are ten lines or more. Raises `DataError`, naming file and line.
+    """
+    path = Path(path)
+    try:
+        # "utf-8-sig" also reads the mark that Windows editors put first, which JSON forbids.
+        lines = path.read_bytes().decode("utf-8-sig").split("\n")
+    except OSError as error:
+        raise DataError(
+            f"{path}: cannot be read ({error.strerror}); give a file with one JSON object a line"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8") from error
+    problems = [_problem(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    if not problems:
+        raise DataError(f'{path}: the file is empty; it needs at least one line such as {{"prompt": "1+1="}}')
+    _check_columns(problems, path, [number for number, line in enumerate(lines, 1) if line.strip()])
+    num_held_out = min(len(problems) // 10, MAX_HELD_OUT)
+    return Tasks(path.stem, *split(problems, num_held_out))
+
+
+def _problem(line: str, where: str) -> Problem:
+    """One line of a file as a problem; `where` is its "file:line"."""
+    try:
+        row = json.loads(line, parse_constant=_finite, parse_float=_finite)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: not valid JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise DataError(f'{where}: is {type(row).__name__}; each line must be an object such as {{"prompt": "1+1="}}')
+    prompt = row.pop("prompt", None)
+    if not isinstance(prompt, str) or not prompt:
+        raise DataError(f'{where}: "prompt" is {prompt!r}; it must be a string of at least one character')
+    if reserved := RESERVED_COLUMNS & row.keys():
+        raise DataError(f"{where}: column {min(reserved)!r} is what reward functions call their own; rename it")
+    return Problem(prompt, row)
+
+
+def _finite(text: str) -> float:
+    """A number that is one: Python's JSON would read NaN, Infinity and 1e999, and rewards would carry them on."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is not a finite number; write null and let the reward function decide")
+    return number
+
+
+def _check_columns(problems: Sequence[Problem], path: Path, numbers: Sequence[int]) -> None:
+    """Refuse a file whose lines do not all have the columns of its first."""
+    expected = problems[0].columns.keys()
+    for problem, number in zip(problems, numbers, strict=True):
+        if problem.columns.keys() != expected:
+            found, wanted = sorted(problem.columns), sorted(expected)
+            raise DataError(
+                f"{path}:{number}: columns {found} differ from {wanted} in line {numbers[0]}; make them equal"
+            )
+
+
+TASKS: dict[str, Callable[[], Tasks]] = {"addition": addition, "reviews": reviews}
+
+
+def load(name_or_path: str | Path) -> Tasks:
+    """The task of that name, or the problems in that `.jsonl` file.
+
+    >>> load("addition").name
+    'addition'
+    """
+    name = str(name_or_path)
+    if name.endswith(".jsonl"):
+        return from_jsonl(name)
+    if name not in TASKS:
+        raise unknown("task", name, [*TASKS, "path/to/problems.jsonl"])
+    return TASKS[name]()

@@ -1,0 +1,113 @@
+"""Faults of what comes out of sampling: a wrong temperature, old or corrupt samples, filtered tokens, lost rewards."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from grpo_lab.algorithm.batch import Batch
+from grpo_lab.config.fields import AtLeast
+from grpo_lab.events import Stage, Verdict
+from grpo_lab.training.interventions import AtOneStep, Intervention, Outcome, Step
+
+
+@dataclass(frozen=True)
+class IgnoreTemperature(Intervention):
+    """Takes the temperature out of the distribution that is sampled from, while log-probabilities keep it.
+
+    So it goes where sampling parameters are passed to a place that does not read them. p^T, normalised, is the
+    distribution at temperature 1.
+    """
+
+    name = "ignore_temperature"
+    stage = Stage.PROBABILITIES
+
+    def __call__(self, value: Tensor, step: Step) -> Outcome:
+        temperature = step.config.sampling.temperature
+        if temperature == 1:
+            return Outcome(value)
+        at_one = value.pow(temperature)
+        reason = f"sampled at temperature 1 instead of {temperature:g}"
+        return Outcome(at_one / at_one.sum(dim=-1, keepdim=True), Verdict.CHANGED, reason)
+
+
+@dataclass(frozen=True)
+class FilterLogits(Intervention):
+    """Filters the logits of every pass but sampling's to the likeliest tokens, the others to -inf.
+
+    A sampled token outside has log-probability -inf in two passes, and -inf - (-inf) is NaN. Which step it happens in
+    is a matter of luck, as in the reports.
+    """
+
+    name = "filter_logits"
+    stage = Stage.LOGITS
+
+    keep: Annotated[int, AtLeast(1)] = 10
+    """Tokens that are kept at each position."""
+
+    def __call__(self, value: Tensor, step: Step) -> Outcome:
+        if step.note == "sampling":
+            return Outcome(value)
+        smallest = value.topk(min(self.keep, value.shape[-1])).values[..., -1:]
+        reason = f"all but the {self.keep} likeliest tokens set to -inf"
+        return Outcome(value.masked_fill(value < smallest, -torch.inf), Verdict.CHANGED, reason)
+
+
+@dataclass(frozen=True)
+class CorruptSample(AtOneStep):
+    """Replaces the tokens of one completion by random ones after its log-probabilities were noted.
+
+    As a sample does that was damaged, or mixed up with another, on its way from the sampler to the trainer: tokens and
+    log-probabilities no longer belong together.
+    """
+
+    name = "corrupt_sample"
+    stage = Stage.BATCH
+
+    def strike(self, value: Batch, step: Step) -> Outcome:
+        generator = self.generator(step)
+        row = int(torch.randint(len(value.completions), (1,), generator=generator))
+        vocabulary = step.policy.config.vocab_size
+        noise = torch.randint(vocabulary, value.completions[row].shape, generator=generator)
+        completions = value.completions.clone()
+        completions[row] = noise.to(completions.device)
+        return Outcome(replace(value, completions=completions), Verdict.CHANGED, f"completion {row} is random tokens")
+
+
+@dataclass(frozen=True)
+class StaleBatch(Intervention):
+    """Trains on the batch of some steps ago, with the log-probabilities and advantages it had then.
+
+    As an asynchronous trainer does whose sampler runs ahead, or whose weights reach the sampler too late.
+    """
+
+    name = "stale_batch"
+    stage = Stage.BATCH
+    queue: deque[Batch] = field(default_factory=deque, init=False, compare=False)
+
+    lag: Annotated[int, AtLeast(1)] = 8
+    """Steps between sampling and training."""
+
+    def __call__(self, value: Batch, step: Step) -> Outcome:
+        self.queue.append(value)
+        age = len(self.queue) - 1
+        oldest = self.queue.popleft() if age == self.lag else self.queue[0]
+        return Outcome(oldest, Verdict.CHANGED, f"trained on the batch of {age} steps ago") if age else Outcome(value)
+
+
+@dataclass(frozen=True)
+class NanReward(AtOneStep):
+    """Makes one reward NaN, as a judge that timed out or a score that divides by a length of 0 does."""
+
+    name = "nan_reward"
+    stage = Stage.REWARDS
+
+    def strike(self, value: Tensor, step: Step) -> Outcome:
+        place = int(torch.randint(value.numel(), (1,), generator=self.generator(step)))
+        broken = value.clone()
+        broken.view(-1)[place] = torch.nan
+        return Outcome(broken, Verdict.CHANGED, f"reward {place} of {value.numel()} set to NaN")

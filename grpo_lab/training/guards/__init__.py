@@ -1,0 +1,36 @@
+"""Guards: each protects a value at one stage of the step. Add one by writing its class and naming it here."""
+
+from __future__ import annotations
+
+from grpo_lab.training.guards.adaptive import AdaptiveBeta, AdaptiveLearningRate, SkipOutliers
+from grpo_lab.training.guards.coefficients import DualClip, RepresentableEpsilon, Rollback, WarmUp
+from grpo_lab.training.guards.gradients import ClipGradients, SkipNonfinite, SkipSpikes
+from grpo_lab.training.guards.loss import ClampAdvantages, ClampKL, ClampLogits, ClampLogRatio, DropNonfiniteSamples
+from grpo_lab.training.guards.sampling import CheckProbabilities, SafeSampling, SanitizeRewards
+from grpo_lab.training.guards.weights import CheckWeights
+from grpo_lab.training.interventions import Intervention
+
+GUARDS: dict[str, type[Intervention]] = {
+    guard.name: guard
+    for guard in (
+        Rollback,
+        WarmUp,
+        AdaptiveLearningRate,
+        AdaptiveBeta,
+        DualClip,
+        RepresentableEpsilon,
+        SafeSampling,
+        CheckProbabilities,
+        SanitizeRewards,
+        ClampAdvantages,
+        ClampLogits,
+        DropNonfiniteSamples,
+        ClampLogRatio,
+        ClampKL,
+        SkipNonfinite,
+        SkipSpikes,
+        SkipOutliers,
+        ClipGradients,
+        CheckWeights,
+    )
+}

@@ -1,0 +1,179 @@
+"""Guards that set their own limits from what the run has shown them so far."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Annotated, Any
+
+from grpo_lab.config.fields import AtLeast, Between
+from grpo_lab.events import Stage, Verdict
+from grpo_lab.training.interventions import Coefficients, Intervention, Outcome, Step, exceeds
+
+_SPREAD_OF_MAD = 1.4826
+"""Median absolute deviation times this is the standard deviation, where the values are normal."""
+
+
+def remember(memory: dict[str, float], norm: float, size: int) -> None:
+    """Keep the log of a norm, in place of the oldest of `size`. A norm of 0 has no log: it says nothing of scale."""
+    if norm > 0:
+        seen = memory.get("seen", 0)
+        memory[f"log_norm_{seen % size:.0f}"] = math.log(norm)
+        memory["seen"] = seen + 1
+
+
+def remembered(memory: dict[str, float], size: int) -> list[float]:
+    """The logs that `remember` kept, in no order."""
+    return [memory[name] for i in range(size) if (name := f"log_norm_{i}") in memory]
+
+
+@dataclass(frozen=True)
+class AdaptiveLearningRate(Intervention):
+    """Lowers the learning rate after a step whose norm spiked or whose KL overshot; calm steps bring it back.
+
+    It never raises the rate above the configured one, and never stops a step: what is committed is still followed.
+    Stops: a rate somewhat too high from doing more damage. It acts one step late, so that a rate which ruins the
+    policy in one or two updates is not cured: check that the reward comes back too.
+    Costs: slower learning after a false alarm. Hides: a rate that is set too high; read the reasons.
+    """
+
+    name = "adaptive_learning_rate"
+    stage = Stage.COEFFICIENTS
+    changes_healthy_runs = "it lowers the learning rate after a step that stands out, which healthy runs have too"
+
+    spike: Annotated[float, Between(1)] = 5.0
+    """A gradient norm above this many times the median of committed ones is a spike. So is one that is not finite."""
+    max_kl: Annotated[float, Between(0)] = 1.0
+    """KL to the reference, nats per token, above which the policy has gone too far."""
+    factor: Annotated[float, Between(0, 1)] = 0.5
+    """Learning rate is multiplied by this after each such step."""
+    recovery: Annotated[int, AtLeast(1)] = 20
+    """Calm steps that together take one factor back."""
+    floor: Annotated[float, Between(0, 1)] = 0.01
+    """Smallest share of the configured learning rate."""
+    warm_up: Annotated[int, AtLeast(1)] = 5
+    """Committed norms needed before one can be called a spike."""
+    window: Annotated[int, AtLeast(1)] = 50
+    """Committed norms of which the median is taken."""
+
+    def __call__(self, value: Coefficients, step: Step) -> Outcome:
+        why = self._objection(step)
+        share = self.memory.get("share", 1.0)
+        if why:
+            share = max(self.floor, share * self.factor)
+        elif step.last_metrics:
+            share = min(1.0, share * self.factor ** (-1 / self.recovery))
+        self.memory["share"] = share
+        if share == 1.0 and not why:
+            return Outcome(value)
+        lower = value.learning_rate * share
+        reason = f"learning rate {lower:.3g} = {value.learning_rate:.3g} x {share:.3g}" + (f": {why}" if why else "")
+        return Outcome(replace(value, learning_rate=lower), Verdict.CHANGED, reason)
+
+    def _objection(self, step: Step) -> str:
+        """What was wrong with the step before. Only the norms of committed steps become part of the median."""
+        norm, kl = step.last_metrics.get("grad_norm", 0.0), step.last_metrics.get("kl", 0.0)
+        logs = remembered(self.memory, self.window)
+        limit = self.spike * math.exp(median(logs)) if len(logs) >= self.warm_up else math.inf
+        teaches = step.last_metrics.get("frac_reward_zero_std", 0.0) < 1
+        if teaches and math.isfinite(norm) and step.last_verdict < Verdict.SKIP_STEP:
+            remember(self.memory, norm, self.window)
+        if not (math.isfinite(norm) and norm <= limit):
+            return exceeds("grad norm", norm, limit)
+        return "" if kl <= self.max_kl else exceeds("KL", kl, self.max_kl)
+
+
+@dataclass(frozen=True)
+class AdaptiveBeta(Intervention):
+    """Moves beta so that the KL to the reference stays near a target: Ziegler et al. 2019, section 2.2.
+
+    beta <- beta x (1 + gain x clip(KL / target - 1, -0.2, 0.2)), within [lowest, highest]. A KL that is not finite
+    changes nothing: written plainly, the formula turns one NaN into a beta that is NaN for ever.
+    Stops: drift from the reference that a beta set too small allows. Costs: some reward, which the anchor holds back;
+    and it acts over tens of steps, too slowly for a spike. Hides: the loss of two steps is no longer the same function.
+    """
+
+    name = "adaptive_beta"
+    stage = Stage.COEFFICIENTS
+    changes_healthy_runs = "it moves beta after every step whose KL is not the target"
+
+    target: Annotated[float, Between(0)] = 0.1
+    """KL to the reference that is wanted, nats per token."""
+    gain: Annotated[float, Between(0, 1)] = 0.1
+    """How strongly beta answers: at 0.1 it moves by at most 2 % a step."""
+    lowest: Annotated[float, Between(0)] = 1e-4
+    """Beta never falls below this, unless it is configured there."""
+    highest: Annotated[float, Between(0)] = 1.0
+    """Beta never rises above this, unless it is configured there."""
+
+    def __call__(self, value: Coefficients, step: Step) -> Outcome:
+        kl = step.last_metrics.get("kl", self.target)
+        factor = self.memory.get("factor", 1.0)
+        if not value.beta:  # no penalty was asked for, and there may be no reference to be near to
+            return Outcome(value)
+        if math.isfinite(kl):
+            error = min(0.2, max(-0.2, kl / self.target - 1))
+            factor = self._within(value.beta, factor * (1 + self.gain * error))
+        self.memory["factor"] = factor
+        beta = value.beta * factor
+        if not math.isfinite(kl):
+            return Outcome(replace(value, beta=beta), Verdict.CHANGED, f"KL {kl} is not finite: beta stays {beta:.3g}")
+        if factor == 1.0:
+            return Outcome(value)
+        reason = f"beta {beta:.3g} = {value.beta:.3g} x {factor:.3g}: KL {kl:.3g}, target {self.target:g}"
+        return Outcome(replace(value, beta=beta), Verdict.CHANGED, reason)
+
+    def _within(self, beta: float, factor: float) -> float:
+        """The factor, held where beta stays between its limits; 1 is always allowed."""
+        return min(max(1.0, self.highest / beta), max(min(1.0, self.lowest / beta), factor))
+
+
+@dataclass(frozen=True)
+class SkipOutliers(Intervention):
+    """Skips the update when the gradient norm stands out from those accepted so far.
+
+    The robust z-score of log norm (Iglewicz and Hoaglin 1993): its distance from the median of the window, over
+    1.4826 x the median absolute deviation. A log, because norms spread by factors; medians, because a spike that was
+    accepted while there was nothing to judge by must not widen the limit for the next one.
+    Stops: a spike against this run's own norms, where no threshold is known beforehand. Costs: the batch.
+    Hides: a slow rise, which the window follows; and a lasting change of scale, which it refuses until its patience
+    is over and it asks for a rollback.
+    """
+
+    name = "skip_outliers"
+    stage = Stage.GRADIENTS
+    may_roll_back = True
+
+    limit: Annotated[float, Between(0)] = 4.0
+    """Largest z-score that is accepted. Small norms are never refused."""
+    window: Annotated[int, AtLeast(2)] = 50
+    """Accepted norms that the next one is compared with."""
+    warm_up: Annotated[int, AtLeast(2)] = 10
+    """Accepted norms needed before one is judged; until then only one that is not finite is refused."""
+    least_spread: Annotated[float, Between(0)] = 0.5
+    """Smallest standard deviation of log norm that is believed: equal norms would make any other an outlier."""
+    patience: Annotated[int, AtLeast(0)] = 5
+    """Skipped steps in a row before it asks for a rollback."""
+
+    def __call__(self, value: Any, step: Step) -> Outcome:
+        reason = self._objection(step.grad_norm)
+        if reason:
+            return self.refuse(value, step, reason, Verdict.SKIP_STEP, self.patience, Verdict.ROLL_BACK)
+        if step.advantages is None or bool(step.advantages.any()):  # a batch that teaches nothing has no usual norm
+            remember(self.memory, step.grad_norm, self.window)
+        return Outcome(value)
+
+    def _objection(self, norm: float) -> str:
+        if not math.isfinite(norm):
+            return f"grad norm {norm} is not finite"
+        logs = remembered(self.memory, self.window)
+        if len(logs) < self.warm_up or not norm:
+            return ""
+        centre = median(logs)
+        spread = max(self.least_spread, _SPREAD_OF_MAD * median(abs(log - centre) for log in logs))
+        score = (math.log(norm) - centre) / spread
+        if score <= self.limit:
+            return ""
+        most = math.exp(centre + self.limit * spread)
+        return f"{exceeds('grad norm', norm, most)}: z-score {score:.1f} > {self.limit:g} over {len(logs)} norms"

@@ -1,0 +1,105 @@
+"""Guards of the numbers that make up the loss: advantages, logits, log-ratios, KL."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from torch import Tensor
+
+from grpo_lab.algorithm.batch import Batch
+from grpo_lab.config.fields import Between
+from grpo_lab.events import Stage, Verdict
+from grpo_lab.training.interventions import Intervention, Outcome, Step, exceeds
+
+
+@dataclass(frozen=True)
+class _Clamp(Intervention):
+    """Clamps a value to +-limit where it is larger. NaN passes through; inf is clamped like any large value."""
+
+    limit: Annotated[float, Between(0)] = 10.0
+    """Largest magnitude."""
+
+    def __call__(self, value: Tensor, step: Step) -> Outcome:
+        largest = float(value.detach().abs().amax())
+        if largest <= self.limit:
+            return Outcome(value)
+        reason = exceeds(self.stage.replace("_", "-"), largest, self.limit)
+        return Outcome(value.clamp(-self.limit, self.limit), Verdict.CHANGED, reason)
+
+
+@dataclass(frozen=True)
+class ClampAdvantages(_Clamp):
+    """Clamps advantages to +-limit, as the reports do.
+
+    Stops: nothing in groups of up to 101, since |A| <= (G - 1) / sqrt(G); with no scaling, a reward of a thousand.
+    NaN passes through. Costs: nothing. Hides: rewards on a wild scale.
+    """
+
+    name = "clamp_advantages"
+    stage = Stage.ADVANTAGES
+
+
+@dataclass(frozen=True)
+class ClampLogits(_Clamp):
+    """Clamps logits to +-limit in every pass, as the reports do.
+
+    Stops: hardly anything, since log_softmax is stable under shifts already; NaN passes through.
+    Costs: the gradient of clamped logits, and a changed distribution (GPT-2's own logits pass 100).
+    Hides: logits that grow without bound.
+    """
+
+    name = "clamp_logits"
+    stage = Stage.LOGITS
+    limit: Annotated[float, Between(0)] = 100.0
+    """Largest magnitude of a logit."""
+
+
+@dataclass(frozen=True)
+class DropNonfiniteSamples(Intervention):
+    """Takes completions with a NaN or inf in their advantage or log-probabilities out of the batch.
+
+    It must happen before the differentiable pass: a row masked later still gives NaN gradients in nearly every weight.
+    Stops: one corrupt sample. Costs: the sample. Hides: a failing source of samples; read the reasons.
+    """
+
+    name = "drop_nonfinite_samples"
+    stage = Stage.BATCH
+
+    def __call__(self, value: Batch, step: Step) -> Outcome:
+        healthy = value.finite_rows()
+        dropped = len(healthy) - int(healthy.sum())
+        if not dropped:
+            return Outcome(value)
+        reason = f"{dropped} of {len(healthy)} completions were not finite"
+        verdict = Verdict.CHANGED if dropped < len(healthy) else Verdict.SKIP_STEP
+        return Outcome(value.rows(healthy.nonzero()[:, 0]), verdict, reason)
+
+
+@dataclass(frozen=True)
+class ClampLogRatio(_Clamp):
+    """Clamps the log-ratio before `exp`, so that the ratio stays finite and its backward is not 0 * inf.
+
+    Stops: the overflow behind TRAIN-001 and CUDA-001; at 5 the ratio is at most 148. At 20 (verl, OpenRLHF) it
+    stops the overflow in fp32 but still allows a norm of 1e8. Costs: tokens outside teach nothing.
+    Hides: how far the policy has drifted; watch log_ratio/max, noted before the clamp.
+    """
+
+    name = "clamp_log_ratio"
+    stage = Stage.LOG_RATIO
+    limit: Annotated[float, Between(0)] = 5.0
+    """Largest magnitude of a log-ratio, in nats."""
+
+
+@dataclass(frozen=True)
+class ClampKL(_Clamp):
+    """Clamps ref_logprobs - logprobs before `exp`, so that the k3 estimator cannot overflow.
+
+    Stops: an infinite KL loss. Costs: tokens outside are no longer pulled back. Hides: a policy that far from its
+    reference.
+    """
+
+    name = "clamp_kl"
+    stage = Stage.KL_DELTA
+    limit: Annotated[float, Between(0)] = 10.0
+    """Largest magnitude of the difference, in nats."""

@@ -1,0 +1,49 @@
+"""Guards of the weights: what shows only after the update."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from grpo_lab.config.fields import AtLeast, Between, OneOf
+from grpo_lab.events import Stage, Verdict
+from grpo_lab.training.interventions import Intervention, Outcome, Step
+
+
+@dataclass(frozen=True)
+class CheckWeights(Intervention):
+    """Looks at every weight after the update, and goes back to the last snapshot when one is NaN or inf.
+
+    Stops: poisoned weights that no gradient check can foresee, such as fp16 AdamW's 0/0 at a healthy norm.
+    Costs: one norm over the weights. Hides: nothing; `then=warn` is the reported check, which only prints.
+    """
+
+    name = "check_weights"
+    stage = Stage.WEIGHTS
+    may_roll_back = True
+
+    max_move: Annotated[float, Between(0)] = math.inf
+    """Largest change of any single weight in one step, where a snapshot of the step before tells it."""
+    then: Annotated[str, OneOf("roll_back", "warn")] = "roll_back"
+    """What follows: go back, or only say so."""
+    patience: Annotated[int, AtLeast(0)] = 5
+    """Refused steps in a row before the run stops."""
+
+    def __call__(self, value: Any, step: Step) -> Outcome:
+        reason = self._objection(step)
+        if not reason:
+            return Outcome(value)
+        if self.then == "warn":
+            return Outcome(value, Verdict.KEEP, reason)
+        return self.refuse(value, step, reason, Verdict.ROLL_BACK, self.patience, Verdict.STOP)
+
+    def _objection(self, step: Step) -> str:
+        assert step.weight_norms is not None
+        finite = step.weight_norms.isfinite()
+        if not bool(finite.all()):
+            return f"{int((~finite).sum())} of {len(finite)} weight tensors hold NaN or inf"
+        move = step.largest_move() if self.max_move < math.inf else None
+        if move is not None and move > self.max_move:
+            return f"a weight moved by {move:.3g} > {self.max_move:g}"
+        return ""

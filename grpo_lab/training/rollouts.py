@@ -1,0 +1,244 @@
+"""Sampling completions token by token, and computing log-probabilities of them again.
+
+A prompt is run once per group and its cache expanded to the group's completions, here and in every later pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo_lab.algorithm.batch import Batch
+from grpo_lab.algorithm.logprobs import entropies
+from grpo_lab.config.schema import SamplingConfig
+from grpo_lab.errors import ConfigError
+from grpo_lab.events import Stage
+
+
+def untouched(stage: Stage, value: Any, note: str = "") -> Any:
+    """Stands in for Step.at where nobody guards or harms: evaluation."""
+    return value
+
+
+def encode(tokenizer: Any, prompts: Sequence[str], device: torch.device) -> tuple[Tensor, Tensor]:
+    """(P, S) token ids padded on the left, and their mask."""
+    encoded = tokenizer(list(prompts), return_tensors="pt", padding=True, padding_side="left")
+    return encoded["input_ids"].to(device), encoded["attention_mask"].to(device)
+
+
+def terminators(model: Any, tokenizer: Any) -> Tensor:
+    """Ids of every token that ends a completion."""
+    ids = model.generation_config.eos_token_id
+    listed = ids if isinstance(ids, list) else [ids]
+    known = sorted({i for i in [*listed, tokenizer.eos_token_id] if i is not None})
+    if not known:
+        raise ConfigError("the model names no end token: set eos_token_id in its generation_config.json")
+    return torch.tensor(known, device=model.device)
+
+
+@torch.no_grad()
+def sample(
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[str],
+    num_generations: int,
+    sampling: SamplingConfig,
+    generator: torch.Generator,
+    at: Callable[..., Any] = untouched,
+) -> Batch:
+    """Draw `num_generations` completions of each prompt: softmax, then torch.multinomial, one token at a time.
+
+    Rows that have ended leave the computation. `at` is handed every next-token distribution (Stage.PROBABILITIES).
+    """
+    prompt_ids, prompt_mask = encode(tokenizer, prompts, model.device)
+    _check_length(model, prompt_ids.shape[1], sampling)
+    group = torch.arange(len(prompts), device=model.device).repeat_interleave(num_generations)
+    tape = _Tape.blank(len(group), sampling.max_completion_length, tokenizer.pad_token_id, model.device)
+    warps = Warps(sampling, prompt_ids, prompt_mask, group, model.config.vocab_size)
+    ends = terminators(model, tokenizer)
+    passes = _prompt_pass(model, prompt_ids, prompt_mask, group)
+    alive = torch.arange(len(group), device=model.device)
+    for position in range(sampling.max_completion_length):
+        logits = at(Stage.LOGITS, passes.logits, "sampling")[:, -1]
+        probabilities = at(Stage.PROBABILITIES, warps(logits.float(), alive).softmax(dim=-1))
+        tokens = torch.multinomial(probabilities, 1, generator=generator)
+        tape.write(alive, position, tokens, probabilities, entropies(logits, sampling.temperature))
+        warps.seen(alive, tokens)
+        going = ~torch.isin(tokens[:, 0], ends)
+        if position + 1 == sampling.max_completion_length or not going.any():
+            break
+        if not going.all():
+            alive = alive[going]
+            passes.cache.batch_select_indices(going.nonzero()[:, 0])
+        passes = _token_pass(model, passes.cache, tokens[going], prompt_mask[group[alive]], position)
+    return tape.batch(prompt_ids, prompt_mask, group)
+
+
+@dataclass
+class _Pass:
+    logits: Tensor
+    cache: Any
+
+
+def _prompt_pass(model: Any, prompt_ids: Tensor, prompt_mask: Tensor, group: Tensor) -> _Pass:
+    """Run each prompt once; its last logits (B, 1, V) and its cache, expanded to the completions."""
+    output = model(
+        input_ids=prompt_ids,
+        attention_mask=prompt_mask,
+        position_ids=(prompt_mask.cumsum(dim=1) - 1).clamp(min=0),
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    output.past_key_values.batch_select_indices(group)
+    return _Pass(output.logits[group], output.past_key_values)
+
+
+def _token_pass(model: Any, cache: Any, tokens: Tensor, prompt_mask: Tensor, position: int) -> _Pass:
+    """Run further completion tokens (b, t) on top of a cache of the prompt and `position` completion tokens."""
+    width = position + tokens.shape[1]
+    done = prompt_mask.new_ones(len(tokens), width)
+    start = prompt_mask.sum(dim=1, keepdim=True) + position
+    output = model(
+        input_ids=tokens,
+        attention_mask=torch.cat([prompt_mask, done], dim=1),
+        position_ids=start + torch.arange(tokens.shape[1], device=tokens.device),
+        past_key_values=cache,
+        use_cache=True,
+    )
+    return _Pass(output.logits, output.past_key_values)
+
+
+def shared_prompt_logits(model: Any, batch: Batch) -> Tensor:
+    """Logits (B, T, V) of the completions; each prompt is run once and autograd flows through its expanded cache."""
+    first = _prompt_pass(model, batch.prompt_ids, batch.prompt_mask, batch.group)
+    if batch.completions.shape[1] == 1:
+        return first.logits
+    rest = _token_pass(model, first.cache, batch.completions[:, :-1], batch.prompt_mask[batch.group], 0)
+    return torch.cat([first.logits, rest.logits], dim=1)
+
+
+def plain_logits(model: Any, batch: Batch) -> Tensor:
+    """The same logits with every prompt repeated for each completion: slower, and what most trainers do."""
+    prompt_mask = batch.prompt_mask[batch.group]
+    mask = torch.cat([prompt_mask, prompt_mask.new_ones(batch.completions.shape)], dim=1)
+    output = model(
+        input_ids=torch.cat([batch.prompt_ids[batch.group], batch.completions], dim=1),
+        attention_mask=mask,
+        position_ids=(mask.cumsum(dim=1) - 1).clamp(min=0),
+        use_cache=False,
+        logits_to_keep=batch.completions.shape[1] + 1,
+    )
+    return output.logits[:, :-1]
+
+
+PROMPT_PASSES: dict[str, Callable[[Any, Batch], Tensor]] = {"shared": shared_prompt_logits, "plain": plain_logits}
+
+
+@dataclass
+class _Tape:
+    """What sampling writes down, a column a token."""
+
+    completions: Tensor
+    mask: Tensor
+    logprobs: Tensor
+    entropy: Tensor
+
+    @staticmethod
+    def blank(rows: int, width: int, pad: int, device: torch.device) -> _Tape:
+        floats = torch.zeros(2, rows, width, device=device)
+        tokens = torch.full((rows, width), pad, device=device)
+        return _Tape(tokens, torch.zeros(rows, width, dtype=torch.bool, device=device), floats[0], floats[1])
+
+    def write(self, alive: Tensor, column: int, tokens: Tensor, probabilities: Tensor, entropy: Tensor) -> None:
+        self.completions[alive, column] = tokens[:, 0]
+        self.mask[alive, column] = True
+        self.logprobs[alive, column] = probabilities.gather(1, tokens)[:, 0].log()
+        self.entropy[alive, column] = entropy
+
+    def batch(self, prompt_ids: Tensor, prompt_mask: Tensor, group: Tensor) -> Batch:
+        """Cut to the longest completion."""
+        width = int(self.mask.sum(dim=1).max())
+        columns = (t[:, :width] for t in (self.completions, self.mask, self.logprobs, self.entropy))
+        return Batch(prompt_ids, prompt_mask, group, *columns)
+
+
+class Warps:
+    """Penalties, temperature and filters between the logits and the sampled distribution, in that order.
+
+    Only those that differ from neutral are in the list, so that plain sampling costs nothing.
+    """
+
+    def __init__(
+        self, sampling: SamplingConfig, prompt_ids: Tensor, prompt_mask: Tensor, group: Tensor, vocab_size: int
+    ) -> None:
+        self._sampling = sampling
+        self._counts = torch.zeros(len(group), vocab_size, device=group.device)
+        in_prompt = torch.zeros(len(prompt_ids), vocab_size, device=group.device)
+        in_prompt.scatter_add_(1, prompt_ids, prompt_mask.float())
+        self._prompted = (in_prompt > 0)[group]
+        steps = [
+            (sampling.repetition_penalty != 1, self._penalise_repetition),
+            (sampling.presence_penalty != 0 or sampling.frequency_penalty != 0, self._penalise_presence),
+            (sampling.temperature != 1, self._heat),
+            (sampling.top_k > 0, self._keep_top_k),
+            (sampling.top_p < 1, self._keep_top_p),
+        ]
+        self._steps = [warp for active, warp in steps if active]
+
+    def __call__(self, logits: Tensor, alive: Tensor) -> Tensor:
+        for warp in self._steps:
+            logits = warp(logits, alive)
+        return logits
+
+    def seen(self, alive: Tensor, tokens: Tensor) -> None:
+        """Count sampled tokens (b, 1) for the penalties."""
+        self._counts[alive, tokens[:, 0]] += 1
+
+    def _penalise_repetition(self, logits: Tensor, alive: Tensor) -> Tensor:
+        penalty = self._sampling.repetition_penalty
+        known = self._prompted[alive] | (self._counts[alive] > 0)
+        return torch.where(known, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+
+    def _penalise_presence(self, logits: Tensor, alive: Tensor) -> Tensor:
+        counts = self._counts[alive]
+        penalty = self._sampling.presence_penalty * (counts > 0) + self._sampling.frequency_penalty * counts
+        return logits - penalty
+
+    def _heat(self, logits: Tensor, alive: Tensor) -> Tensor:
+        return logits / self._sampling.temperature
+
+    def _keep_top_k(self, logits: Tensor, alive: Tensor) -> Tensor:
+        kept = min(self._sampling.top_k, logits.shape[-1])
+        return logits.masked_fill(logits < logits.topk(kept).values[:, -1:], -torch.inf)
+
+    def _keep_top_p(self, logits: Tensor, alive: Tensor) -> Tensor:
+        ordered, order = logits.sort(dim=-1, descending=True)
+        probabilities = ordered.softmax(dim=-1)
+        outside = probabilities.cumsum(dim=-1) - probabilities > self._sampling.top_p
+        return logits.masked_fill(torch.zeros_like(outside).scatter(1, order, outside), -torch.inf)
+
+
+def is_plain(sampling: SamplingConfig) -> bool:
+    """Whether the sampled distribution is the model's own at the sampling temperature: no filter, no penalty."""
+    neutral = SamplingConfig(temperature=sampling.temperature, max_completion_length=sampling.max_completion_length)
+    return sampling == neutral
+
+
+def texts(tokenizer: Any, batch: Batch) -> list[str]:
+    """The completions as text, without special tokens."""
+    lengths = batch.completion_mask.sum(dim=1).tolist()
+    rows = [ids[:length] for ids, length in zip(batch.completions.tolist(), lengths, strict=True)]
+    return tokenizer.batch_decode(rows, skip_special_tokens=True)
+
+
+def _check_length(model: Any, prompt_length: int, sampling: SamplingConfig) -> None:
+    limit = getattr(model.config, "max_position_embeddings", None)
+    if limit and prompt_length + sampling.max_completion_length > limit:
+        raise ConfigError(
+            f"a prompt of {prompt_length} tokens and sampling.max_completion_length = "
+            f"{sampling.max_completion_length} exceed the model's {limit} positions; shorten one of them"
+        )

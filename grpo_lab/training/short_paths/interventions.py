@@ -1,0 +1,3 @@
+"""The public path `grpo_lab.interventions`."""
+
+from grpo_lab.training.interventions import *  # noqa: F403

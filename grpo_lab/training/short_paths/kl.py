@@ -1,0 +1,3 @@
+"""The public path `grpo_lab.kl`."""
+
+from grpo_lab.algorithm.kl import *  # noqa: F403

@@ -1,0 +1,56 @@
+"""What is noted of a step beside the chain: numbers that only tell, and change nothing."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from grpo_lab.algorithm.batch import Batch
+from grpo_lab.training.interventions import Step
+from grpo_lab.training.recorder import Recorder
+
+
+def rewards(recorder: Recorder, step: Step, values: Tensor) -> None:
+    """Of the rewards (P, G) that are going to be used."""
+    assert step.scorable is not None
+    judged = step.scorable
+    count = judged.sum(dim=1)
+    mean = values.masked_fill(~judged, 0.0).sum(dim=1) / count.clamp(min=1)
+    squares = (values - mean[:, None]).square().masked_fill(~judged, 0.0).sum(dim=1)
+    spread = (squares / (count - 1).clamp(min=1)).sqrt()
+    recorder.metric("reward", values[judged].mean())
+    recorder.metric("reward_std", spread.mean())
+    recorder.metric("frac_reward_zero_std", (spread == 0).float().mean())
+
+
+def batch(recorder: Recorder, batch: Batch, terminators: Tensor) -> None:
+    """Of the batch before it is trained on."""
+    mask = batch.completion_mask
+    for link, values in (("old_logprobs", batch.old_logprobs), ("ref_logprobs", batch.ref_logprobs)):
+        if values is not None:
+            recorder.tensor(link, values)
+    ended = (torch.isin(batch.completions, terminators) & mask).any(dim=1)
+    lengths = mask.sum(dim=1).float()
+    recorder.metric("completions/mean_length", lengths.mean())
+    recorder.metric("completions/clipped_ratio", 1 - ended.float().mean())
+    recorder.metric("num_tokens", lengths.sum())
+    recorder.metric("entropy", batch.entropy[mask].mean())
+
+
+def sampler(recorder: Recorder, batch: Batch, old: Tensor) -> None:
+    """Of the gap between the sampler's own log-probabilities and the ones trained with, which no ratio shows."""
+    gap = (old.float() - batch.sampling_logprobs).abs().masked_fill(~batch.completion_mask, 0.0)
+    recorder.metric("sampling/sampling_logp_difference/mean", gap.sum() / batch.completion_mask.sum())
+    recorder.metric("sampling/sampling_logp_difference/max", gap.max())
+
+
+def clipping(recorder: Recorder, step: Step, ratio: Tensor, batch: Batch, num_tokens: Tensor) -> None:
+    """Of the share of the whole batch's tokens that the clip range takes out of the gradient."""
+    use, advantages = step.coefficients, batch.advantages
+    assert use is not None and advantages is not None
+    high = use.epsilon if use.epsilon_high is None else use.epsilon_high
+    low_side = (ratio < 1 - use.epsilon) & (advantages < 0)[:, None]
+    high_side = (ratio > 1 + high) & (advantages > 0)[:, None]
+    recorder.metric("clip_ratio/low_mean", low_side.sum() / num_tokens, step.update)
+    recorder.metric("clip_ratio/high_mean", high_side.sum() / num_tokens, step.update)
+    recorder.metric("clip_ratio/region_mean", (low_side | high_side).sum() / num_tokens, step.update)

@@ -1,0 +1,103 @@
+"""What the command line shows: progress while a run goes on, tables, and errors in one line."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.box import Box
+from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from grpo_lab.events import Ended, Evaluated, Event, Started, Stepped, to_json
+from grpo_lab.runs.first_break import summary
+from grpo_lab.runs.session import Session
+
+NARROW = Box("    \n    \n ── \n    \n    \n    \n    \n    \n")
+"""A rule below the header, one blank between columns and nothing else."""
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+def progress() -> Progress:
+    """A progress bar on standard error, if that is a terminal, so that standard output stays what was asked for."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    note = TextColumn("{task.fields[note]}", markup=False)  # a name, perhaps, that somebody else has given
+    return Progress(*columns, note, console=err, disable=not err.is_terminal)
+
+
+class ProgressView:
+    """A session's view: one bar, and the numbers that tell whether it is well."""
+
+    def __init__(self, bars: Progress, title: str) -> None:
+        self._bars = bars
+        self._task: TaskID = bars.add_task(title, total=None, note="loading")
+
+    def show(self, event: Event) -> None:
+        if isinstance(event, Started):
+            self._bars.update(self._task, total=event.config["run"]["num_steps"], note="")
+        elif isinstance(event, Stepped):
+            self._bars.update(self._task, completed=event.step + (not event.failed), note=in_numbers(event))
+        elif isinstance(event, Evaluated):
+            self._bars.update(self._task, note=f"held-out reward {event.reward:.3f}")
+        elif isinstance(event, Ended):
+            self._bars.update(self._task, note=event.status)
+
+
+def in_numbers(event: Stepped) -> str:
+    """A step in the numbers that tell whether it went well."""
+    names = {"reward": "reward", "grad_norm": "norm", "kl": "kl"}
+    shown = [f"{label} {event.metrics[name]:.3g}" for name, label in names.items() if name in event.metrics]
+    return " ".join(shown if event.verdict in ("KEEP", "CHANGED") else [*shown, event.verdict])
+
+
+def table(rows: Iterable[Sequence[str]], title: str | None = None, gap: int = 2) -> Table:
+    """A table whose first row is the header, with `gap` blanks between columns: 1 for many of them."""
+    header, *body = rows
+    grid = Table(
+        title=title, title_justify="left", box=NARROW, pad_edge=False, padding=(0, gap - 1, 0, 0), show_edge=False
+    )
+    for index, name in enumerate(header):
+        is_name = index == 0 and all(" " not in row[0] for row in body)
+        grid.add_column(name, overflow="fold", no_wrap=is_name)
+    for row in body:
+        grid.add_row(*(escape(cell) for cell in row))
+    return grid
+
+
+def indented(text: str, by: int) -> Padding:
+    """Text whose every line is set in, as wide as the terminal."""
+    return Padding(Text(text), (0, 0, 0, by))
+
+
+def say_warnings() -> None:
+    """From here on a warning is one line on standard error, without file and line of code."""
+
+    def say(message: Any, *where: Any, **more: Any) -> None:
+        err.print(f"warning: {message}", markup=False, soft_wrap=True)
+
+    warnings.showwarning = say
+
+
+class JsonView:
+    """A session's view: its events as JSON lines on standard output, as it was when the view was made."""
+
+    def __init__(self) -> None:
+        self._stream = sys.stdout
+
+    def show(self, event: Event) -> None:
+        print(to_json(event), file=self._stream, flush=True)
+
+
+def say_end(session: Session) -> None:
+    """What became of a run, and where it lies."""
+    out.print(summary(session.events), markup=False)
+    out.print(f"run: {session.directory}", markup=False, soft_wrap=True)
+    if session.saved_model:
+        out.print(f"model: {session.saved_model}", markup=False, soft_wrap=True)

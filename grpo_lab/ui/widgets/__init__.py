@@ -1,0 +1,19 @@
+"""What a notebook shows: the panel, its live figure, the lecture. Imported when first asked for."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from grpo_lab.ui.widgets.lecture import Lecture
+    from grpo_lab.ui.widgets.panel import Panel
+
+_HOMES = {"Lecture": "lecture", "Panel": "panel"}
+__all__ = ["Lecture", "Panel"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'grpo_lab.ui.widgets' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"grpo_lab.ui.widgets.{_HOMES[name]}"), name)

@@ -1,0 +1,141 @@
+"""What a panel says beside its figure, as HTML: a screen goes in, words and tables come out."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+
+from grpo_lab.analysis.run_state import CURVES, Screen, Tally, describe, shown
+from grpo_lab.metrics import LINKS, METRICS
+from grpo_lab.ui.widgets.messages import text
+
+_TONES = {"healthy": "good", "done": "good", "waiting": "calm", "starting": "calm", "paused": "calm", "stopped": "calm"}
+_BAD = ("crashed", "poisoned", "failed")
+ROWS = 50
+"""Rows of the table; of a longer run the last ones."""
+
+
+def status_words(status: str) -> str:
+    """A status of the dashboard in the panel's language.
+
+    >>> status_words("done, poisoned"), status_words("crashed in torch.multinomial")
+    ('done, poisoned', 'crashed in torch.multinomial')
+    """
+    kind, _, operator = status.partition(" in ")
+    if operator:
+        return text("status.crashed_in", operator=operator)
+    return ", ".join(text(f"status.{part.replace(' ', '_')}") for part in kind.split(", "))
+
+
+def status(screen: Screen, own: str = "", note: str = "") -> str:
+    """The status as a badge, or the panel's `own` word for it; the step, the first break, why, and a note."""
+    word = own or screen.status
+    bad = any(part in word for part in _BAD)
+    tone = "bad" if bad else _TONES.get(word, "odd")
+    parts = [f'<span class="grpo-lab-badge grpo-lab-{tone}">{escape(status_words(word))}</span>']
+    if screen.step >= 0:
+        key = "panel.at_step_of" if screen.num_steps else "panel.at_step"
+        where = text(key, step=screen.step, last=screen.num_steps - 1)
+        parts.append(f"<b>{escape(where)}</b>")
+    if own == "paused":
+        parts.append(escape(status_words(screen.status)))
+    if found := first_break(screen):
+        parts.append(escape(found))
+    elif screen.message:
+        parts.append(escape(screen.message))
+    lines = [" ".join(parts)]
+    if note:
+        lines.append(f'<span class="grpo-lab-note">{escape(note)}</span>')
+    return f'<div role="status" class="grpo-lab-lines">{"<br>".join(lines)}</div>'
+
+
+def first_break(screen: Screen) -> str:
+    """Where the chain broke first, in a line; nothing where it did not."""
+    found = screen.first_break
+    if found is None or found.link not in LINKS:
+        return ""
+    caught = text("panel.caught", guard=found.caught_by) if found.caught_by else text("panel.not_caught")
+    where = {"link": text(f"chart.{slug(LINKS[found.link].label)}"), "step": found.step, "operator": found.operator}
+    return text("panel.first_break", **where, caught=caught)
+
+
+def banner(screen: Screen) -> str:
+    """What a crash says and what it means; nothing where there was none."""
+    crashed = screen.status.startswith(("crashed", "failed"))
+    if not crashed:
+        return ""
+    explanation = f"<p>{escape(screen.explanation)}</p>" if screen.explanation else ""
+    title = f"<b>{escape(status_words(screen.status))}</b>"
+    calm = f"<p>{escape(text('panel.kernel_lives'))}</p>"
+    return f'<div role="alert">{title}<pre>{escape(screen.message)}</pre>{explanation}{calm}</div>'
+
+
+def samples(screen: Screen) -> str:
+    """The completions of the last step that has any, with their rewards."""
+    rows = [
+        [_short(prompt, 90), _short(completion, 160), shown(reward)]
+        for prompt, completion, reward in screen.samples[:8]
+    ]
+    header = [text("panel.prompt"), text("panel.completion"), text("panel.reward")]
+    return _titled("panel.samples", table([header, *rows]) if rows else f"<p>{escape(text('panel.no_samples'))}</p>")
+
+
+def guards(screen: Screen) -> str:
+    """Guards and faults that acted: in how many steps, and the last reason with its number and limit."""
+    tallies: dict[str, Tally] = {**screen.faults, **screen.guards}
+    rows = [[name, str(tally.steps), str(tally.last_step), tally.reason] for name, tally in tallies.items()]
+    header = [text(f"panel.{key}") for key in ("guard", "steps", "last_step", "reason")]
+    return _titled("panel.acted", table([header, *rows]) if rows else f"<p>{escape(text('panel.none_acted'))}</p>")
+
+
+def numbers(screen: Screen) -> str:
+    """The curves as a table, one row a step."""
+    columns = {name: dict(zip(*series, strict=True)) for name in CURVES if (series := screen.series.get(name))}
+    steps = sorted({step for column in columns.values() for step in column})[-ROWS:]
+    header = [text("chart.step"), *(text(f"chart.{slug(METRICS[name].label)}") for name in columns)]
+    rows = [[str(step), *(shown(column.get(step, math.nan)) for column in columns.values())] for step in steps]
+    return table([header, *rows])
+
+
+def prose(name: str, title: str, sections: Mapping[str, str]) -> str:
+    """What a guard does, stops, costs and hides."""
+    words = "".join(f"<dt>{escape(text(f'guard.{key}'))}</dt><dd>{escape(it)}</dd>" for key, it in sections.items())
+    return (f"<b>{escape(name)}</b>" if name else "") + f"<p>{escape(title)}</p><dl>{words}</dl>"
+
+
+def figure(png: bytes, screen: Screen) -> str:
+    """An ordinary figure with its alternative text, which shows where widgets do not."""
+    words = escape(describe(screen))
+    data = base64.b64encode(png).decode()
+    image = f'<img alt="{words}" src="data:image/png;base64,{data}" style="max-width:100%">'
+    return f"<figure>{image}<figcaption>{words}</figcaption></figure>"
+
+
+def table(rows: Iterable[Sequence[str]]) -> str:
+    """A table whose first row is its header."""
+    header, *body = rows
+    head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in header)
+    lines = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in body)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
+
+
+def slug(label: str) -> str:
+    """The key of a label of the figure.
+
+    >>> slug("gradient at log-ratio"), slug("clipped to {:g}")
+    ('gradient_at_log_ratio', 'clipped_to')
+    """
+    words = "".join(letter if letter.isalnum() else " " for letter in label.replace("{:g}", "")).split()
+    return "_".join(words).lower()
+
+
+def _short(words: str, length: int) -> str:
+    """On one line, and of a long text its end."""
+    line = " ".join(words.split())
+    return line if len(line) <= length else "…" + line[1 - length :]
+
+
+def _titled(key: str, body: str) -> str:
+    return f"<h4>{escape(text(key))}</h4>{body}"

@@ -1,0 +1,163 @@
+"""The live figure of a panel: what moves is drawn over a background, which changes only when an axis or a mark does.
+
+An axis changes when its limits do, and those go in decades, in steps of 1, 2, 5, or double; so a run of any length
+needs a few dozen backgrounds, each about ten times as dear as a frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.text import Text
+
+from grpo_lab.analysis.run_state import CURVES, Screen, Series, decimate
+from grpo_lab.ui.plots import curves, strip
+from grpo_lab.ui.plots.style import FINE, NORMAL, PLAIN, chinese_font, legible, looks, new_figure
+from grpo_lab.ui.widgets.html import slug
+from grpo_lab.ui.widgets.messages import language, text
+from grpo_lab.ui.widgets.png import png
+
+DPI = 90
+ROOM = 50
+"""Steps that have room from the start; a longer run doubles it."""
+
+
+class Shape(NamedTuple):
+    """Where things are in a figure; heights in inches, places from left to right as fractions of its width."""
+
+    inches: tuple[float, float]
+    curves: tuple[float, float, float]
+    """Left, right, height."""
+    chain: tuple[float, float, float]
+    """Left and right of its cells, height."""
+    columns: int | None
+    """Of the legend of the chain; None for all in a line."""
+
+
+TALL = Shape((10.4, 9.1), (0.06, 0.99, 4.15), (0.168, 0.99, 3.35), None)
+"""The chain below the curves."""
+WIDE = Shape((13.0, 4.75), (0.04, 0.652, 4.0), (0.788, 0.995, 3.55), 4)
+"""The chain beside the curves: all of it on a screen that is wide and low."""
+
+
+class LiveFigure:
+    """One Agg figure without pyplot. One thread at a time may draw it.
+
+    `scale` makes everything larger alike, letters too, for a lecture.
+    """
+
+    def __init__(self, scale: float = 1.0, shape: Shape = TALL) -> None:
+        self._shape = shape
+        self._figure = new_figure(shape.inches[1])
+        self._figure.set_size_inches(*shape.inches)
+        self._figure.set_dpi(DPI * scale)
+        self._canvas = FigureCanvasAgg(self._figure)
+        self._axes: dict[str, Axes] = {}
+        self._moving: list[Artist] = []
+        self._lines: dict[str, dict[Any, Line2D]] = {}
+        self._background: Any = None
+        self._key: object = None
+        self.backgrounds = 0
+        """How many backgrounds were drawn so far."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height of a frame in pixels."""
+        return self._canvas.get_width_height()
+
+    def png(self, screen: Screen, kept: Mapping[str, Screen] | None = None, whole: Sequence[Screen] = ()) -> bytes:
+        """The screen as a PNG, over the curves of kept runs.
+
+        `whole` are screens whose values the axes make room for too: the rest of a recording that is played.
+        """
+        return png(np.asarray(self.draw(screen, kept or {}, whole)))
+
+    def draw(self, screen: Screen, kept: Mapping[str, Screen], whole: Sequence[Screen] = ()) -> memoryview:
+        """The pixels, (height, width, 4)."""
+        steps = strip.span([screen, *kept.values(), *whole], ROOM)
+        series = {name: decimate(screen.series.get(name, Series())) for name in CURVES}
+        scales = {name: self._scale(name, series[name], screen, [*kept.values(), *whole]) for name in CURVES}
+        moves = {name: curves.points(name, series[name], scales[name], screen) for name in CURVES}
+        cells, _ = strip.grid(screen, *steps)
+        key = _key(screen, kept, steps, scales, moves)
+        if key != self._key:
+            self._draw_background(screen, kept, steps, scales, moves)
+            self._key = key
+        moves["strip"] = strip.points(self._axes["strip"], screen, steps, cells)
+        for name, found in moves.items():
+            for gid, (x, y) in found.items():
+                self._lines[name][gid].set_data(x, y)
+        self._axes["strip"].images[0].set_data(cells)
+        self._canvas.restore_region(self._background)
+        renderer = self._canvas.get_renderer()
+        for artist in self._moving:
+            artist.draw(renderer)
+        return self._canvas.buffer_rgba()
+
+    def _scale(self, name: str, series: Series, screen: Screen, others: Sequence[Screen]) -> curves.Scale:
+        rows = [series, *(decimate(other.series.get(name, Series())) for other in others)]
+        return curves.scale_of(name, curves.numbers(name, rows, screen), steady=True)
+
+    def _draw_background(self, screen: Screen, kept: Mapping[str, Screen], steps: Any, scales: Any, moves: Any) -> None:
+        figure, shape = self._figure, self._shape
+        figure.clear()
+        extra = _legend(figure, kept) if kept else 0.0
+        left, right, tall = shape.curves
+        self._axes = curves.panels(figure, top=0.45 + extra, tall=tall - extra, left=left, right=right)
+        for name, axes in self._axes.items():
+            curves.draw(axes, name, {"": screen, **kept}, steps, screen, scales[name], say)
+        left, right, tall = shape.chain
+        height = shape.inches[1]
+        axes = self._axes["strip"] = figure.add_axes((left, 0.5 / height, right - left, tall / height))
+        strip.draw(axes, screen, steps, say=say)
+        strip.legend(axes, [screen], say=say, columns=shape.columns)
+        if language() == "zh" and chinese_font():
+            for each in figure.findobj(Text):
+                each.set(fontfamily=["DejaVu Sans", chinese_font()], fontweight="normal")  # one weight is known of it
+        self._moving = []
+        for name, each in self._axes.items():
+            # The run in focus is drawn last: of several curves with one gid the last is its own.
+            self._lines[name] = {line.get_gid(): line for line in each.lines}
+            above = [*each.images, *each.collections, *each.lines, *each.patches, *each.texts]  # all of the strip
+            own = above if name == "strip" else [self._lines[name][gid] for gid in moves[name]]
+            self._moving += sorted(own, key=lambda artist: artist.get_zorder())
+        for artist in self._moving:
+            artist.set_animated(True)
+        self._canvas.draw()
+        self._background = self._canvas.copy_from_bbox(figure.bbox)
+        self.backgrounds += 1
+
+
+def say(label: str) -> str:
+    """A label of the figure in the language asked for; in English where no font here has its letters."""
+    if language() == "zh" and not chinese_font():
+        return label
+    return text(f"chart.{slug(label)}")
+
+
+def _legend(figure: Figure, kept: Mapping[str, Screen]) -> float:
+    """Name the runs in a line above the curves; the inches it takes."""
+    names = [say("this run"), *(legible(name, 30) for name in kept)]
+    lines = [
+        Line2D([], [], color=look.colour, ls=look.line, marker=look.marker, lw=2, label=name)
+        for look, name in zip(looks(names), names, strict=True)
+    ]
+    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0.055, 1 - 0.06 / figure.get_size_inches()[1])}
+    figure.legend(handles=lines, ncols=len(names), handlelength=2.8, **place, **{**PLAIN, "fontsize": NORMAL})
+    return 0.35
+
+
+def _key(screen: Screen, kept: Mapping[str, Screen], steps: Any, scales: Any, moves: Any) -> object:
+    """What a background depends on: while it stays the same, only points move."""
+    artists = {name: (tuple(found), len(found[f"curve {name}"][0]) > FINE) for name, found in moves.items()}
+    happened = (screen.kinds(), tuple(screen.marked("changed")), screen.crash_step)
+    limits = tuple(step for step, _ in screen.settings)
+    runs = tuple((name, id(other)) for name, other in kept.items())
+    return (steps, scales, artists, happened, limits, screen.first_break, runs, language())
