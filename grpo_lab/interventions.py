@@ -179,6 +179,11 @@ class Step:
     verdict: Verdict = Verdict.KEEP
     actions: list[Action] = field(default_factory=list)
 
+    @property
+    def reason(self) -> str:
+        """The reason of the action with the worst verdict, the first of equals."""
+        return max(self.actions, key=lambda action: Verdict[action.verdict]).reason
+
     def at(self, stage: Stage, value: Any, note: str = "") -> Any:
         """Hand the value to every intervention of the stage, faults first, then guards, in the configured order.
 

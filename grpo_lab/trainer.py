@@ -71,7 +71,7 @@ def train(
             raise
         yield learner.end(step)
         if step.verdict == Verdict.STOP:
-            yield Ended("stopped", step.actions[-1].reason)
+            yield Ended("stopped", step.reason)
             return
     yield from learner.evaluate(tasks, config.run.num_steps)
     yield Ended("done")

@@ -364,6 +364,14 @@ def test_patience_of_skipping_ends_in_rollback_and_then_in_a_stop(run, fault):
     assert same(done.policy.parameters(), done.initial)
 
 
+def test_a_stop_gives_the_reason_of_the_guard_that_stopped(run, fault):
+    """warm_up acts on the same stage as rollback, after it."""
+    overrides = (fault(Stage.WEIGHTS, poison(range(99))), "guards.check_weights=on", "run.num_steps=4")
+    done = run(*overrides, "guards.rollback.max_rollbacks=2", "guards.warm_up=on")
+    assert [action.name for action in done.steps[-1].actions] == ["rollback", "warm_up"]
+    assert done.events[-1] == Ended("stopped", "3 rollbacks without a healthy step > 2")
+
+
 def test_dropout_of_one_step_does_not_reach_the_next(run, fault):
     done = run("faults.dropout_on=on", "run.num_steps=2")
     assert not same(done.after[0], run("run.num_steps=2").after[0])
