@@ -230,6 +230,7 @@ class Learner:
         problems = tasks.held_out[: self.config.run.num_eval]
         if not problems:
             return
+        self.policy.eval()  # the last step may have left dropout on
         sampling = SamplingConfig(max_completion_length=self.config.sampling.max_completion_length)
         generator, total, judged = self._generator(0, "evaluation"), 0.0, 0
         for first in range(0, len(problems), EVALUATED_AT_ONCE):

@@ -694,6 +694,12 @@ def test_evaluation_draws_the_same_problems_and_numbers_each_time(run):
     assert [event.num_problems for event in many.events if isinstance(event, Evaluated)] == [300, 300]
 
 
+def test_evaluation_has_no_dropout_after_a_step_that_had(run):
+    measured = run("run.num_eval=40", "optimizer.learning_rate=0", "faults.dropout_on=on")
+    before, after = (event for event in measured.events if isinstance(event, Evaluated))
+    assert before.reward == after.reward
+
+
 def test_evaluation_leaves_out_what_nobody_could_judge(run):
     done = run("run.num_eval=40", "run.num_steps=1", rewards=constant(1.0, None))
     assert [event for event in done.events if isinstance(event, Evaluated)] == [
