@@ -59,8 +59,7 @@ class Learner:
             raise ModelError(f"model {config.model.name!r} has no weight that requires a gradient: unfreeze some")
         self.names, self.parameters = zip(*trained, strict=True)
         self.num_parameters = sum(p.numel() for p in self.parameters)
-        betas = (config.optimizer.adam_beta1, config.optimizer.adam_beta2)
-        self.optimizer = torch.optim.AdamW(self.parameters, betas=betas, weight_decay=config.optimizer.weight_decay)
+        self.optimizer = torch.optim.AdamW(self.parameters)  # its settings are those of each update
         self.scaler = torch.amp.GradScaler(self.policy.device.type, enabled=self.precision.scaler)
         self.recorder = Recorder()
         self.snapshots = Snapshots(self.parameters, self.optimizer, self._snapshot_interval())
@@ -144,11 +143,14 @@ class Learner:
         return replace(batch, weights=weights)
 
     def begin_update(self, step: Step) -> None:
-        """No gradient yet, and the step's coefficients in the optimizer."""
+        """No gradient yet, and the step's coefficients and settings in the optimizer."""
         assert step.coefficients is not None
+        use, configured = step.coefficients, self.config.optimizer
         self.optimizer.zero_grad()
         for group in self.optimizer.param_groups:
-            group["lr"], group["eps"] = step.coefficients.learning_rate, step.coefficients.adam_eps
+            group["lr"], group["eps"] = use.learning_rate, use.adam_eps
+            group["betas"] = (configured.adam_beta1, configured.adam_beta2)
+            group["weight_decay"] = configured.weight_decay
 
     def loss(self, step: Step, batch: Batch, sampling: SamplingConfig, num_tokens: Tensor) -> Tensor:
         """The batch's part of the objective, to be minimised: clipped surrogate + beta * KL, per token, weighted."""

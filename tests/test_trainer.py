@@ -15,7 +15,7 @@ import grpo_lab as gl
 from grpo_lab import models, rollouts, trainer
 from grpo_lab import tasks as task_sets
 from grpo_lab.advantages import group_advantages
-from grpo_lab.config import LIVE_SECTIONS
+from grpo_lab.config import LIVE_SECTIONS, OptimizerConfig
 from grpo_lab.errors import ConfigError, RewardError
 from grpo_lab.events import Changed, Ended, Evaluated, Started, Stepped, from_json, to_json
 from grpo_lab.guards import GUARDS
@@ -403,6 +403,15 @@ def test_overrides_at_the_top_of_a_step_act_in_it_and_are_told(run):
     assert done.steps[1].actions == ()
 
 
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(OptimizerConfig)])
+def test_every_setting_of_the_optimizer_reaches_a_running_model(run, name):
+    others = {"schedule": "cosine", "adam_eps": "1e-3", "adam_beta1": "0.3", "adam_beta2": "0.5", "weight_decay": "9"}
+    override = f"optimizer.{name}={others.get(name, '1e-3')}"
+    changed, configured = run(controls=door(at_0=(override,))), run(override)
+    assert same(changed.policy.parameters(), configured.policy.parameters())
+    assert not same(changed.policy.parameters(), run().policy.parameters())
+
+
 def test_a_door_that_stays_shut_changes_nothing(run):
     assert comparable(run(controls=door()).events) == comparable(run().events)
 
@@ -427,7 +436,10 @@ def test_what_is_fixed_cannot_be_changed_while_running(failing, override):
     assert len(done.steps) == 1
 
 
-@pytest.mark.parametrize("override", ["guards.clip_gradient=on", "loss.bta=1", "loss.log_ratio=odl", "loss.beta=-1"])
+@pytest.mark.parametrize(
+    "override",
+    ["guards.clip_gradient=on", "loss.bta=1", "loss.log_ratio=odl", "loss.beta=-1", "optimizer.adam_beta2=1"],
+)
 def test_a_mistake_at_the_door_is_a_config_error(failing, override):
     assert isinstance(failing(controls=door(at_1=(override,))).error, ConfigError)
 
