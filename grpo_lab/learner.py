@@ -71,7 +71,7 @@ class Learner:
         return self.config.run.snapshot_every or automatic
 
     def change(self, overrides: Sequence[str]) -> None:
-        """Apply overrides to the running model; interventions that stay on keep their memory."""
+        """Apply overrides to the running model; interventions that stay on lose nothing they keep."""
         changed = self.config.with_(*overrides)
         for section in (field.name for field in fields(Config)):
             if section not in LIVE_SECTIONS and getattr(changed, section) != getattr(self.config, section):

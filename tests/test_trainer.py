@@ -455,6 +455,13 @@ def test_guards_keep_their_memory_through_a_change(run, fault):
     assert run(*overrides, controls=door(**changes)).verdicts == expected
 
 
+def test_the_queue_of_old_batches_survives_a_change(run):
+    overrides = ("faults.stale_batch.lag=2", "run.num_steps=5")
+    told, untold = run(*overrides, controls=door(at_3=("guards.clip_gradients.max_norm=1e9",))), run(*overrides)
+    assert [action.reason for action in untold.steps[4].actions] == ["trained on the batch of 2 steps ago"]
+    assert comparable(told.steps) == comparable(untold.steps)
+
+
 def test_a_guard_switched_off_and_on_again_starts_anew(run, fault):
     overrides = (fault(Stage.WEIGHTS, poison({0})), "guards.check_weights=on", "guards.rollback=on", "run.num_steps=4")
     done = run(*overrides, controls=door(at_2=("guards.rollback=off",), at_3=("guards.rollback=on",)))
