@@ -22,7 +22,7 @@ from grpo_lab.faults import FAULTS, formulas
 from grpo_lab.guards import GUARDS
 from grpo_lab.interventions import Arrangement, Coefficients, Refused, Stage, Step, Verdict, arrange, carry_over
 from grpo_lab.logprobs import completion_logprobs
-from grpo_lab.losses import clipped_surrogate, token_weights, weighted_sum
+from grpo_lab.losses import LossOutput, clipped_surrogate, token_weights, weighted_sum
 from grpo_lab.probes import PROBES, MeasureExactKL
 from grpo_lab.recorder import Recorder
 from grpo_lab.rollouts import PROMPT_PASSES
@@ -152,9 +152,10 @@ class Learner:
             group["betas"] = (configured.adam_beta1, configured.adam_beta2)
             group["weight_decay"] = configured.weight_decay
 
-    def loss(self, step: Step, batch: Batch, sampling: SamplingConfig, num_tokens: Tensor) -> Tensor:
+    def loss(self, step: Step, batch: Batch, sampling: SamplingConfig, num_tokens: Tensor) -> LossOutput:
         """The batch's part of the objective, to be minimised: clipped surrogate + beta * KL, per token, weighted."""
         use, recorder, outside = step.coefficients, self.recorder, ~batch.completion_mask
+        metrics: dict[str, Tensor] = {}
         assert use is not None and batch.advantages is not None and batch.weights is not None
         step.advantages, step.completion_mask, step.num_tokens = batch.advantages, batch.completion_mask, num_tokens
         with self._autocast():
@@ -172,16 +173,15 @@ class Learner:
             assert batch.ref_logprobs is not None
             delta = step.at(Stage.KL_DELTA, (batch.ref_logprobs - logprobs).masked_fill(outside, 0.0))
             kl = self.formulas.kl_estimator(delta)
-            recorder.metric("kl", kl.float().sum() / num_tokens, step.update)
+            metrics["kl"] = kl.float().sum() / num_tokens
             if use.beta:  # 0 * inf is NaN: a penalty without weight must not be there at all
                 per_token = per_token + use.beta * kl
-        measures.clipping(recorder, step, ratio.float(), batch, num_tokens)
-        loss = weighted_sum(per_token, batch.weights)
-        recorder.metric("loss", loss, step.update)
-        return loss
+        metrics |= measures.clipping(step, ratio.float(), batch, num_tokens)
+        return LossOutput(weighted_sum(per_token, batch.weights), metrics)
 
-    def backward(self, loss: Tensor) -> None:
-        """Add the loss's gradients to those of the batch so far."""
+    def backward(self, step: Step, loss: Tensor) -> None:
+        """Note the loss, and add its gradients to those of the batch so far."""
+        self.recorder.metric("loss", loss.sum(), step.update)  # a guard may answer with a tensor of one element
         self.formulas.accumulation(self.scaler.scale(loss), self.optimizer)
 
     def gradients(self) -> Any:

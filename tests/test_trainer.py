@@ -808,6 +808,21 @@ def test_a_run_may_be_left_in_the_middle(base):
         rollouts.sample(policy, tokenizer, ["1+1="], 1, SMOKE.sampling, torch.Generator().manual_seed(0))
 
 
+@pytest.mark.parametrize(("micro", "parts"), [(0, 1), (1, 4)])
+def test_the_loss_that_is_told_is_the_one_that_was_differentiated(run, fault, micro, parts):
+    overrides = ("loss.num_iterations=2", f"data.micro_batch_prompts={micro}", "run.num_steps=1")
+    plain = run(*overrides)
+    shift = fault(Stage.LOSS, lambda loss, step: Outcome(loss.reshape(1) + 3.0, Verdict.CHANGED, "three more"))
+    shifted = run(*overrides, shift)
+    assert shifted.metric("loss")[0] == pytest.approx(plain.metric("loss")[0] + 3.0 * parts, abs=1e-5)
+
+
+def test_a_refused_loss_is_not_told_and_the_rest_of_its_metrics_is(run, fault):
+    refused = run(fault(Stage.LOSS, lambda loss, step: Outcome(loss, Verdict.SKIP_STEP, "no")), "run.num_steps=1")
+    assert set(refused.steps[0].metrics) >= {"kl", "clip_ratio/region_mean"}
+    assert "loss" not in refused.steps[0].metrics
+
+
 def test_the_aggregation_reaches_the_loss(run, seen):
     """Constant length counts padding, and sequences weigh tokens of short completions more."""
     switches, kept = seen
