@@ -89,7 +89,7 @@ class Learner:
         self._started, self._committed, self._unscaled = time.perf_counter(), 0, False
         self._samples: tuple[tuple[str, str, float], ...] = ()
         if self.healthy:
-            self.snapshots.take(index)
+            self.snapshots.take(index, self.updates)
         known = (self.policy, self.recorder, self.optimizer, self.last_verdict, self.last_metrics)
         step = Step(index, self.config, self.interventions, *known)
         step.largest_move = lambda: self.snapshots.largest_move(index)
@@ -217,7 +217,7 @@ class Learner:
         if self._unscaled:
             self.scaler.update()
         if step.verdict >= Verdict.ROLL_BACK:
-            self.snapshots.restore()
+            self.updates = self.snapshots.restore()
             self.healthy, self._committed = True, 0
         self.updates += self._committed
         self.last_verdict, self.last_metrics = step.verdict, metrics

@@ -1014,7 +1014,7 @@ def test_safe_sampling_caps_top_k_where_0_means_all(changed, limited):
 def test_going_back_without_a_snapshot_says_how_to_get_one():
     model = policy()
     snapshots = Snapshots(list(model.parameters()), torch.optim.AdamW(model.parameters()), every=0)
-    snapshots.take(0)
+    snapshots.take(0, updates=0)
     with pytest.raises(GrpoLabError, match=r"run\.snapshot_every.*may_roll_back"):
         snapshots.restore()
 
@@ -1023,10 +1023,10 @@ def test_the_first_snapshot_is_taken_at_once():
     """A guard that may roll back can be switched on in the middle of a run."""
     model = policy()
     snapshots = Snapshots(list(model.parameters()), torch.optim.AdamW(model.parameters()), every=10)
-    snapshots.take(13)
+    snapshots.take(13, updates=26)
     torch.nn.init.zeros_(model.weight)
-    snapshots.take(14)  # not due
-    snapshots.restore()
+    snapshots.take(14, updates=28)  # not due
+    assert snapshots.restore() == 26
     assert model.weight.tolist() == [[1.0, 1.0], [1.0, 1.0]]
 
 

@@ -332,6 +332,15 @@ def test_every_nth_snapshot_goes_back_further(run, fault):
     assert same(done.after[3], done.after[1]) and same(done.moments[3], done.moments[1])
 
 
+def test_a_rollback_over_several_steps_takes_their_updates_back(run, fault):
+    overrides = (fault(Stage.WEIGHTS, poison({3})), "guards.check_weights=on", "run.num_steps=8")
+    done = run(*overrides, "run.snapshot_every=2", "optimizer.schedule=cosine")
+    assert done.verdicts[3] == "ROLL_BACK"
+    assert done.updates == [1, 2, 3, 2, 3, 4, 5, 6]
+    rates = done.metric("learning_rate")
+    assert rates[4] == rates[2] == pytest.approx(3e-4 * 0.5 * (1 + math.cos(math.pi * 2 / 8)))
+
+
 def test_a_snapshot_is_never_taken_of_broken_weights(run, fault):
     """Poisoned in step 1 and seen by nobody; the guard of the probabilities notices in step 2."""
     overrides = (fault(Stage.WEIGHTS, poison({1})), "guards.check_probabilities=on", "run.num_steps=4")
