@@ -73,7 +73,7 @@ def test_a_spike_is_judged_against_the_median_of_committed_norms():
 def test_what_is_not_finite_lowers_the_rate_and_is_forgotten(metrics):
     one = guard("adaptive_learning_rate", warm_up=1)
     assert share(after(one, **metrics)) == 0.5
-    assert all(math.isfinite(number) for number in one.state_dict().values())
+    assert all(math.isfinite(number) for number in one.memory.values())
     assert share(after(one, kl=0.1, grad_norm=1.0)) == pytest.approx(0.5 * 2 ** (1 / 20))
 
 
@@ -159,11 +159,11 @@ def test_a_trend_is_followed_and_a_jump_is_refused_until_it_asks_for_a_rollback(
 def test_what_is_refused_or_teaches_nothing_leaves_no_trace_in_the_window():
     one = guard("skip_outliers")
     judged(one, *[1.0] * 20)
-    before = one.state_dict()
+    before = dict(one.memory)
     assert judged(one, 1e9, NAN, 1e9, first=20) == [SKIP] * 3
     judged(one, *[1e-6] * 60, first=23, advantages=torch.zeros(4))
     judged(one, *[0.0] * 60, first=83)
-    assert {name: value for name, value in one.state_dict().items() if name in before} == before
+    assert {name: value for name, value in one.memory.items() if name in before} == before
 
 
 def test_the_window_forgets_and_survives_json_and_a_change_of_its_size():

@@ -360,14 +360,34 @@ def test_memory_survives_being_saved_and_belongs_to_one_instance(kind, name, cls
     one.memory["x"] = 3.0
     saved = one.state_dict()
     one.memory["x"] = 4.0
-    assert saved == {"x": 3.0}
-    assert other.state_dict() == {}
+    assert saved["memory"] == {"x": 3.0}
+    assert other.memory == {}
     other.memory["stale"] = 1.0
     other.load_state_dict(saved)
-    assert other.state_dict() == {"x": 3.0}
+    assert other.memory == {"x": 3.0}
     other.memory["x"] = 5.0
-    assert saved == {"x": 3.0}
+    assert saved["memory"] == {"x": 3.0}
     assert one == other  # settings make an intervention what it is, memory does not
+
+
+@pytest.mark.parametrize(
+    ("one", "name", "value", "note", "look"),
+    [
+        (FAULTS["stale_batch"](), "queue", make_batch(), "", lambda batch: batch.completions),
+        (probes.MeasureExactKL(), "reference", torch.ones(2, 3, 4), "reference", lambda logits: logits),
+    ],
+)
+def test_tensors_that_are_kept_survive_a_change_and_a_file(one, name, value, note, look, tmp_path):
+    one(value, make_step(note=note))
+    after_a_change, from_a_file = type(one)(), type(one)()
+    carry_over({one.stage: [("any", one)]}, {one.stage: [("any", after_a_change)]})
+    torch.save(one.state_dict(), tmp_path / "state.pt")
+    with torch.serialization.safe_globals([Batch]):  # a file that is read runs no code
+        from_a_file.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    one(value, make_step(note=note))
+    assert [len(getattr(each, name)) for each in (one, after_a_change, from_a_file)] == [2, 1, 1]
+    for each in (after_a_change, from_a_file):
+        assert torch.equal(look(getattr(each, name)[0]), look(value))
 
 
 @pytest.mark.parametrize(("name", "harm"), HARMS)
@@ -731,10 +751,10 @@ def test_memory_is_carried_over_by_kind_and_name():
     old[Stage.REWARDS][-1][1].memory.clear()
     new = arranged("guards.guard_a.verdict=1", "guards.guard_b=on", "faults.fault_b=on")
     for _, intervention in new[Stage.REWARDS]:
-        intervention.memory["stale"] = 1.0
+        intervention.memory["new"] = 1.0
     carry_over(old, new)
     found = {intervention.name: intervention.memory for _, intervention in new[Stage.REWARDS]}
-    assert found == {"guard_a": {"from": 7.0}, "guard_b": {}, "fault_b": {}, "probe": {"from": 5.0}}
+    assert found == {"guard_a": {"from": 7.0}, "guard_b": {}, "fault_b": {"new": 1.0}, "probe": {"from": 5.0}}
     old[Stage.REWARDS][0][1].memory["from"] = 0.0
     assert found["guard_a"] == {"from": 7.0}
 
@@ -985,7 +1005,7 @@ def test_safe_sampling_caps_top_k_where_0_means_all(changed, limited):
 def test_going_back_without_a_snapshot_says_how_to_get_one():
     model = policy()
     snapshots = Snapshots(list(model.parameters()), torch.optim.AdamW(model.parameters()), every=0)
-    snapshots.take(0)
+    snapshots.take(0, updates=0)
     with pytest.raises(GrpoLabError, match=r"run\.snapshot_every.*may_roll_back"):
         snapshots.restore()
 
@@ -994,10 +1014,10 @@ def test_the_first_snapshot_is_taken_at_once():
     """A guard that may roll back can be switched on in the middle of a run."""
     model = policy()
     snapshots = Snapshots(list(model.parameters()), torch.optim.AdamW(model.parameters()), every=10)
-    snapshots.take(13)
+    snapshots.take(13, updates=26)
     torch.nn.init.zeros_(model.weight)
-    snapshots.take(14)  # not due
-    snapshots.restore()
+    snapshots.take(14, updates=28)  # not due
+    assert snapshots.restore() == 26
     assert model.weight.tolist() == [[1.0, 1.0], [1.0, 1.0]]
 
 

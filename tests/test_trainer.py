@@ -13,7 +13,7 @@ from torch import tensor
 
 import grpo_lab as gl
 from grpo_lab.algorithm.advantages import group_advantages
-from grpo_lab.config.schema import LIVE_SECTIONS
+from grpo_lab.config.schema import LIVE_SECTIONS, OptimizerConfig
 from grpo_lab.errors import ConfigError, RewardError
 from grpo_lab.events import Changed, Ended, Evaluated, Stage, Started, Stepped, Verdict, from_json, to_json
 from grpo_lab.models import loading
@@ -334,6 +334,15 @@ def test_every_nth_snapshot_goes_back_further(run, fault):
     assert same(done.after[3], done.after[1]) and same(done.moments[3], done.moments[1])
 
 
+def test_a_rollback_over_several_steps_takes_their_updates_back(run, fault):
+    overrides = (fault(Stage.WEIGHTS, poison({3})), "guards.check_weights=on", "run.num_steps=8")
+    done = run(*overrides, "run.snapshot_every=2", "optimizer.schedule=cosine")
+    assert done.verdicts[3] == "ROLL_BACK"
+    assert done.updates == [1, 2, 3, 2, 3, 4, 5, 6]
+    rates = done.metric("learning_rate")
+    assert rates[4] == rates[2] == pytest.approx(3e-4 * 0.5 * (1 + math.cos(math.pi * 2 / 8)))
+
+
 def test_a_snapshot_is_never_taken_of_broken_weights(run, fault):
     """Poisoned in step 1 and seen by nobody; the guard of the probabilities notices in step 2."""
     overrides = (fault(Stage.WEIGHTS, poison({1})), "guards.check_probabilities=on", "run.num_steps=4")
@@ -364,6 +373,14 @@ def test_patience_of_skipping_ends_in_rollback_and_then_in_a_stop(run, fault):
     assert done.verdicts[:3] == ["SKIP_STEP", "ROLL_BACK", "ROLL_BACK"]
     assert done.verdicts[-1] == "STOP" and len(done.steps) < 10
     assert same(done.policy.parameters(), done.initial)
+
+
+def test_a_stop_gives_the_reason_of_the_guard_that_stopped(run, fault):
+    """warm_up acts on the same stage as rollback, after it."""
+    overrides = (fault(Stage.WEIGHTS, poison(range(99))), "guards.check_weights=on", "run.num_steps=4")
+    done = run(*overrides, "guards.rollback.max_rollbacks=2", "guards.warm_up=on")
+    assert [action.name for action in done.steps[-1].actions] == ["rollback", "warm_up"]
+    assert done.events[-1] == Ended("stopped", "3 rollbacks without a healthy step > 2")
 
 
 def test_dropout_of_one_step_does_not_reach_the_next(run, fault):
@@ -397,6 +414,15 @@ def test_overrides_at_the_top_of_a_step_act_in_it_and_are_told(run):
     assert done.steps[1].actions == ()
 
 
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(OptimizerConfig)])
+def test_every_setting_of_the_optimizer_reaches_a_running_model(run, name):
+    others = {"schedule": "cosine", "adam_eps": "1e-3", "adam_beta1": "0.3", "adam_beta2": "0.5", "weight_decay": "9"}
+    override = f"optimizer.{name}={others.get(name, '1e-3')}"
+    changed, configured = run(controls=door(at_0=(override,))), run(override)
+    assert same(changed.policy.parameters(), configured.policy.parameters())
+    assert not same(changed.policy.parameters(), run().policy.parameters())
+
+
 def test_a_door_that_stays_shut_changes_nothing(run):
     assert comparable(run(controls=door()).events) == comparable(run().events)
 
@@ -421,7 +447,10 @@ def test_what_is_fixed_cannot_be_changed_while_running(failing, override):
     assert len(done.steps) == 1
 
 
-@pytest.mark.parametrize("override", ["guards.clip_gradient=on", "loss.bta=1", "loss.log_ratio=odl", "loss.beta=-1"])
+@pytest.mark.parametrize(
+    "override",
+    ["guards.clip_gradient=on", "loss.bta=1", "loss.log_ratio=odl", "loss.beta=-1", "optimizer.adam_beta2=1"],
+)
 def test_a_mistake_at_the_door_is_a_config_error(failing, override):
     assert isinstance(failing(controls=door(at_1=(override,))).error, ConfigError)
 
@@ -435,6 +464,13 @@ def test_guards_keep_their_memory_through_a_change(run, fault):
     assert run(*overrides).verdicts == expected
     changes = {"at_1": ("loss.beta=0.1",), "at_2": ("guards.clip_gradients=on",)}
     assert run(*overrides, controls=door(**changes)).verdicts == expected
+
+
+def test_the_queue_of_old_batches_survives_a_change(run):
+    overrides = ("faults.stale_batch.lag=2", "run.num_steps=5")
+    told, untold = run(*overrides, controls=door(at_3=("guards.clip_gradients.max_norm=1e9",))), run(*overrides)
+    assert [action.reason for action in untold.steps[4].actions] == ["trained on the batch of 2 steps ago"]
+    assert comparable(told.steps) == comparable(untold.steps)
 
 
 def test_a_guard_switched_off_and_on_again_starts_anew(run, fault):
@@ -688,6 +724,12 @@ def test_evaluation_draws_the_same_problems_and_numbers_each_time(run):
     assert [event.num_problems for event in many.events if isinstance(event, Evaluated)] == [300, 300]
 
 
+def test_evaluation_has_no_dropout_after_a_step_that_had(run):
+    measured = run("run.num_eval=40", "optimizer.learning_rate=0", "faults.dropout_on=on")
+    before, after = (event for event in measured.events if isinstance(event, Evaluated))
+    assert before.reward == after.reward
+
+
 def test_evaluation_leaves_out_what_nobody_could_judge(run):
     done = run("run.num_eval=40", "run.num_steps=1", rewards=constant(1.0, None))
     assert [event for event in done.events if isinstance(event, Evaluated)] == [
@@ -775,6 +817,21 @@ def test_a_run_may_be_left_in_the_middle(base):
     assert finite(policy.parameters()) and not policy.training
     with torch.no_grad():
         rollouts.sample(policy, tokenizer, ["1+1="], 1, SMOKE.sampling, torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(("micro", "parts"), [(0, 1), (1, 4)])
+def test_the_loss_that_is_told_is_the_one_that_was_differentiated(run, fault, micro, parts):
+    overrides = ("loss.num_iterations=2", f"data.micro_batch_prompts={micro}", "run.num_steps=1")
+    plain = run(*overrides)
+    shift = fault(Stage.LOSS, lambda loss, step: Outcome(loss.reshape(1) + 3.0, Verdict.CHANGED, "three more"))
+    shifted = run(*overrides, shift)
+    assert shifted.metric("loss")[0] == pytest.approx(plain.metric("loss")[0] + 3.0 * parts, abs=1e-5)
+
+
+def test_a_refused_loss_is_not_told_and_the_rest_of_its_metrics_is(run, fault):
+    refused = run(fault(Stage.LOSS, lambda loss, step: Outcome(loss, Verdict.SKIP_STEP, "no")), "run.num_steps=1")
+    assert set(refused.steps[0].metrics) >= {"kl", "clip_ratio/region_mean"}
+    assert "loss" not in refused.steps[0].metrics
 
 
 def test_the_aggregation_reaches_the_loss(run, seen):

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from grpo_lab.algorithm.shapes import Float, Shaped
+
+
+class LossOutput(NamedTuple):
+    """A loss to be minimised, and what else its computation tells."""
+
+    loss: Tensor
+    metrics: dict[str, Tensor]
 
 
 def clipped_surrogate(

@@ -138,9 +138,9 @@ class OptimizerConfig(Settings):
     """How the learning rate goes on after its peak."""
     adam_eps: Annotated[float, AtLeast(0)] = 1e-8
     """Added to the root of the second moment."""
-    adam_beta1: Annotated[float, AtLeast(0, 1)] = 0.9
+    adam_beta1: Annotated[float, AtLeast(0, 0.99999)] = 0.9
     """Decay of the first moment."""
-    adam_beta2: Annotated[float, AtLeast(0, 1)] = 0.999
+    adam_beta2: Annotated[float, AtLeast(0, 0.99999)] = 0.999
     """Decay of the second moment."""
     weight_decay: Annotated[float, AtLeast(0)] = 0.0
     """Decoupled weight decay."""

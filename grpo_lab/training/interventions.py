@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -41,9 +43,10 @@ class Coefficients:
 
 @dataclass(frozen=True)
 class Intervention(fields.Settings):
-    """One guard or fault: its fields are its settings, `state` names what it remembers from step to step.
+    """One guard or fault: its fields are its settings, except those that it keeps from step to step.
 
-    Frozen settings keep a run's config true; memory lives in `self.memory`, a plain dictionary of numbers.
+    Frozen settings keep a run's config true. `self.memory`, a plain dictionary of numbers, is kept; so is each field
+    with `init=False`, a list or dictionary that may hold tensors.
     """
 
     name: ClassVar[str]
@@ -58,12 +61,15 @@ class Intervention(fields.Settings):
     def __call__(self, value: Any, step: Step) -> Outcome:
         raise NotImplementedError
 
-    def state_dict(self) -> dict[str, float]:
-        return dict(self.memory)
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of each field that is kept, by name; as in torch, tensors are shared."""
+        return {kept.name: copy.copy(getattr(self, kept.name)) for kept in dataclasses.fields(self) if not kept.init}
 
-    def load_state_dict(self, state: Mapping[str, float]) -> None:
-        self.memory.clear()
-        self.memory.update(state)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over the fields of a `state_dict`; a field that is not in it stays as it is."""
+        for kept in dataclasses.fields(self):
+            if not kept.init and kept.name in state:
+                object.__setattr__(self, kept.name, copy.copy(state[kept.name]))
 
     def refuse(self, value: Any, step: Step, reason: str, verdict: Verdict, patience: int, then: Verdict) -> Outcome:
         """Refuse with `verdict`, and with the worse `then` after `patience` refused steps in a row.
@@ -152,6 +158,11 @@ class Step:
     verdict: Verdict = Verdict.KEEP
     actions: list[Action] = field(default_factory=list)
 
+    @property
+    def reason(self) -> str:
+        """The reason of the action with the worst verdict, the first of equals."""
+        return max(self.actions, key=lambda action: Verdict[action.verdict]).reason
+
     def at(self, stage: Stage, value: Any, note: str = "") -> Any:
         """Hand the value to every intervention of the stage, faults first, then guards, in the configured order.
 
@@ -221,8 +232,8 @@ def _class(kind: str, name: str, registry: Mapping[str, type[Intervention]]) -> 
 
 
 def carry_over(old: Arrangement, new: Arrangement) -> None:
-    """Give the new interventions the memory of the old ones of the same kind and name."""
-    memories = {(kind, i.name): i.state_dict() for row in old.values() for kind, i in row}
+    """Give the new interventions what the old ones of the same kind and name kept."""
+    states = {(kind, i.name): i.state_dict() for row in old.values() for kind, i in row}
     for row in new.values():
         for kind, intervention in row:
-            intervention.load_state_dict(memories.get((kind, intervention.name), {}))
+            intervention.load_state_dict(states.get((kind, intervention.name), {}))

@@ -15,7 +15,7 @@ from torch import Tensor
 from grpo_lab import seeds
 from grpo_lab.algorithm.batch import Batch
 from grpo_lab.algorithm.logprobs import completion_logprobs
-from grpo_lab.algorithm.losses import clipped_surrogate, token_weights, weighted_sum
+from grpo_lab.algorithm.losses import LossOutput, clipped_surrogate, token_weights, weighted_sum
 from grpo_lab.config.schema import LIVE_SECTIONS, Config, SamplingConfig
 from grpo_lab.errors import ConfigError, ModelError
 from grpo_lab.events import Evaluated, LinkNote, Stage, Stepped, Verdict
@@ -64,8 +64,7 @@ class Learner:
             raise ModelError(f"model {config.model.name!r} has no weight that requires a gradient: unfreeze some")
         self.names, self.parameters = zip(*trained, strict=True)
         self.num_parameters = sum(p.numel() for p in self.parameters)
-        betas = (config.optimizer.adam_beta1, config.optimizer.adam_beta2)
-        self.optimizer = torch.optim.AdamW(self.parameters, betas=betas, weight_decay=config.optimizer.weight_decay)
+        self.optimizer = torch.optim.AdamW(self.parameters)  # its settings are those of each update
         self.scaler = torch.amp.GradScaler(self.policy.device.type, enabled=self.precision.scaler)
         self.recorder = Recorder()
         self.snapshots = Snapshots(self.parameters, self.optimizer, self._snapshot_interval())
@@ -77,7 +76,7 @@ class Learner:
         return self.config.run.snapshot_every or automatic
 
     def change(self, overrides: Sequence[str]) -> None:
-        """Apply overrides to the running model; interventions that stay on keep their memory."""
+        """Apply overrides to the running model; interventions that stay on lose nothing they keep."""
         changed = self.config.with_(*overrides)
         for section in (field.name for field in fields(Config)):
             if section not in LIVE_SECTIONS and getattr(changed, section) != getattr(self.config, section):
@@ -95,7 +94,7 @@ class Learner:
         self._started, self._committed, self._unscaled = time.perf_counter(), 0, False
         self._samples: tuple[tuple[str, str, float], ...] = ()
         if self.healthy:
-            self.snapshots.take(index)
+            self.snapshots.take(index, self.updates)
         known = (self.policy, self.recorder, self.optimizer, self.last_verdict, self.last_metrics)
         step = Step(index, self.config, self.interventions, *known)
         step.largest_move = lambda: self.snapshots.largest_move(index)
@@ -149,15 +148,19 @@ class Learner:
         return replace(batch, weights=weights)
 
     def begin_update(self, step: Step) -> None:
-        """No gradient yet, and the step's coefficients in the optimizer."""
+        """No gradient yet, and the step's coefficients and settings in the optimizer."""
         assert step.coefficients is not None
+        use, configured = step.coefficients, self.config.optimizer
         self.optimizer.zero_grad()
         for group in self.optimizer.param_groups:
-            group["lr"], group["eps"] = step.coefficients.learning_rate, step.coefficients.adam_eps
+            group["lr"], group["eps"] = use.learning_rate, use.adam_eps
+            group["betas"] = (configured.adam_beta1, configured.adam_beta2)
+            group["weight_decay"] = configured.weight_decay
 
-    def loss(self, step: Step, batch: Batch, sampling: SamplingConfig, num_tokens: Tensor) -> Tensor:
+    def loss(self, step: Step, batch: Batch, sampling: SamplingConfig, num_tokens: Tensor) -> LossOutput:
         """The batch's part of the objective, to be minimised: clipped surrogate + beta * KL, per token, weighted."""
         use, recorder, outside = step.coefficients, self.recorder, ~batch.completion_mask
+        metrics: dict[str, Tensor] = {}
         assert use is not None and batch.advantages is not None and batch.weights is not None
         step.advantages, step.completion_mask, step.num_tokens = batch.advantages, batch.completion_mask, num_tokens
         with self._autocast():
@@ -175,16 +178,15 @@ class Learner:
             assert batch.ref_logprobs is not None
             delta = step.at(Stage.KL_DELTA, (batch.ref_logprobs - logprobs).masked_fill(outside, 0.0))
             kl = self.formulas.kl_estimator(delta)
-            recorder.metric("kl", kl.float().sum() / num_tokens, step.update)
+            metrics["kl"] = kl.float().sum() / num_tokens
             if use.beta:  # 0 * inf is NaN: a penalty without weight must not be there at all
                 per_token = per_token + use.beta * kl
-        step_metrics.clipping(recorder, step, ratio.float(), batch, num_tokens)
-        loss = weighted_sum(per_token, batch.weights)
-        recorder.metric("loss", loss, step.update)
-        return loss
+        metrics |= step_metrics.clipping(step, ratio.float(), batch, num_tokens)
+        return LossOutput(weighted_sum(per_token, batch.weights), metrics)
 
-    def backward(self, loss: Tensor) -> None:
-        """Add the loss's gradients to those of the batch so far."""
+    def backward(self, step: Step, loss: Tensor) -> None:
+        """Note the loss, and add its gradients to those of the batch so far."""
+        self.recorder.metric("loss", loss.sum(), step.update)  # a guard may answer with a tensor of one element
         self.formulas.accumulation(self.scaler.scale(loss), self.optimizer)
 
     def gradients(self) -> Any:
@@ -220,7 +222,7 @@ class Learner:
         if self._unscaled:
             self.scaler.update()
         if step.verdict >= Verdict.ROLL_BACK:
-            self.snapshots.restore()
+            self.updates = self.snapshots.restore()
             self.healthy, self._committed = True, 0
         self.updates += self._committed
         self.last_verdict, self.last_metrics = step.verdict, metrics
@@ -235,6 +237,7 @@ class Learner:
         problems = tasks.held_out[: self.config.run.num_eval]
         if not problems:
             return
+        self.policy.eval()  # the last step may have left dropout on
         sampling = SamplingConfig(max_completion_length=self.config.sampling.max_completion_length)
         generator, total, judged = self._generator(0, "evaluation"), 0.0, 0
         for first in range(0, len(problems), EVALUATED_AT_ONCE):

@@ -6,7 +6,7 @@ Notes stay on the device until `flush`, which moves them in one transfer, so tha
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -46,6 +46,11 @@ class Recorder:
     def metric(self, name: str, value: Tensor, update: int = 0) -> None:
         """Note one number (0-dim). Micro-batches of one update add up; see LARGEST for several updates."""
         self._metrics.append((name, update, value.detach()))
+
+    def metrics(self, values: Mapping[str, Tensor], update: int = 0) -> None:
+        """Note each of these numbers as `metric` does."""
+        for name, value in values.items():
+            self.metric(name, value, update)
 
     def tensor(self, link: str, value: Tensor, update: int = 0, note: str = "") -> None:
         """Note a tensor of values: largest magnitude, elements that are not finite, and where the worst one is."""

@@ -24,20 +24,20 @@ class Snapshots:
         self._parameters, self._optimizer, self.every = parameters, optimizer, every
         self._weights: list[Tensor] = []
         self._moments: dict[Tensor, dict[str, Tensor]] = {}
-        self._step = -1
+        self._step, self._updates = -1, 0
 
     @torch.no_grad()
-    def take(self, step: int) -> None:
-        """Copy weights and moments as they are before `step`, if one is due."""
+    def take(self, step: int, updates: int) -> None:
+        """Copy weights and moments as they are before `step`, after that many `updates`, if one is due."""
         if not self.every or (self._weights and step % self.every):
             return
         self._weights = [p.detach().clone() for p in self._parameters]
         self._moments = {p: {k: v.clone() for k, v in state.items()} for p, state in self._optimizer.state.items()}
-        self._step = step
+        self._step, self._updates = step, updates
 
     @torch.no_grad()
-    def restore(self) -> None:
-        """Put weights and moments back as they were at the last snapshot.
+    def restore(self) -> int:
+        """Put weights and moments back as they were at the last snapshot; returns the updates they had by then.
 
         Raises RunError where none was taken.
         """
@@ -52,6 +52,7 @@ class Snapshots:
             for name, value in state.items():
                 # A parameter updated for the first time since the snapshot had no moments: zeros are its beginning.
                 value.copy_(kept[name]) if kept else value.zero_()
+        return self._updates
 
     @torch.no_grad()
     def largest_move(self, step: int) -> float | None:

@@ -44,13 +44,15 @@ def sampler(recorder: Recorder, batch: Batch, old: Tensor) -> None:
     recorder.metric("sampling/sampling_logp_difference/max", gap.max())
 
 
-def clipping(recorder: Recorder, step: Step, ratio: Tensor, batch: Batch, num_tokens: Tensor) -> None:
-    """Of the share of the whole batch's tokens that the clip range takes out of the gradient."""
+def clipping(step: Step, ratio: Tensor, batch: Batch, num_tokens: Tensor) -> dict[str, Tensor]:
+    """The share of the whole batch's tokens that the clip range takes out of the gradient, by metric."""
     use, advantages = step.coefficients, batch.advantages
     assert use is not None and advantages is not None
     high = use.epsilon if use.epsilon_high is None else use.epsilon_high
     low_side = (ratio < 1 - use.epsilon) & (advantages < 0)[:, None]
     high_side = (ratio > 1 + high) & (advantages > 0)[:, None]
-    recorder.metric("clip_ratio/low_mean", low_side.sum() / num_tokens, step.update)
-    recorder.metric("clip_ratio/high_mean", high_side.sum() / num_tokens, step.update)
-    recorder.metric("clip_ratio/region_mean", (low_side | high_side).sum() / num_tokens, step.update)
+    return {
+        "clip_ratio/low_mean": low_side.sum() / num_tokens,
+        "clip_ratio/high_mean": high_side.sum() / num_tokens,
+        "clip_ratio/region_mean": (low_side | high_side).sum() / num_tokens,
+    }

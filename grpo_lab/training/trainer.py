@@ -59,8 +59,9 @@ def train(
             for step.update in range(step.config.loss.num_iterations):  # noqa: B020
                 learner.begin_update(step)
                 for micro_batch in batch.split(config.data.micro_batch_prompts):
-                    loss = learner.loss(step, micro_batch, sampling, batch.completion_mask.sum())
-                    learner.backward(step.at(Stage.LOSS, loss))
+                    output = learner.loss(step, micro_batch, sampling, batch.completion_mask.sum())
+                    learner.recorder.metrics(output.metrics, step.update)
+                    learner.backward(step, step.at(Stage.LOSS, output.loss))
                 step.at(Stage.GRADIENTS, learner.gradients())
                 learner.apply(step)
                 step.at(Stage.WEIGHTS, learner.policy)
@@ -71,7 +72,7 @@ def train(
             raise
         yield learner.end(step)
         if step.verdict == Verdict.STOP:
-            yield Ended("stopped", step.actions[-1].reason)
+            yield Ended("stopped", step.reason)
             return
     yield from learner.evaluate(tasks, config.run.num_steps)
     yield Ended("done")

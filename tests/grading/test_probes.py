@@ -66,7 +66,7 @@ HIDDEN = """
 import sys
 class Hidden:
     def find_spec(self, name, path=None, target=None):
-        if name.startswith("grpo_lab.course.labs"):
+        if name.startswith("grpo_lab.course.labs."):
             raise ImportError(f"{name} is hidden")
 sys.meta_path.insert(0, Hidden())
 """
@@ -88,7 +88,7 @@ def python(code: str) -> str:
 
 def test_probes_need_nothing_that_knows_what_is_right():
     found = f"print([name for name in {NOT_NEEDED} if name in sys.modules])"
-    assert python(f"from grpo_lab.grading import answers, probes; {found}") == "[]"
+    assert python(f"from grpo_lab.course import answers, probes; {found}") == "[]"
 
 
 def test_what_is_hidden_there_is():

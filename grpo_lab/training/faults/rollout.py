@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
@@ -87,7 +86,7 @@ class StaleBatch(Intervention):
 
     name = "stale_batch"
     stage = Stage.BATCH
-    queue: deque[Batch] = field(default_factory=deque, init=False, compare=False)
+    queue: list[Batch] = field(default_factory=list, init=False, compare=False)
 
     lag: Annotated[int, AtLeast(1)] = 8
     """Steps between sampling and training."""
@@ -95,7 +94,7 @@ class StaleBatch(Intervention):
     def __call__(self, value: Batch, step: Step) -> Outcome:
         self.queue.append(value)
         age = len(self.queue) - 1
-        oldest = self.queue.popleft() if age == self.lag else self.queue[0]
+        oldest = self.queue.pop(0) if age == self.lag else self.queue[0]
         return Outcome(oldest, Verdict.CHANGED, f"trained on the batch of {age} steps ago") if age else Outcome(value)
 
 
