@@ -1,6 +1,6 @@
 """Linux's seccomp: system calls that no answer needs are refused from here on to this process and all it starts.
 
-Namespaces, Landlock and limits leave them open: sockets that lie in files; a file that exists, which a limit of its
+Namespaces and limits leave them open: sockets that lie in files; a file that exists, which a limit of its
 size does not keep from being written through memory; shared memory, which may outlive all processes, and which none
 shows that has unmapped all but a page of it; pages that `vmsplice` puts into a pipe, since one of 4 kB keeps its whole
 huge page of 2 MiB, and no process shows it; rules that the kernel keeps for a descriptor; further namespaces with a
