@@ -374,7 +374,7 @@ def test_memory_survives_being_saved_and_belongs_to_one_instance(kind, name, cls
     ("one", "name", "value", "note", "look"),
     [
         (FAULTS["stale_batch"](), "queue", make_batch(), "", lambda batch: batch.completions),
-        (probes.MeasureExactKL(), "reference", torch.ones(2, 3, 4), "reference", lambda logits: logits),
+        (observers.MeasureExactKL(), "reference", torch.ones(2, 3, 4), "reference", lambda logits: logits),
     ],
 )
 def test_tensors_that_are_kept_survive_a_change_and_a_file(one, name, value, note, look, tmp_path):

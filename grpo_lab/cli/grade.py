@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from grpo_lab.cli.app import app
-from grpo_lab.errors import RunError
+from grpo_lab.errors import ConfigError
 
 if TYPE_CHECKING:
     from grpo_lab.grading.grader import Course
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 Paths = Annotated[list[Path] | None, typer.Argument(metavar="PATH...", help="Folders of notebooks, or notebooks.")]
 Folder = Annotated[Path, typer.Option(help="Folder for reports; what is graded in it already is not graded again.")]
 RulesFile = Annotated[Path | None, typer.Option("--rules", help="A grading.toml with limits, scoring and the secret.")]
-Required = Annotated[int | None, typer.Option(min=0, max=2, help="Grade only if answers are contained this strongly.")]
+Required = Annotated[
+    int | None,
+    typer.Option(min=0, max=2, help="2, the default: bubblewrap. 0: a plain process, if a container is the sandbox."),
+]
 Attempt = Annotated[int | None, typer.Option(min=1, help="Another number asks other questions of the same notebooks.")]
 TRUST = """\
 A grade computed on the learner's own machine is self-assessment: who owns the machine owns the grader. These grades \
@@ -49,10 +52,14 @@ def grade(
     """Grade notebooks: run their answers again in a sandbox, ask them questions of the grader's own, write reports.
 
     Ctrl-C stops after the notebooks in work; the same command goes on from there. Marks that a person has entered in
-    to_mark.csv are counted by the next run. Exit code 1 where something could not be graded.
+    to_mark.csv are counted by the next run. Exit code 1 where something could not be graded, 2 where the sandbox does
+    not work.
     """
     if sys.platform != "linux":
-        raise RunError(f"grading is not possible on {sys.platform}: its sandbox is Linux's; use a virtual machine")
+        raise ConfigError(
+            f"grading is not possible on {sys.platform}: its sandbox needs Linux. Grade in a virtual machine, or in a "
+            "container with --require-tier 0"
+        )
     from grpo_lab.grading import rules as ruling
     from grpo_lab.grading import submissions
 
@@ -72,35 +79,31 @@ def grade(
 
 
 def _explain(rules: Rules) -> None:
-    """What grades are worth, and how strongly answers are contained on this machine."""
+    """Print what a grade can be trusted for, and the containment on this machine."""
     from grpo_lab.ui import console
 
-    tier, missing = _strongest(rules)
     console.out.print(TRUST, markup=False)
+    tier = _tier(rules)
     console.out.print(f"Here: tier {tier.number}. {tier.trust}", markup=False)
-    for why in missing.values():
-        console.out.print(f"Not here: {why}", markup=False)
 
 
-def _strongest(rules: Rules) -> tuple[Tier, dict[int, str]]:
+def _tier(rules: Rules) -> Tier:
     from grpo_lab.grading.grader import limits
-    from grpo_lab.grading.sandbox.tier_checks import strongest
+    from grpo_lab.grading.sandbox import tier_checks
     from grpo_lab.ui import console
 
-    with console.err.status("trying sandboxes"):
-        return strongest(limits(rules), rules.tier)
+    with console.err.status("probing the sandbox"):
+        return tier_checks.working(rules.tier, limits(rules))
 
 
 def _course(rules: Rules) -> Course:
-    """The rules with a secret, and a tier that works; that it is not the strongest one is said, with the reason."""
+    """The rules with a secret, once the sandbox has been probed."""
     from grpo_lab.grading import challenges
     from grpo_lab.grading.grader import Course
     from grpo_lab.ui import console
 
-    tier, missing = _strongest(rules)
+    tier = _tier(rules)
     console.err.print(f"tier {tier.number}: {tier.name}", markup=False)
-    for why in missing.values():
-        console.err.print(f"not {why}", markup=False, soft_wrap=True)
 
     def made(path: Path) -> None:
         text = (
@@ -108,7 +111,7 @@ def _course(rules: Rules) -> Course:
         )
         console.err.print(text, markup=False, soft_wrap=True)
 
-    return Course(rules, challenges.secret(Path(rules.secret), made), tier)
+    return Course(rules, challenges.secret(Path(rules.secret), made))
 
 
 def _grade(every: Sequence[Found], out: Path, course: Course, jobs: int) -> None:

@@ -24,7 +24,6 @@ from grpo_lab.grading.rules import Rules
 from grpo_lab.grading.sandbox.box import end_descendants
 from grpo_lab.grading.sandbox.confinement import MIB
 from grpo_lab.grading.sandbox.linux import PR_SET_PDEATHSIG, prctl
-from grpo_lab.grading.sandbox.tiers import TIERS
 from grpo_lab.grading.submissions import Found
 
 READY = {"ready": True}
@@ -43,7 +42,7 @@ def main() -> int:
         resource.setrlimit(resource.RLIMIT_AS, (ADDRESSES_MB * MIB, most))
     order = json.loads(sys.stdin.readline())
     rules = Rules(**order["rules"])
-    grader = Grader(Course(rules, bytes.fromhex(order["secret"]), TIERS[order["tier"]]))
+    grader = Grader(Course(rules, bytes.fromhex(order["secret"])))
     _send(replies, READY)
     with mysteries.of_seed(rules.mysteries):
         for line in sys.stdin:

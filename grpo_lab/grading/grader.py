@@ -18,7 +18,7 @@ from grpo_lab.grading.results import BY_HAND, FAILED, RIGHT, UNANSWERED, WRONG, 
 from grpo_lab.grading.rules import Rules
 from grpo_lab.grading.sandbox.box import Sandbox
 from grpo_lab.grading.sandbox.confinement import Limits
-from grpo_lab.grading.sandbox.tiers import Tier
+from grpo_lab.grading.sandbox.tiers import Tier, at_least
 
 TEXT = "text"
 """The kind of exercise that a person marks."""
@@ -48,13 +48,17 @@ class Course:
 
     rules: Rules
     secret: bytes
-    tier: Tier
+
+    @property
+    def tier(self) -> Tier:
+        """The containment of every answer."""
+        return at_least(self.rules.tier)
 
     def settings(self) -> dict[str, Any]:
         """What a grade depends on beside the submission, as reports show it."""
         rules = {name: value for name, value in asdict(self.rules).items() if name != "secret"}
         known = {"grpo_lab": version("grpo-lab"), "secret": challenges.fingerprint(self.secret)}
-        return {**known, "tier found": self.tier.number, **rules}
+        return {**known, **rules}
 
 
 class Grader:

@@ -46,7 +46,7 @@ class Result:
     digest: str
     """SHA-256 of the file, in hex: what the challenges were drawn from."""
     tier: int
-    """How strongly the answers were contained: 0, 1 or 2."""
+    """The containment of the answers: 2 is bubblewrap, 0 a plain process."""
     trust: str
     """In a sentence, what that tier contains and what it does not."""
     attempt: int = 1

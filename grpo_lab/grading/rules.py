@@ -40,9 +40,9 @@ class Rules(Settings):
     """Processes and threads of one sandbox."""
     notebook_mb: Annotated[int, AtLeast(1, 1_024)] = 10
     """A larger notebook is refused before it is parsed; what makes one large are the figures in its outputs."""
-    tier: Annotated[int, AtLeast(0, 2)] = 0
-    """The weakest containment that will do. The strongest that this machine offers is used in any case; where that is
-    weaker than this, nothing is graded. 0 is a process with limits, 1 adds namespaces and Landlock, 2 is bubblewrap."""
+    tier: Annotated[int, AtLeast(0, 2)] = 2
+    """The containment of answers: 2 is bubblewrap, and without it nothing is graded; 0 is a plain process with limits,
+    only for a container that is itself the sandbox. 1 means 2."""
     secret: str = "grading.secret"
     """The file, seen from this one, that holds the secret from which the questions are drawn. It is made when it does
     not exist. Keep it: the same secret grades the same submission alike. Give it to nobody who hands in."""

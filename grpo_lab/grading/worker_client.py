@@ -145,7 +145,7 @@ class Proctor:
             threading.Thread(target=_listen, args=(self._process, self._replies), daemon=True).start()
             try:
                 rules, secret = dataclasses.asdict(self._course.rules), self._course.secret.hex()
-                self._send({"rules": rules, "secret": secret, "tier": self._course.tier.number})
+                self._send({"rules": rules, "secret": secret})
                 self._next(time.monotonic() + START)
             except _Lost:
                 self._end()

@@ -18,6 +18,7 @@ from grpo_lab.grading.results import FAILED, RIGHT, UNANSWERED, Result
 from grpo_lab.grading.sandbox import tier_checks
 from grpo_lab.grading.sandbox.box import descendants
 from grpo_lab.grading.sandbox.linux import PR_SET_CHILD_SUBREAPER, prctl
+from grpo_lab.grading.sandbox.tiers import PROCESS
 from grpo_lab.ui import console
 from tests.grading import mutants
 
@@ -40,10 +41,10 @@ def nobody_left():
 
 
 @pytest.fixture
-def strongest(monkeypatch, contained):
-    """Tier 2, without trying it again in each test."""
-    tier = contained(2)
-    monkeypatch.setattr(tier_checks, "strongest", lambda limits, required=0: (tier, {}))
+def unprobed(monkeypatch, contained):
+    """Tier 2, without probing it again in each test."""
+    contained(2)
+    monkeypatch.setattr(tier_checks, "unusable", lambda tier, limits: "")
 
 
 @pytest.fixture
@@ -124,7 +125,7 @@ def running(words):
     return found
 
 
-def test_a_class_goes_on_after_a_kill_and_after_ctrl_c(grade, strongest, tmp_path):
+def test_a_class_goes_on_after_a_kill_and_after_ctrl_c(grade, unprobed, tmp_path):
     for student in ("ann", "cem", "dan", "eve"):
         hand_in(tmp_path / "class" / student / "05_kl.ipynb", student, **WRITTEN)
     hand_in(tmp_path / "class" / "bob" / "05_kl.ipynb", **WRITTEN, k3=SLOW)
@@ -159,7 +160,7 @@ def test_a_class_goes_on_after_a_kill_and_after_ctrl_c(grade, strongest, tmp_pat
     assert kept() == third
 
 
-def test_an_examiner_that_is_killed_costs_one_exercise(grade, strongest, tmp_path):
+def test_an_examiner_that_is_killed_costs_one_exercise(grade, unprobed, tmp_path):
     hand_in(tmp_path / "class" / "ann" / "05_kl.ipynb", **WRITTEN, k3=HOLDS)
     hand_in(tmp_path / "class" / "bob" / "05_kl.ipynb", **WRITTEN)
 
@@ -192,7 +193,7 @@ def the_course():
     return grade._course(ruling.read(Path("grading.toml")))
 
 
-def test_a_notebook_that_takes_too_long_is_told_from_one_that_is_wrong(grade, strongest, tmp_path):
+def test_a_notebook_that_takes_too_long_is_told_from_one_that_is_wrong(grade, unprobed, tmp_path):
     hand_in(tmp_path / "class" / "ann" / "05_kl.ipynb", **WRITTEN, k3="import time\n\ntime.sleep(600)\n")
     hand_in(tmp_path / "class" / "bob" / "05_kl.ipynb", **WRITTEN)
     begun = time.monotonic()
@@ -207,7 +208,7 @@ def test_a_notebook_that_takes_too_long_is_told_from_one_that_is_wrong(grade, st
     assert statuses("bob")["pulls"] == RIGHT
 
 
-def test_a_disk_that_is_full_costs_nothing_that_was_graded(grade, strongest, tmp_path, monkeypatch):
+def test_a_disk_that_is_full_costs_nothing_that_was_graded(grade, unprobed, tmp_path, monkeypatch):
     """And two notebooks of the same student and name, from two folders, stay two."""
     for folder in ("monday", "tuesday"):
         hand_in(tmp_path / folder / "ann" / "05_kl.ipynb", folder, **WRITTEN)
@@ -235,32 +236,33 @@ def test_a_disk_that_is_full_costs_nothing_that_was_graded(grade, strongest, tmp
     assert len(list(Path("out/pages").glob("ann-05-kl-*.html"))) == 2
 
 
-def test_a_class_with_nothing_to_grade(grade, contained, monkeypatch):
-    """The tier that was found is named, with why it is not the strongest; a name means nothing to a table."""
-    tier, student = contained(1), "[red]ann"
-    monkeypatch.setattr(tier_checks, "strongest", lambda limits, required=0: (tier, {2: "tier 2: it is not there"}))
+def test_a_class_with_nothing_to_grade(grade):
+    """In the plain process, since that was asked for: reports name it. A student's name means nothing to a table."""
+    student, options = "[red]ann", ("--require-tier", "0")
     Path("class", student).mkdir(parents=True)
-    code, _, err = grade("class")
+    code, _, err = grade("class", *options)
     assert code == 1 and "no notebook (*.ipynb) in class" in err
     Path("class", student, "05_kl.ipynb").write_text("{")
-    code, out, err = grade("class", *rules(seconds=20.0))
+    code, out, err = grade("class", *rules(seconds=20.0), *options)
     assert code == 0 and student in out and "no notebook" in out
-    assert "it is not there" in err
-    assert (result(student).tier, result(student).trust, result(student).marks) == (1, tier.trust, [])
+    assert "tier 0: a process with limits" in err
+    assert (result(student).tier, result(student).trust, result(student).marks) == (0, PROCESS.trust, [])
     (page,) = Path("out/pages").glob("*.html")
-    assert "Namespaces and Landlock" in page.read_text() and student in Path("out/gradebook.csv").read_text()
+    assert "A process with limits" in page.read_text() and student in Path("out/gradebook.csv").read_text()
 
 
-def test_a_folder_that_cannot_be_written_is_told_before_anything_is_graded(grade, strongest, tmp_path):
+def test_a_folder_that_cannot_be_written_is_told_before_anything_is_graded(grade, unprobed, tmp_path):
     hand_in(tmp_path / "class" / "ann" / "05_kl.ipynb", **WRITTEN)
     Path("out").write_text("a file")
     code, _, err = grade("class", *rules(seconds=20.0))
     assert code == 1 and "out" in err and "error: " in err
 
 
-def test_what_is_required_is_not_lowered(grade, contained, monkeypatch, tmp_path):
-    """Bubblewrap is there, and the machine does not let it work: then nothing is graded."""
-    contained(1)
+@pytest.mark.parametrize("words", [(), ("--explain",), ("--require-tier", "1")], ids=" ".join)
+def test_without_bubblewrap_nothing_is_graded_unless_the_plain_process_is_asked_for(
+    grade, monkeypatch, tmp_path, words
+):
+    """Bubblewrap is there, and the machine does not let it work."""
     hand_in(tmp_path / "class" / "ann" / "05_kl.ipynb", **WRITTEN)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "bwrap").write_text(
@@ -268,7 +270,9 @@ def test_what_is_required_is_not_lowered(grade, contained, monkeypatch, tmp_path
     )
     (tmp_path / "bin" / "bwrap").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    code, _, err = grade("class", *rules(seconds=20.0), "--require-tier", "2")
-    assert code == 1
-    assert "tier 2 is required and only tier 1 works here" in err and "No permissions to create a namespace" in err
+    code, _, err = grade("class", *rules(seconds=20.0), *words)
+    err = " ".join(err.split())
+    assert code == 2
+    assert "tier 2 (bubblewrap) does not work here" in err and "No permissions to create a namespace" in err
+    assert "Install bubblewrap" in err and "pass --require-tier 0" in err
     assert not Path("out").exists() and not Path("grading.secret").exists()

@@ -8,24 +8,18 @@ from grpo_lab.course.exercises import Finding, Values
 from grpo_lab.course.registry import exercise, lab_page
 from grpo_lab.errors import GrpoLabError
 from grpo_lab.grading import challenges
-from grpo_lab.grading.grader import SCORING, Course, Grader, limits
+from grpo_lab.grading.grader import SCORING, Course, Grader
 from grpo_lab.grading.notebooks import Submission
 from grpo_lab.grading.results import BY_HAND, FAILED, RIGHT, UNANSWERED, WRONG
 from grpo_lab.grading.rules import Rules
-from grpo_lab.grading.sandbox.tier_checks import strongest
 from tests.grading import mutants
 
 SECRET = b"for tests, and nothing else but tests"
 
 
 @pytest.fixture(scope="module")
-def tier():
-    return strongest(limits(Rules()))[0]
-
-
-@pytest.fixture(scope="module")
-def grader(tier):
-    one = Grader(Course(Rules(seconds=60.0), SECRET, tier))
+def grader(contained):
+    one = Grader(Course(Rules(seconds=60.0, tier=contained(2).number), SECRET))
     yield one
     one.close()
 
@@ -60,11 +54,12 @@ def test_a_right_answer_earns_all(grader, mutant):
         assert mark.status == RIGHT and mark.points == mark.out_of > 0
 
 
-def test_another_attempt_asks_something_else_and_gives_the_same(tier):
+def test_another_attempt_asks_something_else_and_gives_the_same(contained):
+    contained(2)
     reference, wrong = mutants.solution("05_kl", "k3"), "def k3(delta):\n    return delta**2 / 2\n"
     found = []
     for attempt in (1, 2):
-        one = Grader(Course(Rules(attempt=attempt), SECRET, tier))
+        one = Grader(Course(Rules(attempt=attempt), SECRET))
         both = [one.mark(submission("05_kl", k3=source), exercise("05_kl", "k3")) for source in (reference, wrong)]
         found.append([(mark.status, mark.points) for mark in both])
         found.append([finding.got for mark in both for finding in mark.findings])
@@ -103,8 +98,9 @@ def test_what_does_not_run_is_wrong_and_says_why(grader, source, said):
     assert said in " ".join(f"{finding.got} {finding.why}" for finding in mark.findings).replace("Nothing", "nothing")
 
 
-def test_values_that_are_computed_are_run_and_those_that_are_written_out_are_not(tier):
-    one = Grader(Course(Rules(), SECRET, tier))
+def test_values_that_are_computed_are_run_and_those_that_are_written_out_are_not(contained):
+    contained(2)
+    one = Grader(Course(Rules(), SECRET))
     task = exercise("05_kl", "forecast")
     assert one.mark(submission("05_kl", forecast='answer = "a"'), task).status == RIGHT
     assert one._sandbox._process is None
@@ -130,16 +126,17 @@ def test_scoring_in_shares():
     assert SCORING["whole"]([]) == SCORING["share"]([]) == 0.0
 
 
-def test_a_share_of_the_points_where_the_rules_say_so(tier):
-    one = Grader(Course(Rules(scoring="share"), SECRET, tier))
+def test_a_share_of_the_points_where_the_rules_say_so(contained):
+    contained(2)
+    one = Grader(Course(Rules(scoring="share"), SECRET))
     answer = 'k1, k2, k3, hinge = "c", "a", "b", "e"'
     mark = one.mark(submission("05_kl", pulls=answer), exercise("05_kl", "pulls"))
     one.close()
     assert (mark.status, mark.points, mark.out_of) == (WRONG, 1.5, 2)
 
 
-def test_the_secret_is_in_no_setting(tier):
-    settings = Course(Rules(), SECRET, tier).settings()
+def test_the_secret_is_in_no_setting():
+    settings = Course(Rules(), SECRET).settings()
     assert settings["secret"] == challenges.fingerprint(SECRET)
     assert SECRET.decode() not in str(settings) and SECRET.hex() not in str(settings)
 

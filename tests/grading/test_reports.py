@@ -34,7 +34,7 @@ MARKS = (
 TRUST = "A container without network."
 ANN = Result("ann", "05_kl", "ann/05_kl.ipynb", "a1" * 32, 2, TRUST, 3, MARKS, seconds=1.5)
 BEN = replace(ANN, student="ben", file="ben/05_kl.ipynb", digest="b2" * 32, attempt=1)
-ZOE = Result("zoe", "05_kl", "zoe/05_kl.ipynb", "c3" * 32, 1, "Limits only.", problem="the file has 512 MB; at most 10")
+ZOE = Result("zoe", "05_kl", "zoe/05_kl.ipynb", "c3" * 32, 0, "Limits only.", problem="the file has 512 MB; at most 10")
 HOSTILE = '<script>alert(1)</script>"><img src=x onerror=alert(1)>\u202egnp.\x00 javascript:alert(1) =1+1 ' + "W" * 300
 ANYTHING = st.text(st.characters(), max_size=30) | st.sampled_from(
     [HOSTILE, "=1", "\t=1", "a;@b", "{{ 1 }}", "&lt;b&gt;"]
@@ -333,7 +333,7 @@ def test_the_class_page_says_who_what_and_how_much():
     words = " ".join(page.words.split())
     for word in ("3 notebooks, 1 of them could not", "2 texts to be marked", "2 exercises that the grader failed"):
         assert word in words
-    assert "! the file has 512 MB" in words and "Tier 1: Limits only." in words and f"Tier 2: {TRUST}" in words
+    assert "! the file has 512 MB" in words and "Tier 0: Limits only." in words and f"Tier 2: {TRUST}" in words
     assert [dict(attrs)["href"] for tag, attrs in page.elements if tag == "a"] == [
         f"pages/{name}.html" for name in "abz"
     ]

@@ -26,8 +26,8 @@ def test_without_a_file_the_defaults_hold():
 
 
 def test_what_stands_in_the_file_counts(file, tmp_path):
-    read_ = read(file('seconds = 20\ntier = 2\nlabs = ["05_kl", "00_start"]\nscoring = "share"\n'))
-    expected = Rules(seconds=20.0, tier=2, labs=("05_kl", "00_start"), scoring="share")
+    read_ = read(file('seconds = 20\ntier = 0\nlabs = ["05_kl", "00_start"]\nscoring = "share"\n'))
+    expected = Rules(seconds=20.0, tier=0, labs=("05_kl", "00_start"), scoring="share")
     assert read_ == Rules(**{**vars(expected), "secret": str(tmp_path / "grading.secret")})
 
 

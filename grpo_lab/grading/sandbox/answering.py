@@ -39,9 +39,9 @@ PROCESSES = "/proc/self/ns/pid"
 def main() -> int:
     """Serve requests until there are no more."""
     _load()
-    limits, user, files, outside = sys.argv[1:]
+    limits, user, outside = sys.argv[1:]
     requests, replies, nowhere = os.dup(0), os.dup(1), os.open(os.devnull, os.O_RDWR)
-    confine(Limits.from_text(limits), int(user) if user else None, files == "files")
+    confine(Limits(**json.loads(limits)), int(user) if user else None)
     alone = bool(user) or os.readlink(PROCESSES) != outside
     _send(replies, READY)
     for number in range(3):

@@ -177,7 +177,7 @@ class Sandbox:
                     start_new_session=True,
                 )
             except OSError as error:
-                raise RunError(f"tier {self._tier.number}: {error.filename}: {error.strerror}") from None
+                raise RunError(f"{error.filename}: {error.strerror}") from None
             assert self._process.stdin and self._process.stdout
             self._pipes = (self._process.stdin.fileno(), self._process.stdout.fileno())
             os.set_blocking(self._pipes[0], False)
@@ -189,7 +189,7 @@ class Sandbox:
                 self.close()
                 words.seek(0)
                 said = words.read(20_000).decode(errors="replace").strip().split("\n")[-1]
-                raise RunError(f"tier {self._tier.number}: the sandbox does not start: {said or 'no word of why'}")
+                raise RunError(f"the sandbox does not start: {said or 'it printed no reason'}")
         self._spared = frozenset(descendants())
         self._need = 2 * self._used()  # an answer begins with a copy of it all
 

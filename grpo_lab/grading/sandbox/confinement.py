@@ -1,8 +1,7 @@
-"""What the sandbox's program takes from itself before it runs an answer: privileges, resources, files."""
+"""The limits that the sandbox's program puts on itself: privileges, system calls, resources."""
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import signal
@@ -10,10 +9,10 @@ import sys
 import sysconfig
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from grpo_lab.grading.sandbox import landlock, seccomp
+from grpo_lab.grading.sandbox import seccomp
 from grpo_lab.grading.sandbox.linux import PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, prctl
 from grpo_lab.paths import data_directory
 
@@ -21,7 +20,6 @@ PACKAGE = Path(__file__).resolve().parents[2]
 HIDDEN = PACKAGE / "course" / "labs"
 """Where the right answers are."""
 SYSTEM = tuple(Path(path) for path in ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/alternatives"))
-DEVICES = tuple(Path("/dev") / name for name in ("null", "zero", "urandom", "random"))
 MIB = 1 << 20
 
 
@@ -34,25 +32,13 @@ class Limits:
     processes: int
     output_kb: int
 
-    def to_text(self) -> str:
-        """As one word of a command line."""
-        return json.dumps(asdict(self))
 
-    @classmethod
-    def from_text(cls, text: str) -> Limits:
-        """What `to_text` wrote."""
-        return cls(**json.loads(text))
+def confine(limits: Limits, user: int | None) -> None:
+    """Give up privileges for good, and cap the resources of this process and its children.
 
-
-def confine(limits: Limits, user: int | None, files: bool) -> None:
-    """Give up privileges for good, and cap what this process and its children can use.
-
-    `user` is an id that belongs to nobody else, which only root can take; `files` closes all but what is needed to
-    run an answer.
+    `user` is an id that no other process has, which only root can take.
     """
     prctl(PR_SET_NO_NEW_PRIVS, 1)
-    if files:
-        landlock.restrict([*readable(), Path("/proc")], [PACKAGE, PACKAGE / "course"], DEVICES)
     if user is not None:
         os.setgroups([])
         os.setresgid(user, user, user)
@@ -74,7 +60,7 @@ def confine(limits: Limits, user: int | None, files: bool) -> None:
 
 
 def readable() -> Iterator[Path]:
-    """What running an answer needs to read: the system's programs, Python, and this package without its checks."""
+    """The paths that an answer needs: the system's programs, Python, and this package, its checks included."""
     yield from (path for path in SYSTEM if path.exists())
     roots = [Path(sys.base_prefix).resolve(), Path(sys.prefix)]
     # Packages of the user's own, outside of Python's prefix; the folder that holds this package may hold solutions.
@@ -82,9 +68,7 @@ def readable() -> Iterator[Path]:
     packages |= {Path(path) for path in sys.path if (Path(path) / "torch").is_dir()}
     roots += sorted(path for path in packages if not any(path.is_relative_to(root) for root in roots))
     yield from roots
-    yield from (path for path in PACKAGE.iterdir() if path.name != "course")
-    yield from (path for path in (PACKAGE / "course").iterdir() if path != HIDDEN)
-    yield data_directory()
+    yield from (PACKAGE, data_directory())
 
 
 def _address_space() -> int:

@@ -1,9 +1,10 @@
 """Linux's seccomp: system calls that no answer needs are refused from here on to this process and all it starts.
 
-Namespaces, Landlock and limits leave them open: sockets that lie in files; a file that exists, which a limit of its
+Namespaces and limits leave them open: sockets that lie in files; a file that exists, which a limit of its
 size does not keep from being written through memory; shared memory, which may outlive all processes, and which none
-shows that has unmapped all but a page of it; further namespaces with a root of their own. Needs no privilege. Numbers
-of calls differ between machines.
+shows that has unmapped all but a page of it; pages that `vmsplice` puts into a pipe, since one of 4 kB keeps its whole
+huge page of 2 MiB, and no process shows it; rules that the kernel keeps for a descriptor; further namespaces with a
+root of their own. Needs no privilege. Numbers of calls differ between machines.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ REFUSED = {
     "fremovexattr": (199, 16), "setxattrat": (463, 463), "removexattrat": (466, 466), "file_setattr": (469, 469),
     # What outlives its processes, and is charged to none:
     "shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186), "mq_open": (240, 180),
-    "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),
+    "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219), "io_setup": (206, 0),
+    "vmsplice": (278, 75), "landlock_create_ruleset": (444, 444),
     # Namespaces, and what may be done in one's own:
     "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "fsopen": (430, 430), "open_tree": (428, 428),
     # Other processes:
@@ -45,10 +47,10 @@ MISSING = {"clone3": (435, 435), "openat2": (437, 437)}
 """Their flags lie in memory, out of a filter's sight. Who is told that they do not exist takes those below."""
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 NAMESPACES = 0x7E020000
-MAP_SHARED = 1
+MAP_SHARED, MAP_HUGETLB = 1, 0x40000
 WITH_FLAGS = {
     "open": ((2, None), 1, WRITES), "openat": ((257, 56), 2, WRITES), "clone": ((56, 220), 0, NAMESPACES),
-    "mmap": ((9, 222), 3, MAP_SHARED),
+    "mmap": ((9, 222), 3, MAP_SHARED | MAP_HUGETLB),
 }  # fmt: skip
 """Refused with any of these flags in this argument."""
 OTHER_NUMBERS = 0x40000000

@@ -1,19 +1,19 @@
-"""Tries the tiers by running in them: what a tier promises, an answer that pries and meddles must not get."""
+"""Probes a tier with a hostile answer before use."""
 
 from __future__ import annotations
 
 import os
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.errors import NotYet, RunError
+from grpo_lab.errors import ConfigError, NotYet, RunError
 from grpo_lab.grading.sandbox.box import Sandbox
 from grpo_lab.grading.sandbox.confinement import HIDDEN, Limits
-from grpo_lab.grading.sandbox.tiers import TIERS, Tier
+from grpo_lab.grading.sandbox.tiers import Tier, at_least
 
 LOOK = """
 import os, socket
@@ -36,33 +36,24 @@ def look(canary, port, spaces, checks, user):
     }
 """
 NEVER = ("write a file", "run as the grader, who is root", "reach the network")
-APART = (*NEVER, "read a file that all may read", "see the grader's processes")
-PROMISED = {0: NEVER, 1: APART, 2: (*APART, "read what is right")}
-"""What an answer must not get, by tier."""
+PROMISED = {0: NEVER, 2: (*NEVER, "read a file that all may read", "see the grader's processes", "read what is right")}
+"""The attempts that must fail, by tier."""
 
 
-def strongest(limits: Limits, required: int = 0) -> tuple[Tier, dict[int, str]]:
-    """The strongest tier that works here, and why each stronger one does not.
+def working(required: int, limits: Limits) -> Tier:
+    """The tier that is required, probed. No other one is tried in its place.
 
-    Raises RunError where none does, or none as strong as is required.
+    Raises:
+        ConfigError: it does not work here.
     """
-    missing: dict[int, str] = {}
-    for tier in reversed(TIERS):
-        if not (why := unusable(tier, limits)):
-            break
-        missing[tier.number] = why
-    else:
-        raise RunError(f"no answer can be run here: {_told(missing)}")
-    if tier.number < required:
-        raise RunError(
-            f"tier {required} is required and only tier {tier.number} works here: {_told(missing)}. "
-            f"Mend that, or ask for --require-tier {tier.number}"
-        )
-    return tier, missing
+    tier = at_least(required)
+    if why := unusable(tier, limits):
+        raise ConfigError(f"tier {tier.number} ({tier.name}) does not work here: {why}. {tier.mend}")
+    return tier
 
 
 def unusable(tier: Tier, limits: Limits) -> str:
-    """Why a tier cannot be used here, or nothing."""
+    """The reason why a tier cannot be used here, or an empty text."""
     sandbox = Sandbox(tier, limits)
     try:
         with _bait() as bait:
@@ -72,14 +63,14 @@ def unusable(tier: Tier, limits: Limits) -> str:
     finally:
         sandbox.close()
     if not isinstance(given.value, dict):
-        return f"tier {tier.number}: {given.error or 'an answer of no kind'}"
+        return given.error or "the probe returned no data"
     got = [what for what in PROMISED[tier.number] if given.value.get(what) is not False]
-    return f"tier {tier.number}: an answer could {', '.join(got)}" if got else ""
+    return f"an answer could {', '.join(got)}" if got else ""
 
 
 @contextmanager
 def _bait() -> Iterator[dict[str, Any]]:
-    """What an answer that pries is told about: a file, a port that listens, this process's view of others."""
+    """The hostile answer's arguments: a file, a port that listens, this process's view of others."""
     with tempfile.TemporaryDirectory(prefix="grpo-lab-") as folder, socket.create_server(("127.0.0.1", 0)) as server:
         Path(folder).chmod(0o755)
         canary = Path(folder) / "canary"
@@ -91,7 +82,3 @@ def _bait() -> Iterator[dict[str, Any]]:
             "checks": str(HIDDEN),
             "user": os.getuid(),
         }
-
-
-def _told(missing: Mapping[int, str]) -> str:
-    return "; ".join(missing.values())

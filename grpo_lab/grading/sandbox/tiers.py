@@ -1,19 +1,19 @@
-"""How strongly an answer can be contained: three tiers, each tried by running before it is believed."""
+"""The two ways to contain an answer: bubblewrap, and a plain process for containers that are themselves the sandbox."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass
 
 from grpo_lab.grading.sandbox.confinement import HIDDEN, MIB, PACKAGE, Limits, readable
 
 PROGRAM = ("-B", "-P", "-s", "-m", "grpo_lab.grading.sandbox.answering")
 FIRST_USER = 1_800_000_000
-"""Ids from here on belong to nobody; each sandbox of a grader who is root takes one of its own."""
+"""No account has an id from here on; each sandbox of a grader who is root takes one for itself."""
 
 
 @dataclass(frozen=True)
@@ -22,36 +22,34 @@ class Tier:
 
     number: int
     name: str
-    contains: str
-    """What it keeps an answer from, for the report."""
-    leaves: str
-    """What it does not, in full honesty."""
+    contained: str
+    """The limits beyond those of every answer, and the remaining risks, for the report."""
+    mend: str
+    """The way out where it does not work."""
     wrap: Callable[[], list[str]]
-    """The command that the program is started by."""
-    landlock: bool = False
+    """The command that starts the sandbox's program."""
 
     @property
     def trust(self) -> str:
-        """What the report says."""
-        return f"{self.name[0].upper()}{self.name[1:]}. {self.contains} {self.leaves}"
+        """The report's text."""
+        return (
+            f"{self.name[0].upper()}{self.name[1:]}. An answer runs in a process of its own with caps on time, memory, "
+            "processes and output. It can open no socket and make, change or delete no file. It receives only inputs; "
+            f"scoring happens outside. {self.contained} Not contained in any tier: flaws of the kernel, timing side "
+            "channels, and the source of this package, which learners have anyway."
+        )
 
     def command(self, limits: Limits) -> list[str]:
-        """How to start the program."""
+        """The sandbox's whole command line."""
         user = str(FIRST_USER + os.getpid()) if os.getuid() == 0 else ""
-        files = "files" if self.landlock else ""
-        return [*self.wrap(), sys.executable, *PROGRAM, limits.to_text(), user, files, os.readlink("/proc/self/ns/pid")]
+        arguments = [json.dumps(asdict(limits)), user, os.readlink("/proc/self/ns/pid")]
+        return [*self.wrap(), sys.executable, *PROGRAM, *arguments]
 
 
 def environment() -> dict[str, str]:
-    """All that the program learns of the grader's environment."""
+    """The sandbox's environment variables: none of the grader's."""
     quiet = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HOME": "/nonexistent", "LANG": "C.UTF-8"}
     return {**quiet, "PATH": "/usr/bin:/bin", "PYTHONPATH": str(PACKAGE.parent)}
-
-
-def _unshared() -> list[str]:
-    mine = [] if os.getuid() == 0 else ["--user", "--map-current-user"]
-    spaces = ["--net", "--pid", "--ipc", "--uts", "--mount", "--mount-proc", "--fork", "--kill-child"]
-    return [_found("unshare"), *mine, *spaces, "--"]
 
 
 def _bubblewrapped() -> list[str]:
@@ -60,62 +58,45 @@ def _bubblewrapped() -> list[str]:
     mine = user if os.getuid() == 0 else ["--unshare-user"]
     spaces = ["--unshare-net", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
     paths = list(readable())
-    above = sorted({parent for path in paths for parent in path.parents if parent != Path("/")})
     # Made beforehand, since bubblewrap would make them for its own user alone.
-    folders = [word for path in above for word in ("--dir", str(path))]
-    binds = [word for path in paths for word in ("--ro-bind", str(path), str(path))]
+    above = sorted({str(parent) for path in paths for parent in path.parents} - {"/"})
+    folders = [word for path in above for word in ("--dir", path)]
+    binds = [word for path in map(str, paths) for word in ("--ro-bind", path, path)]
     # torch wants a folder for temporary files when it is loaded; afterwards nothing can be written into it.
     own = ["--proc", "/proc", "--dev", "/dev", "--size", str(MIB), "--tmpfs", "/tmp"]
-    # In this order: what is needed may lie below /tmp, and what is hidden lies below what is needed.
+    # In this order: a path that is needed may lie below /tmp, and the hidden folder lies below one that is needed.
     hidden = ["--tmpfs", str(HIDDEN), "--remount-ro", str(HIDDEN)]
     ends = ["--remount-ro", "/", "--chdir", "/", "--new-session", "--die-with-parent", "--"]
-    return [_found("bwrap"), *mine, *spaces, *own, *folders, *binds, *hidden, *ends]
+    # Its bare name where it is not installed: the error of the start then names it.
+    return [shutil.which("bwrap") or "bwrap", *mine, *spaces, *own, *folders, *binds, *hidden, *ends]
 
 
-def _found(program: str) -> str:
-    """Its path; its name where it is not installed, so that starting it says so."""
-    return shutil.which(program) or program
-
-
-_ALWAYS = (
-    "An answer runs in a process of its own with caps on time, memory, processes and output. It can open no socket "
-    "and make, change or delete no file. What is right is not sent to it, and no verdict is drawn there."
+_USER = (
+    "It runs as a user of its own."
+    if sys.platform == "linux" and os.getuid() == 0
+    else "It runs as YOU: it can read your files, the grader's secret and other submissions among them, and end your "
+    "processes."
 )
-_NO_MORE = (
-    "Not contained: flaws of the kernel itself, what can be learned from timing, and reading this package, which "
-    "learners have anyway."
+PROCESS = Tier(
+    0,
+    "a process with limits",
+    f"Not contained: it can see other processes, and read the files of its user, this package's checks among them. "
+    f"{_USER} Use it only in a container that is itself the sandbox.",
+    "Grade on Linux on x86-64 or ARM64",
+    list,
 )
+BUBBLEWRAP = Tier(
+    2,
+    "bubblewrap",
+    "It sees no process but its own, and a read-only file system with the system's programs, Python and this package "
+    "without its checks; all processes that it started die with it.",
+    "Install bubblewrap (Debian and Ubuntu: apt-get install bubblewrap) and allow it namespaces, or, inside a "
+    "container that is itself the sandbox, pass --require-tier 0: a plain process",
+    _bubblewrapped,
+)
+TIERS = {tier.number: tier for tier in (PROCESS, BUBBLEWRAP)}
 
-TIERS = (
-    Tier(
-        0,
-        "a process with limits",
-        _ALWAYS,
-        "Not contained: it can see other processes, and read what its user can read, this package's checks among them. "
-        + (
-            "It runs as a user of its own."
-            if os.getuid() == 0
-            else "It runs as YOU: it can read your files, the grader's secret and other submissions among them, and "
-            "end your processes. For people you trust."
-        ),
-        list,
-    ),
-    Tier(
-        1,
-        "namespaces and Landlock",
-        f"{_ALWAYS} No process but its own to be seen; no file to open but the system's programs, Python "
-        "and this package; all it started dies with it.",
-        f"Names of files elsewhere can be seen to exist. Where the package lies inside Python's own folder, its checks "
-        f"can be read. {_NO_MORE}",
-        _unshared,
-        landlock=True,
-    ),
-    Tier(
-        2,
-        "bubblewrap",
-        f"{_ALWAYS} No process but its own; a file system of its own, read-only, with the system's "
-        "programs, Python and this package without its checks; all it started dies with it.",
-        _NO_MORE,
-        _bubblewrapped,
-    ),
-)
+
+def at_least(required: int) -> Tier:
+    """The weakest tier that is as strong as required: the plain process for 0 only."""
+    return BUBBLEWRAP if required else PROCESS

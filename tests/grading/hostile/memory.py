@@ -4,12 +4,15 @@ Said: 'nothing'
 """
 
 import ctypes
+import fcntl
 import mmap
 import os
 
 import torch
 
+LIBC = ctypes.CDLL(None, use_errno=True)
 MUCH = 4 << 30
+HUGE = 2 << 20
 
 
 def a_file_in_memory():
@@ -17,7 +20,7 @@ def a_file_in_memory():
 
 
 def memory_of_nobody():
-    if ctypes.CDLL(None).shmget(0, ctypes.c_size_t(MUCH), 0o1600) < 0:
+    if LIBC.shmget(0, ctypes.c_size_t(MUCH), 0o1600) < 0:
         raise MemoryError
 
 
@@ -29,6 +32,27 @@ def out_of_sight():
         kept[-1].resize(mmap.PAGESIZE)  # what is no longer mapped stays, as long as something is
 
 
+def pages_in_pipes():
+    """A pipe that holds one small page of each huge page: the kernel keeps the huge page, and no process has it."""
+    parts, part = range(0, 256 * HUGE, HUGE), 256 * HUGE
+    for pipe in [os.pipe() for _ in range(MUCH // part)]:
+        fcntl.fcntl(pipe[1], fcntl.F_SETPIPE_SZ, len(parts) * mmap.PAGESIZE)
+        with mmap.mmap(-1, part, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as mapped:
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+            start = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+            for offset in parts:
+                mapped[offset] = 1
+                page = (ctypes.c_size_t * 2)(start + offset, mmap.PAGESIZE)
+                if LIBC.vmsplice(pipe[1], page, ctypes.c_size_t(1), 0) < 0:
+                    raise MemoryError
+
+
+def rules_of_landlock():
+    """A descriptor that can hold a rule for each of 65,536 ports, megabytes of them in the kernel."""
+    if LIBC.syscall(444, (ctypes.c_uint64 * 2)(0, 1), ctypes.c_size_t(16), 0) < 0:
+        raise MemoryError
+
+
 WAYS = {
     "bytes": lambda: bytes(MUCH),
     "a list": lambda: [0.5] * (MUCH // 8),
@@ -37,6 +61,8 @@ WAYS = {
     "mappings that hide": out_of_sight,
     "a file in memory": a_file_in_memory,
     "memory of nobody": memory_of_nobody,
+    "pages in pipes": pages_in_pipes,
+    "rules of Landlock": rules_of_landlock,
 }
 
 
