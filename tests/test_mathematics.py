@@ -60,9 +60,9 @@ ADVANTAGES = [
     Case((tensor([[1.0, 3.0], [5.0, 7.0]]), "batch", 0.0), [[-math.sqrt(0.15), math.sqrt(0.15)]] * 2),
     # two groups of different means and spreads: neither is that of the batch
     Case((tensor([[1.0, 3.0, 5.0], [10.0, 20.0, 30.0]]), "group", 0.0), [[-1.0, 0.0, 1.0]] * 2),
-    # no division; + eps = 1 halves it
+    # no division, and so no eps
     Case((tensor([[1.0, 3.0]]), "none", 0.0), [[-1.0, 1.0]]),
-    Case((tensor([[1.0, 3.0]]), "none", 1.0), [[-0.5, 0.5]]),
+    Case((tensor([[1.0, 3.0]]), "none", 1.0), [[-1.0, 1.0]]),
     # 0.1 has no exact mean in fp32; equal rewards must still give zeros
     Case((tensor([[0.1, 0.1, 0.1]]), "group", 1e-8), [[0.0, 0.0, 0.0]]),
     # a group of one: its std is NaN or 0, its advantage 0
@@ -99,7 +99,8 @@ def slow_advantages(
         group = [value for value, count in zip(values, there, strict=True) if count]
         over = everything if wrong == "mean of the batch" else group
         mean = 0.0 if wrong == "no mean" else sum(over) / max(1, len(over))
-        divisor = 1 + eps if scale == "none" else spread(everything if scale == "batch" else group, eps, wrong)
+        none = 1 + eps if wrong == "eps without a std" else 1.0
+        divisor = none if scale == "none" else spread(everything if scale == "batch" else group, eps, wrong)
         sign = -1 if wrong == "sign flipped" else 1
         rows.append([sign * (value - mean) / divisor if k else 0.0 for value, k in zip(values, keep, strict=True)])
     return tensor(rows)
@@ -115,6 +116,7 @@ ADVANTAGE_MUTANTS: dict[str, Callable[..., Tensor]] = {
         "std of the group",
         "mean of the batch",
         "eps inside the root",
+        "eps without a std",
         "sign flipped",
         "std of one",
         "unscorable kept",
@@ -340,6 +342,12 @@ def test_groups_of_equal_rewards_get_exact_zeros():
     assert bool((values - values.mean(dim=1, keepdim=True)).any())  # rounding alone would leave something to divide
     for scale in ("group", "batch", "none"):
         assert not group_advantages(values.contiguous(), scale, 1e-8).any()
+
+
+def test_without_a_scale_nothing_divides():
+    """To the last bit, with the epsilon of the trainer too."""
+    advantages = formulas.ADVANTAGES["none"](tensor([[1000.0, 0.0], [0.25, 0.75]]))
+    assert torch.equal(advantages, tensor([[500.0, -500.0], [-0.25, 0.25]]))
 
 
 def test_rewards_that_cannot_be_judged_may_hold_anything():
