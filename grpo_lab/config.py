@@ -38,7 +38,8 @@ class RunConfig(Settings):
     exact_kl: bool = False
     """Also compute KL(policy || reference) over the whole vocabulary, as the metric kl/exact; it costs memory."""
     snapshot_every: Annotated[int, AtLeast(0)] = 0
-    """Steps between in-memory snapshots for rollback; 0 picks 1 below ten million parameters and 10 above."""
+    """Steps between in-memory snapshots for rollback. 0 picks 1 below ten million parameters; above, where a snapshot
+    is a large copy of weights and moments, 10 if a guard may roll back, and else none."""
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,16 @@ import torch
 from torch import tensor
 
 import grpo_lab as gl
-from grpo_lab import models, rollouts, trainer
+from grpo_lab import learner, models, rollouts, trainer
 from grpo_lab import tasks as task_sets
 from grpo_lab.advantages import group_advantages
-from grpo_lab.config import LIVE_SECTIONS
+from grpo_lab.config import LIVE_SECTIONS, RunConfig
 from grpo_lab.errors import ConfigError, RewardError
 from grpo_lab.events import Changed, Ended, Evaluated, Started, Stepped, from_json, to_json
 from grpo_lab.guards import GUARDS
 from grpo_lab.interventions import Outcome, Stage, Verdict
 from grpo_lab.learner import Learner
+from grpo_lab.settings import settings_of
 
 SMOKE = gl.preset("smoke").with_("run.threads=1")
 PRECISIONS = list(models.PRECISIONS)
@@ -330,6 +331,18 @@ def test_every_nth_snapshot_goes_back_further(run, fault):
     done = run(*overrides, "run.snapshot_every=2")
     assert done.verdicts[3] == "ROLL_BACK"
     assert same(done.after[3], done.after[1]) and same(done.moments[3], done.moments[1])
+
+
+def test_a_large_model_is_copied_only_where_a_guard_may_go_back_to_it(run, monkeypatch):
+    monkeypatch.setattr(learner, "SMALL", 0)
+    plain, guarded, asked = (
+        run("run.num_steps=1", *switches).learner.snapshots
+        for switches in ((), ("guards.check_weights=on",), ("run.snapshot_every=3",))
+    )
+    assert [plain.every, guarded.every, asked.every] == [0, 10, 3]
+    assert plain.largest_move(0) is None and guarded.largest_move(0) is not None
+    told = settings_of(RunConfig)["snapshot_every"].help
+    assert "10 if a guard may roll back, and else none" in told
 
 
 def test_a_snapshot_is_never_taken_of_broken_weights(run, fault):
