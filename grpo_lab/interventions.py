@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from grpo_lab import own_code, seeds, settings
-from grpo_lab.config import Config
+from grpo_lab.batch import Batch
+from grpo_lab.config import Config, SamplingConfig
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Action
 from grpo_lab.recorder import Recorder
@@ -161,6 +162,10 @@ class Step:
     update: int = 0
     note: str = ""
     """Which pass the logits are of: `sampling`, `old`, `reference` or `current`."""
+    sampling: SamplingConfig = field(init=False)
+    """The sampling settings in use: as configured, and from stage SAMPLING on as its guards left them."""
+    batch: Batch | None = None
+    """The micro-batch whose logits are computed; none while completions are sampled."""
     coefficients: Coefficients | None = None
     scorable: Tensor | None = None
     """(P, G) bool: completions that count."""
@@ -178,6 +183,9 @@ class Step:
     """Largest change of any single weight since the step began, where a snapshot tells it."""
     verdict: Verdict = Verdict.KEEP
     actions: list[Action] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.sampling = self.config.sampling
 
     def at(self, stage: Stage, value: Any, note: str = "") -> Any:
         """Hand the value to every intervention of the stage, faults first, then guards, in the configured order.

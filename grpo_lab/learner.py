@@ -154,6 +154,7 @@ class Learner:
         """The batch's part of the objective, to be minimised: clipped surrogate + beta * KL, per token, weighted."""
         use, recorder, outside = step.coefficients, self.recorder, ~batch.completion_mask
         assert use is not None and batch.advantages is not None and batch.weights is not None
+        step.batch = batch
         step.advantages, step.completion_mask, step.num_tokens = batch.advantages, batch.completion_mask, num_tokens
         with self._autocast():
             logits = step.at(Stage.LOGITS, PROMPT_PASSES[self.config.model.prompt_pass](self.policy, batch), "current")
@@ -254,6 +255,7 @@ class Learner:
         """(B, T) log-probabilities of the completions under a model, without gradient."""
         rows = []
         for part in batch.split(self.config.data.micro_batch_prompts):
+            step.batch = part
             with self._autocast():
                 logits = step.at(Stage.LOGITS, PROMPT_PASSES[self.config.model.prompt_pass](model, part), note)
             rows.append(completion_logprobs(logits, part.completions, sampling.temperature).to(self.precision.loss))

@@ -47,7 +47,7 @@ def train(
         step = learner.begin(index)
         try:
             step.coefficients = step.at(Stage.COEFFICIENTS, learner.coefficients())
-            sampling = step.at(Stage.SAMPLING, step.config.sampling)
+            sampling = step.sampling = step.at(Stage.SAMPLING, step.sampling)
             problems = tasks.batch(seed, index, num_prompts)
             batch = learner.sample(step, problems, sampling)
             scores = step.at(Stage.REWARDS, learner.score(step, problems, batch))

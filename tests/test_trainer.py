@@ -808,3 +808,35 @@ def test_frozen_parameters_stay_as_they_are(base):
     events = list(gl.train(SMOKE.with_("run.num_steps=2"), (policy, tokenizer)))
     assert isinstance(events[-1], Ended) and torch.equal(policy.transformer.wpe.weight, before)
     assert dataclasses.asdict(events[-1])["status"] == "done"
+
+
+@pytest.mark.parametrize("switches", [(), ("faults.ignore_temperature=on",)], ids=str)
+def test_a_temperature_that_a_guard_sets_is_the_one_of_the_whole_step(run, fault, switches):
+    """Exact KL and faults among them: nothing tells the run from one that is configured so."""
+
+    def heat(sampling, step):
+        return Outcome(dataclasses.replace(sampling, temperature=0.5), Verdict.CHANGED)
+
+    guard = fault(Stage.SAMPLING, heat, "heat")
+    guarded = run(guard, "sampling.temperature=0.1", "run.exact_kl=true", *switches)
+    configured = run("sampling.temperature=0.5", "run.exact_kl=true", *switches)
+    assert guarded.metric("kl/exact")[-1] > 0
+    assert guarded.metric("kl/exact") == configured.metric("kl/exact")
+    assert same(guarded.policy.parameters(), configured.policy.parameters())
+
+
+def test_no_exact_kl_is_noted_of_completions_that_the_reference_has_not_seen(run):
+    done = run("run.exact_kl=true", "faults.corrupt_sample=on", "data.micro_batch_prompts=1")
+    first, corrupt, last = done.metric("kl/exact")
+    assert first is not None and corrupt is None and last is not None
+    assert all(kl is None for kl in run("run.exact_kl=true", "faults.stale_batch.lag=1").metric("kl/exact")[1:])
+
+
+def test_the_exact_kl_does_not_depend_on_the_order_of_completions(run, fault):
+    def reverse(batch, step):
+        return Outcome(batch.rows(torch.arange(len(batch.group)).flip(0)), Verdict.CHANGED)
+
+    still = ("run.exact_kl=true", "run.num_steps=2", "optimizer.adam_eps=1e-3")
+    plain, reversed_ = run(*still), run(*still, fault(Stage.BATCH, reverse))
+    assert plain.metric("kl/exact")[1] > 0
+    assert reversed_.metric("kl/exact")[1] == pytest.approx(plain.metric("kl/exact")[1], rel=1e-3)
