@@ -116,7 +116,8 @@ class LossConfig(Settings):
     """What the policy is compared with: `old` (the policy that sampled), a named wrong formula, or `file.py:name`:
     (logprobs, batch) -> log-ratio (b, T)."""
     aggregation: Annotated[str, OneOf("token", "sequence", "constant")] = "token"
-    """Mean over tokens, mean over completions of their means, or the sum over a constant length."""
+    """Mean over tokens, mean over completions of their means, or the sum divided by the number of completions times
+    `sampling.max_completion_length`."""
     advantage_scale: str = "group"
     """Standard deviation that divides the advantages: `group`, `batch`, `none`, a named wrong formula, or
     `file.py:name`: (rewards (P, G), scorable=...) -> advantages (P, G)."""

@@ -138,9 +138,9 @@ class Learner:
         measures.batch(self.recorder, batch, rollouts.terminators(self.policy, self.tokenizer))
         return batch
 
-    def weigh(self, batch: Batch) -> Batch:
+    def weigh(self, batch: Batch, sampling: SamplingConfig) -> Batch:
         """The batch with what each token counts in the loss, taken over all that is left of it."""
-        weights = token_weights(batch.completion_mask, self.config.loss.aggregation)
+        weights = token_weights(batch.completion_mask, self.config.loss.aggregation, sampling.max_completion_length)
         return replace(batch, weights=weights)
 
     def begin_update(self, step: Step) -> None:

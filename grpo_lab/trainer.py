@@ -55,7 +55,7 @@ def train(
             advantages = learner.formulas.advantage_scale(scores, scorable=step.scorable)
             advantages = step.at(Stage.ADVANTAGES, advantages)
             batch = step.at(Stage.BATCH, learner.complete(step, batch, advantages, sampling))
-            batch = learner.weigh(batch)
+            batch = learner.weigh(batch, sampling)
             for step.update in range(step.config.loss.num_iterations):  # noqa: B020
                 learner.begin_update(step)
                 for micro_batch in batch.split(config.data.micro_batch_prompts):

@@ -215,6 +215,10 @@ AGGREGATE = [
     Case((VALUES, MASK, "sequence"), 5.0),
     # 16 / (2 completions x width 3)
     Case((VALUES, MASK, "constant"), 16 / 6),
+    # 16 / (2 completions x length 8), which the other two have no use for
+    Case((VALUES, MASK, "constant", 8), 1.0),
+    Case((VALUES, MASK, "sequence", 8), 5.0),
+    Case((VALUES, MASK, "token", 8), 4.0),
     # the second completion has no token and counts nowhere
     Case((VALUES, tensor([[1, 1, 0], [0, 0, 0]]), "token"), 2.0),
     Case((VALUES, tensor([[1, 1, 0], [0, 0, 0]]), "sequence"), 2.0),
@@ -225,13 +229,15 @@ AGGREGATE = [
     Case((VALUES, MASK.bool(), "token"), 4.0),
 ]
 AGGREGATE_MUTANTS: dict[str, Callable[..., Tensor]] = {
-    "sequence for token": lambda v, m, how: aggregate(v, m, "sequence" if how == "token" else how),
-    "token for sequence": lambda v, m, how: aggregate(v, m, "token" if how == "sequence" else how),
-    "token for constant": lambda v, m, how: aggregate(v, m, "token" if how == "constant" else how),
-    "0 times NaN": lambda v, m, how: (v * token_weights(m, how)).sum(),
-    "mean over padding too": lambda v, m, how: v.masked_fill(m == 0, 0.0).mean(),
-    "sum": lambda v, m, how: v.masked_fill(m == 0, 0.0).sum(),
-    "empty rows counted": lambda v, m, how: aggregate(v, m, how) * (m.sum(1) > 0).sum() / len(m),
+    "sequence for token": lambda v, m, how, *n: aggregate(v, m, "sequence" if how == "token" else how, *n),
+    "token for sequence": lambda v, m, how, *n: aggregate(v, m, "token" if how == "sequence" else how, *n),
+    "token for constant": lambda v, m, how, *n: aggregate(v, m, "token" if how == "constant" else how, *n),
+    "0 times NaN": lambda v, m, how, *n: (v * token_weights(m, how, *n)).sum(),
+    "mean over padding too": lambda v, m, how, *n: v.masked_fill(m == 0, 0.0).mean(),
+    "sum": lambda v, m, how, *n: v.masked_fill(m == 0, 0.0).sum(),
+    "empty rows counted": lambda v, m, how, *n: aggregate(v, m, how, *n) * (m.sum(1) > 0).sum() / len(m),
+    "width for length": lambda v, m, how, *n: aggregate(v, m, how),
+    "length everywhere": lambda v, m, how, *n: aggregate(v, m, "constant" if n else how, *n),
 }
 
 # KL ------------------------------------------------------------------------------------------------------------------
@@ -515,12 +521,14 @@ def test_a_clamped_log_ratio_makes_loss_and_gradient_finite(log_ratio, advantage
 
 @given(st.lists(floats.filter(lambda v: abs(v) < 1e3), min_size=4, max_size=4), st.integers(0, 5), st.booleans())
 def test_padding_never_changes_a_loss(values, padding, dead_row):
-    """`constant` divides by the width, and the width is what padding changes; its sum must stay."""
+    """Without a length `constant` divides by the width, and the width is what padding changes; its sum must stay."""
     per_token, mask = tensor(values).view(2, 2), tensor([[1, 1], [1, 0]])
     wider = torch.nn.functional.pad(per_token, (0, padding, 0, int(dead_row)), value=NAN)
     wider_mask = torch.nn.functional.pad(mask, (0, padding, 0, int(dead_row)))
     for how, factor in (("token", 1.0), ("sequence", 1.0), ("constant", (2 + padding) / 2)):
         assert close(aggregate(wider, wider_mask, how) * factor, aggregate(per_token, mask, how), 1e-5)
+        of_length = partial(aggregate, how=how, max_completion_length=7)
+        assert close(of_length(wider, wider_mask), of_length(per_token, mask), 1e-5)
 
 
 @pytest.mark.parametrize("how", ["token", "sequence", "constant"])

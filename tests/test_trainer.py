@@ -789,16 +789,34 @@ def test_a_run_may_be_left_in_the_middle(base):
 
 
 def test_the_aggregation_reaches_the_loss(run, seen):
-    """Constant length counts padding, and sequences weigh tokens of short completions more."""
+    """The constant is max_completion_length, and sequences weigh tokens of short completions more."""
     switches, kept = seen
     norms = {
         how: run(*switches, f"loss.aggregation={how}", "run.num_steps=1").metric("grad_norm")[0]
         for how in ("token", "sequence", "constant")
     }
     batch = kept["batches"][-1]
-    tokens, cells = float(batch.completion_mask.sum()), batch.completion_mask.numel()
+    tokens, cells = float(batch.completion_mask.sum()), len(batch.group) * SMOKE.sampling.max_completion_length
     assert norms["constant"] == pytest.approx(norms["token"] * tokens / cells, rel=1e-4)
     assert norms["sequence"] != pytest.approx(norms["token"], rel=1e-3)
+
+
+def test_the_constant_is_the_length_that_a_guard_left_and_not_the_longest_completion(run, seen, fault):
+    """Each step divides by the same number, however long the completions of its batch are."""
+    switches, kept = seen
+
+    def shorten(sampling, step):
+        return Outcome(dataclasses.replace(sampling, max_completion_length=5), Verdict.CHANGED)
+
+    for guard, length in (((), 8), ((fault(Stage.SAMPLING, shorten),), 5)):
+        kept["batches"].clear()
+        still = ("loss.beta=0", "run.num_steps=3", "sampling.max_completion_length=8", *guard)
+        constant = run(*switches, *still, "loss.aggregation=constant", "optimizer.learning_rate=0").metric("grad_norm")
+        batches = list(kept["batches"])
+        token = run(*switches, *still, "loss.aggregation=token", "optimizer.learning_rate=0").metric("grad_norm")
+        factors = [float(batch.completion_mask.sum()) / (len(batch.group) * length) for batch in batches]
+        assert [a / b for a, b in zip(constant, token, strict=True)] == pytest.approx(factors, rel=1e-4)
+        assert any(batch.completions.shape[1] < length for batch in batches), "a batch shorter than the limit"
 
 
 def test_frozen_parameters_stay_as_they_are(base):
