@@ -310,8 +310,8 @@ FAULTY: dict[str, Callable[[], Any]] = {
     "stale_batch": make_batch,
     "nan_reward": lambda: torch.rand(4, 4, generator=torch.Generator().manual_seed(0)),
 }
-COLD = Config().with_("sampling.temperature=0.5")
-NEEDS: dict[str, dict[str, Any]] = {"ignore_temperature": {"config": COLD}, "filter_logits": {"note": "current"}}
+COLD = SamplingConfig(temperature=0.5)
+NEEDS: dict[str, dict[str, Any]] = {"ignore_temperature": {"sampling": COLD}, "filter_logits": {"note": "current"}}
 """What a step must be like for a fault to strike."""
 ONE_PLACE = ["corrupt_sample", "nan_gradient", "nan_reward", "shift_kl_delta", "shift_log_ratio"]
 """Faults that strike one element in one step."""
@@ -606,7 +606,7 @@ def test_a_scale_that_nobody_takes_out_multiplies_loss_and_gradient():
 
 def test_an_ignored_temperature_samples_at_one():
     logits = tensor([[1.0, 0.0, -2.0]])
-    value = FAULTS["ignore_temperature"]()((logits / 0.5).softmax(-1), make_step(1, config=COLD)).value
+    value = FAULTS["ignore_temperature"]()((logits / 0.5).softmax(-1), make_step(1, sampling=COLD)).value
     assert torch.allclose(value, logits.softmax(-1))
     assert FAULTS["ignore_temperature"]()(value, make_step(1)) == Outcome(value)  # at 1 there is nothing to ignore
 
@@ -822,6 +822,47 @@ def test_weights_are_measured_after_the_update():
     assert step.weight_norms is not None
     assert step.weight_norms.tolist() == pytest.approx([2.0, math.sqrt(2)])
     assert (note.link, note.numel, note.where) == ("weights", 6, "weight")
+
+
+def exact_kl_of(reference: Batch, current: Batch, prompts: int = 0) -> Any:
+    """What MeasureExactKL notes of a step: logits are 12 numbers that depend on a token and on the pass."""
+    probe, scale = observers.MeasureExactKL(), torch.linspace(0, 2, 12)
+    step = make_step(1, {Stage.LOGITS: [("probe", probe)]}, sampling=COLD, num_tokens=current.completion_mask.sum())
+    step.at(Stage.LOGITS, torch.zeros(4, 1, 12), "sampling")
+    for note, batch, sign in (("reference", reference, 1), ("current", current, -1)):
+        for step.batch in batch.split(prompts):
+            step.completion_mask = step.batch.completion_mask
+            step.at(Stage.LOGITS, sign * scale * step.batch.completions[:, :, None], note)
+    return step.recorder.flush()[1].get("kl/exact")
+
+
+def exact_kl_by_hand(batch: Batch) -> float:
+    log_p, log_q = (
+        (sign * torch.linspace(0, 2, 12) * batch.completions[:, :, None] / COLD.temperature).log_softmax(-1)
+        for sign in (-1, 1)
+    )
+    return float(((log_p.exp() * (log_p - log_q)).sum(-1) * batch.completion_mask).sum() / batch.completion_mask.sum())
+
+
+@pytest.mark.parametrize("kept", [[0, 1, 2, 3], [2, 0, 3, 1], [1, 2], [3], [0, 0, 2]], ids=str)
+@pytest.mark.parametrize("prompts", [0, 1])
+def test_the_exact_kl_pairs_completions_by_their_tokens(kept, prompts):
+    """Whatever a guard of the batch takes out or puts in another order between the two passes."""
+    batch = make_batch()
+    current = batch.rows(tensor(kept))
+    assert exact_kl_of(batch, current, prompts) == pytest.approx(exact_kl_by_hand(current), rel=1e-5)
+
+
+@pytest.mark.parametrize("prompts", [0, 1])
+def test_the_exact_kl_of_a_batch_that_the_reference_has_not_seen_is_not_noted(prompts):
+    batch = make_batch()
+    other = batch.completions.clone()
+    other[3, 0] = 5
+    assert exact_kl_of(batch, replace(batch, completions=other), prompts) is None
+    assert exact_kl_of(batch, replace(batch, prompt_ids=batch.prompt_ids + 1), prompts) is None
+    assert exact_kl_of(batch, replace(batch, prompt_mask=tensor([[0, 1], [1, 1]])), prompts) is None
+    narrow = ("completions", "completion_mask")
+    assert exact_kl_of(batch, replace(batch, **{name: getattr(batch, name)[:, :2] for name in narrow}), prompts) is None
 
 
 # What single guards mean ---------------------------------------------------------------------------------------------

@@ -60,9 +60,9 @@ ADVANTAGES = [
     Case((tensor([[1.0, 3.0], [5.0, 7.0]]), "batch", 0.0), [[-math.sqrt(0.15), math.sqrt(0.15)]] * 2),
     # two groups of different means and spreads: neither is that of the batch
     Case((tensor([[1.0, 3.0, 5.0], [10.0, 20.0, 30.0]]), "group", 0.0), [[-1.0, 0.0, 1.0]] * 2),
-    # no division; + eps = 1 halves it
+    # no division, and so no eps
     Case((tensor([[1.0, 3.0]]), "none", 0.0), [[-1.0, 1.0]]),
-    Case((tensor([[1.0, 3.0]]), "none", 1.0), [[-0.5, 0.5]]),
+    Case((tensor([[1.0, 3.0]]), "none", 1.0), [[-1.0, 1.0]]),
     # 0.1 has no exact mean in fp32; equal rewards must still give zeros
     Case((tensor([[0.1, 0.1, 0.1]]), "group", 1e-8), [[0.0, 0.0, 0.0]]),
     # a group of one: its std is NaN or 0, its advantage 0
@@ -99,7 +99,8 @@ def slow_advantages(
         group = [value for value, count in zip(values, there, strict=True) if count]
         over = everything if wrong == "mean of the batch" else group
         mean = 0.0 if wrong == "no mean" else sum(over) / max(1, len(over))
-        divisor = 1 + eps if scale == "none" else spread(everything if scale == "batch" else group, eps, wrong)
+        none = 1 + eps if wrong == "eps without a std" else 1.0
+        divisor = none if scale == "none" else spread(everything if scale == "batch" else group, eps, wrong)
         sign = -1 if wrong == "sign flipped" else 1
         rows.append([sign * (value - mean) / divisor if k else 0.0 for value, k in zip(values, keep, strict=True)])
     return tensor(rows)
@@ -115,6 +116,7 @@ ADVANTAGE_MUTANTS: dict[str, Callable[..., Tensor]] = {
         "std of the group",
         "mean of the batch",
         "eps inside the root",
+        "eps without a std",
         "sign flipped",
         "std of one",
         "unscorable kept",
@@ -213,6 +215,10 @@ AGGREGATE = [
     Case((VALUES, MASK, "sequence"), 5.0),
     # 16 / (2 completions x width 3)
     Case((VALUES, MASK, "constant"), 16 / 6),
+    # 16 / (2 completions x length 8), which the other two have no use for
+    Case((VALUES, MASK, "constant", 8), 1.0),
+    Case((VALUES, MASK, "sequence", 8), 5.0),
+    Case((VALUES, MASK, "token", 8), 4.0),
     # the second completion has no token and counts nowhere
     Case((VALUES, tensor([[1, 1, 0], [0, 0, 0]]), "token"), 2.0),
     Case((VALUES, tensor([[1, 1, 0], [0, 0, 0]]), "sequence"), 2.0),
@@ -223,13 +229,15 @@ AGGREGATE = [
     Case((VALUES, MASK.bool(), "token"), 4.0),
 ]
 AGGREGATE_MUTANTS: dict[str, Callable[..., Tensor]] = {
-    "sequence for token": lambda v, m, how: aggregate(v, m, "sequence" if how == "token" else how),
-    "token for sequence": lambda v, m, how: aggregate(v, m, "token" if how == "sequence" else how),
-    "token for constant": lambda v, m, how: aggregate(v, m, "token" if how == "constant" else how),
-    "0 times NaN": lambda v, m, how: (v * token_weights(m, how)).sum(),
-    "mean over padding too": lambda v, m, how: v.masked_fill(m == 0, 0.0).mean(),
-    "sum": lambda v, m, how: v.masked_fill(m == 0, 0.0).sum(),
-    "empty rows counted": lambda v, m, how: aggregate(v, m, how) * (m.sum(1) > 0).sum() / len(m),
+    "sequence for token": lambda v, m, how, *n: aggregate(v, m, "sequence" if how == "token" else how, *n),
+    "token for sequence": lambda v, m, how, *n: aggregate(v, m, "token" if how == "sequence" else how, *n),
+    "token for constant": lambda v, m, how, *n: aggregate(v, m, "token" if how == "constant" else how, *n),
+    "0 times NaN": lambda v, m, how, *n: (v * token_weights(m, how, *n)).sum(),
+    "mean over padding too": lambda v, m, how, *n: v.masked_fill(m == 0, 0.0).mean(),
+    "sum": lambda v, m, how, *n: v.masked_fill(m == 0, 0.0).sum(),
+    "empty rows counted": lambda v, m, how, *n: aggregate(v, m, how, *n) * (m.sum(1) > 0).sum() / len(m),
+    "width for length": lambda v, m, how, *n: aggregate(v, m, how),
+    "length everywhere": lambda v, m, how, *n: aggregate(v, m, "constant" if n else how, *n),
 }
 
 # KL ------------------------------------------------------------------------------------------------------------------
@@ -340,6 +348,12 @@ def test_groups_of_equal_rewards_get_exact_zeros():
     assert bool((values - values.mean(dim=1, keepdim=True)).any())  # rounding alone would leave something to divide
     for scale in ("group", "batch", "none"):
         assert not group_advantages(values.contiguous(), scale, 1e-8).any()
+
+
+def test_without_a_scale_nothing_divides():
+    """To the last bit, with the epsilon of the trainer too."""
+    advantages = formulas.ADVANTAGES["none"](tensor([[1000.0, 0.0], [0.25, 0.75]]))
+    assert torch.equal(advantages, tensor([[500.0, -500.0], [-0.25, 0.25]]))
 
 
 def test_rewards_that_cannot_be_judged_may_hold_anything():
@@ -507,12 +521,14 @@ def test_a_clamped_log_ratio_makes_loss_and_gradient_finite(log_ratio, advantage
 
 @given(st.lists(floats.filter(lambda v: abs(v) < 1e3), min_size=4, max_size=4), st.integers(0, 5), st.booleans())
 def test_padding_never_changes_a_loss(values, padding, dead_row):
-    """`constant` divides by the width, and the width is what padding changes; its sum must stay."""
+    """Without a length `constant` divides by the width, and the width is what padding changes; its sum must stay."""
     per_token, mask = tensor(values).view(2, 2), tensor([[1, 1], [1, 0]])
     wider = torch.nn.functional.pad(per_token, (0, padding, 0, int(dead_row)), value=NAN)
     wider_mask = torch.nn.functional.pad(mask, (0, padding, 0, int(dead_row)))
     for how, factor in (("token", 1.0), ("sequence", 1.0), ("constant", (2 + padding) / 2)):
         assert close(aggregate(wider, wider_mask, how) * factor, aggregate(per_token, mask, how), 1e-5)
+        of_length = partial(aggregate, how=how, max_completion_length=7)
+        assert close(of_length(wider, wider_mask), of_length(per_token, mask), 1e-5)
 
 
 @pytest.mark.parametrize("how", ["token", "sequence", "constant"])

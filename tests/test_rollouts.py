@@ -6,6 +6,7 @@ import dataclasses
 import pytest
 import torch
 from torch import tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.generation.logits_process import (
     LogitsProcessorList,
     RepetitionPenaltyLogitsProcessor,
@@ -270,6 +271,41 @@ def test_presence_and_frequency_penalties_count_the_completion_and_not_the_promp
         warps.seen(tensor([1]), tensor([[token]]))
     warped = warps(torch.zeros(2, 6), tensor([0, 1]))
     assert warped.tolist() == [[0.0] * 6, [0.0, 0.0, 0.0, -1.0, -0.75, 0.0]]
+
+
+class Shapes(TorchDispatchMode):
+    """Notes the shape of every tensor that an operation of torch gives."""
+
+    def __init__(self):
+        super().__init__()
+        self.noted = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.noted += [tuple(each.shape) for each in (result if isinstance(result, tuple) else (result,))]
+        return result
+
+
+def shapes_of_a_token(**settings):
+    """Shapes of all that is computed beside the model for one token: four rows, two alive, a vocabulary of six."""
+    group, alive, logits = tensor([0, 0, 0, 0]), tensor([0, 2]), torch.ones(2, 6)
+    prompt, mask, tokens = tensor([[1, 2]]), tensor([[1, 1]]), tensor([[3], [4]])
+    with Shapes() as shapes:
+        warps = rollouts.Warps(SamplingConfig(**settings), prompt, mask, group, 6)
+        warps.seen(alive, tokens)
+        warps(logits, alive)
+    return shapes.noted
+
+
+def test_plain_sampling_builds_no_table_of_the_vocabulary():
+    assert shapes_of_a_token() == []
+    assert shapes_of_a_token(temperature=0.5) == [(2, 6)]
+    assert (4, 6) not in shapes_of_a_token(top_k=2, top_p=0.5)
+
+
+@pytest.mark.parametrize("penalty", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
+def test_a_penalty_builds_its_table_of_the_vocabulary(penalty):
+    assert (4, 6) in shapes_of_a_token(**{penalty: 2.0})
 
 
 @pytest.mark.parametrize("settings", SETTINGS[:-1], ids=str)

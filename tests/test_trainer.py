@@ -13,13 +13,14 @@ from torch import tensor
 
 import grpo_lab as gl
 from grpo_lab.algorithm.advantages import group_advantages
-from grpo_lab.config.schema import LIVE_SECTIONS, OptimizerConfig
+from grpo_lab.config.fields import settings_of
+from grpo_lab.config.schema import LIVE_SECTIONS, OptimizerConfig, RunConfig
 from grpo_lab.errors import ConfigError, RewardError
 from grpo_lab.events import Changed, Ended, Evaluated, Stage, Started, Stepped, Verdict, from_json, to_json
 from grpo_lab.models import loading
 from grpo_lab.models import precision as precisions
 from grpo_lab.tasks import tasks as task_sets
-from grpo_lab.training import rollouts, trainer
+from grpo_lab.training import learner, rollouts, trainer
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.training.interventions import Outcome
 from grpo_lab.training.learner import Learner
@@ -341,6 +342,18 @@ def test_a_rollback_over_several_steps_takes_their_updates_back(run, fault):
     assert done.updates == [1, 2, 3, 2, 3, 4, 5, 6]
     rates = done.metric("learning_rate")
     assert rates[4] == rates[2] == pytest.approx(3e-4 * 0.5 * (1 + math.cos(math.pi * 2 / 8)))
+
+
+def test_a_large_model_is_copied_only_where_a_guard_may_go_back_to_it(run, monkeypatch):
+    monkeypatch.setattr(learner, "SMALL", 0)
+    plain, guarded, asked = (
+        run("run.num_steps=1", *switches).learner.snapshots
+        for switches in ((), ("guards.check_weights=on",), ("run.snapshot_every=3",))
+    )
+    assert [plain.every, guarded.every, asked.every] == [0, 10, 3]
+    assert plain.largest_move(0) is None and guarded.largest_move(0) is not None
+    told = settings_of(RunConfig)["snapshot_every"].help
+    assert "10 if a guard may roll back, and else none" in told
 
 
 def test_a_snapshot_is_never_taken_of_broken_weights(run, fault):
@@ -835,16 +848,34 @@ def test_a_refused_loss_is_not_told_and_the_rest_of_its_metrics_is(run, fault):
 
 
 def test_the_aggregation_reaches_the_loss(run, seen):
-    """Constant length counts padding, and sequences weigh tokens of short completions more."""
+    """The constant is max_completion_length, and sequences weigh tokens of short completions more."""
     switches, kept = seen
     norms = {
         how: run(*switches, f"loss.aggregation={how}", "run.num_steps=1").metric("grad_norm")[0]
         for how in ("token", "sequence", "constant")
     }
     batch = kept["batches"][-1]
-    tokens, cells = float(batch.completion_mask.sum()), batch.completion_mask.numel()
+    tokens, cells = float(batch.completion_mask.sum()), len(batch.group) * SMOKE.sampling.max_completion_length
     assert norms["constant"] == pytest.approx(norms["token"] * tokens / cells, rel=1e-4)
     assert norms["sequence"] != pytest.approx(norms["token"], rel=1e-3)
+
+
+def test_the_constant_is_the_length_that_a_guard_left_and_not_the_longest_completion(run, seen, fault):
+    """Each step divides by the same number, however long the completions of its batch are."""
+    switches, kept = seen
+
+    def shorten(sampling, step):
+        return Outcome(dataclasses.replace(sampling, max_completion_length=5), Verdict.CHANGED)
+
+    for guard, length in (((), 8), ((fault(Stage.SAMPLING, shorten),), 5)):
+        kept["batches"].clear()
+        still = ("loss.beta=0", "run.num_steps=3", "sampling.max_completion_length=8", *guard)
+        constant = run(*switches, *still, "loss.aggregation=constant", "optimizer.learning_rate=0").metric("grad_norm")
+        batches = list(kept["batches"])
+        token = run(*switches, *still, "loss.aggregation=token", "optimizer.learning_rate=0").metric("grad_norm")
+        factors = [float(batch.completion_mask.sum()) / (len(batch.group) * length) for batch in batches]
+        assert [a / b for a, b in zip(constant, token, strict=True)] == pytest.approx(factors, rel=1e-4)
+        assert any(batch.completions.shape[1] < length for batch in batches), "a batch shorter than the limit"
 
 
 def test_frozen_parameters_stay_as_they_are(base):
@@ -854,3 +885,35 @@ def test_frozen_parameters_stay_as_they_are(base):
     events = list(gl.train(SMOKE.with_("run.num_steps=2"), (policy, tokenizer)))
     assert isinstance(events[-1], Ended) and torch.equal(policy.transformer.wpe.weight, before)
     assert dataclasses.asdict(events[-1])["status"] == "done"
+
+
+@pytest.mark.parametrize("switches", [(), ("faults.ignore_temperature=on",)], ids=str)
+def test_a_temperature_that_a_guard_sets_is_the_one_of_the_whole_step(run, fault, switches):
+    """Exact KL and faults among them: nothing tells the run from one that is configured so."""
+
+    def heat(sampling, step):
+        return Outcome(dataclasses.replace(sampling, temperature=0.5), Verdict.CHANGED)
+
+    guard = fault(Stage.SAMPLING, heat, "heat")
+    guarded = run(guard, "sampling.temperature=0.1", "run.exact_kl=true", *switches)
+    configured = run("sampling.temperature=0.5", "run.exact_kl=true", *switches)
+    assert guarded.metric("kl/exact")[-1] > 0
+    assert guarded.metric("kl/exact") == configured.metric("kl/exact")
+    assert same(guarded.policy.parameters(), configured.policy.parameters())
+
+
+def test_no_exact_kl_is_noted_of_completions_that_the_reference_has_not_seen(run):
+    done = run("run.exact_kl=true", "faults.corrupt_sample=on", "data.micro_batch_prompts=1")
+    first, corrupt, last = done.metric("kl/exact")
+    assert first is not None and corrupt is None and last is not None
+    assert all(kl is None for kl in run("run.exact_kl=true", "faults.stale_batch.lag=1").metric("kl/exact")[1:])
+
+
+def test_the_exact_kl_does_not_depend_on_the_order_of_completions(run, fault):
+    def reverse(batch, step):
+        return Outcome(batch.rows(torch.arange(len(batch.group)).flip(0)), Verdict.CHANGED)
+
+    still = ("run.exact_kl=true", "run.num_steps=2", "optimizer.adam_eps=1e-3")
+    plain, reversed_ = run(*still), run(*still, fault(Stage.BATCH, reverse))
+    assert plain.metric("kl/exact")[1] > 0
+    assert reversed_.metric("kl/exact")[1] == pytest.approx(plain.metric("kl/exact")[1], rel=1e-3)

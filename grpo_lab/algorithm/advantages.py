@@ -17,9 +17,9 @@ def group_advantages(
     """Advantages of P groups of G completions: A = (r - mean of its group) / (std + eps).
 
     The standard deviation is unbiased (ddof 1). `scale` names what it is taken over: `group` (DeepSeekMath, eq. 3),
-    `batch` (all rewards), or `none` (no division: Dr. GRPO). A group whose rewards are all equal gets exact zeros,
-    where rounding would leave noise of up to 0.95. Completions that are not `scorable` leave mean and standard
-    deviation and get 0.
+    `batch` (all rewards), or `none` (no division, and so no eps: Dr. GRPO). A group whose rewards are all equal gets
+    exact zeros, where rounding would leave noise of up to 0.95. Completions that are not `scorable` leave mean and
+    standard deviation and get 0.
 
     >>> group_advantages(torch.tensor([[1., 0., 0., 0.], [1., 1., 1., 1.]]))
     tensor([[ 1.5000, -0.5000, -0.5000, -0.5000],
@@ -29,25 +29,26 @@ def group_advantages(
     kept = rewards.masked_fill(~judged, 0.0)
     count = judged.sum(dim=1, keepdim=True)
     centred = (kept - kept.sum(dim=1, keepdim=True) / count.clamp(min=1)).masked_fill(~judged, 0.0)
-    advantages = centred / (SCALES[scale](centred, kept, judged) + eps)
+    advantages = centred / SCALES[scale](centred, kept, judged, eps)
     highest = rewards.masked_fill(~judged, -torch.inf).amax(dim=1, keepdim=True)
     lowest = rewards.masked_fill(~judged, torch.inf).amin(dim=1, keepdim=True)
     return advantages.masked_fill((highest == lowest) | ~judged, 0.0)
 
 
-def _group_std(centred: Tensor, kept: Tensor, judged: Tensor) -> Tensor:
+def _group_std(centred: Tensor, kept: Tensor, judged: Tensor, eps: float) -> Tensor:
     freedom = (judged.sum(dim=1, keepdim=True) - 1).clamp(min=1)
-    return (centred.square().sum(dim=1, keepdim=True) / freedom).sqrt()
+    return (centred.square().sum(dim=1, keepdim=True) / freedom).sqrt() + eps
 
 
-def _batch_std(centred: Tensor, kept: Tensor, judged: Tensor) -> Tensor:
+def _batch_std(centred: Tensor, kept: Tensor, judged: Tensor, eps: float) -> Tensor:
     count = judged.sum()
     deviation = (kept - kept.sum() / count.clamp(min=1)).masked_fill(~judged, 0.0)
-    return (deviation.square().sum() / (count - 1).clamp(min=1)).sqrt()
+    return (deviation.square().sum() / (count - 1).clamp(min=1)).sqrt() + eps
 
 
-def _one(centred: Tensor, kept: Tensor, judged: Tensor) -> Tensor:
+def _one(centred: Tensor, kept: Tensor, judged: Tensor, eps: float) -> Tensor:
     return torch.ones_like(centred[:1, :1])
 
 
 SCALES = {"group": _group_std, "batch": _batch_std, "none": _one}
+"""What divides the centred rewards, eps included."""

@@ -60,16 +60,22 @@ def policy_loss(
     return clipped_surrogate(logprobs - old_logprobs, advantages, epsilon, epsilon_high, delta)
 
 
-def token_weights(completion_mask: Shaped[Tensor, "B T"], how: str = "token") -> Float[Tensor, "B T"]:
+def token_weights(
+    completion_mask: Shaped[Tensor, "B T"], how: str = "token", max_completion_length: int | None = None
+) -> Float[Tensor, "B T"]:
     """What each token counts in the loss; 0 where the mask is 0.
 
     `token`: 1 / all tokens (DAPO). `sequence`: 1 / (completions x length of its own) (DeepSeekMath).
-    `constant`: 1 / (completions x width) (Dr. GRPO). Taken over the whole batch and then split with it, so that
-    micro-batches add up to the gradient of one batch. Rows without a token count nowhere.
+    `constant`: 1 / (completions x max_completion_length) (Dr. GRPO); without a length, the width of the mask, which is
+    that of the batch's longest completion and changes from batch to batch. Taken over the whole batch and then split
+    with it, so that micro-batches add up to the gradient of one batch. Rows without a token count nowhere.
 
     >>> token_weights(torch.tensor([[1, 1], [1, 0]]), "sequence")
     tensor([[0.2500, 0.2500],
             [0.5000, 0.0000]])
+    >>> token_weights(torch.tensor([[1, 1], [1, 0]]), "constant", max_completion_length=4)
+    tensor([[0.1250, 0.1250],
+            [0.1250, 0.0000]])
     """
     mask = completion_mask.float()
     lengths = mask.sum(dim=1, keepdim=True)
@@ -77,20 +83,23 @@ def token_weights(completion_mask: Shaped[Tensor, "B T"], how: str = "token") ->
     totals = {
         "token": lengths.sum().clamp(min=1),
         "sequence": rows * lengths.clamp(min=1),
-        "constant": rows * mask.shape[1],
+        "constant": rows * (max_completion_length or mask.shape[1]),
     }
     return mask / totals[how]
 
 
 def aggregate(
-    per_token: Float[Tensor, "B T"], completion_mask: Shaped[Tensor, "B T"], how: str = "token"
+    per_token: Float[Tensor, "B T"],
+    completion_mask: Shaped[Tensor, "B T"],
+    how: str = "token",
+    max_completion_length: int | None = None,
 ) -> Float[Tensor, ""]:
-    """The weighted sum of per-token values over trained tokens; masked positions may hold anything, even NaN.
+    """The sum of per-token values times token_weights; masked positions may hold anything, even NaN.
 
     >>> aggregate(torch.tensor([[1.0, 3.0], [5.0, float("nan")]]), torch.tensor([[1, 1], [1, 0]]), "sequence")
     tensor(3.5000)
     """
-    return weighted_sum(per_token, token_weights(completion_mask, how))
+    return weighted_sum(per_token, token_weights(completion_mask, how, max_completion_length))
 
 
 def weighted_sum(per_token: Float[Tensor, "B T"], weights: Float[Tensor, "B T"]) -> Float[Tensor, ""]:

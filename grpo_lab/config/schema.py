@@ -38,7 +38,8 @@ class RunConfig(Settings):
     exact_kl: bool = False
     """Also compute KL(policy || reference) over the whole vocabulary, as the metric kl/exact; it costs memory."""
     snapshot_every: Annotated[int, AtLeast(0)] = 0
-    """Steps between in-memory snapshots for rollback; 0 picks 1 below ten million parameters and 10 above."""
+    """Steps between in-memory snapshots for rollback. 0 picks 1 below ten million parameters; above, where a snapshot
+    is a large copy of weights and moments, 10 if a guard may roll back, and else none."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,8 @@ class LossConfig(Settings):
     """What the policy is compared with: `old` (the policy that sampled), a named wrong formula, or `file.py:name`:
     (logprobs, batch) -> log-ratio (b, T)."""
     aggregation: Annotated[str, OneOf("token", "sequence", "constant")] = "token"
-    """Mean over tokens, mean over completions of their means, or the sum over a constant length."""
+    """Mean over tokens, mean over completions of their means, or the sum divided by the number of completions times
+    `sampling.max_completion_length`."""
     advantage_scale: str = "group"
     """Standard deviation that divides the advantages: `group`, `batch`, `none`, a named wrong formula, or
     `file.py:name`: (rewards (P, G), scorable=...) -> advantages (P, G)."""

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from grpo_lab import seeds
+from grpo_lab.algorithm.batch import Batch
 from grpo_lab.config import fields, user_code
-from grpo_lab.config.schema import Config
+from grpo_lab.config.schema import Config, SamplingConfig
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Action, Stage, Verdict
 from grpo_lab.training.recorder import Recorder
@@ -140,6 +141,10 @@ class Step:
     update: int = 0
     note: str = ""
     """Which pass the logits are of: `sampling`, `old`, `reference` or `current`."""
+    sampling: SamplingConfig = field(init=False)
+    """The sampling settings in use: as configured, and from stage SAMPLING on as its guards left them."""
+    batch: Batch | None = None
+    """The micro-batch whose logits are computed; none while completions are sampled."""
     coefficients: Coefficients | None = None
     scorable: Tensor | None = None
     """(P, G) bool: completions that count."""
@@ -162,6 +167,9 @@ class Step:
     def reason(self) -> str:
         """The reason of the action with the worst verdict, the first of equals."""
         return max(self.actions, key=lambda action: Verdict[action.verdict]).reason
+
+    def __post_init__(self) -> None:
+        self.sampling = self.config.sampling
 
     def at(self, stage: Stage, value: Any, note: str = "") -> Any:
         """Hand the value to every intervention of the stage, faults first, then guards, in the configured order.

@@ -142,9 +142,9 @@ class Learner:
         step_metrics.batch(self.recorder, batch, rollouts.terminators(self.policy, self.tokenizer))
         return batch
 
-    def weigh(self, batch: Batch) -> Batch:
+    def weigh(self, batch: Batch, sampling: SamplingConfig) -> Batch:
         """The batch with what each token counts in the loss, taken over all that is left of it."""
-        weights = token_weights(batch.completion_mask, self.config.loss.aggregation)
+        weights = token_weights(batch.completion_mask, self.config.loss.aggregation, sampling.max_completion_length)
         return replace(batch, weights=weights)
 
     def begin_update(self, step: Step) -> None:
@@ -162,6 +162,7 @@ class Learner:
         use, recorder, outside = step.coefficients, self.recorder, ~batch.completion_mask
         metrics: dict[str, Tensor] = {}
         assert use is not None and batch.advantages is not None and batch.weights is not None
+        step.batch = batch
         step.advantages, step.completion_mask, step.num_tokens = batch.advantages, batch.completion_mask, num_tokens
         with self._autocast():
             logits = step.at(Stage.LOGITS, PROMPT_PASSES[self.config.model.prompt_pass](self.policy, batch), "current")
@@ -262,6 +263,7 @@ class Learner:
         """(B, T) log-probabilities of the completions under a model, without gradient."""
         rows = []
         for part in batch.split(self.config.data.micro_batch_prompts):
+            step.batch = part
             with self._autocast():
                 logits = step.at(Stage.LOGITS, PROMPT_PASSES[self.config.model.prompt_pass](model, part), note)
             rows.append(completion_logprobs(logits, part.completions, sampling.temperature).to(self.precision.loss))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grpo_lab.algorithm.batch import Batch
 from grpo_lab.algorithm.kl import exact as kl_divergence
 from grpo_lab.events import Stage
 from grpo_lab.training.interventions import Intervention, Outcome, Step
@@ -58,34 +59,57 @@ class MeasureWeights(Intervention):
         return Outcome(value)
 
 
+Row = tuple[tuple[int, ...], tuple[int, ...]]
+"""A completion as its tokens: those of its prompt, -1 where it is padded, and its own."""
+
+
+def rows_of(batch: Batch) -> list[Row]:
+    """What tells the completions of a batch from others: the same tokens have the same logits."""
+    prompts = batch.prompt_ids.masked_fill(batch.prompt_mask == 0, -1)[batch.group]
+    pairs = zip(prompts.tolist(), batch.completions.tolist(), strict=True)
+    return [(tuple(prompt), tuple(completion)) for prompt, completion in pairs]
+
+
 @dataclass(frozen=True)
 class MeasureExactKL(Intervention):
     """Notes KL(policy || reference) at the first update, summed over the vocabulary instead of estimated.
 
-    It keeps the reference's (b, T, V) logits of the step, in the order of its micro-batches.
+    It keeps the reference's (T, V) logits of every completion of the step, and finds them by tokens: a guard or fault
+    of the batch may change its rows in between. A batch with a completion that the reference has not seen gets no
+    number: the mean over the others would be another one.
     """
 
     name = "measure_exact_kl"
     stage = Stage.LOGITS
-    reference: list[Tensor] = field(default_factory=list, init=False, compare=False)
+    reference: dict[Row, Tensor] = field(default_factory=dict, init=False, compare=False)
+    parts: list[tuple[Tensor, Tensor]] = field(default_factory=list, init=False, compare=False)
+    """Of each micro-batch its part of the mean, and its trained tokens."""
 
     def __call__(self, value: Tensor, step: Step) -> Outcome:
         if step.note == "sampling":
             self.reference.clear()
+            self.parts.clear()
         elif step.note == "reference":
-            self.reference.append(value.detach())
+            assert step.batch is not None
+            self.reference.update(zip(rows_of(step.batch), value.detach(), strict=True))
         elif step.note == "current" and step.update == 0 and self.reference:
-            self._measure(value.detach(), self.reference.pop(0), step)
+            self._measure(value.detach(), step)
         return Outcome(value)
 
-    def _measure(self, policy: Tensor, reference: Tensor, step: Step) -> None:
-        assert step.completion_mask is not None and step.num_tokens is not None
-        if len(policy) != len(reference):
-            return  # a guard took rows out of the batch in between
-        temperature = step.config.sampling.temperature
-        log_p, log_q = ((logits.float() / temperature).log_softmax(dim=-1) for logits in (policy, reference))
-        kl = kl_divergence(log_p, log_q).masked_fill(~step.completion_mask, 0.0)
-        step.recorder.metric("kl/exact", kl.sum() / step.num_tokens, step.update)
+    def _measure(self, policy: Tensor, step: Step) -> None:
+        assert step.batch is not None and step.num_tokens is not None
+        mask, temperature = step.batch.completion_mask, step.sampling.temperature
+        known = [self.reference[row] for row in rows_of(step.batch) if row in self.reference]
+        if len(known) < len(policy):
+            return
+        pair = (policy, torch.stack(known))
+        log_p, log_q = ((logits.float() / temperature).log_softmax(dim=-1) for logits in pair)
+        kl = kl_divergence(log_p, log_q).masked_fill(~mask, 0.0)
+        self.parts.append((kl.sum() / step.num_tokens, mask.sum()))
+        if sum(int(tokens) for _, tokens in self.parts) == int(step.num_tokens):
+            for part, _ in self.parts:
+                step.recorder.metric("kl/exact", part, step.update)
+            self.parts.clear()
 
 
 PROBES = (MeasureLogRatio, MeasureGradients, MeasureWeights)

@@ -166,28 +166,66 @@ class _Tape:
         return Batch(prompt_ids, prompt_mask, group, *columns)
 
 
+class _Repetition:
+    """The repetition penalty, and the table of tokens (B, V) that prompt or completion already hold."""
+
+    def __init__(self, penalty: float, prompt_ids: Tensor, prompt_mask: Tensor, group: Tensor, vocab_size: int) -> None:
+        self._penalty = penalty
+        in_prompt = torch.zeros(len(prompt_ids), vocab_size, device=group.device)
+        self._known = (in_prompt.scatter_add_(1, prompt_ids, prompt_mask.float()) > 0)[group]
+
+    def __call__(self, logits: Tensor, alive: Tensor) -> Tensor:
+        penalised = torch.where(logits > 0, logits / self._penalty, logits * self._penalty)
+        return torch.where(self._known[alive], penalised, logits)
+
+    def seen(self, alive: Tensor, tokens: Tensor) -> None:
+        self._known[alive, tokens[:, 0]] = True
+
+
+class _Presence:
+    """The presence and frequency penalties, and how often each token (B, V) is in the completion."""
+
+    def __init__(self, presence: float, frequency: float, rows: int, vocab_size: int, device: torch.device) -> None:
+        self._presence, self._frequency = presence, frequency
+        self._counts = torch.zeros(rows, vocab_size, device=device)
+
+    def __call__(self, logits: Tensor, alive: Tensor) -> Tensor:
+        counts = self._counts[alive]
+        return logits - (self._presence * (counts > 0) + self._frequency * counts)
+
+    def seen(self, alive: Tensor, tokens: Tensor) -> None:
+        self._counts[alive, tokens[:, 0]] += 1
+
+
 class Warps:
     """Penalties, temperature and filters between the logits and the sampled distribution, in that order.
 
-    Only those that differ from neutral are in the list, so that plain sampling costs nothing.
+    Only those that differ from neutral are in the lists, so that plain sampling costs nothing. A penalty builds its
+    table of rows times vocabulary itself.
     """
 
     def __init__(
         self, sampling: SamplingConfig, prompt_ids: Tensor, prompt_mask: Tensor, group: Tensor, vocab_size: int
     ) -> None:
         self._sampling = sampling
-        self._counts = torch.zeros(len(group), vocab_size, device=group.device)
-        in_prompt = torch.zeros(len(prompt_ids), vocab_size, device=group.device)
-        in_prompt.scatter_add_(1, prompt_ids, prompt_mask.float())
-        self._prompted = (in_prompt > 0)[group]
+        presence, frequency = sampling.presence_penalty, sampling.frequency_penalty
+        penalties: list[tuple[bool, Callable[[], _Repetition | _Presence]]] = [
+            (
+                sampling.repetition_penalty != 1,
+                lambda: _Repetition(sampling.repetition_penalty, prompt_ids, prompt_mask, group, vocab_size),
+            ),
+            (
+                presence != 0 or frequency != 0,
+                lambda: _Presence(presence, frequency, len(group), vocab_size, group.device),
+            ),
+        ]
         steps = [
-            (sampling.repetition_penalty != 1, self._penalise_repetition),
-            (sampling.presence_penalty != 0 or sampling.frequency_penalty != 0, self._penalise_presence),
             (sampling.temperature != 1, self._heat),
             (sampling.top_k > 0, self._keep_top_k),
             (sampling.top_p < 1, self._keep_top_p),
         ]
-        self._steps = [warp for active, warp in steps if active]
+        self._penalties = [build() for active, build in penalties if active]
+        self._steps = [*self._penalties, *(warp for active, warp in steps if active)]
 
     def __call__(self, logits: Tensor, alive: Tensor) -> Tensor:
         for warp in self._steps:
@@ -195,18 +233,9 @@ class Warps:
         return logits
 
     def seen(self, alive: Tensor, tokens: Tensor) -> None:
-        """Count sampled tokens (b, 1) for the penalties."""
-        self._counts[alive, tokens[:, 0]] += 1
-
-    def _penalise_repetition(self, logits: Tensor, alive: Tensor) -> Tensor:
-        penalty = self._sampling.repetition_penalty
-        known = self._prompted[alive] | (self._counts[alive] > 0)
-        return torch.where(known, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
-
-    def _penalise_presence(self, logits: Tensor, alive: Tensor) -> Tensor:
-        counts = self._counts[alive]
-        penalty = self._sampling.presence_penalty * (counts > 0) + self._sampling.frequency_penalty * counts
-        return logits - penalty
+        """Tell the penalties which tokens (b, 1) were sampled."""
+        for penalty in self._penalties:
+            penalty.seen(alive, tokens)
 
     def _heat(self, logits: Tensor, alive: Tensor) -> Tensor:
         return logits / self._sampling.temperature

@@ -47,7 +47,7 @@ def train(
         step = learner.begin(index)
         try:
             step.coefficients = step.at(Stage.COEFFICIENTS, learner.coefficients())
-            sampling = step.at(Stage.SAMPLING, step.config.sampling)
+            sampling = step.sampling = step.at(Stage.SAMPLING, step.sampling)
             problems = tasks.batch(seed, index, num_prompts)
             batch = learner.sample(step, problems, sampling)
             scores = step.at(Stage.REWARDS, learner.score(step, problems, batch))
@@ -55,7 +55,7 @@ def train(
             advantages = learner.formulas.advantage_scale(scores, scorable=step.scorable)
             advantages = step.at(Stage.ADVANTAGES, advantages)
             batch = step.at(Stage.BATCH, learner.complete(step, batch, advantages, sampling))
-            batch = learner.weigh(batch)
+            batch = learner.weigh(batch, sampling)
             for step.update in range(step.config.loss.num_iterations):  # noqa: B020
                 learner.begin_update(step)
                 for micro_batch in batch.split(config.data.micro_batch_prompts):

@@ -219,7 +219,8 @@ for row in [(-10.0, 1.5), (-9.5, 1.5), (-9.5, -0.5), (-10.5, -0.5), (-1.0, -0.5)
 #
 # - `token`: every trained token counts the same (DAPO).
 # - `sequence`: the mean of each completion over its own tokens, then the mean of those (DeepSeekMath).
-# - `constant`: the sum, divided by completions times width (Dr. GRPO). The width does not depend on the lengths.
+# - `constant`: the sum, divided by completions times width (Dr. GRPO). The width does not depend on the lengths: the
+#   trainer takes `sampling.max_completion_length`.
 #
 # `mask` is 1 where a token is trained. Where it is 0 there may be anything, even NaN.
 

@@ -26,7 +26,7 @@ class IgnoreTemperature(Intervention):
     stage = Stage.PROBABILITIES
 
     def __call__(self, value: Tensor, step: Step) -> Outcome:
-        temperature = step.config.sampling.temperature
+        temperature = step.sampling.temperature
         if temperature == 1:
             return Outcome(value)
         at_one = value.pow(temperature)
