@@ -17,7 +17,9 @@ from grpo_lab.errors import unknown
 from grpo_lab.events import encodable
 from grpo_lab.faults import FAULTS
 from grpo_lab.guards import GUARDS
+from grpo_lab.models import MODELS, sha256
 from grpo_lab.scenarios import Expectation, preset, scenario, scenario_names
+from grpo_lab.shipped import data_directory
 
 HEALTHY, NONE, STABLE, REPORTED = "healthy", "none", "stable", "reported_fix"
 STEPS, AT_LEAST = 30, 12
@@ -47,9 +49,9 @@ class Cell:
 
     @cached_property
     def key(self) -> str:
-        """Names everything the run depends on, symptom and code included; the column's name is not among it."""
+        """Names everything the run depends on, symptom, code and data included; the column's name is not among it."""
         expect = dataclasses.asdict(self.expect) if self.expect else None
-        parts = [self.config.to_dict(), expect, self.within, code_version(self.config)]
+        parts = [self.config.to_dict(), expect, self.within, code_version(self.config), data_version(self.config)]
         return _digest(json.dumps(encodable(parts), sort_keys=True))[:16]
 
 
@@ -126,9 +128,27 @@ def code_version(config: Config) -> str:
     registered = [(GUARDS, config.guards), (FAULTS, config.faults)]
     classes = [registry[name] for registry, switches in registered for name in switches if name in registry]
     files = {package / f"{name}.py" for name in DECIDE.split()} | {Path(inspect.getfile(cls)) for cls in classes}
-    given = [Path(name.rpartition(":")[0] or name) for name in (*config.data.rewards, config.data.tasks)]
-    code = [_meaning(path) for path in sorted(files)]
-    return _digest("".join([*code, *(path.read_text(encoding="utf-8") for path in given if path.is_file())]))
+    return _digest("".join(_meaning(path) for path in sorted(files)))
+
+
+def data_version(config: Config) -> str:
+    """A digest of the files that a run of this config reads: its model's, its task's, and own reward functions.
+
+    A hub id counts by its name alone: to ask the hub for its version takes a network.
+    """
+    name, task = config.model.name, config.data.tasks
+    model = MODELS[name].path if name in MODELS else Path(name).expanduser()
+    files = [path for path in sorted(model.glob("*")) if path.suffix != ".md"]
+    files += [data_directory() / "tasks" / f"{task}.toml", Path(task)]
+    files += [Path(name.rpartition(":")[0] or name) for name in config.data.rewards]
+    stats = [(path, path.stat()) for path in files if path.is_file()]
+    return _digest("".join(_contents(path, stat.st_mtime_ns, stat.st_size) for path, stat in stats))
+
+
+@cache
+def _contents(path: Path, changed: int, size: int) -> str:
+    """A digest of a file as it was last changed: weights are read once, not for each cell."""
+    return sha256(path)
 
 
 @cache
