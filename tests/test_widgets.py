@@ -404,7 +404,21 @@ def test_a_config_that_cannot_run_gives_the_child_back(tmp_path):
     with pytest.raises(ConfigError):
         runner.start(Config().with_("loss.kl_estimator=k9"), panel)  # type: ignore
     assert not runner.running
-    assert len(warm._idle) == 1
+
+
+def test_a_run_that_cannot_be_made_gives_its_child_back(monkeypatch, panel, tmp_path):
+    warm.warm_up()
+    (child,) = warm._idle
+
+    def refuse(*_, **__):
+        raise RunError("no run")
+
+    monkeypatch.setattr("grpo_lab.widgets.runner.Run", refuse)
+    runner = Runner(tmp_path)
+    with pytest.raises(RunError, match="no run"):
+        runner.start(preset("smoke"), panel())
+    assert not runner.running
+    assert warm._idle == [child] and child.alive
 
 
 def test_in_chinese_every_word_is_there(panel, seen, monkeypatch):
