@@ -38,7 +38,7 @@ lab = gl.Lab("04_guards")
 # Look at the guards that acted, step by step, and then at the reward.
 
 # %%
-lab.panel(recording="cuda-001-smollm2-stable")
+lab.panel(recording="cuda-001-smollm2-twelve-guards")
 
 # %% [markdown]
 # Four rounds done, every weight finite. The reward on held-out reviews went from 0.052 to 0.025. Keep that in mind: the
