@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -23,7 +24,7 @@ from grpo_lab.guards import GUARDS
 from grpo_lab.matrix.cells import HEALTHY, Cell, cells, columns, rows
 from grpo_lab.matrix.cells import _contents as contents
 from grpo_lab.matrix.cells import _meaning as meaning
-from grpo_lab.matrix.derivation import derive
+from grpo_lab.matrix.derivation import Derivation, derive
 from grpo_lab.matrix.findings import Findings
 from grpo_lab.matrix.page import page, summary
 from grpo_lab.matrix.pool import Pool, run_all
@@ -594,6 +595,16 @@ def test_the_page_tells_how_it_was_derived():
     text = page(Findings(SAID), ("a.png", "b"), "c", derived)
     assert "`z` (2 false alarms on the healthy run)" in text and "was: `b`." in text
     assert "| a | x, seed 0: crashed |" in text
+
+
+def test_the_page_tells_where_stable_comes_from_and_how_a_derived_set_differs():
+    """The set that was published: backward elimination kept `skip_outliers`, and `stable` has `skip_nonfinite`."""
+    kept = json.loads((Path(__file__).parents[1] / "docs/matrix/derived.json").read_text())["kept"]
+    text = page(Findings(SAID), ("a.png", "b"), "c", Derivation(kept, (), {}, 0))
+    assert "with `skip_nonfinite` put by hand in place of `skip_outliers`" in text
+    assert "`stable` is not this set: it has `skip_nonfinite` besides, and lacks `skip_outliers`." in text
+    same = dict.fromkeys(preset("stable").guards, ())
+    assert "not this set" not in page(Findings(SAID), ("a.png", "b"), "c", Derivation(same, (), {}, 0))
 
 
 def test_a_derivation_end_to_end(run, monkeypatch, tmp_path):

@@ -318,7 +318,7 @@ guards = ("skip_spikes", "representable_epsilon")
 
 # %% [markdown]
 # Two are enough here. A threshold, asked the right way round (`norm <= 10`), refuses spikes and NaN alike; and one guard
-# mends what happens after the gradient. Preset `stable` has four, because it was derived from more failures: a warm-up for
+# mends what happens after the gradient. Preset `stable` has four, because it was made for more failures: a warm-up for
 # rates that need one, and `clamp_kl`, since a refused batch teaches nothing. Of the 23 failures in the matrix it stops ten.
 # Ten more are out of reach of every guard in it: their numbers are finite and wrong.
 
