@@ -6,19 +6,22 @@ import io
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from grpo_lab import cli
 from grpo_lab.analysis.matrix.cells import HEALTHY, Cell, cells, columns, rows
+from grpo_lab.analysis.matrix.cells import _contents as contents
 from grpo_lab.analysis.matrix.cells import _meaning as meaning
-from grpo_lab.analysis.matrix.derivation import derive
+from grpo_lab.analysis.matrix.derivation import Derivation, derive
 from grpo_lab.analysis.matrix.findings import Findings
 from grpo_lab.analysis.matrix.page import page, summary
 from grpo_lab.analysis.matrix.pool import Pool, run_all
@@ -26,6 +29,7 @@ from grpo_lab.analysis.matrix.results import Fate, Journal, Result, from_json, m
 from grpo_lab.config.catalog import Expectation, preset, scenario, scenario_names
 from grpo_lab.errors import RunError
 from grpo_lab.events import Action, Crash, Ended, Evaluated, LinkNote, Stepped
+from grpo_lab.models.registry import MODELS
 from grpo_lab.training.guards import GUARDS
 
 INF, NAN = math.inf, math.nan
@@ -86,6 +90,39 @@ def test_the_key_names_all_that_a_run_depends_on(tmp_path):
     reward.write_text(reward.read_text().replace("0.0", "1.0"))
     assert len({*keys, cell(own).key}) == 7
     assert cell().key == cell(column="other").key == keys[0]
+
+
+def test_the_key_names_the_weights_of_a_model_and_its_tokenizer(tmp_path):
+    shutil.copytree(MODELS["tiny"].path, tmp_path, dirs_exist_ok=True)
+    own = f"model.name={tmp_path}"
+    keys = [cell().key, cell(own).key]
+    for name in ("model.safetensors", "tokenizer.json"):
+        with (tmp_path / name).open("ab") as file:
+            file.write(b" ")
+        keys.append(cell(own).key)
+    (tmp_path / "README.md").write_text("says something else")
+    assert len(set(keys)) == 4 and cell(own).key == keys[-1]
+
+
+@pytest.mark.parametrize("name", ["reviews", "my-own.jsonl"])
+def test_the_key_names_what_a_task_asks(name, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("grpo_lab.matrix.cells.data_directory", lambda: tmp_path)
+    path = tmp_path / ("tasks/reviews.toml" if name == "reviews" else name)
+    path.parent.mkdir(exist_ok=True)
+    keys = []
+    for text in ("one", "another", "café".encode("latin-1")):
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        keys.append(cell(f"data.tasks={name}").key)
+    assert len({*keys, cell().key}) == 4
+
+
+def test_a_model_is_read_once_for_all_cells(monkeypatch):
+    read = []
+    monkeypatch.setattr("grpo_lab.matrix.cells.sha256", lambda path: read.append(path) or "digest")
+    contents.cache_clear()
+    assert len({cell(f"run.seed={seed}").key for seed in range(5)}) == 5
+    assert read and len(read) == len(set(read))
 
 
 def test_comments_docstrings_and_layout_are_no_other_code(tmp_path):
@@ -558,6 +595,16 @@ def test_the_page_tells_how_it_was_derived():
     text = page(Findings(SAID), ("a.png", "b"), "c", derived)
     assert "`z` (2 false alarms on the healthy run)" in text and "was: `b`." in text
     assert "| a | x, seed 0: crashed |" in text
+
+
+def test_the_page_tells_where_stable_comes_from_and_how_a_derived_set_differs():
+    """The set that was published: backward elimination kept `skip_outliers`, and `stable` has `skip_nonfinite`."""
+    kept = json.loads((Path(__file__).parents[1] / "docs/matrix/derived.json").read_text())["kept"]
+    text = page(Findings(SAID), ("a.png", "b"), "c", Derivation(kept, (), {}, 0))
+    assert "with `skip_nonfinite` put by hand in place of `skip_outliers`" in text
+    assert "`stable` is not this set: it has `skip_nonfinite` besides, and lacks `skip_outliers`." in text
+    same = dict.fromkeys(preset("stable").guards, ())
+    assert "not this set" not in page(Findings(SAID), ("a.png", "b"), "c", Derivation(same, (), {}, 0))
 
 
 def test_a_derivation_end_to_end(run, monkeypatch, tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from grpo_lab import cli
+from grpo_lab.config.catalog import preset
 from grpo_lab.events import Evaluated, Started, Stepped
 from grpo_lab.runs import recordings
 from grpo_lab.runs.session import Session
@@ -49,7 +50,7 @@ def test_events_only_and_nothing_of_the_machine_but_its_kind(name):
         assert [word for word in ("/tmp", "/home", "/root", "/work", "/usr") if word in text] == []
 
 
-@pytest.mark.parametrize("name", [name for name in RUNS if name.endswith(("-smollm2", "-smollm2-stable"))])
+@pytest.mark.parametrize("name", [name for name in RUNS if "-smollm2" in name])
 def test_recorded_on_the_pretrained_model(name):
     session = RUNS[name]
     started = next(event for event in session.events if isinstance(event, Started))
@@ -71,9 +72,18 @@ def test_cuda_001_dies_in_multinomial():
     assert max_nonfinite(session) == 134_515_008
 
 
-@pytest.mark.parametrize("name", ["cuda-001-smollm2-stable", "train-001-smollm2-stable"])
-def test_stable_survives_the_same_cause(name):
-    session, cause = RUNS[name], RUNS[name.removesuffix("-stable")]
+@pytest.mark.parametrize("name", [name for name in RUNS if name.endswith("-stable")])
+def test_a_recording_named_stable_was_made_under_the_guards_of_stable(name):
+    assert RUNS[name].config.guards == preset("stable").guards
+
+
+def test_a_recording_named_twelve_guards_was_made_under_twelve_guards():
+    assert len(RUNS["cuda-001-smollm2-twelve-guards"].config.guards) == 12
+
+
+@pytest.mark.parametrize("name", ["cuda-001-smollm2-twelve-guards", "train-001-smollm2-stable"])
+def test_guards_keep_a_run_with_the_same_cause_alive(name):
+    session, cause = RUNS[name], RUNS[name.partition("-smollm2")[0] + "-smollm2"]
     assert session.config.with_guards({}) == cause.config.with_guards({}), "only the guards differ"
     assert session.status == "done" and session.crash is None
     assert max_nonfinite(session) == 0

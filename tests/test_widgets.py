@@ -407,6 +407,21 @@ def test_a_config_that_cannot_run_gives_the_child_back(tmp_path):
     assert len(child_pool._idle) == 1
 
 
+def test_a_run_that_cannot_be_made_gives_its_child_back(monkeypatch, panel, tmp_path):
+    child_pool.warm_up()
+    (child,) = child_pool._idle
+
+    def refuse(*_, **__):
+        raise RunError("no run")
+
+    monkeypatch.setattr("grpo_lab.ui.widgets.runner.Run", refuse)
+    runner = Runner(tmp_path)
+    with pytest.raises(RunError, match="no run"):
+        runner.start(preset("smoke"), panel())
+    assert not runner.running
+    assert child_pool._idle == [child] and child.alive
+
+
 def test_in_chinese_every_word_is_there(panel, seen, monkeypatch):
     monkeypatch.setenv("GRPO_LAB_LANG", "zh")
     one = panel(recording="cuda-001-smollm2")

@@ -38,7 +38,7 @@ lab = gl.Lab("04_guards")
 # Look at the guards that acted, step by step, and then at the reward.
 
 # %%
-lab.panel(recording="cuda-001-smollm2-stable")
+lab.panel(recording="cuda-001-smollm2-twelve-guards")
 
 # %% [markdown]
 # Four rounds done, every weight finite. The reward on held-out reviews went from 0.052 to 0.025. Keep that in mind: the
@@ -319,7 +319,7 @@ guards = ("skip_spikes", "representable_epsilon")
 
 # %% [markdown]
 # Two are enough here. A threshold, asked the right way round (`norm <= 10`), refuses spikes and NaN alike; and one guard
-# mends what happens after the gradient. Preset `stable` has four, because it was derived from more failures: a warm-up for
+# mends what happens after the gradient. Preset `stable` has four, because it was made for more failures: a warm-up for
 # rates that need one, and `clamp_kl`, since a refused batch teaches nothing. Of the 23 failures in the matrix it stops ten.
 # Ten more are out of reach of every guard in it: their numbers are finite and wrong.
 

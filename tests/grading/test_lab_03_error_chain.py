@@ -19,3 +19,17 @@ def test_the_texts_are_those_that_this_project_knows():
     assert {case.expected for case in faces} == {*cases.FACES, "other"}
     kinds = [classify_crash(case.inputs["text"]).kind for case in faces]
     assert kinds == [*cases.FACES, "cuda-assert", "cuda-assert", "out-of-memory"]
+
+
+WITHOUT_GRADIENT = 22
+"""With this seed the judge draws a batch first that has no gradient."""
+
+
+def test_a_right_eps_is_accepted_where_the_first_batch_has_no_gradient(findings):
+    told = findings("epsilon", WITHOUT_GRADIENT, adam_eps=1e-4)
+    assert len(told) == 3 and all(found.right for found in told)
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-8, 1e-7, 1.0])
+def test_a_wrong_eps_is_refused_there_too(findings, eps):
+    assert not all(found.right for found in findings("epsilon", WITHOUT_GRADIENT, adam_eps=eps))

@@ -16,6 +16,9 @@ from grpo_lab.config.catalog import Expectation, preset, scenario, scenario_name
 from grpo_lab.config.schema import Config, Switches
 from grpo_lab.errors import unknown
 from grpo_lab.events import encodable
+from grpo_lab.models.loading import sha256
+from grpo_lab.models.registry import MODELS
+from grpo_lab.paths import data_directory
 from grpo_lab.training.faults import FAULTS
 from grpo_lab.training.guards import GUARDS
 
@@ -55,9 +58,9 @@ class Cell:
 
     @cached_property
     def key(self) -> str:
-        """Names everything the run depends on, symptom and code included; the column's name is not among it."""
+        """Names everything the run depends on, symptom, code and data included; the column's name is not among it."""
         expect = dataclasses.asdict(self.expect) if self.expect else None
-        parts = [self.config.to_dict(), expect, self.within, code_version(self.config)]
+        parts = [self.config.to_dict(), expect, self.within, code_version(self.config), data_version(self.config)]
         return _digest(json.dumps(encodable(parts), sort_keys=True))[:16]
 
 
@@ -136,9 +139,27 @@ def code_version(config: Config) -> str:
     deciding = {path for name in DECIDE for path in (package / name, *(package / name).rglob("*.py")) if path.is_file()}
     switched = {path for path in deciding if path.parent.name in ("guards", "faults") and path.name != "formulas.py"}
     files = deciding - switched | {Path(inspect.getfile(cls)) for cls in classes}
-    given = [Path(name.rpartition(":")[0] or name) for name in (*config.data.rewards, config.data.tasks)]
-    code = [_meaning(path) for path in sorted(files)]
-    return _digest("".join([*code, *(path.read_text(encoding="utf-8") for path in given if path.is_file())]))
+    return _digest("".join(_meaning(path) for path in sorted(files)))
+
+
+def data_version(config: Config) -> str:
+    """A digest of the files that a run of this config reads: its model's, its task's, and own reward functions.
+
+    A hub id counts by its name alone: to ask the hub for its version takes a network.
+    """
+    name, task = config.model.name, config.data.tasks
+    model = MODELS[name].path if name in MODELS else Path(name).expanduser()
+    files = [path for path in sorted(model.glob("*")) if path.suffix != ".md"]
+    files += [data_directory() / "tasks" / f"{task}.toml", Path(task)]
+    files += [Path(name.rpartition(":")[0] or name) for name in config.data.rewards]
+    stats = [(path, path.stat()) for path in files if path.is_file()]
+    return _digest("".join(_contents(path, stat.st_mtime_ns, stat.st_size) for path, stat in stats))
+
+
+@cache
+def _contents(path: Path, changed: int, size: int) -> str:
+    """A digest of a file as it was last changed: weights are read once, not for each cell."""
+    return sha256(path)
 
 
 @cache

@@ -10,7 +10,7 @@ from grpo_lab.analysis.matrix.derivation import Derivation
 from grpo_lab.analysis.matrix.findings import MARGIN, Findings, disturbed, mean_gain
 from grpo_lab.analysis.matrix.results import Fate
 from grpo_lab.analysis.reproduction import escaped, markdown, number
-from grpo_lab.config.catalog import scenario
+from grpo_lab.config.catalog import load_preset, preset, scenario
 from grpo_lab.errors import ConfigError
 from grpo_lab.runs import environment
 
@@ -126,7 +126,9 @@ def _places(found: Findings) -> str:
     rows = [["without", "fails then"]]
     for guard in found.left_out():
         rows.append([guard, ", ".join(found.needed_for(guard)) or "nothing more: it does not earn its place here"])
-    return markdown(rows) if len(rows) > 1 else "No column leaves a guard out."
+    if len(rows) == 1:
+        return "No column leaves a guard out."
+    return f"`{STABLE}`: {load_preset(STABLE).source}. Each of its guards is left out in turn.\n\n{markdown(rows)}"
 
 
 def _idle(found: Findings) -> str:
@@ -168,11 +170,21 @@ def _derived(derived: Derivation) -> str:
     dropped = ", ".join(f"`{guard}`" for guard in derived.dropped) or "none"
     return f"""Backward elimination from all guards. Never in the set, because they disturb a healthy run: {harmful}.
 Dropped, in this order, because without it every cell that survived still did, and every failure that was stopped still
-was: {dropped}. The set that is left refuses {derived.false_alarms} steps of the healthy runs.
+was: {dropped}. The set that is left refuses {derived.false_alarms} steps of the healthy runs.{_unlike_stable(derived)}
 
 {markdown(rows)}
 
 The order is that of fewest cells stopped alone first; another order may leave another set."""
+
+
+def _unlike_stable(derived: Derivation) -> str:
+    """How the preset differs from the set that was derived, or nothing."""
+    stable = preset(STABLE).guards
+    added = ", ".join(f"`{name}`" for name in stable if name not in derived.kept) or "nothing"
+    left_out = ", ".join(f"`{name}`" for name in derived.kept if name not in stable) or "nothing"
+    if added == left_out:
+        return ""
+    return f"\nPreset `{STABLE}` is not this set: it has {added} besides, and lacks {left_out}."
 
 
 def _disturbed(found: Findings) -> Sequence[str]:

@@ -53,7 +53,11 @@ class Runner:
             validated(config)
             directory = _new_folder(self.runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{config.run.name}")
             child = child_pool.take()
-            session = Run(notebook_mode.settled(config), directory, child=child)
+            try:
+                session = Run(notebook_mode.settled(config), directory, child=child)
+            except BaseException:
+                child_pool.give_back(child)
+                raise
             session.views.append(view)
             self.session, self._over = session, Future()
             self._over.set_running_or_notify_cancel()  # who waits for it may give up; the run goes on
