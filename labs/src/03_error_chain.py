@@ -246,8 +246,7 @@ print("nan > 10 is", math.nan > 10, "  nan < 10 is", math.nan < 10)
 # %%exercise finite_first
 import math
 from dataclasses import dataclass
-from grpo_lab.training.interventions import Intervention, Outcome
-from grpo_lab.events import Stage, Verdict
+from grpo_lab.interventions import Intervention, Outcome, Stage, Verdict
 
 @dataclass(frozen=True)
 class FiniteFirst(Intervention):

@@ -184,8 +184,7 @@ print("updates made:", blocked.records["updates"].sum(), "of", len(blocked.recor
 # %%
 # %%exercise guard
 import math
-from grpo_lab.training.interventions import Intervention, Outcome, exceeds
-from grpo_lab.events import Stage, Verdict
+from grpo_lab.interventions import Intervention, Outcome, Stage, Verdict, exceeds
 
 class SkipJumps(Intervention):
     """Outcome(value) accepts; Outcome(value, Verdict.SKIP_STEP, reason) refuses. exceeds("grad norm", 12.0, 8.0) is a reason."""

@@ -103,7 +103,7 @@ def k3(delta):
 
 
 # %%
-from grpo_lab.algorithm.kl import ESTIMATORS
+from grpo_lab.kl import ESTIMATORS
 
 delta = torch.tensor([-5.0, -1.0, -3e-4, 0.0, 1e-4, 1.0, 5.0, 15.0, 89.0])
 rows = {"k3, with exp": delta.exp() - delta - 1, "k3, yours": lab.answer("k3").k3(delta)}
