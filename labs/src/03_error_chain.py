@@ -110,7 +110,7 @@ for note in step.links:
         print(f"update 1   {note.link:18} largest {note.magnitude:9.3g}   not finite {share}")
 
 # %% [markdown]
-# <details><summary>What was measured here, once yours is done</summary>
+# <details><summary>Our measurement: open it after your run</summary>
 #
 # Read it from the top. One token is some tens of nats away from the reference. The loss takes exp of that, so it is
 # huge; where this was written, 10¹⁸. But it is **finite**, and a log that prints the loss shows a number.
@@ -277,7 +277,7 @@ guarded_run = await guarded.run()
 guarded_run.records[["verdict", "updates", "grad_norm", "reward", "weights/nonfinite"]]
 
 # %% [markdown]
-# <details><summary>What was measured here, once yours is done</summary>
+# <details><summary>Our measurement: open it after your run</summary>
 #
 # No crash, no broken weight. Now count the steps that ended in a refusal, and look at the reward: alive, and taught nothing.
 # Refusing is the fuse; what was wrong is still wrong (lab 2 mended it).

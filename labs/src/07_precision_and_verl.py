@@ -89,7 +89,7 @@ for precision, run in four.items():
 # (`_pure` means that the weights themselves have that format. `fp16` is fp32 weights under autocast.)
 
 # %% [markdown]
-# <details><summary>What was measured here, once yours is done</summary>
+# <details><summary>Our measurement: open it after your run</summary>
 #
 # What kills this run is an overflow, so range decides, not digits. bf16 reaches as far as fp32, and its norm is as large
 # as that of fp32. And the last one met an inf too: its norm says so. It lives because somebody looked before stepping; that
@@ -249,7 +249,7 @@ masked = filtered.with_(f"loss.log_ratio={lab.path('masked')}")
 {beta: lab.run(masked.with_(f"loss.beta={beta}"), "masked").status for beta in (0.02, 0)}
 
 # %% [markdown]
-# <details><summary>What was measured here, once yours is done</summary>
+# <details><summary>Our measurement: open it after your run</summary>
 #
 # With the KL term on, the run dies as before, because the KL estimate takes a difference of its own. Without it, your
 # log-ratio saves the run. There were two doors; the workaround closed one, your formula the other, and neither is enough
