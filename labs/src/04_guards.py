@@ -235,7 +235,7 @@ corrupt.records[["step", "verdict", "grad_norm", "kl", "reward"]]
 # %%
 # %%exercise skip
 def update_or_skip(optimizer, norm, limit):
-    """Update if norm <= limit, otherwise skip; return whether the update was made. Gradients are already set."""
+    """Update if the norm is fine, otherwise skip; return whether the update was made. Gradients are already set."""
     # BEGIN SOLUTION
     if norm <= limit:
         optimizer.step()
