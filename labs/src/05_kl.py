@@ -339,7 +339,7 @@ panel.session.records[["kl", "kl/exact", "reward"]].tail(5).mean().round(3)
 # Write a text in quotes. For several lines use parentheses or triple quotes.
 # BEGIN SOLUTION
 answer = (
-    "The logged KL fell because its formula changed; the policy may be the same. Tokens are sampled from the policy, so "
+    "The logged KL fell because its formula changed; it says nothing about the policy. Tokens come from the policy, so "
     "the policy is usually the likelier of the two. Then delta is below 0 and the clamp returns 0, however far apart "
     "they are. So the number hides drift and collapse; k3 shows them. The penalty is also weaker: a clamped token has no "
     "gradient on either side. Most tokens get no pull, and neither does the token that moved furthest. Please log the "
