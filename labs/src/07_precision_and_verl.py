@@ -283,8 +283,8 @@ guards = ("drop_nonfinite_samples",)
 # %% [markdown]
 # Did you try `skip_nonfinite`? It keeps every weight finite, but makes only two or three updates in twelve steps. Did
 # you try both clamps, `("clamp_log_ratio", "clamp_kl")`? They give the strangest result of this lab: the loss is NaN
-# and the gradient is finite. The backward pass of a clamp passes no gradient for inputs outside its limits. This is the
-# reverse of lab 3.
+# and the gradient is finite. A clamp passes a gradient back only for inputs inside its limits, and NaN is not inside.
+# This is the reverse of lab 3.
 
 # %%
 panel.keep("unguarded")
