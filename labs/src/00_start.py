@@ -45,18 +45,18 @@ panel
 # - **Chain.** A strip of cells. Rows are the links of one step, from sampling to the weights; columns are steps. Green
 #   is healthy, yellow is a warning, red is broken. A frame marks the first break.
 # - **Slider "steps shown"**, and Play: go back to any step. The completions below the slider belong to that step.
-# - **Tabs.** *Settings*: sliders, each with a number box. *Guards*: one switch per guard, with its cost and what it
-#   hides. *Scenario*: choose what to run. *Runs*: open another run, keep one for comparison, or show the curves as a
-#   *Table*.
+# - **Tabs.** *Settings*: sliders, each with a number box. *Guards*: one switch per guard, with its cost and the
+#   symptoms that it hides. *Scenario*: choose a scenario to run. *Runs*: open another run, keep one for comparison, or
+#   show the curves as a *Table*.
 #
-# | curve | healthy here | what it is |
+# | curve | healthy here | meaning |
 # |---|---|---|
 # | gradient norm | below 10 | length of the whole gradient, *before* clipping |
 # | KL | below 1, in nats per token | distance of the policy from the model it started as |
 # | reward | rises, with noise | share of completions that are the right sum |
 # | largest ratio | below 5 | largest factor by which a token's probability has grown since it was sampled; 1 before the first update |
 #
-# The package describes every metric that a run records in the same way:
+# `METRICS` holds such a description for every metric in the record of a run:
 
 # %%
 from grpo_lab.metrics import METRICS
@@ -70,8 +70,8 @@ for name in ("reward", "grad_norm", "kl", "ratio/max", "entropy", "completions/m
 #
 # Move the slider of the panel above through all steps and read off three values. Exact numbers are in the tab *Runs*,
 # under *Table*. An exercise is a cell that begins with `%%exercise`. Replace the dots with your answer and run the
-# cell. The cell says what is right, and explains what is wrong. Three hints are below it; the last hint nearly gives
-# the answer. You may try as often as you like.
+# cell. The cell marks each part as right or wrong and explains every mistake. Three hints are below it; the last hint
+# nearly gives the answer. You may try as often as you like.
 
 # %%
 # %%exercise reading

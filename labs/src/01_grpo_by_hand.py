@@ -41,9 +41,9 @@ panel
 #
 # ## 1. One group, one token
 #
-# Take one prompt and four completions with rewards **1 0 0 0**. The advantage of a completion is $A = (r - \text{mean})
-# / \text{std}$ over its group. The standard deviation is the unbiased one: the sum of squared deviations is divided by
-# $G - 1$.
+# Take one prompt and four completions with rewards **1 0 0 0**. The advantage of a completion is
+# $A = (r - \text{mean}) / \text{std}$ over its group. The standard deviation is the unbiased one:
+# the sum of squared deviations is divided by $G - 1$.
 #
 # Now take one token. The policy that sampled it gave it a log-probability of **-1.5** (`old_logprobs`). After some
 # updates the policy gives it **-1.0** (`logprobs`). The ratio is $e^{\text{logprobs} - \text{old\_logprobs}}$, and the
@@ -101,8 +101,8 @@ def flipped(rewards, scorable=None):
 # %% [markdown]
 # ## 3. Two runs: your function, and the same with a wrong sign
 #
-# Next come two runs of 40 steps: one with your `advantages`, one with `flipped`, and all else equal. First predict what
-# will distinguish them.
+# Next come two runs of 40 steps: one with your `advantages`, one with `flipped`, and all else equal. First predict
+# which curves will distinguish them.
 #
 # - **a** The gradient norm: with `flipped` it explodes.
 # - **b** The loss: with `flipped` it climbs, so the loss curve shows the mistake.

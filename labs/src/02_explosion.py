@@ -144,9 +144,9 @@ for prompt, completion, reward in step.samples:
 # %% [markdown]
 # ## 5. The side that min leaves open
 #
-# The clipped surrogate of one token is $-\min(rA,\ \mathrm{clip}(r, 1-\epsilon, 1+\epsilon)\,A)$ with $r =
-# e^{\text{log-ratio}}$. Work out its derivative with respect to the log-ratio on paper. Which branch does min pick in
-# each of the four cases (A above or below 0, r above or below the range)?
+# The clipped surrogate of one token is $-\min(rA,\ \mathrm{clip}(r, 1-\epsilon, 1+\epsilon)\,A)$ with
+# $r = e^{\text{log-ratio}}$. Work out its derivative with respect to the log-ratio on paper. Which
+# branch does min pick in each of the four cases (A above or below 0, r above or below the range)?
 
 # %%
 # %%exercise gradient
@@ -168,9 +168,9 @@ for nats in (0.0, 0.5, 5.0, 10.0, 15.0):
     print(f"{nats:9} {gradient(nats, +1.0):11,.2f} {gradient(nats, -1.0):18,.2f}")
 
 # %% [markdown]
-# With A > 0 the clip works: beyond $1 + \epsilon$ the gradient is 0. With A < 0 nothing bounds the ratio. An explosion
-# needs only one token that is very unlikely under the denominator, that the policy now likes, and whose completion got
-# a negative advantage.
+# With A > 0 the clip works: beyond $1 + \epsilon$ the gradient is 0. With A < 0 nothing bounds the ratio. One token
+# with three properties is enough for an explosion: it is very unlikely under the denominator, the policy now likes it,
+# and its completion has a negative advantage.
 
 # %%
 # %%exercise reported
@@ -256,7 +256,7 @@ second.records[["grad_norm", "kl", "ratio/max", "reward"]].agg(["max", "mean"])
 # </details>
 
 # %% [markdown]
-# ## 8. Bound what goes into exp
+# ## 8. Bound the input of exp
 #
 # The KL estimate is correctly measured from the reference, and it has its own exp. Where does a bound belong? Try both
 # places at 100 nats:
@@ -270,7 +270,7 @@ print(f"clamped before exp: value {before.item():g}, gradient {x.grad[1].item():
 
 # %% [markdown]
 # Both values are fine. But with the clamp after exp, backward multiplies the clamp's 0 by exp's inf: $0 \cdot \infty$ =
-# NaN. So:
+# NaN. Write the safe version:
 
 # %%
 # %%exercise bounded

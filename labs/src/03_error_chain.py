@@ -143,8 +143,8 @@ order = (
 
 # %% [markdown]
 # Look at `gradients` and `clipped_gradients` again. Before clipping, some gradients were still finite. Clipping
-# multiplies all of them by `max_norm / norm`, and the norm was NaN, so clipping made the rest NaN. The protection
-# completed the damage.
+# multiplies all of them by `max_norm / norm`, and the norm was NaN. So clipping spread the damage instead of preventing
+# it.
 
 # %%
 import torch
@@ -362,8 +362,8 @@ print("loss", loss.item(), "  gradient", log_ratio.grad.item())
 # %% [markdown]
 # ## 10. What if
 #
-# Keep the crashed run of the first panel, change one thing, and run again. Which of these changes survives, and which
-# link decides it? Guess before each run.
+# Keep the crashed run of the first panel, change one thing, and run again. Which of these runs survive, and which link
+# makes the difference? Guess before each run.
 #
 # 1. `guards.safe_sampling=on`: the report's safe generation (temperature, top-p, top-k).
 # 2. `guards.clamp_log_ratio=on`: the report's clamp before exp.

@@ -17,8 +17,8 @@
 # You need from labs 2 and 3: the explosion through the KL, and the chain from a finite loss to NaN weights.
 
 # %% [markdown] tags=["instructor"]
-# **Plan, 50 minutes.** Recording and prediction 5 · seven together 7 · one alone 9 · an own guard with its runs 11 ·
-# skipping 5 · what a guard hides 5 · the smallest set 13 (it may run into the break) · questions.
+# **Plan, 50 minutes.** Recording and prediction 5 · seven together 7 · one alone 9 · your own guard with its runs 11 ·
+# skipping 5 · hidden failures 5 · the smallest set 13 (it may run into the break) · questions.
 #
 # **Say.** "After an explosion people add guards. They rarely remove one. Today we ask of each guard: what happens
 # without it?"
@@ -74,7 +74,8 @@ answer = "c"
 # %% [markdown]
 # ## 3. Seven together
 #
-# Each of the seven has a switch in the tab *Guards* of this panel. The tab also names its cost and what it hides.
+# Each of the seven has a switch in the tab *Guards* of this panel. The tab also names its cost and the symptoms that it
+# hides.
 
 # %%
 reported = gl.preset("reported_fix").guards
@@ -144,8 +145,8 @@ print(gl.GUARDS["clamp_log_ratio"].__doc__)
 
 # %%
 # %%exercise alone
-# For each of zero-times-infinity, fp16-adam-epsilon and nan-reward, name one guard that stops it alone (and makes at
-# least half of the steps), as in {"zero-times-infinity": "warm_up", ...}. All guards: print(list(gl.GUARDS)).
+# For each of zero-times-infinity, fp16-adam-epsilon and nan-reward, name one guard that alone stops it and lets the run
+# make at least half of its steps, as in {"zero-times-infinity": "warm_up", ...}. All guards: print(list(gl.GUARDS)).
 # First run each without a guard: print(lab.run(gl.scenario("nan-reward").config(guards=())).first_break())
 # BEGIN SOLUTION
 answer = {
@@ -296,7 +297,7 @@ for name, guard in gl.GUARDS.items():
 # %% [markdown]
 # In this project's matrix (23 failures, 19 guards, 3 seeds) the guards of the reports cost a healthy run 0.03 of the
 # 0.26 of reward that it gains in thirty steps; safe sampling causes most of this cost. The other cost is a false alarm:
-# a guard refuses a step without need. You saw sixteen of them.
+# a guard refuses a healthy step. You saw sixteen false alarms in section 5.
 
 # %% [markdown]
 # ## 9. The smallest set
@@ -305,7 +306,7 @@ for name, guard in gl.GUARDS.items():
 # AdamW's eps in fp16; a filtered token) and on a healthy run. All of these must hold:
 #
 # - at most three guards,
-# - no crash, no broken weight, no symptom in any step that counts, and at least half of the steps made,
+# - no crash, no broken weight, no symptom in an accepted step, and at least half of the steps accepted,
 # - the healthy run learns, no guard acts in it, and its gradient is the same as without guards.
 #
 # So neither "skip everything" nor "switch on everything" passes. The check trains fifty short steps and takes about ten

@@ -143,14 +143,15 @@ rows = ["completions/mean_length", "ratio/max", "kl", *gap]
 pd.DataFrame({name: runs[name].records[rows].mean() for name in ("yours", "padding")}).round(3)
 
 # %% [markdown]
-# The ratio is 1 in both runs, because it compares two passes with the same mistake. Two rows reveal it. All completions
-# have the same length, and sampler and trainer differ by up to 13 to 15 nats, because the sampler never drew those
-# tokens.
+# The ratio is 1 in both runs, because it compares two passes with the same mistake. Two rows reveal the mistake. All
+# completions have the same length, and sampler and trainer differ by up to 13 to 15 nats, because the sampler never
+# drew those tokens.
 #
 # ## 4. The sampler's own log-probabilities
 #
-# Many trainers do not log this difference, although it is very useful. The sampler knows the log-probability with which
-# it drew each token (`sampling_logprobs`). The trainer computes its own (`old_logprobs`). The two must agree.
+# Many trainers do not log the difference between sampler and trainer, although it is very useful. The sampler knows the
+# log-probability with which it drew each token (`sampling_logprobs`). The trainer computes its own (`old_logprobs`).
+# The two must agree.
 
 # %%
 # %%exercise mismatch

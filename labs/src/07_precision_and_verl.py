@@ -332,8 +332,8 @@ cures = ("h",)
 
 # %% [markdown]
 # The other seven are useful elsewhere: a tenth of the rate cures a rate that is too high, a warm-up cures a rate that
-# is too high at first, and a larger batch cures noise (`grpo-lab scenarios` lists each with its cause). A remedy
-# belongs to a cause. The clip also has a use here: it limits the effect of the spike on Adam's second moment.
+# is too high at first, and a larger batch cures noise (`grpo-lab scenarios` lists each with its cause). A remedy helps
+# only against its own cause. The clip also has a use here: it limits the effect of the spike on Adam's second moment.
 
 # %% [markdown]
 # ## 8. What if

@@ -45,7 +45,8 @@ lab.panel(recording=f"mystery-{number}", controls=(), guards_shown=())
 
 # %% [markdown]
 # The table shows the same in numbers, one row per run. The last column is the difference in nats between the sampler's
-# and the trainer's log-probability of a token. A top-p of 0.85 explains 0.16 of it, and not every trainer logs it.
+# and the trainer's log-probability of a token. With a top-p of 0.85 a difference of 0.16 is normal. Not every trainer
+# logs this metric.
 
 # %%
 import pandas as pd
@@ -79,9 +80,9 @@ pd.DataFrame(rows).T
 # | `lost-unscale` | the code never divides by the loss scale |
 # | `gradient-lost` | the gradient is gone before the optimizer sees it |
 #
-# Work first by eye, without a tool. Your first list is locked in. It may be wrong, and only you see it; anyone can look
-# up the key of these eight runs. (For a grade you may get eight others. Put their folders beside this notebook, and the
-# cells above show them instead.)
+# Work first by eye, without a tool. Your first list is locked in. It may be wrong, and only you see it: the key of
+# these eight runs is public, so the list is for practice. (For a grade you may get eight others. Put their folders
+# beside this notebook, and the cells above show them instead.)
 
 # %%
 # %%exercise by_hand
@@ -119,13 +120,13 @@ for link, update, finite, largest in record(gl.Session.open(find("lecture-zero-t
 
 # %% [markdown]
 # The ratio is infinite, but it is not the break: the loss of the same update is finite, because min took the other
-# branch. The inf comes back in the backward pass. So we define: the **first break** of a run is the first note in its
-# first step whose share is below 1. Two kinds of notes do not count:
+# branch. The inf comes back in the backward pass. So we define: go through the steps in order, and through the notes of
+# each step in order. The first note whose share is below 1 is the **first break**. Two kinds of notes do not count:
 #
 # - a `ratio`, if the `loss` of the same update is finite: the loss absorbed it;
 # - `logits` whose largest magnitude is inf and not NaN: a filter removed tokens by setting them to −inf.
 #
-# The check calls your function on five short runs, trained now with their own seeds. It takes a few seconds.
+# The check trains five short runs with its own seeds and calls your function on them. It takes a few seconds.
 
 # %%
 # %%exercise first_break
@@ -360,7 +361,7 @@ def update(parameters, optimizer, losses, max_norm=1.0):
 #
 # The check runs your configuration with fresh seeds. All of these must hold:
 #
-# - the tiny model learns in 12 steps of 16 prompts; 400 held-out problems before and after measure it;
+# - the tiny model learns in 12 steps of 16 prompts, measured on 400 held-out problems before and after;
 # - the ratio compares with the sampling policy: with one update per batch it is 1;
 # - your guards do not act in this healthy run (a warm-up may act) and do not change its gradient;
 # - the run survives five failures and makes at least half of its steps in each: a judge returns NaN, a token is 100
@@ -402,15 +403,15 @@ design.set("run.num_steps=30", "run.num_eval=400")
 final = await design.run()
 
 # %% [markdown]
-# The diamonds are the share of 400 held-out sums, before and after. On our machine it goes from 0.30 to 0.44, no guard
-# acts, and no norm passes 10. (The reward of a batch is noisy, and higher, because completions are sampled at
-# temperature 0.8.) Compare your choice with `gl.preset("stable")`. Backward elimination in a matrix with one seed left
-# three of its guards, and the authors added the fourth. Then these four were compared with 25 other sets of guards on
-# 23 failures.
+# The diamonds show the share of right answers on 400 held-out sums, before and after. On our machine it goes from 0.30
+# to 0.44, no guard acts, and no norm passes 10. (The reward of a batch is noisy, and higher, because completions are
+# sampled at temperature 0.8.) Compare your choice with `gl.preset("stable")`. Backward elimination in a matrix with one
+# seed left three of its guards, and the authors added the fourth. Then these four were compared with 25 other sets of
+# guards on 23 failures.
 
 # %% [markdown]
 # A colleague will run your configuration for a week and asks you to justify it. Defend it in a few sentences. What does
-# each part stop? Which parts are necessary for learning? Which failures does it not see?
+# each part stop? Which parts are necessary for learning? Which failures does it miss?
 
 # %%
 # %%exercise defence
@@ -428,10 +429,11 @@ answer = (
 # END SOLUTION
 
 # %% [markdown] tags=["instructor"]
-# **Marking the defence,** 2 points. *Full:* for formula, rate and every guard the failure that it stops; formula and
-# rate make it learn, guards keep it alive; one finite, wrong number that no guard sees, and a way to see it. *Half
-# (1):* the guards are right, but the blind spot is missing or empty ("it may still fail"); or the blind spot is there,
-# but the text credits a guard with too much. *None:* a list of names; "it is stable because it has guards".
+# **Marking the defence,** 2 points. *Full:* for formula, rate and every guard the failure that it stops; formula
+# and rate make it learn, guards keep it alive; one finite, wrong number that no guard sees, and a way to see it.
+# *Half (1):* the guards are right, but the blind spot is missing or empty ("it may still fail"); or the blind spot
+# is there, but the text credits a guard with too much. *None:* a list of names; "it is stable because it has
+# guards".
 #
 # **Typical.** *The rate stays at 1e-5*: survives everything, learns nothing. *1e-3*: the reward falls. *log_ratio stays
 # at reference*: it may learn for twelve steps, but the ratio is no longer 1. *All guards*: clipping and safe sampling
@@ -444,7 +446,7 @@ answer = (
 # ## 6. What if
 #
 # 1. A rate of 3e-3. Which guard acts, and does it help the reward?
-# 2. `loss.num_iterations=4`: what does the largest ratio do, and how much is clipped?
+# 2. `loss.num_iterations=4`: how does the largest ratio change, and how much is clipped?
 # 3. Damage it yourself: `design.set("faults.nan_reward.at_step=1")`, first with all guards, then with one switched off.
 
 # %%
