@@ -439,8 +439,8 @@ answer = (
 # at reference*: it may learn for twelve steps, but the ratio is no longer 1. *All guards*: clipping and safe sampling
 # change the healthy gradient. *No `representable_epsilon`*: dies in fp16, at a healthy norm.
 #
-# **Say at the end of the course.** "Right formulas first, a suitable rate, four guards that rarely act, and always look
-# at the reward."
+# **Say at the end of the course.** "Right formulas first, a suitable rate, four guards that rarely act, and a look at
+# the reward in every run."
 
 # %% [markdown]
 # ## 6. What if
