@@ -377,8 +377,8 @@ design
 as_reported = await design.run()
 
 # %% [markdown]
-# At a rate of 1e-5 this small model does not explode. It does not learn either: the curve is noise. (It starts near a
-# half because the reports sample at a temperature of 0.8.)
+# At a rate of 1e-5 this small model does not explode; GPT-2 has 124 million weights. It does not learn either: the
+# curve is noise. (It starts near a half because the reports sample at a temperature of 0.8.)
 
 # %% tags=["slow"]
 # %%exercise stable
