@@ -315,7 +315,7 @@ await panel.run()
 # open one.
 
 # %% [markdown]
-# ## 9. Three questions to yourself
+# ## 9. Ask yourself
 
 # %%
 lab.questions()

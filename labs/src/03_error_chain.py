@@ -172,7 +172,7 @@ print(torch.multinomial(torch.tensor([0.0, 1.0]), num_samples=1))
 import math
 
 def accepts(probabilities):
-    """Whether torch.multinomial would draw: no number of the tensor is NaN, inf or below 0."""
+    """Return True if torch.multinomial would draw: no number of the tensor is NaN, inf or below 0."""
     # BEGIN SOLUTION
     not_too_large = probabilities.max() < math.inf
     not_too_small = probabilities.min() >= 0

@@ -133,7 +133,7 @@ import torch
 
 
 def expected_gradient(theta, log_ref, estimator):
-    """Mean gradient of estimator(log_ref - log_p) with respect to the logits theta (V,); theta draws the tokens."""
+    """Mean gradient of estimator(log_ref - log_p) with respect to the logits theta (V,) that the tokens are drawn from."""
     # BEGIN SOLUTION
     log_p = theta.log_softmax(0)
     loss = (log_p.exp().detach() * estimator(log_ref - log_p)).sum()
@@ -357,7 +357,7 @@ answer = (
 # is bad".
 
 # %% [markdown]
-# ## 7. Three questions to yourself
+# ## 7. Ask yourself
 
 # %%
 lab.questions()

@@ -278,7 +278,7 @@ await panel.run()
 # `clamp_log_ratio` were all tried (they are decoys of the scenario `accumulation-step-inside`).
 
 # %% [markdown]
-# ## 7. Three questions to yourself
+# ## 7. Ask yourself
 
 # %%
 lab.questions()

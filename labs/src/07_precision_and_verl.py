@@ -110,7 +110,7 @@ import math
 import torch
 
 def largest_log_ratio(dtype):
-    """The largest x for which e^x is finite in a dtype, given by its name, say "float16"."""
+    """The largest x for which e^x is finite in a dtype, given by name, such as "float16"."""
     # BEGIN SOLUTION
     return math.log(torch.finfo(getattr(torch, dtype)).max)
     # END SOLUTION
