@@ -25,7 +25,7 @@ from grpo_lab.analysis.matrix.derivation import Derivation, derive
 from grpo_lab.analysis.matrix.findings import Findings
 from grpo_lab.analysis.matrix.page import page, summary
 from grpo_lab.analysis.matrix.pool import Pool, run_all
-from grpo_lab.analysis.matrix.results import Fate, Journal, Result, from_json, measure, to_csv
+from grpo_lab.analysis.matrix.results import Fate, Journal, Measurement, from_json, measure, to_csv
 from grpo_lab.config.catalog import Expectation, preset, scenario, scenario_names
 from grpo_lab.errors import RunError
 from grpo_lab.events import Action, Crash, Ended, Evaluated, LinkNote, Stepped
@@ -107,7 +107,7 @@ def test_the_key_names_the_weights_of_a_model_and_its_tokenizer(tmp_path):
 @pytest.mark.parametrize("name", ["reviews", "my-own.jsonl"])
 def test_the_key_names_what_a_task_asks(name, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("grpo_lab.matrix.cells.data_directory", lambda: tmp_path)
+    monkeypatch.setattr("grpo_lab.analysis.matrix.cells.data_directory", lambda: tmp_path)
     path = tmp_path / ("tasks/reviews.toml" if name == "reviews" else name)
     path.parent.mkdir(exist_ok=True)
     keys = []
@@ -119,7 +119,7 @@ def test_the_key_names_what_a_task_asks(name, monkeypatch, tmp_path):
 
 def test_a_model_is_read_once_for_all_cells(monkeypatch):
     read = []
-    monkeypatch.setattr("grpo_lab.matrix.cells.sha256", lambda path: read.append(path) or "digest")
+    monkeypatch.setattr("grpo_lab.analysis.matrix.cells.sha256", lambda path: read.append(path) or "digest")
     contents.cache_clear()
     assert len({cell(f"run.seed={seed}").key for seed in range(5)}) == 5
     assert read and len(read) == len(set(read))
@@ -206,7 +206,7 @@ def result(scenario="a", column="none", seed=0, fate=Fate.STOPPED, **more):
 def test_the_table_is_tidy_and_reads_back():
     rows_of_it = [result(), result(seed=1, fate=Fate.CRASHED, grad_norm=INF, message='a, "b"\nc')]
     read = list(csv.DictReader(io.StringIO(to_csv(rows_of_it))))
-    assert [*read[0]] == [field.name for field in dataclasses.fields(Result)]
+    assert [*read[0]] == [field.name for field in dataclasses.fields(Measurement)]
     assert len(read) == 2 and read[1]["grad_norm"] == "inf" and read[1]["after"] == "" and read[1]["fate"] == "crashed"
     assert float(read[0]["before"]) == 0.3 and read[0]["survived"] == "True"
 
@@ -302,7 +302,7 @@ def test_no_run_folder_is_left(uncaring):
 def command(out, *words):
     few = ["--scenario", "clip-spreads-nan", "--scenario", "healthy", "--guard", "skip_nonfinite"]
     options = ["--seeds", "1", "--steps", "3", "--jobs", "1", "--out", str(out)]
-    return [sys.executable, "-m", "grpo_lab.cli", "matrix", *few, *options, *words]
+    return [sys.executable, "-m", "grpo_lab", "matrix", *few, *options, *words]
 
 
 def start(out):

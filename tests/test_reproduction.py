@@ -10,7 +10,7 @@ import torch
 
 from grpo_lab.analysis import reproduction
 from grpo_lab.analysis.reproduction import (
-    Cell,
+    ReproducedRun,
     brief,
     config_for,
     escaped,
@@ -42,7 +42,7 @@ def session_of(*events, num_parameters=100):
     return session
 
 
-CELL = Cell("train-001", "reported_fix", Path("x"), 10, 0, 5.0, None, 0, 1000, 0.1, "", 1.0, 0.3, 0.8)
+CELL = ReproducedRun("train-001", "reported_fix", Path("x"), 10, 0, 5.0, None, 0, 1000, 0.1, "", 1.0, 0.3, 0.8)
 
 
 def cell(**changes):

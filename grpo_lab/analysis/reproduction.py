@@ -27,7 +27,7 @@ difference between two runs on 500 problems."""
 
 
 @dataclass(frozen=True)
-class Cell:
+class ReproducedRun:
     """What one run showed."""
 
     scenario: str
@@ -70,13 +70,13 @@ def healthy_config(column: str, overrides: tuple[str, ...] = ()) -> Config:
     return config.with_(*named, *overrides)
 
 
-def measure(session: Session, name: str, column: str) -> Cell:
+def measure(session: Session, name: str, column: str) -> ReproducedRun:
     """Read a finished session."""
     steps = [event for event in session.events if isinstance(event, Stepped) and not event.failed]
     started = next(event for event in session.events if isinstance(event, Started))
     broken = [event.metrics["weights/nonfinite"] for event in steps if "weights/nonfinite" in event.metrics]
     rewards = [event.reward for event in session.events if isinstance(event, Evaluated)]
-    return Cell(
+    return ReproducedRun(
         scenario=name,
         column=column,
         directory=session.directory,
@@ -98,7 +98,7 @@ def _largest(values: Iterable[float]) -> float:
     return max((value for value in values if math.isfinite(value)), default=math.nan)
 
 
-def table(rows: list[Cell]) -> list[list[str]]:
+def table(rows: list[ReproducedRun]) -> list[list[str]]:
     """Header and rows of the before/after table, as text."""
     header = [
         "scenario",
@@ -117,7 +117,7 @@ def table(rows: list[Cell]) -> list[list[str]]:
     return [header, *([*_outcome(cell), *_quality(cell)] for cell in rows)]
 
 
-def brief(rows: list[Cell]) -> list[list[str]]:
+def brief(rows: list[ReproducedRun]) -> list[list[str]]:
     """The same table with what fits on a terminal."""
     header = ["scenario", "guards", "rounds", "norm", "broke at", "bad", "crash", "reward"]
     body = [
@@ -136,7 +136,7 @@ def brief(rows: list[Cell]) -> list[list[str]]:
     return [header, *body]
 
 
-def _outcome(cell: Cell) -> list[str]:
+def _outcome(cell: ReproducedRun) -> list[str]:
     found = cell.first_break
     where = f"{LINKS[found.link].label}, step {found.step}" if found and found.link in LINKS else "none"
     where += f" (caught by {found.caught_by})" if found and found.caught_by else ""
@@ -151,12 +151,12 @@ def _outcome(cell: Cell) -> list[str]:
     ]
 
 
-def _quality(cell: Cell) -> list[str]:
+def _quality(cell: ReproducedRun) -> list[str]:
     crash = "multinomial" if "probability tensor" in cell.crash else cell.crash or "no"
     return [number(cell.max_move), crash, number(cell.seconds), number(cell.before), number(cell.after)]
 
 
-def share(cell: Cell) -> str:
+def share(cell: ReproducedRun) -> str:
     """Weights that are not finite, rounded so that 0 % means none and 100 % means all."""
     exact = cell.nonfinite / max(1, cell.parameters)
     return ">99%" if 0.995 <= exact < 1 else "<1%" if 0 < exact < 0.005 else f"{exact:.0%}"
@@ -171,7 +171,7 @@ def number(value: float, digits: int = 3) -> str:
     return "-" if math.isnan(value) else f"{value:.{digits}g}"
 
 
-def verdicts(rows: list[Cell], healthy: dict[str, Cell]) -> list[tuple[str, str, str]]:
+def verdicts(rows: list[ReproducedRun], healthy: dict[str, ReproducedRun]) -> list[tuple[str, str, str]]:
     """The reports' claims for their fix, each with what was measured here and whether it held."""
     fixed = [cell for cell in rows if cell.column == "reported_fix"]
     crashed = [cell.scenario for cell in fixed if cell.crash]
@@ -203,7 +203,9 @@ def _held(yes: bool) -> str:
     return "held" if yes else "did not hold"
 
 
-def report(rows: list[Cell], healthy: dict[str, Cell], figures: dict[str, tuple[str, str]], command: str) -> str:
+def report(
+    rows: list[ReproducedRun], healthy: dict[str, ReproducedRun], figures: dict[str, tuple[str, str]], command: str
+) -> str:
     """The page in Markdown: table, breaks in words, the healthy task, claims, and figures (file, alt text)."""
     header, *body = table(rows)
     breaks = [

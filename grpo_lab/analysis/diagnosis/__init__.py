@@ -39,7 +39,7 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Finding:
+class DetectedCause:
     """A cause that the log shows, from which step on, and why."""
 
     cause: Cause
@@ -48,7 +48,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Possible:
+class PossibleCause:
     """A cause that may be, if what the log lacks were there to show it."""
 
     cause: Cause
@@ -61,9 +61,9 @@ class Diagnosis:
     """What a log says about a run."""
 
     log: Log
-    findings: tuple[Finding, ...]
+    findings: tuple[DetectedCause, ...]
     """The cause first, then what probably came of it; none where nothing is wrong."""
-    possible: tuple[Possible, ...]
+    possible: tuple[PossibleCause, ...]
     """Causes that fit what was seen and that the log cannot tell from the one found."""
     blind: tuple[tuple[Unknown, tuple[Cause, ...]], ...]
     """What the log lacks, with the causes that only this would show."""
@@ -93,9 +93,9 @@ def diagnose(source: str | Path | pd.DataFrame | Log | Any) -> Diagnosis:
         if onset is None or held is False:
             continue
         if held:
-            findings.append(Finding(cause, onset.step, _evidence(cause, seen)))
+            findings.append(DetectedCause(cause, onset.step, _evidence(cause, seen)))
         else:
-            possible.append(Possible(cause, onset.step, tuple(cause.lacks(seen))))
+            possible.append(PossibleCause(cause, onset.step, tuple(cause.lacks(seen))))
     return Diagnosis(log, _ranked(findings), tuple(p for p in possible if not p.cause.fallback), _blind(seen))
 
 
@@ -109,7 +109,7 @@ def _log(source: Any) -> Log:
     return logs.from_events(source.events)
 
 
-def _ranked(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+def _ranked(findings: Sequence[DetectedCause]) -> tuple[DetectedCause, ...]:
     """Failures before warnings, the earlier first; in the same step as they stand in the file."""
     certain = [finding for finding in findings if not finding.cause.fallback]
     kept = certain if any(f.cause.level == "failure" for f in certain) else findings

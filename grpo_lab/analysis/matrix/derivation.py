@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from grpo_lab.analysis.matrix.cells import HEALTHY
 from grpo_lab.analysis.matrix.findings import MARGIN, mean_gain
-from grpo_lab.analysis.matrix.results import Fate, Result
+from grpo_lab.analysis.matrix.results import Fate, Measurement
 
-Run = Callable[[tuple[str, ...]], Sequence[Result]]
+Run = Callable[[tuple[str, ...]], Sequence[Measurement]]
 """Runs every scenario and seed, and the healthy run, under these guards."""
 
 
@@ -63,7 +63,7 @@ def derive(guards: Sequence[str], run: Run, tell: Callable[[str], None] = lambda
     return Derivation({guard: needed[guard] for guard in kept}, tuple(dropped), harmful, alarms)
 
 
-def objection(guarded: Sequence[Result], plain: Sequence[Result]) -> str:
+def objection(guarded: Sequence[Measurement], plain: Sequence[Measurement]) -> str:
     """Why a guard may not be in the set, from its healthy runs and those without any guard; or nothing."""
     with_it, without = ([result for result in results if result.scenario == HEALTHY] for results in (guarded, plain))
     refused = sum(result.refused for result in with_it)
@@ -76,7 +76,7 @@ def objection(guarded: Sequence[Result], plain: Sequence[Result]) -> str:
     return ""
 
 
-def lost(before: Sequence[Result], after: Sequence[Result]) -> tuple[str, ...]:
+def lost(before: Sequence[Measurement], after: Sequence[Measurement]) -> tuple[str, ...]:
     """The cells that survived or were stopped `before` and no longer are, each with what became of it."""
     then = {(result.scenario, result.seed): result for result in before}
     worse = []

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from grpo_lab.analysis.matrix.cells import HEALTHY, NONE, STABLE, without
-from grpo_lab.analysis.matrix.results import Fate, Result
+from grpo_lab.analysis.matrix.results import Fate, Measurement
 from grpo_lab.training.guards import GUARDS
 
 THROUGH = (Fate.STOPPED, Fate.REFUSED)
@@ -18,7 +18,7 @@ MARGIN = 0.05
 difference between two means over 3 seeds of 250 problems."""
 
 
-def mean_gain(results: Iterable[Result]) -> float:
+def mean_gain(results: Iterable[Measurement]) -> float:
     """Mean held-out reward gained by the runs that went through; NaN where none did."""
     gains = [result.gained for result in results if not math.isnan(result.gained)]
     return statistics.fmean(gains) if gains else math.nan
@@ -30,8 +30,8 @@ class Findings:
     A run that went well tells something about its guards only if the unguarded run of the same seed failed.
     """
 
-    def __init__(self, results: Sequence[Result]) -> None:
-        self._cells: dict[tuple[str, str], list[Result]] = defaultdict(list)
+    def __init__(self, results: Sequence[Measurement]) -> None:
+        self._cells: dict[tuple[str, str], list[Measurement]] = defaultdict(list)
         for result in results:
             self._cells[result.scenario, result.column].append(result)
         self.results = list(results)
@@ -41,11 +41,11 @@ class Findings:
         self.columns = list(dict.fromkeys(result.column for result in results))
         self.seeds = len({result.seed for result in results})
 
-    def cells(self, scenario: str, column: str) -> list[Result]:
+    def cells(self, scenario: str, column: str) -> list[Measurement]:
         """The runs of a scenario under a column, a seed each."""
         return self._cells[scenario, column]
 
-    def telling(self, scenario: str, column: str) -> list[Result]:
+    def telling(self, scenario: str, column: str) -> list[Measurement]:
         """Those that failed, and those that went well where the unguarded run failed."""
         failing = {result.seed for result in self.cells(scenario, NONE) if result.fate != Fate.STOPPED}
         cells = self.cells(scenario, column)
@@ -132,21 +132,21 @@ class Findings:
         return ", ".join(f"{fate} {count}" for fate, count in fates.most_common())
 
 
-def _survived(result: Result) -> bool:
+def _survived(result: Measurement) -> bool:
     return result.survived
 
 
-def _stopped(result: Result) -> bool:
+def _stopped(result: Measurement) -> bool:
     return result.fate == Fate.STOPPED
 
 
-def _count(results: Iterable[Result], test) -> int:
+def _count(results: Iterable[Measurement], test) -> int:
     return sum(map(test, results))
 
 
-def disturbed(results: Iterable[Result]) -> Mapping[str, list[Result]]:
+def disturbed(results: Iterable[Measurement]) -> Mapping[str, list[Measurement]]:
     """Cells that did not end by themselves, or measured nothing, by their status."""
-    found: dict[str, list[Result]] = defaultdict(list)
+    found: dict[str, list[Measurement]] = defaultdict(list)
     for result in results:
         if result.status not in ("done", "stopped", "crashed"):
             found[result.status].append(result)

@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from grpo_lab.analysis.matrix.cells import Cell
-from grpo_lab.analysis.matrix.results import Journal, Result, measure
+from grpo_lab.analysis.matrix.results import Journal, Measurement, measure
 from grpo_lab.errors import GrpoLabError
 from grpo_lab.events import Ended
 from grpo_lab.runs.child import Child
@@ -31,7 +31,7 @@ class Pool:
         self._idle: queue.SimpleQueue[Child] = queue.SimpleQueue()
         self._busy: set[Child] = set()
 
-    def run(self, cell: Cell) -> Result:
+    def run(self, cell: Cell) -> Measurement:
         """A cell's run, whatever becomes of it."""
         child = self._take()
         try:
@@ -73,7 +73,7 @@ class Pool:
         finally:
             shutil.rmtree(directory, ignore_errors=True)
 
-    def _measured(self, cell: Cell, session: Session, child: Child) -> Result:
+    def _measured(self, cell: Cell, session: Session, child: Child) -> Measurement:
         hung = threading.Event()
 
         def give_up() -> None:
@@ -101,7 +101,7 @@ def run_all(
     journal: Journal,
     pool: Pool,
     jobs: int,
-    tell: Callable[[Result], None] = lambda result: None,
+    tell: Callable[[Measurement], None] = lambda result: None,
 ) -> bool:
     """Run those cells that are not finished, `jobs` at a time, and keep each result as it comes.
 

@@ -41,7 +41,7 @@ class Fate(StrEnum):
 
 
 @dataclass(frozen=True)
-class Result:
+class Measurement:
     """One row of the table: a cell and what its run showed. NaN where there is nothing to tell."""
 
     key: str
@@ -91,7 +91,7 @@ class Result:
         return self.after - self.before
 
 
-def measure(cell: Cell, events: Sequence[Event], status: str, message: str = "") -> Result:
+def measure(cell: Cell, events: Sequence[Event], status: str, message: str = "") -> Measurement:
     """Read the events of a cell's run; `status` and `message` as the parent of its process knows them."""
     steps = [event for event in events if isinstance(event, Stepped)]
     whole = [event for event in steps if not event.failed]
@@ -104,7 +104,7 @@ def measure(cell: Cell, events: Sequence[Event], status: str, message: str = "")
     found = first_break.first_break(steps)
     norms = [event.metrics["grad_norm"] for event in steps if "grad_norm" in event.metrics]
     rewards = [event.reward for event in events if isinstance(event, Evaluated)]
-    return Result(
+    return Measurement(
         key=cell.key,
         scenario=cell.scenario,
         column=cell.column,
@@ -162,7 +162,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         text = path.read_bytes() if path.exists() else b""
-        self.results: dict[str, Result] = {}
+        self.results: dict[str, Measurement] = {}
         for number, line in enumerate(text.split(b"\n")[:-1], start=1):
             try:
                 result = from_json(line.decode())
@@ -172,7 +172,7 @@ class Journal:
         self._file = path.open("ab")
         self._file.truncate(text.rfind(b"\n") + 1)
 
-    def add(self, result: Result) -> None:
+    def add(self, result: Measurement) -> None:
         """Keep a result, on disk first."""
         self._file.write(json.dumps(encodable(dataclasses.asdict(result)), allow_nan=False).encode() + b"\n")
         self._file.flush()
@@ -186,26 +186,26 @@ class Journal:
         """Whether a cell is finished. One that failed is not: its mistake may be mended."""
         return cell.key in self.results and self.results[cell.key].fate != Fate.FAILED
 
-    def of(self, cells: Iterable[Cell]) -> list[Result]:
+    def of(self, cells: Iterable[Cell]) -> list[Measurement]:
         """The results of those cells that are finished, each under its cell's own names."""
         known = [(cell, self.results[cell.key]) for cell in cells if cell.key in self.results]
         return [dataclasses.replace(result, scenario=c.scenario, column=c.column) for c, result in known]
 
 
-def from_json(line: str) -> Result:
+def from_json(line: str) -> Measurement:
     """The result that a line holds. Raises ValueError or TypeError when it holds none."""
     tree = json.loads(line)
     if not isinstance(tree, dict):
         raise TypeError("no table of names and values")
-    for field in dataclasses.fields(Result):
+    for field in dataclasses.fields(Measurement):
         if field.type == "float" and field.name in tree:
             tree[field.name] = float(tree[field.name])
-    return Result(**tree)
+    return Measurement(**tree)
 
 
-def to_csv(results: Iterable[Result]) -> str:
+def to_csv(results: Iterable[Measurement]) -> str:
     """A tidy table, a row a cell; an empty field where there is nothing to tell."""
-    names = [field.name for field in dataclasses.fields(Result)]
+    names = [field.name for field in dataclasses.fields(Measurement)]
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(names)
