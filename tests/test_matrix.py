@@ -475,7 +475,7 @@ def test_a_run_that_went_well_counts_only_where_the_unguarded_one_failed(found):
     assert found.word("b", "reported_fix") == "halted 1, idle 1, stopped 1"
 
 
-def test_a_guard_earns_its_place_where_leaving_it_out_makes_something_fail(found):
+def test_a_guard_is_needed_where_leaving_it_out_makes_something_fail(found):
     assert found.left_out() == ["skip_nonfinite", "clip_gradients"]
     lost = ["a (survives 3 to 2 of 3, stopped 3 to 2 of 3)", "b (survives 2 to 1 of 2)"]
     assert found.needed_for("skip_nonfinite") == lost
@@ -495,7 +495,7 @@ def test_the_page_says_so(found):
         "| a | crashed | skip_nonfinite | skip_spikes (stops 1, refuses 1 of 3) | broken 2, crashed 1 | stopped |",
         "| b | shown | skip_spikes | none | halted 1, idle 1, stopped 1 | shown |",
         "| skip_nonfinite | a (survives 3 to 2 of 3, stopped 3 to 2 of 3), b (survives 2 to 1 of 2) |",
-        "| clip_gradients | nothing more: it does not earn its place here |",
+        "| clip_gradients | nothing more: it is not needed here |",
         "neither stop nor refuse any failure here: `clamp_logits`, `warm_up`.",
         "| skip_spikes | 3 of 90 | 6 of 90 | 0.3 to 0.5 | +0.000 | 1.10 x |",
         "| clamp_logits | 0 of 90 | 6 of 90 | 0.3 to 0.4 | -0.100 (lost) | 2.00 x |",

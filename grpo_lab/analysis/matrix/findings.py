@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from grpo_lab.analysis.matrix.cells import HEALTHY, NONE, STABLE, without
 from grpo_lab.analysis.matrix.results import Fate, Measurement
@@ -144,10 +144,6 @@ def _count(results: Iterable[Measurement], test) -> int:
     return sum(map(test, results))
 
 
-def disturbed(results: Iterable[Measurement]) -> Mapping[str, list[Measurement]]:
-    """Cells that did not end by themselves, or measured nothing, by their status."""
-    found: dict[str, list[Measurement]] = defaultdict(list)
-    for result in results:
-        if result.status not in ("done", "stopped", "crashed"):
-            found[result.status].append(result)
-    return found
+def disturbed(results: Iterable[Measurement]) -> list[Measurement]:
+    """Cells that did not end by themselves, or measured nothing, sorted by their status."""
+    return sorted((r for r in results if r.status not in ("done", "stopped", "crashed")), key=lambda r: r.status)
