@@ -257,7 +257,7 @@ def test_symptoms_that_the_log_cannot_show():
         ({"metric": "kl", "ovr": 1}, "did you mean 'over'"),
         ({"metric": "kl", "over": 1, "when": "onec"}, "did you mean 'once'"),
         ({"metric": "kl", "is": "nam"}, "did you mean 'nan'"),
-        ({"metric": "kl"}, "asks nothing"),
+        ({"metric": "kl"}, "has no condition"),
     ],
 )
 def test_mistakes_in_symptoms(settings, says):

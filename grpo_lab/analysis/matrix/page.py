@@ -8,21 +8,10 @@ from grpo_lab.analysis.markdown import number, render
 from grpo_lab.analysis.matrix.cells import AT_LEAST, HEALTHY, HELD_OUT, NONE, REPORTED, STABLE, STEPS
 from grpo_lab.analysis.matrix.derivation import Derivation
 from grpo_lab.analysis.matrix.findings import MARGIN, Findings, disturbed, mean_gain
-from grpo_lab.analysis.matrix.results import Fate
+from grpo_lab.analysis.matrix.results import MEANINGS
 from grpo_lab.config.catalog import load_preset, preset, scenario
 from grpo_lab.errors import ConfigError
 from grpo_lab.runs import environment
-
-_FATES = {
-    Fate.STOPPED: "the run went through and trained, and the symptom showed in no step",
-    Fate.REFUSED: "the run went through and trained; the symptom showed only in steps that a guard refused",
-    Fate.IDLE: "the run went through without the symptom, but no update was kept",
-    Fate.SHOWN: "the run went through, and the symptom showed in a step that counted",
-    Fate.BROKEN: "the run went through and left weights that are not finite",
-    Fate.HALTED: "a guard ended the run, with the last healthy weights in place",
-    Fate.CRASHED: "the run ended in an error, killed its process, or hung",
-    Fate.FAILED: "nothing was measured, because of a mistake in model, data or rewards",
-}
 
 
 def page(found: Findings, figure: tuple[str, str], command: str, derived: Derivation | None = None) -> str:
@@ -38,7 +27,7 @@ def page(found: Findings, figure: tuple[str, str], command: str, derived: Deriva
         command=command,
         machine=_machine(),
         lengths=sorted({result.asked for result in found.results}),
-        fates=_FATES,
+        fates=MEANINGS,
         reported=REPORTED,
         stable=STABLE,
         stable_source=load_preset(STABLE).source,
