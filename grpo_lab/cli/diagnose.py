@@ -11,7 +11,7 @@ import typer
 from grpo_lab.cli.app import app
 
 if TYPE_CHECKING:
-    from grpo_lab.analysis.diagnosis import Diagnosis, Evidence, Finding
+    from grpo_lab.analysis.diagnosis import DetectedCause, Diagnosis, Evidence
 
 
 ENOUGH = 6
@@ -60,7 +60,7 @@ def _show(found: Diagnosis, name: str) -> None:
     _show_unknown(found)
 
 
-def _show_cause(finding: Finding) -> None:
+def _show_cause(finding: DetectedCause) -> None:
     from rich.padding import Padding
 
     from grpo_lab.ui import console

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from grpo_lab.analysis.matrix.cells import Cell
     from grpo_lab.analysis.matrix.derivation import Derivation
     from grpo_lab.analysis.matrix.pool import Pool
-    from grpo_lab.analysis.matrix.results import Journal, Result
+    from grpo_lab.analysis.matrix.results import Journal, Measurement
     from grpo_lab.config.schema import Switches
 
 CELLS = "cells.jsonl"
@@ -58,7 +58,7 @@ def matrix(
     wanted = cells(names, guard_sets, seeds, steps, overrides)
     journal, pool = Journal(out / CELLS), Pool(limit, out / "runs" if keep else None)
 
-    def finish(more: Sequence[Cell]) -> list[Result]:
+    def finish(more: Sequence[Cell]) -> list[Measurement]:
         return _finish(more, journal, pool, jobs, out)
 
     try:
@@ -80,7 +80,7 @@ def _command(options: Mapping[str, Sequence[object] | None], derive: bool) -> st
     return shlex.join(["grpo-lab", "matrix", *words, *(["--derive"] if derive else [])])
 
 
-def _finish(wanted: Sequence[Cell], journal: Journal, pool: Pool, jobs: int, out: Path) -> list[Result]:
+def _finish(wanted: Sequence[Cell], journal: Journal, pool: Pool, jobs: int, out: Path) -> list[Measurement]:
     """Run what is not finished, with a bar; leave with exit code 1 where Ctrl-C stopped it."""
     from grpo_lab.analysis.matrix.pool import run_all
     from grpo_lab.ui import console
@@ -90,7 +90,7 @@ def _finish(wanted: Sequence[Cell], journal: Journal, pool: Pool, jobs: int, out
         done = sum(journal.has(cell) for cell in unique)
         task = bars.add_task("cells", total=len(unique), completed=done, note="")
 
-        def tell(result: Result) -> None:
+        def tell(result: Measurement) -> None:
             bars.update(task, advance=1, note=f"{result.scenario}, {result.column}: {result.fate}")
 
         finished = run_all(list(unique), journal, pool, jobs, tell)
@@ -102,7 +102,7 @@ def _finish(wanted: Sequence[Cell], journal: Journal, pool: Pool, jobs: int, out
     return journal.of(wanted)
 
 
-def _derive(guards: Sequence[str] | None, run: Callable[[Switches], list[Result]]) -> Derivation:
+def _derive(guards: Sequence[str] | None, run: Callable[[Switches], list[Measurement]]) -> Derivation:
     """The smallest set of guards, found with runs of its own, which are kept like the others."""
     from grpo_lab.analysis.matrix.cells import settings_of_guards
     from grpo_lab.analysis.matrix.derivation import derive
@@ -117,7 +117,7 @@ def _derive(guards: Sequence[str] | None, run: Callable[[Switches], list[Result]
     )
 
 
-def _write(out: Path, results: list[Result], command: str, derived: Derivation | None) -> None:
+def _write(out: Path, results: list[Measurement], command: str, derived: Derivation | None) -> None:
     """The files, and the same in short; exit code 1 where a cell measured nothing."""
     import dataclasses
     import json

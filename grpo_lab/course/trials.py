@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from grpo_lab import seeds
 from grpo_lab.analysis.matrix.cells import Cell, settings_of_guards
-from grpo_lab.analysis.matrix.results import Fate, Result, measure
+from grpo_lab.analysis.matrix.results import Fate, Measurement, measure
 from grpo_lab.config import user_code
 from grpo_lab.config.catalog import Expectation, scenario
 from grpo_lab.config.schema import Config, Switches
@@ -98,7 +98,7 @@ def run(config: Config, seed: int) -> Session:
         return Session(config, Path(folder) / "run").run()
 
 
-def judged(session: Session, expect: Expectation | None = None) -> Result:
+def judged(session: Session, expect: Expectation | None = None) -> Measurement:
     """What became of a run, as the matrix tells it."""
     assert session.ended is not None
     config = session.config

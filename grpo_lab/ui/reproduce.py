@@ -11,7 +11,7 @@ from rich.progress import Progress
 from grpo_lab.analysis.reproduction import (
     COLUMNS,
     SCENARIOS,
-    Cell,
+    ReproducedRun,
     brief,
     config_for,
     healthy_config,
@@ -86,7 +86,7 @@ def _draw(
     return figures
 
 
-def _print(cells: list[Cell], healthy: dict[str, Cell]) -> None:
+def _print(cells: list[ReproducedRun], healthy: dict[str, ReproducedRun]) -> None:
     console.out.print(console.table(brief(cells), gap=1, title="The explosion and its cure, measured here"))
     console.out.print(console.table(brief(list(healthy.values())), gap=1, title="A healthy task"))
     claims = [["claim of the reports", "measured", "verdict"], *map(list, verdicts(cells, healthy))]
