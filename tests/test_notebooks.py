@@ -23,6 +23,8 @@ ROOT = Path(__file__).parents[1]
 LABS = ROOT / "labs"
 SLOW = "slow"
 """The tag of a cell that may take more than ten seconds."""
+SHORTER = "from grpo_lab.runs import notebook_mode; notebook_mode.SHORT = 5"
+"""Runs of 5 steps are enough to run every cell; `GRPO_LAB_FAST=1` alone asks for 12."""
 REGISTER = f"""
 import sys
 sys.path.insert(0, {str(ROOT / "tests" / "labs")!r})
@@ -52,12 +54,13 @@ def kernel(home):
 
 
 @pytest.fixture
-def execute(kernel):
+def execute(kernel, home):
     """Runs a notebook in an empty namespace and returns it with its outputs."""
 
     def run(notebook):
-        notebook.cells.insert(0, nbformat.v4.new_code_cell("%reset -f", id="reset"))
-        client = NotebookClient(notebook, timeout=300, km=kernel)
+        notebook.cells.insert(0, nbformat.v4.new_code_cell(f"%reset -f\n{SHORTER}", id="reset"))
+        # Should a kernel die, the client starts another: in the same folder, and not in the checkout.
+        client = NotebookClient(notebook, timeout=600, km=kernel, resources={"metadata": {"path": str(home)}})
         try:
             client.execute()
         finally:
