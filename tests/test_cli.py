@@ -141,7 +141,7 @@ def test_a_run_stopped_by_the_user_says_so_and_exits_1(tmp_path):
     while "Stepped" not in process.stdout.readline():
         pass
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=180)
     assert process.returncode == 1 and err == ""
     assert json.loads(out.splitlines()[-1]) == {
         "event": "Ended",

@@ -55,7 +55,7 @@ def panel(tmp_path):
 
 def until(what, true):
     """Wait for what another thread does."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + 180  # a busy machine may take long over what takes a blink
     while not (answer := true()):
         assert time.monotonic() < end, what
         time.sleep(0.01)

@@ -201,11 +201,11 @@ def test_pokes_within_a_frame_are_drawn_once_and_the_last_is_drawn(fast):
     def paint():
         seen.append(value[0])
         begun.set()
-        return not gate.wait(5)
+        return not gate.wait(60)
 
     each = Painter(paint)
     each.poke()
-    assert begun.wait(5)
+    assert begun.wait(60)
     for number in range(1, 100):
         value[0] = number
         each.poke()
@@ -220,7 +220,7 @@ def test_the_thread_rests_and_comes_back(fast):
     each.poke()
     thread = each._thread
     assert thread is not None
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive()
     each.poke()
     assert each.settle()
