@@ -9,10 +9,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from grpo_lab.config.fields import Annotated, AtLeast, Between, OneOf, Settings, build, parse, settings_of, typed
+from grpo_lab.config.fields import (
+    Annotated,
+    AtLeast,
+    Between,
+    FrozenDict,
+    OneOf,
+    Settings,
+    build,
+    parse,
+    settings_of,
+    typed,
+)
 from grpo_lab.errors import ConfigError, unknown
 
 
@@ -153,9 +164,10 @@ Switches = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Config:
-    """Everything a run depends on. `guards` and `faults` map a name to its settings, in the order they act.
+    """Everything a run depends on; it is checked at construction and cannot be changed.
 
-    The user's own, `file.py:Class`, stand there like those that are registered.
+    `guards` and `faults` map a name, or a user's `file.py:Class`, to its settings, in the order in which they act.
+    Their names and settings are checked by `grpo_lab.training.learner.validated`, which knows the registered classes.
     """
 
     run: RunConfig = field(default_factory=RunConfig)
@@ -167,34 +179,36 @@ class Config:
     guards: Switches = field(default_factory=dict)
     faults: Switches = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        for kind in SWITCHES:
+            for name, settings in _table(getattr(self, kind), kind).items():
+                _table(settings, f"{kind}.{name}")
+            object.__setattr__(self, kind, FrozenDict(getattr(self, kind)))
+
     def with_(self, *overrides: str) -> Config:
         """A copy with settings changed: `"loss.beta=0.04"`, `"optimizer.learning_rate=*100"` (times the value there),
         `"guards.warm_up=on"`, `"guards.warm_up=off"`, `"guards.clip_gradients.max_norm=0.3"` (switches it on too).
+
+        Raises ConfigError for a text that is no override, an unknown name or a value outside its limit.
         """
         tree = self.to_dict()
         for override in overrides:
             path, separator, text = override.partition("=")
-            if not separator:
-                raise ConfigError(f"{override!r} is no override; write section.setting=value, as in loss.beta=0.04")
-            _put(tree, _parts(path.strip()), text.strip(), override)
+            _put(tree, _parts(path.strip()) if separator else [], text.strip(), override)
         return Config.from_dict(tree)
 
     def merged(self, tree: Mapping[str, Any]) -> Config:
-        """A copy with a nested dictionary of settings laid over it, as a TOML file gives it."""
+        """A copy with a nested dictionary of settings laid over it, as a TOML file gives it.
+
+        Raises ConfigError for an unknown name or a value outside its limit.
+        """
         mine = self.to_dict()
-        for section, values in _table(tree, "the config").items():
-            if section in SECTIONS:
-                _lay_over(mine[section], values, section, settings_of(SECTIONS[section]))
-            elif section in SWITCHES:
-                for name, settings in _table(values, section).items():
-                    _lay_over(mine[section].setdefault(name, {}), settings, f"{section}.{name}")
-            else:
-                raise unknown("section", section, mine)
+        _merge(mine, tree)
         return Config.from_dict(mine)
 
     def with_guards(self, guards: Switches) -> Config:
         """A copy with these guards in place of its own."""
-        return dataclasses.replace(self, guards=_switches(guards, "guards"))
+        return dataclasses.replace(self, guards=guards)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain nested dictionaries, as config.json holds them."""
@@ -211,28 +225,15 @@ class Config:
         for section in _table(tree, "the config"):
             if section not in SECTIONS and section not in SWITCHES:
                 raise unknown("section", section, [*SECTIONS, *SWITCHES])
-        parts: dict[str, Any] = {
-            name: build(cls, _table(tree.get(name, {}), name), name) for name, cls in SECTIONS.items()
-        }
-        parts.update({kind: _switches(tree.get(kind, {}), kind) for kind in SWITCHES})
-        return Config(**parts)
+        sections = {name: build(cls, _table(tree.get(name, {}), name), name) for name, cls in SECTIONS.items()}
+        return Config(**sections, **{kind: tree[kind] for kind in SWITCHES if kind in tree})
 
 
-SECTIONS: dict[str, type] = {
-    "run": RunConfig,
-    "model": ModelConfig,
-    "data": DataConfig,
-    "sampling": SamplingConfig,
-    "loss": LossConfig,
-    "optimizer": OptimizerConfig,
-}
 SWITCHES = ("guards", "faults")
+SECTIONS: dict[str, Any] = {part.name: part.default_factory for part in fields(Config) if part.name not in SWITCHES}
+"""The class of each section."""
 LIVE_SECTIONS = ("sampling", "loss", "optimizer", "guards")
-"""What a running model's `controls` may change; the rest is fixed when the run starts."""
-
-
-def _switches(tree: Any, kind: str) -> dict[str, dict[str, Any]]:
-    return {name: dict(_table(settings, f"{kind}.{name}")) for name, settings in _table(tree, kind).items()}
+"""Sections whose settings may change while a model trains; the others are fixed when the run starts."""
 
 
 def _table(value: Any, where: str) -> Mapping[str, Any]:
@@ -241,8 +242,20 @@ def _table(value: Any, where: str) -> Mapping[str, Any]:
     return value
 
 
+def _merge(mine: dict[str, Any], tree: Mapping[str, Any]) -> None:
+    """Lay a nested dictionary of settings over another one."""
+    for section, values in _table(tree, "the config").items():
+        if section in SECTIONS:
+            _lay_over(mine[section], values, section, settings_of(SECTIONS[section]))
+        elif section in SWITCHES:
+            for name, settings in _table(values, section).items():
+                _lay_over(mine[section].setdefault(name, {}), settings, f"{section}.{name}")
+        else:
+            raise unknown("section", section, mine)
+
+
 def _lay_over(table: dict[str, Any], values: Any, where: str, known: Mapping[str, Any] | None = None) -> None:
-    """Put settings into a table. Text that starts with * multiplies the number there."""
+    """Put settings into a table. A text that starts with * multiplies the number there."""
     for name, value in _table(values, where).items():
         if known is not None and name not in known:
             raise unknown(f"setting of {where}", name, known)
@@ -261,7 +274,7 @@ def _times(old: Any, text: str, where: str) -> float:
 
 
 def _parts(path: str) -> list[str]:
-    """The names on the way to a setting; those of a file are one.
+    """The names on the way to a setting; a user's `file.py:Class` is one of them.
 
     >>> _parts("loss.beta"), _parts("guards.v1.0/mine.py:Mine.limit")
     (['loss', 'beta'], ['guards', 'v1.0/mine.py:Mine', 'limit'])
@@ -276,21 +289,17 @@ def _parts(path: str) -> list[str]:
 
 def _put(tree: dict[str, Any], path: list[str], text: str, override: str) -> None:
     """Lay one override into the nested dictionary."""
-    section, *rest = path
-    if section not in tree:
-        raise unknown("section", section, tree)
-    if section in SWITCHES and len(rest) == 1:
-        if parse(text) is True:
-            tree[section].setdefault(rest[0], {})
-        elif parse(text) is False:
-            tree[section].pop(rest[0], None)
-        else:
-            raise ConfigError(f"{override!r}: a guard or fault is switched with =on or =off")
-    elif section in SWITCHES and len(rest) == 2:
-        _lay_over(tree[section].setdefault(rest[0], {}), {rest[1]: parse(text)}, f"{section}.{rest[0]}")
-    elif section in SECTIONS and len(rest) == 1:
-        known = settings_of(SECTIONS[section])
-        value = typed(known[rest[0]], text) if rest[0] in known else text
-        _lay_over(tree[section], {rest[0]: value}, section, known)
-    else:
-        raise ConfigError(f"{override!r} is no override; write section.setting=value, as in loss.beta=0.04")
+    if path and path[0] not in tree:
+        raise unknown("section", path[0], tree)
+    match path:
+        case [("guards" | "faults") as kind, name]:
+            if not isinstance(switched := parse(text), bool):
+                raise ConfigError(f"{override!r}: a guard or fault is switched with =on or =off")
+            tree[kind].setdefault(name, {}) if switched else tree[kind].pop(name, None)
+        case [("guards" | "faults") as kind, name, setting]:
+            _merge(tree, {kind: {name: {setting: parse(text)}}})
+        case [section, name] if section in SECTIONS:
+            setting = settings_of(SECTIONS[section]).get(name)
+            _merge(tree, {section: {name: typed(setting, text) if setting else text}})
+        case _:
+            raise ConfigError(f"{override!r} is no override; write section.setting=value, as in loss.beta=0.04")
