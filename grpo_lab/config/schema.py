@@ -1,4 +1,4 @@
-"""The whole of a run as one frozen, validated value: what to train, how, and which guards and faults are on.
+"""The config of a run as one frozen, validated value: model, data, loss, optimizer, guards and faults.
 
 >>> config = Config().with_("loss.beta=0.04", "guards.clip_gradients.max_norm=0.3")
 >>> config.loss.beta, dict(config.guards)
@@ -10,31 +10,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Annotated, Any
 
-from grpo_lab.config.fields import (
-    Annotated,
-    AtLeast,
-    Between,
-    FrozenDict,
-    OneOf,
-    Settings,
-    build,
-    parse,
-    settings_of,
-    typed,
-)
+from grpo_lab.config.fields import AtLeast, Between, FrozenDict, OneOf, Settings, build, parse, settings_of, typed
 from grpo_lab.errors import ConfigError, unknown
 
 
 @dataclass(frozen=True)
 class RunConfig(Settings):
-    """How long, where and how exactly a run goes."""
+    """Length, device, seed and reproducibility of a run."""
 
     name: str = "run"
-    """A word for the run folder and the plots."""
+    """Name of the run in its folder and in plots."""
     seed: Annotated[int, AtLeast(0)] = 0
-    """Every random draw is seeded from this, the step and its purpose."""
+    """Seed of every random draw, together with the step and the purpose of the draw."""
     num_steps: Annotated[int, AtLeast(1)] = 10
     """Steps to attempt: each samples a batch and updates the policy `loss.num_iterations` times."""
     device: str = "auto"
@@ -43,7 +32,7 @@ class RunConfig(Settings):
     """CPU threads of torch; 0 leaves torch's own choice. The tiny model is fastest on 1. One and two threads give
     different last bits."""
     deterministic: bool = False
-    """Ask torch for deterministic kernels on the GPU too (on the CPU runs are so anyway)."""
+    """Use torch's deterministic kernels on the GPU; on the CPU runs are deterministic anyway."""
     num_eval: Annotated[int, AtLeast(0)] = 0
     """Held-out problems sampled once each at temperature 1 before the first step and after the last; 0 for none."""
     exact_kl: bool = False
@@ -55,7 +44,7 @@ class RunConfig(Settings):
 
 @dataclass(frozen=True)
 class ModelConfig(Settings):
-    """The policy and how its passes are computed."""
+    """The policy, its precision, and how its forward passes are computed."""
 
     name: str = "tiny"
     """`tiny`, `smollm2-135m` (once it is fetched), a local folder, or a hub id."""
@@ -80,7 +69,7 @@ class DataConfig(Settings):
     micro_batch_prompts: Annotated[int, AtLeast(0)] = 0
     """Prompts a forward-backward pass; gradients accumulate over the batch. 0 takes the batch in one."""
     allow_single_generation: bool = False
-    """A group of one has nothing to be compared with; only a scenario that shows what follows sets this."""
+    """Permit groups of one completion, which have nothing to be compared with; for scenarios that show the failure."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -102,7 +91,7 @@ class SamplingConfig(Settings):
     top_k: Annotated[int, AtLeast(0)] = 0
     """Keep this many of the likeliest tokens; 0 keeps all."""
     repetition_penalty: Annotated[float, Between(0)] = 1.0
-    """Divides positive and multiplies negative logits of tokens already there; 1 does nothing."""
+    """Divides positive and multiplies negative logits of tokens already in the text; 1 changes nothing."""
     presence_penalty: float = 0.0
     """Subtracted from the logits of tokens already in the completion."""
     frequency_penalty: float = 0.0
@@ -148,7 +137,7 @@ class OptimizerConfig(Settings):
     learning_rate: Annotated[float, AtLeast(0)] = 3e-4
     """Peak learning rate."""
     schedule: Annotated[str, OneOf("constant", "cosine")] = "constant"
-    """How the learning rate goes on after its peak."""
+    """How the learning rate changes over the run."""
     adam_eps: Annotated[float, AtLeast(0)] = 1e-8
     """Added to the root of the second moment."""
     adam_beta1: Annotated[float, AtLeast(0, 0.99999)] = 0.9
