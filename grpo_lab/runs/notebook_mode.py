@@ -1,4 +1,4 @@
-"""How a notebook runs: watched or headless (`GRPO_LAB_HEADLESS=1`), in full or short (`GRPO_LAB_FAST=1`)."""
+"""The mode of a notebook: interactive or headless (`GRPO_LAB_HEADLESS=1`), in full or short (`GRPO_LAB_FAST=1`)."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ def fast() -> bool:
 
 
 def headless() -> bool:
-    """Whether nobody can press a button: asked for, graded, or no Jupyter kernel."""
+    """Whether no button can be pressed: by request, in grading, or without a Jupyter kernel."""
     asked = any(os.environ.get(name, "0") not in ("", "0") for name in ("GRPO_LAB_HEADLESS", "NBGRADER_EXECUTION"))
     ipython = sys.modules.get("IPython")
     return asked or ipython is None or getattr(ipython.get_ipython(), "kernel", None) is None
 
 
 def shortened(config: Config) -> Config:
-    """The config, with at most 12 steps where runs are cut short."""
+    """The config, with at most 12 steps if runs are cut short."""
     if not fast():
         return config
     return dataclasses.replace(config, run=dataclasses.replace(config.run, num_steps=min(SHORT, config.run.num_steps)))
 
 
 def settled(config: Config) -> Config:
-    """The config as a notebook runs it: with a number of threads, and short where runs are cut short.
+    """The config as a notebook runs it: with a number of threads, and cut short if runs are.
 
-    One core stays free for the live plot. The tiny model is fastest on one thread whatever there is.
+    One core stays free for the live plot. The tiny model is fastest on one thread.
 
     >>> settled(Config()).run.threads
     1
