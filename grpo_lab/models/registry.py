@@ -50,12 +50,3 @@ def cache_directory() -> Path:
     else:
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "grpo_lab"
-
-
-def available() -> list[KnownModel]:
-    """The models with a short name, those that are not here included.
-
-    >>> [(model.name, model.parameters) for model in available()]
-    [('tiny', 834560), ('smollm2-135m', 134515008)]
-    """
-    return list(MODELS.values())
