@@ -156,7 +156,7 @@ class Config:
     """Everything a run depends on; it is checked at construction and cannot be changed.
 
     `guards` and `faults` map a name, or a user's `file.py:Class`, to its settings, in the order in which they act.
-    Their names and settings are checked by `grpo_lab.training.learner.validated`, which knows the registered classes.
+    `validated` in `grpo_lab.training` checks their names and settings, because only the classes know them.
     """
 
     run: RunConfig = field(default_factory=RunConfig)
