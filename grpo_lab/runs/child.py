@@ -26,7 +26,7 @@ GRACE = 60.0
 """Seconds in which a child has to finish its step after `stop`; a step of a large model may take that long."""
 GRACE_AT_ONCE = 5.0
 """Seconds in which a child has to terminate before it is killed."""
-READY = '{"ready": true}\n'
+READY = '{"ready": true}'
 """The first line of a child's output: it has loaded all that a run needs."""
 OVER = "over"
 """First key of the line that ends a run; its value is the class of a GrpoLabError, or empty."""
@@ -59,7 +59,7 @@ class Child:
     def ready(self) -> bool:
         """Wait until a new child has loaded all that a run needs, and say whether it did; `begin` needs no wait."""
         assert self._process.stdout is not None
-        return self._process.stdout.readline() == READY
+        return self._process.stdout.readline().rstrip() == READY
 
     def begin(self, config: Config, directory: Path, save_model: bool = False, last: bool = False) -> None:
         """Order a run; the run before must be over. After the `last` run the child ends.
@@ -77,7 +77,7 @@ class Child:
         """The run's events, until it is over or the child is dead. Raises the GrpoLabError that ended the run."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            if line == READY:
+            if line.rstrip() == READY:
                 continue
             if line.startswith(f'{{"{OVER}": '):
                 self._over.set()

@@ -197,8 +197,10 @@ class Session:
     def records(self) -> pd.DataFrame:
         """One row a step: verdict, committed updates and every metric."""
         steps = [event for event in self.events if isinstance(event, Stepped)]
-        columns = ("step", "verdict", "updates", "failed")
-        return pd.DataFrame([{name: getattr(step, name) for name in columns} | step.metrics for step in steps])
+        rows = [
+            {"step": e.step, "verdict": e.verdict, "updates": e.updates, "failed": e.failed, **e.metrics} for e in steps
+        ]
+        return pd.DataFrame(rows)
 
     def first_break(self) -> ChainBreak | None:
         """The first link of the chain that was not finite."""

@@ -12,11 +12,12 @@ import os
 import queue
 import sys
 import threading
+from types import SimpleNamespace
 from typing import IO, Any
 
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import GrpoLabError
-from grpo_lab.events import Event, to_json
+from grpo_lab.events import to_json
 from grpo_lab.runs.child import GRACE, OVER, READY
 
 
@@ -33,8 +34,7 @@ def main() -> int:
 
     ordered: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(Session, lines, ordered), daemon=True).start()
-    stream.write(READY)
-    stream.flush()
+    _print(stream, READY)
     threads, code = torch.get_num_threads(), 0
     while (session := ordered.get()) is not None:
         torch.set_num_threads(threads)  # as a new process has them
@@ -43,8 +43,7 @@ def main() -> int:
         if code and not error and torch.cuda.is_initialized():
             break  # an assert destroys the CUDA context: no run can follow
         over = {OVER: type(error).__name__ if error else "", "message": str(error or "")}
-        stream.write(json.dumps(over) + "\n")
-        stream.flush()
+        _print(stream, json.dumps(over))
     return code
 
 
@@ -53,7 +52,7 @@ def _train(session: Any, stream: IO[str]) -> GrpoLabError | None:
     try:
         if isinstance(session, GrpoLabError):
             raise session
-        session.views.append(_Stream(stream))
+        session.views.append(SimpleNamespace(show=lambda event: _print(stream, to_json(event))))
         session.run()
     except GrpoLabError as error:
         print(error, file=sys.stderr)
@@ -61,13 +60,9 @@ def _train(session: Any, stream: IO[str]) -> GrpoLabError | None:
     return None
 
 
-class _Stream:
-    def __init__(self, stream: IO[str]) -> None:
-        self._stream = stream
-
-    def show(self, event: Event) -> None:
-        self._stream.write(to_json(event) + "\n")
-        self._stream.flush()
+def _print(stream: IO[str], line: str) -> None:
+    stream.write(line + "\n")
+    stream.flush()
 
 
 def _listen(make: Any, lines: IO[bytes], ordered: queue.SimpleQueue[Any]) -> None:
