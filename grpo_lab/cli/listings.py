@@ -57,7 +57,7 @@ def doctor() -> None:
     console.out.print(f"device {found['device']}, {found['cpu_count']} CPU cores, {found['threads']} torch threads")
     console.out.print(f"memory {memory / 2**30:.1f} GiB" if memory else "memory unknown")
     rows = [["model", "parameters", "needs", "here"]]
-    for known in registry.available():
+    for known in registry.MODELS.values():
         needed = known.parameters * environment.BYTES_PER_PARAMETER
         fits = memory is None or needed < memory
         here = "yes" if known.present else "no: " + known.origin

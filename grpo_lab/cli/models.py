@@ -15,12 +15,13 @@ app.add_typer(models_app, name="models")
 @models_app.callback()
 def models(context: typer.Context) -> None:
     """What can be trained here."""
-    from grpo_lab.models.registry import available
+    from grpo_lab.models.registry import MODELS
     from grpo_lab.ui import console
 
     if context.invoked_subcommand is None:
         rows = [
-            [m.name, f"{m.parameters:,}", str(m.path) if m.present else f"not here: {m.origin}"] for m in available()
+            [m.name, f"{m.parameters:,}", str(m.path) if m.present else f"not here: {m.origin}"]
+            for m in MODELS.values()
         ]
         console.out.print(console.table([["model", "parameters", "where"], *rows]))
         console.out.print("or any local folder, or a hub id, as --model takes them")
