@@ -68,10 +68,10 @@ def test_cases_follow_the_seed(write):
         ("return (2 * x)[:2]", "float32", r"The shape is \(2,\), not \(3,\)"),
         ("return (2 * x).tolist()", r"\[", "It is of type list, not Tensor"),
         ("y = 2 * x", "None", "Nothing is returned. Every number twice."),
-        ("return 1 / 0", r"ZeroDivisionError: division by zero \(line 2\)", "did not get as far"),
-        ("raise SystemExit(0)", r"SystemExit: 0 \(line 2\)", "did not get as far"),
-        ("return lambda: 3", "a value of type function", "did not get as far"),
-        ("return torch.cat([x, x.view(1, 3)])", r"NameError: .* \(line 2\)", "did not get as far"),
+        ("return 1 / 0", r"ZeroDivisionError: division by zero \(line 2\)", "No comparable value"),
+        ("raise SystemExit(0)", r"SystemExit: 0 \(line 2\)", "No comparable value"),
+        ("return lambda: 3", "a value of type function", "No comparable value"),
+        ("return torch.cat([x, x.view(1, 3)])", r"NameError: .* \(line 2\)", "No comparable value"),
     ],
 )
 def test_a_wrong_answer_is_a_finding(write, body, got, why):
@@ -169,7 +169,7 @@ def test_hidden_cases_come_in_an_order_of_their_own():
 
 
 def listed(values, seed):
-    yield Finding(values["guards"] == ("warm_up",), "guards", str(values["guards"]), "", f"seed {seed}")
+    yield Finding(values["guards"] == ("warm_up",), "guards", str(values["guards"]), f"seed {seed}", "The reason.")
 
 
 GUARDS = exercise(Values(("guards", "limit"), listed), "configuration")
@@ -178,7 +178,10 @@ GUARDS = exercise(Values(("guards", "limit"), listed), "configuration")
 def test_values_are_judged(write):
     (found,) = evaluate.check(GUARDS, write("guards = ('warm_up',)\nlimit = 3"), 7)
     assert found.right
-    assert found.why == "seed 7"
+    assert (found.expected, found.why) == ("seed 7", "")
+    (found,) = evaluate.check(GUARDS, write("guards = ()\nlimit = 3"), 7)
+    assert not found.right
+    assert found.why == "The reason."
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def test_junk_is_wrong_and_said_to_be_in_words(asked_for, junk):
             "finite_first",
             "FiniteFirst",
             lambda: None,
-            "nothing is what calling it gives, where a guard",
+            "calling it gives nothing, where a guard",
         ),
         ("04_guards", "guard", "SkipJumps", lambda: lambda *_: 3, "a value of type int is returned, where an Outcome"),
     ],
