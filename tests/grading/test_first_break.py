@@ -64,12 +64,12 @@ def every_loss_finite(note, steps):
 
 
 WRONG = {
-    "the last link": (in_the_first_broken_step(lambda links: links[-1]), "what follows inherits it"),
+    "the last link": (in_the_first_broken_step(lambda links: links[-1]), "later links inherit it"),
     "links in the order of the alphabet": (in_the_first_broken_step(min), "in the order in which they came"),
-    "larger than 10": (first_where(lambda note, _: note[4] > 10), "not for the size"),
+    "larger than 10": (first_where(lambda note, _: note[4] > 10), "not the size"),
     "larger than fp16 holds": (first_where(lambda note, _: note[4] > 65504), "NaN > limit is False"),
     "not up to a limit": (first_where(lambda note, _: not note[4] <= 1e4), "absorbed"),
-    "the largest number": (largest, "not for the size"),
+    "the largest number": (largest, "not the size"),
     "only NaN": (first_where(lambda note, _: math.isnan(note[4])), "An inf counts there as much as a NaN"),
     "always step 0": (changed(lambda _, link: (0, link)), "stop at the first"),
     "never": (lambda _: None, "whose share is below 1"),

@@ -39,7 +39,7 @@ def test_the_closed_forms_are_those_of_the_divergences(lab, load):
 @pytest.mark.parametrize("name", cases.PULLS)
 def test_each_match_has_a_finding_of_its_own(findings, name):
     found = findings("pulls", 0, **{**cases.PULLS, name: "e"})
-    assert [finding.what for finding in found if not finding.right] == [f"what {name} pulls on"]
+    assert [finding.what for finding in found if not finding.right] == [f"the match of {name}"]
 
 
 def test_the_straight_estimator_is_finite_where_k3_is_not(lab, load):

@@ -73,7 +73,7 @@ def test_a_learner_with_other_runs_is_asked_for_the_form_alone(tmp_path, monkeyp
     (tmp_path / "mystery-1").mkdir()
     monkeypatch.chdir(tmp_path)
     assert right(731) == (1, 1)
-    assert "whoever gave you these runs has their key" in evaluate.check(VERDICTS, {"answer": mysteries.key(5)})[0].what
+    assert "your instructor has the key of these runs" in evaluate.check(VERDICTS, {"answer": mysteries.key(5)})[0].what
     with mysteries.of_seed(mysteries.SHIPPED):
         assert right(731)[1] == 8
     with mysteries.of_seed(731):
