@@ -33,7 +33,7 @@ def differs(got: Any, expected: Any) -> str:
         got = got.item()
     if isinstance(expected, bool | str) or expected is None:
         right = type(got) is type(expected) and got == expected
-        return "" if right else "this is not it" if type(got) is type(expected) else _kinds(got, expected)
+        return "" if right else "the value differs" if type(got) is type(expected) else _kinds(got, expected)
     if isinstance(expected, int | float):
         return _numbers(got, expected)
     if isinstance(expected, dict):
@@ -61,7 +61,7 @@ def _numbers(got: Any, expected: float) -> str:
     if not is_number(got):
         return _kinds(got, expected)
     same = got == expected or (got != got and expected != expected)
-    return "" if same or math.isclose(got, expected, rel_tol=USUAL, abs_tol=NEAR_ZERO) else "the number is another"
+    return "" if same or math.isclose(got, expected, rel_tol=USUAL, abs_tol=NEAR_ZERO) else "the number differs"
 
 
 def _tensors(got: Any, expected: Tensor) -> str:

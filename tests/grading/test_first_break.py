@@ -1,4 +1,4 @@
-"""The check of `first_break` accepts what is right, on runs of any seed, and tells the usual wrong answers apart."""
+"""The check of `first_break` accepts the right answer on runs of any seed, and refuses the usual wrong ones."""
 
 import math
 
@@ -26,7 +26,7 @@ def right(steps):
 
 
 def broken(notes):
-    """Links of a step that are not finite, the two exceptions left aside."""
+    """The links of a step that are not finite, without the two exceptions."""
     found = [
         link for link, _, finite, largest in notes if finite < 1 and not (link == "logits" and largest == math.inf)
     ]
@@ -74,7 +74,7 @@ WRONG = {
     "always step 0": (changed(lambda _, link: (0, link)), "stop at the first"),
     "never": (lambda _: None, "whose share is below 1"),
     "where it crashed": (changed(lambda step, _: (step, "probabilities")), "only where it was noticed"),
-    "one step late": (changed(lambda step, link: (step + 1, link)), "the number is another"),
+    "one step late": (changed(lambda step, link: (step + 1, link)), "the number differs"),
     "absorbed ratios too": (
         first_where(lambda note, _: note[3] < 1 and not (note[1] == "logits" and note[4] == math.inf)),
         "there it was absorbed",
