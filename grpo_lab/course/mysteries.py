@@ -74,7 +74,7 @@ def key_in_force() -> dict[int, str] | None:
     The instructor who made those runs has their key.
     """
     seed = _ASKED_ABOUT.get()
-    if seed is None and Path(name(1)).exists():  # what `recordings.find` takes first
+    if seed is None and Path(name(1)).exists():  # `recordings.find` prefers it
         return None
     return key(SHIPPED if seed is None else seed)
 

@@ -1,4 +1,4 @@
-"""Lab 2: a gradient norm above 10,000 from a healthy start, the token that did it, and what bounds it."""
+"""Lab 2: a gradient norm above 10,000 from a healthy start, its token, and bounds against it."""
 
 from grpo_lab.course import judges, pages
 from grpo_lab.course.labs.lab_02_explosion import cases

@@ -1,4 +1,4 @@
-"""Lab 5: what a KL estimate measures, what its gradient pulls on, and how the metric falls while the policy drifts."""
+"""Lab 5: KL estimators, their gradients, and a KL metric that falls while the policy drifts."""
 
 from grpo_lab.course import judges, pages
 from grpo_lab.course.labs.lab_05_kl import cases

@@ -1,4 +1,4 @@
-"""Lab 7: number formats, loss scaling, `!!!!!!!!`, spikes, and which of verl's remedies cure what."""
+"""Lab 7: number formats, loss scaling, `!!!!!!!!`, spikes, and verl's remedies."""
 
 from grpo_lab.course import judges, pages
 from grpo_lab.course.labs.lab_07_precision_and_verl import cases
