@@ -1,6 +1,6 @@
 """Stops the program that runs it, and leaves.
 
-Said: no answer within 2 s
+Said: no answer within 6 s
 """
 
 import os
