@@ -251,7 +251,7 @@ def test_a_disk_that_is_full_costs_nothing_that_was_graded(grade, unprobed, tmp_
     assert list(first) == ["ann"] and not Path("out/index.html").exists()
 
     code, out, _ = grade(*options)
-    assert code == 0 and out.count("ann") == 2 and "no notebook" in out
+    assert code == 0 and out.count("ann") == 2 and "not a notebook" in out
     files = list(Path("out/results").glob("*.json"))
     assert len(files) == 3 and first["ann"] in [(file, file.stat().st_mtime_ns) for file in files]
     assert len(list(Path("out/pages").glob("ann-05-kl-*.html"))) == 2
@@ -265,7 +265,7 @@ def test_a_class_with_nothing_to_grade(grade):
     assert code == 1 and "no notebook (*.ipynb) in class" in err
     Path("class", student, "05_kl.ipynb").write_text("{")
     code, out, err = grade("class", *rules(), *options)
-    assert code == 0 and student in out and "no notebook" in out
+    assert code == 0 and student in out and "not a notebook" in out
     assert "tier 0: a process with limits" in err
     assert (result(student).tier, result(student).trust, result(student).marks) == (0, PROCESS.trust, [])
     (page,) = Path("out/pages").glob("*.html")

@@ -114,7 +114,7 @@ def test_mistakes_cost_exactly_their_exercises(graded):
 def test_what_is_no_notebook_is_accounted_for(graded):
     home, first, *_ = graded
     row = next(row for (student, _), row in gradebook(home).items() if student == "broken")
-    assert (row["score"], "no notebook" in row["problem"]) == ("0.0", True)
+    assert (row["score"], "not a notebook" in row["problem"]) == ("0.0", True)
     assert "broken" in first.stdout
 
 

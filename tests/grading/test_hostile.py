@@ -25,7 +25,7 @@ from grpo_lab.grading.sandbox.linux import PR_SET_CHILD_SUBREAPER, prctl
 from tests.grading import hostile, mutants
 from tests.grading.hostile.world import World
 
-RULES = Rules(seconds=6.0, total_seconds=900.0, memory_mb=512, output_kb=256, processes=32)
+RULES = Rules(seconds=4.0, total_seconds=900.0, memory_mb=512, output_kb=256, processes=32)
 ATTACKS = hostile.attacks()
 HONEST = "honest"
 HANDED_IN = {

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 _SHOWN = frozenset("\n\t\xa0\u3000\u200c\u200d")
-"""Not printable by Python's rule, but harmless: line breaks, wide spaces, and the joiners of some scripts."""
+"""Harmless characters that Python calls not printable: line breaks, wide spaces, and the joiners of some scripts."""
 LONGEST = 2_000
-"""Characters of one value in a report; the words of an answer that a person marks are shown whole."""
+"""Characters of one value in a report; a text that a person marks is shown whole."""
 
 
 def visible(text: str) -> str:
-    """The text with what cannot be seen written out: control characters, changes of direction, lone surrogates.
+    """The text with invisible characters escaped: control characters, changes of direction, lone surrogates.
 
     >>> print(visible("a\\x00b\\u202ec"))
     a\\x00b\\u202ec
@@ -25,7 +25,7 @@ def _escaped(character: str) -> str:
 
 
 def shortened(text: str, most: int = LONGEST) -> str:
-    """The text, cut where it is longer than a reader would read.
+    """The text, cut after `most` characters with a note of how many follow.
 
     >>> shortened("a" * 5000)[-31:]
     'aaa … and 3,000 characters more'

@@ -1,4 +1,4 @@
-"""Linux's process control, which Python does not bind."""
+"""Linux's prctl, which Python's library lacks."""
 
 from __future__ import annotations
 

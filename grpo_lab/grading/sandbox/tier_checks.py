@@ -41,10 +41,10 @@ PROMISED = {0: NEVER, 2: (*NEVER, "read a file that all may read", "see the grad
 
 
 def working(required: int, limits: Limits) -> Tier:
-    """The tier that is required, probed. No other one is tried in its place.
+    """The required tier, after a successful probe. No other tier replaces it.
 
     Raises:
-        ConfigError: it does not work here.
+        ConfigError: the tier does not work here.
     """
     tier = at_least(required)
     if why := unusable(tier, limits):

@@ -3,6 +3,7 @@
 Said: 'nothing'
 """
 
+import contextlib
 import importlib
 import os
 import sys
@@ -19,10 +20,8 @@ def attack(*_, **__):
             got += [name] if importlib.import_module(name).__file__ else []  # None for an empty folder
         except (ImportError, OSError):
             continue
-    try:
+    with contextlib.suppress(ImportError, OSError):
         got.append(importlib.import_module("grpo_lab.course.registry").lab_page("05_kl").title)
-    except (ImportError, OSError):
-        pass
     package = Path(grpo_lab.__file__).parent
     beside = (Path(path, name) for path in sys.path for _, names, _ in islice(os.walk(path), 1) for name in names)
     roots = [package, package.parent / "labs", *(path for path in beside if path.name.startswith("grpo_lab"))]
