@@ -91,7 +91,7 @@ def read(path: Path | None) -> Rules:
 def as_toml(rules: Rules | None = None) -> str:
     """A grading.toml with every setting below its meaning and limits.
 
-    >>> print(as_toml()[-99:])
+    >>> print(as_toml()[-98:])
     # Another number draws other challenges for the same submissions. Must be at least 1.
     attempt = 1
     <BLANKLINE>
