@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 
 from grpo_lab.course import answers, registry
 from grpo_lab.course.exercises import LabPage
-from grpo_lab.grading.submissions import LINK, Found, printable
+from grpo_lab.grading.reports.plain import printable
+from grpo_lab.grading.submissions import LINK, Found
 
 MAX_SOURCE = 64_000
 """Limit on the source of an answer, in bytes."""
@@ -32,6 +33,8 @@ VERSION = 4
 KINDS = ("code", "markdown", "raw")
 AGAIN = "open it in JupyterLab, save it and hand it in again"
 _ASKS = re.compile(rf"\s*%%{answers.MAGIC}[ \t]+(\S+)[ \t]*(?:\n|\Z)")
+_NOT_TEXT = re.compile("[\x00\ud800-\udfff]")
+"""NUL and lone surrogates, which cannot be written to a file and run."""
 _LAB = re.compile(r"""\bLab\(["'](\w{1,64})["']\)""")
 
 
@@ -96,18 +99,16 @@ def digest(found: Found, max_bytes: int) -> str:
 def _bytes(file: Path, max_bytes: int) -> bytes:
     """The bytes of a file, at most one more than allowed. Links are not followed, and pipes do not block."""
     try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(
+            file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+        ) as opened:
+            if stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+                return opened.read(max_bytes + 1)
+    except IsADirectoryError:
+        pass
     except OSError as error:
         raise _Refused(LINK if os.path.islink(file) else f"cannot be read: {error.strerror}") from error
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise _Refused("not a regular file; hand in the notebook itself")
-        with open(descriptor, "rb", closefd=False) as opened:
-            return opened.read(max_bytes + 1)
-    except OSError as error:
-        raise _Refused(f"cannot be read: {error.strerror}") from error
-    finally:
-        os.close(descriptor)
+    raise _Refused("not a regular file; hand in the notebook itself")
 
 
 def _tree(data: bytes) -> Any:
@@ -170,24 +171,17 @@ def _cell(number: int, cell: Any) -> NotebookCell:
 
 def _lab(cells: Sequence[NotebookCell]) -> str:
     """The lab with more than half of its exercises in the notebook; without such ids, the lab that the code names."""
-    for named in (_by_ids(cells), _by_code(cells)):
-        if len(named) == 1:
-            return named[0]
-        if named:
-            raise _Refused(f"holds more than one lab, {' and '.join(named)}; hand in a notebook for each")
-    raise _Refused("holds no lab's exercises; hand in the notebook that the course gave you, with your answers in it")
-
-
-def _by_ids(cells: Sequence[NotebookCell]) -> list[str]:
     ids = {cell.identity for cell in cells}
     begun = {identity.partition("-")[0] for identity in ids}  # loads no page that cannot match
     pages = [registry.lab_page(lab) for lab in registry.LABS if lab in begun]
-    return [page.name for page in pages if 2 * len(ids & set(_ids(page))) > len(page.exercises)]
-
-
-def _by_code(cells: Sequence[NotebookCell]) -> list[str]:
+    by_ids = [page.name for page in pages if 2 * len(ids & set(_ids(page))) > len(page.exercises)]
     names = {name for cell in cells if cell.kind == "code" for name in _LAB.findall(cell.source)}
-    return [lab for lab in registry.LABS if lab in names]
+    found = by_ids or [lab for lab in registry.LABS if lab in names]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise _Refused(f"holds more than one lab, {' and '.join(found)}; hand in a notebook for each")
+    raise _Refused("holds no lab's exercises; hand in the notebook that the course gave you, with your answers in it")
 
 
 def _ids(page: LabPage) -> dict[str, str]:
@@ -236,7 +230,7 @@ def _source(name: str, cell: NotebookCell) -> str:
     asked = _asked_by(cell.source)
     if asked and asked != name:
         raise _Refused(f"its cell answers another exercise; its first line must be `%%{answers.MAGIC} {name}`")
-    if not _is_text(cell.source):
+    if _NOT_TEXT.search(cell.source):
         raise _Refused("its cell holds a character that is not allowed in a text; type the answer anew")
     if len(cell.source.encode()) > MAX_SOURCE:
         raise _Refused(f"its cell holds more than {MAX_SOURCE:,} bytes; shorten it")
@@ -253,16 +247,3 @@ def _asked_by(source: str) -> str:
     """The exercise that the first line names, or an empty text."""
     found = _ASKS.match(source)
     return found[1] if found else ""
-
-
-def _is_text(source: str) -> bool:
-    """Whether the source can be written to a file and run: without NUL and lone surrogates.
-
-    >>> _is_text("naïve 🙂"), _is_text("a\\x00b"), _is_text("\\ud800")
-    (True, False, False)
-    """
-    try:
-        source.encode()
-    except UnicodeEncodeError:
-        return False
-    return "\x00" not in source

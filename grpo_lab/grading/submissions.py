@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from grpo_lab.course import registry
 from grpo_lab.errors import DataError
+from grpo_lab.grading.reports.plain import printable
 
 LINK = "a symbolic link, and links are not followed; hand in the file itself"
 
@@ -41,15 +42,6 @@ def found(paths: Sequence[Path]) -> list[Found]:
         named = ", ".join(map(str, paths)) or "nothing"
         raise DataError(f"no notebook (*.ipynb) in {named}; name the folder that holds the submissions, or their files")
     return [every[file] for file in sorted(every)]
-
-
-def printable(text: str) -> str:
-    r"""The text in one line, for reports and terminals, with invisible characters escaped.
-
-    >>> printable("Zoë 王\n\x1b[2J")
-    'Zoë 王\\n\\x1b[2J'
-    """
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def _below(path: Path) -> Iterator[Found]:

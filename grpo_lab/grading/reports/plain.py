@@ -8,6 +8,15 @@ LONGEST = 2_000
 """Characters of one value in a report; a text that a person marks is shown whole."""
 
 
+def printable(text: str) -> str:
+    r"""The text in one line, for reports and terminals, with invisible characters escaped.
+
+    >>> printable("Zoë 王\n\x1b[2J")
+    'Zoë 王\\n\\x1b[2J'
+    """
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
 def visible(text: str) -> str:
     """The text with invisible characters escaped: control characters, changes of direction, lone surrogates.
 
@@ -17,11 +26,7 @@ def visible(text: str) -> str:
     text = text.replace("\r\n", "\n")
     if text.isprintable():
         return text
-    return "".join(each if each.isprintable() or each in _SHOWN else _escaped(each) for each in text)
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
+    return "".join(each if each.isprintable() or each in _SHOWN else printable(each) for each in text)
 
 
 def shortened(text: str, most: int = LONGEST) -> str:
