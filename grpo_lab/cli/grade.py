@@ -88,12 +88,11 @@ def _explain(rules: Rules) -> None:
 
 
 def _tier(rules: Rules) -> Tier:
-    from grpo_lab.grading.grader import limits
     from grpo_lab.grading.sandbox import tier_checks
     from grpo_lab.ui import console
 
     with console.err.status("probing the sandbox"):
-        return tier_checks.working(rules.tier, limits(rules))
+        return tier_checks.working(rules.tier, rules.limits)
 
 
 def _course(rules: Rules) -> Course:

@@ -28,7 +28,7 @@ from grpo_lab.grading.results import (
 )
 from grpo_lab.grading.rules import Rules
 from grpo_lab.grading.sandbox.box import Sandbox
-from grpo_lab.grading.sandbox.confinement import MIB, Limits
+from grpo_lab.grading.sandbox.confinement import MIB
 from grpo_lab.grading.sandbox.tiers import Tier, at_least
 from grpo_lab.grading.submissions import Found
 
@@ -47,11 +47,6 @@ def share(findings: Sequence[Finding]) -> float:
 
 
 SCORING = {"whole": whole, "share": share}
-
-
-def limits(rules: Rules) -> Limits:
-    """The limits of one answer in the sandbox."""
-    return Limits(rules.seconds, rules.memory_mb, rules.processes, rules.output_kb)
 
 
 @dataclass(frozen=True)
@@ -83,7 +78,7 @@ class Grader:
 
     def __init__(self, course: Course) -> None:
         self._course = course
-        self._sandbox = Sandbox(course.tier, limits(course.rules))
+        self._sandbox = Sandbox(course.tier, course.rules.limits)
 
     def close(self) -> None:
         """End the sandbox; the next submission gets a new one."""

@@ -18,6 +18,7 @@ from typing import Any
 from grpo_lab.config.fields import Annotated, AtLeast, Between, OneOf, Settings, build, settings_of
 from grpo_lab.course.registry import LABS
 from grpo_lab.errors import ConfigError, unknown
+from grpo_lab.grading.sandbox.confinement import Limits
 
 PRINTED = "grpo-lab grade --print-rules"
 """The command that prints `as_toml`."""
@@ -67,6 +68,11 @@ class Rules(Settings):
         for lab in self.labs:
             if lab not in LABS:
                 raise ConfigError(f"labs = {lab!r}: {unknown('lab', lab, LABS)}")
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of one answer in the sandbox."""
+        return Limits(self.seconds, self.memory_mb, self.processes, self.output_kb)
 
 
 def read(path: Path | None) -> Rules:

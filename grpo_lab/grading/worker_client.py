@@ -51,7 +51,7 @@ class WorkerClient:
                 for so_far in self._results(found, result, begun + left):
                     result = so_far
             except _Lost as lost:
-                self._end()
+                self.close()
                 if result is None:
                     result = self._course.result(found.student, found.file.name, problem=f"{FAULT}{lost}")
                 elif result.pending:
@@ -65,10 +65,6 @@ class WorkerClient:
         self._stopped = True
         if process := self._process:
             process.terminate()
-
-    def close(self) -> None:
-        """End the worker, and its sandbox with it."""
-        self._end()
 
     def _results(self, found: Found, before: Result | None, end: float) -> Iterator[Result]:
         """The results after each exercise, up to the complete one. Raises _Lost."""
@@ -128,12 +124,13 @@ class WorkerClient:
             except _Lost:
                 ready = False
             if not ready:
-                self._end()
+                self.close()
                 errors.seek(0)
                 last = errors.read().decode(errors="replace").strip().split("\n")[-1]
                 raise RunError(f"the grade worker does not start: {last or 'it printed no reason'}")
 
-    def _end(self) -> None:
+    def close(self) -> None:
+        """End the worker, and its sandbox with it."""
         if not (process := self._process):
             return
         process.terminate()  # the worker kills its sandbox first

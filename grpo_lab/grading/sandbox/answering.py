@@ -27,7 +27,7 @@ from grpo_lab.course.exercises import Function, Values
 from grpo_lab.errors import GrpoLabError, NotYet
 from grpo_lab.grading import wire
 from grpo_lab.grading.sandbox.confinement import Limits, confine
-from grpo_lab.grading.sandbox.linux import PR_SET_PDEATHSIG, prctl
+from grpo_lab.grading.sandbox.linux import PR_SET_PDEATHSIG, prctl, reap
 
 READY = {"ready": True}
 LONGEST = 1_000
@@ -82,9 +82,7 @@ def _serve(request: Mapping[str, Any], lines: BinaryIO, replies: int, alone: boo
     if alone:
         with suppress(ProcessLookupError):
             os.kill(-1, signal.SIGKILL)  # this process is spared
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:  # orphans, where this process is the first of its kind
-            pass
+    reap()  # orphans come to this process where it is the first of its namespace
     _send(replies, {"id": request["id"], "over": os.waitstatus_to_exitcode(status)})
     return not abandoned
 

@@ -19,7 +19,7 @@ from grpo_lab.errors import NotYet, RunError
 from grpo_lab.grading import wire
 from grpo_lab.grading.sandbox.answering import LONGEST, READY
 from grpo_lab.grading.sandbox.confinement import MIB, Limits
-from grpo_lab.grading.sandbox.linux import PR_SET_CHILD_SUBREAPER, prctl
+from grpo_lab.grading.sandbox.linux import PR_SET_CHILD_SUBREAPER, prctl, reap
 from grpo_lab.grading.sandbox.tiers import Tier, environment
 
 START = 300.0
@@ -262,12 +262,5 @@ def end_descendants(spared: frozenset[int]) -> None:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.001)
-        _reap()  # the first process of a namespace ends only after all others have been reaped
-    _reap()
-
-
-def _reap() -> None:
-    """Take the exit codes of children, orphans among them."""
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+        reap()  # the first process of a namespace ends only after all others have been reaped
+    reap()

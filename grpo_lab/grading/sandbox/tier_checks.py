@@ -41,11 +41,7 @@ PROMISED = {0: NEVER, 2: (*NEVER, "read a file that all may read", "see the grad
 
 
 def working(required: int, limits: Limits) -> Tier:
-    """The required tier, after a successful probe. No other tier replaces it.
-
-    Raises:
-        ConfigError: the tier does not work here.
-    """
+    """The required tier, after a successful probe; no other tier replaces it. Raises ConfigError where it fails."""
     tier = at_least(required)
     if why := unusable(tier, limits):
         raise ConfigError(f"tier {tier.number} ({tier.name}) does not work here: {why}. {tier.mend}")
