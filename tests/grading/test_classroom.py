@@ -209,7 +209,7 @@ def test_a_grade_worker_that_is_killed_costs_one_exercise(grade, unprobed, tmp_p
 
 
 def the_course():
-    """What the last command graded with."""
+    """The course of the last command."""
     from grpo_lab.cli import grade
     from grpo_lab.grading import rules as ruling
 

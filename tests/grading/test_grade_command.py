@@ -1,4 +1,4 @@
-"""`grpo-lab grade` on a class: full marks for the reference in every lab, none for what is untouched, and reports."""
+"""`grpo-lab grade` on a class: full marks for each reference, none for untouched notebooks, and reports."""
 
 import csv
 import io

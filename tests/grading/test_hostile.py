@@ -1,4 +1,4 @@
-"""A class in which everybody but one attacks the grader: what they earn, what is said, and that they got nowhere."""
+"""A class in which all students but one attack the grader: points, findings, and proof that no attack succeeded."""
 
 import json
 import math
@@ -102,13 +102,13 @@ HANDED_IN = {
     ),
     "strikes": ("01_grpo_by_hand", {"advantages": "kills_server", "slope": "stops_server"}),
 }
-"""Who hands in which lab, with an attack in place of the answer to these exercises, and right answers to the others."""
+"""Students with their lab, the attacks in place of some answers, and right answers in the others."""
 PLACES = [(student, name) for student, (_, attacks) in HANDED_IN.items() for name in attacks]
 SCRIPT = "<script>alert(1)</script>"
 
 
 class Graded(NamedTuple):
-    """What became of the class."""
+    """The graded class."""
 
     results: dict[str, Result]
     out: Path
@@ -118,7 +118,7 @@ class Graded(NamedTuple):
 
 
 def notebook(lab, answers):
-    """The lab, solved but for these cells; all that is not looked at tells the grader what to think."""
+    """The solved lab with these cells; its metadata and outputs claim points."""
     tree = json.loads((mutants.INSTRUCTOR / f"{lab}.ipynb").read_text(encoding="utf-8"))
     tree["metadata"] = {"kernelspec": {"name": "mine", "display_name": SCRIPT}, "points": 100}
     for cell in tree["cells"]:
@@ -153,7 +153,7 @@ def graded(contained):
     others, out = world.home / "submissions", world.home / "grades"
     honest = others / HONEST / "05_kl.ipynb"
     hand_in(others, world.known(honest, out / "results", out / "index.html"))
-    prctl(PR_SET_CHILD_SUBREAPER, 1)  # whoever survives its parents becomes this process's child
+    prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans become children of this process
     before = frozenset(descendants())
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRADERS_OWN", world.token)
@@ -269,7 +269,7 @@ DATA = [
     *(dict.fromkeys(THREE, each) for each in ("skip_spikes", [], {}, (1 << 1_023) - 1)),
     *(torch.zeros(0), torch.tensor(1.0), torch.tensor(True), torch.zeros(2, 3), [torch.tensor(math.nan)]),
 ]
-"""What can come out of a sandbox and is meant to come as a surprise to who judges it."""
+"""Data that can come out of a sandbox and may surprise a judge."""
 JUDGED = [(lab, task) for lab in LABS for task in lab_page(lab).exercises.values() if isinstance(task.check, Values)]
 
 

@@ -1,4 +1,4 @@
-"""Notebooks are a stranger's: what is wrong with one ends as text, and nothing but answers comes out."""
+"""Hostile notebooks: every fault becomes a text, and only answers come out."""
 
 import hashlib
 import json
@@ -308,7 +308,7 @@ json_values = st.recursive(
 
 
 def sound(read):
-    """What holds for every submission: a lab with sources that can be written down, or one line that says why not."""
+    """Check the invariants of a submission: a lab with sources that can be written, or one line with the reason."""
     assert bool(read.lab) != bool(read.problem)
     assert set(read.answers) <= set(registry.lab_page(read.lab).exercises) if read.lab else not read.answers
     assert all(len(source.encode()) <= MAX_SOURCE + 100 and "\x00" not in source for source in read.answers.values())

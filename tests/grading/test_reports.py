@@ -215,7 +215,7 @@ def test_a_mark_is_a_number_from_0_to_the_points(sheet, mark):
         ("student", "anne", "no notebook of student 'anne'.*correct the name"),
         ("lab", "05_KL", "no notebook of lab '05_KL'"),
         ("digest", "dd" * 32, "changed since.*dddddddd then, a1a1a1a1 now.*delete the row"),
-        ("exercise", "k4", "nothing to mark in exercise 'k4'; there is in why"),
+        ("exercise", "k4", "exercise 'k4' has no text to mark .why has one.; delete the row"),
         ("points", "9", "mark 7 is above the 4 points"),
     ],
 )

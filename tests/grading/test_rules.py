@@ -1,4 +1,4 @@
-"""grading.toml: what stands in it counts, what does not exist is refused with the way out."""
+"""grading.toml: its settings apply, and an unknown setting is refused with the way out."""
 
 import tomllib
 from pathlib import Path

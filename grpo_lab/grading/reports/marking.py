@@ -115,13 +115,13 @@ def _complaint(marking: Marking, answers: Mapping[Answer, Mark], results: Sequen
     if not labs:
         return f"no notebook of student {answer.student!r} was graded; correct the name, or delete the row"
     if answer.lab not in labs:
-        return f"of this student no notebook of lab {answer.lab!r} was graded; correct the lab, or delete the row"
+        return f"no notebook of lab {answer.lab!r} was graded for this student; correct the lab, or delete the row"
     now = [cell(result.digest) for result in results if (cell(result.student), cell(result.lab)) == answer[:2]]
     if answer.digest not in now:
         versions = f"{answer.digest[:8]} then, {', '.join(digest[:8] for digest in now)} now"
         return f"the notebook has changed since it was marked ({versions}); delete the row, and grade to get a new one"
     texts = sorted({each.exercise for each in answers if each[:2] == answer[:2]})
-    return f"nothing to mark in exercise {answer.exercise!r}; there is in {', '.join(texts) or 'none'}; delete the row"
+    return f"exercise {answer.exercise!r} has no text to mark ({', '.join(texts) or 'none'} has one); delete the row"
 
 
 def _entered(path: Path) -> dict[Answer, tuple[str, Row]]:
