@@ -19,7 +19,7 @@ from matplotlib.text import Text
 
 from grpo_lab.analysis.run_state import CURVES, Screen, Series, decimate
 from grpo_lab.ui.plots import curves, strip
-from grpo_lab.ui.plots.style import FINE, NORMAL, PLAIN, chinese_font, legible, looks, new_figure
+from grpo_lab.ui.plots.style import FINE, chinese_font, legible, name_runs, new_figure
 from grpo_lab.ui.widgets.html import slug
 from grpo_lab.ui.widgets.messages import language, text
 from grpo_lab.ui.widgets.png import png
@@ -145,12 +145,7 @@ def say(label: str) -> str:
 def _legend(figure: Figure, kept: Mapping[str, Screen]) -> float:
     """Name the runs in a line above the curves; returns its height in inches."""
     names = [say("this run"), *(legible(name, 30) for name in kept)]
-    lines = [
-        Line2D([], [], color=look.colour, ls=look.line, marker=look.marker, lw=2, label=name)
-        for look, name in zip(looks(names), names, strict=True)
-    ]
-    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0.055, 1 - 0.06 / figure.get_size_inches()[1])}
-    figure.legend(handles=lines, ncols=len(names), handlelength=2.8, **place, **{**PLAIN, "fontsize": NORMAL})
+    name_runs(figure, names, 0.055, 0.06, len(names), handlelength=2.8)
     return 0.35
 
 
