@@ -29,9 +29,8 @@ __all__ = [
     "strip_figure",
 ]
 
-_CALM = {"healthy": style.GREEN, "done": style.GREEN, "stopped": style.BLUE} | dict.fromkeys(
-    ("waiting", "starting"), style.GREY
-)
+_CALM = {"healthy": style.GREEN, "done": style.GREEN, "stopped": style.BLUE}
+_CALM |= {"waiting": style.GREY, "starting": style.GREY}
 _BROKEN = ("crashed", "poisoned", "failed")
 _LEFT, _RIGHT = 0.165, 0.985
 
