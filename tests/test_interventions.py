@@ -706,7 +706,7 @@ def test_the_worst_verdict_of_a_stage_wins_and_ends_the_step(one, two):
     assert step.verdict == max(one, two)
     acted = [(a.name, a.kind, a.stage, a.update, a.verdict) for a in step.actions]
     rows = [("guard_a", one), ("guard_b", two)]
-    assert acted == [(n, "guard", "rewards", 3, Verdict(v).name) for n, v in rows if v]
+    assert acted == [(n, "guard", "rewards", 3, v) for n, v in rows if v]
 
 
 def test_a_changed_value_does_not_end_the_step_and_the_worst_of_the_step_stays():
@@ -721,7 +721,7 @@ def test_a_changed_value_does_not_end_the_step_and_the_worst_of_the_step_stays()
 def test_whoever_only_says_something_is_recorded_too():
     step = make_step(interventions=arranged("guards.guard_a.reason=look", "guards.guard_b=on"))
     step.at(Stage.REWARDS, [])
-    assert [(a.name, a.verdict, a.reason) for a in step.actions] == [("guard_a", "KEEP", "look")]
+    assert [(a.name, a.verdict, a.reason) for a in step.actions] == [("guard_a", Verdict.KEEP, "look")]
 
 
 def test_tensors_are_noted_as_they_leave_also_when_the_step_is_refused():
@@ -741,7 +741,7 @@ def test_what_the_trainer_itself_leaves_out_is_recorded():
     step = make_step(update=1)
     step.say("trainer", Stage.REWARDS, SKIP, "none of 4 completions was scored")
     assert step.verdict == SKIP
-    assert [(a.name, a.kind, a.update, a.verdict) for a in step.actions] == [("trainer", "trainer", 1, "SKIP_STEP")]
+    assert [(a.name, a.kind, a.update, a.verdict) for a in step.actions] == [("trainer", "trainer", 1, SKIP)]
 
 
 def test_memory_is_carried_over_by_kind_and_name():

@@ -76,7 +76,7 @@ class Run:
 
     @property
     def verdicts(self):
-        return [step.verdict for step in self.steps]
+        return [step.verdict.name for step in self.steps]
 
 
 def weights(policy):

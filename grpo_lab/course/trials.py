@@ -152,7 +152,7 @@ def learns(config: Config, seed: int, what: str = "a healthy run learns") -> Ite
 def _acted(session: Session) -> list[str]:
     """Guards that changed or refused something, those aside that lower a rate at the beginning."""
     actions = [action for event in session.events if isinstance(event, Stepped) for action in event.actions]
-    names = {a.name for a in actions if a.kind == "guard" and Verdict[a.verdict] >= Verdict.CHANGED}
+    names = {a.name for a in actions if a.kind == "guard" and a.verdict >= Verdict.CHANGED}
     return sorted(names - {"warm_up"})
 
 

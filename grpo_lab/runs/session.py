@@ -196,7 +196,8 @@ class Session:
         """One row a step: verdict, committed updates and every metric."""
         steps = [event for event in self.events if isinstance(event, Stepped)]
         rows = [
-            {"step": e.step, "verdict": e.verdict, "updates": e.updates, "failed": e.failed, **e.metrics} for e in steps
+            {"step": e.step, "verdict": e.verdict.name, "updates": e.updates, "failed": e.failed, **e.metrics}
+            for e in steps
         ]
         return pd.DataFrame(rows)
 

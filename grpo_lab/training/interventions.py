@@ -166,7 +166,7 @@ class Step:
     @property
     def reason(self) -> str:
         """The reason of the action with the worst verdict, the first of equals."""
-        return max(self.actions, key=lambda action: Verdict[action.verdict]).reason
+        return max(self.actions, key=lambda action: action.verdict).reason
 
     def __post_init__(self) -> None:
         self.sampling = self.config.sampling
@@ -180,7 +180,7 @@ class Step:
         for kind, intervention in self.interventions.get(stage, ()):
             value, verdict, reason = intervention(value, self)
             if verdict or reason:
-                self.actions.append(Action(intervention.name, kind, stage, self.update, verdict.name, reason))
+                self.actions.append(Action(intervention.name, kind, stage, self.update, verdict, reason))
             worst = max(worst, verdict)
         self.verdict = max(self.verdict, worst)
         if isinstance(value, Tensor):
@@ -191,7 +191,7 @@ class Step:
 
     def say(self, name: str, stage: Stage, verdict: Verdict, reason: str) -> None:
         """Record what the trainer itself did, for a reason that is nobody's guard."""
-        self.actions.append(Action(name, "trainer", stage, self.update, verdict.name, reason))
+        self.actions.append(Action(name, "trainer", stage, self.update, verdict, reason))
         self.verdict = max(self.verdict, verdict)
 
 

@@ -231,7 +231,7 @@ class Learner:
             metrics |= self._weights_metrics(step, weights)
         metrics["step_time"] = time.perf_counter() - self._started
         done, acted = self._committed, tuple(step.actions)
-        return Stepped(step.index, done, step.verdict.name, metrics, links, acted, self._samples, failed)
+        return Stepped(step.index, done, step.verdict, metrics, links, acted, self._samples, failed)
 
     def evaluate(self, tasks: Tasks, step: int) -> Iterator[Evaluated]:
         """Mean reward of held-out problems sampled at temperature 1; nothing where `run.num_eval` is 0."""

@@ -54,7 +54,7 @@ def in_numbers(event: Stepped) -> str:
     """A step in the numbers that tell whether it went well."""
     names = {"reward": "reward", "grad_norm": "norm", "kl": "kl"}
     shown = [f"{label} {event.metrics[name]:.3g}" for name, label in names.items() if name in event.metrics]
-    return " ".join(shown if event.verdict in ("KEEP", "CHANGED") else [*shown, event.verdict])
+    return " ".join([*shown, event.verdict.name] if event.refused else shown)
 
 
 def table(rows: Iterable[Sequence[str]], title: str | None = None, gap: int = 2) -> Table:
