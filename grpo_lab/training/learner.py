@@ -26,10 +26,9 @@ from grpo_lab.tasks import rewards as reward_functions
 from grpo_lab.tasks.tasks import Problem
 from grpo_lab.training import rollouts, step_metrics
 from grpo_lab.training.attempt import Attempt, Refused
-from grpo_lab.training.faults.formulas import needs_reference
 from grpo_lab.training.interventions import Step, known
 from grpo_lab.training.recorder import Recorder
-from grpo_lab.training.registry import carry_over, validated
+from grpo_lab.training.registry import carry_over, needs_reference, validated
 from grpo_lab.training.snapshots import SMALL
 from grpo_lab.training.updates import Updates
 

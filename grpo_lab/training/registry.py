@@ -3,26 +3,64 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
+from grpo_lab.algorithm import formulas as right
 from grpo_lab.config import fields, user_code
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Stage
-from grpo_lab.training.faults import FAULTS, formulas
+from grpo_lab.training.faults import FAULTS
+from grpo_lab.training.faults import formulas as wrong
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.training.interventions import Arrangement, Intervention
 from grpo_lab.training.observers import OBSERVERS, MeasureExactKL
 
+FORMULAS: dict[str, dict[str, Callable[..., Any]]] = {
+    setting: {**known, **wrong.FORMULAS[setting]} for setting, known in right.FORMULAS.items()
+}
+"""The right formulas and then the wrong ones, by the setting of `loss` that selects one."""
 
-def validated(config: Config, own: bool = False) -> tuple[formulas.Formulas, Arrangement]:
+
+class Formulas(NamedTuple):
+    """The functions that a config selects, each by its setting; None for one of a file that was not imported."""
+
+    log_ratio: Any
+    kl_estimator: Any
+    advantage_scale: Any
+    completion_mask: Any
+    accumulation: Any
+
+
+def validated(config: Config, own: bool = False) -> tuple[Formulas, Arrangement]:
     """The config's formulas, and its interventions arranged by stage.
 
     Imports the user's files only if `own=True`.
     Raises ConfigError for a guard, fault, setting or formula that does not exist.
     """
     observers = [*OBSERVERS, *([MeasureExactKL] if config.run.exact_kl else [])]
-    return formulas.chosen(config, own), arrange(config, FAULTS, GUARDS, observers, own)
+    return chosen_formulas(config, own), arrange(config, FAULTS, GUARDS, observers, own)
+
+
+def chosen_formulas(config: Config, own: bool = True) -> Formulas:
+    """The formulas of a config. Imports the user's files only if `own=True`.
+
+    Raises ConfigError for a formula that does not exist, with the nearest names.
+    """
+
+    def find(setting: str) -> Callable[..., Any] | None:
+        name = getattr(config.loss, setting)
+        skipped = user_code.is_own(name) and not own
+        return None if skipped else user_code.named(f"loss.{setting}", name, FORMULAS[setting])
+
+    return Formulas(*map(find, Formulas._fields))
+
+
+def needs_reference(config: Config) -> bool:
+    """Whether the loss compares the policy with a reference model, as a log-ratio of a user's file may."""
+    loss = config.loss
+    return loss.beta > 0 or loss.log_ratio == "reference" or user_code.is_own(loss.log_ratio)
 
 
 def arrange(
