@@ -141,7 +141,15 @@ def interrupt(monkeypatch):
         return graded(client, found)
 
     monkeypatch.setattr(WorkerClient, "grade", grade)
-    monkeypatch.setattr(parallel, "ctrl_c", lambda stop, stopping: listen(lambda: (stop(), heard.set()), stopping))
+
+    def listened(stop, stopping):
+        def stopped() -> None:
+            stop()
+            heard.set()
+
+        return listen(stopped, stopping)
+
+    monkeypatch.setattr(parallel, "ctrl_c", listened)
     return armed.set
 
 
