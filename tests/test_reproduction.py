@@ -9,19 +9,19 @@ import pytest
 import torch
 
 from grpo_lab.analysis import reproduction
+from grpo_lab.analysis.markdown import escaped
+from grpo_lab.analysis.markdown import table as markdown_table
 from grpo_lab.analysis.reproduction import (
-    Cell,
+    ReproducedRun,
     brief,
     config_for,
-    escaped,
     healthy_config,
-    markdown,
     measure,
     report,
     verdicts,
 )
 from grpo_lab.config.catalog import preset
-from grpo_lab.events import Crash, Ended, Evaluated, LinkNote, Started, Stepped
+from grpo_lab.events import Crash, Ended, Evaluated, LinkNote, Started, Stepped, Verdict
 from grpo_lab.runs.first_break import first_break
 from grpo_lab.runs.session import Session
 from grpo_lab.ui import console, reproduce
@@ -30,7 +30,7 @@ NAN, INF = math.nan, math.inf
 CRASH = Crash("multinomial-cpu", "torch.multinomial", "RuntimeError: probability tensor contains either `inf`", "x")
 
 
-def step(index, norm, verdict="KEEP", bad=0.0, failed=False, move=0.0):
+def step(index, norm, verdict=Verdict.KEEP, bad=0.0, failed=False, move=0.0):
     note = LinkNote("gradients", 0, norm, 0.0 if math.isfinite(norm) else 10.0, 100, "wte")
     metrics = {"weights/nonfinite": bad, "step_time": 1.0 + index, "weights/max_move": move}
     return Stepped(index, 1, verdict, {} if failed else metrics, () if failed else (note,), (), failed=failed)
@@ -42,7 +42,7 @@ def session_of(*events, num_parameters=100):
     return session
 
 
-CELL = Cell("train-001", "reported_fix", Path("x"), 10, 0, 5.0, None, 0, 1000, 0.1, "", 1.0, 0.3, 0.8)
+CELL = ReproducedRun("train-001", "reported_fix", Path("x"), 10, 0, 5.0, None, 0, 1000, 0.1, "", 1.0, 0.3, 0.8)
 
 
 def cell(**changes):
@@ -53,8 +53,8 @@ def test_a_crashed_run_is_measured():
     events = [
         Evaluated(0, 0.25, 100),
         step(0, 3.0, move=0.5),
-        step(1, 9.0, verdict="SKIP_STEP", move=0.25),
-        step(2, INF, verdict="ROLL_BACK"),
+        step(1, 9.0, verdict=Verdict.SKIP_STEP, move=0.25),
+        step(2, INF, verdict=Verdict.ROLL_BACK),
         step(3, NAN, bad=100.0, move=NAN),
         step(4, NAN, failed=True),
         Ended("crashed", "RuntimeError", CRASH),
@@ -122,7 +122,7 @@ def test_the_terminal_table_has_one_line_a_row_at_80_columns(monkeypatch):
 
 def test_markdown_shows_what_was_meant():
     assert escaped("a|b `c` [d](e) <f>\n*g*") == r"a\|b \`c\` \[d\](e) \<f> \*g\*"
-    assert markdown([["x", "y"], ["a|b", "c\nd"]]) == "| x | y |\n|---|---|\n| a\\|b | c d |"
+    assert markdown_table([["x", "y"], ["a|b", "c\nd"]], literal=True) == "| x | y |\n|---|---|\n| a\\|b | c d |"
 
 
 def test_the_report_holds_every_figure_with_its_words():

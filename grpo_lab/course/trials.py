@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from grpo_lab import seeds
 from grpo_lab.analysis.matrix.cells import Cell, settings_of_guards
-from grpo_lab.analysis.matrix.results import Fate, Result, measure
+from grpo_lab.analysis.matrix.results import Fate, Measurement, measure
 from grpo_lab.config import user_code
 from grpo_lab.config.catalog import Expectation, scenario
 from grpo_lab.config.schema import Config, Switches
@@ -96,7 +96,7 @@ def run(config: Config, seed: int) -> Session:
         return Session(config, Path(folder) / "run").run()
 
 
-def judged(session: Session, expect: Expectation | None = None) -> Result:
+def judged(session: Session, expect: Expectation | None = None) -> Measurement:
     """The outcome of a run, measured as in the matrix."""
     assert session.ended is not None
     config = session.config
@@ -150,7 +150,7 @@ def learns(config: Config, seed: int, what: str = "a healthy run learns") -> Ite
 def _acted(session: Session) -> list[str]:
     """The names of guards that changed or refused something, without those that lower the rate at the beginning."""
     actions = [action for event in session.events if isinstance(event, Stepped) for action in event.actions]
-    names = {a.name for a in actions if a.kind == "guard" and Verdict[a.verdict] >= Verdict.CHANGED}
+    names = {a.name for a in actions if a.kind == "guard" and a.verdict >= Verdict.CHANGED}
     return sorted(names - {"warm_up"})
 
 

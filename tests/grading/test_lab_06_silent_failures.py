@@ -17,7 +17,12 @@ CAUSES = {
 }
 
 
-@pytest.mark.parametrize("cause", [*CAUSES, "no_spread"])
+ALWAYS = ("healthy", "padding")
+"""Those that `make test` runs too."""
+EACH = [pytest.param(cause, marks=[] if cause in ALWAYS else [pytest.mark.slow]) for cause in (*CAUSES, "no_spread")]
+
+
+@pytest.mark.parametrize("cause", EACH)
 def test_a_real_run_is_named_by_the_rules_that_the_check_asks_for(cause, tmp_path, lab, load):
     """Its metrics lie in the ranges from which the check draws records."""
     overrides = CAUSES.get(cause)

@@ -1,5 +1,6 @@
 """Probes run beside an answer: they are found by name, import no expected values, and return data for any answer."""
 
+import itertools
 import re
 import subprocess
 import sys
@@ -25,16 +26,10 @@ every_function = pytest.mark.parametrize("asked_for", EXERCISES.values(), ids=EX
 FRESH = 12345
 
 
-@every_function
-def test_a_probe_is_found_by_its_name(asked_for):
-    probe = asked_for.check.probe
-    assert probes.PROBES[probe.__name__] is probe
-    assert getattr(probes, probe.__name__) is probe
-
-
-def test_every_probe_is_used():
+def test_every_probe_is_found_by_its_name_and_used():
     used = {each.check.probe for each in EXERCISES.values() if isinstance(each.check, Function)}
-    assert {name for name, probe in probes.PROBES.items() if probe not in used} == set()
+    assert {probe.__name__: probe for probe in used} == probes.PROBES
+    assert all(getattr(probes, name) is probe for name, probe in probes.PROBES.items())
 
 
 # Test inputs and expected values are plain data ----------------------------------------------------------------------
@@ -50,14 +45,13 @@ def kinds(value):
 
 
 @every_function
-@pytest.mark.parametrize("transformed", [False, True])
-@pytest.mark.parametrize("seed", [0, FRESH])
-def test_cases_are_plain_data(asked_for, seed, transformed):
-    for case in evaluate.asked(asked_for, seed, transformed):
-        for data in (case.inputs, case.expected):
-            same = answers.plain(data)
-            assert kinds(same) == kinds(data), case.what
-            assert not differs(same, data), case.what
+def test_cases_are_plain_data(asked_for):
+    for seed, transformed in itertools.product((0, FRESH), (False, True)):
+        for case in evaluate.asked(asked_for, seed, transformed):
+            for data in (case.inputs, case.expected):
+                same = answers.plain(data)
+                assert kinds(same) == kinds(data), case.what
+                assert not differs(same, data), case.what
 
 
 # Expected values are hidden beside an answer -------------------------------------------------------------------------
@@ -125,17 +119,21 @@ JUNK = [
     torch.zeros(0),
     torch.ones(7, dtype=torch.long),
 ]
+TECHNICAL = re.compile(
+    r"object has no attribute|unsupported operand|not iterable|not callable"
+    r"|does not require grad|unused in the graph|scalar outputs"
+)
+"""What Python and torch say of it, which tells a learner nothing."""
 
 
 @every_function
-@pytest.mark.parametrize("junk", JUNK, ids=[type(each).__name__ + str(n) for n, each in enumerate(JUNK)])
-def test_junk_is_wrong_and_said_to_be_in_words(asked_for, junk):
-    for answer in everywhere(junk):
-        found = evaluate.check(asked_for, {asked_for.check.name: answer})
-        assert not evaluate.all_right(found)
-        for finding in found:
-            assert not re.search(r"object has no attribute|unsupported operand|not iterable|not callable", finding.got)
-            assert not re.search(r"does not require grad|unused in the graph|scalar outputs", finding.got)
+def test_junk_is_wrong_and_said_to_be_in_words(asked_for):
+    for junk in JUNK:
+        for answer in everywhere(junk):
+            found = evaluate.check(asked_for, {asked_for.check.name: answer})
+            assert not evaluate.all_right(found), junk
+            for finding in found:
+                assert not TECHNICAL.search(finding.got), junk
 
 
 @pytest.mark.parametrize(
