@@ -67,7 +67,7 @@ def _show_cause(finding: Finding) -> None:
     out.print(console.indented(" ".join(cause.what.split()), 2))
     rows = [[str(e.step), e.metric, f"{e.value:.4g}", _range(e), e.says] for e in finding.evidence]
     out.print("\nEvidence")
-    out.print(Padding(console.table([["step", "metric", "value", "healthy", "what it says"], *rows]), (0, 0, 0, 2)))
+    out.print(Padding(console.table([["step", "metric", "value", "healthy", "meaning"], *rows]), (0, 0, 0, 2)))
     out.print("\nSuspects, the most likely first")
     for place, suspect in enumerate(cause.suspects, start=1):
         out.print(console.indented(f"{place}. {suspect}", 2))
