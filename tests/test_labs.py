@@ -130,7 +130,7 @@ def test_a_check_that_trains_says_so_while_it_does(lab, monkeypatch):
     monkeypatch.setattr(feedback_view, "headless", lambda: False)
     monkeypatch.setattr(feedback_view, "show", lambda text, *_, **where: said.append((text, where.get("display_id"))))
     lab.exercise("guards", "guards = ('warm_up',)")
-    assert said[0][0].startswith("Looking at it")
+    assert said[0][0].startswith("Checking: ")
     assert said[1] == ("", said[0][1])
     assert said[2][0].startswith("Guard it: right")
     with pytest.raises(Unanswered):

@@ -42,11 +42,11 @@ def _show(found: Diagnosis, name: str) -> None:
 
     steps, metrics = found.log.steps, found.log.metrics
     said = f"{name}: {found.log.format}, {len(steps):,} steps ({steps[0]} to {steps[-1]}), {len(metrics)} metrics"
-    short = [f"{len(steps)} steps are too few for most curves"] if len(steps) < ENOUGH else []
+    short = [f"with {len(steps)} steps, most curves show no trend yet"] if len(steps) < ENOUGH else []
     for line in (said, *(f"note: {note}" for note in (*found.log.notes, *short)), ""):
         console.say(line)
     if not found.findings:
-        console.out.print("No failure in the logged metrics.", style="bold")
+        console.out.print("Nothing wrong in the logged metrics.", style="bold")
         console.out.print("Not every failure is visible: compare once the gradients of a batch and its micro-batches.")
     for finding in found.findings[:1]:
         _show_cause(finding)
@@ -67,7 +67,7 @@ def _show_cause(finding: DetectedCause) -> None:
     out.print(console.indented(" ".join(cause.what.split()), 2))
     rows = [[str(e.step), e.metric, f"{e.value:.4g}", _range(e), e.says] for e in finding.evidence]
     out.print("\nEvidence")
-    out.print(Padding(console.table([["step", "metric", "value", "healthy", "what it says"], *rows]), (0, 0, 0, 2)))
+    out.print(Padding(console.table([["step", "metric", "value", "healthy", "meaning"], *rows]), (0, 0, 0, 2)))
     out.print("\nSuspects, the most likely first")
     for place, suspect in enumerate(cause.suspects, start=1):
         out.print(console.indented(f"{place}. {suspect}", 2))

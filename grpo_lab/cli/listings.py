@@ -12,7 +12,7 @@ def scenarios() -> None:
     from grpo_lab.ui import console
 
     rows = [[found.name, found.title, found.source] for found in map(scenario, scenario_names())]
-    console.out.print(console.table([["scenario", "what it shows", "source"], *rows]))
+    console.out.print(console.table([["scenario", "failure", "source"], *rows]))
 
 
 @app.command()
@@ -22,7 +22,7 @@ def presets() -> None:
     from grpo_lab.ui import console
 
     rows = [[p.name, p.title, ", ".join(p.config.guards) or "none"] for p in map(load_preset, preset_names())]
-    console.out.print(console.table([["preset", "what it is", "guards"], *rows]))
+    console.out.print(console.table([["preset", "description", "guards"], *rows]))
 
 
 @app.command()

@@ -25,12 +25,12 @@ err = Console(stderr=True, highlight=False)
 
 
 def say(text: str = "") -> None:
-    """Print a line as it is on standard output."""
+    """Print a line on standard output, without markup and wrapping."""
     out.print(text, markup=False, soft_wrap=True)
 
 
 def report(text: str) -> None:
-    """Print a line as it is on standard error."""
+    """Print a line on standard error, without markup and wrapping."""
     err.print(text, markup=False, soft_wrap=True)
 
 

@@ -270,6 +270,13 @@ def browser(chromium) -> Iterator[Browser]:
         browser.close()
 
 
+def pytest_collection_modifyitems(items):
+    """Keep all browser tests on one worker of pytest-xdist where it groups: they share a server."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("browser"))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item):
     report = yield

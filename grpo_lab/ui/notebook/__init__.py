@@ -1,4 +1,4 @@
-"""The notebooks: what their cells call (`Lab`), and how they are made from labs/src (`editions`)."""
+"""Notebooks of the course: `Lab` is what their cells call."""
 
 from grpo_lab.runs.notebook_mode import shortened
 from grpo_lab.ui.notebook.lab import Lab

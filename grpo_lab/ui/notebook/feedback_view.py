@@ -1,4 +1,4 @@
-"""What a lab shows in a notebook: feedback on an answer, and a line while a run goes on."""
+"""Output of a lab in a notebook: feedback on an answer, and a line that follows a run."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from grpo_lab.ui.console import in_numbers
 
 NOT_YET = "✗ not yet"
 _GIVEN = ("prediction", "text")
-"""Kinds of which nobody can say yet whether they are right."""
+"""Kinds of answers that are neither right nor wrong yet."""
 _COLOURS = {True: "#009E73", False: "#D55E00"}
-"""Okabe and Ito's green and vermillion; the words say the same."""
+"""Okabe and Ito's green and vermillion; the words repeat the colour's meaning."""
 _CELL = "text-align:left;vertical-align:top;white-space:normal;overflow-wrap:anywhere"
 _INTERVAL = 0.25
-"""Seconds between two looks at a run."""
+"""Seconds between two updates of a run's line."""
 
 
 def ipython() -> Any:
-    """The IPython shell that this runs in, if it does."""
+    """The IPython shell of this process, or None."""
     try:
         from IPython.core.getipython import get_ipython
-    except ImportError:  # the extra `lab` brings it; a lab's checks work without
+    except ImportError:  # the extra `lab` installs it; the checks of a lab work without it
         return None
     return get_ipython()
 
 
 def feedback(exercise: Exercise, findings: Sequence[Finding], note: str = "") -> None:
-    """Show what was found about an answer."""
+    """Show the findings about an answer."""
     show(as_text(exercise, findings, note), as_html(exercise, findings, note))
 
 
 @contextmanager
-def looking(exercise: Exercise) -> Iterator[None]:
-    """Says, while it takes seconds, that a check is going on; afterwards nothing is left of that."""
+def checking(exercise: Exercise) -> Iterator[None]:
+    """Show a line during a check that takes seconds, and remove it afterwards."""
     waits = exercise.kind == "configuration" and not headless()
-    place = f"grpo-lab-looking-{time.monotonic_ns()}"
+    place = f"grpo-lab-checking-{time.monotonic_ns()}"
     if waits:
-        show("Looking at it: this trains a few short runs.", display_id=place)
+        show("Checking: this trains a few short runs.", display_id=place)
     try:
         yield
     finally:
@@ -77,7 +77,7 @@ def as_text(exercise: Exercise, findings: Sequence[Finding], note: str = "") -> 
 
 
 def as_html(exercise: Exercise, findings: Sequence[Finding], note: str = "") -> str:
-    """The same as a table; nothing of the learner's is taken for HTML."""
+    """The feedback as a table; the learner's text is escaped."""
     columns = ["", "case", "got", "expected", *([] if all_right(findings) else ["why"])]
     head = "".join(f'<th scope="col" style="{_CELL}">{name}</th>' for name in columns)
     rows = []
@@ -109,7 +109,7 @@ def _verdict(exercise: Exercise, findings: Sequence[Finding]) -> str:
 
 
 class RunLine:
-    """A session's view: one line that follows the run, and says in the end how it went."""
+    """A session's view: one line that follows the run and ends with its summary."""
 
     def __init__(self, config: Config) -> None:
         self._name, self._steps = config.run.name, config.run.num_steps
@@ -120,11 +120,11 @@ class RunLine:
     def show(self, event: Event) -> None:
         self._events.append(event)
         if isinstance(event, Ended):
-            self._say(f"{self._name}: {summary(self._events)}")
+            self._update(f"{self._name}: {summary(self._events)}")
         elif isinstance(event, Stepped) and not headless() and time.monotonic() - self._shown_at > _INTERVAL:
             self._shown_at = time.monotonic()
-            self._say(f"{self._name}: step {event.step + 1} of {self._steps}, {in_numbers(event)}")
+            self._update(f"{self._name}: step {event.step + 1} of {self._steps}, {in_numbers(event)}")
 
-    def _say(self, text: str) -> None:
+    def _update(self, text: str) -> None:
         show(text, display_id=self._display, update=self._shown)
         self._shown = True

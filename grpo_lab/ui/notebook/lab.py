@@ -1,9 +1,8 @@
-"""What the cells of a lab call: its exercises, runs, panel, questions and export."""
+"""The functions that the cells of a lab call: exercises, runs, panel, questions and export."""
 
 from __future__ import annotations
 
 import json
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +21,7 @@ from grpo_lab.runs.run_folder import next_free
 from grpo_lab.runs.session import Session
 from grpo_lab.ui.notebook import feedback_view
 from grpo_lab.ui.notebook.questions import ask
+from grpo_lab.ui.widgets.exports import write_zip
 
 if TYPE_CHECKING:
     from grpo_lab.ui.widgets import Panel
@@ -32,9 +32,11 @@ LOCKED = "locked.json"
 class Lab:
     """One lab in a notebook: `lab = Lab("02_explosion")`.
 
-    In a notebook, a cell that begins with `%%exercise <name>` is an answer: it is written to
-    answers/<lab>/<name>.py, from where a config can name what it defines, and looked at. The cell raises Unanswered or
-    NotYet, in one line, where there is more to do, so that running all cells stops there.
+    In a notebook, a cell that begins with `%%exercise <name>` is an answer: it is saved as answers/<lab>/<name>.py,
+    where a config can refer to its definitions, and checked. An unfinished answer raises Unanswered or NotYet, shown
+    in one line, so that Run All stops there.
+
+    Raises ConfigError for an unknown lab.
     """
 
     def __init__(self, name: str) -> None:
@@ -48,13 +50,16 @@ class Lab:
             warm_up()
 
     def exercise(self, line: str, cell: str) -> None:
-        """The cell magic: keep the answer in its file, look at it, and say what is right and what is not yet."""
+        """The cell magic: save the answer, check it, and show feedback.
+
+        Raises Unanswered for an unfinished cell, NotYet for an answer that is not right.
+        """
         exercise = self._exercise(line.strip())
         path = self._path(exercise)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(answers.file_text(exercise.name, cell), encoding="utf-8")
         self._earned[exercise.name] = 0.0
-        with feedback_view.looking(exercise):
+        with feedback_view.checking(exercise):
             findings = check(exercise, path)
         if all_right(findings):
             self._earned[exercise.name] = float(exercise.points)
@@ -64,23 +69,23 @@ class Lab:
             raise NotYet(_progress(exercise, findings))
 
     def points(self, name: str) -> float:
-        """What an answer earned when its cell was last run here; 0.0 where it was not. nbgrader's cells end with it.
+        """The points of an answer when its cell last ran here, otherwise 0.0. nbgrader's cells end with it.
 
-        Nothing is run for it, so that nothing an answer prints or warns of can change what nbgrader reads.
+        It runs no code of the answer, whose output or warnings could change what nbgrader reads.
         """
         return self._earned.get(self._exercise(name).name, 0.0)
 
     def answer(self, name: str) -> ModuleType:
-        """The module that an answer is: `lab.answer("clamp").clamped(...)`.
+        """The answer as a module: `lab.answer("clamp").clamped(...)`.
 
-        Raises Unanswered where there is none yet.
+        Raises Unanswered if there is no answer yet.
         """
         return answers.load(self._path(self._exercise(name)))
 
     def path(self, name: str, inside: str | None = None) -> str:
         """The function or class of an answer as a config names it: `answers/02_explosion/clamp.py:clamped`.
 
-        Without `inside`, the function that the exercise asks for. Raises Unanswered where there is no answer yet.
+        Without `inside`, the function that the exercise asks for. Raises Unanswered if there is no answer yet.
         """
         exercise = self._exercise(name)
         answers.load(self._path(exercise))
@@ -88,13 +93,13 @@ class Lab:
         return f"{self._path(exercise).as_posix()}:{inside or asked}"
 
     def panel(self, *scenario: Any, **options: Any) -> Panel:
-        """A `Panel` whose runs lie below runs/<lab>; takes what Panel takes."""
-        from grpo_lab.ui.widgets import Panel  # matplotlib and widgets, only where a panel is shown
+        """A `Panel` with its runs below runs/<lab> and the arguments of `Panel`."""
+        from grpo_lab.ui.widgets import Panel  # imports matplotlib and ipywidgets
 
         return Panel(*scenario, runs=self.runs, **options)
 
     def run(self, config: Config, name: str | None = None) -> Session:
-        """A whole run in the warm child, below runs/<lab>; returns also when it crashed."""
+        """Train to the end in a child process, below runs/<lab>; returns after a crash too."""
         config = settled(config.with_(f"run.name={name or config.run.name}"))
         with warm_child() as child:
             session = Session(config, next_free(self.runs / config.run.name), child=child)
@@ -102,20 +107,14 @@ class Lab:
             return session.run()
 
     def questions(self) -> Any:
-        """The questions to ask oneself at the end, with radio buttons; as text where nobody can press them."""
+        """The review questions of the lab with radio buttons; as text without a notebook."""
         return ask(self.page.questions)
 
     def export(self) -> Path:
-        """Answers, runs and figures of this lab in one zip file: its path."""
-        path = Path(f"{self.name}.zip")
-        part = path.with_suffix(".zip.part")  # a half-written file must not look like a whole one
-        with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
-            for folder in (self.answers, self.runs):
-                for file in sorted(folder.rglob("*")):
-                    if file.is_file() and "__pycache__" not in file.parts:
-                        archive.write(file)
-        part.replace(path)
-        return path
+        """Write answers, runs and figures of this lab to one zip file, and return its path."""
+        found = [file for folder in (self.answers, self.runs) for file in sorted(folder.rglob("*")) if file.is_file()]
+        files = [(file.as_posix(), file) for file in found if "__pycache__" not in file.parts]
+        return write_zip(Path(f"{self.name}.zip"), files)
 
     def _exercise(self, name: str) -> Exercise:
         if name not in self.page.exercises:
@@ -126,21 +125,24 @@ class Lab:
         return self.answers / f"{exercise.name}.py"
 
     def _lock(self, exercise: Exercise, path: Path) -> str:
-        """Keep the first prediction; say which one that is."""
+        """Save the first prediction, and return a sentence about it.
+
+        Raises DataError for a file of predictions that cannot be read.
+        """
         assert isinstance(exercise.check, Values)
         given = answers.values(exercise.check, answers.load(path))
-        made = json.loads(json.dumps({name: each.value for name, each in given.items()}))  # as it is read back
+        made = json.loads(json.dumps({name: each.value for name, each in given.items()}))  # as JSON returns them
         file = self.answers / LOCKED
         try:
             locked = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         except ValueError:
-            raise DataError(f"{file} cannot be read any more; delete it, and predictions are locked anew") from None
+            raise DataError(f"{file} cannot be read any more; delete it to lock predictions again") from None
         first = locked.setdefault(exercise.name, made)
         file.write_text(json.dumps(locked, indent=2) + "\n", encoding="utf-8")
         words = ", ".join(f"{name} = {value!r}" for name, value in first.items())
         if first == made:
             return f"Locked in: {words}. Now run it and see."
-        return f"Your first prediction stays: {words}. To have been wrong is what predictions are for."
+        return f"Your first prediction stays: {words}. Being wrong is the point of predicting."
 
 
 def _progress(exercise: Exercise, findings: Sequence[Finding]) -> str:

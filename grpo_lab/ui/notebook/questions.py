@@ -1,4 +1,4 @@
-"""Questions to ask oneself: an answer is explained on the spot and goes nowhere."""
+"""Review questions: each answer is explained at once and never saved."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from grpo_lab.ui.notebook import feedback_view
 
 
 def ask(questions: Sequence[Question]) -> Any:
-    """Radio buttons with explanations; the questions as text where nobody can press them."""
+    """Radio buttons with explanations; the questions as text without a notebook."""
     if headless():
         feedback_view.show(
             "\n\n".join(_as_text(number, question) for number, question in enumerate(questions, start=1))
@@ -43,6 +43,6 @@ def _box(widgets: Any, number: int, question: Question) -> Any:
 
 
 def explanation(question: Question, chosen: int) -> str:
-    """What is said to who chose that option."""
+    """The explanation of a chosen option, as HTML."""
     word = "Right." if chosen == question.right else "Not this one."
     return f"<strong>{word}</strong> {escape(question.options[chosen][1])}"

@@ -38,10 +38,10 @@ _LEFT, _RIGHT = 0.165, 0.985
 def run_figure(events: Iterable[Event], title: str = "") -> Figure:
     """A figure of one run: gradient norm, KL, reward and largest ratio, and below them the strip of the chain."""
     screen = fold(events)
-    figure = _with_strip(screen, title, 11.2, 4.15)
+    figure = _headed(screen, title, 11.2)
     for name, axes in curves.panels(figure, top=1.25).items():
         curves.draw(axes, name, {"": screen}, strip.span([screen]))
-    return figure
+    return _with_strip(figure, screen, 4.15)
 
 
 def comparison_figure(runs: Mapping[str, Iterable[Event]], title: str = "") -> Figure:
@@ -75,7 +75,8 @@ def comparison_figure(runs: Mapping[str, Iterable[Event]], title: str = "") -> F
 
 def strip_figure(events: Iterable[Event], title: str = "") -> Figure:
     """A figure of the chain alone: links x steps."""
-    return _with_strip(fold(events), title, 5.9, 3.9)
+    screen = fold(events)
+    return _with_strip(_headed(screen, title, 5.9), screen, 3.9)
 
 
 def alt_text(events: Iterable[Event]) -> str:
@@ -91,21 +92,21 @@ def save(figure: Figure, path: str | Path) -> Path:
     return path
 
 
-def _with_strip(screen: Screen, title: str, height: float, tall: float) -> Figure:
-    """A figure with a header and, at its bottom, a strip of this height in inches."""
-    figure = style.new_figure(height)
-    _header(figure, title or screen.name or "a run", screen)
+def _with_strip(figure: Figure, screen: Screen, tall: float) -> Figure:
+    """The figure with a strip of this height in inches at its bottom."""
+    height = figure.get_size_inches()[1]
     axes = figure.add_axes((_LEFT, 0.55 / height, _RIGHT - _LEFT, tall / height))
     strip.draw(axes, screen, strip.span([screen]))
     strip.legend(axes, [screen])
     return figure
 
 
-def _header(figure: Figure, title: str, screen: Screen) -> None:
-    """Title, the status as a badge, and one line about the first break or the end."""
+def _headed(screen: Screen, title: str, height: float) -> Figure:
+    """An empty figure with a title, the status as a badge, and one line about the first break or the end."""
+    figure = style.new_figure(height)
     broken = any(word in screen.status for word in _BROKEN)
     colour = style.VERMILLION if broken else _CALM.get(screen.status, style.ORANGE)
-    style.write(figure, 0.35, title, 70, fontsize=style.TITLE, fontweight="bold")
+    style.write(figure, 0.35, title or screen.name or "a run", 70, fontsize=style.TITLE, fontweight="bold")
     badge = {"facecolor": colour, "edgecolor": "none", "boxstyle": "round,pad=0.4"}
     ink = style.BLACK if colour == style.ORANGE else "white"
     options = {"fontsize": style.NORMAL + 1, "fontweight": "bold", "color": ink, "ha": "right", "bbox": badge}
@@ -118,3 +119,4 @@ def _header(figure: Figure, title: str, screen: Screen) -> None:
     if not line and not found and screen.completed:
         line = f"No link of the chain broke in {screen.completed} steps."
     style.write(figure, 0.72, line, 140, fontsize=style.NORMAL, color="#333333")
+    return figure

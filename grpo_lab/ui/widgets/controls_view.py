@@ -86,7 +86,7 @@ class ControlsView:
         self._table.value = html.numbers(screen) if self._table_on.value else ""
 
     def show_runs(self, recordings: Sequence[str], folders: Sequence[Path]) -> None:
-        """List what can be opened: recordings, and the runs in the panel's folder."""
+        """List the runs that can be opened: recordings, and the runs in the panel's folder."""
         runs = [(folder.name, str(folder)) for folder in folders]
         with self._opening:
             self._open.options = [(text("panel.choose_run"), ""), *runs, *((f"{name} ★", name) for name in recordings)]

@@ -38,7 +38,7 @@ HEALTHY = "healthy"
 
 
 class Lecture:
-    """Failures to show in turn: each without guards (A), and with the guards of `stable` drawn over it (B).
+    """Failures to show in turn: each as it happens (A), and with the guards of `stable` drawn over it (B).
 
     Recordings named lecture-<scenario> and lecture-<scenario>-stable are replayed at any speed; every scenario can be
     trained live in the same panel. Keys: 1 to 9 show a failure and 0 the healthy run, space plays and pauses, arrows
@@ -53,12 +53,12 @@ class Lecture:
         self.show(0)
 
     def show(self, number: int) -> None:
-        """Show a failure without guards, by its place in the order; 0 is the healthy run."""
+        """Show a failure as it happens, by its place in the order; 0 is the healthy run."""
         if number < len(self.scenarios):
             self._present(self.scenarios[number], guarded=False)
 
     def compare(self, guarded: bool) -> None:
-        """Show the same failure without guards, or with guards over that."""
+        """Show the same failure as it happens, or with guards drawn over that."""
         if not guarded or self.name != HEALTHY:
             self._present(self.name, guarded)
 

@@ -23,7 +23,6 @@ from grpo_lab.ui.widgets.messages import text
 from grpo_lab.ui.widgets.render_state import RenderState
 from grpo_lab.ui.widgets.runner import Run, Runner
 from grpo_lab.ui.widgets.sources import config_of
-from grpo_lab.ui.widgets.timeline import Timeline
 
 HEALTHY = "stable"
 """The preset of `Panel.healthy`."""
@@ -63,13 +62,14 @@ class Panel:
         self._runs = Path(runs)
         self._runner = Runner(self._runs)
         self._commanding = threading.RLock()  # callbacks of buttons run in other threads
-        self._shown: Session | None = None
+        self.session: Session | None = None
+        """The session shown last; None before the first."""
         self._watched, self._shown_in = not notebook_mode.headless(), 0
         figure = LiveFigure(scale, WIDE if wide else TALL)
         first = figure.png(fold(recorded.events if recorded else ())) if self._watched else b""
         self._controls = ControlsView(self._call, controls, guards_shown, figure.size, first)
         self._render_state = RenderState(self._controls, figure, self._watched)
-        self.widget = self._controls.widget
+        self.widget, self.timeline = self._controls.widget, self._controls.timeline
         self._show_runs()
         self._controls.sources.show(self.config, *self._names)
         self._refresh()
@@ -77,19 +77,9 @@ class Panel:
             self._show_session(recorded)
 
     @property
-    def session(self) -> Session | None:
-        """The session shown last; None before the first."""
-        return self._shown
-
-    @property
     def running(self) -> bool:
         """Whether a run of this panel is going on."""
         return self._runner.running
-
-    @property
-    def timeline(self) -> Timeline:
-        """The replay of a finished run: `move`, `play`, `pause`."""
-        return self._controls.timeline
 
     def start(self) -> None:
         """Begin a run; without effect during a run.
@@ -102,7 +92,7 @@ class Panel:
             feed = self._render_state.feed()
             over = self._runner.start(self.config, feed)
             self._render_state.begin(feed)
-            self._shown = session = self._runner.session
+            self.session = session = self._runner.session
             assert session is not None
         over.add_done_callback(lambda over: self._over(over, feed, session))
         self._refresh()
@@ -125,7 +115,7 @@ class Panel:
 
     def pause(self) -> None:
         """Pause the run before its next step, or the replay of a recording."""
-        self._controls.timeline.pause()
+        self.timeline.pause()
         self._render_state.paused = self._command("pause")
         self._refresh()
 
@@ -141,7 +131,7 @@ class Panel:
 
     def step(self) -> None:
         """Train one step and pause; begin a run if there is none. Of a finished run, show one step more."""
-        timeline = self._controls.timeline
+        timeline = self.timeline
         if not self._render_state.live and timeline.length:
             timeline.pause()
             timeline.move(timeline.position + 1)
@@ -153,7 +143,7 @@ class Panel:
 
     def stop(self) -> None:
         """End the run after the current step; pressed again, at once."""
-        self._controls.timeline.pause()
+        self.timeline.pause()
         self._command("stop")
 
     def reset(self) -> None:
@@ -210,17 +200,17 @@ class Panel:
 
     def play(self, speed: float | None = None) -> None:
         """Play the run shown, from its start if all of it is shown; `speed` in steps a second."""
-        self._controls.timeline.play(speed)
+        self.timeline.play(speed)
 
     def export(self) -> Path:
         """Write the folder of the run shown and a PNG of its figure into one zip file, and return its path.
 
         Raises RunError when there is none.
         """
-        if self._shown is None:
+        if self.session is None:
             raise RunError(text("panel.nothing_to_keep"))
         png = LiveFigure().png(*self._render_state.screens())
-        path = exports.zipped(self._shown.directory, png, self._runs)
+        path = exports.zipped(self.session.directory, png, self._runs)
         self.tell(text("panel.exported", path=path))
         return path
 
@@ -266,7 +256,7 @@ class Panel:
         with self._commanding:
             if self._runner.running:  # it ends by itself; the next run need not wait
                 self._runner = Runner(self._runs)
-            self.config, self._shown = config, None
+            self.config, self.session = config, None
             self._render_state.load(())
 
     def _over(self, over: Future[Run], feed: Any, session: Run) -> None:
@@ -280,7 +270,7 @@ class Panel:
         self._controls.show_runs(recordings.recording_names(), exports.run_folders(self._runs))
 
     def _show_session(self, session: Session) -> None:
-        self._shown = session
+        self.session = session
         self._render_state.load(session.events)
         self._refresh()
 
@@ -301,4 +291,4 @@ class Panel:
             self._render_state.refresh()
             return self.widget._repr_mimebundle_(**keywords)
         words = {"text/plain": f"Panel: {describe(self._render_state.screens()[0])}"}
-        return words | ({"text/html": self._figure()} if self._shown else {})
+        return words | ({"text/html": self._figure()} if self.session else {})

@@ -12,7 +12,7 @@ import ipywidgets
 class Muted:
     """True inside its `with` block, where the program itself changes inputs, so that their callbacks ignore that.
 
-    A callback in another thread waits for the end of the block: what a user changed meanwhile is not lost.
+    A callback in another thread waits for the end of the block, so that no change by a user is lost.
 
     >>> muted = Muted()
     >>> with muted:

@@ -71,7 +71,8 @@ class SliderRow:
             each.tooltip = self.slider.setting.help
             each.observe(self._moved, "value")
         when = parts.words("when")
-        when.value = text("panel.live" if self.slider.live else "panel.next")
+        key = "live" if self.slider.live else "next"
+        when.value, when.tooltip = text(f"panel.{key}"), text(f"panel.{key}_help")
         self.widget = parts.box("row", [*self._inputs, when]).add_class(f"grpo-lab-set-{name}")
 
     def show(self, config: Config) -> None:
