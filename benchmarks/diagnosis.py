@@ -24,6 +24,7 @@ import typer
 from grpo_lab.analysis import logs
 from grpo_lab.analysis.diagnosis import HEALTHY, Diagnosis, diagnose, known_causes
 from grpo_lab.analysis.logs import Log
+from grpo_lab.analysis.markdown import table
 from grpo_lab.config import catalog
 from grpo_lab.config.schema import Config
 from grpo_lab.runs import environment
@@ -144,16 +145,15 @@ def measure(planned: Sequence[tuple[str, int, Config]], kept: Path) -> dict[str,
 
 def markdown(found: dict[str, Any]) -> str:
     """The results as tables in Markdown."""
-    rows = ["| scenario | cause class | right | else |", "|---|---|---|---|"]
+    rows = [["scenario", "cause class", "right", "else"]]
     for name, row in found["verdicts"].items():
         truth, total = TRUTH.get(name, HEALTHY), sum(row.values())
         others = ", ".join(f"{verdict} {n}" for verdict, n in row.items() if verdict != truth)
-        rows.append(f"| {name} | {truth} | {row.get(truth, 0)} of {total} | {others} |")
+        rows.append([name, truth, f"{row.get(truth, 0)} of {total}", others])
     kinds = ("right", "among those named", "cannot tell", "silent", "wrong")
-    rows += ["", "| metrics, runs | " + " | ".join(kinds) + " |", "|---|" + "---|" * len(kinds)]
-    for view, row in found["grades"].items():
-        rows.append(f"| {view} | " + " | ".join(str(row.get(kind, 0)) for kind in kinds) + " |")
-    return "\n".join([*rows, "", *(f"- {miss}" for miss in found["misses"])]) + "\n"
+    views = [[view, *(str(row.get(kind, 0)) for kind in kinds)] for view, row in found["grades"].items()]
+    misses = "\n".join(f"- {miss}" for miss in found["misses"])
+    return f"{table(rows)}\n\n{table([['metrics, runs', *kinds], *views])}\n\n{misses}\n"
 
 
 def main(
