@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.timing import Plan, Run, compare, milliseconds, settle, take_turns, use_threads
 from grpo_lab.config.catalog import preset
 from grpo_lab.config.schema import Config, Switches
-from grpo_lab.training import learner
+from grpo_lab.training import learner, registry
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.training.recorder import Recorder
 
@@ -60,7 +60,7 @@ class Blind(Recorder):
 def blindfolded(config: Config) -> Run:
     """A run without recorder and observers. `Learner` still computes its metrics; none is recorded."""
     run = Run(config)
-    with mock.patch.object(learner, "Recorder", Blind), mock.patch.object(learner, "PROBES", ()):
+    with mock.patch.object(learner, "Recorder", Blind), mock.patch.object(registry, "OBSERVERS", ()):
         run.advance(1)  # a generator builds its Learner at the first step
     return run
 

@@ -94,7 +94,7 @@ def test_false_alarms_have_a_row_of_their_own():
     assert cells(plots.heat_map_figure(Findings(table("a", none="crashed"))), "alarms") is None
 
 
-@pytest.mark.parametrize("seeds", [1, 3])
+@pytest.mark.parametrize("seeds", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_the_whole_matrix_is_legible(tmp_path, seeds):
     """Every scenario and every column there is: no text over another."""
     names = [HEALTHY, *scenario_names()]

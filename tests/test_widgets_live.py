@@ -13,12 +13,12 @@ from PIL import Image
 
 from grpo_lab.analysis.run_state import CURVES, Fold, fold
 from grpo_lab.config.schema import Config
-from grpo_lab.events import Action, Changed, Ended, LinkNote, Started, Stepped
+from grpo_lab.events import Action, Changed, Ended, LinkNote, Started, Stepped, Verdict
 from grpo_lab.ui.plots.style import GREEN, VERMILLION, chinese_font
 from grpo_lab.ui.widgets import render_thread
 from grpo_lab.ui.widgets.live import LiveFigure
 from grpo_lab.ui.widgets.png import png
-from grpo_lab.ui.widgets.render_thread import Painter
+from grpo_lab.ui.widgets.render_thread import RenderThread
 from grpo_lab.ui.widgets.timeline import Timeline
 
 LINKS = ("probabilities", "loss", "gradients", "weights")
@@ -28,10 +28,12 @@ def started(steps=30, *overrides):
     return Started(Config().with_(f"run.num_steps={steps}", *overrides).to_dict(), 1, "cpu")
 
 
-def stepped(step, verdict="KEEP", broken=False, **metrics):
+def stepped(step, verdict=Verdict.KEEP, broken=False, **metrics):
     values = {"grad_norm": 2.0 + math.sin(step), "kl": 0.1, "reward": 0.5, "ratio/max": 1.5, **metrics}
     links = tuple(LinkNote(name, 0, 1.0, float(broken), 8) for name in LINKS)
-    actions = (Action("skip_spikes", "guard", "gradients", 0, verdict, "grad norm 812 > 10"),) * (verdict != "KEEP")
+    actions = (Action("skip_spikes", "guard", "gradients", 0, verdict, "grad norm 812 > 10"),) * (
+        verdict != Verdict.KEEP
+    )
     return Stepped(step, 1, verdict, values, links, actions)
 
 
@@ -46,7 +48,7 @@ def pixels(figure, events, *rest):
 EVENTS = [started(), *(stepped(step) for step in range(12))]
 STORY = [
     *EVENTS,
-    stepped(12, "SKIP_STEP", grad_norm=812.0),
+    stepped(12, Verdict.SKIP_STEP, grad_norm=812.0),
     Changed(13, ("guards.clip_gradients.max_norm=0.5",)),
     stepped(13, broken=True, grad_norm=math.nan, kl=math.inf),
     stepped(14, kl=30.0),
@@ -121,7 +123,9 @@ def long_run():
     folded = Fold()
     folded.add(started(10_000))
     for step in range(10_000):
-        folded.add(stepped(step, "SKIP_STEP" if step % 3 == 0 else "KEEP", grad_norm=1e9 if step == 7777 else 2.0))
+        folded.add(
+            stepped(step, Verdict.SKIP_STEP if step % 3 == 0 else Verdict.KEEP, grad_norm=1e9 if step == 7777 else 2.0)
+        )
     return folded
 
 
@@ -195,20 +199,20 @@ def fast(monkeypatch):
     monkeypatch.setattr(render_thread, "IDLE_SECONDS", 0.05)
 
 
-def test_pokes_within_a_frame_are_drawn_once_and_the_last_is_drawn(fast):
+def test_requests_within_a_frame_are_drawn_once_and_the_last_is_drawn(fast):
     seen, begun, gate, value = [], threading.Event(), threading.Event(), [0]
 
-    def paint():
+    def render():
         seen.append(value[0])
         begun.set()
-        return not gate.wait(5)
+        return not gate.wait(60)
 
-    each = Painter(paint)
-    each.poke()
-    assert begun.wait(5)
+    each = RenderThread(render)
+    each.request()
+    assert begun.wait(60)
     for number in range(1, 100):
         value[0] = number
-        each.poke()
+        each.request()
     gate.set()
     assert each.settle()
     assert seen == [0, 99]
@@ -216,13 +220,13 @@ def test_pokes_within_a_frame_are_drawn_once_and_the_last_is_drawn(fast):
 
 def test_the_thread_rests_and_comes_back(fast):
     drawn = []
-    each = Painter(lambda: bool(drawn.append(1)))
-    each.poke()
+    each = RenderThread(lambda: bool(drawn.append(1)))
+    each.request()
     thread = each._thread
     assert thread is not None
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive()
-    each.poke()
+    each.request()
     assert each.settle()
     assert len(drawn) == 2
 
@@ -231,16 +235,16 @@ def test_a_frame_that_fails_does_not_end_all_frames(fast, monkeypatch):
     drawn, told = [], []
     monkeypatch.setattr(threading, "excepthook", told.append)
 
-    def paint():
+    def render():
         drawn.append(1)
         if len(drawn) == 1:
             raise ValueError("the first one fails")
         return False
 
-    each = Painter(paint)
-    each.poke()
+    each = RenderThread(render)
+    each.request()
     assert each.settle()
-    each.poke()
+    each.request()
     assert each.settle()
     assert len(drawn) == 2
     assert len(told) == 1
