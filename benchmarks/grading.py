@@ -88,7 +88,7 @@ def _attacks() -> Iterator[Handed]:
 
 
 class Watch(threading.Thread):
-    """The largest memory of the command and its workers, without sandboxes, in each tenth of the time."""
+    """The largest memory of the command and its grade workers, without sandboxes, in each tenth of the time."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         super().__init__(daemon=True)
