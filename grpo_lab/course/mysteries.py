@@ -128,5 +128,5 @@ def _stripped(event: Event, shown: dict[str, Any]) -> Event:
         return dataclasses.replace(event, config=shown)
     if isinstance(event, Stepped):
         metrics = {metric: value for metric, value in event.metrics.items() if metric != "beta"}
-        return dataclasses.replace(event, actions=(), verdict=Verdict.KEEP.name, metrics=metrics)
+        return dataclasses.replace(event, actions=(), verdict=Verdict.KEEP, metrics=metrics)
     return event

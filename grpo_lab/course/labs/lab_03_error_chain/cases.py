@@ -118,7 +118,7 @@ For debugging consider passing CUDA_LAUNCH_BLOCKING=1"""
 
 
 def _face(text: str) -> str:
-    """The kind of crash that a log's text tells of, of those that the exercise names, or `other`."""
+    """The kind of crash in a log's text: one of FACES, or `other`."""
     kind = classify_crash(text).kind
     return kind if kind in FACES else "other"
 
