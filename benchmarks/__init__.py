@@ -1,7 +1,7 @@
-"""Speed against TRL and the price of watching and guarding, measured in turns within one process."""
+"""Speed against TRL, and the cost of guards, recorder and panel, measured in turns within one process."""
 
 import os
 
-# Before torch loads OpenMP: on a busy machine a thread that spins while it waits for another, which is not running,
-# makes a step last seconds instead of a tenth. The same for every contender.
+# Set before torch loads OpenMP: on a busy machine, threads that spin while they wait make a step last seconds and not a
+# tenth. The same setting holds for every contender.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -23,7 +23,7 @@ from grpo_lab.runs import environment
 
 
 class Name(StrEnum):
-    """The benchmarks there are; each is a module of this name, which has `measure`."""
+    """The benchmarks; each is a module of this name with a function `measure`."""
 
     against_trl = "against_trl"
     guards = "guards"
@@ -52,16 +52,18 @@ TARGETS = {
 
 
 def main(
-    quick: Annotated[bool, typer.Option(help="A few steps, to see that all runs; no figure counts.")] = False,
+    quick: Annotated[
+        bool, typer.Option(help="A few steps, to test that everything runs; the figures mean nothing.")
+    ] = False,
     only: Annotated[list[Name] | None, typer.Option(help="One benchmark; may be given again.")] = None,
     out: Annotated[Path, typer.Option(envvar="OUT", help="Folder of the results.")] = Path("benchmarks/results"),
     threads: Annotated[list[int] | None, typer.Option(help="CPU threads; may be given again. 1 and 2 if not.")] = None,
 ) -> None:
-    """Measure, print a table, and write cpu.json; a run that is not whole writes cpu-partial.json instead."""
+    """Measure, print a table, and write cpu.json; a partial run writes cpu-partial.json instead."""
     console = Console(width=None if sys.stdout.isatty() else 120)  # a log has no width of its own
     chosen, counts = only or list(Name), threads or [1, 2]
     results: dict[str, dict[str, Any]] = {}
-    # Only those chosen, and before any of them runs: a package that is missing is told at once.
+    # Import only the chosen ones, and all of them before any runs: a missing package is reported at once.
     modules = {name: importlib.import_module(f"benchmarks.{name}") for name in chosen}
     for name, module in modules.items():
         for count in counts:
@@ -79,7 +81,7 @@ def main(
 
 
 def about() -> dict[str, Any]:
-    """When, where and how this was measured."""
+    """Date, command and environment of a measurement."""
     described = environment.describe()
     with suppress(importlib.metadata.PackageNotFoundError):  # only `against_trl` needs it
         described["packages"]["trl"] = importlib.metadata.version("trl")
@@ -93,7 +95,7 @@ def about() -> dict[str, Any]:
 
 
 def table(results: dict[str, dict[str, Any]]) -> Table:
-    """One row a ratio and thread count."""
+    """A table with one row for each ratio and number of threads."""
     shown = Table("ratio", "threads", "median", "quartiles", "range", "fastest", "processor", "budget")
     for by_threads in results.values():
         for threads, found in by_threads.items():

@@ -1,8 +1,8 @@
 """Samples a second against TRL's GRPOTrainer on the same work: same model, prompts, batch, lengths and rewards.
 
-TRL owns its loop, so it leads: after each of its blocks a callback lets ours take their turn in the same thread. TRL's
-time of a block is everything from the moment the callback returns to the end of the block's last step: data loading,
-sampling, rewards, update, scheduler and whatever it notes. Ours is everything around `next`.
+TRL owns its loop: after each of its blocks a callback lets our contenders take their turns in the same thread. TRL's
+time of a block is everything from the return of the callback to the end of the block's last step: data loading,
+sampling, rewards, update, scheduler and logging. Our time is everything around `next`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from grpo_lab.tasks import tasks
 
 
 def measure(threads: int, plan: Plan) -> dict[str, Any]:
-    """Step times of TRL, of ours as it is, and of ours with preset `stable`'s guards at their own limits."""
+    """Step times of TRL, of our trainer, and of our trainer with the guards of preset `stable` at their own limits."""
     use_threads(threads)
     config = settle().with_(f"run.num_steps={plan.total}")
     return race(config, {"ours": Run(config), "ours, guarded": Run(config.with_guards(preset("stable").guards))}, plan)
 
 
 def race(config: Config, ours: dict[str, Run], plan: Plan) -> dict[str, Any]:
-    """TRL against each of ours on the work that the config describes."""
+    """TRL against each of our contenders on the work that the config describes."""
     # Each of TRL's blocks is followed by one of ours, which starts and ends the measured time.
     blocks, trl = _take_turns(config, ours, plan)
     samples = config.data.num_prompts * config.data.num_generations
@@ -47,14 +47,14 @@ def race(config: Config, ours: dict[str, Run], plan: Plan) -> dict[str, Any]:
 
 
 def _take_turns(config: Config, ours: dict[str, Run], plan: Plan) -> tuple[dict[str, list[Block]], dict[str, Any]]:
-    """The blocks of everyone, and TRL's own metrics, a number a step."""
+    """The blocks of every contender, and TRL's own metrics, one number a step."""
     from transformers import PrinterCallback, TrainerCallback
 
     blocks: dict[str, list[Block]] = {"trl": [], **{name: [] for name in ours}}
     noted: dict[str, list[float]] = {}
 
     class Turns(TrainerCallback):
-        """Stops the watch at the end of TRL's block, lets ours go, and starts it again."""
+        """Stops the watch at the end of TRL's block, advances our contenders, and starts the watch again."""
 
         watch: Stopwatch
 
@@ -79,7 +79,7 @@ def _take_turns(config: Config, ours: dict[str, Run], plan: Plan) -> tuple[dict[
 
 
 def trl_trainer(config: Config, directory: str) -> Any:
-    """TRL's trainer set to do what the config says, and nothing that the config does not ask for."""
+    """TRL's trainer with the settings of the config, and everything else turned off."""
     import datasets
     from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportPrivateImportUsage]
 
@@ -105,7 +105,7 @@ def trl_trainer(config: Config, directory: str) -> Any:
         weight_decay=optimizer.weight_decay,
         seed=config.run.seed,
         shuffle_dataset=False,
-        # Off, because ours has none of it: it would only make TRL slower.
+        # Off, because our trainer has none of it, and it would only make TRL slower.
         disable_dropout=True,
         gradient_checkpointing=False,
         bf16=False,

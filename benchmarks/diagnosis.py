@@ -1,7 +1,8 @@
-"""`python -m benchmarks.diagnosis`: is every scenario's run diagnosed blind to its cause, and no healthy run at all?
+"""`python -m benchmarks.diagnosis`: how often the diagnosis names the cause of a run from its metrics alone.
 
-Runs are recorded afresh, with seeds that no rule was tuned on (those were below 100), read back from their folders, and
-diagnosed from their metrics. Each is diagnosed thrice: with all that is logged here, and with what TRL and verl log.
+Runs of every scenario and healthy runs are recorded with seeds that no rule was tuned on (those were below 100), read
+back from their folders, and diagnosed three times: with all metrics of this project, and with those that TRL and verl
+log.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import typer
 from grpo_lab.analysis import logs
 from grpo_lab.analysis.diagnosis import HEALTHY, Diagnosis, diagnose, known_causes
 from grpo_lab.analysis.logs import Log
+from grpo_lab.analysis.markdown import table
 from grpo_lab.config import catalog
 from grpo_lab.config.schema import Config
 from grpo_lab.runs import environment
@@ -31,7 +33,8 @@ from grpo_lab.ui import console
 
 TRUTH = {scenario: cause.name for cause in known_causes() for scenario in cause.scenarios}
 LONGER = {"accumulation-overwrite": 40}
-"""Steps of runs that are too short to show their symptom in every run: it takes a last micro-batch without spread."""
+"""Steps of runs that are too short to show their symptom every time, because it needs a last micro-batch without
+spread."""
 HEALTHY_STEPS = (30, 60, 30, 100, 30, 60, 30, 300)
 OF_VERL = (
     "reward",
@@ -45,20 +48,20 @@ OF_VERL = (
     "completions/clipped_ratio",
 )
 OF_TRL = (*OF_VERL, "reward_std", "frac_reward_zero_std")
-"""TRL logs the spread of rewards within groups too. Both log the sampler's mismatch only when asked to."""
+"""TRL logs the spread of rewards within groups too. Both log the sampler's mismatch only on request."""
 
 
 def sick(name: str, seed: int) -> Config:
-    """A scenario as it is, with another seed."""
+    """The configuration of a scenario with another seed."""
     longer = [f"run.num_steps={LONGER[name]}"] if name in LONGER else []
     return catalog.scenario(name).config().with_(f"run.seed={seed}", "run.threads=1", *longer)
 
 
 def healthy(seed: int) -> Config:
-    """A run with nothing wrong, of its own preset, batch, rate, temperature, updates, KL weight and length."""
+    """The configuration of a healthy run, with a random preset, batch, rate, temperature, KL weight and length."""
     draw = random.Random(seed)
     prompts, size = draw.choice([(16, 8), (8, 8), (16, 4), (8, 4), (12, 6), (24, 8)])
-    rates = [1e-4, 2e-4, 3e-4] if prompts * size >= 64 else [5e-5, 1e-4]  # a small batch takes a small rate
+    rates = [1e-4, 2e-4, 3e-4] if prompts * size >= 64 else [5e-5, 1e-4]  # a small batch needs a small rate
     return catalog.preset(draw.choice(["stable", "plain"])).with_(
         f"data.num_prompts={prompts}",
         f"data.num_generations={size}",
@@ -75,7 +78,7 @@ def healthy(seed: int) -> Config:
 
 
 def recorded(config: Config, folder: Path) -> Log:
-    """The log of a run, read back from its folder; one that is there already is not run again."""
+    """The log of a run, read back from its folder; a run that is already there is not made again."""
     if not (folder / "environment.json").exists() or Session.open(folder).ended is None:
         shutil.rmtree(folder, ignore_errors=True)
         Session(config, folder).run()
@@ -83,7 +86,7 @@ def recorded(config: Config, folder: Path) -> Log:
 
 
 def as_logged_by(log: Log, metrics: Sequence[str], hides_nan: bool) -> Log:
-    """What another trainer would have logged of the same run; Trainer writes 0 for a loss that is not finite."""
+    """The log of the same run by another trainer; Hugging Face's Trainer writes 0 for a loss that is not finite."""
     kept = {name: series for name, series in log.metrics.items() if name in metrics}
     if hides_nan and "loss" in kept:
         kept["loss"] = kept["loss"].where(abs(kept["loss"]) < float("inf"), 0.0)
@@ -98,7 +101,7 @@ VIEWS: dict[str, Callable[[Log], Log]] = {
 
 
 def graded(found: Diagnosis, truth: str) -> str:
-    """`right`, `among those it names`, `cannot tell` (alarmed, and no cause named), `silent`, or `wrong`."""
+    """`right`, `among those named`, `cannot tell` (an alarm without a cause), `silent`, or `wrong`."""
     if found.verdict == truth:
         return "right"
     if truth in [f.cause.name for f in found.findings] + [p.cause.name for p in found.possible]:
@@ -109,7 +112,7 @@ def graded(found: Diagnosis, truth: str) -> str:
 
 
 def runs(first: int, seeds: int, num_healthy: int, only: list[str]) -> Iterator[tuple[str, int, Config]]:
-    """What is recorded: name, seed, config."""
+    """The runs to record: name, seed, config."""
     for name in only or catalog.scenario_names():
         yield from ((name, seed, sick(name, seed)) for seed in range(first, first + seeds))
     yield from ((HEALTHY, seed, healthy(seed)) for seed in range(first, first + num_healthy))
@@ -141,17 +144,16 @@ def measure(planned: Sequence[tuple[str, int, Config]], kept: Path) -> dict[str,
 
 
 def markdown(found: dict[str, Any]) -> str:
-    """The tables to read."""
-    rows = ["| scenario | cause class | right | else |", "|---|---|---|---|"]
+    """The results as tables in Markdown."""
+    rows = [["scenario", "cause class", "right", "else"]]
     for name, row in found["verdicts"].items():
         truth, total = TRUTH.get(name, HEALTHY), sum(row.values())
         others = ", ".join(f"{verdict} {n}" for verdict, n in row.items() if verdict != truth)
-        rows.append(f"| {name} | {truth} | {row.get(truth, 0)} of {total} | {others} |")
+        rows.append([name, truth, f"{row.get(truth, 0)} of {total}", others])
     kinds = ("right", "among those named", "cannot tell", "silent", "wrong")
-    rows += ["", "| metrics, runs | " + " | ".join(kinds) + " |", "|---|" + "---|" * len(kinds)]
-    for view, row in found["grades"].items():
-        rows.append(f"| {view} | " + " | ".join(str(row.get(kind, 0)) for kind in kinds) + " |")
-    return "\n".join([*rows, "", *(f"- {miss}" for miss in found["misses"])]) + "\n"
+    views = [[view, *(str(row.get(kind, 0)) for kind in kinds)] for view, row in found["grades"].items()]
+    misses = "\n".join(f"- {miss}" for miss in found["misses"])
+    return f"{table(rows)}\n\n{table([['metrics, runs', *kinds], *views])}\n\n{misses}\n"
 
 
 def main(
@@ -165,7 +167,7 @@ def main(
     out: Annotated[Path, typer.Option(envvar="OUT", help="Folder of the results.")] = Path("benchmarks/results"),
 ) -> None:
     """Record, diagnose, and write diagnosis.json and diagnosis.md."""
-    warnings.simplefilter("ignore", UserWarning)  # that a poisoned model is not saved is what is expected here
+    warnings.simplefilter("ignore", UserWarning)  # a model with NaN weights is not saved, as expected here
     started = time.perf_counter()
     planned = list(runs(first, seeds, healthy_runs, only or []))
     with tempfile.TemporaryDirectory() as scratch:
@@ -184,7 +186,7 @@ def main(
 
 
 def _command(first: int, seeds: int, healthy_runs: int, only: Sequence[str]) -> str:
-    """What gives the same runs; in which folders they were kept is nobody else's business."""
+    """The command that gives the same runs; the folders are left out."""
     words = ["--first", first, "--seeds", seeds, "--healthy-runs", healthy_runs]
     words += [word for name in only for word in ("--only", name)]
     return shlex.join(["python", "-m", "benchmarks.diagnosis", *map(str, words)])

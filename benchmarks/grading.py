@@ -1,7 +1,7 @@
-"""`python -m benchmarks.grading`: a class of a hundred, graded unattended, and what became of each notebook.
+"""`python -m benchmarks.grading`: a class of a hundred, graded unattended, and the result of each notebook.
 
-Reference solutions, untouched notebooks, notebooks with one wrong answer, and attacks. It is known what each must earn.
-Seconds are this machine's; what counts is that they are bounded, and that nothing is lost.
+Reference solutions, untouched notebooks, notebooks with one wrong answer, and attacks; the points that each must earn
+are known. Seconds depend on the machine; they must be bounded, and no notebook may be lost.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from tests.grading import hostile, mutants
 RESULTS = Path("benchmarks/results/grading.json")
 SOURCES = Path("labs")
 SHARES = {"reference": 0.27, "untouched": 0.18, "one wrong answer": 0.35, "attack": 0.2}
-"""How a class is made up."""
+"""The share of each kind of notebook in a class."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Handed:
-    """A notebook of the class: the reference, but for these sources by exercise, which must earn nothing."""
+    """A notebook of the class: the reference, with these wrong sources by exercise, which must earn no points."""
 
     kind: str
     lab: str
@@ -57,7 +57,7 @@ class Handed:
         return json.dumps(made)
 
     def as_it_should_be(self, result: Result) -> bool:
-        """Whether exactly those exercises earned their points that should."""
+        """Whether exactly the right exercises earned their points."""
         names = set(lab_page(self.lab).exercises)
         lost = names if self.kind == "untouched" else set(self.wrong)
         earned = {mark.exercise for mark in result.marks if mark.status in (RIGHT, BY_HAND)}
@@ -81,14 +81,14 @@ def a_class(size: int, seed: int) -> Iterator[Handed]:
 
 
 def _attacks() -> Iterator[Handed]:
-    """Those that need to know nothing of the machine, each in place of an answer of lab 5."""
+    """The attacks that need no knowledge of the machine, each in place of an answer of lab 5."""
     for each in hostile.attacks().values():
         if each.called and hostile.KNOWN not in each.source:
             yield Handed("attack", "05_kl", {"k3": each.answer("05_kl", "k3", {})})
 
 
 class Watch(threading.Thread):
-    """The most memory that the command and its grade workers took, sandboxes aside, in each tenth of the time."""
+    """The largest memory of the command and its grade workers, without sandboxes, in each tenth of the time."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         super().__init__(daemon=True)
@@ -156,7 +156,7 @@ def main(
 
 
 def summary(handed: Mapping[int, Handed], results: Mapping[str, Result]) -> dict[str, Any]:
-    """What became of the class: how many of each kind, as they should be or not, and how long they took."""
+    """The number of notebooks of each kind, those with the right points, and their times."""
     missing = [number for number in handed if f"s{number:03d}" not in results]
     kinds: dict[str, Any] = {}
     for kind, count in Counter(one.kind for one in handed.values()).items():

@@ -1,4 +1,4 @@
-"""What guarding and watching cost on a healthy run: step time with guards on over none, recorder on over off."""
+"""The cost of guards and recorder on a healthy run: step time with guards over none, recorder on over off."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ QUIET: dict[str, dict[str, Any]] = {
     "clamp_log_ratio": {"limit": 1e9},
     "clamp_kl": {"limit": 1e9},
 }
-"""Limits above everything a healthy run shows: a guard looks, which is what it costs, and never acts."""
+"""Limits above every value of a healthy run: a guard compares, which is its cost, and never acts."""
 ACTS_BY_DESIGN = ("safe_sampling", "adaptive_learning_rate", "adaptive_beta")
 
 
 def quiet(guards: Switches) -> dict[str, dict[str, Any]]:
-    """The same guards with limits that nothing healthy reaches."""
+    """The same guards with limits that no healthy run reaches."""
     return {name: {**settings, **QUIET.get(name, {})} for name, settings in guards.items()}
 
 
 def stable() -> dict[str, dict[str, Any]]:
-    """The guards of preset `stable`, quiet."""
+    """The guards of preset `stable`, with limits that no healthy run reaches."""
     return quiet(preset("stable").guards)
 
 
 def everyone() -> dict[str, dict[str, Any]]:
-    """Every guard there is, quiet, but for those that change a healthy run whatever their limits."""
+    """Every guard with limits that no healthy run reaches, except those that change a healthy run at any limit."""
     return quiet({name: {} for name in GUARDS if name not in ACTS_BY_DESIGN})
 
 
 class Blind(Recorder):
-    """A recorder that sees nothing. The norms it owes the observers are zeros, which without guards nobody reads."""
+    """A recorder that records nothing. It returns zeros as norms, which are not read without guards."""
 
     def tensor(self, link: str, value: Tensor, update: int = 0, note: str = "") -> None: ...
 
@@ -58,7 +58,7 @@ class Blind(Recorder):
 
 
 def blindfolded(config: Config) -> Run:
-    """A run without recorder and observers. Metrics are still computed where `Learner` computes them; none is noted."""
+    """A run without recorder and observers. `Learner` still computes its metrics; none is recorded."""
     run = Run(config)
     with mock.patch.object(learner, "Recorder", Blind), mock.patch.object(registry, "OBSERVERS", ()):
         run.advance(1)  # a generator builds its Learner at the first step
@@ -66,7 +66,7 @@ def blindfolded(config: Config) -> Run:
 
 
 def measure(threads: int, plan: Plan) -> dict[str, Any]:
-    """Step times of one healthy run: unguarded, guarded by `stable`, by every guard, and with nobody watching."""
+    """Step times of a healthy run: without guards, with those of `stable`, with every guard, and without a recorder."""
     use_threads(threads)
     config = settle().with_(f"run.num_steps={plan.total + 1}")
     runs = arms(config, {"none": {}, "stable": stable(), "everyone": everyone()})
@@ -88,7 +88,7 @@ def arms(config: Config, guards: Mapping[str, Switches]) -> dict[str, Run]:
 
 
 def same(one: Run, other: Run) -> bool:
-    """Whether two runs show the same metrics to the last bit, but for time and what only a snapshot can tell."""
+    """Whether two runs have bit-identical metrics, except times and metrics that need a snapshot."""
     return [_numbers(step.metrics) for step in one.steps] == [_numbers(step.metrics) for step in other.steps]
 
 

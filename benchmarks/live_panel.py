@@ -1,4 +1,4 @@
-"""What watching costs: the same run in turn under a live panel and headless, and ten thousand events on one screen.
+"""The cost of the live panel: the same run in turn with a panel and headless, and ten thousand events on one screen.
 
 Both are trained by a warm child on the same number of threads. The panel's pictures go nowhere here, but they are
 drawn, packed and handed over as in a notebook; what a browser does with them comes on top.
@@ -32,7 +32,7 @@ from grpo_lab.ui.widgets.live import LiveFigure
 from grpo_lab.ui.widgets.panel import Panel
 
 EVENTS = 10_000
-"""Of the long run that is made up."""
+"""Steps of the long synthetic run."""
 _FIRST_PLOT = """
 import time, json; begin = time.perf_counter()
 from unittest import mock; from grpo_lab.runs import child_pool, notebook_mode
@@ -49,7 +49,7 @@ with mock.patch.object(notebook_mode, "headless", lambda: False):
 
 
 def measure(threads: int, plan: Plan) -> dict[str, Any]:
-    """Step times live and headless, frames, Stop, the way to the first plot, and the long run."""
+    """Step times live and headless, frames, Stop, the time to the first plot, and the long run."""
     config = settle().with_(f"run.num_steps={20 * plan.steps}", f"run.threads={threads}")
     with tempfile.TemporaryDirectory() as home:
         found = _in_turn(config, plan.blocks, Path(home))
@@ -63,7 +63,7 @@ def measure(threads: int, plan: Plan) -> dict[str, Any]:
 
 
 def _in_turn(config: Config, rounds: int, folder: Path) -> dict[str, Any]:
-    """The same run live and headless, who goes first changing every round."""
+    """The same run live and headless, in an order that changes every round."""
     rows: dict[str, list[dict[str, float]]] = {"live": [], "headless": []}
     frames: list[dict[str, float]] = []
     with child_pool.warm_child() as child:
@@ -93,13 +93,13 @@ def _in_turn(config: Config, rounds: int, folder: Path) -> dict[str, Any]:
 
 
 def _processor_time(pid: int) -> float:
-    """Seconds of processor time that a process had so far, where /proc tells."""
+    """Seconds of processor time that a process has used so far, from /proc."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _live(config: Config, runs: Path) -> tuple[Session, dict[str, float]]:
-    """A run in a panel that somebody watches, and what was drawn meanwhile."""
+    """A run in a panel that is shown, and its frames."""
     with mock.patch.object(notebook_mode, "headless", lambda: False):
         panel = Panel(config, runs=runs)
     times, sizes, stamps = [], [], []
@@ -130,7 +130,7 @@ def _live(config: Config, runs: Path) -> tuple[Session, dict[str, float]]:
 
 
 def _step(session: Session) -> float:
-    """Median seconds of a step, the first three left out."""
+    """Median seconds of a step, without the first three."""
     return statistics.median(event.metrics["step_time"] for event in session.events[4:] if isinstance(event, Stepped))
 
 
@@ -161,14 +161,14 @@ def _stop(config: Config, rounds: int, folder: Path) -> dict[str, Any]:
 
 
 def _first_plot(folder: Path) -> dict[str, float]:
-    """Seconds from `import grpo_lab` in a new process to a panel that is drawn, and to its first step that is."""
+    """Seconds from `import grpo_lab` in a new process to the first drawn panel, and to its first drawn step."""
     code = f"RUNS = {str(folder / 'first')!r}\n{_FIRST_PLOT}"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     return {name: round(value, 2) for name, value in json.loads(done.stdout.splitlines()[-1]).items()}
 
 
 def long_run(count: int = EVENTS) -> dict[str, Any]:
-    """Ten thousand made-up steps: time and size of the frames of its second half, and the memory it takes."""
+    """Ten thousand synthetic steps: time and size of the frames of the second half, and the memory."""
     times, sizes = [], []
     for picture, seconds in _frames(count):
         times.append(seconds)
@@ -194,7 +194,7 @@ def long_run(count: int = EVENTS) -> dict[str, Any]:
 
 
 def _frames(count: int) -> Iterator[tuple[bytes, float]]:
-    """A hundred frames of the second half of a long run, with the seconds each took; backgrounds left out."""
+    """A hundred frames of the second half of a long run, with the seconds of each, without backgrounds."""
     folded, figure = Fold(), LiveFigure()
     folded.add(Started(Config().with_(f"run.num_steps={count}").to_dict(), 1, "cpu"))
     for step in range(count):
@@ -208,13 +208,13 @@ def _frames(count: int) -> Iterator[tuple[bytes, float]]:
 
 @functools.cache
 def _pattern() -> Stepped:
-    """A step of a run that was recorded."""
+    """A step of a recorded run."""
     _, events = run_folder.read(recordings.find("reviews-smollm2"))
     return next(event for event in reversed(events) if isinstance(event, Stepped))
 
 
 def _made_up(step: int) -> Stepped:
-    """Such a step with other numbers; every third one is refused."""
+    """The step with other numbers; every third step is refused."""
     metrics = {name: value * (1 + 0.2 * math.sin(step)) for name, value in _pattern().metrics.items()}
     refused = (Action("skip_spikes", "guard", "gradients", 0, Verdict.SKIP_STEP, f"grad norm {step} > 10"),)
     actions, verdict = (refused, Verdict.SKIP_STEP) if step % 3 == 0 else ((), Verdict.KEEP)

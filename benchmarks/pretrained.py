@@ -1,4 +1,4 @@
-"""The same questions on a pretrained model: speed against TRL, the price of the guards, and peak memory.
+"""The same benchmarks on a pretrained model: speed against TRL, the cost of the guards, and peak memory.
 
 It has to be fetched first: `grpo-lab models fetch smollm2-135m`. Where it is not there, the benchmark says so.
 """
@@ -19,7 +19,7 @@ from grpo_lab.models import loading
 from grpo_lab.models.registry import MODELS
 
 STEPS_FOR_MEMORY = 3
-"""All memory is in use after the second: moments come with the first update."""
+"""All memory is in use after the second step: the first update allocates the moments."""
 CONTENDERS = ("TRL", "ours", "ours, guarded")
 
 

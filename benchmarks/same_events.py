@@ -62,7 +62,7 @@ class Comparison:
             name, (step, old, new) = next(iter(self.differences.items()))
             more = f"; {len(self.differences) - 1} more fields" if len(self.differences) > 1 else ""
             return f"step {step}, {name}: {old!r} → {new!r}{more}"
-        return f"identical but for {self.rewritten} sentences" if self.rewritten else "identical"
+        return f"identical; sentences rewritten: {self.rewritten}" if self.rewritten else "identical"
 
 
 def main(
@@ -127,7 +127,8 @@ def record(checkout: Path, folder: Path, chosen: list[Case]) -> None:
 
 def compare(case: Case, old: Path, new: Path) -> Comparison:
     """Compare the events of two folders, each with the one in the same place."""
-    events = [[json.loads(line) for line in (folder / "events.jsonl").open(encoding="utf-8")] for folder in (old, new)]
+    texts = [(folder / "events.jsonl").read_text(encoding="utf-8") for folder in (old, new)]
+    events = [[json.loads(line) for line in text.splitlines()] for text in texts]
     found = Comparison(case, events=len(events[1]))
     for before, after in zip_longest(*events, fillvalue={}):
         step = after.get("step", before.get("step", -1))

@@ -1,4 +1,4 @@
-"""What running each prompt once per group saves in the reference and policy passes: step time plain over shared."""
+"""The gain from running each prompt once per group in the reference and policy passes: step time plain over shared."""
 
 from __future__ import annotations
 

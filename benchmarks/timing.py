@@ -1,7 +1,7 @@
-"""Contenders advanced in turns within one process, so that whatever else keeps the machine busy slows all alike.
+"""Contenders that take turns within one process, so that other load on the machine slows all of them alike.
 
-Only ratios of neighbouring blocks are worth reading. Beside the wall clock stands the processor time of this process:
-it hardly sees what others do on the machine, but at two threads it also counts the waiting of one for the other.
+Only ratios of neighbouring blocks are meaningful. The processor time of this process is measured besides the wall
+clock: it hardly depends on other load, but with two threads it includes the time that one waits for the other.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Block:
 
 
 class Stopwatch:
-    """Started when made; `stop` gives the seconds a step."""
+    """A stopwatch that starts when it is made; `stop` returns the seconds a step."""
 
     def __init__(self) -> None:
         self._wall, self._cpu = time.perf_counter(), time.process_time()
@@ -52,7 +52,7 @@ class Stopwatch:
 
 
 class Run:
-    """One training run, advanced some steps at a time; everything `train` does between two of them is in the time."""
+    """One training run, advanced some steps at a time; the time includes everything that `train` does between steps."""
 
     def __init__(self, config: Config, model: tuple[Any, Any] | None = None, rewards: Any = None) -> None:
         self.steps: list[Stepped] = []
@@ -73,12 +73,12 @@ class Run:
 
     @property
     def acted(self) -> set[str]:
-        """Names of the interventions that did anything."""
+        """Names of the interventions that acted."""
         return {action.name for step in self.steps for action in step.actions}
 
 
 def take_turns(contenders: Mapping[str, Callable[[int], Block]], plan: Plan) -> dict[str, list[Block]]:
-    """The blocks of each contender; who goes first changes every round."""
+    """The blocks of each contender, in an order that changes every round."""
     for advance in contenders.values():
         advance(plan.warm_up)
     blocks: dict[str, list[Block]] = {name: [] for name in contenders}
@@ -93,8 +93,8 @@ def take_turns(contenders: Mapping[str, Callable[[int], Block]], plan: Plan) -> 
 def compare(above: Sequence[Block], below: Sequence[Block]) -> dict[str, Any]:
     """`above` / `below` block by block, by either clock: the median, its quartiles and extremes.
 
-    `fastest` is the fastest block of the one over the fastest of the other: what remains when both were left alone.
-    `total` is all of the one over all of the other: what is done only now and then, such as a snapshot, is in it.
+    `fastest` is the ratio of the fastest blocks, those with the least other load. `total` is the ratio of all the
+    time, with rare work such as a snapshot.
     """
     found = {}
     for clock in ("wall", "cpu"):
@@ -136,7 +136,7 @@ PRETRAINED = (
     "data.num_prompts=4",
     "data.num_generations=4",
     "sampling.max_completion_length=12",
-    "optimizer.learning_rate=1e-6",  # so that it goes on talking, and all do the same work to the end
+    "optimizer.learning_rate=1e-6",  # low, so that completions stay as long and the work stays the same to the end
 )
 
 

@@ -17,7 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
 
+from benchmarks import update_matrix
 from grpo_lab import cli
 from grpo_lab.analysis.matrix.cells import HEALTHY, Cell, cells, columns, rows
 from grpo_lab.analysis.matrix.cells import _contents as contents
@@ -627,3 +629,35 @@ def test_a_derivation_end_to_end(run, monkeypatch, tmp_path):
     text = (out / "findings.md").read_text()
     assert "Deriving a smallest set" in text and "--derive" in text
     assert "derived" not in (out / "cells.csv").read_text()
+
+
+# --- rows that were measured again -----------------------------------------------------------------------------------
+
+
+def folder_of(path, rows_of_it, made):
+    path.mkdir()
+    (path / "cells.csv").write_text(to_csv(rows_of_it))
+    (path / "findings.md").write_text(f"# Title\n\nMade by {made}.\n\ntext\n")
+    return path
+
+
+def test_rows_measured_again_take_the_place_of_the_old_ones(tmp_path):
+    whole = folder_of(tmp_path / "whole", SAID, "`first`")
+    again = [replace(row, fate=Fate.SHOWN, grad_norm=INF) for row in SAID if row.scenario == "b"]
+    for number in (1, 2):
+        part = folder_of(tmp_path / f"part {number}", again, f"`command {number}`")
+        update_matrix.main(part, f"because {number}", whole)
+    rows_of_it = update_matrix.read(whole / "cells.csv")
+    assert to_csv(rows_of_it) == to_csv([row for row in SAID if row.scenario == "a"] + again)
+    text = (whole / "findings.md").read_text()
+    said = [f"The rows of `b` were measured again because {number}: `command {number}`." for number in (1, 2)]
+    assert "\n".join(["Made by `first`.", *said]) in text and "| b | shown | none |" in text
+    assert (whole / "heat_map.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_scenario_is_measured_again_as_a_whole_or_not_at_all(tmp_path):
+    whole = folder_of(tmp_path / "whole", SAID, "`first`")
+    for name, some in (("less", SAID[:2]), ("other", [result("c")])):
+        with pytest.raises(typer.BadParameter, match="measure whole scenarios"):
+            update_matrix.main(folder_of(tmp_path / name, some, "`x`"), "because", whole)
+    assert (whole / "cells.csv").read_text() == to_csv(SAID)

@@ -183,10 +183,7 @@ def _held(yes: bool) -> str:
 
 
 def report(
-    runs: list[ReproducedRun],
-    healthy: dict[str, ReproducedRun],
-    figures: dict[str, tuple[str, str]],
-    command: str,
+    runs: list[ReproducedRun], healthy: dict[str, ReproducedRun], figures: dict[str, tuple[str, str]], command: str
 ) -> str:
     """The page in Markdown; `figures` are by title the file and the alternative text."""
     claims = [["claim", "measured", "verdict"], *map(list, verdicts(runs, healthy))]

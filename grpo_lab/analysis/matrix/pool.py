@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import queue
-import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from pathlib import Path
 
 from grpo_lab.analysis.matrix.cells import Cell
@@ -62,16 +61,10 @@ class Pool:
         self._busy.add(child)
         return child
 
-    @contextmanager
-    def _folder(self, cell: Cell) -> Iterator[Path]:
+    def _folder(self, cell: Cell) -> AbstractContextManager[str | Path]:
         if self._keep:
-            yield next_free(self._keep / cell.scenario / f"{cell.column}, seed {cell.seed}")
-            return
-        directory = Path(tempfile.mkdtemp(prefix="grpo-lab-"))
-        try:
-            yield directory
-        finally:
-            shutil.rmtree(directory, ignore_errors=True)
+            return nullcontext(next_free(self._keep / cell.scenario / f"{cell.column}, seed {cell.seed}"))
+        return tempfile.TemporaryDirectory(prefix="grpo-lab-", ignore_cleanup_errors=True)
 
     def _measured(self, cell: Cell, session: Session, child: Child) -> Measurement:
         hung = threading.Event()

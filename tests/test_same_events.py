@@ -1,0 +1,71 @@
+"""The comparison of two checkouts finds every number that differs, and nothing else."""
+
+import json
+
+import pytest
+
+from benchmarks.same_events import Case, cases, compare, differing, record
+from grpo_lab.config.catalog import scenario_names
+
+CASE = Case("preset", "smoke", "alone", 0)
+STEP = {
+    "event": "Stepped",
+    "step": 1,
+    "metrics": {"loss": "nan", "kl": 0.5, "step_time": 0.1},
+    "links": [{"link": "loss", "magnitude": "nan", "facts": {}}],
+    "actions": [{"name": "skip_spikes", "verdict": "SKIP_STEP", "reason": "norm 12 > 10"}],
+}
+STARTED = {"event": "Started", "config": {"run": {"seed": 0}}, "device": "cpu"}
+
+
+def folder(path, *events):
+    path.mkdir()
+    (path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("after", "name", "old", "new"),
+    [
+        (STEP | {"metrics": STEP["metrics"] | {"kl": 0.25}}, "Stepped.metrics.kl", 0.5, 0.25),
+        (STEP | {"metrics": STEP["metrics"] | {"loss": 0.0}}, "Stepped.metrics.loss", "nan", 0.0),
+        (STEP | {"metrics": {"loss": "nan", "step_time": 0.1}}, "Stepped.metrics.kl", 0.5, None),
+        (STEP | {"links": [STEP["links"][0] | {"magnitude": 1.0}]}, "Stepped.links[0 loss].magnitude", "nan", 1.0),
+        (STEP | {"actions": []}, "Stepped.actions[0 skip_spikes].name", "skip_spikes", None),
+        (STEP | {"step": 2}, "Stepped.step", 1, 2),
+    ],
+)
+def test_a_number_that_differs_is_named(tmp_path, after, name, old, new):
+    found = compare(CASE, folder(tmp_path / "old", STARTED, STEP), folder(tmp_path / "new", STARTED, after))
+    assert next(iter(found.differences.items()))[0] == name and found.differences[name][1:] == (old, new)
+    assert name in found.verdict
+
+
+def test_step_times_new_settings_and_nan_are_no_difference(tmp_path):
+    started = STARTED | {"config": {"run": {"seed": 0, "new": 1}}}
+    later = STEP | {"metrics": STEP["metrics"] | {"step_time": 9.0}}
+    found = compare(CASE, folder(tmp_path / "old", STARTED, STEP), folder(tmp_path / "new", started, later))
+    assert found.verdict == "identical"
+    assert [name for name, _ in differing(started, STARTED)] == ["Started.config.run.new"], "a setting that is gone"
+
+
+def test_a_sentence_that_was_rewritten_is_counted_apart(tmp_path):
+    said = STEP | {"actions": [STEP["actions"][0] | {"reason": "the norm 12 is above 10"}]}
+    found = compare(CASE, folder(tmp_path / "old", STEP), folder(tmp_path / "new", said))
+    assert (found.differences, found.verdict) == ({}, "identical; sentences rewritten: 1")
+
+
+def test_an_event_too_many_is_a_difference(tmp_path):
+    found = compare(CASE, folder(tmp_path / "old", STEP), folder(tmp_path / "new", STEP, STEP | {"step": 2}))
+    assert "Stepped.step" in found.differences
+
+
+def test_every_scenario_is_trained_alone_and_guarded_and_three_presets_are():
+    found = list(cases(seeds=2))
+    assert len(found) == len(set(found)) == 2 * (2 * len(scenario_names()) + 3)
+    assert [case.name for case in cases(1, ["smoke"])] == ["smoke"]
+
+
+def test_a_package_of_another_checkout_is_refused(tmp_path):
+    with pytest.raises(RuntimeError, match=f"not from {tmp_path}"):
+        record(tmp_path, tmp_path, [CASE])
