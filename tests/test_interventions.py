@@ -371,23 +371,33 @@ def test_memory_survives_being_saved_and_belongs_to_one_instance(kind, name, cls
 
 
 @pytest.mark.parametrize(
-    ("one", "name", "value", "note", "look"),
+    ("one", "name", "value", "notes", "kept"),
     [
-        (FAULTS["stale_batch"](), "queue", make_batch(), "", lambda batch: batch.completions),
-        (observers.MeasureExactKL(), "reference", torch.ones(2, 3, 4), "reference", lambda logits: logits),
+        (FAULTS["stale_batch"](), "queue", make_batch(), ("", ""), lambda queue: [each.completions for each in queue]),
+        (
+            observers.MeasureExactKL(),
+            "reference",
+            torch.arange(48.0).view(4, 3, 4),
+            ("reference", "sampling"),
+            lambda reference: [*reference.values()],
+        ),
     ],
+    ids=["stale_batch", "measure_exact_kl"],
 )
-def test_tensors_that_are_kept_survive_a_change_and_a_file(one, name, value, note, look, tmp_path):
-    one(value, make_step(note=note))
+def test_tensors_that_are_kept_survive_a_change_and_a_file(one, name, value, notes, kept, tmp_path):
+    first, later = (make_step(note=note, batch=make_batch()) for note in notes)
+    one(value, first)
+    before = kept(getattr(one, name))
     after_a_change, from_a_file = type(one)(), type(one)()
     carry_over({one.stage: [("any", one)]}, {one.stage: [("any", after_a_change)]})
     torch.save(one.state_dict(), tmp_path / "state.pt")
     with torch.serialization.safe_globals([Batch]):  # a file that is read runs no code
         from_a_file.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    one(value, make_step(note=note))
-    assert [len(getattr(each, name)) for each in (one, after_a_change, from_a_file)] == [2, 1, 1]
+    one(value, later)
+    assert before and len(kept(getattr(one, name))) != len(before)
     for each in (after_a_change, from_a_file):
-        assert torch.equal(look(getattr(each, name)[0]), look(value))
+        found = kept(getattr(each, name))
+        assert len(found) == len(before) and all(map(torch.equal, found, before))
 
 
 @pytest.mark.parametrize(("name", "harm"), HARMS)
