@@ -1,6 +1,6 @@
 """grpo_lab: why GRPO training blows up, and what stops it.
 
-The public names, imported when they are first asked for, so that `import grpo_lab` loads neither torch nor Jupyter.
+The public names are imported at their first use, so that `import grpo_lab` loads neither torch nor Jupyter.
 """
 
 from __future__ import annotations

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 
 
 class GrpoLabError(Exception):
-    """Base of every error that is the user's to mend; the CLI prints it without a traceback."""
+    """Base of every error that a user can correct; the command line prints it without a traceback."""
 
     exit_code = 1
 
     def _render_traceback_(self) -> list[str]:
-        """What a notebook shows of it: one line, as the command line does."""
+        """The one line that a notebook shows, as the command line does."""
         return [f"{type(self).__name__}: {self}"]
 
 
@@ -23,7 +23,7 @@ class ConfigError(GrpoLabError):
 
 
 class ModelError(GrpoLabError):
-    """A model that cannot be found, read or trained here."""
+    """A model that cannot be found, read or trained."""
 
 
 class DataError(GrpoLabError):
@@ -35,21 +35,21 @@ class RewardError(GrpoLabError):
 
 
 class LogError(GrpoLabError):
-    """A training log that is missing, empty or in no format known here."""
+    """A training log that is missing, empty or in an unknown format."""
 
     exit_code = 2
 
 
 class RunError(GrpoLabError):
-    """A run folder that cannot be written or read, or a run that crashed when asked to be checked."""
+    """A run folder that cannot be written or read, or a run that crashed under `run(check=True)`."""
 
 
 class Unanswered(GrpoLabError):
-    """An exercise whose cell was not run yet, or still holds the line that stands for an answer."""
+    """An exercise whose cell was not run yet, or still holds its placeholder."""
 
 
 class NotYet(GrpoLabError):
-    """An answer that was looked at and is not right yet."""
+    """An answer that was checked and is wrong."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str], error: type[GrpoLabError] = ConfigError) -> GrpoLabError:

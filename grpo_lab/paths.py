@@ -1,4 +1,4 @@
-"""Where the files that ship with the package are."""
+"""The folder of the files that ship with the package."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ def data_directory() -> Path:
 
     >>> (data_directory() / "presets").is_dir()
     True
+
+    Raises DataError if neither exists.
     """
     package = Path(__file__).parent
-    # The package's own first: beside an installed one, in site-packages, a data/ could be anybody's.
+    # The package's own first: a data/ beside an installed package, in site-packages, may belong to another one.
     for candidate in (package / "data", package.parent / "data"):
         if (candidate / "presets").is_dir():
             return candidate

@@ -1,8 +1,10 @@
 """A config is frozen, validated as a whole, changed by overrides, and survives being written down."""
 
+import copy
 import dataclasses
 import json
 import math
+import pickle
 
 import pytest
 from hypothesis import given
@@ -280,3 +282,49 @@ def test_every_setting_has_a_help_text_and_a_default_within_its_limit(name, cls)
         assert len(setting.help.split()) >= 2, f"{name}.{setting.name} has no help text"
         assert setting.help.endswith("."), f"{name}.{setting.name}: {setting.help!r}"
     cls()  # raises ConfigError for a default outside its limit
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda guards: guards.update(warm_up={}),
+        lambda guards: guards.pop("clip_gradients"),
+        lambda guards: guards.clear(),
+        lambda guards: guards.setdefault("warm_up", {}),
+        lambda guards: guards["clip_gradients"].update(max_norm=9.0),
+        lambda guards: guards["clip_gradients"].__setitem__("max_norm", 9.0),
+        lambda guards: guards["clip_gradients"].__delitem__("max_norm"),
+        lambda guards: guards["clip_gradients"].__ior__({"max_norm": 9.0}),
+    ],
+)
+def test_guards_and_faults_cannot_be_changed_in_place(change):
+    given = {"clip_gradients": {"max_norm": 0.3}}
+    for config in (
+        Config(guards=given, faults=given),
+        Config.from_dict({"guards": given, "faults": given}),
+        Config().with_("guards.clip_gradients.max_norm=0.3", "faults.clip_gradients.max_norm=0.3"),
+        Config(faults=given).with_guards(given),
+    ):
+        for switches in (config.guards, config.faults):
+            with pytest.raises(TypeError, match="cannot be changed: make another one with `with_`"):
+                change(switches)
+        assert config.guards == config.faults == {"clip_gradients": {"max_norm": 0.3}}
+    given["clip_gradients"]["max_norm"] = 9.0
+    assert config.guards == {"clip_gradients": {"max_norm": 0.3}}
+
+
+def test_a_config_is_copied_pickled_and_taken_apart():
+    config = Config().with_("guards.clip_gradients.max_norm=0.3", "guards.warm_up=on", "faults.nan_gradient=on")
+    config = config.merged({"guards": {"mine.py:Mine": {"layers": [1, 2]}}})
+    for again in (copy.copy(config), copy.deepcopy(config), pickle.loads(pickle.dumps(config)), through_json(config)):
+        assert again == config and list(again.guards) == list(config.guards)
+        with pytest.raises(TypeError, match="cannot be changed"):
+            again.guards["clip_gradients"]["max_norm"] = 9.0  # type: ignore[index]
+    assert dataclasses.asdict(config)["guards"] == config.to_dict()["guards"] == config.guards
+    assert config.guards["mine.py:Mine"] == {"layers": (1, 2)}
+    assert (
+        str(config.guards) == "{'clip_gradients': {'max_norm': 0.3}, 'warm_up': {}, 'mine.py:Mine': {'layers': (1, 2)}}"
+    )
+    config.to_dict()["guards"]["warm_up"]["steps"] = 3  # a copy, which may be changed
+    with pytest.raises(ConfigError, match=r"guards\.warm_up = True: must be a table of names and values"):
+        Config(guards={"warm_up": True})  # type: ignore[dict-item]

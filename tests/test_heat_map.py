@@ -9,7 +9,7 @@ from matplotlib.text import Text
 
 from grpo_lab.analysis.matrix.cells import HEALTHY, columns
 from grpo_lab.analysis.matrix.findings import Findings
-from grpo_lab.analysis.matrix.results import Fate, Result
+from grpo_lab.analysis.matrix.results import Fate, Measurement
 from grpo_lab.config.catalog import scenario_names
 from grpo_lab.ui import plots
 from grpo_lab.ui.plots.heat_map import LETTERS, mark
@@ -20,7 +20,7 @@ def result(scenario, column, seed=0, fate="stopped", refused=0):
     ends = {"status": "done", "crash": "", "message": "", "survived": True, "shown": False}
     links = {"first_break": "", "caught_by": "", "before": 0.3, "after": 0.4, "asked": 30}
     names = {"key": f"{scenario} {column} {seed}", "guards": column}
-    return Result(scenario=scenario, column=column, seed=seed, fate=fate, **names, **ends, **links, **numbers)
+    return Measurement(scenario=scenario, column=column, seed=seed, fate=fate, **names, **ends, **links, **numbers)
 
 
 def table(scenario, **fates):

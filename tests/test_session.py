@@ -279,7 +279,7 @@ def test_a_change_that_a_running_model_cannot_take_is_refused_where_it_is_made(t
     session = Session(SMOKE, tmp_path / "run")
     with pytest.raises(ConfigError):
         session.set(override)
-    assert session._door(0) == []
+    assert session._commands(0) == []
 
 
 def test_a_reference_cannot_appear_in_a_running_model(tmp_path):
@@ -287,17 +287,17 @@ def test_a_reference_cannot_appear_in_a_running_model(tmp_path):
         Session(SMOKE.with_("loss.beta=0"), tmp_path / "run").set("loss.beta=0.1")
 
 
-def test_the_door_by_itself():
-    door = CommandQueue()
-    assert door(0) == []
-    door.command("set", ("a.b=1",))
-    door.command("set", ("a.c=2",))
-    assert door(1) == ["a.b=1", "a.c=2"] and door(2) == []
+def test_the_commands_by_itself():
+    queue = CommandQueue()
+    assert queue(0) == []
+    queue.command("set", ("a.b=1",))
+    queue.command("set", ("a.c=2",))
+    assert queue(1) == ["a.b=1", "a.c=2"] and queue(2) == []
     with pytest.raises(ConfigError, match="unknown command 'stpo'; did you mean 'stop'"):
-        door.command("stpo")
-    door.command("stop")
+        queue.command("stpo")
+    queue.command("stop")
     with pytest.raises(Stopped):
-        door(3)
+        queue(3)
 
 
 def test_replay_shows_what_was_recorded(done):

@@ -1,4 +1,4 @@
-"""What a run is: its settings, presets and scenarios, and the names that lead to a user's own files.
+"""A run's settings, the presets and scenarios, and the loading of user code.
 
-Nothing here imports torch, so that the command line answers at once.
+Nothing here imports torch, so that the command line starts fast.
 """

@@ -1,7 +1,7 @@
-"""Presets and scenarios: files in data/ that an instructor can add to without code.
+"""Presets and scenarios: TOML files in data/, to which an instructor can add others without code.
 
 A preset is a whole configuration with a title. A scenario is the cause of a failure: overrides and faults laid over
-the preset `original`, with what you will see, what cures it and what only looks as if it did.
+the preset `original`, with its symptoms, its cures and its decoys, which look like cures and are none.
 """
 
 from __future__ import annotations
@@ -23,24 +23,30 @@ _TEXTS = ("title", "source", "story")
 
 
 @dataclass(frozen=True)
-class Preset:
-    """A named configuration."""
+class Entry:
+    """A preset or a scenario, as lists show it."""
 
     name: str
     title: str
     source: str
     story: str
+
+
+@dataclass(frozen=True)
+class Preset(Entry):
+    """A named configuration."""
+
     config: Config
 
 
 @dataclass(frozen=True)
 class Expectation:
-    """What a scenario shows when nothing guards it."""
+    """The symptoms of a scenario without guards. Raises ConfigError for an unknown link or metric."""
 
     crash: str = ""
-    """The operator it dies in, or nothing."""
+    """The operator in which the run crashes, if it does."""
     first_break: str = ""
-    """The first link that is not finite, or nothing."""
+    """The first link that is not finite, if there is one."""
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Metrics that reach at least this value in some step."""
     below: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -57,9 +63,9 @@ class Expectation:
                 raise unknown("metric in [expect]", name, METRICS)
 
     def shown(self, operator: str, steps: Sequence[Mapping[str, float]]) -> bool:
-        """Whether a run showed it: the operator it died in (or nothing), and the metrics of each of its steps.
+        """Whether a run showed the symptoms, by the operator in which it crashed ("" for none) and its steps' metrics.
 
-        A crash, where one is expected, is the whole of it. Otherwise every metric is where it is expected to be.
+        An expected crash is enough. Without one, every metric has to be in its expected range.
 
         >>> Expectation(metrics={"kl": 1.0}).shown("", [{"kl": 0.1}, {"kl": 2.0}])
         True
@@ -72,23 +78,19 @@ class Expectation:
 
 
 @dataclass(frozen=True)
-class Scenario:
+class Scenario(Entry):
     """One cause of failure."""
 
-    name: str
-    title: str
-    source: str
-    story: str
     preset: str
     cause: Mapping[str, Any]
     expect: Expectation
     cures: tuple[tuple[str, ...], ...]
     """Sets of overrides, each of which alone stops the failure."""
     decoys: tuple[tuple[str, ...], ...]
-    """Sets of overrides that are recommended against it and do not stop it."""
+    """Sets of overrides that are recommended against the failure and do not stop it."""
 
     def config(self, guards: str | tuple[str, ...] | None = None, preset: str | None = None) -> Config:
-        """The cause on its preset (or on another one); `guards` puts a preset's guards, or named ones, in place.
+        """The cause on its preset, or on another one; `guards` replaces the guards by a preset's, or by named ones.
 
         >>> scenario("cuda-001").config(guards=("clamp_log_ratio",)).guards
         {'clamp_log_ratio': {}}
@@ -96,42 +98,41 @@ class Scenario:
         config = load_preset(preset or self.preset).config.merged(self.cause).with_(f"run.name={self.name}")
         if guards is None:
             return config
-        if isinstance(guards, str):
-            return config.with_guards(load_preset(guards).config.guards)
-        return config.with_guards({name: {} for name in guards})
+        named = load_preset(guards).config.guards if isinstance(guards, str) else {name: {} for name in guards}
+        return config.with_guards(named)
 
 
 def preset(name: str) -> Config:
     """The configuration of a preset.
 
-    Raises ConfigError for one that does not exist, with the nearest names.
+    Raises ConfigError for an unknown name, with the nearest ones.
     """
     return load_preset(name).config
 
 
 def load_preset(name: str) -> Preset:
-    """A preset with its title and story."""
+    """A preset with its title and story. Raises ConfigError for an unknown name or a mistake in its file."""
     tree = _read("presets", "preset", name)
-    texts = {key: tree.pop(key) for key in _TEXTS if key in tree}
+    texts = _pop_texts(tree, name)
     _check_keys(tree, [*SECTIONS, *SWITCHES], f"preset {name}")
-    return Preset(name=name, **_complete(texts, name), config=Config().merged({"run": {"name": name}}).merged(tree))
+    return Preset(name, **texts, config=Config().merged({"run": {"name": name}}).merged(tree))
 
 
 def scenario(name: str) -> Scenario:
     """A scenario by name, or from an instructor's own file (`path/to/mine.toml`).
 
-    Raises ConfigError for one that does not exist or holds unknown keys.
+    Raises ConfigError for an unknown name or a mistake in its file.
     """
     tree = _read("scenarios", "scenario", name)
     name = Path(name).stem if name.endswith(".toml") else name
     where = f"scenario {name}"
     _check_keys(tree, [*_TEXTS, "preset", "expect", "cures", "decoys", *SECTIONS, *SWITCHES], where)
-    texts = {key: tree[key] for key in _TEXTS if key in tree}
+    texts = _pop_texts(tree, name)
     expect = _typed(tree, "expect", dict, where)
     _check_keys(expect, [field.name for field in dataclasses.fields(Expectation)], f"{where}, [expect]")
     found = Scenario(
-        name=name,
-        **_complete(texts, name),
+        name,
+        **texts,
         preset=_typed(tree, "preset", str, where) or "original",
         cause={key: tree[key] for key in (*SECTIONS, *SWITCHES) if key in tree},
         expect=Expectation(**expect),
@@ -144,10 +145,12 @@ def scenario(name: str) -> Scenario:
 
 
 def preset_names() -> list[str]:
+    """The names of all presets."""
     return _names("presets")
 
 
 def scenario_names() -> list[str]:
+    """The names of all scenarios."""
     return _names("scenarios")
 
 
@@ -185,8 +188,8 @@ def _override_sets(tree: Mapping[str, Any], key: str, where: str) -> tuple[tuple
     return tuple(tuple(row) for row in rows)
 
 
-def _complete(texts: dict[str, Any], name: str) -> dict[str, str]:
+def _pop_texts(tree: dict[str, Any], name: str) -> dict[str, str]:
     for key in _TEXTS:
-        if not isinstance(texts.get(key), str):
-            raise ConfigError(f"{name}.toml: {key} = {texts.get(key)!r}: every file needs a text there")
-    return texts
+        if not isinstance(tree.get(key), str):
+            raise ConfigError(f"{name}.toml: {key} = {tree.get(key)!r}: every file needs a text there")
+    return {key: tree.pop(key) for key in _TEXTS}

@@ -1,4 +1,4 @@
-"""What a setting is: a dataclass field with a type, a limit and, in the string under it, its only help text.
+"""Settings: dataclass fields with a type, a limit and, in the string below the field, the help text that users see.
 
 Config sections, guards and faults all declare their settings this way:
 
@@ -25,47 +25,47 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from grpo_lab.errors import ConfigError, unknown
 
 __all__ = ["Annotated", "AtLeast", "Between", "OneOf", "Setting", "Settings", "parse", "settings_of", "typed"]
 
-_AS_JSON_HOLDS_THEM = ("inf", "-inf", "nan")
-"""JSON has no such numbers: they are written down as these words."""
-
-
-@dataclass(frozen=True)
-class Between:
-    """low < value <= high."""
-
-    low: float
-    high: float = math.inf
-
-    def accepts(self, value: Any) -> bool:
-        return self.low < value <= self.high
-
-    def __str__(self) -> str:
-        return f"above {self.low:g}" + (f" and at most {self.high:g}" if self.high < math.inf else "")
+_WORDS = {"true": True, "on": True, "false": False, "off": False, "none": None, "inf": math.inf}
+_JSON_STRINGS = ("inf", "-inf", "nan")
+"""How config.json and events.jsonl hold the numbers that JSON lacks."""
 
 
 @dataclass(frozen=True)
 class AtLeast:
-    """low <= value <= high."""
+    """The limit low <= value <= high."""
 
     low: float
     high: float = math.inf
+    lower_words: ClassVar[str] = "at least"
 
     def accepts(self, value: Any) -> bool:
+        """Whether a value is within the limit."""
         return self.low <= value <= self.high
 
     def __str__(self) -> str:
-        return f"at least {self.low:g}" + (f" and at most {self.high:g}" if self.high < math.inf else "")
+        return f"{self.lower_words} {self.low:g}" + (f" and at most {self.high:g}" if self.high < math.inf else "")
+
+
+@dataclass(frozen=True)
+class Between(AtLeast):
+    """The limit low < value <= high."""
+
+    lower_words: ClassVar[str] = "above"
+
+    def accepts(self, value: Any) -> bool:
+        """Whether a value is within the limit."""
+        return self.low < value <= self.high
 
 
 @dataclass(frozen=True, init=False)
 class OneOf:
-    """One of a few names."""
+    """The limit to a few names."""
 
     names: tuple[str, ...]
 
@@ -73,6 +73,7 @@ class OneOf:
         object.__setattr__(self, "names", names)
 
     def accepts(self, value: Any) -> bool:
+        """Whether a value is one of the names."""
         return value in self.names
 
     def __str__(self) -> str:
@@ -81,37 +82,60 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Setting:
-    """One field, as documents, command lines and sliders show it."""
+    """One field, as docs pages, the command line and sliders show it."""
 
     name: str
     kind: Any
-    limit: Between | AtLeast | OneOf | None
+    limit: AtLeast | OneOf | None
     default: Any
     owner: type
 
     @property
     def help(self) -> str:
-        """The text written under the field."""
+        """The string below the field."""
         return _help_texts(self.owner).get(self.name, "")
 
 
 class Settings:
-    """Base of every dataclass of settings: checks each value when it is made."""
+    """Base of every dataclass of settings: each value is checked at construction, which raises ConfigError."""
 
     def __post_init__(self) -> None:
         for setting in settings_of(type(self)).values():
-            value = _convert(setting, getattr(self, setting.name))
-            object.__setattr__(self, setting.name, value)
+            object.__setattr__(self, setting.name, _checked(setting, getattr(self, setting.name)))
+
+
+class FrozenDict(dict[str, Any]):
+    """A dictionary that cannot be changed, nested ones included; it prints, compares and pickles like a plain one.
+
+    >>> FrozenDict({"clip_gradients": {"max_norm": 0.3}})
+    {'clip_gradients': {'max_norm': 0.3}}
+    """
+
+    def __init__(self, values: Any) -> None:
+        super().__init__({name: _frozen(value) for name, value in dict(values).items()})
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError("a config cannot be changed: make another one with `with_`, `merged` or `with_guards`")
+
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = _refuse
+    setdefault = update = _refuse  # pyright: ignore[reportAssignmentType]
+
+    def __reduce__(self) -> Any:
+        return type(self), (dict(self),)  # pickle and copy would fill an empty one item by item
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return FrozenDict(value)
+    return tuple(value) if isinstance(value, list) else value
 
 
 @functools.cache
 def settings_of(cls: type) -> dict[str, Setting]:
-    """The settings of a dataclass by name."""
+    """The settings of a dataclass by name; fields with `init=False` are none."""
     hints = typing.get_type_hints(cls, include_extras=True)
     found = {}
-    for field in dataclasses.fields(cls):
-        if not field.init:
-            continue
+    for field in (field for field in dataclasses.fields(cls) if field.init):
         kind, limit = hints[field.name], None
         if typing.get_origin(kind) is Annotated:
             kind, limit = typing.get_args(kind)[:2]
@@ -121,7 +145,7 @@ def settings_of(cls: type) -> dict[str, Setting]:
 
 
 def build(cls: type, values: Mapping[str, Any], where: str) -> Any:
-    """Make `cls` from plain values; `where` names it in errors.
+    """A `cls` made from plain values; `where` is its name in error messages.
 
     Raises ConfigError for a setting that does not exist or a value outside its limit.
     """
@@ -130,20 +154,19 @@ def build(cls: type, values: Mapping[str, Any], where: str) -> Any:
         if name not in known:
             raise unknown(f"setting of {where}", name, known)
     try:
-        return cls(**{name: values[name] for name in values})
+        return cls(**values)
     except ConfigError as error:
         raise ConfigError(f"{where}.{error}") from None
 
 
 def parse(text: str) -> Any:
-    """A value as typed on a command line.
+    """The value that a text on the command line stands for.
 
     >>> parse("1e-3"), parse("true"), parse("none"), parse("k3"), parse("a,b")
     (0.001, True, None, 'k3', ('a', 'b'))
     """
-    words: dict[str, Any] = {"true": True, "on": True, "false": False, "off": False, "none": None, "inf": math.inf}
-    if text.lower() in words:
-        return words[text.lower()]
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
     if "," in text:
         return tuple(part.strip() for part in text.split(",") if part.strip())
     for convert in (int, float):
@@ -155,17 +178,17 @@ def parse(text: str) -> Any:
 
 
 def typed(setting: Setting, text: str) -> Any:
-    """`parse` for one setting: where it wants words, a word that looks like a number or a switch stays a word."""
+    """`parse` for one setting: a setting that takes words keeps `7` and `on` as words."""
     one_word = setting.kind is str or (typing.get_origin(setting.kind) is tuple and "," not in text)
     return text if one_word else parse(text)
 
 
-def _convert(setting: Setting, value: Any) -> Any:
-    """The value as the setting's type, or a ConfigError that names value, limit and way out."""
+def _checked(setting: Setting, value: Any) -> Any:
+    """The value in the setting's type; a ConfigError names the value and the limit."""
     kinds = typing.get_args(setting.kind) if isinstance(setting.kind, types.UnionType) else (setting.kind,)
-    if value is None and type(None) in kinds:
+    if value is None and types.NoneType in kinds:
         return None
-    kind = next(k for k in kinds if k is not type(None))
+    kind = next(kind for kind in kinds if kind is not types.NoneType)
     value = _as_tuple(setting, kind, value) if typing.get_origin(kind) is tuple else _as_one(setting, kind, value)
     if isinstance(value, float) and math.isnan(value):
         raise ConfigError(f"{setting.name} = nan: must be a number")
@@ -175,9 +198,9 @@ def _convert(setting: Setting, value: Any) -> Any:
 
 
 def _as_one(setting: Setting, kind: type, value: Any) -> Any:
-    wanted = (int, float) if kind is float else (kind,)
-    if kind is float and value in _AS_JSON_HOLDS_THEM:
+    if kind is float and value in _JSON_STRINGS:
         value = float(value)
+    wanted = (int, float) if kind is float else kind
     if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):
         raise ConfigError(f"{setting.name} = {value!r}: must be of type {kind.__name__}")
     try:
@@ -191,22 +214,20 @@ def _as_tuple(setting: Setting, kind: Any, value: Any) -> tuple[Any, ...]:
     value = (value,) if isinstance(value, element) else value
     if not isinstance(value, tuple | list):
         raise ConfigError(f"{setting.name} = {value!r}: must be of type tuple")
-    if not all(isinstance(part, element) and part for part in value):
+    if not all(isinstance(each, element) and each for each in value):
         raise ConfigError(f"{setting.name} = {value!r}: each must be a non-empty {element.__name__}")
     return tuple(value)
 
 
 @functools.cache
 def _help_texts(cls: type) -> dict[str, str]:
-    """The string under each field, read from the source: Python keeps no docstrings of attributes."""
+    """The string below each field, read from the source: Python keeps no docstrings of attributes."""
     texts: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        if not dataclasses.is_dataclass(base):
-            continue
-        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+    for base in (base for base in reversed(cls.__mro__) if dataclasses.is_dataclass(base)):
+        (body,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
         assert isinstance(body, ast.ClassDef)
-        for field, below in zip(body.body, body.body[1:], strict=False):
-            match field, below:
+        for pair in zip(body.body, body.body[1:], strict=False):
+            match pair:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=text)):
                     texts[name] = " ".join(str(text).split())
     return texts

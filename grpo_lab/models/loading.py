@@ -1,4 +1,4 @@
-"""Models and tokenizers by name, folder or hub id, in one of five precisions; every failure says what to do instead."""
+"""Models and tokenizers by name, folder or hub id, in one of five precisions; each error message says what to do."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ def load(
 ) -> tuple[transformers.PreTrainedModel, transformers.PreTrainedTokenizerFast]:
     """A model in eval mode and its tokenizer, padding on the left.
 
-    `name` is one of `MODELS`, a local folder or a hub id; only a hub id touches the network. Raises `ModelError` for
-    what cannot be found, read or trusted: weights that are missing or not finite among them.
+    `name` is one of `MODELS`, a local folder or a hub id; only a hub id needs the network.
+
+    Raises ConfigError for an unknown precision, and ModelError for a model that cannot be found or read, and for
+    weights that are missing or not finite.
     """
     if precision not in PRECISIONS:
         raise unknown("precision", precision, PRECISIONS)
@@ -49,7 +51,7 @@ def load(
 
 
 def locate(name: str) -> Path | str:
-    """The folder that `name` means, or `name` itself if it can only be a hub id."""
+    """The folder of a model, or `name` itself if it can only be a hub id. Raises ModelError if it is neither."""
     if name in MODELS:
         known = MODELS[name]
         if not known.present:
@@ -60,7 +62,7 @@ def locate(name: str) -> Path | str:
     if folder.is_dir():
         _check_folder(folder)
         return folder
-    # A hub id is "name" or "owner/name" in these characters; anything else can only have meant a folder.
+    # A hub id is "name" or "owner/name" in these characters; any other text was meant as a folder.
     if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name, re.ASCII):
         raise ModelError(f"no folder {name!r}; give a folder, a hub id, or one of: {', '.join(MODELS)}")
     return name
@@ -69,19 +71,19 @@ def locate(name: str) -> Path | str:
 def _check_folder(folder: Path) -> None:
     """Refuse a folder that lacks a file every model needs, before transformers guesses one."""
     needed = {
-        "a config.json": ("config.json",),
+        "config.json": ("config.json",),
         "weights (*.safetensors)": ("*.safetensors",),
-        "a tokenizer (tokenizer.json)": ("tokenizer.json", "tokenizer.model", "vocab.json"),
+        "tokenizer (tokenizer.json)": ("tokenizer.json", "tokenizer.model", "vocab.json"),
     }
     for what, patterns in needed.items():
         if not any(path.is_file() for pattern in patterns for path in folder.glob(pattern)):
-            raise ModelError(f"{folder}: has no {what.removeprefix('a ')}; {_way_out(folder)}")
+            raise ModelError(f"{folder}: has no {what}; {_way_out(folder)}")
 
 
 def _hub_has(name: str) -> bool:
-    """Ask the hub once; where it cannot be reached, only what was loaded before can be had.
+    """Whether the hub answers and has the model; without an answer only transformers' cache is tried.
 
-    Without this transformers would ask again and again, for half a minute, before it said that it is offline.
+    Otherwise transformers would ask again and again, for half a minute, before it reported that it is offline.
     """
     try:
         HfApi().model_info(name, timeout=HUB_PATIENCE)
@@ -96,9 +98,9 @@ def _hub_has(name: str) -> bool:
 
 
 def _load_model(source: Path | str, dtype: torch.dtype, local: bool) -> transformers.PreTrainedModel:
-    """The model alone; what transformers would fill with random numbers is an error here."""
+    """The model; a missing weight, which transformers would fill with random numbers, is an error."""
     try:
-        # Only safetensors: the older .bin format runs code when it is read.
+        # Only safetensors: reading the older .bin format runs code.
         loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
             source, dtype=dtype, use_safetensors=True, output_loading_info=True, local_files_only=local
         )
@@ -113,7 +115,7 @@ def _load_model(source: Path | str, dtype: torch.dtype, local: bool) -> transfor
 
 
 def _load_tokenizer(source: Path | str, local: bool) -> transformers.PreTrainedTokenizerFast:
-    """The tokenizer alone, ready to pad prompts on the left."""
+    """The tokenizer, set to pad prompts on the left."""
     try:
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(source, padding_side="left", local_files_only=local)
     except Exception as error:  # the tokenizers library raises plain Exception
@@ -132,7 +134,7 @@ def _unreadable(what: str, source: Path | str, error: Exception) -> ModelError:
 
 
 def _way_out(source: Path | str) -> str:
-    """What to do about a model that is not whole or not there."""
+    """The last part of an error message: how to get the model again."""
     for known in MODELS.values():
         if source == known.path:
             return f"get it again with `{known.origin}`"
@@ -142,11 +144,10 @@ def _way_out(source: Path | str) -> str:
 
 
 def _check_finite(model: transformers.PreTrainedModel, source: Path | str) -> None:
-    """Refuse NaN and inf, in the precision loaded: a large fp32 weight may be inf in fp16."""
+    """Refuse NaN and inf in the loaded precision: a large fp32 weight may be inf in fp16."""
     for name, weight in model.named_parameters():
         if not weight.isfinite().all():
-            count = int((~weight.isfinite()).sum())
-            dtype = str(weight.dtype).removeprefix("torch.")
+            count, dtype = int((~weight.isfinite()).sum()), str(weight.dtype).removeprefix("torch.")
             raise ModelError(
                 f"{source}: {count} of {weight.numel()} values of {name} are not finite in {dtype}; "
                 "take an earlier checkpoint or another precision"
@@ -154,7 +155,7 @@ def _check_finite(model: transformers.PreTrainedModel, source: Path | str) -> No
 
 
 def _check_vocabulary(model: transformers.PreTrainedModel, tokenizer: Sized, source: Path | str) -> None:
-    """Refuse a tokenizer with ids that the model has no embedding for: on CUDA they would kill the context."""
+    """Refuse a tokenizer with more ids than the model has embeddings: on CUDA they would destroy the context."""
     embeddings: Any = model.get_input_embeddings()
     rows = embeddings.weight.shape[0]
     if len(tokenizer) > rows:
@@ -164,10 +165,12 @@ def _check_vocabulary(model: transformers.PreTrainedModel, tokenizer: Sized, sou
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device of that name; "auto" is CUDA where there is one, else the CPU.
+    """The device of that name; "auto" is CUDA if there is one, else the CPU.
 
     >>> resolve_device("cpu")
     device(type='cpu')
+
+    Raises ModelError for a device that cannot be used here.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -182,25 +185,25 @@ def resolve_device(name: str) -> torch.device:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No progress bars and no warnings of transformers inside; settings are given back as they were."""
-    verbosity, hub_verbosity = transformers_logging.get_verbosity(), hub_logging.get_verbosity()
+    """Switch off progress bars and warnings of transformers and the hub's client; restore them at the end."""
+    loggings: tuple[Any, ...] = (transformers_logging, hub_logging)  # the hub's reports each retry when offline
+    before = [logging.get_verbosity() for logging in loggings]
     had_bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    hub_logging.set_verbosity_error()  # it would report each retry when offline
+    for logging in loggings:
+        logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
-        transformers_logging.set_verbosity(verbosity)
-        hub_logging.set_verbosity(hub_verbosity)
+        for logging, verbosity in zip(loggings, before, strict=True):
+            logging.set_verbosity(verbosity)
         if had_bars:
             transformers_logging.enable_progress_bar()
 
 
 def verify(directory: str | Path) -> None:
-    """Compare the files in a model's folder with the checksums in its README; raises `ModelError` at a difference."""
+    """Compare the files in a model's folder with the checksums in its README. Raises ModelError at a difference."""
     directory = Path(directory)
     try:
         text = (directory / "README.md").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The five precisions of a run, and fp16 matrix products on a CPU: summed in fp32, then rounded once."""
+"""The five precisions of a run, and fp16 matrix products on a CPU, which are summed in fp32 and rounded once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers.pytorch_utils import Conv1D
 
 @dataclass(frozen=True)
 class Precision:
-    """Which number format each part of a step uses; `scaler` says whether gradients need a loss scale."""
+    """The number formats of weights, forward passes and loss; `scaler` is whether gradients need a loss scale."""
 
     weights: torch.dtype
     autocast: torch.dtype | None
@@ -20,8 +20,8 @@ class Precision:
     scaler: bool
 
 
-# "fp16" and "bf16" keep fp32 master weights, as mixed precision should; the "pure" ones are what breaks. Their
-# log-probabilities are fp32 all the same, as trainers have them: it is weights and gradients that overflow.
+# "fp16" and "bf16" keep fp32 master weights, as mixed precision should; the "pure" ones overflow. They too compute
+# log-probabilities in fp32, as trainers do: weights and gradients overflow, not log-probabilities.
 PRECISIONS: dict[str, Precision] = {
     "fp32": Precision(torch.float32, None, torch.float32, scaler=False),
     "bf16": Precision(torch.float32, torch.bfloat16, torch.float32, scaler=False),
@@ -46,10 +46,10 @@ _WIDE: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: _Linear, Conv1D: _Co
 
 
 def widen_products(model: nn.Module) -> None:
-    """Give the linear layers of an fp16 model products in fp32, forward and backward, rounded to fp16 once.
+    """Compute the products of an fp16 model's linear layers in fp32, forward and backward, rounded to fp16 once.
 
-    Weights, activations and gradients stay fp16, so that what overflows there still does. torch's own fp16 products on
-    a CPU do the same sums without vector instructions: 30 to 40 times slower where the weights are not transposed.
+    Weights, activations and gradients stay fp16 and overflow as before. torch's own fp16 products on a CPU compute the
+    same sums without vector instructions: 30 to 40 times slower if the weights are not transposed.
     """
     for module in model.modules():
         module.__class__ = _WIDE.get(type(module), type(module))

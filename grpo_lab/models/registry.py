@@ -12,7 +12,7 @@ from grpo_lab.paths import data_directory
 
 @dataclass(frozen=True)
 class KnownModel:
-    """A model with a short name here: its folder, its size, the command that makes it, and whether it is shipped."""
+    """A model with a short name: its folder, its size, the command that makes it, and whether it is shipped."""
 
     name: str
     folder: str
@@ -22,12 +22,12 @@ class KnownModel:
 
     @property
     def path(self) -> Path:
-        """Where its files are, or would be."""
+        """The folder of its files, whether it exists or not."""
         return (data_directory() if self.shipped else cache_directory()) / "models" / self.folder
 
     @property
     def present(self) -> bool:
-        """Whether its files are there."""
+        """Whether its files exist."""
         return (self.path / "config.json").is_file()
 
 
@@ -40,7 +40,7 @@ MODELS: dict[str, KnownModel] = {
 
 
 def cache_directory() -> Path:
-    """Where fetched models are kept: `GRPO_LAB_CACHE`, or grpo_lab in the system's folder for caches."""
+    """The folder of fetched models: `GRPO_LAB_CACHE`, or grpo_lab in the system's folder for caches."""
     if chosen := os.environ.get("GRPO_LAB_CACHE"):
         return Path(chosen).expanduser().absolute()
     if sys.platform == "win32":
@@ -50,12 +50,3 @@ def cache_directory() -> Path:
     else:
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "grpo_lab"
-
-
-def available() -> list[KnownModel]:
-    """The models with a short name, those that are not here included.
-
-    >>> [(model.name, model.parameters) for model in available()]
-    [('tiny', 834560), ('smollm2-135m', 134515008)]
-    """
-    return list(MODELS.values())

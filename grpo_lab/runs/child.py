@@ -1,6 +1,6 @@
-"""How a run is commanded: by another thread through a `Door`, by Ctrl-C, or in a process of its own, a `Child`.
+"""A child process that trains, as its parent sees it: orders and commands go in, events come out.
 
-Both take the commands `pause`, `resume`, `step`, `set` and `stop`, and act on them at the top of the next step.
+It takes the commands `pause`, `resume`, `step`, `set` and `stop`, and acts on them at the top of the next step.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from grpo_lab.events import Event, encodable, from_json
 
 STDERR_LINES = 200
 GRACE = 60.0
-"""Seconds a child has to finish its step when asked to stop; as a step of a large model may take."""
+"""Seconds in which a child has to finish its step after `stop`; a step of a large model may take that long."""
 GRACE_AT_ONCE = 5.0
-"""Seconds a child has to terminate before it is killed."""
-READY = '{"ready": true}\n'
-"""What a child says once, when it has loaded all that a run needs."""
+"""Seconds in which a child has to terminate before it is killed."""
+READY = '{"ready": true}'
+"""The first line of a child's output: it has loaded all that a run needs."""
 OVER = "over"
-"""First key of the line that ends a run; its value names an error of the user's, or nothing."""
+"""First key of the line that ends a run; its value is the class of a GrpoLabError, or empty."""
 
 
 class Child:
-    """A process that trains for this one, run after run: `begin` one, take its `events`, begin the next, `close`.
+    """A process that trains one run after another: `begin` a run, take its `events`, begin the next, `close`.
 
-    It starts at once and loads all that a run needs, so that a warm child begins within milliseconds. Whatever ends it
-    ends this run only; the next one needs a new child.
+    It starts at construction and loads all that a run needs, so that a child that is ready begins within milliseconds.
+    A crash of the child ends one run; the next run needs a new child.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Child:
             text=True,
             encoding="utf-8",
             errors="replace",
-            start_new_session=True,  # Ctrl-C is the parent's to hear
+            start_new_session=True,  # Ctrl-C reaches the parent alone
         )
         self._stderr: collections.deque[str] = collections.deque(maxlen=STDERR_LINES)
         self._listener = threading.Thread(target=self._listen, daemon=True)
@@ -57,27 +57,27 @@ class Child:
         self._over = threading.Event()
 
     def ready(self) -> bool:
-        """Wait until a new child has loaded all that a run needs, as none has to before `begin`; or until it died."""
+        """Wait until a new child has loaded all that a run needs, and say whether it did; `begin` needs no wait."""
         assert self._process.stdout is not None
-        return self._process.stdout.readline() == READY
+        return self._process.stdout.readline().rstrip() == READY
 
     def begin(self, config: Config, directory: Path, save_model: bool = False, last: bool = False) -> None:
-        """Order a run; the one before must be over. With the `last` one the child ends.
+        """Order a run; the run before must be over. After the `last` run the child ends.
 
-        Raises RunError when the child is gone already.
+        Raises RunError when the child is dead.
         """
         if not self.alive:
             raise RunError(f"no run can begin: {self.last_words}; start another child")
         self._last = last
         self._over = threading.Event()
-        self._stderr.clear()  # what an earlier run said explains no later death
+        self._stderr.clear()  # the output of an earlier run explains no later death
         self._write({"config": config.to_dict(), "directory": str(directory), "save_model": save_model})
 
     def events(self) -> Iterator[Event]:
-        """The run's events, until it is over or the child is gone. Raises its error for a mistake of the user's."""
+        """The run's events, until it is over or the child is dead. Raises the GrpoLabError that ended the run."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            if line == READY:
+            if line.rstrip() == READY:
                 continue
             if line.startswith(f'{{"{OVER}": '):
                 self._over.set()
@@ -93,21 +93,21 @@ class Child:
 
     @property
     def alive(self) -> bool:
-        """Whether it can take another run."""
+        """Whether the child can take another run."""
         return self._process.poll() is None
 
     def close(self) -> None:
-        """Let the child end, after the step it is in, and wait for that."""
+        """Tell the child to end after its step, and wait for that."""
         with self._writing, suppress(BrokenPipeError):
             assert self._process.stdin is not None
             self._process.stdin.close()
         self.wait()
 
     def wait(self) -> None:
-        """Until the child is gone and has said its last words."""
+        """Wait until the child is dead and its standard error is read."""
         self._process.wait()
         self._over.set()
-        self._listener.join(GRACE_AT_ONCE)  # what the child started may hold its standard error open
+        self._listener.join(GRACE_AT_ONCE)  # a process that the child started may hold its standard error open
         with self._writing, suppress(BrokenPipeError):
             for pipe in (self._process.stdin, self._process.stdout):
                 assert pipe is not None
@@ -120,34 +120,34 @@ class Child:
 
     @property
     def stderr(self) -> str:
-        """The child's last words on standard error."""
+        """The last lines of the child's standard error."""
         return "".join(self._stderr)
 
     @property
     def signal(self) -> str:
-        """The name of the signal that ended the child, or nothing."""
+        """The name of the signal that ended the child, or ""."""
         code = self._process.returncode
         return signal.Signals(-code).name if code is not None and code < 0 else ""
 
     @property
     def exit_code(self) -> int | None:
-        """What the child exited with, if it did."""
+        """The child's exit code, once it is dead."""
         return self._process.returncode
 
     @property
     def last_words(self) -> str:
-        """How the child ended, in a sentence."""
+        """How the child ended, in a sentence, with the last line of its standard error."""
         if self.signal:
             return f"the child was ended by {self.signal}"
         last = self.stderr.strip().splitlines()[-1:] or ["it said nothing"]
         return f"the child exited with code {self._process.returncode}: {last[0]}"
 
     def command(self, name: str, overrides: Sequence[str] = ()) -> None:
-        """Hand the child a command for the top of its next step."""
+        """Send the child a command for the top of its next step."""
         self._write({"command": name, "overrides": list(overrides)})
 
     def stop(self, at_once: bool = False) -> None:
-        """Ask the child to end its run after the step, or `at_once`; terminate, then kill the child if it does not."""
+        """Ask the child to end its run after the step, or `at_once`; terminate it, then kill it, if it does not."""
         self.command("stop")
         threading.Thread(target=self._insist, args=(self._over, 0.0 if at_once else GRACE), daemon=True).start()
 
@@ -169,4 +169,4 @@ class Child:
                 self._process.stdin.write(json.dumps(encodable(message), allow_nan=False) + "\n")
                 self._process.stdin.flush()
         except (BrokenPipeError, ValueError):
-            return  # the child is gone, and `events` will say how
+            return  # the child is dead, and `events` tells how it died

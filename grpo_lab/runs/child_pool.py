@@ -1,7 +1,4 @@
-"""Runs that a notebook asks for: in a child that is warm and stays so, and short where tests want them short.
-
-`GRPO_LAB_HEADLESS=1` says that nobody is looking, `GRPO_LAB_FAST=1` that a run's first steps will do.
-"""
+"""Child processes that wait, with all imports done, for the next run of a notebook."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ _lock = threading.Lock()
 
 
 def warm_up() -> None:
-    """Have a child load what a run needs, seconds before one is asked for."""
+    """Start a child, unless one waits already, so that the next run begins within milliseconds."""
     with _lock:
         _idle[:] = [child for child in _idle if child.alive]
         if not _idle:
@@ -25,7 +22,7 @@ def warm_up() -> None:
 
 
 def take() -> Child:
-    """A child for one run: a warm one, or a new one where all are busy. Hand it to `give_back` afterwards."""
+    """A child for one run: one that waits, or a new one. Hand it to `give_back` afterwards."""
     with _lock:
         while _idle:
             child = _idle.pop()
@@ -35,7 +32,7 @@ def take() -> Child:
 
 
 def give_back(child: Child) -> None:
-    """Keep a child whose run is over for the next run; one that died is replaced, a second idle one ended."""
+    """Keep a child for the next run after its own is over. A dead child is replaced, a second idle one is ended."""
     if not child.alive:
         warm_up()
         return
@@ -49,7 +46,7 @@ def give_back(child: Child) -> None:
 
 @contextmanager
 def warm_child() -> Iterator[Child]:
-    """A child while a run lasts: `with warm_child() as child: Session(config, child=child).run()`."""
+    """A child for one run: `with warm_child() as child: Session(config, child=child).run()`."""
     child = take()
     try:
         yield child

@@ -13,11 +13,11 @@ from grpo_lab.errors import unknown
 
 
 class Stopped(Exception):
-    """Raised by a `CommandQueue` at the top of a step that is not wanted any more."""
+    """Raised by a `CommandQueue` at the top of the step after `stop`."""
 
 
 class CommandQueue:
-    """The trainer's `controls`: where another thread's wishes wait for the top of the next step."""
+    """The trainer's `controls`: queues commands of another thread for the next step."""
 
     def __init__(self) -> None:
         self.stopping = threading.Event()
@@ -27,7 +27,7 @@ class CommandQueue:
         self._overrides: queue.SimpleQueue[Sequence[str]] = queue.SimpleQueue()
 
     def command(self, name: str, overrides: Sequence[str] = ()) -> None:
-        """Take one of `pause`, `resume`, `step`, `set`, `stop`."""
+        """Take one of `pause`, `resume`, `step`, `set`, `stop`. Raises ConfigError for another name."""
         actions = {
             "pause": self._running.clear,
             "resume": self._running.set,
@@ -40,6 +40,7 @@ class CommandQueue:
         actions[name]()
 
     def __call__(self, step: int) -> list[str]:
+        """The overrides for the next step; waits while the run is paused. Raises Stopped after `stop`."""
         while not (self._running.is_set() or self.stopping.is_set() or self._single.acquire(timeout=0.05)):
             pass
         if self.stopping.is_set():
@@ -52,17 +53,17 @@ class CommandQueue:
 
 @contextmanager
 def ctrl_c(stop: Callable[[], None], stopping: threading.Event) -> Iterator[None]:
-    """Inside, the first Ctrl-C asks to stop and the next interrupts. Only the main thread may listen."""
+    """Handle Ctrl-C: the first one calls `stop`, the next one interrupts. Outside the main thread nothing changes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def hear(number: int, frame: Any) -> None:
+    def interrupted(number: int, frame: Any) -> None:
         if stopping.is_set():
             raise KeyboardInterrupt
         stop()
 
-    before = signal.signal(signal.SIGINT, hear)
+    before = signal.signal(signal.SIGINT, interrupted)
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""What the text of a crash means."""
+"""Crashes: the kind, the operator and the explanation of an error's text."""
 
 from __future__ import annotations
 
@@ -7,53 +7,32 @@ import re
 from grpo_lab.events import Crash
 
 _MULTINOMIAL = "torch.multinomial"
-_NOT_FINITE = (
+_CHECKED = (
     "torch.multinomial checks that every probability is finite and not negative. The one-element result of that check "
     "is what is asserted"
 )
-_CRASHES: tuple[tuple[str, str, str, str], ...] = (
-    (
-        r"Assertion `probability tensor contains either",
-        "multinomial-cuda-linux",
-        _MULTINOMIAL,
-        f"{_NOT_FINITE}, on CUDA under Linux with this text. The process has lost its CUDA context.",
-    ),
-    (
-        r"Assertion `?input\[0\] != 0`? failed",
-        "multinomial-cuda-windows",
-        _MULTINOMIAL,
-        f"{_NOT_FINITE} as `input[0] != 0`, which does not mean that the first probability must not be 0. "
-        "The process has lost its CUDA context.",
-    ),
-    (
-        r"probability tensor contains either",
-        "multinomial-cpu",
-        _MULTINOMIAL,
-        f"{_NOT_FINITE}; on the CPU it raises.",
-    ),
-    (
-        r"invalid multinomial distribution",
-        "multinomial-zero-sum",
-        _MULTINOMIAL,
-        "A row of probabilities sums to 0. softmax never makes one: something set probabilities to 0 after it.",
-    ),
-    (
-        r"device-side assert triggered",
-        "cuda-assert",
-        "an unknown CUDA kernel",
-        "A kernel's assertion failed; the process has lost its CUDA context. CUDA_LAUNCH_BLOCKING=1 names the call.",
-    ),
-    (
-        r"out of memory|OutOfMemory|MemoryError|(can't allocate|not enough) memory",
-        "out-of-memory",
-        "an allocation",
-        "Fewer prompts or a smaller model.",
-    ),
+_LINUX = f"{_CHECKED}, on CUDA under Linux with this text. The process has lost its CUDA context."
+_WINDOWS = (
+    f"{_CHECKED} as `input[0] != 0`, which does not mean that the first probability must not be 0. "
+    "The process has lost its CUDA context."
 )
+_CPU = f"{_CHECKED}; on the CPU it raises."
+_ZERO_SUM = "A row of probabilities sums to 0. softmax never makes one: something set probabilities to 0 after it."
+_CUDA = "A kernel's assertion failed; the process has lost its CUDA context. CUDA_LAUNCH_BLOCKING=1 names the call."
+_MEMORY = r"out of memory|OutOfMemory|MemoryError|(can't allocate|not enough) memory"
+_CRASHES = (
+    (r"Assertion `probability tensor contains either", "multinomial-cuda-linux", _MULTINOMIAL, _LINUX),
+    (r"Assertion `?input\[0\] != 0`? failed", "multinomial-cuda-windows", _MULTINOMIAL, _WINDOWS),
+    (r"probability tensor contains either", "multinomial-cpu", _MULTINOMIAL, _CPU),
+    (r"invalid multinomial distribution", "multinomial-zero-sum", _MULTINOMIAL, _ZERO_SUM),
+    (r"device-side assert triggered", "cuda-assert", "an unknown CUDA kernel", _CUDA),
+    (_MEMORY, "out-of-memory", "an allocation", "Fewer prompts or a smaller model."),
+)
+"""Pattern, kind, operator and explanation; the first pattern that matches counts."""
 
 
 def classify_crash(text: str) -> Crash:
-    """What a crash text means: the CPU's, CUDA's on Linux and on Windows, and a few others.
+    """The crash that an error's text tells of, on the CPU or on CUDA under Linux or Windows.
 
     >>> classify_crash("TensorCompare.cu:110: block: [0,0,0] Assertion `input[0] != 0` failed.").operator
     'torch.multinomial'

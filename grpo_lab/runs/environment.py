@@ -1,4 +1,4 @@
-"""What a run ran on: versions, device and threads, written beside it and shown by `grpo-lab doctor`."""
+"""The environment of a run: versions, device and threads, as environment.json and `grpo-lab doctor` show them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 
 PACKAGES = ("grpo-lab", "torch", "transformers", "numpy", "pandas", "matplotlib", "safetensors")
 BYTES_PER_PARAMETER = 32
-"""fp32 training with everything on: policy, reference, gradient, two moments, and a snapshot of policy and moments."""
+"""fp32 training at its largest: policy, reference, gradient, two moments, and a snapshot of policy and moments."""
 
 
 def describe(threads: int = 0) -> dict[str, Any]:
-    """Versions, device and threads, as environment.json holds them; `threads` are those a run asked for."""
+    """Versions, device and threads as plain values; `threads` are those of the config, 0 for torch's own choice."""
     cuda = torch.cuda.is_available()
     return {
         "python": platform.python_version(),
@@ -36,7 +36,7 @@ def _version(name: str) -> str | None:
 
 
 def memory_bytes() -> int | None:
-    """Memory of this machine, or None where the system does not say."""
+    """The memory of this machine, or None where the system does not tell."""
     if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
         return None
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,4 +1,4 @@
-"""Which link of the chain broke first, read from what a run recorded, never from the name of its scenario."""
+"""The first break of a run: the first link of the chain that was not finite, read from its events alone."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from grpo_lab.metrics import LINKS
 _FIRST_AFTER_BATCH = list(LINKS).index("logprobs")
 _LOGPROBS = ("old_logprobs", "ref_logprobs", "logprobs")
 _PLACES = [*list(LINKS)[:_FIRST_AFTER_BATCH], Stage.BATCH, *list(LINKS)[_FIRST_AFTER_BATCH:]]
-"""Links and the stages between them, in the order in which a step passes them."""
+"""Links, and the stage BATCH between them, in the order of a step."""
 
 
 @dataclass(frozen=True)
 class ChainBreak:
-    """The first link that was not finite and was not absorbed by what follows it."""
+    """The first link that was not finite and was not absorbed by the links after it."""
 
     link: str
     step: int
@@ -29,7 +29,7 @@ class ChainBreak:
     share: float
     """Share of the link's elements that were not finite."""
     caught_by: str
-    """The guard that kept it out of the loss or refused the step, or nothing."""
+    """The guard that kept it out of the loss or refused the step, or ""."""
 
     def __str__(self) -> str:
         if self.step < 0:
@@ -48,7 +48,7 @@ Notes = dict[str, LinkNote]
 
 
 class _Rule(NamedTuple):
-    """If `link` broke while `holds` (given what was noted before it), then `operator` did it."""
+    """If `link` broke and `holds` is true of its note and the notes before it, `operator` broke it."""
 
     link: str
     holds: Callable[[LinkNote, Notes], bool]
@@ -152,7 +152,7 @@ _ELSE = ("the operator before it", "No rule tells more from what was recorded.")
 def first_break(events: Iterable[Event]) -> ChainBreak | None:
     """The first broken link of a run with its step and operator, or None if every value was finite.
 
-    An infinite ratio that leaves the loss of its update finite is absorbed there; what it does in backward is not.
+    An infinite ratio that leaves the loss of its update finite is absorbed; a gradient that it breaks is not.
     """
     for event in events:
         if isinstance(event, Stepped):
@@ -169,7 +169,7 @@ def first_break(events: Iterable[Event]) -> ChainBreak | None:
 
 
 def absorbed(note: LinkNote, links: Sequence[LinkNote]) -> bool:
-    """Whether a broken ratio left the loss of the same update finite, or infinite logits only filtered tokens out."""
+    """Whether a broken ratio left the loss of the same update finite, or broken logits only filtered tokens out."""
     if note.link == "logits":
         return _only_filters(note, links)
     if note.link != "ratio":
@@ -179,7 +179,7 @@ def absorbed(note: LinkNote, links: Sequence[LinkNote]) -> bool:
 
 
 def _only_filters(logits: LinkNote, links: Sequence[LinkNote]) -> bool:
-    """Whether log-probabilities followed without a NaN: -inf is how a filter says no; NaN and +inf would make NaN."""
+    """Whether the log-probabilities after the logits hold no NaN: a filter sets -inf; NaN and +inf would make NaN."""
     after = links[links.index(logits) + 1 :]
     followed = next((note for note in after if note.link in _LOGPROBS), None)
     return logits.magnitude == math.inf and followed is not None and not math.isnan(followed.magnitude)
@@ -195,18 +195,18 @@ def _explain(event: Stepped, note: LinkNote, seen: Notes) -> ChainBreak:
 
 
 def _caught_by(event: Stepped, note: LinkNote) -> str:
-    """The guard that mended the value between the broken link and a finite loss, or that refused the step."""
+    """The guard that changed the value between the broken link and a finite loss, or that refused the step."""
     guards = [action for action in event.actions if action.kind in ("guard", "trainer")]
     losses = [other.broken for other in event.links if other.link == "loss" and other.update >= note.update]
     after = _PLACES[_PLACES.index(note.link) + 1 : _PLACES.index("loss") + 1] if losses and not any(losses) else []
     mended = [a.name for a in guards if a.stage in after and Verdict[a.verdict] >= Verdict.CHANGED]
-    # What the trainer says of itself is always that it left something out.
+    # Each action of the trainer itself leaves something out.
     refused = [a.name for a in guards if Verdict[a.verdict] >= Verdict.SKIP_STEP or a.kind == "trainer"]
     return next(iter(mended + refused), "")
 
 
 def statuses(events: Iterable[Event]) -> dict[int, dict[str, str]]:
-    """For each step and link: `healthy`, `warning` (large, or absorbed) or `broken`; the worst of the step's notes."""
+    """The status of each link in each step: `healthy`, `warning` (large, or absorbed) or `broken`; the worst counts."""
     order = {"healthy": 0, "warning": 1, "broken": 2}
     table: dict[int, dict[str, str]] = {}
     for event in events:
@@ -227,7 +227,7 @@ def _status(note: LinkNote, links: Sequence[LinkNote]) -> str:
 
 
 def summary(events: Sequence[Event]) -> str:
-    """The strip in words: what warned first, what broke first, and how the run ended."""
+    """The first warning, the first break and the end of a run, in words."""
     lines = []
     for step, row in statuses(events).items():
         warned = [LINKS[link].label for link, status in row.items() if status == "warning"]

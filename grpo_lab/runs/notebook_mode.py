@@ -1,8 +1,7 @@
-"""How a notebook runs: watched or headless (`GRPO_LAB_HEADLESS=1`), in full or short (`GRPO_LAB_FAST=1`)."""
+"""The mode of a notebook: interactive or headless (`GRPO_LAB_HEADLESS=1`), in full or short (`GRPO_LAB_FAST=1`)."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 
@@ -12,29 +11,31 @@ SHORT = 12
 """Steps of a run when `GRPO_LAB_FAST` is set."""
 
 
+def _asked(*names: str) -> bool:
+    return any(os.environ.get(name, "0") not in ("", "0") for name in names)
+
+
 def fast() -> bool:
     """Whether runs are cut short."""
-    return os.environ.get("GRPO_LAB_FAST", "0") not in ("", "0")
+    return _asked("GRPO_LAB_FAST")
 
 
 def headless() -> bool:
-    """Whether nobody can press a button: asked for, graded, or no Jupyter kernel."""
-    asked = any(os.environ.get(name, "0") not in ("", "0") for name in ("GRPO_LAB_HEADLESS", "NBGRADER_EXECUTION"))
+    """Whether no button can be pressed: by request, in grading, or without a Jupyter kernel."""
     ipython = sys.modules.get("IPython")
-    return asked or ipython is None or getattr(ipython.get_ipython(), "kernel", None) is None
+    kernel = ipython and getattr(ipython.get_ipython(), "kernel", None)
+    return _asked("GRPO_LAB_HEADLESS", "NBGRADER_EXECUTION") or kernel is None
 
 
 def shortened(config: Config) -> Config:
-    """The config, with at most 12 steps where runs are cut short."""
-    if not fast():
-        return config
-    return dataclasses.replace(config, run=dataclasses.replace(config.run, num_steps=min(SHORT, config.run.num_steps)))
+    """The config, with at most 12 steps if runs are cut short."""
+    return config.with_(f"run.num_steps={min(SHORT, config.run.num_steps)}") if fast() else config
 
 
 def settled(config: Config) -> Config:
-    """The config as a notebook runs it: with a number of threads, and short where runs are cut short.
+    """The config as a notebook runs it: with a number of threads, and cut short if runs are.
 
-    One core stays free for the live plot. The tiny model is fastest on one thread whatever there is.
+    One core stays free for the live plot. The tiny model is fastest on one thread.
 
     >>> settled(Config()).run.threads
     1

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, TypeVar
-
-from joblib import Parallel, delayed
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from typing import TypeVar
 
 from grpo_lab.runs.commands import ctrl_c
 
@@ -18,33 +16,25 @@ Done = TypeVar("Done")
 def side_by_side(
     tasks: Sequence[Task], run: Callable[[Task], Done], jobs: int, end: Callable[[], None]
 ) -> Generator[Done]:
-    """What `run` gives for each task, as they come, from `jobs` threads.
+    """The result of `run` for each task, in the order in which they are ready, from `jobs` threads.
 
-    Threads, because each task's work is done in a process of its own: a pool of processes dies whole with one crash.
-    Fewer than there are tasks come out where Ctrl-C stopped it. `end` ends what is running, at once; so does closing
-    this generator before its end.
+    Threads are enough, because each task does its work in a process of its own; a pool of processes would die whole
+    with one crash. After Ctrl-C the tasks that did not begin have no result. `end` ends the running tasks at once; it
+    is called when a task raises and when this generator is closed before its end.
     """
     stopping = threading.Event()
-    # A single job of joblib's would run in the main thread, which has Ctrl-C to listen to.
-    gate, threads = threading.Semaphore(jobs), max(2, jobs)
 
     def one(task: Task) -> tuple[Done] | None:
-        with gate:
-            return None if stopping.is_set() else (run(task),)
+        return None if stopping.is_set() else (run(task),)
 
-    results: Any = None  # joblib's annotations know no generator alone, and "auto" alone
-    one_by_one: Any = 1
-    parallel = Parallel(n_jobs=threads, backend="threading", batch_size=one_by_one, return_as="generator_unordered")
-    try:
-        with ctrl_c(stopping.set, stopping):
-            results = parallel(delayed(one)(task) for task in tasks)
-            for result in filter(None, results):
-                yield result[0]
-    except BaseException:
-        stopping.set()
-        end()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of tasks that are given up, which is what was asked for
-            if results is not None:
-                results.close()
-        raise
+    with ctrl_c(stopping.set, stopping), ThreadPoolExecutor(jobs) as threads:
+        try:
+            waiting = {threads.submit(one, task) for task in tasks}
+            while waiting:
+                # Windows handles no Ctrl-C while a thread waits, so no wait is long.
+                done, waiting = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
+                yield from (result[0] for future in done if (result := future.result()))
+        except BaseException:
+            stopping.set()
+            end()
+            raise

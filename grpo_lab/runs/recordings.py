@@ -1,4 +1,4 @@
-"""Recorded runs that ship with the package: events without weights, to replay where there is no time to train."""
+"""Recorded runs that ship with the package: events without weights, to replay instead of training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from grpo_lab.paths import data_directory
 
 
 def recording_names() -> list[str]:
-    """The recordings there are.
+    """The names of all recordings.
 
     >>> "cuda-001-smollm2" in recording_names()
     True
@@ -17,7 +17,7 @@ def recording_names() -> list[str]:
 
 
 def find(run: str | Path) -> Path:
-    """The folder of a run; where there is none, that of the recording with this name.
+    """The folder of a run, or else of the recording with this name.
 
     >>> find("cuda-001-smollm2").parent.name
     'recordings'
@@ -27,7 +27,7 @@ def find(run: str | Path) -> Path:
 
 
 def place_for_figures(folder: Path) -> Path:
-    """The run's own folder, but for a recording the current one: what ships is not written to."""
+    """The folder for a run's figures: its own, or the current one for a recording, whose folder is not written to."""
     return Path() if folder.resolve().parent == _home().resolve() else folder
 
 

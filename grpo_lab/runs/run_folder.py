@@ -1,4 +1,4 @@
-"""The folder of a run: config, environment and events, each event whole on disk before anyone sees it."""
+"""The folder of a run: config, environment and events; each event is on disk before a view shows it."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def next_free(folder: Path) -> Path:
 
 
 def default_folder(config: Config) -> Path:
-    """runs/<time>-<name>."""
+    """The folder runs/<time>-<name>, with a number if it exists."""
     return next_free(Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{config.run.name}")
 
 
 def read(folder: Path) -> tuple[Config, list[Event]]:
-    """What a folder holds: a run that is finished, crashed, or cut off in the middle of a line.
+    """Config and events of a folder, whose run is finished, crashed, or cut off in the middle of a line.
 
     Raises RunError when it holds no run or one that cannot be read.
     """
@@ -54,7 +54,7 @@ def read(folder: Path) -> tuple[Config, list[Event]]:
 
 
 def whole_events(folder: Path) -> list[Event]:
-    """The events of a run; what follows the last newline was being written when the run was cut off."""
+    """The events of a run, without a last line that was cut off. Raises RunError for a damaged line."""
     events = []
     for number, line in enumerate((folder / EVENTS).read_text(encoding="utf-8").split("\n")[:-1], start=1):
         try:
@@ -65,7 +65,7 @@ def whole_events(folder: Path) -> list[Event]:
 
 
 def begin(folder: Path, config: Config) -> None:
-    """Make the folder and write the config."""
+    """Make the folder and write the config. Raises RunError if it holds a run already."""
     if (folder / EVENTS).exists():
         raise RunError(f"{folder} already holds a run; choose another folder, or show it with `grpo-lab replay`")
     folder.mkdir(parents=True, exist_ok=True)
@@ -86,7 +86,7 @@ def writer(folder: Path, config: Config) -> Iterator[Callable[[Event], None]]:
 
 
 def write_last(folder: Path, event: Event) -> None:
-    """Append an event for a process that died, in place of the line it was writing."""
+    """Append an event for a dead process, in place of a half-written last line."""
     with (folder / EVENTS).open("a+b") as file:
         file.seek(0)
         file.truncate(file.read().rfind(b"\n") + 1)
@@ -94,7 +94,7 @@ def write_last(folder: Path, event: Event) -> None:
 
 
 def save_model(folder: Path, policy: Any, tokenizer: Any) -> None:
-    """Write the policy, unless it is no longer one: a state that is not finite is never saved."""
+    """Write policy and tokenizer; weights that are not finite are never saved. Raises RunError if that fails."""
     broken = count_nonfinite([p.detach() for p in policy.parameters()])
     if broken:
         warnings.warn(f"the model was not saved: {broken:,} of its weights are not finite", stacklevel=2)

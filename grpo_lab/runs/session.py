@@ -1,4 +1,4 @@
-"""One run as an experiment: its config, its events on disk and in memory, and the way to start, stop and reopen it."""
+"""One run as an experiment: its config, its events on disk and in memory, and methods to start, stop and reopen it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,17 +31,21 @@ BY_THE_USER, AT_ONCE = "by the user", "by the user, at once"
 
 
 class View(Protocol):
-    """Whatever shows events. One that raises is reported once and left out; training goes on."""
+    """An object that shows events. A view that raises is reported once and left out; training goes on."""
 
-    def show(self, event: Event) -> None: ...
+    def show(self, event: Event) -> None:
+        """Show one event; `run` calls it in the order of the events."""
 
 
 class Session:
     """A run: configured, going on, over, crashed, or read back from its folder.
 
-    The folder is made by `run`; without `directory` it is runs/<time>-<name>. `child=True` trains in a process of its
-    own, which a CUDA assert may end without ending this one; a `Child` given is used, and stays warm for the next run.
+    `run` makes the folder; without `directory` it is runs/<time>-<name>. `child=True` trains in a child process, so
+    that a CUDA assert does not end this one; a `Child` is used for this run and left ready for the next.
     `model`, `tasks` and `rewards` replace the configured ones, in this process only.
+
+    Raises ConfigError for unknown guards, faults and formulas and their bad settings, and RunError for a child with
+    `model`, `tasks` or `rewards`.
     """
 
     def __init__(
@@ -63,15 +67,15 @@ class Session:
         self.views: list[View] = []
         self._given = (model, tasks, rewards)
         self._in_child, self._save_model = bool(child), save_model
-        self._warm = child if isinstance(child, Child) else None
-        self._door = CommandQueue()
+        self._lent_child = child if isinstance(child, Child) else None
         self._child: Child | None = None
-        self._early: list[tuple[str, Sequence[str]]] = []
+        self._commands = CommandQueue()
+        self._before_child: list[tuple[str, Sequence[str]]] = []
         self._commanding = threading.RLock()  # a signal handler may command while its own thread does
 
     @staticmethod
     def open(directory: str | Path) -> Session:
-        """A session from its folder: finished, crashed, or cut off in the middle of a line.
+        """The session of a folder, whose run is finished, crashed, or cut off in the middle of a line.
 
         Raises RunError when the folder holds no run or one that cannot be read.
         """
@@ -90,23 +94,23 @@ class Session:
         and GrpoLabError for a mistake in model, data or rewards, which is recorded too.
         """
         try:
-            with self._writer() as write, ctrl_c(self.stop, self._door.stopping):
-                for event in self._child_events() if self._in_child else self._own_events():
+            with self._writer() as write, ctrl_c(self.stop, self._commands.stopping):
+                for event in self._child_events() if self._in_child else self._events_here():
                     write(event)
-                    self._take(event)
+                    self._keep(event)
         except KeyboardInterrupt:
             self._end_at_once()
             raise
         except GrpoLabError as error:
             if not self.ended:
-                self._take(Ended("failed", str(error)))
+                self._keep(Ended("failed", str(error)))
             raise
         if check and self.crash:
             raise RunError(f"the run crashed: {self.crash.operator}: {self.crash.text}")
         return self
 
     def start(self) -> threading.Thread:
-        """`run` in a thread of its own, with a child process; returns at once."""
+        """The thread in which `run` goes on. Raises RunError without a child process."""
         if not self._in_child:
             raise RunError("only a session with child=True can start in the background")
         thread = threading.Thread(target=self._run_quietly, name=f"session {self.directory.name}", daemon=True)
@@ -130,9 +134,9 @@ class Session:
         self.command("step")
 
     def set(self, *overrides: str) -> None:
-        """Change settings of the running model at the top of the next step, as `Config.with_` takes them.
+        """Change settings of the running model at the top of the next step, with overrides as `Config.with_` takes.
 
-        Raises ConfigError for what a running model cannot take; the run goes on.
+        Raises ConfigError for a setting that is fixed during a run and for a bad value; the run goes on.
         """
         changed = self.config.with_(*overrides)
         validated(changed, own=True)
@@ -144,19 +148,19 @@ class Session:
         self.command("set", overrides)
 
     def command(self, name: str, overrides: Sequence[str] = ()) -> None:
-        """The above by name, as they come from afar: `stop`, `pause`, `resume`, `step` or `set`, unchecked."""
+        """Give a command by its name: `stop`, `pause`, `resume`, `step` or `set`, whose overrides are not checked."""
         with self._commanding:
-            again = name == "stop" and self._door.stopping.is_set()
-            self._door.command(name, overrides)
+            again = name == "stop" and self._commands.stopping.is_set()
+            self._commands.command(name, overrides)
             if self._child and name == "stop":
                 self._child.stop(at_once=again or not self.events)
             elif self._child:
                 self._child.command(name, overrides)
             elif self._in_child:
-                self._early.append((name, overrides))
+                self._before_child.append((name, overrides))
 
     def replay(self, view: View, speed: float = 0.0) -> Iterator[Event]:
-        """Hand the recorded events to a view and yield them; `speed` times as fast as they came, 0 for at once."""
+        """Show the recorded events to a view and yield them, `speed` times as fast as they came; 0 does not wait."""
         for event in self.events:
             if speed and isinstance(event, Stepped):
                 time.sleep(event.metrics["step_time"] / speed)
@@ -176,9 +180,7 @@ class Session:
         `stopped` is by a guard or the user, with the weights as they were; `failed` is a mistake in config, model,
         data, rewards or folder, which `run` raises too.
         """
-        if self.ended:
-            return self.ended.status
-        return "running" if self.events else "new"
+        return self.ended.status if self.ended else "running" if self.events else "new"
 
     @property
     def crash(self) -> Crash | None:
@@ -204,14 +206,15 @@ class Session:
         """The first link of the chain that was not finite."""
         return first_break(self.events)
 
-    def _own_events(self) -> Iterator[Event]:
+    def _events_here(self) -> Iterator[Event]:
+        """The events of training in this process; the last one says how it ended."""
         model, tasks, rewards = self._given
         try:
             config = self.config
             model = model or loading.load(config.model.name, config.model.precision, config.run.device)
-            for event in train(config, model, tasks, rewards, controls=self._door):
+            for event in train(config, model, tasks, rewards, controls=self._commands):
                 yield event
-                if self._door.stopping.is_set() and not isinstance(event, Ended):
+                if self._commands.stopping.is_set() and not isinstance(event, Ended):
                     raise Stopped
         except Stopped:
             yield Ended("stopped", BY_THE_USER)
@@ -221,63 +224,58 @@ class Session:
         except (Exception, SystemExit) as error:  # a reward function may call exit()
             text = "".join(traceback.format_exception(error))
             (self.directory / run_folder.TRACEBACK).write_text(text, encoding="utf-8")
-            yield Ended("crashed", _in_one_line(error), classify_crash(text))
-        # A device-side assert takes the context, and every weight in it, along.
+            first = str(error).strip().partition("\n")[0]
+            yield Ended("crashed", type(error).__name__ + (f": {first}" if first else ""), classify_crash(text))
+        # A device-side assert destroys the CUDA context and every weight in it.
         lost = self.crash is not None and model is not None and model[0].device.type == "cuda"
         if self._save_model and model and not lost:
             run_folder.save_model(self.directory, *model)
 
     def _child_events(self) -> Iterator[Event]:
-        """The events of a child process, and the end that it could not write itself."""
+        """The events of a child process, and the end that a dead child could not write."""
         with self._commanding:
-            if not self._door.stopping.is_set():
-                self._child = self._warm or Child()
-                self._child.begin(self.config, self.directory, self._save_model, last=not self._warm)
-                for command in self._early:
+            if not self._commands.stopping.is_set():
+                self._child = self._lent_child or Child()
+                self._child.begin(self.config, self.directory, self._save_model, last=not self._lent_child)
+                for command in self._before_child:
                     self._child.command(*command)
         if self._child:
             yield from self._child.events()
-        if not self.ended:
-            yield from self._on_disk()[len(self.events) :]  # written, then killed
+        if not self.ended and (self.directory / run_folder.EVENTS).exists():
+            yield from run_folder.whole_events(self.directory)[len(self.events) :]  # written before the child died
         if not self.ended:
             ended = self._end_of_child()
             run_folder.write_last(self.directory, ended)
             yield ended
 
     def _end_of_child(self) -> Ended:
-        """How a run ended whose child does not say so."""
-        if self._door.stopping.is_set() and (not self._child or self._child.signal):
+        """The end of a run whose child told none."""
+        if self._commands.stopping.is_set() and (not self._child or self._child.signal):
             return Ended("stopped", AT_ONCE if self._child else BY_THE_USER)
         assert self._child is not None
         return Ended("crashed", self._child.last_words, classify_crash(self._child.stderr))
 
     def _end_at_once(self) -> None:
-        """After a second Ctrl-C: the child is ended too, and the file says what happened."""
+        """After a second Ctrl-C: end the child too, and record the end."""
         if self._child:
             self._child.stop(at_once=True)
             self._child.wait()
         if not self.ended:
             ended = Ended("stopped", AT_ONCE)
             run_folder.write_last(self.directory, ended)
-            self._take(ended)
+            self._keep(ended)
 
     def _run_quietly(self) -> None:
-        with suppress(GrpoLabError):  # views were told; a thread has nobody to raise it to
+        with suppress(GrpoLabError):  # the views have shown it, and a thread has no caller
             self.run()
-
-    def _on_disk(self) -> list[Event]:
-        """What the child wrote; nothing where it died before the file was there."""
-        return run_folder.whole_events(self.directory) if (self.directory / run_folder.EVENTS).exists() else []
 
     @contextmanager
     def _writer(self) -> Iterator[Callable[[Event], None]]:
-        """Make the folder and a function that appends an event to its file; a child does that itself."""
+        """Make the folder, and a function that appends an event to its file; a child process appends its own."""
         try:
             run_folder.begin(self.directory, self.config)
-            if self._in_child:
-                yield lambda event: None
-                return
-            with run_folder.writer(self.directory, self.config) as append:
+            here = not self._in_child
+            with run_folder.writer(self.directory, self.config) if here else nullcontext(lambda event: None) as append:
                 yield append
         except OSError as error:
             done = sum(isinstance(event, Stepped) for event in self.events)
@@ -286,8 +284,8 @@ class Session:
                 "what was written before is whole. Choose a folder with room and permission (--out)"
             ) from error
 
-    def _take(self, event: Event) -> None:
-        """Keep the event, then hand it to the views."""
+    def _keep(self, event: Event) -> None:
+        """Keep the event, then show it to the views."""
         self.events.append(event)
         for view in list(self.views):
             try:
@@ -295,9 +293,3 @@ class Session:
             except Exception as error:
                 self.views.remove(view)
                 warnings.warn(f"{type(view).__name__} failed and was left out: {error!r}", stacklevel=2)
-
-
-def _in_one_line(error: BaseException) -> str:
-    """Its type and the first line of its message, if it has one."""
-    first = str(error).strip().partition("\n")[0]
-    return type(error).__name__ + (f": {first}" if first else "")

@@ -1,7 +1,7 @@
-"""The child: runs in a process of their own, JSON lines in (orders, then commands), JSON lines out (events).
+"""The program of the child process: JSON lines in (orders, then commands), JSON lines out (events).
 
-It keeps its standard output for events alone, ends when its parent does, and may die of a CUDA assert without taking
-the parent along. `controls.Child` is the parent's end of it.
+Its standard output holds events alone. It ends when its parent does, and its death by a CUDA assert leaves the parent
+alive. `child.Child` is the parent's side.
 """
 
 from __future__ import annotations
@@ -12,48 +12,47 @@ import os
 import queue
 import sys
 import threading
+from types import SimpleNamespace
 from typing import IO, Any
 
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import GrpoLabError
-from grpo_lab.events import Event, to_json
+from grpo_lab.events import to_json
 from grpo_lab.runs.child import GRACE, OVER, READY
 
 
 def main() -> int:
-    """The child: train what each order asks for, one after another, until there are no more; the last one's code."""
+    """Train one run for each order until the input ends; returns the exit code of the last run."""
     stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # from here on every print, Python's or C's, goes to standard error
     faulthandler.enable()
     lines = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115, unbuffered: a lock held in a read blocks exit
     import torch  # here, so that nothing it imports can print among the events
-    import transformers.models.gpt2.modeling_gpt2  # noqa: F401, which the first run would wait for
+    import transformers.models.gpt2.modeling_gpt2  # noqa: F401, or the first run would wait for it
 
     from grpo_lab.runs.session import Session
 
     ordered: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(Session, lines, ordered), daemon=True).start()
-    stream.write(READY)
-    stream.flush()
+    _print(stream, READY)
     threads, code = torch.get_num_threads(), 0
     while (session := ordered.get()) is not None:
         torch.set_num_threads(threads)  # as a new process has them
         error = _train(session, stream)
         code = error.exit_code if error else int(bool(session.crash))
         if code and not error and torch.cuda.is_initialized():
-            break  # an assert takes the context along: no run can follow
+            break  # an assert destroys the CUDA context: no run can follow
         over = {OVER: type(error).__name__ if error else "", "message": str(error or "")}
-        stream.write(json.dumps(over) + "\n")
-        stream.flush()
+        _print(stream, json.dumps(over))
     return code
 
 
 def _train(session: Any, stream: IO[str]) -> GrpoLabError | None:
-    """Run a session and tell its events; the answer is a mistake of the user's, if there was one."""
+    """Run a session and print its events; returns the GrpoLabError that ended it, if one did."""
     try:
         if isinstance(session, GrpoLabError):
             raise session
-        session.views.append(_Stream(stream))
+        session.views.append(SimpleNamespace(show=lambda event: _print(stream, to_json(event))))
         session.run()
     except GrpoLabError as error:
         print(error, file=sys.stderr)
@@ -61,17 +60,13 @@ def _train(session: Any, stream: IO[str]) -> GrpoLabError | None:
     return None
 
 
-class _Stream:
-    def __init__(self, stream: IO[str]) -> None:
-        self._stream = stream
-
-    def show(self, event: Event) -> None:
-        self._stream.write(to_json(event) + "\n")
-        self._stream.flush()
+def _print(stream: IO[str], line: str) -> None:
+    stream.write(line + "\n")
+    stream.flush()
 
 
 def _listen(make: Any, lines: IO[bytes], ordered: queue.SimpleQueue[Any]) -> None:
-    """Turn each order into a session, and hand what follows it to that one."""
+    """Turn each order into a session, and give it the commands that follow."""
     session: Any = None
     for line in lines:
         message = json.loads(line)
@@ -84,7 +79,7 @@ def _listen(make: Any, lines: IO[bytes], ordered: queue.SimpleQueue[Any]) -> Non
             ordered.put(session)
         except GrpoLabError as error:
             ordered.put(error)
-    # End of input: the parent is gone, or wants no more. The step may end, a hang may not last.
+    # End of input: the parent is dead, or orders no more. The step may end; a hang is cut off.
     ordered.put(None)
     last_resort = threading.Timer(GRACE, os._exit, args=(1,))
     last_resort.daemon = True

@@ -1,4 +1,4 @@
-"""What a model is asked, and how its answers are scored: prompts in a fixed order, reward functions.
+"""Tasks, which are prompts in a fixed order, and reward functions.
 
-Nothing here knows a model or a training step.
+Nothing here depends on a model or a training step.
 """

@@ -19,7 +19,7 @@ Reward = Callable[..., Sequence[float | None]]
 def exact_match(
     prompts: Sequence[str], completions: Sequence[str], answer: Sequence[Any], **columns: Any
 ) -> list[float]:
-    """1 where a completion is the answer, 0 elsewhere; space around it does not count.
+    """1 for a completion that is the answer, else 0; surrounding space does not count.
 
     >>> exact_match(["1+1=", "1+2="], ["2", "4"], answer=["2", "3"])
     [1.0, 0.0]
@@ -31,37 +31,39 @@ def exact_match(
 def brief_answer(
     prompts: Sequence[str], completions: Sequence[str], answer: Sequence[Any], **columns: Any
 ) -> list[float]:
-    """1 / number of words where one of a completion's words is the answer, 0 elsewhere: talk costs, hedging too.
+    """1 / number of words for a completion that has the answer among its words, else 0: each further word costs.
 
     Case and punctuation do not count.
 
     >>> brief_answer(["Sky?"] * 4, ["Blue.", "It is blue", "blue or red", "red"], answer=["blue"] * 4)
     [1.0, 0.3333333333333333, 0.3333333333333333, 0.0]
     """
-    spoken = [re.findall(r"\w+", completion.casefold()) for completion in completions]
-    pairs = zip(spoken, answer, strict=True)
-    return [1 / len(words) if str(wanted).casefold() in words else 0.0 for words, wanted in pairs]
+    words = [re.findall(r"\w+", completion.casefold()) for completion in completions]
+    pairs = zip(words, answer, strict=True)
+    return [1 / len(found) if str(wanted).casefold() in found else 0.0 for found, wanted in pairs]
 
 
 REWARDS: dict[str, Reward] = {"exact_match": exact_match, "brief_answer": brief_answer}
 
 
 def load(name: str) -> Reward:
-    """The reward function of that name, or the one that "path/to/file.py:function" names.
+    """The reward function of that name, or the one at "path/to/file.py:function".
 
     >>> load("exact_match").__name__
     'exact_match'
+
+    Raises RewardError for a name that does not exist and a file that does not run.
     """
-    return user_code.named("reward", name, REWARDS, RewardError)  # what it returns is checked when it does
+    return user_code.named("reward", name, REWARDS, RewardError)  # `score` checks its results
 
 
 def score(
     functions: Sequence[Reward], prompts: Sequence[str], completions: Sequence[str], columns: dict[str, list[Any]]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sum of the functions' rewards (B,) in float32, and which completions any of them judged (B,).
+    """The sum of the functions' rewards, (B,) float32, and whether any of them judged each completion, (B,) bool.
 
-    None means "not mine to judge" and adds nothing. A completion that no function judges is not scorable, and its 0.0
-    means nothing. NaN and inf pass: here they are data, and to stop them is a guard's work.
+    None means that a function does not judge a completion, and adds nothing. A completion that no function judges is
+    not scorable, and its 0.0 means nothing. NaN and inf pass: guards stop them. Raises RewardError for other results.
 
     >>> score([exact_match, lambda completions, **_: [0.5, None]], ["1+1=", "1+2="], ["2", "4"], {"answer": ["2", "3"]})
     (tensor([1.5000, 0.0000]), tensor([True, True]))
@@ -71,17 +73,17 @@ def score(
     totals = [0.0] * len(completions)
     scorable = [False] * len(completions)
     for function in functions:
-        for row, judgement in enumerate(_judgements(function, prompts, completions, columns)):
-            if judgement is not None:
-                totals[row] += judgement
+        for row, reward in enumerate(_rewards(function, prompts, completions, columns)):
+            if reward is not None:
+                totals[row] += reward
                 scorable[row] = True
     return torch.tensor(totals, dtype=torch.float32), torch.tensor(scorable, dtype=torch.bool)
 
 
-def _judgements(
+def _rewards(
     function: Reward, prompts: Sequence[str], completions: Sequence[str], columns: dict[str, list[Any]]
 ) -> list[float | None]:
-    """What one function says of each completion, checked."""
+    """One function's reward for each completion, checked."""
     name = getattr(function, "__name__", type(function).__name__)
     try:
         answer = function(prompts=prompts, completions=completions, **columns)
@@ -89,15 +91,14 @@ def _judgements(
         raise RewardError(f"reward {name} raised {type(error).__name__}: {error}; mend it or return None") from error
     if not isinstance(answer, list | tuple):
         raise RewardError(f"reward {name} returned {type(answer).__name__}; return a list of float or None")
-    if len(answer) != len(completions):
-        raise RewardError(
-            f"reward {name} returned {len(answer)} values for {len(completions)} completions; return one each"
-        )
+    wanted = len(completions)
+    if len(answer) != wanted:
+        raise RewardError(f"reward {name} returned {len(answer)} values for {wanted} completions; return one each")
     return [_number(value, f"reward {name}, completion {row}") for row, value in enumerate(answer)]
 
 
 def _number(value: Any, where: str) -> float | None:
-    """None or a float; bool and NumPy's numbers are numbers."""
+    """None or a float, from bool and NumPy's numbers too."""
     if value is None:
         return None
     if not isinstance(value, Real):
@@ -111,6 +112,6 @@ def _number(value: Any, where: str) -> float | None:
 def judge(
     functions: Sequence[Reward], problems: Sequence[Problem], completions: list[str]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`score` of one completion a problem, whose columns the functions are handed."""
+    """The `score` of one completion a problem; the functions receive the problems' columns."""
     columns = {name: [problem.columns[name] for problem in problems] for name in problems[0].columns}
     return score(functions, [problem.prompt for problem in problems], completions, columns)

@@ -1,4 +1,4 @@
-"""What the model is asked: prompts to train on, prompts kept back to measure on, and the columns that rewards read."""
+"""Tasks: prompts to train on, held-out prompts to measure with, and the columns that rewards read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RESERVED_COLUMNS = frozenset({"prompts", "completions"})
 
 @dataclass(frozen=True)
 class Problem:
-    """One prompt, and what a reward function needs to know to judge its completions."""
+    """One prompt, and the columns by which reward functions judge its completions."""
 
     prompt: str
     columns: dict[str, Any]
@@ -32,7 +32,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Tasks:
-    """Problems to train on, and others, never trained on, to measure with."""
+    """Problems to train on, and held-out problems to measure with. Raises DataError without training problems."""
 
     name: str
     train: Sequence[Problem]
@@ -43,10 +43,10 @@ class Tasks:
             raise DataError(f"task {self.name!r} has no training problems; it needs at least 1")
 
     def batch(self, seed: int, step: int, num_prompts: int) -> list[Problem]:
-        """The `num_prompts` problems of one step, the same whatever was drawn before.
+        """The `num_prompts` problems of one step, which depend on seed and step alone.
 
-        The steps walk one permutation an epoch, so that each problem comes once before any comes again. A batch larger
-        than the training set runs on into the next epoch.
+        Each epoch is a permutation of the training problems, so that each one comes once before any comes again. A
+        batch larger than the training set goes on into the next epoch. Raises ConfigError for a negative step.
 
         >>> tasks = Tasks("letters", [Problem(letter, {}) for letter in "abc"], [])
         >>> sorted(problem.prompt for problem in tasks.batch(seed=0, step=0, num_prompts=3))
@@ -59,8 +59,7 @@ class Tasks:
         return [self.train[_permutation(seed, place // size, size)[place % size]] for place in places]
 
 
-# Cached because shuffling thousands of problems at every step would cost a few per cent of it.
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=8)  # shuffling thousands of problems would cost a few per cent of each step
 def _permutation(seed: int, epoch: int, size: int) -> tuple[int, ...]:
     """The order in which one epoch visits the training problems."""
     order = list(range(size))
@@ -69,7 +68,7 @@ def _permutation(seed: int, epoch: int, size: int) -> tuple[int, ...]:
 
 
 def split(problems: Sequence[Problem], num_held_out: int) -> tuple[list[Problem], list[Problem]]:
-    """(train, held out): a fixed random choice, each part in its original order.
+    """The problems to train on and the held-out ones: a fixed random choice, each part in its original order.
 
     >>> train, held_out = split([Problem(letter, {}) for letter in "abcdefgh"], num_held_out=3)
     >>> len(train), len(held_out)
@@ -84,7 +83,7 @@ def split(problems: Sequence[Problem], num_held_out: int) -> tuple[list[Problem]
 def addition() -> Tasks:
     """All sums of two numbers from 0 to 99.
 
-    Operands below ten make prompts of mixed length, so that left padding is real and a mask that is wrong shows.
+    Operands below ten make prompts of mixed length, so that prompts are padded and a wrong mask shows.
 
     >>> tasks = addition()
     >>> len(tasks.train), len(tasks.held_out)
@@ -98,7 +97,7 @@ def addition() -> Tasks:
 
 
 def reviews() -> Tasks:
-    """Is a review positive or negative? In words, for a model that can read: SmolLM2-135M, not the tiny one.
+    """Reviews to classify as positive or negative, for a model that can read: SmolLM2-135M, not the tiny one.
 
     >>> tasks = reviews()
     >>> len(tasks.train), len(tasks.held_out)
@@ -122,7 +121,7 @@ def from_jsonl(path: str | Path) -> Tasks:
     """
     path = Path(path)
     try:
-        # "utf-8-sig" also reads the mark that Windows editors put first, which JSON forbids.
+        # "utf-8-sig" also reads the byte order mark of Windows editors, which JSON forbids.
         lines = path.read_bytes().decode("utf-8-sig").split("\n")
     except OSError as error:
         raise DataError(
@@ -130,16 +129,19 @@ def from_jsonl(path: str | Path) -> Tasks:
         ) from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8") from error
-    problems = [_problem(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
-    if not problems:
+    rows = {number: _problem(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()}
+    if not rows:
         raise DataError(f'{path}: the file is empty; it needs at least one line such as {{"prompt": "1+1="}}')
-    _check_columns(problems, path, [number for number, line in enumerate(lines, 1) if line.strip()])
-    num_held_out = min(len(problems) // 10, MAX_HELD_OUT)
-    return Tasks(path.stem, *split(problems, num_held_out))
+    first = next(iter(rows))
+    wanted = sorted(rows[first].columns)
+    for number, problem in rows.items():
+        if (found := sorted(problem.columns)) != wanted:
+            raise DataError(f"{path}:{number}: columns {found} differ from {wanted} in line {first}; make them equal")
+    return Tasks(path.stem, *split(list(rows.values()), min(len(rows) // 10, MAX_HELD_OUT)))
 
 
 def _problem(line: str, where: str) -> Problem:
-    """One line of a file as a problem; `where` is its "file:line"."""
+    """The problem in one line of a file; `where` is "file:line" for error messages."""
     try:
         row = json.loads(line, parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError) as error:
@@ -150,27 +152,16 @@ def _problem(line: str, where: str) -> Problem:
     if not isinstance(prompt, str) or not prompt:
         raise DataError(f'{where}: "prompt" is {prompt!r}; it must be a string of at least one character')
     if reserved := RESERVED_COLUMNS & row.keys():
-        raise DataError(f"{where}: column {min(reserved)!r} is what reward functions call their own; rename it")
+        raise DataError(f"{where}: column {min(reserved)!r} is an argument of reward functions already; rename it")
     return Problem(prompt, row)
 
 
 def _finite(text: str) -> float:
-    """A number that is one: Python's JSON would read NaN, Infinity and 1e999, and rewards would carry them on."""
+    """The number in a text. Python's JSON also reads NaN, Infinity and 1e999, which rewards would pass on."""
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(f"{text} is not a finite number; write null and let the reward function decide")
     return number
-
-
-def _check_columns(problems: Sequence[Problem], path: Path, numbers: Sequence[int]) -> None:
-    """Refuse a file whose lines do not all have the columns of its first."""
-    expected = problems[0].columns.keys()
-    for problem, number in zip(problems, numbers, strict=True):
-        if problem.columns.keys() != expected:
-            found, wanted = sorted(problem.columns), sorted(expected)
-            raise DataError(
-                f"{path}:{number}: columns {found} differ from {wanted} in line {numbers[0]}; make them equal"
-            )
 
 
 TASKS: dict[str, Callable[[], Tasks]] = {"addition": addition, "reviews": reviews}
@@ -181,6 +172,8 @@ def load(name_or_path: str | Path) -> Tasks:
 
     >>> load("addition").name
     'addition'
+
+    Raises ConfigError for an unknown name and DataError for a file that cannot be used.
     """
     name = str(name_or_path)
     if name.endswith(".jsonl"):

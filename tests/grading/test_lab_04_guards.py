@@ -1,4 +1,4 @@
-"""Lab 4: decoys are decoys for the check too, and a limit that healthy runs reach is told."""
+"""Lab 4: the check refuses decoys, and limits that healthy runs reach."""
 
 import pytest
 
