@@ -13,6 +13,7 @@ from grpo_lab.config.fields import settings_of
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Changed, Stepped
+from grpo_lab.runs.child import Child
 from grpo_lab.runs.session import Session
 from grpo_lab.training.learner import validated
 from grpo_lab.training.registry import FORMULAS, chosen_formulas, needs_reference
@@ -180,10 +181,10 @@ def test_registered_names_are_still_helped_with():
 
 def test_a_child_runs_it_and_its_parent_does_not(own, tmp_path):
     """What a learner wrote runs where the run goes on, and a run is still shown when the file is gone."""
-    mark = tmp_path / "ran in"
+    mark, child = tmp_path / "ran in", Child()
     source = f"{GUARD}\nimport os\nwith open({str(mark)!r}, 'a') as file:\n    file.write(str(os.getpid()) + ' ')\n"
     name = own(source)
-    session = Session(SMOKE.with_guards({name: {}}), tmp_path / "run", child=True)
+    session = Session(SMOKE.with_guards({name: {}}), tmp_path / "run", child=child)
     assert not mark.exists()
     session.run()
     assert said(session.events) == [("Mine", "loss 2"), ("Mine", "loss 3")]
@@ -191,14 +192,14 @@ def test_a_child_runs_it_and_its_parent_does_not(own, tmp_path):
     (tmp_path / "v1.0" / "my.guard.py").unlink()
     assert said(Session.open(tmp_path / "run").events) == said(session.events)
 
-
-def test_a_mistake_in_it_reaches_the_parent(own, tmp_path):
-    session = Session(
-        SMOKE.with_(f"loss.kl_estimator={own('def k3(delta): return', 'k4')}"), tmp_path / "run", child=True
-    )
+    # And a mistake in it reaches the parent.
+    formula = own("def k3(delta): return", "k4")
+    session = Session(SMOKE.with_(f"loss.kl_estimator={formula}"), tmp_path / "mistake", child=child)
     with pytest.raises(ConfigError, match=r"unknown name in .* 'k4'; did you mean 'k3'"):
         session.run()
-    assert session.status == "failed"
+    assert session.status == "failed" and "Traceback" not in child.stderr
+    child.close()
+    assert child.exit_code == ConfigError.exit_code
 
 
 def test_a_running_model_refuses_a_bad_one_and_goes_on(own, tmp_path):

@@ -84,15 +84,23 @@ def telling(mutant):
     return {value for value in found if len(value) > 3 and value not in asked and value not in mutant.source}
 
 
-def by_exercise(found):
-    """One test for all of these answers to an exercise; a test for each would cost more than what it does."""
+def by_exercise(found, at_once):
+    """One test for all of these answers to an exercise; a test for each would cost more than what it does.
+
+    Where the check trains, only so many answers are judged `at_once`; the others are slow.
+    """
     together = {}
     for each in found:
         together.setdefault(f"{each.lab}/{each.exercise}", []).append(each)
-    return pytest.mark.parametrize("given", together.values(), ids=together)
+    tests = []
+    for place, given in together.items():
+        first = at_once if given[0].trains else len(given)
+        tests.append(pytest.param(given[:first], id=place))
+        tests.append(pytest.param(given[first:], id=f"{place}, the others", marks=pytest.mark.slow))
+    return pytest.mark.parametrize("given", [test for test in tests if test.values[0]])
 
 
-@by_exercise(WRONG)
+@by_exercise(WRONG, at_once=1)
 def test_wrong_answers_lose_their_points_and_learn_why(load, given):
     for mutant in given:
         loaded = load(mutant.source)
@@ -105,7 +113,7 @@ def test_wrong_answers_lose_their_points_and_learn_why(load, given):
             assert all("Error: " in finding.got for finding in wrong) == (str(mutant) in RAISES), str(mutant)
 
 
-@by_exercise(RIGHT)
+@by_exercise(RIGHT, at_once=0)
 def test_other_ways_are_right_too(load, given):
     for mutant in given:
         task, loaded = exercise(mutant.lab, mutant.exercise), load(mutant.source)
