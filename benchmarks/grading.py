@@ -88,7 +88,7 @@ def _attacks() -> Iterator[Handed]:
 
 
 class Watch(threading.Thread):
-    """The most memory that the command and its examiners took, sandboxes aside, in each tenth of the time."""
+    """The most memory that the command and its grade workers took, sandboxes aside, in each tenth of the time."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         super().__init__(daemon=True)
@@ -96,7 +96,7 @@ class Watch(threading.Thread):
 
     def run(self) -> None:
         while self._process.poll() is None:
-            self.seen.append(sum(map(_resident, [self._process.pid, *_examiners()])))
+            self.seen.append(sum(map(_resident, [self._process.pid, *_grade_workers()])))
             time.sleep(0.5)
 
     def tenths(self) -> list[int]:
@@ -105,7 +105,7 @@ class Watch(threading.Thread):
         return [max(self.seen[a:b], default=0) for a, b in itertools.pairwise(cuts)]
 
 
-def _examiners() -> list[int]:
+def _grade_workers() -> list[int]:
     def command(pid: int) -> str:
         try:
             return Path(f"/proc/{pid}/cmdline").read_text()

@@ -35,16 +35,16 @@ EVENTS = 10_000
 """Of the long run that is made up."""
 _FIRST_PLOT = """
 import time, json; begin = time.perf_counter()
-from unittest import mock; from grpo_lab import warm
-with mock.patch.object(warm, "headless", lambda: False):
+from unittest import mock; from grpo_lab.runs import child_pool, notebook_mode
+with mock.patch.object(notebook_mode, "headless", lambda: False):
     from grpo_lab.ui.widgets import Panel
-    panel = Panel("cuda-001", runs=RUNS); panel._repr_mimebundle_(); panel._scene.settle(60)
+    panel = Panel("cuda-001", runs=RUNS); panel._repr_mimebundle_(); panel._render_state.settle(60)
     drawn = time.perf_counter() - begin
     panel.start()
     while not any(type(event).__name__ == "Stepped" for event in panel.session.events): time.sleep(0.01)
-    panel._scene.settle(60)
+    panel._render_state.settle(60)
     print(json.dumps({"panel drawn": drawn, "first step drawn": time.perf_counter() - begin}))
-    panel._runner.over.result(60); warm._close_all()
+    panel._runner.over.result(60); child_pool._close_all()
 """
 
 
@@ -103,7 +103,7 @@ def _live(config: Config, runs: Path) -> tuple[Session, dict[str, float]]:
     with mock.patch.object(notebook_mode, "headless", lambda: False):
         panel = Panel(config, runs=runs)
     times, sizes, stamps = [], [], []
-    draw = panel._scene._figure.png
+    draw = panel._render_state._figure.png
 
     def timed(*screens: Any) -> bytes:
         begin = time.perf_counter()
@@ -113,11 +113,11 @@ def _live(config: Config, runs: Path) -> tuple[Session, dict[str, float]]:
         stamps.append(begin)
         return picture
 
-    panel._scene._figure.png = timed  # type: ignore[method-assign]
+    panel._render_state._figure.png = timed  # type: ignore[method-assign]
     panel.start()
     session = panel._runner.over.result()  # type: ignore[union-attr]
-    panel._scene.settle()
-    backgrounds = panel._scene._figure.backgrounds
+    panel._render_state.settle()
+    backgrounds = panel._render_state._figure.backgrounds
     moved = sorted(times)[: max(1, len(times) - backgrounds)]
     return session, {
         "frames": len(times),

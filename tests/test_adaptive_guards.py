@@ -235,6 +235,7 @@ def test_the_rate_is_halved_after_every_step_whose_kl_is_too_high(base):
     assert rates[-1] < rates[0] == 1e-2
 
 
+@pytest.mark.slow
 def test_adaptive_beta_brings_down_a_kl_that_is_too_high(base):
     """It needs thirty steps for it and a beta twenty times the one that was set: it steers drift, it stops no spike."""
     config = SMALL.with_("loss.beta=0.05", "run.num_steps=40", "data.num_prompts=8", "data.num_generations=8")

@@ -4,47 +4,58 @@ import pytest
 
 from grpo_lab.config.catalog import preset
 from grpo_lab.runs import child_pool, notebook_mode
-from grpo_lab.runs.session import Session
 
 CONFIG = preset("smoke").with_("run.threads=1", "run.num_steps=2")
 
 
+class Idle:
+    """A child as the pool sees it, without a process. Runs in a real one: test_worker.py and test_labs.py."""
+
+    def __init__(self):
+        self.alive = True
+
+    def close(self):
+        self.alive = False
+
+
 @pytest.fixture(autouse=True)
-def none_left():
+def none_left(monkeypatch):
     """What a test warmed, it ends."""
     child_pool._close_all()
+    monkeypatch.setattr(child_pool, "Child", Idle)
     yield
     child_pool._close_all()
 
 
-def test_the_same_child_serves_again(tmp_path):
-    pids = []
-    for name in ("a", "b"):
-        with child_pool.warm_child() as child:
-            assert Session(CONFIG, tmp_path / name, child=child).run().status == "done"
-            pids.append(child.pid)
-    assert pids[0] == pids[1]
+def test_the_same_child_serves_again():
+    with child_pool.warm_child() as child:
+        pass
+    with child_pool.warm_child() as again:
+        assert again is child
     first, second = child_pool.take(), child_pool.take()
-    assert first.pid == pids[0]
-    assert second.pid != first.pid
+    assert first is child is not second
     child_pool.give_back(first)
     child_pool.give_back(second)
-    assert first.alive
-    assert not second.alive
+    assert first.alive and not second.alive
 
 
-def test_a_dead_child_serves_nobody(tmp_path):
+def test_a_dead_child_serves_no_run_and_is_replaced():
     child_pool.warm_up()
     child_pool.warm_up()
     (dead,) = child_pool._idle
-    dead._process.kill()
-    dead.wait()
+    dead.close()
     with child_pool.warm_child() as child:
-        assert child.pid != dead.pid
-        child._process.kill()
-        child.wait()
+        assert child is not dead
+        child.close()
     (fresh,) = child_pool._idle
-    assert fresh.alive and fresh.pid != dead.pid
+    assert fresh.alive and fresh is not child
+
+
+def test_none_outlives_the_process():
+    child_pool.warm_up()
+    (child,) = child_pool._idle
+    child_pool._close_all()
+    assert not child.alive and child_pool._idle == []
 
 
 @pytest.mark.parametrize(("asked", "steps"), [("1", 12), ("0", 50), ("", 50)])

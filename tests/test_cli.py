@@ -141,7 +141,7 @@ def test_a_run_stopped_by_the_user_says_so_and_exits_1(tmp_path):
     while "Stepped" not in process.stdout.readline():
         pass
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=180)
     assert process.returncode == 1 and err == ""
     assert json.loads(out.splitlines()[-1]) == {
         "event": "Ended",
@@ -191,7 +191,7 @@ def make_mistakes(folder: Path) -> None:
         (2, ["--guards", "clip_gradient"], "unknown guard 'clip_gradient'; did you mean 'clip_gradients'"),
         (2, ["--set", "data.num_generations=1"], "data.num_generations = 1: a group of one"),
         (2, ["--preset", "stabel"], "unknown preset 'stabel'; did you mean 'stable'"),
-        (2, ["--preset", "stable", "--scenario", "cuda-001"], "--preset and --scenario name two beginnings"),
+        (2, ["--preset", "stable", "--scenario", "cuda-001"], "--preset and --scenario are mutually exclusive"),
         (2, ["--scenario", "cuda-01"], "unknown scenario 'cuda-01'; did you mean 'cuda-001'"),
         (2, ["--scenario", "broken.toml"], "broken.toml: not valid TOML"),
         (2, ["--scenario", "wrong.toml"], "loss.beta = -1.0: must be at least 0"),

@@ -9,7 +9,7 @@ from matplotlib.text import Text
 
 from grpo_lab.analysis.matrix.cells import HEALTHY, columns
 from grpo_lab.analysis.matrix.findings import Findings
-from grpo_lab.analysis.matrix.results import Fate, Result
+from grpo_lab.analysis.matrix.results import Fate, Measurement
 from grpo_lab.config.catalog import scenario_names
 from grpo_lab.ui import plots
 from grpo_lab.ui.plots.heat_map import LETTERS, mark
@@ -20,7 +20,7 @@ def result(scenario, column, seed=0, fate="stopped", refused=0):
     ends = {"status": "done", "crash": "", "message": "", "survived": True, "shown": False}
     links = {"first_break": "", "caught_by": "", "before": 0.3, "after": 0.4, "asked": 30}
     names = {"key": f"{scenario} {column} {seed}", "guards": column}
-    return Result(scenario=scenario, column=column, seed=seed, fate=fate, **names, **ends, **links, **numbers)
+    return Measurement(scenario=scenario, column=column, seed=seed, fate=fate, **names, **ends, **links, **numbers)
 
 
 def table(scenario, **fates):
@@ -94,7 +94,7 @@ def test_false_alarms_have_a_row_of_their_own():
     assert cells(plots.heat_map_figure(Findings(table("a", none="crashed"))), "alarms") is None
 
 
-@pytest.mark.parametrize("seeds", [1, 3])
+@pytest.mark.parametrize("seeds", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_the_whole_matrix_is_legible(tmp_path, seeds):
     """Every scenario and every column there is: no text over another."""
     names = [HEALTHY, *scenario_names()]

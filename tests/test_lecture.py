@@ -11,7 +11,7 @@ from grpo_lab import cli
 from grpo_lab.cli import lecture as command
 from grpo_lab.runs import recordings
 from grpo_lab.runs.session import Session
-from grpo_lab.ui.widgets.keyboard import Keys
+from grpo_lab.ui.widgets.keyboard import Keyboard
 from grpo_lab.ui.widgets.lecture import GUARDED, HEALTHY, SCENARIOS, Lecture
 
 
@@ -70,10 +70,10 @@ def test_without_labs_or_jupyterlab_the_way_out_is_named(lecture_command, tmp_pa
 
 def test_a_key_does_what_it_is_for():
     done = []
-    keys = Keys({"1": lambda: done.append("one"), " ": lambda: done.append("play")}, [("1", "first")], "frame")
-    keys._hear(keys, {"key": "1"}, [])
-    keys._hear(keys, {"key": " "}, [])
-    keys._hear(keys, {"key": "x"}, [])
+    keys = Keyboard({"1": lambda: done.append("one"), " ": lambda: done.append("play")}, [("1", "first")], "frame")
+    keys._receive(keys, {"key": "1"}, [])
+    keys._receive(keys, {"key": " "}, [])
+    keys._receive(keys, {"key": "x"}, [])
     assert done == ["one", "play"]
     assert keys.wanted == ["1", " "]
 
@@ -86,7 +86,7 @@ def lecture(monkeypatch, tmp_path):
 
 def press(lecture, *keys: str):
     """Press keys, as the browser tells of them."""
-    (found,) = (child for child in lecture.widget.children if isinstance(child, Keys))
+    (found,) = (child for child in lecture.widget.children if isinstance(child, Keyboard))
     for key in keys:
         found.press(key)
 

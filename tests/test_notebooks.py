@@ -18,17 +18,21 @@ from nbclient.exceptions import CellExecutionError
 
 from grpo_lab.course import registry
 from grpo_lab.course.editions import build
+from grpo_lab.runs import notebook_mode
 
 ROOT = Path(__file__).parents[1]
 LABS = ROOT / "labs"
 SLOW = "slow"
 """The tag of a cell that may take more than ten seconds."""
+BEGIN = "%reset -f\nfrom grpo_lab.runs import notebook_mode; notebook_mode.SHORT = {}"
+"""Runs of 5 steps are enough to run every cell; `GRPO_LAB_FAST=1` alone asks for 12."""
+STEPS = [5, pytest.param(notebook_mode.SHORT, marks=pytest.mark.slow)]
 REGISTER = f"""
 import sys
 sys.path.insert(0, {str(ROOT / "tests" / "labs")!r})
 import lab_sample
-from grpo_lab.grading import checks
-checks.LABS = (*checks.LABS, "sample")
+from grpo_lab.course import registry
+registry.LABS = (*registry.LABS, "sample")
 sys.modules["grpo_lab.course.labs.lab_sample.page"] = lab_sample
 """
 
@@ -52,12 +56,13 @@ def kernel(home):
 
 
 @pytest.fixture
-def execute(kernel):
+def execute(kernel, home):
     """Runs a notebook in an empty namespace and returns it with its outputs."""
 
-    def run(notebook):
-        notebook.cells.insert(0, nbformat.v4.new_code_cell("%reset -f", id="reset"))
-        client = NotebookClient(notebook, timeout=300, km=kernel)
+    def run(notebook, steps=STEPS[0]):
+        notebook.cells.insert(0, nbformat.v4.new_code_cell(BEGIN.format(steps), id="reset"))
+        # Should a kernel die, the client starts another: in the same folder, and not in the checkout.
+        client = NotebookClient(notebook, timeout=600, km=kernel, resources={"metadata": {"path": str(home)}})
         try:
             client.execute()
         finally:
@@ -117,11 +122,12 @@ def say_times(name, notebook):
 
 
 @pytest.mark.parametrize("name", [name for name in build.lab_names(LABS) if name in registry.LABS])
-def test_a_lab(name, execute):
+@pytest.mark.parametrize("steps", STEPS)
+def test_a_lab(name, steps, execute):
     learner, instructor = (
         nbformat.read(LABS / folder / f"{name}.ipynb", as_version=4) for folder in ("", "instructor")
     )
-    notebook = execute(both(learner, instructor))
+    notebook = execute(both(learner, instructor), steps)
     stubs = [cell.id for cell in notebook.cells if cell.id.endswith("-stub")]
     assert stubs == [f"{name}-{exercise}-stub" for exercise in registry.lab_page(name).exercises]
     looked_at(notebook)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from grpo_lab.analysis import markdown
 from grpo_lab.cli import main
 from grpo_lab.config import catalog
 from grpo_lab.config.fields import settings_of
@@ -13,7 +14,6 @@ from grpo_lab.metrics import LINKS, METRICS
 from grpo_lab.training.faults import FAULTS
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.ui import docs_pages
-from grpo_lab.ui.docs_pages import markdown
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -95,7 +95,7 @@ def test_every_metric_and_every_link_has_its_row(made):
 
 
 def test_a_bar_in_a_cell_ends_no_cell(made):
-    assert markdown.table([["a"], ["KL(p || q)"]]).endswith("| KL(p \\|\\| q) |\n")
+    assert markdown.table([["a"], ["KL(p || q)"]]).endswith("| KL(p \\|\\| q) |")
     for text in made.values():
         for rows in re.findall(r"(?:^\|.*\|\n)+", text, flags=re.MULTILINE):
             widths = {len(re.findall(r"(?<!\\)\|", row)) for row in rows.splitlines()}

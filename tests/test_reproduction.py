@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from grpo_lab.analysis import reproduction
+from grpo_lab.analysis.markdown import escaped
+from grpo_lab.analysis.markdown import table as markdown_table
 from grpo_lab.analysis.reproduction import (
-    Cell,
+    ReproducedRun,
     brief,
     config_for,
-    escaped,
     healthy_config,
-    markdown,
     measure,
     report,
     verdicts,
@@ -42,7 +42,7 @@ def session_of(*events, num_parameters=100):
     return session
 
 
-CELL = Cell("train-001", "reported_fix", Path("x"), 10, 0, 5.0, None, 0, 1000, 0.1, "", 1.0, 0.3, 0.8)
+CELL = ReproducedRun("train-001", "reported_fix", Path("x"), 10, 0, 5.0, None, 0, 1000, 0.1, "", 1.0, 0.3, 0.8)
 
 
 def cell(**changes):
@@ -122,7 +122,7 @@ def test_the_terminal_table_has_one_line_a_row_at_80_columns(monkeypatch):
 
 def test_markdown_shows_what_was_meant():
     assert escaped("a|b `c` [d](e) <f>\n*g*") == r"a\|b \`c\` \[d\](e) \<f> \*g\*"
-    assert markdown([["x", "y"], ["a|b", "c\nd"]]) == "| x | y |\n|---|---|\n| a\\|b | c d |"
+    assert markdown_table([["x", "y"], ["a|b", "c\nd"]], literal=True) == "| x | y |\n|---|---|\n| a\\|b | c d |"
 
 
 def test_the_report_holds_every_figure_with_its_words():

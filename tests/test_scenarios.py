@@ -1,4 +1,7 @@
-"""Every scenario fails alone as its file says, survives under `stable`, heals with its cures, not with its decoys."""
+"""Every scenario fails alone as its file says, survives under `stable`, heals with its cures, not with its decoys.
+
+The first cure and the first decoy of each are tried in `make test`, all of them in `make check`.
+"""
 
 import copy
 import math
@@ -119,9 +122,12 @@ def test_it_survives_under_the_stable_guards(name):
 
 
 def listed(kind):
-    """(scenario, overrides) for every cure or decoy in the files."""
-    rows = [(name, overrides) for name in NAMES for overrides in getattr(gl.scenario(name), kind)]
-    return [pytest.param(name, overrides, id=f"{name}: {', '.join(overrides)}") for name, overrides in rows]
+    """(scenario, overrides) for every cure or decoy in the files; all but the first of a scenario are slow."""
+    return [
+        pytest.param(name, overrides, id=f"{name}: {', '.join(overrides)}", marks=[pytest.mark.slow] if place else [])
+        for name in NAMES
+        for place, overrides in enumerate(getattr(gl.scenario(name), kind))
+    ]
 
 
 @pytest.mark.parametrize(("name", "overrides"), listed("cures"))

@@ -256,11 +256,11 @@ def test_a_run_obeys_another_thread(tmp_path):
     assert not stepped.acquire(timeout=1.5)
     session.set("loss.beta=0.5", "optimizer.learning_rate=*2")
     session.advance()
-    assert stepped.acquire(timeout=60) and not stepped.acquire(timeout=0.5)
+    assert stepped.acquire(timeout=180) and not stepped.acquire(timeout=0.5)
     session.resume()
-    assert stepped.acquire(timeout=60)
+    assert stepped.acquire(timeout=180)
     session.stop()
-    thread.join(60)
+    thread.join(180)
     assert session.status == "stopped" and len(session.records) < 50
     assert set(session.records["beta"]) == {0.5} and kinds(session)[:3] == ["Started", "Changed", "Stepped"]
 

@@ -18,7 +18,7 @@ from grpo_lab.ui.plots.style import GREEN, VERMILLION, chinese_font
 from grpo_lab.ui.widgets import render_thread
 from grpo_lab.ui.widgets.live import LiveFigure
 from grpo_lab.ui.widgets.png import png
-from grpo_lab.ui.widgets.render_thread import Painter
+from grpo_lab.ui.widgets.render_thread import RenderThread
 from grpo_lab.ui.widgets.timeline import Timeline
 
 LINKS = ("probabilities", "loss", "gradients", "weights")
@@ -195,20 +195,20 @@ def fast(monkeypatch):
     monkeypatch.setattr(render_thread, "IDLE_SECONDS", 0.05)
 
 
-def test_pokes_within_a_frame_are_drawn_once_and_the_last_is_drawn(fast):
+def test_requests_within_a_frame_are_drawn_once_and_the_last_is_drawn(fast):
     seen, begun, gate, value = [], threading.Event(), threading.Event(), [0]
 
-    def paint():
+    def render():
         seen.append(value[0])
         begun.set()
-        return not gate.wait(5)
+        return not gate.wait(60)
 
-    each = Painter(paint)
-    each.poke()
-    assert begun.wait(5)
+    each = RenderThread(render)
+    each.request()
+    assert begun.wait(60)
     for number in range(1, 100):
         value[0] = number
-        each.poke()
+        each.request()
     gate.set()
     assert each.settle()
     assert seen == [0, 99]
@@ -216,13 +216,13 @@ def test_pokes_within_a_frame_are_drawn_once_and_the_last_is_drawn(fast):
 
 def test_the_thread_rests_and_comes_back(fast):
     drawn = []
-    each = Painter(lambda: bool(drawn.append(1)))
-    each.poke()
+    each = RenderThread(lambda: bool(drawn.append(1)))
+    each.request()
     thread = each._thread
     assert thread is not None
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive()
-    each.poke()
+    each.request()
     assert each.settle()
     assert len(drawn) == 2
 
@@ -231,16 +231,16 @@ def test_a_frame_that_fails_does_not_end_all_frames(fast, monkeypatch):
     drawn, told = [], []
     monkeypatch.setattr(threading, "excepthook", told.append)
 
-    def paint():
+    def render():
         drawn.append(1)
         if len(drawn) == 1:
             raise ValueError("the first one fails")
         return False
 
-    each = Painter(paint)
-    each.poke()
+    each = RenderThread(render)
+    each.request()
     assert each.settle()
-    each.poke()
+    each.request()
     assert each.settle()
     assert len(drawn) == 2
     assert len(told) == 1

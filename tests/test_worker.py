@@ -60,6 +60,36 @@ def alive(pid):
     return True
 
 
+PATIENCE = 180
+"""Seconds. A busy machine may take long over what takes a blink, and every wait here ends with what it waits for."""
+
+
+def until(condition):
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def quiet(session):
+    """The number of its events, once there was none for a second: a run that goes on has a step in less."""
+    count, since = len(session.events), time.monotonic()
+
+    def still():
+        nonlocal count, since
+        if len(session.events) != count:
+            count, since = len(session.events), time.monotonic()
+        return time.monotonic() - since > 1
+
+    until(still)
+    return count
+
+
+def finish(thread):
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+
+
 def test_a_child_tells_the_same_events_whatever_a_reward_prints(tmp_path):
     (tmp_path / "noisy.py").write_text(NOISY)
     config = SMOKE.with_(f"data.rewards={tmp_path / 'noisy.py'}:noisy,")
@@ -71,25 +101,8 @@ def test_a_child_tells_the_same_events_whatever_a_reward_prints(tmp_path):
     assert [to_json(e) for e in Session.open(child.directory).events] == [to_json(e) for e in child.events]
 
 
-def test_a_crash_in_the_child_is_an_ending_here(tmp_path):
-    config = scenario("fp16-adam-epsilon").config().with_("run.threads=1", "data.num_prompts=2")
-    session = Session(config, tmp_path / "run", child=True).run()
-    assert session.status == "crashed" and session.crash and session.crash.kind == "multinomial-cpu"
-    broken = session.first_break()
-    assert broken and broken.link == "weights"
-
-
 def kill(session):
     os.kill(child_of(session).pid, signal.SIGKILL)
-
-
-def test_a_killed_child_is_a_crash_with_the_name_of_the_signal(tmp_path):
-    session = Session(LONG, tmp_path / "run", child=True)
-    View(session, Stepped, kill)
-    session.run()
-    assert session.ended == Ended("crashed", "the child was ended by SIGKILL", session.crash)
-    again = Session.open(session.directory)
-    assert [to_json(event) for event in again.events] == [to_json(event) for event in session.events]
 
 
 def test_the_end_of_a_killed_child_takes_the_place_of_its_half_line(tmp_path):
@@ -104,17 +117,15 @@ def test_commands_reach_the_child(tmp_path):
     session.set("loss.beta=0.5")
     View(session, Changed, lambda session: session.pause())
     thread = session.start()
-    until(lambda: session.records.shape[0])
-    time.sleep(0.5)
-    paused = len(session.events)
-    time.sleep(0.5)
-    assert len(session.events) == paused
+    until(lambda: any(isinstance(event, Changed) for event in session.events))
+    paused = quiet(session)
     session.advance()
     until(lambda: len(session.events) > paused)
+    assert quiet(session) == paused + 1
     session.resume()
-    until(lambda: len(session.events) > paused + 1)
+    until(lambda: len(session.events) > paused + 2)
     session.stop()
-    thread.join(60)
+    finish(thread)
     assert session.ended == Ended("stopped", BY_THE_USER) and not alive(child_of(session).pid)
     assert set(session.records["beta"]) == {0.5} and session.saved_model
 
@@ -138,9 +149,15 @@ def test_a_warm_child_runs_what_a_new_one_would(tmp_path, warm):
     again = Session(SMOKE.with_("run.threads=0"), tmp_path / "again", child=warm).run()
     first, then = (json.loads((one.directory / "environment.json").read_text()) for one in (unset, again))
     assert first["threads"] == then["threads"] != 3
-    assert Session(crashing, tmp_path / "crash", child=warm).run().status == "crashed"
-    with pytest.raises(RewardError, match="no such key"):
-        Session(SMOKE.with_(f"data.rewards={tmp_path / 'bad.py'}:bad,"), tmp_path / "mistake", child=warm).run()
+    crashed = Session(crashing, tmp_path / "crash", child=warm).run()
+    assert crashed.status == "crashed" and crashed.crash and crashed.crash.kind == "multinomial-cpu"
+    broken = crashed.first_break()
+    assert broken and broken.link == "weights"
+    mistaken = Session(SMOKE.with_(f"data.rewards={tmp_path / 'bad.py'}:bad,"), tmp_path / "mistake", child=warm)
+    with pytest.raises(RewardError, match="reward bad raised ValueError: no such key; mend it") as caught:
+        mistaken.run()
+    assert mistaken.ended == Ended("failed", str(caught.value)) == Session.open(mistaken.directory).ended
+    assert "Traceback" not in warm.stderr
     here, there = (Session(SMOKE, tmp_path / name, child=child) for name, child in (("here", False), ("there", warm)))
     assert [comparable(event) for event in there.run().events] == [comparable(event) for event in here.run().events]
     assert warm.alive and warm.pid == pid
@@ -153,8 +170,8 @@ def test_a_stopped_run_leaves_a_warm_child_for_the_next(tmp_path, warm):
     assert Session(SMOKE, tmp_path / "next", child=warm).run().status == "done" and warm.alive
 
 
-def test_a_dead_child_takes_no_run(tmp_path):
-    """And what it said in an earlier run does not explain its death."""
+def test_a_killed_child_is_a_crash_and_takes_no_further_run(tmp_path):
+    """What it said in an earlier run does not explain its death."""
     child, noisy = Child(), 'import sys\ndef noisy(completions, **_):\n    print("out of memory", file=sys.stderr)\n'
     (tmp_path / "noisy.py").write_text(f"{noisy}    return [0.0] * len(completions)\n")
     Session(SMOKE.with_(f"data.rewards={tmp_path / 'noisy.py'}:noisy,"), tmp_path / "noisy", child=child).run()
@@ -162,17 +179,12 @@ def test_a_dead_child_takes_no_run(tmp_path):
     session = Session(LONG, tmp_path / "run", child=child)
     View(session, Stepped, kill)
     crash = session.run().crash
-    assert crash and crash.kind == "unknown"
-    assert session.status == "crashed" and not child.alive
+    assert crash and crash.kind == "unknown" and not child.alive
+    assert session.ended == Ended("crashed", "the child was ended by SIGKILL", crash)
+    again = Session.open(session.directory)
+    assert [to_json(event) for event in again.events] == [to_json(event) for event in session.events]
     with pytest.raises(RunError, match="no run can begin: the child was ended by SIGKILL; start another"):
         Session(SMOKE, tmp_path / "next", child=child).run()
-
-
-def until(condition):
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_stop_before_the_child_exists_starts_none(tmp_path):
@@ -188,7 +200,7 @@ def test_stop_before_the_first_event_ends_the_child_at_once(tmp_path):
     thread = session.start()
     until(lambda: session._child)
     session.stop()
-    thread.join(60)
+    finish(thread)
     assert session.ended == Ended("stopped", AT_ONCE) and not alive(child_of(session).pid)
 
 
@@ -209,18 +221,8 @@ def test_a_second_stop_ends_a_child_that_does_not_come_back(tmp_path):
     thread.join(0.5)
     assert thread.is_alive() and session.status == "running"
     session.stop()
-    thread.join(60)
+    finish(thread)
     assert session.ended == Ended("stopped", AT_ONCE) and session.crash is None
-
-
-def test_a_mistake_of_the_user_reaches_the_parent_as_it_was(tmp_path):
-    (tmp_path / "bad.py").write_text("def bad(**_):\n    raise ValueError('no such key')\n")
-    session = Session(SMOKE.with_(f"data.rewards={tmp_path / 'bad.py'}:bad,"), tmp_path / "run", child=True)
-    with pytest.raises(RewardError, match="reward bad raised ValueError: no such key; mend it") as caught:
-        session.run()
-    assert session.ended == Ended("failed", str(caught.value))
-    assert Session.open(session.directory).ended == session.ended
-    assert child_of(session)._process.returncode == 1 and "Traceback" not in child_of(session).stderr
 
 
 def test_no_orphan_is_left_by_a_parent_that_is_killed(tmp_path):

@@ -1,4 +1,4 @@
-"""What a screen shows of a run: one pure function from its events. It draws nothing and knows no plotting library."""
+"""The state of a run for a screen: a pure function of its events, without any drawing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from grpo_lab.runs.first_break import ChainBreak, first_break, statuses
 
 MULTINOMIAL = "torch.multinomial"
 CURVES = ("grad_norm", "kl", "reward", "ratio/max")
-"""The metrics a screen draws, in order."""
+"""The metrics that a screen draws, in order."""
 _WATCHED = ("grad_norm", "kl", "loss", "ratio/max")
 _DOING = {"SKIP_STEP": "skipping", "ROLL_BACK": "rolling back", "STOP": "stopping"}
 _KINDS = {Verdict.SKIP_STEP: "skipped", Verdict.ROLL_BACK: "rolled back", Verdict.STOP: "stopped"}
@@ -34,7 +34,7 @@ class Mark(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """What one guard or fault did so far."""
+    """The actions of one guard or fault so far."""
 
     actions: int
     steps: int
@@ -45,43 +45,43 @@ class Tally(NamedTuple):
 
 @dataclass(frozen=True)
 class Screen:
-    """All that a live panel, a figure or a terminal shows of a run."""
+    """The state of a run that a live panel, a figure or a terminal shows."""
 
     name: str
     status: str
     """In words: `waiting`, `starting`, `healthy`, `spiking`, `skipping`, `rolling back`, `stopping`, `poisoned`,
-    `stopped`, `done`, `failed`, `crashed in torch.multinomial`; a run that is over with broken weights
-    says `done, poisoned`."""
+    `stopped`, `done`, `failed`, `crashed in torch.multinomial`; `done, poisoned` after a run that left broken
+    weights."""
     message: str
-    """Why: the number out of range, the guard's last reason, or the text of the end."""
+    """The reason: the number out of range, the guard's last reason, or the message of the end."""
     step: int
-    """Last step begun, -1 before the first."""
+    """The last step that began, -1 before the first."""
     completed: int
-    """Steps that ended without an error, refused ones included."""
+    """Steps that ended without an error, including refused ones."""
     num_steps: int
-    """Steps the run was to take; 0 where that is not known."""
+    """Steps that were asked for; 0 if that is not known."""
     settings: tuple[tuple[int, dict[str, Any]], ...]
-    """(step, configuration from it on), one entry more for each change of the running model."""
+    """(step, configuration from it on), with one more entry for each change of the running model."""
     series: dict[str, Series]
     evaluations: Series
     marks: tuple[Mark, ...]
     statuses: dict[int, dict[str, str]]
-    """Step -> link -> `healthy`, `warning` or `broken`; a link that is absent was not reached."""
+    """Step -> link -> `healthy`, `warning` or `broken`; a link that was not reached is absent."""
     first_break: ChainBreak | None
     crash_step: int | None
     explanation: str
-    """What the crash means, where it is a known one."""
+    """The explanation of a known crash, or an empty text."""
     guards: dict[str, Tally]
     faults: dict[str, Tally]
     samples: tuple[tuple[str, str, float], ...]
-    """Prompt, completion and reward of the last step that has any."""
+    """Prompt, completion and reward of the last step with samples."""
 
     def marked(self, kind: str) -> list[int]:
-        """Steps with a mark of this kind."""
+        """The steps with a mark of this kind."""
         return self._by_kind.get(kind, [])
 
     def kinds(self) -> frozenset[str]:
-        """The kinds of its marks."""
+        """The kinds of all marks."""
         return frozenset(self._by_kind)
 
     @functools.cached_property
@@ -93,9 +93,9 @@ class Screen:
 
 
 class Fold:
-    """The screen of a run that is going on: takes its events one by one, and gives the screen whenever it is wanted.
+    """The screen of a running session: takes events one by one, and gives the screen at any time.
 
-    What an event changes is worked out when it comes: the ten-thousandth frame costs little more than the first.
+    Each event is evaluated once, so that the ten-thousandth frame costs little more than the first.
     """
 
     def __init__(self) -> None:
@@ -172,7 +172,7 @@ class Fold:
         row = self._strip.get(event.step, {}) | statuses([event])[event.step]
         if "probabilities" in row:
             row[MULTINOMIAL] = "healthy"
-        self._strip[event.step] = self._rows.setdefault(tuple(row.items()), row)  # most rows are alike: one is kept
+        self._strip[event.step] = self._rows.setdefault(tuple(row.items()), row)  # most rows are equal: keep one object
         self._poisoned = _leaves_poisoned(event, self._poisoned)
 
     def _change(self, event: Changed) -> None:
@@ -182,24 +182,24 @@ class Fold:
         try:
             changed = Config.from_dict(self._settings[-1][1]).with_(*event.overrides).to_dict()
         except GrpoLabError:
-            return  # of another version of the lab: the mark is shown, its effect on the limits is not
+            return  # a setting of another version: the mark is shown without its effect on the limits
         self._settings.append((event.step, changed))
 
     def _crash_step(self) -> int | None:
-        """The step that failed; where the process died before it could tell, the one after the last."""
+        """The step that failed; if the process died without an event, the step after the last."""
         if self._failed_step is None and self._ended and self._ended.status == "crashed":
             return self._last.step + 1 if self._last else 0
         return self._failed_step
 
     def _statuses(self, crash_step: int | None) -> dict[int, dict[str, str]]:
-        """The chain's statuses with its end, torch.multinomial, which leaves no number but a crash."""
+        """The statuses of the chain with its end, torch.multinomial, which has no number but may crash."""
         table, crash = dict(self._strip), self._ended.crash if self._ended else None
         if crash_step is not None and crash and crash.operator == MULTINOMIAL:
             table[crash_step] = {**table.get(crash_step, {}), MULTINOMIAL: "broken"}
         return table
 
     def _status(self) -> tuple[str, str]:
-        """How the run is, in words, and why."""
+        """The status of the run in words, and the reason."""
         ended = self._ended
         if ended and ended.crash:
             operator = ended.crash.operator
@@ -212,7 +212,7 @@ class Fold:
 
 
 def fold(events: Iterable[Event]) -> Screen:
-    """The screen after these events. The same events give the same screen, live or read back.
+    """The screen after these events, the same for a live run and for one read back.
 
     >>> fold([]).status
     'waiting'
@@ -224,7 +224,7 @@ def fold(events: Iterable[Event]) -> Screen:
 
 
 def describe(screen: Screen) -> str:
-    """The screen in two sentences with its numbers: the alternative text of its figure, safe inside Markdown."""
+    """The screen in two sentences with its numbers, as alternative text of its figure; safe inside Markdown."""
     done = screen.completed
     of = f" of {screen.num_steps}" if screen.num_steps > done else ""
     steps = f"{done}{of} step{'s' if done != 1 or of else ''}"
@@ -273,13 +273,13 @@ def _count(tallies: dict[str, Tally], action: Action, step: int) -> None:
 
 
 def _worst(event: Stepped) -> Action | None:
-    """The last of the most severe actions of a step that were not a fault's."""
+    """The last of the most severe actions of a step, without those of faults."""
     actions = [action for action in event.actions if action.kind != "fault"]
     return max(reversed(actions), key=lambda action: Verdict[action.verdict], default=None)
 
 
 def _status_of(last: Stepped) -> tuple[str, str]:
-    """How a run is whose weights are whole, by its last step, and why."""
+    """The status of a run with finite weights, by its last step, and the reason."""
     worst = _worst(last)
     if last.verdict in _DOING:
         return _DOING[last.verdict], f"{worst.name}: {worst.reason}" if worst else ""
@@ -292,7 +292,7 @@ def _status_of(last: Stepped) -> tuple[str, str]:
 
 
 def _leaves_poisoned(event: Stepped, before: bool) -> bool:
-    """Whether the weights that a step leaves behind hold NaN or inf; as before it, where it does not tell."""
+    """Whether the weights after a step hold NaN or inf; if the step has no note of them, the answer `before` it."""
     if Verdict[event.verdict] >= Verdict.ROLL_BACK:
         return False
     if notes := [note for note in event.links if note.link == "weights"]:

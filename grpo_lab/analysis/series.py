@@ -1,4 +1,4 @@
-"""One curve as a screen draws it: its values by step, made few enough to draw, and its numbers as read aloud."""
+"""One curve of a screen: its values by step, decimated for drawing, and its numbers as text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def decimate(series: Series, limit: int = 600) -> Series:
     table.flat[:count] = series.values
     finite, starts = np.isfinite(table), width * np.arange(len(table))
     odd = ~finite
-    odd.flat[count:] = False  # what fills up the last bucket is no value
+    odd.flat[count:] = False  # the last bucket is filled up with NaN
     extremes = [np.where(finite, table, math.inf).argmin(1), np.where(finite, table, -math.inf).argmax(1)]
     picked = [(starts + place)[finite.any(1)] for place in extremes] + [(starts + odd.argmax(1))[odd.any(1)]]
     chosen = np.unique(np.concatenate([*picked, [0, count - 1]])).tolist()
@@ -36,7 +36,7 @@ def decimate(series: Series, limit: int = 600) -> Series:
 
 
 def shown(value: float) -> str:
-    """A number as a reader wants it: three digits, and NaN by its name.
+    """A number as text: three digits, or NaN.
 
     >>> shown(812.43), shown(3435618.5), shown(float("nan"))
     ('812', '3.44e+06', 'NaN')

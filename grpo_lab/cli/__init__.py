@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-# Each registers its commands.
+# Each module registers its commands.
 from grpo_lab.cli import diagnose, docs, grade, labs, lecture, listings, matrix, models, records, runs  # noqa: F401
 from grpo_lab.cli.app import app
 from grpo_lab.errors import GrpoLabError
@@ -15,7 +15,7 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    """Entry point: a user's mistake becomes one line on standard error, never a traceback."""
+    """Run the command line; a user's mistake is one line on standard error, without a traceback."""
     try:
         app()
     except GrpoLabError as error:
@@ -26,6 +26,6 @@ def main() -> None:
         typer.echo(f"error: {place}{error.strerror or error}; choose a folder with room and permission", err=True)
         sys.exit(1)
     except SystemExit as end:
-        if end.code == INTERRUPTED:  # how typer hands on a KeyboardInterrupt
+        if end.code == INTERRUPTED:  # typer's exit code for a KeyboardInterrupt
             typer.echo("interrupted", err=True)
         raise

@@ -1,4 +1,4 @@
-"""The application that commands register with, and the options that several of them share."""
+"""The application that commands register with, and their shared options."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-# Commands import what they need when they run: torch takes seconds, and --help must not.
+# Commands import the package when they run: torch takes seconds to import, and --help must be quick.
 app = typer.Typer(
-    help="Reproduce, trace and stop the ways a GRPO run blows up.",
+    help="Reproduce, trace and stop failures of GRPO training.",
     epilog="Exit codes: 0 done; 1 the run failed, crashed or was stopped; 2 bad usage; 130 interrupted.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -18,7 +18,7 @@ app = typer.Typer(
 
 Model = Annotated[str | None, typer.Option("--model", help="tiny, smollm2-135m, a local folder, or a hub id.")]
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:1.")]
-Out = Annotated[Path | None, typer.Option("--out", help="Folder for what is written.")]
+Out = Annotated[Path | None, typer.Option("--out", help="Output folder.")]
 
 
 def given(model: str | None, device: str | None) -> tuple[str, ...]:

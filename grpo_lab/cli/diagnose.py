@@ -1,4 +1,4 @@
-"""The command that reads a log, ours or another trainer's, and says what broke."""
+"""The command that diagnoses a log, of this or another trainer."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import typer
 from grpo_lab.cli.app import app
 
 if TYPE_CHECKING:
-    from grpo_lab.analysis.diagnosis import Diagnosis, Evidence, Finding
+    from grpo_lab.analysis.diagnosis import DetectedCause, Diagnosis, Evidence
 
 
 ENOUGH = 6
-"""Steps from which on a curve has a beginning and an end."""
+"""Steps that a curve needs to have a beginning and an end."""
 
 
 @app.command()
@@ -23,10 +23,10 @@ def diagnose(
     log: Annotated[Path, typer.Argument(help="A run folder, a log file, or a folder of TensorBoard files.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the diagnosis as JSON.")] = False,
 ) -> None:
-    """What broke first in a run, on what evidence, and what to try.
+    """Diagnose a run: the first failure, its evidence, and remedies.
 
     Reads run folders, trainer_state.json of TRL and transformers, verl's console and file logger, JSON lines,
-    TensorBoard and CSV. It looks at metrics and nothing else. Exit code 0 for a diagnosis, whatever it is.
+    TensorBoard and CSV. It uses metrics only. Exit code 0 for any diagnosis.
     """
     from grpo_lab.analysis.diagnosis import diagnose
 
@@ -38,29 +38,26 @@ def diagnose(
 
 
 def _show(found: Diagnosis, name: str) -> None:
-    from grpo_lab.ui.console import out
+    from grpo_lab.ui import console
 
     steps, metrics = found.log.steps, found.log.metrics
     said = f"{name}: {found.log.format}, {len(steps):,} steps ({steps[0]} to {steps[-1]}), {len(metrics)} metrics"
-    short = [f"with {len(steps)} steps, most curves say nothing yet"] if len(steps) < ENOUGH else []
-    for line in (said, *(f"note: {note}" for note in (*found.log.notes, *short))):
-        out.print(line, markup=False, soft_wrap=True)
-    out.print()
+    short = [f"{len(steps)} steps are too few for most curves"] if len(steps) < ENOUGH else []
+    for line in (said, *(f"note: {note}" for note in (*found.log.notes, *short)), ""):
+        console.say(line)
     if not found.findings:
-        out.print("Nothing wrong in what was logged.", style="bold")
-        out.print(
-            "Curves do not show everything: once, compare the gradient of one large batch with its micro-batches'."
-        )
+        console.out.print("No failure in the logged metrics.", style="bold")
+        console.out.print("Not every failure is visible: compare once the gradients of a batch and its micro-batches.")
     for finding in found.findings[:1]:
         _show_cause(finding)
     if found.findings[1:]:
-        out.print("\nAlso there, and probably what came of it:")
+        console.say("\nAlso found, probably a consequence:")
         for finding in found.findings[1:]:
-            out.print(f"  from step {finding.step}: {finding.cause.title}", markup=False)
+            console.out.print(f"  from step {finding.step}: {finding.cause.title}", markup=False)
     _show_unknown(found)
 
 
-def _show_cause(finding: Finding) -> None:
+def _show_cause(finding: DetectedCause) -> None:
     from rich.padding import Padding
 
     from grpo_lab.ui import console
@@ -71,7 +68,7 @@ def _show_cause(finding: Finding) -> None:
     rows = [[str(e.step), e.metric, f"{e.value:.4g}", _range(e), e.says] for e in finding.evidence]
     out.print("\nEvidence")
     out.print(Padding(console.table([["step", "metric", "value", "healthy", "what it says"], *rows]), (0, 0, 0, 2)))
-    out.print("\nSuspects, the likeliest first")
+    out.print("\nSuspects, the most likely first")
     for place, suspect in enumerate(cause.suspects, start=1):
         out.print(console.indented(f"{place}. {suspect}", 2))
     out.print("\nTo tell them apart")
@@ -108,7 +105,7 @@ def _range(evidence: Evidence) -> str:
 
 
 def _tree(found: Diagnosis) -> dict[str, Any]:
-    """The diagnosis in plain values; NaN and inf as texts."""
+    """The diagnosis as plain values; NaN and inf are strings."""
     from dataclasses import asdict
 
     from grpo_lab.events import encodable

@@ -1,4 +1,4 @@
-"""The command that writes the documentation."""
+"""The command that writes the generated pages of the documentation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def docs(
     out: Out = None,
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 if a page is out of date.")] = False,
 ) -> None:
-    """Write the pages that are made from code and data (into docs/ unless --out says otherwise)."""
+    """Write the pages that are generated from code and data, into docs/ or the folder of --out."""
     from grpo_lab.errors import RunError
     from grpo_lab.ui import console, docs_pages
 

@@ -1,4 +1,4 @@
-"""The command that grades what a class handed in."""
+"""The command that grades a class's notebooks."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from grpo_lab.grading.submissions import Found
 
 Paths = Annotated[list[Path] | None, typer.Argument(metavar="PATH...", help="Folders of notebooks, or notebooks.")]
-Folder = Annotated[Path, typer.Option(help="Folder for reports; what is graded in it already is not graded again.")]
+Folder = Annotated[Path, typer.Option(help="Folder for reports; results already in it are not computed again.")]
 RulesFile = Annotated[Path | None, typer.Option("--rules", help="A grading.toml with limits, scoring and the secret.")]
 Required = Annotated[
     int | None,
-    typer.Option(min=0, max=2, help="2, the default: bubblewrap. 0: a plain process, if a container is the sandbox."),
+    typer.Option(min=0, max=2, help="2, the default: bubblewrap. 0: a plain process, for use inside a container only."),
 ]
-Attempt = Annotated[int | None, typer.Option(min=1, help="Another number asks other questions of the same notebooks.")]
+Attempt = Annotated[int | None, typer.Option(min=1, help="Another number draws other inputs for the same notebooks.")]
 TRUST = """\
-A grade computed on the learner's own machine is self-assessment: who owns the machine owns the grader. These grades \
-are computed here. An answer is run in a sandbox that learns the questions only; it gives data, and what they are \
-worth is said outside. Questions are drawn for each notebook from a secret of yours, so that answers learnt by heart \
-fail. A right answer shows that somebody gave it: not who, and not with whose help."""
+A grade computed on the student's own machine is self-assessment: the owner of a machine can change any result on it. \
+These grades are computed here. The sandbox runs an answer, receives only inputs and returns data; scoring happens \
+outside the sandbox. The inputs are drawn for each notebook from your secret, so memorised answers fail. A right \
+answer does not prove who wrote it or with whose help."""
 
 
 @app.command()
@@ -45,15 +45,15 @@ def grade(
     require_tier: Required = None,
     attempt: Attempt = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Say what a grade can be trusted for; grade nothing.")
+        bool, typer.Option("--explain", help="Explain what a grade can be trusted for; grade nothing.")
     ] = False,
-    print_rules: Annotated[bool, typer.Option("--print-rules", help="Print a grading.toml to begin with.")] = False,
+    print_rules: Annotated[bool, typer.Option("--print-rules", help="Print a grading.toml with the defaults.")] = False,
 ) -> None:
-    """Grade notebooks: run their answers again in a sandbox, ask them questions of the grader's own, write reports.
+    """Grade notebooks: run their answers again in a sandbox on fresh inputs, and write reports.
 
-    Ctrl-C stops after the notebooks in work; the same command goes on from there. Marks that a person has entered in
-    to_mark.csv are counted by the next run. Exit code 1 where something could not be graded, 2 where the sandbox does
-    not work.
+    Ctrl-C stops after the notebooks in progress; the same command continues from there. The next run counts the marks
+    that a person has entered in to_mark.csv. Exit code 1: something could not be graded. Exit code 2: the sandbox does
+    not work, or an option or rule is wrong.
     """
     if sys.platform != "linux":
         raise ConfigError(
@@ -79,7 +79,7 @@ def grade(
 
 
 def _explain(rules: Rules) -> None:
-    """Print what a grade can be trusted for, and the containment on this machine."""
+    """Print what a grade can be trusted for, and what this machine contains."""
     from grpo_lab.ui import console
 
     console.out.print(TRUST, markup=False)
@@ -88,16 +88,15 @@ def _explain(rules: Rules) -> None:
 
 
 def _tier(rules: Rules) -> Tier:
-    from grpo_lab.grading.grader import limits
     from grpo_lab.grading.sandbox import tier_checks
     from grpo_lab.ui import console
 
     with console.err.status("probing the sandbox"):
-        return tier_checks.working(rules.tier, limits(rules))
+        return tier_checks.working(rules.tier, rules.limits)
 
 
 def _course(rules: Rules) -> Course:
-    """The rules with a secret, once the sandbox has been probed."""
+    """The rules and the secret, after the sandbox has been probed."""
     from grpo_lab.grading import challenges
     from grpo_lab.grading.grader import Course
     from grpo_lab.ui import console
@@ -106,21 +105,19 @@ def _course(rules: Rules) -> Course:
     console.err.print(f"tier {tier.number}: {tier.name}", markup=False)
 
     def made(path: Path) -> None:
-        text = (
-            f"secret: {path} is new; keep it, since only the same secret asks the same questions, and give it to nobody"
-        )
+        text = f"secret: {path} is new; keep it, because only the same secret draws the same inputs, and never share it"
         console.err.print(text, markup=False, soft_wrap=True)
 
     return Course(rules, challenges.secret(Path(rules.secret), made))
 
 
 def _grade(every: Sequence[Found], out: Path, course: Course, jobs: int) -> None:
-    """Grade, with a bar, and write the reports; exit code 1 where Ctrl-C stopped it."""
+    """Grade with a progress bar, and write the reports; exit code 1 after Ctrl-C."""
     from grpo_lab.grading import class_run, reports
     from grpo_lab.grading.reports import marking
     from grpo_lab.ui import console
 
-    kept = class_run.Kept(out / "results", course)
+    store = class_run.ResultStore(out / "results", course)
     with console.progress() as bars:
         task = bars.add_task("notebooks", total=len(every), note="")
 
@@ -128,9 +125,9 @@ def _grade(every: Sequence[Found], out: Path, course: Course, jobs: int) -> None
             earned = result.problem or f"{result.score:g} of {result.out_of:g}"
             bars.update(task, advance=1, note=f"{result.student}: {earned}"[:60])
 
-        results = class_run.grade(every, course, kept, jobs, tell)
+        results = class_run.grade(every, course, store, jobs, tell)
     if results is None:
-        message = f"stopped: what was graded is kept in {out}; the same command goes on from there"
+        message = f"stopped: finished results are saved in {out}; the same command continues from there"
         console.err.print(message, markup=False, soft_wrap=True)
         raise typer.Exit(1)
     if (sheet := out / marking.TO_MARK).exists():
@@ -140,8 +137,7 @@ def _grade(every: Sequence[Found], out: Path, course: Course, jobs: int) -> None
 
 
 def _say(results: Sequence[Result], out: Path) -> None:
-    """The class in short; exit code 1 where the grader itself failed, since then a person has to look."""
-    from grpo_lab.grading.worker_client import failed
+    """Print a summary of the class; exit code 1 where the grader itself failed, because a person has to look then."""
     from grpo_lab.ui import console
 
     rows = [("student", "lab", "score", "of", "to mark", "problem")]
@@ -150,7 +146,7 @@ def _say(results: Sequence[Result], out: Path) -> None:
         rows.append((result.student, result.lab or result.file, *points, result.problem))
     console.out.print(console.table(rows))
     console.out.print(f"reports: {out / 'index.html'}", markup=False, soft_wrap=True)
-    if lost := [result for result in results if failed(result)]:
+    if lost := [result for result in results if result.incomplete]:
         message = f"{len(lost)} of {len(results)} notebooks were not graded in full; the reports say where and why"
         console.err.print(message, markup=False, soft_wrap=True)
         raise typer.Exit(1)

@@ -10,29 +10,29 @@ import typer
 
 from grpo_lab.cli.app import app
 
-labs_app = typer.Typer(help="The notebooks.", no_args_is_help=True)
+labs_app = typer.Typer(help="The notebooks of the course.", no_args_is_help=True)
 app.add_typer(labs_app, name="labs")
 
 
-Labs = Annotated[list[str] | None, typer.Argument(metavar="[LAB]...", help="Labs; all if none is named.")]
-Out = Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write to.")]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite files that say something else.")]
-Source = Annotated[Path, typer.Option(help="Where src/ is.")]
+Labs = Annotated[list[str] | None, typer.Argument(metavar="[LAB]...", help="Labs; by default all.")]
+Out = Annotated[Path, typer.Argument(metavar="DIR", help="Output folder.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite files that differ.")]
+Source = Annotated[Path, typer.Option(help="Folder that holds src/.")]
 
 
 @labs_app.callback()
 def labs() -> None:
-    """The notebooks: made from labs/src, for who works on them, learns from them or grades them."""
+    """Generate notebooks from labs/src for learners, instructors and graders."""
 
 
 @labs_app.command()
 def build(
     names: Labs = None,
-    edition: Annotated[str | None, typer.Option(help="learner or instructor; both if not given.")] = None,
+    edition: Annotated[str | None, typer.Option(help="learner or instructor; by default both.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 if a notebook is out of date.")] = False,
-    folder: Annotated[Path, typer.Option(help="Where src/ is and the notebooks go.")] = Path("labs"),
+    folder: Annotated[Path, typer.Option(help="Folder that holds src/ and receives the notebooks.")] = Path("labs"),
 ) -> None:
-    """Make the notebooks again from labs/src. One is for learners, one in labs/instructor with solutions and notes."""
+    """Generate the notebooks from labs/src: for learners, and with solutions and notes in labs/instructor."""
     from grpo_lab.course.editions import build
     from grpo_lab.errors import RunError, unknown
 
@@ -47,7 +47,7 @@ def build(
 
 @labs_app.command()
 def release(out: Out, names: Labs = None, force: Force = False, folder: Source = Path("labs")) -> None:
-    """Write what learners get to a folder. Notebooks and a README, and nowhere a solution."""
+    """Write the learners' edition to a folder: notebooks and a README, without solutions."""
     from grpo_lab.course.editions.release import release, write_new
 
     _say(write_new(release(folder, out, names or ()), force))
@@ -55,7 +55,7 @@ def release(out: Out, names: Labs = None, force: Force = False, folder: Source =
 
 @labs_app.command()
 def solutions(out: Out, names: Labs = None, force: Force = False, folder: Source = Path("labs")) -> None:
-    """Write the reference to a folder. It is the learners' notebooks with every answer filled in, ready to hand in."""
+    """Write the reference submission to a folder: the learners' notebooks with every answer filled in."""
     from grpo_lab.course.editions.release import reference, write_new
 
     _say(write_new(reference(folder, out, names or ()), force))
@@ -66,12 +66,12 @@ def nbgrader(
     out: Out,
     names: Labs = None,
     reference: Annotated[
-        bool, typer.Option("--reference", help="Also hand in the reference, as the student `reference`.")
+        bool, typer.Option("--reference", help="Also submit the reference, as the student `reference`.")
     ] = False,
     force: Force = False,
     folder: Source = Path("labs"),
 ) -> None:
-    """Write a course folder for nbgrader. It holds settings, and source/ with the cells that nbgrader grades."""
+    """Write a course folder for nbgrader: settings, and source/ with the cells that nbgrader grades."""
     from grpo_lab.course.editions.nbgrader import course
     from grpo_lab.course.editions.release import write_new
 
@@ -82,4 +82,4 @@ def _say(written: Iterable[Path]) -> None:
     from grpo_lab.ui import console
 
     for path in written:
-        console.out.print(f"{path} written", markup=False, soft_wrap=True)
+        console.say(f"{path} written")

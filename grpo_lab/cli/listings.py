@@ -1,4 +1,4 @@
-"""Commands that say what there is."""
+"""Commands that list scenarios, presets and guards, and describe the machine."""
 
 from __future__ import annotations
 
@@ -7,30 +7,27 @@ from grpo_lab.cli.app import app
 
 @app.command()
 def scenarios() -> None:
-    """The failures that can be caused here."""
+    """List the failures that can be reproduced."""
     from grpo_lab.config.catalog import scenario, scenario_names
     from grpo_lab.ui import console
 
-    found = [scenario(name) for name in scenario_names()]
-    console.out.print(
-        console.table([["scenario", "what it shows", "source"], *([s.name, s.title, s.source] for s in found)])
-    )
+    rows = [[found.name, found.title, found.source] for found in map(scenario, scenario_names())]
+    console.out.print(console.table([["scenario", "what it shows", "source"], *rows]))
 
 
 @app.command()
 def presets() -> None:
-    """The ready-made configurations."""
+    """List the ready-made configurations."""
     from grpo_lab.config.catalog import load_preset, preset_names
     from grpo_lab.ui import console
 
-    found = [load_preset(name) for name in preset_names()]
-    rows = [[p.name, p.title, ", ".join(p.config.guards) or "none"] for p in found]
+    rows = [[p.name, p.title, ", ".join(p.config.guards) or "none"] for p in map(load_preset, preset_names())]
     console.out.print(console.table([["preset", "what it is", "guards"], *rows]))
 
 
 @app.command()
 def guards() -> None:
-    """The guards: where each acts, what it stops, costs and hides."""
+    """List the guards: the stage of each, and what it stops, costs and hides."""
     from grpo_lab.config.fields import settings_of
     from grpo_lab.training.guards import GUARDS
     from grpo_lab.ui import console
@@ -44,7 +41,7 @@ def guards() -> None:
 
 @app.command()
 def doctor() -> None:
-    """Versions, device, memory, and what will fit."""
+    """Show versions, device, memory, and the models that fit."""
     from grpo_lab.models import registry
     from grpo_lab.runs import environment
     from grpo_lab.ui import console
@@ -59,9 +56,7 @@ def doctor() -> None:
     rows = [["model", "parameters", "needs", "here"]]
     for known in registry.MODELS.values():
         needed = known.parameters * environment.BYTES_PER_PARAMETER
-        fits = memory is None or needed < memory
+        size = f"{needed / 2**20:.0f} MiB" + (" (too much)" if memory is not None and needed >= memory else "")
         here = "yes" if known.present else "no: " + known.origin
-        rows.append(
-            [known.name, f"{known.parameters:,}", f"{needed / 2**20:.0f} MiB" + ("" if fits else " (too much)"), here]
-        )
+        rows.append([known.name, f"{known.parameters:,}", size, here])
     console.out.print(console.table(rows))

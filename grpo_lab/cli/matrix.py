@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from grpo_lab.analysis.matrix.cells import Cell
     from grpo_lab.analysis.matrix.derivation import Derivation
     from grpo_lab.analysis.matrix.pool import Pool
-    from grpo_lab.analysis.matrix.results import Journal, Result
+    from grpo_lab.analysis.matrix.results import Journal, Measurement
     from grpo_lab.config.schema import Switches
 
 CELLS = "cells.jsonl"
 DERIVED = "derived"
-"""The column of sets that are tried while deriving the smallest one."""
+"""The column of the sets of guards that backward elimination tries."""
 
 
 Scenarios = Annotated[list[str] | None, typer.Option(help="A scenario, your own .toml, or `healthy`; repeatable.")]
 Guards = Annotated[list[str] | None, typer.Option(help="A guard; repeatable.")]
-Steps = Annotated[int | None, typer.Option(min=1, help="Steps of a run; by default as its file says, at least 12.")]
-Folder = Annotated[Path, typer.Option(help="Folder for what is written; finished cells in it are not run again.")]
+Steps = Annotated[int | None, typer.Option(min=1, help="Steps of a run; by default those of its file, at least 12.")]
+Folder = Annotated[Path, typer.Option(help="Output folder; its finished cells are not run again.")]
 
 
 @app.command()
@@ -36,7 +36,7 @@ def matrix(
     guard: Guards = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds of each cell: 0, 1, …")] = 3,
     steps: Steps = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Cells at a time.")] = os.cpu_count() or 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Cells to run in parallel.")] = os.cpu_count() or 1,
     limit: Annotated[float, typer.Option(min=1.0, help="Seconds after which a cell counts as hung.")] = 120.0,
     model: Model = None,
     device: Device = None,
@@ -44,7 +44,7 @@ def matrix(
     keep: Annotated[bool, typer.Option("--keep", help="Keep the folder of every run.")] = False,
     derive: Annotated[bool, typer.Option("--derive", help="Also find a smallest set of guards.")] = False,
 ) -> None:
-    """Which guard stops which failure: every scenario under every guard, in short runs of their own.
+    """Measure which guard stops which failure: one short run for every scenario, guard and seed.
 
     Ctrl-C stops after the running cells; the same command goes on from there. Writes cells.csv, heat_map.png and
     findings.md.
@@ -58,7 +58,7 @@ def matrix(
     wanted = cells(names, guard_sets, seeds, steps, overrides)
     journal, pool = Journal(out / CELLS), Pool(limit, out / "runs" if keep else None)
 
-    def finish(more: Sequence[Cell]) -> list[Result]:
+    def finish(more: Sequence[Cell]) -> list[Measurement]:
         return _finish(more, journal, pool, jobs, out)
 
     try:
@@ -69,19 +69,18 @@ def matrix(
         pool.close()
         journal.close()
     options = {"scenario": scenario, "guard": guard, "seeds": [seeds], "steps": steps and [steps]}
-    _write(
-        out, results, _command({**options, "model": model and [model], "device": device and [device]}, derive), found
-    )
+    options |= {"model": model and [model], "device": device and [device]}
+    _write(out, results, _command(options, derive), found)
 
 
 def _command(options: Mapping[str, Sequence[object] | None], derive: bool) -> str:
-    """The command that gives the same cells; where they are written is nobody else's business."""
+    """The command that gives the same cells, without the output folder."""
     words = [word for name, values in options.items() for value in values or () for word in (f"--{name}", str(value))]
     return shlex.join(["grpo-lab", "matrix", *words, *(["--derive"] if derive else [])])
 
 
-def _finish(wanted: Sequence[Cell], journal: Journal, pool: Pool, jobs: int, out: Path) -> list[Result]:
-    """Run what is not finished, with a bar; leave with exit code 1 where Ctrl-C stopped it."""
+def _finish(wanted: Sequence[Cell], journal: Journal, pool: Pool, jobs: int, out: Path) -> list[Measurement]:
+    """Run the unfinished cells, with a bar; exit with code 1 after Ctrl-C."""
     from grpo_lab.analysis.matrix.pool import run_all
     from grpo_lab.ui import console
 
@@ -90,20 +89,21 @@ def _finish(wanted: Sequence[Cell], journal: Journal, pool: Pool, jobs: int, out
         done = sum(journal.has(cell) for cell in unique)
         task = bars.add_task("cells", total=len(unique), completed=done, note="")
 
-        def tell(result: Result) -> None:
+        def tell(result: Measurement) -> None:
             bars.update(task, advance=1, note=f"{result.scenario}, {result.column}: {result.fate}")
 
         finished = run_all(list(unique), journal, pool, jobs, tell)
     if not finished:
         done = sum(journal.has(cell) for cell in unique)
-        message = f"stopped: {done} of {len(unique)} cells are finished in {out}; the same command goes on from there"
-        console.err.print(message, markup=False, soft_wrap=True)
+        console.report(
+            f"stopped: {done} of {len(unique)} cells are finished in {out}; the same command goes on from there"
+        )
         raise typer.Exit(1)
     return journal.of(wanted)
 
 
-def _derive(guards: Sequence[str] | None, run: Callable[[Switches], list[Result]]) -> Derivation:
-    """The smallest set of guards, found with runs of its own, which are kept like the others."""
+def _derive(guards: Sequence[str] | None, run: Callable[[Switches], list[Measurement]]) -> Derivation:
+    """The smallest set of guards, found by backward elimination; its runs are kept like the others."""
     from grpo_lab.analysis.matrix.cells import settings_of_guards
     from grpo_lab.analysis.matrix.derivation import derive
     from grpo_lab.training.guards import GUARDS
@@ -113,12 +113,12 @@ def _derive(guards: Sequence[str] | None, run: Callable[[Switches], list[Result]
     return derive(
         [name for name in GUARDS if name in (guards or GUARDS)],
         lambda names: run({name: settings[name] for name in names}),
-        lambda text: console.err.print(f"deriving: {text}", markup=False),
+        lambda text: console.report(f"deriving: {text}"),
     )
 
 
-def _write(out: Path, results: list[Result], command: str, derived: Derivation | None) -> None:
-    """The files, and the same in short; exit code 1 where a cell measured nothing."""
+def _write(out: Path, results: list[Measurement], command: str, derived: Derivation | None) -> None:
+    """Write the files and print a summary; exit with code 1 if a cell measured nothing."""
     import dataclasses
     import json
 
@@ -137,10 +137,8 @@ def _write(out: Path, results: list[Result], command: str, derived: Derivation |
         (out / "derived.json").write_text(tree + "\n", encoding="utf-8")
     console.out.print(console.table(summary(found)))
     if derived:
-        console.out.print(f"derived: {', '.join(derived.kept) or 'no guard'}", markup=False, soft_wrap=True)
-    console.out.print(f"page: {out / 'findings.md'}", markup=False, soft_wrap=True)
-    failed = [result for result in results if result.fate == Fate.FAILED]
-    if failed:
-        message = f"{len(failed)} of {len(results)} cells measured nothing; the first: {failed[0].message}"
-        console.err.print(message, markup=False, soft_wrap=True)
+        console.say(f"derived: {', '.join(derived.kept) or 'no guard'}")
+    console.say(f"page: {out / 'findings.md'}")
+    if failed := [result for result in results if result.fate == Fate.FAILED]:
+        console.report(f"{len(failed)} of {len(results)} cells measured nothing; the first: {failed[0].message}")
         raise typer.Exit(1)

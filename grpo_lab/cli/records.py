@@ -1,4 +1,4 @@
-"""Commands that read a run after the fact."""
+"""Commands that read recorded runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Run = Annotated[Path, typer.Argument(help="A run folder, or the name of a record
 
 @app.command()
 def trace(run: Run, out: Out = None) -> None:
-    """Which link of the chain broke first, read from a run's record."""
+    """Show which link of the chain broke first in a recorded run, and draw the chain."""
     from grpo_lab.runs.first_break import summary
     from grpo_lab.runs.recordings import find
     from grpo_lab.runs.session import Session
@@ -23,17 +23,16 @@ def trace(run: Run, out: Out = None) -> None:
     session = Session.open(find(run))
     console.out.print(summary(session.events), markup=False)
     figure = plots.strip_figure(session.events, title=session.config.run.name)
-    path = plots.save(figure, _figure(session.directory, out, "chain"))
-    console.out.print(f"figure: {path}", markup=False, soft_wrap=True)
+    console.say(f"figure: {plots.save(figure, _figure(session.directory, out, 'chain'))}")
 
 
 @app.command()
 def replay(
     run: Run,
-    speed: Annotated[float, typer.Option(min=0.0, help="Times the recorded speed; 0 for at once.")] = 0.0,
+    speed: Annotated[float, typer.Option(min=0.0, help="Factor on the recorded speed; 0 shows all at once.")] = 0.0,
     out: Out = None,
 ) -> None:
-    """Show a recorded run again, step by step, without training."""
+    """Show a recorded run step by step, without training, and draw its curves."""
     from grpo_lab.runs.recordings import find
     from grpo_lab.runs.session import Session
     from grpo_lab.ui import console, plots
@@ -45,17 +44,17 @@ def replay(
     figure = plots.run_figure(session.events, title=session.config.run.name)
     path = plots.save(figure, _figure(session.directory, out, "run"))
     console.say_end(session)
-    console.out.print(f"figure: {path}", markup=False, soft_wrap=True)
+    console.say(f"figure: {path}")
 
 
 @app.command()
 def recordings() -> None:
-    """Recorded runs, to trace and replay without training."""
+    """List the recorded runs, to trace and replay without training."""
     from grpo_lab.runs.recordings import find, recording_names
     from grpo_lab.runs.session import Session
     from grpo_lab.ui import console
 
-    rows = [["recording", "model", "steps", "what became of it"]]
+    rows = [["recording", "model", "steps", "result"]]
     for name in recording_names():
         session = Session.open(find(name))
         end = session.ended.message if session.ended else ""
@@ -64,7 +63,7 @@ def recordings() -> None:
 
 
 def _figure(run: Path, out: Path | None, kind: str) -> Path:
-    """Where a figure of a run goes: beside the run, or where it was asked for; what ships is not written to."""
+    """The path of a run's figure: in --out, in the run's folder, or, for an included recording, elsewhere."""
     from grpo_lab.runs.recordings import place_for_figures
 
     place = out or place_for_figures(run)

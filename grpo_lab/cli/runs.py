@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 @app.command()
 def reproduce(model: Model = None, device: Device = None, out: Out = None) -> None:
-    """The reports' before/after table, measured here; figures and a page to read."""
+    """Measure the before/after table of the reports; write figures and a page."""
     from grpo_lab.runs.run_folder import next_free
     from grpo_lab.ui import console
     from grpo_lab.ui.reproduce import reproduce_all
 
     page = reproduce_all(out or next_free(Path("runs/reproduce")), given(model, device))
-    console.out.print(f"\nreport: {page}", markup=False, soft_wrap=True)
+    console.say(f"\nreport: {page}")
     commands = {
-        f"grpo-lab trace {page.parent / 'cuda-001-original'}": "what broke first, link by link",
-        "grpo-lab scenarios": "every failure that can be caused here",
-        "grpo-lab train --scenario cuda-001 --guards skip_nonfinite": "a cure of your own",
+        f"grpo-lab trace {page.parent / 'cuda-001-original'}": "find the first break, link by link",
+        "grpo-lab scenarios": "list all failures that can be reproduced",
+        "grpo-lab train --scenario cuda-001 --guards skip_nonfinite": "try your own guards",
     }
     for command, what in commands.items():
-        console.out.print(f"next: {what}\n    {command}", markup=False, soft_wrap=True)
+        console.say(f"next: {what}\n    {command}")
 
 
 @app.command()
@@ -44,17 +44,17 @@ def train(
     settings: Annotated[list[str] | None, typer.Option("--set", help="section.setting=value; may be repeated.")] = None,
     model: Model = None,
     device: Device = None,
-    data: Annotated[str | None, typer.Option(help="A JSON-lines file with a prompt on every line.")] = None,
+    data: Annotated[str | None, typer.Option(help="A JSON-lines file with one prompt a line.")] = None,
     reward: Annotated[list[str] | None, typer.Option(help="A reward: built-in name or file.py:name.")] = None,
     out: Out = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print events as JSON lines.")] = False,
     child: Annotated[
-        bool, typer.Option(help="Train in a process of its own, which may crash alone; always so on a GPU.")
+        bool, typer.Option(help="Train in a child process, whose crash leaves this one alive; always on a GPU.")
     ] = False,
 ) -> None:
-    """One run; its folder holds config, events and the final healthy weights.
+    """Train once; the run's folder holds config, events and the final healthy weights.
 
-    Ctrl-C ends it after the current step, weights saved. Exit code 0 for a run that reached its end, 1 for one that
+    Ctrl-C ends the run after the current step and saves the weights. Exit code 0 if the run reached its end, 1 if it
     crashed or was stopped, by a guard or by you.
     """
     from grpo_lab.models.loading import resolve_device
@@ -67,12 +67,12 @@ def train(
         *([f"data.rewards={','.join(reward)},"] if reward else []),
         *(settings or []),
     )
-    on_gpu = resolve_device(config.run.device).type == "cuda"  # where a failed assert would end this process
+    on_gpu = resolve_device(config.run.device).type == "cuda"  # there a failed assert would end this process
     session = Session(config, out, child=child or on_gpu, save_model=True)
     console.say_warnings()
     if as_json:
         session.views.append(console.JsonView())
-        with contextlib.redirect_stdout(sys.stderr):  # what a reward function prints is no event
+        with contextlib.redirect_stdout(sys.stderr):  # a reward function may print
             session.run()
     else:
         with console.progress() as bars:
@@ -83,11 +83,16 @@ def train(
 
 
 def _config(preset: str | None, scenario: str | None, guards: str | None) -> Config:
-    """Preset, then the scenario's cause, then the guards asked for."""
+    """The config of a preset or scenario with these guards.
+
+    Raises ConfigError for an unknown name, and for a scenario with another preset than its own.
+    """
     from grpo_lab.config import catalog
 
     if preset and scenario and catalog.scenario(scenario).preset != preset:
-        raise ConfigError("--preset and --scenario name two beginnings; give one, and --guards for the cure")
+        raise ConfigError(
+            "--preset and --scenario are mutually exclusive; give one of them, and --guards for the guards"
+        )
     config = catalog.scenario(scenario).config() if scenario else catalog.preset(preset or "stable")
     if guards is None:
         return config

@@ -1,4 +1,4 @@
-"""The course: exercises, test inputs, reference solutions, and the notebooks that are built from them.
+"""The course: exercises, test inputs, reference solutions, and the notebooks built from them.
 
 Nothing here grades a class or trusts a student's process; that is `grading`.
 """

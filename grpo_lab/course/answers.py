@@ -1,4 +1,4 @@
-"""Runs an answer: inputs in, plain data out. Nothing here knows what is right, so that a grader can do it elsewhere."""
+"""Runs an answer: test inputs in, plain data out. Knows no expected values, so that it can run inside the sandbox."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from grpo_lab.errors import NotYet, Unanswered
 MAGIC = "exercise"
 """The cell magic that makes a cell an answer: its first line is `%%exercise <name>`."""
 STUB = "...  # your answer"
-"""Stands in a learner's cell where the answer goes."""
+"""The line of a learner's cell that the answer replaces."""
 _STUB = re.compile(r"\.\.\.[ \t]*#[ \t]*your answer")
 MAX_DEPTH, MAX_LENGTH, MAX_TEXT, MAX_ELEMENTS, MAX_BITS = 6, 1_000, 20_000, 1_000_000, 1_023
-"""Of plain data: nesting, items of one collection, characters, elements of a tensor, bits of a whole number, which any
-float can hold."""
+"""Limits of plain data: nesting, items of one collection, characters, elements of a tensor, and bits of a whole number,
+which can then be converted to a float."""
 
 
 class Given(NamedTuple):
-    """What an answer gave: plain data, or in a line how it failed."""
+    """The result of an answer: plain data, or the error in a line."""
 
     value: Any = None
     error: str = ""
 
 
 class NotPlain(Exception):
-    """A value that is not data, or too much of it."""
+    """A value that is no plain data, or exceeds its limits."""
 
 
 Answer = str | Path | ModuleType | Mapping[str, Any]
-"""An answer is a file, what it defines by name, or the module that it is."""
+"""An answer is a file, a module, or a mapping of the names that it defines."""
 
 
 def file_text(name: str, cell: str) -> str:
-    """What the file of an answer holds, made of the lines below the magic's own.
+    """The text of an answer's file, from the lines below the cell magic.
 
-    That line stays as a comment, so that lines have the numbers that they have in the cell.
+    The magic stays as a comment, so that line numbers agree with the cell.
 
     >>> file_text("forecast", "answer = 'b'\\n\\n")
     "# %%exercise forecast\\nanswer = 'b'\\n"
@@ -53,7 +53,7 @@ def file_text(name: str, cell: str) -> str:
 
 
 def load(answer: Answer) -> ModuleType:
-    """The answer as a module, executed now where a path is given.
+    """The answer as a module; a path is executed now.
 
     Raises Unanswered for a file that is missing or still holds a stub, and NotYet for one that does not run.
     """
@@ -72,7 +72,7 @@ def load(answer: Answer) -> ModuleType:
 
 
 def stub_line(source: str) -> int | None:
-    """The line that still holds a stub, if one does.
+    """The number of the first line with a stub, or None.
 
     >>> stub_line("x = 1\\nanswer = ...  # your answer")
     2
@@ -82,7 +82,7 @@ def stub_line(source: str) -> int | None:
 
 
 def calls(check: Function, module: ModuleType, inputs: Iterable[Mapping[str, Any]]) -> list[Given]:
-    """What the function that is asked for gives for each of the inputs, of which it gets copies."""
+    """The results of the check's function, which gets copies of the inputs. Raises NotYet where it is missing."""
     function = getattr(module, check.name, None)
     if not callable(function):
         defined = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
@@ -91,9 +91,9 @@ def calls(check: Function, module: ModuleType, inputs: Iterable[Mapping[str, Any
 
 
 def values(check: Values, module: ModuleType) -> dict[str, Given]:
-    """The values that are asked for, by name.
+    """The values that the check needs, by name.
 
-    Raises Unanswered for one that is still the `...` of the stub.
+    Raises Unanswered for a value that is still the `...` of the stub.
     """
     found = {}
     for name in check.names:
@@ -104,9 +104,9 @@ def values(check: Values, module: ModuleType) -> dict[str, Given]:
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """The value as data alone: None, bool, int, float, str, tensors, and tuples, lists and dictionaries of them.
+    """The value as plain data: None, bool, int, float, str, tensors, and tuples, lists and dictionaries of them.
 
-    What only behaves like a number becomes one. Raises NotPlain for anything else, and for too much of it.
+    An instance of a subclass becomes one of the plain type. Raises NotPlain for any other type, and beyond a limit.
     """
     if depth > MAX_DEPTH:
         raise NotPlain(f"data nested deeper than {MAX_DEPTH}")

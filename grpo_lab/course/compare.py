@@ -1,4 +1,4 @@
-"""Compares what an answer gave with what is right, and shows both."""
+"""Compares a result with its expected value, and shows values in a line."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 2e-2}
 USUAL, NEAR_ZERO = 1e-4, 1e-6
 """The relative tolerance of all other types, and the absolute one."""
 SHOWN = 12
-"""Items of a tensor or list that are written out."""
+"""Items of a tensor or list that are shown in full."""
 
 
 def differs(got: Any, expected: Any) -> str:
-    """How they differ, in a few words, or nothing. NaN equals NaN; tuples and lists are the same.
+    """The difference in a few words, or an empty text. NaN equals NaN; a tuple equals a list of the same items.
 
+    Raises TypeError for an expected value that is not plain data.
     >>> differs(1.00001, 1), differs(float("nan"), float("nan")), differs(None, 1.0)
     ('', '', 'nothing is returned')
     >>> differs(torch.zeros(2), torch.zeros(2, 1))
@@ -32,7 +33,7 @@ def differs(got: Any, expected: Any) -> str:
         got = got.item()
     if isinstance(expected, bool | str) or expected is None:
         right = type(got) is type(expected) and got == expected
-        return "" if right else "this is not it" if type(got) is type(expected) else _kinds(got, expected)
+        return "" if right else "the value differs" if type(got) is type(expected) else _kinds(got, expected)
     if isinstance(expected, int | float):
         return _numbers(got, expected)
     if isinstance(expected, dict):
@@ -43,15 +44,24 @@ def differs(got: Any, expected: Any) -> str:
     raise TypeError(f"a check expects {type(expected).__name__}, which is not plain data")
 
 
+def is_number(value: Any) -> bool:
+    """Whether a value is an int or a float; True and False are neither.
+
+    >>> is_number(1), is_number(True), is_number("1")
+    (True, False, False)
+    """
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _kinds(got: Any, expected: Any) -> str:
     return f"it is of type {type(got).__name__}, not {type(expected).__name__}"
 
 
 def _numbers(got: Any, expected: float) -> str:
-    if isinstance(got, bool) or not isinstance(got, int | float):
+    if not is_number(got):
         return _kinds(got, expected)
     same = got == expected or (got != got and expected != expected)
-    return "" if same or math.isclose(got, expected, rel_tol=USUAL, abs_tol=NEAR_ZERO) else "the number is another"
+    return "" if same or math.isclose(got, expected, rel_tol=USUAL, abs_tol=NEAR_ZERO) else "the number differs"
 
 
 def _tensors(got: Any, expected: Tensor) -> str:
@@ -82,7 +92,7 @@ def _dtype(tensor: Tensor) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value in a line, numbers with four digits, long ones cut.
+    """A value in a line: numbers with four digits, long collections cut.
 
     >>> shown(torch.tensor([1.0, 2.5])), shown((1, 0.123456)), shown("b")
     ('[1, 2.5] float32', '(1, 0.1235)', "'b'")

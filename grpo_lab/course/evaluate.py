@@ -1,7 +1,7 @@
-"""Judges an answer: a learner's feedback and a grade come from the same findings.
+"""Judges an answer. A learner's feedback and a grade come from the same findings.
 
-`check` runs the answer here. A grader that runs it elsewhere asks `asked` for the inputs, has `answers` run on them
-there, and hands what comes back, plain data, to `judged`.
+`check` runs the answer in this process. A grader that runs it in another one calls the three steps separately: `asked`
+gives the cases, `run` calls the answer there, and `judged` compares the plain data that comes back.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from grpo_lab.errors import GrpoLabError, NotYet
 
 
 def check(exercise: Exercise, answer: Answer, seed: int = 0) -> list[Finding]:
-    """What is right and wrong about an answer, given as its file, as a module, or as what it defines by name.
+    """The findings about an answer, given as its file, as a module, or as a mapping of its names.
 
-    Seed 0 asks what learners see. A mistake in the answer is a finding. Raises Unanswered where there is no answer.
+    Seed 0 gives the cases that learners see. A mistake in the answer is a finding. Raises Unanswered for a stub or a
+    missing file.
     """
     cases = asked(exercise, seed)
     try:
@@ -35,10 +36,10 @@ def check(exercise: Exercise, answer: Answer, seed: int = 0) -> list[Finding]:
 
 
 def asked(exercise: Exercise, seed: int, transformed: bool = False) -> Sequence[Case]:
-    """The cases of a function's check; none where values are judged.
+    """The cases of a function's check; none for a check of values.
 
-    Seed 0 gives them in the order that learners read them in, any other seed in an order of its own. `transformed`
-    sends each through one or more of the exercise's relations: rows permuted, padding added, another scale.
+    Seed 0 gives them in the order that learners see, any other seed shuffles them. `transformed` applies one or more of
+    the exercise's relations to each: rows permuted, padding added, another scale.
     """
     if not isinstance(exercise.check, Function):
         return ()
@@ -49,9 +50,9 @@ def asked(exercise: Exercise, seed: int, transformed: bool = False) -> Sequence[
 
 
 def run(exercise: Exercise, answer: Answer, inputs: Sequence[Mapping[str, Any]]) -> list[Given] | dict[str, Given]:
-    """What the answer gives: for each of the inputs, or by name. Needs nothing that tells what is right.
+    """The answer's results: one for each test input, or values by name. Needs no expected value.
 
-    Raises Unanswered where there is no answer, and NotYet for one that does not run or lacks the function.
+    Raises Unanswered for a stub or a missing file, and NotYet for an answer that does not run or lacks the function.
     """
     module = answers.load(answer)
     if isinstance(exercise.check, Function):
@@ -62,31 +63,31 @@ def run(exercise: Exercise, answer: Answer, inputs: Sequence[Mapping[str, Any]])
 def judged(
     exercise: Exercise, given: list[Given] | dict[str, Given], cases: Sequence[Case], seed: int
 ) -> list[Finding]:
-    """The findings about what an answer gave."""
+    """The findings about an answer's results; a right one needs no reason and has none."""
     if isinstance(given, list):
-        return [_about_case(case, each) for case, each in zip(cases, given, strict=True)]
-    assert isinstance(exercise.check, Values)
-    given = {name: _without_tensors(each) for name, each in given.items()}
-    failed = [_failed(name, each.error) for name, each in given.items() if each.error]
-    return failed or _about_values(exercise.check, {name: each.value for name, each in given.items()}, seed)
+        found = [_about_case(case, each) for case, each in zip(cases, given, strict=True)]
+    else:
+        assert isinstance(exercise.check, Values)
+        found = _about_values(exercise.check, {name: _without_tensors(each) for name, each in given.items()}, seed)
+    return [finding._replace(why="") if finding.right else finding for finding in found]
 
 
 def all_right(findings: Sequence[Finding]) -> bool:
-    """Whether an answer is right: something was looked at, and nothing is wrong."""
+    """Whether there are findings and all of them are right."""
     return bool(findings) and all(finding.right for finding in findings)
 
 
 def _about_case(case: Case, given: Given) -> Finding:
     expected = shown(case.expected)
     if given.error:
-        return Finding(False, case.what, given.error, expected, f"It did not get as far as a value. {case.why}")
+        return Finding(False, case.what, given.error, expected, f"No comparable value came back. {case.why}")
     difference = differs(given.value, case.expected)
-    why = f"{difference[0].upper()}{difference[1:]}. {case.why}" if difference else ""
+    why = f"{difference[:1].upper()}{difference[1:]}. {case.why}"
     return Finding(not difference, case.what, shown(given.value), expected, why)
 
 
 def _without_tensors(given: Given) -> Given:
-    """What judges of values are made for: of a tensor, `==` gives no bool."""
+    """The result with each one-element tensor as a number: `==` with a tensor gives no bool, and judges use `==`."""
     try:
         return Given(_numbers(given.value), given.error)
     except NotPlain as error:
@@ -103,11 +104,11 @@ def _numbers(value: Any) -> Any:
     return type(value)(map(_numbers, value)) if isinstance(value, tuple | list) else value
 
 
-def _failed(name: str, error: str) -> Finding:
-    return Finding(False, name, error, "plain values", "Give names and numbers themselves, not what computes them.")
-
-
-def _about_values(check: Values, values: Mapping[str, Any], seed: int) -> list[Finding]:
+def _about_values(check: Values, given: Mapping[str, Given], seed: int) -> list[Finding]:
+    why = "Give names and numbers themselves, not the code that computes them."
+    if failed := [Finding(False, name, one.error, "plain values", why) for name, one in given.items() if one.error]:
+        return failed
+    values = {name: one.value for name, one in given.items()}
     try:
         return list(check.judge(values, seed))
     except GrpoLabError as error:  # a guard, setting or file that the answer names and that does not exist

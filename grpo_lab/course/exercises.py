@@ -1,8 +1,8 @@
-"""What an exercise is. A learner's answer is a small Python module; what is judged of it is data.
+"""Exercises, their checks and the findings of a check.
 
-A function is judged by what it returns for inputs it is handed (`Function`), any other answer by what it names
-(`Values`): guards, settings, a letter. So a grader may run the answer somewhere else, draw fresh inputs, and compare
-outside.
+A learner's answer is a small Python module. A check looks at data alone: a function is judged by its return values for
+given inputs (`Function`), any other answer by the values it names (`Values`), such as guards, settings or a letter. So
+a grader can run the answer in another process, draw fresh inputs, and compare outside.
 """
 
 from __future__ import annotations
@@ -12,21 +12,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from grpo_lab.errors import DataError
+
 
 class Finding(NamedTuple):
-    """One thing that was looked at: whether it is right, in the learner's words and ours."""
+    """The result of one comparison, in words for the learner."""
 
     right: bool
     what: str
-    """The case: the inputs in words, or the property asked for."""
+    """The test input in words, or the property asked for."""
     got: str
     expected: str
     why: str
-    """What a wrong answer here means, and where to look; never the solution."""
+    """The meaning of a wrong answer here and the place to look; never the solution."""
 
 
 class Case(NamedTuple):
-    """Inputs of one call and what the right answer gives for them."""
+    """A test input and its expected value."""
 
     what: str
     inputs: Mapping[str, Any]
@@ -38,42 +40,54 @@ class Case(NamedTuple):
 
 Probe = Callable[[Callable[..., Any], Mapping[str, Any]], Any]
 Relation = Callable[[Case, random.Random], Case]
-"""Makes another case of one, whose right answer follows from the first one's."""
+"""Derives another case, whose expected value follows from that of the first."""
 
 
 def call(function: Callable[..., Any], inputs: Mapping[str, Any]) -> Any:
-    """The plain probe: what the function returns."""
+    """The plain probe: the return value of the function."""
     return function(**inputs)
+
+
+def cases_by(
+    reference: Callable[..., Any], rows: Iterable[tuple[str, Mapping[str, Any], str]], probe: Probe = call
+) -> list[Case]:
+    """Cases of rows (what, inputs, why); the expected values are those of a reference solution.
+
+    >>> cases_by(abs, [], call), cases_by(lambda x: 2 * x, [("two", {"x": 2}, "Twice.")])[0].expected
+    ([], 4)
+    """
+    return [Case(what, inputs, probe(reference, inputs), why) for what, inputs, why in rows]
 
 
 @dataclass(frozen=True)
 class Function:
-    """Judged by calls of one function of the answer."""
+    """A check that calls one function of the answer."""
 
     name: str
     cases: Callable[[int], Sequence[Case]]
-    """Cases drawn from a seed. Seed 0 gives those that a learner sees."""
+    """Cases drawn from a seed. Seed 0 gives the cases that a learner sees."""
     probe: Probe = call
-    """How it is called, where what counts is not what it returns but, say, the gradient of that. One of probes.py."""
+    """Calls the function and returns the data to compare, for example a gradient. One of probes.py."""
     relations: tuple[Relation, ...] = ()
-    """What must hold between two calls, for cases that nobody asked the right answer of. Most are from relations.py."""
+    """Derive further cases without another call of the reference solution. Most are from relations.py."""
 
 
 @dataclass(frozen=True)
 class Values:
-    """Judged by plain values that the answer names: texts, numbers, and tuples, lists and dictionaries of them."""
+    """A check of plain values that the answer names: texts, numbers, and tuples, lists and dictionaries of them."""
 
     names: tuple[str, ...]
     judge: Callable[[Mapping[str, Any], int], Iterable[Finding]]
-    """(values by name, seed) -> findings. It may train, with fresh seeds drawn from `seed`."""
+    """(values by name, seed) -> findings. A judge may train, with fresh seeds drawn from `seed`."""
 
 
+Check = Function | Values
 KINDS = ("prediction", "code", "configuration", "choice", "text")
 
 
 @dataclass(frozen=True)
 class Exercise:
-    """One task of a lab."""
+    """One task of a lab. Raises DataError for another kind, difficulty or number of hints, and for no points."""
 
     name: str
     """A word, unique in its lab. Its cell has the id <lab>-<name> and begins with the line `%%exercise <name>`."""
@@ -85,38 +99,51 @@ class Exercise:
     """1 to 3."""
     points: int
     hints: tuple[str, str, str]
-    """From a nudge to nearly the answer; Markdown."""
-    check: Function | Values
+    """From a first push to nearly the answer; Markdown."""
+    check: Check
 
     def __post_init__(self) -> None:
-        assert self.kind in KINDS and self.difficulty in (1, 2, 3) and len(self.hints) == 3, self.name
+        _require(self.kind in KINDS, f"exercise {self.name!r}: kind = {self.kind!r}: one of {', '.join(KINDS)}")
+        _require(self.difficulty in (1, 2, 3), f"exercise {self.name!r}: difficulty = {self.difficulty}: 1, 2 or 3")
+        _require(self.points > 0, f"exercise {self.name!r}: points = {self.points}: 1 or more")
+        texts = len(self.hints) == 3 and all(isinstance(hint, str) for hint in self.hints)
+        _require(texts, f"exercise {self.name!r}: hints = {self.hints!r}: write three texts")
 
 
 @dataclass(frozen=True)
 class Question:
-    """A self-check: asked, answered and explained on the spot, never graded."""
+    """A self-check: answered and explained on the spot, never graded. Raises DataError for a wrong index."""
 
     text: str
     options: tuple[tuple[str, str], ...]
-    """(option, what to say to who chose it), in the order shown."""
+    """(option, reply to a learner who chose it), in the order shown."""
     right: int
-    """Index of the right one."""
+    """Index of the right option, from 0."""
+
+    def __post_init__(self) -> None:
+        fits = 0 <= self.right < len(self.options)
+        _require(fits, f"question {self.text!r}: right = {self.right}: 0 to {len(self.options) - 1}")
+
+
+def _require(fits: bool, otherwise: str) -> None:
+    if not fits:
+        raise DataError(otherwise)
 
 
 @dataclass(frozen=True)
 class LabPage:
-    """One notebook: what its cover says, its exercises in order, and three questions."""
+    """One notebook: its cover, its exercises in order, and three questions."""
 
     name: str
-    """As its files are called: 02_explosion."""
+    """The stem of its files: 02_explosion."""
     title: str
     minutes: int
     difficulty: int
     summary: str
-    """What the learner can do at the end, in a sentence."""
+    """The skills that the learner has at the end, in a sentence."""
     exercises: Mapping[str, Exercise] = field(default_factory=dict)
     questions: tuple[Question, ...] = ()
 
     def cell_id(self, exercise: str) -> str:
-        """What the cell of an exercise is called in every edition, and found by again."""
+        """The id of an exercise's cell, the same in every edition."""
         return f"{self.name}-{exercise}"

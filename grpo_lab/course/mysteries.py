@@ -1,7 +1,7 @@
-"""Anonymous runs to be diagnosed: recorded, stripped of all that a log would not show, in an order that a seed decides.
+"""Anonymous runs for diagnosis: recordings with only the content of a log, in an order drawn from a seed.
 
-The eight that ship are those of seed 0, and whoever can run Python can ask for their key: they are for oneself. For a
-grade, `make` others with a seed that is yours alone, and judge within `of_seed`. docs/labs.md tells how.
+The eight that ship have seed 0, and any learner can compute their key: they are for practice. For a grade, `make`
+others with a secret seed, and judge within `of_seed`. docs/labs.md explains the steps.
 """
 
 from __future__ import annotations
@@ -29,21 +29,20 @@ _FAILURES: dict[str, tuple[str, tuple[str, ...]]] = {
     "optimizer-overflow": ("fp16-adam-epsilon", ()),
     "nan-logprob": ("verl-nan-logprob", ()),
     "bad-batch": ("bad-batch", ("run.num_steps=20", "faults.corrupt_sample.at_step=12")),
-    # A trainer rarely logs the exact KL; without it the curves alone do not settle this one.
+    # A trainer rarely logs the exact KL; without it the curves alone do not identify this cause.
     "kl-hidden": ("kl-hinge", ("run.exact_kl=false",)),
     "sampler-mismatch": ("temperature-ignored", ("run.num_steps=16",)),
     "lost-unscale": ("lost-unscale", ("run.num_steps=16",)),
 }
 HEALTHY = "healthy"
 CAUSES = (HEALTHY, *_FAILURES)
-"""One of each, named as `gl.diagnose` names them."""
+"""One run each, with the names that `gl.diagnose` uses."""
 DECOYS = ("gradient-lost", "stale-rollouts", "nan-reward")
-"""Causes that fit at first sight, and of which there is no run."""
+"""Causes that seem to fit, without a run of their own."""
 
 
 def key(seed: int = SHIPPED) -> dict[int, str]:
-    """Which cause each of the runs 1 to 8 of a seed has.
-
+    """The cause of each of the runs 1 to 8 of a seed.
     >>> sorted(key().values()) == sorted(CAUSES) and key(1) != key(2)
     True
     """
@@ -57,8 +56,7 @@ _ASKED_ABOUT: ContextVar[int | None] = ContextVar("mysteries", default=None)
 
 @contextmanager
 def of_seed(seed: int) -> Iterator[None]:
-    """Within it, lists are judged by the key of this seed. Whoever grades says which, also where it is SHIPPED.
-
+    """Judge lists by the key of this seed in the `with` block. A grader always sets it, also for SHIPPED.
     >>> with of_seed(731):
     ...     key_in_force() == key(731)
     True
@@ -71,27 +69,27 @@ def of_seed(seed: int) -> Iterator[None]:
 
 
 def key_in_force() -> dict[int, str] | None:
-    """The key to judge by, or None where nobody said which and there are other runs than those that ship.
+    """The key to judge by, or None where no seed is set and other runs than the shipped ones lie beside the notebook.
 
-    A learner to whom others were given has them beside the notebook; their key has the instructor.
+    The instructor who made those runs has their key.
     """
     seed = _ASKED_ABOUT.get()
-    if seed is None and Path(name(1)).exists():  # what `recordings.find` takes first
+    if seed is None and Path(name(1)).exists():  # `recordings.find` prefers it
         return None
     return key(SHIPPED if seed is None else seed)
 
 
 def name(number: int) -> str:
-    """What the recording of that number is called."""
+    """The name of the recording with that number."""
     return f"mystery-{number}"
 
 
 def make(directory: str | Path, seed: int = SHIPPED) -> None:
-    """Train the runs of a seed, about a second each, and leave what a log would show in mystery-1 to mystery-8.
+    """Train the runs of a seed, about a second each, and write the content of a log to mystery-1 to mystery-8.
 
     Raises RunError for a folder that holds them already or cannot be written.
     """
-    from grpo_lab.runs import run_folder  # loads transformers, which whoever asks for a key alone need not wait for
+    from grpo_lab.runs import run_folder  # loads transformers, which a key alone does not need
     from grpo_lab.runs.session import Session
 
     for number, cause in key(seed).items():
@@ -118,14 +116,14 @@ def _config(cause: str, seed: int) -> Config:
 
 
 def _as_a_log_shows(config: Config, number: int) -> dict[str, Any]:
-    """The length of the run and the size of its batch. What is left out has no value here, also not a default one."""
+    """The length of the run and the size of its batch; every other setting is missing, defaults included."""
     kept = ("tasks", "num_prompts", "num_generations")
     data = {setting: getattr(config.data, setting) for setting in kept}
     return {"run": {"name": name(number), "num_steps": config.run.num_steps}, "data": data}
 
 
 def _stripped(event: Event, shown: dict[str, Any]) -> Event:
-    """Without the settings, and without the names of who acted: faults are among them."""
+    """The event without settings and without actions, whose names include the faults."""
     if isinstance(event, Started):
         return dataclasses.replace(event, config=shown)
     if isinstance(event, Stepped):

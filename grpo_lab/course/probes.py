@@ -1,7 +1,7 @@
-"""How a function of an answer is called, and what is kept of it: a value, a gradient, the updates that it makes.
+"""Probes: each calls a function of an answer and returns data to compare, such as a value, a gradient or the updates.
 
-A probe runs beside the answer, where a grader shuts both in. So it knows nothing of what is right, draws no verdict,
-and what it gives is data. A grader names one by its name in this module.
+A probe runs beside the answer, inside the sandbox. So it knows no expected values and judges nothing. A grader refers
+to a probe by its name in this module.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Inputs = Mapping[str, Any]
 def by_delta(function: Asked, inputs: Inputs) -> Any:
     """`function(delta)`: by `inputs["look"]` its value, its gradient, or the value as a multiple of delta² / 2.
 
-    The multiple is given to one decimal, because near 0 several right ways to compute it differ in the next one.
+    The multiple has one decimal, because near 0 several right ways to compute it differ in the next one.
     """
     delta = _leaf(inputs, "delta")
     found = function(delta)
@@ -40,7 +40,7 @@ def by_delta(function: Asked, inputs: Inputs) -> Any:
 
 
 def by_logprobs(function: Asked, inputs: Inputs) -> Any:
-    """`function(**inputs)`, or by `inputs["look"]` the gradient of its sum by `logprobs`."""
+    """`function(**inputs)`, or by `inputs["look"]` the gradient of its sum by `logprobs` (B, T)."""
     logprobs = _leaf(inputs, "logprobs")
     given = {name: value for name, value in inputs.items() if name != "look"}
     found = function(**{**given, "logprobs": logprobs})
@@ -48,20 +48,20 @@ def by_logprobs(function: Asked, inputs: Inputs) -> Any:
 
 
 def value_and_gradient(function: Asked, inputs: Inputs) -> dict[str, Any]:
-    """The loss that `function(**inputs)` is, and what it hands back to `logprobs`."""
+    """The loss `function(**inputs)`, and its gradient by `logprobs` (B, T)."""
     logprobs = inputs["logprobs"].clone().requires_grad_()
     found = _tensor(function(**{**inputs, "logprobs": logprobs}))
-    loss = found.detach().clone()  # who changes it in place below changes no value
+    loss = found.detach().clone()  # the answer's own backward may change `found`
     return {"loss": loss.item() if loss.numel() == 1 else loss, "gradient": _gradient(found, logprobs)}
 
 
 def in_a_batch(function: Asked, inputs: Inputs) -> Any:
-    """`function(logprobs, batch)`, or by `inputs["look"]` the gradient of its sum by `logprobs`."""
+    """`function(logprobs, batch)`, or by `inputs["look"]` the gradient of its sum by `logprobs` (B, T)."""
     return _in_a_batch(function, inputs, lambda found: found)
 
 
 def ratio_in_a_batch(function: Asked, inputs: Inputs) -> Any:
-    """The same for a log-ratio; the gradient is that of the ratios, through exp."""
+    """A log-ratio `function(logprobs, batch)`, or by `inputs["look"]` the gradient of the sum of its ratios."""
     return _in_a_batch(function, inputs, Tensor.exp)
 
 
@@ -72,7 +72,7 @@ def _in_a_batch(function: Asked, inputs: Inputs, then: Callable[[Tensor], Tensor
 
 
 def one_group(given: Mapping[str, Tensor]) -> Batch:
-    """One prompt and its completions, with these (B, T) fields; `old_logprobs` stands in for those left out.
+    """A batch of one prompt and its completions, with these (B, T) fields; `old_logprobs` replaces missing ones.
 
     >>> one_group({"old_logprobs": torch.zeros(2, 3)}).completion_mask.shape
     torch.Size([2, 3])
@@ -93,13 +93,13 @@ def one_group(given: Mapping[str, Tensor]) -> Batch:
 
 
 def by_estimator(function: Asked, inputs: Inputs) -> Any:
-    """`function(theta, log_ref, estimator)`, with logits that a gradient can be taken by, and the estimator named."""
+    """`function(theta, log_ref, estimator)`: logits (V,) with a gradient, log-probabilities (V,), an estimator."""
     theta = inputs["theta"].clone().requires_grad_()
     return function(theta, inputs["log_ref"], kl.ESTIMATORS[inputs["estimator"]])
 
 
 def _tensor(found: Any) -> Tensor:
-    """Raises TypeError, in words for who wrote the answer, for anything else than a tensor."""
+    """The value itself. Raises TypeError, in words for the learner, for anything but a tensor."""
     if not isinstance(found, Tensor):
         raise TypeError(f"{_kind(found)} is returned, where a tensor made from the tensors handed in is expected")
     return found
@@ -110,7 +110,7 @@ def _kind(found: Any) -> str:
 
 
 def _gradient(found: Any, by: Tensor) -> Tensor:
-    """Of the sum. 0 where nothing leads back, as for what was detached: such an answer can be judged like any other."""
+    """The gradient of the sum; 0 for a detached tensor, so that such an answer can be compared like any other."""
     if not _tensor(found).requires_grad:
         return torch.zeros_like(by)
     (gradient,) = torch.autograd.grad(found.sum(), by, allow_unused=True, materialize_grads=True)
@@ -118,7 +118,7 @@ def _gradient(found: Any, by: Tensor) -> Tensor:
 
 
 def _leaf(inputs: Inputs, name: str) -> Tensor:
-    """A tensor of the inputs, to take the gradient by where one is asked for."""
+    """A copy of an input tensor, which requires a gradient where `look` asks for one."""
     return inputs[name].clone().requires_grad_(inputs["look"] == "gradient")
 
 
@@ -128,8 +128,7 @@ CURVES: dict[str, Callable[[float], float]] = {"x³": lambda x: x**3, "exp": mat
 
 
 def of_a_curve(function: Asked, inputs: Inputs) -> Any:
-    """`function(f, x, h)`, with a curve that is named, stretched and raised.
-
+    """`function(f, x, h)`, where f is a named curve, stretched and raised.
     >>> of_a_curve(lambda f, x, h: f(x + h), {"curve": "x³", "stretch": 2.0, "height": 1.0, "x": 2.0, "h": 1.0})
     55.0
     """
@@ -138,13 +137,13 @@ def of_a_curve(function: Asked, inputs: Inputs) -> Any:
 
 
 def as_a_bool(function: Asked, inputs: Inputs) -> Any:
-    """What is returned, as a bool where it is a tensor with one element."""
+    """The return value, as a bool if it is a tensor with one element."""
     found = function(**inputs)
     return bool(found) if isinstance(found, Tensor) and found.numel() == 1 else found
 
 
 def as_floats(function: Asked, inputs: Inputs) -> Any:
-    """What is returned, as a list of float, whatever kind of numbers and of collection it is."""
+    """The return value as a list of float, for any kind of numbers and collection."""
     found = function(**inputs)
     return [float(number) for number in found] if isinstance(found, Iterable) else found
 
@@ -153,7 +152,7 @@ def as_floats(function: Asked, inputs: Inputs) -> Any:
 
 
 def one_norm(guard: Asked, inputs: Inputs) -> Any:
-    """The verdict of a new guard on one norm, or the number in its reason that comes nearest to the norm."""
+    """The verdict of a new guard on one norm, or the number in its reason that is nearest to the norm."""
     outcome = _outcome(guard(), inputs["grad_norm"])
     if inputs["look"] == "verdict":
         return Verdict(outcome.verdict).name
@@ -162,7 +161,7 @@ def one_norm(guard: Asked, inputs: Inputs) -> Any:
 
 
 def norms_in_turn(guard: Asked, inputs: Inputs) -> dict[str, Any]:
-    """What one guard says of norms that come one after another, and whether it says why."""
+    """The verdicts of one guard on consecutive norms, and whether it gives a reason for each."""
     mine = guard()
     outcomes = [_outcome(mine, norm, index) for index, norm in enumerate(inputs["norms"])]
     return {
@@ -172,9 +171,9 @@ def norms_in_turn(guard: Asked, inputs: Inputs) -> dict[str, Any]:
 
 
 def _outcome(guard: Any, norm: float, index: int = 0) -> Outcome:
-    """What a guard says of a norm. Raises TypeError, in words for who wrote it, for what is no guard."""
+    """The outcome of a guard for a norm. Raises TypeError, in words for the learner, for anything but a guard."""
     if not callable(guard):
-        raise TypeError(f"{_kind(guard)} is what calling it gives, where a guard is expected: write a class")
+        raise TypeError(f"calling it gives {_kind(guard)}, where a guard is expected: write a class")
     outcome = guard("the policy", SimpleNamespace(grad_norm=norm, index=index, update=0))
     if not isinstance(outcome, Outcome):
         raise TypeError(f"{_kind(outcome)} is returned, where an Outcome is expected, as in `return Outcome(value)`")
@@ -185,7 +184,10 @@ def _outcome(guard: Any, norm: float, index: int = 0) -> Outcome:
 
 
 def step_or_not(function: Asked, inputs: Inputs) -> dict[str, Any]:
-    """How far a decision moves weights whose moments an earlier step has filled, and what is returned."""
+    """The movement of the weights and the return value after `function(optimizer, norm, limit)`.
+
+    An earlier step has filled AdamW's moments.
+    """
     weight = torch.nn.Parameter(torch.ones_like(inputs["gradient"]))
     optimizer = torch.optim.AdamW([weight], lr=0.1, weight_decay=0.0)
     weight.grad = inputs["earlier"].clone()
@@ -197,7 +199,7 @@ def step_or_not(function: Asked, inputs: Inputs) -> dict[str, Any]:
 
 
 def updates_made(function: Asked, inputs: Inputs) -> dict[str, Any]:
-    """`function(parts, loss_of, optimizer)`: how many updates are made of a batch in parts, and with which gradient."""
+    """The number of updates by `function(parts, loss_of, optimizer)` from a batch in parts, and the last gradient."""
     weight = inputs["weight"].clone().requires_grad_()
     weight.grad = torch.full_like(weight, 7.0)  # left over from the update before
     sizes = inputs["sizes"].tolist()
@@ -212,7 +214,7 @@ def updates_made(function: Asked, inputs: Inputs) -> dict[str, Any]:
 
 
 def gradients_left(function: Asked, inputs: Inputs) -> dict[str, Any]:
-    """Calls it once a micro-batch: the gradients it leaves, and those it was given, which are not its to change."""
+    """The gradients left after one call a micro-batch, and the given ones, which the function must not change."""
     parameters = [torch.nn.Parameter(torch.zeros_like(gradient)) for gradient in inputs["micro_batches"][0]]
     for gradients in inputs["micro_batches"]:
         function(parameters, gradients)
@@ -221,7 +223,7 @@ def gradients_left(function: Asked, inputs: Inputs) -> dict[str, Any]:
 
 
 def updates_in_turn(function: Asked, inputs: Inputs) -> dict[str, Any]:
-    """Calls it once for each batch, on one linear model and one AdamW, whose moments the first one fills."""
+    """The weights, norms and optimizer steps after one call a batch, on one linear model with one AdamW."""
     weight = torch.nn.Parameter(inputs["weight"].clone())
     optimizer = torch.optim.AdamW([weight], lr=0.1, weight_decay=0.0)
     seen = _seen(optimizer, weight)
@@ -233,7 +235,7 @@ def updates_in_turn(function: Asked, inputs: Inputs) -> dict[str, Any]:
 
 
 def _seen(optimizer: torch.optim.Optimizer, weight: Tensor) -> list[Tensor]:
-    """The gradient of a weight at each step of an optimizer from now on; 0 where there is none."""
+    """A list that receives the gradient of a weight at each step of an optimizer from now on; 0 where there is none."""
     seen: list[Tensor] = []
 
     def keep(*_: Any) -> None:
@@ -264,4 +266,4 @@ PROBES = {
         updates_in_turn,
     )
 }
-"""All that an exercise may name."""
+"""The probes that an exercise may use."""

@@ -1,4 +1,4 @@
-"""The one registry of labs, exercises and checks. Add a lab by writing its module and naming it here."""
+"""The registry of labs. To add a lab, write its module and its texts and add its name here."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ LABS = (
 
 
 def lab_page(name: str) -> LabPage:
-    """The lab of that name: `LAB` of course/labs/lab_<name>/page.py."""
+    """The lab of that name: `LAB` of course/labs/lab_<name>/page.py. Raises ConfigError for an unknown one."""
     if name not in LABS:
         raise unknown("lab", name, LABS)
     return importlib.import_module(f"grpo_lab.course.labs.lab_{name}.page").LAB
 
 
 def exercise(lab: str, name: str) -> Exercise:
-    """One exercise of a lab."""
+    """One exercise of a lab. Raises ConfigError for an unknown one."""
     exercises = lab_page(lab).exercises
     if name not in exercises:
         raise unknown(f"exercise of {lab}", name, exercises)

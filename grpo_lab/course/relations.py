@@ -1,7 +1,7 @@
-"""What must hold between two calls of a function: from a case another one, and its right answer from the first one's.
+"""Metamorphic relations: derive another case from a case, and its expected value from the first one's.
 
-Nobody asks the right function again: rows in another order give rows in that order, padding changes nothing, and what
-does not depend on a scale does not see it. A relation gives the case itself where it has nothing to say of it.
+The reference solution is not called again: rows in another order give rows in that order, padding changes nothing, and
+a result that does not depend on a scale stays. A relation returns the case itself where it does not apply.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def applied(relations: Sequence[Relation], case: Case, draw: random.Random) -> Case:
-    """The case after one or more of the relations that say something of it, drawn at random; itself where none does."""
+    """The case after one or more of the relations that apply, drawn at random; the case itself where none does."""
     wanted = draw.randint(1, len(relations)) if relations else 0
     for relation in draw.sample(relations, len(relations)):
         if wanted and (other := relation(case, draw)) is not case:
@@ -32,13 +32,12 @@ def applied(relations: Sequence[Relation], case: Case, draw: random.Random) -> C
 
 
 def changed(case: Case, how: str, expected: Any, **inputs: Any) -> Case:
-    """The case with other inputs, another right answer, and words that say what was changed."""
+    """The case with other inputs, another expected value, and the change in words."""
     return case._replace(what=f"{case.what}, {how}", inputs={**case.inputs, **inputs}, expected=expected)
 
 
 def permuted(*names: str, dim: int = 0, result: bool = True) -> Relation:
-    """These inputs in another order along `dim`, and with `result` all tensors of the right answer alike.
-
+    """Reorder these inputs along `dim`, and with `result` every tensor of the expected value alike.
     >>> case = permuted("x")(Case("x", {"x": torch.tensor([1, 2])}, torch.tensor([3, 4]), ""), random.Random(0))
     >>> case.what, case.inputs["x"].tolist(), case.expected.tolist()
     ('x, rows in another order', [2, 1], [4, 3])
@@ -54,7 +53,7 @@ def permuted(*names: str, dim: int = 0, result: bool = True) -> Relation:
 
 
 def repeated(*names: str, dim: int = 0, result: bool = True) -> Relation:
-    """Every row or column of these inputs twice, and with `result` of the right answer alike."""
+    """Repeat every row or column of these inputs, and with `result` of the expected value alike."""
 
     def relation(case: Case, draw: random.Random) -> Case:
         return _along(case, names, f"{LINES[dim]} given twice", lambda x: torch.cat([x, x], dim), dim, result)
@@ -63,7 +62,7 @@ def repeated(*names: str, dim: int = 0, result: bool = True) -> Relation:
 
 
 def padded(mask: str = "", result: bool = True, **fills: float) -> Relation:
-    """More columns of these inputs, each of one number, and masked; with `result` the right answer is 0 there."""
+    """Append masked columns of one number to these inputs; with `result` the expected value is 0 there."""
 
     def relation(case: Case, draw: random.Random) -> Case:
         more = draw.randint(1, 4)
@@ -77,7 +76,7 @@ def padded(mask: str = "", result: bool = True, **fills: float) -> Relation:
 
 
 def scaled(*names: str, power: int = 0) -> Relation:
-    """These inputs times a factor above 0, which the right answer is multiplied by `power` times."""
+    """Multiply these inputs by a factor above 0, and the expected value by the factor to the `power`."""
 
     def relation(case: Case, draw: random.Random) -> Case:
         factor = draw.choice(FACTORS)
@@ -88,7 +87,7 @@ def scaled(*names: str, power: int = 0) -> Relation:
 
 
 def shifted(*names: str, by: Sequence[float] = (-2.0, -1.0, -0.5)) -> Relation:
-    """The same number added to all of these inputs, which only their differences should be seen of."""
+    """Add the same number to all of these inputs, for functions of their differences alone."""
 
     def relation(case: Case, draw: random.Random) -> Case:
         amount = draw.choice(by)
@@ -99,7 +98,7 @@ def shifted(*names: str, by: Sequence[float] = (-2.0, -1.0, -0.5)) -> Relation:
 
 
 def without_use(*names: str) -> Relation:
-    """NaN in inputs that the function has no use for."""
+    """Fill inputs with NaN that the function must not use."""
 
     def relation(case: Case, draw: random.Random) -> Case:
         inputs = {name: torch.full_like(case.inputs[name], math.nan) for name in names}
@@ -109,7 +108,7 @@ def without_use(*names: str) -> Relation:
 
 
 def elementwise(name: str) -> Relation:
-    """The elements of an input in another order and another shape; the right answer alike, element by element."""
+    """Reorder and reshape the elements of an input, and of the expected value alike."""
 
     def relation(case: Case, draw: random.Random) -> Case:
         count = case.inputs[name].numel()
@@ -122,8 +121,7 @@ def elementwise(name: str) -> Relation:
 
 
 def reordered(count: int, draw: random.Random) -> list[int]:
-    """The numbers below `count` in another order than their own.
-
+    """The numbers below `count` in another order than ascending.
     >>> reordered(2, random.Random(0)), reordered(1, random.Random(0))
     ([1, 0], [0])
     """
@@ -134,8 +132,7 @@ def reordered(count: int, draw: random.Random) -> list[int]:
 
 
 def times(value: T, factor: float) -> T:
-    """Every float of some data, and every tensor of them, times a factor.
-
+    """Data with every float, and every tensor of floats, times a factor.
     >>> times({"a": [1.5, True, "x"]}, 2.0)
     {'a': [3.0, True, 'x']}
     """
@@ -149,7 +146,7 @@ def times(value: T, factor: float) -> T:
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Data with each tensor, number and text changed, in the collections that they are in."""
+    """Data with `change` applied to each tensor, number and text inside its collections."""
     if isinstance(value, Mapping):
         return {name: mapped(item, change) for name, item in value.items()}
     if isinstance(value, tuple | list):
@@ -165,7 +162,7 @@ def _along(
 
 
 def _tensors(value: Any, dim: int, change: Callable[[Tensor], Tensor]) -> Any:
-    """Data with each tensor changed that has this dimension; a number for all rows has none."""
+    """Data with each tensor changed that has this dimension; a number for all rows stays."""
     return mapped(value, lambda x: change(x) if isinstance(x, Tensor) and x.dim() > dim else x)
 
 

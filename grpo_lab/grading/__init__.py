@@ -1,1 +1,4 @@
-"""Exercises and how answers are judged: the same checks for a learner's feedback and for a grade."""
+"""Grading a class: submissions in, reports out, with a sandbox between the student's code and the scoring.
+
+Exercises, their checks and their right answers belong to `course`.
+"""

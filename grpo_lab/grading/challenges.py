@@ -1,4 +1,7 @@
-"""Seeds that only the grader can know: drawn from a secret and from what was handed in, alike whenever it is graded."""
+"""Seeds of the challenges: derived from a secret and the submission, so that only the grader can know them.
+
+The same submission gets the same seeds whenever it is graded.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,16 @@ from pathlib import Path
 from grpo_lab.errors import ConfigError
 
 LEAST, MOST = 32, 65_536
-"""Bytes of a secret."""
+"""Limits on a secret, in bytes."""
 _SEEDS = 2**31 - 1
-"""Seeds go from 1 to this. Torch's generator looks at the low 32 bits of a seed alone, so that 2**32 would draw what
-learners see, who get 0. The bit that is left is for checks that add a few hundred to a seed."""
+"""The largest seed; the smallest is 1. Torch uses the low 32 bits of a seed, so that 2**32 would equal the public 0.
+The remaining bit is for checks that add a few hundred."""
 
 
 def secret(path: Path, made: Callable[[Path], object] | None = None) -> bytes:
-    """The secret that a file holds; where there is no file, one is written, and `made` is told.
+    """The secret in a file; a missing file is made, and then `made` is called with its path.
 
-    Raises ConfigError for a file that cannot be read, that others than its owner can read, or that holds too little.
+    Raises ConfigError for a file that cannot be read, that other users can open, or that holds too little or too much.
     """
     try:
         if _write(path) and made:
@@ -37,7 +40,7 @@ def secret(path: Path, made: Callable[[Path], object] | None = None) -> bytes:
 
 
 def fingerprint(key: bytes) -> str:
-    """Tells secrets apart in a report, and does not give them away.
+    """A short text that identifies a secret in a report without revealing it.
 
     >>> fingerprint(b"a secret"), fingerprint(b"another secret")
     ('e50de4def549', 'cd7bc823cd56')
@@ -46,7 +49,7 @@ def fingerprint(key: bytes) -> str:
 
 
 def seed(key: bytes, digest: str, lab: str, exercise: str, round: int, attempt: int) -> int:
-    """The seed of one round of one exercise's check: another one for another submission, check, round or attempt.
+    """The seed of one round of one exercise's check; it differs for each submission, check, round and attempt.
 
     >>> first = seed(b"a secret", "00ff", "05_kl", "k3", round=1, attempt=1)
     >>> first == seed(b"a secret", "00ff", "05_kl", "k3", round=1, attempt=1)
@@ -59,12 +62,12 @@ def seed(key: bytes, digest: str, lab: str, exercise: str, round: int, attempt: 
 
 
 def _digest(key: bytes, *fields: str | int) -> bytes:
-    """HMAC-SHA256 of a JSON list, in which no two lists of fields look alike."""
+    """HMAC-SHA256 of the fields as a JSON list, which is unambiguous."""
     return hmac.new(key, json.dumps(fields, separators=(",", ":")).encode(), hashlib.sha256).digest()
 
 
 def _write(path: Path) -> bool:
-    """Make a new secret, unless the file exists."""
+    """Write a new secret and return True, unless the file exists."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
@@ -75,11 +78,11 @@ def _write(path: Path) -> bool:
 
 
 def _read(path: Path) -> bytes:
-    """The file's bytes. White space round them does not count, because editors add some."""
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe must not keep us waiting
+    """The file's bytes without surrounding white space, which editors add."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe must not block
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise ConfigError(f"secret = {str(path)!r}: no regular file; name one, or one that is still to be made")
+            raise ConfigError(f"secret = {str(path)!r}: not a regular file; name one, or a file to be made")
         if others := stat.S_IMODE(status.st_mode) & 0o077:
             way_out = f"chmod 600 {shlex.quote(str(path))}"
             raise ConfigError(f"secret = {str(path)!r}: others have access to it (mode bits {others:03o}); {way_out}")
@@ -87,6 +90,6 @@ def _read(path: Path) -> bytes:
     if not LEAST <= len(key) <= MOST:
         held = f"{len(key)} bytes" if len(key) <= MOST else "more bytes"
         raise ConfigError(
-            f"secret = {str(path)!r} holds {held}; a secret has {LEAST} to {MOST:,}. Delete it, and a new one is made"
+            f"secret = {str(path)!r} holds {held}; a secret has {LEAST} to {MOST:,}. Delete it to have a new one made"
         )
     return key

@@ -1,8 +1,8 @@
-"""Marks an answer: its source goes into the sandbox with inputs, data come out, and are judged here."""
+"""Mark answers: their source and inputs go into the sandbox, data come out, and scoring happens here."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from typing import Any
@@ -10,41 +10,48 @@ from typing import Any
 from grpo_lab.course.answers import Given
 from grpo_lab.course.evaluate import all_right, asked, judged
 from grpo_lab.course.exercises import Exercise, Finding, Function, Values
+from grpo_lab.course.registry import lab_page
 from grpo_lab.errors import NotYet, Unanswered
-from grpo_lab.grading import challenges
+from grpo_lab.grading import challenges, notebooks
 from grpo_lab.grading.literals import literal
 from grpo_lab.grading.notebooks import Submission
-from grpo_lab.grading.results import BY_HAND, FAILED, RIGHT, UNANSWERED, WRONG, Mark
+from grpo_lab.grading.results import (
+    BY_HAND,
+    FAILED,
+    FAULT,
+    NOT_REACHED,
+    RIGHT,
+    UNANSWERED,
+    WRONG,
+    Mark,
+    Result,
+)
 from grpo_lab.grading.rules import Rules
 from grpo_lab.grading.sandbox.box import Sandbox
-from grpo_lab.grading.sandbox.confinement import Limits
+from grpo_lab.grading.sandbox.confinement import MIB
 from grpo_lab.grading.sandbox.tiers import Tier, at_least
+from grpo_lab.grading.submissions import Found
 
 TEXT = "text"
 """The kind of exercise that a person marks."""
 
 
 def whole(findings: Sequence[Finding]) -> float:
-    """All points for what is right throughout, none for anything else."""
+    """1 if every finding is right, else 0."""
     return float(all_right(findings))
 
 
 def share(findings: Sequence[Finding]) -> float:
-    """As large a share of the points as of the findings is right."""
+    """The share of the findings that is right."""
     return sum(finding.right for finding in findings) / len(findings) if findings else 0.0
 
 
 SCORING = {"whole": whole, "share": share}
 
 
-def limits(rules: Rules) -> Limits:
-    """What the rules allow one answer in the sandbox."""
-    return Limits(rules.seconds, rules.memory_mb, rules.processes, rules.output_kb)
-
-
 @dataclass(frozen=True)
 class Course:
-    """What is the same for all submissions of a class."""
+    """The rules and the secret, which are the same for all submissions of a class."""
 
     rules: Rules
     secret: bytes
@@ -55,48 +62,74 @@ class Course:
         return at_least(self.rules.tier)
 
     def settings(self) -> dict[str, Any]:
-        """What a grade depends on beside the submission, as reports show it."""
+        """Everything that a grade depends on beside the submission, as reports show it; never the secret itself."""
         rules = {name: value for name, value in asdict(self.rules).items() if name != "secret"}
         known = {"grpo_lab": version("grpo-lab"), "secret": challenges.fingerprint(self.secret)}
         return {**known, **rules}
 
+    def result(self, student: str, file: str, lab: str = "", digest: str = "", **more: Any) -> Result:
+        """A result under these rules."""
+        conditions = {"attempt": self.rules.attempt, "settings": self.settings()}
+        return Result(student, lab, file, digest, self.tier.number, self.tier.trust, **conditions, **more)
+
 
 class Grader:
-    """Marks the exercises of one submission after another, in a sandbox of its own."""
+    """Mark one submission after another, in a sandbox that no two submissions share."""
 
     def __init__(self, course: Course) -> None:
         self._course = course
-        self._sandbox = Sandbox(course.tier, limits(course.rules))
+        self._sandbox = Sandbox(course.tier, course.rules.limits)
 
     def close(self) -> None:
-        """End the sandbox: the next submission finds another one."""
+        """End the sandbox; the next submission gets a new one."""
         self._sandbox.close()
 
+    def results(self, found: Found, before: Result | None = None) -> Iterator[Result]:
+        """The result so far: before the first exercise, then after each one that `before` has not finished."""
+        rules = self._course.rules
+        submission = notebooks.read(found, rules.notebook_mb * MIB)
+        problem, lab = submission.problem, submission.lab
+        if not problem and rules.labs and lab not in rules.labs:
+            problem = f"the lab {lab}, which is not graded here: {', '.join(rules.labs)}"
+        tasks = {} if problem else lab_page(lab).exercises
+        marks = [Mark.unearned(task, FAILED, NOT_REACHED) for task in tasks.values()]
+        about = {"lab": lab, "digest": submission.digest, "problem": problem}
+        result = self._course.result(submission.student, submission.file, marks=marks, **about)
+        for mark in before.marks if before else ():
+            result = result.marked(mark)
+        yield result
+        for mark in result.pending:
+            result = result.marked(self.mark(submission, tasks[mark.exercise]))
+            yield result
+        self.close()
+
     def mark(self, submission: Submission, exercise: Exercise) -> Mark:
-        """What an exercise earned. Whatever an answer does is a finding; what fails here says so, and earns nothing."""
-        nothing = Mark(exercise.name, exercise.title, exercise.kind, 0.0, exercise.points, UNANSWERED)
+        """The mark of one exercise. An answer's failure is a finding; a failure of the grader is noted and earns 0."""
         note = submission.notes.get(exercise.name, "")
         source = submission.answers.get(exercise.name)
         if source is None:
-            return replace(nothing, note=note)
+            return Mark.unearned(exercise, UNANSWERED, note)
         try:
-            findings, given = self._asked(submission, exercise, source)
+            findings, given = self._findings(submission, exercise, source)
         except Unanswered as error:
-            return replace(nothing, note=str(error))
+            return Mark.unearned(exercise, UNANSWERED, str(error))
         except NotYet as error:
-            failed = Finding(False, "the cell as a whole", str(error), "code that runs within the limits", "")
-            return replace(nothing, note=note, status=WRONG, findings=[failed])
-        except Exception as error:  # a class goes on; what was not graded is told, and looked at by a person
-            return replace(nothing, status=FAILED, note=f"the grader failed: {type(error).__name__}: {error}")
-        if exercise.kind == TEXT and all_right(findings):
-            return replace(nothing, note=note, status=BY_HAND, text="\n\n".join(map(str, given)))
+            findings = [Finding(False, "the cell as a whole", str(error), "code that runs within the limits", "")]
+            return replace(Mark.unearned(exercise, WRONG, note), findings=findings)
+        except Exception as error:  # reported as `not graded`, so that the class goes on and a person looks
+            return Mark.unearned(exercise, FAILED, f"{FAULT}{type(error).__name__}: {error}")
+        right = all_right(findings)
+        if exercise.kind == TEXT and right:
+            return replace(Mark.unearned(exercise, BY_HAND, note), text="\n\n".join(map(str, given)))
         points = exercise.points * SCORING[self._course.rules.scoring](findings)
-        status = RIGHT if all_right(findings) else WRONG
-        return replace(nothing, note=note, status=status, points=points, findings=findings)
+        earned = Mark.unearned(exercise, RIGHT if right else WRONG, note)
+        return replace(earned, points=points, findings=findings)
 
-    def _asked(self, submission: Submission, exercise: Exercise, source: str) -> tuple[list[Finding], list[Any]]:
-        """The findings, and the values that were named. A function is asked in two rounds: fresh cases, then cases
-        that follow from fresh ones by what must hold."""
+    def _findings(self, submission: Submission, exercise: Exercise, source: str) -> tuple[list[Finding], list[Any]]:
+        """The findings, and the values that the answer named.
+
+        A function is called in two rounds: with fresh cases, then with cases transformed by the exercise's relations.
+        """
         if isinstance(exercise.check, Values):
             given = self._values(exercise, exercise.check, source)
             findings = judged(exercise, given, (), self._seed(submission, exercise, 1))
@@ -116,7 +149,7 @@ class Grader:
         return judged(exercise, given, cases, seed)
 
     def _values(self, exercise: Exercise, check: Values, source: str) -> dict[str, Given]:
-        """What the answer gives to names. Where they are written out, nothing has to run."""
+        """The values that the answer gives to names; literal values need no sandbox."""
         if (written := literal(source, check.names)) is not None:
             return {name: Given(value) for name, value in written.items()}
         return self._sandbox.values(source, f"{exercise.name}.py", check.names)

@@ -1,4 +1,4 @@
-"""Answers that are data already, `answer = "b"`: read without running anything."""
+"""Read answers that are literals, such as `answer = "b"`, without running them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from grpo_lab.course.answers import MAX_DEPTH, NotPlain, plain
 
 _OPERATORS: Mapping[str, str] = {**dict.fromkeys("([{", "("), **dict.fromkeys(")]}", ")"), "+": "-", "-": "-"}
 _STATEMENTS = re.compile(r"(?:n=[v(),:-]+;)*")
-"""Names that are given values, in characters of `_kind`. No name stands elsewhere: `not` and `lambda` are names too."""
+"""Assignments of values to names, in characters of `_kind`. Names occur nowhere else: `not` and `lambda` are names."""
 _CHAIN = re.compile(r"[v)][(-]|--")
-"""A call, an item, a sum, a sign of a sign: each can be repeated without end, and nests without brackets."""
+"""A call, an item, a sum or a repeated sign: each can nest without limit and without brackets."""
 _TEXT = re.compile(r"""[rRuU]?["']""")
 _SURROGATE = re.compile(r"\\[uU](?:0000)?[dD][89a-fA-F]")
-"""An escape for half of a pair: no text that a report could hold."""
+"""An escape for a lone surrogate, which no report could hold."""
 
 
 def literal(source: str, names: Sequence[str]) -> dict[str, Any] | None:
-    """The values that a source gives to exactly these names, if it does nothing but that; else None.
+    """The values that a source assigns to exactly these names; None if it does anything else.
 
     >>> literal('answer = ("In two "\\n"lines.")  # mine', ["answer"]), literal("a, b = 1, 2", ["a", "b"])
     ({'answer': 'In two lines.'}, None)
@@ -32,7 +32,7 @@ def literal(source: str, names: Sequence[str]) -> dict[str, Any] | None:
     try:
         given = _given(source)
     except (SyntaxError, tokenize.TokenError, ValueError, TypeError, RecursionError, MemoryError, NotPlain):
-        return None  # an answer all the same, and running it says what is wrong with it
+        return None  # the sandbox runs it and reports its error
     return given if given is not None and sorted(given) == sorted(names) else None
 
 
@@ -40,7 +40,7 @@ def _given(source: str) -> dict[str, Any] | None:
     if not _shallow(source):
         return None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about escapes in a stranger's text
+        warnings.simplefilter("ignore")  # about escapes in a student's text
         statements = ast.parse(source).body
     given: dict[str, Any] = {}
     for statement in statements:
@@ -53,14 +53,14 @@ def _given(source: str) -> dict[str, Any] | None:
 
 
 def _shallow(source: str) -> bool:
-    """Whether it gives literals to names and nests them little: of deep nesting, Python's parser may die."""
+    """Whether the source only assigns literals with little nesting: deep nesting can crash Python's parser."""
     kinds = "".join(map(_kind, tokenize.generate_tokens(io.StringIO(source).readline)))
     depths = itertools.accumulate((kind == "(") - (kind == ")") for kind in kinds)
     return bool(_STATEMENTS.fullmatch(kinds)) and not _CHAIN.search(kinds) and max(depths, default=0) <= MAX_DEPTH + 2
 
 
 def _kind(token: tokenize.TokenInfo) -> str:
-    """One character: (n)ame, (v)alue, a bracket, a sign, ; for the end of a line, none for a comment, ? for others."""
+    """One character: (n)ame, (v)alue, a bracket, a sign, ; for the end of a line, nothing for a comment, else ?."""
     text = token.string
     match token.type:
         case tokenize.NL | tokenize.COMMENT | tokenize.ENDMARKER:

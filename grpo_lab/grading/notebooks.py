@@ -1,8 +1,8 @@
-"""From notebook files to the sources of answers. Nothing is executed, and nothing is believed.
+"""Read the sources of answers from notebook files, which are hostile input; nothing is executed.
 
-A notebook is a stranger's file. It is read up to a size; then all but the id, the kind and the source of its cells is
-dropped: outputs, attachments, widgets, tags, the kernel that it names. nbformat's schema says more about what is
-dropped than about what is kept, so that these three are checked here. What is wrong with a file ends as text.
+A file is read up to a size. Only the id, the type and the source of each cell are kept; outputs, attachments, widgets,
+tags and the kernel's name are dropped. Most of nbformat's schema is about the dropped parts, so the three kept fields
+are checked here. Every fault of a file becomes a text in the submission.
 """
 
 from __future__ import annotations
@@ -21,41 +21,44 @@ from typing import Any, NamedTuple
 
 from grpo_lab.course import answers, registry
 from grpo_lab.course.exercises import LabPage
-from grpo_lab.grading.submissions import LINK, Found, printable
+from grpo_lab.grading.reports.plain import printable
+from grpo_lab.grading.submissions import LINK, Found
 
 MAX_SOURCE = 64_000
-"""Bytes of the source of an answer."""
+"""Limit on the source of an answer, in bytes."""
 MAX_DIGITS = 20
-"""Of a whole number in a notebook: to read one costs time by the square of them, and none that is kept has more."""
+"""Limit on a whole number's digits: parsing takes quadratic time, and no number that is kept has more."""
 VERSION = 4
-"""The major version of the format that is read; its minor versions write what is kept alike."""
+"""The major version of the format that is read; its minor versions store the kept fields alike."""
 KINDS = ("code", "markdown", "raw")
 AGAIN = "open it in JupyterLab, save it and hand it in again"
 _ASKS = re.compile(rf"\s*%%{answers.MAGIC}[ \t]+(\S+)[ \t]*(?:\n|\Z)")
+_NOT_TEXT = re.compile("[\x00\ud800-\udfff]")
+"""NUL and lone surrogates, which cannot be written to a file and run."""
 _LAB = re.compile(r"""\bLab\(["'](\w{1,64})["']\)""")
 
 
 @dataclass(frozen=True)
 class Submission:
-    """What a notebook holds for the grader: sources of answers, or why there are none."""
+    """The sources of a notebook's answers, or the reasons why there are none."""
 
     student: str
     file: str
-    """The notebook, below the folder of submissions."""
+    """The notebook's path below the folder of submissions."""
     lab: str = ""
-    """The lab's name, or nothing where the file is no lab's notebook."""
+    """The lab's name; empty if the file is not a notebook of a lab."""
     digest: str = ""
-    """SHA-256 of what was read of the file, in hex."""
+    """SHA-256 of the bytes that were read, in hex."""
     answers: Mapping[str, str] = field(default_factory=dict)
-    """The source of an answer by exercise, with the lines as they are in its cell."""
+    """The source of each answer by exercise, with the line numbers of its cell."""
     notes: Mapping[str, str] = field(default_factory=dict)
-    """By exercise, in a line: why there is no answer, or how it was found."""
+    """One line by exercise: why there is no answer, or how it was found."""
     problem: str = ""
-    """Why nothing can be graded at all, in a line."""
+    """The reason why nothing can be graded, in one line."""
 
 
-class Cell(NamedTuple):
-    """All that is kept of a cell."""
+class NotebookCell(NamedTuple):
+    """The kept fields of a notebook's cell."""
 
     identity: str
     kind: str
@@ -63,11 +66,11 @@ class Cell(NamedTuple):
 
 
 class _Refused(Exception):
-    """A file or a cell that is not taken, with the reason and the way out in a line."""
+    """A file or a cell is refused; the message gives the reason and the way out in one line."""
 
 
 def read(found: Found, max_bytes: int) -> Submission:
-    """The answers in a notebook that was found. What is wrong with it is a `problem` or a note, never an exception."""
+    """The answers in a notebook. Every fault of the file becomes a `problem` or a note, never an exception."""
     submission = Submission(found.student, printable(found.file.relative_to(found.root).as_posix()))
     try:
         if found.problem:
@@ -85,7 +88,7 @@ def read(found: Found, max_bytes: int) -> Submission:
 
 
 def digest(found: Found, max_bytes: int) -> str:
-    """The digest that `read` will give, or nothing for a file that cannot be read whole."""
+    """The digest that `read` will give, or an empty text for a file that cannot be read whole."""
     try:
         data = _bytes(found.file, max_bytes)
     except _Refused:
@@ -94,48 +97,46 @@ def digest(found: Found, max_bytes: int) -> str:
 
 
 def _bytes(file: Path, max_bytes: int) -> bytes:
-    """The bytes of a file, up to one more than are allowed. Neither a link nor a pipe is waited for or followed."""
+    """The bytes of a file, at most one more than allowed. Links are not followed, and pipes do not block."""
     try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(
+            file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+        ) as opened:
+            if stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+                return opened.read(max_bytes + 1)
+    except IsADirectoryError:
+        pass
     except OSError as error:
         raise _Refused(LINK if os.path.islink(file) else f"cannot be read: {error.strerror}") from error
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise _Refused("no regular file; hand in the notebook itself")
-        with open(descriptor, "rb", closefd=False) as opened:
-            return opened.read(max_bytes + 1)
-    except OSError as error:
-        raise _Refused(f"cannot be read: {error.strerror}") from error
-    finally:
-        os.close(descriptor)
+    raise _Refused("not a regular file; hand in the notebook itself")
 
 
 def _tree(data: bytes) -> Any:
-    """What the bytes say, as JSON that can be read in one way only."""
+    """The parsed JSON. Raises _Refused for text that two parsers could read differently."""
     try:
         return json.loads(
             data.decode("utf-8-sig"),
             object_pairs_hook=_unique,
             parse_constant=_no_constant,
             parse_int=_short_int,
-            parse_float=str,  # none is kept
+            parse_float=str,  # no number with a fraction is kept
         )
     except RecursionError:
         raise _Refused(f"nested too deeply for a notebook; {AGAIN}") from None
-    except ValueError as error:  # also what is no UTF-8
-        raise _Refused(f"no notebook: {printable(str(error))}; {AGAIN}") from None
+    except ValueError as error:  # also for bytes that are not UTF-8
+        raise _Refused(f"not a notebook: {printable(str(error))}; {AGAIN}") from None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object in which no key stands twice: of two values, one reader would see the first, another the last."""
+    """An object without repeated keys, of whose values one parser would take the first, another the last."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a key stands twice in one object")
+        raise ValueError("one object has the same key twice")
     return found
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _short_int(digits: str) -> int:
@@ -144,59 +145,52 @@ def _short_int(digits: str) -> int:
     return int(digits)
 
 
-def _cells(notebook: Any) -> list[Cell]:
-    """The cells of a notebook, without everything that does not matter here."""
+def _cells(notebook: Any) -> list[NotebookCell]:
+    """The kept fields of all cells."""
     version = notebook.get("nbformat") if isinstance(notebook, dict) else None
     if type(version) is not int:
-        raise _Refused(f"no notebook: it names no version of the format; {AGAIN}")
+        raise _Refused(f"not a notebook: it names no version of the format; {AGAIN}")
     if version != VERSION:
         raise _Refused(f"a notebook of format {version}, and only {VERSION} is read; {AGAIN}")
     cells = notebook.get("cells")
     if not isinstance(cells, list):
-        raise _Refused(f"no notebook: it has no list of cells; {AGAIN}")
+        raise _Refused(f"not a notebook: it has no list of cells; {AGAIN}")
     return [_cell(number, cell) for number, cell in enumerate(cells, start=1)]
 
 
-def _cell(number: int, cell: Any) -> Cell:
+def _cell(number: int, cell: Any) -> NotebookCell:
     if not isinstance(cell, dict) or cell.get("cell_type") not in KINDS:
         raise _Refused(f"cell {number} is none of {', '.join(KINDS)}; {AGAIN}")
     identity, source = cell.get("id", ""), cell.get("source")
     if isinstance(source, list) and all(isinstance(line, str) for line in source):
         source = "".join(source)
     if not isinstance(source, str) or not isinstance(identity, str):
-        raise _Refused(f"cell {number} has a source or an id that is no text; {AGAIN}")
-    return Cell(identity, cell["cell_type"], source.replace("\r\n", "\n"))
+        raise _Refused(f"cell {number} has a source or an id that is not a text; {AGAIN}")
+    return NotebookCell(identity, cell["cell_type"], source.replace("\r\n", "\n"))
 
 
-def _lab(cells: Sequence[Cell]) -> str:
-    """The lab most of whose exercises are there; where no ids tell, the one that the code names."""
-    for named in (_by_ids(cells), _by_code(cells)):
-        if len(named) == 1:
-            return named[0]
-        if named:
-            raise _Refused(f"holds more than one lab, {' and '.join(named)}; hand in a notebook for each")
+def _lab(cells: Sequence[NotebookCell]) -> str:
+    """The lab with more than half of its exercises in the notebook; without such ids, the lab that the code names."""
+    ids = {cell.identity for cell in cells}
+    begun = {identity.partition("-")[0] for identity in ids}  # loads no page that cannot match
+    pages = [registry.lab_page(lab) for lab in registry.LABS if lab in begun]
+    by_ids = [page.name for page in pages if 2 * len(ids & set(_ids(page))) > len(page.exercises)]
+    names = {name for cell in cells if cell.kind == "code" for name in _LAB.findall(cell.source)}
+    found = by_ids or [lab for lab in registry.LABS if lab in names]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise _Refused(f"holds more than one lab, {' and '.join(found)}; hand in a notebook for each")
     raise _Refused("holds no lab's exercises; hand in the notebook that the course gave you, with your answers in it")
 
 
-def _by_ids(cells: Sequence[Cell]) -> list[str]:
-    ids = {cell.identity for cell in cells}
-    begun = {identity.partition("-")[0] for identity in ids}  # no lab's page is loaded in vain
-    pages = [registry.lab_page(lab) for lab in registry.LABS if lab in begun]
-    return [page.name for page in pages if 2 * len(ids & set(_ids(page))) > len(page.exercises)]
-
-
-def _by_code(cells: Sequence[Cell]) -> list[str]:
-    names = {name for cell in cells if cell.kind == "code" for name in _LAB.findall(cell.source)}
-    return [lab for lab in registry.LABS if lab in names]
-
-
 def _ids(page: LabPage) -> dict[str, str]:
-    """The exercises of a lab by the ids that their cells were given."""
+    """The exercises of a lab by the ids of their cells."""
     return {page.cell_id(name): name for name in page.exercises}
 
 
-def _answers(page: LabPage, cells: Sequence[Cell]) -> tuple[dict[str, str], dict[str, str]]:
-    """Sources and notes, by exercise."""
+def _answers(page: LabPage, cells: Sequence[NotebookCell]) -> tuple[dict[str, str], dict[str, str]]:
+    """Sources and notes by exercise."""
     by_id, by_name = defaultdict(list), defaultdict(list)
     for cell in cells:
         by_id[cell.identity].append(cell)
@@ -214,8 +208,8 @@ def _answers(page: LabPage, cells: Sequence[Cell]) -> tuple[dict[str, str], dict
     return sources, notes
 
 
-def _chosen(name: str, given: Sequence[Cell], named: Sequence[Cell]) -> tuple[Cell, str]:
-    """The cell that counts: the one that the notebook came with, else the only one that says it is the answer."""
+def _chosen(name: str, given: Sequence[NotebookCell], named: Sequence[NotebookCell]) -> tuple[NotebookCell, str]:
+    """The cell with the exercise's id, else the only cell whose first line names the exercise; and a note."""
     line = f"%%{answers.MAGIC} {name}"
     if len(given) > 1:
         raise _Refused(f"{len(given)} cells have the id of this exercise's cell; keep one of them")
@@ -229,15 +223,15 @@ def _chosen(name: str, given: Sequence[Cell], named: Sequence[Cell]) -> tuple[Ce
     return named[0], f"its cell has lost its id; found by its first line, `{line}`"
 
 
-def _source(name: str, cell: Cell) -> str:
-    """The text of the answer's file."""
+def _source(name: str, cell: NotebookCell) -> str:
+    """The text of the answer's file. Raises _Refused for a cell that holds no answer."""
     if cell.kind != "code":
         raise _Refused(f"its cell is of type {cell.kind}; make it a code cell again")
     asked = _asked_by(cell.source)
     if asked and asked != name:
         raise _Refused(f"its cell answers another exercise; its first line must be `%%{answers.MAGIC} {name}`")
-    if not _is_text(cell.source):
-        raise _Refused("its cell holds a character that no text can have; type the answer anew")
+    if _NOT_TEXT.search(cell.source):
+        raise _Refused("its cell holds a character that is not allowed in a text; type the answer anew")
     if len(cell.source.encode()) > MAX_SOURCE:
         raise _Refused(f"its cell holds more than {MAX_SOURCE:,} bytes; shorten it")
     body = _ASKS.sub("", cell.source, count=1) if asked else cell.source
@@ -250,19 +244,6 @@ def _source(name: str, cell: Cell) -> str:
 
 
 def _asked_by(source: str) -> str:
-    """The exercise that the first line names, if it names one."""
+    """The exercise that the first line names, or an empty text."""
     found = _ASKS.match(source)
     return found[1] if found else ""
-
-
-def _is_text(source: str) -> bool:
-    """Whether it can be written down and run: no NUL, and no half of a pair of surrogates.
-
-    >>> _is_text("naïve 🙂"), _is_text("a\\x00b"), _is_text("\\ud800")
-    (True, False, False)
-    """
-    try:
-        source.encode()
-    except UnicodeEncodeError:
-        return False
-    return "\x00" not in source

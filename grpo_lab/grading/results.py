@@ -1,4 +1,4 @@
-"""What grading a notebook gave: a mark an exercise, with its reasons. Plain data; files and reports are made of it."""
+"""Results of grading a notebook: plain data, from which files and reports are made."""
 
 from __future__ import annotations
 
@@ -8,77 +8,101 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_lab.course.exercises import Finding
+from grpo_lab.course.exercises import Exercise, Finding
 
 RIGHT, WRONG, UNANSWERED, BY_HAND, MARKED, FAILED = "right", "wrong", "unanswered", "by hand", "marked", "not graded"
-"""Of a mark: `by hand` waits for a person, who makes it `marked`; `not graded` is the grader's failure, not the
-learner's, and says why."""
+"""The statuses of a mark. `by hand` waits for a person, whose points make it `marked`. `not graded` is a failure of the
+grader, not of the student; the note gives the reason."""
+FAULT = "the grader failed: "
+"""The beginning of every problem that the grader caused."""
+NOT_REACHED = "not reached: the grade worker was lost before this exercise"
+"""The note of an exercise that was not looked at yet."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """What one exercise earned."""
+    """The points of one exercise, with the reasons."""
 
     exercise: str
     title: str
     kind: str
     points: float
-    """Earned. 0 until something was looked at and found right, or marked by a person."""
+    """Points earned: 0 until an answer was found right, or marked by a person."""
     out_of: int
     status: str
     findings: Sequence[Finding] = ()
-    """From all rounds, in the order in which they were asked."""
+    """The findings of all rounds, in order."""
     note: str = ""
-    """In a line, what there is to say beside the findings; of what is marked, the person's comment."""
+    """One line beside the findings; for a marked text, the person's comment."""
     text: str = ""
     """The words of an answer that a person marks."""
+
+    @classmethod
+    def unearned(cls, exercise: Exercise, status: str, note: str = "") -> Mark:
+        """The mark of an exercise that earned nothing."""
+        return cls(exercise.name, exercise.title, exercise.kind, 0.0, exercise.points, status, note=note)
 
 
 @dataclass(frozen=True)
 class Result:
-    """What one notebook earned, and under which conditions that was found out."""
+    """The marks of one notebook, and the conditions under which it was graded."""
 
     student: str
     lab: str
-    """The lab's name, or nothing where the file is no lab's notebook."""
+    """The lab's name; empty if the file is not a notebook of a lab."""
     file: str
-    """The notebook, below the folder of submissions."""
+    """The notebook's path below the folder of submissions."""
     digest: str
-    """SHA-256 of the file, in hex: what the challenges were drawn from."""
+    """SHA-256 of the file, in hex: the challenges are drawn from it."""
     tier: int
     """The containment of the answers: 2 is bubblewrap, 0 a plain process."""
     trust: str
-    """In a sentence, what that tier contains and what it does not."""
+    """What that tier contains and what it does not."""
     attempt: int = 1
     marks: Sequence[Mark] = ()
     problem: str = ""
-    """Why nothing was graded at all: too large, malformed, no lab's notebook."""
+    """The reason why nothing was graded: too large, malformed, not a notebook of a lab."""
     seconds: float = 0.0
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """The limits and the way of scoring in force; the secret only by its fingerprint."""
+    """The limits and the scoring in force; of the secret, only the fingerprint."""
 
     @property
     def score(self) -> float:
-        """Points earned so far: without those of texts that still wait for a person."""
+        """Points earned so far, without the texts that still wait for a person."""
         return sum(mark.points for mark in self.marks if mark.status != BY_HAND)
 
     @property
     def out_of(self) -> int:
-        """Points that could be earned so far, counted alike."""
+        """The maximum of `score`, without the texts that still wait for a person."""
         return sum(mark.out_of for mark in self.marks if mark.status != BY_HAND)
 
     @property
     def by_hand(self) -> Sequence[Mark]:
-        """What waits for a person."""
+        """The marks that wait for a person."""
         return [mark for mark in self.marks if mark.status == BY_HAND]
 
+    @property
+    def incomplete(self) -> bool:
+        """Whether the grader failed somewhere, so that a person has to look."""
+        return self.problem.startswith(FAULT) or any(mark.status == FAILED for mark in self.marks)
+
+    @property
+    def pending(self) -> Sequence[Mark]:
+        """The marks of exercises that were not looked at yet."""
+        return [mark for mark in self.marks if (mark.status, mark.note) == (FAILED, NOT_REACHED)]
+
+    def marked(self, mark: Mark) -> Result:
+        """The same result with this mark in the place of its exercise's."""
+        marks = [mark if each.exercise == mark.exercise else each for each in self.marks]
+        return dataclasses.replace(self, marks=marks)
+
     def to_json(self) -> str:
-        """One line."""
+        """The result as one line of JSON."""
         return json.dumps(dataclasses.asdict(self), ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> Result:
-        """The result that `to_json` wrote.
+        """The result that `to_json` wrote. Raises ValueError, KeyError or TypeError for any other text.
 
         >>> one = Result("ann", "05_kl", "ann.ipynb", "00", 2, "", marks=[Mark("k3", "k3", "code", 2.0, 2, RIGHT)])
         >>> Result.from_json(one.to_json()).score, one.out_of

@@ -1,4 +1,4 @@
-"""Which notebooks were handed in, and by whom: a folder of submissions as people and tools lay them out."""
+"""Find the submitted notebooks and their students in the folder layouts of people and tools."""
 
 from __future__ import annotations
 
@@ -10,46 +10,38 @@ from typing import NamedTuple
 
 from grpo_lab.course import registry
 from grpo_lab.errors import DataError
+from grpo_lab.grading.reports.plain import printable
 
 LINK = "a symbolic link, and links are not followed; hand in the file itself"
 
 
 class Found(NamedTuple):
-    """A notebook that was handed in, or what stands in its place."""
+    """A submitted notebook, or a link or folder in its place."""
 
     student: str
     file: Path
     root: Path
-    """The folder of submissions that it was found in."""
+    """The folder of submissions that holds it."""
     problem: str = ""
-    """Why it is not to be opened at all."""
+    """The reason why it must not be opened."""
 
 
 def found(paths: Sequence[Path]) -> list[Found]:
-    """Every notebook below the folders and files named, once, in the order of their paths.
+    """Every notebook below these folders and files, once, in the order of their paths.
 
-    Links to notebooks and folders are not followed; they are found as what they are, so that none is lost silently.
-    What is hidden, as .ipynb_checkpoints is, was not handed in. Raises DataError where there is nothing.
+    Links to notebooks and folders are reported, not followed. Hidden files and folders, such as .ipynb_checkpoints, are
+    skipped. Raises DataError for a path that does not exist, and where there is no notebook.
     """
     every: dict[Path, Found] = {}
     for path in paths:
         if not os.path.lexists(path):
-            raise DataError(f"{path}: no such file or folder; name what holds the submissions")
+            raise DataError(f"{path}: no such file or folder; name the folder that holds the submissions")
         for each in _below(Path(os.path.abspath(path))):
             every.setdefault(each.file, each)
     if not every:
         named = ", ".join(map(str, paths)) or "nothing"
         raise DataError(f"no notebook (*.ipynb) in {named}; name the folder that holds the submissions, or their files")
     return [every[file] for file in sorted(every)]
-
-
-def printable(text: str) -> str:
-    r"""A text in one line, for reports and terminals: whatever is no visible character is written as its code.
-
-    >>> printable("Zoë 王\n\x1b[2J")
-    'Zoë 王\\n\\x1b[2J'
-    """
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def _below(path: Path) -> Iterator[Found]:
@@ -62,7 +54,7 @@ def _below(path: Path) -> Iterator[Found]:
 
 
 def _in_folder(root: Path) -> Iterator[Found]:
-    """With a list of what is still to be looked at: folders may be nested deeper than functions can."""
+    """All notebooks below a folder, without recursion: folders may be nested deeper than Python's stack."""
     folders = [str(root)]
     while folders:
         folder = folders.pop()
@@ -91,9 +83,9 @@ def _found(file: Path, root: Path, problem: str = "") -> Found:
 
 
 def _student(file: Path, root: Path) -> str:
-    """Who handed it in: the folder below the root, as in nbgrader's layout, or the file's name without the lab's.
+    """The student's name: the folder below the root, as in nbgrader's layout, or the file's name without the lab's.
 
-    Where that leaves nothing, the root is a student's own folder.
+    If nothing remains, the root is the student's own folder.
 
     >>> root = Path("bob")
     >>> [_student(root / file, root) for file in ("ann/05_kl/05_kl.ipynb", "ann_05_kl.ipynb", "05_kl.ipynb")]

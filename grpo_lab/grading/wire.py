@@ -1,4 +1,4 @@
-"""Plain data to JSON and back: inputs into the sandbox, answers out of it. Never pickle: what comes out is hostile."""
+"""Plain data as JSON, for inputs into the sandbox and answers out of it. Never pickle: answers are hostile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
 
 
 def pack(value: Any) -> str:
-    """Data as one line of JSON. Tuples, keys of any type, tensors to the bit, NaN and infinities survive.
+    """Data as one line of JSON. Tuples, keys of any type, the exact bits of tensors, NaN and infinities survive.
+
+    Raises NotPlain for a tensor of an unknown type.
 
     >>> unpack(pack({1: (float("inf"), torch.tensor([0.5]))}))
     {1: (inf, tensor([0.5000]))}
@@ -28,7 +30,7 @@ def pack(value: Any) -> str:
 
 
 def unpack(line: str | bytes) -> Any:
-    """The data that `pack` made a line of. Raises NotPlain for any other line, and for too much of anything."""
+    """The data in a line that `pack` made. Raises NotPlain for any other line and for data over a limit."""
     try:
         return plain(_unpacked(json.loads(line), 0))
     except (ValueError, RecursionError) as error:
@@ -61,7 +63,7 @@ def _unpacked(value: Any, depth: int) -> Any:
     if depth > MAX_DEPTH:
         raise NotPlain(f"data nested deeper than {MAX_DEPTH}")
     if isinstance(value, str):
-        value.encode()  # half a surrogate pair could be written into no report
+        value.encode()  # raises for a lone surrogate, which no report could hold
     if isinstance(value, list):
         return [_unpacked(item, depth + 1) for item in _short(value)]
     if not isinstance(value, dict):
@@ -73,7 +75,7 @@ def _unpacked(value: Any, depth: int) -> Any:
             return dict(_pair(pair, depth + 1) for pair in _short(pairs))
         case {"tensor": str(name), "shape": list(shape), "bytes": str(data), **rest} if not rest:
             return _tensor(name, shape, data)
-    raise NotPlain("an object that is no data")
+    raise NotPlain("an object that is not data")
 
 
 def _short(items: list[Any]) -> list[Any]:
@@ -90,7 +92,7 @@ def _pair(pair: Any, depth: int) -> tuple[Any, Any]:
 
 def _tensor(name: str, shape: list[Any], data: str) -> Tensor:
     if name not in DTYPES or not all(type(size) is int and 0 <= size <= MAX_ELEMENTS for size in shape):
-        raise NotPlain("a tensor of no known type or shape")
+        raise NotPlain("a tensor of unknown type or shape")
     if len(shape) > MAX_DEPTH or (count := math.prod(shape)) > MAX_ELEMENTS:
         raise NotPlain(f"a tensor of more than {MAX_ELEMENTS:,} elements or {MAX_DEPTH} dimensions")
     raw = bytearray(base64.b64decode(data, validate=True))

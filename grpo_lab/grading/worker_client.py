@@ -1,4 +1,4 @@
-"""Hands notebooks to an examiner, a process of its own, and replaces it when a submission takes it down."""
+"""Hand notebooks to a grade worker, a process of its own, and replace the worker when a submission ends it."""
 
 from __future__ import annotations
 
@@ -13,183 +13,143 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
 
-from grpo_lab.course.exercises import Finding
-from grpo_lab.course.registry import lab_page
 from grpo_lab.errors import RunError
+from grpo_lab.grading.grade_worker import READY
 from grpo_lab.grading.grader import Course
-from grpo_lab.grading.results import FAILED, Mark, Result
+from grpo_lab.grading.results import FAULT, Result
 from grpo_lab.grading.submissions import Found
 
-START, GRACE = 300.0, 10.0
-"""Seconds that an examiner may take to start on a busy machine, and to leave."""
-ABOUT = ("lab", "file", "digest", "problem")
-FAULT = "the grader failed: "
-"""How a problem begins that is not the learner's."""
+START, GRACE = 300.0, 60.0
+"""Seconds that a worker may take to start and to end; a busy machine needs many."""
 
 
 class _Lost(Exception):
-    """The examiner died, or took too long, in the middle of something."""
+    """The worker died or exceeded the notebook's time in the middle of an exercise."""
 
 
-class Proctor:
-    """Has an examiner to hand notebooks to. What one had marked when it was lost is kept, and the next goes on."""
+class WorkerClient:
+    """One grade worker at a time. The marks of a lost worker are kept, and the next worker continues after them."""
 
     def __init__(self, course: Course) -> None:
         self._course = course
         self._process: subprocess.Popen[str] | None = None
-        self._replies: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._replies: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._stopped = False
 
     def grade(self, found: Found) -> Result:
-        """The result of one notebook, whatever it does to the examiner."""
-        about: dict[str, Any] = {}
-        marks: dict[str, Mark] = {}
-        used = begun = 0.0
-        while used < self._course.rules.total_seconds:
-            current = ""
+        """The result of one notebook; a lost worker costs the exercise that it was grading.
+
+        Raises RunError where no worker can start, and after `stop`.
+        """
+        result, left = None, self._course.rules.total_seconds
+        while left > 0 and (result is None or result.pending):
+            self._start()
+            begun = time.monotonic()
             try:
-                self._start()
-                begun = time.monotonic()
-                for reply in self._asked(found, list(marks), begun + self._course.rules.total_seconds - used):
-                    current = reply.get("exercise", current)
-                    about.update({name: reply[name] for name in ABOUT if name in reply})
-                    if "mark" in reply:
-                        marks[current] = _mark(reply["mark"])
-                used += time.monotonic() - begun
-                break
+                for so_far in self._results(found, result, begun + left):
+                    result = so_far
             except _Lost as lost:
-                used += time.monotonic() - begun
-                self._end()
-                if not current:
-                    about = about or {"problem": f"{FAULT}{lost}"}
-                    break
-                marks[current] = _failed(about["lab"], current, str(lost))
-        return self._result(found, about, marks, used)
+                self.close()
+                if result is None:
+                    result = self._course.result(found.student, found.file.name, problem=f"{FAULT}{lost}")
+                elif result.pending:
+                    result = result.marked(dataclasses.replace(result.pending[0], note=str(lost)))
+            left -= time.monotonic() - begun
+        assert result
+        return dataclasses.replace(result, seconds=round(self._course.rules.total_seconds - left, 2))
 
     def stop(self) -> None:
-        """Grade nothing more, and end what is running, from another thread."""
+        """End the worker from another thread; no further notebook is graded."""
         self._stopped = True
         if process := self._process:
             process.terminate()
 
-    def close(self) -> None:
-        """End it, and its sandbox with it."""
-        self._end()
+    def _results(self, found: Found, before: Result | None, end: float) -> Iterator[Result]:
+        """The results after each exercise, up to the complete one. Raises _Lost."""
+        self._send([*map(str, found), before.to_json() if before else ""])
+        while before is None or before.pending:
+            line = self._next(end)
+            try:
+                before = Result.from_json(line)
+            except (ValueError, KeyError, TypeError):
+                raise _Lost(f"the grade worker sent {line[:80]!r}, which is not a result") from None
+            yield before
 
-    def _result(self, found: Found, about: dict[str, Any], marks: dict[str, Mark], seconds: float) -> Result:
-        course = self._course
-        exercises = lab_page(about["lab"]).exercises if about.get("lab") and not about["problem"] else {}
-        missed = "not reached: the examiner was lost before"
-        return Result(
-            student=found.student,
-            lab=about.get("lab", ""),
-            file=about.get("file") or found.file.name,
-            digest=about.get("digest", ""),
-            tier=course.tier.number,
-            trust=course.tier.trust,
-            attempt=course.rules.attempt,
-            marks=[marks.get(name) or _failed(about["lab"], name, missed) for name in exercises],
-            problem=about.get("problem", ""),
-            seconds=round(seconds, 2),
-            settings=course.settings(),
-        )
-
-    def _asked(self, found: Found, marked: list[str], end: float) -> Iterator[dict[str, Any]]:
-        """The replies about a notebook, up to the last. Raises _Lost."""
-        where = {"student": found.student, "file": str(found.file), "root": str(found.root), "problem": found.problem}
-        self._send({**where, "marked": marked})
-        while "over" not in (reply := self._next(end)):
-            yield reply
-
-    def _next(self, end: float) -> dict[str, Any]:
+    def _next(self, end: float) -> str:
+        """The next line of the worker. Raises _Lost at the end of its output and of the time."""
         try:
-            reply = self._replies.get(timeout=max(0.0, end - time.monotonic()))
+            line = self._replies.get(timeout=max(0.0, end - time.monotonic()))
         except queue.Empty:
             limit = self._course.rules.total_seconds
-            raise _Lost(f"not finished within {limit:g} s, which is the limit of a notebook") from None
-        if reply is None:
-            raise _Lost("the examiner ended in the middle of it; judging it may have taken too much memory")
-        return reply
+            raise _Lost(f"not finished within {limit:g} s, the limit of a notebook; raise total_seconds") from None
+        if line is None:
+            raise _Lost("the grade worker ended during this exercise; judging it may have used too much memory")
+        return line
 
-    def _send(self, message: dict[str, Any]) -> None:
+    def _send(self, message: object) -> None:
         assert self._process and self._process.stdin
         try:
             self._process.stdin.write(json.dumps(message) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            raise _Lost("the examiner had ended") from None
+            raise _Lost("the grade worker had ended before") from None
 
     def _start(self) -> None:
-        """Have a process that is ready. Raises RunError for one that cannot start: then no submission can be graded."""
+        """Have a worker that is ready. Raises RunError where it cannot start: then no submission can be graded."""
         if self._stopped:
             raise RunError("stopped")
         if self._process:
             return
         self._folder = tempfile.TemporaryDirectory(prefix="grpo-lab-", ignore_cleanup_errors=True)
-        with tempfile.TemporaryFile() as words:
+        with tempfile.TemporaryFile() as errors:
             self._process = subprocess.Popen(
-                # -P: a module that lies in the current folder, among submissions perhaps, is not to be found.
+                # -P: a module in the current folder, perhaps a student's, must not be imported.
                 [sys.executable, "-P", "-u", "-m", "grpo_lab.grading.grade_worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=words,
+                stderr=errors,
                 text=True,
                 encoding="utf-8",
-                # What judging leaves behind lies in one place. One thread, since others are graded at the same time.
+                # Temporary files of judging go into one folder. One thread, because other workers run beside this one.
                 env={**os.environ, "TMPDIR": self._folder.name, "OMP_NUM_THREADS": "1"},
-                start_new_session=True,  # Ctrl-C is for who started it to hear
+                start_new_session=True,  # Ctrl-C is handled by the command alone
             )
             self._replies = queue.SimpleQueue()
-            threading.Thread(target=_listen, args=(self._process, self._replies), daemon=True).start()
+            threading.Thread(target=_read_lines, args=(self._process, self._replies), daemon=True).start()
             try:
-                rules, secret = dataclasses.asdict(self._course.rules), self._course.secret.hex()
-                self._send({"rules": rules, "secret": secret})
-                self._next(time.monotonic() + START)
+                self._send({"rules": dataclasses.asdict(self._course.rules), "secret": self._course.secret.hex()})
+                ready = self._next(time.monotonic() + START).strip() == READY
             except _Lost:
-                self._end()
-                words.seek(0)
-                last = words.read().decode(errors="replace").strip().split("\n")[-1]
-                raise RunError(f"the examiner does not start: {last or 'no word of why'}") from None
+                ready = False
+            if not ready:
+                self.close()
+                errors.seek(0)
+                last = errors.read().decode(errors="replace").strip().split("\n")[-1]
+                raise RunError(f"the grade worker does not start: {last or 'it printed no reason'}")
 
-    def _end(self) -> None:
+    def close(self) -> None:
+        """End the worker, and its sandbox with it."""
         if not (process := self._process):
             return
-        process.terminate()  # it ends its sandbox first
+        process.terminate()  # the worker kills its sandbox first
         try:
             process.wait(GRACE)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        assert process.stdin
+        assert process.stdin and self._folder
         with suppress(BrokenPipeError):
             process.stdin.close()
         self._process = None
         self._folder.cleanup()
 
 
-def _listen(process: subprocess.Popen[str], replies: queue.SimpleQueue[dict[str, Any] | None]) -> None:
+def _read_lines(process: subprocess.Popen[str], replies: queue.SimpleQueue[str | None]) -> None:
+    """Put each line of the worker into the queue, and None at the end."""
     assert process.stdout
-    try:
-        with process.stdout:
-            for line in process.stdout:
-                replies.put(json.loads(line))
-    except ValueError:  # cut off in the middle of a line, or something else printed there
-        process.kill()
-    finally:
-        replies.put(None)
-
-
-def _mark(reply: dict[str, Any]) -> Mark:
-    return Mark(**{**reply, "findings": [Finding(*each) for each in reply["findings"]]})
-
-
-def _failed(lab: str, name: str, why: str) -> Mark:
-    exercise = lab_page(lab).exercises[name]
-    return Mark(name, exercise.title, exercise.kind, 0.0, exercise.points, FAILED, note=why)
-
-
-def failed(result: Result) -> bool:
-    """Whether the grader failed somewhere, so that a person has to look."""
-    return result.problem.startswith(FAULT) or any(mark.status == FAILED for mark in result.marks)
+    with process.stdout, suppress(ValueError):  # bytes that are not UTF-8
+        for line in process.stdout:
+            replies.put(line)
+    replies.put(None)

@@ -1,4 +1,4 @@
-"""Everything that a person sees: console, figures, live panel, notebooks, generated pages of docs/.
+"""The user interface: console, figures, live panel, notebooks, and the generated pages of docs/.
 
-Nothing here trains or decides; it receives events and shows them.
+This room receives events and shows them; training, measurement and grading belong to the rooms below.
 """

@@ -1,11 +1,10 @@
-"""What the command line shows: progress while a run goes on, tables, and errors in one line."""
+"""The output of the command line: progress of a run, tables, and messages in one line."""
 
 from __future__ import annotations
 
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from rich.box import Box
 from rich.console import Console
@@ -20,20 +19,30 @@ from grpo_lab.runs.first_break import summary
 from grpo_lab.runs.session import Session
 
 NARROW = Box("    \n    \n ── \n    \n    \n    \n    \n    \n")
-"""A rule below the header, one blank between columns and nothing else."""
+"""A rule below the header, and blanks between columns."""
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
 
+def say(text: str = "") -> None:
+    """Print a line as it is on standard output."""
+    out.print(text, markup=False, soft_wrap=True)
+
+
+def report(text: str) -> None:
+    """Print a line as it is on standard error."""
+    err.print(text, markup=False, soft_wrap=True)
+
+
 def progress() -> Progress:
-    """A progress bar on standard error, if that is a terminal, so that standard output stays what was asked for."""
+    """A progress bar on standard error, if that is a terminal; standard output is for results."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    note = TextColumn("{task.fields[note]}", markup=False)  # a name, perhaps, that somebody else has given
+    note = TextColumn("{task.fields[note]}", markup=False)  # may contain a user's name
     return Progress(*columns, note, console=err, disable=not err.is_terminal)
 
 
 class ProgressView:
-    """A session's view: one bar, and the numbers that tell whether it is well."""
+    """A session's view: a bar, and the step in numbers."""
 
     def __init__(self, bars: Progress, title: str) -> None:
         self._bars = bars
@@ -51,14 +60,14 @@ class ProgressView:
 
 
 def in_numbers(event: Stepped) -> str:
-    """A step in the numbers that tell whether it went well."""
+    """A step in numbers: reward, gradient norm, KL, and the verdict if the step was refused."""
     names = {"reward": "reward", "grad_norm": "norm", "kl": "kl"}
     shown = [f"{label} {event.metrics[name]:.3g}" for name, label in names.items() if name in event.metrics]
     return " ".join(shown if event.verdict in ("KEEP", "CHANGED") else [*shown, event.verdict])
 
 
 def table(rows: Iterable[Sequence[str]], title: str | None = None, gap: int = 2) -> Table:
-    """A table whose first row is the header, with `gap` blanks between columns: 1 for many of them."""
+    """A table whose first row is the header, with `gap` blanks between columns."""
     header, *body = rows
     grid = Table(
         title=title, title_justify="left", box=NARROW, pad_edge=False, padding=(0, gap - 1, 0, 0), show_edge=False
@@ -72,21 +81,18 @@ def table(rows: Iterable[Sequence[str]], title: str | None = None, gap: int = 2)
 
 
 def indented(text: str, by: int) -> Padding:
-    """Text whose every line is set in, as wide as the terminal."""
+    """Text with every line indented, as wide as the terminal."""
     return Padding(Text(text), (0, 0, 0, by))
 
 
 def say_warnings() -> None:
-    """From here on a warning is one line on standard error, without file and line of code."""
+    """Show each later warning as one line on standard error, without file and line number."""
 
-    def say(message: Any, *where: Any, **more: Any) -> None:
-        err.print(f"warning: {message}", markup=False, soft_wrap=True)
-
-    warnings.showwarning = say
+    warnings.showwarning = lambda message, *_, **__: report(f"warning: {message}")
 
 
 class JsonView:
-    """A session's view: its events as JSON lines on standard output, as it was when the view was made."""
+    """A session's view: events as JSON lines on the standard output at the time of its creation."""
 
     def __init__(self) -> None:
         self._stream = sys.stdout
@@ -96,8 +102,8 @@ class JsonView:
 
 
 def say_end(session: Session) -> None:
-    """What became of a run, and where it lies."""
+    """Print the result of a run and its folder."""
     out.print(summary(session.events), markup=False)
-    out.print(f"run: {session.directory}", markup=False, soft_wrap=True)
+    say(f"run: {session.directory}")
     if session.saved_model:
-        out.print(f"model: {session.saved_model}", markup=False, soft_wrap=True)
+        say(f"model: {session.saved_model}")

@@ -1,4 +1,4 @@
-"""`grpo-lab reproduce`: run the cells, show them as they come, draw the figures and write the page."""
+"""`grpo-lab reproduce`: run the cells with progress bars, draw the figures and write the page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.progress import Progress
 from grpo_lab.analysis.reproduction import (
     COLUMNS,
     SCENARIOS,
-    Cell,
+    ReproducedRun,
     brief,
     config_for,
     healthy_config,
@@ -26,13 +26,15 @@ from grpo_lab.ui import console, plots
 
 HEALTHY = ("original", "stable")
 ONE_THREAD = ("run.threads=1",)
-"""The tiny model gains nothing from a second thread, and the two healthy runs share the cores."""
+"""The tiny model is fastest on one thread, and the two healthy runs share the cores."""
 
 
 def reproduce_all(directory: Path, overrides: tuple[str, ...]) -> Path:
-    """Everything, into `directory`; the path of the page.
+    """Run everything into `directory` and return the path of the page.
 
     The two healthy runs train in child processes while the nine cells run here. Ctrl-C ends all of them.
+
+    Raises RunError if the folder is not empty.
     """
     if directory.exists() and any(directory.iterdir()):
         raise RunError(f"{directory} is not empty; choose another folder with --out, or delete it")
@@ -52,7 +54,7 @@ def reproduce_all(directory: Path, overrides: tuple[str, ...]) -> Path:
         except BaseException:
             for session in healthy.values():
                 session.stop()
-            raise  # the pool waits for them: no process is left behind
+            raise  # the pool waits for them, so that no process is left behind
     cells = [measure(session, *key) for key, session in sessions.items()]
     healthy_cells = {column: measure(session, "healthy", column) for column, session in healthy.items()}
     figures = _draw(directory, sessions, healthy)
@@ -86,8 +88,8 @@ def _draw(
     return figures
 
 
-def _print(cells: list[Cell], healthy: dict[str, Cell]) -> None:
+def _print(cells: list[ReproducedRun], healthy: dict[str, ReproducedRun]) -> None:
     console.out.print(console.table(brief(cells), gap=1, title="The explosion and its cure, measured here"))
     console.out.print(console.table(brief(list(healthy.values())), gap=1, title="A healthy task"))
     claims = [["claim of the reports", "measured", "verdict"], *map(list, verdicts(cells, healthy))]
-    console.out.print(console.table(claims, title="The claims, on the tiny model (scope: see the report)"))
+    console.out.print(console.table(claims, title="The claims, on the tiny model (see the report for their scope)"))

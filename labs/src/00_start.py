@@ -9,21 +9,21 @@
 # %% [markdown]
 # # Lab 0. Start here
 #
-# In this course a language model is trained by GRPO, over and over, and most of the time it goes wrong: you make it explode, find
-# out why, and stop it. The model is tiny (0.8 million weights; it learns to add two numbers), so that a run takes seconds on a
-# laptop, without GPU and without network. Everything happens in one panel. This lab shows it.
+# In this course you train a language model with GRPO many times. Most of these runs go wrong: you make a run explode,
+# find the cause, and stop it. The model is tiny (0.8 million weights; it learns to add two numbers), so a run takes
+# seconds on a laptop. You need no GPU and no network. One panel shows everything; this lab introduces it.
 #
-# How to use a notebook: click into a cell and press Shift + Enter to run it; then the next. Begin with this one:
+# To run a cell, click into it and press Shift + Enter. Then run the next one. Begin with this cell:
 
 # %% [markdown] tags=["instructor"]
 # **Plan, 20 minutes.** Panel and curves 6 · reading 4 · live run and first explosion 5 · first function 3 · one value 3.
-# Everybody should have pressed Start and Stop once before the next lab; the rest can be homework.
+# Every learner should have pressed Start and Stop once before lab 1; the rest can be homework.
 #
-# **Say.** "You cannot break anything here. Every run keeps its folder, Reset gives you a healthy model, and a crash happens
-# in another process."
+# **Say.** "You cannot break anything here. Every run keeps its folder, Reset gives you a healthy model, and a crash
+# happens in another process."
 #
-# **Misconceptions to wait for.** *The loss must go down* (in GRPO it hovers around 0). *A gradient norm near 0 is good* (it
-# means that nothing is learned). *The run is stuck* (it waits at Pause, or it is over: read the status).
+# **Misconceptions to wait for.** *The loss must go down* (in GRPO it hovers around 0). *A gradient norm near 0 is good*
+# (it means that the model learns nothing). *The run is stuck* (it is paused or finished: read the status).
 
 # %%
 import grpo_lab as gl
@@ -35,26 +35,28 @@ panel
 # %% [markdown]
 # ## 1. The panel in three minutes
 #
-# This is a recorded run of twelve steps. From top to bottom:
+# The panel shows a recorded run of twelve steps. From top to bottom:
 #
-# - **Buttons.** Start, Pause, Step, Stop, Reset. Reset empties the plot and puts back the settings that the panel began with;
-#   the next run starts from a healthy model. Nothing is deleted.
-# - **Status.** One word (healthy, spiking, skipping, poisoned, crashed, done), the step, and what broke first if anything did.
-# - **Curves.** One point a step; the table below says what each means. The norm's axis is logarithmic.
-# - **Chain.** A strip: rows are the links of one step, from sampling to the weights, columns are steps. Green is healthy,
-#   yellow a warning, red broken, and the first break is marked.
-# - **Slider "steps shown"**, and Play: go back to any step. The completions below it are of that step.
-# - **Tabs.** *Settings*: sliders with a number beside each. *Guards*: a switch each, with what it costs and hides.
-#   *Scenario*: what to run. *Runs*: open another one, keep one to compare with, and *Table*, the curves as numbers.
+# - **Buttons.** Start, Pause, Step, Stop, Reset. Reset empties the plot and restores the settings that the panel began
+#   with; the next run starts from a healthy model. Reset deletes nothing.
+# - **Status.** One word (healthy, spiking, skipping, poisoned, crashed, done), the step, and the first broken link, if
+#   there is one.
+# - **Curves.** One point per step; the table below explains each curve. The axis of the norm is logarithmic.
+# - **Chain.** A strip of cells. Rows are the links of one step, from sampling to the weights; columns are steps. Green
+#   is healthy, yellow is a warning, red is broken. A frame marks the first break.
+# - **Slider "steps shown"**, and Play: go back to any step. The completions below the slider belong to that step.
+# - **Tabs.** *Settings*: sliders, each with a number box. *Guards*: one switch per guard, with its cost and the
+#   symptoms that it hides. *Scenario*: choose a scenario to run. *Runs*: open another run, keep one for comparison, or
+#   show the curves as a *Table*.
 #
-# | curve | healthy here | what it is |
+# | curve | healthy here | meaning |
 # |---|---|---|
 # | gradient norm | below 10 | length of the whole gradient, *before* clipping |
-# | KL | below 1, in nats a token | how far the policy has moved from the model that it began as |
+# | KL | below 1, in nats per token | distance of the policy from the model it started as |
 # | reward | rises, with noise | share of completions that are the right sum |
-# | largest ratio | below 5 | how much likelier one token has become since it was sampled; 1 before the first update |
+# | largest ratio | below 5 | largest factor by which a token's probability has grown since it was sampled; 1 before the first update |
 #
-# The same words for every metric that a run records:
+# `METRICS` holds such a description for every metric in the record of a run:
 
 # %%
 from grpo_lab.metrics import METRICS
@@ -66,10 +68,10 @@ for name in ("reward", "grad_norm", "kl", "ratio/max", "entropy", "completions/m
 # %% [markdown]
 # ## 2. Read a run
 #
-# Move the slider of the panel above through all steps, and read off three things; exact numbers are in the tab *Runs*,
-# under *Table*. An exercise is a cell that begins with
-# `%%exercise`: put your answer in place of the dots and run the cell. It says what is right, and why not if it is not. Below it
-# are three hints; the last one nearly tells. You may try as often as you like.
+# Move the slider of the panel above through all steps and read off three values. Exact numbers are in the tab *Runs*,
+# under *Table*. An exercise is a cell that begins with `%%exercise`. Replace the dots with your answer and run the
+# cell. The cell marks each part as right or wrong and explains every mistake. Three hints are below it; the last hint
+# nearly gives the answer. You may try as often as you like.
 
 # %%
 # %%exercise reading
@@ -82,8 +84,8 @@ reward_noticed = False
 # END SOLUTION
 
 # %% [markdown]
-# One damaged sample did that. The reward looks fine, one number jumps, and in the next step all is as before. You will
-# meet this run again. What you read off is also in a table, a row a step:
+# One damaged sample caused this jump. The reward looks fine, one number jumps, and the next step looks normal again.
+# You will meet this run again. The record of the run holds the same numbers, one row per step:
 
 # %%
 panel.session.records[["step", "grad_norm", "kl", "reward", "ratio/max"]]
@@ -91,9 +93,8 @@ panel.session.records[["step", "grad_norm", "kl", "reward", "ratio/max"]]
 # %% [markdown]
 # ## 3. A healthy run, live
 #
-# The next cell shows a panel of its own, the one after it presses Start for you and waits for the end. (Or press Start
-# yourself, then Pause, Step, Stop.) The training goes on in another process: this notebook stays usable, whatever happens
-# there.
+# The next cell shows a new panel. The cell after it presses Start for you and waits for the end. (You can also use the
+# buttons yourself.) Training runs in another process, so this notebook stays usable even if the run crashes.
 
 # %%
 live = lab.panel(
@@ -108,22 +109,22 @@ live
 healthy = await live.run()
 
 # %% [markdown]
-# Norm between 1 and 5, KL rising slowly and below 1, largest ratio 1, the whole strip healthy, and a reward that rises with
-# much noise: each point is the mean over 64 completions. Loss is not among the curves. In GRPO it hovers around 0, also in a
-# run that learns, and says next to nothing.
+# The norm stays between 1 and 5, the KL rises slowly and stays below 1, the largest ratio is 1, and the whole strip is
+# healthy. The reward rises with much noise: each point is the mean of 64 completions. The panel has no curve for the
+# loss. In GRPO the loss hovers around 0 even in a run that learns, so it tells you almost nothing.
 
 # %% [markdown]
 # ## 4. A first explosion
 #
-# The second kind of exercise is a prediction. It is asked *before* a run, and your first answer stays.
+# The second kind of exercise is a prediction. You make it *before* the run, and your first answer is kept.
 
 # %%
 # %%exercise guess
-# The same model with the loss of a report from the field, TRAIN-001, and a high learning rate. What will you see?
+# The same model, with the loss from the field report TRAIN-001 and a high learning rate. What will you see?
 #   a  The reward falls slowly; every other curve is healthy.
-#   b  Norm and KL jump by orders of magnitude in the first steps; the run goes on to its end.
+#   b  Norm and KL jump by orders of magnitude in the first steps; the run still reaches its end.
 #   c  Weights become NaN, and the run crashes.
-#   d  Nothing: clipping the gradient takes care of it.
+#   d  Nothing unusual: gradient clipping prevents it.
 # BEGIN SOLUTION
 answer = "b"
 # END SOLUTION
@@ -136,26 +137,26 @@ explosion
 exploded = await explosion.run()
 
 # %% [markdown]
-# Where this was written the norm is 60,000 in the first step already, the KL above 10,000, and from the second step on hardly any
-# answer is right. Yet the run goes to its end, and every weight is a finite number: look at the completions of the last
-# step. Lab 2 finds the token that did it, lab 3 makes the same cause crash.
+# On our machine the norm is 60,000 in the first step and the KL is above 10,000. From the second step on, almost no
+# answer is right. Yet the run reaches its end and every weight is finite: look at the completions of the last step. In
+# lab 2 you find the token that caused it. In lab 3 the same cause crashes the run.
 #
 # Now press **Reset**, switch `clamp_kl` on, and press **Start**. Is the norm lower? Is the reward better?
 
 # %% [markdown] tags=["instructor"]
-# **Ask.** "The guard made the norm a hundred times smaller. Who would ship the model?" The reward is 0 either way. It is the
-# theme of the course: a guard keeps a run alive, it does not make a wrong loss teach.
+# **Ask.** "The guard made the norm a hundred times smaller. Who would ship the model?" The reward is 0 either way. This
+# is the theme of the course: a guard keeps a run alive, but it does not make a wrong loss teach.
 
 # %% [markdown]
 # ## 5. A first function
 #
-# The third kind asks for code. Your function is written to a file, `answers/00_start/out_of_range.py`, from where later labs
-# train with it. This one is small, and it has a trap that a published guard fell into.
+# The third kind asks for code. The cell writes your function to a file, `answers/00_start/out_of_range.py`; later labs
+# train with such files. This function is small, but it has a trap: a published guard fell into it.
 
 # %%
 # %%exercise out_of_range
 def steps_out_of_range(norms, limit):
-    """The steps (counted from 0) whose norm is not fine: above the limit, infinite, or not a number at all."""
+    """The steps (counted from 0) whose norm is above the limit, infinite, or NaN."""
     # BEGIN SOLUTION
     return [step for step, norm in enumerate(norms) if not norm <= limit]
     # END SOLUTION
@@ -167,8 +168,8 @@ print("steps with a norm above 10:", lab.answer("out_of_range").steps_out_of_ran
 # %% [markdown]
 # ## 6. One value
 #
-# The last kind names settings. Which learning rate does this model take? Try some in the healthy panel of section 3, by
-# slider or number box, or like this. The run before stays in the plot, so that you can compare.
+# The last kind asks for settings. Which learning rate suits this model? Try some in the panel of section 3, by slider
+# or number box, or in code as below. `keep` leaves the previous run in the plot for comparison.
 
 # %%
 live.keep("3e-4")
@@ -176,12 +177,12 @@ live.set("optimizer.learning_rate=1e-2")
 too_high = await live.run()
 
 # %% [markdown]
-# At 1e-2 the KL rises above 1 and the reward falls to nothing, while the norm ends lower than before. At 1e-5 nothing
-# moves. In between there is a range in which twelve steps teach something:
+# At 1e-2 the KL rises above 1 and the reward falls to nearly 0, while the norm ends lower than before. At 1e-5 nothing
+# moves. In between is a range in which twelve steps teach the model something:
 
 # %%
 # %%exercise learning_rate
-# A number, as in 1e-2. The check trains 12 steps at it and looks at 400 held-out sums before and after.
+# A number, as in 1e-2. The check trains 12 steps at this rate and tests 400 held-out sums before and after.
 # BEGIN SOLUTION
 learning_rate = 3e-4
 # END SOLUTION
@@ -189,9 +190,9 @@ learning_rate = 3e-4
 # %% [markdown]
 # ## 7. What if
 #
-# 1. Press Start and move the learning rate while it runs: the plot marks the moment.
+# 1. Press Start and move the learning rate during the run: the plot marks the moment.
 # 2. Press Pause, then Step a few times. The strip fills column by column.
-# 3. Press Start and, at once, Stop. The run ends after the step that it is in.
+# 3. Press Start and then Stop immediately. The run finishes its current step and ends.
 
 # %%
 live.clear()
@@ -199,10 +200,12 @@ live.set("optimizer.learning_rate=3e-4", "loss.beta=1.0")
 await live.run()
 
 # %% [markdown]
-# (A beta of 1 ties the policy to where it began. Where this was written the KL ends a third lower, and the reward lower too.)
+# (A beta of 1 ties the policy to its starting point. On our machine the KL ends a third lower, and the reward is lower
+# too.)
 
 # %% [markdown] tags=["instructor"]
-# **Close with** the three questions of the course, on the board: Is it finite? Does it learn? Is it the loss that I meant?
+# **Close with** the three questions of the course, on the board: Is it finite? Does it learn? Is it the loss that I
+# meant?
 
 # %% [markdown]
 # ## 8. Ask yourself
@@ -214,5 +217,5 @@ lab.questions()
 lab.export()
 
 # %% [markdown]
-# The last cell put your answers, runs and figures into one file. **Next:** lab 1 works GRPO out by hand, with numbers that
-# fit on a page.
+# The last cell put your answers, runs and figures into one file. **Next:** in lab 1 you work GRPO out by hand, with
+# numbers that fit on a page.

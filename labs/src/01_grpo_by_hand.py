@@ -1,26 +1,26 @@
 # %% [markdown]
 # # Lab 1. GRPO by hand
 #
-# GRPO fits on a page: score a group of completions, say how much better each was than its group, and make the better
-# ones likelier, but not by too much at a time. Here you do it with one group and one token on paper, then write each
-# line in code, check a gradient without calculus, and let a model learn by your own function.
+# GRPO fits on a page. Score a group of completions, compare each with the mean of its group, and make the better ones
+# likelier, but only by a limited amount at a time. Here you first do it on paper with one group and one token. Then you
+# write each line in code, check a gradient without calculus, and train a model with your own function.
 #
-# The panel below opens on a recorded run in which all is well. Everything here runs on a model of 0.8 million parameters
-# that learns to add two numbers, in seconds, on the CPU.
+# The panel below opens on a recorded healthy run. Everything here runs on a model of 0.8 million parameters that learns
+# to add two numbers, in seconds, on the CPU.
 
 # %% [markdown] tags=["instructor"]
 # **Minutes.** Panel and reading 4, by hand 6, advantages 6, prediction and the two runs 5, loss per token 6, slope 4,
-# aggregation 6, table and what-if 3. Who is short of time leaves out the what-if.
+# aggregation 6, table and what-if 3. If you are short of time, leave out the what-if.
 #
-# **Say.** "There is no value network here and no reward model. There is a mean and a standard deviation." Let somebody
+# **Say.** "There is no value network here and no reward model. There is a mean and a standard deviation." Let a learner
 # work the first exercise at the board before anybody types.
 #
 # **Misconceptions to listen for.**
-# - *The loss should go down.* It hovers around 0 in a run that learns. Ask what it would be at a ratio of 1.
-# - *Clipping bounds the loss.* It bounds one side. For A < 0 a large ratio counts in full; lab 2 lives on that.
-# - *The standard deviation divides by G.* torch, TRL and verl divide by G - 1. With G = 4 that is 15 % of every step of
-#   plain gradient descent, and nothing at all to AdamW.
-# - *Whoever gets the sign wrong will see an explosion.* The run below is calmer than the right one.
+# - *The loss should go down.* It hovers around 0 in a run that learns. Ask for its value at a ratio of 1.
+# - *Clipping bounds the loss.* It bounds one side. For A < 0 a large ratio counts in full; lab 2 is about this case.
+# - *The standard deviation divides by G.* torch, TRL and verl divide by G - 1. With G = 4 the difference is 15 % of
+#   every step of plain gradient descent; AdamW removes it completely.
+# - *A wrong sign makes the run explode.* The run below with the wrong sign is calmer than the right one.
 
 # %%
 import grpo_lab as gl
@@ -30,30 +30,32 @@ panel = lab.panel(recording="lecture-healthy")
 panel
 
 # %% [markdown]
-# Forty steps, 16 prompts a step, 8 completions a prompt. At first a third of the sums are right, in the end more
-# than half; drag the time slider to read a few of them, or press Play. The curves:
+# The run has forty steps, 16 prompts per step and 8 completions per prompt. At first a third of the sums are right, at
+# the end more than half. Drag the time slider to read a few of them, or press Play. The curves:
 #
-# - **reward**: the share of completions that are the right sum. It rises, with noise: each step asks other sums.
-# - **gradient norm**: between 1 and 4, all the way. Learning does not make it go away.
-# - **KL to reference**: how far the policy has moved from where it began. It rises, slowly, and must: to learn is to move.
-# - **largest ratio**: exactly 1. Each batch is used for one update, and before it nothing has changed yet.
+# - **reward**: the share of completions that are the right sum. It rises, with noise: each step asks for other sums.
+# - **gradient norm**: between 1 and 4 in every step. It does not shrink as the model learns.
+# - **KL to reference**: the distance of the policy from the model it started as. It rises slowly, and it has to: a
+#   policy that learns moves.
+# - **largest ratio**: exactly 1. Each batch is used for one update, and before that update the policy has not changed.
 #
 # ## 1. One group, one token
 #
-# A prompt, four completions, rewards **1 0 0 0**. The advantage of a completion is $A = (r - \text{mean}) / \text{std}$
-# over its group, with the unbiased standard deviation: the sum of squared deviations divided by $G - 1$.
+# Take one prompt and four completions with rewards **1 0 0 0**. The advantage of a completion is
+# $A = (r - \text{mean}) / \text{std}$ over its group. The standard deviation is the unbiased one:
+# the sum of squared deviations is divided by $G - 1$.
 #
-# Take one token. The policy that sampled it gave it a log-probability of **-1.5** (`old_logprobs`). After some updates
-# the policy gives it **-1.0** (`logprobs`). The ratio is $e^{\text{logprobs} - \text{old\_logprobs}}$, and the loss of
-# the token is
+# Now take one token. The policy that sampled it gave it a log-probability of **-1.5** (`old_logprobs`). After some
+# updates the policy gives it **-1.0** (`logprobs`). The ratio is $e^{\text{logprobs} - \text{old\_logprobs}}$, and the
+# loss of the token is
 #
 # $$-\min(\text{ratio} \cdot A,\ \text{clip}(\text{ratio},\ 0.8,\ 1.2) \cdot A).$$
 #
-# Work it out on paper, to two or three digits:
+# Work out these values on paper, to two or three digits:
 #
-# - `right_one`, `wrong_one`: the advantages of the right completion and of a wrong one;
-# - `ratio`: of this token;
-# - `loss_right`, `loss_wrong`: the token's loss, were it in the right completion, and were it in a wrong one.
+# - `right_one`, `wrong_one`: the advantage of the right completion and of a wrong one;
+# - `ratio`: the ratio of this token;
+# - `loss_right`, `loss_wrong`: the loss of this token in the right completion, and in a wrong one.
 
 # %%
 # %%exercise by_hand
@@ -66,16 +68,15 @@ loss_wrong = 0.824
 # END SOLUTION
 
 # %% [markdown]
-# Look at the last two once more. In the right completion the clip range took over: the ratio counts as 1.2, and as the
-# clipped branch does not depend on the policy, this token has **no gradient** any more. In the wrong completion the
-# minimum chose the *unclipped* branch, and would choose it at any size. That open side is how norms of 100 million come
-# about.
+# Look at the last two values again. In the right completion the clip range takes over: the ratio counts as 1.2. The
+# clipped branch does not depend on the policy, so this token has **no gradient**. In the wrong completion the minimum
+# picks the *unclipped* branch, and it does so for any larger ratio. This open side causes norms of 100 million.
 #
 # ## 2. Many groups at once
 #
-# Your function gets rewards of shape (P, G) and returns advantages of the same shape. A `scorable` comes along because
-# the trainer hands it over (which completions could be judged); here all of them can be, and you may ignore it.
-# The cell holds a second function, `flipped`, which is yours with one sign wrong. Leave it: it is needed below.
+# Your function gets rewards of shape (P, G) and returns advantages of the same shape. The trainer also passes
+# `scorable`: it marks the completions that have a reward. Here all of them have one, so you may ignore it. The cell
+# holds a second function, `flipped`: your function with the wrong sign. Leave it in; a later cell needs it.
 
 # %%
 # %%exercise advantages
@@ -98,15 +99,15 @@ def flipped(rewards, scorable=None):
 
 
 # %% [markdown]
-# ## 3. Your function drives a run, and so does its wrong twin
+# ## 3. Two runs: your function, and the same with a wrong sign
 #
-# In a moment two runs of 40 steps go over the panel: one with your `advantages`, one with `flipped`, all else the same.
-# First say what will tell them apart.
+# Next come two runs of 40 steps: one with your `advantages`, one with `flipped`, and all else equal. First predict
+# which curves will distinguish them.
 #
 # - **a** The gradient norm: with `flipped` it explodes.
-# - **b** The loss: with `flipped` it climbs, so that anyone who watches it will know.
-# - **c** The reward, and the KL. Norm and loss stay as small as those of a healthy run.
-# - **d** Nothing: AdamW divides the sign out again.
+# - **b** The loss: with `flipped` it climbs, so the loss curve shows the mistake.
+# - **c** The reward and the KL. Norm and loss stay as small as in a healthy run.
+# - **d** Nothing: AdamW cancels the sign.
 
 # %%
 # %%exercise flipped
@@ -136,22 +137,22 @@ runs = {"advantages": mine, "flipped": panel.session}
 pd.DataFrame({name: run.records[columns].tail(5).mean() for name, run in runs.items()}).round(3)
 
 # %% [markdown]
-# The means of the last five steps.
+# The table shows the means of the last five steps.
 #
-# <details><summary>What was measured here, once yours is done</summary>
+# <details><summary>Our measurement: open it after your run</summary>
 #
-# One seed: the reward ended around 0.57 against 0.00, and the KL around 0.2 against 1.3. The gradient norm of the wrong run
-# was the *smaller* one, 0.2 against 2.6: where every answer is wrong, no group has anything to teach. And the loss? About
-# 0.01 and 0.02. It never tells you whether a run learns, since at the first update every ratio is 1 and the advantages of
-# a group sum to 0. So it was **c**. A wrong sign is no number out of range; no guard sees it, and `mine.first_break()` is
-# `None`, as is that of the other.
+# One seed: the reward ended around 0.57 against 0.00, and the KL around 0.2 against 1.3. The gradient norm of the wrong
+# run was *smaller*, 0.2 against 2.6: when every answer is wrong, all rewards of a group are equal and give no gradient.
+# The loss was about 0.01 and 0.02. It never shows whether a run learns: at the first update every ratio is 1 and the
+# advantages of a group sum to 0. So the answer is **c**. A wrong sign produces no number out of range, so no guard sees
+# it: `first_break()` is `None` for both runs.
 #
 # </details>
 #
 # ## 4. The loss of every token
 #
-# Now the middle of the algorithm. `logprobs` and `old_logprobs` have the shape (B, T), `advantages` (B,): one a
-# completion, shared by its tokens. There are two bounds: `epsilon` below and `epsilon_high` above.
+# This is the core of the algorithm. `logprobs` and `old_logprobs` have the shape (B, T). `advantages` has the shape
+# (B,): one per completion, shared by its tokens. There are two bounds: `epsilon` below and `epsilon_high` above.
 
 # %%
 # %%exercise policy_loss
@@ -171,8 +172,8 @@ def policy_loss(logprobs, old_logprobs, advantages, epsilon=0.2, epsilon_high=0.
 # %% [markdown]
 # ## 5. Check the gradient without calculus
 #
-# A formula is easy to get half right. Its gradient can be checked by going a small step `h` to either side: the
-# *central difference*. Write it for any function of one number.
+# It is easy to get a formula half right. You can check its gradient with a small step `h` to either side: the *central
+# difference*. Write it for any function of one number.
 
 # %%
 # %%exercise slope
@@ -184,8 +185,8 @@ def slope(f, x, h):
 
 
 # %% [markdown]
-# Now hold it against what PyTorch says of your `policy_loss`, one token at a time. All tokens were sampled at a
-# log-probability of -10; the columns say where the policy is now, and with which advantage.
+# Now compare it with PyTorch's gradient of your `policy_loss`, one token at a time. All tokens were sampled at a
+# log-probability of -10. Each row gives the current log-probability and the advantage.
 
 # %%
 import torch
@@ -209,20 +210,21 @@ for row in [(-10.0, 1.5), (-9.5, 1.5), (-9.5, -0.5), (-10.5, -0.5), (-1.0, -0.5)
     compare(*row)
 
 # %% [markdown]
-# Read the rows from the top. Nothing updated yet: the gradient is $-A$. Clipped on the good side: 0. The same ratio with
-# a negative advantage: not 0. Clipped on the bad side: 0. And the last one: a wrong completion whose token went from -10
-# to -1. Its gradient is $0.5 \cdot e^9$, about 4,052, from **one token**. Lab 2 begins there.
+# Read the rows from the top. Row 1, before any update: the gradient is $-A$. Row 2, clipped on the good side: 0. Row 3,
+# the same ratio with a negative advantage: not 0. Row 4, clipped on the bad side: 0. Row 5, a token of a wrong
+# completion that went from -10 to -1: its gradient is $0.5 \cdot e^9$, about 4,052, from **one token**. Lab 2 starts
+# from this row.
 #
 # ## 6. From tokens to one number
 #
-# The loss of the batch is a mean over tokens, and there are three ways to take it:
+# The loss of the batch is a mean over tokens. There are three ways to take it:
 #
-# - `token`: every trained token counts the same (DAPO).
-# - `sequence`: the mean of each completion over its own tokens, then the mean of those (DeepSeekMath).
-# - `constant`: the sum, divided by completions times width (Dr. GRPO). The width does not depend on the lengths: the
-#   trainer takes `sampling.max_completion_length`.
+# - `token`: every trained token has the same weight (DAPO).
+# - `sequence`: take the mean of each completion over its own tokens, then the mean of these means (DeepSeekMath).
+# - `constant`: divide the sum by the number of completions times the width (Dr. GRPO). The width does not depend on the
+#   lengths: the trainer uses `sampling.max_completion_length`.
 #
-# `mask` is 1 where a token is trained. Where it is 0 there may be anything, even NaN.
+# `mask` is 1 for trained tokens. Where it is 0, `per_token` may hold anything, even NaN.
 
 # %%
 # %%exercise aggregate
@@ -240,7 +242,7 @@ def aggregate(per_token, mask, how):
 
 
 # %% [markdown]
-# What a single token weighs, in a completion of 2 tokens and in one of 8:
+# The weight of a single token, in a completion of 2 tokens and in one of 8:
 
 # %%
 aggregate = lab.answer("aggregate").aggregate
@@ -251,18 +253,19 @@ for how in ("token", "sequence", "constant"):
     print(f"{how:9} in the short one {weights[0, 0]:.4f}, in the long one {weights[1, 0]:.4f}")
 
 # %% [markdown]
-# One part is missing. To keep the policy near the reference it began from, each token also pays `beta` times an estimate
-# of the KL divergence, k3: $e^d - 1 - d$ with $d = \text{ref\_logprobs} - \text{logprobs}$. It is 0 where the two agree and
-# grows exponentially where the reference finds a token likelier. Lab 5 takes it apart; this is the whole loss of a token:
+# One part is missing. To keep the policy near its reference, each token also pays `beta` times an estimate of the KL
+# divergence, k3: $e^d - 1 - d$ with $d = \text{ref\_logprobs} - \text{logprobs}$. k3 is 0 where the two agree, and
+# grows exponentially where the reference finds a token likelier. Lab 5 studies it. This is the complete loss of a
+# token:
 #
 # $$-\min(\text{ratio} \cdot A,\ \text{clip}(\text{ratio}) \cdot A) + \beta\,(e^d - 1 - d)$$
 #
 # ## 7. The same name, other conventions
 #
-# "GRPO" in two libraries is not the same function. Before you compare two runs, compare these rows. Read in the source of
-# TRL 1.16.0, verl (`core_algos.py`, commit 012be9d), nanochat (`chat_rl.py`, commit 030de3a) and the starter code of
-# Stanford's CS336 (spring 2025, assignment 5; the bodies are the students' own). An asterisk marks what is usual there
-# and was not read in its code; an empty field, what was not looked up or has no meaning.
+# "GRPO" in two libraries is not the same function. Before you compare two runs, compare these rows. We read them in the
+# source of TRL 1.16.0, verl (`core_algos.py`, commit 012be9d), nanochat (`chat_rl.py`, commit 030de3a) and the starter
+# code of Stanford's CS336 (spring 2025, assignment 5; students write the function bodies). An asterisk marks usual
+# behaviour that we did not read in that code. An empty field means: not looked up, or not applicable.
 #
 # | | DeepSeekMath | TRL | verl | CS336 | nanochat | here (`plain`) |
 # |---|---|---|---|---|---|---|
@@ -277,17 +280,18 @@ for how in ("token", "sequence", "constant"):
 # | log-ratio before exp | as it is | as it is | clamped to ±20 | as it is\* | | `clamp_log_ratio`, a guard |
 # | KL | k3 in the loss | k3 in the loss, `beta` = **0** | in the loss or in the reward, k1, k2 or k3 | none | none | k3 in the loss, 0.02 |
 # | k3 | | `exp(d) - d - 1` | clamped to ±20, then the result to ±10 | | | `expm1(d) - d` |
-# | old policy at µ = 1 | the sampler | `logprobs.detach()`: the ratio is 1 | a pass of its own | a pass of its own\* | | the sampler's own, where it samples plainly |
+# | old policy at µ = 1 | the sampler | `logprobs.detach()`: the ratio is 1 | a separate pass | a separate pass\* | | the sampler's log-probabilities, if it samples plainly |
 #
-# What differs most often and shows least: `beta = 0` by default, and what a group of one gets.
+# Two differences are common and hard to notice: `beta = 0` by default, and the advantage of a group of one.
 #
 # ## 8. What if
 #
-# Below is your run again. `panel.set(...)` acts as the sliders do. Three things to try, each over the run you keep:
+# Below is your run again. `panel.set(...)` does the same as the sliders. Try three things and compare each with the run
+# you keep:
 #
-# 1. `loss.advantage_scale=none`: no division by the standard deviation. The norm halves. What of the reward?
-# 2. `data.num_generations=2`: how many groups have nothing to teach (`frac_reward_zero_std`)?
-# 3. `loss.num_iterations=4`: four updates a batch. Now the ratio moves. How much of it is clipped?
+# 1. `loss.advantage_scale=none`: no division by the standard deviation. The norm halves. What happens to the reward?
+# 2. `data.num_generations=2`: how many groups have equal rewards and give no gradient (`frac_reward_zero_std`)?
+# 3. `loss.num_iterations=4`: four updates per batch. Now the ratio moves. How much of it is clipped?
 
 # %%
 panel = lab.panel(
@@ -303,21 +307,22 @@ panel.set("loss.advantage_scale=none")
 await panel.run()
 
 # %% [markdown] tags=["instructor"]
-# **What comes out** (one seed). Without the division: norm 1.5 instead of 2.6 in the last steps, reward the same. With two
-# completions a group, two groups in three agree and teach nothing, and the reward ends at 0.45. With four updates a batch
-# the largest ratio reaches 5, a tenth of the tokens is clipped, and the norm is three times as large. Ask: *what would change with plain SGD?* The step would halve
-# with the norm; AdamW divides it out. What stays different is the weight of a prompt: dividing by the std makes an
-# almost solved prompt count as much as an open one.
+# **Results** (one seed). Without the division: norm 1.5 instead of 2.6 in the last steps, same reward. With two
+# completions per group, two groups in three have equal rewards and give no gradient; the reward ends at 0.45. With four
+# updates per batch the largest ratio reaches 5, a tenth of the tokens is clipped, and the norm is three times as large.
+# Ask: *what would change with plain SGD?* The step would halve with the norm; AdamW divides that factor out. One
+# difference remains, the weight of a prompt: dividing by the std gives an almost solved prompt the same weight as an
+# open one.
 
 # %% [markdown]
-# ## 9. Three questions to yourself
+# ## 9. Ask yourself
 
 # %%
 lab.questions()
 
 # %% [markdown]
-# What you keep: your answers, the runs and their figures, in one file. Next comes lab 2, in which the denominator of the
-# ratio is the wrong policy, and one token is enough.
+# The next cell puts your answers, the runs and their figures into one file. In lab 2 the ratio has the wrong policy in
+# its denominator, and one token is enough for an explosion.
 
 # %%
 lab.export()

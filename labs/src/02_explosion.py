@@ -9,22 +9,23 @@
 # %% [markdown]
 # # Lab 2. The explosion
 #
-# A report from the field, TRAIN-001: the first round of GRPO on GPT-2 seems to end well, and the gradient norm reads
-# **113,818,385**. The report's remedy is a list of eight changes. In this lab you make a norm explode yourself, find the
-# one token that did it, and change what has to be changed: two lines.
+# The field report TRAIN-001 describes a first round of GRPO on GPT-2 that seems to end well, with a gradient norm of
+# **113,818,385**. The report's remedy is a list of eight changes. In this lab you make a norm explode yourself and find
+# the one token that caused it. Then you make the necessary change: two lines.
 #
-# You need from lab 1: advantage, ratio, clip, and that the KL estimate k3 of a token is $e^d - 1 - d$ with
-# $d$ = reference log-probability − policy log-probability.
+# You need from lab 1: advantage, ratio, clip, and the KL estimate k3 of a token, $e^d - 1 - d$ with $d$ = reference
+# log-probability − policy log-probability.
 
 # %% [markdown] tags=["instructor"]
 # **Plan, 45 minutes.** Recording and prediction 5 · run and trace 8 · `gradient` and `reported` 10 · `culprit` 8 ·
-# `log_ratio` and `bounded` with their A/B 9 · clip and `in_words` 5. Leave "what if" for those who are early.
+# `log_ratio` and `bounded` with their A/B 9 · clip and `in_words` 5. Leave "what if" to the fast learners.
 #
-# **Say.** "Nobody typed a wrong number. The loss is PPO's, every formula is in a paper, and the norm is a hundred million."
+# **Say.** "Every number in the config is reasonable. The loss is PPO's, every formula is in a paper, and the norm is a
+# hundred million."
 #
-# **Misconceptions to wait for.** *Clipping protects PPO from large ratios* (one side only). *A large norm ruins weights*
-# (not in fp32). *The ratio must have exploded* (here it is the KL estimate, and the record says so). *Smaller numbers in
-# the config make it safe* (none of the four reported ones does).
+# **Misconceptions to wait for.** *Clipping protects PPO from large ratios* (on one side only). *A large norm ruins
+# weights* (not in fp32). *The ratio must have exploded* (here the KL estimate exploded, and the record shows it).
+# *Smaller numbers in the config make it safe* (none of the report's four smaller settings does).
 
 # %%
 import grpo_lab as gl
@@ -34,26 +35,26 @@ lab = gl.Lab("02_explosion")
 # %% [markdown]
 # ## 1. A recorded run
 #
-# SmolLM2-135M, with the loss of the report, recorded beforehand. Look at the gradient norm first (log scale), then at
-# the reward, then at the sampled text below. Move the time slider from the first step to the last.
+# This is a recorded run of SmolLM2-135M with the loss of the report. Look first at the gradient norm (log scale), then
+# at the reward, then at the sampled text below. Move the time slider from the first step to the last.
 
 # %%
 lab.panel(recording="train-001-smollm2")
 
 # %% [markdown]
-# One token had become $e^{33.5}$ times less likely than under the reference: norm 9 · 10¹³ in the first round. What
-# became of the text after it?
+# One token had become $e^{33.5}$ times less likely than under the reference. The norm was 9 · 10¹³ in the first round.
+# How did the sampled text change after it?
 
 # %% [markdown]
 # ## 2. Predict
 #
-# Now the same loss on a model that trains in seconds: 0.8 million weights, in fp32, adding two numbers. Four updates on
-# each batch, gradients clipped to a norm of 0.5. The learning rate is the report's times 2000, because this model is 150
-# times smaller than GPT-2 and gets eight rounds only; at 1e-5 it would hardly move.
+# Now you run the same loss on a model that trains in seconds: 0.8 million weights, in fp32, adding two numbers. Each
+# batch gets four updates, and gradients are clipped to a norm of 0.5. The learning rate is 2000 times the report's,
+# because this model is 150 times smaller than GPT-2 and trains for only eight rounds; at 1e-5 it would hardly move.
 
 # %%
 # %%exercise forecast
-# Eight rounds of it. What will you see?
+# You train eight rounds. What will you see?
 #   a  The logged norm stays near 0.5, because gradients are clipped to 0.5.
 #   b  The norm passes 10,000, weights become NaN, and the next sampling crashes.
 #   c  The norm passes 10,000, every weight stays finite, and the reward falls to 0.
@@ -65,7 +66,7 @@ answer = "c"
 # %% [markdown]
 # ## 3. Cause it
 #
-# Run the next two cells. (The second one does what the Start button does, and waits for the end.)
+# Run the next two cells. (The second one does the same as the Start button and waits for the end.)
 
 # %%
 panel = lab.panel(
@@ -84,26 +85,26 @@ columns = ["grad_norm", "kl", "ratio/max", "log_ratio/max", "reward"]
 run.records[["step", *columns, "weights/nonfinite", "weights/max_move"]]
 
 # %% [markdown]
-# <details><summary>What was measured here, once yours is done</summary>
+# <details><summary>Our measurement: open it after your run</summary>
 #
-# Read the table from the left. The norm in the log is the one *before* clipping, as in every framework: clipping hides
-# nothing here. No weight is broken. The reward is gone after one round and never comes back; look at the samples in the
-# panel to see what the model says instead.
+# Read the table from the left. The log shows the norm *before* clipping, as in every framework, so clipping hides
+# nothing here. No weight is broken. The reward falls to 0 after one round and stays there; look at the model's answers
+# in the panel.
 #
 # </details>
 
 # %% [markdown] tags=["instructor"]
-# **Ask.** "Who predicted b?" Most do. fp32 ends at 3.4 · 10³⁸, a norm of 60,000 is nothing to it. Lab 3 runs the same
-# cause in fp16, and then b is right.
+# **Ask.** "Who predicted b?" Most do. fp32 reaches 3.4 · 10³⁸, so a norm of 60,000 is harmless. Lab 3 runs the same
+# cause in fp16, and there b is right.
 #
-# **Say.** "Largest move 0.08, in every round: four updates of 0.02, the learning rate. AdamW divides by the gradient's own
-# size. The norm says how loud it was, not how far we went."
+# **Say.** "The largest move is 0.08 in every round: four updates of 0.02, the learning rate. AdamW divides by the
+# gradient's own size. The norm does not tell how far the weights moved."
 
 # %% [markdown]
 # ## 4. Trace it
 #
-# Which token was it? The run keeps, for every link of the loss and every update, the largest magnitude and the place
-# where it is. Here is the step with the largest norm.
+# Which token caused it? For every link of the loss and every update, the run records the largest magnitude and its
+# position. Here is the step with the largest norm.
 
 # %%
 from grpo_lab.events import Stepped
@@ -117,42 +118,42 @@ for note in step.links:
         print(f"update {note.update}  {note.link:19} {note.magnitude:10.3g}  {note.where}")
 
 # %% [markdown]
-# On the machine where this was written it is step 0, and it begins healthy: in update 0 the log-ratio is
-# 0.000002 (rounding) and the norm 2.3. One update later some token is 6 nats from the reference, and one more update
-# later 13 nats. Then the norm is 60,000.
+# On our machine it is step 0, and the step begins healthy: in update 0 the log-ratio is 0.000002 (rounding) and the
+# norm is 2.3. One update later a token is 6 nats from the reference, and after another update 13 nats. Then the norm is
+# 60,000.
 #
-# `log_ratio … [4, 3]` is row 4, token 3. Rows are completions, four for each prompt, so row 4 is the first completion of
-# the second prompt: the second of the samples below. Token 3 comes after three others, so behind a three-digit answer
-# it is the end token. (Only every fourth completion is kept as a sample; your row may not be among them.)
+# `log_ratio … [4, 3]` is row 4, token 3. Rows are completions, four per prompt, so row 4 is the first completion of the
+# second prompt: the second of the samples below. Token 3 comes after three other tokens, so after a three-digit answer
+# it is the end token. (The run keeps only every fourth completion as a sample; your row may be missing.)
 
 # %%
 for prompt, completion, reward in step.samples:
     print(f"{prompt!r} -> {completion!r}, reward {reward:g}")
 
 # %% [markdown]
-# <details><summary>Was it the ratio? Read the numbers of that update first, then this</summary>
+# <details><summary>Was it the ratio? First read the numbers of that update, then open this</summary>
 #
-# This is what the report overlooked. The largest *ratio* of that update is about 5, although a token is 13 nats
-# away. So the log-ratio of that token is −13, not +13: the policy has all but unlearned it, and its ratio is
-# $e^{-13}$, next to nothing. The gradient at the log-ratio is small, too. It was not the ratio.
+# The report overlooked this. The largest *ratio* of that update is about 5, although a token is 13 nats away. So the
+# log-ratio of that token is −13, not +13: the policy has nearly unlearned the token, and its ratio is $e^{-13}$,
+# almost 0. The gradient at the log-ratio is small, too. The ratio is not the cause.
 #
 # </details>
 #
-# Two terms of the loss take exp of this distance. To tell them apart we need the gradient of each, for one token.
+# Two terms of the loss take exp of this distance. To distinguish them you need the gradient of each term for one token.
 
 # %% [markdown]
 # ## 5. The side that min leaves open
 #
 # The clipped surrogate of one token is $-\min(rA,\ \mathrm{clip}(r, 1-\epsilon, 1+\epsilon)\,A)$ with
-# $r = e^{\text{log-ratio}}$. Work out its derivative by the log-ratio on paper: which branch does min pick, in each of the
-# four corners (A above or below 0, r above or below the range)?
+# $r = e^{\text{log-ratio}}$. Work out its derivative with respect to the log-ratio on paper. Which
+# branch does min pick in each of the four cases (A above or below 0, r above or below the range)?
 
 # %%
 # %%exercise gradient
 import math
 
 def gradient(log_ratio, advantage, epsilon=0.2):
-    """Derivative of -min(r A, clip(r) A) by the log-ratio, for one token: a number."""
+    """Derivative of -min(r A, clip(r) A) with respect to the log-ratio, for one token: a number."""
     ratio = math.exp(log_ratio)
     # BEGIN SOLUTION
     clipped_above = advantage > 0 and ratio > 1 + epsilon
@@ -167,8 +168,9 @@ for nats in (0.0, 0.5, 5.0, 10.0, 15.0):
     print(f"{nats:9} {gradient(nats, +1.0):11,.2f} {gradient(nats, -1.0):18,.2f}")
 
 # %% [markdown]
-# With A > 0 the clip works: nothing beyond $1 + \epsilon$. With A < 0 nothing bounds the ratio. A token that the
-# denominator finds hopeless and the policy now likes, in a completion that went badly: that is all it takes.
+# With A > 0 the clip works: beyond $1 + \epsilon$ the gradient is 0. With A < 0 nothing bounds the ratio. One token
+# with three properties is enough for an explosion: it is very unlikely under the denominator, the policy now likes it,
+# and its completion has a negative advantage.
 
 # %%
 # %%exercise reported
@@ -178,28 +180,28 @@ nats = 18.55
 # END SOLUTION
 
 # %% [markdown]
-# So one token is enough; no accumulation of small errors is needed. And 18.55 nats is not far when the distance is
-# measured from the *reference*, from which the policy moves away in every round of training.
+# So one token is enough; the explosion needs no accumulation of small errors. And 18.55 nats are not far if you measure
+# from the *reference*: training moves the policy away from it in every round.
 
 # %% [markdown] tags=["instructor"]
 # **Say.** "Eighteen nats: the reference gives the token one chance in a hundred million. After training, the policy
-# samples such tokens all the time; that is what learning is."
+# often samples such tokens; that is learning."
 #
-# **Common mistake.** Returning 0 on both sides ("clip is clip"). Let them evaluate min(9·(−1), 1.2·(−1)).
+# **Common mistake.** Returning 0 on both sides ("clip is clip"). Let learners evaluate min(9·(−1), 1.2·(−1)).
 
 # %% [markdown]
 # ## 6. Which token, through which exp?
 #
-# The other term is $\beta\,(e^d - 1 - d)$ with $d = -\text{log-ratio}$ (here both are taken against the reference). It
-# explodes on the *other* side: where the policy has unlearned a token. Write what names the culprit. The part of the
-# ratio is there; add that of the KL estimate.
+# The other term is $\beta\,(e^d - 1 - d)$ with $d = -\text{log-ratio}$ (here both are measured from the reference). It
+# explodes on the *other* side: for a token that the policy has unlearned. Write a function that names the culprit. The
+# part for the ratio is given; add the part for the KL estimate.
 
 # %%
 # %%exercise culprit
 import torch
 
 def culprit(log_ratio, advantages, beta, epsilon=0.2):
-    """(row, token, "ratio" or "kl"): the largest gradient by a token of log_ratio, (B, T)."""
+    """(row, token, "ratio" or "kl") of the largest gradient with respect to log_ratio, (B, T)."""
     ratio, a = log_ratio.exp(), advantages[:, None]
     clipped = ((a > 0) & (ratio > 1 + epsilon)) | ((a < 0) & (ratio < 1 - epsilon))
     of_ratio = (ratio * a).abs().masked_fill(clipped, 0.0)
@@ -211,7 +213,7 @@ def culprit(log_ratio, advantages, beta, epsilon=0.2):
     # END SOLUTION
 
 # %% [markdown]
-# Put the numbers of the trace in: a token at −13.2, one at +1.6 with A = −1.
+# Test it with the numbers of the trace: a token at −13.2, and one at +1.6 with A = −1.
 
 # %%
 import torch
@@ -222,21 +224,21 @@ print(lab.answer("culprit").culprit(log_ratio, torch.tensor([0.5, -1.0]), beta=0
 # %% [markdown]
 # ## 7. The right denominator
 #
-# First the ratio, although it was innocent this time: in the rounds after the collapse it reaches a million (look at
-# `ratio/max` in the table), and only because all rewards are equal by then, so that A = 0, does nothing explode. Why
-# is the reference the wrong denominator? The ratio corrects for one thing: the completions were drawn by the policy as it
-# was before this round's updates, not as it is now.
+# Start with the ratio, although it was not the cause this time. In the rounds after the collapse it reaches a million
+# (see `ratio/max` in the table). It does no harm there only because all rewards are equal by then, so A = 0. Why is the
+# reference the wrong denominator? The completions were drawn by the policy as it was before the updates of this round.
+# The ratio corrects for these updates and for nothing else.
 
 # %%
 # %%exercise log_ratio
 def log_ratio(logprobs, batch):
-    """The log-ratio that PPO and GRPO mean, (B, T). A run calls it in every update."""
+    """The log-ratio as PPO and GRPO define it, (B, T). A run calls it in every update."""
     # BEGIN SOLUTION
     return logprobs - batch.old_logprobs
     # END SOLUTION
 
 # %% [markdown]
-# Your function is in a file now, and the run is told its name. The first run is kept, and drawn behind the new one.
+# Your function is now in a file, and the config gets its path. The plot keeps the first run behind the new one.
 
 # %%
 panel.keep("as reported")
@@ -247,17 +249,17 @@ second = await panel.run()
 second.records[["grad_norm", "kl", "ratio/max", "reward"]].agg(["max", "mean"])
 
 # %% [markdown]
-# <details><summary>What was measured here, once yours is done</summary>
+# <details><summary>Our measurement: open it after your run</summary>
 #
-# The largest ratio is now some tens instead of some millions. And the norm still passes 10,000.
+# The largest ratio is now in the tens instead of millions. The norm still passes 10,000.
 #
 # </details>
 
 # %% [markdown]
-# ## 8. Bound what goes into exp
+# ## 8. Bound the input of exp
 #
-# The KL estimate is measured from the reference, as it has to be, and has an exp of its own. Where does a bound belong? Try
-# both places at 100 nats:
+# The KL estimate is correctly measured from the reference, and it has its own exp. Where does a bound belong? Try both
+# places at 100 nats:
 
 # %%
 x = torch.tensor([100.0, 100.0], requires_grad=True)
@@ -267,7 +269,8 @@ print(f"clamped after exp:  value {after.item():g}, gradient {x.grad[0].item():g
 print(f"clamped before exp: value {before.item():g}, gradient {x.grad[1].item():g}")
 
 # %% [markdown]
-# Both values are fine. After exp, backward multiplies the clamp's 0 by the inf of exp: $0 \cdot \infty$ = NaN. So:
+# Both values are fine. But with the clamp after exp, backward multiplies the clamp's 0 by exp's inf: $0 \cdot \infty$ =
+# NaN. Write the safe version:
 
 # %%
 # %%exercise bounded
@@ -289,15 +292,15 @@ panel.set(f"loss.kl_estimator={lab.path('bounded')}")
 third = await panel.run()
 
 # %% [markdown]
-# <details><summary>What was measured here, once yours is done</summary>
+# <details><summary>Our measurement: open it after your run</summary>
 #
-# Below 10,000 now, for the first time; around 5,000 where this was written. $e^{10}$ is still 22,026, so a bound of 10 is
-# a fuse, not a cure. Compare the reward: it is as dead as before. Both lines were needed, and they are not enough to
-# teach anything at this learning rate.
+# The norm is below 10,000 for the first time, around 5,000 on our machine. $e^{10}$ is still 22,026, so a bound of 10
+# limits the damage and does not remove the cause. The reward is as low as before. Both lines were necessary, but at
+# this learning rate the model still learns nothing.
 #
 # </details>
 #
-# What is left is the rate, 2000 times the report's. Take that away as well:
+# One cause remains: the learning rate is 2000 times the report's. Lower it:
 
 # %%
 panel.keep("both right")
@@ -305,23 +308,23 @@ panel.set("optimizer.learning_rate=3e-4")
 fourth = await panel.run()
 
 # %% [markdown]
-# <details><summary>What was measured here, once yours is done</summary>
+# <details><summary>Our measurement: open it after your run</summary>
 #
-# A norm of some ten, and a reward that goes up and down instead of lying at 0. (Sixteen completions a round are too few to
-# see it rise.)
+# The norm is about ten, and the reward moves up and down instead of staying at 0. (With sixteen completions per round
+# you cannot see it rise.)
 #
 # </details>
 
 # %% [markdown] tags=["instructor"]
-# **Ask.** "Which of the two lines was the cure?" Neither alone: with the right ratio only, the KL explodes; with the bound
-# only, the ratio waits for a batch with A < 0.
+# **Ask.** "Which of the two lines was the cure?" Neither alone. With only the right ratio, the KL explodes. With only
+# the bound, the ratio explodes at the next batch with A < 0.
 #
 # **Say.** "A guard keeps a run alive. It does not make a wrong setting teach. Always look at the reward too."
 
 # %% [markdown]
 # ## 9. Does a harder clip help?
 #
-# The report lowers `max_grad_norm` from 0.5 to 0.3. Here are three very different clips, on the loss as reported.
+# The report lowers `max_grad_norm` from 0.5 to 0.3. Here are three very different clips with the loss of the report.
 
 # %%
 import pandas as pd
@@ -333,49 +336,49 @@ columns = ["grad_norm", "weights/max_move"]
 pd.DataFrame({clip: records[columns].max() for clip, records in clipped.items()}).T
 
 # %% [markdown]
-# <details><summary>What was measured here, once yours is done</summary>
+# <details><summary>Our measurement: open it after your run</summary>
 #
-# The largest move is nearly the same without any clip: AdamW divides each gradient by a running average of its own size,
-# and a common factor cancels. Clipping bounds a length that AdamW does not use, and keeps the direction that one
-# token chose.
+# The largest move is nearly the same without any clip. AdamW divides each gradient by a running average of its own
+# size, so a common factor cancels. Clipping limits a length that AdamW does not use, and it keeps the direction set by
+# one token.
 #
 # </details>
 
 # %% [markdown]
-# A colleague's run shows a norm of 60,000, with the reference in the ratio's denominator as in the report. They write: "I
-# have set `max_grad_norm` to 0.05, that should do." Answer them in three to five sentences: why it will not, and what to change
-# instead, and why.
+# A colleague's run shows a norm of 60,000; its ratio has the reference in the denominator, as in the report. The
+# colleague writes: "I have set `max_grad_norm` to 0.05, that should do." Answer in three to five sentences: why does
+# the clip not help, what should change instead, and why?
 
 # %%
 # %%exercise in_words
-# A text in quotes; several lines in parentheses, or between three quotes.
+# Write a text in quotes. For several lines use parentheses or triple quotes.
 # BEGIN SOLUTION
 answer = (
-    "The clip scales the whole gradient by one factor, and AdamW divides by the gradient's own recent size, so that the "
-    "factor cancels: the step stays as long as before and goes where one token points. Nor does it undo a NaN. The ratio "
-    "is to correct for the updates since the batch was sampled, so its denominator is the policy that sampled it: then it "
-    "is 1 at the first update. Against the reference it contains all that was ever learned, grows with training, and for "
-    "A < 0 min leaves it unbounded. The KL has to be measured from the reference, and has an exp of its own: bound the "
-    "difference before exp. And then look whether the rate lets it learn."
+    "The clip scales the whole gradient by one factor. AdamW divides by the gradient's own recent size, so the factor "
+    "cancels: the step is as long as before, and one token sets its direction. The clip does not remove a NaN either. "
+    "The ratio corrects for the updates since the batch was sampled. Its denominator must be the policy that sampled the "
+    "batch; then it is 1 at the first update. Against the reference it grows with training, and for A < 0 min leaves it "
+    "unbounded. The KL is correctly measured from the reference, but it has its own exp: bound the difference before exp. "
+    "Then check the reward: does the learning rate let the model learn?"
 )
 # END SOLUTION
 
 # %% [markdown] tags=["instructor"]
-# **Marking,** 2 points. *Full:* a common factor cancels in AdamW (or: the clip keeps the direction, and the direction is what is
-# wrong); the ratio corrects for updates since sampling, so that policy belongs in the denominator; the other exp, of the KL, has to be
-# bounded before exp. *Half (1):* two of the three; or all three as commands without a reason. *None:* "a smaller clip", "a
-# smaller rate", "clipping makes gradients vanish".
+# **Marking,** 2 points. *Full:* a common factor cancels in AdamW (or: the clip keeps the direction, and the direction
+# is wrong); the ratio corrects for updates since sampling, so the sampling policy belongs in the denominator; the KL
+# has its own exp, and its input must be bounded. *Half (1):* two of the three; or all three as commands without a
+# reason. *None:* "a smaller clip", "a smaller rate", "clipping makes gradients vanish".
 
 # %% [markdown]
 # ## 10. What if
 #
-# Move a slider of the panel above, or use the cell below, and run again. Four things to try:
+# Move a slider of the panel above or use the cell below, then run again. Four things to try:
 #
-# 1. `guards.dual_clip=on` with the loss as reported. It closes the open side of min. Does the norm fall?
-# 2. `guards.clamp_log_ratio=on` alone: the report's own clamp. Which of the two exps does it bound?
-# 3. `optimizer.learning_rate=1e-3` with the loss as reported. Is the explosion gone? And the reward?
-# 4. Your own `k3` with `limit=5.0` in its cell, and both of your functions set again. What does the smaller fuse do to the
-#    norm?
+# 1. `guards.dual_clip=on` with the loss of the report. This guard closes the open side of min. Does the norm fall?
+# 2. `guards.clamp_log_ratio=on` alone, the report's own clamp. Which of the two exps does it bound?
+# 3. `optimizer.learning_rate=1e-3` with the loss of the report. Is the explosion gone? What about the reward?
+# 4. Your own `k3` with `limit=5.0` in its cell, and both of your functions set again. How does the smaller limit change
+#    the norm?
 
 # %%
 panel.reset()
@@ -384,8 +387,8 @@ panel.set("guards.dual_clip=on")
 tried = await panel.run()
 
 # %% [markdown] tags=["instructor"]
-# Measured, one seed: 1 and 2 leave the first explosion as it was (norm 60,000), because it comes through the KL. 3: norms
-# below 100 in twenty rounds, a ratio of a million, and the reward gone all the same. 4: the largest norm is 50.
+# **Results** (one seed). 1 and 2: the first explosion stays (norm 60,000), because it comes through the KL. 3: norms
+# below 100 in twenty rounds, a ratio of a million, and the reward still falls to 0. 4: the largest norm is 50.
 
 # %% [markdown]
 # ## 11. Ask yourself
@@ -397,4 +400,4 @@ lab.questions()
 lab.export()
 
 # %% [markdown]
-# **Next:** in lab 3 the same cause runs in fp16 weights. There the run does not just go bad: it dies.
+# **Next:** in lab 3 the same cause runs with fp16 weights. There the run crashes.

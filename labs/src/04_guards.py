@@ -9,21 +9,22 @@
 # %% [markdown]
 # # Lab 4. Guards
 #
-# A guard protects one value at one stage of the step: it clamps it, drops it, or refuses the update. The reports list
-# seven guards as the cure. In this lab you run them together and one at a time, write one yourself, and find out how few
-# are enough. Of each guard ask three things: what does it *stop*, what does it *cost*, what does it *hide*?
+# A guard protects one value at one stage of the step: it clamps the value, drops it, or refuses the update. The reports
+# list seven guards as the cure. In this lab you run them together and one at a time, write a guard yourself, and find a
+# small set that is enough. Ask three questions about each guard: what does it *stop*, what does it *cost*, what does it
+# *hide*?
 #
 # You need from labs 2 and 3: the explosion through the KL, and the chain from a finite loss to NaN weights.
 
 # %% [markdown] tags=["instructor"]
-# **Plan, 50 minutes.** Recording and prediction 5 · seven together 7 · one alone 9 · a guard of one's own with its runs 11 ·
-# skipping 5 · what a guard hides 5 · the smallest set 13 (let it run into the break) · questions.
+# **Plan, 50 minutes.** Recording and prediction 5 · seven together 7 · one alone 9 · your own guard with its runs 11 ·
+# skipping 5 · hidden failures 5 · the smallest set 13 (it may run into the break) · questions.
 #
-# **Say.** "Everybody who has seen a run explode adds guards. Few take any away again. Today we ask of each one what
-# would happen without it."
+# **Say.** "After an explosion people add guards. They rarely remove one. Today we ask of each guard: what happens
+# without it?"
 #
-# **Misconceptions to wait for.** *More guards are safer* (twelve of them kept a run alive that learned nothing).
-# *Clipping is a guard against NaN* (it spreads it). *A skipped step costs nothing* (sixteen of them in a row: no
+# **Misconceptions to wait for.** *More guards are safer* (twelve guards kept a run alive that learned nothing).
+# *Clipping is a guard against NaN* (it spreads NaN). *A skipped step costs nothing* (sixteen skipped steps in a row: no
 # training). *`zero_grad` is a skip* (AdamW has a memory).
 
 # %%
@@ -34,21 +35,22 @@ lab = gl.Lab("04_guards")
 # %% [markdown]
 # ## 1. A recorded run
 #
-# SmolLM2-135M with the loss of CUDA-001 in fp16 weights, under twelve guards. Without them it died in the second round.
-# Look at the guards that acted, step by step, and then at the reward.
+# This is a recorded run of SmolLM2-135M with the loss of CUDA-001, fp16 weights and twelve guards. Without guards it
+# died in the second round. Look step by step at the guards that acted, and then at the reward.
 
 # %%
 lab.panel(recording="cuda-001-smollm2-twelve-guards")
 
 # %% [markdown]
-# Four rounds done, every weight finite. The reward on held-out reviews went from 0.052 to 0.025. Keep that in mind: the
-# guards did all that guards can do.
+# The run finished four rounds with finite weights. The reward on held-out reviews went from 0.052 to 0.025. Remember
+# this result: the guards did all that guards can do.
 
 # %% [markdown]
 # ## 2. Predict
 #
-# The reports end with a "stable" configuration: seven guards, half the learning rate, smaller batches. Here it meets
-# what it was made for: the cause of CUDA-001 in fp16, on the tiny model. This is the heart of it, as written:
+# The reports end with a "stable" configuration: seven guards, half the learning rate, smaller batches. Here it faces
+# the failure it was made for: the cause of CUDA-001 in fp16, on the tiny model. These are its central lines, as
+# published:
 #
 # ```python
 # grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=0.3)
@@ -60,11 +62,11 @@ lab.panel(recording="cuda-001-smollm2-twelve-guards")
 
 # %%
 # %%exercise reported
-# Ten rounds of it. What will you see?
-#   a  It goes through, and the reward rises.
-#   b  It goes through, and the reward does not rise.
-#   c  Large norms are skipped. Then one is NaN, that step is made, and the next sampling dies.
-#   d  It dies in the first step, as without guards.
+# You train ten rounds with it. What will you see?
+#   a  The run finishes, and the reward rises.
+#   b  The run finishes, and the reward does not rise.
+#   c  It skips steps with large norms. Then a norm is NaN, the update is made, and the next sampling crashes.
+#   d  The run crashes in the first step, as without guards.
 # BEGIN SOLUTION
 answer = "c"
 # END SOLUTION
@@ -72,7 +74,8 @@ answer = "c"
 # %% [markdown]
 # ## 3. Seven together
 #
-# Each of the seven has a switch in this panel, in the tab *Guards*, and says there what it costs and what it hides.
+# Each of the seven has a switch in the tab *Guards* of this panel. The tab also names its cost and the symptoms that it
+# hides.
 
 # %%
 reported = gl.preset("reported_fix").guards
@@ -91,10 +94,10 @@ print(run.first_break())
 run.records[["step", "verdict", "updates", "grad_norm", "kl", "reward", "weights/nonfinite"]]
 
 # %% [markdown]
-# Where this was written: four steps were skipped (norms of 155, 3,793, 96,665, 3,774), because 155 > 10. Then a norm was
-# NaN, `nan > 10` was False, and the update was made. All 834,560 weights were NaN after it.
+# On our machine four steps were skipped (norms of 155, 3,793, 96,665, 3,774), because 155 > 10. Then a norm was NaN,
+# `nan > 10` was False, and the update was made. After it all 834,560 weights were NaN.
 #
-# What did the other six do meanwhile? They say so themselves:
+# What did the other six guards do? The run recorded their actions:
 
 # %%
 from grpo_lab.events import Stepped
@@ -104,21 +107,22 @@ for action in last.actions:
     print(f"update {action.update}  {action.name:16} {action.verdict:9} {action.reason}")
 
 # %% [markdown]
-# `check_weights`, as reported, *saw* that every weight tensor was broken. It printed a line, and training went on.
-# The log-ratio was clamped; it is the KL estimate that exploded, and nothing of the seven bounds that one.
+# `check_weights`, as reported, *detected* that every weight tensor was broken. It printed a line, and training went on.
+# The log-ratio was clamped, but the KL estimate exploded, and none of the seven guards bounds it.
 
 # %% [markdown] tags=["instructor"]
-# **Ask.** "Who is to blame, the guard that let NaN through or the check that only printed?" Either one, asked properly,
-# ends this crash. **Say.** "A check that changes nothing is a comment."
+# **Ask.** "Which one is to blame, the guard that accepted NaN or the check that only printed?" Fixing either one
+# prevents this crash. **Say.** "A check that changes nothing is a comment."
 #
-# **Live.** Press Start again and switch `skip_nonfinite` on while it runs: the plot marks the moment, the crash stays away,
-# and nothing is learned. Then `clamp_kl`, which is where the number came from.
+# **Live.** Press Start again and switch `skip_nonfinite` on during the run: the plot marks the moment, the crash does
+# not happen, and the model learns nothing. Then switch on `clamp_kl`, because the number came from the KL.
 
 # %% [markdown]
 # ## 4. One at a time
 #
-# A guard can only stop what passes by it. Here is one failure, a token whose log-ratio is pushed to 100 nats, under
-# one guard after the other. (`%%capture` leaves out what each run says at its end. The cell after it has a line for each.)
+# A guard can only act on values at its own stage. Here is one failure, a token whose log-ratio is pushed to 100 nats,
+# with one guard after the other. (`%%capture` hides the closing message of each run. The cell after it prints one line
+# per run.)
 
 # %%
 # %%capture
@@ -128,22 +132,22 @@ tried = {name: lab.run(gl.scenario("zero-times-infinity").config(guards=(name,))
 # %%
 for name, run in tried.items():
     broken = run.first_break()
-    caught = f"caught by {broken.caught_by or 'nobody'}" if broken else "nothing broke"
+    caught = f"caught by {broken.caught_by or 'no guard'}" if broken else "nothing broke"
     print(f"{name:16} {run.status:8} after {len(run.records):2} steps, {caught}")
 
 # %% [markdown]
 # Two of them end in a crash. Clipping divides every gradient by a norm that is NaN. Dual clip bounds the ratio *after*
-# `exp`, and backward still multiplies 0 by inf. The other three survive, each at another place: before `exp`, at the
-# gradient, at the weights. Here is what one of them says of itself:
+# `exp`, and backward still multiplies 0 by inf. The other three survive, each at another stage: before `exp`, at the
+# gradient, at the weights. Here is the documentation of one of them:
 
 # %%
 print(gl.GUARDS["clamp_log_ratio"].__doc__)
 
 # %%
 # %%exercise alone
-# For zero-times-infinity, fp16-adam-epsilon and nan-reward, one guard each that stops it alone (and lets at least
-# half of the steps be made), as in {"zero-times-infinity": "warm_up", ...}. All guards: print(list(gl.GUARDS)).
-# Run each without a guard first: print(lab.run(gl.scenario("nan-reward").config(guards=())).first_break())
+# For each of zero-times-infinity, fp16-adam-epsilon and nan-reward, name one guard that alone stops it and lets the run
+# make at least half of its steps, as in {"zero-times-infinity": "warm_up", ...}. All guards: print(list(gl.GUARDS)).
+# First run each without a guard: print(lab.run(gl.scenario("nan-reward").config(guards=())).first_break())
 # BEGIN SOLUTION
 answer = {
     "zero-times-infinity": "clamp_log_ratio",
@@ -153,20 +157,19 @@ answer = {
 # END SOLUTION
 
 # %% [markdown]
-# For two of the three there were several right answers. Refusing the update (`skip_nonfinite`) is the general one and
-# gives up the whole batch; a guard nearer to the cause saves the rest of it. For fp16 there is one: the gradient is
-# healthy, nothing that looks at gradients can see it.
+# Two of the three have several right answers. Refusing the update (`skip_nonfinite`) is the general one, but it gives
+# up the whole batch; a guard nearer to the cause saves the rest of the batch. The fp16 failure has only one right
+# answer: its gradient is healthy, so a guard that looks at gradients cannot see it.
 
 # %% [markdown] tags=["instructor"]
-# **Board.** Draw the stages in a row: coefficients, sampling, probabilities, rewards, advantages, logits, batch, log-ratio,
-# KL, loss, gradients, weights. Put each guard where it sits, and let the class say what can still go wrong behind it.
+# **Board.** Draw the stages in a row: coefficients, sampling, probabilities, rewards, advantages, logits, batch,
+# log-ratio, KL, loss, gradients, weights. Put each guard at its stage. Ask the class what can still go wrong after it.
 
 # %% [markdown]
-# ## 5. A guard of your own
+# ## 5. Your own guard
 #
-# A threshold of 10 knows nothing about your run. In this scenario somebody forgot to divide by fp16's loss scale: the norm
-# is a hundred thousand from the first step on, and nothing is wrong with the training, since AdamW does not care for
-# scale.
+# A threshold of 10 does not fit every run. In this scenario the code forgets to divide by fp16's loss scale. The norm
+# is a hundred thousand from the first step on. The training is fine, because AdamW ignores the scale of the gradient.
 
 # %%
 level = lab.panel("lost-unscale", guards=("skip_spikes",), overrides=("run.num_steps=16",), controls=("learning_rate",))
@@ -177,9 +180,9 @@ blocked = await level.run()
 print("updates made:", blocked.records["updates"].sum(), "of", len(blocked.records))
 
 # %% [markdown]
-# Every step was refused, and every number was finite. So write a guard that needs no threshold: it refuses what is not
-# finite, and what is more than 8 times the largest norm that it has accepted so far. A guard is a class with a name and a
-# stage; what it remembers from step to step goes into `self.memory`, a dictionary.
+# The guard refused every step, although every number was finite. So write a guard without a threshold. It refuses a
+# norm that is not finite, and a norm more than 8 times the largest norm that it has accepted so far. A guard is a class
+# with a name and a stage; it stores values between steps in the dictionary `self.memory`.
 
 # %%
 # %%exercise guard
@@ -200,8 +203,8 @@ class SkipJumps(Intervention):
         # END SOLUTION
 
 # %% [markdown]
-# Your class is in a file, and a run takes it by its name. First where the threshold refused everything, then against
-# a corrupt sample:
+# Your class is in a file, and the config takes its path. Try it first on the run in which the threshold refused
+# everything, then on a run with a corrupt sample:
 
 # %%
 mine = {lab.path("guard"): {}}
@@ -217,23 +220,23 @@ corrupt = lab.run(gl.scenario("bad-batch").config().with_guards(mine), "bad_batc
 corrupt.records[["step", "verdict", "grad_norm", "kl", "reward"]]
 
 # %% [markdown]
-# One step refused, the one with a norm above a thousand. The reward of that step shows nothing: it was computed before the
-# sample was damaged.
+# Your guard refused one step, the one with a norm above a thousand. The reward of that step looks normal: it was
+# computed before the sample was damaged.
 #
-# What does your guard hide? A norm that grows slowly carries the bar along; a run that begins with its largest norm is
-# never stopped. `skip_outliers` compares with the median of the last fifty instead. Read its docstring if you want to see
-# how much care that takes.
+# What does your guard hide? A slowly growing norm raises the limit step by step, and a run that begins with its largest
+# norm is never stopped. `skip_outliers` compares with the median of the last fifty norms instead. Read its docstring to
+# see the cases it handles.
 
 # %% [markdown]
-# ## 6. What skipping means
+# ## 6. What a skip does
 #
-# In the reported guard the gradient is set to zero. So the update does nothing? Write the part that follows the guard's
-# decision, and let the check look at the weights. The optimizer is AdamW, and it has made a step before.
+# The reported guard sets the gradient to zero. Does the update then do nothing? Write the code that follows the guard's
+# decision; the check looks at the weights. The optimizer is AdamW, and it has already made one step.
 
 # %%
 # %%exercise skip
 def update_or_skip(optimizer, norm, limit):
-    """Make the update if the norm is fine, else leave it out; return whether it was made. Gradients are in place."""
+    """Update if the norm is fine, otherwise skip; return whether the update was made. Gradients are already set."""
     # BEGIN SOLUTION
     if norm <= limit:
         optimizer.step()
@@ -242,18 +245,18 @@ def update_or_skip(optimizer, norm, limit):
     # END SOLUTION
 
 # %% [markdown]
-# (In the reports' own lines nothing moves, because `step` stands in the other branch. It is where people shorten them, zeroing
-# the gradient and stepping all the same, that every weight moves by what AdamW's first moment remembers.)
+# (In the report's own lines no weight moves, because `step` is in the other branch. Shortened versions zero the
+# gradient and call `step` all the same. Then AdamW's first moment moves every weight.)
 
 # %% [markdown] tags=["instructor"]
-# **Show.** One weight, AdamW at 0.1, one step with gradient 0.5, then one with gradient 0: it moves again, by about two
-# thirds of the first step. **Say.** "In this repository an update is a transaction: refused before `step`, it leaves no trace
-# in weights, moments or schedule."
+# **Show.** Use one weight, AdamW at 0.1, one step with gradient 0.5, then one with gradient 0: the weight moves again,
+# by about two thirds of the first step. **Say.** "In this repository an update is a transaction: an update refused
+# before `step` leaves no trace in weights, moments or schedule."
 
 # %% [markdown]
 # ## 7. What a guard hides
 #
-# TRAIN-001 in fp32, first as it is (A), then with the KL clamped at 10 nats (B). Both in one plot.
+# You run TRAIN-001 in fp32 twice: without a guard (A), then with the KL clamped at 10 nats (B). One plot shows both.
 
 # %%
 hiding = lab.panel("train-001", guards=(), overrides=("run.num_steps=8",), guards_shown=("clamp_kl", "skip_spikes"))
@@ -272,11 +275,11 @@ for name, one in (("no guard", unguarded), ("clamp_kl", guarded)):
 
 # %%
 # %%exercise hides
-# The largest norm is far smaller under the guard. What is true?
+# The largest norm is far smaller with the guard. Which statement is true?
 #   a  The guard saved the weights from NaN.
-#   b  The failure is mended: norm and reward are healthy now.
-#   c  The guard took the explosion out of sight; the loss and the rate are as wrong as before, and nothing is learned.
-#   d  The guard hides that it acts.
+#   b  The guard fixed the failure: norm and reward are healthy now.
+#   c  The guard hid the explosion; the loss and the rate are as wrong as before, and the model learns nothing.
+#   d  The guard acts, but the record does not show it.
 # BEGIN SOLUTION
 answer = "c"
 # END SOLUTION
@@ -284,7 +287,7 @@ answer = "c"
 # %% [markdown]
 # ## 8. What a guard costs
 #
-# Most guards here leave a healthy run as it is, bit for bit. Some cannot, and each says why:
+# Most guards here leave a healthy run unchanged, bit for bit. Some cannot. Each of these states the reason:
 
 # %%
 for name, guard in gl.GUARDS.items():
@@ -292,21 +295,21 @@ for name, guard in gl.GUARDS.items():
         print(f"{name:24} {guard.changes_healthy_runs}")
 
 # %% [markdown]
-# In the matrix of this project (23 failures, 19 guards, 3 seeds) the guards of the reports cost a healthy run 0.03 of
-# the 0.26 of reward that it gains in thirty steps; most of that is safe sampling. The other cost is that of a false alarm:
-# a step refused for nothing. You saw sixteen of them.
+# In this project's matrix (23 failures, 19 guards, 3 seeds) the guards of the reports cost a healthy run 0.03 of the
+# 0.26 of reward that it gains in thirty steps; safe sampling causes most of this cost. The other cost is a false alarm:
+# a guard refuses a healthy step. You saw sixteen false alarms in section 5.
 
 # %% [markdown]
 # ## 9. The smallest set
 #
-# Now choose. The check runs your guards against three failures with fresh seeds (a corrupt sample, three times; AdamW's
-# eps in fp16; a filtered token), and on a healthy run. All of this has to hold:
+# Now choose a set. The check runs your guards with fresh seeds on three failures (a corrupt sample, three times;
+# AdamW's eps in fp16; a filtered token) and on a healthy run. All of these must hold:
 #
 # - at most three guards,
-# - no crash, no broken weight, the symptom in no step that counts, and at least half of the steps made,
-# - the healthy run learns, no guard acts in it, and its gradient is what it is without guards.
+# - no crash, no broken weight, no symptom in an accepted step, and at least half of the steps accepted,
+# - the healthy run learns, no guard acts in it, and its gradient is the same as without guards.
 #
-# So neither "skip everything" nor "switch on everything" will do. The check trains fifty short steps; it takes about ten
+# So neither "skip everything" nor "switch on everything" passes. The check trains fifty short steps and takes about ten
 # seconds.
 
 # %% tags=["slow"]
@@ -317,23 +320,24 @@ guards = ("skip_spikes", "representable_epsilon")
 # END SOLUTION
 
 # %% [markdown]
-# Two are enough here. A threshold, asked the right way round (`norm <= 10`), refuses spikes and NaN alike; and one guard
-# mends what happens after the gradient. Preset `stable` has four, because it was made for more failures: a warm-up for
-# rates that need one, and `clamp_kl`, since a refused batch teaches nothing. Of the 23 failures in the matrix it stops ten.
-# Ten more are out of reach of every guard in it: their numbers are finite and wrong.
+# Two guards are enough here. A threshold written as `norm <= 10` refuses both spikes and NaN. The second guard fixes a
+# failure that happens after the gradient. The preset `stable` has four guards, because it covers more failures: it adds
+# a warm-up for rates that need one, and `clamp_kl`, because a refused batch teaches nothing. It stops ten of the 23
+# failures in the matrix. No guard there can stop ten others: their numbers are finite and wrong.
 
 # %% [markdown] tags=["instructor"]
-# **Typical wrong sets.** *skip_nonfinite, representable_epsilon, clamp_kl* (i.e. `stable` without warm-up): some corrupt
-# samples come through a clamp at 10. *The same with `limit` 2 or 5*: acts on the healthy run. *skip_outliers*: judges only
-# after ten accepted norms, the bad sample comes in step 5. *All guards*: clipping shrinks the gradient, safe sampling
-# turns it.
+# **Typical wrong sets.** *skip_nonfinite, representable_epsilon, clamp_kl* (`stable` without warm-up): some corrupt
+# samples pass a clamp at 10. *The same with `limit` 2 or 5*: acts on the healthy run. *skip_outliers*: judges only
+# after ten accepted norms, but the bad sample comes in step 5. *All guards*: clipping shrinks the gradient, and safe
+# sampling turns it.
 #
-# **Say, to end with.** "A guard keeps the run alive until you have read its reasons. It is not a cure."
+# **Say at the end.** "A guard keeps the run alive until you have read its reasons. It is not a cure."
 
 # %% [markdown]
 # ## 10. What if
 #
-# 1. In the first panel: `check_weights` with `then=roll_back` in place of the reported `warn`. Does the run end?
+# 1. In the first panel: `check_weights` with `then=roll_back` instead of the reported `warn`. Does the run reach its
+#    end?
 # 2. `clip-spreads-nan` in a panel, with and without its clip: how many weights are broken after step 1?
 # 3. Your guard with `factor = 2`: on which failures is it better, and when does it refuse a healthy step?
 
@@ -343,8 +347,9 @@ panel.set("guards.check_weights.then=roll_back")
 await panel.run()
 
 # %% [markdown] tags=["instructor"]
-# Measured, one seed. 1: it goes through; four steps skipped, five rolled back, reward 0. 2: in the record's column
-# `weights/nonfinite` all 834,560 with the clip; without it one, and after the next step nearly all.
+# **Results** (one seed). 1: the run finishes; four steps skipped, five rolled back, reward 0. 2: the column
+# `weights/nonfinite` shows all 834,560 with the clip. Without the clip it shows one, and nearly all after the next
+# step.
 
 # %% [markdown]
 # ## 11. Ask yourself
@@ -356,4 +361,4 @@ lab.questions()
 lab.export()
 
 # %% [markdown]
-# **Next:** lab 5 takes the KL apart, value and gradient.
+# **Next:** lab 5 studies the KL, its value and its gradient.

@@ -1,28 +1,32 @@
 # %% [markdown]
 # # Lab 5. KL: the number and the pull
 #
-# A KL penalty is two things under one name: a **number** in the log, which is to say how far the policy has moved from
-# the reference, and a **pull** in the loss, which is to keep it near. The number can be right and the pull missing, and
-# the number can fall while the policy runs away. Here you meet both, and the change that made a log look mended.
+# A KL penalty is two things under one name. It is a **number** in the log that should show how far the policy has moved
+# from the reference. It is also a **pull** in the loss that should keep the policy near it. The number can be right
+# while the pull is missing, and the number can fall while the policy moves away. Here you study both, and a code change
+# that only made the log look better.
 #
-# Throughout, $\delta = \text{ref\_logprobs} - \text{logprobs}$ in nats, of one sampled token:
+# In this lab $\delta = \text{ref\_logprobs} - \text{logprobs}$ in nats, of one sampled token:
 #
 # | k1 | k2 | k3 | hinge |
 # |---|---|---|---|
 # | $-\delta$ | $\delta^2 / 2$ | $e^\delta - 1 - \delta$ | $\min(\max(\delta, 0), 10)$ |
 
 # %% [markdown] tags=["instructor"]
-# **Minutes.** Recording and report 4, prediction and run 6, k3 6, expected gradients and matching 13, live comparison 4,
-# overflow 7, adaptive beta 5, review 5. The gradients are the hard part: give them time, and let pairs work.
+# **Minutes.** Recording and report 4, prediction and run 6, k3 6, expected gradients and matching 13, live comparison
+# 4, overflow 7, adaptive beta 5, review 5. The gradients are the hard part: give learners time, and let pairs work.
 #
 # **Say.** "When a metric improves because its formula changed, nothing has improved." Write KL 0.318 → 0.035 on the
-# board and ask what follows. Nothing does; come back to it after the first run.
+# board and ask what follows from it. The answer is: nothing. Come back to it after the first run.
 #
 # **Misconceptions to listen for.**
-# - *k3 is a wrong formula that explodes.* It is the unbiased one that is never negative. It overflows past 88 nats.
-# - *An unbiased estimate has an unbiased gradient.* k1 is the counterexample: its value is right and its pull is zero.
-# - *A bounded loss term is a safe one.* What is clamped has no gradient: the token that has gone furthest is let go.
-# - *The KL is in the reward, so it must be in the loss.* In the reward k1 works, since there nobody differentiates it.
+# - *k3 is a wrong formula that explodes.* It is the estimator that is unbiased and never negative. It overflows above
+#   88 nats.
+# - *An unbiased estimate has an unbiased gradient.* k1 is the counterexample: its value is right and its mean pull is
+#   zero.
+# - *A bounded loss term is a safe one.* A clamped value has no gradient, so the token that moved furthest gets no pull.
+# - *The KL is in the reward, so it must be in the loss.* In the reward k1 works, because the reward is not
+#   differentiated.
 
 # %%
 import grpo_lab as gl
@@ -34,27 +38,27 @@ panel = lab.panel(recording="lecture-train-001")
 panel
 
 # %% [markdown]
-# A KL of about 13,000 in the first step: some token had become $e^{15}$ times less likely than under the reference, and
-# k3 takes the exponential of that. A report of such a run (a two-objective trainer, KL 0.318 where 0.02 to 0.06 was
-# wanted) called the formula wrong and put another in its place:
+# The KL is about 13,000 in the first step. A token became $e^{15}$ times less likely than under the reference, and k3
+# takes the exponential of this distance. A report of such a run (a two-objective trainer with a KL of 0.318; the target
+# was 0.02 to 0.06) called the formula wrong and replaced it:
 #
 # ```python
 # delta = (ref_lp - cur_lp).clamp(-10, 10)
 # kl = delta.clamp(0, 10)                    # before: torch.exp(delta) - delta - 1
 # ```
 #
-# The logged KL fell to 0.035, and the case was closed.
+# The logged KL fell to 0.035, and the authors closed the case.
 #
 # ## 1. What did the change do?
 #
-# The scenario `kl-hinge` has that estimator in an otherwise right loss, at a learning rate ten times too high for this
+# The scenario `kl-hinge` uses this estimator in an otherwise right loss, at a learning rate ten times too high for this
 # model. Besides the logged estimate it measures the **exact** KL(policy ‖ reference), summed over the whole vocabulary.
-# After 20 steps you will find
+# What will you find after 20 steps?
 #
-# - **a** both small: the change works, and the policy stays near the reference;
-# - **b** the logged KL small, the exact one above 1: the policy has left, and the log does not say so;
-# - **c** the logged KL large, the exact one small: the hinge exaggerates;
-# - **d** both above 1: no estimator changes what a learning rate does.
+# - **a** Both are small: the change works, and the policy stays near the reference.
+# - **b** The logged KL is small and the exact one is above 1: the policy has moved away, and the log does not show it.
+# - **c** The logged KL is large and the exact one small: the hinge exaggerates.
+# - **d** Both are above 1: no estimator can correct a learning rate.
 
 # %%
 # %%exercise forecast
@@ -74,21 +78,21 @@ hinge = panel.session.records
 hinge.loc[::3, ["step", "kl", "kl/exact", "reward", "entropy", "grad_norm"]].round(3)
 
 # %% [markdown]
-# <details><summary>What was measured here, and why, once yours is done</summary>
+# <details><summary>Our measurement and its explanation: open it after your run</summary>
 #
-# The logged KL stayed below 0.2 in every step, the exact one went above 1 within three steps and to 2 to 5, and the reward
-# to almost nothing: **b**. The panel's KL curve is the logged one. It looks like success.
+# The logged KL stayed below 0.2 in every step. The exact KL passed 1 within three steps and rose to between 2 and 5.
+# The reward fell to almost 0. The answer is **b**. The panel's KL curve is the logged one, and it looks like success.
 #
-# The tokens were sampled from the policy, so that the policy is as a rule the likelier one of the two. Then $\delta$ is
-# negative, and the clamp says 0. The hinge sees only those few tokens that the policy finds *less* likely than the
-# reference, which a collapsed policy hardly ever samples. `panel.session.first_break()` is `None`: every number is finite,
-# and no guard has anything to say.
+# The tokens were sampled from the policy, so the policy usually gives them a higher probability than the reference
+# does. Then $\delta$ is negative, and the clamp returns 0. The hinge sees only the few tokens that the policy finds
+# *less* likely than the reference; a collapsed policy hardly ever samples them. `panel.session.first_break()` is
+# `None`: every number is finite, and no guard acts.
 #
 # </details>
 #
 # ## 2. The right formula, also near 0
 #
-# k3 is what was thrown out. Write it, and mind the small numbers: in a healthy run most $\delta$ are tiny.
+# The report replaced k3. Write k3, and take care with small numbers: in a healthy run most $\delta$ are tiny.
 
 # %%
 # %%exercise k3
@@ -96,7 +100,7 @@ import torch
 
 
 def k3(delta):
-    """e^delta - 1 - delta of each token: never below 0, and right for delta near 0 as well."""
+    """e^delta - 1 - delta of each token: never below 0, and also accurate for delta near 0."""
     # BEGIN SOLUTION
     return torch.expm1(delta) - delta
     # END SOLUTION
@@ -111,15 +115,16 @@ rows |= {name: ESTIMATORS[name](delta) for name in ("k1", "k2", "hinge")}
 pd.DataFrame(rows, index=[f"{value:g}" for value in delta.tolist()])
 
 # %% [markdown]
-# Rows are $\delta$. With `exp` the values at -0.0003 and 0.0001 are rounding noise: several times too large, and 0. (It goes
-# below 0 too, for other numbers.) Yours are 4.5e-8 and 5e-9, as they should be. At 89 nats k3 is inf, in either form: e⁸⁹ is more than fp32 can hold (in fp16 that is so from
-# 11.1 nats on). And look at -5: the policy likelier by $e^5$, and the hinge says 0.
+# Rows are $\delta$. With `exp` the values at -0.0003 and 0.0001 are rounding noise: several times too large, and 0.
+# (For other numbers they are negative.) Your values are right: 4.5e-8 and 5e-9. At 89 nats k3 is inf in either form:
+# e⁸⁹ exceeds the largest fp32 number (in fp16 the limit is 11.1 nats). Look at -5: the policy is likelier by $e^5$, and
+# the hinge returns 0.
 #
-# ## 3. What does the loss pull on?
+# ## 3. Which quantity does the loss pull on?
 #
-# Training adds `beta * estimate` of the sampled tokens to the loss and differentiates it. Sampling itself is not
-# differentiated: the tokens are there before the loss is. With seven tokens the mean over all draws is a sum of seven
-# terms, so that the pull can be computed without noise: **probability times estimate, added up, and differentiated with
+# Training adds `beta * estimate` of the sampled tokens to the loss and differentiates it. Sampling is not
+# differentiated, because the tokens exist before the loss. With seven tokens the mean over all draws is a sum of seven
+# terms, so you can compute the pull without noise: **multiply probability and estimate, add up, and differentiate with
 # the probability held fixed.**
 
 # %%
@@ -128,7 +133,7 @@ import torch
 
 
 def expected_gradient(theta, log_ref, estimator):
-    """Mean gradient by the logits theta (V,) of estimator(log_ref - log_p), tokens drawn from theta."""
+    """Mean gradient of estimator(log_ref - log_p) with respect to the logits theta (V,) that the tokens are drawn from."""
     # BEGIN SOLUTION
     log_p = theta.log_softmax(0)
     loss = (log_p.exp().detach() * estimator(log_ref - log_p)).sum()
@@ -138,8 +143,8 @@ def expected_gradient(theta, log_ref, estimator):
 
 
 # %% [markdown]
-# One policy and one reference over seven tokens, the columns. The first four rows are what your function says of the estimators, the
-# last four are gradients of quantities that one might want to shrink.
+# The table shows one policy and one reference over seven tokens (columns). The first four rows are your function's
+# results for the estimators. The last four rows are gradients of four quantities that one could minimise.
 
 # %%
 theta, ref = torch.randn(2, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -157,9 +162,9 @@ table |= {name: torch.autograd.grad(value, theta, retain_graph=True)[0] for name
 pd.DataFrame({name: row.tolist() for name, row in table.items()}).T.round(4)
 
 # %% [markdown]
-# Which row of the upper half is which of the lower? The letters: **a** KL(policy ‖ ref), **b** KL(ref ‖ policy),
-# **c** nothing, **d** total variation, half the sum of the differences of the probabilities. Give each name its letter, in
-# quotes.
+# Match each row of the upper half with a row of the lower half. The letters: **a** KL(policy ‖ ref), **b** KL(ref ‖
+# policy), **c** nothing, **d** total variation (half the sum of the absolute differences of the probabilities). Give
+# each name its letter, in quotes.
 
 # %%
 # %%exercise pulls
@@ -171,8 +176,9 @@ hinge = "d"
 # END SOLUTION
 
 # %% [markdown]
-# What an estimator measures and what it pulls on are different matters, then. Now the same in training: a learning rate three times too high, which drives the policy
-# away, and a strong penalty of 0.3 against it. Five runs, 20 steps each.
+# So the value of an estimator and its pull are different things. Now see the same in training: a learning rate three
+# times too high drives the policy away, and a strong penalty of 0.3 works against it. You run five runs of 20 steps
+# each.
 
 # %% tags=["slow"]
 drifting = gl.preset("plain").with_("run.num_steps=20", "data.num_prompts=4", "run.exact_kl=true")
@@ -184,19 +190,20 @@ rows = ["kl", "kl/exact", "reward"]
 pd.DataFrame({name: run.records[rows].tail(8).mean() for name, run in runs.items()}).round(2)
 
 # %% [markdown]
-# Means of the last eight steps.
+# The table shows means of the last eight steps.
 #
-# <details><summary>What was measured here, over three seeds</summary>
+# <details><summary>Our measurement, over three seeds</summary>
 #
-# The exact KL: no penalty 1.2 to 1.6, **k1 1.2 to 2.9**, k2 0.7 to 1.0, k3 0.7 to 0.8, **hinge 0.8 to 1.6, with a logged KL
-# of 0.1**. k1, whose *value* is the KL, is no better than no penalty: its pull has mean 0 and is nothing but noise. k2, whose
-# value is biased, pulls on the very KL that one means, k3 on the other direction; both hold on.
+# The exact KL: no penalty 1.2 to 1.6, **k1 1.2 to 2.9**, k2 0.7 to 1.0, k3 0.7 to 0.8, **hinge 0.8 to 1.6, with a
+# logged KL of 0.1**. The *value* of k1 is the KL, but k1 works no better than no penalty: its pull has mean 0 and is
+# only noise. The value of k2 is biased, but it pulls on KL(policy ‖ ref), the intended quantity. k3 pulls on the other
+# direction, KL(ref ‖ policy). Both hold the policy near the reference.
 #
 # </details>
 #
-# ## 4. Overflow, and what a clamp lets go
+# ## 4. Overflow, and the token that a clamp ignores
 #
-# One token, 100 nats less likely than under the reference (put there by the scenario `kl-overflow`):
+# The scenario `kl-overflow` makes one token 100 nats less likely than under the reference:
 
 # %%
 run = lab.run(gl.scenario("kl-overflow").config(), "overflow")
@@ -204,10 +211,10 @@ print(run.status)
 print(run.first_break())
 
 # %% [markdown]
-# The usual remedy is to clamp $\delta$ at 10 before the exponential (the guard `clamp_kl`; verl clamps at 20, and the
-# value at 10 once more). It saves the run. But the gradient of a clamped token is **0**: the one token that is furthest
-# away is not pulled at all. Go on in a straight line instead: k3 up to `limit`, beyond it the tangent at `limit`. (The
-# statisticians' Huber loss is made in this way.)
+# The usual remedy clamps $\delta$ at 10 before the exponential (the guard `clamp_kl`; verl clamps at 20, and clamps the
+# value at 10 as well). It saves the run. But the gradient of a clamped token is **0**: the token that is furthest away
+# gets no pull. Continue in a straight line instead: k3 up to `limit`, and beyond it the tangent at `limit`. (The Huber
+# loss in statistics is built the same way.)
 
 # %%
 # %%exercise straight
@@ -217,7 +224,7 @@ import torch
 
 
 def straight(delta, limit=5.0):
-    """k3(delta) up to limit, beyond it a straight line that goes on with the slope k3 has there."""
+    """k3(delta) up to limit; beyond it a straight line with the value and slope of k3 at limit."""
     # BEGIN SOLUTION
     inside = delta.clamp(max=limit)
     return torch.expm1(inside) - inside + math.expm1(limit) * (delta - inside)
@@ -234,13 +241,14 @@ runs = {name: lab.run(config, name) for name, config in ways.items()}
 pd.concat({name: run.records[["kl", "grad_norm"]].head(4) for name, run in runs.items()}, axis=1).round(2)
 
 # %% [markdown]
-# Both live. In step 1, the step of the broken token, the clamped loss is large and its gradient knows nothing of that
-# token; yours has a norm that is a little larger, since it pulls, by at most $e^5 - 1$.
+# Both runs survive. In step 1, the step of the broken token, the clamped loss is large, but its gradient contains
+# nothing from that token. The norm with your function is a little larger, because your function pulls on the token, by
+# at most $e^5 - 1$.
 #
 # ## 5. A beta that adapts
 #
-# Ziegler et al. (2019) move beta so that the KL stays near a target: by a tenth of the relative error, which is bounded at
-# ±0.2, a step. Written plainly it has a weakness. Try three KLs, of which the second is broken:
+# Ziegler et al. (2019) adjust beta to keep the KL near a target: each step changes beta by a tenth of the relative
+# error, bounded at ±0.2. A naive version has a weakness. Try it on four KLs; the second is broken:
 
 # %%
 def by_min_and_max(error):
@@ -259,10 +267,10 @@ for bounded in (by_min_and_max, by_clamp):
     print(f"{bounded.__name__:15} {betas}")
 
 # %% [markdown]
-# The same formula, bounded in two ways. Python's `min` and `max` turn the NaN into an error of -0.2 without a word, and
-# with their arguments the other way round into another number. `clamp`, like numpy's `clip` in verl's controller, keeps
-# the NaN, and so does every beta after it. Write one that is right: a KL that is not finite says nothing, so beta stays as
-# it is.
+# Both versions use the same formula with a different bound. Python's `min` and `max` silently turn the NaN into an
+# error of -0.2; with swapped arguments they return another number. `clamp`, like numpy's `clip` in verl's controller,
+# keeps the NaN, and every later beta is NaN. Write a correct version: a KL that is not finite carries no information,
+# so beta stays unchanged.
 
 # %%
 # %%exercise next_beta
@@ -280,8 +288,8 @@ def next_beta(beta, kl, target):
 
 
 # %% [markdown]
-# The guard `adaptive_beta` is this function. A whole run with it (the gain set to 1 in place of 0.1, so that forty steps
-# are enough to see something):
+# The guard `adaptive_beta` contains this function. Here is a whole run with it (with gain 1 instead of 0.1, so that
+# forty steps show an effect):
 
 # %% tags=["slow"]
 steady = gl.preset("plain").with_("run.num_steps=40", "data.num_prompts=8")
@@ -291,16 +299,16 @@ rows = ["kl", "beta", "reward"]
 pd.DataFrame({name: run.records[rows].tail(5).mean() for name, run in runs.items()}).round(3)
 
 # %% [markdown]
-# Measured here: the KL ended at 0.12 instead of 0.22, with a beta of 1 instead of 0.02, and the reward did not suffer. It
-# took thirty steps to get there. It steers a drift; against a spike it does nothing.
+# On our machine the KL ended at 0.12 instead of 0.22, with a beta of 1 instead of 0.02, and the reward did not suffer.
+# It took thirty steps. The guard corrects a slow drift; it does nothing against a spike.
 #
 # ## 6. What if
 #
-# The scenario of the beginning again, kept as an overlay, with something changed:
+# Run the first scenario again, keep it in the plot, and change one thing:
 #
-# 1. `loss.kl_estimator=k3`, all else the same. The logged KL is honest now. Does the policy stay?
-# 2. `optimizer.learning_rate=*0.1`, which is the scenario's cure.
-# 3. `loss.beta=1` with the hinge. How strong must a pull be that acts on few tokens?
+# 1. `loss.kl_estimator=k3`, all else equal. The logged KL is now honest. Does the policy stay near the reference?
+# 2. `optimizer.learning_rate=*0.1`, the cure of this scenario.
+# 3. `loss.beta=1` with the hinge. How strong must a pull be if it acts on few tokens?
 
 # %%
 panel = lab.panel("kl-hinge", controls=("learning_rate", "beta"))
@@ -316,44 +324,46 @@ await panel.run()
 panel.session.records[["kl", "kl/exact", "reward"]].tail(5).mean().round(3)
 
 # %% [markdown] tags=["instructor"]
-# **What comes out** (one seed). With k3 at the high rate: logged KL 2.8, exact 2.4 in the last steps, reward 0.01. The
-# number is honest and the policy is gone: beta is 0.02, and no estimator makes up for a learning rate. At a tenth of the
-# rate: exact KL 0.2, reward 0.4. Say plainly that the estimator was not the disease; it was the thermometer.
+# **Results** (one seed). With k3 at the high rate: logged KL 2.8, exact KL 2.4 in the last steps, reward 0.01. The
+# number is honest, but the policy is far away: beta is 0.02, and no estimator can correct the learning rate. At a tenth
+# of the rate: exact KL 0.2, reward 0.4. Tell the class: the estimator measured the problem; the learning rate caused
+# it.
 
 # %% [markdown]
-# Back to the report of the beginning: `kl = delta.clamp(0, 10)` in place of k3, logged KL from 0.318 to 0.035, case closed.
-# That change is now on your desk for review. Write the comment in three to six sentences: why does the number fall, what does it
-# hide, what has the penalty lost, and which numbers do you want to see before you agree?
+# Back to the first report: `kl = delta.clamp(0, 10)` replaces k3, the logged KL falls from 0.318 to 0.035, and the case
+# is closed. Now you review this change. Write your comment in three to six sentences. Why does the number fall? What
+# does it hide? What did the penalty lose? Which numbers do you want to see before you agree?
 
 # %%
 # %%exercise review
-# A text in quotes; several lines in parentheses, or between three quotes.
+# Write a text in quotes. For several lines use parentheses or triple quotes.
 # BEGIN SOLUTION
 answer = (
-    "The KL that is logged fell because its formula changed; about the policy it says nothing. Tokens are sampled from "
-    "the policy, which is as a rule the likelier of the two: there delta is below 0 and the clamp gives 0, however far "
-    "apart the two are. So it hides drift and collapse, which k3 shows. The penalty is weaker, too: where the clamp "
-    "holds, on either side, there is no gradient, so that most tokens, and the one that went furthest, are not pulled "
-    "back. Please log the exact KL over the vocabulary, or at least k1 and k3, before and after, beside held-out reward "
-    "and some samples. If k3 overflows, bound delta before exp or go on in a straight line; if the policy drifts, lower "
-    "the rate or raise beta."
+    "The logged KL fell because its formula changed; it says nothing about the policy. Tokens come from the policy, so "
+    "the policy is usually the likelier of the two. Then delta is below 0 and the clamp returns 0, however far apart "
+    "they are. So the number hides drift and collapse; k3 shows them. The penalty is also weaker: a clamped token has no "
+    "gradient on either side. Most tokens get no pull, and neither does the token that moved furthest. Please log the "
+    "exact KL over the vocabulary, or at least k1 and k3, before and after the change, with held-out reward and some "
+    "samples. If k3 overflows, bound delta before exp or continue in a straight line; if the policy drifts, lower the "
+    "rate or raise beta."
 )
 # END SOLUTION
 
 # %% [markdown] tags=["instructor"]
-# **Marking,** 2 points. *Full:* another formula, not another policy; why it is 0 on most sampled tokens (the policy is
-# the likelier one, delta is below 0); no gradient where it is clamped; a measurement that would tell: the exact KL, or k1 and
-# k3 beside it, reward or samples. *Half (1):* says that the metric changed and how to see it, without why; or why, without a
-# measurement. *None:* "the KL is lower, so it works"; "k3 is biased"; "clamping is bad".
+# **Marking,** 2 points. *Full:* another formula, not another policy; the reason why it is 0 on most sampled tokens (the
+# policy is the likelier one, delta is below 0); no gradient where it is clamped; a measurement that would decide: the
+# exact KL, or k1 and k3 with reward or samples. *Half (1):* says that the metric changed and how to see it, without the
+# reason; or gives the reason without a measurement. *None:* "the KL is lower, so it works"; "k3 is biased"; "clamping
+# is bad".
 
 # %% [markdown]
-# ## 7. Three questions to yourself
+# ## 7. Ask yourself
 
 # %%
 lab.questions()
 
 # %% [markdown]
-# Next comes lab 6, in which the KL is 0.000, and that is the bad news.
+# **Next:** in lab 6 the KL is 0.000, and this value is the symptom.
 
 # %%
 lab.export()

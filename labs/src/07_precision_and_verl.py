@@ -9,19 +9,19 @@
 # %% [markdown]
 # # Lab 7. Precision, and verl's remedies
 #
-# Two texts about verl, a trainer for large models. In one, all answers turn into `!!!!!!!!` from one step to the next, and
-# `old_log_prob` and `kl_loss` read NaN. In the other, KL and gradient norm spike while the reward looks fine, and a table
-# lists remedies: clip harder, lower the rate, raise the precision, warm up, larger batches. In this lab you find out
-# what number formats have to do with it, and measure which remedy cures what.
+# Two reports are about verl, a trainer for large models. In the first, all answers turn into `!!!!!!!!` from one step
+# to the next, and `old_log_prob` and `kl_loss` are NaN. In the second, KL and gradient norm spike while the reward
+# looks fine, and a table lists remedies: clip harder, lower the rate, raise the precision, warm up, use larger batches.
+# In this lab you learn how number formats matter, and measure which remedy cures which cause.
 
 # %% [markdown] tags=["instructor"]
-# **Plan, 45 minutes.** Recording, prediction, four formats 9 · `largest` 4 · loss scaling and `scaler` 10 · `!!!!!!!!` and
-# workarounds 6 · `masked` 6 · `remedy` 5 · spikes and `cures` 5. If you are late, demonstrate `scaler` instead of having
-# it written.
+# **Plan, 45 minutes.** Recording, prediction, four formats 9 · `largest` 4 · loss scaling and `scaler` 10 · `!!!!!!!!`
+# and workarounds 6 · `masked` 6 · `remedy` 5 · spikes and `cures` 5. If you are late, demonstrate `scaler` instead of
+# letting learners write it.
 #
-# **Misconceptions to wait for.** *16 bits are 16 bits* (range and digits are different things). *Loss scaling protects from
-# large gradients* (it protects small ones, and detects large ones). *NaN times a small coefficient is small.* *A mask
-# removes a NaN.* *A remedy that is in a table was measured.*
+# **Misconceptions to wait for.** *All 16-bit formats are alike* (range and digits are different things). *Loss scaling
+# protects from large gradients* (it protects small ones, and detects large ones). *NaN times a small coefficient is
+# small.* *A mask removes a NaN.* *A remedy in a published table was measured.*
 
 # %%
 import math
@@ -35,21 +35,21 @@ lab = gl.Lab("07_precision_and_verl")
 # %% [markdown]
 # ## 1. A recorded run
 #
-# Addition on the small model, healthy for some steps, then dead. Move the time slider to the last healthy step. Is there
-# a sign in the curves of what comes next?
+# This recorded run learns addition on the small model. It is healthy for some steps, then it crashes. Move the time
+# slider to the last healthy step. Do the curves show a sign of the crash?
 
 # %%
 lab.panel(recording="lecture-verl-nan-logprob")
 
 # %% [markdown]
-# <details><summary>What there is to see, once you have looked</summary>
+# <details><summary>The answer: open it after you have looked</summary>
 #
-# None that anybody would act on: a norm of 3, a KL of half a nat, every ratio 1. "Sudden, in any step", says the text, and
-# so it is.
+# No alarming sign: the norm is 3, the KL is half a nat, every ratio is 1. The report says "sudden, in any step", and
+# this is right.
 #
 # </details>
 #
-# We come back to it in part 5. First a question that the second text raises: is it the precision?
+# Part 5 returns to this run. First comes a question from the second report: is precision the cause?
 
 # %% [markdown]
 # ## 2. Four formats
@@ -61,11 +61,11 @@ lab.panel(recording="lecture-verl-nan-logprob")
 # | fp16 | 16 | 3–4 | 65,504 | 6.1 · 10⁻⁵ |
 #
 # You will run lab 3's cause four times: with fp32 weights, with fp16 weights, with bf16 weights, and with fp32 weights
-# under fp16 autocast, as mixed precision is meant to be used.
+# under fp16 autocast. The last one is the usual form of mixed precision.
 
 # %%
 # %%exercise forecast
-# Which of the four end in a crash?
+# Which of the four runs end in a crash?
 #   a  all four
 #   b  fp16 weights only
 #   c  fp16 and bf16 weights, because 16 bits are too few
@@ -86,23 +86,23 @@ for precision, run in four.items():
     print(f"{precision:10} {run.status:8} norm up to {norm:9,.0f}   broken weights {broken:9,.0f}")
 
 # %% [markdown]
-# (`_pure` means that the weights themselves have that format. `fp16` is fp32 weights under autocast.)
+# (`_pure` means that the weights themselves have this format. `fp16` means fp32 weights under autocast.)
 
 # %% [markdown]
-# <details><summary>What was measured here, once yours is done</summary>
+# <details><summary>Our measurement: open it after your run</summary>
 #
-# What kills this run is an overflow, so range decides, not digits. bf16 reaches as far as fp32, and its norm is as large
-# as that of fp32. And the last one met an inf too: its norm says so. It lives because somebody looked before stepping; that
-# is part 4.
+# An overflow kills this run, so the range of the format decides, not its digits. bf16 has the same range as fp32, and
+# its norm is as large as in fp32. The last run also met an inf, as its norm shows. It survives because the loss scaler
+# checks the gradients before the update; part 4 explains it.
 #
 # </details>
 
 # %% [markdown] tags=["instructor"]
-# **Ask.** "Which one is healthy?" None: where it does not crash, the reward is 0 after a few rounds. **Say.** "Precision decides *how* a
-# wrong loss shows itself: as a crash, or as a model that has forgotten everything."
+# **Ask.** "Which one is healthy?" None: each run without a crash has reward 0 after a few rounds. **Say.** "Precision
+# decides *how* a wrong loss shows itself: as a crash, or as a model that forgot everything."
 
 # %% [markdown]
-# ## 3. How far may a log-ratio go?
+# ## 3. How large may a log-ratio be?
 
 # %%
 # %%exercise largest
@@ -110,7 +110,7 @@ import math
 import torch
 
 def largest_log_ratio(dtype):
-    """The largest x for which e^x is finite in a dtype, given by its name, say "float16"."""
+    """The largest x for which e^x is finite in a dtype, given by name, such as "float16"."""
     # BEGIN SOLUTION
     return math.log(torch.finfo(getattr(torch, dtype)).max)
     # END SOLUTION
@@ -122,15 +122,15 @@ for dtype in ("float16", "bfloat16", "float32"):
     print(f"{dtype:9} {limit:6.2f} nats    exp a little below and above: {x.exp().tolist()}")
 
 # %% [markdown]
-# Eleven nats in fp16: lab 2's explosion was at 13. This is why a loss is computed in fp32 even where the model is not. In the
-# run that crashed it was, too; what overflowed was the gradient on its way back through fp16 layers.
+# The limit in fp16 is eleven nats, and lab 2's explosion was at 13. So trainers compute the loss in fp32 even if the
+# model is fp16. The crashed run did so, too; there the gradient overflowed on its way back through fp16 layers.
 
 # %% [markdown]
 # ## 4. Loss scaling
 #
-# fp16 also ends *below*: its smallest number is 6 · 10⁻⁸, and what is smaller becomes 0. Mixed precision multiplies the loss by 65,536 before backward and
-# divides the gradients by it before the optimizer. Multiplied too far they overflow; then the update is left out and the
-# scale is halved. After 2,000 good updates in a row it is doubled again.
+# fp16 also has a lower limit: its smallest number is 6 · 10⁻⁸, and smaller values become 0. Mixed precision multiplies
+# the loss by 65,536 before backward and divides the gradients by it before the optimizer. If the scaled gradients
+# overflow, the update is skipped and the scale is halved. After 2,000 good updates in a row the scale is doubled again.
 
 # %%
 small = torch.tensor(2e-8)
@@ -141,9 +141,9 @@ print("scaled:", scaled.item(), "  and divided again, in fp32:", scaled.float().
 # %%
 # %%exercise scaler
 def scales(overflowed, scale, interval):
-    """The scale after each update. `overflowed`, say "..x.", has an x where gradients were inf.
+    """The scale after each update. `overflowed`, such as "..x.", has an x for each update with inf gradients.
 
-    That halves the scale. `interval` good updates in a row double it; then the count begins again.
+    An x halves the scale. `interval` good updates in a row double it; then the count starts again.
     """
     found, good = [], 0
     for mark in overflowed:
@@ -156,7 +156,7 @@ def scales(overflowed, scale, interval):
     return found
 
 # %% [markdown]
-# Here is torch's own at work, in the run of part 2 that lived.
+# Here are the actions of torch's own scaler, in the surviving run of part 2.
 
 # %%
 for event in four["fp16"].events[1:-1]:
@@ -166,9 +166,9 @@ for event in four["fp16"].events[1:-1]:
             print(f"    update {action.update}: {action.reason}")
 
 # %% [markdown]
-# The scaler is a guard like `skip_nonfinite`: it refuses what is inf. It does not mend the cause, and if the cause stays
-# it halves for ever: a scale that falls and falls is a symptom to watch. One more thing can go wrong: the scale is not
-# divided out before somebody reads the norm.
+# The scaler is a guard like `skip_nonfinite`: it refuses inf gradients. It does not fix the cause. If the cause stays,
+# the scaler halves again and again, so a scale that keeps falling is a symptom to watch. Another mistake is possible:
+# the code reads the norm without dividing by the scale.
 
 # %%
 config = gl.scenario("lost-unscale").config().with_("run.num_steps=4")
@@ -178,13 +178,13 @@ print("norms", lost["grad_norm"].round().tolist())
 print("updates made:", lost["updates"].sum(), "  with a threshold of 10:", refused["updates"].sum())
 
 # %% [markdown]
-# A norm of a hundred thousand in *every* step, from the first, is no explosion. AdamW does not care for the scale and
-# learns; a threshold on the norm refuses every step.
+# A norm of a hundred thousand in *every* step, from the first one, is no explosion. AdamW ignores the scale and learns;
+# a threshold on the norm refuses every step.
 
 # %% [markdown] tags=["instructor"]
 # **Ask.** "Where must `max_grad_norm` be applied?" After `unscale_`. Before it, 1.0 means 0.000015.
 #
-# **Common mistake in `scales`.** Doubling at every good update after the interval: the count must begin again.
+# **Common mistake in `scales`.** Doubling at every good update after the interval: the count must start again.
 
 # %% [markdown]
 # ## 5. `!!!!!!!!`
@@ -203,8 +203,9 @@ run = await panel.run()
 print(run.first_break())
 
 # %% [markdown]
-# The sampler draws from all tokens; the trainer's passes keep the ten likeliest. Sooner or later a sampled token is not
-# among them. Its log-probability is −inf in the pass that computes `old_log_prob`, and −inf in the pass that trains:
+# The sampler draws from all tokens, but the trainer's passes keep only the ten likeliest. After some steps a sampled
+# token is not among them. Its log-probability is −inf in the pass that computes `old_log_prob`, and −inf in the
+# training pass:
 
 # %%
 inf = torch.tensor(math.inf)
@@ -213,8 +214,8 @@ print("times a coefficient of 0.001:", (0.001 * (-inf - -inf)).item())
 print("times 0:", (0 * (-inf - -inf)).item())
 
 # %% [markdown]
-# One NaN in the loss, and after one update every weight is NaN. With sampling the run dies in `multinomial`. A server
-# that decodes greedily goes on, because `argmax` of NaN is an answer like any other:
+# With one NaN in the loss, every weight is NaN after one update. A run that samples crashes in `multinomial`. A server
+# that decodes greedily continues, because `argmax` of NaN returns an index:
 
 # %%
 from grpo_lab.models import loading
@@ -224,15 +225,15 @@ token = torch.full((1, tokenizer.vocab_size), math.nan).argmax().item()
 print("argmax of a row of NaN:", token, "  as text:", 8 * tokenizer.decode([token]))
 
 # %% [markdown]
-# So `!!!!!!!!` means: the weights are NaN, since some step in the past. Now the three workarounds that are passed around.
+# So `!!!!!!!!` means that the weights have been NaN since an earlier step. Now test the three common workarounds.
 
 # %%
 workarounds = ("loss.beta=0", "loss.beta=0.001", "loss.kl_estimator=k3")
 {override: lab.run(filtered.with_(override), "workaround").status for override in workarounds}
 
 # %% [markdown]
-# None helps: the NaN is in the ratio too. Write a log-ratio that has none. It is 0 (a ratio of 1) where a token is not
-# trained or its log-ratio is no finite number, and it must be so *before* exp.
+# None helps, because the NaN is in the ratio, too. Write a log-ratio without NaN. It is 0 (a ratio of 1) for a token
+# that is not trained or whose log-ratio is not finite. Replace these values *before* exp.
 
 # %%
 # %%exercise masked
@@ -249,20 +250,20 @@ masked = filtered.with_(f"loss.log_ratio={lab.path('masked')}")
 {beta: lab.run(masked.with_(f"loss.beta={beta}"), "masked").status for beta in (0.02, 0)}
 
 # %% [markdown]
-# <details><summary>What was measured here, once yours is done</summary>
+# <details><summary>Our measurement: open it after your run</summary>
 #
-# With the KL term on, the run dies as before, because the KL estimate takes a difference of its own. Without it, your
-# log-ratio saves the run. There were two doors; the workaround closed one, your formula the other, and neither is enough
-# alone.
+# With the KL term the run crashes as before, because the KL estimate computes its own difference. Without the KL term
+# your log-ratio saves the run. The NaN had two ways into the loss: the workaround closed one, your formula closed the
+# other, and neither is enough alone.
 #
 # </details>
 
 # %% [markdown]
 # ## 6. A remedy that keeps learning
 #
-# Now without touching formulas or coefficients. The check runs the worst case: with eight tokens kept, nearly every
-# step has a filtered token in one or two of its 32 completions. These are the guards, and the stage of the step at which
-# each of them looks. `help(gl.GUARDS["warm_up"])` says what that one stops, costs and hides.
+# Now solve it without changing formulas or coefficients. The check runs the worst case: only eight tokens are kept, so
+# in nearly every step one or two of the 32 completions contain a filtered token. This list shows the guards and the
+# stage of each. `help(gl.GUARDS["warm_up"])` describes what that guard stops, costs and hides.
 
 # %%
 for name, guard in gl.GUARDS.items():
@@ -270,20 +271,20 @@ for name, guard in gl.GUARDS.items():
 
 # %%
 # %%exercise remedy
-# Guards under which that run
+# Choose guards so that this run
 #   - leaves every weight finite after 12 steps,
 #   - makes at least 10 updates, so that it learns,
-#   - and logs a loss that is a number.
-# The check trains with them. A single name needs a comma behind it: ("warm_up",)
+#   - and logs a finite loss.
+# The check trains with them. A single name needs a comma after it: ("warm_up",)
 # BEGIN SOLUTION
 guards = ("drop_nonfinite_samples",)
 # END SOLUTION
 
 # %% [markdown]
-# Have you tried `skip_nonfinite`? It keeps every weight finite, and makes two or three updates in twelve steps. Or both
-# clamps, `("clamp_log_ratio", "clamp_kl")`? That is the strangest result of this lab: the loss reads NaN, and the
-# gradient is finite, for backward of a clamp passes nothing on where its input was not inside the limits. The mirror image
-# of lab 3.
+# Did you try `skip_nonfinite`? It keeps every weight finite, but makes only two or three updates in twelve steps. Did
+# you try both clamps, `("clamp_log_ratio", "clamp_kl")`? They give the strangest result of this lab: the loss is NaN
+# and the gradient is finite. A clamp passes a gradient back only for inputs inside its limits, and NaN is not inside.
+# This is the reverse of lab 3.
 
 # %%
 panel.keep("unguarded")
@@ -291,11 +292,11 @@ panel.switch(lab.answer("remedy").guards[0], True)
 remedied = await panel.run()
 
 # %% [markdown] tags=["instructor"]
-# **Say.** "Alive is not the goal. `skip_nonfinite` is the fuse, `drop_nonfinite_samples` takes the broken row out while there
-# is no gradient yet. And the cause is still there: sampler and trainer disagree about the vocabulary. Mend that."
+# **Say.** "Survival is not the goal. `skip_nonfinite` protects the weights. `drop_nonfinite_samples` removes the broken
+# row before a gradient exists. The cause is still there: sampler and trainer use different vocabularies. Fix that."
 
 # %% [markdown]
-# ## 7. A spike, while the reward looks fine
+# ## 7. A spike while the reward looks fine
 
 # %%
 spike = lab.panel("bad-batch", controls=("learning_rate",), guards_shown=("skip_spikes", "clamp_kl"))
@@ -305,8 +306,8 @@ spike
 spiked = await spike.run()
 
 # %% [markdown]
-# One completion of 32 was damaged on its way from the sampler to the trainer. KL and norm rise by factors of thousands, for
-# one step; the reward was computed before, and shows nothing. Now the remedies of the table, each alone.
+# One completion of 32 was damaged between sampler and trainer. KL and norm rise by factors of thousands for one step.
+# The reward was computed earlier and shows nothing. Now test each remedy of the table alone.
 
 # %%
 from grpo_lab.course.labs.lab_07_precision_and_verl.cases import REMEDIES
@@ -317,28 +318,28 @@ for letter, override in REMEDIES.items():
     tried[letter] = lab.run(bad.with_(override), f"remedy-{letter}").records
 
 # %%
-print(f"{'':40} largest norm   ... of an update that was made")
+print(f"{'':40} largest norm   ... of an update made")
 for letter, override in REMEDIES.items():
     norms, made = tried[letter]["grad_norm"], tried[letter]["updates"] > 0
     print(f"{letter}  {override:37} {norms.max():12,.1f} {norms[made].max():15,.1f}")
 
 # %%
 # %%exercise cures
-# Which of the eight keep the corrupt sample out of the weights? Letters, as in ("a", "b").
+# Which of the eight remedies keep the corrupt sample out of the weights? Letters, as in ("a", "b").
 # BEGIN SOLUTION
 cures = ("h",)
 # END SOLUTION
 
 # %% [markdown]
-# The other seven are not useless: a tenth of the rate cures a rate that is too high, a warm-up cures a rate that is too high
-# at first, a larger batch cures noise (`grpo-lab scenarios` has each with its cause). A remedy belongs to a cause.
-# And the clip does have a use here: it bounds what the spike leaves behind in Adam's second moment.
+# The other seven are useful elsewhere: a tenth of the rate cures a rate that is too high, a warm-up cures a rate that
+# is too high at first, and a larger batch cures noise (`grpo-lab scenarios` lists each with its cause). A remedy helps
+# only against its own cause. The clip also has a use here: it limits the effect of the spike on Adam's second moment.
 
 # %% [markdown]
 # ## 8. What if
 #
-# 1. `guards.clamp_kl.limit=2` in the last panel: another cure. What does it do to the KL that is logged?
-# 2. `faults.corrupt_sample.at_step=0`: the spike in the first step. Does a warm-up help now?
+# 1. `guards.clamp_kl.limit=2` in the last panel: another cure. How does it change the logged KL?
+# 2. `faults.corrupt_sample.at_step=0`: the spike comes in the first step. Does a warm-up help now?
 # 3. `model.precision=fp16_pure` with `optimizer.adam_eps=1e-4`: does one corrupt sample kill fp16 weights?
 
 # %%
@@ -347,10 +348,10 @@ spike.set("guards.clamp_kl.limit=2")
 clamped = await spike.run()
 
 # %% [markdown] tags=["instructor"]
-# Measured, one seed. 1: the spike is gone from KL and norm alike (0.26 and 3.0); only `log_ratio/max`, noted before the clamp,
-# still shows 12 nats. A cure, and it hides. 2: norm 3,963 in step 0, with the warm-up and without. 3: no weight breaks, the
-# norm is 21; but the reward is gone, and without the corrupt sample as well: fp16 weights with an eps of 1e-4 do not learn
-# here.
+# **Results** (one seed). 1: the spike disappears from KL and norm (0.26 and 3.0). Only `log_ratio/max`, recorded before
+# the clamp, still shows 12 nats. The guard cures the spike and hides it. 2: the norm is 3,963 in step 0, with and
+# without warm-up. 3: no weight breaks and the norm is 21, but the reward is gone, also without the corrupt sample: fp16
+# weights with an eps of 1e-4 do not learn here.
 
 # %% [markdown]
 # ## 9. Ask yourself
@@ -362,4 +363,4 @@ lab.questions()
 lab.export()
 
 # %% [markdown]
-# **Next:** lab 8, eight anonymous runs. You have seen all their causes.
+# **Next:** lab 8 has eight anonymous runs. You know all their causes.

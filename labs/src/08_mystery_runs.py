@@ -9,23 +9,24 @@
 # %% [markdown]
 # # Lab 8. Mystery runs
 #
-# No scenario has a name any more. You get eight recorded runs as a log would show them, a trainer that somebody else
-# broke, and in the end the reported configuration of TRAIN-001, to be made into one that holds. Everything that you need
-# was in labs 1 to 7.
+# In this lab the scenarios have no names. You get eight recorded runs as a log would show them, and a broken trainer to
+# repair. At the end you turn the reported configuration of TRAIN-001 into a stable one. Labs 1 to 7 taught everything
+# that you need.
 
 # %% [markdown] tags=["instructor"]
-# **Plan, 50 minutes.** Eight runs by eye 8 (in pairs, with a list on paper) · the tool 7 · with every tool 5 · the broken
-# trainer 16 · the stable configuration 10, and its defence 4. That is tight: who is short of time leaves out the second
-# repair, and takes the defence home.
+# **Plan, 50 minutes.** Eight runs by eye 8 (in pairs, with a list on paper) · the tool 7 · with every tool 5 · the
+# broken trainer 16 · the stable configuration 10, and its defence 4. This plan is tight: if you are short of time,
+# leave out the second repair and give the defence as homework.
 #
-# **Say.** "Nobody will tell you the name of the scenario in your next job either. What is the first question to ask a
-# log? *When was it still healthy?*"
+# **Say.** "Your next job will not give you the name of the scenario either. What is the first question about a log?
+# *When was it still healthy?*"
 #
-# **Self-assessment.** The key of the runs that ship is a seed, and a learner who looks for it finds it:
-# `grpo_lab.course.mysteries.key()`. For a grade make eight others, with a seed that is yours alone, in about ten seconds:
-# docs/labs.md says how, and how the grader learns of it.
+# **Self-assessment.** The answer key of the included runs follows from a seed, and learners can look it up:
+# `grpo_lab.course.mysteries.key()`. For a grade, make eight other runs with a secret seed; this takes about ten
+# seconds. docs/labs.md explains how to make them and how to give the seed to the grader.
 #
-# **Learned by watching:** who begins with `gl.diagnose` learns to read its verdicts; who begins by eye learns to read runs.
+# **Observed:** learners who begin with `gl.diagnose` learn to read its verdicts. Learners who begin by eye learn to
+# read runs.
 
 # %%
 import grpo_lab as gl
@@ -35,16 +36,17 @@ lab = gl.Lab("08_mystery_runs")
 # %% [markdown]
 # ## 1. Eight runs
 #
-# All are of the tiny model that adds numbers. The settings were taken out; curves, chain, samples and the end are as they
-# were. Go through all eight: change the number, run the cell again.
+# All eight runs train the tiny model that adds numbers. The settings are removed; curves, chain, samples and the end of
+# each run are unchanged. Look at all eight: change the number and run the cell again.
 
 # %%
 number = 1
 lab.panel(recording=f"mystery-{number}", controls=(), guards_shown=())
 
 # %% [markdown]
-# The same in numbers, a row a run. The last column is the gap between what the sampler said of a token and what the trainer
-# says, in nats; a top-p of 0.85 explains 0.16 of it, and not every trainer logs it.
+# The table shows the same in numbers, one row per run. The last column is the difference in nats between the sampler's
+# and the trainer's log-probability of a token. With a top-p of 0.85 a difference of 0.16 is normal. Not every trainer
+# logs this metric.
 
 # %%
 import pandas as pd
@@ -62,29 +64,29 @@ for number, run in runs.items():
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# These are the causes to choose from. Eight of the eleven occur, each once.
+# Choose from these causes. Eight of the eleven occur, each once.
 #
-# | name | what it is |
+# | name | cause |
 # |---|---|
 # | `healthy` | nothing is wrong |
-# | `explosion` | the loss takes exp of a distance that nothing bounds |
-# | `optimizer-overflow` | a healthy gradient, and the update itself breaks the weights |
-# | `nan-logprob` | a sampled token is filtered out where its log-probability is computed |
+# | `explosion` | the loss takes exp of an unbounded distance |
+# | `optimizer-overflow` | the gradient is healthy, and the update itself breaks the weights |
+# | `nan-logprob` | a sampled token is filtered out in the pass that computes its log-probability |
 # | `nan-reward` | a judge returned NaN |
 # | `bad-batch` | one damaged sample |
-# | `kl-hidden` | the reported KL hides how far the policy has gone |
+# | `kl-hidden` | the reported KL hides how far the policy has moved |
 # | `sampler-mismatch` | sampler and trainer give a token different probabilities |
-# | `stale-rollouts` | what is trained on was sampled by an older policy |
-# | `lost-unscale` | a loss scale that nobody took out again |
+# | `stale-rollouts` | an older policy sampled the training batch |
+# | `lost-unscale` | the code never divides by the loss scale |
 # | `gradient-lost` | the gradient is gone before the optimizer sees it |
 #
-# First by eye and without a tool. Your first list is locked in; it need not be right, and it is for you alone: whoever looks
-# for the key of these eight runs finds it. (For a grade there may be eight others. Put their folders beside this notebook,
-# and the cells above show them in place of these.)
+# Work first by eye, without a tool. Your first list is locked in. It may be wrong, and only you see it: the key of
+# these eight runs is public, so the list is for practice. (For a grade you may get eight others. Put their folders
+# beside this notebook, and the cells above show them instead.)
 
 # %%
 # %%exercise by_hand
-# A name for each of the eight, as in {1: "healthy", 2: "bad-batch", 3: …, 8: "explosion"}.
+# Give each of the eight a name, as in {1: "healthy", 2: "bad-batch", 3: …, 8: "explosion"}.
 # BEGIN SOLUTION
 answer = {
     1: "sampler-mismatch",
@@ -99,17 +101,17 @@ answer = {
 # END SOLUTION
 
 # %% [markdown]
-# ## 2. A tool of your own
+# ## 2. Your own tool
 #
-# By eye one looks for what is large. What kills a run is what is not finite, and it begins in one place. For every link of
-# every update a run keeps a note: which share of the numbers is finite, and the largest magnitude. Here are the notes of a step
-# that kills a run, the recorded `zero-times-infinity`, from the log-ratio on:
+# By eye you look for large numbers. But a run dies from numbers that are not finite, and these begin at one link. For
+# every link of every update a run keeps a note: the share of finite numbers, and the largest magnitude. Here are the
+# notes of the fatal step in the recorded `zero-times-infinity`, from the log-ratio on:
 
 # %%
 from grpo_lab.events import Stepped
 
 def record(run):
-    """Per step its notes, as they came: (link, update, share that is finite, largest magnitude)."""
+    """For each step its notes in order: (link, update, share of finite numbers, largest magnitude)."""
     steps = [event for event in run.events if isinstance(event, Stepped)]
     return [[(str(n.link), n.update, 1 - n.nonfinite / n.numel, n.magnitude) for n in s.links] for s in steps]
 
@@ -117,14 +119,14 @@ for link, update, finite, largest in record(gl.Session.open(find("lecture-zero-t
     print(f"update {update}: {link:20} {finite:8.2%} finite, largest {largest:.3g}")
 
 # %% [markdown]
-# The ratio is infinite, and that is not the break: the loss of the same update is finite, because min took the other branch.
-# It comes back on the way backward. So this is what we mean. The **first break** of a run is the first step, and in it the first
-# note, whose share is below 1; and two kinds of notes are passed over:
+# The ratio is infinite, but it is not the break: the loss of the same update is finite, because min took the other
+# branch. The inf comes back in the backward pass. So we define: go through the steps in order, and through the notes of
+# each step in order. The first note whose share is below 1 is the **first break**. Two kinds of notes do not count:
 #
-# - a `ratio`, where the `loss` of the same update is finite: it was absorbed;
-# - `logits` whose largest magnitude is inf, and not NaN: there a filter took tokens out, and −inf is how it says so.
+# - a `ratio`, if the `loss` of the same update is finite: the loss absorbed it;
+# - `logits` whose largest magnitude is inf and not NaN: a filter removed tokens by setting them to −inf.
 #
-# Your function is asked about five short runs, trained just now with seeds of their own. The check takes a few seconds.
+# The check trains five short runs with its own seeds and calls your function on them. It takes a few seconds.
 
 # %%
 # %%exercise first_break
@@ -149,18 +151,20 @@ for number, run in runs.items():
     print(f"mystery-{number}: {own(record(run))}")
 
 # %% [markdown] tags=["instructor"]
-# **Where it goes wrong.** *`largest > limit`*: the loud run that lives is named, and a NaN, which is not larger than anything, is
-# not. *The last link*, *"probabilities"*: that is where the crash was noticed. *Sorted links*: "clipped gradients" comes before
-# "gradients" in the alphabet only. *Only NaN*: a token that was filtered out has −inf. *Every loss of the step must be finite*:
-# with two updates a step, the second one's loss is NaN because the first update broke.
+# **Typical mistakes.** *`largest > limit`*: it names the loud run that survives, and misses NaN, because every
+# comparison with NaN is False. *The last link*, *"probabilities"*: the crash appeared there but began earlier. *Sorted
+# links*: "clipped gradients" comes before "gradients" only in the alphabet. *Only NaN*: a filtered token has −inf.
+# *Every loss of the step must be finite*: with two updates per step, the second loss is NaN because the first update
+# broke the weights.
 #
-# **Ask.** "Two of the eight have a first break, and one of the eight is healthy. And the five between?" Their numbers are all
-# finite, and wrong. No search for NaN finds them.
+# **Ask.** "Two of the eight have a first break, and one of the eight is healthy. What about the other five?" Their
+# numbers are all finite, and wrong. A search for NaN does not find them.
 
 # %% [markdown]
 # ## 3. With every tool
 #
-# `gl.diagnose` reads metrics, as it would read the log of any trainer. `first_break()` reads the chain, as yours does.
+# `gl.diagnose` reads metrics, as it would read the log of any trainer. `first_break()` reads the chain, like your
+# function.
 
 # %%
 verdicts = {number: gl.diagnose(run).verdict for number, run in runs.items()}
@@ -169,8 +173,8 @@ for number, run in runs.items():
     print(f"mystery-{number}: {verdicts[number]:20} first break: {broken.link if broken else 'none'}")
 
 # %% [markdown]
-# Seven of the verdicts are names from the list. One is not: there the tool saw that something is lost, and that the curves
-# in this log do not say why. It says so itself, and what to look at next:
+# Seven of the verdicts are names from the list. The eighth is not: the tool detected a loss of reward, but the curves
+# in this log do not show the cause. The tool says so and suggests the next step:
 
 # %%
 number = next(number for number, verdict in verdicts.items() if verdict == "reward-collapse")
@@ -186,7 +190,7 @@ for step in (steps[0], steps[-1]):
 
 # %%
 # %%exercise verdicts
-# A name for each of the eight, as above; now it counts.
+# Give each of the eight a name, as above; now it counts.
 # BEGIN SOLUTION
 answer = {
     1: "sampler-mismatch",
@@ -201,26 +205,27 @@ answer = {
 # END SOLUTION
 
 # %% [markdown]
-# How many had you by eye? And one thing that no list of eight can show: a run may look healthy and not be. In ten steps of
-# `accumulation-overwrite` (lab 6) `gl.diagnose` finds nothing, and most of each batch was lost. A log shows what was logged.
+# How many did you find by eye? One thing is missing in this list of eight: a run that looks healthy and is not. In ten
+# steps of `accumulation-overwrite` (lab 6) `gl.diagnose` finds nothing, although most of each batch is lost. A log
+# shows only the logged numbers.
 
 # %% [markdown] tags=["instructor"]
-# **Ask.** "Which two look alike?" The two with large norms: in one KL and ratio are quiet (a scale), in the other they are
-# as loud as the norm. **And:** the run with a norm of 2.35 that dies in the next step: no curve before the crash is out of
-# its range, the weights are.
+# **Ask.** "Which two look alike?" The two with large norms: in one, KL and ratio are quiet (a scale); in the other they
+# are as large as the norm. **Also ask** about the run with a norm of 2.35 that dies in the next step: before the crash
+# every curve is in its range, but the weights are broken.
 
 # %% [markdown]
 # ## 4. A broken trainer
 #
-# Forty lines of plain torch, put together from the reports. They hold the bugs that were found in them: a zero_grad in the
-# loop, a `copy_` for an `add_`, an import that shadows, a name that is no longer defined, and a few that raise nothing.
+# Here are forty lines of plain torch, assembled from the reports with the bugs found there: a zero_grad in the loop, a
+# `copy_` instead of an `add_`, an import that shadows a name, an undefined name, and a few bugs that raise no error.
 
 # %% tags=["data"]
 TRAINER = '''
 import torch
 
 def objective(logprobs, old_logprobs, ref_logprobs, advantages, mask):
-    """The GRPO loss of B completions of T tokens: clip range 0.2, beta 0.05. mask is 1 for trained tokens."""
+    """GRPO loss of B completions of T tokens: clip range 0.2, beta 0.05. mask is 1 for trained tokens."""
     log_ratio = logprobs - ref_logprobs
     ratio = torch.exp(log_ratio).clamp(max=148.0)
     clipped = ratio.clamp(0.8, 1.2)
@@ -231,7 +236,7 @@ def objective(logprobs, old_logprobs, ref_logprobs, advantages, mask):
     return (per_token * mask).mean()
 
 def set_gradients(parameters, gradients):
-    """Called once for every micro-batch; in the end .grad is the sum over all of them."""
+    """Called once per micro-batch; at the end .grad is the sum over all of them."""
     for p, g in zip(parameters, gradients):
         if p.grad is None:
             p.grad = g
@@ -239,7 +244,7 @@ def set_gradients(parameters, gradients):
             p.grad.copy_(g)
 
 def update(parameters, optimizer, losses, max_norm=1.0, verbose=False):
-    """One update from the mean over micro-batches. losses: a function a micro-batch, which returns its loss."""
+    """One update from the mean over micro-batches. losses: one function per micro-batch that returns its loss."""
     for loss in losses:
         optimizer.zero_grad()
         gradients = torch.autograd.grad(loss(), parameters)
@@ -255,7 +260,7 @@ def update(parameters, optimizer, losses, max_norm=1.0, verbose=False):
 '''
 
 # %% [markdown]
-# Two of the bugs announce themselves. Run each part once and read the error as if it were yours:
+# Two of the bugs raise an error. Run each part once and read the error as if the code were yours:
 
 # %%
 import torch
@@ -268,24 +273,25 @@ calls = {"update": ([weight], torch.optim.AdamW([weight]), [lambda: weight.sum()
 for name, arguments in calls.items():
     try:
         broken[name](*arguments)
-    except NameError as error:  # UnboundLocalError is one of its kind
+    except NameError as error:  # includes UnboundLocalError, a subclass
         print(f"{name}: {type(error).__name__}: {error}")
 
 # %% [markdown]
-# *UnboundLocalError* although `torch` is imported in the first line: an `import torch.cuda` anywhere in a function makes `torch`
-# a local name in all of it, also where `verbose` is False. *NameError*: somebody mended the KL and took `delta` away with it.
+# *UnboundLocalError*, although the first line imports `torch`: an `import torch.cuda` anywhere in a function makes
+# `torch` a local name in the whole function, even if `verbose` is False. *NameError*: an edit of the KL removed
+# `delta`.
 #
-# The others raise nothing. Repair one function at a time; begin by copying it from above. In the objective there are
-# four: beside the missing name think of the denominator of the ratio, of the place of the clamp, and of what
-# padding does to a mean (it may hold inf and NaN, and 0 · NaN is NaN).
+# The other bugs raise no error. Repair one function at a time; begin with a copy from above. The objective has four
+# bugs. Besides the missing name, check the denominator of the ratio, the place of the clamp, and the effect of padding
+# on a mean (padding may hold inf and NaN, and 0 · NaN is NaN).
 
 # %%
 # %%exercise objective
 import torch
 
 def objective(logprobs, old_logprobs, ref_logprobs, advantages, mask):
-    """The GRPO loss: clip range 0.2, beta 0.05, k3; the mean over tokens whose mask is 1. Before exp the log-ratio is
-    clamped to +-5 and delta = ref_logprobs - logprobs to +-10. Where the mask is 0 there may be anything."""
+    """GRPO loss: clip range 0.2, beta 0.05, k3; the mean over tokens whose mask is 1. Before exp the log-ratio is
+    clamped to +-5 and delta = ref_logprobs - logprobs to +-10. Where the mask is 0, inputs may hold anything."""
     advantages = advantages[:, None]
     # BEGIN SOLUTION
     log_ratio = (logprobs - old_logprobs).masked_fill(mask == 0, 0.0).clamp(-5, 5)
@@ -297,12 +303,12 @@ def objective(logprobs, old_logprobs, ref_logprobs, advantages, mask):
     # END SOLUTION
 
 # %% [markdown]
-# Next the accumulation. There are two bugs in it: the one from the reports, and one that `add_` would bring to light.
+# Next comes the accumulation. It has two bugs: the one from the reports, and one that has an effect only with `add_`.
 
 # %%
 # %%exercise gradients
 def set_gradients(parameters, gradients):
-    """Called once for every micro-batch; in the end .grad is the sum over all of them. `gradients` stay as they are."""
+    """Called once per micro-batch; at the end .grad is the sum over all of them. Do not change `gradients`."""
     # BEGIN SOLUTION
     for p, g in zip(parameters, gradients, strict=True):
         if p.grad is None:
@@ -312,20 +318,20 @@ def set_gradients(parameters, gradients):
     # END SOLUTION
 
 # %% [markdown] tags=["instructor"]
-# **The second one.** `p.grad = g` without `clone`: the first micro-batch's own tensor becomes the sum. Harmless with
-# `copy_`, too, as long as nobody reads it again, which is why nobody had noticed.
+# **The second bug.** `p.grad = g` without `clone`: the first micro-batch's own tensor becomes the sum. It does no harm
+# as long as later code does not read this tensor again; therefore it stayed unnoticed.
 
 # %% [markdown]
-# And the update. What is zeroed when? What is looked at, and when? What does a skip have to leave out? You may leave
-# `set_gradients` aside: `backward()` adds by itself.
+# Last comes the update. What must it zero, and when? What must it check, and when? What must a skip leave out? You need
+# not use `set_gradients`: `backward()` adds gradients by itself.
 
 # %%
 # %%exercise update
 import torch
 
 def update(parameters, optimizer, losses, max_norm=1.0):
-    """One optimizer step from the mean over micro-batches, clipped to max_norm; none where the norm is not finite.
-    losses: a function a micro-batch, which returns its loss. Returns the norm before clipping, as a float."""
+    """One optimizer step from the mean over micro-batches, clipped to max_norm; no step if the norm is not finite.
+    losses: one function per micro-batch that returns its loss. Returns the norm before clipping, as a float."""
     # BEGIN SOLUTION
     optimizer.zero_grad()
     for loss in losses:
@@ -337,29 +343,31 @@ def update(parameters, optimizer, losses, max_norm=1.0):
     # END SOLUTION
 
 # %% [markdown] tags=["instructor"]
-# **Where it goes wrong.** *Skip by zeroing*: the third case moves the weights by AdamW's memory. *`norm > 10` first*: NaN
-# passes. *No division by the number of micro-batches*: the norm is three times too large, AdamW hides it, clipping does not.
+# **Typical mistakes.** *Skip by zeroing*: the third case moves the weights by AdamW's memory. *`norm > 10` first*: NaN
+# passes. *No division by the number of micro-batches*: the norm is three times too large; AdamW hides this, clipping
+# does not.
 #
-# **Count at the board** (nine): ratio against the reference, clamp behind exp, delta undefined, mean over padding; `copy_`,
-# missing `clone`; zero_grad and step in the loop, a guard that lets NaN through and steps on zeroed gradients, the import.
+# **Count at the board** (nine): ratio against the reference, clamp after exp, delta undefined, mean over padding;
+# `copy_`, missing `clone`; zero_grad and step in the loop, a guard that accepts NaN and steps on zeroed gradients, the
+# import.
 
 # %% [markdown]
 # ## 5. The stable configuration
 #
-# The last task is the first sentence of TRAIN-001: make the reported configuration stable. It is preset `original`: the
-# ratio against the reference, a rate of 1e-5, and a clip of the norm as its only guard. Say what you change
-# (`overrides`, of the sections `loss`, `optimizer` and `sampling`) and which guards protect the rest. Your guards replace
-# the preset's.
+# The last task is the first sentence of TRAIN-001: make the reported configuration stable. The preset `original` holds
+# it: the ratio against the reference, a rate of 1e-5, and norm clipping as its only guard. Choose your changes
+# (`overrides` in the sections `loss`, `optimizer` and `sampling`) and your guards. Your guards replace those of the
+# preset.
 #
-# The check runs your configuration with fresh seeds and asks all of this:
+# The check runs your configuration with fresh seeds. All of these must hold:
 #
-# - the tiny model learns: 12 steps, 16 prompts, and 400 held-out problems before and after;
-# - the ratio compares with the policy that sampled: with one update a batch it is 1;
-# - your guards leave that healthy run alone (a warm-up may act), and its gradient as it is;
-# - it survives, and makes at least half of its steps, when a judge returns NaN, when a token is 100 nats from the
-#   reference or from the policy that sampled it, when one gradient is NaN, and when the weights are fp16.
+# - the tiny model learns in 12 steps of 16 prompts, measured on 400 held-out problems before and after;
+# - the ratio compares with the sampling policy: with one update per batch it is 1;
+# - your guards do not act in this healthy run (a warm-up may act) and do not change its gradient;
+# - the run survives five failures and makes at least half of its steps in each: a judge returns NaN, a token is 100
+#   nats from the reference, a token is 100 nats from the sampling policy, one gradient is NaN, the weights are fp16.
 #
-# Try things in the panel first; the check takes about ten seconds.
+# Experiment in the panel first; the check takes about ten seconds.
 
 # %%
 design = lab.panel(preset="original", overrides=("data.num_prompts=8", "data.num_generations=8", "run.num_steps=8"))
@@ -369,12 +377,12 @@ design
 as_reported = await design.run()
 
 # %% [markdown]
-# Nothing explodes here, at a rate of 1e-5 on a model that does not have 124 million weights. Nothing is learned, either:
-# the curve is noise. (It starts near a half because the documents sample at a temperature of 0.8.)
+# At a rate of 1e-5 this small model does not explode; GPT-2 has 124 million weights. It does not learn either: the
+# curve is noise. (It starts near a half because the reports sample at a temperature of 0.8.)
 
 # %% tags=["slow"]
 # %%exercise stable
-# overrides as in ("loss.beta=0.1", "sampling.temperature=1.0"); guards as in ("warm_up", "clip_gradients"),
+# overrides, as in ("loss.beta=0.1", "sampling.temperature=1.0"); guards, as in ("warm_up", "clip_gradients"),
 # or with settings, as in {"warm_up": {"steps": 3}}.
 # BEGIN SOLUTION
 overrides = ("loss.log_ratio=old", "loss.kl_estimator=k3", "optimizer.learning_rate=3e-4")
@@ -382,7 +390,7 @@ guards = ("representable_epsilon", "clamp_log_ratio", "clamp_kl", "skip_nonfinit
 # END SOLUTION
 
 # %% [markdown]
-# Your configuration in the panel, for a longer run, over the reported one:
+# The panel now shows your configuration in a longer run, together with the reported one:
 
 # %%
 answer = lab.answer("stable")
@@ -395,48 +403,51 @@ design.set("run.num_steps=30", "run.num_eval=400")
 final = await design.run()
 
 # %% [markdown]
-# The diamonds are 400 held-out sums, before and after. Where this was written they go from 0.30 to 0.44, no guard acts, and no
-# norm passes 10. (The reward of a batch is noisy, and higher, because it is sampled at 0.8.) Compare your choice with `gl.preset("stable")`:
-# three of its guards are what one seed of a matrix left, the fourth was put there by hand; then the four were measured
-# beside 25 other sets of guards on 23 failures.
+# The diamonds show the share of right answers on 400 held-out sums, before and after. On our machine it goes from 0.30
+# to 0.44, no guard acts, and no norm passes 10. (The reward of a batch is noisy, and higher, because completions are
+# sampled at temperature 0.8.) Compare your choice with `gl.preset("stable")`. Backward elimination in a matrix with one
+# seed left three of its guards, and the authors added the fourth. Then these four were compared with 25 other sets of
+# guards on 23 failures.
 
 # %% [markdown]
-# A colleague is to run your configuration for a week, and asks what it is good for. Defend it in a few sentences: what does each
-# part stop, what does it take to learn, and what is it blind to?
+# A colleague will run your configuration for a week and asks you to justify it. Defend it in a few sentences. What does
+# each part stop? Which parts are necessary for learning? Which failures does it miss?
 
 # %%
 # %%exercise defence
-# A text in quotes; several lines in parentheses, or between three quotes.
+# Write a text in quotes. For several lines use parentheses or triple quotes.
 # BEGIN SOLUTION
 answer = (
-    "The ratio compares with the policy that sampled: it is 1 before a batch's first update, and clipping means what it "
-    "should. The rate of 3e-4 fits a small model; at 1e-5 it survives and learns nothing. representable_epsilon: in "
-    "fp16 AdamW's eps rounds to 0, and one step at a healthy norm breaks the weights. clamp_log_ratio and clamp_kl bound "
-    "what goes into exp: a token 100 nats away costs its own gradient, not the batch. skip_nonfinite refuses what is "
-    "left, a NaN reward or gradient, before it reaches the weights. To learn, it takes denominator and rate; the guards "
-    "only keep it alive. All are blind to what is finite and wrong, a mask, a temperature, a rate ten times too high: "
-    "for these I watch the held-out reward, the exact KL and samples."
+    "The ratio compares with the sampling policy: it is 1 before a batch's first update, and clipping works as intended. "
+    "The rate of 3e-4 fits a small model; at 1e-5 the model survives and learns nothing. representable_epsilon: in fp16 "
+    "AdamW's eps rounds to 0, and one step at a healthy norm breaks the weights. clamp_log_ratio and clamp_kl bound the "
+    "input of exp: a token 100 nats away loses its own gradient, and the batch is kept. skip_nonfinite refuses any other "
+    "NaN, from a reward or a gradient, before it reaches the weights. Denominator and rate make the model learn; the "
+    "guards only keep it alive. No guard sees finite, wrong numbers: a mask, a temperature, a rate ten times too high. "
+    "For these I watch the held-out reward, the exact KL and samples."
 )
 # END SOLUTION
 
 # %% [markdown] tags=["instructor"]
-# **Marking the defence,** 2 points. *Full:* for formula, rate and every guard the failure that it stops; that formula and
-# rate teach, and guards keep alive; one finite and wrong thing that no guard sees, and what would show it. *Half (1):* the
-# guards are right, and the blind spot is missing or empty ("it may still fail"); or it is there, and a guard is said to stop
-# what it does not. *None:* a list of names; "it is stable because it has guards".
+# **Marking the defence,** 2 points. *Full:* for formula, rate and every guard the failure that it stops; formula
+# and rate make it learn, guards keep it alive; one finite, wrong number that no guard sees, and a way to see it.
+# *Half (1):* the guards are right, but the blind spot is missing or empty ("it may still fail"); or the blind spot
+# is there, but the text credits a guard with too much. *None:* a list of names; "it is stable because it has
+# guards".
 #
-# **Typical.** *The rate stays at 1e-5*: survives all, learns nothing. *1e-3*: the reward falls. *log_ratio stays at
-# reference*: it may learn for twelve steps, and the ratio, no longer 1, says what is wrong. *All guards*: clipping and safe
-# sampling change the healthy gradient. *No `representable_epsilon`*: dies in fp16, at a healthy norm.
+# **Typical.** *The rate stays at 1e-5*: survives everything, learns nothing. *1e-3*: the reward falls. *log_ratio stays
+# at reference*: it may learn for twelve steps, but the ratio is no longer 1. *All guards*: clipping and safe sampling
+# change the healthy gradient. *No `representable_epsilon`*: dies in fp16, at a healthy norm.
 #
-# **Say, to end the course.** "Right formulas first, a rate that fits, four guards that keep quiet, and eyes on the reward."
+# **Say at the end of the course.** "Right formulas first, a suitable rate, four guards that rarely act, and a look at
+# the reward in every run."
 
 # %% [markdown]
 # ## 6. What if
 #
 # 1. A rate of 3e-3. Which guard acts, and does it help the reward?
-# 2. `loss.num_iterations=4`: what does the largest ratio do, and how much is clipped?
-# 3. Harm it yourself: `design.set("faults.nan_reward.at_step=1")`, first as it is, then with one guard switched off.
+# 2. `loss.num_iterations=4`: how does the largest ratio change, and how much is clipped?
+# 3. Damage it yourself: `design.set("faults.nan_reward.at_step=1")`, first with all guards, then with one switched off.
 
 # %%
 design.clear()
@@ -445,8 +456,8 @@ design.set("loss.num_iterations=4", "run.num_steps=6")
 await design.run()
 
 # %% [markdown] tags=["instructor"]
-# Measured, one seed. 1: `clamp_kl` acts ("kl-delta 11.9 > 10"), and the reward falls to 0 all the same. 3: one step skipped;
-# without `skip_nonfinite` the run dies in the step after.
+# **Results** (one seed). 1: `clamp_kl` acts ("kl-delta 11.9 > 10"), but the reward still falls to 0. 3: one step is
+# skipped; without `skip_nonfinite` the run dies in the next step.
 
 # %% [markdown]
 # ## 7. Ask yourself
@@ -458,6 +469,6 @@ lab.questions()
 lab.export()
 
 # %% [markdown]
-# That was the course. What you take along: `grpo-lab diagnose` for the logs of your own trainer, `docs/guards.md` for what
-# each guard stops and hides, and the habit to ask three things of every run. Is it finite? Does it learn? Is it the loss that I
-# meant?
+# This is the end of the course. Take three things with you: `grpo-lab diagnose` for the logs of your own trainer,
+# `docs/guards.md` for what each guard stops and hides, and three questions about every run. Is it finite? Does it
+# learn? Is it the loss that I meant?

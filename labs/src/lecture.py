@@ -1,6 +1,6 @@
 # %% [markdown]
 # # GRPO stability, live
-# Press **Shift+Enter** twice. Everything replays from recordings: no GPU, no network, no waiting. For more room:
+# Press **Shift+Enter** twice. The panel replays recordings, so it needs no GPU and no network. For more room:
 # *View › Appearance › Presentation Mode*, or right-click the panel and *Create New View for Cell Output*.
 
 # %% tags=["hidden"]

@@ -1,6 +1,7 @@
-"""A real JupyterLab and a real browser: started once, ended by their own pids, and nothing downloaded.
+"""A real JupyterLab and a real browser: one server and one kernel for all tests, one page for each module.
 
-Without Debian's chromium these tests skip; where CI says so, they fail: `tests/install-packages` gets it.
+Every test opens a notebook of its own in that page, on the shared kernel, where torch is imported and a child is warm.
+Without Debian's chromium these tests skip; with CI=true they fail: `tests/install-packages` installs it.
 """
 
 import json
@@ -17,16 +18,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 ROOT = Path(__file__).parents[2]
 FAILED = pytest.StashKey[bool]()
 PATIENCE = 60_000
-"""Milliseconds. What takes a blink may take long on a busy machine, and nothing here waits longer than it must."""
+"""Milliseconds for anything on a busy machine. Every wait ends with its event."""
+expect.set_options(timeout=PATIENCE)
 
 
 def wait_until(what, true, seconds: float = 60.0):
-    """The first true answer of `true()`; without one in time, the test fails saying `what`."""
+    """Return the first true answer of `true()`; raise AssertionError with `what` if there is none in time."""
     end = time.monotonic() + seconds
     while not (answer := true()):
         assert time.monotonic() < end, f"after {seconds:.0f} s: {what}"
@@ -35,21 +37,21 @@ def wait_until(what, true, seconds: float = 60.0):
 
 
 def processes() -> dict[int, tuple[int, str]]:
-    """pid -> (parent's pid, command line) of whatever runs here and is no zombie."""
+    """pid -> (parent's pid, command line) of all processes but zombies."""
     found = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
                 stat, command = (folder / "stat").read_text(), (folder / "cmdline").read_text()
             except (FileNotFoundError, ProcessLookupError):
-                continue  # it ended while we looked
+                continue  # it ended in between
             if command:
                 found[int(folder.name)] = (int(stat.rpartition(")")[2].split()[1]), command.replace("\0", " "))
     return found
 
 
 class Server:
-    """JupyterLab on a free loopback port, all its folders its own."""
+    """JupyterLab on a free loopback port, with private folders."""
 
     def __init__(self, home: Path) -> None:
         self.folder = home / "labs"
@@ -69,9 +71,8 @@ class Server:
             "ServerApp.root_dir": str(self.folder),
             "LabApp.expose_app_in_browser": "True",
             # Should the tests be killed, it ends by itself.
-            "MappingKernelManager.cull_idle_timeout": "240",
-            "MappingKernelManager.cull_interval": "60",
-            "ServerApp.shutdown_no_activity_timeout": "300",
+            "MappingKernelManager.cull_idle_timeout": "900",
+            "ServerApp.shutdown_no_activity_timeout": "1200",
             "LabApp.user_settings_dir": str(home / "settings"),
             "LabApp.workspaces_dir": str(home / "workspaces"),
         }
@@ -89,19 +90,21 @@ class Server:
             )
         wait_until("JupyterLab does not answer", self._answers)
 
-    def get(self, path: str):
-        with urllib.request.urlopen(f"{self.url}/api/{path}", timeout=10) as answer:
+    def call(self, address: str, **body):
+        """GET an address of the REST API, or POST a body to it."""
+        data = json.dumps(body).encode() if body else None
+        with urllib.request.urlopen(urllib.request.Request(f"{self.url}/api/{address}", data), timeout=30) as answer:
             return json.load(answer)
 
     def _answers(self) -> bool:
         assert self.process.poll() is None, self.log.read_text()
         try:
-            return bool(self.get("status"))
+            return bool(self.call("status"))
         except OSError:
             return False
 
     def write(self, name: str, *cells: str) -> str:
-        """A notebook of code cells; the answer is its path as the browser names it."""
+        """Write a notebook of code cells; returns its path as the browser names it."""
         kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
         code = [
             {"cell_type": "code", "id": f"c{n}", "metadata": {}, "outputs": [], "execution_count": None, "source": cell}
@@ -112,18 +115,18 @@ class Server:
         return f"{name}.ipynb"
 
     def descendants(self, pattern: str = "") -> dict[int, str]:
-        """pid -> command line of what this server started, directly or not, and whose command line matches."""
+        """pid -> command line of the server's descendants whose command line matches."""
         table, ours = processes(), {self.process.pid}
         while more := {pid for pid, (parent, _) in table.items() if parent in ours} - ours:
             ours |= more
         return {pid: table[pid][1] for pid in sorted(ours & set(table)) if re.search(pattern, table[pid][1])}
 
     def workers(self) -> dict[int, str]:
-        """The children that train."""
-        return self.descendants(r"-m grpo_lab\.worker")
+        """The training processes."""
+        return self.descendants(r"-m grpo_lab\.runs\.worker")
 
     def end(self) -> dict[int, str]:
-        """Ask it to end; the answer is whatever of its processes would not."""
+        """End the server; returns those of its processes that are left."""
         ours = self.descendants()
         self.process.send_signal(signal.SIGTERM)
         self.process.wait(30)
@@ -137,23 +140,44 @@ class Server:
 class Notebook:
     """A notebook open in the browser, driven by JupyterLab's own commands; widgets are found by their CSS class."""
 
-    def __init__(self, server: Server, page: Page, path: str, mode: str = "lab") -> None:
-        self.server, self.page, self.path = server, page, path
-        self.open(mode, reset=True)
+    def __init__(self, server: Server, page: Page, kernel: str, path: str) -> None:
+        self.server, self.page, self.kernel, self.path = server, page, kernel, path
 
-    def open(self, mode: str = "lab", reset: bool = False) -> None:
-        """Load the page, again or for the first time (`reset`), and wait for its kernel."""
-        self.page.goto(f"{self.server.url}/{mode}/tree/{self.path}" + ("?reset" if reset else ""))
+    def open(self) -> None:
+        """Open the notebook in the page that is loaded already, on the shared kernel."""
+        self.page.evaluate(
+            """async ([path, id]) => {
+                const kernel = {id, name: 'python3'}, factory = 'Notebook';
+                const widget = await jupyterapp.commands.execute('docmanager:open', {path, factory, kernel});
+                await widget.revealed; await widget.sessionContext.ready;
+                await widget.sessionContext.session.kernel.info }""",
+            [self.path, self.kernel],
+        )
+        self.page.locator(".jp-Notebook .jp-Cell").first.wait_for()
+        self.idle()
+
+    def load(self, mode: str = "lab") -> None:
+        """Load a page that shows this notebook. A kernel that waits in a cell answers nothing, and need not."""
+        self.page.goto(f"{self.server.url}/{mode}/tree/{self.path}")
         self.page.locator(".jp-Notebook").wait_for()
         self.page.wait_for_function("globalThis.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel")
-        if not reset:
-            return  # a kernel that waits in a cell says nothing, and need not
-        # Not before the session itself is ready, or JupyterLab still asks which kernel to take.
-        self.page.evaluate(
-            """async () => { const context = jupyterapp.shell.currentWidget.sessionContext;
-                await context.ready; await context.session.kernel.info }"""
-        )
+
+    def load_document(self) -> None:
+        """Load the page of this notebook alone, as `grpo-lab lecture` does."""
+        self.server.call("sessions", path=self.path, name="", type="notebook", kernel={"id": self.kernel})
+        self.load("doc")
+        self.page.evaluate("async () => { await jupyterapp.shell.currentWidget.sessionContext.ready }")
         self.idle()
+
+    def close(self) -> None:
+        """Close the notebook and its widgets; the kernel goes on."""
+        self.page.evaluate(
+            """async code => { const widget = jupyterapp.shell.currentWidget;
+                const kernel = widget?.sessionContext?.session?.kernel;
+                if (kernel) await kernel.requestExecute({code, silent: true}).done;
+                widget?.dispose() }""",
+            "import ipywidgets; ipywidgets.Widget.close_all()",
+        )
 
     def idle(self) -> None:
         """Wait until the kernel has nothing to do."""
@@ -207,7 +231,7 @@ class Notebook:
 
 @pytest.fixture(name="wait_until", scope="session")
 def wait_until_fixture():
-    """`wait_until(what, true)`: see above; tests share by fixtures."""
+    """`wait_until(what, true)` as a fixture, because test files cannot import this one."""
     return wait_until
 
 
@@ -225,15 +249,21 @@ def chromium() -> str:
 
 @pytest.fixture(scope="session")
 def server(chromium, tmp_path_factory) -> Iterator[Server]:
-    """One JupyterLab for all tests. At its end no process that it started may be left."""
+    """One JupyterLab for all tests. It must leave no process behind."""
     started = Server(tmp_path_factory.mktemp("jupyter"))
     yield started
     assert started.end() == {}
 
 
+@pytest.fixture(scope="session")
+def kernel(server) -> str:
+    """The id of the kernel that all tests share."""
+    return server.call("kernels", name="python3")["id"]
+
+
 @pytest.fixture(scope="module")
 def browser(chromium) -> Iterator[Browser]:
-    """One browser a file of tests: as long as it lives, playwright's event loop is the one that runs in this thread."""
+    """One browser a module: while its event loop runs in this thread, `asyncio.run` of other tests fails."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         yield browser
@@ -248,32 +278,35 @@ def pytest_runtest_makereport(item):
     return report
 
 
-@pytest.fixture
-def page(browser, request, tmp_path_factory) -> Iterator[Page]:
-    """A fresh window; when the test fails, a picture of it is kept and named."""
+@pytest.fixture(scope="module")
+def page(browser, server) -> Page:
+    """JupyterLab, loaded once a module."""
     context = browser.new_context(viewport={"width": 1280, "height": 1000})
     context.set_default_timeout(PATIENCE)
     page = context.new_page()
-    yield page
+    page.goto(f"{server.url}/lab?reset")
+    page.wait_for_function("globalThis.jupyterapp?.restored.then(() => true)")
+    return page
+
+
+@pytest.fixture
+def notebook(server, kernel, page, request, tmp_path_factory):
+    """Opens a notebook of these cells, or a copy of a file. After a failure a picture is kept and the kernel is new."""
+    opened = []
+
+    def open_notebook(*cells: str, copy: Path | None = None, document: bool = False) -> Notebook:
+        path = server.write(re.sub(r"\W", "_", request.node.name), *cells)
+        if copy:
+            shutil.copy(copy, server.folder / path)
+        opened.append(Notebook(server, page, kernel, path))
+        opened[-1].load_document() if document else opened[-1].open()
+        return opened[-1]
+
+    yield open_notebook
     if request.node.stash.get(FAILED, False):
         picture = tmp_path_factory.getbasetemp() / f"{request.node.name}.png"
         page.screenshot(path=picture)
         print(f"what the browser showed: {picture}")
-    context.close()
-
-
-@pytest.fixture
-def notebook(server, page, request):
-    """Opens a notebook of these cells; at the end its kernel is shut down, as a person who closes it would."""
-    opened = []
-
-    def open_notebook(*cells: str, mode: str = "lab") -> Notebook:
-        path = server.write(re.sub(r"\W", "_", request.node.name), *cells)
-        opened.append(Notebook(server, page, path, mode))
-        return opened[-1]
-
-    yield open_notebook
-    for session in server.get("sessions"):
-        address = f"{server.url}/api/sessions/{session['id']}"
-        urllib.request.urlopen(urllib.request.Request(address, method="DELETE"), timeout=30).close()
-    wait_until("children outlive their kernel", lambda: not server.workers(), 30)
+        server.call(f"kernels/{kernel}/restart", restart=True)
+    for each in opened:
+        each.close()

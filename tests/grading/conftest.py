@@ -1,4 +1,4 @@
-"""What the tests of the labs' checks share."""
+"""Fixtures of the tests of the labs' checks."""
 
 import os
 import shutil
@@ -13,19 +13,19 @@ from grpo_lab.grading.sandbox.tiers import TIERS
 
 @pytest.fixture
 def lab(request):
-    """The lab that a file of tests is about, by the file's name."""
+    """The lab of a file of tests, by the file's name."""
     return request.path.stem.removeprefix("test_lab_")
 
 
 @pytest.fixture
 def findings(lab):
-    """`findings(exercise, seed, **answer)`: what is said of an answer."""
+    """`findings(exercise, seed, **answer)`: the findings about an answer."""
     return lambda name, seed=0, **answer: evaluate.check(exercise(lab, name), answer, seed)
 
 
 @pytest.fixture(scope="module")
 def load(tmp_path_factory):
-    """Loads the source of an answer as a grader would: from a file."""
+    """Loads the source of an answer from a file, as a grader does."""
     path = tmp_path_factory.mktemp("answers") / "answer.py"
 
     def loaded(source):

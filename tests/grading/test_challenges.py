@@ -80,7 +80,7 @@ def test_too_little_or_too_much_is_refused(tmp_path, size, held):
 
 def test_what_is_no_file_is_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe", 0o600)
-    with pytest.raises(ConfigError, match="no regular file"):
+    with pytest.raises(ConfigError, match="not a regular file"):
         challenges.secret(tmp_path / "pipe")
     with pytest.raises(ConfigError, match="Is a directory; name a file"):
         challenges.secret(tmp_path)

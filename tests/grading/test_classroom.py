@@ -1,4 +1,4 @@
-"""Grading is interrupted in every way there is: what was graded is kept, nothing is lost, nobody is left behind."""
+"""Interruptions of grading: finished results are kept, the rest is graded later, and no process is left behind."""
 
 import errno
 import json
@@ -14,25 +14,28 @@ import pytest
 
 from grpo_lab import cli
 from grpo_lab.grading import class_run, submissions
-from grpo_lab.grading.results import FAILED, RIGHT, UNANSWERED, Result
+from grpo_lab.grading.results import FAILED, NOT_REACHED, RIGHT, UNANSWERED, Result
 from grpo_lab.grading.sandbox import tier_checks
 from grpo_lab.grading.sandbox.box import descendants
 from grpo_lab.grading.sandbox.linux import PR_SET_CHILD_SUBREAPER, prctl
 from grpo_lab.grading.sandbox.tiers import PROCESS
+from grpo_lab.grading.worker_client import WorkerClient
+from grpo_lab.runs import parallel
 from grpo_lab.ui import console
 from tests.grading import mutants
 
 BLANK = mutants.INSTRUCTOR.parent / "05_kl.ipynb"
 WRITTEN = {"forecast": 'answer = "a"', "pulls": 'k1, k2, k3, hinge = "c", "a", "b", "d"'}
 """Right answers that nothing has to run for: two points, and one."""
-SLOW = f"import time\n\ntime.sleep(1)\n{mutants.solution('05_kl', 'k3')}"
-HOLDS = "import subprocess\n\nsubprocess.run(['sleep', '4711.25'])\n"
-PATIENCE = 60.0
+HOLDS, HELD = "import subprocess\n\nsubprocess.run(['sleep', '4711.25'])\n", "4711.25"
+"""An answer that ends when it is killed, and the words of its command line."""
+PATIENCE = 300.0
+"""Seconds to wait for an event on a busy machine."""
 
 
 @pytest.fixture(autouse=True)
 def nobody_left():
-    """Whoever survives its parents becomes this process's child, and is found."""
+    """Orphans become children of this process, so that a process left behind is found."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     before = set(descendants())
     yield
@@ -125,34 +128,54 @@ def running(words):
     return found
 
 
-def test_a_class_goes_on_after_a_kill_and_after_ctrl_c(grade, unprobed, tmp_path):
-    for student in ("ann", "cem", "dan", "eve"):
-        hand_in(tmp_path / "class" / student / "05_kl.ipynb", student, **WRITTEN)
-    hand_in(tmp_path / "class" / "bob" / "05_kl.ipynb", **WRITTEN, k3=SLOW)
-    options = rules(seconds=20.0)
+@pytest.fixture
+def interrupt(monkeypatch):
+    """`interrupt()`: Ctrl-C arrives while the next notebook is graded, which then goes on."""
+    armed, heard, listen, graded = threading.Event(), threading.Event(), parallel.ctrl_c, WorkerClient.grade
 
-    words = [sys.executable, "-m", "grpo_lab.cli", "grade", "class", *options]
+    def grade(client, found):
+        if armed.is_set():
+            armed.clear()
+            os.kill(os.getpid(), signal.SIGINT)
+            assert heard.wait(PATIENCE)
+        return graded(client, found)
+
+    monkeypatch.setattr(WorkerClient, "grade", grade)
+    monkeypatch.setattr(parallel, "ctrl_c", lambda stop, stopping: listen(lambda: (stop(), heard.set()), stopping))
+    return armed.set
+
+
+def test_a_class_goes_on_after_a_kill_and_after_ctrl_c(grade, unprobed, interrupt, tmp_path):
+    """Notebooks are graded in any order. One worker holds bob's when the command is killed; the other is through."""
+    for student in ("ann", "cem"):
+        hand_in(tmp_path / "class" / student / "05_kl.ipynb", student, **WRITTEN)
+    hand_in(tmp_path / "class" / "bob" / "05_kl.ipynb", **WRITTEN, k3=HOLDS)
+    options = rules(seconds=250.0, total_seconds=300.0)
+
+    words = [sys.executable, "-m", "grpo_lab.cli", "grade", "class", *options, "--jobs", "2"]
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-    wait_until("no result", lambda: process.poll() is not None or kept())
+    wait_until("no results", lambda: process.poll() is not None or (len(kept()) == 2 and running(HELD)))
     process.kill()
     assert process.wait() == -signal.SIGKILL
-    wait_until("the killed grader left processes", lambda: not running("grpo_lab.grading"))
+    wait_until("the killed command left processes", lambda: not running("grpo_lab.grading") and not running(HELD))
     first = kept()
-    assert set(first) == {"ann"} and not Path("out/index.html").exists()
+    assert set(first) == {"ann", "cem"} and not Path("out/index.html").exists()
 
-    interrupt = meanwhile(lambda: "bob" in kept(), lambda _: os.kill(os.getpid(), signal.SIGINT))
+    for student in ("bob", "dan", "eve"):
+        k3 = mutants.solution("05_kl", "k3")
+        hand_in(tmp_path / "class" / student / "05_kl.ipynb", student, **WRITTEN, k3=k3)
+    interrupt()
     code, _, err = grade("class", *options)
-    interrupt.join()
     assert code == 1
-    assert "stopped: what was graded is kept in out; the same command goes on from there" in err
+    assert "stopped: finished results are saved in out; the same command continues from there" in err
     second = kept()
-    assert {"ann", "bob"} <= set(second) < {"ann", "bob", "cem", "dan", "eve"} and second["ann"] == first["ann"]
+    assert len(second) == 3 and first.items() <= second.items()
 
     code, out, _ = grade("class", *options)
     third = kept()
     assert code == 0 and all(student in out for student in third)
     assert set(third) == {"ann", "bob", "cem", "dan", "eve"} and second.items() <= third.items()
-    assert statuses("bob")["k3"] == RIGHT and result("bob").score == 5 and result("eve").score == 3
+    assert statuses("bob")["k3"] == RIGHT and result("bob").score == 5 and result("ann").score == 3
     assert len(list(Path("out/gradescope").glob("*.json"))) == 5
     assert set(Path("out").rglob("*.part")) == set()
 
@@ -160,16 +183,16 @@ def test_a_class_goes_on_after_a_kill_and_after_ctrl_c(grade, unprobed, tmp_path
     assert kept() == third
 
 
-def test_an_examiner_that_is_killed_costs_one_exercise(grade, unprobed, tmp_path):
+def test_a_grade_worker_that_is_killed_costs_one_exercise(grade, unprobed, tmp_path):
     hand_in(tmp_path / "class" / "ann" / "05_kl.ipynb", **WRITTEN, k3=HOLDS)
     hand_in(tmp_path / "class" / "bob" / "05_kl.ipynb", **WRITTEN)
 
     def kill(_):
-        (examiner,) = running("grpo_lab.grading.grade_worker")
-        os.kill(examiner, signal.SIGKILL)
+        (worker,) = running("grpo_lab.grading.grade_worker")
+        os.kill(worker, signal.SIGKILL)
 
-    killer = meanwhile(lambda: running("4711.25"), kill)
-    code, out, err = grade("class", *rules(seconds=50.0))
+    killer = meanwhile(lambda: running(HELD), kill)
+    code, out, err = grade("class", *rules(seconds=250.0))
     killer.join()
     assert code == 1 and "1 of 2 notebooks were not graded in full" in err and "ann" in out
     assert statuses("ann") == {
@@ -179,14 +202,14 @@ def test_an_examiner_that_is_killed_costs_one_exercise(grade, unprobed, tmp_path
         "k3": FAILED,
     }
     (lost,) = (mark for mark in result("ann").marks if mark.status == FAILED)
-    assert lost.points == 0 and "the examiner ended in the middle of it" in lost.note
+    assert lost.points == 0 and "the grade worker ended during this exercise" in lost.note
     assert statuses("bob")["pulls"] == RIGHT
-    course = class_run.Kept(Path("out/results"), the_course())
-    assert [course.find(found) is not None for found in submissions.found([Path("class")])] == [False, True]
+    store = class_run.ResultStore(Path("out/results"), the_course())
+    assert [store.find(found) is not None for found in submissions.found([Path("class")])] == [False, True]
 
 
 def the_course():
-    """What the last command graded with."""
+    """The course of the last command."""
     from grpo_lab.cli import grade
     from grpo_lab.grading import rules as ruling
 
@@ -196,15 +219,13 @@ def the_course():
 def test_a_notebook_that_takes_too_long_is_told_from_one_that_is_wrong(grade, unprobed, tmp_path):
     hand_in(tmp_path / "class" / "ann" / "05_kl.ipynb", **WRITTEN, k3="import time\n\ntime.sleep(600)\n")
     hand_in(tmp_path / "class" / "bob" / "05_kl.ipynb", **WRITTEN)
-    begun = time.monotonic()
-    code, _, err = grade("class", *rules(seconds=20.0, total_seconds=20.0))
-    assert time.monotonic() - begun < PATIENCE
+    code, _, err = grade("class", *rules(seconds=8.0, total_seconds=8.0))
     assert code == 1 and "1 of 2 notebooks were not graded in full" in err
     marks = {mark.exercise: mark for mark in result("ann").marks}
     assert marks["forecast"].status == RIGHT
     assert (marks["k3"].status, marks["pulls"].status) == (FAILED, FAILED)
-    assert "not finished within 20 s, which is the limit of a notebook" in marks["k3"].note
-    assert marks["pulls"].note == "not reached: the examiner was lost before"
+    assert "not finished within 8 s, the limit of a notebook; raise total_seconds" in marks["k3"].note
+    assert marks["pulls"].note == NOT_REACHED
     assert statuses("bob")["pulls"] == RIGHT
 
 
@@ -214,7 +235,7 @@ def test_a_disk_that_is_full_costs_nothing_that_was_graded(grade, unprobed, tmp_
         hand_in(tmp_path / folder / "ann" / "05_kl.ipynb", folder, **WRITTEN)
     Path("tuesday/bob").mkdir()
     Path("tuesday/bob/05_kl.ipynb").write_text("{")
-    options = ("monday", "tuesday", *rules(seconds=20.0))
+    options = ("monday", "tuesday", *rules())
     write = Path.write_bytes
 
     def full(path, content):
@@ -230,7 +251,7 @@ def test_a_disk_that_is_full_costs_nothing_that_was_graded(grade, unprobed, tmp_
     assert list(first) == ["ann"] and not Path("out/index.html").exists()
 
     code, out, _ = grade(*options)
-    assert code == 0 and out.count("ann") == 2 and "no notebook" in out
+    assert code == 0 and out.count("ann") == 2 and "not a notebook" in out
     files = list(Path("out/results").glob("*.json"))
     assert len(files) == 3 and first["ann"] in [(file, file.stat().st_mtime_ns) for file in files]
     assert len(list(Path("out/pages").glob("ann-05-kl-*.html"))) == 2
@@ -243,8 +264,8 @@ def test_a_class_with_nothing_to_grade(grade):
     code, _, err = grade("class", *options)
     assert code == 1 and "no notebook (*.ipynb) in class" in err
     Path("class", student, "05_kl.ipynb").write_text("{")
-    code, out, err = grade("class", *rules(seconds=20.0), *options)
-    assert code == 0 and student in out and "no notebook" in out
+    code, out, err = grade("class", *rules(), *options)
+    assert code == 0 and student in out and "not a notebook" in out
     assert "tier 0: a process with limits" in err
     assert (result(student).tier, result(student).trust, result(student).marks) == (0, PROCESS.trust, [])
     (page,) = Path("out/pages").glob("*.html")
@@ -254,7 +275,7 @@ def test_a_class_with_nothing_to_grade(grade):
 def test_a_folder_that_cannot_be_written_is_told_before_anything_is_graded(grade, unprobed, tmp_path):
     hand_in(tmp_path / "class" / "ann" / "05_kl.ipynb", **WRITTEN)
     Path("out").write_text("a file")
-    code, _, err = grade("class", *rules(seconds=20.0))
+    code, _, err = grade("class", *rules())
     assert code == 1 and "out" in err and "error: " in err
 
 
@@ -270,7 +291,7 @@ def test_without_bubblewrap_nothing_is_graded_unless_the_plain_process_is_asked_
     )
     (tmp_path / "bin" / "bwrap").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    code, _, err = grade("class", *rules(seconds=20.0), *words)
+    code, _, err = grade("class", *rules(), *words)
     err = " ".join(err.split())
     assert code == 2
     assert "tier 2 (bubblewrap) does not work here" in err and "No permissions to create a namespace" in err

@@ -1,4 +1,4 @@
-"""The course page says of each lab what the registry says, in order, and links to what is there."""
+"""The course page agrees with the registry, in order, and its links lead to files."""
 
 import re
 from pathlib import Path

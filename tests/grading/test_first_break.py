@@ -1,4 +1,4 @@
-"""The check of `first_break` accepts what is right, on runs of any seed, and tells the usual wrong answers apart."""
+"""The check of `first_break` accepts the right answer on runs of any seed, and refuses the usual wrong ones."""
 
 import math
 
@@ -26,7 +26,7 @@ def right(steps):
 
 
 def broken(notes):
-    """Links of a step that are not finite, the two exceptions left aside."""
+    """The links of a step that are not finite, without the two exceptions."""
     found = [
         link for link, _, finite, largest in notes if finite < 1 and not (link == "logits" and largest == math.inf)
     ]
@@ -64,17 +64,17 @@ def every_loss_finite(note, steps):
 
 
 WRONG = {
-    "the last link": (in_the_first_broken_step(lambda links: links[-1]), "what follows inherits it"),
+    "the last link": (in_the_first_broken_step(lambda links: links[-1]), "later links inherit it"),
     "links in the order of the alphabet": (in_the_first_broken_step(min), "in the order in which they came"),
-    "larger than 10": (first_where(lambda note, _: note[4] > 10), "not for the size"),
+    "larger than 10": (first_where(lambda note, _: note[4] > 10), "not the size"),
     "larger than fp16 holds": (first_where(lambda note, _: note[4] > 65504), "NaN > limit is False"),
     "not up to a limit": (first_where(lambda note, _: not note[4] <= 1e4), "absorbed"),
-    "the largest number": (largest, "not for the size"),
+    "the largest number": (largest, "not the size"),
     "only NaN": (first_where(lambda note, _: math.isnan(note[4])), "An inf counts there as much as a NaN"),
     "always step 0": (changed(lambda _, link: (0, link)), "stop at the first"),
     "never": (lambda _: None, "whose share is below 1"),
     "where it crashed": (changed(lambda step, _: (step, "probabilities")), "only where it was noticed"),
-    "one step late": (changed(lambda step, link: (step + 1, link)), "the number is another"),
+    "one step late": (changed(lambda step, link: (step + 1, link)), "the number differs"),
     "absorbed ratios too": (
         first_where(lambda note, _: note[3] < 1 and not (note[1] == "logits" and note[4] == math.inf)),
         "there it was absorbed",

@@ -1,4 +1,4 @@
-"""`grpo-lab grade` on a class: full marks for the reference in every lab, none for what is untouched, and reports."""
+"""`grpo-lab grade` on a class: full marks for each reference, none for untouched notebooks, and reports."""
 
 import csv
 import io
@@ -19,7 +19,7 @@ from tests.grading import mutants
 
 SOURCES = Path(__file__).parents[2] / "labs"
 SHADOWS = ("json", "random", "torch", "numpy", "typing_extensions")
-"""Modules that a folder of submissions could hold, for whoever starts Python there."""
+"""Names of modules that a student could hand in, to be imported by a Python started in that folder."""
 WRONG = {
     "k3": "sign flipped",
     "expected_gradient": "policy minus reference",
@@ -45,7 +45,7 @@ def hand_in(folder, student, lab, text):
 
 @pytest.fixture(scope="module")
 def graded(tmp_path_factory, contained):
-    """The folder of a class, graded twice: the second time with a mark entered by hand. What both runs said."""
+    """The folder of a class, graded twice, the second time with a mark entered by hand; the output of both runs."""
     contained(2)
     home = tmp_path_factory.mktemp("class")
     wrong = {
@@ -61,11 +61,11 @@ def graded(tmp_path_factory, contained):
     hand_in(home / "submitted", "broken", "05_kl", notebook("05_kl")[:-9])
     for name in SHADOWS:
         (home / f"{name}.py").write_text("open('shadowed', 'w').close()\nraise SystemExit(0)\n")
-    command = [sys.executable, "-P", "-m", "grpo_lab.cli", "grade", "submitted", "--jobs", "1"]
+    command = [sys.executable, "-P", "-m", "grpo_lab.cli", "grade", "submitted", "--jobs", "2"]
     env = {**os.environ, "COLUMNS": "150", "OMP_NUM_THREADS": "1"}
 
     def run():
-        return subprocess.run(command, cwd=home, env=env, capture_output=True, text=True, timeout=540)
+        return subprocess.run(command, cwd=home, env=env, capture_output=True, text=True, timeout=1800)
 
     first = run()
     kept = {path: path.stat().st_mtime_ns for path in (home / "grades" / "results").iterdir()}
@@ -114,7 +114,7 @@ def test_mistakes_cost_exactly_their_exercises(graded):
 def test_what_is_no_notebook_is_accounted_for(graded):
     home, first, *_ = graded
     row = next(row for (student, _), row in gradebook(home).items() if student == "broken")
-    assert (row["score"], "no notebook" in row["problem"]) == ("0.0", True)
+    assert (row["score"], "not a notebook" in row["problem"]) == ("0.0", True)
     assert "broken" in first.stdout
 
 

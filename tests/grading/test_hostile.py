@@ -1,9 +1,8 @@
-"""A class in which everybody but one attacks the grader: what they earn, what is said, and that they got nowhere."""
+"""A class in which all students but one attack the grader: points, findings, and proof that no attack succeeded."""
 
 import json
 import math
 import re
-import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +25,7 @@ from grpo_lab.grading.sandbox.linux import PR_SET_CHILD_SUBREAPER, prctl
 from tests.grading import hostile, mutants
 from tests.grading.hostile.world import World
 
-RULES = Rules(seconds=2.0, total_seconds=240.0, memory_mb=512, output_kb=256, processes=32)
+RULES = Rules(seconds=4.0, total_seconds=900.0, memory_mb=512, output_kb=256, processes=32)
 ATTACKS = hostile.attacks()
 HONEST = "honest"
 HANDED_IN = {
@@ -103,24 +102,23 @@ HANDED_IN = {
     ),
     "strikes": ("01_grpo_by_hand", {"advantages": "kills_server", "slope": "stops_server"}),
 }
-"""Who hands in which lab, with an attack in place of the answer to these exercises, and right answers to the others."""
+"""Students with their lab, the attacks in place of some answers, and right answers in the others."""
 PLACES = [(student, name) for student, (_, attacks) in HANDED_IN.items() for name in attacks]
 SCRIPT = "<script>alert(1)</script>"
 
 
 class Graded(NamedTuple):
-    """What became of the class."""
+    """The graded class."""
 
     results: dict[str, Result]
     out: Path
     world: World
     left: list[int]
     """Processes that were still there."""
-    seconds: float
 
 
 def notebook(lab, answers):
-    """The lab, solved but for these cells; all that is not looked at tells the grader what to think."""
+    """The solved lab with these cells; its metadata and outputs claim points."""
     tree = json.loads((mutants.INSTRUCTOR / f"{lab}.ipynb").read_text(encoding="utf-8"))
     tree["metadata"] = {"kernelspec": {"name": "mine", "display_name": SCRIPT}, "points": 100}
     for cell in tree["cells"]:
@@ -155,20 +153,19 @@ def graded(contained):
     others, out = world.home / "submissions", world.home / "grades"
     honest = others / HONEST / "05_kl.ipynb"
     hand_in(others, world.known(honest, out / "results", out / "index.html"))
-    prctl(PR_SET_CHILD_SUBREAPER, 1)  # whoever survives its parents becomes this process's child
-    before, begun = frozenset(descendants()), time.monotonic()
+    prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans become children of this process
+    before = frozenset(descendants())
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRADERS_OWN", world.token)
         course = Course(RULES, challenges.secret(world.home / "grading.secret"))
-        kept = class_run.Kept(out / "results", course)
-        results = class_run.grade(submissions.found([others]), course, kept, 2, lambda result: None)
-    seconds = time.monotonic() - begun
+        store = class_run.ResultStore(out / "results", course)
+        results = class_run.grade(submissions.found([others]), course, store, 2, lambda result: None)
     left = [pid for pid in descendants() if pid not in before]
     end_descendants(before)
     prctl(PR_SET_CHILD_SUBREAPER, 0)
     assert results
     reports.write(results, out)
-    yield Graded({result.student: result for result in results}, out, world, left, seconds)
+    yield Graded({result.student: result for result in results}, out, world, left)
     world.close()
 
 
@@ -239,12 +236,11 @@ def test_what_a_notebook_says_of_itself_counts_for_nothing(graded):
 def test_a_file_that_is_no_notebook(graded, student, problem):
     result = graded.results[student]
     assert problem in result.problem and not result.marks and result.score == 0
-    assert result.seconds < 60
+    assert result.seconds < RULES.total_seconds
 
 
 def test_time_is_bounded(graded):
     """Every wait has an end: those of the attacks that never do, and of the sandboxes that are started anew."""
-    assert graded.seconds < RULES.total_seconds
     for result in graded.results.values():
         assert result.seconds < RULES.total_seconds
 
@@ -273,7 +269,7 @@ DATA = [
     *(dict.fromkeys(THREE, each) for each in ("skip_spikes", [], {}, (1 << 1_023) - 1)),
     *(torch.zeros(0), torch.tensor(1.0), torch.tensor(True), torch.zeros(2, 3), [torch.tensor(math.nan)]),
 ]
-"""What can come out of a sandbox and is meant to come as a surprise to who judges it."""
+"""Data that can come out of a sandbox and may surprise a judge."""
 JUDGED = [(lab, task) for lab in LABS for task in lab_page(lab).exercises.values() if isinstance(task.check, Values)]
 
 

@@ -1,4 +1,4 @@
-"""Notebooks are a stranger's: what is wrong with one ends as text, and nothing but answers comes out."""
+"""Hostile notebooks: every fault becomes a text, and only answers come out."""
 
 import hashlib
 import json
@@ -112,16 +112,16 @@ def test_nothing_else_of_a_notebook_is_kept(grade):
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
-        (b"", "no notebook: Expecting value"),
-        (b"\xff\xfe\x00", "no notebook: 'utf-8' codec can't decode"),
-        (b"{", "no notebook: Expecting property name"),
+        (b"", "not a notebook: Expecting value"),
+        (b"\xff\xfe\x00", "not a notebook: 'utf-8' codec can't decode"),
+        (b"{", "not a notebook: Expecting property name"),
         (b"[" * 1_000_000, "nested too deeply"),
         (b'{"a":' * 100_000, "nested too deeply"),
-        (b'{"nbformat": 4, "nbformat": 4}', "a key stands twice"),
-        (b'{"nbformat": 4, "cells": [{"id": "a", "id": "b"}]}', "a key stands twice"),
+        (b'{"nbformat": 4, "nbformat": 4}', "has the same key twice"),
+        (b'{"nbformat": 4, "cells": [{"id": "a", "id": "b"}]}', "has the same key twice"),
         (b'{"nbformat": ' + b"4" * 100_000 + b"}", "a whole number of 100,000 digits"),
-        (b'{"nbformat": NaN}', "NaN is no JSON"),
-        (b'{"nbformat": 4, "cells": [-Infinity]}', "-Infinity is no JSON"),
+        (b'{"nbformat": NaN}', "NaN is not JSON"),
+        (b'{"nbformat": 4, "cells": [-Infinity]}', "-Infinity is not JSON"),
         (b"4", "names no version"),
         (b"{}", "names no version"),
         (b'{"nbformat": true, "cells": []}', "names no version"),
@@ -133,7 +133,7 @@ def test_nothing_else_of_a_notebook_is_kept(grade):
         (b'{"nbformat": 4, "cells": [1]}', "cell 1 is none of code, markdown, raw"),
         (b'{"nbformat": 4, "cells": [{"cell_type": ["code"], "source": ""}]}', "cell 1 is none of"),
         (b'{"nbformat": 4, "cells": [{"cell_type": "heading", "source": ""}]}', "cell 1 is none of"),
-        (b'{"nbformat": 4, "cells": [{"cell_type": "code"}]}', "cell 1 has a source or an id that is no text"),
+        (b'{"nbformat": 4, "cells": [{"cell_type": "code"}]}', "cell 1 has a source or an id that is not a text"),
         (b'{"nbformat": 4, "cells": [{"cell_type": "code", "source": ["a", 1]}]}', "cell 1 has a source"),
         (b'{"nbformat": 4, "cells": [{"cell_type": "code", "source": "", "id": {}}]}', "cell 1 has a source"),
         (b'{"nbformat": 4, "cells": []}', "holds no lab's exercises"),
@@ -189,7 +189,7 @@ def test_a_pipe_a_folder_and_nothing_keep_nobody_waiting(tmp_path):
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
-    regular = "no regular file; hand in the notebook itself"
+    regular = "not a regular file; hand in the notebook itself"
     assert problems == [regular, regular, "cannot be read: No such file or directory"]
 
 
@@ -259,8 +259,8 @@ GIVEN = "%%exercise k3\nimport torch\n\n\ndef k3(delta):\n    return delta\n"
         ([code("%%exercise k3\n\n  \n", "05_kl-k3")], None, "its cell is empty"),
         ([code("", "05_kl-k3")], None, "its cell is empty"),
         ([code("%%exercise k3\n# " + "é" * (MAX_SOURCE // 2), "05_kl-k3")], None, "more than 64,000 bytes; shorten"),
-        ([code("%%exercise k3\n'\x00'", "05_kl-k3")], None, "a character that no text can have"),
-        ([code("%%exercise k3\n'\ud800'", "05_kl-k3")], None, "a character that no text can have"),
+        ([code("%%exercise k3\n'\x00'", "05_kl-k3")], None, "a character that is not allowed"),
+        ([code("%%exercise k3\n'\ud800'", "05_kl-k3")], None, "a character that is not allowed"),
     ],
 )
 def test_which_cell_is_the_answer(grade, cells, source, note):
@@ -308,7 +308,7 @@ json_values = st.recursive(
 
 
 def sound(read):
-    """What holds for every submission: a lab with sources that can be written down, or one line that says why not."""
+    """Check the invariants of a submission: a lab with sources that can be written, or one line with the reason."""
     assert bool(read.lab) != bool(read.problem)
     assert set(read.answers) <= set(registry.lab_page(read.lab).exercises) if read.lab else not read.answers
     assert all(len(source.encode()) <= MAX_SOURCE + 100 and "\x00" not in source for source in read.answers.values())

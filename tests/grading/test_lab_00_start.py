@@ -1,4 +1,4 @@
-"""Lab 0: what is read off a recording is in one that ships, and the findings say what was judged."""
+"""Lab 0: its recording ships, and each reading has a finding of its own."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Lab 1: what is worked by hand is what the formulas give."""
+"""Lab 1: the numbers worked by hand agree with the formulas."""
 
 from functools import partial
 

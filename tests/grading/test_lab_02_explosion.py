@@ -1,4 +1,4 @@
-"""Lab 2: the slopes that are expected are those worked by hand, and a clamp after exp is told by its gradient."""
+"""Lab 2: expected slopes agree with those worked by hand, and only its gradient reveals a clamp after exp."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Lab 3: the chain is told link by link, and the crashes are those that this project knows."""
+"""Lab 3: the order is judged link by link, and the crash texts are those of `classify_crash`."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def test_the_texts_are_those_that_this_project_knows():
 
 
 WITHOUT_GRADIENT = 22
-"""With this seed the judge draws a batch first that has no gradient."""
+"""With this seed the judge's first batch has no gradient."""
 
 
 def test_a_right_eps_is_accepted_where_the_first_batch_has_no_gradient(findings):

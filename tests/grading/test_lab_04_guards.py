@@ -1,4 +1,6 @@
-"""Lab 4: decoys are decoys for the check too, and a limit that healthy runs reach is told."""
+"""Lab 4: the check refuses decoys, and limits that healthy runs reach."""
+
+import pytest
 
 from grpo_lab.config.catalog import scenario
 from grpo_lab.course import trials
@@ -15,6 +17,7 @@ def test_decoys_for_each_failure(findings):
     assert [found.right for found in findings("alone", seed=1, answer=answer)] == [False] * 3
 
 
+@pytest.mark.slow
 def test_a_limit_that_healthy_runs_reach():
     healthy = scenario("nan-reward").config(guards=()).with_("optimizer.learning_rate=5e-4", "faults.nan_reward=off")
     low = healthy.with_guards(trials.guards_of({"clamp_kl": {"limit": 2.0}}))

@@ -1,4 +1,4 @@
-"""Lab 5: what is expected of estimators and their gradients agrees with what they estimate."""
+"""Lab 5: expected estimates and gradients agree with the divergences."""
 
 import math
 
@@ -19,7 +19,7 @@ def test_an_estimate_that_is_wrong_near_0_alone_is_told_apart_from_one_that_is_w
 
 
 def test_the_closed_forms_are_those_of_the_divergences(lab, load):
-    """k2 in the loss pulls like KL(policy || ref), k3 like KL(ref || policy), the hinge like the total variation."""
+    """k2 has the gradient of KL(policy || ref), k3 that of KL(ref || policy), the hinge that of the total variation."""
     expected_gradient = load(mutants.solution(lab, "expected_gradient")).expected_gradient
     theta, reference = torch.randn(2, 7, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     theta, log_q = theta.requires_grad_(), reference.log_softmax(0)
@@ -39,7 +39,7 @@ def test_the_closed_forms_are_those_of_the_divergences(lab, load):
 @pytest.mark.parametrize("name", cases.PULLS)
 def test_each_match_has_a_finding_of_its_own(findings, name):
     found = findings("pulls", 0, **{**cases.PULLS, name: "e"})
-    assert [finding.what for finding in found if not finding.right] == [f"what {name} pulls on"]
+    assert [finding.what for finding in found if not finding.right] == [f"the match of {name}"]
 
 
 def test_the_straight_estimator_is_finite_where_k3_is_not(lab, load):

@@ -1,4 +1,4 @@
-"""Lab 6: the records that are drawn for the check are like those of real runs."""
+"""Lab 6: the records drawn for the check lie in the ranges of real runs."""
 
 import pytest
 
@@ -17,9 +17,14 @@ CAUSES = {
 }
 
 
-@pytest.mark.parametrize("cause", [*CAUSES, "no_spread"])
+ALWAYS = ("healthy", "padding")
+"""Those that `make test` runs too."""
+EACH = [pytest.param(cause, marks=[] if cause in ALWAYS else [pytest.mark.slow]) for cause in (*CAUSES, "no_spread")]
+
+
+@pytest.mark.parametrize("cause", EACH)
 def test_a_real_run_is_named_by_the_rules_that_the_check_asks_for(cause, tmp_path, lab, load):
-    """So the ranges that records are drawn from are those that runs give."""
+    """Its metrics lie in the ranges from which the check draws records."""
     overrides = CAUSES.get(cause)
     if overrides is None:
         (tmp_path / "rewards.py").write_text("def all_one(completions, **_):\n    return [1.0] * len(completions)\n")

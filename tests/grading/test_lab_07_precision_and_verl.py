@@ -1,4 +1,4 @@
-"""Lab 7: limits and remedies are those of the reports and of the scenario."""
+"""Lab 7: limits agree with the reports, and remedies with the scenario."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Lab 8: the key is not said, every harm is one, and a wrong denominator is seen at any rate."""
+"""Lab 8: no finding names the right cause, every harm breaks a run, and a wrong denominator is found at any rate."""
 
 import pytest
 

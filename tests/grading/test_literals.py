@@ -1,4 +1,4 @@
-"""What is data already needs no sandbox, and nothing else is taken for data."""
+"""Literals need no sandbox, and no other source is taken for one."""
 
 import ast
 

@@ -84,35 +84,43 @@ def telling(mutant):
     return {value for value in found if len(value) > 3 and value not in asked and value not in mutant.source}
 
 
-@pytest.mark.parametrize("mutant", WRONG, ids=str)
-def test_a_wrong_answer_loses_its_points_and_learns_why(load, mutant):
-    loaded = load(mutant.source)
-    for seed in (1,) if mutant.trains else (1, 2, 3):
-        wrong = [finding for finding in evaluate.check(asked(mutant), loaded, seed) if not finding.right]
-        assert wrong, seed
-        for finding in wrong:
-            assert len(finding.why) >= 10
-            assert [part for part in telling(mutant) if part in finding.why] == []
-        assert all("Error: " in finding.got for finding in wrong) == (str(mutant) in RAISES)
+def by_exercise(found):
+    """One test for all of these answers to an exercise; a test for each would cost more than what it does."""
+    together = {}
+    for each in found:
+        together.setdefault(f"{each.lab}/{each.exercise}", []).append(each)
+    return pytest.mark.parametrize("given", together.values(), ids=together)
 
 
-@pytest.mark.parametrize("mutant", RIGHT, ids=str)
-def test_another_way_is_right_too(load, mutant):
-    task, loaded = exercise(mutant.lab, mutant.exercise), load(mutant.source)
-    rounds = (
-        [(1, False)] if mutant.trains else [(0, False), *((seed, each) for seed in (1, 2, 3, 4) for each in (0, 1))]
-    )
-    for seed, transformed in rounds:
-        cases = evaluate.asked(task, seed, bool(transformed))
-        given = evaluate.run(task, loaded, [case.inputs for case in cases])
-        found = evaluate.judged(task, given, cases, seed)
-        assert [finding for finding in found if not finding.right] == []
-        assert found
+@by_exercise(WRONG)
+def test_wrong_answers_lose_their_points_and_learn_why(load, given):
+    for mutant in given:
+        loaded = load(mutant.source)
+        for seed in (1,) if mutant.trains else (1, 2, 3):
+            wrong = [finding for finding in evaluate.check(asked(mutant), loaded, seed) if not finding.right]
+            assert wrong, (str(mutant), seed)
+            for finding in wrong:
+                assert len(finding.why) >= 10, str(mutant)
+                assert [part for part in telling(mutant) if part in finding.why] == [], str(mutant)
+            assert all("Error: " in finding.got for finding in wrong) == (str(mutant) in RAISES), str(mutant)
 
 
-@pytest.mark.parametrize("mutant", [each for each in WRONG if each.name == HARD_CODED], ids=str)
-def test_the_public_answers_are_right_as_long_as_they_are_asked(load, mutant):
-    assert evaluate.all_right(evaluate.check(asked(mutant), load(mutant.source), 0))
+@by_exercise(RIGHT)
+def test_other_ways_are_right_too(load, given):
+    for mutant in given:
+        task, loaded = exercise(mutant.lab, mutant.exercise), load(mutant.source)
+        transformed = [(seed, each) for seed in (1, 2, 3, 4) for each in (False, True)]
+        for seed, each in [(1, False)] if mutant.trains else [(0, False), *transformed]:
+            cases = evaluate.asked(task, seed, each)
+            answered = evaluate.run(task, loaded, [case.inputs for case in cases])
+            found = evaluate.judged(task, answered, cases, seed)
+            assert evaluate.all_right(found), (str(mutant), seed, [each for each in found if not each.right])
+
+
+def test_the_public_answers_are_right_as_long_as_they_are_asked(load):
+    for mutant in WRONG:
+        if mutant.name == HARD_CODED:
+            assert evaluate.all_right(evaluate.check(asked(mutant), load(mutant.source), 0)), str(mutant)
 
 
 def test_every_exercise_has_wrong_answers_and_every_function_another_right_one():

@@ -1,4 +1,4 @@
-"""The anonymous runs that ship are what their key says, and hold nothing that a log would not."""
+"""The anonymous runs that ship agree with their key, and contain no more than a log."""
 
 import json
 import re
@@ -27,7 +27,7 @@ def test_one_of_each_cause_in_an_order_of_the_seed():
 @pytest.mark.parametrize("number", KEY)
 def test_the_recording_is_what_the_key_says(number):
     verdict = diagnose(find(mysteries.name(number))).verdict
-    # This one is not settled by the curves, on purpose: see the lab.
+    # The curves of this one do not identify the cause, on purpose: see the lab.
     assert verdict == ("reward-collapse" if KEY[number] == "kl-hidden" else KEY[number])
 
 
@@ -56,7 +56,7 @@ def test_others_can_be_made(tmp_path, monkeypatch):
 
 
 def right(seed):
-    """How many findings about the key of a seed, given as an answer, are right, and how many there are."""
+    """The number of right findings about the key of a seed, given as an answer, and the number of all findings."""
     findings = evaluate.check(VERDICTS, {"answer": mysteries.key(seed)})
     return sum(found.right for found in findings), len(findings)
 
@@ -73,7 +73,7 @@ def test_a_learner_with_other_runs_is_asked_for_the_form_alone(tmp_path, monkeyp
     (tmp_path / "mystery-1").mkdir()
     monkeypatch.chdir(tmp_path)
     assert right(731) == (1, 1)
-    assert "whoever gave you these runs has their key" in evaluate.check(VERDICTS, {"answer": mysteries.key(5)})[0].what
+    assert "your instructor has the key of these runs" in evaluate.check(VERDICTS, {"answer": mysteries.key(5)})[0].what
     with mysteries.of_seed(mysteries.SHIPPED):
         assert right(731)[1] == 8
     with mysteries.of_seed(731):

@@ -1,5 +1,6 @@
-"""Probes run beside an answer: found by name, importing nothing that knows what is right, giving data of any answer."""
+"""Probes run beside an answer: they are found by name, import no expected values, and return data for any answer."""
 
+import itertools
 import re
 import subprocess
 import sys
@@ -25,23 +26,17 @@ every_function = pytest.mark.parametrize("asked_for", EXERCISES.values(), ids=EX
 FRESH = 12345
 
 
-@every_function
-def test_a_probe_is_found_by_its_name(asked_for):
-    probe = asked_for.check.probe
-    assert probes.PROBES[probe.__name__] is probe
-    assert getattr(probes, probe.__name__) is probe
-
-
-def test_every_probe_is_used():
+def test_every_probe_is_found_by_its_name_and_used():
     used = {each.check.probe for each in EXERCISES.values() if isinstance(each.check, Function)}
-    assert {name for name, probe in probes.PROBES.items() if probe not in used} == set()
+    assert {probe.__name__: probe for probe in used} == probes.PROBES
+    assert all(getattr(probes, name) is probe for name, probe in probes.PROBES.items())
 
 
-# What goes in and what is right are data -----------------------------------------------------------------------------
+# Test inputs and expected values are plain data ----------------------------------------------------------------------
 
 
 def kinds(value):
-    """The same data by their types, which are all that `plain` may not change."""
+    """The types of the data, which `plain` must keep."""
     if isinstance(value, Tensor):
         return type(value), value.dtype, value.shape, value.requires_grad
     if isinstance(value, dict):
@@ -50,17 +45,16 @@ def kinds(value):
 
 
 @every_function
-@pytest.mark.parametrize("transformed", [False, True])
-@pytest.mark.parametrize("seed", [0, FRESH])
-def test_cases_are_plain_data(asked_for, seed, transformed):
-    for case in evaluate.asked(asked_for, seed, transformed):
-        for data in (case.inputs, case.expected):
-            same = answers.plain(data)
-            assert kinds(same) == kinds(data), case.what
-            assert not differs(same, data), case.what
+def test_cases_are_plain_data(asked_for):
+    for seed, transformed in itertools.product((0, FRESH), (False, True)):
+        for case in evaluate.asked(asked_for, seed, transformed):
+            for data in (case.inputs, case.expected):
+                same = answers.plain(data)
+                assert kinds(same) == kinds(data), case.what
+                assert not differs(same, data), case.what
 
 
-# Beside an answer, what is right is hidden ---------------------------------------------------------------------------
+# Expected values are hidden beside an answer -------------------------------------------------------------------------
 
 HIDDEN = """
 import sys
@@ -80,7 +74,7 @@ NOT_NEEDED = [
 
 
 def python(code: str) -> str:
-    """The last line that a fresh interpreter prints or complains with."""
+    """The last line that a fresh interpreter prints, on either stream."""
     root = Path(__file__).parents[2]
     run = subprocess.run([sys.executable, "-c", HIDDEN + code], capture_output=True, text=True, cwd=root, check=False)
     return (run.stdout + run.stderr).strip().rpartition("\n")[2]
@@ -96,11 +90,11 @@ def test_what_is_hidden_there_is():
     assert python(f"import {name}") == f"ImportError: {name} is hidden"
 
 
-# Whatever an answer returns ------------------------------------------------------------------------------------------
+# Any return value ----------------------------------------------------------------------------------------------------
 
 
 def everywhere(junk):
-    """An answer that gives one thing, as a function, as a class of guards and as what these return."""
+    """An answer that returns one value, as a function, as a class of guards and as their return value."""
 
     class Junk:
         def __init__(self, *_, **__):
@@ -125,17 +119,21 @@ JUNK = [
     torch.zeros(0),
     torch.ones(7, dtype=torch.long),
 ]
+TECHNICAL = re.compile(
+    r"object has no attribute|unsupported operand|not iterable|not callable"
+    r"|does not require grad|unused in the graph|scalar outputs"
+)
+"""What Python and torch say of it, which tells a learner nothing."""
 
 
 @every_function
-@pytest.mark.parametrize("junk", JUNK, ids=[type(each).__name__ + str(n) for n, each in enumerate(JUNK)])
-def test_junk_is_wrong_and_said_to_be_in_words(asked_for, junk):
-    for answer in everywhere(junk):
-        found = evaluate.check(asked_for, {asked_for.check.name: answer})
-        assert not evaluate.all_right(found)
-        for finding in found:
-            assert not re.search(r"object has no attribute|unsupported operand|not iterable|not callable", finding.got)
-            assert not re.search(r"does not require grad|unused in the graph|scalar outputs", finding.got)
+def test_junk_is_wrong_and_said_to_be_in_words(asked_for):
+    for junk in JUNK:
+        for answer in everywhere(junk):
+            found = evaluate.check(asked_for, {asked_for.check.name: answer})
+            assert not evaluate.all_right(found), junk
+            for finding in found:
+                assert not TECHNICAL.search(finding.got), junk
 
 
 @pytest.mark.parametrize(
@@ -148,7 +146,7 @@ def test_junk_is_wrong_and_said_to_be_in_words(asked_for, junk):
             "finite_first",
             "FiniteFirst",
             lambda: None,
-            "nothing is what calling it gives, where a guard",
+            "calling it gives nothing, where a guard",
         ),
         ("04_guards", "guard", "SkipJumps", lambda: lambda *_: 3, "a value of type int is returned, where an Outcome"),
     ],
@@ -204,12 +202,12 @@ def test_the_number_in_a_reason(reason, number):
     assert one_norm(reason) == number
 
 
-# What was right for the cases that learners see ----------------------------------------------------------------------
+# Expected values of the public cases ---------------------------------------------------------------------------------
 
 
 @every_function
 def test_the_answers_that_learners_see_do_not_fit_other_seeds(asked_for):
-    """Neither one after another, whatever is asked, nor any single one of them."""
+    """Neither in turn for any inputs, nor any single one of them."""
     seen = [Given(case.expected) for case in asked_for.check.cases(0)]
     cases = evaluate.asked(asked_for, FRESH)
     for first in range(len(seen)):

@@ -1,4 +1,4 @@
-"""Cases made from cases: right answers stay right, and answers that fit what was asked before alone do not."""
+"""Metamorphic relations: right answers stay right, and answers that fit the first cases alone fail."""
 
 import json
 import math
@@ -15,9 +15,9 @@ from grpo_lab.course.exercises import Case, Function
 
 LABS = Path(__file__).parents[2] / "labs" / "instructor"
 TRAINED = "08_mystery_runs-first_break"
-"""Its cases are runs, which take seconds; all others take none."""
+"""The one exercise whose cases take seconds, because they are runs."""
 WITHOUT = {"07_precision_and_verl-largest"}
-"""Exercises whose inputs nothing can be done to: the name of a dtype."""
+"""Exercises without a relation: the input is the name of a dtype."""
 EXERCISES = {
     f"{lab}-{name}": each
     for lab in registry.LABS
@@ -32,7 +32,7 @@ def drawn(*names):
 
 
 def right_answers(identity):
-    """What the reference solution of an exercise defines."""
+    """The names that the reference solution of an exercise defines."""
     cells = json.loads((LABS / f"{identity.rpartition('-')[0]}.ipynb").read_text(encoding="utf-8"))["cells"]
     (source,) = ("".join(cell["source"]) for cell in cells if cell["id"] == identity)
     defined = {}
@@ -41,7 +41,7 @@ def right_answers(identity):
 
 
 def wrong(identity, answer, cases):
-    """The cases in which an answer, given by the name of its function, is not right."""
+    """The findings that are wrong for an answer, given by the name of its function."""
     each = EXERCISES[identity]
     given = evaluate.run(each, answer, [case.inputs for case in cases])
     return [finding for finding in evaluate.judged(each, given, cases, 0) if not finding.right]
@@ -49,14 +49,14 @@ def wrong(identity, answer, cases):
 
 @pytest.mark.parametrize("identity", EXERCISES)
 def test_what_is_right_stays_right(identity):
-    """Under every relation of the exercise, in every case that it says something of, on several seeds."""
+    """Under every relation of the exercise, in every case to which it applies, on several seeds."""
     check, answer = CHECKS[identity], right_answers(identity)
     for seed in (0,) if identity == TRAINED else (0, 1, 12345):
         for place, relation in enumerate(check.relations):
             draw = drawn(identity, seed, place)
             others = [(case, relation(case, draw)) for case in check.cases(seed)]
             made = [other for case, other in others if other is not case]
-            assert made, f"relation {place} of {identity} says nothing of any case"
+            assert made, f"relation {place} of {identity} applies to no case"
             assert wrong(identity, answer, made) == []
 
 
@@ -84,7 +84,7 @@ def test_what_is_asked_follows_the_seed_alone():
             assert not differs([dict(case.inputs) for case in cases], [dict(case.inputs) for case in same])
 
 
-# Answers that fit what was asked before, and nothing else ------------------------------------------------------------
+# Answers that fit the first cases alone -------------------------------------------------------------------------------
 
 
 def two_rows(logprobs, old_logprobs, advantages, epsilon, epsilon_high):
@@ -128,7 +128,7 @@ ONLY_BEFORE = {
 
 @pytest.mark.parametrize("identity", ONLY_BEFORE)
 def test_an_answer_that_fits_only_what_was_asked_before_is_found(identity):
-    """On nearly every seed: which relations a case goes through is drawn."""
+    """On nearly every seed, because the relations of a case are drawn."""
     found = 0
     for seed in range(20):
         before, after = (evaluate.asked(EXERCISES[identity], seed, transformed) for transformed in (False, True))
@@ -138,7 +138,7 @@ def test_an_answer_that_fits_only_what_was_asked_before_is_found(identity):
 
 
 def an_update(parts, share, optimizer):
-    """One update, of which each part has the share that `share(part, parts)` says."""
+    """One update with the share `share(part, parts)` of each part."""
     optimizer.zero_grad()
     for part in parts:
         (share(part, parts) * part.loss).backward()
@@ -155,7 +155,7 @@ def by_parts(part, parts):
 
 @pytest.mark.parametrize(("share", "right"), [(by_tokens, True), (by_parts, False)])
 def test_accumulation_must_equal_one_batch_however_it_is_cut(share, right):
-    """Equal shares are right where micro-batches are alike, and nowhere else."""
+    """Equal shares are right for equal micro-batches only."""
 
     def one_update(parts, loss_of, optimizer):
         for part in parts:

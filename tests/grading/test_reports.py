@@ -1,4 +1,4 @@
-"""Reports: nothing of a learner's becomes markup, a formula or a path, and nothing a person entered is lost."""
+"""Reports: no text of a student becomes markup, a formula or a path, and no entered mark is lost."""
 
 import base64
 import csv
@@ -215,7 +215,7 @@ def test_a_mark_is_a_number_from_0_to_the_points(sheet, mark):
         ("student", "anne", "no notebook of student 'anne'.*correct the name"),
         ("lab", "05_KL", "no notebook of lab '05_KL'"),
         ("digest", "dd" * 32, "changed since.*dddddddd then, a1a1a1a1 now.*delete the row"),
-        ("exercise", "k4", "nothing to mark in exercise 'k4'; there is in why"),
+        ("exercise", "k4", "exercise 'k4' has no text to mark .why has one.; delete the row"),
         ("points", "9", "mark 7 is above the 4 points"),
     ],
 )
@@ -236,7 +236,7 @@ def test_all_marks_that_are_refused_are_named_at_once(sheet):
 def test_two_marks_of_one_answer_contradict(sheet):
     path = sheet(ann_gets("1"))
     path.write_bytes(path.read_bytes() + path.read_bytes().splitlines(True)[1].replace(b",1,good", b",2,good"))
-    with pytest.raises(DataError, match=r"row 4 .*row 2 .* something else about the same answer; delete one"):
+    with pytest.raises(DataError, match=r"row 4 .*row 2 .* differs about the same answer; delete one"):
         marking.read_marks(path)
     with pytest.raises(DataError, match="row 4"):  # and the file is not written over
         marking.to_mark([ANN], path)
@@ -245,11 +245,11 @@ def test_two_marks_of_one_answer_contradict(sheet):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "no table"),
+        (b"", "not a table"),
         (b"student,mark\nann,1\n", "no column answer, comment, digest"),
         ("student;Größe".encode("cp1252"), "not UTF-8"),
         (",".join(marking.COLUMNS).encode() + b"\nann,1\n", "row 2: 2 cells, not 9"),
-        (",".join(marking.COLUMNS).encode() + b'\nann,"1"2\n', "no table"),
+        (",".join(marking.COLUMNS).encode() + b'\nann,"1"2\n', "not a table"),
     ],
 )
 def test_a_file_that_is_no_such_table_is_refused_and_stays(tmp_path, content, message):
@@ -319,7 +319,7 @@ def test_pages_load_nothing_and_name_their_only_style(page):
     assert all(dict(attrs).get("scope") in ("row", "col") for tag, attrs in found if tag == "th")
 
 
-def test_the_learners_page_says_everything():
+def test_the_students_page_says_everything():
     words = " ".join(Page(pages.of_notebook(ANN)).words.split())
     for word in ("3 of 9 points", "Attempt 3", f"Tier 2. {TRUST}", "✓ right", "✗ wrong, 1 of 3 points", "○ unanswered"):
         assert word in words
@@ -402,7 +402,7 @@ def test_no_student_chooses_where_a_report_goes(tmp_path):
 
 
 def test_results_that_nothing_tells_apart_have_reports_each(tmp_path):
-    lost = replace(ZOE, lab="", problem="the grader failed: the examiner ended")
+    lost = replace(ZOE, lab="", problem="the grader failed: the grade worker ended")
     written = reports.write([lost, ANN, lost], tmp_path)
     assert len(set(written)) == len(written) == 4 + 3 * 2
     assert f"{name_of(lost)}-2.html" in {path.name for path in written}

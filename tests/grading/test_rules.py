@@ -1,4 +1,4 @@
-"""grading.toml: what stands in it counts, what does not exist is refused with the way out."""
+"""grading.toml: its settings apply, and an unknown setting is refused with the way out."""
 
 import tomllib
 from pathlib import Path
@@ -63,8 +63,8 @@ def test_the_secret_is_seen_from_the_file(file, tmp_path, named, meant):
         ("labs = ['05']", r"labs = '05': unknown lab '05'; did you mean '05_kl'"),
         ("labs = [5]", r"labs = \[5\]: each must be a non-empty str"),
         ("attempt = 0", r"attempt = 0: must be at least 1"),
-        ("seconds = 1\nseconds = 2\n", r"no TOML: .*line 2"),
-        ("seconds = ", r"no TOML: "),
+        ("seconds = 1\nseconds = 2\n", r"not TOML: .*line 2"),
+        ("seconds = ", r"not TOML: "),
     ],
 )
 def test_what_does_not_exist_is_refused(file, text, message):
@@ -78,7 +78,7 @@ def test_a_file_that_cannot_be_read_says_how_to_get_one(tmp_path):
     with pytest.raises(ConfigError, match=r"nothing.toml: No such file .* --print-rules` prints a file"):
         read(tmp_path / "nothing.toml")
     (tmp_path / "grading.toml").write_bytes(b"\xff")
-    with pytest.raises(ConfigError, match=r"grading.toml: no TOML: 'utf-8' codec"):
+    with pytest.raises(ConfigError, match=r"grading.toml: not TOML: 'utf-8' codec"):
         read(tmp_path / "grading.toml")
 
 

@@ -1,4 +1,4 @@
-"""What each tier contains and what it does not, tried by answers that attack it; and who forges replies."""
+"""The containment of each tier, tested with hostile answers, and the validation of forged replies."""
 
 import json
 import os
@@ -23,7 +23,9 @@ from tests.grading import hostile
 from tests.grading.hostile.world import World
 
 ATTACKS = hostile.attacks()
-LIMITS = Limits(seconds=20.0, memory_mb=2048, processes=8, output_kb=256)
+LIMITS = Limits(seconds=120.0, memory_mb=2048, processes=8, output_kb=256)
+PATIENCE = 120.0
+"""Seconds to wait for an event on a busy machine."""
 ROOT = os.getuid() == 0
 
 
@@ -36,7 +38,7 @@ def world():
 
 @pytest.fixture(scope="module", params=(0, 2))
 def sandbox(request, contained, world):
-    """A sandbox of each tier. The world was there before it: what comes later, it would end."""
+    """A sandbox of each tier. It needs the world first, because it kills processes that start later."""
     one = Sandbox(contained(request.param), LIMITS)
     yield one
     one.close()
@@ -48,7 +50,7 @@ def number(sandbox):
 
 
 def attacked(sandbox, world, name):
-    """What an attack gives, or why it gave nothing."""
+    """The value that an attack returns, or the error."""
     try:
         (given,) = sandbox.calls(ATTACKS[name].knowing(world.known()), f"{name}.py", "attack", "call", [{}])
     except NotYet as error:
@@ -57,14 +59,14 @@ def attacked(sandbox, world, name):
 
 
 def given_by(sandbox, source):
-    """What `answer()` gives."""
+    """The value of `answer()`."""
     (given,) = sandbox.calls(source, "answer.py", "answer", "call", [{}])
     assert not given.error
     return given.value
 
 
 def open_to_all(path):
-    """Whether a user who is nobody can get there and read it."""
+    """Whether a user without any rights can read the file."""
     return all(each.stat().st_mode & 0o001 for each in path.parents) and bool(path.stat().st_mode & 0o004)
 
 
@@ -96,7 +98,7 @@ def test_it_ends_from_inside_where_it_cannot_be_caught_from_outside(sandbox, nam
     with monkeypatch.context() as patch:
         patch.setattr(box, "end_descendants", lambda spared: None)
         sandbox.calls(f"{ATTACKS[name].source}\n\ndef answer(): pass", "answer.py", "answer", "call", [{}])
-        end = time.monotonic() + 10  # a signal takes a moment
+        end = time.monotonic() + PATIENCE  # a signal takes a moment
         while (left := set(descendants()) - sandbox._spared) and time.monotonic() < end:
             time.sleep(0.01)
     box.end_descendants(sandbox._spared)
@@ -141,7 +143,7 @@ def answer():
     time.sleep(0.2)
     return forked() - first
 """
-"""Between two forks of its own: one, unless somebody else forks there."""
+"""The pids between two forks: 1 unless another process forks in between."""
 
 
 def test_files_that_can_be_read(sandbox, world, number):
@@ -223,8 +225,8 @@ def test_an_answer_changes_nothing_for_the_next_one(sandbox, world):
     assert given_by(sandbox, source) == [False, False]
 
 
-def test_who_is_ended_while_another_is_asked_for_takes_nobody_along(sandbox, monkeypatch):
-    """A sandbox too slow to see the end of the one that said it was over before it sees that the next is there."""
+def test_an_answer_that_is_killed_while_the_next_is_asked_costs_only_itself(sandbox, monkeypatch):
+    """A slow sandbox sees the next request before it sees the end of an answer that forged its own end."""
 
     def while_it_sleeps(spared, end=box.end_descendants):
         for process in spared:
@@ -241,7 +243,7 @@ def test_who_is_ended_while_another_is_asked_for_takes_nobody_along(sandbox, mon
     assert sandbox._process.pid == server
 
 
-# --- replies that nobody asked for ------------------------------------------------------------------------------------
+# --- forged replies ---------------------------------------------------------------------------------------------------
 
 FORGER = """
 import json, sys
@@ -257,10 +259,10 @@ VALUE, END, OVER = '{"id": ID, "number": 0, "value": "1"}\n', '{"id": ID, "end":
 
 @pytest.fixture
 def forged():
-    """`forged(*replies)`: asks once for each, of a program that answers with those; what is made of the last one."""
+    """`forged(*replies)`: the value of the last request, where a program answers each request with these lines."""
     opened: list[Sandbox] = []
 
-    def asked(*replies, seconds=20.0):
+    def asked(*replies, seconds=LIMITS.seconds):
         wrap = [sys.executable, "-c", FORGER, json.dumps(replies)]
         opened.append(Sandbox(replace(PROCESS, wrap=lambda: wrap), replace(LIMITS, seconds=seconds, output_kb=16)))
         for _ in replies[1:]:
@@ -324,11 +326,11 @@ def test_forged_replies_are_nothing(forged, replies, said):
         ("[]", "neither a value nor an error"),
         (json.dumps("[" * 5_000), "not data"),
         (json.dumps("[" * 8 + "]" * 8), "nested deeper than 6"),
-        (json.dumps('{"number": 1}'), "an object that is no data"),
-        (json.dumps('{"tuple": [], "list": []}'), "an object that is no data"),
-        (json.dumps('{"tensor": "float32", "shape": [1000000000], "bytes": ""}'), "of no known type or shape"),
+        (json.dumps('{"number": 1}'), "an object that is not data"),
+        (json.dumps('{"tuple": [], "list": []}'), "an object that is not data"),
+        (json.dumps('{"tensor": "float32", "shape": [1000000000], "bytes": ""}'), "of unknown type or shape"),
         (json.dumps('{"tensor": "float32", "shape": [2], "bytes": "AAAA"}'), "bytes do not fit its shape"),
-        (json.dumps('{"tensor": "object", "shape": [1], "bytes": "AAAA"}'), "of no known type or shape"),
+        (json.dumps('{"tensor": "object", "shape": [1], "bytes": "AAAA"}'), "of unknown type or shape"),
         (json.dumps('"\\ud800"'), "not data"),
         (json.dumps(json.dumps([0] * 1_001)), "1,001 items"),
         (json.dumps("1" * 5_000), "not data"),
@@ -348,19 +350,19 @@ def test_errors_are_words(forged):
 
 
 def test_late_words_harm_no_later_answer(forged):
-    """Who says that it is over, when it is not, is still heard of when another answer has been asked for."""
+    """An answer that forges its own end can still write while the next answer is asked."""
     late = [VALUE, END, OVER, VALUE, '{"id": ID, "over": -9}\n']
     assert forged(late, [VALUE.replace('"1"', '"2"'), END, OVER]).value == 2
 
 
-def test_who_says_nothing_is_not_waited_for_and_the_next_one_finds_another_sandbox(forged):
-    before, begun = frozenset(descendants()), time.monotonic()
+def test_a_silent_answer_ends_at_its_limit_and_the_next_one_gets_another_sandbox(forged):
+    before = frozenset(descendants())
     with pytest.raises(Failed, match=r"no answer within 0\.5 s"):
         forged([VALUE], seconds=0.5)
-    assert set(descendants()) <= before and time.monotonic() - begun < 15
+    assert set(descendants()) <= before
 
 
-# --- tiers that are not what they say ---------------------------------------------------------------------------------
+# --- tiers that do not work -------------------------------------------------------------------------------------------
 
 
 def test_a_tier_that_contains_nothing_of_what_it_says_is_found_out():
@@ -368,7 +370,7 @@ def test_a_tier_that_contains_nothing_of_what_it_says_is_found_out():
     why = tier_checks.unusable(replace(BUBBLEWRAP, wrap=list), LIMITS)
     assert why.startswith("an answer could ")
     assert "see the grader's processes" in why
-    assert ("read a file that all may read" in why) and ("read what is right" in why or not open_to_all(HIDDEN))
+    assert ("read a world-readable file" in why) and ("read the checks" in why or not open_to_all(HIDDEN))
     for contained in tier_checks.NEVER:
         assert contained not in why
 

@@ -1,4 +1,4 @@
-"""Who handed in what: layouts, links that are not followed, and whatever else lies in a folder of submissions."""
+"""Students and their notebooks: folder layouts, links that are not followed, and other files among them."""
 
 import os
 from pathlib import Path
@@ -65,7 +65,7 @@ def test_links_are_reported_and_not_followed(tmp_path):
     put(elsewhere, "right.ipynb")
     for name, target in {
         "bob/x.ipynb": elsewhere / "right.ipynb",
-        "cleo/x.ipynb": class_ / "ann" / "x.ipynb",  # inside, and yet somebody else's
+        "cleo/x.ipynb": class_ / "ann" / "x.ipynb",  # inside, but another student's
         "dan/x.ipynb": tmp_path / "nowhere",
         "eve": elsewhere,
         "fay/all": class_,  # a loop

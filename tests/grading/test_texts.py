@@ -1,4 +1,4 @@
-"""What learners say in their own words: kept, shown as given, and with all that who marks it needs."""
+"""Answers in the learner's own words: they are accepted and shown, and instructors find how to mark them."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ TEXTS = [(lab, name) for lab in LABS for name, each in lab_page(lab).exercises.i
 
 @pytest.fixture(params=TEXTS, ids="-".join)
 def asked(request):
-    """The exercise, and the cells from its own on, to the next exercise: the learner's, and the instructor's."""
+    """The exercise, and the four cells from its own on: the learner's, and the instructor's."""
     lab, name = request.param
     editions = []
     for folder in ("", "instructor"):

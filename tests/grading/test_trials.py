@@ -1,4 +1,4 @@
-"""Short runs tell who survives, who learns and who leaves a healthy run alone; each alone is easily met."""
+"""Short runs test whether a configuration survives, learns, and leaves a healthy run alone."""
 
 from types import SimpleNamespace
 
@@ -97,7 +97,7 @@ def test_overrides_that_would_change_what_a_check_costs(value):
 
 @pytest.mark.parametrize("setting", ["loss.kl_estimator", "loss.log_ratio", " loss . kl_estimator ", "sampling.top_p"])
 def test_a_judge_runs_no_file_that_an_answer_names(setting, tmp_path):
-    """A file that was handed in beside the notebook would run as the grader, with the secret at hand."""
+    """A file that was handed in beside the notebook would run as the grader, with access to the secret."""
     file = tmp_path / "mine.py"
     file.write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\ndef f(delta, *_):\n    return delta\n")
     values = {"guards": ("skip_nonfinite",), "overrides": (f"{setting}={file}:f",)}

@@ -1,4 +1,4 @@
-"""What goes over the wire comes out the same; what is no data, or too much, is refused in time."""
+"""Data survive the wire; other objects, and data over a limit, are refused."""
 
 import contextlib
 import json

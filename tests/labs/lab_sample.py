@@ -1,4 +1,4 @@
-"""A lab as small as they come, for the tests: one exercise of each kind."""
+"""A small lab for the tests: one exercise of each kind."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

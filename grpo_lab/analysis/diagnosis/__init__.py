@@ -1,6 +1,6 @@
-"""From a log of metrics to findings: what broke first, on what evidence, and what to try.
+"""From a log of metrics to a diagnosis: the cause, its evidence, and remedies.
 
-It sees metrics and nothing else. Rules are data: symptoms and causes in data/diagnosis.
+The diagnosis reads metrics only. Its rules are data: the symptoms and causes in data/diagnosis.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from grpo_lab.analysis.logs import Log
 from grpo_lab.metrics import METRICS
 
 HEALTHY = "healthy"
-"""The verdict where nothing is wrong in what was logged."""
+"""The verdict if no logged metric shows a cause."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """One symptom: where it was seen first, and what is healthy there."""
+    """One symptom: the step that showed it first, and the value there."""
 
     symptom: str
     metric: str
@@ -39,8 +39,8 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """A cause that the log shows, from which step on, and why."""
+class DetectedCause:
+    """A cause that the log shows, its first step and its evidence."""
 
     cause: Cause
     step: int
@@ -48,8 +48,8 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Possible:
-    """A cause that may be, if what the log lacks were there to show it."""
+class PossibleCause:
+    """A cause that the log cannot rule out, and the metrics that it lacks."""
 
     cause: Cause
     step: int
@@ -58,15 +58,15 @@ class Possible:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What a log says about a run."""
+    """The diagnosis of one log."""
 
     log: Log
-    findings: tuple[Finding, ...]
-    """The cause first, then what probably came of it; none where nothing is wrong."""
-    possible: tuple[Possible, ...]
-    """Causes that fit what was seen and that the log cannot tell from the one found."""
+    findings: tuple[DetectedCause, ...]
+    """The cause first, then its probable consequences; empty if nothing is wrong."""
+    possible: tuple[PossibleCause, ...]
+    """Causes that fit the symptoms, and that the log cannot tell from the one found."""
     blind: tuple[tuple[Unknown, tuple[Cause, ...]], ...]
-    """What the log lacks, with the causes that only this would show."""
+    """Each metric that the log lacks, with the causes that only this metric would show."""
 
     @property
     def verdict(self) -> str:
@@ -75,9 +75,9 @@ class Diagnosis:
 
 
 def diagnose(source: str | Path | pd.DataFrame | Log | Any) -> Diagnosis:
-    """Findings for a log file or folder, a DataFrame (a row a step, TRL's names), a `Log`, or a `Session`.
+    """The diagnosis of a log file or folder, a DataFrame (one row a step, TRL's names), a `Log`, or a `Session`.
 
-    In a DataFrame a NaN was logged as NaN, and None was not logged. Raises LogError for what cannot be read.
+    In a DataFrame, NaN means logged as NaN, and None means not logged. Raises LogError for a log that cannot be read.
 
     >>> import pandas as pd
     >>> inf, nan = float("inf"), float("nan")
@@ -93,9 +93,9 @@ def diagnose(source: str | Path | pd.DataFrame | Log | Any) -> Diagnosis:
         if onset is None or held is False:
             continue
         if held:
-            findings.append(Finding(cause, onset.step, _evidence(cause, seen)))
+            findings.append(DetectedCause(cause, onset.step, _evidence(cause, seen)))
         else:
-            possible.append(Possible(cause, onset.step, tuple(cause.lacks(seen))))
+            possible.append(PossibleCause(cause, onset.step, tuple(cause.lacks(seen))))
     return Diagnosis(log, _ranked(findings), tuple(p for p in possible if not p.cause.fallback), _blind(seen))
 
 
@@ -109,8 +109,8 @@ def _log(source: Any) -> Log:
     return logs.from_events(source.events)
 
 
-def _ranked(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Failures before warnings, the earlier first; in the same step as they stand in the file."""
+def _ranked(findings: Sequence[DetectedCause]) -> tuple[DetectedCause, ...]:
+    """Failures before warnings, the earlier step first; in the same step in the order of the file."""
     certain = [finding for finding in findings if not finding.cause.fallback]
     kept = certain if any(f.cause.level == "failure" for f in certain) else findings
     return tuple(sorted(kept, key=lambda finding: (finding.cause.level == "warning", finding.step)))
@@ -123,7 +123,7 @@ def _evidence(cause: Cause, seen: Sightings) -> tuple[Evidence, ...]:
 
 
 def _blind(seen: Sightings) -> tuple[tuple[Unknown, tuple[Cause, ...]], ...]:
-    """Causes whose first symptom the log cannot show, by what it lacks."""
+    """Causes whose first symptom the log cannot show, by the metric that it lacks."""
     lacking: dict[Unknown, list[Cause]] = {}
     for cause in known_causes():
         first = seen[cause.all[0].symptom]

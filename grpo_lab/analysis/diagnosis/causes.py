@@ -1,10 +1,10 @@
-"""Causes: classes that metrics can tell apart, each a table of conditions on symptoms, with what to do about it."""
+"""Causes that metrics can tell apart: each is a table of conditions on symptoms, with suspects and remedies."""
 
 from __future__ import annotations
 
 import functools
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -14,12 +14,12 @@ from grpo_lab.paths import data_directory
 
 Sightings = Mapping[str, Sighting]
 LEVELS = ("failure", "warning")
-"""A warning is named after every failure, whenever it began."""
+"""A warning is named after every failure, even if it began earlier."""
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """One thing to try, and what the setting is called."""
+    """One change to try, and the name of its setting here, in TRL and in verl."""
 
     do: str
     here: str = ""
@@ -39,7 +39,10 @@ class Condition:
 
     @staticmethod
     def read(text: str, symptoms: Mapping[str, Symptom]) -> Condition:
-        """A condition from its text. Raises ConfigError for a symptom or relation that does not exist."""
+        """A condition from its text.
+
+        Raises ConfigError for a symptom or relation that does not exist, or a text with another number of words.
+        """
         words = text.split()
         negated = words[0] == "not"
         words = words[1:] if negated else words
@@ -53,44 +56,35 @@ class Condition:
         return Condition(text, negated, *words)
 
     def holds(self, seen: Sightings) -> bool | None:
-        """Whether it does; None where the log cannot say."""
-        first = seen[self.symptom]
+        """Whether the condition holds; None if the log does not show it."""
+        first, second = seen[self.symptom], seen[self.other] if self.other else None
         if isinstance(first, Unknown):
             return None
-        held: bool | None = first is not None
-        if held and self.relation:
-            held = _RELATIONS[self.relation](first, seen[self.other])
-        return held if held is None else held is not self.negated
+        if first is None or not self.relation:
+            return (first is not None) is not self.negated
+        if isinstance(second, Unknown):
+            return None
+        return _RELATIONS[self.relation](first, second) is not self.negated
 
     def unknown(self, seen: Sightings) -> list[Unknown]:
-        """What the log lacks to decide it."""
+        """The metrics that the log lacks to decide the condition."""
         found = [seen[name] for name in (self.symptom, self.other) if name]
         return [sighting for sighting in found if isinstance(sighting, Unknown)]
 
 
-def _before(first: Seen, second: Sighting) -> bool | None:
-    if isinstance(second, Unknown):
-        return None
-    return second is None or first.step < second.step
-
-
-def _with(first: Seen, second: Sighting) -> bool | None:
-    return None if isinstance(second, Unknown) else second is not None and first.step == second.step
-
-
-def _by(first: Seen, second: Sighting) -> bool | None:
-    return None if isinstance(second, Unknown) else second is not None and first.step <= second.step
-
-
-_RELATIONS: dict[str, Any] = {"before": _before, "with": _with, "by": _by}
+_RELATIONS: dict[str, Callable[[Seen, Seen | None], bool]] = {
+    "before": lambda first, second: second is None or first.step < second.step,
+    "with": lambda first, second: second is not None and first.step == second.step,
+    "by": lambda first, second: second is not None and first.step <= second.step,
+}
 
 
 @dataclass(frozen=True)
 class Cause:
-    """One class: all of `all` and one of `any` hold. Its first condition says when it began.
+    """A cause: it holds if all conditions of `all` and one of `any` hold. It began with the first symptom of `all`.
 
-    `scenarios` are those of this project that it stands for: more than one where no metric tells them apart, and
-    `together` says why.
+    `scenarios` are those of this project that have this cause: several if no metric tells them apart, and then
+    `together` gives the reason.
     """
 
     name: str
@@ -100,9 +94,9 @@ class Cause:
     any: tuple[Condition, ...] = ()
     level: str = "failure"
     fallback: bool = False
-    """Named only where no other cause is."""
+    """Named only if no other cause is."""
     also: tuple[str, ...] = ()
-    """Symptoms that are evidence where they are there, and no condition."""
+    """Symptoms that are evidence if they are seen, but no condition."""
     suspects: tuple[str, ...] = ()
     tell_apart: str = ""
     remedies: tuple[Remedy, ...] = ()
@@ -112,7 +106,7 @@ class Cause:
 
     @staticmethod
     def read(name: str, tree: Mapping[str, Any], symptoms: Mapping[str, Symptom]) -> Cause:
-        """A cause from its table. Raises ConfigError for what it does not know."""
+        """A cause from its table. Raises ConfigError for an unknown setting, symptom, relation or level."""
         known = {f.name for f in fields(Cause)} - {"name"}
         for key in tree:
             if key not in known:
@@ -130,7 +124,7 @@ class Cause:
         return cause
 
     def holds(self, seen: Sightings) -> bool | None:
-        """Whether the log shows it; None where it lacks something to say so."""
+        """Whether the log shows the cause; None if it lacks a metric to decide."""
         every = [condition.holds(seen) for condition in self.all]
         some = [condition.holds(seen) for condition in self.any] or [True]
         if False in every or not (True in some or None in some):
@@ -138,31 +132,31 @@ class Cause:
         return None if None in every or True not in some else True
 
     def onset(self, seen: Sightings) -> Seen | None:
-        """Where it began, if its first symptom was seen."""
+        """The sighting of its first symptom, or None."""
         first = seen[self.all[0].symptom]
         return first if isinstance(first, Seen) else None
 
     def evidence(self, seen: Sightings) -> list[tuple[str, Seen]]:
-        """The symptoms that speak for it, the first first."""
+        """The symptoms that are evidence for the cause, its first condition first."""
         names = [c.symptom for c in (*self.all, *self.any) if not c.negated and c.holds(seen)]
         found = [(name, seen[name]) for name in dict.fromkeys([*names, *self.also])]
         return [(name, sighting) for name, sighting in found if isinstance(sighting, Seen)]
 
     def lacks(self, seen: Sightings) -> list[Unknown]:
-        """What would have to be logged to be sure."""
+        """The metrics that would have to be logged to decide."""
         found = [missing for c in (*self.all, *self.any) if c.holds(seen) is None for missing in c.unknown(seen)]
         return list(dict.fromkeys(found))
 
 
 @functools.cache
 def known_symptoms() -> Mapping[str, Symptom]:
-    """Every symptom there is, from data/diagnosis/symptoms.toml."""
+    """Every symptom of data/diagnosis/symptoms.toml. Raises ConfigError for a file that cannot be read."""
     return {name: Symptom.read(name, table) for name, table in _tables("symptoms").items()}
 
 
 @functools.cache
 def known_causes() -> Sequence[Cause]:
-    """Every cause there is, from data/diagnosis/causes.toml, the more specific before the more general."""
+    """Every cause of data/diagnosis/causes.toml, the more specific first. Raises ConfigError as `known_symptoms`."""
     return tuple(Cause.read(name, table, known_symptoms()) for name, table in _tables("causes").items())
 
 

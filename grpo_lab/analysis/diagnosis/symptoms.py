@@ -1,4 +1,4 @@
-"""Symptoms: what can be seen in one curve, at which step first, and when a log cannot say."""
+"""Symptoms: properties of one curve, the step that shows them first, and the logs that cannot show them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Seen:
-    """A symptom is there: from which step on, and the value that shows it."""
+    """A symptom was seen: its first step, and the value there."""
 
     step: int
     value: float
@@ -28,14 +28,14 @@ class Seen:
 
 @dataclass(frozen=True)
 class Unknown:
-    """The log cannot say: what it lacks, and why."""
+    """The log cannot show a symptom: the metric that it lacks, and why."""
 
     metric: str
     why: str
 
 
 Sighting = Seen | Unknown | None
-"""None: looked for, and not there."""
+"""None: the log would show the symptom, and does not."""
 
 _STATES: dict[str, Callable[[Curve], Mask]] = {
     "nan": np.isnan,
@@ -48,14 +48,14 @@ _OWN: dict[str, Callable[[Curve], float]] = {
     "start": lambda values: float(np.mean(values[: max(2, len(values) // 10)])),
     "largest": lambda values: float(np.max(values)),
 }
-"""What a limit may multiply, from the finite values of the curve itself."""
+"""The units of a limit that are computed from the finite values of the curve itself."""
 _FIRST_STEPS = 1
-"""A log that begins later does not hold the run's first step. TRL and verl count from 1."""
+"""A log that begins after this step does not hold the run's first step. TRL and verl count from 1."""
 
 
 @dataclass(frozen=True)
 class Symptom:
-    """One question to one curve; the comments of symptoms.toml say what its settings mean."""
+    """A condition on one curve; the comments of symptoms.toml explain the settings."""
 
     metric: str
     says: str
@@ -70,7 +70,7 @@ class Symptom:
 
     @staticmethod
     def read(name: str, tree: Mapping[str, Any]) -> Symptom:
-        """A symptom from its table. Raises ConfigError for what it does not know."""
+        """A symptom from its table. Raises ConfigError for an unknown setting, metric or state, or a missing limit."""
         known = [f.name.strip("_") for f in fields(Symptom)]
         for key in tree:
             if key not in known:
@@ -84,11 +84,11 @@ class Symptom:
         if symptom.is_ and symptom.is_ not in _STATES:
             raise unknown(f"is of symptom {name}", symptom.is_, _STATES)
         if not symptom.is_ and symptom.over is None and symptom.under is None:
-            raise ConfigError(f"symptom {name} asks nothing: give `is`, `over` or `under`")
+            raise ConfigError(f"symptom {name} has no condition: give `is`, `over` or `under`")
         return symptom
 
     def look(self, log: Log) -> Sighting:
-        """Whether it is in a log, and from when on."""
+        """The first step of a log that shows the symptom, or that it shows none or cannot show it."""
         series = log.metrics.get(self.metric)
         if series is None or not len(series):
             return Unknown(self.metric, "not logged")
@@ -115,14 +115,14 @@ class Symptom:
         return float(bound)
 
     def compare(self, values: Curve, unit: Curve | float = 1.0) -> Mask:
-        """Where values are over or under the bound times a unit. NaN is neither."""
+        """Where values, of shape (steps,), are over or under the bound times the unit. NaN is neither."""
         with np.errstate(invalid="ignore"):
             over = values > self.limit(self.over) * unit if self.over is not None else values == values
             under = values < self.limit(self.under) * unit if self.under is not None else values == values
             return over & under & (values > self.least)
 
     def unit(self, values: Curve) -> float:
-        """What the bound multiplies, from the curve itself."""
+        """The unit of the bound, from the curve itself; 1 if the bound is absolute."""
         finite = values[np.isfinite(values)]
         return _OWN[self.of](finite) if self.of in _OWN and len(finite) else 1.0
 
@@ -141,7 +141,7 @@ class Symptom:
 
 
 def _may_hide(log: Log) -> bool:
-    """Whether a loss that was not finite may have been logged as a number. Its norm, never filtered, would show it."""
+    """Whether the log may hold a number in place of a loss that was not finite. An unfiltered norm would show it."""
     norm = log.metrics.get("grad_norm")
     return log.hides_nan and (norm is None or not bool(np.isfinite(norm).all()))
 
@@ -158,7 +158,7 @@ def _share(least: float) -> Judge:
 
 
 def _late(symptom: Symptom, mask: Mask, values: Curve) -> int | None:
-    """By the median of the second half, which one spike does not move."""
+    """The median of the second half decides, which a single spike does not move."""
     finite = values[np.isfinite(values)]
     if len(finite) < symptom.steps:
         return None
@@ -167,7 +167,7 @@ def _late(symptom: Symptom, mask: Mask, values: Curve) -> int | None:
 
 
 def _alone(symptom: Symptom, mask: Mask, values: Curve) -> int | None:
-    """A jump of at most two steps, neither at the very beginning nor at the end, a few times at most."""
+    """A jump of at most two steps, not in the first step, over before the end, and only a few times."""
     place = _first_true(mask)
     if place is None or place == 0 or mask.sum() > max(2, len(mask) // 10):
         return None

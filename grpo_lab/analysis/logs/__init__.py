@@ -1,6 +1,6 @@
-"""Logs of training runs, ours and others', as one table of metrics: what `diagnosis` reads.
+"""Logs of training runs, from this project and other trainers, as one table of metrics, which `diagnosis` reads.
 
-Of a run's own folder it takes the metrics and nothing else: no config, no verdict, no guard or fault that acted.
+From a run folder only the metrics are read: no config, no verdict, no action of a guard or fault.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ TABLE = "a table"
 
 
 def read(path: str | Path) -> Log:
-    """The metrics in a log file or a folder; its format is found from what is in it.
+    """The metrics in a log file or folder, whose format is recognised from its content.
 
-    Raises LogError for a path that is not there, an empty file, an unknown format, or a log without any metric.
+    Raises LogError for a path that does not exist, an empty file, an unknown format, or a log without a known metric.
     """
     path = Path(path)
     try:
@@ -43,12 +43,12 @@ def read(path: str | Path) -> Log:
 
 
 def from_frame(frame: pd.DataFrame) -> Log:
-    """The same from a pandas DataFrame, a row a step; the step is a column, the index, or the number of the row."""
+    """The metrics in a pandas DataFrame, one row a step; the step is a column, the index, or the number of the row."""
     return make(without_blank_rows(of_frame(frame)), TABLE)
 
 
 def from_events(events: Iterable[Event]) -> Log:
-    """The same from the events of a run: the metrics of its steps, and nothing else they hold."""
+    """The metrics in the events of a run."""
     steps = (event for event in events if isinstance(event, Stepped))
     return formats.from_dicts(({"step": step.step, **step.metrics} for step in steps), "a run of grpo_lab")
 

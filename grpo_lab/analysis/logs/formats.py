@@ -1,7 +1,8 @@
-"""Text formats: how each is recognised by what is in it, and read."""
+"""Text formats: recognised by their content, and read."""
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import re
@@ -23,7 +24,7 @@ PIECE = 2**22
 
 
 def read_text(text: str, name: str) -> Log | None:
-    """The log that a text holds, or None where no format fits."""
+    """The log in a text, or None if no format fits. Raises LogError for damaged JSON."""
     first = next((line.strip() for line in text.split("\n", 50) if line.strip()), "")
     if first.startswith(("{", "[")) and not first.startswith("{'"):
         return _read_json(text, first, name)
@@ -35,7 +36,7 @@ def read_text(text: str, name: str) -> Log | None:
 
 
 def from_dicts(found: Iterable[dict[str, Any]], format: str, notes: Sequence[str] = (), hides_nan: bool = False) -> Log:
-    """A log from dictionaries of metrics, a step each."""
+    """A log from dictionaries of metrics, one a step."""
     rows = Rows()
     for row in found:
         rows.add(row)
@@ -43,7 +44,7 @@ def from_dicts(found: Iterable[dict[str, Any]], format: str, notes: Sequence[str
 
 
 def _read_json(text: str, first: str, name: str) -> Log:
-    """A JSON document of Trainer's, or a document a line."""
+    """A JSON document of Trainer, or one document a line."""
     if _parsed(first) is None or text.strip() == first:
         whole = _parsed(text)
         if isinstance(whole, dict) and isinstance(whole.get("log_history"), list):
@@ -70,11 +71,11 @@ def _read_json_lines(text: str, name: str) -> Log:
                 rows.add(row)
                 own = own or "event" in tree
         count += len(lines)
-    return make(rows.columns(), "a run of grpo_lab" if own else "JSON lines", _said_of(broken, count, name))
+    return make(rows.columns(), "a run of grpo_lab" if own else "JSON lines", _notes_on(broken, count, name))
 
 
-def _said_of(broken: list[int], count: int, name: str) -> list[str]:
-    """What to note of broken lines. Raises LogError when most of them are."""
+def _notes_on(broken: list[int], count: int, name: str) -> list[str]:
+    """Notes on broken lines. Raises LogError if most lines are broken."""
     cut = bool(broken) and broken[-1] == count - 1
     notes = ["the last line is incomplete and was left out"] if cut else []
     inside = broken[: len(broken) - cut]
@@ -87,7 +88,7 @@ def _said_of(broken: list[int], count: int, name: str) -> list[str]:
 
 
 def _metrics_of(tree: dict[str, Any]) -> dict[str, Any] | None:
-    """The metrics of a JSON line, and nothing else it holds: `events.jsonl`, verl's file logger, or flat."""
+    """Only the metrics of a JSON line: of `events.jsonl`, of verl's file logger, or of a flat one."""
     if "event" in tree and "metrics" not in tree:
         return None
     for key in ("metrics", "data"):
@@ -97,7 +98,7 @@ def _metrics_of(tree: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Whole lines of a text, some megabytes at once: what fits a processor's cache is read several times as fast."""
+    """Whole lines of a text, some megabytes at a time: a piece that fits the processor's cache is read much faster."""
     start = 0
     while start < len(text):
         end = text.find("\n", start + PIECE) + 1 or len(text)
@@ -106,7 +107,7 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _uniform_json(piece: str) -> pd.DataFrame | None:
-    """Flat JSON lines of numbers with the same names in the same order."""
+    """A table of flat JSON lines that have the same names in the same order, and numbers only; or None."""
     first = piece.partition("\n")[0]
     tree = _parsed(first)
     if not isinstance(tree, dict) or not tree or "null" in piece:
@@ -120,8 +121,7 @@ def _uniform_json(piece: str) -> pd.DataFrame | None:
 def _uniform(piece: str, words: list[str], names: list[str]) -> pd.DataFrame | None:
     """A table of lines that all have their numbers between the same words, or None.
 
-    Once that is certain, the words are cells like the numbers, and pandas skips every other one: many times as fast as
-    parsing line by line.
+    pandas reads words and numbers as cells and skips the words. This is many times as fast as parsing line by line.
     """
     layout = r"[^,:{}\s]*".join(map(re.escape, words)) + "\n"
     lines = piece.removesuffix("\n") + "\n"
@@ -136,7 +136,7 @@ def _uniform(piece: str, words: list[str], names: list[str]) -> pd.DataFrame | N
 
 
 def _read_verl(text: str) -> Log:
-    """verl's console: `step:12 - actor/grad_norm:0.3 - …` between whatever else was printed."""
+    """verl's console: `step:12 - actor/grad_norm:0.3 - …` between other output."""
     rows = Rows()
     for piece in _pieces(text):
         if not (lines := _VERL_LINE.findall(piece)):
@@ -152,9 +152,9 @@ def _read_verl(text: str) -> Log:
 
 
 def _read_trainer_lines(text: str) -> Log:
-    """What Hugging Face's Trainer prints: {'loss': 0.1, 'grad_norm': 0.3, …}, without the step."""
+    """The output of Hugging Face's Trainer: {'loss': 0.1, 'grad_norm': 0.3, …}, without the step."""
     lines = [line for line in text.split("\n") if _TRAINER_LINE.match(line)]
-    notes = ["the lines do not say their step; they were counted"]
+    notes = ["the lines have no step; they were counted"]
     return from_dicts((dict(_TRAINER_PAIR.findall(line)) for line in lines), "a Trainer's console", notes, True)
 
 
@@ -165,17 +165,17 @@ def _read_csv(text: str, first: str) -> Log | None:
             break
     else:
         return None
-    frame = pd.read_csv(io.StringIO(text.lstrip("\n")), sep=separator, skipinitialspace=True, low_memory=False)
-    if frame.isna().to_numpy().any():  # an empty cell was not logged, the text nan was
-        text_frame = pd.read_csv(
-            io.StringIO(text.lstrip("\n")), sep=separator, skipinitialspace=True, dtype=str, keep_default_na=False
-        )
-        frame = text_frame.astype(object).where(text_frame != "", None)
+    read = functools.partial(pd.read_csv, sep=separator, skipinitialspace=True)
+    text = text.lstrip("\n")
+    frame = read(io.StringIO(text), low_memory=False)
+    if frame.isna().to_numpy().any():  # an empty cell was not logged; the text nan was logged as NaN
+        cells = read(io.StringIO(text), dtype=str, keep_default_na=False)
+        frame = cells.astype(object).where(cells != "", None)
     return make(of_frame(frame), "CSV")
 
 
 def _parsed(text: str) -> Any:
-    """What a JSON text holds, or None."""
+    """The value of a JSON text, or None if it is no JSON."""
     try:
         return json.loads(text)
     except ValueError:

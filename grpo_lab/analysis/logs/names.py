@@ -1,4 +1,4 @@
-"""What trainers call the metrics of `events.METRICS`, whose names are TRL's."""
+"""The names that trainers give to the metrics of `grpo_lab.metrics`, whose own names are TRL's."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "sampling/sampling_logp_difference/max": ("training/rollout_probs_diff_max",),
     "step_time": ("timing_s/step", "perf/time_per_step"),
 }
-"""For each metric its names elsewhere, the best first: verl's, older ones of TRL's, PPO's.
+"""For each metric its names in verl, older versions of TRL, and PPO trainers, the closest first.
 
-verl's `rollout_probs_diff` compares probabilities, where TRL compares log-probabilities. A difference of probabilities
-is never larger, so what it shows is there.
+verl's `rollout_probs_diff` compares probabilities, and TRL's metric log-probabilities. A difference of probabilities is
+never the larger one, so a mismatch that it shows is real.
 """
 STEP_NAMES = ("step", "global_step", "_step", "training/global_step", "train/global_step", "iteration")
 PREFIXES = ("train/", "rollout/")
-"""Put before every name by TensorBoard and Weights & Biases callbacks."""
+"""The callbacks of TensorBoard and Weights & Biases put these before every name."""
 CUMULATIVE = ("num_tokens",)
-"""TRL counts these from the start of the run; a step here has its own."""
+"""TRL counts these from the start of the run; here they are counted for each step."""
 TRL_ONLY = (
     "epoch",
     "completions/mean_terminated_length",
@@ -43,7 +43,7 @@ TRL_ONLY = (
 
 
 def _bare(name: str) -> str:
-    """Without a callback's prefix, unless the name needs it."""
+    """A name without a callback's prefix."""
     for prefix in PREFIXES:
         if name.startswith(prefix):
             return name.removeprefix(prefix)
@@ -51,7 +51,7 @@ def _bare(name: str) -> str:
 
 
 def choose(names: Iterable[str]) -> dict[str, str]:
-    """For each metric that was logged, the name it was logged under.
+    """For each metric that was logged, its name in the log.
 
     >>> choose(["train/kl", "critic/score/mean", "critic/rewards/mean", "perf/mfu/actor"])
     {'reward': 'critic/rewards/mean', 'kl': 'train/kl'}

@@ -1,4 +1,4 @@
-"""From rows as a log holds them to one series a metric: only what was logged, by step, NaN and inf kept."""
+"""The rows of a log as one series a metric: NaN and inf are kept, values that were not logged are absent."""
 
 from __future__ import annotations
 
@@ -15,59 +15,59 @@ from numpy.typing import NDArray
 from grpo_lab.analysis.logs.names import STEP_NAMES, choose
 
 Columns = dict[str, tuple[NDArray[Any], NDArray[Any]]]
-"""For each name the rows in which it was logged and its values there."""
+"""For each name the numbers of its rows and its values there, both of shape (rows with the name,)."""
 
 
 @dataclass(frozen=True)
 class Log:
-    """The metrics of one run by step. A NaN in a series was logged as NaN; what was not logged is not in it."""
+    """The metrics of one run by step. A NaN in a series was logged as NaN; a step that was not logged is absent."""
 
     metrics: Mapping[str, pd.Series]
-    """By their name in `events.METRICS`; the index is the step."""
+    """By their name in `grpo_lab.metrics.METRICS`; the index is the step."""
     format: str = "a table"
-    """What the log was read as."""
+    """The format as which the log was read."""
     hides_nan: bool = False
-    """Whether its writer may put a finite number in place of a loss that was NaN, as Hugging Face's Trainer does."""
+    """Whether the writer may replace a loss of NaN by a finite number, as Hugging Face's Trainer does."""
     notes: tuple[str, ...] = ()
-    """What was left out of the log, and why."""
+    """Notes on the lines that were left out, and why."""
 
     @cached_property
     def steps(self) -> NDArray[np.int64]:
-        """Every step of which anything but its time was logged, in order."""
+        """Every step with a metric other than its time, in order, of shape (steps,)."""
         indices = [series.index for name, series in self.metrics.items() if name != "step_time"]
         return functools.reduce(pd.Index.union, indices, pd.Index([], dtype=np.int64)).to_numpy(np.int64)
 
     @property
     def frame(self) -> pd.DataFrame:
-        """One row a step, one column a metric; NaN also where nothing was logged."""
+        """One row a step, one column a metric; NaN also for values that were not logged."""
         frame = pd.DataFrame(dict(self.metrics), index=pd.Index(self.steps, name="step"))
         return frame.reset_index()
 
 
 @dataclass
 class Rows:
-    """Collects rows of names and values; those with the same names in the same order are kept together."""
+    """Collects rows of names and values; rows with the same names in the same order are kept together."""
 
     _blocks: dict[tuple[str, ...], tuple[list[int], list[Any]]] = field(default_factory=dict)
     _parts: dict[str, list[tuple[NDArray[Any], NDArray[Any]]]] = field(default_factory=dict)
     _count: int = 0
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """A row; values that are no numbers are left out of the columns."""
+        """Add a row; values that are no numbers are left out of the columns."""
         positions, values = self._blocks.setdefault(tuple(row), ([], []))
         positions.append(self._count)
         values.extend(row.values())
         self._count += 1
 
     def add_table(self, table: pd.DataFrame) -> None:
-        """Rows that are numbers already."""
+        """Add rows that hold only numbers."""
         positions = np.arange(self._count, self._count + len(table))
         for name in table.columns:
             self._parts.setdefault(name, []).append((positions, table[name].to_numpy(np.float64)))
         self._count += len(table)
 
     def columns(self) -> Columns:
-        """What was added, by name."""
+        """The columns of all rows."""
         parts = {name: list(found) for name, found in self._parts.items()}
         for names, (positions, values) in self._blocks.items():
             for place, name in enumerate(names):
@@ -82,12 +82,12 @@ class Rows:
 
 
 def numeric(values: Sequence[Any]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Which values are numbers, the texts "nan" and "Infinity" among them, and these numbers."""
+    """The positions of the values that are numbers, including texts such as "nan" and "Infinity", and the numbers."""
     try:
         if None not in values:
             return np.arange(len(values)), np.array(values, dtype=np.float64)
     except (ValueError, TypeError):
-        pass  # something among them is no number: one by one, then
+        pass  # a value that is no number: read them one by one
     kept: list[int] = []
     numbers: list[float] = []
     for place, value in enumerate(values):
@@ -100,7 +100,7 @@ def numeric(values: Sequence[Any]) -> tuple[NDArray[np.int64], NDArray[np.float6
 
 
 def of_frame(frame: pd.DataFrame) -> Columns:
-    """The columns of a table. None and pd.NA were not logged, a NaN was."""
+    """The columns of a table. None and pd.NA mean not logged, NaN means logged as NaN."""
     columns: Columns = {}
     if frame.index.name in STEP_NAMES:
         frame = frame.reset_index()
@@ -114,9 +114,8 @@ def of_frame(frame: pd.DataFrame) -> Columns:
 
 
 def without_blank_rows(columns: Columns) -> Columns:
-    """Without the rows that hold no number: steps that a crash cut short, as `Session.records` has them."""
-    size = 1 + max((int(rows.max()) for rows, _ in columns.values() if len(rows)), default=-1)
-    blank = np.ones(size, dtype=bool)
+    """The columns without the rows that hold no number: `Session.records` has one for a step that a crash cut short."""
+    blank = np.ones(_size(columns), dtype=bool)
     for metric, name in choose(columns).items():
         if metric != "step_time":
             rows, numbers = columns[name]
@@ -125,7 +124,7 @@ def without_blank_rows(columns: Columns) -> Columns:
 
 
 def make(columns: Columns, format: str, notes: Iterable[str] = (), hides_nan: bool = False) -> Log:
-    """A log from columns: metrics by their names here, one value a step, the last one where there are several."""
+    """A log from columns: metrics by their names here, one value a step; of several values the last."""
     columns = {name: column for name, column in columns.items() if len(column[0])}
     steps = _steps(columns)
     metrics: dict[str, pd.Series] = {}
@@ -145,12 +144,15 @@ def make(columns: Columns, format: str, notes: Iterable[str] = (), hides_nan: bo
 
 
 def _steps(columns: Columns) -> NDArray[np.float64]:
-    """The step of every row by the first name for it that is there, NaN where it has none; else rows are counted."""
-    size = 1 + max((int(rows.max()) for rows, _ in columns.values()), default=-1)
+    """The step of every row, of shape (rows,), NaN for a row without one; rows are counted if no column has steps."""
     for name in STEP_NAMES:
         if name in columns:
-            steps = np.full(size, np.nan)
+            steps = np.full(_size(columns), np.nan)
             rows, numbers = columns[name]
             steps[rows] = np.where(np.isfinite(numbers), numbers, np.nan)
             return steps
-    return np.arange(size, dtype=np.float64)
+    return np.arange(_size(columns), dtype=np.float64)
+
+
+def _size(columns: Columns) -> int:
+    return 1 + max((int(rows.max()) for rows, _ in columns.values() if len(rows)), default=-1)

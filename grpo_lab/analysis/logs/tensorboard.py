@@ -19,19 +19,19 @@ def event_files(folder: Path) -> list[Path]:
 
 
 def is_event_file(head: bytes) -> bool:
-    """Whether a file that begins so is one: its first record names the version of the format."""
+    """Whether a file with this beginning is an event file: its first record names the version of the format."""
     return b"brain.Event:" in head[:64]
 
 
 def read(path: Path) -> Log:
-    """The scalars of an event file, or of the folder that holds them.
+    """The scalars of an event file, or of all event files in a folder.
 
-    Raises LogError where the package is missing or there is no scalar.
+    Raises LogError if the package `tensorboard` is missing, or no scalar is a known metric.
     """
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ImportError as error:
-        raise LogError(f"{path} is TensorBoard's; to read it: {INSTALL}, or export the scalars as CSV") from error
+        raise LogError(f"{path} is a TensorBoard file; to read it: {INSTALL}, or export the scalars as CSV") from error
     folders = sorted({file.parent for file in event_files(path)}) if path.is_dir() else [path]
     columns: Columns = {}
     hides_nan = False
@@ -52,7 +52,7 @@ def read(path: Path) -> Log:
 
 
 def _of_tensors(events: object, tag: str) -> list[tuple[int, float]]:
-    """Scalars as TensorFlow 2 writes them: tensors of one number."""
+    """(step, value) of scalars as TensorFlow 2 writes them: tensors of one number."""
     from tensorboard.util.tensor_util import make_ndarray
 
     found = [(event.step, make_ndarray(event.tensor_proto)) for event in events.Tensors(tag)]  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What the matrix is made of: a scenario, or a healthy run, under one column of guards with one seed."""
+"""The cells of the matrix: a scenario, or a healthy run, under one column of guards with one seed."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from grpo_lab.training.guards import GUARDS
 
 HEALTHY, NONE, STABLE, REPORTED = "healthy", "none", "stable", "reported_fix"
 STEPS, AT_LEAST = 30, 12
-"""Steps where none are asked for: of a healthy run, and of a scenario whose file speaks of fewer; these are still more
-than the 10 of a warm-up."""
+"""Default numbers of steps: of a healthy run, and of a scenario whose file asks for fewer. Both are more than the 10
+steps of a warm-up."""
 HELD_OUT = 250
-"""Held-out problems before the first step and after the last, to see what was learned."""
+"""Held-out problems before the first step and after the last, which show what was learned."""
 DECIDE = [
     "config",
     "tasks",
@@ -39,14 +39,14 @@ DECIDE = [
     "events.py",
     "seeds.py",
 ]
-"""Rooms and modules whose code decides what a cell shows; guards and faults count only where they are on."""
+"""Rooms and modules whose code decides the result of a cell; guards and faults count only if they are on."""
 
 
 @dataclass(frozen=True)
 class Cell:
     """One run of the matrix. `expect` is the symptom of its scenario; a healthy run has none.
 
-    `within` are the steps in which the scenario's file expects it.
+    `within` is the number of steps in which the scenario's file expects the symptom.
     """
 
     scenario: str
@@ -58,14 +58,14 @@ class Cell:
 
     @cached_property
     def key(self) -> str:
-        """Names everything the run depends on, symptom, code and data included; the column's name is not among it."""
+        """A digest of everything that the run depends on: config, symptom, code and data, but not the column's name."""
         expect = dataclasses.asdict(self.expect) if self.expect else None
         parts = [self.config.to_dict(), expect, self.within, code_version(self.config), data_version(self.config)]
         return _digest(json.dumps(encodable(parts), sort_keys=True))[:16]
 
 
 def settings_of_guards() -> dict[str, dict]:
-    """Every registered guard at the settings that preset `stable` gives it, or else at its defaults."""
+    """Every registered guard with the settings that preset `stable` gives it, or else its defaults."""
     stable = preset(STABLE).guards
     return {name: dict(stable.get(name, {})) for name in GUARDS}
 
@@ -73,8 +73,8 @@ def settings_of_guards() -> dict[str, dict]:
 def columns(guards: Sequence[str] = ()) -> dict[str, Switches]:
     """The columns: no guard, each alone, the reported guards, `stable`, and `stable` without each of its own.
 
-    With `guards` only what tells about these: they alone, or left out of `stable`.
-    Raises ConfigError for one that does not exist.
+    With `guards` only the columns about these: each alone, and `stable` without each.
+    Raises ConfigError for a guard that does not exist.
 
     >>> list(columns(["warm_up"]))
     ['none', 'warm_up', 'stable', 'stable - warm_up']
@@ -100,7 +100,7 @@ def without(guard: str) -> str:
 
 
 def rows(scenarios: Sequence[str] = ()) -> list[str]:
-    """The scenarios asked for, or all of them with the healthy run first. Raises ConfigError for an unknown one."""
+    """The given scenarios, or the healthy run and all scenarios. Raises ConfigError for an unknown one."""
     known = [HEALTHY, *scenario_names()]
     for name in scenarios:
         if name not in known and not name.endswith(".toml"):
@@ -115,7 +115,7 @@ def cells(
     steps: int | None = None,
     overrides: tuple[str, ...] = (),
 ) -> list[Cell]:
-    """Every scenario under every column with seeds 0, 1, …; see STEPS for how long each goes."""
+    """Every scenario under every column with seeds 0, 1, …; STEPS explains the default number of steps."""
     found = []
     for name in scenarios:
         case = None if name == HEALTHY else scenario(name)
@@ -132,7 +132,7 @@ def cells(
 
 
 def code_version(config: Config) -> str:
-    """A digest of the code that decides a run of this config; comments, docstrings and layout do not count."""
+    """A digest of the code that decides a run of this config, without comments, docstrings and layout."""
     package = Path(__file__).parents[2]
     registered = [(GUARDS, config.guards), (FAULTS, config.faults)]
     classes = [registry[name] for registry, switches in registered for name in switches if name in registry]
@@ -143,9 +143,9 @@ def code_version(config: Config) -> str:
 
 
 def data_version(config: Config) -> str:
-    """A digest of the files that a run of this config reads: its model's, its task's, and own reward functions.
+    """A digest of the files that a run of this config reads: model, task, and the user's reward functions.
 
-    A hub id counts by its name alone: to ask the hub for its version takes a network.
+    A hub id counts by its name alone, because its version cannot be asked for without a network.
     """
     name, task = config.model.name, config.data.tasks
     model = MODELS[name].path if name in MODELS else Path(name).expanduser()
@@ -158,13 +158,13 @@ def data_version(config: Config) -> str:
 
 @cache
 def _contents(path: Path, changed: int, size: int) -> str:
-    """A digest of a file as it was last changed: weights are read once, not for each cell."""
+    """A digest of a file, cached by its last change, so that weights are read once and not for each cell."""
     return sha256(path)
 
 
 @cache
 def _meaning(path: Path) -> str:
-    """A digest of what a file says to Python alone."""
+    """A digest of a file's syntax tree without docstrings."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         body = getattr(node, "body", None)

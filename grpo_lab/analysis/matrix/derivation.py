@@ -1,4 +1,4 @@
-"""Which guards are needed: start from all of them, and drop each one without which nothing gets worse."""
+"""The smallest set of guards: start from all of them, and drop each guard without which nothing gets worse."""
 
 from __future__ import annotations
 
@@ -7,44 +7,45 @@ from dataclasses import dataclass
 
 from grpo_lab.analysis.matrix.cells import HEALTHY
 from grpo_lab.analysis.matrix.findings import MARGIN, mean_gain
-from grpo_lab.analysis.matrix.results import Fate, Result
+from grpo_lab.analysis.matrix.results import Measurement
 
-Run = Callable[[tuple[str, ...]], Sequence[Result]]
-"""Runs every scenario and seed, and the healthy run, under these guards."""
+Run = Callable[[tuple[str, ...]], Sequence[Measurement]]
+"""A function that runs every scenario and seed, and the healthy run, under these guards."""
 
 
 @dataclass(frozen=True)
 class Derivation:
-    """What came of it: the guards kept, with the cells that fail without each; the others, with the reason."""
+    """The result of the elimination: the guards kept, each with the cells that fail without it, and the others."""
 
     kept: dict[str, tuple[str, ...]]
     dropped: tuple[str, ...]
-    """Guards without which nothing got worse, in the order in which they went."""
+    """Guards without which nothing got worse, in the order in which they were dropped."""
     harmful: dict[str, str]
-    """Guards that were never in the set, because they disturb a healthy run."""
+    """Guards that were never in the set because they disturb a healthy run, each with the reason."""
     false_alarms: int
     """Steps of the healthy runs that the kept guards refuse."""
 
 
 def derive(guards: Sequence[str], run: Run, tell: Callable[[str], None] = lambda text: None) -> Derivation:
-    """Backward elimination from all of `guards`, in which order their names are given to `run`.
+    """Backward elimination from all of `guards`; `run` gets their names in this order.
 
-    A guard that alone refuses steps of a healthy run, or takes reward from it, is never in the set. The others are
-    tried in turn, the one that stops the fewest cells alone first (ties: as given). One is dropped when without it
-    every cell that survived still survives and every failure that was stopped still is. Rounds go on until one drops
-    nothing, so that each guard kept is needed beside the other ones kept.
+    A guard that alone refuses steps of a healthy run, or lowers its reward, is never in the set. The others are tried
+    in turn, and the guard that alone stops the fewest cells is tried first (ties: in the given order). A guard is
+    dropped if without it every cell that survived still survives, and every failure that was stopped still is. Rounds
+    go on until one drops nothing, so that each guard kept is needed beside the others.
 
-    >>> class Cell:
-    ...     def __init__(self, fate):
-    ...         self.scenario, self.seed, self.fate, self.survived = "s", 0, fate, fate != "crashed"
-    >>> derive(["a", "b"], lambda guards: [Cell("stopped" if "b" in guards else "crashed")]).kept
+    >>> class Run:
+    ...     def __init__(self, stopped):
+    ...         self.scenario, self.seed, self.stopped, self.survived = "s", 0, stopped, stopped
+    ...         self.fate = "stopped" if stopped else "crashed"
+    >>> derive(["a", "b"], lambda guards: [Run("b" in guards)]).kept
     {'b': ('s, seed 0: crashed',)}
     """
     plain = run(())
     alone = {guard: run((guard,)) for guard in guards}
     harmful = {guard: why for guard in guards if (why := objection(alone[guard], plain))}
     kept = [guard for guard in guards if guard not in harmful]
-    order = sorted(kept, key=lambda guard: sum(result.fate == Fate.STOPPED for result in alone[guard]))
+    order = sorted(kept, key=lambda guard: sum(result.stopped for result in alone[guard]))
     needed: dict[str, tuple[str, ...]] = {}
     dropped: list[str] = []
     before = run(tuple(kept))
@@ -63,8 +64,8 @@ def derive(guards: Sequence[str], run: Run, tell: Callable[[str], None] = lambda
     return Derivation({guard: needed[guard] for guard in kept}, tuple(dropped), harmful, alarms)
 
 
-def objection(guarded: Sequence[Result], plain: Sequence[Result]) -> str:
-    """Why a guard may not be in the set, from its healthy runs and those without any guard; or nothing."""
+def objection(guarded: Sequence[Measurement], plain: Sequence[Measurement]) -> str:
+    """The reason to leave a guard out of the set, from its healthy runs and those without guards; or an empty text."""
     with_it, without = ([result for result in results if result.scenario == HEALTHY] for results in (guarded, plain))
     refused = sum(result.refused for result in with_it)
     if refused:
@@ -76,13 +77,12 @@ def objection(guarded: Sequence[Result], plain: Sequence[Result]) -> str:
     return ""
 
 
-def lost(before: Sequence[Result], after: Sequence[Result]) -> tuple[str, ...]:
-    """The cells that survived or were stopped `before` and no longer are, each with what became of it."""
+def lost(before: Sequence[Measurement], after: Sequence[Measurement]) -> tuple[str, ...]:
+    """The cells that survived or were stopped `before` and no longer are, each with its new fate."""
     then = {(result.scenario, result.seed): result for result in before}
     worse = []
     for now in after:
         was = then[now.scenario, now.seed]
-        stopped_no_more = was.fate == Fate.STOPPED != now.fate
-        if stopped_no_more or (was.survived and not now.survived):
+        if (was.stopped and not now.stopped) or (was.survived and not now.survived):
             worse.append(f"{now.scenario}, seed {now.seed}: {now.fate}")
     return tuple(worse)

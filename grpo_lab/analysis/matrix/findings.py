@@ -1,37 +1,38 @@
-"""What the cells say together: which guard stops which failure, what each costs, and which do nothing."""
+"""The evaluation of all cells: which guard stops which failure, what each costs, and which do nothing."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 from grpo_lab.analysis.matrix.cells import HEALTHY, NONE, STABLE, without
-from grpo_lab.analysis.matrix.results import Fate, Result
+from grpo_lab.analysis.matrix.results import Fate, Measurement
 from grpo_lab.training.guards import GUARDS
 
 THROUGH = (Fate.STOPPED, Fate.REFUSED)
-"""Fates of a run in which the failure did no harm."""
+"""Fates of a run that the failure did not harm."""
 MARGIN = 0.05
-"""Held-out reward that a column may gain less than another before it counts as lost: two standard errors of the
+"""The difference in held-out reward from which on a column counts as worse than another: two standard errors of the
 difference between two means over 3 seeds of 250 problems."""
 
 
-def mean_gain(results: Iterable[Result]) -> float:
-    """Mean held-out reward gained by the runs that went through; NaN where none did."""
+def mean_gain(results: Iterable[Measurement]) -> float:
+    """Mean held-out reward gained by the runs that went through; NaN if none did."""
     gains = [result.gained for result in results if not math.isnan(result.gained)]
     return statistics.fmean(gains) if gains else math.nan
 
 
 class Findings:
-    """Results by scenario and column, and the questions they answer.
+    """Results by scenario and column.
 
-    A run that went well tells something about its guards only if the unguarded run of the same seed failed.
+    A run that went well counts for its guards only if the unguarded run of the same seed failed.
     """
 
-    def __init__(self, results: Sequence[Result]) -> None:
-        self._cells: dict[tuple[str, str], list[Result]] = defaultdict(list)
+    def __init__(self, results: Sequence[Measurement]) -> None:
+        self._cells: dict[tuple[str, str], list[Measurement]] = defaultdict(list)
         for result in results:
             self._cells[result.scenario, result.column].append(result)
         self.results = list(results)
@@ -41,22 +42,22 @@ class Findings:
         self.columns = list(dict.fromkeys(result.column for result in results))
         self.seeds = len({result.seed for result in results})
 
-    def cells(self, scenario: str, column: str) -> list[Result]:
-        """The runs of a scenario under a column, a seed each."""
+    def cells(self, scenario: str, column: str) -> list[Measurement]:
+        """The runs of a scenario under a column, one a seed."""
         return self._cells[scenario, column]
 
-    def telling(self, scenario: str, column: str) -> list[Result]:
-        """Those that failed, and those that went well where the unguarded run failed."""
-        failing = {result.seed for result in self.cells(scenario, NONE) if result.fate != Fate.STOPPED}
+    def telling(self, scenario: str, column: str) -> list[Measurement]:
+        """The runs that count: those that failed, and those that went well although the unguarded run failed."""
+        failing = {result.seed for result in self.cells(scenario, NONE) if not result.stopped}
         cells = self.cells(scenario, column)
-        return [result for result in cells if result.fate != Fate.STOPPED or result.seed in failing]
+        return [result for result in cells if not result.stopped or result.seed in failing]
 
     def fates(self, scenario: str, column: str) -> Counter[str]:
-        """How often each fate was met, among the runs that tell."""
+        """The number of runs with each fate, among those that count."""
         return Counter(result.fate for result in self.telling(scenario, column))
 
     def share(self, scenario: str, column: str) -> float:
-        """Share of the runs that tell in which the failure was stopped; NaN where none tells."""
+        """The share of runs that stopped the failure, among those that count; NaN if none counts."""
         fates = self.fates(scenario, column)
         return fates[Fate.STOPPED] / fates.total() if fates else math.nan
 
@@ -66,11 +67,11 @@ class Findings:
         return [name for name in self.columns if name in GUARDS]
 
     def stoppers(self, scenario: str) -> list[str]:
-        """Guards each of which alone stops it in every run that tells."""
+        """Guards that alone stop the failure in every run that counts."""
         return [guard for guard in self.guards if self.share(scenario, guard) == 1]
 
     def partial(self, scenario: str) -> list[str]:
-        """Guards that alone stop it on some of the seeds only, or keep it out of every update that counts."""
+        """Guards that alone stop the failure on some seeds only, or refuse every step that shows it."""
         found = []
         for guard in self.guards:
             fates = self.fates(scenario, guard)
@@ -82,7 +83,7 @@ class Findings:
         return found
 
     def idle(self) -> list[str]:
-        """Guards that alone neither stop nor keep out anything on any seed."""
+        """Guards that alone neither stop nor refuse any failure on any seed."""
         return [
             guard
             for guard in self.guards
@@ -90,25 +91,25 @@ class Findings:
         ]
 
     def needed_for(self, guard: str) -> list[str]:
-        """Scenarios that `stable` stops or survives on more seeds with the guard than without it."""
+        """Scenarios that `stable` stops or survives on more seeds with the guard than without it, with the numbers."""
         found = []
         for scenario in self.scenarios:
             full, less = self.telling(scenario, STABLE), self.telling(scenario, without(guard))
             lost = [
-                f"{what} {_count(full, test)} to {_count(less, test)} of {len(full)}"
-                for what, test in (("survives", _survived), ("stopped", _stopped))
-                if less and _count(less, test) < _count(full, test)
+                f"{what} {sum(map(test, full))} to {sum(map(test, less))} of {len(full)}"
+                for what, test in (("survives", attrgetter("survived")), ("stopped", attrgetter("stopped")))
+                if less and sum(map(test, less)) < sum(map(test, full))
             ]
             if lost:
                 found.append(f"{scenario} ({', '.join(lost)})")
         return found
 
     def left_out(self) -> list[str]:
-        """The guards of `stable` that have a column without them."""
+        """The guards of `stable` with a column that leaves them out."""
         return [column.removeprefix(without("")) for column in self.columns if column.startswith(without(""))]
 
     def cost(self, column: str) -> float:
-        """Median over seeds of the seconds a step of the healthy run, divided by those without any guard."""
+        """Seconds a step of the healthy run, divided by those without guards: the median over seeds."""
         plain = {result.seed: result.seconds for result in self.cells(HEALTHY, NONE)}
         ratios = [r.seconds / plain[r.seed] for r in self.cells(HEALTHY, column) if r.seed in plain]
         return statistics.median(ratios) if ratios else math.nan
@@ -118,10 +119,7 @@ class Findings:
         return sum(result.refused for result in self.cells(HEALTHY, column))
 
     def word(self, scenario: str, column: str) -> str:
-        """What became of a scenario under a column, in a few words.
-
-        `stopped 2, crashed 1` where the seeds differ.
-        """
+        """The fate of a scenario under a column, or `stopped 2, crashed 1` if the seeds differ."""
         fates = self.fates(scenario, column)
         if not self.cells(scenario, column):
             return "-"
@@ -132,22 +130,6 @@ class Findings:
         return ", ".join(f"{fate} {count}" for fate, count in fates.most_common())
 
 
-def _survived(result: Result) -> bool:
-    return result.survived
-
-
-def _stopped(result: Result) -> bool:
-    return result.fate == Fate.STOPPED
-
-
-def _count(results: Iterable[Result], test) -> int:
-    return sum(map(test, results))
-
-
-def disturbed(results: Iterable[Result]) -> Mapping[str, list[Result]]:
-    """Cells that did not end by themselves, or measured nothing, by their status."""
-    found: dict[str, list[Result]] = defaultdict(list)
-    for result in results:
-        if result.status not in ("done", "stopped", "crashed"):
-            found[result.status].append(result)
-    return found
+def disturbed(results: Iterable[Measurement]) -> list[Measurement]:
+    """Cells that did not end by themselves, or measured nothing, sorted by their status."""
+    return sorted((r for r in results if r.status not in ("done", "stopped", "crashed")), key=lambda r: r.status)

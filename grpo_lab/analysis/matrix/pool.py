@@ -1,4 +1,4 @@
-"""Runs cells side by side, each in a warm child of its own; one that dies or hangs costs its own cell and no other."""
+"""Runs cells in parallel, each in a child process that is kept for the next cell; a child that dies loses one cell."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from grpo_lab.analysis.matrix.cells import Cell
-from grpo_lab.analysis.matrix.results import Journal, Result, measure
+from grpo_lab.analysis.matrix.results import Journal, Measurement, measure
 from grpo_lab.errors import GrpoLabError
 from grpo_lab.events import Ended
 from grpo_lab.runs.child import Child
@@ -21,9 +21,9 @@ from grpo_lab.runs.session import Session
 
 
 class Pool:
-    """Children that serve cell after cell, at most as many as there are threads that ask.
+    """Child processes that run cell after cell, at most one for each thread that calls `run`.
 
-    `limit` is how many seconds a cell may take; `keep` a folder for the runs, which are otherwise removed.
+    `limit` is the number of seconds that a cell may take. `keep` is a folder for the runs; without it they are removed.
     """
 
     def __init__(self, limit: float, keep: Path | None = None) -> None:
@@ -31,8 +31,8 @@ class Pool:
         self._idle: queue.SimpleQueue[Child] = queue.SimpleQueue()
         self._busy: set[Child] = set()
 
-    def run(self, cell: Cell) -> Result:
-        """A cell's run, whatever becomes of it."""
+    def run(self, cell: Cell) -> Measurement:
+        """The measurement of a cell, also if its process died or hung."""
         child = self._take()
         try:
             with self._folder(cell) as directory:
@@ -42,12 +42,12 @@ class Pool:
             self._idle.put(child)
 
     def stop(self) -> None:
-        """End what is running, at once."""
+        """End the running cells at once."""
         for child in list(self._busy):
             child.stop(at_once=True)
 
     def close(self) -> None:
-        """Let the idle children end."""
+        """End the idle children."""
         with suppress(queue.Empty):
             while True:
                 self._idle.get_nowait().close()
@@ -58,7 +58,7 @@ class Pool:
             child = self._idle.get_nowait()
         if not child or not child.alive:
             child = Child()
-            child.ready()  # the limit is for the cell, and on a busy machine imports alone take many seconds
+            child.ready()  # imports take many seconds on a busy machine, and do not count towards the limit
         self._busy.add(child)
         return child
 
@@ -73,7 +73,7 @@ class Pool:
         finally:
             shutil.rmtree(directory, ignore_errors=True)
 
-    def _measured(self, cell: Cell, session: Session, child: Child) -> Result:
+    def _measured(self, cell: Cell, session: Session, child: Child) -> Measurement:
         hung = threading.Event()
 
         def give_up() -> None:
@@ -83,7 +83,7 @@ class Pool:
         timer = threading.Timer(self._limit, give_up)
         timer.start()
         try:
-            with suppress(GrpoLabError):  # a mistake of the user's: the session's last event tells it
+            with suppress(GrpoLabError):  # a mistake of the user's, which the session's last event holds
                 session.run()
         finally:
             timer.cancel()
@@ -101,12 +101,11 @@ def run_all(
     journal: Journal,
     pool: Pool,
     jobs: int,
-    tell: Callable[[Result], None] = lambda result: None,
+    tell: Callable[[Measurement], None] = lambda result: None,
 ) -> bool:
-    """Run those cells that are not finished, `jobs` at a time, and keep each result as it comes.
+    """Run the cells that are not finished, `jobs` at a time, and keep each result at once; whether all are finished.
 
-    Ctrl-C lets the running cells come to their end and starts no other; a second one ends them at once. Whether all
-    are finished now.
+    After Ctrl-C the running cells finish and no other starts; a second Ctrl-C ends them at once.
     """
     todo = {cell.key: cell for cell in cells if not journal.has(cell)}
     finished = 0

@@ -1,4 +1,4 @@
-"""What a cell showed, read from its events alone, and the file that keeps it as soon as it is known."""
+"""The measurement of a cell, from its events alone, and the file that keeps it at once."""
 
 from __future__ import annotations
 
@@ -20,29 +20,33 @@ from grpo_lab.runs import first_break
 
 
 class Fate(StrEnum):
-    """What became of a cell, in a word."""
+    """The result of a cell in one word; MEANINGS explains each."""
 
     STOPPED = "stopped"
-    """The run went through, trained, and the symptom showed in no step: the failure was stopped."""
     REFUSED = "refused"
-    """The run went through and trained; the symptom showed only in steps that a guard refused."""
     IDLE = "idle"
-    """The run went through without the symptom, but not one update was kept: nothing was trained."""
     SHOWN = "shown"
-    """The run went through, and the symptom showed in a step that counted."""
     BROKEN = "broken"
-    """The run went through, and left weights that are not finite."""
     HALTED = "halted"
-    """A guard ended the run, the last healthy weights in place."""
     CRASHED = "crashed"
-    """The run ended in an error, killed its process, or hung."""
     FAILED = "failed"
-    """Nothing was measured: a mistake in model, data or rewards, which the message names."""
+
+
+MEANINGS = {
+    Fate.STOPPED: "the run went through and trained, and the symptom showed in no step",
+    Fate.REFUSED: "the run went through and trained; the symptom showed only in steps that a guard refused",
+    Fate.IDLE: "the run went through without the symptom, but no update was kept",
+    Fate.SHOWN: "the run went through, and the symptom showed in a step that counted",
+    Fate.BROKEN: "the run went through and left weights that are not finite",
+    Fate.HALTED: "a guard ended the run, with the last healthy weights in place",
+    Fate.CRASHED: "the run ended in an error, killed its process, or hung",
+    Fate.FAILED: "nothing was measured, because of a mistake in model, data or rewards",
+}
 
 
 @dataclass(frozen=True)
-class Result:
-    """One row of the table: a cell and what its run showed. NaN where there is nothing to tell."""
+class Measurement:
+    """One row of the table: a cell and the measurements of its run, NaN if there are none."""
 
     key: str
     scenario: str
@@ -55,29 +59,29 @@ class Result:
     status: str
     """How the run ended: `done`, `stopped` (by a guard), `crashed`, `failed`, `hung`, or `died: SIGABRT`."""
     crash: str
-    """The operator it died in, or nothing."""
+    """The operator that raised the error, or an empty text."""
     message: str
-    """Why it ended, in a line."""
+    """Why the run ended, in one line."""
     fate: str
-    """The row in a word; see `Fate`."""
+    """The result in one word; see `Fate`."""
     survived: bool
-    """It went through, and the weights were finite at the end."""
+    """The run went through, and its last weights were finite."""
     shown: bool
-    """The scenario's symptom showed, in refused steps too."""
+    """The scenario's symptom showed, perhaps only in refused steps."""
     finished: int
-    """Steps that came to their end."""
+    """Steps that ended without an error."""
     refused: int
-    """Of these, steps that a guard refused or took back. On a healthy run each is a false alarm."""
+    """Of these, steps that a guard refused or rolled back. On a healthy run each is a false alarm."""
     changed: int
-    """Of these, steps in which a guard changed a value and let it go on."""
+    """Of these, steps in which a guard changed a value and did not refuse."""
     updates: int
     """Updates that were kept."""
     first_break: str
-    """The first link that was not finite, or nothing."""
+    """The first link that was not finite, or an empty text."""
     caught_by: str
-    """The guard that caught it there, or nothing."""
+    """The guard that caught it there, or an empty text."""
     grad_norm: float
-    """Largest gradient norm before clipping; infinite where one was not a number."""
+    """Largest gradient norm before clipping; infinite if one was NaN."""
     before: float
     """Mean reward of held-out problems before the first step."""
     after: float
@@ -90,9 +94,14 @@ class Result:
         """Held-out reward gained."""
         return self.after - self.before
 
+    @property
+    def stopped(self) -> bool:
+        """Whether the failure was stopped."""
+        return self.fate == Fate.STOPPED
 
-def measure(cell: Cell, events: Sequence[Event], status: str, message: str = "") -> Result:
-    """Read the events of a cell's run; `status` and `message` as the parent of its process knows them."""
+
+def measure(cell: Cell, events: Sequence[Event], status: str, message: str = "") -> Measurement:
+    """The measurement of a run from its events; `status` and `message` come from the parent of its process."""
     steps = [event for event in events if isinstance(event, Stepped)]
     whole = [event for event in steps if not event.failed]
     kept = [event for event in steps if Verdict[event.verdict] < Verdict.SKIP_STEP]
@@ -104,7 +113,7 @@ def measure(cell: Cell, events: Sequence[Event], status: str, message: str = "")
     found = first_break.first_break(steps)
     norms = [event.metrics["grad_norm"] for event in steps if "grad_norm" in event.metrics]
     rewards = [event.reward for event in events if isinstance(event, Evaluated)]
-    return Result(
+    return Measurement(
         key=cell.key,
         scenario=cell.scenario,
         column=cell.column,
@@ -131,7 +140,7 @@ def measure(cell: Cell, events: Sequence[Event], status: str, message: str = "")
 
 
 def _shown(cell: Cell, crash: str, steps: Sequence[Stepped]) -> bool:
-    """Whether the symptom showed within the steps that its file speaks of, or over the whole run."""
+    """Whether the symptom showed within the steps that the scenario's file asks for, or over the whole run."""
     first = [event.metrics for event in steps if event.step < cell.within]
     whole = [event.metrics for event in steps]
     return bool(cell.expect) and any(cell.expect.shown(crash, metrics) for metrics in (first, whole))
@@ -151,18 +160,21 @@ def _fate(status: str, finite: bool, shown: bool, counted: bool, updates: int) -
 
 
 def _finite_at_the_end(steps: Sequence[Stepped]) -> bool:
-    """Whether the last weights noted were finite, or were taken back."""
+    """Whether the last weights that were noted were finite, or were rolled back."""
     last = next((event for event in reversed(steps) if "weights/nonfinite" in event.metrics), None)
     return not last or not last.metrics["weights/nonfinite"] or Verdict[last.verdict] >= Verdict.ROLL_BACK
 
 
 class Journal:
-    """Finished cells in a file, one JSON line each, written as they come; what was cut off at its end is dropped."""
+    """Finished cells in a file, one JSON line each; a line that was cut off at the end is dropped.
+
+    Raises RunError for any other line that is no finished cell.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         text = path.read_bytes() if path.exists() else b""
-        self.results: dict[str, Result] = {}
+        self.results: dict[str, Measurement] = {}
         for number, line in enumerate(text.split(b"\n")[:-1], start=1):
             try:
                 result = from_json(line.decode())
@@ -172,40 +184,40 @@ class Journal:
         self._file = path.open("ab")
         self._file.truncate(text.rfind(b"\n") + 1)
 
-    def add(self, result: Result) -> None:
+    def add(self, result: Measurement) -> None:
         """Keep a result, on disk first."""
         self._file.write(json.dumps(encodable(dataclasses.asdict(result)), allow_nan=False).encode() + b"\n")
         self._file.flush()
         self.results[result.key] = result
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
     def has(self, cell: Cell) -> bool:
-        """Whether a cell is finished. One that failed is not: its mistake may be mended."""
+        """Whether a cell is finished. A failed cell is not, because its mistake may have been corrected."""
         return cell.key in self.results and self.results[cell.key].fate != Fate.FAILED
 
-    def of(self, cells: Iterable[Cell]) -> list[Result]:
-        """The results of those cells that are finished, each under its cell's own names."""
+    def of(self, cells: Iterable[Cell]) -> list[Measurement]:
+        """The results of the finished cells, each with the scenario and column of its cell."""
         known = [(cell, self.results[cell.key]) for cell in cells if cell.key in self.results]
         return [dataclasses.replace(result, scenario=c.scenario, column=c.column) for c, result in known]
 
 
-def from_json(line: str) -> Result:
-    """The result that a line holds. Raises ValueError or TypeError when it holds none."""
+def from_json(line: str) -> Measurement:
+    """The result in a line. Raises ValueError or TypeError for a line without one."""
     tree = json.loads(line)
     if not isinstance(tree, dict):
         raise TypeError("no table of names and values")
-    for field in dataclasses.fields(Result):
+    for field in dataclasses.fields(Measurement):
         if field.type == "float" and field.name in tree:
             tree[field.name] = float(tree[field.name])
-    return Result(**tree)
+    return Measurement(**tree)
 
 
-def to_csv(results: Iterable[Result]) -> str:
-    """A tidy table, a row a cell; an empty field where there is nothing to tell."""
-    names = [field.name for field in dataclasses.fields(Result)]
+def to_csv(results: Iterable[Measurement]) -> str:
+    """A tidy table, one row a cell; a field is empty if there is no measurement."""
+    names = [field.name for field in dataclasses.fields(Measurement)]
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(names)

@@ -1,8 +1,7 @@
-"""Makes the notebooks: labs/src/<lab>.py -> labs/<lab>.ipynb for learners, labs/instructor/<lab>.ipynb with solutions.
+"""Builds the notebooks: labs/src/<lab>.py -> labs/<lab>.ipynb for learners, labs/instructor/<lab>.ipynb with solutions.
 
-A third edition, the reference, is the learner's with every answer filled in; it is written where somebody asks for it.
-The same source gives the same bytes. What the registry knows is written from there: the cover, a heading before each
-exercise and three hints after it.
+A third edition, the reference, is the learner's with every answer filled in; it is written on request. The same source
+gives the same bytes. The cover, a heading before each exercise and three hints after it come from the registry.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from grpo_lab.course.exercises import Exercise, LabPage
 from grpo_lab.errors import DataError, unknown
 
 LEARNER, INSTRUCTOR = EDITIONS = ("learner", "instructor")
-"""Those that are kept beside their source."""
+"""The editions that are kept beside their source."""
 REFERENCE = "reference"
 SOURCES = "src"
 MAX_LINES, MAX_SOLUTION = 15, 12
 DATA = "data"
-"""The tag of a cell that may be longer, because it is a table."""
+"""The tag of a table, a cell that may be longer."""
 HIDDEN = "hidden"
-"""The tag of a cell whose code is folded away."""
+"""The tag of a cell with folded code."""
 METADATA = {
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
@@ -42,18 +41,18 @@ def lab_names(folder: Path) -> list[str]:
 def render(folder: Path, names: Sequence[str] = (), editions: Sequence[str] = EDITIONS) -> dict[Path, str]:
     """The text of every notebook by its file: of the named labs, or of all.
 
-    Raises DataError for a source that breaks a rule, with all that is wrong in it.
+    Raises DataError for a source that breaks a rule, with all its faults.
     """
     return {
         folder / ("" if edition == LEARNER else edition) / f"{name}.ipynb": notebook(folder, name, edition)
         for name in chosen(folder, lab_names(folder), names)
         for edition in editions
-        if edition == LEARNER or name in registry.LABS  # what is no lab, the lecture, has nothing to hide
+        if edition == LEARNER or name in registry.LABS  # the lecture, which is no lab, has one edition
     }
 
 
 def chosen(folder: Path, known: Sequence[str], names: Sequence[str]) -> Sequence[str]:
-    """The labs that are named, or all that are known; an error says which are."""
+    """The named labs, or all known ones. Raises DataError where there are none, and ConfigError for an unknown name."""
     if not known:
         raise DataError(f"no lab in {folder / SOURCES}; run this in the checkout, or name its folder with --folder")
     for name in names:
@@ -63,12 +62,12 @@ def chosen(folder: Path, known: Sequence[str], names: Sequence[str]) -> Sequence
 
 
 def stale(files: Mapping[Path, str]) -> list[Path]:
-    """Files that are missing or say something else on disk."""
+    """The files that are missing or differ on disk."""
     return [path for path, text in files.items() if not path.is_file() or path.read_bytes() != text.encode()]
 
 
 def write(files: Mapping[Path, str]) -> list[Path]:
-    """Write those that changed, and return them."""
+    """Write the files that changed, and return them."""
     changed = stale(files)
     for path in changed:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,7 +81,7 @@ def notebook(folder: Path, name: str, edition: str) -> str:
 
 
 def as_text(notebook: Any) -> str:
-    """What a notebook's file holds, if it is valid."""
+    """The text of a valid notebook's file; nbformat raises ValidationError for any other."""
     import nbformat
 
     nbformat.validate(notebook)
@@ -90,7 +89,10 @@ def as_text(notebook: Any) -> str:
 
 
 def made(folder: Path, name: str, edition: str) -> Any:
-    """One notebook, as nbformat has it."""
+    """One notebook, as a NotebookNode.
+
+    Raises DataError for a source that breaks a rule, and where jupytext is not installed.
+    """
     try:
         import jupytext
         import nbformat
@@ -107,7 +109,7 @@ def made(folder: Path, name: str, edition: str) -> Any:
 
 
 def _cells(source: Sequence[Any], name: str, page: LabPage | None, edition: str) -> Iterator[Any]:
-    """The cells of an edition. Ids come from the place in the source, or from the exercise."""
+    """The cells of an edition, with ids from the place in the source or from the exercise."""
     for number, cell in enumerate(source):
         exercise = _exercise_of(cell, page)
         if edition != INSTRUCTOR and INSTRUCTOR in _tags(cell):
@@ -124,7 +126,7 @@ def _cells(source: Sequence[Any], name: str, page: LabPage | None, edition: str)
 
 
 def new_cell(kind: str, identity: str, source: str, tags: Sequence[str] = ()) -> Any:
-    """A cell, code or markdown, with an id of our choosing."""
+    """A cell, code or markdown, with this id."""
     from nbformat import v4
 
     make = v4.new_code_cell if kind == "code" else v4.new_markdown_cell
@@ -137,7 +139,7 @@ def _tags(cell: Any) -> list[str]:
 
 
 def _exercise_of(cell: Any, page: LabPage | None) -> Exercise | None:
-    """The exercise that a cell asks for, if it asks for one that exists."""
+    """The exercise of a cell, or None."""
     name = _exercise_name(cell)
     return page.exercises.get(name) if page and name else None
 
@@ -148,7 +150,8 @@ def _exercise_name(cell: Any) -> str:
 
 
 def stars(difficulty: int) -> str:
-    """
+    """The difficulty as a row of three stars.
+
     >>> stars(2)
     '★★☆'
     """
@@ -161,7 +164,7 @@ def _with_cover(source: str, page: LabPage) -> str:
     return f"{title}\n\n{cover}\n{rest}"
 
 
-_WHAT = {
+_KINDS = {
     "prediction": "a prediction: your first answer is locked in",
     "code": "code",
     "configuration": "a configuration",
@@ -171,7 +174,7 @@ _WHAT = {
 
 
 def _heading(exercise: Exercise) -> str:
-    facts = f"{exercise.minutes} min · difficulty {stars(exercise.difficulty)} · {_WHAT[exercise.kind]}"
+    facts = f"{exercise.minutes} min · difficulty {stars(exercise.difficulty)} · {_KINDS[exercise.kind]}"
     return f"### Exercise: {exercise.title}\n\n*{facts}*"
 
 
@@ -181,7 +184,7 @@ def _hints(exercise: Exercise) -> str:
 
 
 def _faults(cells: Sequence[Any], page: LabPage | None) -> Iterator[str]:
-    """Everything about a source that breaks a rule, each in a sentence that says where."""
+    """Every fault of a source, each in a sentence with its place."""
     if page and not (cells and cells[0].source.startswith("# ") and page.title in cells[0].source.split("\n")[0]):
         yield f"the first cell must begin with a heading that holds the lab's title, as in '# {page.title}'"
     asked = [name for cell in cells if (name := _exercise_name(cell))]
@@ -223,7 +226,7 @@ def _cell_faults(cell: Any) -> Iterator[str]:
 
 
 def _compiles(cell: Any) -> None:
-    """Both editions of an exercise must be Python, or a learner meets a mistake that is not theirs."""
+    """Compile both editions of an exercise; raises SyntaxError where one is not Python."""
     if _exercise_name(cell):
         for text in (reference(cell.source), learners(cell.source)):
             compile(text.partition("\n")[2], "the exercise", "exec")

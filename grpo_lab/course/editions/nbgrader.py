@@ -12,7 +12,7 @@ from grpo_lab.course.editions.release import with_exercises
 from grpo_lab.course.exercises import Exercise
 
 STUDENT = "reference"
-"""Who hands in the reference."""
+"""The student who submits the reference."""
 CONFIG = '''\
 """nbgrader's settings for the labs of grpo_lab; nbgrader reads them in the folder that it is started in."""
 
@@ -20,19 +20,19 @@ import os
 
 c = get_config()
 c.CourseDirectory.course_id = "grpo-lab"
-# The notebook alone is graded: what its cells write is made anew, and copied neither to nor from a learner.
+# The notebook alone is graded. Its cells write these files again, so nbgrader does not copy them to or from a learner.
 c.CourseDirectory.ignore.extend(["answers", "runs", "*.zip"])
-# source/ holds the stubs that learners get, and nowhere a solution.
+# source/ holds stubs and no solutions.
 c.ClearSolutions.enabled = False
 # Seconds of a cell; some answers are judged by short runs.
 c.Execute.timeout = 300
-# Runs stop after 12 steps. Points come from answers, and those are judged at full length.
+# Runs in cells stop after 12 steps. The runs that judge answers have their full length.
 os.environ.setdefault("GRPO_LAB_FAST", "1")
 '''
 
 
 def course(folder: Path, out: Path, names: Sequence[str] = (), with_reference: bool = False) -> dict[Path, str]:
-    """The settings and source/<lab>/<lab>.ipynb by file; on request the reference, as one student's submission."""
+    """The settings and source/<lab>/<lab>.ipynb by file; on request also the reference, as one student's submission."""
     editions = {out / "source": LEARNER, **({out / "submitted" / STUDENT: REFERENCE} if with_reference else {})}
     return {
         out / "nbgrader_config.py": CONFIG,
@@ -66,7 +66,7 @@ def _gradable(cell: Any, exercise: Exercise | None) -> Iterator[Any]:
 
 
 def _metadata(identity: str, solution: bool = False, points: int | None = None) -> dict[str, Any]:
-    """Of nbgrader's schema 3: what is graded has points, and what is graded and no solution cannot be edited."""
+    """Metadata of nbgrader's schema 3: a graded cell has points, and is locked unless it is a solution."""
     graded = points is not None
     return {
         "schema_version": 3,

@@ -1,4 +1,4 @@
-"""Folders made of labs: what learners get, and the reference, which is what the best of them would hand in."""
+"""Folders of labs: the learners' notebooks, and the reference with every answer filled in."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from grpo_lab.errors import DataError
 README = """\
 # The course
 
-Notebooks on why GRPO runs blow up, and what stops them. You cause each failure yourself, trace it to the number that
+Notebooks about failures of GRPO runs and their remedies. You cause each failure yourself, trace it to the number that
 broke first, and stop it. No GPU, no network, and no run longer than a minute.
 
 Where grpo-lab is installed with its extra `lab`, open JupyterLab in this folder: `jupyter lab`.
@@ -21,22 +21,22 @@ Where grpo-lab is installed with its extra `lab`, open JupyterLab in this folder
 |---|---|---|---|---|
 {rows}
 
-An exercise is a cell that begins with `%%exercise`: put your answer in place of the dots and run the cell. It says what
-is right and why not if it is not, as often as you like. Below it are three hints. What you run stays in `answers/` and
-`runs/` here.
+An exercise is a cell that begins with `%%exercise`: put your answer in place of the dots and run the cell. The feedback
+gives a reason for each wrong result, as often as you like. Below the cell are three hints. Your answers and runs stay
+in `answers/` and `runs/` here.
 
-To hand a lab in, save its notebook and hand in that file. It is run again with other inputs, so what counts is in the
-cells that begin with `%%exercise`, and nowhere else.
+To hand a lab in, save its notebook and hand in that file. It is run again with other inputs, and only the cells that
+begin with `%%exercise` count.
 """
 
 
 def with_exercises(folder: Path, names: Sequence[str] = ()) -> Sequence[str]:
-    """The named labs, or all that have a source below a folder; what has no exercises is none."""
+    """The named labs, or all with a source below a folder; the lecture has no exercises and is not among them."""
     return chosen(folder, [name for name in lab_names(folder) if name in registry.LABS], names)
 
 
 def release(folder: Path, out: Path, names: Sequence[str] = ()) -> dict[Path, str]:
-    """What learners get: their notebooks and a README, by file."""
+    """The learners' notebooks and a README, by file."""
     labs = with_exercises(folder, names)
     return {
         out / "README.md": README.format(rows="\n".join(map(_row, labs))),
@@ -50,9 +50,9 @@ def reference(folder: Path, out: Path, names: Sequence[str] = ()) -> dict[Path, 
 
 
 def write_new(files: Mapping[Path, str], force: bool = False) -> list[Path]:
-    """Write files where there are none, or the same; return those that changed.
+    """Write new and unchanged files, and return the new ones.
 
-    Raises DataError where a file says something else, which may be somebody's work, unless told to overwrite it.
+    Raises DataError for a file that differs, which may be somebody's work, unless `force` is set.
     """
     differing = [path for path in stale(files) if path.exists()]
     if differing and not force:

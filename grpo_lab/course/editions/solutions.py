@@ -1,4 +1,4 @@
-"""Solutions in the source of a cell, between `# BEGIN SOLUTION` and `# END SOLUTION`: kept, or replaced by a stub."""
+"""Keeps the solutions in a cell, between `# BEGIN SOLUTION` and `# END SOLUTION`, or replaces them by stubs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ class Malformed(Exception):
 
 
 def learners(source: str) -> str:
-    """The cell with a stub in place of each solution.
-
+    """The cell with a stub in place of each solution. Raises Malformed for marks that are not in pairs.
     >>> print(learners("def f(x):\\n    # BEGIN SOLUTION\\n    return x\\n    # END SOLUTION"))
     def f(x):
         ...  # your answer
@@ -28,12 +27,12 @@ def learners(source: str) -> str:
 
 
 def reference(source: str) -> str:
-    """The cell with its solutions, without the marks round them."""
+    """The cell with its solutions and without the marks. Raises Malformed for marks that are not in pairs."""
     return _replaced(source, list)
 
 
 def solutions(source: str) -> list[list[str]]:
-    """The lines of each solution of a cell."""
+    """The lines of each solution of a cell. Raises Malformed for marks that are not in pairs."""
     found: list[list[str]] = []
 
     def keep(lines: Sequence[str]) -> list[str]:
@@ -45,10 +44,7 @@ def solutions(source: str) -> list[list[str]]:
 
 
 def _replaced(source: str, by: Callable[[list[str]], list[str]]) -> str:
-    """The source with the lines of each solution replaced.
-
-    Raises Malformed for marks that do not come in pairs.
-    """
+    """The source with the lines of each solution replaced. Raises Malformed for marks that are not in pairs."""
     out: list[str] = []
     inside: list[str] | None = None
     for number, line in enumerate(source.split("\n"), start=1):
@@ -68,7 +64,7 @@ def _replaced(source: str, by: Callable[[list[str]], list[str]]) -> str:
 
 
 def _stub(lines: list[str]) -> list[str]:
-    """What a learner finds instead: the names that are to be given, or one line at the solution's indentation."""
+    """The stub of a solution: a line for each name that it assigns, or one line at its indentation."""
     written = [line for line in lines if line.strip()]
     indent = min((line[: len(line) - len(line.lstrip())] for line in written), key=len, default="")
     names = _names_given("\n".join(lines))
@@ -76,7 +72,7 @@ def _stub(lines: list[str]) -> list[str]:
 
 
 def _names_given(source: str) -> list[str]:
-    """The names of a solution that does nothing but give values to names at the top level; else none."""
+    """The names of a solution that consists of assignments to names at the top level; otherwise none."""
     if source != textwrap.dedent(source):
         return []
     names = []

@@ -1,1 +1,1 @@
-"""One package for each lab: `page` describes its exercises, `cases` draws test inputs and expected answers."""
+"""One package for each lab: `page` names the check of each exercise, `cases` draws test inputs and expected values."""

@@ -1,7 +1,7 @@
-"""Reports on a class: Gradescope's JSON, nbgrader's CSV, pages to read, and the texts that a person marks.
+"""Reports on a class: Gradescope's JSON, nbgrader's CSV, HTML pages, and the texts that a person marks.
 
-Everything here is made of results alone. A learner's content is hostile: it reaches a report as plain text, cut to a
-length, with whatever cannot be seen made visible.
+Reports are made from results alone. A student's content is hostile: it reaches a report as plain text, shortened, with
+invisible characters escaped.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ from grpo_lab.grading.results import Result
 
 
 def write(results: Sequence[Result], out: Path) -> list[Path]:
-    """Write all reports below `out`, each whole or not at all; the files that were written.
+    """Write all reports below `out`, each whole or not at all, and return their paths.
 
-    A mark that a person entered in an earlier to_mark.csv stays there. It counts where the results hold it, which is
-    what `marking.with_marks` does.
-
-    Raises DataError for a to_mark.csv that cannot be read any more, and RunError for a folder that cannot be written.
+    Marks that a person entered in an earlier to_mark.csv stay in the file; `marking.with_marks` puts them into the
+    results. Raises DataError for a to_mark.csv that cannot be read, RunError for a folder that cannot be written.
     """
     names = names_of(results)
     contents = {

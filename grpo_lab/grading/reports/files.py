@@ -1,4 +1,4 @@
-"""Names that no learner chooses, and files that are whole or not there."""
+"""File names that no student can choose, and files that are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from grpo_lab.errors import RunError
 from grpo_lab.grading.results import Result
 
 _WORDS, _HASH = 40, 16
-"""Characters of a name: of student and lab, to be recognised by, and of the hash, to tell any two apart."""
+"""Characters of a file name: of the student and lab, for people, and of the hash, which makes the name unique."""
 
 
 def name_of(result: Result) -> str:
-    """What the files about a notebook are called: safe in any file system, another for every notebook.
+    """The file name for a notebook's reports: safe in any file system, and unique for each notebook.
 
     >>> name_of(Result("../../Ann B", "05_kl", "ann.ipynb", "00", 2, ""))
     'ann-b-05-kl-72cf9781746b1025'
@@ -29,7 +29,7 @@ def name_of(result: Result) -> str:
 
 
 def names_of(results: Sequence[Result]) -> list[str]:
-    """A name each. Where nothing tells two results apart, a number does, so that no report is written over another."""
+    """One name for each result. Results with the same identity get numbers, so that no report replaces another."""
     met: Counter[str] = Counter()
     names = []
     for name in map(name_of, results):
@@ -39,7 +39,7 @@ def names_of(results: Sequence[Result]) -> list[str]:
 
 
 def write_all(contents: Mapping[Path, bytes]) -> list[Path]:
-    """Write files, and put none of them in place before all are on disk: older ones stay whole if that fails."""
+    """Write files, and replace older ones only after all are on disk. Raises RunError where one cannot be written."""
     parts: list[Path] = []
     try:
         for path, content in contents.items():

@@ -1,8 +1,8 @@
-"""Tables for spreadsheets and for other graders: one row a notebook.
+"""Tables for spreadsheets and for other graders: one row for each notebook.
 
-How points are counted, in both tables: a text that still waits for a person is part neither of the score nor of the
-maximum, and the column `to_mark` says how many wait; once marked, it is part of both. A notebook that could not be
-graded has a row with score 0, the maximum of its lab's other notebooks, and the reason in the column `problem`.
+Points are counted alike in both tables. A text that waits for a person counts neither in the score nor in the maximum,
+and the column `to_mark` counts such texts; a marked text counts in both. A notebook that could not be graded has a row
+with score 0, the maximum of its lab's other notebooks, and the reason in the column `problem`.
 """
 
 from __future__ import annotations
@@ -15,36 +15,25 @@ from collections.abc import Iterable, Sequence
 from grpo_lab.grading.reports.plain import visible
 from grpo_lab.grading.results import BY_HAND, FAILED, Mark, Result
 
-NBGRADER = (
-    "assignment",
-    "duedate",
-    "timestamp",
-    "student_id",
-    "last_name",
-    "first_name",
-    "email",
-    "raw_score",
-    "late_submission_penalty",
-    "score",
-    "max_score",
-)
+_PERSON = ("assignment", "duedate", "timestamp", "student_id", "last_name", "first_name", "email")
+NBGRADER = (*_PERSON, "raw_score", "late_submission_penalty", "score", "max_score")
 """The columns of nbgrader's CsvExportPlugin, in its order."""
 OURS = ("to_mark", "not_graded", "problem")
 _FORMULA = re.compile(r"(^|[;\t\n])(?=\s*[=+\-@＝＋－＠])|^(?=[\t\n])")
 
 
 def for_nbgrader(results: Sequence[Result]) -> str:
-    """nbgrader's export and three columns more. Due dates, names and penalties, unknown here, are empty or 0."""
-    rows = []
+    """nbgrader's export and three columns more. Due dates, names and penalties are unknown, so empty or 0."""
+    rows: list[list[str | float]] = [[*NBGRADER, *OURS]]
     for result in results:
-        score, penalty = _points(result.score), 0.0
-        told = [result.lab, "", "", result.student, "", "", "", score, penalty, max(0.0, score - penalty)]
-        rows.append([*told, _points(_most(result, results)), *_ours(result)])
-    return table([[*NBGRADER, *OURS], *rows])
+        score = _points(result.score)
+        person = [result.lab, "", "", result.student, "", "", ""]
+        rows.append([*person, score, 0.0, score, _points(_most(result, results)), *_ours(result)])
+    return table(rows)
 
 
 def by_exercise(results: Sequence[Result]) -> str:
-    """A column an exercise, `<lab>/<exercise>`: its points, or in words why there are none yet."""
+    """A table with a column `<lab>/<exercise>` for each exercise: its points, or the status that explains why not."""
     exercises = list(dict.fromkeys((result.lab, mark.exercise) for result in results for mark in result.marks))
     head = ["student", "lab", "file", "attempt", "tier", "score", "max_score", *OURS]
     rows: list[list[str | float]] = [[*head, *("/".join(each) for each in exercises)]]
@@ -57,10 +46,10 @@ def by_exercise(results: Sequence[Result]) -> str:
 
 
 def cell(text: str) -> str:
-    """The text as a cell that no spreadsheet takes for a formula: an apostrophe goes before what begins like one.
+    """The text as a cell that no spreadsheet reads as a formula: an apostrophe goes before the beginning of one.
 
-    Also after a semicolon and a line break, since a spreadsheet that expects semicolons splits a cell there. Done
-    twice it is as if done once.
+    The same holds after a semicolon and a line break, where some spreadsheets split cells. Applying it twice changes
+    nothing more.
 
     >>> cell("=1+1"), cell("a - b"), cell(cell("-1; =2"))
     ("'=1+1", 'a - b', "'-1;' =2")
@@ -69,7 +58,7 @@ def cell(text: str) -> str:
 
 
 def table(rows: Iterable[Sequence[str | float]]) -> str:
-    """The rows as CSV, every text made safe."""
+    """The rows as CSV, every text made safe by `cell`."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerows([[cell(each) if isinstance(each, str) else each for each in row] for row in rows])

@@ -1,7 +1,7 @@
-"""A result in the shape of Gradescope's results.json.
+"""A result in the format of Gradescope's results.json.
 
-https://gradescope-autograders.readthedocs.io/en/latest/specs/. Every text is marked as `text`, which Gradescope shows
-as it is: nothing of a learner's is ever taken for HTML or Markdown.
+https://gradescope-autograders.readthedocs.io/en/latest/specs/. Every text has the format `text`, which Gradescope shows
+as it is, so that nothing in an answer is rendered as HTML or Markdown.
 """
 
 from __future__ import annotations
@@ -14,26 +14,20 @@ from grpo_lab.grading.results import BY_HAND, Mark, Result
 
 
 def document(result: Result) -> dict[str, Any]:
-    """The content of results.json: one test an exercise, in the order of the lab.
+    """The content of results.json: one test for each exercise, in the order of the lab.
 
-    A text that waits for a person is a test without score and without a maximum, so no points are lost by it; set the
-    assignment's autograder points to what the rest is worth, and grade the text as a question of its own.
+    A text that waits for a person is a test without score and maximum, so that it costs no points. Set the assignment's
+    autograder points to the sum of the others, and grade the text as a question of its own.
     """
+    extra = {"lab": visible(result.lab), "attempt": result.attempt, "tier": result.tier}
     return {
         "score": round(result.score, 6),
         "execution_time": round(result.seconds, 3),
         "output": visible(_about(result)),
-        "output_format": "text",
-        "test_output_format": "text",
-        "test_name_format": "text",
+        **dict.fromkeys(("output_format", "test_output_format", "test_name_format"), "text"),
         "visibility": "visible",
         "stdout_visibility": "hidden",
-        "extra_data": {
-            "lab": visible(result.lab),
-            "attempt": result.attempt,
-            "tier": result.tier,
-            "digest": visible(result.digest),
-        },
+        "extra_data": {**extra, "digest": visible(result.digest)},
         "tests": [_test(str(place), mark) for place, mark in enumerate(result.marks, start=1)],
     }
 
@@ -51,10 +45,9 @@ def _about(result: Result) -> str:
 def _test(place: str, mark: Mark) -> dict[str, Any]:
     test = {
         "name": visible(shortened(mark.title)),
-        "name_format": "text",
         "number": place,
         "output": visible("\n".join(_lines(mark))),
-        "output_format": "text",
+        **dict.fromkeys(("name_format", "output_format"), "text"),
         "tags": [mark.kind, mark.status],
         "visibility": "visible",
     }
@@ -65,21 +58,14 @@ def _test(place: str, mark: Mark) -> dict[str, Any]:
 
 
 def _lines(mark: Mark) -> list[str]:
-    lines = [mark.status]
-    if mark.status == BY_HAND:
-        lines = [f"A person marks this, for up to {number(mark.out_of)} points, which are not part of the score yet."]
+    waits = f"A person marks this, for up to {number(mark.out_of)} points, which are not part of the score yet."
+    lines = [waits if mark.status == BY_HAND else mark.status]
     for found in mark.findings:
         lines += _about_finding(found)
-    return [*lines, *([shortened(mark.note)] if mark.note else [])]
+    return [*lines, shortened(mark.note)] if mark.note else lines
 
 
 def _about_finding(found: Finding) -> list[str]:
-    what, got, expected, why = (shortened(text) for text in found[1:])
-    if found.right:
-        return [f"right: {what}"]
-    return [
-        f"wrong: {what}",
-        f"    got       {got}",
-        f"    expected  {expected}",
-        *([f"    why       {why}"] if why else []),
-    ]
+    details = {} if found.right else {"got": found.got, "expected": found.expected, "why": found.why}
+    head = f"{'right' if found.right else 'wrong'}: {shortened(found.what)}"
+    return [head, *(f"    {name:9} {shortened(text)}" for name, text in details.items() if text or name != "why")]

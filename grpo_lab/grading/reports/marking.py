@@ -1,7 +1,6 @@
-"""Texts that a person marks: out as a table with two empty columns, back in as points.
+"""Texts that a person marks: a table with two empty columns goes out, and points come back.
 
-A mark belongs to one answer, which student, lab, exercise and the file's digest name together, in the form in which
-the table holds them.
+Student, lab, exercise and the file's digest, as the table holds them, identify the answer that a mark belongs to.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Row = dict[str, str]
 
 
 class Answer(NamedTuple):
-    """Which answer a row is about."""
+    """The identity of an answer."""
 
     student: str
     lab: str
@@ -34,19 +33,19 @@ class Answer(NamedTuple):
 
 
 class Marking(NamedTuple):
-    """What a person entered about one answer."""
+    """A person's mark of one answer."""
 
     answer: Answer
     points: float
     comment: str
     where: str
-    """File, row and answer, to begin an error with."""
+    """File, row and answer, for error messages."""
 
 
 def to_mark(results: Sequence[Result], path: Path) -> bytes:
     """The content of to_mark.csv, or nothing where there is nothing to mark.
 
-    What a person entered in the file at `path` is kept, also about answers that are no longer there.
+    All marks and comments in the file at `path` are kept, including those of answers that no longer exist.
     """
     entered = {answer: row for answer, (_, row) in _entered(path).items()} if path.exists() else {}
     rows = []
@@ -56,14 +55,14 @@ def to_mark(results: Sequence[Result], path: Path) -> bytes:
     rows += entered.values()
     if not rows:
         return b""
-    # The byte-order mark tells Excel that the words of the answers are UTF-8.
+    # The byte-order mark tells Excel that the file is UTF-8.
     return table([COLUMNS, *([row[name] for name in COLUMNS] for row in rows)]).encode("utf-8-sig")
 
 
 def read_marks(path: Path) -> list[Marking]:
-    """What a person entered in a to_mark.csv. An empty mark means not marked yet.
+    """The marks in a to_mark.csv. An empty mark means not marked yet.
 
-    Raises DataError for a file that is missing or no such table, and for a mark that is no number from 0 to the points.
+    Raises DataError for a file that is missing or not such a table, and for a mark outside 0 to the exercise's points.
     """
     entered = [(answer, *found) for answer, found in _entered(path).items()]
     marked = [each for each in entered if each[2]["mark"].strip()]
@@ -71,10 +70,10 @@ def read_marks(path: Path) -> list[Marking]:
 
 
 def with_marks(results: Sequence[Result], marks: Iterable[Marking]) -> list[Result]:
-    """The results in which the texts that a person marked have those points, and the person's comment as their note.
+    """The results with the points and comments of marked texts.
 
-    Raises DataError for marks of a student, notebook or exercise that is not among the results, or of a notebook
-    that has changed since: all of them at once.
+    Raises DataError, which lists every mark of a student, notebook or exercise that is not among the results, or of a
+    notebook that has changed since.
     """
     answers, given, complaints = _answers(results), {}, []
     for marking in marks:
@@ -107,7 +106,7 @@ def _row(answer: Answer, mark: Mark) -> Row:
 
 
 def _complaint(marking: Marking, answers: Mapping[Answer, Mark], results: Sequence[Result]) -> str:
-    """What is wrong about a mark, or nothing."""
+    """The reason why a mark cannot be used, or an empty text."""
     answer = marking.answer
     if answer in answers:
         most = answers[answer].out_of
@@ -116,17 +115,17 @@ def _complaint(marking: Marking, answers: Mapping[Answer, Mark], results: Sequen
     if not labs:
         return f"no notebook of student {answer.student!r} was graded; correct the name, or delete the row"
     if answer.lab not in labs:
-        return f"of this student no notebook of lab {answer.lab!r} was graded; correct the lab, or delete the row"
+        return f"no notebook of lab {answer.lab!r} was graded for this student; correct the lab, or delete the row"
     now = [cell(result.digest) for result in results if (cell(result.student), cell(result.lab)) == answer[:2]]
     if answer.digest not in now:
         versions = f"{answer.digest[:8]} then, {', '.join(digest[:8] for digest in now)} now"
         return f"the notebook has changed since it was marked ({versions}); delete the row, and grade to get a new one"
     texts = sorted({each.exercise for each in answers if each[:2] == answer[:2]})
-    return f"nothing to mark in exercise {answer.exercise!r}; there is in {', '.join(texts) or 'none'}; delete the row"
+    return f"exercise {answer.exercise!r} has no text to mark ({', '.join(texts) or 'none'} has one); delete the row"
 
 
 def _entered(path: Path) -> dict[Answer, tuple[str, Row]]:
-    """Where and what a person entered, by answer."""
+    """Place and row of each mark or comment, by answer. Raises DataError for two rows that contradict each other."""
     found: dict[Answer, tuple[str, Row]] = {}
     for place, row in _rows(path):
         if not (row["mark"].strip() or row["comment"].strip()):
@@ -135,12 +134,12 @@ def _entered(path: Path) -> dict[Answer, tuple[str, Row]]:
         where = f"{path.name}, row {place} ({answer.student}, {answer.lab}, {answer.exercise})"
         other, before = found.setdefault(answer, (where, row))
         if (before["mark"], before["comment"]) != (row["mark"], row["comment"]):
-            raise DataError(f"{where}: {other} says something else about the same answer; delete one of the two")
+            raise DataError(f"{where}: {other} differs about the same answer; delete one of the two")
     return found
 
 
 def _rows(path: Path) -> list[tuple[int, Row]]:
-    """The rows that are not empty, numbered as a spreadsheet does; commas, semicolons or tabs between the cells."""
+    """The rows that are not empty, numbered as in a spreadsheet; commas, semicolons or tabs separate the cells."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
         separator = max(",;\t", key=text.partition("\n")[0].count)
@@ -148,9 +147,11 @@ def _rows(path: Path) -> list[tuple[int, Row]]:
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 ({error.reason}); save it as CSV in UTF-8") from error
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}; it is written where texts wait for marks") from error
+        raise DataError(
+            f"{path} cannot be read: {error.strerror}; grading writes it where texts wait for marks"
+        ) from error
     except (csv.Error, ValueError) as error:
-        raise DataError(f"{path} is no table: {error}; save it as CSV, or move it away to get a new one") from error
+        raise DataError(f"{path} is not a table: {error}; save it as CSV, or move it away to get a new one") from error
     if missing := set(COLUMNS) - set(head):
         raise DataError(f"{path} has no column {', '.join(sorted(missing))}; its first row is {', '.join(COLUMNS)}")
     for place, line in enumerate(lines, start=2):
@@ -160,12 +161,12 @@ def _rows(path: Path) -> list[tuple[int, Row]]:
 
 
 def _points(row: Row, where: str) -> float:
-    """The mark; some write a comma where others write a point."""
+    """The mark, with a decimal comma or point. Raises DataError for one outside 0 to the exercise's points."""
     try:
         mark, most = (float(row[name].strip().replace(",", ".")) for name in ("mark", "points"))
     except ValueError:
         mark = most = float("nan")
     if not 0 <= mark <= most:
         limits = f"give a number from 0 to {row['points']}, or leave it empty for not marked yet"
-        raise DataError(f"{where}: mark {row['mark']!r} is none; {limits}")
+        raise DataError(f"{where}: mark {row['mark']!r} is not valid; {limits}")
     return mark

@@ -1,6 +1,6 @@
-"""Pages to read: one about a class, and one about each notebook for the learner.
+"""HTML pages: one about the class for the teacher, and one about each notebook for the student.
 
-No script, nothing from elsewhere: the page's own policy forbids both, and any style but the one whose hash it names.
+Each page's content security policy forbids scripts, other resources, and any style but the one whose hash it names.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from grpo_lab.grading.reports.plain import LONGEST, number, shortened, visible
 from grpo_lab.grading.results import BY_HAND, FAILED, MARKED, RIGHT, UNANSWERED, WRONG, Mark, Result
 
 STATUSES = {RIGHT: "✓", WRONG: "✗", UNANSWERED: "○", BY_HAND: "…", MARKED: "✎", FAILED: "!"}
-"""How a mark's word begins, so that it is told apart without colours."""
+"""The sign before each status, so that colours are not needed to tell them apart."""
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
 class Tally(NamedTuple):
-    """How a class did in one exercise."""
+    """The results of a class in one exercise."""
 
     exercise: str
     title: str
     counts: Mapping[str, int]
-    """Notebooks, by status."""
+    """Number of notebooks by status."""
     share: float | None
-    """Points earned, of those that could be; nothing where nobody's answer has been looked at."""
+    """Share of the points that was earned; None where no answer was judged."""
     why: str
-    """What most wrong answers were told."""
+    """The most frequent reason among wrong answers."""
     told: int
-    """How many notebooks were told so."""
+    """Number of notebooks with that reason."""
 
 
 class Lab(NamedTuple):
-    """One lab's part of the page about a class."""
+    """The section of one lab on the page about a class."""
 
     name: str
     rows: Sequence[tuple[Result, str, Mapping[str, Mark]]]
-    """A notebook, the name of its page, and its marks by exercise."""
+    """Notebook, name of its page, and marks by exercise."""
     tallies: Sequence[Tally]
     """In the order of the lab."""
     hardest: Sequence[Tally]
@@ -52,12 +52,12 @@ class Lab(NamedTuple):
 
     @property
     def problems(self) -> int:
-        """How many of its notebooks could not be graded."""
+        """Number of notebooks that could not be graded."""
         return sum(bool(result.problem) for result, _, _ in self.rows)
 
 
 def of_class(results: Sequence[Result], names: Sequence[str]) -> str:
-    """The page about all notebooks; `names` are those of their own pages, in the same order."""
+    """The page about all notebooks; `names` are the names of their own pages, in the same order."""
     labs = [
         _lab(lab, results, names) for lab in sorted({result.lab for result in results}, key=lambda lab: (not lab, lab))
     ]
@@ -67,12 +67,12 @@ def of_class(results: Sequence[Result], names: Sequence[str]) -> str:
 
 
 def of_notebook(result: Result) -> str:
-    """The page about one notebook: score, what was found, and how far it is to be trusted."""
+    """The page about one notebook: score, findings, and what the tier contains."""
     return _page("notebook.html", result=result)
 
 
 def tally(marks: Sequence[Mark]) -> Tally:
-    """How one exercise went, from the marks of all who have it.
+    """The summary of one exercise, from its marks in all notebooks.
 
     >>> tally([Mark("k3", "k3", "code", 2.0, 2, RIGHT), Mark("k3", "k3", "code", 0.0, 2, UNANSWERED)]).share
     0.5
@@ -95,7 +95,7 @@ def _lab(name: str, results: Sequence[Result], names: Sequence[str]) -> Lab:
 
 
 def _shown(value: Any) -> Any:
-    """What a template gets for a value that it writes: autoescape makes it harmless, this makes it readable."""
+    """A value as templates write it: autoescape makes it harmless, and `visible` makes it readable."""
     return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 _SHOWN = frozenset("\n\t\xa0\u3000\u200c\u200d")
-"""Not printable by Python's rule, but harmless: line breaks, wide spaces, and the joiners of some scripts."""
+"""Harmless characters that Python calls not printable: line breaks, wide spaces, and the joiners of some scripts."""
 LONGEST = 2_000
-"""Characters of one value in a report; the words of an answer that a person marks are shown whole."""
+"""Characters of one value in a report; a text that a person marks is shown whole."""
+
+
+def printable(text: str) -> str:
+    r"""The text in one line, for reports and terminals, with invisible characters escaped.
+
+    >>> printable("Zoë 王\n\x1b[2J")
+    'Zoë 王\\n\\x1b[2J'
+    """
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def visible(text: str) -> str:
-    """The text with what cannot be seen written out: control characters, changes of direction, lone surrogates.
+    """The text with invisible characters escaped: control characters, changes of direction, lone surrogates.
 
     >>> print(visible("a\\x00b\\u202ec"))
     a\\x00b\\u202ec
@@ -17,15 +26,11 @@ def visible(text: str) -> str:
     text = text.replace("\r\n", "\n")
     if text.isprintable():
         return text
-    return "".join(each if each.isprintable() or each in _SHOWN else _escaped(each) for each in text)
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
+    return "".join(each if each.isprintable() or each in _SHOWN else printable(each) for each in text)
 
 
 def shortened(text: str, most: int = LONGEST) -> str:
-    """The text, cut where it is longer than a reader would read.
+    """The text, cut after `most` characters with a note of how many follow.
 
     >>> shortened("a" * 5000)[-31:]
     'aaa … and 3,000 characters more'

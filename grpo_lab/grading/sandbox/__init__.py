@@ -1,1 +1,1 @@
-"""Runs answers where they can do no harm: data in, data out, and everything that they start dies with them."""
+"""Run answers in confinement: data in, data out, and all processes that an answer starts are killed with it."""

@@ -1,8 +1,8 @@
-"""The program in the sandbox: loads what answers need, confines itself, then forks a child for each answer.
+"""The program in the sandbox: load the modules that answers need, confine this process, fork a child for each answer.
 
-A line of JSON on standard input asks; lines on standard output answer: one a value, how many they were, and, whatever
-the child did, that it is over. Nothing that goes through here tells what is right. A child may do to these lines what
-it likes: who reads them takes them as data, and believes none of it.
+A line of JSON on standard input is a request. The reply is one line for each value, an end marker with their count, and
+a line from this process that the child has ended. Requests hold no expected values. A child can write anything into the
+reply, so the grader reads it as untrusted data.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import os
 import select
 import signal
-import statistics  # noqa: F401, answers may import it, and later it may lie out of reach
+import statistics  # noqa: F401, answers may import it, and after confinement that may fail
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -27,17 +27,17 @@ from grpo_lab.course.exercises import Function, Values
 from grpo_lab.errors import GrpoLabError, NotYet
 from grpo_lab.grading import wire
 from grpo_lab.grading.sandbox.confinement import Limits, confine
-from grpo_lab.grading.sandbox.linux import PR_SET_PDEATHSIG, prctl
+from grpo_lab.grading.sandbox.linux import PR_SET_PDEATHSIG, prctl, reap
 
 READY = {"ready": True}
 LONGEST = 1_000
-"""Characters of an error that are sent."""
+"""Limit on the text of an error, in characters."""
 PROCESSES = "/proc/self/ns/pid"
-"""Names the processes that can be seen: another name, other processes."""
+"""The link that names this process's PID namespace."""
 
 
 def main() -> int:
-    """Serve requests until there are no more."""
+    """Serve requests until standard input is closed; return the exit code."""
     _load()
     limits, user, outside = sys.argv[1:]
     requests, replies, nowhere = os.dup(0), os.dup(1), os.open(os.devnull, os.O_RDWR)
@@ -45,7 +45,7 @@ def main() -> int:
     alone = bool(user) or os.readlink(PROCESSES) != outside
     _send(replies, READY)
     for number in range(3):
-        os.dup2(nowhere, number)  # what an answer prints costs nobody anything
+        os.dup2(nowhere, number)  # text that an answer prints is dropped
     with os.fdopen(requests, "rb") as lines:
         for line in lines:
             if not _serve(json.loads(line), lines, replies, alone):
@@ -54,17 +54,17 @@ def main() -> int:
 
 
 def _load() -> None:
-    """All that torch imports when it is first used, which it could not do later. Without autograd: it forbids forks."""
+    """Make torch import everything now, since it cannot after confinement. Autograd is avoided: it forbids forks."""
     weight = torch.nn.Parameter(torch.zeros(2))
     weight.grad = torch.nn.functional.relu(weight.detach())
     torch.optim.AdamW([weight]).step()
 
 
 def _serve(request: Mapping[str, Any], lines: BinaryIO, replies: int, alone: bool) -> bool:
-    """One answer in a child of its own; whether anybody still waits for the next.
+    """Run one answer in a child process; return whether the grader still waits for another.
 
-    `alone`: what can be seen and ended from here was started here, and is ended. From outside, nobody catches what
-    forks and ends faster than one can look.
+    `alone` means that every process this one can signal was started here. Then all of them are killed at once: from
+    outside, a process that forks and ends quickly could escape the search.
     """
     child = os.fork()
     if not child:
@@ -72,7 +72,7 @@ def _serve(request: Mapping[str, Any], lines: BinaryIO, replies: int, alone: boo
         _answer(request, replies)
     ended = os.pidfd_open(child)
     try:
-        # Nothing is asked before it ended: what can be read while it runs is the end of whoever asked.
+        # The grader sends nothing while a child runs, so readable input means that the grader has closed its end.
         abandoned = ended not in select.select([ended, lines], [], [])[0]
     finally:
         os.close(ended)
@@ -82,15 +82,13 @@ def _serve(request: Mapping[str, Any], lines: BinaryIO, replies: int, alone: boo
     if alone:
         with suppress(ProcessLookupError):
             os.kill(-1, signal.SIGKILL)  # this process is spared
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:  # orphans, where this process is the first of its kind
-            pass
+    reap()  # orphans come to this process where it is the first of its namespace
     _send(replies, {"id": request["id"], "over": os.waitstatus_to_exitcode(status)})
     return not abandoned
 
 
 def _answer(request: Mapping[str, Any], replies: int) -> NoReturn:
-    """In the child: run the answer, send what it gives, and be gone."""
+    """In the child: run the answer, send its values, and exit."""
     try:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         count = 0
@@ -98,7 +96,7 @@ def _answer(request: Mapping[str, Any], replies: int) -> NoReturn:
             _send(replies, {"id": request["id"], "number": count - 1, **line})
         _send(replies, {"id": request["id"], "end": count})
     finally:
-        os._exit(0)  # never back into the loop above, whatever was raised
+        os._exit(0)  # never return into the loop above, even after an exception
 
 
 def _lines(request: Mapping[str, Any]) -> Iterator[dict[str, str]]:
@@ -124,7 +122,7 @@ def _line(given: Given) -> dict[str, str]:
 
 
 def _not_here(*_: Any) -> NoReturn:
-    raise AssertionError("what is right is not known in the sandbox")
+    raise AssertionError("the sandbox knows no right answers")
 
 
 def _send(replies: int, message: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The grader's end of a sandbox: asks, waits as long as is allowed, believes nothing, and leaves nothing alive."""
+"""The grader's end of a sandbox: send requests, enforce limits, validate replies, and kill every process at the end."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from grpo_lab.errors import NotYet, RunError
 from grpo_lab.grading import wire
 from grpo_lab.grading.sandbox.answering import LONGEST, READY
 from grpo_lab.grading.sandbox.confinement import MIB, Limits
-from grpo_lab.grading.sandbox.linux import PR_SET_CHILD_SUBREAPER, prctl
+from grpo_lab.grading.sandbox.linux import PR_SET_CHILD_SUBREAPER, prctl, reap
 from grpo_lab.grading.sandbox.tiers import Tier, environment
 
-START = 120.0
-"""Seconds to start in: on a busy machine torch alone takes many."""
+START = 300.0
+"""Seconds that a sandbox may take to start; importing torch is slow on a busy machine."""
 TICK = 0.1
-"""Seconds between two looks at what it uses."""
+"""Seconds between two measurements of memory."""
 COSTLY = ("RssAnon:", "RssShmem:", "VmSwap:")
-"""Memory that no file backs, as Linux calls it."""
+"""Linux's names for memory that no file backs."""
 
 
 class Failed(NotYet):
-    """The answer broke a limit, and its sandbox ends with it."""
+    """The answer exceeded a limit or broke the protocol, and its sandbox is ended."""
 
 
 class Sandbox:
-    """Answers one request after another, in one sandbox that is started when needed, and anew after a failure.
+    """A sandbox that serves one request after another. It starts when needed, and again after a failure.
 
-    While it is open, this process must start no other child: whatever is new among its descendants is the sandbox's.
+    While it is open, this process must start no other child: every new descendant counts as the sandbox's.
     """
 
     def __init__(self, tier: Tier, limits: Limits) -> None:
@@ -49,32 +49,32 @@ class Sandbox:
         self._buffer = bytearray()
         self._asked = 0
         self._looked = 0.0
-        prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans come to this process, not out of sight
+        prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans become children of this process
 
     def calls(
         self, source: str, file: str, function: str, probe: str, inputs: Sequence[Mapping[str, Any]]
     ) -> list[Given]:
-        """What a function of the answer gives for each of the inputs, as the probe of that name calls it.
+        """The values that a function of the answer returns for each of the inputs, called through the named probe.
 
-        Raises NotYet for an answer that does not run, lacks the function or ends too early, and Failed, which is one.
+        Raises NotYet for an answer that does not run, lacks the function or ends too early, and its subclass Failed.
         """
         packed = [wire.pack(dict(each)) for each in inputs]
         what = {"function": function, "probe": probe, "inputs": packed}
         return self._ask({"source": source, "file": file, **what}, len(packed))
 
     def values(self, source: str, file: str, names: Sequence[str]) -> dict[str, Given]:
-        """The plain values of these names. Raises as `calls` does."""
+        """The plain values of these names. Raises NotYet and Failed as `calls` does."""
         given = self._ask({"source": source, "file": file, "names": list(names)}, len(names))
         return dict(zip(names, given, strict=True))
 
     def close(self) -> None:
-        """End it, and all that was started in it."""
+        """Kill every process of the sandbox."""
         if self._process is None:
             return
         end_descendants(self._before)
         self._process.wait()
         assert self._process.stdin and self._process.stdout
-        self._process.stdin.close()  # written to without its buffer, so nothing is left to fail
+        self._process.stdin.close()  # its buffer is unused, so closing writes nothing
         self._process.stdout.close()
         self._process = None
         self._buffer.clear()
@@ -94,7 +94,7 @@ class Sandbox:
                 end_descendants(self._spared)
 
     def _read(self, replies: list[dict[str, Any]], count: int) -> list[Given]:
-        """The values of a whole set of replies. What is not exactly as it should be counts as nothing."""
+        """The values of a complete set of replies. Raises NotYet unless number and order are exactly as expected."""
         over = replies.pop()["over"]
         if len(replies) == 2 and isinstance(refused := replies[0].get("refused"), str):
             raise NotYet(_words(refused))
@@ -104,7 +104,7 @@ class Sandbox:
         return [_given(reply) for reply in replies[:-1]]
 
     def _replies(self, end: float) -> Iterator[dict[str, Any]]:
-        """The replies to what was asked last, up to the one that says it is over."""
+        """The replies to the last request, up to the one that ends them. Raises Failed."""
         left = self._limits.output_kb * 1024
         while True:
             line = self._line(end, left)
@@ -117,13 +117,13 @@ class Sandbox:
             if type(identity) is not int or not 0 < identity <= self._asked:
                 raise Failed("it sent something else than was asked for")
             if identity < self._asked:
-                continue  # of an answer before, which said that it was over when it was not
+                continue  # from an earlier answer that forged its own end
             yield reply
             if "over" in reply:
                 return
 
     def _write(self, data: bytes, end: float) -> None:
-        """Send a whole request. Who stopped reading holds nobody up."""
+        """Send a whole request without blocking: a sandbox that stops reading costs no more than its time."""
         view = memoryview(data)
         while view:
             self._wait(self._pipes[0], selectors.EVENT_WRITE, end)
@@ -133,7 +133,7 @@ class Sandbox:
                 raise Failed("the sandbox ended before it was asked") from None
 
     def _line(self, end: float, most: int) -> bytes:
-        """The next whole line, in time and in bounds."""
+        """The next whole line. Raises Failed over the limits of time and bytes."""
         while (newline := self._buffer.find(b"\n")) < 0 and len(self._buffer) <= most:
             self._wait(self._pipes[1], selectors.EVENT_READ, end)
             if not (chunk := os.read(self._pipes[1], 1 << 16)):
@@ -146,7 +146,7 @@ class Sandbox:
         return line
 
     def _wait(self, pipe: int, what: int, end: float) -> None:
-        """Until the pipe is ready, looking now and then at the clock and at what is used."""
+        """Wait until the pipe is ready. Raises Failed over the limits of time and memory."""
         with selectors.DefaultSelector() as selector:
             selector.register(pipe, what)
             while True:
@@ -161,7 +161,7 @@ class Sandbox:
                     return
 
     def _start(self) -> None:
-        """Have the program ready to be asked. Raises RunError, with its last words, where it cannot start."""
+        """Have a running program. Raises RunError with the last line of its errors where it cannot start."""
         if self._process:
             return
         self._before, self._need = frozenset(descendants()), 0.0
@@ -191,10 +191,10 @@ class Sandbox:
                 said = words.read(20_000).decode(errors="replace").strip().split("\n")[-1]
                 raise RunError(f"the sandbox does not start: {said or 'it printed no reason'}")
         self._spared = frozenset(descendants())
-        self._need = 2 * self._used()  # an answer begins with a copy of it all
+        self._need = 2 * self._used()  # a forked answer begins as a copy of the program
 
     def _used(self) -> float:
-        """MB that no file backs, of all that runs in it."""
+        """Memory of all processes of the sandbox, in MB."""
         return memory_of(pid for pid in descendants() if pid not in self._before) / MIB
 
 
@@ -209,26 +209,26 @@ def _given(reply: Mapping[str, Any]) -> Given:
 
 
 def _words(text: str) -> str:
-    """As much of a text as is shown, without halves of pairs of surrogates, which no report could hold."""
+    """The beginning of a text, without lone surrogates, which no report could hold."""
     return text[:LONGEST].encode(errors="replace").decode()
 
 
 def _ending(over: Any) -> str:
-    """How its process ended, in words: what the exit status is good for."""
+    """The exit status in words, for messages only: a status proves nothing."""
     with suppress(ValueError, TypeError):
         return signal.Signals(-over).name
     return f"exit code {over}" if isinstance(over, int) and 0 <= over < 256 else "in a way of its own"
 
 
 def descendants() -> list[int]:
-    """Processes below this one that are alive."""
+    """The living processes below this one."""
     parents: dict[int, list[int]] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
-            with suppress(OSError):  # it ended while we looked
+            with suppress(OSError):  # the process has just ended
                 fields = (folder / "stat").read_text().rpartition(")")[2].split()
                 state, parent, threads = fields[0], int(fields[1]), int(fields[17])
-                if state != "Z" or threads > 1:  # its first thread may end before the others
+                if state != "Z" or threads > 1:  # a process without its first thread looks dead
                     parents.setdefault(parent, []).append(int(folder.name))
     found, todo = [], [os.getpid()]
     while todo:
@@ -239,11 +239,11 @@ def descendants() -> list[int]:
 
 
 def memory_of(processes: Iterable[int]) -> int:
-    """Bytes that no file backs: what they cost."""
+    """The bytes of these processes that no file backs."""
     total = 0
     for process in processes:
-        with suppress(OSError):  # it ended while we looked
-            # Its threads share it all, but those that have ended tell nothing.
+        with suppress(OSError):  # the process has just ended
+            # All threads share the memory, but a thread that has ended reports none.
             total += max((_told_by(thread) for thread in Path(f"/proc/{process}/task").iterdir()), default=0)
     return total
 
@@ -256,18 +256,11 @@ def _told_by(thread: Path) -> int:
 
 
 def end_descendants(spared: frozenset[int]) -> None:
-    """Kill what runs below this process, and what that starts meanwhile, until nothing is left but those spared."""
+    """Kill all descendants but those spared, again and again until none is left."""
     while todo := [pid for pid in descendants() if pid not in spared]:
         for pid in todo:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.001)
-        _bury()  # the first process of a namespace ends only when all others of it are buried
-    _bury()
-
-
-def _bury() -> None:
-    """Take the exit codes of children, and of orphans that came to this process."""
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+        reap()  # the first process of a namespace ends only after all others have been reaped
+    reap()

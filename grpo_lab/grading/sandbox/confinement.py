@@ -1,4 +1,4 @@
-"""The limits that the sandbox's program puts on itself: privileges, system calls, resources."""
+"""The limits that the sandbox's program sets on itself: privileges, system calls, resources."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from grpo_lab.paths import data_directory
 
 PACKAGE = Path(__file__).resolve().parents[2]
 HIDDEN = PACKAGE / "course" / "labs"
-"""Where the right answers are."""
+"""The folder with the labs' checks, which know the right answers."""
 SYSTEM = tuple(Path(path) for path in ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/alternatives"))
 MIB = 1 << 20
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one answer may use."""
+    """The resources of one answer."""
 
     seconds: float
     memory_mb: int
@@ -36,7 +36,7 @@ class Limits:
 def confine(limits: Limits, user: int | None) -> None:
     """Give up privileges for good, and cap the resources of this process and its children.
 
-    `user` is an id that no other process has, which only root can take.
+    `user` is an id that no other process has; only root can take it. Raises OSError where the kernel refuses.
     """
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     if user is not None:
@@ -45,13 +45,13 @@ def confine(limits: Limits, user: int | None) -> None:
         os.setresuid(user, user, user)
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # after the change of user, which clears it
     seccomp.refuse()
-    # Beyond what loading has taken of it; the clock of the one who waits comes first.
+    # Added to the time that loading took; the grader's wall clock expires first.
     cpu = int(time.process_time() + limits.seconds) + 5
     caps = {
         resource.RLIMIT_CPU: cpu,
         resource.RLIMIT_AS: _address_space() + limits.memory_mb * MIB,
         resource.RLIMIT_NPROC: limits.processes + (0 if user is not None else _processes_of_this_user()),
-        resource.RLIMIT_FSIZE: 0,  # not one byte into any file; pipes are none
+        resource.RLIMIT_FSIZE: 0,  # not one byte into any file; pipes are not files
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_NOFILE: 256,
     }
@@ -60,10 +60,10 @@ def confine(limits: Limits, user: int | None) -> None:
 
 
 def readable() -> Iterator[Path]:
-    """The paths that an answer needs: the system's programs, Python, and this package, its checks included."""
+    """The paths that an answer needs: the system's programs, Python, and this package (checks included)."""
     yield from (path for path in SYSTEM if path.exists())
     roots = [Path(sys.base_prefix).resolve(), Path(sys.prefix)]
-    # Packages of the user's own, outside of Python's prefix; the folder that holds this package may hold solutions.
+    # Packages outside of Python's prefix. The folder above this package is left out: it may hold solutions.
     packages = {Path(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")}
     packages |= {Path(path) for path in sys.path if (Path(path) / "torch").is_dir()}
     roots += sorted(path for path in packages if not any(path.is_relative_to(root) for root in roots))
@@ -72,17 +72,17 @@ def readable() -> Iterator[Path]:
 
 
 def _address_space() -> int:
-    """Bytes that are mapped already, most of them torch's."""
+    """Bytes that are mapped already, mostly by torch."""
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 def _processes_of_this_user() -> int:
-    """Processes and threads that count against the limit before anything is run here."""
+    """Processes and threads of this user that already count against the limit."""
     threads = 0
     for folder in Path("/proc").iterdir():
         try:
             if folder.name.isdigit() and folder.stat().st_uid == os.getuid():
                 threads += len(os.listdir(folder / "task"))
         except OSError:
-            continue  # it ended, or is not ours to look at
+            continue  # it has ended, or must not be read
     return threads

@@ -1,10 +1,10 @@
-"""Linux's seccomp: system calls that no answer needs are refused from here on to this process and all it starts.
+"""Refuse system calls that no answer needs, to this process and all its children, with Linux's seccomp.
 
-Namespaces and limits leave them open: sockets that lie in files; a file that exists, which a limit of its
-size does not keep from being written through memory; shared memory, which may outlive all processes, and which none
-shows that has unmapped all but a page of it; pages that `vmsplice` puts into a pipe, since one of 4 kB keeps its whole
-huge page of 2 MiB, and no process shows it; rules that the kernel keeps for a descriptor; further namespaces with a
-root of their own. Needs no privilege. Numbers of calls differ between machines.
+Namespaces and limits leave these gaps: sockets in the file system; writing an existing file through a memory mapping,
+which the limit on file sizes does not stop; shared memory, which can outlive all processes, and which no process
+reports after it has unmapped all but a page; pages that `vmsplice` puts into a pipe, since a page of 4 kB keeps its
+huge page of 2 MiB and no process reports it; rules that the kernel stores for a descriptor; new namespaces with a root
+user. Needs no privilege. The numbers of system calls differ between machines.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from grpo_lab.grading.sandbox.linux import PR_SET_SECCOMP, prctl
 
 MODE_FILTER = 2
 MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-"""How linux/audit.h calls them: the same process could make the calls of another one, which have other numbers."""
+"""Values of linux/audit.h. A process can also make another architecture's calls, which have other numbers."""
 REFUSED = {
-    # Numbers on the MACHINES, in their order. Sockets:
+    # Numbers in the order of MACHINES. Sockets:
     "socket": (41, 198), "socketpair": (53, 199),
-    # What is in a folder, and what is said of a file:
+    # Entries of folders, and metadata of files:
     "creat": (85, None), "mkdir": (83, None), "mkdirat": (258, 34), "mknod": (133, None), "mknodat": (259, 33),
     "link": (86, None), "linkat": (265, 37), "symlink": (88, None), "symlinkat": (266, 36), "rename": (82, None),
     "renameat": (264, 38), "renameat2": (316, 276), "unlink": (87, None), "unlinkat": (263, 35), "rmdir": (84, None),
@@ -32,19 +32,19 @@ REFUSED = {
     "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88), "setxattr": (188, 5),
     "lsetxattr": (189, 6), "fsetxattr": (190, 7), "removexattr": (197, 14), "lremovexattr": (198, 15),
     "fremovexattr": (199, 16), "setxattrat": (463, 463), "removexattrat": (466, 466), "file_setattr": (469, 469),
-    # What outlives its processes, and is charged to none:
+    # Memory that outlives its processes or is charged to none:
     "shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186), "mq_open": (240, 180),
     "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219), "io_setup": (206, 0),
     "vmsplice": (278, 75), "landlock_create_ruleset": (444, 444),
-    # Namespaces, and what may be done in one's own:
+    # Namespaces and mounts:
     "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "fsopen": (430, 430), "open_tree": (428, 428),
     # Other processes:
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "pidfd_getfd": (438, 438),
-    # Much of the kernel for few programs:
+    # Large parts of the kernel that few programs need:
     "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "io_uring_setup": (425, 425),
 }  # fmt: skip
 MISSING = {"clone3": (435, 435), "openat2": (437, 437)}
-"""Their flags lie in memory, out of a filter's sight. Who is told that they do not exist takes those below."""
+"""Calls with flags in memory, which a filter cannot read. Told that they do not exist, libc uses those below."""
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 NAMESPACES = 0x7E020000
 MAP_SHARED, MAP_HUGETLB = 1, 0x40000
@@ -52,12 +52,12 @@ WITH_FLAGS = {
     "open": ((2, None), 1, WRITES), "openat": ((257, 56), 2, WRITES), "clone": ((56, 220), 0, NAMESPACES),
     "mmap": ((9, 222), 3, MAP_SHARED | MAP_HUGETLB),
 }  # fmt: skip
-"""Refused with any of these flags in this argument."""
+"""Numbers, argument and flags: refused with any of these flags in this argument."""
 OTHER_NUMBERS = 0x40000000
-"""From here on, x86_64 knows the same calls once more."""
+"""From here on, x86_64 repeats the same calls (x32)."""
 LOAD, EQUAL, AT_LEAST, ANY_OF, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 NUMBER, MACHINE, ARGUMENTS = 0, 4, 16
-"""Offsets of what a filter may look at."""
+"""Offsets of the data that a filter can read."""
 ALLOW, KILL, REFUSE = 0x7FFF0000, 0x80000000, 0x00050000
 
 
@@ -70,9 +70,9 @@ class _Program(ctypes.Structure):
 
 
 def refuse() -> None:
-    """Refuse them for good. Raises OSError where the kernel or this machine does not do it.
+    """Install the filter for good. Raises OSError where the kernel or this machine does not support it.
 
-    The caller must have given up new privileges.
+    The caller must have set no_new_privs before.
     """
     if platform.machine() not in MACHINES:
         known = ", ".join(MACHINES)
@@ -83,7 +83,7 @@ def refuse() -> None:
 
 
 def _filter(machine: int) -> Iterator[tuple[int, int, int, int]]:
-    """The instructions: what to do, how many to skip if so and if not, and with which value."""
+    """The filter's instructions: operation, jumps if true and if false, value."""
     yield LOAD, 0, 0, MACHINE
     yield EQUAL, 1, 0, list(MACHINES.values())[machine]
     yield RETURN, 0, 0, KILL

@@ -28,24 +28,20 @@ def gets(act):
 def look(canary, port, spaces, checks, user):
     return {
         "write a file": gets(lambda: os.write(os.open(canary + ".new", os.O_CREAT | os.O_WRONLY), b"x")),
-        "run as the grader, who is root": user == 0 and os.getuid() == 0,
-        "read a file that all may read": gets(lambda: open(canary).close()),
+        "run as the grader's root user": user == 0 and os.getuid() == 0,
+        "read a world-readable file": gets(lambda: open(canary).close()),
         "reach the network": gets(lambda: socket.socket().connect(("127.0.0.1", port))),
         "see the grader's processes": os.readlink("/proc/self/ns/pid") == spaces,
-        "read what is right": gets(lambda: os.listdir(checks)) and bool(os.listdir(checks)),
+        "read the checks": gets(lambda: os.listdir(checks)) and bool(os.listdir(checks)),
     }
 """
-NEVER = ("write a file", "run as the grader, who is root", "reach the network")
-PROMISED = {0: NEVER, 2: (*NEVER, "read a file that all may read", "see the grader's processes", "read what is right")}
+NEVER = ("write a file", "run as the grader's root user", "reach the network")
+PROMISED = {0: NEVER, 2: (*NEVER, "read a world-readable file", "see the grader's processes", "read the checks")}
 """The attempts that must fail, by tier."""
 
 
 def working(required: int, limits: Limits) -> Tier:
-    """The tier that is required, probed. No other one is tried in its place.
-
-    Raises:
-        ConfigError: it does not work here.
-    """
+    """The required tier, after a successful probe; no other tier replaces it. Raises ConfigError where it fails."""
     tier = at_least(required)
     if why := unusable(tier, limits):
         raise ConfigError(f"tier {tier.number} ({tier.name}) does not work here: {why}. {tier.mend}")
@@ -64,7 +60,7 @@ def unusable(tier: Tier, limits: Limits) -> str:
         sandbox.close()
     if not isinstance(given.value, dict):
         return given.error or "the probe returned no data"
-    got = [what for what in PROMISED[tier.number] if given.value.get(what) is not False]
+    got = [attempt for attempt in PROMISED[tier.number] if given.value.get(attempt) is not False]
     return f"an answer could {', '.join(got)}" if got else ""
 
 

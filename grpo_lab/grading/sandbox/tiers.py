@@ -1,4 +1,4 @@
-"""The two ways to contain an answer: bubblewrap, and a plain process for containers that are themselves the sandbox."""
+"""The two ways to contain an answer: bubblewrap, and a plain process inside a container that is the sandbox."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from grpo_lab.grading.sandbox.confinement import HIDDEN, MIB, PACKAGE, Limits, r
 
 PROGRAM = ("-B", "-P", "-s", "-m", "grpo_lab.grading.sandbox.answering")
 FIRST_USER = 1_800_000_000
-"""No account has an id from here on; each sandbox of a grader who is root takes one for itself."""
+"""The first of the user ids that no account has; if the grader is root, each sandbox takes one of its own."""
 
 
 @dataclass(frozen=True)
@@ -23,20 +23,20 @@ class Tier:
     number: int
     name: str
     contained: str
-    """The limits beyond those of every answer, and the remaining risks, for the report."""
+    """The limits beyond those of every answer, and the remaining risks, for reports."""
     mend: str
-    """The way out where it does not work."""
+    """The way out where the tier does not work."""
     wrap: Callable[[], list[str]]
     """The command that starts the sandbox's program."""
 
     @property
     def trust(self) -> str:
-        """The report's text."""
+        """The statement of reports about what the tier contains and what it does not."""
         return (
             f"{self.name[0].upper()}{self.name[1:]}. An answer runs in a process of its own with caps on time, memory, "
             "processes and output. It can open no socket and make, change or delete no file. It receives only inputs; "
             f"scoring happens outside. {self.contained} Not contained in any tier: flaws of the kernel, timing side "
-            "channels, and the source of this package, which learners have anyway."
+            "channels, and the source of this package, which students have anyway."
         )
 
     def command(self, limits: Limits) -> list[str]:
@@ -47,27 +47,27 @@ class Tier:
 
 
 def environment() -> dict[str, str]:
-    """The sandbox's environment variables: none of the grader's."""
+    """The sandbox's environment variables, none of which comes from the grader's environment."""
     quiet = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HOME": "/nonexistent", "LANG": "C.UTF-8"}
     return {**quiet, "PATH": "/usr/bin:/bin", "PYTHONPATH": str(PACKAGE.parent)}
 
 
 def _bubblewrapped() -> list[str]:
-    # Root needs no user namespace, and in one it could not take another user's id.
+    # Root needs no user namespace, and inside one it could not change to another user's id.
     user = ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     mine = user if os.getuid() == 0 else ["--unshare-user"]
     spaces = ["--unshare-net", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
     paths = list(readable())
-    # Made beforehand, since bubblewrap would make them for its own user alone.
+    # Made explicitly, since bubblewrap would make them readable for its own user only.
     above = sorted({str(parent) for path in paths for parent in path.parents} - {"/"})
     folders = [word for path in above for word in ("--dir", path)]
     binds = [word for path in map(str, paths) for word in ("--ro-bind", path, path)]
-    # torch wants a folder for temporary files when it is loaded; afterwards nothing can be written into it.
+    # Importing torch needs a folder for temporary files; after confinement nothing can be written into it.
     own = ["--proc", "/proc", "--dev", "/dev", "--size", str(MIB), "--tmpfs", "/tmp"]
-    # In this order: a path that is needed may lie below /tmp, and the hidden folder lies below one that is needed.
+    # The order matters: a needed path may lie below /tmp, and the hidden folder lies below a needed path.
     hidden = ["--tmpfs", str(HIDDEN), "--remount-ro", str(HIDDEN)]
     ends = ["--remount-ro", "/", "--chdir", "/", "--new-session", "--die-with-parent", "--"]
-    # Its bare name where it is not installed: the error of the start then names it.
+    # The bare name where it is not installed, so that the error of the start names it.
     return [shutil.which("bwrap") or "bwrap", *mine, *spaces, *own, *folders, *binds, *hidden, *ends]
 
 
@@ -98,5 +98,5 @@ TIERS = {tier.number: tier for tier in (PROCESS, BUBBLEWRAP)}
 
 
 def at_least(required: int) -> Tier:
-    """The weakest tier that is as strong as required: the plain process for 0 only."""
+    """The tier for a required number: the plain process for 0, bubblewrap for 1 and 2."""
     return BUBBLEWRAP if required else PROCESS

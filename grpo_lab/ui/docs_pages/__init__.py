@@ -1,17 +1,17 @@
-"""Pages of docs/ that are made from code and data, so that they cannot say anything else."""
+"""Pages of docs/ that are made from code and data, and therefore agree with them; their text is in data/templates."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
-from grpo_lab.ui.docs_pages import guards, index, metrics, scenarios
+from grpo_lab.ui.docs_pages import guards, metrics, scenarios
 
 COMMAND = "grpo-lab docs"
 NOTICE = f"<!-- Made by `{COMMAND}` from code and data: change those, and run it again. -->\n\n"
 
 PAGES: dict[str, Callable[[], str]] = {
-    "README.md": index.page,
+    "README.md": metrics.index,
     "guards.md": guards.page,
     "scenarios.md": scenarios.page,
     "metrics.md": metrics.page,
@@ -24,7 +24,7 @@ def render() -> dict[str, str]:
 
 
 def stale(folder: Path) -> list[str]:
-    """Pages that are missing from a folder or say something else there."""
+    """Names of the pages that are missing from a folder or differ there."""
     return [name for name, text in render().items() if _read(folder / name) != text]
 
 

@@ -1,4 +1,4 @@
-"""The matrix as a figure: scenarios x columns of guards, the share of seeds in which the failure was stopped."""
+"""The matrix as a heat map: scenarios x columns of guards; colours are the share of seeds that were stopped."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ LETTERS = {
     Fate.CRASHED: "x",
     Fate.FAILED: "?",
 }
-"""What stands in a cell whose failure was stopped on no seed: what was met most often."""
+"""The letter of a cell whose failure was stopped on no seed: the most frequent fate."""
 _SCALE = LinearSegmentedColormap.from_list("stopped", ["#F4F4F4", "#9CC7E4", BLUE])
 _LEFT, _CELL = 2.35, 0.27
 """Inches: room for the names of scenarios, and the height of a cell."""
 
 
 def heat_map_figure(found: Findings, title: str = "Which guard stops which failure") -> Figure:
-    """Rows are scenarios, the healthy run on top; columns are guards. Numbers are seeds in which it was stopped."""
+    """A figure with a row for each scenario, the healthy run on top, and a column for each set of guards."""
     names = found.scenarios
     top, bottom = 3.35 if found.has_healthy else 2.95, 0.75
     figure = new_figure(height := top + _CELL * max(1, len(names)) + bottom)
     write(figure, 0.35, title, 70, fontsize=TITLE, fontweight="bold")
-    write(figure, 0.7, _subtitle(found), 150, fontsize=NORMAL, color="#333333")
+    subtitle = f"Share of {found.seeds} seeds in which the failure was stopped; cells show the number of seeds"
+    write(figure, 0.7, subtitle, 150, fontsize=NORMAL, color="#333333")
     width, panels = (12 - _LEFT - 0.2) / 12, []
     if found.has_healthy:
         panels.append(figure.add_axes((_LEFT / 12, 1 - (top - 0.1) / height, width, _CELL / height)))
@@ -52,7 +53,7 @@ def heat_map_figure(found: Findings, title: str = "Which guard stops which failu
 
 
 def mark(found: Findings, name: str, column: str) -> str:
-    """What is written in a cell: the seeds in which the failure was stopped, else a letter; see LETTERS."""
+    """The text of a cell: the number of seeds in which the failure was stopped, or a letter of LETTERS."""
     fates = found.fates(name, column)
     if not fates:
         return "–" if found.cells(name, column) else ""
@@ -60,7 +61,7 @@ def mark(found: Findings, name: str, column: str) -> str:
 
 
 def heat_map_in_words(found: Findings) -> str:
-    """What the heat map shows, for a reader who cannot see it."""
+    """The alternative text of the heat map."""
     size = f"{len(found.scenarios)} scenarios by {len(found.columns)} columns of guards, {found.seeds} seeds."
     stopped = [name for name in found.scenarios if found.share(name, STABLE) == 1]
     never = [name for name in found.scenarios if not found.stoppers(name)]
@@ -78,10 +79,6 @@ def heat_map_in_words(found: Findings) -> str:
     return " ".join(parts)
 
 
-def _subtitle(found: Findings) -> str:
-    return f"Share of {found.seeds} seeds in which the failure was stopped; the number of seeds is written in the cell"
-
-
 def _grid(axes: Axes, values: np.ndarray, names: list[str], scale: Any, gid: str) -> None:
     axes.set_facecolor("white")
     axes.imshow(values, cmap=scale, vmin=0, vmax=1, aspect="auto", interpolation="nearest", gid=gid)
@@ -91,8 +88,7 @@ def _grid(axes: Axes, values: np.ndarray, names: list[str], scale: Any, gid: str
     axes.set_yticks(range(len(names)), [legible(name, 30) for name in names], fontsize=SMALL)
     axes.set_xticks([])
     axes.tick_params(length=0)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    axes.spines[:].set_visible(False)
 
 
 def _failures(axes: Axes, found: Findings) -> None:
@@ -104,7 +100,7 @@ def _failures(axes: Axes, found: Findings) -> None:
 
 
 def _alarms(axes: Axes, found: Findings) -> None:
-    """The healthy run: steps refused for nothing, in a colour of its own."""
+    """Draw the healthy run: its refused steps, in another colour."""
     alarms = [found.alarms(column) if found.cells(HEALTHY, column) else math.nan for column in found.columns]
     scale = LinearSegmentedColormap.from_list("alarms", ["#F4F4F4", ORANGE])
     _grid(axes, np.array([[min(1.0, number) for number in alarms]]), ["healthy: false alarms"], scale, "alarms")
@@ -117,7 +113,7 @@ def _write(axes: Axes, column: int, row: int, text: str, on_dark: bool) -> None:
 
 
 def _columns(panels: list[Axes], found: Findings) -> None:
-    """Names of the columns above the upper panel, turned, and lines between their kinds."""
+    """Write the names of the columns above the upper panel, turned, and draw lines between their kinds."""
     upper = panels[0]
     upper.xaxis.tick_top()
     labels = [legible(column, 34) for column in found.columns]

@@ -1,4 +1,4 @@
-"""The strip of the chain: links x steps, from the sampling probabilities down to torch.multinomial."""
+"""The strip of the chain: links x steps, from the sampling probabilities to torch.multinomial."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ from matplotlib.ticker import MaxNLocator
 
 from grpo_lab.analysis.run_state import MULTINOMIAL, Screen
 from grpo_lab.metrics import LINKS
+from grpo_lab.ui.plots import style
 from grpo_lab.ui.plots.curves import Points, thinned
-from grpo_lab.ui.plots.style import FINE, LARGE, MARKS, NORMAL, PLAIN, SMALL, STATUSES, VERMILLION
 
 ROWS = {**{name: link.label for name, link in LINKS.items()}, MULTINOMIAL: MULTINOMIAL, "": "guards and changes"}
-"""The strip from top to bottom; the last row holds marks."""
+"""The rows from top to bottom; the last one holds marks."""
 _ORDER = list(ROWS)
-_CODES = {status: code for code, status in enumerate(STATUSES)}
+_CODES = {status: code for code, status in enumerate(style.STATUSES)}
 _COLUMNS = 600
 
 
 def span(screens: Collection[Screen], room: int = 10) -> tuple[int, int]:
-    """First step to show and the one after the last; a run cut short leaves room for some of what it did not reach:
-    for as many as were planned, or for `room`, doubled until it is enough."""
+    """The first step to show and the one after the last.
+
+    A run that ended early leaves room for the steps it did not reach: for all planned ones, but no more than `room`,
+    doubled until the steps fit.
+    """
     steps = [step for screen in screens for step in (*screen.statuses, screen.step) if step >= 0]
     steps += [screen.crash_step for screen in screens if screen.crash_step is not None]
     first, end = min(steps, default=0), max(steps, default=0) + 1
@@ -40,35 +43,32 @@ def span(screens: Collection[Screen], room: int = 10) -> tuple[int, int]:
 def draw(
     axes: Axes, screen: Screen, steps: tuple[int, int], names: bool = True, say: Callable[[str], str] = str
 ) -> None:
-    """The statuses as cells, the first break outlined and named, and below them what guards did."""
+    """Draw the statuses as cells, outline and name the first break, and mark the actions of guards below."""
     first, end = steps
     cells, width = grid(screen, first, end)
-    colours = ListedColormap(list(STATUSES.values()))
+    colours = ListedColormap(list(style.STATUSES.values()))
     extent = (first - 0.5, first - 0.5 + cells.shape[1] * width, len(ROWS) - 1.5, -0.5)
-    style: dict[str, Any] = {"cmap": colours, "vmin": 0, "vmax": len(STATUSES) - 1, "interpolation": "nearest"}
-    axes.imshow(cells, aspect="auto", extent=extent, gid="cells", **style)
+    options: dict[str, Any] = {"cmap": colours, "vmin": 0, "vmax": len(style.STATUSES) - 1, "interpolation": "nearest"}
+    axes.imshow(cells, aspect="auto", extent=extent, gid="cells", **options)
     axes.hlines(np.arange(len(ROWS) - 1) + 0.5, first - 0.5, end - 0.5, color="white", lw=1.5)
     if _fine(axes, first, end):
         axes.vlines(np.arange(first, end) + 0.5, -0.5, len(ROWS) - 1.5, color="white", lw=1.5)
     for gid, (x, y) in points(axes, screen, steps, cells).items():
         kind = gid.removeprefix("mark ")
-        if kind in MARKS:
-            look, edge = MARKS[kind], MARKS[kind].colour if kind == "acted" else "black"
-            shape: dict[str, Any] = {"marker": look.marker, "ms": 6 if kind == "acted" else 8, "mfc": look.colour}
-        else:
-            edge, shape = "white", {"marker": "x", "ms": 6, "mew": 1.8}
-        axes.plot(x, y, ls="none", mec=edge, gid=gid, **shape)
+        cross = {"ls": "none", "marker": "x", "ms": 6, "mew": 1.8, "mec": "white"}
+        look = {**style.mark(kind), "ms": 6 if kind == "acted" else 8} if kind in style.MARKS else cross
+        axes.plot(x, y, gid=gid, **look)
     _frame(axes, screen, first, end, names, say)
     _first_break(axes, screen, first, end, say)
 
 
 def points(axes: Axes, screen: Screen, steps: tuple[int, int], cells: np.ndarray) -> Points:
-    """What moves on the strip beside its cells: crosses on broken ones, where steps are few, and every kind of mark."""
+    """The moving points of the strip: crosses on broken cells, where steps are few, and every kind of mark."""
     found: Points = {}
     if _fine(axes, *steps):
         rows, columns = np.nonzero(cells == _CODES["broken"])
         found["broken"] = (columns + steps[0], rows)
-    for kind in MARKS:
+    for kind in style.MARKS:
         between = 0.5 if kind == "changed" else 0.0  # settings change before a step
         marked = thinned(screen.marked(kind)) - between
         found[f"mark {kind}"] = (marked, np.full(len(marked), len(ROWS) - 1))
@@ -76,10 +76,10 @@ def points(axes: Axes, screen: Screen, steps: tuple[int, int], cells: np.ndarray
 
 
 def grid(screen: Screen, first: int, end: int) -> tuple[np.ndarray, int]:
-    """(links, columns) codes, the worst of the steps of a column, and how many steps a column holds."""
+    """(links, columns) codes, each the worst status in its column, and the number of steps in a column."""
     width = math.ceil((end - first) / _COLUMNS)
     count = math.ceil((end - first) / width)
-    rows = {id(row): row for row in screen.statuses.values()}  # most are one and the same object: turned to codes once
+    rows = {id(row): row for row in screen.statuses.values()}  # most steps share one object: each is encoded once
     number = {key: index for index, key in enumerate(rows, start=1)}
     codes = [[_CODES.get(row.get(link, ""), -1) for link in _ORDER[:-1]] for row in rows.values()]
     steps = np.fromiter(screen.statuses, dtype=int)
@@ -99,50 +99,43 @@ def legend(
     say: Callable[[str], str] = str,
     columns: int | None = None,
 ) -> None:
-    """What the colours mean, and those marks that occur, in a line above the strip (`raised` inches higher).
+    """Write the legend of the colours, and of the marks that occur, in a line above the strip (`raised` inches higher).
 
-    Where a line would be too long, in so many `columns` that end where the strip does, without the title.
+    With `columns`, the legend has so many columns, ends where the strip does, and has no title.
     """
     kinds = frozenset[str]().union(*(screen.kinds() for screen in screens))
-    handles: list[Any] = [Patch(facecolor=colour, label=say(status)) for status, colour in STATUSES.items()]
-    for kind, look in MARKS.items():
-        if kind in kinds:
-            label = {"acted": "guard acted", "changed": "settings changed"}.get(kind, kind)
-            edge = look.colour if kind == "acted" else "black"
-            handles.append(
-                Line2D([], [], ls="none", marker=look.marker, mfc=look.colour, mec=edge, ms=8, label=say(label))
-            )
-    figure = axes.get_figure(root=True)
-    assert figure is not None
+    handles: list[Any] = [Patch(facecolor=colour, label=say(status)) for status, colour in style.STATUSES.items()]
+    labels = {"acted": "guard acted", "changed": "settings changed"}
+    for kind in filter(kinds.__contains__, style.MARKS):
+        handles.append(Line2D([], [], **style.mark(kind), ms=8, label=say(labels.get(kind, kind))))
+    figure, _ = style.figure_of(axes)
     box, height = axes.get_position(), figure.get_size_inches()[1]
     ncols, side, x = (columns, "right", box.x1) if columns else (len(handles), "left", box.x0)
     place: dict[str, Any] = {"loc": f"lower {side}", "bbox_to_anchor": (x, box.y1 + (0.1 + raised) / height)}
-    figure.legend(handles=handles, ncols=ncols, handlelength=1.1, handletextpad=0.5, **place, **PLAIN)
+    figure.legend(handles=handles, ncols=ncols, handlelength=1.1, handletextpad=0.5, **place, **style.PLAIN)
     if columns is None:
-        figure.text(0.015, box.y1 + (0.18 + raised) / height, say("The chain"), fontsize=LARGE, va="center")
+        figure.text(0.015, box.y1 + (0.18 + raised) / height, say("The chain"), fontsize=style.LARGE, va="center")
 
 
 def _fine(axes: Axes, first: int, end: int) -> bool:
-    """Whether steps are few enough for each to be told from the next."""
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    return end - first <= FINE * axes.get_position().width * figure.get_size_inches()[0] / 10
+    """Whether steps are few enough to be told apart."""
+    return end - first <= style.FINE * style.figure_of(axes)[1] / 10
 
 
 def _frame(axes: Axes, screen: Screen, first: int, end: int, names: bool, say: Callable[[str], str]) -> None:
     axes.set_xlim(first - 0.5, end - 0.5)
     axes.set_ylim(len(ROWS) - 0.5, -0.5)
     labels = [say(label) if names else "" for label in ROWS.values()]
-    axes.set_yticks(range(len(ROWS)), labels, fontsize=NORMAL - 1)
+    axes.set_yticks(range(len(ROWS)), labels, fontsize=style.NORMAL - 1)
     axes.tick_params(axis="y", length=0)
-    axes.tick_params(axis="x", labelsize=SMALL)
+    axes.tick_params(axis="x", labelsize=style.SMALL)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12 if names else 6))
-    axes.set_xlabel(say("step"), fontsize=NORMAL)
+    axes.set_xlabel(say("step"), fontsize=style.NORMAL)
     axes.spines[:].set_visible(False)
 
 
 def _first_break(axes: Axes, screen: Screen, first: int, end: int, say: Callable[[str], str]) -> None:
-    """Outline the first broken cell and the crash, and say beside them what they are."""
+    """Outline the first broken cell, and name it and the crash."""
     found, narrow = screen.first_break, (end - first) * 0.008
     if found and found.link in ROWS:
         width = max(1.0, narrow)
@@ -155,14 +148,11 @@ def _first_break(axes: Axes, screen: Screen, first: int, end: int, say: Callable
     if screen.crash_step is not None:
         end_of_chain = screen.statuses.get(screen.crash_step, {}).get(MULTINOMIAL) == "broken"
         row = _ORDER.index(MULTINOMIAL if end_of_chain else "")
-        _beside(axes, say("crash"), screen.crash_step, row, max(0.5, narrow), first, end, color=VERMILLION)
+        _beside(axes, say("crash"), screen.crash_step, row, max(0.5, narrow), first, end, color=style.VERMILLION)
 
 
 def _beside(axes: Axes, text: str, step: int, row: int, gap: float, first: int, end: int, color: str = "black") -> None:
     right = step < (first + end) / 2
     x = step + gap if right else step - gap
     box = {"facecolor": "white", "edgecolor": color, "boxstyle": "square,pad=0.12", "alpha": 0.95}
-    style: dict[str, Any] = {"fontsize": SMALL, "fontweight": "bold", "color": color, "zorder": 7, "bbox": box}
-    align = {"ha": "left" if right else "right", "va": "center_baseline"}
-    offset = (6 if right else -6, 0)
-    axes.annotate(text, (x, row), xytext=offset, textcoords="offset points", **align, **style)
+    style.annotate(axes, text, (x, row), right, 6, va="center_baseline", color=color, zorder=7, bbox=box)

@@ -1,27 +1,29 @@
-"""What all figures share: colours after Okabe and Ito, shapes beside them, and text that matplotlib can draw."""
+"""Shared by all figures: the colours of Okabe and Ito, a shape for each, and text that matplotlib can draw."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, findSystemFonts, fontManager, get_font
+from matplotlib.lines import Line2D
 
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 YELLOW, BLUE, VERMILLION, PURPLE, GREY = "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#6E6E6E"
 SMALL, NORMAL, LARGE, TITLE = 9.5, 11, 12, 16
 _CHINESE = ("NotoSansCJK-Regular", "NotoSansSC-Regular", "SourceHanSansSC-Regular", "wqy-microhei", "msyh", "PingFang")
 FINE = 60
-"""Up to this many steps each one is drawn with its own symbol."""
+"""Up to this many steps, each step has a symbol."""
 PLAIN: dict[str, Any] = {"frameon": False, "fontsize": SMALL, "borderaxespad": 0, "columnspacing": 1.2}
 
 
 class Look(NamedTuple):
-    """How one run, or one kind of mark, differs from another."""
+    """The look of one run, or of one kind of mark."""
 
     colour: str
     line: Any
@@ -61,26 +63,53 @@ def new_figure(height: float) -> Figure:
 
 
 def write(figure: Figure, below_top: float, text: str, length: int = 110, **style: Any) -> None:
-    """Put a line of text so many inches below the top edge."""
+    """Write a line of text `below_top` inches below the top edge."""
     height = figure.get_size_inches()[1]
     figure.text(style.pop("x", 0.015), 1 - below_top / height, legible(text, length), va="center", **style)
 
 
+def name_runs(figure: Figure, names: Sequence[str], left: float, below_top: float, ncols: int, **style: Any) -> None:
+    """Write the legend of several runs `below_top` inches below the top edge."""
+    handles = [Line2D([], [], color=look.colour, ls=look.line, marker=look.marker, lw=2) for look in looks(names)]
+    place = {"loc": "upper left", "bbox_to_anchor": (left, 1 - below_top / figure.get_size_inches()[1])}
+    figure.legend(handles, names, ncols=ncols, **{**PLAIN, "fontsize": NORMAL, **place, **style})
+
+
+def mark(kind: str) -> dict[str, Any]:
+    """How a line draws marks of this kind."""
+    look = MARKS[kind]
+    edge = look.colour if kind == "acted" else "black"
+    return {"ls": "none", "marker": look.marker, "mfc": look.colour, "mec": edge}
+
+
+def figure_of(axes: Axes) -> tuple[Figure, float]:
+    """The figure of these axes, and the width of the axes in inches."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    return figure, axes.get_position().width * figure.get_size_inches()[0]
+
+
+def annotate(axes: Axes, text: str, at: tuple[float, float], right: bool, gap: float, **style: Any) -> None:
+    """Write a small bold text `gap` points to the right, or to the left, of a point."""
+    look: dict[str, Any] = {"fontsize": SMALL, "fontweight": "bold", "ha": "left" if right else "right"}
+    axes.annotate(text, at, xytext=(gap if right else -gap, 0), textcoords="offset points", **{**look, **style})
+
+
 @functools.cache
 def chinese_font() -> str:
-    """The family of an installed font with Chinese letters, or nothing."""
+    """The family of an installed font with Chinese letters; empty if there is none."""
     files = {Path(path).stem: path for path in findSystemFonts()}
     found = next((files[stem] for stem in _CHINESE if stem in files), None)
     if not found:
         return ""
     before = len(fontManager.ttflist)
-    fontManager.addfont(found)  # matplotlib's own list may be older than the font; a collection adds several
+    fontManager.addfont(found)  # matplotlib's list may be older than the font; a collection adds several
     names = [entry.name for entry in fontManager.ttflist[before:]]
     return next((name for name in names if name.endswith(" SC") and "Mono" not in name), names[0])
 
 
 def legible(text: str, length: int = 110) -> str:
-    """The text as matplotlib can draw it: no line breaks, no mathematics, no letter its own font lacks.
+    """The text as matplotlib can draw it: on one line, without mathematics and letters that its font lacks.
 
     >>> legible("costs $5 运行", 40)
     'costs \\\\$5 ??'

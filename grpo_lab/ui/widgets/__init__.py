@@ -1,4 +1,4 @@
-"""What a notebook shows: the panel, its live figure, the lecture. Imported when first asked for."""
+"""Widgets for notebooks: the panel, its live figure, the lecture. Each is imported on first use."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""What leaves a panel: a run and its picture in one file; and which runs there are to open."""
+"""Files of a run for the user: one zip of the run and its figure, and the list of runs to open."""
 
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from grpo_lab.runs.run_folder import EVENTS
@@ -11,17 +12,19 @@ _NEWEST = 30
 
 
 def zipped(run: Path, png: bytes, home: Path) -> Path:
-    """The files of a run and its figure as <home>/<run>.zip; a model that was saved stays where it is."""
+    """Write the files of a run and its figure to <home>/<run>.zip, without a saved model; returns its path."""
+    files = {f"{run.name}/{file.name}": file for file in sorted(run.iterdir()) if file.is_file()}
     home.mkdir(parents=True, exist_ok=True)
-    path = home / f"{run.name}.zip"
-    part = path.with_suffix(".zip.part")  # a half-written file must not look like a whole one
+    return write_zip(home / f"{run.name}.zip", {**files, f"{run.name}/figure.png": png}.items())
+
+
+def write_zip(path: Path, entries: Iterable[tuple[str, Path | bytes]]) -> Path:
+    """Write (name, file or content) pairs to a zip file, complete or not at all; returns its path."""
+    part = path.with_suffix(".zip.part")
     with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
-        for file in sorted(run.iterdir()):
-            if file.is_file():
-                archive.write(file, f"{run.name}/{file.name}")
-        archive.writestr(f"{run.name}/figure.png", png)
-    part.replace(path)
-    return path
+        for name, content in entries:
+            archive.writestr(name, content if isinstance(content, bytes) else content.read_bytes())
+    return part.replace(path)
 
 
 def run_folders(home: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""What a panel says beside its figure, as HTML: a screen goes in, words and tables come out."""
+"""The texts beside a panel's figure as HTML: status, banner, samples, guards, tables."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from grpo_lab.ui.widgets.messages import text
 _TONES = {"healthy": "good", "done": "good", "waiting": "calm", "starting": "calm", "paused": "calm", "stopped": "calm"}
 _BAD = ("crashed", "poisoned", "failed")
 ROWS = 50
-"""Rows of the table; of a longer run the last ones."""
+"""Rows of the table: the last steps of a longer run."""
 
 
 def status_words(status: str) -> str:
-    """A status of the dashboard in the panel's language.
+    """A status of a run in the panel's language.
 
     >>> status_words("done, poisoned"), status_words("crashed in torch.multinomial")
     ('done, poisoned', 'crashed in torch.multinomial')
@@ -30,7 +30,7 @@ def status_words(status: str) -> str:
 
 
 def status(screen: Screen, own: str = "", note: str = "") -> str:
-    """The status as a badge, or the panel's `own` word for it; the step, the first break, why, and a note."""
+    """The status line: a badge (`own` replaces the run's status), step, first break or message, and a note."""
     word = own or screen.status
     bad = any(part in word for part in _BAD)
     tone = "bad" if bad else _TONES.get(word, "odd")
@@ -52,7 +52,7 @@ def status(screen: Screen, own: str = "", note: str = "") -> str:
 
 
 def first_break(screen: Screen) -> str:
-    """Where the chain broke first, in a line; nothing where it did not."""
+    """A sentence about the first break of the chain; empty without one."""
     found = screen.first_break
     if found is None or found.link not in LINKS:
         return ""
@@ -62,9 +62,8 @@ def first_break(screen: Screen) -> str:
 
 
 def banner(screen: Screen) -> str:
-    """What a crash says and what it means; nothing where there was none."""
-    crashed = screen.status.startswith(("crashed", "failed"))
-    if not crashed:
+    """The error of a crash and its explanation; empty without a crash."""
+    if not screen.status.startswith(("crashed", "failed")):
         return ""
     explanation = f"<p>{escape(screen.explanation)}</p>" if screen.explanation else ""
     title = f"<b>{escape(status_words(screen.status))}</b>"
@@ -74,20 +73,17 @@ def banner(screen: Screen) -> str:
 
 def samples(screen: Screen) -> str:
     """The completions of the last step that has any, with their rewards."""
-    rows = [
-        [_short(prompt, 90), _short(completion, 160), shown(reward)]
-        for prompt, completion, reward in screen.samples[:8]
-    ]
-    header = [text("panel.prompt"), text("panel.completion"), text("panel.reward")]
-    return _titled("panel.samples", table([header, *rows]) if rows else f"<p>{escape(text('panel.no_samples'))}</p>")
+    rows = [[_short(prompt, 90), _short(answer, 160), shown(reward)] for prompt, answer, reward in screen.samples[:8]]
+    header = [text(f"panel.{key}") for key in ("prompt", "completion", "reward")]
+    return _titled("samples", header, rows)
 
 
 def guards(screen: Screen) -> str:
-    """Guards and faults that acted: in how many steps, and the last reason with its number and limit."""
+    """Guards and faults that acted: in how many steps, the last step, and its reason with number and limit."""
     tallies: dict[str, Tally] = {**screen.faults, **screen.guards}
     rows = [[name, str(tally.steps), str(tally.last_step), tally.reason] for name, tally in tallies.items()]
     header = [text(f"panel.{key}") for key in ("guard", "steps", "last_step", "reason")]
-    return _titled("panel.acted", table([header, *rows]) if rows else f"<p>{escape(text('panel.none_acted'))}</p>")
+    return _titled("acted", header, rows)
 
 
 def numbers(screen: Screen) -> str:
@@ -100,13 +96,13 @@ def numbers(screen: Screen) -> str:
 
 
 def prose(name: str, title: str, sections: Mapping[str, str]) -> str:
-    """What a guard does, stops, costs and hides."""
+    """A description: name, title, and sections such as what a guard stops, costs and hides."""
     words = "".join(f"<dt>{escape(text(f'guard.{key}'))}</dt><dd>{escape(it)}</dd>" for key, it in sections.items())
     return (f"<b>{escape(name)}</b>" if name else "") + f"<p>{escape(title)}</p><dl>{words}</dl>"
 
 
 def figure(png: bytes, screen: Screen) -> str:
-    """An ordinary figure with its alternative text, which shows where widgets do not."""
+    """An ordinary figure with alternative text, visible where widgets are not."""
     words = escape(describe(screen))
     data = base64.b64encode(png).decode()
     image = f'<img alt="{words}" src="data:image/png;base64,{data}" style="max-width:100%">'
@@ -122,7 +118,7 @@ def table(rows: Iterable[Sequence[str]]) -> str:
 
 
 def slug(label: str) -> str:
-    """The key of a label of the figure.
+    """The message key of a label in the figure.
 
     >>> slug("gradient at log-ratio"), slug("clipped to {:g}")
     ('gradient_at_log_ratio', 'clipped_to')
@@ -132,10 +128,12 @@ def slug(label: str) -> str:
 
 
 def _short(words: str, length: int) -> str:
-    """On one line, and of a long text its end."""
+    """The text on one line; of a long text its end."""
     line = " ".join(words.split())
     return line if len(line) <= length else "…" + line[1 - length :]
 
 
-def _titled(key: str, body: str) -> str:
-    return f"<h4>{escape(text(key))}</h4>{body}"
+def _titled(key: str, header: list[str], rows: list[list[str]]) -> str:
+    """A table below its title, or a sentence where it would be empty."""
+    body = table([header, *rows]) if rows else f"<p>{escape(text(f'panel.no_{key}'))}</p>"
+    return f"<h4>{escape(text(f'panel.{key}'))}</h4>{body}"

@@ -1,7 +1,7 @@
-"""The live figure of a panel: what moves is drawn over a background, which changes only when an axis or a mark does.
+"""The live figure of a panel: moving points are drawn over a background, which is redrawn when an axis or mark changes.
 
-An axis changes when its limits do, and those go in decades, in steps of 1, 2, 5, or double; so a run of any length
-needs a few dozen backgrounds, each about ten times as dear as a frame.
+Limits of axes change by decades, by factors of 1, 2, 5, or double; so a run of any length needs a few dozen
+backgrounds, each of which costs about ten frames.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from matplotlib.text import Text
 
 from grpo_lab.analysis.run_state import CURVES, Screen, Series, decimate
 from grpo_lab.ui.plots import curves, strip
-from grpo_lab.ui.plots.style import FINE, NORMAL, PLAIN, chinese_font, legible, looks, new_figure
+from grpo_lab.ui.plots.style import FINE, chinese_font, legible, name_runs, new_figure
 from grpo_lab.ui.widgets.html import slug
 from grpo_lab.ui.widgets.messages import language, text
 from grpo_lab.ui.widgets.png import png
 
 DPI = 90
 ROOM = 50
-"""Steps that have room from the start; a longer run doubles it."""
+"""Steps on the x axis at the start; a longer run doubles the number."""
 
 
 class Shape(NamedTuple):
-    """Where things are in a figure; heights in inches, places from left to right as fractions of its width."""
+    """The layout of a figure; heights in inches, horizontal positions as fractions of its width."""
 
     inches: tuple[float, float]
     curves: tuple[float, float, float]
@@ -38,19 +38,19 @@ class Shape(NamedTuple):
     chain: tuple[float, float, float]
     """Left and right of its cells, height."""
     columns: int | None
-    """Of the legend of the chain; None for all in a line."""
+    """Columns of the chain's legend; None for a single line."""
 
 
 TALL = Shape((10.4, 9.1), (0.06, 0.99, 4.15), (0.168, 0.99, 3.35), None)
 """The chain below the curves."""
 WIDE = Shape((13.0, 4.75), (0.04, 0.652, 4.0), (0.788, 0.995, 3.55), 4)
-"""The chain beside the curves: all of it on a screen that is wide and low."""
+"""The chain beside the curves, for a wide, low screen."""
 
 
 class LiveFigure:
-    """One Agg figure without pyplot. One thread at a time may draw it.
+    """One Agg figure without pyplot, to be drawn by one thread at a time.
 
-    `scale` makes everything larger alike, letters too, for a lecture.
+    `scale` enlarges everything, letters too, for a lecture.
     """
 
     def __init__(self, scale: float = 1.0, shape: Shape = TALL) -> None:
@@ -65,7 +65,7 @@ class LiveFigure:
         self._background: Any = None
         self._key: object = None
         self.backgrounds = 0
-        """How many backgrounds were drawn so far."""
+        """The number of backgrounds drawn so far."""
 
     @property
     def size(self) -> tuple[int, int]:
@@ -75,7 +75,7 @@ class LiveFigure:
     def png(self, screen: Screen, kept: Mapping[str, Screen] | None = None, whole: Sequence[Screen] = ()) -> bytes:
         """The screen as a PNG, over the curves of kept runs.
 
-        `whole` are screens whose values the axes make room for too: the rest of a recording that is played.
+        The axes also hold the values of `whole`: a recording of which a part is shown.
         """
         return png(np.asarray(self.draw(screen, kept or {}, whole)))
 
@@ -120,12 +120,12 @@ class LiveFigure:
         strip.legend(axes, [screen], say=say, columns=shape.columns)
         if language() == "zh" and chinese_font():
             for each in figure.findobj(Text):
-                each.set(fontfamily=["DejaVu Sans", chinese_font()], fontweight="normal")  # one weight is known of it
+                each.set(fontfamily=["DejaVu Sans", chinese_font()], fontweight="normal")  # the font has one weight
         self._moving = []
         for name, each in self._axes.items():
-            # The run in focus is drawn last: of several curves with one gid the last is its own.
+            # The run in focus is drawn last: of several lines with one gid the last belongs to it.
             self._lines[name] = {line.get_gid(): line for line in each.lines}
-            above = [*each.images, *each.collections, *each.lines, *each.patches, *each.texts]  # all of the strip
+            above = [*each.images, *each.collections, *each.lines, *each.patches, *each.texts]
             own = above if name == "strip" else [self._lines[name][gid] for gid in moves[name]]
             self._moving += sorted(own, key=lambda artist: artist.get_zorder())
         for artist in self._moving:
@@ -136,26 +136,21 @@ class LiveFigure:
 
 
 def say(label: str) -> str:
-    """A label of the figure in the language asked for; in English where no font here has its letters."""
+    """A label of the figure in the user's language; in English if no installed font has its letters."""
     if language() == "zh" and not chinese_font():
         return label
     return text(f"chart.{slug(label)}")
 
 
 def _legend(figure: Figure, kept: Mapping[str, Screen]) -> float:
-    """Name the runs in a line above the curves; the inches it takes."""
+    """Name the runs in a line above the curves; returns its height in inches."""
     names = [say("this run"), *(legible(name, 30) for name in kept)]
-    lines = [
-        Line2D([], [], color=look.colour, ls=look.line, marker=look.marker, lw=2, label=name)
-        for look, name in zip(looks(names), names, strict=True)
-    ]
-    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0.055, 1 - 0.06 / figure.get_size_inches()[1])}
-    figure.legend(handles=lines, ncols=len(names), handlelength=2.8, **place, **{**PLAIN, "fontsize": NORMAL})
+    name_runs(figure, names, 0.055, 0.06, len(names), handlelength=2.8)
     return 0.35
 
 
 def _key(screen: Screen, kept: Mapping[str, Screen], steps: Any, scales: Any, moves: Any) -> object:
-    """What a background depends on: while it stays the same, only points move."""
+    """All that a background depends on: while the key stays the same, only points move."""
     artists = {name: (tuple(found), len(found[f"curve {name}"][0]) > FINE) for name, found in moves.items()}
     happened = (screen.kinds(), tuple(screen.marked("changed")), screen.crash_step)
     limits = tuple(step for step, _ in screen.settings)

@@ -1,6 +1,6 @@
-"""Every word that a panel shows, by key, in the language of GRPO_LAB_LANG: English unless told otherwise.
+"""The texts of a panel by key, in the language of GRPO_LAB_LANG; English by default.
 
-A language is one file, data/messages/<language>.toml; all of them hold the same keys and the same {placeholders}.
+A language is one file, data/messages/<language>.toml; all files have the same keys and the same {placeholders}.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ VARIABLE = "GRPO_LAB_LANG"
 
 
 def text(key: str, **values: Any) -> str:
-    """The words for `key`, with `values` in place of its {placeholders}.
+    """The text of `key`, with `values` in place of its {placeholders}.
 
     >>> text("lecture.title")
     'GRPO stability, live'
 
-    Raises ConfigError for a language that has no file, and for a key that the language does not have.
+    Raises ConfigError for a language without a file, and for a key that the language lacks.
     """
     words = catalogue(language())
     if key not in words:
@@ -32,12 +32,12 @@ def text(key: str, **values: Any) -> str:
 
 
 def language() -> str:
-    """The language asked for; a region does not matter, zh_CN is zh."""
+    """The language that GRPO_LAB_LANG sets; a region is ignored, zh_CN is zh."""
     return os.environ.get(VARIABLE, "").replace("-", "_").partition("_")[0].lower() or "en"
 
 
 def languages() -> list[str]:
-    """The languages there are.
+    """The available languages.
 
     >>> languages()
     ['en', 'zh']
@@ -47,7 +47,10 @@ def languages() -> list[str]:
 
 @functools.cache
 def catalogue(name: str) -> dict[str, str]:
-    """All words of a language: nested tables of its file, joined by dots."""
+    """All texts of a language; keys of nested tables are joined by dots.
+
+    Raises ConfigError for an unknown language and for a file that is not valid TOML.
+    """
     if name not in languages():
         raise unknown(f"language in {VARIABLE}", name, languages())
     path = data_directory() / "messages" / f"{name}.toml"

@@ -1,4 +1,4 @@
-"""Where in a notebook a run is looked at: in its panel, or in the cell that waits for it."""
+"""The place in a notebook where a run is shown: its panel, or the cell that waits for it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def cell() -> int:
 
 
 @contextmanager
-def looked_at(glance: ipywidgets.Widget | None, figure: Callable[[], str]) -> Iterator[None]:
-    """Show a glance of a run, if one is given, below the cell that waits for it; at its end its figure in that place.
+def glance(widget: ipywidgets.Widget | None, figure: Callable[[], str]) -> Iterator[None]:
+    """Show the widget, if one is given, below the cell that waits for a run; replace it by the figure at the end.
 
-    The figure is an ordinary one: it stays where a notebook is read without its kernel.
+    The figure is ordinary HTML, so that it is visible where a notebook is read without its kernel.
     """
-    place = display(glance, display_id=True) if glance else None
+    place = display(widget, display_id=True) if widget else None
     yield
     if place:
         place.update(HTML(figure()))

@@ -1,4 +1,4 @@
-"""The panel: a run in a warm child, drawn live, steered by its buttons or by the same methods."""
+"""The panel: a run in a child process, drawn live, controlled by buttons or by the same methods."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 from grpo_lab.analysis.run_state import describe, fold
 from grpo_lab.config.catalog import preset as preset_config
 from grpo_lab.config.schema import LIVE_SECTIONS, Config
-from grpo_lab.errors import ConfigError, RunError
+from grpo_lab.errors import ConfigError, GrpoLabError, RunError
 from grpo_lab.runs import child_pool, notebook_mode, recordings
 from grpo_lab.runs.session import Session
 from grpo_lab.training.learner import validated
 from grpo_lab.ui.widgets import exports, html, notebook_display
-from grpo_lab.ui.widgets.controls_view import Desk
+from grpo_lab.ui.widgets.controls_view import ControlsView
 from grpo_lab.ui.widgets.live import TALL, WIDE, LiveFigure
 from grpo_lab.ui.widgets.messages import text
-from grpo_lab.ui.widgets.render_state import Scene
+from grpo_lab.ui.widgets.render_state import RenderState
 from grpo_lab.ui.widgets.runner import Run, Runner
 from grpo_lab.ui.widgets.sources import config_of
 from grpo_lab.ui.widgets.timeline import Timeline
@@ -30,15 +30,16 @@ HEALTHY = "stable"
 
 
 class Panel:
-    """A run to watch and to steer. In a notebook, the last expression of a cell shows it.
+    """A run to watch and control. In a notebook, the last expression of a cell shows it.
 
-    `what` is a scenario's name or a whole config; without it `preset` or what was recorded is what Start begins with.
-    `guards` puts a preset's guards, or named ones, in place; `overrides` come last. `recording` is a recording's name
-    or a run folder, shown at once. `controls` and `guards_shown` name the sliders and switches to show, all where they
-    are not given. Runs are kept below `runs`. `scale` makes the figure larger, with its letters; `wide` puts the
-    chain beside the curves.
+    Start trains `what`, a scenario's name or a whole config; without it, `preset` or the config of the recording.
+    `guards` sets a preset's guards, or named ones; `overrides` come last. `recording` is a recording's name or a run
+    folder, shown at once. `controls` and `guards_shown` name the sliders and switches to show, by default all. Runs
+    are saved below `runs`. `scale` enlarges the figure with its letters; `wide` puts the chain beside the curves.
 
-    Nobody has to look: without a kernel, or with GRPO_LAB_HEADLESS=1, runs are the same and nothing is drawn.
+    Without a kernel, or with GRPO_LAB_HEADLESS=1, runs are the same and nothing is drawn.
+
+    Raises ConfigError for an unknown name, RunError for a recording that does not exist.
     """
 
     def __init__(
@@ -61,16 +62,16 @@ class Panel:
         self._names = (preset or "", base if isinstance(base, str) else "", guards if isinstance(guards, str) else "")
         self._runs = Path(runs)
         self._runner = Runner(self._runs)
-        self._commanding = threading.RLock()  # buttons are heard in threads of their own
+        self._commanding = threading.RLock()  # callbacks of buttons run in other threads
         self._shown: Session | None = None
         self._watched, self._shown_in = not notebook_mode.headless(), 0
         figure = LiveFigure(scale, WIDE if wide else TALL)
         first = figure.png(fold(recorded.events if recorded else ())) if self._watched else b""
-        self._desk = Desk(self, controls, guards_shown, figure.size, first)
-        self._scene = Scene(self._desk, figure, self._watched)
-        self.widget = self._desk.widget
+        self._controls = ControlsView(self._call, controls, guards_shown, figure.size, first)
+        self._render_state = RenderState(self._controls, figure, self._watched)
+        self.widget = self._controls.widget
         self._show_runs()
-        self._desk.sources.show(self.config, *self._names)
+        self._controls.sources.show(self.config, *self._names)
         self._refresh()
         if recorded:
             self._show_session(recorded)
@@ -87,35 +88,35 @@ class Panel:
 
     @property
     def timeline(self) -> Timeline:
-        """Where in a run that is over the panel stands: `move`, `play`, `pause`."""
-        return self._desk.timeline
+        """The replay of a finished run: `move`, `play`, `pause`."""
+        return self._controls.timeline
 
     def start(self) -> None:
-        """Begin a run; while one is going on, nothing.
+        """Begin a run; without effect during a run.
 
         Raises ConfigError for settings that cannot be run.
         """
         with self._commanding:
             if self._runner.running:
                 return
-            feed = self._scene.feed()
+            feed = self._render_state.feed()
             over = self._runner.start(self.config, feed)
-            self._scene.begin(feed)
+            self._render_state.begin(feed)
             self._shown = session = self._runner.session
             assert session is not None
         over.add_done_callback(lambda over: self._over(over, feed, session))
         self._refresh()
 
     async def run(self) -> Run:
-        """Begin a run, wait for its end, and leave its figure in the notebook. Buttons and sliders act meanwhile.
+        """Begin a run, wait for its end, and leave its figure in the notebook. Buttons and sliders work meanwhile.
 
-        Where the panel is more than a cell above, the run is shown below this one too.
+        If the panel is more than a cell above, the run is also shown below this cell.
         """
         self.start()
         over = self._runner.over
         assert over is not None
         out_of_sight = self._watched and notebook_display.cell() - self._shown_in > 1
-        with notebook_display.looked_at(self._desk.glance if out_of_sight else None, self._figure):
+        with notebook_display.glance(self._controls.glance if out_of_sight else None, self._figure):
             try:
                 return await asyncio.wrap_future(over)
             except asyncio.CancelledError:
@@ -123,62 +124,59 @@ class Panel:
                 raise
 
     def pause(self) -> None:
-        """Wait at the top of the next step; of a recording, play no further."""
-        self._desk.timeline.pause()
-        self._scene.paused = self._command("pause")
+        """Pause the run before its next step, or the replay of a recording."""
+        self._controls.timeline.pause()
+        self._render_state.paused = self._command("pause")
         self._refresh()
 
     def resume(self) -> None:
-        """Go on after `pause`."""
+        """Continue after `pause`."""
         self._command("resume")
-        self._scene.paused = False
+        self._render_state.paused = False
         self._refresh()
 
     def toggle(self) -> None:
         """`pause`, or `resume` after it."""
-        if self._scene.paused:
-            self.resume()
-        else:
-            self.pause()
+        (self.resume if self._render_state.paused else self.pause)()
 
     def step(self) -> None:
-        """One step, and pause; of a run that is over, show one step more. Where there is no run, begin one."""
-        timeline = self._desk.timeline
-        if not self._scene.live and timeline.length:
+        """Train one step and pause; begin a run if there is none. Of a finished run, show one step more."""
+        timeline = self._controls.timeline
+        if not self._render_state.live and timeline.length:
             timeline.pause()
             timeline.move(timeline.position + 1)
             return
         self.start()
-        if not self._scene.paused:
+        if not self._render_state.paused:
             self.pause()
         self._command("step")
 
     def stop(self) -> None:
         """End the run after the current step; pressed again, at once."""
-        self._desk.timeline.pause()
+        self._controls.timeline.pause()
         self._command("stop")
 
     def reset(self) -> None:
-        """Stop, empty the plot, and go back to the settings that the panel was made with. Overlays stay."""
+        """Stop, empty the plot, and restore the settings that the panel was made with. Overlays stay."""
         self._begin_anew(self._made)
-        self._desk.sources.show(self._made, *self._names)
+        self._controls.sources.show(self._made, *self._names)
         self._refresh()
 
     def healthy(self) -> None:
-        """Stop, empty the plot, and take the settings of a healthy run: the preset `stable`."""
+        """Stop, empty the plot, and use the settings of a healthy run: the preset `stable`."""
         self._begin_anew(preset_config(HEALTHY))
-        self._desk.sources.show(self.config, HEALTHY, "", "")
+        self._controls.sources.show(self.config, HEALTHY, "", "")
         self._refresh()
 
     def choose(self, config: Config) -> None:
-        """Take a whole config for the next run."""
+        """Use a whole config for the next run."""
         self.config = config
         self.tell(text("panel.chosen") if self._runner.running else "")
 
     def set(self, *overrides: str) -> None:
-        """Change settings: of the running model at its next step where it can take them, and of the next run.
+        """Change settings of the next run, and of a running model at its next step where it accepts them.
 
-        Raises ConfigError for what is no setting or lies outside its limits.
+        Raises ConfigError for an unknown setting and for a value outside its limits.
         """
         with self._commanding:
             changed = self.config.with_(*overrides)
@@ -191,18 +189,18 @@ class Panel:
         self.set(f"guards.{guard}={'on' if on else 'off'}")
 
     def keep(self, name: str) -> None:
-        """Keep the run shown as an overlay of this name: the next one is drawn over it.
+        """Keep the run shown as an overlay of this name; the next run is drawn over it.
 
         Raises RunError when there is none.
         """
-        self._scene.keep(name)
+        self._render_state.keep(name)
 
     def clear(self) -> None:
         """Drop all overlays."""
-        self._scene.clear()
+        self._render_state.clear()
 
     def open(self, run: str | Path) -> Session:
-        """Show a recording or a run folder, all of it; its time slider goes back to any step.
+        """Show all of a recording or a run folder; its time slider goes back to any step.
 
         Raises RunError when the folder holds no run.
         """
@@ -211,32 +209,39 @@ class Panel:
         return session
 
     def play(self, speed: float | None = None) -> None:
-        """Play the run shown, step by step, from its start when all of it was shown; `speed` in steps a second."""
-        self._desk.timeline.play(speed)
+        """Play the run shown, from its start if all of it is shown; `speed` in steps a second."""
+        self._controls.timeline.play(speed)
 
     def export(self) -> Path:
-        """The folder of the run shown and a PNG of its figure, as one zip file: its path.
+        """Write the folder of the run shown and a PNG of its figure into one zip file, and return its path.
 
         Raises RunError when there is none.
         """
         if self._shown is None:
             raise RunError(text("panel.nothing_to_keep"))
-        png = LiveFigure().png(*self._scene.screens())
+        png = LiveFigure().png(*self._render_state.screens())
         path = exports.zipped(self._shown.directory, png, self._runs)
         self.tell(text("panel.exported", path=path))
         return path
 
     def tell(self, note: str) -> None:
-        """Say something in the status line; sliders and switches go back to what the config says."""
-        self._scene.note = note
+        """Show a note in the status line; sliders and switches return to the values of the config."""
+        self._render_state.note = note
         self._refresh()
 
     def refresh(self) -> None:
-        """Draw again what is on screen."""
-        self._scene.refresh()
+        """Request a frame."""
+        self._render_state.refresh()
+
+    def _call(self, method: str, *values: Any) -> None:
+        """Call a method for a widget; a user's mistake appears in the status line, and the inputs go back."""
+        try:
+            getattr(self, method)(*values)
+        except GrpoLabError as error:
+            self.tell(str(error))
 
     def _act_now(self, overrides: Sequence[str]) -> str:
-        """Hand what a running model can take to it; what was done with them, in words."""
+        """Apply the settings that a running model accepts; returns in words which settings act when."""
         what = ", ".join(overrides)
         live = [each for each in overrides if each.partition(".")[0].strip() in LIVE_SECTIONS]
         session = self._runner.session
@@ -249,7 +254,7 @@ class Panel:
         return text("panel.acts_now" if len(live) == len(overrides) else "panel.acts_partly", what=what)
 
     def _command(self, name: str) -> bool:
-        """Tell the run that is going on, if there is one; whether there is."""
+        """Send a command to the run that is going on; whether there is one."""
         session = self._runner.session
         if not self._runner.running or session is None:
             return False
@@ -259,41 +264,41 @@ class Panel:
     def _begin_anew(self, config: Config) -> None:
         self.stop()
         with self._commanding:
-            if self._runner.running:  # it ends by itself; the next run does not wait for that
+            if self._runner.running:  # it ends by itself; the next run need not wait
                 self._runner = Runner(self._runs)
             self.config, self._shown = config, None
-            self._scene.load(())
+            self._render_state.load(())
 
     def _over(self, over: Future[Run], feed: Any, session: Run) -> None:
-        """A run is over: its time can be gone through, and it can be opened again."""
+        """After a run: fill the timeline, and list the run among those to open."""
         error = over.exception()
-        self._scene.end(feed, session.events, repr(error) if error else "")
+        self._render_state.end(feed, session.events, repr(error) if error else "")
         self._show_runs()
         self._refresh()
 
     def _show_runs(self) -> None:
-        self._desk.show_runs(recordings.recording_names(), exports.run_folders(self._runs))
+        self._controls.show_runs(recordings.recording_names(), exports.run_folders(self._runs))
 
     def _show_session(self, session: Session) -> None:
         self._shown = session
-        self._scene.load(session.events)
+        self._render_state.load(session.events)
         self._refresh()
 
     def _refresh(self) -> None:
-        """Buttons, sliders and menus as things stand."""
-        self._desk.show_config(self.config)
-        self._desk.show_running(self._runner.running, self._scene.paused)
-        self._scene.refresh()
+        """Update buttons, sliders, menus and the figure."""
+        self._controls.show_config(self.config)
+        self._controls.show_running(self._runner.running, self._render_state.paused)
+        self._render_state.refresh()
 
     def _figure(self) -> str:
-        screens = self._scene.screens()
+        screens = self._render_state.screens()
         return html.figure(LiveFigure().png(*screens), screens[0])
 
     def _repr_mimebundle_(self, **keywords: Any) -> Any:
         if self._watched:
             self._shown_in = notebook_display.cell()
             child_pool.warm_up()
-            self._scene.refresh()
+            self._render_state.refresh()
             return self.widget._repr_mimebundle_(**keywords)
-        words = {"text/plain": f"Panel: {describe(self._scene.screens()[0])}"}
+        words = {"text/plain": f"Panel: {describe(self._render_state.screens()[0])}"}
         return words | ({"text/html": self._figure()} if self._shown else {})

@@ -1,4 +1,4 @@
-"""One run at a time in a warm child, told to a view, and commanded from any thread."""
+"""One run at a time in a child process of the pool, shown by a view and controlled from any thread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from grpo_lab.training.learner import validated
 
 
 class Run(Session):
-    """A session that says how it stands where a notebook shows it."""
+    """A session whose representation in a notebook describes its state."""
 
     def __repr__(self) -> str:
         return f"{describe(fold(self.events))} ({self.directory})"
@@ -29,27 +29,23 @@ class Runner:
     def __init__(self, runs: Path) -> None:
         self.runs = runs
         self.session: Run | None = None
-        self._over: Future[Run] | None = None
+        self.over: Future[Run] | None = None
+        """Resolves at the end of the last run started; None before the first."""
         self._starting = threading.Lock()
 
     @property
-    def over(self) -> Future[Run] | None:
-        """What tells the end of the last run started, if there was one."""
-        return self._over
-
-    @property
     def running(self) -> bool:
-        """Whether a run was started that is not over."""
-        return self._over is not None and not self._over.done()
+        """Whether a run is going on."""
+        return self.over is not None and not self.over.done()
 
     def start(self, config: Config, view: View) -> Future[Run]:
-        """Begin a run, told to a view, and return what tells its end; while one is going on, that one's.
+        """Begin a run, shown by a view, and return a future of its end; during a run, that run's future.
 
         Raises ConfigError for a config that cannot be run, RunError for a folder that cannot be made.
         """
         with self._starting:
-            if self._over and not self._over.done():
-                return self._over
+            if self.over and self.running:
+                return self.over
             validated(config)
             directory = _new_folder(self.runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{config.run.name}")
             child = child_pool.take()
@@ -59,15 +55,15 @@ class Runner:
                 child_pool.give_back(child)
                 raise
             session.views.append(view)
-            self.session, self._over = session, Future()
-            self._over.set_running_or_notify_cancel()  # who waits for it may give up; the run goes on
-            work = (session, child, self._over)
+            self.session, self.over = session, Future()
+            self.over.set_running_or_notify_cancel()  # cancelling the wait for it must not end the run
+            work = (session, child, self.over)
             threading.Thread(target=_run, args=work, name=f"run {directory.name}", daemon=True).start()
-            return self._over
+            return self.over
 
 
 def _new_folder(wanted: Path) -> Path:
-    """Made at once, so that two panels that start within a second have two folders."""
+    """Make the folder or the next free one, so that two panels that start within a second have two folders."""
     try:
         while True:
             free = run_folder.next_free(wanted)
@@ -83,12 +79,12 @@ def _new_folder(wanted: Path) -> Path:
 
 
 def _run(session: Run, child: Child, over: Future[Run]) -> None:
-    """The thread of a run. Its end is told last, when the child can take the next run."""
+    """The thread of a run. The future resolves last, when the child can take the next run."""
     failure: BaseException | None = None
     try:
         session.run()
     except GrpoLabError:
-        pass  # the view was told: the last event says `failed`, and why
+        pass  # the view has it: the last event is `failed`, with the reason
     except BaseException as error:
         failure = error
     finally:

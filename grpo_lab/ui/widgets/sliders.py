@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,11 +11,12 @@ import ipywidgets
 from grpo_lab.config.fields import OneOf, Setting, settings_of
 from grpo_lab.config.schema import LIVE_SECTIONS, SECTIONS, Config
 from grpo_lab.training.guards import GUARDS
+from grpo_lab.ui.widgets import parts
 from grpo_lab.ui.widgets.messages import text
 
 
-class Knob(NamedTuple):
-    """One setting: where it lives, and the range of its slider. The number box takes what the config takes."""
+class Slider(NamedTuple):
+    """One setting: its path in the config and the range of its slider. The number box accepts all the config does."""
 
     path: str
     kind: str
@@ -27,7 +27,7 @@ class Knob(NamedTuple):
 
     @property
     def live(self) -> bool:
-        """Whether a running model takes it."""
+        """Whether the setting can change while a model trains."""
         return self.path.partition(".")[0] in LIVE_SECTIONS
 
     @property
@@ -38,87 +38,78 @@ class Knob(NamedTuple):
         return settings_of(owner)[rest[-1]]
 
     def of(self, config: Config) -> Any:
-        """Its value; the default of a guard that is off."""
+        """The setting's value in a config; the default of a guard that is off."""
         section, *rest = self.path.split(".")
         if section == "guards":
             return config.guards.get(rest[0], {}).get(rest[1], self.setting.default)
         return getattr(getattr(config, section), rest[0])
 
 
-KNOBS = {
-    "learning_rate": Knob("optimizer.learning_rate", "log", 1e-7, 1e-1),
-    "epsilon": Knob("loss.epsilon", "linear", 0.01, 1, 0.01),
-    "delta": Knob("guards.dual_clip.delta", "linear", 1.5, 20, 0.5),
-    "beta": Knob("loss.beta", "linear", 0, 1, 0.005),
-    "max_grad_norm": Knob("guards.clip_gradients.max_norm", "log", 1e-2, 1e3),
-    "temperature": Knob("sampling.temperature", "linear", 0.05, 3, 0.05),
-    "num_generations": Knob("data.num_generations", "whole", 2, 32, 1),
-    "num_iterations": Knob("loss.num_iterations", "whole", 1, 8, 1),
-    "precision": Knob("model.precision", "menu"),
-    "num_steps": Knob("run.num_steps", "whole", 1, 500, 1),
+SLIDERS = {
+    "learning_rate": Slider("optimizer.learning_rate", "log", 1e-7, 1e-1),
+    "epsilon": Slider("loss.epsilon", "linear", 0.01, 1, 0.01),
+    "delta": Slider("guards.dual_clip.delta", "linear", 1.5, 20, 0.5),
+    "beta": Slider("loss.beta", "linear", 0, 1, 0.005),
+    "max_grad_norm": Slider("guards.clip_gradients.max_norm", "log", 1e-2, 1e3),
+    "temperature": Slider("sampling.temperature", "linear", 0.05, 3, 0.05),
+    "num_generations": Slider("data.num_generations", "whole", 2, 32, 1),
+    "num_iterations": Slider("loss.num_iterations", "whole", 1, 8, 1),
+    "precision": Slider("model.precision", "menu"),
+    "num_steps": Slider("run.num_steps", "whole", 1, 500, 1),
 }
 """By the names that TRL and the reports use; the µ of the paper is `num_iterations`."""
 
 
-class Row:
-    """One knob on the screen. `changed` is told its name and an override when somebody moves it, not by `show`."""
+class SliderRow:
+    """A slider on the screen. It calls `changed` with its name and an override when a user moves it, not in `show`."""
 
     def __init__(self, name: str, changed: Callable[[str, str], None]) -> None:
-        self.name, self.knob = name, KNOBS[name]
-        self._changed, self._showing = changed, False
-        self._lock = threading.RLock()  # a slider is moved from one thread, `show` may come from another
-        self._inputs = _menu(name, self.knob) if self.knob.kind == "menu" else _slider_and_box(name, self.knob)
+        self.name, self.slider = name, SLIDERS[name]
+        self._changed, self._muted = changed, parts.Muted()
+        self._inputs = (_menu if self.slider.kind == "menu" else _slider_and_box)(name, self.slider)
         for each in self._inputs:
-            each.tooltip = self.knob.setting.help
+            each.tooltip = self.slider.setting.help
             each.observe(self._moved, "value")
-        when = ipywidgets.HTML(text("panel.live" if self.knob.live else "panel.next"))
-        when.add_class("grpo-lab-when")
-        self.widget = ipywidgets.HBox([*self._inputs, when])
-        self.widget.add_class("grpo-lab-row")
-        self.widget.add_class(f"grpo-lab-set-{name}")
+        when = parts.words("when")
+        when.value = text("panel.live" if self.slider.live else "panel.next")
+        self.widget = parts.box("row", [*self._inputs, when]).add_class(f"grpo-lab-set-{name}")
 
     def show(self, config: Config) -> None:
-        """Stand where the config does; a value off the slider's range is in the box alone."""
-        self._put(self.knob.of(config))
+        """Show the config's value; one outside the slider's range appears in the box alone."""
+        self._put(self.slider.of(config))
 
     def _moved(self, change: Any) -> None:
-        with self._lock:
-            if self._showing:
-                return
-            value = change["new"]
-            if isinstance(value, float) and change["owner"] is self._inputs[0]:
-                value = float(f"{value:.3g}")  # a slider's place is no exact number
-            self._put(value)
-        self._changed(self.name, f"{self.knob.path}={value}")
+        if self._muted:
+            return
+        value = change["new"]
+        if isinstance(value, float) and change["owner"] is self._inputs[0]:
+            value = float(f"{value:.3g}")  # a slider's position is no exact number
+        self._put(value)
+        self._changed(self.name, f"{self.slider.path}={value}")
 
     def _put(self, value: Any) -> None:
-        with self._lock:
-            self._showing = True
-            try:
-                for each in self._inputs:
-                    on_slider = hasattr(each, "readout")
-                    each.value = min(max(value, self.knob.low), self.knob.high) if on_slider else value
-            finally:
-                self._showing = False
+        with self._muted:
+            for each in self._inputs:
+                on_slider = hasattr(each, "readout")
+                each.value = min(max(value, self.slider.low), self.slider.high) if on_slider else value
 
 
-def _slider_and_box(name: str, knob: Knob) -> tuple[Any, Any]:
+def _slider_and_box(name: str, slider: Slider) -> tuple[Any, ...]:
     words = {"description": text(f"setting.{name}"), "readout": False, "continuous_update": False}
     wide = {"layout": {"flex": "1 1 180px", "min_width": "180px"}, "style": {"description_width": "118px"}}
-    box = ipywidgets.IntText if knob.kind == "whole" else ipywidgets.FloatText
-    if knob.kind == "log":
-        exponents = {"min": round(math.log10(knob.low)), "max": round(math.log10(knob.high)), "step": 0.05}
-        slider: Any = ipywidgets.FloatLogSlider(value=knob.low, **exponents, **words, **wide)
+    low, high, number = slider.low, slider.high, ipywidgets.IntText if slider.kind == "whole" else ipywidgets.FloatText
+    if slider.kind == "log":
+        exponents = {"min": round(math.log10(low)), "max": round(math.log10(high)), "step": 0.05}
+        handle: Any = ipywidgets.FloatLogSlider(value=low, **exponents, **words, **wide)
     else:
-        kind = ipywidgets.IntSlider if knob.kind == "whole" else ipywidgets.FloatSlider
-        slider = kind(value=knob.low, min=knob.low, max=knob.high, step=knob.step, **words, **wide)
-    number = box(description=text(f"setting.{name}"), continuous_update=False, layout={"width": "78px"})
-    number.add_class("grpo-lab-box")
-    return slider, number
+        kind = ipywidgets.IntSlider if slider.kind == "whole" else ipywidgets.FloatSlider
+        handle = kind(value=low, min=low, max=high, step=slider.step, **words, **wide)
+    box = number(description=text(f"setting.{name}"), continuous_update=False, layout={"width": "78px"})
+    return handle, box.add_class("grpo-lab-box")
 
 
-def _menu(name: str, knob: Knob) -> tuple[Any, ...]:
-    limit = knob.setting.limit
+def _menu(name: str, slider: Slider) -> tuple[Any, ...]:
+    limit = slider.setting.limit
     assert isinstance(limit, OneOf)
     style = {"description_width": "118px"}
     return (ipywidgets.Dropdown(options=limit.names, description=text(f"setting.{name}"), style=style),)

@@ -1,4 +1,4 @@
-"""Where a run begins: a preset, a scenario on it, whose guards, which model and seed."""
+"""The starting point of a run: a preset, a scenario on it, the guards, the model and the seed."""
 
 from __future__ import annotations
 
@@ -7,112 +7,88 @@ from typing import Any
 
 import ipywidgets
 
-from grpo_lab.config.catalog import load_preset, preset_names, scenario, scenario_names
-from grpo_lab.config.catalog import preset as preset_of
+from grpo_lab.config import catalog
 from grpo_lab.config.schema import Config
-from grpo_lab.ui.widgets import html
+from grpo_lab.ui.widgets import html, parts
 from grpo_lab.ui.widgets.messages import text
 
-_STYLE = {"description_width": "84px"}
-_OWN = ""
+STYLE = {"description_width": "84px"}
 MODELS = ("tiny", "smollm2-135m")
 
 
 class Sources:
-    """Menus that make a config. `chosen` is told a whole config, `changed` an override."""
+    """Menus that make a config. They call `chosen` with a whole config and `changed` with an override."""
 
     def __init__(self, chosen: Callable[[Config], None], changed: Callable[[str], None]) -> None:
-        self._chosen, self._changed, self._showing = chosen, changed, False
-        self._told: tuple[Any, Any] | None = None
-        nothing = (text("panel.none"), "")
-        self.preset = _menu("preset", [nothing, *((name, name) for name in preset_names())])
-        self.scenario = _menu("scenario", [nothing, *((name, name) for name in scenario_names())])
-        guards = [(text("panel.own_guards"), _OWN), *((name, name) for name in preset_names())]
-        self.guards = _menu("guards_of", guards)
-        words = {"style": _STYLE, "continuous_update": False}
-        self.model = ipywidgets.Combobox(
-            options=MODELS,
-            ensure_option=False,
-            description=text("setting.model"),
-            tooltip=text("panel.model_help"),
-            **words,
-        )
-        self.model.add_class("grpo-lab-set-model")
+        self._chosen, self._changed, self._muted = chosen, changed, parts.Muted()
+        self._described: tuple[Any, Any] | None = None
+        self.preset = _menu("preset", "panel.none", catalog.preset_names())
+        self.scenario = _menu("scenario", "panel.none", catalog.scenario_names())
+        self.guards = _menu("guards_of", "panel.own_guards", catalog.preset_names())
+        words = {"style": STYLE, "continuous_update": False}
+        names = {"description": text("setting.model"), "tooltip": text("panel.model_help")}
+        self.model = ipywidgets.Combobox(options=MODELS, ensure_option=False, **names, **words)
         self.seed = ipywidgets.BoundedIntText(0, 0, 2**31 - 1, description=text("setting.seed"), **words)
-        self.seed.add_class("grpo-lab-set-seed")
-        self._story = ipywidgets.HTML()
-        self._story.add_class("grpo-lab-about")
+        self._about = parts.words("about")
         for menu in (self.preset, self.scenario, self.guards):
             menu.observe(self._choose, "value")
-        self.model.observe(lambda change: self._say("model.name", change), "value")
-        self.seed.observe(lambda change: self._say("run.seed", change), "value")
-        self.widgets = [self.preset, self.scenario, self.guards, self.model, self.seed, self._story]
+        for path, box in (("model.name", self.model), ("run.seed", self.seed)):
+            box.observe(lambda change, path=path: self._override(path, change["new"]), "value")
+            box.add_class(f"grpo-lab-set-{'model' if box is self.model else 'seed'}")
+        self.widgets = [self.preset, self.scenario, self.guards, self.model, self.seed, self._about]
 
     def show(self, config: Config, of_preset: str = "", of_scenario: str = "", of_guards: str | None = None) -> None:
-        """Stand as the config does; a name stays where none is given."""
-        self._showing = True
-        try:
+        """Show the config's model and seed, and the names of its parts; a name that is not given stays."""
+        with self._muted:
             if of_preset or of_scenario:
                 self.preset.value, self.scenario.value = of_preset, of_scenario
             if of_guards is not None:
                 self.guards.value = of_guards
             self.model.value, self.seed.value = config.model.name, config.run.seed
-        finally:
-            self._showing = False
-        self._tell()
+        self._describe()
 
     def _choose(self, change: Any) -> None:
-        if self._showing:
+        if self._muted:
             return
         if self.scenario.value and change["owner"] is self.scenario:
-            self._quietly(self.preset, scenario(self.scenario.value).preset)
-        if self.scenario.value:
-            config = scenario(self.scenario.value).config(self.guards.value or None, self.preset.value or None)
-        else:
-            config = preset_of(self.preset.value or "stable")
-            if self.guards.value:
-                config = config.with_guards(preset_of(self.guards.value).guards)
-        self._tell()
+            with self._muted:
+                self.preset.value = catalog.scenario(self.scenario.value).preset
+        guards = self.guards.value or None
+        config = config_of(self.scenario.value or None, self.preset.value or None, guards)
+        self._describe()
         self._chosen(config.with_(f"run.seed={self.seed.value}"))
 
-    def _say(self, path: str, change: Any) -> None:
-        if not self._showing and str(change["new"]):
-            self._changed(f"{path}={change['new']}")
+    def _override(self, path: str, value: Any) -> None:
+        if not self._muted and str(value):
+            self._changed(f"{path}={value}")
 
-    def _quietly(self, menu: ipywidgets.Dropdown, value: str) -> None:
-        self._showing = True
-        try:
-            menu.value = value
-        finally:
-            self._showing = False
-
-    def _tell(self) -> None:
-        """What the chosen scenario or preset is; files are read only when another is chosen."""
+    def _describe(self) -> None:
+        """Describe the chosen scenario or preset; files are read only when the choice changes."""
         names = (self.preset.value, self.scenario.value)
-        if names == self._told:
+        if names == self._described:
             return
-        self._told = names
+        self._described = names
         found: Any = None
         if self.scenario.value:
-            found = scenario(self.scenario.value)
+            found = catalog.scenario(self.scenario.value)
         elif self.preset.value:
-            found = load_preset(self.preset.value)
-        self._story.value = html.prose(found.name, found.title, {}) if found else ""
+            found = catalog.load_preset(self.preset.value)
+        self._about.value = html.prose(found.name, found.title, {}) if found else ""
 
 
 def config_of(base: str | Config | None, preset: str | None, guards: str | tuple[str, ...] | None) -> Config:
-    """What a panel begins with: a scenario, a whole config or a preset; with these guards, if any are given."""
+    """The config of a scenario, a whole config or a preset, with these guards where any are given."""
     if isinstance(base, str):
-        return scenario(base).config(guards, preset)
-    config = base or preset_of(preset or "stable")
+        return catalog.scenario(base).config(guards, preset)
+    config = base or catalog.preset(preset or "stable")
     if guards is None:
         return config
-    table = preset_of(guards).guards if isinstance(guards, str) else {name: {} for name in guards}
+    table = catalog.preset(guards).guards if isinstance(guards, str) else {name: {} for name in guards}
     return config.with_guards(table)
 
 
-def _menu(name: str, options: list[tuple[str, str]]) -> ipywidgets.Dropdown:
-    words = {"description": text(f"setting.{name}"), "tooltip": text(f"panel.{name}_help"), "style": _STYLE}
-    menu = ipywidgets.Dropdown(options=options, value=options[0][1], **words)
-    menu.add_class(f"grpo-lab-set-{name}")
-    return menu
+def _menu(name: str, nothing: str, names: list[str]) -> ipywidgets.Dropdown:
+    """A menu of names, the first of which stands for none."""
+    words = {"description": text(f"setting.{name}"), "tooltip": text(f"panel.{name}_help"), "style": STYLE}
+    options = [(text(nothing), ""), *((each, each) for each in names)]
+    return ipywidgets.Dropdown(options=options, value="", **words).add_class(f"grpo-lab-set-{name}")

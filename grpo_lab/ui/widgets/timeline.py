@@ -1,4 +1,4 @@
-"""Time in a run that is over: its first steps instead of all of it, moved by hand or played at a speed."""
+"""Replay of a run that is over: a slider over its steps, moved by hand or played at a speed."""
 
 from __future__ import annotations
 
@@ -11,34 +11,28 @@ import ipywidgets
 
 from grpo_lab.analysis.run_state import Fold, Screen
 from grpo_lab.events import Event, Stepped
+from grpo_lab.ui.widgets import parts
 from grpo_lab.ui.widgets.messages import text
 
 SPEEDS = (0.5, 1, 2, 5, 10, 20, 50)
 """Steps a second."""
-_WIDE = {"flex": "1 1 200px", "min_width": "160px"}
 
 
 class Timeline:
-    """A slider over the steps of a run, a button that plays them and a speed. `moved` is told when another part is to
-    be shown."""
+    """A slider over the steps of a run, a button that plays them and a speed. It calls `moved` after a change."""
 
     def __init__(self, moved: Callable[[], None]) -> None:
-        self._moved = moved
-        self._lock = threading.RLock()
+        self._moved, self._muted, self._lock = moved, parts.Muted(), threading.RLock()
         style = {"description_width": "initial"}
         words = {"description": text("panel.time"), "tooltip": text("panel.time_help"), "style": style}
-        self._slider = ipywidgets.IntSlider(0, 0, 0, layout=_WIDE, **words)
+        self._slider = ipywidgets.IntSlider(0, 0, 0, layout={"flex": "1 1 200px", "min_width": "160px"}, **words)
         self._slider.add_class("grpo-lab-time")
         self._slider.observe(self._by_hand, "value")
-        self._button = ipywidgets.Button(layout={"width": "auto"})
-        self._button.add_class("grpo-lab-play")
-        self._button.on_click(lambda _: self.pause() if self.playing else self.play())
+        self._button = parts.button("play", "", lambda: self.pause() if self.playing else self.play())
         speeds = [(text("panel.steps_a_second", speed=f"{speed:g}"), speed) for speed in SPEEDS]
         words = {"description": text("panel.speed"), "style": style, "layout": {"width": "190px"}}
-        self.speed = ipywidgets.Dropdown(options=speeds, value=2, **words)
-        self.speed.add_class("grpo-lab-speed")
-        self.widget = ipywidgets.HBox([self._button, self._slider, self.speed])
-        self.widget.add_class("grpo-lab-row")
+        self.speed = ipywidgets.Dropdown(options=speeds, value=2, **words).add_class("grpo-lab-speed")
+        self.widget = parts.box("row", [self._button, self._slider, self.speed])
         self.load(())
 
     def load(self, events: Sequence[Event]) -> None:
@@ -46,13 +40,14 @@ class Timeline:
         with self._lock:
             self._events = list(events)
             ends = [index + 1 for index, event in enumerate(self._events) if isinstance(event, Stepped)]
-            before = ends[0] - 1 if ends else len(self._events)
-            self._ends = [before, *ends[:-1], len(self._events)] if ends else [before]
-            self._position, self._exact = len(ends), float(len(ends))
+            self._ends = [ends[0] - 1, *ends[:-1], len(self._events)] if ends else [len(self._events)]
+            self._exact = float(len(ends))
             self._fold, self._folded = Fold(), 0
             self.whole = self.screen()
             self._set_playing(False)
-            self._place(len(ends), disabled=not ends)
+            self._place()
+            for each in (self._slider, self._button, self.speed):
+                each.disabled = not ends
 
     @property
     def length(self) -> int:
@@ -62,53 +57,47 @@ class Timeline:
     @property
     def position(self) -> int:
         """Steps shown."""
-        return self._position
+        return int(self._exact)
 
     def move(self, position: int) -> None:
-        """Show so many of its steps; all of them with whatever came after."""
+        """Show the first `position` steps; with the last step also the events after it."""
         with self._lock:
-            self._position = min(max(0, position), self.length)
-            self._exact = float(self._position)
-            self._place(self._position)
+            self._exact = float(min(max(0, position), self.length))
+            self._place()
         self._moved()
 
     def play(self, speed: float | None = None) -> None:
-        """Show one step after another, from the first one when all were shown; `speed` in steps a second."""
-        if speed is not None and speed not in SPEEDS:
-            nearest = min(SPEEDS, key=lambda each: abs(each - speed))
-            self.speed.value = nearest
-        elif speed is not None:
-            self.speed.value = speed
+        """Show one step after another, from the first one if all are shown; `speed` in steps a second."""
+        if speed is not None:
+            self.speed.value = min(SPEEDS, key=lambda each: abs(each - speed))
         with self._lock:
-            if self._position >= self.length:
-                self._position, self._exact = 0, 0.0
+            if self.position >= self.length:
+                self._exact = 0.0
             self._set_playing(self.length > 0)
             self._ticked = time.monotonic()
         self._moved()
 
     def pause(self) -> None:
-        """Play no further."""
+        """Stop playing."""
         self._set_playing(False)
 
     def tick(self) -> bool:
-        """While playing, move on by the time that went by; whether another part is to be shown."""
+        """While playing, advance by the time since the last tick; whether another step is to be shown."""
         with self._lock:
             if not self.playing:
                 return False
-            now = time.monotonic()
+            now, before = time.monotonic(), self.position
             self._exact = min(self._exact + (now - self._ticked) * float(self.speed.value or 1), float(self.length))
             self._ticked = now
-            moved = int(self._exact) != self._position
-            self._position = int(self._exact)
-            self._place(self._position)
-            if self._position >= self.length:
+            self._place()
+            if self.position >= self.length:
                 self._set_playing(False)
-            return moved
+            return self.position != before
 
     def screen(self) -> Screen:
-        """The screen of the part that is shown."""
+        """The state of the run after the steps shown."""
         with self._lock:
-            end = self._ends[self._position]
+            end = self._ends[self.position]
             if end < self._folded:
                 self._fold, self._folded = Fold(), 0
             for event in self._events[self._folded : end]:
@@ -122,21 +111,13 @@ class Timeline:
         self._button.description = text("panel.pause_replay" if playing else "panel.play")
         self._button.tooltip = text("panel.play_help")
 
-    def _place(self, position: int, disabled: bool | None = None) -> None:
-        """Put the slider there without being told of it."""
-        self._placing = True
-        try:
+    def _place(self) -> None:
+        """Put the slider at the position without a callback."""
+        with self._muted:
             self._slider.max = self.length
-            self._slider.value = position
-            if disabled is not None:
-                for each in (self._slider, self._button, self.speed):
-                    each.disabled = disabled
-        finally:
-            self._placing = False
+            self._slider.value = self.position
 
     def _by_hand(self, change: Any) -> None:
-        with self._lock:
-            if self._placing:
-                return
-        self.pause()
-        self.move(change["new"])
+        if not self._muted:
+            self.pause()
+            self.move(change["new"])

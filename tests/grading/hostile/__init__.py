@@ -1,10 +1,10 @@
-"""Answers that attack whoever grades them. Each file is the text of a cell, and its first lines say what it tries.
+"""Answers that attack the grader. Each file is the text of a cell, and its first line describes the attack.
 
-A file that defines `attack` has it in place of the answer; it earns nothing, and a finding says what stands behind
-`Said:`. Any other acts when it is imported, with the right answer below it, and earns all points where it got nowhere.
-What tries to get at several things gives those that it got, or "nothing".
+A file that defines `attack` uses it in place of the answer; it earns nothing, and a finding matches the pattern after
+`Said:`. Any other file attacks when it is imported, holds the right answer below, and earns all points if the attack
+failed. An attack with several targets returns the targets that it reached, or "nothing".
 
-Never import these files. Where a sandbox holds, they do no harm; what they take without one is bounded.
+Never import these files. In a working sandbox they do no harm; without one, their use of resources is bounded.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from grpo_lab.course.registry import exercise
 from tests.grading import mutants
 
 NONE = ("__init__", "conftest", "world")
-"""Files of this folder that attack nobody."""
+"""Files of this folder that are not attacks."""
 KNOWN = "WORLD: dict[str, Any] = {}"
-"""The line that is replaced by what the attacker knows of the machine."""
+"""The line that is replaced by the attacker's knowledge of the machine."""
 
 
 class Attack(NamedTuple):
@@ -50,7 +50,7 @@ class Attack(NamedTuple):
         return f"{source}\n\n{' = '.join(check.names)} = attack()\n"
 
     def knowing(self, world: Mapping[str, Any]) -> str:
-        """Its source, for an attacker who knows the machine."""
+        """Its source with the attacker's knowledge of the machine."""
         return self.source.replace(KNOWN, f"WORLD = {dict(world)!r}")
 
 

@@ -1,6 +1,6 @@
 """Never ends.
 
-Said: no answer within 2 s
+Said: no answer within 4 s
 """
 
 

@@ -1,6 +1,6 @@
 """Waits for ever before there is anything to call.
 
-Said: no answer within 2 s
+Said: no answer within 4 s
 """
 
 import signal

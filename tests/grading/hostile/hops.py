@@ -1,4 +1,4 @@
-"""Leaves a process behind that forks and ends faster than anybody can look for it."""
+"""Leaves a process behind that forks and ends faster than the grader can search for it."""
 
 import os
 import signal

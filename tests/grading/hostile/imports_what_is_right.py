@@ -1,8 +1,9 @@
-"""Imports the checks, under their name and from every place where Python's files are.
+"""Imports the checks by their name and through the registry, and reads them wherever Python finds files.
 
 Said: 'nothing'
 """
 
+import contextlib
 import importlib
 import os
 import sys
@@ -14,11 +15,13 @@ import grpo_lab
 
 def attack(*_, **__):
     got = []
-    for name in ("grpo_lab.course.registry", "grpo_lab.course.labs.lab_05_kl.cases", "grpo_lab.grading.grader"):
+    for name in ("grpo_lab.course.labs.lab_05_kl.page", "grpo_lab.course.labs.lab_05_kl.cases"):
         try:
-            got += [name] if importlib.import_module(name).__file__ else []  # none: an empty folder
+            got += [name] if importlib.import_module(name).__file__ else []  # None for an empty folder
         except (ImportError, OSError):
             continue
+    with contextlib.suppress(ImportError, OSError):
+        got.append(importlib.import_module("grpo_lab.course.registry").lab_page("05_kl").title)
     package = Path(grpo_lab.__file__).parent
     beside = (Path(path, name) for path in sys.path for _, names, _ in islice(os.walk(path), 1) for name in names)
     roots = [package, package.parent / "labs", *(path for path in beside if path.name.startswith("grpo_lab"))]

@@ -1,4 +1,4 @@
-"""Raises what nobody catches.
+"""Raises an exception that no handler catches.
 
 Said: it ended before it had answered
 """

@@ -29,7 +29,7 @@ def out_of_sight():
     while len(kept) < 40:
         kept.append(mmap.mmap(-1, MUCH // 40))
         kept[-1].write(b"x" * (MUCH // 40))
-        kept[-1].resize(mmap.PAGESIZE)  # what is no longer mapped stays, as long as something is
+        kept[-1].resize(mmap.PAGESIZE)  # unmapped pages stay allocated while one page is mapped
 
 
 def pages_in_pipes():

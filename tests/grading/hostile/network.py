@@ -1,4 +1,4 @@
-"""Reaches for whoever listens: TCP, UDP, sockets in files and in none, by itself and by other programs.
+"""Connects to every listener: TCP, UDP, sockets in files and in none, by itself and by other programs.
 
 Said: 'nothing'
 """

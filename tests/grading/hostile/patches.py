@@ -1,4 +1,4 @@
-"""Patches what would judge it, were it judged beside the answer.
+"""Patches the functions that would judge it if judging happened in the same process.
 
 Said: 'patched'
 """

@@ -1,4 +1,4 @@
-"""Looks for what the grader's environment and command lines give away.
+"""Searches the grader's environment and command lines for secrets.
 
 Said: 'nothing'
 """

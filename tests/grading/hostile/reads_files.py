@@ -1,4 +1,4 @@
-"""Reads the secret, what others handed in, what they earned, the instructor's solutions, and what it finds in /proc.
+"""Reads the secret, other submissions, their results, the instructor's solutions, and files in /proc.
 
 Said: 'nothing'
 """

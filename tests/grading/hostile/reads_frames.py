@@ -1,4 +1,4 @@
-"""Goes up the frames of who called it, and through all objects, for the right answers.
+"""Searches its callers' frames and all objects for the right answers.
 
 Said: 'nothing'
 """

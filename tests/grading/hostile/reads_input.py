@@ -1,4 +1,4 @@
-"""Waits for a line that the grader might send to somebody else."""
+"""Waits for a line that the grader might send to another answer."""
 
 import os
 import sys

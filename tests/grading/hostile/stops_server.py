@@ -1,6 +1,6 @@
 """Stops the program that runs it, and leaves.
 
-Said: no answer within 2 s
+Said: no answer within 4 s
 """
 
 import os

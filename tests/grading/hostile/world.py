@@ -1,4 +1,4 @@
-"""What an attacker could know of the machine that grades, and where its traces would be found."""
+"""An attacker's possible knowledge of the grading machine, and the places of its traces."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class World:
     def __init__(self) -> None:
         self.token = f"grpo-lab-{secrets.token_hex(8)}"
         self.home = Path(tempfile.mkdtemp(prefix="grpo-lab-"))
-        self.home.chmod(0o755)  # reached by whoever has no more rights than anybody
+        self.home.chmod(0o755)  # open to users without any rights
         self.decoys, self.secret = self.home / "decoys", self.home / "secret"
         self.decoys.mkdir()
         self.decoys.chmod(0o777)
@@ -57,7 +57,7 @@ class World:
         }
 
     def traces(self) -> list[str]:
-        """All that somebody left behind: files, words on a socket, a process that is no more or has been stopped."""
+        """All traces of attacks: files, data on a socket, a process that was killed or stopped."""
         found = [str(file) for file, state in self._state().items() if self._before.get(file) != state]
         found += [str(file) for file in self._before if not file.exists()]
         places = {Path(place) for place in self.known()["places"]} - {self.decoys}
@@ -105,7 +105,7 @@ def _status(file: Path) -> tuple[int, ...]:
 
 
 def _reached(listening: socket.socket) -> bool:
-    """Whether anybody connected or sent something."""
+    """Whether a connection or data arrived."""
     try:
         listening.recv(1) if listening.type == DATAGRAM else listening.accept()
     except BlockingIOError:

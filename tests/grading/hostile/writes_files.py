@@ -1,4 +1,4 @@
-"""Makes, changes and deletes files wherever it would count: reports, the package, what Python runs when it starts.
+"""Makes, changes and deletes files where it matters: reports, the package, files that Python runs at its start.
 
 Said: 'nothing'
 """

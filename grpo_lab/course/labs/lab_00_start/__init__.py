@@ -1,1 +1,1 @@
-"""Lab 00 start."""
+"""Lab 0: start here."""

@@ -1,1 +1,1 @@
-"""Lab 01 grpo by hand."""
+"""Lab 1: GRPO by hand."""

@@ -1,4 +1,4 @@
-"""What lab 1 asks of the functions and numbers that a learner gives, and what it expects."""
+"""The checks of lab 1: numbers worked by hand, and functions that drive a run."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from grpo_lab.algorithm.advantages import group_advantages
 from grpo_lab.algorithm.losses import aggregate, policy_loss
-from grpo_lab.course.compare import shown
-from grpo_lab.course.exercises import Case, Finding, Function, Values
-from grpo_lab.course.probes import CURVES, by_logprobs, of_a_curve
+from grpo_lab.course.compare import is_number, shown
+from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
+from grpo_lab.course.probes import by_logprobs, of_a_curve
 from grpo_lab.course.relations import padded, permuted, repeated, scaled, shifted
 
 
@@ -39,7 +38,7 @@ _HAND = {
     ),
     "loss_wrong": (
         "the token's loss in a wrong completion",
-        "Both products are below 0 now. The smaller one is the one further from 0: which ratio does it hold?",
+        "Both products are below 0 now. The smaller one is further from 0: which ratio does it contain?",
     ),
 }
 
@@ -47,9 +46,8 @@ _HAND = {
 def _judge_hand(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     for name, (what, why) in _HAND.items():
         got = values[name]
-        number = isinstance(got, int | float) and not isinstance(got, bool)
-        right = number and math.isclose(got, HAND[name], rel_tol=5e-3)
-        yield Finding(right, what, shown(got), "the number, to two or three digits", "" if right else why)
+        right = is_number(got) and math.isclose(got, HAND[name], rel_tol=5e-3)
+        yield Finding(right, what, shown(got), "the number, to two or three digits", why)
 
 
 # Advantages ----------------------------------------------------------------------------------------------------------
@@ -64,21 +62,21 @@ def _advantage_cases(seed: int) -> Sequence[Case]:
         (
             "two groups, the second with rewards ten times as spread",
             drawn,
-            "Each row is a group with a mean and a standard deviation of its own (dim=1, keepdim=True).",
+            "Each row is a group with its own mean and standard deviation (dim=1, keepdim=True).",
         ),
         (
             f"four groups of seven equal rewards: {shown(levels)}",
             levels[:, None].expand(-1, 7).contiguous(),
-            "Equal rewards say nothing: exact zeros. The mean of seven equal numbers is off by a rounding error, and "
-            "dividing it by a standard deviation as small makes noise as large as an advantage.",
+            "Equal rewards carry no signal: exact zeros. The mean of seven equal numbers has a rounding error, and "
+            "divided by a standard deviation as small it becomes noise as large as an advantage.",
         ),
         (
             "two groups of one completion",
             torch.tensor([[1.0], [0.0]]),
-            "Nothing to compare with: 0. The standard deviation of one number is 0 / 0.",
+            "There is nothing to compare with: 0. The standard deviation of one number is 0 / 0.",
         ),
     ]
-    return [Case(what, {"rewards": rewards}, group_advantages(rewards), why) for what, rewards, why in rows]
+    return cases_by(group_advantages, [(what, {"rewards": rewards}, why) for what, rewards, why in rows])
 
 
 # The loss per token --------------------------------------------------------------------------------------------------
@@ -88,42 +86,39 @@ def _loss_cases(seed: int) -> Sequence[Case]:
     generator = _generator(seed)
     old = -3 * torch.rand(2, 2, generator=generator)
     advantages = torch.tensor([1.0, -1.0]) * (0.5 + torch.rand(2, generator=generator))
-    far = torch.tensor([[1.0, -1.0], [1.0, -1.0]]) * (0.4 + torch.rand(2, 2, generator=generator))
+    far = old + torch.tensor([[1.0, -1.0], [1.0, -1.0]]) * (0.4 + torch.rand(2, 2, generator=generator))
+    near = old + 0.5 * (1 - 2 * torch.rand(2, 2, generator=generator)) * 0.3
     rows = [
         (
+            "nothing updated yet: logprobs = old_logprobs",
             "value",
             old,
-            "nothing updated yet: logprobs = old_logprobs",
             "The ratio is 1 everywhere, and the loss of a token is -A of its completion (one advantage a row).",
         ),
         (
-            "value",
-            old + 0.5 * (1 - 2 * torch.rand(2, 2, generator=generator)) * 0.3,
             "ratios near 1: nothing is clipped",
-            "-ratio · A, with ratio = exp(logprobs - old_logprobs). Larger probabilities of a good completion, "
-            "smaller loss.",
+            "value",
+            near,
+            "-ratio · A, with ratio = exp(logprobs - old_logprobs). As the probability of a good completion rises, the "
+            "loss falls.",
         ),
         (
-            "value",
-            old + far,
             "first tokens far likelier than before, second tokens far less likely",
+            "value",
+            far,
             "-min(ratio · A, clip(ratio, 1 - epsilon, 1 + epsilon_high) · A): the minimum takes the worse of the two, "
             "so that for A < 0 a large ratio counts in full.",
         ),
         (
-            "gradient",
-            old + far,
             "the gradient by logprobs, in the same four tokens",
+            "gradient",
+            far,
             "0 where the clipped branch is taken, -ratio · A where it is not.",
         ),
     ]
-    return [_loss_case(look, logprobs, old, advantages, what, why) for look, logprobs, what, why in rows]
-
-
-def _loss_case(look: str, logprobs: Tensor, old: Tensor, advantages: Tensor, what: str, why: str) -> Case:
-    bounds = {"epsilon": 0.2, "epsilon_high": 0.28}
-    inputs = {"logprobs": logprobs, "old_logprobs": old, "advantages": advantages, **bounds, "look": look}
-    return Case(what, inputs, by_logprobs(policy_loss, inputs), why)
+    fixed = {"old_logprobs": old, "advantages": advantages, "epsilon": 0.2, "epsilon_high": 0.28}
+    given = [(what, {"logprobs": logprobs, **fixed, "look": look}, why) for what, look, logprobs, why in rows]
+    return cases_by(policy_loss, given, by_logprobs)
 
 
 # Aggregation ---------------------------------------------------------------------------------------------------------
@@ -136,37 +131,18 @@ _HOWS = {
 
 
 def _aggregate_cases(seed: int) -> Sequence[Case]:
-    generator = _generator(seed)
-    lengths = torch.tensor([4, 1, 2])
-    mask = (torch.arange(4) < lengths[:, None]).int()
-    values = 1 + torch.randn(3, 4, generator=generator)
+    mask = (torch.arange(4) < torch.tensor([4, 1, 2])[:, None]).int()
+    values = 1 + torch.randn(3, 4, generator=_generator(seed))
     broken = values.masked_fill(mask == 0, math.nan)
-    cases = [
-        Case(
-            f"three completions of 4, 1 and 2 tokens, how = {how!r}",
-            {"per_token": values, "mask": mask, "how": how},
-            aggregate(values, mask, how),
-            why,
-        )
-        for how, why in _HOWS.items()
-    ]
-    nan = "0 · NaN is NaN: a mask that is multiplied removes nothing. Replace what is masked before you sum."
-    return [
-        *cases,
-        *(
-            Case(
-                f"the same with NaN in the padding, how = {how!r}",
-                {"per_token": broken, "mask": mask, "how": how},
-                aggregate(broken, mask, how),
-                nan,
-            )
-            for how in _HOWS
-        ),
-    ]
+    nan = "0 · NaN is NaN: a mask that is multiplied removes nothing. Replace masked numbers before you sum."
+    rows = [(f"three completions of 4, 1 and 2 tokens, how = {how!r}", values, how, why) for how, why in _HOWS.items()]
+    rows += [(f"the same with NaN in the padding, how = {how!r}", broken, how, nan) for how in _HOWS]
+    given = [(what, {"per_token": tokens, "mask": mask, "how": how}, why) for what, tokens, how, why in rows]
+    return cases_by(lambda per_token, mask, how: aggregate(per_token, mask, how), given)
 
 
 def _wider(case: Case, draw: random.Random) -> Case:
-    """Padding counts in the constant alone, which the width is part of."""
+    """Append padding: it changes the constant mean alone, which divides by the width."""
     wide = padded(mask="mask", per_token=math.nan)(case, draw)
     before, after = (each.inputs["mask"].shape[1] for each in (case, wide))
     return wide._replace(expected=case.expected * before / after) if case.inputs["how"] == "constant" else wide
@@ -178,20 +154,17 @@ def _wider(case: Case, draw: random.Random) -> Case:
 def _slope_cases(seed: int) -> Sequence[Case]:
     x = 0.5 + float(torch.rand(1, generator=_generator(seed)))
     rows = [
-        ("x³", x, 0.1, "Two values, at x + h and x - h: their difference over the distance between them."),
+        ("x³", x, 0.1, "Two values, at x + h and x - h: their difference divided by their distance."),
         ("exp", x, 0.01, "The distance between x + h and x - h is 2h."),
-        ("exp", -x, 0.5, "No derivative is asked for here, only the two values and their distance."),
+        ("exp", -x, 0.5, "You need no derivative here, only the two values and their distance."),
         ("|x|", 0.0, 0.1, "At a kink both sides count: the two slopes, -1 and 1, average to 0."),
     ]
-    return [
-        Case(
-            f"{curve} at x = {at:.3g}, h = {h}",
-            {"curve": curve, "stretch": 1.0, "height": 0.0, "x": at, "h": h},
-            (CURVES[curve](at + h) - CURVES[curve](at - h)) / (2 * h),
-            why,
-        )
+    fixed = {"stretch": 1.0, "height": 0.0}
+    given = [
+        (f"{curve} at x = {at:.3g}, h = {h}", {"curve": curve, **fixed, "x": at, "h": h}, why)
         for curve, at, h, why in rows
     ]
+    return cases_by(lambda f, x, h: (f(x + h) - f(x - h)) / (2 * h), given, of_a_curve)
 
 
 BY_HAND = Values(tuple(HAND), _judge_hand)

@@ -1,1 +1,1 @@
-"""Lab 02 explosion."""
+"""Lab 2: the explosion."""

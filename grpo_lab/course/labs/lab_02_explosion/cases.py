@@ -1,4 +1,4 @@
-"""What lab 2 asks of the functions that a learner writes, and what it expects."""
+"""The checks of lab 2: gradients of the clipped loss, the token with the largest one, and bounded estimates."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from torch import Tensor
 
 from grpo_lab import seeds
 from grpo_lab.algorithm import kl
+from grpo_lab.algorithm.batch import Batch
 from grpo_lab.algorithm.losses import clipped_surrogate
-from grpo_lab.course.compare import shown
-from grpo_lab.course.exercises import Case, Finding, Function, Values
+from grpo_lab.course.compare import is_number, shown
+from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
 from grpo_lab.course.probes import by_delta, in_a_batch
 from grpo_lab.course.relations import (
     changed,
@@ -41,10 +42,14 @@ def _generator(seed: int) -> torch.Generator:
 
 
 def _surrogate_slope(log_ratio: Tensor, advantages: Tensor) -> Tensor:
-    """(B, T) derivative of the clipped surrogate by the log-ratio, from autograd."""
+    """(B, T) derivative of the clipped surrogate by the log-ratio (B, T), from autograd; advantages are (B,)."""
     at = log_ratio.detach().double().requires_grad_()
     (slope,) = torch.autograd.grad(clipped_surrogate(at, advantages.double(), EPSILON).sum(), at)
     return slope
+
+
+def _slope_of_a_token(log_ratio: float, advantage: float) -> float:
+    return float(_surrogate_slope(torch.tensor([[log_ratio]]), torch.tensor([advantage])))
 
 
 def _gradient_cases(seed: int) -> Sequence[Case]:
@@ -53,19 +58,14 @@ def _gradient_cases(seed: int) -> Sequence[Case]:
     rows = [
         (0.1 * near, size, "inside the clip range, A > 0", "Inside the range the loss is -r A. What is d e^x / dx?"),
         (0.1 * near, -size, "inside the clip range, A < 0", "Inside the range the loss is -r A for either sign of A."),
-        (1 + far, size, "far above the range, A > 0", "min picks the clipped branch here, and that one is constant."),
-        (
-            -1 - below,
-            -size,
-            "far below the range, A < 0",
-            "Work out both branches: which is the smaller one, with A < 0?",
-        ),
+        (1 + far, size, "far above the range, A > 0", "min picks the clipped branch here, which is constant."),
+        (-1 - below, -size, "far below the range, A < 0", "Work out both branches: which is smaller, with A < 0?"),
         (-1 - below, size, "far below the range, A > 0", "Which branch does min pick? Here it is not the clipped one."),
         (
             1 + far,
             -size,
             "above the range, A < 0",
-            "With A < 0 both branches are negative, and min picks the one that is further from 0. Nothing clips it.",
+            "With A < 0 both branches are negative, and min picks the one further from 0. Nothing clips it.",
         ),
         (0.16, size, "nearly at the upper end of the range, A > 0", "The range ends at a ratio of 1.2."),
         (0.2, size, "just above the range, A > 0", "The range ends at a ratio of 1.2."),
@@ -78,12 +78,11 @@ def _gradient_cases(seed: int) -> Sequence[Case]:
             "The same side, further out. The slope is as large as the ratio itself.",
         ),
     ]
-    cases = []
-    for log_ratio, advantage, what, why in rows:
-        slope = _surrogate_slope(torch.tensor([[log_ratio]]), torch.tensor([advantage]))
-        inputs = {"log_ratio": log_ratio, "advantage": advantage}
-        cases.append(Case(f"{what}: log-ratio {log_ratio:.3g}, A = {advantage:.3g}", inputs, float(slope), why))
-    return cases
+    given = [
+        (f"{what}: log-ratio {log_ratio:.3g}, A = {a:.3g}", {"log_ratio": log_ratio, "advantage": a}, why)
+        for log_ratio, a, what, why in rows
+    ]
+    return cases_by(_slope_of_a_token, given)
 
 
 # The log-ratio of the reported norm ----------------------------------------------------------------------------------
@@ -91,20 +90,23 @@ def _gradient_cases(seed: int) -> Sequence[Case]:
 
 def _judge_nats(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     nats = values["nats"]
-    if isinstance(nats, bool) or not isinstance(nats, int | float) or not -700 < nats < 700:
+    if not is_number(nats) or not -700 < nats < 700:
         yield Finding(False, "nats", shown(nats), "a number of nats", "A log-ratio is a number, here below 20.")
         return
     slope = math.exp(nats)
     right = abs(slope / REPORTED_NORM - 1) < 0.02
-    why = "" if right else "The slope on the open side is e^nats. nats are natural: base e, neither 10 nor 2."
+    why = "The slope on the open side is e^nats. Nats are natural: base e, neither 10 nor 2."
     yield Finding(right, f"e^{nats:.4g}", f"{slope:,.0f}", f"{REPORTED_NORM:,}, within 2 %", why)
 
 
-# The token that did it -----------------------------------------------------------------------------------------------
+# The token that caused it --------------------------------------------------------------------------------------------
 
 
 def _culprit(log_ratio: Tensor, advantages: Tensor, beta: float) -> tuple[int, int, str]:
-    """Row, token and term of the largest derivative by a token's log-probability; log_ratio is to the reference."""
+    """Row, token and term of the largest derivative by a token's log-probability.
+
+    `log_ratio` (B, T) is to the reference, `advantages` is (B,).
+    """
     delta = -log_ratio.detach().double().requires_grad_()
     (of_kl,) = torch.autograd.grad(beta * kl.k3(delta).sum(), delta)
     terms = {"ratio": _surrogate_slope(log_ratio, advantages).abs(), "kl": of_kl.abs()}
@@ -123,7 +125,7 @@ def _culprit_cases(seed: int) -> Sequence[Case]:
         (
             f"a token of row 1 (A < 0) at +{nats:.1f}",
             {1: nats},
-            "The policy finds this token far likelier than the reference does, and A < 0 leaves that side open.",
+            "This token is far likelier under the policy than under the reference, and A < 0 leaves that side open.",
         ),
         (
             f"a token of row 2 at -{nats:.1f}",
@@ -133,18 +135,18 @@ def _culprit_cases(seed: int) -> Sequence[Case]:
         (
             f"row 0 (A > 0) at +{nats:.1f}, row 2 at -7",
             {0: nats, 2: -7.0},
-            "The token that is furthest away is not always the one: with A > 0 its surrogate is clipped, and there the "
-            "KL estimate is flat. Compare gradients, not distances.",
+            "The furthest token is not always the cause: with A > 0 its surrogate is clipped, and there the KL "
+            "estimate is flat. Compare gradients, not distances.",
         ),
         (
             f"row 3 (A = 0) at +{nats:.1f}, row 4 at -6",
             {3: nats, 4: -6.0},
-            "Where all rewards of a group are equal the advantage is 0, and a ratio of a million pulls on nothing.",
+            "Where all rewards of a group are equal the advantage is 0, and a ratio of a million has no gradient.",
         ),
         (
             f"row 5 (A < 0) at +6, row 4 at -{nats:.1f}",
             {5: 6.0, 4: -nats},
-            "Both are on an open side. beta weighs one of them down; which is still the larger?",
+            "Both are on an open side. beta scales one of them down; which is still larger?",
         ),
         (
             "row 5 (A < 0) at +9, row 4 at -10",
@@ -152,18 +154,17 @@ def _culprit_cases(seed: int) -> Sequence[Case]:
             "The larger distance loses here, because beta is small. Did you multiply by beta, and by the advantage?",
         ),
     ]
-    cases = []
+    given = []
     for what, planted, why in rows:
         log_ratio = usual.clone()
         for row, value in planted.items():
             log_ratio[row, tokens[row]] = value
-        inputs = {"log_ratio": log_ratio, "advantages": advantages, "beta": 0.05}
-        cases.append(Case(f"{what}, beta 0.05", inputs, _culprit(log_ratio, advantages, 0.05), why))
-    return cases
+        given.append((f"{what}, beta 0.05", {"log_ratio": log_ratio, "advantages": advantages, "beta": 0.05}, why))
+    return cases_by(_culprit, given)
 
 
 def _moved(case: Case, draw: random.Random) -> Case:
-    """Rows and tokens in another order: the culprit goes along."""
+    """Reorder rows and tokens, and the culprit with them."""
     row, token, term = case.expected
     rows, tokens = (reordered(size, draw) for size in case.inputs["log_ratio"].shape)
     return changed(
@@ -178,6 +179,11 @@ def _moved(case: Case, draw: random.Random) -> Case:
 # The log-ratio that is right -----------------------------------------------------------------------------------------
 
 
+def _log_ratio(logprobs: Tensor, batch: Batch) -> Tensor:
+    assert batch.old_logprobs is not None
+    return logprobs - batch.old_logprobs
+
+
 def _log_ratio_cases(seed: int) -> Sequence[Case]:
     generator = _generator(seed)
     old = -2 * torch.rand(2, 3, generator=generator)
@@ -186,32 +192,27 @@ def _log_ratio_cases(seed: int) -> Sequence[Case]:
     later = old + 0.1 * torch.randn(2, 3, generator=generator)
     rows = [
         (
+            "the first update: the policy is still the one that sampled",
             "value",
             old,
-            "the first update: the policy is still the one that sampled",
-            torch.zeros(2, 3),
-            "Before the first update nothing has moved, so every ratio must be 1 and every log-ratio 0, however far "
+            "Before the first update no weight has moved, so every ratio must be 1 and every log-ratio 0, however far "
             "the reference is. With sampling_logprobs it is not 0 either: those are of the distribution after top_p.",
         ),
         (
+            "a later update",
             "value",
             later,
-            "a later update",
-            later - old,
             "The policy now, minus the policy that sampled. A token that became likelier has a log-ratio above 0.",
         ),
         (
+            "its gradient by the policy's log-probabilities",
             "gradient",
             later,
-            "its gradient by the policy's log-probabilities",
-            torch.ones(2, 3),
-            "It must be 1 everywhere: the log-ratio is what the policy learns through. Was something detached?",
+            "It must be 1 everywhere: the policy learns through the log-ratio. Was something detached?",
         ),
     ]
-    return [
-        Case(what, {**batch, "logprobs": logprobs, "look": look}, expected, why)
-        for look, logprobs, what, expected, why in rows
-    ]
+    given = [(what, {**batch, "logprobs": logprobs, "look": look}, why) for what, look, logprobs, why in rows]
+    return cases_by(_log_ratio, given, in_a_batch)
 
 
 # The KL estimate, bounded before exp ---------------------------------------------------------------------------------
@@ -229,27 +230,21 @@ def _k3_cases(seed: int) -> Sequence[Case]:
     rows = [
         ("value", near, "near the reference", "Where |delta| is below 10 it is k3 as before: e^delta - 1 - delta."),
         ("value", far, "far from the reference", "Nothing may be larger than k3 at 10, about 22,015."),
-        (
-            "value",
-            -far,
-            "far on the other side",
-            "The clamp works on both sides, and its result takes the place of delta in both terms of k3.",
-        ),
+        ("value", -far, "far on the other side", "Clamp on both sides, and use the result in both terms of k3."),
         ("value", overflow, "so far that e^delta is inf", "inf here means that exp came before the clamp."),
         (
             "gradient",
             overflow,
             "the gradient there",
-            "NaN: exp overflowed, and backward multiplied the clamp's 0 by inf. A clamp after exp mends the value "
-            "only.",
+            "NaN: exp overflowed, and backward multiplied the clamp's 0 by inf. A clamp after exp repairs the value "
+            "alone.",
         ),
-        ("gradient", near, "the gradient near the reference", "Near the reference the pull is that of k3."),
+        ("gradient", near, "the gradient near the reference", "Near the reference the gradient is that of k3."),
     ]
-    cases = []
-    for look, delta, what, why in rows:
-        inputs = {"delta": delta, "look": look}
-        cases.append(Case(f"{what}: delta = {shown(delta)}", inputs, by_delta(_bounded, inputs), why))
-    return cases
+    given = [
+        (f"{what}: delta = {shown(delta)}", {"delta": delta, "look": look}, why) for look, delta, what, why in rows
+    ]
+    return cases_by(_bounded, given, by_delta)
 
 
 GRADIENT = Function("gradient", _gradient_cases, relations=(scaled("advantage", power=1),))
@@ -259,7 +254,7 @@ CULPRIT = Function(
     _culprit_cases,
     relations=(
         _moved,
-        # A token where policy and reference agree has a ratio of 1 and no KL: it pulls less than any that is planted.
+        # A token where policy and reference agree has a ratio of 1 and no KL: its gradient is below any planted one.
         padded(result=False, log_ratio=0.0),
         scaled("advantages", "beta"),
     ),

@@ -1,1 +1,1 @@
-"""Lab 03 error chain."""
+"""Lab 3: the error chain."""

@@ -1,4 +1,4 @@
-"""What lab 3 asks of the answers that a learner writes, and what it expects."""
+"""The checks of lab 3: the order of the links, the test of multinomial, crash messages, a guard, and AdamW's eps."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from grpo_lab import seeds
 from grpo_lab.config.catalog import scenario
-from grpo_lab.course.compare import shown
-from grpo_lab.course.exercises import Case, Finding, Function, Values
+from grpo_lab.course.compare import is_number, shown
+from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
 from grpo_lab.course.probes import as_a_bool, one_norm
 from grpo_lab.course.relations import changed, permuted, repeated, scaled
 from grpo_lab.course.trials import HERE
@@ -34,9 +34,9 @@ CHAIN = (
     "multinomial",
 )
 _BETWEEN = {
-    ("far token", "large loss"): "The loss takes exp of a distance. Which of the two is there first?",
+    ("far token", "large loss"): "The loss takes exp of a distance. Which of the two comes first?",
     ("large loss", "nan gradient"): "Backward starts from the loss, and the loss was still finite.",
-    ("nan gradient", "nan clipped"): "Clipping divides gradients by their norm. By what, if one of them is NaN?",
+    ("nan gradient", "nan clipped"): "Clipping divides gradients by their norm. What is that if one of them is NaN?",
     ("nan clipped", "nan weights"): "The weights change only when the optimizer steps, with the clipped gradients.",
     ("nan weights", "nan logits"): "Logits are computed from the weights, in the next forward pass.",
     ("nan logits", "nan probabilities"): "softmax turns logits into probabilities.",
@@ -47,21 +47,21 @@ _BETWEEN = {
 def _judge_order(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     order = values["order"]
     if not isinstance(order, tuple | list) or sorted(map(str, order)) != sorted(CHAIN):
-        why = "Copy the eight texts as they are written, and only move them."
+        why = "Copy the eight texts as they are written, and change their order alone."
         yield Finding(False, "the eight links", shown(order), "each of the eight once", why)
         return
     place = {link: order.index(link) for link in CHAIN}
     for (first, second), why in _BETWEEN.items():
         right = place[first] < place[second]
         got = f"{place[first] + 1}. and {place[second] + 1}."
-        yield Finding(right, f"'{first}' and '{second}'", got, "cause before effect", "" if right else why)
+        yield Finding(right, f"'{first}' and '{second}'", got, "cause before effect", why)
 
 
-# What multinomial asks -----------------------------------------------------------------------------------------------
+# The test that multinomial makes -------------------------------------------------------------------------------------
 
 
 def _draws(probabilities: Tensor) -> bool:
-    """Whether torch draws from these; its own words when not."""
+    """Whether torch.multinomial draws from probabilities (B, V); any other error is raised."""
     try:
         torch.multinomial(probabilities, 1, generator=torch.Generator().manual_seed(0))
     except RuntimeError as error:
@@ -84,31 +84,31 @@ def _accepts_cases(seed: int) -> Sequence[Case]:
     first_is_0 = usual.clone()
     first_is_0[:, 0] = 0.0
     rows = [
-        (usual, "three rows from softmax", "Healthy probabilities must be drawn from."),
+        (usual, "three rows from softmax", "Healthy probabilities must be accepted."),
         (first_is_0, "the first probability of each row is 0", "A first probability of 0 only means: never token 0."),
         (torch.tensor([[0.0, 1.0]]), "[[0, 1]]", "One token has all the probability. It is drawn every time."),
-        (7.3 * usual, "rows that sum to 7.3", "multinomial wants weights, not probabilities: it divides by their sum."),
-        (broken(math.nan), "one NaN", "NaN > x, NaN < x and NaN >= x are all False. Ask so that False means refused."),
-        (broken(math.inf), "one inf", "inf is not below 0 and is no NaN. It is refused all the same."),
+        (7.3 * usual, "rows that sum to 7.3", "multinomial takes any weights: it divides by their sum."),
+        (broken(math.nan), "one NaN", "NaN > x, NaN < x and NaN >= x are all False. Let False mean refused."),
+        (broken(math.inf), "one inf", "inf is not below 0 and is not NaN. It is refused too."),
         (broken(-0.01), "one number below 0", "A probability below 0 is refused."),
-        (torch.full((2, 4), math.nan), "all NaN: what softmax makes of NaN logits", "This is the row that crashed."),
+        (torch.full((2, 4), math.nan), "all NaN: the softmax of NaN logits", "This is the row that crashed."),
     ]
     rows += _drawn_rows(generator) if seed else []
-    return [Case(what, {"probabilities": given}, _draws(given), why) for given, what, why in rows]
+    return cases_by(_draws, [(what, {"probabilities": given}, why) for given, what, why in rows])
 
 
 def _drawn_rows(generator: torch.Generator) -> list[tuple[Tensor, str, str]]:
-    """Three to eight more, with one number exchanged at any place by one that is accepted, or not."""
+    """Three to eight rows more, each with one number replaced at random, by one that is accepted or not."""
     found = []
     for value in torch.randint(5, (int(torch.randint(3, 9, (1,), generator=generator)),), generator=generator).tolist():
         new = (0.0, 3.0, math.nan, math.inf, -1e-4)[value]
         given = torch.rand(2, 4, generator=generator) + 0.1
         given.view(-1)[torch.randint(8, (1,), generator=generator)] = new
-        found.append((given, f"weights, and one of them {new:g}", "Every number counts, and NaN, inf and < 0 alone."))
+        found.append((given, f"weights, and one of them {new:g}", "Every number counts; only NaN, inf and < 0 fail."))
     return found
 
 
-# The faces of one crash ----------------------------------------------------------------------------------------------
+# The messages of one crash -------------------------------------------------------------------------------------------
 
 FACES = ("multinomial-cpu", "multinomial-cuda-linux", "multinomial-cuda-windows")
 _CHECK = "probability tensor contains either `inf`, `nan` or element < 0"
@@ -118,6 +118,7 @@ For debugging consider passing CUDA_LAUNCH_BLOCKING=1"""
 
 
 def _face(text: str) -> str:
+    """The kind of crash that a log's text tells of, of those that the exercise names, or `other`."""
     kind = classify_crash(text).kind
     return kind if kind in FACES else "other"
 
@@ -137,37 +138,37 @@ def _face_cases(seed: int) -> Sequence[Case]:
         (f"RuntimeError: {_CHECK}", "a traceback without CUDA", "It is an ordinary Python error, raised on the CPU."),
         (
             linux,
-            "an assertion with those very words",
+            "an assertion with the same words",
             "The words are those of the CPU, but here they are the text of a failed assertion in a CUDA kernel.",
         ),
         (windows, "an assertion about input[0]", "MSVC prints the condition itself, so this is CUDA under Windows."),
         (
             f"{index} failed.\n{_LATER}",
             "an assertion about an index",
-            "Also a device-side assert, but of another kernel: a token id that is too large. multinomial is innocent.",
+            "Also a device-side assert, but of another kernel: a token id is too large. multinomial is not involved.",
         ),
         (
             _LATER,
             "the message that comes after any of them",
-            "It says that some kernel's assertion failed before, and not which. The line above it is missing.",
+            "It says that some kernel's assertion failed before, but not which. The line above it is missing.",
         ),
-        ("torch.OutOfMemoryError: CUDA out of memory.", "no memory", "Nothing here speaks of probabilities."),
+        ("torch.OutOfMemoryError: CUDA out of memory.", "no memory", "Nothing here mentions probabilities."),
     ]
-    if seed:  # how many there are of each cannot be known
+    if seed:  # so that an answer cannot count on the number of each
         rows += [rows[place] for place in torch.randint(len(rows), (6,), generator=generator).tolist()]
-    return [Case(what, {"text": text}, _face(text), why) for text, what, why in rows]
+    return cases_by(_face, [(what, {"text": text}, why) for text, what, why in rows])
 
 
 _LOG = ("step 41: loss 0.0133, grad norm 2.31, kl 0.081", "Traceback (most recent call last):", "  rewards: 0.25 0.75")
 
 
 def _with_lines_before(case: Case, draw: random.Random) -> Case:
-    """A log is longer than the lines that matter."""
+    """Put other lines of a log before the text."""
     before = draw.choices(_LOG, k=draw.randint(1, 4))
     return changed(case, "after other lines of a log", case.expected, text="\n".join([*before, case.inputs["text"]]))
 
 
-# A guard that asks first whether the number is one -------------------------------------------------------------------
+# A guard that tests finiteness first ---------------------------------------------------------------------------------
 
 
 def _guard_cases(seed: int) -> Sequence[Case]:
@@ -179,19 +180,19 @@ def _guard_cases(seed: int) -> Sequence[Case]:
         ("verdict", large, "SKIP_STEP", f"norm {large}", "This one is above the threshold of 10."),
         ("verdict", 6.1e7, "SKIP_STEP", "norm 6.1e7", "Finite, and far above the threshold."),
         ("verdict", math.inf, "SKIP_STEP", "norm inf", "inf > 10 is True. Did the test for NaN let it through?"),
-        ("verdict", math.nan, "SKIP_STEP", "norm NaN", "nan > 10 is False. This is the update that must not be made."),
-        ("verdict", 0.0, "KEEP", "norm 0", "A batch that teaches nothing is no danger."),
-        ("reason", large, large, "the number in the reason", "A guard that acts says why, with the number in it."),
+        ("verdict", math.nan, "SKIP_STEP", "norm NaN", "nan > 10 is False. This update must not be made."),
+        ("verdict", 0.0, "KEEP", "norm 0", "An update with a gradient of 0 does no harm."),
+        ("reason", large, large, "the number in the reason", "A guard that acts gives a reason with the number in it."),
     ]
     if seed:
         drawn = torch.rand(8, generator=generator, dtype=torch.float64).mul(20).tolist()
-        why = "The threshold is 10: at most that passes."
+        why = "The threshold is 10: a norm of at most 10 passes."
         rows += [("verdict", x, "KEEP" if x <= 10 else "SKIP_STEP", f"norm {x:.4g}", why) for x in drawn]
     return [Case(what, {"grad_norm": norm, "look": look}, expected, why) for look, norm, expected, what, why in rows]
 
 
 def _further(case: Case, draw: random.Random) -> Case:
-    """Half of what passes passes, and twice what is refused is refused."""
+    """Halve an accepted norm, and double a refused one."""
     if case.inputs["look"] == "reason":
         return case
     factor = 0.5 if case.expected == "KEEP" else 2.0
@@ -201,35 +202,35 @@ def _further(case: Case, draw: random.Random) -> Case:
 # An eps that fp16 can hold -------------------------------------------------------------------------------------------
 
 RATE, LARGEST_MOVE = 1e-5, 1e-3
-"""The scenario's learning rate, and how far any weight may move in one step."""
+"""The scenario's learning rate, and the largest allowed move of a weight in one step."""
 BATCHES = 4
-"""At most this many are tried for one that has a gradient: 1 of 300 had none, so that four in a row have none once in
-8 billion."""
+"""Batches drawn at most to get one with a gradient: 1 of 300 had none, so four in a row are one in 8 billion."""
 
 
 def _judge_epsilon(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     eps = values["adam_eps"]
-    if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 <= eps < math.inf:
+    if not is_number(eps) or not 0 <= eps < math.inf:
         yield Finding(False, "adam_eps", shown(eps), "a number", "AdamW's eps is a small number, 0 or above.")
         return
     stored = float(torch.tensor(eps, dtype=torch.float16))
-    why = "" if stored else "fp16 rounds it to 0, and with g² underflowing too the update is 0 / 0."
+    why = "fp16 rounds it to 0, and because g² underflows too the update is 0 / 0."
     yield Finding(stored > 0, "as fp16 stores it", shown(stored), "above 0", why)
     if not stored:
         return
     broken, move = _one_step(eps, seed)
-    why = "" if not broken else "The sum in the denominator still vanished or overflowed for these weights."
+    why = "The sum in the denominator still underflowed or overflowed for these weights."
     yield Finding(not broken, "broken weights after a step", f"{broken:,.0f}", "0", why)
     far = f"Where g² underflows, only eps divides: m / eps times the rate of 1e-5. Yours moved a weight by {move:.2g}."
-    little = "An eps this large divides every move away: in fp32 the largest is about the rate, 1e-5."
-    why = "" if RATE <= move <= LARGEST_MOVE else far if move > LARGEST_MOVE else little
-    yield Finding(not why, "largest move of a weight", f"{move:.2g}", f"from {RATE:g} to {LARGEST_MOVE:g}", why)
+    little = "With an eps this large every move is too small: in fp32 the largest is about the rate, 1e-5."
+    right = RATE <= move <= LARGEST_MOVE
+    expected = f"from {RATE:g} to {LARGEST_MOVE:g}"
+    yield Finding(right, "largest move of a weight", f"{move:.2g}", expected, far if move > LARGEST_MOVE else little)
 
 
 def _one_step(eps: float, seed: int) -> tuple[float, float]:
-    """Broken weights and the largest move after one step of the scenario fp16-adam-epsilon.
+    """The number of broken weights and the largest move after one step of the scenario fp16-adam-epsilon.
 
-    Where all completions of each prompt earn the same there is no gradient, and nothing moves: another batch is drawn.
+    A batch without gradient, in which all completions of each prompt have equal rewards, is drawn again.
     """
     metrics: dict[str, float] = {}
     for number in range(BATCHES):

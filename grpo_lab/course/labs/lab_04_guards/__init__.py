@@ -1,1 +1,1 @@
-"""Lab 04 guards."""
+"""Lab 4: guards."""

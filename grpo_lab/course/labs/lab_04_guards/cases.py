@@ -1,4 +1,4 @@
-"""What lab 4 asks of the guard and of the update that a learner writes, and what it expects."""
+"""The checks of lab 4: a guard without a threshold, and an update that skips."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from grpo_lab.course.exercises import Case, Function
+from grpo_lab.course.exercises import Case, Function, cases_by
 from grpo_lab.course.probes import norms_in_turn, step_or_not
 from grpo_lab.course.relations import changed, permuted, scaled
 from grpo_lab.events import Verdict
 
 FACTOR = 8.0
-"""Times the largest norm accepted so far that the learner's guard lets through."""
+"""The learner's guard accepts norms up to so many times the largest accepted one."""
 LIMIT = 10.0
 
 # A guard without a threshold -----------------------------------------------------------------------------------------
@@ -31,12 +31,10 @@ def _guard_cases(seed: int) -> Sequence[Case]:
     usual = level(1.0)
     first = usual[0]
     spike = usual[0] * draw.uniform(50, 500)
-    memory = "What is remembered is the largest norm that was *accepted*: a refused one must not raise the bar."
-    nan = (
-        "Ask for what is fine. And NaN must not get into the memory: max(1.0, nan) and every number after it are lost."
-    )
+    memory = "Remember the largest norm that was *accepted*: a refused norm must not raise the limit."
+    nan = "Write the condition for a healthy norm. And keep NaN out of the memory: comparisons with it are False."
     given = [
-        ("healthy norms", usual, "Silent when healthy: KEEP, and no reason."),
+        ("healthy norms", usual, "A guard is silent on healthy norms: KEEP, and no reason."),
         ("a loss scale of 65536: huge and level", level(65536.0), "Nothing jumps here. There is no fixed limit."),
         ("one spike", [*usual, spike, usual[1]], "Above 8 times the largest accepted: SKIP_STEP, with a reason."),
         ("two spikes in a row", [*usual, spike, spike, usual[0]], memory),
@@ -46,11 +44,11 @@ def _guard_cases(seed: int) -> Sequence[Case]:
     ]
     if seed:
         given += [(f"a run of {len(norms)} norms", norms, memory) for norms in (_a_run(draw) for _ in range(5))]
-    return [Case(what, {"norms": norms}, _expected(norms), why) for what, norms, why in given]
+    return cases_by(_expected, [(what, {"norms": norms}, why) for what, norms, why in given])
 
 
 def _a_run(draw: random.Random) -> list[float]:
-    """Norms of any size, with events that come when they like; none is near the limit."""
+    """Norms of any size, with rises, spikes, NaN and inf at random; none is near the limit."""
     size = 10.0 ** draw.uniform(-4, 5)
     norms, largest = list[float](), 0.0
     for event in draw.choices(("level", "rise", "spike", "nan", "inf"), (6, 1, 2, 1, 1), k=draw.randint(4, 10)):
@@ -76,12 +74,12 @@ def _expected(norms: Sequence[float]) -> dict[str, Any]:
 
 
 def _each_twice(case: Case, draw: random.Random) -> Case:
-    """What was accepted is accepted again, and what was refused is refused again."""
+    """Give each norm twice: the second one gets the same verdict."""
     twice = {name: [one for one in said for _ in range(2)] for name, said in case.expected.items()}
     return changed(case, "each twice", twice, norms=[norm for norm in case.inputs["norms"] for _ in range(2)])
 
 
-# What skipping means -------------------------------------------------------------------------------------------------
+# An update that skips ------------------------------------------------------------------------------------------------
 
 
 def _update_or_skip(optimizer: torch.optim.Optimizer, norm: float, limit: float) -> bool:
@@ -93,8 +91,8 @@ def _update_or_skip(optimizer: torch.optim.Optimizer, norm: float, limit: float)
 def _skip_cases(seed: int) -> Sequence[Case]:
     """A healthy norm, a spike, an overflow and a NaN, after a step that filled AdamW's moments."""
     draw = random.Random(seed)
-    why = "With zeroed gradients AdamW still moves by what its first moment remembers. Skip means: no call of step."
-    nan = "Ask whether the norm is at most the limit; a NaN is not."
+    why = "With zeroed gradients AdamW still moves the weights by its first moment. Skip means: no call of step."
+    nan = "Test whether the norm is at most the limit; NaN is not."
     given = [
         ("a healthy norm", round(draw.uniform(0.5, 9), 2), "A healthy gradient is stepped."),
         ("a spike", round(draw.uniform(50, 5000), 1), why),
@@ -103,15 +101,14 @@ def _skip_cases(seed: int) -> Sequence[Case]:
     ]
     if seed:
         norms = [draw.choice((math.nan, math.inf, *(draw.uniform(0.5, 20) for _ in range(6)))) for _ in range(6)]
-        given += [(f"a norm of {norm:.4g}", norm, "The limit decides, and nothing else.") for norm in norms]
-    return [_skip_case(what, norm, reason, draw) for what, norm, reason in given]
+        given += [(f"a norm of {norm:.4g}", norm, "The limit alone decides.") for norm in norms]
+    return cases_by(_update_or_skip, [(what, _skip_inputs(norm, draw), why) for what, norm, why in given], step_or_not)
 
 
-def _skip_case(what: str, norm: float, why: str, draw: random.Random) -> Case:
+def _skip_inputs(norm: float, draw: random.Random) -> dict[str, Any]:
     earlier, gradient = (torch.tensor([draw.uniform(0.2, 1.0) for _ in range(4)]) for _ in range(2))
     gradient = gradient / gradient.norm() * norm
-    inputs = {"norm": norm, "limit": LIMIT, "earlier": earlier, "gradient": gradient}
-    return Case(what, inputs, step_or_not(_update_or_skip, inputs), why)
+    return {"norm": norm, "limit": LIMIT, "earlier": earlier, "gradient": gradient}
 
 
 SKIP_JUMPS = Function("SkipJumps", _guard_cases, norms_in_turn, (scaled("norms"), _each_twice))
@@ -119,6 +116,6 @@ UPDATE_OR_SKIP = Function(
     "update_or_skip",
     _skip_cases,
     step_or_not,
-    # AdamW divides by the size of its gradients: all of them times a factor move a weight as far.
+    # AdamW divides by the size of its gradients: the same factor on all of them moves the weights equally far.
     (permuted("earlier", "gradient"), scaled("norm", "limit", "earlier", "gradient")),
 )

@@ -1,1 +1,1 @@
-"""Lab 05 kl."""
+"""Lab 5: KL estimators."""

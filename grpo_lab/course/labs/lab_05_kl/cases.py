@@ -1,9 +1,9 @@
-"""What lab 5 asks of the functions that a learner writes, and what it expects."""
+"""The checks of lab 5: KL estimators, their gradients and divergences, and an adaptive beta."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from grpo_lab.algorithm import kl
 from grpo_lab.course.compare import shown
-from grpo_lab.course.exercises import Case, Finding, Function, Values
+from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
 from grpo_lab.course.probes import by_delta, by_estimator
 from grpo_lab.course.relations import elementwise, permuted, scaled, shifted
 
@@ -23,8 +23,9 @@ def _generator(seed: int) -> torch.Generator:
 # k3 ------------------------------------------------------------------------------------------------------------------
 
 
-def _k3(look: str, delta: Tensor) -> Tensor:
-    """Worked from the formula: what by_delta gives for the right function."""
+def _k3(function: Any, inputs: Mapping[str, Any]) -> Tensor:
+    """The expected value of `by_delta`, from the formula: no reference is exact enough near 0."""
+    look, delta = inputs["look"], inputs["delta"]
     if look == "multiple":
         return torch.ones_like(delta)
     return torch.expm1(delta) - delta if look == "value" else torch.expm1(delta)
@@ -33,21 +34,23 @@ def _k3(look: str, delta: Tensor) -> Tensor:
 def _k3_cases(seed: int) -> Sequence[Case]:
     generator = _generator(seed)
     usual = torch.randn(2, 4, generator=generator)
-    # Below 3e-4 the nearest that `exp` can come is 0 or 2.6 times too much, and fp32 holds expm1 to a thousandth.
+    # Below 3e-4 the nearest result of `exp` is 0 or 2.6 times too large, and fp32 holds expm1 to a thousandth.
     small = (1e-4 + 2e-4 * torch.rand(6, generator=generator)) * torch.tensor([1.0, -1.0]).repeat(3)
     far = -20 - 20 * torch.rand(3, generator=generator)
+    policy, reference = 1.5 * torch.randn(2, 6, generator=generator)
+    both = reference.log_softmax(0) - policy.log_softmax(0)
     rows = [
         (
             "value",
             torch.zeros(1, 2),
             "delta = 0: policy and reference agree",
-            "The same probability is no distance: 0.",
+            "Equal probabilities have no distance: 0.",
         ),
         (
             "value",
             torch.tensor([0.5, -0.5]),
             "delta = 0.5 and -0.5",
-            "Neither a straight line nor a parabola: it rises faster where the reference finds the token likelier, "
+            "Neither a straight line nor a parabola: it rises faster where the token is likelier under the reference, "
             "that is where delta is above 0.",
         ),
         (
@@ -59,10 +62,22 @@ def _k3_cases(seed: int) -> Sequence[Case]:
         (
             "value",
             far,
-            "delta around -30: the policy far likelier",
-            "Here the exponential is gone, and -1 - delta is left.",
+            "delta around -30: the token is far likelier under the policy",
+            "Here the exponential is about 0, and -1 - delta remains.",
         ),
-        *_of_distributions(generator),
+        (
+            "value",
+            both,
+            "a policy and a reference drawn at random, each of 6 tokens",
+            "delta is the reference's log-probability minus the policy's, a number for each token.",
+        ),
+        (
+            "gradient",
+            both,
+            "the gradient by delta, for two such distributions",
+            "It trains the policy: below 0 where the token is likelier under the policy, above 0 where it is likelier "
+            "under the reference. 0 everywhere means that something was detached, or made into a plain number.",
+        ),
         (
             "multiple",
             small,
@@ -71,35 +86,20 @@ def _k3_cases(seed: int) -> Sequence[Case]:
             "of 1.2e-7, so that subtracting 1 afterwards leaves rounding alone. torch has one function for both.",
         ),
     ]
-    return [Case(what, {"delta": delta, "look": look}, _k3(look, delta), why) for look, delta, what, why in rows]
+    return cases_by(kl.k3, _looks(rows), _k3)
 
 
-def _of_distributions(generator: torch.Generator) -> list[tuple[str, Tensor, str, str]]:
-    """Value and gradient over all tokens of a policy and a reference."""
-    policy, reference = 1.5 * torch.randn(2, 6, generator=generator)
-    delta = reference.log_softmax(0) - policy.log_softmax(0)
-    return [
-        (
-            "value",
-            delta,
-            "a policy and a reference drawn at random, each of 6 tokens",
-            "delta is the reference's log-probability minus the policy's, a number for each token.",
-        ),
-        (
-            "gradient",
-            delta,
-            "the gradient by delta, for two such distributions",
-            "It is what trains the policy: below 0 where the policy finds the token likelier, above 0 where the "
-            "reference does. 0 everywhere means that something was detached, or made into a plain number.",
-        ),
-    ]
+def _looks(rows: Iterable[tuple[str, Tensor, str, str]]) -> list[tuple[str, dict[str, Any], str]]:
+    """Rows (look, delta, what, why) as rows of inputs for `by_delta`."""
+    return [(what, {"delta": delta, "look": look}, why) for look, delta, what, why in rows]
 
 
 # The expected gradient -----------------------------------------------------------------------------------------------
 
 
-def _closed_form(estimator: str, log_p: Tensor, log_q: Tensor) -> Tensor:
-    """The gradient by the logits, worked on paper: sum over tokens of p * weight * (onehot - p)."""
+def _closed_form(theta: Tensor, log_ref: Tensor, estimator: str) -> Tensor:
+    """The gradient by the logits (V,), derived on paper: the sum over tokens of p * weight * (onehot - p)."""
+    log_p, log_q = theta.log_softmax(0), log_ref
     p, q = log_p.exp(), log_q.exp()
     if estimator == "k1":
         return torch.zeros_like(p)
@@ -109,27 +109,23 @@ def _closed_form(estimator: str, log_p: Tensor, log_q: Tensor) -> Tensor:
     return p * (weight - (p * weight).sum())
 
 
+_GRADIENT_HINTS = {
+    "k1": "For k1 it is 0. Tokens were drawn before the loss was built: the probability that weighs each term is a "
+    "number without a gradient.",
+    "k2": "Each token counts with the policy's probability: sum over the vocabulary, with the policy's weight.",
+    "k3": "delta is reference minus policy, as everywhere in this lab.",
+    "hinge": "The clamp has no gradient where delta is below 0.",
+}
+
+
 def _gradient_cases(seed: int) -> Sequence[Case]:
-    generator = _generator(seed)
-    theta, reference = torch.randn(2, 7, generator=generator, dtype=torch.float64)
-    log_ref = reference.log_softmax(0)
-    whys = {
-        "k1": "For k1 it is 0. Tokens were drawn before the loss was built: the probability that weighs each term is a "
-        "number, not something to differentiate.",
-        "k2": "Each token counts with the policy's probability: sum over the vocabulary, with the policy's weight.",
-        "k3": "delta is reference minus policy, as everywhere in this lab.",
-        "hinge": "The clamp has no gradient where delta is below 0.",
-    }
-    expected = {name: _closed_form(name, theta.log_softmax(0), log_ref) for name in whys}
-    return [
-        Case(
-            f"a policy and a reference over 7 tokens, {name} in the loss",
-            {"theta": theta, "log_ref": log_ref, "estimator": name},
-            expected[name],
-            why,
-        )
-        for name, why in whys.items()
+    theta, reference = torch.randn(2, 7, generator=_generator(seed), dtype=torch.float64)
+    fixed = {"theta": theta, "log_ref": reference.log_softmax(0)}
+    given = [
+        (f"a policy and a reference over 7 tokens, {name} in the loss", {**fixed, "estimator": name}, why)
+        for name, why in _GRADIENT_HINTS.items()
     ]
+    return cases_by(_closed_form, given)
 
 
 # Which divergence ----------------------------------------------------------------------------------------------------
@@ -139,15 +135,14 @@ _PULL_HINTS = {
     "k1": "Look at its row of the table: how large is the largest number in it?",
     "k2": "Compare its row with the last four, entry by entry.",
     "k3": "Its row equals p - q. Which of the divergences has that gradient?",
-    "hinge": "It has a gradient, and it is that of no KL.",
+    "hinge": "It has a gradient, but that of no KL.",
 }
 
 
 def _judge_pulls(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     for name, right in PULLS.items():
         got = values[name]
-        why = "" if got == right else _PULL_HINTS[name]
-        yield Finding(got == right, f"what {name} pulls on", shown(got), "the letter of its match", why)
+        yield Finding(got == right, f"the match of {name}", shown(got), "the letter of its match", _PULL_HINTS[name])
 
 
 # An estimator that keeps pulling -------------------------------------------------------------------------------------
@@ -166,37 +161,29 @@ def _straight_cases(seed: int) -> Sequence[Case]:
     beyond = 6 + 60 * torch.rand(3, generator=generator)
     rows = [
         ("value", inside, f"the value for delta = {shown(inside)}", "Up to the limit of 5 it is k3 and nothing else."),
-        (
-            "value",
-            beyond,
-            f"the value for delta = {shown(beyond)}",
-            "A straight line from (5, k3(5)) on: what is its slope?",
-        ),
+        ("value", beyond, f"the value for delta = {shown(beyond)}", "A line from (5, k3(5)) on: what is its slope?"),
         ("gradient", inside, "the gradient up to the limit", "Up to the limit the gradient is that of k3."),
         (
             "gradient",
             beyond,
             "the gradient beyond the limit",
-            "It must be the slope that k3 has at 5, and not 0: the token that is furthest away still has to be pulled.",
+            "It must be the slope of k3 at 5, and not 0: the furthest token still needs a gradient.",
         ),
         (
             "gradient",
             torch.tensor([100.0, 300.0]),
             "the gradient for delta = 100 and 300",
-            "NaN here means that exp was taken of 100 somewhere, if only to throw it away: 0 times inf. Clamp first.",
+            "NaN here means that exp was taken of 100, even if the result is unused: 0 times inf. Clamp first.",
         ),
     ]
-    return [
-        Case(what, {"delta": delta, "look": look}, by_delta(_straight, {"delta": delta, "look": look}), why)
-        for look, delta, what, why in rows
-    ]
+    return cases_by(_straight, _looks(rows), by_delta)
 
 
 # An adaptive beta ----------------------------------------------------------------------------------------------------
 
 
-def _next_beta(beta: float, measured: float, target: float) -> float:
-    error = min(0.2, max(-0.2, measured / target - 1)) if math.isfinite(measured) else 0.0
+def _next_beta(beta: float, kl: float, target: float) -> float:
+    error = min(0.2, max(-0.2, kl / target - 1)) if math.isfinite(kl) else 0.0
     return beta * (1 + 0.1 * error)
 
 
@@ -206,21 +193,21 @@ def _beta_cases(seed: int) -> Sequence[Case]:
     rows = [
         (1.0, "a KL on target", "Nothing to correct: beta stays."),
         (1 + share / 2, "a KL a little above its target", "Too far away: beta rises by a tenth of the relative error."),
-        (1 - share / 2, "a KL a little below its target", "Nearer than need be: beta falls."),
+        (1 - share / 2, "a KL a little below its target", "Nearer than necessary: beta falls."),
         (50.0, "a KL 50 times its target", "The error is bounded at 0.2, so that one outlier moves beta by 2 %."),
         (0.0, "a KL of 0", "The error is bounded on this side too, at -0.2."),
-        (math.nan, "a KL that is NaN", "One NaN that is let in stays for ever: every later beta is computed from it."),
-        (math.inf, "a KL that is inf", "What is not finite says nothing about the distance: leave beta alone."),
+        (math.nan, "a KL that is NaN", "One NaN makes every later beta NaN, because each is computed from the last."),
+        (math.inf, "a KL that is inf", "A KL of inf carries no information about the distance: keep beta."),
     ]
-    return [
-        Case(
+    given = [
+        (
             f"{what}: beta {beta:.3g}, KL {times * target:.3g}, target {target:.3g}",
             {"beta": beta, "kl": times * target, "target": target},
-            _next_beta(beta, times * target, target),
             why,
         )
         for times, what, why in rows
     ]
+    return cases_by(_next_beta, given)
 
 
 K3 = Function("k3", _k3_cases, by_delta, (elementwise("delta"),))
@@ -228,7 +215,7 @@ EXPECTED_GRADIENT = Function(
     "expected_gradient",
     _gradient_cases,
     by_estimator,
-    (permuted("theta", "log_ref"), shifted("theta")),  # a softmax does not see what is added to all logits
+    (permuted("theta", "log_ref"), shifted("theta")),  # a constant added to all logits does not change a softmax
 )
 MATCHES = Values(tuple(PULLS), _judge_pulls)
 STRAIGHT = Function("straight", _straight_cases, by_delta, (elementwise("delta"),))

@@ -1,1 +1,1 @@
-"""Lab 06 silent failures."""
+"""Lab 6: silent failures."""

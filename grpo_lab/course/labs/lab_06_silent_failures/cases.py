@@ -1,4 +1,4 @@
-"""What lab 6 asks of the functions that a learner writes, and what it expects."""
+"""The checks of lab 6: accumulation, the completion mask, the sampler mismatch, and the cause behind a record."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from grpo_lab import seeds
-from grpo_lab.course.exercises import Case, Function
+from grpo_lab.course.exercises import Case, Function, cases_by
 from grpo_lab.course.probes import updates_made
 from grpo_lab.course.relations import changed, padded, permuted, repeated, shifted
 
@@ -22,10 +22,12 @@ def _generator(seed: int) -> torch.Generator:
 # One update from many micro-batches ----------------------------------------------------------------------------------
 
 
-def _whole_batch(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The gradient of the mean over every trained token, worked without autograd: 2 (x w) x."""
-    x, mask = inputs["x"], inputs["mask"].float()
-    gradient = 2 * ((x @ inputs["weight"]) * mask)[..., None] * x
+def _whole_batch(weight: Tensor, x: Tensor, mask: Tensor, sizes: Tensor) -> dict[str, Any]:
+    """The gradient (D,) of the mean over every trained token, computed without autograd: 2 (x w) x.
+
+    `weight` is (D,), `x` (B, T, D), `mask` (B, T); the sizes of the micro-batches must not matter.
+    """
+    gradient = 2 * ((x @ weight) * mask)[..., None] * x
     return {"updates": 1, "gradient of the last one": gradient.sum(dim=(0, 1)) / mask.sum()}
 
 
@@ -36,36 +38,35 @@ def _update_cases(seed: int) -> Sequence[Case]:
             [4, 4, 4],
             [[2, 2]] * 6,
             "three micro-batches alike",
-            "One update, made of the sum over all micro-batches, of which each counts a third.",
+            "One update from the sum over all micro-batches; each of them counts a third.",
         ),
         (
             [6, 4, 2],
             [[4, 3], [4, 4], [3, 4], [1, 2], [1, 1], [1, 1]],
             "three micro-batches of 22, 5 and 2 tokens",
-            "A token must count the same in whichever micro-batch it stands: divide by the tokens of all, not by the "
-            "number of micro-batches. Otherwise a token in the last one counts eleven times as much.",
+            "A token must count the same in every micro-batch: divide by the tokens of all, not by the number of "
+            "micro-batches. Otherwise a token in the last one counts eleven times as much.",
         ),
-        ([12], [[4, 1]] * 6, "one micro-batch", "With one part there is nothing to add up, and yet it must come out."),
+        ([12], [[4, 1]] * 6, "one micro-batch", "With one part there is nothing to add up; the result must be right."),
     ]
     if seed:
         sizes = torch.randint(1, 5, (4,), generator=generator).tolist()
         lengths = torch.randint(1, 5, (sum(sizes),), generator=generator).tolist()
         rows.append((sizes, [lengths], f"micro-batches of {sizes} completions", "Every trained token counts the same."))
-    cases = []
+    given = []
     for sizes, lengths, what, why in rows:
-        mask = torch.arange(4) < torch.tensor(lengths).flatten()[:, None]
         inputs = {
             "weight": torch.randn(3, generator=generator),
             "x": torch.randn(sum(sizes), 4, 3, generator=generator),
-            "mask": mask,
+            "mask": torch.arange(4) < torch.tensor(lengths).flatten()[:, None],
             "sizes": torch.tensor(sizes),
         }
-        cases.append(Case(what, inputs, _whole_batch(inputs), why))
-    return cases
+        given.append((what, inputs, why))
+    return cases_by(_whole_batch, given)
 
 
 def _other_parts(case: Case, draw: random.Random) -> Case:
-    """The same batch in other micro-batches: accumulation equals one batch, so it equals every other accumulation."""
+    """Divide the batch into other micro-batches, which must not change the gradient."""
     count = len(case.inputs["x"])
     ends = sorted(draw.sample(range(1, count), k=draw.randint(1, min(4, count - 1))))
     sizes = [end - start for start, end in zip([0, *ends], [*ends, count], strict=True)]
@@ -73,7 +74,7 @@ def _other_parts(case: Case, draw: random.Random) -> Case:
 
 
 def _twice_the_batch(case: Case, draw: random.Random) -> Case:
-    """Every micro-batch once more leaves the mean as it is."""
+    """Repeat every micro-batch, which must not change the mean."""
     inputs = {name: torch.cat([case.inputs[name]] * 2) for name in ("x", "mask", "sizes")}
     return changed(case, "the whole batch twice", case.expected, **inputs)
 
@@ -98,28 +99,27 @@ def _mask_cases(seed: int) -> Sequence[Case]:
         (
             same,
             "the pad token is the end token, 9",
-            "The first 9 was sampled, and must be trained: it is how the model learns to stop. Those after it are "
-            "padding.",
+            "The first 9 was sampled, and must be trained: from it the model learns to stop. The others are padding.",
         ),
-        (other, "the pad token is another one, 0", "The same rule holds: up to the first end token, and with it."),
+        (other, "the pad token is another one, 0", "The same rule: up to the first end token, and including it."),
         (
             drawn,
             "no completion ends: all were cut off",
-            "Without an end token every token was sampled, and every one is trained.",
+            "Without an end token every token was sampled, and all of them are trained.",
         ),
         (
             cut,
-            "something is left over behind an end token",
-            "What stands behind the first end token was not sampled, whatever it is.",
+            "other tokens after an end token",
+            "Every token after the first end token is padding, also another end token.",
         ),
     ]
     if seed:
         rows += [(_drawn(seed, number), "ends drawn at random", "The first end token decides.") for number in range(4)]
-    return [Case(what, {"tokens": tokens, "end": END}, _by_position(tokens, END), why) for tokens, what, why in rows]
+    return cases_by(_by_position, [(what, {"tokens": tokens, "end": END}, why) for tokens, what, why in rows])
 
 
 def _drawn(seed: int, number: int) -> Tensor:
-    """Completions of which about two in three end, at any place, with anything behind it."""
+    """Completions (B, T), about two in three of which end, at any place, with any tokens after the end."""
     generator = torch.Generator().manual_seed(seeds.derive(seed, number, "completion_mask"))
     rows, width = torch.randint(3, 8, (2,), generator=generator).tolist()
     tokens = torch.randint(1, 8, (rows, width), generator=generator)
@@ -128,14 +128,14 @@ def _drawn(seed: int, number: int) -> Tensor:
 
 
 def _other_ids(case: Case, draw: random.Random) -> Case:
-    """Which id ends a completion is a number like any other."""
+    """Use other token ids, also for the end token."""
     more = draw.choice((1, 50, 247))
     inputs = {"tokens": case.inputs["tokens"] + more, "end": case.inputs["end"] + more}
     return changed(case, f"the end token is {inputs['end']}", case.expected, **inputs)
 
 
 def _wider(case: Case, draw: random.Random) -> Case:
-    """One column more: sampled where nothing has ended yet, padding where something has, whatever it holds."""
+    """Append a column: sampled in rows that have not ended yet, padding in all others."""
     tokens = case.inputs["tokens"]
     ended = (tokens == case.inputs["end"]).any(dim=1, keepdim=True)
     column = torch.full_like(tokens[:, :1], 5)
@@ -153,39 +153,38 @@ def _mismatch_cases(seed: int) -> Sequence[Case]:
     shift = 0.3 + torch.rand(3, 4, generator=generator)
     signs = torch.tensor([1.0, -1.0, 1.0, -1.0])
     rows = [
-        (old.clone(), "the sampler says what the trainer says", "Nothing differs: 0 and 0."),
+        (old.clone(), "sampler and trainer agree", "Nothing differs: 0 and 0."),
         (
             old - shift,
-            "the sampler finds every token less likely",
+            "every token less likely under the sampler",
             "Differences of log-probabilities, in nats: no exp.",
         ),
         (
             old + shift * signs,
-            "now less likely, now likelier",
+            "some tokens less likely, some likelier",
             "Differences in both directions must not cancel: take their magnitude before the mean.",
         ),
         (
             (old + shift).masked_fill(~mask, -50.0),
             "nonsense where the mask is 0",
-            "Padding was never sampled. It must not count, neither in the mean (nor in what it divides by) nor in the "
-            "largest difference.",
+            "Padding was never sampled. It must not count, neither in the mean and its divisor nor in the largest "
+            "difference.",
         ),
     ]
-    return [
-        Case(
-            what, {"old_logprobs": old, "sampling_logprobs": sampled, "mask": mask}, _mismatch(old, sampled, mask), why
-        )
-        for sampled, what, why in rows
+    given = [
+        (what, {"old_logprobs": old, "sampling_logprobs": sampled, "mask": mask}, why) for sampled, what, why in rows
     ]
+    return cases_by(_mismatch, given)
 
 
-def _mismatch(old: Tensor, sampled: Tensor, mask: Tensor) -> tuple[float, float]:
-    gaps = (old - sampled)[mask].abs()
+def _mismatch(old_logprobs: Tensor, sampling_logprobs: Tensor, mask: Tensor) -> tuple[float, float]:
+    """The mean and the largest difference in nats; all three tensors are (B, T)."""
+    gaps = (old_logprobs - sampling_logprobs)[mask].abs()
     return float(gaps.mean()), float(gaps.max())
 
 
 def _swapped(case: Case, draw: random.Random) -> Case:
-    """A distance is the same from either end."""
+    """Swap sampler and trainer, which must not change a distance."""
     old, sampled = case.inputs["old_logprobs"], case.inputs["sampling_logprobs"]
     return changed(case, "sampler and trainer swapped", case.expected, old_logprobs=sampled, sampling_logprobs=old)
 
@@ -202,21 +201,22 @@ USUAL = {
     "sampling/sampling_logp_difference/max": (0.0, 1e-3),
     "weights/max_move": (2e-4, 4e-4),
 }
-"""Means over the first eight steps of a healthy run of the tiny model; seeds 0 to 4, a little wider than measured."""
+"""Ranges of the means over the first eight steps of a healthy run of the tiny model: measured with seeds 0 to 4, a
+little wider."""
 MISMATCH = "sampling/sampling_logp_difference"
 CHANGED: dict[str, tuple[Mapping[str, tuple[float, float]], str]] = {
     "healthy": ({}, "Nothing stands out in this one."),
     "zeroed": (
         {"kl": (0.0, 1e-4), "grad_norm": (0.0, 0.0), "weights/max_move": (0.0, 0.0)},
-        "The gradient is 0 and no weight has moved, though the groups had something to teach.",
+        "The gradient is 0 and no weight has moved, although rewards differed within the groups.",
     ),
     "step_inside": (
         {"grad_norm": (0.0, 0.0), "ratio/max": (1.25, 1.8), "weights/max_move": (9e-4, 2e-3), "kl": (0.1, 0.4)},
-        "The logged gradient is 0, and yet weights move and the ratio is not 1: someone else made the updates.",
+        "The logged gradient is 0, and yet weights move and the ratio is not 1: the updates were made elsewhere.",
     ),
     "no_spread": (
         {"frac_reward_zero_std": (1.0, 1.0), "grad_norm": (0.01, 0.05), "kl": (0.005, 0.03)},
-        "How many groups had rewards that differ? Ask that before you look at the gradient.",
+        "How many groups had rewards that differ? Check that before you look at the gradient.",
     ),
     "temperature": (
         {f"{MISMATCH}/mean": (0.35, 0.65), f"{MISMATCH}/max": (3.5, 5.0), "grad_norm": (3.8, 7.0), "kl": (0.3, 1.0)},
@@ -231,7 +231,7 @@ CHANGED: dict[str, tuple[Mapping[str, tuple[float, float]], str]] = {
         "One update a batch, and the ratio is not 1: the two passes do not run the same network.",
     ),
 }
-"""What differs under each cause, measured alike, and what to say to who takes it for another."""
+"""Cause -> the metrics that change, measured in the same way, and the reason given to a learner who misses it."""
 
 
 def _record(cause: str, generator: torch.Generator) -> dict[str, float]:
@@ -251,7 +251,7 @@ def _which_cases(seed: int) -> Sequence[Case]:
 
 
 def _longer_record(case: Case, draw: random.Random) -> Case:
-    """A record holds more than these metrics, in any order."""
+    """Add other metrics to the record, and reorder it."""
     record = {**case.inputs["record"], "reward": draw.random(), "entropy": draw.random(), "loss": 0.0}
     names = draw.sample(sorted(record), len(record))
     return changed(case, "with more metrics", case.expected, record={name: record[name] for name in names})

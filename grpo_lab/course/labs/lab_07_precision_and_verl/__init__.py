@@ -1,1 +1,1 @@
-"""Lab 07 precision and verl."""
+"""Lab 7: precision, and verl's remedies."""

@@ -1,4 +1,4 @@
-"""What lab 7 asks of the answers that a learner writes, and what it expects."""
+"""The checks of lab 7: limits of number formats, loss scaling, a log-ratio without NaN, and remedies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from grpo_lab.algorithm.batch import Batch
 from grpo_lab.config.catalog import scenario
 from grpo_lab.config.schema import Config, Switches
 from grpo_lab.course.compare import shown
-from grpo_lab.course.exercises import Case, Finding, Function, Values
+from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
 from grpo_lab.course.probes import as_floats, ratio_in_a_batch
 from grpo_lab.course.relations import changed, padded, permuted, repeated, scaled, shifted
 from grpo_lab.course.trials import HERE, guards_of
@@ -30,21 +30,23 @@ def _generator(seed: int) -> torch.Generator:
 # The largest log-ratio -----------------------------------------------------------------------------------------------
 
 
+def _largest_log_ratio(dtype: str) -> float:
+    return math.log(torch.finfo(getattr(torch, dtype)).max)
+
+
 def _largest_cases(seed: int) -> Sequence[Case]:
-    why = "e^x overflows where it passes the largest number of the dtype, which torch.finfo knows. Solve for x."
+    why = "e^x overflows where it exceeds the largest number of the dtype, which torch.finfo gives. Solve for x."
     names = ["float16", "float32", "bfloat16", "float64"]
     if seed:
-        names += ["float8_e4m3fn", "float8_e5m2"]  # for who knows four numbers and no rule
-    return [
-        Case(f"dtype '{name}'", {"dtype": name}, math.log(torch.finfo(getattr(torch, name)).max), why) for name in names
-    ]
+        names += ["float8_e4m3fn", "float8_e5m2"]  # an answer with the four numbers in a table fails
+    return cases_by(_largest_log_ratio, [(f"dtype '{name}'", {"dtype": name}, why) for name in names])
 
 
 # Loss scaling --------------------------------------------------------------------------------------------------------
 
 
 def _true_scales(overflowed: str, scale: float, interval: int) -> list[float]:
-    """What torch's own GradScaler does: its scale after each of these updates, `x` for one that overflowed."""
+    """The scale of torch's own GradScaler after each of these updates; `x` marks an overflow."""
     weight = nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([weight], lr=0.0)
     scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=interval)
@@ -62,23 +64,23 @@ def _scales_cases(seed: int) -> Sequence[Case]:
     generator = _generator(seed)
     drawn = [_marks(generator) for _ in range(4 if seed else 1)]
     rows = [
-        ("x", 65536.0, 3, "An update with inf gradients is left out, and the scale is halved for the next one."),
-        ("..", 1024.0, 3, "Two good updates, and three in a row are needed before the scale may grow."),
+        ("x", 65536.0, 3, "An update with inf gradients is skipped, and the scale is halved for the next one."),
+        ("..", 1024.0, 3, "Two good updates are too few: the scale grows after three in a row."),
         ("......", 1024.0, 3, "After each three good updates in a row the scale doubles, and the count begins again."),
-        ("..x..", 1024.0, 3, "An overflow begins the count again: good updates must follow each other."),
+        ("..x..", 1024.0, 3, "An overflow begins the count again: good updates must be consecutive."),
         ("...x...", 8.0, 3, "Up by two, down by two, up by two."),
         ("xxxx", 65536.0, 2, "Each overflow halves it again."),
-        *((marks, 4096.0, 2 + number, "All of it together, at random.") for number, marks in enumerate(drawn)),
+        *((marks, 4096.0, 2 + number, "All rules together, at random.") for number, marks in enumerate(drawn)),
     ]
-    return [
-        Case(
+    given = [
+        (
             f"updates '{marks}' (x = overflowed), scale {scale:g}, interval {interval}",
             {"overflowed": marks, "scale": scale, "interval": interval},
-            _true_scales(marks, scale, interval),
             why,
         )
         for marks, scale, interval, why in rows
     ]
+    return cases_by(_true_scales, given)
 
 
 def _marks(generator: torch.Generator) -> str:
@@ -86,7 +88,7 @@ def _marks(generator: torch.Generator) -> str:
 
 
 def _one_overflow_before(case: Case, draw: random.Random) -> Case:
-    """From twice the scale an overflow leads to where the case begins, with no good update counted."""
+    """Begin at twice the scale with an overflow, after which the case begins as before."""
     inputs = {"overflowed": f"x{case.inputs['overflowed']}", "scale": 2 * case.inputs["scale"]}
     return changed(case, "an overflow before, at twice the scale", [case.inputs["scale"], *case.expected], **inputs)
 
@@ -103,23 +105,23 @@ def _masked(logprobs: Tensor, batch: Batch) -> Tensor:
 _MASKED_CASES = (
     ("healthy", "value", "healthy tokens", "Healthy tokens stay as they are."),
     ("both", "value", "a token that both passes filtered", "-inf - (-inf) is NaN, and NaN * 0 is NaN too."),
-    ("now", "value", "one that only the current pass filtered", "-inf is not finite either: 0 there."),
-    ("old", "value", "one that only the old pass filtered", "+inf: exp of it is inf. 0 there."),
-    ("padding", "value", "padding, 300 nats away", "A token that is not trained has 0 too: exp(300) is inf."),
+    ("now", "value", "a token that only the current pass filtered", "-inf is not finite either: 0 there."),
+    ("old", "value", "a token that only the old pass filtered", "+inf: exp of it is inf. 0 there."),
+    ("padding", "value", "padding, 300 nats away", "The log-ratio of an untrained token is 0 too: exp(300) is inf."),
     (
         "both",
         "gradient",
         "the gradient through exp, a token filtered twice",
         "The healthy tokens must keep their gradient, and the filtered one gets 0, not NaN.",
     ),
-    ("old", "gradient", "the gradient through exp, one filtered in the old pass", "0 times inf is NaN."),
+    ("old", "gradient", "the gradient through exp, a token filtered in the old pass", "0 times inf is NaN."),
     ("padding", "gradient", "the gradient through exp, with padding far away", "Padding gets no gradient."),
 )
-"""(which log-probabilities, value or gradient, the case in words, what a wrong answer means)"""
+"""(key of `_damaged`, value or gradient, the case in words, the reason for a wrong answer)"""
 
 
 def _damaged(seed: int) -> dict[str, dict[str, Tensor]]:
-    """Log-probabilities and masks, healthy and damaged, by the words of _MASKED_CASES."""
+    """Log-probabilities (B, T) and masks (B, T), healthy and damaged, by the keys of _MASKED_CASES."""
     generator = _generator(seed)
     old = -2 * torch.rand(2, 4, generator=generator)
     now = old + 0.2 * torch.randn(2, 4, generator=generator)
@@ -138,21 +140,18 @@ def _damaged(seed: int) -> dict[str, dict[str, Tensor]]:
 
 def _masked_cases(seed: int) -> Sequence[Case]:
     damaged = _damaged(seed)
-    cases = []
-    for which, look, what, why in _MASKED_CASES:
-        inputs = {**damaged[which], "look": look}
-        cases.append(Case(what, inputs, ratio_in_a_batch(_masked, inputs), why))
-    return cases
+    given = [(what, {**damaged[which], "look": look}, why) for which, look, what, why in _MASKED_CASES]
+    return cases_by(_masked, given, ratio_in_a_batch)
 
 
 # The remedy for !!!!!!!! ---------------------------------------------------------------------------------------------
 
 STEPS, LEAST = 12, 10
-"""Steps of a run that judges guards, and how many of them must end in an update."""
+"""Steps of a run that judges guards, and the least number of them with an update."""
 
 
 def _filtered(guards: Switches, seed: int) -> Config:
-    """verl-nan-logprob with eight tokens kept instead of twenty, so that nearly every step meets a filtered one."""
+    """verl-nan-logprob with eight tokens kept instead of twenty, so that nearly every step has a filtered token."""
     draw = seeds.derive(seed, 0, "remedy") % 2**31
     settings = ("faults.filter_logits.keep=8", f"run.num_steps={STEPS}", f"run.seed={draw}")
     return scenario("verl-nan-logprob").config().with_(*settings, *HERE).with_guards(guards)
@@ -160,14 +159,14 @@ def _filtered(guards: Switches, seed: int) -> Config:
 
 class _Outcome(NamedTuple):
     finite: bool
-    """Whether every weight is."""
+    """Whether every weight is finite."""
     updates: int
     readable: bool
-    """Whether the loss of every update was a number."""
+    """Whether the loss of every update is a number."""
 
 
 def _outcome(config: Config) -> _Outcome:
-    """How a run goes, to its end or to the first broken weight."""
+    """The outcome of a run, up to its end or to the first broken weight."""
     updates, readable = 0, True
     for event in train(config):
         if isinstance(event, Stepped):
@@ -181,15 +180,16 @@ def _outcome(config: Config) -> _Outcome:
 def _judge_guards(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     guards = guards_of(values["guards"])
     finite, updates, readable = _outcome(_filtered(guards, seed))
-    why = "A NaN reached the weights all the same. At which link does it come up, and which guard looks there?"
-    yield Finding(finite, "every weight is finite", _word(finite), "yes", "" if finite else why)
+    why = "A NaN still reached the weights. At which link does it appear, and which guard looks there?"
+    yield Finding(finite, "every weight is finite", _word(finite), "yes", why)
     if not finite:
         return
-    why = f"Alive, and it learned nothing in {STEPS - updates} of {STEPS} steps: whole batches went for single tokens."
-    many = updates >= LEAST
-    yield Finding(many, f"updates made in {STEPS} steps", str(updates), f"at least {LEAST}", "" if many else why)
-    why = "clamp hands a NaN on, and gives it no gradient: the run lives, and nobody can read its loss any more."
-    yield Finding(readable, "the logged loss is a number", _word(readable), "yes", "" if readable else why)
+    why = (
+        f"The run survives, but makes no update in {STEPS - updates} of {STEPS} steps: it loses batches over one token."
+    )
+    yield Finding(updates >= LEAST, f"updates made in {STEPS} steps", str(updates), f"at least {LEAST}", why)
+    why = "clamp passes a NaN on without a gradient: the run survives, but its logged loss is NaN."
+    yield Finding(readable, "the logged loss is a number", _word(readable), "yes", why)
 
 
 def _word(yes: bool) -> str:
@@ -208,18 +208,16 @@ REMEDIES = {
     "g": "guards.skip_nonfinite=on",
     "h": "guards.skip_spikes=on",
 }
-"""Remedies for bad-batch, all of them cures or decoys of that scenario."""
+"""Remedies for bad-batch; all of them are cures or decoys of that scenario."""
 _WHYS = {
-    "a": "The norm is logged before clipping, so a harder clip cannot even be seen there. And does AdamW see it?",
-    "b": "The spike is in the loss, before any learning rate has been multiplied with anything.",
+    "a": "The norm is logged before clipping, so a harder clip does not change it. And does AdamW see the clip?",
+    "b": "The spike is in the loss, which is computed before the learning rate is used.",
     "c": "Which term of the loss took exp of the distance here? Look at the largest ratio in your run.",
-    "d": "Nothing overflowed: every number is finite in fp32 too. More range than fp32 there is none, and bf16 has "
-    "less "
-    "precision.",
-    "e": "It bounds the first steps. The corrupt sample comes when it likes.",
+    "d": "Nothing overflowed: every number is finite in fp32 too. bf16 has the range of fp32, and less precision.",
+    "e": "It bounds the first steps. The corrupt sample comes later.",
     "f": "One of 64 completions instead of one of 32 halves its weight, and its KL is in the thousands.",
-    "g": "Everything is finite: there is nothing that this guard would refuse.",
-    "h": "Set it and look at the step in question: is that update made? What becomes of the corrupt sample?",
+    "g": "Everything is finite: this guard has nothing to refuse.",
+    "h": "Set it and look at the step in question: is that update made, with the corrupt sample in it?",
 }
 
 
@@ -234,10 +232,10 @@ def _judge_cures(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     for letter, override in REMEDIES.items():
         said, true = letter in given, override in stops
         got = "keeps it out" if said else "does not"
-        yield Finding(said == true, f"{letter}: {override}", got, "as measured", "" if said == true else _WHYS[letter])
+        yield Finding(said == true, f"{letter}: {override}", got, "as measured", _WHYS[letter])
 
 
-LARGEST = Function("largest_log_ratio", _largest_cases)  # a name goes in: there is nothing to permute, pad or scale
+LARGEST = Function("largest_log_ratio", _largest_cases)  # the input is a name: nothing to permute, pad or scale
 SCALES = Function("scales", _scales_cases, as_floats, (scaled("scale", power=1), _one_overflow_before))
 _FIELDS = ("logprobs", "old_logprobs", "completion_mask")
 MASKED = Function(

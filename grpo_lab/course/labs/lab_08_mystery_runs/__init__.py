@@ -1,1 +1,1 @@
-"""Lab 08 mystery runs."""
+"""Lab 8: mystery runs."""

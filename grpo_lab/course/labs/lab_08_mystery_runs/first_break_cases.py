@@ -1,7 +1,7 @@
-"""What `first_break` of lab 8 is asked: the records of short runs that are trained for the purpose.
+"""The check of `first_break` in lab 8: records of short runs that are trained for each seed.
 
-The right answer is that of `grpo_lab.runs.first_break`, told to learners in other words: the first step, and in it
-the first note, of which a part is not finite, but for a ratio whose loss is finite and for logits that only filter.
+The expected value is that of `grpo_lab.runs.first_break`: the first step, and in it the first note, with an element
+that is not finite, except for a ratio whose loss is finite and for infinite logits, which are filtered tokens.
 """
 
 from __future__ import annotations
@@ -23,49 +23,49 @@ from grpo_lab.runs import first_break
 Note = tuple[str, int, float, float]
 """Link, update, the share of its elements that are finite, the largest magnitude."""
 HEALTHY = "plain"
-"""The preset in which nothing is wrong."""
+"""The preset without faults."""
 
 
 class Recipe(NamedTuple):
-    """A kind of run, and what there is to learn from a wrong answer about it."""
+    """A kind of run, and the reason given for a wrong answer about it."""
 
     name: str
     """A scenario's, or HEALTHY."""
     overrides: tuple[str, ...]
     why: str
     harmed_at: str = ""
-    """The setting that says in which step it is harmed; the seed chooses one."""
+    """The setting with the step of the fault, which the seed chooses."""
 
 
 _FIRST = (
-    "Go through the notes in the order in which they came, and stop at the first whose share is below 1: what follows "
-    "inherits it, and the link before a crash is only where it was noticed. Ask for the share and not for the size, "
-    "since NaN > limit is False for every limit."
+    "Go through the notes in the order in which they came, and stop at the first whose share is below 1: later links "
+    "inherit it, and the link before a crash is only where it was noticed. Test the share and not the size, because "
+    "NaN > limit is False for every limit."
 )
-# Eight prompts where a token of a liked completion is harmed: among eight, some completion is liked.
+# Eight prompts where a token of a completion with A > 0 is harmed: with fewer there may be no such completion.
 _ABSORBED = Recipe(
     "zero-times-infinity",
     ("loss.num_iterations=2", "data.num_prompts=8"),
-    "The ratio overflowed while the loss of the same update stayed finite: there it was absorbed, by min. It comes "
-    "back on the way backward. Look at the loss of that update, not at any loss of the step.",
+    "The ratio overflowed while the loss of the same update stayed finite: there it was absorbed, by min. It reappears "
+    "in backward. Look at the loss of that update, not at any loss of the step.",
     "faults.shift_log_ratio.at_step",
 )
 _NOT_ABSORBED = (
-    "An overflow is passed over only where the loss of its own update is finite. Here that is not finite either: "
-    "nothing absorbed the overflow, and it came before the loss."
+    "Skip an overflow only where the loss of its own update is finite. Here that loss is not finite either: nothing "
+    "absorbed the overflow, and it came before the loss."
 )
 _FILTERED = Recipe(
     "verl-nan-logprob",
     ("run.num_steps=6", "faults.filter_logits.keep=9"),  # so that most of them break, some at once and some late
-    "Infinite logits (inf, not NaN) are tokens that a filter took out, in every step of this run. If something breaks, "
-    "then where one of these tokens was sampled all the same. An inf counts there as much as a NaN.",
+    "Infinite logits (inf, not NaN) are tokens that a filter took out, in every step of this run. If a later link "
+    "breaks, one of these tokens was sampled nevertheless. An inf counts there as much as a NaN.",
 )
 _QUIET = (
     Recipe(HEALTHY, ("run.num_steps=3",), "Nothing is wrong with this run, and every number in it is finite."),
     Recipe(
         "train-001",
         ("run.num_steps=2",),
-        "Large is not broken. Norms of ten thousand and more are numbers, and every element here is finite.",
+        "A large number is not broken. The norms are above ten thousand, and every element here is finite.",
     ),
 )
 _BROKEN = (
@@ -73,21 +73,21 @@ _BROKEN = (
     Recipe("fp16-adam-epsilon", ("run.num_steps=3",), _FIRST),
     Recipe("clip-spreads-nan", (), f"One element of 834,560 is enough. {_FIRST}", "faults.nan_gradient.at_step"),
     Recipe("nan-reward", (), _FIRST, "faults.nan_reward.at_step"),
-    Recipe("kl-overflow", (), "An inf is as little finite as a NaN. " + _FIRST, "faults.shift_kl_delta.at_step"),
+    Recipe("kl-overflow", (), f"Neither inf nor NaN is finite. {_FIRST}", "faults.shift_kl_delta.at_step"),
     Recipe(
         "zero-times-infinity",
         ("guards.skip_nonfinite=on", "data.num_prompts=8"),
-        "A guard refused this update, and the run goes on to its end. What was asked is where it broke, not whether "
-        "it survived.",
+        "A guard refused this update, and the run goes on to its end. Return the place where it broke; whether it "
+        "survived does not matter.",
         "faults.shift_log_ratio.at_step",
     ),
 )
-"""Of these a draw has two; those above are in every draw, but for one of the quiet ones."""
+"""A draw has two of these, one of the quiet runs, and always the absorbed and the filtered one."""
 
 
 @functools.lru_cache(maxsize=4)
 def cases(seed: int) -> Sequence[Case]:
-    """Five runs, trained now with seeds of their own, and one of them again: two to three seconds of one core."""
+    """Five runs trained with fresh seeds, and a variant of one of them: two to three seconds of one core."""
     draw = random.Random(seeds.derive(seed, 0, "first break"))
     recipes = [_FILTERED, draw.choice(_QUIET), *draw.sample(_BROKEN, 2)]
     absorbed = _case(_ABSORBED, draw)
@@ -108,12 +108,12 @@ def _case(recipe: Recipe, draw: random.Random) -> Case:
 
 
 def not_absorbed(case: Case) -> Case:
-    """The run as it would have been with a negative advantage: where a ratio is infinite, so is the loss with it."""
+    """The same run as with a negative advantage: where a ratio is infinite, its loss is infinite too."""
     steps = case.inputs["steps"]
     broken = [
         (step, note[1]) for step, notes in enumerate(steps) for note in notes if note[0] == "ratio" and note[2] < 1
     ]
-    if not broken:  # no completion was liked, so none was harmed
+    if not broken:  # no completion had A > 0, so none was harmed
         return case
     step, update = broken[0]
     lost = [("loss", update, 0.0, math.inf) if note[:2] == ("loss", update) else note for note in steps[step]]
@@ -123,7 +123,7 @@ def not_absorbed(case: Case) -> Case:
 
 
 def begun_earlier(case: Case, draw: random.Random) -> Case:
-    """One step more before the break: the first one again, which is whole if the break comes later."""
+    """Repeat the first step, unless the break is in it."""
     steps, found = case.inputs["steps"], case.expected
     if found and found[0] == 0:
         return case
@@ -132,14 +132,14 @@ def begun_earlier(case: Case, draw: random.Random) -> Case:
 
 
 def ended_at_the_break(case: Case, draw: random.Random) -> Case:
-    """What comes after the step that broke first says nothing about it."""
+    """Drop the steps after the break."""
     if not case.expected or case.expected[0] + 1 == len(case.inputs["steps"]):
         return case
     return changed(case, "up to its break", case.expected, steps=case.inputs["steps"][: case.expected[0] + 1])
 
 
 def ten_times_as_large(case: Case, draw: random.Random) -> Case:
-    """How large a number is makes no difference as long as it is one."""
+    """Multiply every magnitude by 10, which must not matter."""
     steps = [[(*note[:3], 10 * note[3]) for note in notes] for notes in case.inputs["steps"]]
     return changed(case, "every magnitude times 10", case.expected, steps=steps)
 
@@ -148,12 +148,12 @@ RELATIONS = (begun_earlier, ended_at_the_break, ten_times_as_large)
 
 
 def record(events: Iterable[Event]) -> list[list[Note]]:
-    """A run's chain as plain data: per step its notes, in the order in which they came to be."""
+    """A run's chain as plain data: the notes of each step, in the order in which they were made."""
     steps = [event for event in events if isinstance(event, Stepped)]
     return [[(str(n.link), n.update, 1 - n.nonfinite / n.numel, n.magnitude) for n in s.links] for s in steps]
 
 
 def expected(events: Iterable[Event]) -> Any:
-    """(step, link) of the first break, or None: what the chain says, the words of the crash left aside."""
+    """(step, link) of the first break in the chain, or None; the message of a crash is not used."""
     found = first_break.first_break(event for event in events if isinstance(event, Stepped))
     return (found.step, str(found.link)) if found else None

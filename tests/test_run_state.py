@@ -1,4 +1,4 @@
-"""The screen is a pure function of events: the same live, read back, crashed or empty."""
+"""The screen is a pure function of events: of a live run, of one read back, of a crashed and of an empty one."""
 
 import math
 

@@ -1,0 +1,76 @@
+"""Reads the texts of a lab page from data/course/<lab>.toml and joins each exercise with its check.
+
+The files hold the words that learners read; checks, test inputs and right answers to graded exercises stay in code.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from grpo_lab.course.exercises import Check, Exercise, LabPage, Question
+from grpo_lab.errors import DataError, unknown
+from grpo_lab.paths import data_directory
+
+_PAGE = {"title": str, "minutes": int, "difficulty": int, "summary": str, "exercises": dict, "questions": list}
+_EXERCISE = {"title": str, "kind": str, "minutes": int, "difficulty": int, "points": int, "hints": list}
+_QUESTION = {"text": str, "options": list, "right": int}
+_OPTION = {"text": str, "reply": str}
+
+
+def page(name: str, checks: Mapping[str, Check], folder: Path | None = None) -> LabPage:
+    """The page of a lab: the texts of `folder`/<name>.toml, and the check of each exercise by its name.
+
+    Raises DataError for a file that cannot be read, a key that is missing, unknown or of another type, a value outside
+    its limits, and an exercise that has texts without a check or a check without texts.
+    """
+    path = (folder or data_directory() / "course") / f"{name}.toml"
+    try:
+        tree = _table(tomllib.loads(path.read_text(encoding="utf-8")), _PAGE, "the page")
+        exercises, questions = tree.pop("exercises"), tree.pop("questions")
+        _same_names(exercises, checks)
+        return LabPage(
+            name,
+            **tree,
+            exercises={each: _exercise(each, texts, checks[each]) for each, texts in exercises.items()},
+            questions=tuple(_question(number, texts) for number, texts in enumerate(questions, start=1)),
+        )
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, DataError) as error:
+        raise DataError(f"{path}: {error}") from error
+
+
+def _same_names(exercises: Mapping[str, Any], checks: Mapping[str, Check]) -> None:
+    for name in exercises:
+        if name not in checks:
+            raise unknown("exercise", name, checks, DataError)
+    if missing := [name for name in checks if name not in exercises]:
+        raise DataError(f"exercise {missing[0]!r} has a check and no texts; add [exercises.{missing[0]}]")
+
+
+def _exercise(name: str, texts: Any, check: Check) -> Exercise:
+    fields = _table(texts, _EXERCISE, f"exercise {name!r}")
+    return Exercise(name, **{**fields, "hints": tuple(fields["hints"])}, check=check)
+
+
+def _question(number: int, texts: Any) -> Question:
+    where = f"question {number}"
+    fields = _table(texts, _QUESTION, where)
+    options = [_table(option, _OPTION, f"an option of {where}") for option in fields["options"]]
+    return Question(fields["text"], tuple((option["text"], option["reply"]) for option in options), fields["right"])
+
+
+def _table(tree: Any, fields: Mapping[str, type], where: str) -> dict[str, Any]:
+    """A copy of the table, which has exactly these keys, each with a value of its type; raises DataError else."""
+    if not isinstance(tree, dict):
+        raise DataError(f"{where} is {tree!r}; write a table")
+    for key in tree:
+        if key not in fields:
+            raise unknown(f"key of {where}", key, fields, DataError)
+    for key, kind in fields.items():
+        if key not in tree:
+            raise DataError(f"{where} has no {key!r}; it needs {', '.join(fields)}")
+        if type(tree[key]) is not kind:
+            raise DataError(f"{where}: {key} = {tree[key]!r}: must be of type {kind.__name__}")
+    return dict(tree)
