@@ -155,7 +155,7 @@ def test_two_files_of_one_name_are_two(tmp_path):
 @pytest.mark.parametrize(
     ("source", "name", "message"),
     [
-        ("def Mine(): ...", "Mine", "a guard is a class of its own, a subclass of grpo_lab.(training.)?interventions.Intervention"),
+        ("def Mine(): ...", "Mine", r"a subclass of grpo_lab\.(training\.)?interventions\.Intervention"),
         ("class Mine: ...", "Mine", "a guard is a class of its own"),
         (GUARD.replace("Stage.LOSS", "'losses'"), "Mine", "stage = 'losses': must be one of coefficients, sampling"),
         (GUARD, "Yours", "unknown name in .*my.guard.py 'Yours'"),
