@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.timing import Plan, Run, compare, milliseconds, settle, take_turns, use_threads
 from grpo_lab.config.catalog import preset
 from grpo_lab.config.schema import Config, Switches
-from grpo_lab.training import learner
+from grpo_lab.training import learner, registry
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.training.recorder import Recorder
 
@@ -45,7 +45,7 @@ def everyone() -> dict[str, dict[str, Any]]:
 
 
 class Blind(Recorder):
-    """A recorder that sees nothing. The norms it owes the probes are zeros, which without guards nobody reads."""
+    """A recorder that sees nothing. The norms it owes the observers are zeros, which without guards nobody reads."""
 
     def tensor(self, link: str, value: Tensor, update: int = 0, note: str = "") -> None: ...
 
@@ -58,9 +58,9 @@ class Blind(Recorder):
 
 
 def blindfolded(config: Config) -> Run:
-    """A run without recorder and probes. Metrics are still computed where `Learner` computes them; none is noted."""
+    """A run without recorder and observers. Metrics are still computed where `Learner` computes them; none is noted."""
     run = Run(config)
-    with mock.patch.object(learner, "Recorder", Blind), mock.patch.object(learner, "PROBES", ()):
+    with mock.patch.object(learner, "Recorder", Blind), mock.patch.object(registry, "OBSERVERS", ()):
         run.advance(1)  # a generator builds its Learner at the first step
     return run
 

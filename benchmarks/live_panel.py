@@ -25,7 +25,7 @@ from unittest import mock
 from benchmarks.timing import Plan, settle, spread
 from grpo_lab.analysis.run_state import Fold
 from grpo_lab.config.schema import Config
-from grpo_lab.events import Action, Started, Stepped, from_json, to_json
+from grpo_lab.events import Action, Started, Stepped, Verdict, from_json, to_json
 from grpo_lab.runs import child_pool, notebook_mode, recordings, run_folder
 from grpo_lab.runs.session import Session
 from grpo_lab.ui.widgets.live import LiveFigure
@@ -216,6 +216,6 @@ def _pattern() -> Stepped:
 def _made_up(step: int) -> Stepped:
     """Such a step with other numbers; every third one is refused."""
     metrics = {name: value * (1 + 0.2 * math.sin(step)) for name, value in _pattern().metrics.items()}
-    refused = (Action("skip_spikes", "guard", "gradients", 0, "SKIP_STEP", f"grad norm {step} > 10"),)
-    actions, verdict = (refused, "SKIP_STEP") if step % 3 == 0 else ((), "KEEP")
+    refused = (Action("skip_spikes", "guard", "gradients", 0, Verdict.SKIP_STEP, f"grad norm {step} > 10"),)
+    actions, verdict = (refused, Verdict.SKIP_STEP) if step % 3 == 0 else ((), Verdict.KEEP)
     return dataclasses.replace(_pattern(), step=step, metrics=metrics, actions=actions, verdict=verdict)

@@ -39,13 +39,19 @@ class Stage(StrEnum):
 
 
 class Verdict(IntEnum):
-    """What becomes of the step; the worst of a step wins."""
+    """What becomes of the step, from mild to severe; the worst verdict of a step wins. Text shows the name."""
 
     KEEP = 0
     CHANGED = 1
     SKIP_STEP = 2
     ROLL_BACK = 3
     STOP = 4
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __format__(self, spec: str) -> str:
+        return format(self.name, spec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +85,7 @@ class Action:
     kind: str
     stage: str
     update: int
-    verdict: str
+    verdict: Verdict
     reason: str
 
 
@@ -106,12 +112,17 @@ class Stepped:
 
     step: int
     updates: int
-    verdict: str
+    verdict: Verdict
     metrics: dict[str, float]
     links: tuple[LinkNote, ...]
     actions: tuple[Action, ...]
     samples: tuple[tuple[str, str, float], ...] = ()
     failed: bool = False
+
+    @property
+    def refused(self) -> bool:
+        """Whether a guard or the trainer refused the rest of the step: skipped, rolled back or stopped."""
+        return self.verdict >= Verdict.SKIP_STEP
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +177,13 @@ def from_json(line: str) -> Event:
 
 
 def encodable(value: Any) -> Any:
-    """The same value with NaN and inf as strings, for JSON."""
+    """The same value for JSON: NaN and inf as strings, a verdict as its name."""
     if isinstance(value, dict):
         return {str(k): encodable(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [encodable(v) for v in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    as_text = isinstance(value, Verdict) or (isinstance(value, float) and not math.isfinite(value))
+    return str(value) if as_text else value
 
 
 _NONE: dict[str, float] = {}
@@ -190,9 +202,10 @@ _READERS = {
     "Changed": lambda t: {**t, "overrides": tuple(t["overrides"])},
     "Stepped": lambda t: {
         **t,
+        "verdict": Verdict[t["verdict"]],
         "metrics": _floats(t["metrics"]),
         "links": tuple(LinkNote.read(note) for note in t["links"]),
-        "actions": tuple(Action(**action) for action in t["actions"]),
+        "actions": tuple(Action(**{**action, "verdict": Verdict[action["verdict"]]}) for action in t["actions"]),
         "samples": _samples(t["samples"]),
     },
     "Evaluated": lambda t: {**t, "reward": float(t["reward"])},

@@ -220,7 +220,7 @@ def test_skip_outliers_skips_exactly_the_spike(fault, base):
     switch = fault(Stage.GRADIENTS, scaled_gradients(100, {13}))
     config = SMALL.with_(switch, "guards.skip_outliers=on", "run.num_steps=18", "data.num_generations=8")
     steps, _, left = trained(config, base)
-    assert [step.step for step in steps if step.verdict == "SKIP_STEP"] == [13]
+    assert [step.step for step in steps if step.verdict.name == "SKIP_STEP"] == [13]
     assert all(torch.equal(old, new) for old, new in zip(left[13], left[14], strict=True))
     assert sum(step.updates for step in steps) == 17
 
@@ -298,7 +298,7 @@ def test_whoever_refuses_a_fault_that_stays_ends_in_a_stop_with_the_last_healthy
     switches += ["guards.skip_outliers.warm_up=2"] if name == "skip_outliers" else []
     steps, ended, left = trained(SMALL.with_(*switches), base)
     assert ended.status == "stopped"
-    verdicts = [step.verdict for step in steps]
+    verdicts = [step.verdict.name for step in steps]
     skips = 0 if "ROLL_BACK" in verdicts[FIRST : FIRST + 1] else 3
     assert verdicts[FIRST:] == ["SKIP_STEP"] * skips + [*["ROLL_BACK", *["SKIP_STEP"] * skips] * 2, "ROLL_BACK", "STOP"]
     assert [step.updates for step in steps] == [1] * FIRST + [0] * (len(steps) - FIRST)
@@ -313,7 +313,7 @@ def test_a_fault_that_passes_is_escalated_and_then_training_goes_on(fault, base)
 
     config = SMALL.with_(fault(Stage.GRADIENTS, passing), "guards.skip_outliers.patience=9", "run.num_steps=12")
     steps, ended, left = trained(config.with_("guards.rollback.patience=3"), base)
-    assert [step.verdict for step in steps[FIRST : FIRST + 5]] == ["SKIP_STEP"] * 3 + ["ROLL_BACK", "SKIP_STEP"]
+    assert [step.verdict.name for step in steps[FIRST : FIRST + 5]] == ["SKIP_STEP"] * 3 + ["ROLL_BACK", "SKIP_STEP"]
     assert ended.status == "done" and all(step.updates == 1 for step in steps[FIRST + 5 :])
     assert steps[-1].metrics["learning_rate"] == 1.5e-4
     assert not torch.equal(left[FIRST][0], left[-1][0])

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from grpo_lab.events import Action, Changed, Crash, Ended, LinkNote, Stage, Stepped
+from grpo_lab.events import Action, Changed, Crash, Ended, LinkNote, Stage, Stepped, Verdict
 from grpo_lab.metrics import LINKS
 from grpo_lab.runs.crashes import classify_crash
 from grpo_lab.runs.first_break import _RULES, absorbed, first_break, statuses, summary
@@ -22,7 +22,7 @@ def broken(link, magnitude=NAN, nonfinite=1, update=0, where="[0, 1]", **facts):
     return note(link, magnitude, nonfinite, update, where, **facts)
 
 
-def stepped(*links, step=0, actions=(), verdict="KEEP"):
+def stepped(*links, step=0, actions=(), verdict=Verdict.KEEP):
     return Stepped(step, 1, verdict, {}, links, actions)
 
 
@@ -218,16 +218,16 @@ def test_an_absorbed_ratio_of_one_update_does_not_hide_the_break_of_a_later_one(
 @pytest.mark.parametrize(
     ("kind", "verdict", "caught_by"),
     [
-        ("guard", "SKIP_STEP", "skip_nonfinite"),
-        ("guard", "ROLL_BACK", "skip_nonfinite"),
-        ("guard", "CHANGED", ""),
-        ("guard", "KEEP", ""),
-        ("fault", "STOP", ""),
+        ("guard", Verdict.SKIP_STEP, "skip_nonfinite"),
+        ("guard", Verdict.ROLL_BACK, "skip_nonfinite"),
+        ("guard", Verdict.CHANGED, ""),
+        ("guard", Verdict.KEEP, ""),
+        ("fault", Verdict.STOP, ""),
     ],
 )
 def test_a_guard_that_refused_the_step_caught_it(kind, verdict, caught_by):
     actions = (
-        Action("clip_gradients", "guard", "gradients", 0, "CHANGED", "grad norm nan > 1"),
+        Action("clip_gradients", "guard", "gradients", 0, Verdict.CHANGED, "grad norm nan > 1"),
         Action("skip_nonfinite", kind, "gradients", 0, verdict, "grad norm nan is not finite"),
     )
     found = first_break([stepped(note("loss"), note("log_ratio_gradient"), broken("gradients"), actions=actions)])
@@ -236,7 +236,7 @@ def test_a_guard_that_refused_the_step_caught_it(kind, verdict, caught_by):
     assert (f"Caught by {caught_by}." in str(found)) == bool(caught_by)
 
 
-def mended(stage, *links, name="drop_nonfinite_samples", verdict="CHANGED", update=0):
+def mended(stage, *links, name="drop_nonfinite_samples", verdict=Verdict.CHANGED, update=0):
     action = Action(name, "guard", stage, update, verdict, "1 of 8 completions were not finite")
     found = first_break([stepped(*links, actions=(action,))])
     assert found is not None

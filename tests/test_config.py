@@ -17,7 +17,7 @@ from grpo_lab.errors import ConfigError
 from grpo_lab.events import Stage, encodable
 from grpo_lab.training.faults import FAULTS
 from grpo_lab.training.guards import GUARDS
-from grpo_lab.training.interventions import arrange
+from grpo_lab.training.registry import arrange
 
 
 def through_json(config: Config) -> Config:

@@ -20,6 +20,7 @@ from grpo_lab.events import (
     LinkNote,
     Started,
     Stepped,
+    Verdict,
     encodable,
     from_json,
     to_json,
@@ -29,10 +30,11 @@ from grpo_lab.metrics import METRICS
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 COUNTS = st.integers(0, 2**40)
+VERDICTS = st.sampled_from(Verdict)
 
 CRASHES = st.builds(Crash, TEXT, TEXT, TEXT, TEXT)
 LINKS = st.builds(LinkNote, TEXT, COUNTS, NUMBERS, NUMBERS, COUNTS, TEXT, st.dictionaries(TEXT, NUMBERS, max_size=2))
-ACTIONS = st.builds(Action, TEXT, TEXT, TEXT, COUNTS, TEXT, TEXT)
+ACTIONS = st.builds(Action, TEXT, TEXT, TEXT, COUNTS, VERDICTS, TEXT)
 KINDS: dict[str, st.SearchStrategy[Event]] = {
     "Started": st.builds(Started, st.just(Config().to_dict() | {"data": {}}), COUNTS, TEXT),
     "Changed": st.builds(Changed, COUNTS, st.lists(TEXT, max_size=3).map(tuple)),
@@ -40,7 +42,7 @@ KINDS: dict[str, st.SearchStrategy[Event]] = {
         Stepped,
         step=COUNTS,
         updates=COUNTS,
-        verdict=TEXT,
+        verdict=VERDICTS,
         metrics=st.dictionaries(TEXT, NUMBERS, max_size=3),
         links=st.lists(LINKS, max_size=2).map(tuple),
         actions=st.lists(ACTIONS, max_size=2).map(tuple),
@@ -72,15 +74,26 @@ def test_an_event_is_one_line_of_valid_json_and_comes_back_the_same(kind, data):
     assert repr(again) == repr(event)  # nan != nan, but their words are the same, and so are those of 0.0 and -0.0
 
 
+@pytest.mark.parametrize("verdict", Verdict)
+def test_a_verdict_is_written_as_its_name_and_read_as_itself(verdict):
+    event = Stepped(0, 1, verdict, {}, (), (Action("a", "guard", "loss", 0, verdict, f"{verdict:>9}"),))
+    tree = json.loads(to_json(event))
+    assert (tree["verdict"], tree["actions"][0]["verdict"]) == (verdict.name, verdict.name) == (str(verdict),) * 2
+    assert tree["actions"][0]["reason"] == f"{verdict.name:>9}"
+    again = from_json(to_json(event))
+    assert isinstance(again, Stepped) and again.verdict is again.actions[0].verdict is verdict
+    assert again.refused == (verdict.name in ("SKIP_STEP", "ROLL_BACK", "STOP"))
+
+
 def test_what_a_model_sampled_ends_no_line():
-    event = Stepped(0, 1, "KEEP", {}, (), (), (("a\u2028b", "c\x85\u2029\x1c\r\nd", 1.0),))
+    event = Stepped(0, 1, Verdict.KEEP, {}, (), (), (("a\u2028b", "c\x85\u2029\x1c\r\nd", 1.0),))
     assert len(to_json(event).splitlines()) == 1
     assert from_json(to_json(event)) == event
 
 
 def test_nan_and_infinity_come_back_as_numbers_wherever_they_stand():
     link = LinkNote("ratio", 2, math.inf, math.nan, 8, "[0, 1]", {"adam_eps": -math.inf})
-    event = Stepped(3, 1, "KEEP", {"kl": math.nan, "loss": -math.inf}, (link,), (), (("2+2=", "4", math.nan),))
+    event = Stepped(3, 1, Verdict.KEEP, {"kl": math.nan, "loss": -math.inf}, (link,), (), (("2+2=", "4", math.nan),))
     line = to_json(event)
     assert json.loads(line, parse_constant=refuse)["metrics"] == {"kl": "nan", "loss": "-inf"}
     again = from_json(line)
@@ -103,7 +116,12 @@ def test_a_started_run_keeps_its_config():
 def test_tuples_come_back_as_tuples():
     """So that a replayed event equals the live one."""
     event = Stepped(
-        0, 1, "KEEP", {}, (LinkNote("loss", 0, 1.0, 0.0, 1),), (Action("a", "guard", "loss", 0, "KEEP", ""),)
+        0,
+        1,
+        Verdict.KEEP,
+        {},
+        (LinkNote("loss", 0, 1.0, 0.0, 1),),
+        (Action("a", "guard", "loss", 0, Verdict.KEEP, ""),),
     )
     assert from_json(to_json(event)) == event
     assert from_json(to_json(Changed(4, ("loss.beta=1",)))) == Changed(4, ("loss.beta=1",))

@@ -11,7 +11,9 @@ from grpo_lab.algorithm import kl
 from grpo_lab.algorithm.batch import Batch
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import ConfigError
-from grpo_lab.training.faults.formulas import ACCUMULATIONS, ADVANTAGES, KL_ESTIMATORS, LOG_RATIOS, MASKS, chosen
+from grpo_lab.training.registry import FORMULAS, chosen_formulas
+
+LOG_RATIOS, KL_ESTIMATORS, ADVANTAGES, MASKS, ACCUMULATIONS = FORMULAS.values()
 
 
 def batch(pad: int = 0) -> Batch:
@@ -97,4 +99,4 @@ def test_the_exact_kl_is_what_k1_and_k3_estimate():
 @pytest.mark.parametrize("setting", ["log_ratio", "kl_estimator", "advantage_scale", "completion_mask", "accumulation"])
 def test_an_unknown_formula_is_refused_by_name(setting):
     with pytest.raises(ConfigError, match=f"unknown loss.{setting} 'nonsense'"):
-        chosen(Config().with_(f"loss.{setting}=nonsense"))
+        chosen_formulas(Config().with_(f"loss.{setting}=nonsense"))

@@ -20,14 +20,18 @@ from torch import tensor
 
 from grpo_lab.algorithm.batch import Batch
 from grpo_lab.algorithm.losses import clipped_surrogate
+from grpo_lab.config.catalog import preset
 from grpo_lab.config.schema import Config, SamplingConfig
-from grpo_lab.errors import GrpoLabError
+from grpo_lab.errors import GrpoLabError, RunError
 from grpo_lab.events import Stage, Verdict
 from grpo_lab.training import observers
+from grpo_lab.training.attempt import Attempt, Refused
 from grpo_lab.training.faults import FAULTS
 from grpo_lab.training.guards import GUARDS
-from grpo_lab.training.interventions import Coefficients, Intervention, Outcome, Refused, Step, arrange, carry_over
+from grpo_lab.training.interventions import Coefficients, Intervention, Outcome, Step
+from grpo_lab.training.learner import Learner
 from grpo_lab.training.recorder import Recorder
+from grpo_lab.training.registry import arrange, carry_over
 from grpo_lab.training.snapshots import Snapshots
 
 INF, NAN = math.inf, math.nan
@@ -48,12 +52,17 @@ def policy(dtype: torch.dtype = torch.float32, *gradients: float) -> torch.nn.Li
     return model
 
 
-def make_step(index: int = 5, interventions: Any = None, model: Any = None, **known: Any) -> Step:
-    step = Step(index, Config(), interventions or {}, policy() if model is None else model, Recorder())
-    step.advantages = torch.ones(16)
-    for name, value in known.items():
-        setattr(step, name, value)
-    return step
+def make_step(index: int = 5, model: Any = None, **known: Any) -> Step:
+    """A step in which every completion of the micro-batch has an advantage of 1, unless `advantages` says otherwise."""
+    advantages = known.pop("advantages", torch.ones(16))
+    rows = torch.zeros(len(advantages), dtype=torch.long)
+    batch = replace(make_batch().rows(rows), advantages=advantages)
+    defaults = {"config": Config(), "sampling": SamplingConfig(), "policy": model or policy(), "batch": batch}
+    return Step(index, recorder=Recorder(), **{**defaults, **known})
+
+
+def make_attempt(index: int = 5, interventions: Any = None, **known: Any) -> Attempt:
+    return Attempt(make_step(index, **known), interventions or {})
 
 
 def make_batch(**changed: Any) -> Batch:
@@ -312,9 +321,9 @@ FAULTY: dict[str, Callable[[], Any]] = {
 }
 COLD = SamplingConfig(temperature=0.5)
 NEEDS: dict[str, dict[str, Any]] = {"ignore_temperature": {"sampling": COLD}, "filter_logits": {"note": "current"}}
-"""What a step must be like for a fault to strike."""
+"""What a step must be like for a fault to act."""
 ONE_PLACE = ["corrupt_sample", "nan_gradient", "nan_reward", "shift_kl_delta", "shift_log_ratio"]
-"""Faults that strike one element in one step."""
+"""Faults that change one element in one step."""
 
 
 # The rules -----------------------------------------------------------------------------------------------------------
@@ -338,7 +347,7 @@ def test_an_intervention_says_what_it_is_called_and_where_it_acts(kind, name, cl
 
 
 def test_no_name_is_used_twice():
-    names = [name for _, name, _ in REGISTERED] + [probe.name for probe in observers.PROBES]
+    names = [name for _, name, _ in REGISTERED] + [observer.name for observer in observers.OBSERVERS]
     assert len(set(names)) == len(names)
 
 
@@ -374,20 +383,23 @@ def test_memory_survives_being_saved_and_belongs_to_one_instance(kind, name, cls
     ("one", "name", "value", "note", "look"),
     [
         (FAULTS["stale_batch"](), "queue", make_batch(), "", lambda batch: batch.completions),
-        (observers.MeasureExactKL(), "reference", torch.ones(2, 3, 4), "reference", lambda logits: logits),
+        (observers.MeasureExactKL(), "reference", torch.ones(1, 3, 4), "reference", lambda logits: logits),
     ],
 )
 def test_tensors_that_are_kept_survive_a_change_and_a_file(one, name, value, note, look, tmp_path):
-    one(value, make_step(note=note))
+    first, second = (make_step(note=note, batch=make_batch().rows(tensor([row]))) for row in (0, 1))
+    one(value, first)
     after_a_change, from_a_file = type(one)(), type(one)()
     carry_over({one.stage: [("any", one)]}, {one.stage: [("any", after_a_change)]})
     torch.save(one.state_dict(), tmp_path / "state.pt")
     with torch.serialization.safe_globals([Batch]):  # a file that is read runs no code
         from_a_file.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    one(value, make_step(note=note))
+    one(value, second)
     assert [len(getattr(each, name)) for each in (one, after_a_change, from_a_file)] == [2, 1, 1]
     for each in (after_a_change, from_a_file):
-        assert torch.equal(look(getattr(each, name)[0]), look(value))
+        kept = getattr(each, name)
+        (only,) = kept.values() if isinstance(kept, dict) else kept
+        assert torch.equal(look(only), look(value if name == "queue" else value[0]))
 
 
 @pytest.mark.parametrize(("name", "harm"), HARMS)
@@ -479,15 +491,13 @@ def test_without_patience_the_worse_verdict_comes_at_once():
 def test_a_guard_is_silent_on_a_healthy_value(name, value, known):
     guard, step = GUARDS[name](), make_step(**known)
     before = [p.grad.clone() for p in value.parameters() if p.grad is not None] if hasattr(value, "parameters") else []
-    scorable = None if step.scorable is None else step.scorable.clone()
     for _ in range(3):
         outcome = guard(value, step)
         assert outcome.value is value
         assert outcome.verdict == Verdict.KEEP
-        assert outcome.reason == ""
+        assert (outcome.reason, outcome.replace) == ("", {})
     after = [p.grad for p in value.parameters() if p.grad is not None] if hasattr(value, "parameters") else []
     assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
-    assert scorable is None or torch.equal(scorable, step.scorable)  # type: ignore[arg-type]
 
 
 def test_those_that_change_a_healthy_run_say_why():
@@ -516,8 +526,7 @@ SEEDS_TORCH = {"dropout_on"}
 @pytest.mark.parametrize("name", sorted(SEEDS_TORCH))
 def test_a_fault_that_seeds_torch_does_so_by_seed_and_step(name):
     def drawn(index: int, seed: int = 0) -> list[float]:
-        step = make_step(index)
-        step.config = Config().with_(f"run.seed={seed}")
+        step = make_step(index, config=Config().with_(f"run.seed={seed}"))
         FAULTS[name]()(FAULTY[name](), step)
         return torch.rand(4).tolist()
 
@@ -541,10 +550,9 @@ def test_a_fault_is_seen_and_leaves_the_chance_of_the_run_alone(name):
 
 
 def harmed(name: str, index: int, seed: int = 0) -> str:
-    """Where the fault struck."""
+    """Where the fault acted."""
     fault = FAULTS[name](at_step=index)  # type: ignore[call-arg]
-    step = make_step(index)
-    step.config = Config().with_(f"run.seed={seed}")
+    step = make_step(index, config=Config().with_(f"run.seed={seed}"))
     value = fault(FAULTY[name](), step).value
     if name == "nan_gradient":
         return str([p.grad.isnan().tolist() for p in value.parameters()])
@@ -552,7 +560,7 @@ def harmed(name: str, index: int, seed: int = 0) -> str:
 
 
 @pytest.mark.parametrize("name", ONE_PLACE)
-def test_a_fault_strikes_the_same_place_for_the_same_seed_and_step_only(name):
+def test_a_fault_acts_the_same_place_for_the_same_seed_and_step_only(name):
     places = [harmed(name, index) for index in range(16)]
     torch.manual_seed(1234)
     assert places == [harmed(name, index) for index in range(16)]
@@ -568,7 +576,7 @@ def test_a_fault_waits_for_its_step(name):
     assert (outcome.verdict, outcome.reason) == (Verdict.KEEP, "")
 
 
-def test_shift_log_ratio_strikes_where_the_advantage_is_positive():
+def test_shift_log_ratio_acts_where_the_advantage_is_positive():
     found = [FAULTS["shift_log_ratio"](at_step=index) for index in range(8)]  # type: ignore[call-arg]
     liked = torch.tensor([-1.0, 1.0, 0.0, 1.0])
     shifted = [fault(torch.zeros(4, 2), make_step(i, advantages=liked)).value for i, fault in enumerate(found)]
@@ -667,8 +675,8 @@ def says(name: str) -> type[Intervention]:
     return type(name, (_Says,), {"name": name})
 
 
-FAULT_A, FAULT_B, GUARD_A, GUARD_B, PROBE = (
-    says(name) for name in ("fault_a", "fault_b", "guard_a", "guard_b", "probe")
+FAULT_A, FAULT_B, GUARD_A, GUARD_B, OBSERVER = (
+    says(name) for name in ("fault_a", "fault_b", "guard_a", "guard_b", "observer")
 )
 
 
@@ -677,71 +685,124 @@ def arranged(*overrides: str) -> Any:
         Config().with_(*overrides),
         {"fault_a": FAULT_A, "fault_b": FAULT_B},
         {"guard_a": GUARD_A, "guard_b": GUARD_B},
-        [PROBE],
+        [OBSERVER],
     )
 
 
-def test_faults_act_first_then_probes_then_guards_in_the_configured_order():
+def test_faults_act_first_then_observers_then_guards_in_the_configured_order():
     a_first = arranged("guards.guard_a=on", "faults.fault_a=on", "guards.guard_b=on", "faults.fault_b=on")
-    found = make_step(interventions=a_first).at(Stage.REWARDS, [])
-    assert found == ["fault_a", "fault_b", "probe", "guard_a", "guard_b"]
+    found = make_attempt(interventions=a_first).apply(Stage.REWARDS, [])
+    assert found == ["fault_a", "fault_b", "observer", "guard_a", "guard_b"]
     b_first = arranged("guards.guard_b=on", "guards.guard_a=on", "faults.fault_b=on", "faults.fault_a=on")
-    found = make_step(interventions=b_first).at(Stage.REWARDS, [])
-    assert found == ["fault_b", "fault_a", "probe", "guard_b", "guard_a"]
+    found = make_attempt(interventions=b_first).apply(Stage.REWARDS, [])
+    assert found == ["fault_b", "fault_a", "observer", "guard_b", "guard_a"]
 
 
 def test_a_stage_without_interventions_hands_the_value_back():
     value = tensor([1.0])
-    step = make_step(interventions=arranged())
-    assert step.at(Stage.ADVANTAGES, value) is value
-    assert (step.verdict, step.actions) == (Verdict.KEEP, [])
+    attempt = make_attempt(interventions=arranged())
+    assert attempt.apply(Stage.ADVANTAGES, value) is value
+    assert (attempt.verdict, attempt.actions) == (Verdict.KEEP, [])
 
 
 @pytest.mark.parametrize(("one", "two"), [(3, 2), (2, 3), (4, 0), (0, 2)])
 def test_the_worst_verdict_of_a_stage_wins_and_ends_the_step(one, two):
     on = arranged(f"guards.guard_a.verdict={one}", f"guards.guard_b.verdict={two}")
-    step = make_step(interventions=on, update=3)
+    attempt = make_attempt(interventions=on, update=3)
     with pytest.raises(Refused):
-        step.at(Stage.REWARDS, [])
-    assert step.verdict == max(one, two)
-    acted = [(a.name, a.kind, a.stage, a.update, a.verdict) for a in step.actions]
+        attempt.apply(Stage.REWARDS, [])
+    assert attempt.verdict == max(one, two)
+    acted = [(a.name, a.kind, a.stage, a.update, a.verdict) for a in attempt.actions]
     rows = [("guard_a", one), ("guard_b", two)]
-    assert acted == [(n, "guard", "rewards", 3, Verdict(v).name) for n, v in rows if v]
+    assert acted == [(n, "guard", "rewards", 3, v) for n, v in rows if v]
 
 
 def test_a_changed_value_does_not_end_the_step_and_the_worst_of_the_step_stays():
-    step = make_step(interventions=arranged("guards.guard_a.verdict=1"), verdict=Verdict.KEEP)
-    assert step.at(Stage.REWARDS, []) == ["probe", "guard_a"]
-    assert step.verdict == CHANGED
-    step.interventions = {}
-    step.at(Stage.REWARDS, [])
-    assert step.verdict == CHANGED
+    attempt = make_attempt(interventions=arranged("guards.guard_a.verdict=1"))
+    assert attempt.apply(Stage.REWARDS, []) == ["observer", "guard_a"]
+    assert attempt.verdict == CHANGED
+    attempt.apply(Stage.ADVANTAGES, [])
+    assert attempt.verdict == CHANGED
+
+
+@pytest.fixture
+def learner_of_smoke() -> Learner:
+    return Learner(preset("smoke"), None, None)
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Step)] + ["advantages", "anything"])
+def test_an_intervention_cannot_write_to_the_step(name):
+    class Writes(Intervention):
+        def __call__(self, value: Any, step: Step) -> Outcome:
+            setattr(step, name, None)
+            return Outcome(value)
+
+    attempt = make_attempt(interventions={Stage.REWARDS: [("guard", Writes())]})
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        attempt.apply(Stage.REWARDS, [])
+
+
+def test_metrics_of_the_step_before_cannot_be_written(learner_of_smoke):
+    with pytest.raises(TypeError):
+        learner_of_smoke.begin(1).step.last_metrics["kl"] = 0.0
+
+
+def test_what_an_outcome_replaces_is_read_by_the_next_intervention_and_in_later_stages():
+    class Replaces(Intervention):
+        name = "replaces"
+
+        def __call__(self, value: Any, step: Step) -> Outcome:
+            return Outcome([*value, step.grad_norm], replace={"grad_norm": 7.0})
+
+    attempt = make_attempt(interventions={Stage.REWARDS: [("guard", Replaces()), ("guard", Replaces())]})
+    before = attempt.step
+    assert attempt.apply(Stage.REWARDS, []) == [None, 7.0]
+    assert (before.grad_norm, attempt.step.grad_norm) == (None, 7.0)
+    assert (attempt.verdict, attempt.actions) == (Verdict.KEEP, [])
+
+
+def test_an_outcome_that_replaces_an_unknown_field_is_an_error():
+    class Typo(Intervention):
+        def __call__(self, value: Any, step: Step) -> Outcome:
+            return Outcome(value, replace={"gradnorm": 7.0})
+
+    with pytest.raises(TypeError, match="gradnorm"):
+        make_attempt(interventions={Stage.REWARDS: [("guard", Typo())]}).apply(Stage.REWARDS, [])
+
+
+@pytest.mark.parametrize("name", sorted(name for name, cls in GUARDS.items() if cls.stage == Stage.GRADIENTS))
+def test_a_guard_of_the_gradients_that_nobody_measured_fails_loudly(name):
+    on = arrange(Config().with_(f"guards.{name}=on"), FAULTS, GUARDS)  # without observers
+    attempt = make_attempt(interventions=on)
+    with pytest.raises(RunError, match="grad_norm is None"):
+        attempt.apply(Stage.GRADIENTS, policy(torch.float32, NAN, 0.0, 0.0, 0.0))
+    assert attempt.actions == []
 
 
 def test_whoever_only_says_something_is_recorded_too():
-    step = make_step(interventions=arranged("guards.guard_a.reason=look", "guards.guard_b=on"))
-    step.at(Stage.REWARDS, [])
-    assert [(a.name, a.verdict, a.reason) for a in step.actions] == [("guard_a", "KEEP", "look")]
+    attempt = make_attempt(interventions=arranged("guards.guard_a.reason=look", "guards.guard_b=on"))
+    attempt.apply(Stage.REWARDS, [])
+    assert [(a.name, a.verdict, a.reason) for a in attempt.actions] == [("guard_a", Verdict.KEEP, "look")]
 
 
 def test_tensors_are_noted_as_they_leave_also_when_the_step_is_refused():
     on = arrange(Config().with_("guards.clamp_log_ratio=on"), FAULTS, GUARDS)
-    step = make_step(interventions=on, update=2)
-    step.at(Stage.LOG_RATIO, tensor([[80.0, 1.0]]), "current")
-    (note,), _ = step.recorder.flush()
+    attempt = make_attempt(interventions=on, update=2)
+    attempt.apply(Stage.LOG_RATIO, tensor([[80.0, 1.0]]), "current")
+    (note,), _ = attempt.step.recorder.flush()
     assert (note.link, note.update, note.magnitude, note.where) == ("log_ratio", 2, 5.0, "current [0, 0]")
     on = arrange(Config().with_("guards.check_probabilities=on"), FAULTS, GUARDS)
-    step = make_step(interventions=on)
+    attempt = make_attempt(interventions=on)
     with pytest.raises(Refused):
-        step.at(Stage.PROBABILITIES, tensor([[NAN, 1.0]]))
-    assert step.recorder.flush()[0][0].broken
+        attempt.apply(Stage.PROBABILITIES, tensor([[NAN, 1.0]]))
+    assert attempt.step.recorder.flush()[0][0].broken
 
 
 def test_what_the_trainer_itself_leaves_out_is_recorded():
-    step = make_step(update=1)
-    step.say("trainer", Stage.REWARDS, SKIP, "none of 4 completions was scored")
-    assert step.verdict == SKIP
-    assert [(a.name, a.kind, a.update, a.verdict) for a in step.actions] == [("trainer", "trainer", 1, "SKIP_STEP")]
+    attempt = make_attempt(update=1)
+    attempt.record_action("trainer", Stage.REWARDS, SKIP, "none of 4 completions was scored")
+    assert attempt.verdict == SKIP
+    assert [(a.name, a.kind, a.update, a.verdict) for a in attempt.actions] == [("trainer", "trainer", 1, SKIP)]
 
 
 def test_memory_is_carried_over_by_kind_and_name():
@@ -754,31 +815,30 @@ def test_memory_is_carried_over_by_kind_and_name():
         intervention.memory["new"] = 1.0
     carry_over(old, new)
     found = {intervention.name: intervention.memory for _, intervention in new[Stage.REWARDS]}
-    assert found == {"guard_a": {"from": 7.0}, "guard_b": {}, "fault_b": {"new": 1.0}, "probe": {"from": 5.0}}
+    assert found == {"guard_a": {"from": 7.0}, "guard_b": {}, "fault_b": {"new": 1.0}, "observer": {"from": 8.0}}
     old[Stage.REWARDS][0][1].memory["from"] = 0.0
     assert found["guard_a"] == {"from": 7.0}
 
 
-# What the probes note ------------------------------------------------------------------------------------------------
+# What the observers note ---------------------------------------------------------------------------------------------
 
 
 def test_the_log_ratio_is_measured_after_faults_and_before_guards():
     config = Config().with_("faults.shift_log_ratio.nats=80", "guards.clamp_log_ratio=on")
-    step = make_step(1, arrange(config, FAULTS, GUARDS, observers.PROBES))
-    step.advantages = torch.ones(1)
-    step.at(Stage.LOG_RATIO, tensor([[-0.5, 0.25]]))
-    metrics = step.recorder.flush()[1]
+    attempt = make_attempt(1, arrange(config, FAULTS, GUARDS, observers.OBSERVERS), advantages=torch.ones(1))
+    attempt.apply(Stage.LOG_RATIO, tensor([[-0.5, 0.25]]))
+    metrics = attempt.step.recorder.flush()[1]
     assert metrics["log_ratio/max"] == 79.5
     assert metrics["ratio/max"] == pytest.approx(math.exp(79.5))
 
 
 def test_gradients_are_measured_before_a_guard_touches_them():
     model = policy(torch.float32, 3.0, 0.0, 0.0, 4.0)
-    on = arrange(Config().with_("guards.clip_gradients=on"), FAULTS, GUARDS, observers.PROBES)
-    step = make_step(1, on, update=2)
-    step.at(Stage.GRADIENTS, model)
-    (note, after), metrics = step.recorder.flush()
-    assert step.grad_norm == metrics["grad_norm"] == note.magnitude == 5.0
+    on = arrange(Config().with_("guards.clip_gradients=on"), FAULTS, GUARDS, observers.OBSERVERS)
+    attempt = make_attempt(1, on, update=2)
+    attempt.apply(Stage.GRADIENTS, model)
+    (note, after), metrics = attempt.step.recorder.flush()
+    assert attempt.step.grad_norm == metrics["grad_norm"] == note.magnitude == 5.0
     assert (note.link, note.update, note.nonfinite, note.numel) == ("gradients", 2, 0, 6)
     assert note.facts == {"largest_representable": torch.finfo(torch.float32).max}
     assert (after.link, after.update, after.nonfinite) == ("clipped_gradients", 2, 0)
@@ -787,53 +847,57 @@ def test_gradients_are_measured_before_a_guard_touches_them():
 
 
 def test_broken_gradients_are_counted_before_clipping_spreads_them():
-    on = arrange(Config().with_("guards.clip_gradients=on", "faults.nan_gradient=on"), FAULTS, GUARDS, observers.PROBES)
-    step = make_step(1, on)
-    step.at(Stage.GRADIENTS, policy(torch.float32, 3.0, 0.0, 0.0, 4.0))
-    (note, after), metrics = step.recorder.flush()
+    on = arrange(
+        Config().with_("guards.clip_gradients=on", "faults.nan_gradient=on"), FAULTS, GUARDS, observers.OBSERVERS
+    )
+    attempt = make_attempt(1, on)
+    attempt.apply(Stage.GRADIENTS, policy(torch.float32, 3.0, 0.0, 0.0, 4.0))
+    (note, after), metrics = attempt.step.recorder.flush()
     assert math.isnan(metrics["grad_norm"])
     assert (note.nonfinite, after.nonfinite) == (1, 6)
 
 
 def test_gradients_that_are_not_clipped_are_not_noted_as_clipped():
-    on = arrange(Config().with_("guards.clip_gradients.max_norm=5"), FAULTS, GUARDS, observers.PROBES)
-    step = make_step(1, on)
-    step.at(Stage.GRADIENTS, policy(torch.float32, 3.0, 0.0, 0.0, 4.0))
-    assert [note.link for note in step.recorder.flush()[0]] == ["gradients"]
+    on = arrange(Config().with_("guards.clip_gradients.max_norm=5"), FAULTS, GUARDS, observers.OBSERVERS)
+    attempt = make_attempt(1, on)
+    attempt.apply(Stage.GRADIENTS, policy(torch.float32, 3.0, 0.0, 0.0, 4.0))
+    assert [note.link for note in attempt.step.recorder.flush()[0]] == ["gradients"]
 
 
 def test_the_largest_number_of_half_precision_gradients_is_noted():
-    step = make_step(1, arrange(Config(), FAULTS, GUARDS, observers.PROBES))
-    step.at(Stage.GRADIENTS, policy(torch.float16, 3.0, 0.0, 0.0, 4.0))
-    (note,), _ = step.recorder.flush()
+    attempt = make_attempt(1, arrange(Config(), FAULTS, GUARDS, observers.OBSERVERS))
+    attempt.apply(Stage.GRADIENTS, policy(torch.float16, 3.0, 0.0, 0.0, 4.0))
+    (note,), _ = attempt.step.recorder.flush()
     assert note.facts == {"largest_representable": 65504.0}
 
 
 def test_a_frozen_model_is_told_so():
-    step = make_step(1, arrange(Config(), FAULTS, GUARDS, observers.PROBES))
+    attempt = make_attempt(1, arrange(Config(), FAULTS, GUARDS, observers.OBSERVERS))
     with pytest.raises(GrpoLabError, match="no parameter has a gradient"):
-        step.at(Stage.GRADIENTS, policy())
+        attempt.apply(Stage.GRADIENTS, policy())
 
 
 def test_weights_are_measured_after_the_update():
-    step = make_step(1, arrange(Config(), FAULTS, GUARDS, observers.PROBES))
-    step.at(Stage.WEIGHTS, step.policy)
-    (note,), _ = step.recorder.flush()
-    assert step.weight_norms is not None
-    assert step.weight_norms.tolist() == pytest.approx([2.0, math.sqrt(2)])
+    attempt = make_attempt(1, arrange(Config(), FAULTS, GUARDS, observers.OBSERVERS))
+    attempt.apply(Stage.WEIGHTS, attempt.step.policy)
+    (note,), _ = attempt.step.recorder.flush()
+    assert attempt.step.weight_norms is not None
+    assert attempt.step.weight_norms.tolist() == pytest.approx([2.0, math.sqrt(2)])
     assert (note.link, note.numel, note.where) == ("weights", 6, "weight")
 
 
 def exact_kl_of(reference: Batch, current: Batch, prompts: int = 0) -> Any:
     """What MeasureExactKL notes of a step: logits are 12 numbers that depend on a token and on the pass."""
-    probe, scale = observers.MeasureExactKL(), torch.linspace(0, 2, 12)
-    step = make_step(1, {Stage.LOGITS: [("probe", probe)]}, sampling=COLD, num_tokens=current.completion_mask.sum())
-    step.at(Stage.LOGITS, torch.zeros(4, 1, 12), "sampling")
+    observer, scale = observers.MeasureExactKL(), torch.linspace(0, 2, 12)
+    attempt = make_attempt(
+        1, {Stage.LOGITS: [("observer", observer)]}, sampling=COLD, num_tokens=current.completion_mask.sum()
+    )
+    attempt.apply(Stage.LOGITS, torch.zeros(4, 1, 12), "sampling")
     for note, batch, sign in (("reference", reference, 1), ("current", current, -1)):
-        for step.batch in batch.split(prompts):
-            step.completion_mask = step.batch.completion_mask
-            step.at(Stage.LOGITS, sign * scale * step.batch.completions[:, :, None], note)
-    return step.recorder.flush()[1].get("kl/exact")
+        for part in batch.split(prompts):
+            attempt.replace(batch=part)
+            attempt.apply(Stage.LOGITS, sign * scale * part.completions[:, :, None], note)
+    return attempt.step.recorder.flush()[1].get("kl/exact")
 
 
 def exact_kl_by_hand(batch: Batch) -> float:
@@ -870,8 +934,8 @@ def test_the_exact_kl_of_a_batch_that_the_reference_has_not_seen_is_not_noted(pr
 
 def clipped(*gradients: float) -> torch.nn.Linear:
     model = policy(torch.float32, *gradients)
-    on = arrange(Config().with_("guards.clip_gradients.max_norm=0.5"), FAULTS, GUARDS, observers.PROBES)
-    make_step(1, on).at(Stage.GRADIENTS, model)
+    on = arrange(Config().with_("guards.clip_gradients.max_norm=0.5"), FAULTS, GUARDS, observers.OBSERVERS)
+    make_attempt(1, on).apply(Stage.GRADIENTS, model)
     return model
 
 
@@ -950,10 +1014,11 @@ def test_dual_clip_bounds_the_side_that_min_leaves_open():
 
 
 def test_sanitized_rewards_are_no_longer_scorable():
-    step = make_step(scorable=tensor([[True, True, False]]))
-    GUARDS["sanitize_rewards"]()(tensor([[1.0, NAN, 0.0]]), step)
-    assert step.scorable is not None
-    assert step.scorable.tolist() == [[True, False, False]]
+    on = arrange(Config().with_("guards.sanitize_rewards=on"), FAULTS, GUARDS)
+    attempt = make_attempt(interventions=on, scorable=tensor([[True, True, False]]))
+    attempt.apply(Stage.REWARDS, tensor([[1.0, NAN, 0.0]]))
+    assert attempt.step.scorable is not None
+    assert attempt.step.scorable.tolist() == [[True, False, False]]
 
 
 @pytest.mark.parametrize("column", ["sampling_logprobs", "old_logprobs", "ref_logprobs"])

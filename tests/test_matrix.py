@@ -29,7 +29,7 @@ from grpo_lab.analysis.matrix.pool import Pool, run_all
 from grpo_lab.analysis.matrix.results import Fate, Journal, Measurement, from_json, measure, to_csv
 from grpo_lab.config.catalog import Expectation, preset, scenario, scenario_names
 from grpo_lab.errors import RunError
-from grpo_lab.events import Action, Crash, Ended, Evaluated, LinkNote, Stepped
+from grpo_lab.events import Action, Crash, Ended, Evaluated, LinkNote, Stepped, Verdict
 from grpo_lab.models.registry import MODELS
 from grpo_lab.training.guards import GUARDS
 
@@ -149,10 +149,10 @@ def test_every_module_that_a_child_loads_counts_as_code():
 # --- results -------------------------------------------------------------------------------------------------------
 
 
-def step(index, verdict="KEEP", updates=1, failed=False, nonfinite=0.0, broken="", **metrics):
+def step(index, verdict=Verdict.KEEP, updates=1, failed=False, nonfinite=0.0, broken="", **metrics):
     links = (LinkNote(broken, 0, NAN, 1, 8),) if broken else ()
     names = {"grad_norm": 2.0, "kl": 0.1, "reward": 0.5, "step_time": 0.1 * (index + 1), "weights/nonfinite": nonfinite}
-    actions = () if verdict == "KEEP" else (Action("skip_spikes", "guard", "gradients", 0, verdict, "why"),)
+    actions = () if verdict == Verdict.KEEP else (Action("skip_spikes", "guard", "gradients", 0, verdict, "why"),)
     return Stepped(index, updates, verdict, {**names, **metrics}, links, actions, (), failed)
 
 
@@ -163,14 +163,14 @@ DONE = Ended("done")
 @pytest.mark.parametrize(
     ("fate", "expect", "events"),
     [
-        (Fate.STOPPED, KL, [step(0), step(1, "SKIP_STEP", 0), DONE]),
+        (Fate.STOPPED, KL, [step(0), step(1, Verdict.SKIP_STEP, 0), DONE]),
         (Fate.STOPPED, None, [step(0, kl=9.0), DONE]),
-        (Fate.REFUSED, KL, [step(0), step(1, "SKIP_STEP", 0, kl=2.0), DONE]),
-        (Fate.SHOWN, KL, [step(0), step(1, "CHANGED", kl=2.0), DONE]),
-        (Fate.IDLE, KL, [step(0, "SKIP_STEP", 0), step(1, "SKIP_STEP", 0), DONE]),
+        (Fate.REFUSED, KL, [step(0), step(1, Verdict.SKIP_STEP, 0, kl=2.0), DONE]),
+        (Fate.SHOWN, KL, [step(0), step(1, Verdict.CHANGED, kl=2.0), DONE]),
+        (Fate.IDLE, KL, [step(0, Verdict.SKIP_STEP, 0), step(1, Verdict.SKIP_STEP, 0), DONE]),
         (Fate.BROKEN, KL, [step(0), step(1, nonfinite=3), DONE]),
-        (Fate.STOPPED, KL, [step(0), step(1, "ROLL_BACK", 0, nonfinite=3), DONE]),
-        (Fate.HALTED, KL, [step(0), step(1, "STOP", 0), Ended("stopped", "too many rollbacks")]),
+        (Fate.STOPPED, KL, [step(0), step(1, Verdict.ROLL_BACK, 0, nonfinite=3), DONE]),
+        (Fate.HALTED, KL, [step(0), step(1, Verdict.STOP, 0), Ended("stopped", "too many rollbacks")]),
         (Fate.CRASHED, DIES, [step(0), step(1, failed=True), CRASH]),
         (Fate.CRASHED, KL, [step(0), step(1, failed=True), CRASH]),
         (Fate.STOPPED, DIES, [step(0), DONE]),
@@ -185,7 +185,12 @@ def test_a_run_in_a_word(fate, expect, events):
 
 
 def test_a_run_in_numbers():
-    events = [Evaluated(0, 0.25, 8), step(0, grad_norm=5.0), step(1, "CHANGED"), step(2, "SKIP_STEP", 0, broken="loss")]
+    events = [
+        Evaluated(0, 0.25, 8),
+        step(0, grad_norm=5.0),
+        step(1, Verdict.CHANGED),
+        step(2, Verdict.SKIP_STEP, 0, broken="loss"),
+    ]
     found = measure(cell("guards.warm_up=on", expect=KL), [*events, Evaluated(3, 0.75, 8), DONE], "done")
     assert (found.finished, found.refused, found.changed, found.updates) == (3, 1, 1, 2)
     assert (found.first_break, found.caught_by, found.guards) == ("loss", "skip_spikes", "warm_up")

@@ -14,16 +14,16 @@ from grpo_lab.config.schema import Config
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Changed, Stepped
 from grpo_lab.runs.session import Session
-from grpo_lab.training.faults.formulas import FORMULAS, chosen, needs_reference
 from grpo_lab.training.learner import validated
+from grpo_lab.training.registry import FORMULAS, chosen_formulas, needs_reference
 from grpo_lab.training.trainer import train
 
 SMOKE = preset("smoke").with_("run.threads=1")
 FORMULA = """
-from grpo_lab.training.faults import formulas
+from grpo_lab.training import registry
 
 def {name}(*args, **kwargs):
-    return formulas.FORMULAS["{setting}"]["{which}"](*args, **kwargs)
+    return registry.FORMULAS["{setting}"]["{which}"](*args, **kwargs)
 """
 GUARD = """
 from __future__ import annotations
@@ -155,7 +155,11 @@ def test_two_files_of_one_name_are_two(tmp_path):
 @pytest.mark.parametrize(
     ("source", "name", "message"),
     [
-        ("def Mine(): ...", "Mine", r"a subclass of grpo_lab\.(training\.)?interventions\.Intervention"),
+        (
+            "def Mine(): ...",
+            "Mine",
+            "a guard is a class of its own, a subclass of grpo_lab.(training.)?interventions.Intervention",
+        ),
         ("class Mine: ...", "Mine", "a guard is a class of its own"),
         (GUARD.replace("Stage.LOSS", "'losses'"), "Mine", "stage = 'losses': must be one of coefficients, sampling"),
         (GUARD, "Yours", "unknown name in .*my.guard.py 'Yours'"),
@@ -171,7 +175,7 @@ def test_registered_names_are_still_helped_with():
     with pytest.raises(ConfigError, match=r"did you mean 'clamp_kl'.*path/to/file.py:name"):
         validated(SMOKE.with_guards({"clamp_k": {}}))
     with pytest.raises(ConfigError, match=r"unknown loss\.kl_estimator 'k4'; did you mean 'k[123]'"):
-        chosen(SMOKE.with_("loss.kl_estimator=k4"))
+        chosen_formulas(SMOKE.with_("loss.kl_estimator=k4"))
 
 
 def test_a_child_runs_it_and_its_parent_does_not(own, tmp_path):

@@ -11,7 +11,7 @@ from matplotlib.text import Text
 
 from grpo_lab.analysis.run_state import CURVES, fold
 from grpo_lab.config.catalog import preset
-from grpo_lab.events import Action, Changed, Ended, Evaluated, LinkNote, Started, Stepped
+from grpo_lab.events import Action, Changed, Ended, Evaluated, LinkNote, Started, Stepped, Verdict
 from grpo_lab.metrics import LINKS
 from grpo_lab.runs.crashes import classify_crash
 from grpo_lab.ui import plots
@@ -27,10 +27,12 @@ DONE = Ended("done")
 CRASH = Ended("crashed", "it", classify_crash("probability tensor contains either `inf`, `nan` or element < 0"))
 
 
-def stepped(step, verdict="KEEP", broken=(), warned=(), metrics=None, failed=False):
+def stepped(step, verdict=Verdict.KEEP, broken=(), warned=(), metrics=None, failed=False):
     sizes = {link: 1.0 for link in LINKS} | dict.fromkeys(warned, 1e9) | dict.fromkeys(broken, NAN)
     links = tuple(LinkNote(link, 0, size, float(link in broken), 8) for link, size in sizes.items())
-    actions = () if verdict == "KEEP" else (Action("skip_spikes", "guard", "gradients", 0, verdict, "norm 99 > 10"),)
+    actions = (
+        () if verdict == Verdict.KEEP else (Action("skip_spikes", "guard", "gradients", 0, verdict, "norm 99 > 10"),)
+    )
     healthy = {"grad_norm": 1.0 + step % 3, "kl": 0.01 * step, "reward": 0.5, "ratio/max": 1.1}
     return Stepped(step, 1, verdict, healthy if metrics is None else metrics, links, actions, (), failed)
 
@@ -45,17 +47,17 @@ CRASHED = [
     START,
     stepped(0, warned=("ratio",)),
     stepped(1, broken=("gradients", "weights"), metrics=dict.fromkeys(CURVES, NAN)),
-    Stepped(2, 0, "KEEP", {}, (LinkNote("probabilities", 0, NAN, 8, 8),), (), (), True),
+    Stepped(2, 0, Verdict.KEEP, {}, (LinkNote("probabilities", 0, NAN, 8, 8),), (), (), True),
     CRASH,
 ]
 GUARDED = [
     START,
     Evaluated(0, 0.3, 8),
     stepped(0),
-    stepped(1, "SKIP_STEP", metrics={"grad_norm": 812.0}),
+    stepped(1, Verdict.SKIP_STEP, metrics={"grad_norm": 812.0}),
     Changed(2, ("guards.skip_spikes.threshold=5",)),
-    stepped(2, "ROLL_BACK", broken=("weights",)),
-    *(stepped(step, "CHANGED") for step in range(3, 8)),
+    stepped(2, Verdict.ROLL_BACK, broken=("weights",)),
+    *(stepped(step, Verdict.CHANGED) for step in range(3, 8)),
     Ended("stopped", "by the user"),
 ]
 ODD = {

@@ -21,7 +21,7 @@ from grpo_lab.analysis.reproduction import (
     verdicts,
 )
 from grpo_lab.config.catalog import preset
-from grpo_lab.events import Crash, Ended, Evaluated, LinkNote, Started, Stepped
+from grpo_lab.events import Crash, Ended, Evaluated, LinkNote, Started, Stepped, Verdict
 from grpo_lab.runs.first_break import first_break
 from grpo_lab.runs.session import Session
 from grpo_lab.ui import console, reproduce
@@ -30,7 +30,7 @@ NAN, INF = math.nan, math.inf
 CRASH = Crash("multinomial-cpu", "torch.multinomial", "RuntimeError: probability tensor contains either `inf`", "x")
 
 
-def step(index, norm, verdict="KEEP", bad=0.0, failed=False, move=0.0):
+def step(index, norm, verdict=Verdict.KEEP, bad=0.0, failed=False, move=0.0):
     note = LinkNote("gradients", 0, norm, 0.0 if math.isfinite(norm) else 10.0, 100, "wte")
     metrics = {"weights/nonfinite": bad, "step_time": 1.0 + index, "weights/max_move": move}
     return Stepped(index, 1, verdict, {} if failed else metrics, () if failed else (note,), (), failed=failed)
@@ -53,8 +53,8 @@ def test_a_crashed_run_is_measured():
     events = [
         Evaluated(0, 0.25, 100),
         step(0, 3.0, move=0.5),
-        step(1, 9.0, verdict="SKIP_STEP", move=0.25),
-        step(2, INF, verdict="ROLL_BACK"),
+        step(1, 9.0, verdict=Verdict.SKIP_STEP, move=0.25),
+        step(2, INF, verdict=Verdict.ROLL_BACK),
         step(3, NAN, bad=100.0, move=NAN),
         step(4, NAN, failed=True),
         Ended("crashed", "RuntimeError", CRASH),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from grpo_lab.analysis.run_state import MULTINOMIAL, Fold, Mark, Series, Tally, decimate, describe, fold, shown
 from grpo_lab.config.catalog import preset
-from grpo_lab.events import Action, Changed, Ended, Evaluated, LinkNote, Started, Stepped, from_json, to_json
+from grpo_lab.events import Action, Changed, Ended, Evaluated, LinkNote, Started, Stepped, Verdict, from_json, to_json
 from grpo_lab.runs.crashes import classify_crash
 
 INF, NAN = math.inf, math.nan
@@ -28,7 +28,7 @@ def guard(verdict, reason="grad norm 812 > 10", name="skip_spikes", kind="guard"
     return Action(name, kind, "gradients", 0, verdict, reason)
 
 
-def stepped(step, verdict="KEEP", actions=(), broken=(), failed=False, samples=(), **metrics):
+def stepped(step, verdict=Verdict.KEEP, actions=(), broken=(), failed=False, samples=(), **metrics):
     values = {"grad_norm": 1.0, "kl": 0.1, "reward": 0.5, "ratio/max": 1.0, **metrics}
     return Stepped(step, 1, verdict, values, links(*broken), actions, samples, failed)
 
@@ -37,7 +37,7 @@ CRASHED = [
     START,
     stepped(0, samples=(("1+1=", "2", 1.0),)),
     stepped(1, broken=("gradients", "weights"), grad_norm=NAN),
-    Stepped(2, 0, "KEEP", {}, (LinkNote("probabilities", 0, NAN, 8, 8),), (), (), True),
+    Stepped(2, 0, Verdict.KEEP, {}, (LinkNote("probabilities", 0, NAN, 8, 8),), (), (), True),
     CRASH,
 ]
 
@@ -50,7 +50,7 @@ def test_nothing_yet():
 
 
 def test_series_have_the_steps_that_have_the_metric():
-    screen = fold([START, stepped(0), stepped(1, grad_norm=INF), Stepped(2, 0, "KEEP", {"reward": 1.0}, (), ())])
+    screen = fold([START, stepped(0), stepped(1, grad_norm=INF), Stepped(2, 0, Verdict.KEEP, {"reward": 1.0}, (), ())])
     assert screen.series["grad_norm"] == Series((0, 1), (1.0, INF))
     assert screen.series["reward"] == Series((0, 1, 2), (0.5, 0.5, 1.0))
     assert (screen.step, screen.completed, screen.num_steps, screen.name) == (2, 3, 10, "smoke")
@@ -80,13 +80,13 @@ def test_a_process_that_died_without_a_word_crashed_in_the_next_step():
         (stepped(1), "healthy", ""),
         (stepped(1, grad_norm=50.0), "spiking", "gradient norm 50, usual up to 10"),
         (stepped(1, kl=NAN), "spiking", "KL to reference NaN, usual up to 1"),
-        (stepped(1, "SKIP_STEP", (guard("SKIP_STEP"),)), "skipping", "skip_spikes: grad norm 812 > 10"),
+        (stepped(1, Verdict.SKIP_STEP, (guard(Verdict.SKIP_STEP),)), "skipping", "skip_spikes: grad norm 812 > 10"),
         (
-            stepped(1, "ROLL_BACK", (guard("ROLL_BACK"),), ("weights",)),
+            stepped(1, Verdict.ROLL_BACK, (guard(Verdict.ROLL_BACK),), ("weights",)),
             "rolling back",
             "skip_spikes: grad norm 812 > 10",
         ),
-        (stepped(1, "STOP", (guard("STOP"),)), "stopping", "skip_spikes: grad norm 812 > 10"),
+        (stepped(1, Verdict.STOP, (guard(Verdict.STOP),)), "stopping", "skip_spikes: grad norm 812 > 10"),
         (stepped(1, broken=("weights",)), "poisoned", "weights are NaN or inf"),
         (Ended("done"), "done", ""),
         (Ended("stopped", "by the user"), "stopped", "by the user"),
@@ -99,23 +99,23 @@ def test_the_status_in_words(event, status, message):
 
 def test_a_run_that_ends_with_broken_weights_says_so():
     assert fold([START, stepped(0, broken=("weights",)), Ended("done")]).status == "done, poisoned"
-    healed = stepped(1, "ROLL_BACK", (guard("ROLL_BACK"),))
+    healed = stepped(1, Verdict.ROLL_BACK, (guard(Verdict.ROLL_BACK),))
     assert fold([START, stepped(0, broken=("weights",)), healed, Ended("done")]).status == "done"
 
 
 def test_marks_name_the_worst_of_a_step():
-    acted = stepped(0, "CHANGED", (guard("CHANGED", "x > 1", "clip_gradients"),))
-    faulty = stepped(1, "CHANGED", (guard("CHANGED", "harm", "bad", kind="fault"),))
-    both = (guard("CHANGED", "x > 1", "clip_gradients"), guard("ROLL_BACK", "nan", "check_weights"))
+    acted = stepped(0, Verdict.CHANGED, (guard(Verdict.CHANGED, "x > 1", "clip_gradients"),))
+    faulty = stepped(1, Verdict.CHANGED, (guard(Verdict.CHANGED, "harm", "bad", kind="fault"),))
+    both = (guard(Verdict.CHANGED, "x > 1", "clip_gradients"), guard(Verdict.ROLL_BACK, "nan", "check_weights"))
     change = Changed(3, ("loss.beta=1.0", "guards.skip_spikes.threshold=5"))
-    screen = fold([START, acted, faulty, stepped(2, "ROLL_BACK", both), change, stepped(3), Ended("done")])
+    screen = fold([START, acted, faulty, stepped(2, Verdict.ROLL_BACK, both), change, stepped(3), Ended("done")])
     assert screen.marks == (
         Mark(0, "acted", "clip_gradients: x > 1"),
         Mark(2, "rolled back", "check_weights: nan"),
         Mark(3, "changed", "loss.beta=1.0, guards.skip_spikes.threshold=5"),
     )
     assert [(step, c["guards"]["skip_spikes"]["threshold"]) for step, c in screen.settings] == [(0, 10), (3, 5)]
-    assert screen.faults == {"bad": Tally(1, 1, 1, "CHANGED", "harm")}
+    assert screen.faults == {"bad": Tally(1, 1, 1, Verdict.CHANGED, "harm")}
     assert set(screen.guards) == {"clip_gradients", "check_weights"}
 
 
@@ -126,9 +126,9 @@ def test_a_change_this_version_does_not_know_keeps_the_settings():
 
 
 def test_tallies_count_actions_and_steps_with_the_last_reason():
-    twice = stepped(0, "CHANGED", (guard("CHANGED", "a"), guard("CHANGED", "b")))
-    screen = fold([START, twice, stepped(1, "SKIP_STEP", (guard("SKIP_STEP", "c"),))])
-    assert screen.guards == {"skip_spikes": Tally(3, 2, 1, "SKIP_STEP", "c")}
+    twice = stepped(0, Verdict.CHANGED, (guard(Verdict.CHANGED, "a"), guard(Verdict.CHANGED, "b")))
+    screen = fold([START, twice, stepped(1, Verdict.SKIP_STEP, (guard(Verdict.SKIP_STEP, "c"),))])
+    assert screen.guards == {"skip_spikes": Tally(3, 2, 1, Verdict.SKIP_STEP, "c")}
 
 
 def test_evaluations():
@@ -150,7 +150,12 @@ def test_the_description_holds_the_numbers():
 
 
 def test_the_description_of_peaks_refusals_and_odd_runs():
-    events = [START, stepped(0), stepped(1, "SKIP_STEP", (guard("SKIP_STEP"),), grad_norm=812.4), stepped(2)]
+    events = [
+        START,
+        stepped(0),
+        stepped(1, Verdict.SKIP_STEP, (guard(Verdict.SKIP_STEP),), grad_norm=812.4),
+        stepped(2),
+    ]
     text = describe(fold(events))
     assert "gradient norm 1 to 1 (at most 812 at step 1)" in text
     assert text.endswith("No link of the chain broke; steps skipped: 1.")
@@ -203,5 +208,5 @@ def test_a_screen_stays_as_it_was_while_events_go_on():
     folded.add(stepped(0))
     screen = folded.screen()
     before = repr(screen)
-    folded.add(stepped(1, "SKIP_STEP", (guard("SKIP_STEP"),), broken=("loss",)))
+    folded.add(stepped(1, Verdict.SKIP_STEP, (guard(Verdict.SKIP_STEP),), broken=("loss",)))
     assert repr(screen) == before

@@ -62,7 +62,7 @@ class Run:
                 if isinstance(event, Stepped):
                     self.after.append(weights(self.policy))
                     self.moments.append(moments(self.learner))
-                    self.updates.append(self.learner.updates)
+                    self.updates.append(self.learner.updates.count)
         except Exception as error:
             self.error = error
         return self
@@ -76,7 +76,7 @@ class Run:
 
     @property
     def verdicts(self):
-        return [step.verdict for step in self.steps]
+        return [step.verdict.name for step in self.steps]
 
 
 def weights(policy):
@@ -84,7 +84,8 @@ def weights(policy):
 
 
 def moments(learner):
-    states = [learner.optimizer.state[p] for p in learner.parameters if p in learner.optimizer.state]
+    updates = learner.updates
+    states = [updates.optimizer.state[p] for p in updates.parameters if p in updates.optimizer.state]
     return [state[key].clone() for state in states for key in ("step", "exp_avg", "exp_avg_sq")]
 
 
@@ -347,7 +348,7 @@ def test_a_rollback_over_several_steps_takes_their_updates_back(run, fault):
 def test_a_large_model_is_copied_only_where_a_guard_may_go_back_to_it(run, monkeypatch):
     monkeypatch.setattr(learner, "SMALL", 0)
     plain, guarded, asked = (
-        run("run.num_steps=1", *switches).learner.snapshots
+        run("run.num_steps=1", *switches).learner.updates.snapshots
         for switches in ((), ("guards.check_weights=on",), ("run.snapshot_every=3",))
     )
     assert [plain.every, guarded.every, asked.every] == [0, 10, 3]

@@ -13,7 +13,7 @@ from PIL import Image
 
 from grpo_lab.analysis.run_state import CURVES, Fold, fold
 from grpo_lab.config.schema import Config
-from grpo_lab.events import Action, Changed, Ended, LinkNote, Started, Stepped
+from grpo_lab.events import Action, Changed, Ended, LinkNote, Started, Stepped, Verdict
 from grpo_lab.ui.plots.style import GREEN, VERMILLION, chinese_font
 from grpo_lab.ui.widgets import render_thread
 from grpo_lab.ui.widgets.live import LiveFigure
@@ -28,10 +28,12 @@ def started(steps=30, *overrides):
     return Started(Config().with_(f"run.num_steps={steps}", *overrides).to_dict(), 1, "cpu")
 
 
-def stepped(step, verdict="KEEP", broken=False, **metrics):
+def stepped(step, verdict=Verdict.KEEP, broken=False, **metrics):
     values = {"grad_norm": 2.0 + math.sin(step), "kl": 0.1, "reward": 0.5, "ratio/max": 1.5, **metrics}
     links = tuple(LinkNote(name, 0, 1.0, float(broken), 8) for name in LINKS)
-    actions = (Action("skip_spikes", "guard", "gradients", 0, verdict, "grad norm 812 > 10"),) * (verdict != "KEEP")
+    actions = (Action("skip_spikes", "guard", "gradients", 0, verdict, "grad norm 812 > 10"),) * (
+        verdict != Verdict.KEEP
+    )
     return Stepped(step, 1, verdict, values, links, actions)
 
 
@@ -46,7 +48,7 @@ def pixels(figure, events, *rest):
 EVENTS = [started(), *(stepped(step) for step in range(12))]
 STORY = [
     *EVENTS,
-    stepped(12, "SKIP_STEP", grad_norm=812.0),
+    stepped(12, Verdict.SKIP_STEP, grad_norm=812.0),
     Changed(13, ("guards.clip_gradients.max_norm=0.5",)),
     stepped(13, broken=True, grad_norm=math.nan, kl=math.inf),
     stepped(14, kl=30.0),
@@ -121,7 +123,9 @@ def long_run():
     folded = Fold()
     folded.add(started(10_000))
     for step in range(10_000):
-        folded.add(stepped(step, "SKIP_STEP" if step % 3 == 0 else "KEEP", grad_norm=1e9 if step == 7777 else 2.0))
+        folded.add(
+            stepped(step, Verdict.SKIP_STEP if step % 3 == 0 else Verdict.KEEP, grad_norm=1e9 if step == 7777 else 2.0)
+        )
     return folded
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from grpo_lab.analysis.markdown import number, render
 from grpo_lab.config.catalog import preset, scenario
 from grpo_lab.config.schema import Config
-from grpo_lab.events import Evaluated, Started, Stepped, Verdict
+from grpo_lab.events import Evaluated, Started, Stepped
 from grpo_lab.metrics import LINKS
 from grpo_lab.runs.first_break import ChainBreak
 from grpo_lab.runs.session import Session
@@ -81,7 +81,7 @@ def measure(session: Session, name: str, column: str) -> ReproducedRun:
         column=column,
         directory=session.directory,
         rounds=len(steps),
-        refused=sum(Verdict[event.verdict] >= Verdict.SKIP_STEP for event in steps),
+        refused=sum(event.refused for event in steps),
         grad_norm=_largest(note.magnitude for event in steps for note in event.links if note.link == "gradients"),
         first_break=session.first_break(),
         nonfinite=int(broken[-1]) if broken else 0,

@@ -21,7 +21,7 @@ MULTINOMIAL = "torch.multinomial"
 CURVES = ("grad_norm", "kl", "reward", "ratio/max")
 """The metrics that a screen draws, in order."""
 _WATCHED = ("grad_norm", "kl", "loss", "ratio/max")
-_DOING = {"SKIP_STEP": "skipping", "ROLL_BACK": "rolling back", "STOP": "stopping"}
+_DOING = {Verdict.SKIP_STEP: "skipping", Verdict.ROLL_BACK: "rolling back", Verdict.STOP: "stopping"}
 _KINDS = {Verdict.SKIP_STEP: "skipped", Verdict.ROLL_BACK: "rolled back", Verdict.STOP: "stopped"}
 
 
@@ -39,7 +39,7 @@ class Tally(NamedTuple):
     actions: int
     steps: int
     last_step: int
-    verdict: str
+    verdict: Verdict
     reason: str
 
 
@@ -166,7 +166,7 @@ class Fold:
             if action.kind in self._tallies:
                 _count(self._tallies[action.kind], action, event.step)
         worst = _worst(event)
-        kind = _KINDS.get(Verdict[event.verdict])
+        kind = _KINDS.get(event.verdict)
         if kind or any(action.kind == "guard" for action in event.actions):
             self._marks.append(Mark(event.step, kind or "acted", f"{worst.name}: {worst.reason}" if worst else ""))
         row = self._strip.get(event.step, {}) | statuses([event])[event.step]
@@ -267,7 +267,7 @@ def _series(columns: tuple[list[int], list[float]]) -> Series:
 
 
 def _count(tallies: dict[str, Tally], action: Action, step: int) -> None:
-    old = tallies.get(action.name, Tally(0, 0, -1, "", ""))
+    old = tallies.get(action.name, Tally(0, 0, -1, Verdict.KEEP, ""))
     in_steps = old.steps + (old.last_step != step)
     tallies[action.name] = Tally(old.actions + 1, in_steps, step, action.verdict, action.reason)
 
@@ -275,7 +275,7 @@ def _count(tallies: dict[str, Tally], action: Action, step: int) -> None:
 def _worst(event: Stepped) -> Action | None:
     """The last of the most severe actions of a step, without those of faults."""
     actions = [action for action in event.actions if action.kind != "fault"]
-    return max(reversed(actions), key=lambda action: Verdict[action.verdict], default=None)
+    return max(reversed(actions), key=lambda action: action.verdict, default=None)
 
 
 def _status_of(last: Stepped) -> tuple[str, str]:
@@ -293,7 +293,7 @@ def _status_of(last: Stepped) -> tuple[str, str]:
 
 def _leaves_poisoned(event: Stepped, before: bool) -> bool:
     """Whether the weights after a step hold NaN or inf; if the step has no note of them, the answer `before` it."""
-    if Verdict[event.verdict] >= Verdict.ROLL_BACK:
+    if event.verdict >= Verdict.ROLL_BACK:
         return False
     if notes := [note for note in event.links if note.link == "weights"]:
         return notes[-1].broken

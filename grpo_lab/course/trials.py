@@ -150,7 +150,7 @@ def learns(config: Config, seed: int, what: str = "a healthy run learns") -> Ite
 def _acted(session: Session) -> list[str]:
     """The names of guards that changed or refused something, without those that lower the rate at the beginning."""
     actions = [action for event in session.events if isinstance(event, Stepped) for action in event.actions]
-    names = {a.name for a in actions if a.kind == "guard" and Verdict[a.verdict] >= Verdict.CHANGED}
+    names = {a.name for a in actions if a.kind == "guard" and a.verdict >= Verdict.CHANGED}
     return sorted(names - {"warm_up"})
 
 

@@ -199,9 +199,9 @@ def _caught_by(event: Stepped, note: LinkNote) -> str:
     guards = [action for action in event.actions if action.kind in ("guard", "trainer")]
     losses = [other.broken for other in event.links if other.link == "loss" and other.update >= note.update]
     after = _PLACES[_PLACES.index(note.link) + 1 : _PLACES.index("loss") + 1] if losses and not any(losses) else []
-    mended = [a.name for a in guards if a.stage in after and Verdict[a.verdict] >= Verdict.CHANGED]
+    mended = [a.name for a in guards if a.stage in after and a.verdict >= Verdict.CHANGED]
     # Each action of the trainer itself leaves something out.
-    refused = [a.name for a in guards if Verdict[a.verdict] >= Verdict.SKIP_STEP or a.kind == "trainer"]
+    refused = [a.name for a in guards if a.verdict >= Verdict.SKIP_STEP or a.kind == "trainer"]
     return next(iter(mended + refused), "")
 
 

@@ -23,8 +23,7 @@ from grpo_lab.runs.commands import CommandQueue, Stopped, ctrl_c
 from grpo_lab.runs.crashes import classify_crash
 from grpo_lab.runs.first_break import ChainBreak, first_break
 from grpo_lab.tasks.tasks import Tasks
-from grpo_lab.training.faults.formulas import needs_reference
-from grpo_lab.training.learner import validated
+from grpo_lab.training.registry import needs_reference, validated
 from grpo_lab.training.trainer import train
 
 BY_THE_USER, AT_ONCE = "by the user", "by the user, at once"
@@ -198,7 +197,8 @@ class Session:
         """One row a step: verdict, committed updates and every metric."""
         steps = [event for event in self.events if isinstance(event, Stepped)]
         rows = [
-            {"step": e.step, "verdict": e.verdict, "updates": e.updates, "failed": e.failed, **e.metrics} for e in steps
+            {"step": e.step, "verdict": e.verdict.name, "updates": e.updates, "failed": e.failed, **e.metrics}
+            for e in steps
         ]
         return pd.DataFrame(rows)
 

@@ -1,53 +1,115 @@
-"""The one seam: at each stage of a step a value is handed to whoever protects it (guards) or harms it (faults)."""
+"""Interventions: guards protect and faults harm one value at one stage of a step; observers only measure it."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, NamedTuple
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from grpo_lab import seeds
 from grpo_lab.algorithm.batch import Batch
-from grpo_lab.config import fields, user_code
+from grpo_lab.config import fields
 from grpo_lab.config.schema import Config, SamplingConfig
-from grpo_lab.errors import ConfigError
-from grpo_lab.events import Action, Stage, Verdict
+from grpo_lab.errors import RunError
+from grpo_lab.events import Stage, Verdict
 from grpo_lab.training.recorder import Recorder
+
+T = TypeVar("T")
 
 
 class Outcome(NamedTuple):
-    """An intervention's answer: the value to go on with, and why if it acted."""
+    """The answer of an intervention: the value to go on with and, if it acted, a verdict and a reason."""
 
     value: Any
     verdict: Verdict = Verdict.KEEP
     reason: str = ""
+    replace: Mapping[str, Any] = MappingProxyType({})
+    """Fields of the `Step` to replace for the rest of the step, as in `{"scorable": ...}`."""
 
 
 @dataclass(frozen=True)
 class Coefficients:
-    """The numbers of one step that guards may change; applied at each update, so no restore can undo them."""
+    """The numbers of one step that guards may change; applied at each update, so that no restore undoes them."""
 
     learning_rate: float
     beta: float
+    """Weight of the KL penalty."""
     epsilon: float
     epsilon_high: float | None
     adam_eps: float
     delta: float | None = None
+    """Largest ratio that counts where the advantage is negative (dual clip)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """Everything that an intervention may read of the step; a field that is None is not known yet.
+
+    Immutable: assigning to a field raises FrozenInstanceError. An intervention answers with an `Outcome`.
+    """
+
+    index: int
+    config: Config
+    sampling: SamplingConfig
+    """The sampling settings in use: as configured, and from stage SAMPLING on as its guards left them."""
+    policy: Any
+    recorder: Recorder
+    optimizer: Any = None
+    last_verdict: Verdict = Verdict.KEEP
+    """Verdict of the step before."""
+    last_metrics: Mapping[str, float] = field(default_factory=dict)
+    """Metrics of the step before, as far as it came; none in the first."""
+    largest_move: Callable[[], float | None] = lambda: None
+    """Measure the largest change of any single weight since the step began; None without a snapshot from there."""
+    update: int = 0
+    note: str = ""
+    """The pass that the logits belong to: `sampling`, `old`, `reference` or `current`."""
+    coefficients: Coefficients | None = None
+    scorable: Tensor | None = None
+    """(P, G) bool: completions that count."""
+    batch: Batch | None = None
+    """The micro-batch whose logits or loss are computed; None while completions are sampled."""
+    num_tokens: Tensor | None = None
+    """() int: trained tokens of the whole batch."""
+    grad_norm: float | None = None
+    """2-norm of this update's gradients before any guard touched them; may be NaN or inf."""
+    weight_norms: Tensor | None = None
+    """(parameters,) 2-norms after this update."""
+
+    @property
+    def advantages(self) -> Tensor | None:
+        """(b,) of the micro-batch."""
+        return None if self.batch is None else self.batch.advantages
+
+    @property
+    def completion_mask(self) -> Tensor | None:
+        """(b, T) bool of the micro-batch."""
+        return None if self.batch is None else self.batch.completion_mask
+
+
+def known(value: T | None, name: str) -> T:
+    """The value of a step's field that must be known by now.
+
+    Raises RunError where it is None: a guard that compared None, or a default such as 0, would protect nothing.
+    """
+    if value is None:
+        raise RunError(f"step.{name} is None: it is not known yet; act at a later stage, and keep the observers on")
+    return value
 
 
 @dataclass(frozen=True)
 class Intervention(fields.Settings):
-    """One guard or fault: its fields are its settings, except those that it keeps from step to step.
+    """Base of guards, faults and observers. Its fields are its settings, except those that it keeps between steps.
 
-    Frozen settings keep a run's config true. `self.memory`, a plain dictionary of numbers, is kept; so is each field
-    with `init=False`, a list or dictionary that may hold tensors.
+    Settings are frozen, so that the config of a run stays true. Kept are `self.memory`, a plain dictionary of
+    numbers, and each field with `init=False`: a list or dictionary that may hold tensors.
     """
 
     name: ClassVar[str]
@@ -60,10 +122,11 @@ class Intervention(fields.Settings):
     memory: dict[str, float] = field(default_factory=dict, init=False, compare=False)
 
     def __call__(self, value: Any, step: Step) -> Outcome:
+        """Answer to the value of this stage, whose type and shape `Stage` lists."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of each field that is kept, by name; as in torch, tensors are shared."""
+        """Return a copy of each field that is kept, by name; as in torch, tensors are shared."""
         return {kept.name: copy.copy(getattr(self, kept.name)) for kept in dataclasses.fields(self) if not kept.init}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -86,30 +149,31 @@ class Intervention(fields.Settings):
         return Outcome(value, verdict, reason)
 
     def seed(self, step: Step) -> int:
-        """For the intervention's own random draws in this step, independent of the run's."""
+        """Seed of the intervention's own random draws in this step, independent of the run's."""
         return seeds.derive(step.config.run.seed, step.index, self.name)
 
     def generator(self, step: Step, device: torch.device | str = "cpu") -> torch.Generator:
-        """The intervention's own random draws for this step."""
+        """Generator of the intervention's own random draws in this step."""
         return torch.Generator(device).manual_seed(self.seed(step))
 
 
 @dataclass(frozen=True)
 class AtOneStep(Intervention):
-    """An intervention that strikes in one step of the run and does nothing in the others."""
+    """An intervention that acts in one step of the run and does nothing in the others."""
 
     at_step: Annotated[int, fields.AtLeast(0)] = 1
     """The step in which it happens."""
 
     def __call__(self, value: Any, step: Step) -> Outcome:
-        return self.strike(value, step) if step.index == self.at_step else Outcome(value)
+        return self.inject(value, step) if step.index == self.at_step else Outcome(value)
 
-    def strike(self, value: Any, step: Step) -> Outcome:
+    def inject(self, value: Any, step: Step) -> Outcome:
+        """Answer to the value of the one step."""
         raise NotImplementedError
 
 
 def exceeds(what: str, number: float, limit: float) -> str:
-    """The reason for acting on a number that is not within its limit; NaN is greater than nothing.
+    """The reason for acting on a number that is not within its limit. Every comparison with NaN is False.
 
     >>> exceeds("grad norm", 812.4, 10), exceeds("grad norm", float("nan"), 10)
     ('grad norm 812.4 > 10', 'grad norm nan is not a number; limit 10')
@@ -117,131 +181,5 @@ def exceeds(what: str, number: float, limit: float) -> str:
     return f"{what} nan is not a number; limit {limit:g}" if math.isnan(number) else f"{what} {number:.4g} > {limit:g}"
 
 
-Arrangement = dict[Stage, list[tuple[str, Intervention]]]
-
-
-class Refused(Exception):
-    """A guard refused the rest of this step. Caught by the trainer, never seen by a user."""
-
-
-@dataclass
-class Step:
-    """One attempt at a step: what the trainer shares with interventions, and what they did."""
-
-    index: int
-    config: Config
-    interventions: Arrangement
-    policy: Any
-    recorder: Recorder
-    optimizer: Any = None
-    last_verdict: Verdict = Verdict.KEEP
-    """Verdict of the step before."""
-    last_metrics: Mapping[str, float] = field(default_factory=dict)
-    """Metrics of the step before, as far as it came; none in the first."""
-    update: int = 0
-    note: str = ""
-    """Which pass the logits are of: `sampling`, `old`, `reference` or `current`."""
-    sampling: SamplingConfig = field(init=False)
-    """The sampling settings in use: as configured, and from stage SAMPLING on as its guards left them."""
-    batch: Batch | None = None
-    """The micro-batch whose logits are computed; none while completions are sampled."""
-    coefficients: Coefficients | None = None
-    scorable: Tensor | None = None
-    """(P, G) bool: completions that count."""
-    advantages: Tensor | None = None
-    """(b,) of the micro-batch whose loss is being computed."""
-    completion_mask: Tensor | None = None
-    """(b, T) bool of the same micro-batch."""
-    num_tokens: Tensor | None = None
-    """Trained tokens of the whole batch."""
-    grad_norm: float = 0.0
-    """Norm of the gradients before anything touched them, this update."""
-    weight_norms: Tensor | None = None
-    """(parameters,) 2-norms after this update."""
-    largest_move: Callable[[], float | None] = lambda: None
-    """Largest change of any single weight since the step began, where a snapshot tells it."""
-    verdict: Verdict = Verdict.KEEP
-    actions: list[Action] = field(default_factory=list)
-
-    @property
-    def reason(self) -> str:
-        """The reason of the action with the worst verdict, the first of equals."""
-        return max(self.actions, key=lambda action: Verdict[action.verdict]).reason
-
-    def __post_init__(self) -> None:
-        self.sampling = self.config.sampling
-
-    def at(self, stage: Stage, value: Any, note: str = "") -> Any:
-        """Hand the value to every intervention of the stage, faults first, then guards, in the configured order.
-
-        Tensors are noted for the chain as they leave. Raises Refused when the verdict is SKIP_STEP or worse.
-        """
-        worst, self.note = Verdict.KEEP, note
-        for kind, intervention in self.interventions.get(stage, ()):
-            value, verdict, reason = intervention(value, self)
-            if verdict or reason:
-                self.actions.append(Action(intervention.name, kind, stage, self.update, verdict.name, reason))
-            worst = max(worst, verdict)
-        self.verdict = max(self.verdict, worst)
-        if isinstance(value, Tensor):
-            self.recorder.tensor(stage, value, self.update, note)
-        if worst >= Verdict.SKIP_STEP:
-            raise Refused
-        return value
-
-    def say(self, name: str, stage: Stage, verdict: Verdict, reason: str) -> None:
-        """Record what the trainer itself did, for a reason that is nobody's guard."""
-        self.actions.append(Action(name, "trainer", stage, self.update, verdict.name, reason))
-        self.verdict = max(self.verdict, verdict)
-
-
-def arrange(
-    config: Config,
-    faults: Mapping[str, type[Intervention]],
-    guards: Mapping[str, type[Intervention]],
-    probes: Iterable[type[Intervention]] = (),
-    own: bool = True,
-) -> Arrangement:
-    """The configured interventions by stage: faults, then what only looks, then guards. Off means absent.
-
-    Without `own`, those of the user's files are absent too, and the files are not run.
-    Raises ConfigError for a name or setting that does not exist.
-    """
-    arranged: Arrangement = defaultdict(list)
-    looks = {probe.name: probe for probe in probes}
-    kinds = (
-        ("fault", config.faults, faults),
-        ("probe", {name: {} for name in looks}, looks),
-        ("guard", config.guards, guards),
-    )
-    for kind, switches, registry in kinds:
-        for name, values in switches.items():
-            if own or not user_code.is_own(name):
-                intervention = fields.build(_class(kind, name, registry), values, f"{kind}s.{name}")
-                arranged[intervention.stage].append((kind, intervention))
-    return dict(arranged)
-
-
-def _class(kind: str, name: str, registry: Mapping[str, type[Intervention]]) -> type[Intervention]:
-    """A registered class, or one of the user's own, which is called by its class's name unless it has another."""
-    found = user_code.named(kind, name, registry)
-    if not user_code.is_own(name):
-        return found
-    if not (isinstance(found, type) and issubclass(found, Intervention)):
-        raise ConfigError(
-            f"{name}: a {kind} is a class of its own, a subclass of {Intervention.__module__}.Intervention"
-        )
-    stage = getattr(found, "stage", None)
-    if stage not in list(Stage):
-        raise ConfigError(f"{name}: stage = {stage!r}: must be one of {', '.join(Stage)}")
-    if "name" not in vars(found):
-        found.name = found.__name__
-    return found
-
-
-def carry_over(old: Arrangement, new: Arrangement) -> None:
-    """Give the new interventions what the old ones of the same kind and name kept."""
-    states = {(kind, i.name): i.state_dict() for row in old.values() for kind, i in row}
-    for row in new.values():
-        for kind, intervention in row:
-            intervention.load_state_dict(states.get((kind, intervention.name), {}))
+Arrangement = Mapping[Stage, list[tuple[str, Intervention]]]
+"""The interventions of each stage in the order in which they act, each with its kind: fault, observer or guard."""

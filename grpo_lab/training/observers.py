@@ -1,4 +1,4 @@
-"""Probes: interventions that only look, after the faults and before the guards."""
+"""Observers: interventions that only measure, after the faults and before the guards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from grpo_lab.algorithm.batch import Batch
 from grpo_lab.algorithm.kl import exact as kl_divergence
 from grpo_lab.events import Stage
-from grpo_lab.training.interventions import Intervention, Outcome, Step
+from grpo_lab.training.interventions import Intervention, Outcome, Step, known
 from grpo_lab.training.recorder import named_gradients
 
 
@@ -42,8 +42,7 @@ class MeasureGradients(Intervention):
         norm = step.recorder.parameters("gradients", names, gradients, step.update, facts).norm()
         step.recorder.count_now()
         step.recorder.metric("grad_norm", norm, step.update)
-        step.grad_norm = float(norm)
-        return Outcome(value)
+        return Outcome(value, replace={"grad_norm": float(norm)})
 
 
 @dataclass(frozen=True)
@@ -55,8 +54,8 @@ class MeasureWeights(Intervention):
 
     def __call__(self, value: Any, step: Step) -> Outcome:
         names, weights = zip(*value.named_parameters(), strict=True)
-        step.weight_norms = step.recorder.parameters("weights", names, weights, step.update)
-        return Outcome(value)
+        norms = step.recorder.parameters("weights", names, weights, step.update)
+        return Outcome(value, replace={"weight_norms": norms})
 
 
 Row = tuple[tuple[int, ...], tuple[int, ...]]
@@ -90,26 +89,24 @@ class MeasureExactKL(Intervention):
             self.reference.clear()
             self.parts.clear()
         elif step.note == "reference":
-            assert step.batch is not None
-            self.reference.update(zip(rows_of(step.batch), value.detach(), strict=True))
+            self.reference.update(zip(rows_of(known(step.batch, "batch")), value.detach(), strict=True))
         elif step.note == "current" and step.update == 0 and self.reference:
             self._measure(value.detach(), step)
         return Outcome(value)
 
     def _measure(self, policy: Tensor, step: Step) -> None:
-        assert step.batch is not None and step.num_tokens is not None
-        mask, temperature = step.batch.completion_mask, step.sampling.temperature
-        known = [self.reference[row] for row in rows_of(step.batch) if row in self.reference]
-        if len(known) < len(policy):
+        batch, num_tokens = known(step.batch, "batch"), known(step.num_tokens, "num_tokens")
+        seen = [self.reference[row] for row in rows_of(batch) if row in self.reference]
+        if len(seen) < len(policy):
             return
-        pair = (policy, torch.stack(known))
+        pair, temperature = (policy, torch.stack(seen)), step.sampling.temperature
         log_p, log_q = ((logits.float() / temperature).log_softmax(dim=-1) for logits in pair)
-        kl = kl_divergence(log_p, log_q).masked_fill(~mask, 0.0)
-        self.parts.append((kl.sum() / step.num_tokens, mask.sum()))
-        if sum(int(tokens) for _, tokens in self.parts) == int(step.num_tokens):
+        kl = kl_divergence(log_p, log_q).masked_fill(~batch.completion_mask, 0.0)
+        self.parts.append((kl.sum() / num_tokens, batch.completion_mask.sum()))
+        if sum(int(tokens) for _, tokens in self.parts) == int(num_tokens):
             for part, _ in self.parts:
                 step.recorder.metric("kl/exact", part, step.update)
             self.parts.clear()
 
 
-PROBES = (MeasureLogRatio, MeasureGradients, MeasureWeights)
+OBSERVERS = (MeasureLogRatio, MeasureGradients, MeasureWeights)

@@ -20,7 +20,7 @@ from grpo_lab.events import Stage
 
 
 def untouched(stage: Stage, value: Any, note: str = "") -> Any:
-    """Stands in for Step.at where nobody guards or harms: evaluation."""
+    """Return the value as it is; replaces Attempt.apply in evaluation, which has no interventions."""
     return value
 
 
@@ -48,11 +48,11 @@ def sample(
     num_generations: int,
     sampling: SamplingConfig,
     generator: torch.Generator,
-    at: Callable[..., Any] = untouched,
+    apply: Callable[..., Any] = untouched,
 ) -> Batch:
     """Draw `num_generations` completions of each prompt: softmax, then torch.multinomial, one token at a time.
 
-    Rows that have ended leave the computation. `at` is handed every next-token distribution (Stage.PROBABILITIES).
+    Rows that have ended leave the computation. `apply` receives every next-token distribution (Stage.PROBABILITIES).
     """
     prompt_ids, prompt_mask = encode(tokenizer, prompts, model.device)
     _check_length(model, prompt_ids.shape[1], sampling)
@@ -63,8 +63,8 @@ def sample(
     passes = _prompt_pass(model, prompt_ids, prompt_mask, group)
     alive = torch.arange(len(group), device=model.device)
     for position in range(sampling.max_completion_length):
-        logits = at(Stage.LOGITS, passes.logits, "sampling")[:, -1]
-        probabilities = at(Stage.PROBABILITIES, warps(logits.float(), alive).softmax(dim=-1))
+        logits = apply(Stage.LOGITS, passes.logits, "sampling")[:, -1]
+        probabilities = apply(Stage.PROBABILITIES, warps(logits.float(), alive).softmax(dim=-1))
         tokens = torch.multinomial(probabilities, 1, generator=generator)
         tape.write(alive, position, tokens, probabilities, entropies(logits, sampling.temperature))
         warps.seen(alive, tokens)

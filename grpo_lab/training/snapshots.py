@@ -20,7 +20,7 @@ class Snapshots:
     `every` steps one is taken, the first at once; 0 takes none.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], optimizer: Optimizer, every: int) -> None:
+    def __init__(self, parameters: Sequence[Tensor], optimizer: Optimizer, every: int = 0) -> None:
         self._parameters, self._optimizer, self.every = parameters, optimizer, every
         self._weights: list[Tensor] = []
         self._moments: dict[Tensor, dict[str, Tensor]] = {}

@@ -1,4 +1,4 @@
-"""What is noted of a step beside the chain: numbers that only tell, and change nothing."""
+"""Metrics of a step beside those of the chain; they change nothing."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import torch
 from torch import Tensor
 
 from grpo_lab.algorithm.batch import Batch
-from grpo_lab.training.interventions import Step
+from grpo_lab.training.interventions import Coefficients, Step, known
 from grpo_lab.training.recorder import Recorder
 
 
-def rewards(recorder: Recorder, step: Step, values: Tensor) -> None:
-    """Of the rewards (P, G) that are going to be used."""
-    assert step.scorable is not None
-    judged = step.scorable
+def rewards(step: Step, values: Tensor) -> None:
+    """Note the mean and the spread of the rewards (P, G) that are going to be used."""
+    judged, recorder = known(step.scorable, "scorable"), step.recorder
     count = judged.sum(dim=1)
     mean = values.masked_fill(~judged, 0.0).sum(dim=1) / count.clamp(min=1)
     squares = (values - mean[:, None]).square().masked_fill(~judged, 0.0).sum(dim=1)
@@ -24,7 +23,7 @@ def rewards(recorder: Recorder, step: Step, values: Tensor) -> None:
 
 
 def batch(recorder: Recorder, batch: Batch, terminators: Tensor) -> None:
-    """Of the batch before it is trained on."""
+    """Note lengths, entropy and log-probabilities of the batch before it is trained on."""
     mask = batch.completion_mask
     for link, values in (("old_logprobs", batch.old_logprobs), ("ref_logprobs", batch.ref_logprobs)):
         if values is not None:
@@ -38,16 +37,17 @@ def batch(recorder: Recorder, batch: Batch, terminators: Tensor) -> None:
 
 
 def sampler(recorder: Recorder, batch: Batch, old: Tensor) -> None:
-    """Of the gap between the sampler's own log-probabilities and the ones trained with, which no ratio shows."""
+    """Note the gap between the sampler's own log-probabilities and the `old` ones (B, T), which no ratio shows."""
     gap = (old.float() - batch.sampling_logprobs).abs().masked_fill(~batch.completion_mask, 0.0)
     recorder.metric("sampling/sampling_logp_difference/mean", gap.sum() / batch.completion_mask.sum())
     recorder.metric("sampling/sampling_logp_difference/max", gap.max())
 
 
-def clipping(step: Step, ratio: Tensor, batch: Batch, num_tokens: Tensor) -> dict[str, Tensor]:
-    """The share of the whole batch's tokens that the clip range takes out of the gradient, by metric."""
-    use, advantages = step.coefficients, batch.advantages
-    assert use is not None and advantages is not None
+def clipping(use: Coefficients, ratio: Tensor, advantages: Tensor, num_tokens: Tensor) -> dict[str, Tensor]:
+    """The share of the whole batch's tokens that the clip range takes out of the gradient, by metric.
+
+    `ratio` (b, T) and `advantages` (b,) are those of one micro-batch.
+    """
     high = use.epsilon if use.epsilon_high is None else use.epsilon_high
     low_side = (ratio < 1 - use.epsilon) & (advantages < 0)[:, None]
     high_side = (ratio > 1 + high) & (advantages > 0)[:, None]

@@ -16,7 +16,8 @@ from grpo_lab.config.schema import Config
 from grpo_lab.events import Changed, Ended, Event, Stage, Started, Verdict
 from grpo_lab.tasks import tasks as task_sets
 from grpo_lab.training import step_metrics
-from grpo_lab.training.interventions import Refused
+from grpo_lab.training.attempt import Refused
+from grpo_lab.training.evaluation import evaluate
 from grpo_lab.training.learner import Learner, RewardFunctions
 
 Controls = Callable[[int], Sequence[str]]
@@ -36,43 +37,43 @@ def train(
     An error in a step is raised after a last `Stepped(failed=True)` with all that was noted up to it.
     """
     learner = Learner(config, model, rewards)
-    tasks = tasks or task_sets.load(config.data.tasks)
+    updates, tasks = learner.updates, tasks or task_sets.load(config.data.tasks)
     seed, num_prompts = config.run.seed, config.data.num_prompts
-    yield Started(config.to_dict(), learner.num_parameters, str(learner.policy.device))
-    yield from learner.evaluate(tasks, 0)
+    yield Started(config.to_dict(), updates.num_parameters, str(learner.policy.device))
+    yield from evaluate(learner, tasks, 0)
     for index in range(config.run.num_steps):
         if overrides := tuple(controls(index)) if controls else ():
             learner.change(overrides)
             yield Changed(index, overrides)
-        step = learner.begin(index)
+        attempt = learner.begin(index)
         try:
-            step.coefficients = step.at(Stage.COEFFICIENTS, learner.coefficients())
-            sampling = step.sampling = step.at(Stage.SAMPLING, step.sampling)
+            attempt.replace(coefficients=attempt.apply(Stage.COEFFICIENTS, updates.coefficients(learner.config)))
+            attempt.replace(sampling=attempt.apply(Stage.SAMPLING, learner.config.sampling))
             problems = tasks.batch(seed, index, num_prompts)
-            batch = learner.sample(step, problems, sampling)
-            scores = step.at(Stage.REWARDS, learner.score(step, problems, batch))
-            step_metrics.rewards(learner.recorder, step, scores)
-            advantages = learner.formulas.advantage_scale(scores, scorable=step.scorable)
-            advantages = step.at(Stage.ADVANTAGES, advantages)
-            batch = step.at(Stage.BATCH, learner.complete(step, batch, advantages, sampling))
-            batch = learner.weigh(batch, sampling)
-            for step.update in range(step.config.loss.num_iterations):  # noqa: B020
-                learner.begin_update(step)
+            batch = learner.sample(attempt, problems)
+            scores = attempt.apply(Stage.REWARDS, learner.score(attempt, problems, batch))
+            step_metrics.rewards(attempt.step, scores)
+            advantages = learner.formulas.advantage_scale(scores, scorable=attempt.step.scorable)
+            advantages = attempt.apply(Stage.ADVANTAGES, advantages)
+            batch = attempt.apply(Stage.BATCH, learner.compute_logprobs(attempt, batch, advantages))
+            batch = learner.add_token_weights(attempt, batch)
+            for update in range(learner.config.loss.num_iterations):
+                updates.begin(attempt, update)
                 for micro_batch in batch.split(config.data.micro_batch_prompts):
-                    output = learner.loss(step, micro_batch, sampling, batch.completion_mask.sum())
-                    learner.recorder.metrics(output.metrics, step.update)
-                    learner.backward(step, step.at(Stage.LOSS, output.loss))
-                step.at(Stage.GRADIENTS, learner.gradients())
-                learner.apply(step)
-                step.at(Stage.WEIGHTS, learner.policy)
+                    output = learner.loss(attempt, micro_batch)
+                    learner.recorder.metrics(output.metrics, update)
+                    learner.backward(attempt, attempt.apply(Stage.LOSS, output.loss))
+                attempt.apply(Stage.GRADIENTS, updates.gradients())
+                updates.apply(attempt)
+                attempt.apply(Stage.WEIGHTS, learner.policy)
         except Refused:
-            pass  # the guard's reason is in step.actions, and learner.end carries out the verdict
+            pass  # the guard's reason is in attempt.actions, and learner.end carries out the verdict
         except Exception:
-            yield learner.end(step, failed=True)
+            yield learner.end(attempt, failed=True)
             raise
-        yield learner.end(step)
-        if step.verdict == Verdict.STOP:
-            yield Ended("stopped", step.reason)
+        yield learner.end(attempt)
+        if attempt.verdict == Verdict.STOP:
+            yield Ended("stopped", attempt.reason)
             return
-    yield from learner.evaluate(tasks, config.run.num_steps)
+    yield from evaluate(learner, tasks, config.run.num_steps)
     yield Ended("done")

@@ -63,7 +63,7 @@ def in_numbers(event: Stepped) -> str:
     """A step in numbers: reward, gradient norm, KL, and the verdict if the step was refused."""
     names = {"reward": "reward", "grad_norm": "norm", "kl": "kl"}
     shown = [f"{label} {event.metrics[name]:.3g}" for name, label in names.items() if name in event.metrics]
-    return " ".join(shown if event.verdict in ("KEEP", "CHANGED") else [*shown, event.verdict])
+    return " ".join([*shown, event.verdict.name] if event.refused else shown)
 
 
 def table(rows: Iterable[Sequence[str]], title: str | None = None, gap: int = 2) -> Table:

@@ -25,8 +25,8 @@ from grpo_lab.ui import console
 from tests.grading import mutants
 
 BLANK = mutants.INSTRUCTOR.parent / "05_kl.ipynb"
-WRITTEN = {"forecast": 'answer = "a"', "pulls": 'k1, k2, k3, hinge = "c", "a", "b", "d"'}
-"""Right answers that nothing has to run for: two points, and one."""
+WRITTEN = {"forecast": 'answer = "a"', "pulls": 'k1 = "c"\nk2 = "a"\nk3 = "b"\nhinge = "d"'}
+"""Right literal answers, for which no sandbox starts: one point, and two."""
 HOLDS, HELD = "import subprocess\n\nsubprocess.run(['sleep', '4711.25'])\n", "4711.25"
 """An answer that ends when it is killed, and the words of its command line."""
 PATIENCE = 300.0
@@ -141,7 +141,15 @@ def interrupt(monkeypatch):
         return graded(client, found)
 
     monkeypatch.setattr(WorkerClient, "grade", grade)
-    monkeypatch.setattr(parallel, "ctrl_c", lambda stop, stopping: listen(lambda: (stop(), heard.set()), stopping))
+
+    def listened(stop, stopping):
+        def stopped() -> None:
+            stop()
+            heard.set()
+
+        return listen(stopped, stopping)
+
+    monkeypatch.setattr(parallel, "ctrl_c", listened)
     return armed.set
 
 

@@ -8,12 +8,12 @@ from torch import tensor
 
 from grpo_lab.algorithm import kl
 from grpo_lab.course.labs.lab_05_kl import cases
-from grpo_lab.training.faults.formulas import KL_ESTIMATORS
+from grpo_lab.training.faults.formulas import k3_exp
 from tests.grading import mutants
 
 
 def test_an_estimate_that_is_wrong_near_0_alone_is_told_apart_from_one_that_is_wrong_everywhere(findings):
-    found = findings("k3", k3=KL_ESTIMATORS["k3_exp"])
+    found = findings("k3", k3=k3_exp)
     assert [finding.what for finding in found if not finding.right] == [found[-1].what]
     assert "0.0002" in found[-1].what
 

@@ -9,7 +9,7 @@ from grpo_lab.config.schema import Config
 from grpo_lab.course import evaluate
 from grpo_lab.course.exercises import Function, Values
 from grpo_lab.course.registry import LABS, exercise, lab_page
-from grpo_lab.training.faults.formulas import FORMULAS
+from grpo_lab.training.registry import FORMULAS
 from tests.grading import mutants
 from tests.grading.mutants import HARD_CODED, TRAINED
 
@@ -134,7 +134,7 @@ def test_every_exercise_has_wrong_answers_and_every_function_another_right_one()
 def test_every_wrong_formula_of_the_registry_loses_somewhere():
     loss = Config().loss
     names = {f"loss.{kind}={name}" for kind, known in FORMULAS.items() for name in {*known} - {getattr(loss, kind)}}
-    called = {each.name for each in WRONG if "grpo_lab.training.faults.formulas" in each.source}
+    called = {each.name for each in WRONG if "FORMULAS" in each.source}
     assert names and names - called == set()
 
 

@@ -104,7 +104,7 @@ def measure(cell: Cell, events: Sequence[Event], status: str, message: str = "")
     """The measurement of a run from its events; `status` and `message` come from the parent of its process."""
     steps = [event for event in events if isinstance(event, Stepped)]
     whole = [event for event in steps if not event.failed]
-    kept = [event for event in steps if Verdict[event.verdict] < Verdict.SKIP_STEP]
+    kept = [event for event in steps if not event.refused]
     ended = next((event for event in events if isinstance(event, Ended)), None)
     crash = ended.crash.operator if ended and ended.crash else ""
     finite = _finite_at_the_end(whole)
@@ -127,8 +127,8 @@ def measure(cell: Cell, events: Sequence[Event], status: str, message: str = "")
         survived=status == "done" and finite,
         shown=shown,
         finished=len(whole),
-        refused=sum(Verdict[event.verdict] >= Verdict.SKIP_STEP for event in whole),
-        changed=sum(event.verdict == Verdict.CHANGED.name for event in whole),
+        refused=sum(event.refused for event in whole),
+        changed=sum(event.verdict == Verdict.CHANGED for event in whole),
         updates=updates,
         first_break=found.link if found else "",
         caught_by=found.caught_by if found else "",
@@ -162,7 +162,7 @@ def _fate(status: str, finite: bool, shown: bool, counted: bool, updates: int) -
 def _finite_at_the_end(steps: Sequence[Stepped]) -> bool:
     """Whether the last weights that were noted were finite, or were rolled back."""
     last = next((event for event in reversed(steps) if "weights/nonfinite" in event.metrics), None)
-    return not last or not last.metrics["weights/nonfinite"] or Verdict[last.verdict] >= Verdict.ROLL_BACK
+    return not last or not last.metrics["weights/nonfinite"] or last.verdict >= Verdict.ROLL_BACK
 
 
 class Journal:

@@ -46,7 +46,7 @@ class ShiftLogRatio(AtOneStep):
     nats: float = 100.0
     """Added to the log-ratio; above 88.7 (fp32) or 11.09 (fp16) its exp overflows."""
 
-    def strike(self, value: Tensor, step: Step) -> Outcome:
+    def inject(self, value: Tensor, step: Step) -> Outcome:
         liked = [] if step.advantages is None else (step.advantages > 0).nonzero()[:, 0].tolist()
         if not liked:
             return Outcome(value)
@@ -66,7 +66,7 @@ class ShiftKLDelta(AtOneStep):
     nats: float = 100.0
     """Added to the difference; above 88.7 (fp32) its exp overflows."""
 
-    def strike(self, value: Tensor, step: Step) -> Outcome:
+    def inject(self, value: Tensor, step: Step) -> Outcome:
         row = int(torch.randint(len(value), (1,), generator=self.generator(step)))
         shift = torch.zeros_like(value)
         shift[row, 0] = self.nats
@@ -95,7 +95,7 @@ class NanGradient(AtOneStep):
     name = "nan_gradient"
     stage = Stage.GRADIENTS
 
-    def strike(self, value: Any, step: Step) -> Outcome:
+    def inject(self, value: Any, step: Step) -> Outcome:
         _, gradients = named_gradients(value)
         chosen = gradients[int(torch.randint(len(gradients), (1,), generator=self.generator(step)))]
         chosen.view(-1)[0] = torch.nan

@@ -67,7 +67,7 @@ class CorruptSample(AtOneStep):
     name = "corrupt_sample"
     stage = Stage.BATCH
 
-    def strike(self, value: Batch, step: Step) -> Outcome:
+    def inject(self, value: Batch, step: Step) -> Outcome:
         generator = self.generator(step)
         row = int(torch.randint(len(value.completions), (1,), generator=generator))
         vocabulary = step.policy.config.vocab_size
@@ -105,7 +105,7 @@ class NanReward(AtOneStep):
     name = "nan_reward"
     stage = Stage.REWARDS
 
-    def strike(self, value: Tensor, step: Step) -> Outcome:
+    def inject(self, value: Tensor, step: Step) -> Outcome:
         place = int(torch.randint(value.numel(), (1,), generator=self.generator(step)))
         broken = value.clone()
         broken.view(-1)[place] = torch.nan

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from grpo_lab.config.fields import AtLeast, Between
 from grpo_lab.events import Stage, Verdict
-from grpo_lab.training.interventions import Coefficients, Intervention, Outcome, Step, exceeds
+from grpo_lab.training.interventions import Coefficients, Intervention, Outcome, Step, exceeds, known
 
 _SPREAD_OF_MAD = 1.4826
 """Median absolute deviation times this is the standard deviation, where the values are normal."""
@@ -157,11 +157,12 @@ class SkipOutliers(Intervention):
     """Skipped steps in a row before it asks for a rollback."""
 
     def __call__(self, value: Any, step: Step) -> Outcome:
-        reason = self._objection(step.grad_norm)
+        norm = known(step.grad_norm, "grad_norm")
+        reason = self._objection(norm)
         if reason:
             return self.refuse(value, step, reason, Verdict.SKIP_STEP, self.patience, Verdict.ROLL_BACK)
         if step.advantages is None or bool(step.advantages.any()):  # a batch that teaches nothing has no usual norm
-            remember(self.memory, step.grad_norm, self.window)
+            remember(self.memory, norm, self.window)
         return Outcome(value)
 
     def _objection(self, norm: float) -> str:

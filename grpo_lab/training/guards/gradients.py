@@ -10,7 +10,7 @@ import torch
 
 from grpo_lab.config.fields import AtLeast, Between
 from grpo_lab.events import Stage, Verdict
-from grpo_lab.training.interventions import Intervention, Outcome, Step, exceeds
+from grpo_lab.training.interventions import Intervention, Outcome, Step, exceeds, known
 from grpo_lab.training.recorder import named_gradients
 
 
@@ -30,9 +30,10 @@ class SkipNonfinite(Intervention):
     """Skipped steps in a row before it asks for a rollback."""
 
     def __call__(self, value: Any, step: Step) -> Outcome:
-        if math.isfinite(step.grad_norm):
+        norm = known(step.grad_norm, "grad_norm")
+        if math.isfinite(norm):
             return Outcome(value)
-        reason = f"grad norm {step.grad_norm} is not finite"
+        reason = f"grad norm {norm} is not finite"
         return self.refuse(value, step, reason, Verdict.SKIP_STEP, self.patience, Verdict.ROLL_BACK)
 
 
@@ -57,7 +58,7 @@ class SkipSpikes(Intervention):
     """Compare as the reports do, so that NaN counts as small."""
 
     def __call__(self, value: Any, step: Step) -> Outcome:
-        norm = step.grad_norm
+        norm = known(step.grad_norm, "grad_norm")
         if norm <= self.threshold or (self.nan_passes and math.isnan(norm)):
             return Outcome(value)
         reason = exceeds("grad norm", norm, self.threshold)
@@ -81,7 +82,7 @@ class ClipGradients(Intervention):
     """Largest norm of all gradients together."""
 
     def __call__(self, value: Any, step: Step) -> Outcome:
-        norm = step.grad_norm
+        norm = known(step.grad_norm, "grad_norm")
         if norm <= self.max_norm:
             return Outcome(value)
         torch.nn.utils.clip_grads_with_norm_(value.parameters(), self.max_norm, torch.tensor(norm))

@@ -11,7 +11,7 @@ from torch import Tensor
 from grpo_lab.config.fields import AtLeast, Between
 from grpo_lab.config.schema import SamplingConfig
 from grpo_lab.events import Stage, Verdict
-from grpo_lab.training.interventions import Intervention, Outcome, Step
+from grpo_lab.training.interventions import Intervention, Outcome, Step, known
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,8 @@ class SanitizeRewards(Intervention):
     def __call__(self, value: Tensor, step: Step) -> Outcome:
         broken = ~value.isfinite()
         count = int(broken.sum())
-        if not count or step.scorable is None:
+        if not count:
             return Outcome(value)
-        step.scorable = step.scorable & ~broken
+        scorable = known(step.scorable, "scorable") & ~broken
         reason = f"{count} of {value.numel()} rewards were not finite"
-        return Outcome(value.masked_fill(broken, 0.0), Verdict.CHANGED, reason)
+        return Outcome(value.masked_fill(broken, 0.0), Verdict.CHANGED, reason, {"scorable": scorable})

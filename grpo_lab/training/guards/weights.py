@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from grpo_lab.config.fields import AtLeast, Between, OneOf
 from grpo_lab.events import Stage, Verdict
-from grpo_lab.training.interventions import Intervention, Outcome, Step
+from grpo_lab.training.interventions import Intervention, Outcome, Step, known
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,7 @@ class CheckWeights(Intervention):
         return self.refuse(value, step, reason, Verdict.ROLL_BACK, self.patience, Verdict.STOP)
 
     def _objection(self, step: Step) -> str:
-        assert step.weight_norms is not None
-        finite = step.weight_norms.isfinite()
+        finite = known(step.weight_norms, "weight_norms").isfinite()
         if not bool(finite.all()):
             return f"{int((~finite).sum())} of {len(finite)} weight tensors hold NaN or inf"
         move = step.largest_move() if self.max_move < math.inf else None

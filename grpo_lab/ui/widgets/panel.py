@@ -15,7 +15,7 @@ from grpo_lab.config.schema import LIVE_SECTIONS, Config
 from grpo_lab.errors import ConfigError, GrpoLabError, RunError
 from grpo_lab.runs import child_pool, notebook_mode, recordings
 from grpo_lab.runs.session import Session
-from grpo_lab.training.learner import validated
+from grpo_lab.training.registry import validated
 from grpo_lab.ui.widgets import exports, html, notebook_display
 from grpo_lab.ui.widgets.controls_view import ControlsView
 from grpo_lab.ui.widgets.live import TALL, WIDE, LiveFigure

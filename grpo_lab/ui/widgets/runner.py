@@ -13,7 +13,7 @@ from grpo_lab.errors import GrpoLabError, RunError
 from grpo_lab.runs import child_pool, notebook_mode, run_folder
 from grpo_lab.runs.child import Child
 from grpo_lab.runs.session import Session, View
-from grpo_lab.training.learner import validated
+from grpo_lab.training.registry import validated
 
 
 class Run(Session):

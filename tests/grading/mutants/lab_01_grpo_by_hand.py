@@ -6,11 +6,11 @@ BY_SEQUENCE = """    if how == "sequence":
         return (values.sum(dim=1) / mask.sum(dim=1)).mean()
 """
 BY_SCALE = """
-from grpo_lab.training.faults.formulas import ADVANTAGES
+from grpo_lab.training.registry import FORMULAS
 
 
 def advantages(rewards, scorable=None):
-    return ADVANTAGES[{!r}](rewards)
+    return FORMULAS["advantage_scale"][{!r}](rewards)
 """
 
 WRONG = {

@@ -2,11 +2,11 @@
 
 CLIPPED = "0.0 if clipped_above or clipped_below else -ratio * advantage"
 BY_NAME = """
-from grpo_lab.training.faults.formulas import LOG_RATIOS
+from grpo_lab.training.registry import FORMULAS
 
 
 def log_ratio(logprobs, batch):
-    return LOG_RATIOS[{!r}](logprobs, batch)
+    return FORMULAS["log_ratio"][{!r}](logprobs, batch)
 """
 DIFFERENCE = "logprobs - batch.old_logprobs"
 BOUND, K3 = "delta = delta.clamp(-limit, limit)", "return torch.expm1(delta) - delta"

@@ -1,11 +1,11 @@
 """Answers to lab 5."""
 
 BY_NAME = """
-from grpo_lab.training.faults.formulas import KL_ESTIMATORS
+from grpo_lab.training.registry import FORMULAS
 
 
 def k3(delta):
-    return KL_ESTIMATORS[{!r}](delta)
+    return FORMULAS["kl_estimator"][{!r}](delta)
 """
 K3 = "torch.expm1(delta) - delta"
 DRAWN = "log_p.exp().detach()"

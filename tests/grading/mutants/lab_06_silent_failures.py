@@ -10,8 +10,8 @@ def accumulated(name):
     """One update whose gradients are added up as the registry has it under that name."""
     definition = "def one_update"
     return {
-        definition: f"from grpo_lab.training.faults.formulas import ACCUMULATIONS\n\n\n{definition}",
-        "loss.backward()": f"ACCUMULATIONS[{name!r}](loss, optimizer)",
+        definition: f"from grpo_lab.training.registry import FORMULAS\n\n\n{definition}",
+        "loss.backward()": f"FORMULAS['accumulation'][{name!r}](loss, optimizer)",
     }
 
 
@@ -19,13 +19,13 @@ BY_NAME = """
 import torch
 
 from grpo_lab.algorithm.batch import Batch
-from grpo_lab.training.faults.formulas import MASKS
+from grpo_lab.training.registry import FORMULAS
 
 
 def completion_mask(tokens, end):
     once, rows = torch.ones(1, 1, dtype=torch.long), torch.zeros(len(tokens), dtype=torch.long)
     sampled, unknown = torch.ones_like(tokens, dtype=torch.bool), torch.zeros(tokens.shape)
-    return MASKS[{!r}](Batch(once, once, rows, tokens, sampled, unknown, unknown), {})
+    return FORMULAS["completion_mask"][{!r}](Batch(once, once, rows, tokens, sampled, unknown, unknown), {})
 """
 GAPS, BOTH = "(old_logprobs - sampling_logprobs)[mask].abs()", "float(gaps.mean()), float(gaps.max())"
 MEAN, LARGEST = (f'record["sampling/sampling_logp_difference/{name}"]' for name in ("mean", "max"))

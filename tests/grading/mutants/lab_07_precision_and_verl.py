@@ -3,11 +3,11 @@
 DIFFERENCE, KEEP = "difference = logprobs - batch.old_logprobs", "difference.isfinite() & batch.completion_mask"
 FILLED = "difference.masked_fill(~keep, 0.0)"
 BY_NAME = """
-from grpo_lab.training.faults.formulas import LOG_RATIOS
+from grpo_lab.training.registry import FORMULAS
 
 
 def log_ratio(logprobs, batch):
-    return LOG_RATIOS[{!r}](logprobs, batch)
+    return FORMULAS["log_ratio"][{!r}](logprobs, batch)
 """
 LARGEST = "math.log(torch.finfo(getattr(torch, dtype)).max)"
 

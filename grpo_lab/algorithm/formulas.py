@@ -1,0 +1,43 @@
+"""The right formulas that a config selects by name; the wrong ones are in `training/faults/formulas.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from grpo_lab.algorithm import kl
+from grpo_lab.algorithm.advantages import SCALES, group_advantages
+from grpo_lab.algorithm.batch import Batch
+
+
+def log_ratio_to_old(logprobs: Tensor, batch: Batch) -> Tensor:
+    """log(policy / policy that sampled) per token (b, T), in nats (PPO, eq. 6, https://arxiv.org/abs/1707.06347).
+
+    It is 0 at the first update, so that the clip range limits how far one step moves.
+    """
+    assert batch.old_logprobs is not None
+    return logprobs - batch.old_logprobs
+
+
+def mask_by_position(batch: Batch, pad: int) -> Tensor:
+    """(B, T) bool: True up to and including the end token, as sampling recorded it."""
+    return batch.completion_mask
+
+
+def add_gradients(loss: Tensor, optimizer: Optimizer) -> None:
+    """Add the gradients of a scalar loss to those of the micro-batches before."""
+    loss.backward()
+
+
+FORMULAS: dict[str, dict[str, Callable[..., Any]]] = {
+    "log_ratio": {"old": log_ratio_to_old},
+    "kl_estimator": kl.ESTIMATORS,
+    "advantage_scale": {name: partial(group_advantages, scale=name) for name in SCALES},
+    "completion_mask": {"position": mask_by_position},
+    "accumulation": {"add": add_gradients},
+}
+"""By the setting of `loss` that selects one, then by name."""

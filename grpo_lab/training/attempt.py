@@ -1,0 +1,64 @@
+"""One attempt at a step: values pass through the interventions of each stage, and the actions are recorded."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from grpo_lab.events import Action, Stage, Verdict
+from grpo_lab.training.interventions import Arrangement, Outcome, Step
+
+
+class Refused(Exception):
+    """A guard refused the rest of this step. The trainer catches it; a user never sees it."""
+
+
+class Attempt:
+    """A step as the trainer runs it: `step` is what interventions read, the rest records what happened.
+
+    `samples` are a few (prompt, completion, reward).
+    """
+
+    def __init__(self, step: Step, interventions: Arrangement) -> None:
+        self.step = step
+        self.actions: list[Action] = []
+        self.verdict = Verdict.KEEP
+        self.samples: tuple[tuple[str, str, float], ...] = ()
+        self.started = time.perf_counter()
+        self._interventions = interventions
+
+    @property
+    def reason(self) -> str:
+        """The reason of the action with the worst verdict, the first of equals."""
+        return max(self.actions, key=lambda action: action.verdict).reason
+
+    def replace(self, **known: Any) -> None:
+        """Replace fields of the step that interventions read from now on."""
+        self.step = replace(self.step, **known)
+
+    def apply(self, stage: Stage, value: Any, note: str = "") -> Any:
+        """Pass the value through the interventions of the stage, in their order, and return what they made of it.
+
+        The recorder notes a tensor as it leaves. Raises Refused when a verdict is SKIP_STEP or worse.
+        """
+        self.replace(note=note)
+        worst = Verdict.KEEP
+        for kind, intervention in self._interventions.get(stage, ()):
+            value, verdict, reason, known = Outcome(*intervention(value, self.step))
+            self.replace(**known)
+            if verdict or reason:
+                self.record_action(intervention.name, stage, Verdict(verdict), reason, kind)
+            worst = max(worst, verdict)
+        if isinstance(value, Tensor):
+            self.step.recorder.tensor(stage, value, self.step.update, note)
+        if worst >= Verdict.SKIP_STEP:
+            raise Refused
+        return value
+
+    def record_action(self, name: str, stage: Stage, verdict: Verdict, reason: str, kind: str = "trainer") -> None:
+        """Record an action of an intervention, or of the trainer itself; the worst verdict becomes the step's."""
+        self.actions.append(Action(name, kind, stage, self.step.update, verdict, reason))
+        self.verdict = max(self.verdict, verdict)

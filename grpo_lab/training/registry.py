@@ -1,0 +1,116 @@
+"""What the names in a config stand for: its interventions, arranged by stage, and its formulas."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from grpo_lab.algorithm import formulas as right
+from grpo_lab.config import fields, user_code
+from grpo_lab.config.schema import Config
+from grpo_lab.errors import ConfigError
+from grpo_lab.events import Stage
+from grpo_lab.training.faults import FAULTS
+from grpo_lab.training.faults import formulas as wrong
+from grpo_lab.training.guards import GUARDS
+from grpo_lab.training.interventions import Arrangement, Intervention
+from grpo_lab.training.observers import OBSERVERS, MeasureExactKL
+
+FORMULAS: dict[str, dict[str, Callable[..., Any]]] = {
+    setting: {**known, **wrong.FORMULAS[setting]} for setting, known in right.FORMULAS.items()
+}
+"""The right formulas and then the wrong ones, by the setting of `loss` that selects one."""
+
+
+class Formulas(NamedTuple):
+    """The functions that a config selects, each by its setting; None for one of a file that was not imported."""
+
+    log_ratio: Any
+    kl_estimator: Any
+    advantage_scale: Any
+    completion_mask: Any
+    accumulation: Any
+
+
+def validated(config: Config, own: bool = False) -> tuple[Formulas, Arrangement]:
+    """The config's formulas, and its interventions arranged by stage.
+
+    Imports the user's files only if `own=True`.
+    Raises ConfigError for a guard, fault, setting or formula that does not exist.
+    """
+    observers = [*OBSERVERS, *([MeasureExactKL] if config.run.exact_kl else [])]
+    return chosen_formulas(config, own), arrange(config, FAULTS, GUARDS, observers, own)
+
+
+def chosen_formulas(config: Config, own: bool = True) -> Formulas:
+    """The formulas of a config. Imports the user's files only if `own=True`.
+
+    Raises ConfigError for a formula that does not exist, with the nearest names.
+    """
+
+    def find(setting: str) -> Callable[..., Any] | None:
+        name = getattr(config.loss, setting)
+        skipped = user_code.is_own(name) and not own
+        return None if skipped else user_code.named(f"loss.{setting}", name, FORMULAS[setting])
+
+    return Formulas(*map(find, Formulas._fields))
+
+
+def needs_reference(config: Config) -> bool:
+    """Whether the loss compares the policy with a reference model, as a log-ratio of a user's file may."""
+    loss = config.loss
+    return loss.beta > 0 or loss.log_ratio == "reference" or user_code.is_own(loss.log_ratio)
+
+
+def arrange(
+    config: Config,
+    faults: Mapping[str, type[Intervention]],
+    guards: Mapping[str, type[Intervention]],
+    observers: Iterable[type[Intervention]] = (),
+    own: bool = True,
+) -> Arrangement:
+    """The configured interventions by stage: faults, then observers, then guards. Off means absent.
+
+    Imports the user's files only if `own=True`; otherwise the interventions in them are absent.
+    Raises ConfigError for a name or setting that does not exist.
+    """
+    arranged: dict[Stage, list[tuple[str, Intervention]]] = defaultdict(list)
+    known = {observer.name: observer for observer in observers}
+    kinds = (
+        ("fault", config.faults, faults),
+        ("observer", {name: {} for name in known}, known),
+        ("guard", config.guards, guards),
+    )
+    for kind, switches, registry in kinds:
+        for name, values in switches.items():
+            if own or not user_code.is_own(name):
+                intervention = fields.build(_class(kind, name, registry), values, f"{kind}s.{name}")
+                arranged[intervention.stage].append((kind, intervention))
+    return dict(arranged)
+
+
+def _class(kind: str, name: str, registry: Mapping[str, type[Intervention]]) -> type[Intervention]:
+    """A registered class, or one of a user's file, whose name is that of the class unless it sets another.
+
+    Raises ConfigError for a name that does not exist and for a class that is not an intervention.
+    """
+    found = user_code.named(kind, name, registry)
+    if not user_code.is_own(name):
+        return found
+    if not (isinstance(found, type) and issubclass(found, Intervention)):
+        raise ConfigError(f"{name}: a {kind} is a class of its own, a subclass of grpo_lab.interventions.Intervention")
+    stage = getattr(found, "stage", None)
+    if stage not in list(Stage):
+        raise ConfigError(f"{name}: stage = {stage!r}: must be one of {', '.join(Stage)}")
+    if "name" not in vars(found):
+        found.name = found.__name__
+    return found
+
+
+def carry_over(old: Arrangement, new: Arrangement) -> None:
+    """Load the state of the old interventions into the new ones of the same kind and name."""
+    states = {(kind, i.name): i.state_dict() for row in old.values() for kind, i in row}
+    for row in new.values():
+        for kind, intervention in row:
+            intervention.load_state_dict(states.get((kind, intervention.name), {}))

@@ -1,0 +1,110 @@
+"""AdamW, loss scale and snapshots: each update is a transaction, refused without a trace or undone by a rollback."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from grpo_lab.config.schema import Config
+from grpo_lab.errors import ModelError
+from grpo_lab.events import Stage, Verdict
+from grpo_lab.models.precision import PRECISIONS
+from grpo_lab.training.attempt import Attempt
+from grpo_lab.training.interventions import Coefficients, Step, known
+from grpo_lab.training.snapshots import Snapshots
+
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "constant": lambda done: 1.0,
+    "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * min(1.0, done))),
+}
+"""Learning rate as a factor, from the share of updates that were committed."""
+
+
+class Updates:
+    """The updates of one policy. `count` of them are in its weights; `committed` of them by the current step.
+
+    Raises ModelError for a policy without a trainable weight.
+    """
+
+    def __init__(self, policy: Any, config: Config) -> None:
+        trained = [(name, p) for name, p in policy.named_parameters() if p.requires_grad]
+        if not trained:
+            raise ModelError(f"model {config.model.name!r} has no weight that requires a gradient: unfreeze some")
+        self.policy = policy
+        self.names, self.parameters = zip(*trained, strict=True)
+        self.num_parameters = sum(p.numel() for p in self.parameters)
+        self.optimizer = torch.optim.AdamW(self.parameters)  # its settings are those of each update
+        self.scaler = torch.amp.GradScaler(policy.device.type, enabled=PRECISIONS[config.model.precision].scaler)
+        self.snapshots = Snapshots(self.parameters, self.optimizer)
+        self.count, self.committed, self.healthy, self._unscaled = 0, 0, True, False
+
+    def coefficients(self, config: Config) -> Coefficients:
+        """The step's coefficients as configured and scheduled, before any guard."""
+        loss, optimizer = config.loss, config.optimizer
+        share = self.count / (config.run.num_steps * loss.num_iterations)
+        rate = optimizer.learning_rate * SCHEDULES[optimizer.schedule](share)
+        return Coefficients(rate, loss.beta, loss.epsilon, loss.epsilon_high, optimizer.adam_eps)
+
+    def begin_step(self, index: int) -> None:
+        """Take a snapshot if one is due and the weights are healthy."""
+        self.committed, self._unscaled = 0, False
+        if self.healthy:
+            self.snapshots.take(index, self.count)
+
+    def begin(self, attempt: Attempt, update: int) -> None:
+        """Begin an update: no gradient yet, and the step's coefficients in the optimizer."""
+        attempt.replace(update=update, grad_norm=None, weight_norms=None)
+        use, configured = known(attempt.step.coefficients, "coefficients"), attempt.step.config.optimizer
+        self.optimizer.zero_grad()
+        for group in self.optimizer.param_groups:
+            group["lr"], group["eps"] = use.learning_rate, use.adam_eps
+            group["betas"] = (configured.adam_beta1, configured.adam_beta2)
+            group["weight_decay"] = configured.weight_decay
+
+    def gradients(self) -> Any:
+        """Unscale the gradients of the whole batch, and return the policy that holds them."""
+        self.scaler.unscale_(self.optimizer)
+        self._unscaled = True
+        return self.policy
+
+    def apply(self, attempt: Attempt) -> None:
+        """Make one AdamW update. GradScaler (fp16) leaves out one with inf gradients."""
+        before = self.scaler.get_scale()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self._unscaled = False
+        if self.scaler.get_scale() < before:
+            reason = f"inf at loss scale {before:g}; update left out"
+            attempt.record_action("grad_scaler", Stage.GRADIENTS, Verdict.CHANGED, reason)
+            return
+        self.committed += 1
+        eps = known(attempt.step.coefficients, "coefficients").adam_eps
+        facts = {"adam_eps": eps, "adam_eps_in_weights_dtype": float(torch.tensor(eps, dtype=self.parameters[0].dtype))}
+        states = [self.optimizer.state[p] for p in self.parameters if p in self.optimizer.state]
+        moments = [state["exp_avg"] for state in states] + [state["exp_avg_sq"] for state in states]
+        names = [*self.names, *self.names]
+        attempt.step.recorder.parameters("moments", names, moments, attempt.step.update, facts)
+
+    def end_step(self, verdict: Verdict, healthy: bool | None) -> None:
+        """Carry out the step's verdict. `healthy` says whether its last weights were finite; None if it had none.
+
+        Raises RunError for a rollback where no snapshot was taken.
+        """
+        self.healthy = self.healthy if healthy is None else healthy
+        self.optimizer.zero_grad()
+        if self._unscaled:
+            self.scaler.update()
+        if verdict >= Verdict.ROLL_BACK:
+            self.count = self.snapshots.restore()
+            self.healthy, self.committed = True, 0
+        self.count += self.committed
+
+    def metrics(self, step: Step) -> dict[str, float]:
+        """The coefficients as used, the loss scale, and the largest change of a weight, as far as each is known."""
+        use, move = step.coefficients, step.largest_move()
+        found = {"learning_rate": use.learning_rate, "beta": use.beta} if use else {}
+        found |= {"loss_scale": self.scaler.get_scale()} if self.scaler.is_enabled() else {}
+        return found if move is None else {**found, "weights/max_move": move}
