@@ -45,24 +45,7 @@ _HOMES = {
     "scenario_names": "config.catalog",
     "train": "training.trainer",
 }
-__all__ = [
-    "FAULTS",
-    "GUARDS",
-    "ChainBreak",
-    "Config",
-    "GrpoLabError",
-    "Lab",
-    "Panel",
-    "Session",
-    "classify_crash",
-    "diagnose",
-    "first_break",
-    "preset",
-    "preset_names",
-    "scenario",
-    "scenario_names",
-    "train",
-]
+__all__ = [*_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
@@ -74,4 +57,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted({*globals(), *__all__})

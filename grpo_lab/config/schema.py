@@ -82,7 +82,7 @@ class DataConfig(Settings):
 
 @dataclass(frozen=True)
 class SamplingConfig(Settings):
-    """How completions are drawn."""
+    """Temperature, filters and penalties with which completions are sampled."""
 
     temperature: Annotated[float, Between(0)] = 1.0
     """Logits are divided by it, when sampling and in every log-probability alike."""
@@ -105,16 +105,16 @@ class LossConfig(Settings):
     """The GRPO objective (DeepSeekMath, eq. 3), with the places where implementations differ."""
 
     epsilon: Annotated[float, Between(0, 1)] = 0.2
-    """The ratio is clipped to 1 - epsilon below."""
+    """The ratio is clipped below at 1 - epsilon."""
     epsilon_high: Annotated[float | None, Between(0)] = None
-    """The ratio is clipped to 1 + epsilon_high above; none uses epsilon."""
+    """The ratio is clipped above at 1 + epsilon_high; none uses epsilon."""
     beta: Annotated[float, AtLeast(0)] = 0.02
     """Weight of the KL penalty; 0 loads no reference model."""
     kl_estimator: str = "k3"
     """`k1`, `k2`, `k3`, `hinge`, a named wrong formula, or `file.py:name`: (delta) -> penalty, both (b, T)."""
     log_ratio: str = "old"
-    """What the policy is compared with: `old` (the policy that sampled), a named wrong formula, or `file.py:name`:
-    (logprobs, batch) -> log-ratio (b, T)."""
+    """The policy that the current one is compared with: `old` (the one that sampled), a named wrong formula, or
+    `file.py:name`: (logprobs, batch) -> log-ratio (b, T)."""
     aggregation: Annotated[str, OneOf("token", "sequence", "constant")] = "token"
     """Mean over tokens, mean over completions of their means, or the sum divided by the number of completions times
     `sampling.max_completion_length`."""
@@ -122,10 +122,10 @@ class LossConfig(Settings):
     """Standard deviation that divides the advantages: `group`, `batch`, `none`, a named wrong formula, or
     `file.py:name`: (rewards (P, G), scorable=...) -> advantages (P, G)."""
     completion_mask: str = "position"
-    """Which tokens are trained: `position` (up to the end token), a named wrong mask, or `file.py:name`:
+    """The tokens that are trained: `position` (up to the end token), a named wrong mask, or `file.py:name`:
     (batch, pad) -> mask (B, T)."""
     accumulation: str = "add"
-    """How micro-batches become one gradient: `add`, a named wrong way, or `file.py:name`: (loss, optimizer)."""
+    """How gradients of micro-batches add up: `add`, a wrong way by name, or `file.py:name`: (loss, optimizer)."""
     num_iterations: Annotated[int, AtLeast(1)] = 1
     """Updates on each batch of completions (the mu of the paper)."""
 
