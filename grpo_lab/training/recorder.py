@@ -86,7 +86,7 @@ class Recorder:
         return norms
 
     def count_now(self) -> None:
-        """Count the elements not finite of the last parameters, before a guard changes them in place, and release them."""
+        """Count the broken elements of the last parameters before a guard changes them in place, and release these."""
         last = self._pending[-1]
         self._pending[-1] = last._replace(nonfinite=_count_broken(last, last.statistics), tensors=())
 

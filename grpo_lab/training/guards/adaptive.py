@@ -89,7 +89,7 @@ class AdaptiveBeta(Intervention):
     """Moves beta so that the KL to the reference stays near a target: Ziegler et al. 2019, section 2.2.
 
     beta <- beta x (1 + gain x clip(KL / target - 1, -0.2, 0.2)), within [lowest, highest]. A KL that is not finite
-    changes nothing: written plainly, the formula turns one NaN into a beta that is NaN for ever.
+    changes nothing; in the plain formula one NaN makes beta NaN in every later step.
     Stops: drift from the reference that a beta set too small allows. Costs: some reward, which the anchor holds back;
     and it acts over tens of steps, too slowly for a spike. Hides: the loss of two steps is no longer the same function.
     """
@@ -161,7 +161,7 @@ class SkipOutliers(Intervention):
         reason = self._objection(norm)
         if reason:
             return self.refuse(value, step, reason, Verdict.SKIP_STEP, self.patience, Verdict.ROLL_BACK)
-        if step.advantages is None or bool(step.advantages.any()):  # a batch that teaches nothing has no usual norm
+        if step.advantages is None or bool(step.advantages.any()):  # a batch without gradient has no usual norm
             remember(self.memory, norm, self.window)
         return Outcome(value)
 
