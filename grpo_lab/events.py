@@ -1,7 +1,7 @@
-"""What a run says while it goes: events, one JSON line each, and the metrics in them.
+"""The events of a run, each one line of JSON.
 
 NaN and inf are ordinary data here. JSON has neither, so they are written as the strings "nan", "inf" and "-inf", and
-every number that may be one is read back with float().
+every number that may be NaN or inf is read back with float().
 
 >>> from_json(to_json(Evaluated(step=0, reward=float("nan"), num_problems=500)))
 Evaluated(step=0, reward=nan, num_problems=500)
@@ -22,7 +22,25 @@ from grpo_lab.errors import RunError
 
 
 class Stage(StrEnum):
-    """Where in a step a value is handed over, in order."""
+    """The stages of a step in order. At each, interventions receive one value:
+
+    | stage | value | when |
+    |---|---|---|
+    | COEFFICIENTS | `Coefficients`: learning rate, beta, epsilon, ... | once a step, first |
+    | SAMPLING | `SamplingConfig`: temperature, filters, penalties, length | once a step |
+    | PROBABILITIES | (b, V) next-token probabilities, before `torch.multinomial` | every sampled token |
+    | REWARDS | (P, G) | once a step |
+    | ADVANTAGES | (P, G) | once a step |
+    | LOGITS | (b, t, V); while sampling t = 1 | every pass: sampling, old, reference, current |
+    | BATCH | `Batch` of B completions; rows may leave here | once a step, after the passes without gradient |
+    | LOG_RATIO | (b, T) logprobs - old_logprobs, nats, before `exp` | every micro-batch |
+    | KL_DELTA | (b, T) ref_logprobs - logprobs, nats, before `exp` | every micro-batch with a reference |
+    | LOSS | () the micro-batch's part of the loss | every micro-batch |
+    | GRADIENTS | the policy, its gradients accumulated and unscaled | every update, before `optimizer.step()` |
+    | WEIGHTS | the policy | every update, after `optimizer.step()` |
+
+    P prompts, G completions of each, B = P G; b rows of a micro-batch, T tokens, V words of the vocabulary.
+    """
 
     COEFFICIENTS = "coefficients"
     SAMPLING = "sampling"
@@ -56,7 +74,7 @@ class Verdict(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class LinkNote:
-    """One link of the chain, once: how large, how much of it is not finite, and where its worst element is."""
+    """One link of the chain: its magnitude, how many elements are not finite, and where the worst element is."""
 
     link: str
     update: int
@@ -68,10 +86,12 @@ class LinkNote:
 
     @property
     def broken(self) -> bool:
+        """Whether any element is NaN or inf."""
         return self.nonfinite > 0
 
     @staticmethod
     def read(tree: dict[str, Any]) -> LinkNote:
+        """The note of a parsed JSON object."""
         numbers = {"magnitude": float(tree["magnitude"]), "nonfinite": float(tree["nonfinite"])}
         words = {"link": intern(tree["link"]), "where": intern(tree["where"])}
         return LinkNote(**{**tree, **numbers, **words, "facts": _floats(tree["facts"])})
@@ -79,7 +99,7 @@ class LinkNote:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What one guard or fault did: where, how severe, and its reason with the number and the limit."""
+    """One act of a guard, a fault or the trainer: stage, verdict, and a reason with the number and the limit."""
 
     name: str
     kind: str
@@ -158,15 +178,15 @@ EVENTS: dict[str, type] = {cls.__name__: cls for cls in (Started, Changed, Stepp
 
 
 def to_json(event: Event) -> str:
-    """The event as one line of valid JSON, in ASCII: whatever a model sampled, U+2028 too, ends no line."""
+    """The event as one line of valid JSON, in ASCII, so that no sampled character (such as U+2028) ends the line."""
     tree = {"event": type(event).__name__, **dataclasses.asdict(event)}
     return json.dumps(encodable(tree), allow_nan=False)
 
 
 def from_json(line: str) -> Event:
-    """The event a line holds.
+    """The event of one line.
 
-    Raises RunError when it holds none: a half-written line, or the line of a newer version.
+    Raises RunError for a half-written line and for an event of another version.
     """
     try:
         tree = json.loads(line)
@@ -190,7 +210,7 @@ _NONE: dict[str, float] = {}
 
 
 def _floats(tree: dict[str, Any]) -> dict[str, float]:
-    """Numbers by name. A long run holds millions: names are kept once, and so is the table without any."""
+    """Numbers by name. A long run holds millions, so equal names and empty tables are shared."""
     return {intern(name): float(value) for name, value in tree.items()} if tree else _NONE
 
 

@@ -21,6 +21,7 @@ from grpo_lab.errors import ConfigError
 from grpo_lab.events import Stage
 from grpo_lab.models import loading
 from grpo_lab.training import rollouts
+from grpo_lab.training.sampling_filters import SamplingFilters, is_plain
 
 PROMPTS = ["1+2=", "10+20=", "7+99=", "3+3="]
 """Of three lengths, so that left padding is real."""
@@ -237,18 +238,18 @@ def processors(settings):
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_warps_are_those_of_transformers(settings):
+def test_filters_are_those_of_transformers(settings):
     generator = torch.Generator().manual_seed(0)
     prompts = torch.randint(0, VOCABULARY, (2, 7), generator=generator)
     group, alive = tensor([0, 0, 0, 1, 1, 1]), tensor([0, 2, 3, 5])
-    warps = rollouts.Warps(SamplingConfig(**settings), prompts, torch.ones_like(prompts), group, VOCABULARY)
+    filters = SamplingFilters(SamplingConfig(**settings), prompts, torch.ones_like(prompts), group, VOCABULARY)
     written = torch.randint(0, VOCABULARY, (6, 3), generator=generator)
     for column in range(3):
-        warps.seen(torch.arange(6), written[:, column : column + 1])
+        filters.seen(torch.arange(6), written[:, column : column + 1])
     logits = 4 * torch.randn(4, VOCABULARY, generator=generator)
     seen = torch.cat([prompts[group[alive]], written[alive]], dim=1)
     expected = processors(settings)(seen, logits.clone())  # type: ignore[arg-type]
-    torch.testing.assert_close(warps(logits.clone(), alive), expected)
+    torch.testing.assert_close(filters(logits.clone(), alive), expected)
     assert settings == {} or top(settings) or not torch.equal(expected, logits)
 
 
@@ -259,18 +260,18 @@ def top(settings):
 
 def test_padding_is_not_a_token_that_is_already_there():
     prompts, mask = tensor([[PAD, PAD, 5]]), tensor([[0, 0, 1]])
-    warps = rollouts.Warps(SamplingConfig(repetition_penalty=2.0), prompts, mask, tensor([0]), VOCABULARY)
-    warped = warps(torch.ones(1, VOCABULARY), tensor([0]))
-    assert warped[0, PAD] == 1.0 and warped[0, 5] == 0.5
+    filters = SamplingFilters(SamplingConfig(repetition_penalty=2.0), prompts, mask, tensor([0]), VOCABULARY)
+    filtered = filters(torch.ones(1, VOCABULARY), tensor([0]))
+    assert filtered[0, PAD] == 1.0 and filtered[0, 5] == 0.5
 
 
 def test_presence_and_frequency_penalties_count_the_completion_and_not_the_prompt():
     sampling = SamplingConfig(presence_penalty=0.5, frequency_penalty=0.25)
-    warps = rollouts.Warps(sampling, tensor([[1, 2]]), tensor([[1, 1]]), tensor([0, 0]), 6)
+    filters = SamplingFilters(sampling, tensor([[1, 2]]), tensor([[1, 1]]), tensor([0, 0]), 6)
     for token in (3, 4, 3):
-        warps.seen(tensor([1]), tensor([[token]]))
-    warped = warps(torch.zeros(2, 6), tensor([0, 1]))
-    assert warped.tolist() == [[0.0] * 6, [0.0, 0.0, 0.0, -1.0, -0.75, 0.0]]
+        filters.seen(tensor([1]), tensor([[token]]))
+    filtered = filters(torch.zeros(2, 6), tensor([0, 1]))
+    assert filtered.tolist() == [[0.0] * 6, [0.0, 0.0, 0.0, -1.0, -0.75, 0.0]]
 
 
 class Shapes(TorchDispatchMode):
@@ -291,9 +292,9 @@ def shapes_of_a_token(**settings):
     group, alive, logits = tensor([0, 0, 0, 0]), tensor([0, 2]), torch.ones(2, 6)
     prompt, mask, tokens = tensor([[1, 2]]), tensor([[1, 1]]), tensor([[3], [4]])
     with Shapes() as shapes:
-        warps = rollouts.Warps(SamplingConfig(**settings), prompt, mask, group, 6)
-        warps.seen(alive, tokens)
-        warps(logits, alive)
+        filters = SamplingFilters(SamplingConfig(**settings), prompt, mask, group, 6)
+        filters.seen(alive, tokens)
+        filters(logits, alive)
     return shapes.noted
 
 
@@ -310,7 +311,7 @@ def test_a_penalty_builds_its_table_of_the_vocabulary(penalty):
 
 @pytest.mark.parametrize("settings", SETTINGS[:-1], ids=str)
 def test_plain_is_what_only_heats(settings):
-    assert rollouts.is_plain(SamplingConfig(**settings, max_completion_length=3)) == (set(settings) == {"temperature"})
+    assert is_plain(SamplingConfig(**settings, max_completion_length=3)) == (set(settings) == {"temperature"})
 
 
 def test_a_penalty_reaches_the_sampler(tiny):

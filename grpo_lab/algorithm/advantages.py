@@ -1,4 +1,4 @@
-"""Group-relative advantages: how much better a completion did than the others of its prompt."""
+"""Group-relative advantages: the reward of a completion compared with the others of its prompt."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def group_advantages(
 ) -> Float[Tensor, "P G"]:
     """Advantages of P groups of G completions: A = (r - mean of its group) / (std + eps).
 
-    The standard deviation is unbiased (ddof 1). `scale` names what it is taken over: `group` (DeepSeekMath, eq. 3),
-    `batch` (all rewards), or `none` (no division, and so no eps: Dr. GRPO). A group whose rewards are all equal gets
-    exact zeros, where rounding would leave noise of up to 0.95. Completions that are not `scorable` leave mean and
-    standard deviation and get 0.
+    The standard deviation is unbiased (ddof 1) and taken over `scale`: `group` (DeepSeekMath, section 4.1.2,
+    https://arxiv.org/abs/2402.03300), `batch` (all rewards), or `none` (no division and no eps: Dr. GRPO,
+    https://arxiv.org/abs/2503.20783). A group of equal rewards gets exact zeros, where rounding would leave noise of up
+    to 0.95. Completions that are not `scorable` are left out of mean and standard deviation and get 0.
 
     >>> group_advantages(torch.tensor([[1., 0., 0., 0.], [1., 1., 1., 1.]]))
     tensor([[ 1.5000, -0.5000, -0.5000, -0.5000],
@@ -51,4 +51,4 @@ def _one(centred: Tensor, kept: Tensor, judged: Tensor, eps: float) -> Tensor:
 
 
 SCALES = {"group": _group_std, "batch": _batch_std, "none": _one}
-"""What divides the centred rewards, eps included."""
+"""Divisors of the centred rewards, eps included, by name."""

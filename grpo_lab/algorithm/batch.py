@@ -1,9 +1,9 @@
-"""What a step trains on."""
+"""The batch of a step: prompts, completions, and the tensors that the loss needs of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -11,9 +11,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Batch:
-    """P prompts, B completions of them, and all that the loss needs to know of each.
+    """P prompts and B completions of them; `group` names the prompt of each, so that rows may leave (`rows`).
 
-    A completion may leave (`rows`) without its prompt: `group` says which prompt it belongs to.
+    Log-probabilities, entropies and KL are in nats.
     """
 
     prompt_ids: Tensor
@@ -31,47 +31,30 @@ class Batch:
     entropy: Tensor
     """(B, T) of the policy's next-token distribution at the temperature of sampling, before any filter."""
     advantages: Tensor | None = None
-    """(B,)"""
+    """(B,): how much better than the mean of its group."""
     old_logprobs: Tensor | None = None
     """(B, T) of the policy that sampled."""
     ref_logprobs: Tensor | None = None
     """(B, T) of the reference, where one is used."""
     weights: Tensor | None = None
-    """(B, T): what each token counts in the loss of the whole batch."""
-
-    _PER_ROW = (
-        "group",
-        "completions",
-        "completion_mask",
-        "sampling_logprobs",
-        "entropy",
-        "advantages",
-        "old_logprobs",
-        "ref_logprobs",
-        "weights",
-    )
+    """(B, T): the weight of each token in the loss of the whole batch."""
 
     def rows(self, index: Tensor) -> Batch:
-        """The batch with these completions only."""
-        present = {name: getattr(self, name) for name in self._PER_ROW if getattr(self, name) is not None}
-        return replace(self, **{name: tensor[index] for name, tensor in present.items()})
+        """The batch with the completions of this index (b,) only; its prompts stay."""
+        per_row = {field.name: getattr(self, field.name) for field in fields(self) if "prompt" not in field.name}
+        return replace(self, **{name: tensor[index] for name, tensor in per_row.items() if tensor is not None})
 
     def split(self, prompts: int) -> Iterator[Batch]:
-        """Micro-batches of whole groups, this many prompts each; 0 gives the batch itself."""
+        """Yield micro-batches of whole groups, this many prompts each; 0 gives the batch itself."""
         if not prompts or prompts >= len(self.prompt_ids):
             yield self
             return
         for first in range(0, len(self.prompt_ids), prompts):
             index = ((self.group >= first) & (self.group < first + prompts)).nonzero()[:, 0]
             if len(index):
-                part = self.rows(index)
-                taken = slice(first, first + prompts)
-                yield replace(
-                    part,
-                    prompt_ids=self.prompt_ids[taken],
-                    prompt_mask=self.prompt_mask[taken],
-                    group=part.group - first,
-                )
+                part, taken = self.rows(index), slice(first, first + prompts)
+                ids, mask = self.prompt_ids[taken], self.prompt_mask[taken]
+                yield replace(part, prompt_ids=ids, prompt_mask=mask, group=part.group - first)
 
     def finite_rows(self) -> Tensor:
         """(B,) bool: completions whose advantage and log-probabilities are finite wherever they are trained."""

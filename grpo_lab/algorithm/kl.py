@@ -1,8 +1,8 @@
-"""Estimators of KL(policy || reference) from one sampled token (Schulman, "Approximating KL divergence").
+"""Estimators of KL(policy || reference) from one sampled token (http://joschu.net/blog/kl-approx.html).
 
-Each is a function of delta = ref_logprobs - logprobs, in nats. Value and gradient are different matters: in the
-loss, the expected gradient of k1 is zero, that of k2 is the gradient of KL(policy || ref), that of k3 the gradient of
-KL(ref || policy), and the hinge is no KL at all.
+Each is a function of delta = ref_logprobs - logprobs, in nats. Value and gradient differ: in the loss, the expected
+gradient of k1 is zero, that of k2 is the gradient of KL(policy || ref), that of k3 the gradient of KL(ref || policy);
+the hinge is not a KL.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def k3(delta: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 
 def hinge(delta: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """clamp(delta, 0, 10): the reported "fix" of an exploding k3. It is blind where the policy is the likelier one.
+    """clamp(delta, 0, 10): the reported "fix" of an exploding k3. It is 0 wherever the policy is the likelier one.
 
     >>> hinge(torch.tensor([-3.0, 2.0]))
     tensor([0., 2.])
@@ -54,7 +54,7 @@ def hinge(delta: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 
 def exact(log_p: Float[Tensor, "... V"], log_q: Float[Tensor, "... V"]) -> Float[Tensor, "..."]:
-    """KL(p || q) = sum p (log p - log q) over the whole vocabulary, in nats: what the estimators estimate.
+    """KL(p || q) = sum p (log p - log q) over the whole vocabulary, in nats; the estimators estimate it.
 
     >>> exact(torch.tensor([0.5, 0.5]).log(), torch.tensor([0.25, 0.75]).log())
     tensor(0.1438)

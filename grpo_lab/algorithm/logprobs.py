@@ -66,6 +66,6 @@ def entropies(logits: Float[Tensor, "... V"], temperature: float = 1.0) -> Float
 
 
 def _chunks(logits: Tensor, *others: Tensor) -> list[tuple[Tensor, ...]]:
-    """(N, V) logits and what goes with them, split alike along N."""
+    """(N, V) logits and further tensors (N, ...), split alike along N."""
     size = max(1, CHUNK // logits.shape[-1])
     return [tensor.split(size) for tensor in (logits, *others)]

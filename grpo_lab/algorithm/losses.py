@@ -1,4 +1,4 @@
-"""The clipped surrogate of PPO and GRPO, and how its per-token values become one number."""
+"""The clipped surrogate of PPO and GRPO, and the weighted sum of its per-token values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from grpo_lab.algorithm.shapes import Float, Shaped
 
 
 class LossOutput(NamedTuple):
-    """A loss to be minimised, and what else its computation tells."""
+    """A loss () to be minimised, and the metrics () of its computation by name."""
 
     loss: Tensor
     metrics: dict[str, Tensor]
@@ -24,9 +24,10 @@ def clipped_surrogate(
     epsilon_high: float | None = None,
     delta: float | None = None,
 ) -> Float[Tensor, "B T"]:
-    """-min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A) per token, with r = exp(log_ratio) (PPO, eq. 7).
+    """-min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A) per token, with r = exp(log_ratio) (PPO, eq. 7,
+    https://arxiv.org/abs/1707.06347).
 
-    For A < 0 the minimum leaves r unbounded above; `delta` > 1 bounds it there (dual clip, Ye et al. 2020).
+    For A < 0 the minimum leaves r unbounded above; `delta` > 1 bounds it there (dual clip, https://arxiv.org/abs/1912.09729).
     The value stays finite when r overflows, the gradient does not: backward of `exp` is 0 * inf = NaN, whatever is
     clamped *after* it. Bound log_ratio before.
 
@@ -63,12 +64,13 @@ def policy_loss(
 def token_weights(
     completion_mask: Shaped[Tensor, "B T"], how: str = "token", max_completion_length: int | None = None
 ) -> Float[Tensor, "B T"]:
-    """What each token counts in the loss; 0 where the mask is 0.
+    """The weight of each token in the loss; 0 where the mask is 0.
 
-    `token`: 1 / all tokens (DAPO). `sequence`: 1 / (completions x length of its own) (DeepSeekMath).
-    `constant`: 1 / (completions x max_completion_length) (Dr. GRPO); without a length, the width of the mask, which is
-    that of the batch's longest completion and changes from batch to batch. Taken over the whole batch and then split
-    with it, so that micro-batches add up to the gradient of one batch. Rows without a token count nowhere.
+    `token`: 1 / all tokens (DAPO, https://arxiv.org/abs/2503.14476). `sequence`: 1 / (completions x own length)
+    (DeepSeekMath). `constant`: 1 / (completions x max_completion_length) (Dr. GRPO); without a length, the
+    width of the mask, which is the batch's longest completion and changes from batch to batch. Take the weights over
+    the whole batch and split them with it: micro-batches then add up to the gradient of one batch. Rows without a
+    token are not counted.
 
     >>> token_weights(torch.tensor([[1, 1], [1, 0]]), "sequence")
     tensor([[0.2500, 0.2500],

@@ -29,6 +29,7 @@ from grpo_lab.training.attempt import Attempt, Refused
 from grpo_lab.training.interventions import Step, known
 from grpo_lab.training.recorder import Recorder
 from grpo_lab.training.registry import carry_over, needs_reference, validated
+from grpo_lab.training.sampling_filters import is_plain
 from grpo_lab.training.snapshots import SMALL
 from grpo_lab.training.updates import Updates
 
@@ -208,7 +209,7 @@ class Learner:
     def _old_logprobs(self, attempt: Attempt, batch: Batch) -> Tensor:
         """The sampler's own log-probabilities where they are the trained quantity; else computed, and compared."""
         whole = self.precision.autocast is None and self.precision.weights == torch.float32
-        if whole and rollouts.is_plain(attempt.step.sampling):
+        if whole and is_plain(attempt.step.sampling):
             return batch.sampling_logprobs
         old = self._logprobs(attempt, self.policy, batch, "old")
         step_metrics.sampler(self.recorder, batch, old)

@@ -63,7 +63,7 @@ Row = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def rows_of(batch: Batch) -> list[Row]:
-    """What tells the completions of a batch from others: the same tokens have the same logits."""
+    """Keys of the completions of a batch: rows of the same tokens have the same logits."""
     prompts = batch.prompt_ids.masked_fill(batch.prompt_mask == 0, -1)[batch.group]
     pairs = zip(prompts.tolist(), batch.completions.tolist(), strict=True)
     return [(tuple(prompt), tuple(completion)) for prompt, completion in pairs]

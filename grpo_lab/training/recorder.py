@@ -1,6 +1,6 @@
-"""The chain recorder: for every link of a step, how large it was and how much of it was not finite.
+"""The chain recorder: for every link of a step, its magnitude and how many elements are not finite.
 
-Notes stay on the device until `flush`, which moves them in one transfer, so that watching costs one synchronisation.
+Notes stay on the device until `flush`, which moves them in one transfer, so that recording costs one synchronisation.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from grpo_lab.errors import ModelError
 from grpo_lab.events import LinkNote
 
 LOCATE_LIMIT = 2**14
-"""Elements up to which the worst one is located too; beyond, finding it costs more than it tells."""
+"""Largest number of elements of a tensor whose worst element is located; in larger ones the search is too slow."""
 
 
 LARGEST = {"grad_norm", "ratio/max", "log_ratio/max", "sampling/sampling_logp_difference/max"}
-"""Metrics of which a step keeps the largest; of the others the mean over its updates."""
+"""Metrics of which a step keeps the largest value; of the others it keeps the mean over its updates."""
 
 
 class _Pending(NamedTuple):
@@ -37,14 +37,14 @@ class _Pending(NamedTuple):
 
 
 class Recorder:
-    """Collects notes of one step in the order in which its values came to be."""
+    """Collects the notes and metrics of one step, in order of time."""
 
     def __init__(self) -> None:
         self._pending: list[_Pending] = []
         self._metrics: list[tuple[str, int, Tensor]] = []
 
     def metric(self, name: str, value: Tensor, update: int = 0) -> None:
-        """Note one number (0-dim). Micro-batches of one update add up; see LARGEST for several updates."""
+        """Note one number, a tensor (). Micro-batches of one update add up; see LARGEST for several updates."""
         self._metrics.append((name, update, value.detach()))
 
     def metrics(self, values: Mapping[str, Tensor], update: int = 0) -> None:
@@ -53,7 +53,7 @@ class Recorder:
             self.metric(name, value, update)
 
     def tensor(self, link: str, value: Tensor, update: int = 0, note: str = "") -> None:
-        """Note a tensor of values: largest magnitude, elements that are not finite, and where the worst one is."""
+        """Note a tensor of any shape: largest magnitude, number of elements not finite, and place of the worst one."""
         flat = value.detach().flatten()
         if not flat.numel():
             return
@@ -72,7 +72,7 @@ class Recorder:
         update: int = 0,
         facts: dict[str, float] | None = None,
     ) -> Tensor:
-        """Note a tensor per parameter by their 2-norms (fp32), and return those norms.
+        """Note a tensor per parameter by their 2-norms, and return those norms (tensors,) in fp32.
 
         Elements that are not finite are counted at `flush`, and only where a norm is not finite.
         Raises ModelError where there is no tensor.
@@ -86,12 +86,12 @@ class Recorder:
         return norms
 
     def count_now(self) -> None:
-        """Count the last parameters' broken elements before somebody changes them in place, and let go of them."""
+        """Count the broken elements of the last parameters before a guard changes them in place, and release these."""
         last = self._pending[-1]
         self._pending[-1] = last._replace(nonfinite=_count_broken(last, last.statistics), tensors=())
 
     def flush(self) -> tuple[tuple[LinkNote, ...], dict[str, float]]:
-        """All notes and metrics since the last flush, moved to the host at once.
+        """The notes and metrics since the last flush, moved to the host at once.
 
         Notes of one link, update and pass are merged.
         """
@@ -132,7 +132,7 @@ def named_gradients(policy: Any) -> tuple[list[str], list[Tensor]]:
 
 
 def count_nonfinite(tensors: Sequence[Tensor]) -> int:
-    """Elements that are NaN or inf, counted with one transfer."""
+    """Number of elements that are NaN or inf, counted with one transfer."""
     return int(torch.stack([(~tensor.isfinite()).sum() for tensor in tensors]).sum())
 
 
@@ -153,14 +153,14 @@ def _parameters_note(note: _Pending, norms: Tensor) -> LinkNote:
 
 
 def _count_broken(note: _Pending, norms: Tensor) -> float:
-    """Elements that are not finite: only tensors with such a norm can hold any, so the others are not read."""
+    """Number of elements not finite. Only tensors whose norm (tensors,) is not finite are read."""
     finite = norms.isfinite().tolist()
     suspects = [tensor for tensor, fine in zip(note.tensors, finite, strict=True) if not fine]
     return float(count_nonfinite(suspects)) if suspects else 0.0
 
 
 def _worse(old: LinkNote, new: LinkNote) -> LinkNote:
-    """Two notes of one link as one: sizes add up, the worse one says where."""
+    """Merge two notes of one link: sizes add up, and the worse note gives magnitude and place."""
     worse = new if not old.broken and not (new.magnitude <= old.magnitude) else old
     return LinkNote(
         old.link,

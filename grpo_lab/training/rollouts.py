@@ -17,6 +17,7 @@ from grpo_lab.algorithm.logprobs import entropies
 from grpo_lab.config.schema import SamplingConfig
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Stage
+from grpo_lab.training.sampling_filters import SamplingFilters
 
 
 def untouched(stage: Stage, value: Any, note: str = "") -> Any:
@@ -31,7 +32,7 @@ def encode(tokenizer: Any, prompts: Sequence[str], device: torch.device) -> tupl
 
 
 def terminators(model: Any, tokenizer: Any) -> Tensor:
-    """Ids of every token that ends a completion."""
+    """(E,) ids of every token that ends a completion. Raises ConfigError where the model names none."""
     ids = model.generation_config.eos_token_id
     listed = ids if isinstance(ids, list) else [ids]
     known = sorted({i for i in [*listed, tokenizer.eos_token_id] if i is not None})
@@ -52,22 +53,23 @@ def sample(
 ) -> Batch:
     """Draw `num_generations` completions of each prompt: softmax, then torch.multinomial, one token at a time.
 
-    Rows that have ended leave the computation. `apply` receives every next-token distribution (Stage.PROBABILITIES).
+    Rows that have ended leave the computation. `apply` receives the logits and the next-token distribution of every
+    token. Raises ConfigError where the model has too few positions or no end token.
     """
     prompt_ids, prompt_mask = encode(tokenizer, prompts, model.device)
     _check_length(model, prompt_ids.shape[1], sampling)
     group = torch.arange(len(prompts), device=model.device).repeat_interleave(num_generations)
     tape = _Tape.blank(len(group), sampling.max_completion_length, tokenizer.pad_token_id, model.device)
-    warps = Warps(sampling, prompt_ids, prompt_mask, group, model.config.vocab_size)
+    filters = SamplingFilters(sampling, prompt_ids, prompt_mask, group, model.config.vocab_size)
     ends = terminators(model, tokenizer)
     passes = _prompt_pass(model, prompt_ids, prompt_mask, group)
     alive = torch.arange(len(group), device=model.device)
     for position in range(sampling.max_completion_length):
         logits = apply(Stage.LOGITS, passes.logits, "sampling")[:, -1]
-        probabilities = apply(Stage.PROBABILITIES, warps(logits.float(), alive).softmax(dim=-1))
+        probabilities = apply(Stage.PROBABILITIES, filters(logits.float(), alive).softmax(dim=-1))
         tokens = torch.multinomial(probabilities, 1, generator=generator)
         tape.write(alive, position, tokens, probabilities, entropies(logits, sampling.temperature))
-        warps.seen(alive, tokens)
+        filters.seen(alive, tokens)
         going = ~torch.isin(tokens[:, 0], ends)
         if position + 1 == sampling.max_completion_length or not going.any():
             break
@@ -80,12 +82,14 @@ def sample(
 
 @dataclass
 class _Pass:
+    """The logits (b, t, V) of a forward pass, and the cache to continue from."""
+
     logits: Tensor
     cache: Any
 
 
 def _prompt_pass(model: Any, prompt_ids: Tensor, prompt_mask: Tensor, group: Tensor) -> _Pass:
-    """Run each prompt once; its last logits (B, 1, V) and its cache, expanded to the completions."""
+    """Run each prompt once, and expand its last logits (B, 1, V) and its cache to the completions."""
     output = model(
         input_ids=prompt_ids,
         attention_mask=prompt_mask,
@@ -122,7 +126,7 @@ def shared_prompt_logits(model: Any, batch: Batch) -> Tensor:
 
 
 def plain_logits(model: Any, batch: Batch) -> Tensor:
-    """The same logits with every prompt repeated for each completion: slower, and what most trainers do."""
+    """The same logits (B, T, V) with every prompt repeated for each completion: slower, and the usual way."""
     prompt_mask = batch.prompt_mask[batch.group]
     mask = torch.cat([prompt_mask, prompt_mask.new_ones(batch.completions.shape)], dim=1)
     output = model(
@@ -140,7 +144,7 @@ PROMPT_PASSES: dict[str, Callable[[Any, Batch], Tensor]] = {"shared": shared_pro
 
 @dataclass
 class _Tape:
-    """What sampling writes down, a column a token."""
+    """The record of sampling: tensors (B, T) with a column for each token."""
 
     completions: Tensor
     mask: Tensor
@@ -164,97 +168,6 @@ class _Tape:
         width = int(self.mask.sum(dim=1).max())
         columns = (t[:, :width] for t in (self.completions, self.mask, self.logprobs, self.entropy))
         return Batch(prompt_ids, prompt_mask, group, *columns)
-
-
-class _Repetition:
-    """The repetition penalty, and the table of tokens (B, V) that prompt or completion already hold."""
-
-    def __init__(self, penalty: float, prompt_ids: Tensor, prompt_mask: Tensor, group: Tensor, vocab_size: int) -> None:
-        self._penalty = penalty
-        in_prompt = torch.zeros(len(prompt_ids), vocab_size, device=group.device)
-        self._known = (in_prompt.scatter_add_(1, prompt_ids, prompt_mask.float()) > 0)[group]
-
-    def __call__(self, logits: Tensor, alive: Tensor) -> Tensor:
-        penalised = torch.where(logits > 0, logits / self._penalty, logits * self._penalty)
-        return torch.where(self._known[alive], penalised, logits)
-
-    def seen(self, alive: Tensor, tokens: Tensor) -> None:
-        self._known[alive, tokens[:, 0]] = True
-
-
-class _Presence:
-    """The presence and frequency penalties, and how often each token (B, V) is in the completion."""
-
-    def __init__(self, presence: float, frequency: float, rows: int, vocab_size: int, device: torch.device) -> None:
-        self._presence, self._frequency = presence, frequency
-        self._counts = torch.zeros(rows, vocab_size, device=device)
-
-    def __call__(self, logits: Tensor, alive: Tensor) -> Tensor:
-        counts = self._counts[alive]
-        return logits - (self._presence * (counts > 0) + self._frequency * counts)
-
-    def seen(self, alive: Tensor, tokens: Tensor) -> None:
-        self._counts[alive, tokens[:, 0]] += 1
-
-
-class Warps:
-    """Penalties, temperature and filters between the logits and the sampled distribution, in that order.
-
-    Only those that differ from neutral are in the lists, so that plain sampling costs nothing. A penalty builds its
-    table of rows times vocabulary itself.
-    """
-
-    def __init__(
-        self, sampling: SamplingConfig, prompt_ids: Tensor, prompt_mask: Tensor, group: Tensor, vocab_size: int
-    ) -> None:
-        self._sampling = sampling
-        presence, frequency = sampling.presence_penalty, sampling.frequency_penalty
-        penalties: list[tuple[bool, Callable[[], _Repetition | _Presence]]] = [
-            (
-                sampling.repetition_penalty != 1,
-                lambda: _Repetition(sampling.repetition_penalty, prompt_ids, prompt_mask, group, vocab_size),
-            ),
-            (
-                presence != 0 or frequency != 0,
-                lambda: _Presence(presence, frequency, len(group), vocab_size, group.device),
-            ),
-        ]
-        steps = [
-            (sampling.temperature != 1, self._heat),
-            (sampling.top_k > 0, self._keep_top_k),
-            (sampling.top_p < 1, self._keep_top_p),
-        ]
-        self._penalties = [build() for active, build in penalties if active]
-        self._steps = [*self._penalties, *(warp for active, warp in steps if active)]
-
-    def __call__(self, logits: Tensor, alive: Tensor) -> Tensor:
-        for warp in self._steps:
-            logits = warp(logits, alive)
-        return logits
-
-    def seen(self, alive: Tensor, tokens: Tensor) -> None:
-        """Tell the penalties which tokens (b, 1) were sampled."""
-        for penalty in self._penalties:
-            penalty.seen(alive, tokens)
-
-    def _heat(self, logits: Tensor, alive: Tensor) -> Tensor:
-        return logits / self._sampling.temperature
-
-    def _keep_top_k(self, logits: Tensor, alive: Tensor) -> Tensor:
-        kept = min(self._sampling.top_k, logits.shape[-1])
-        return logits.masked_fill(logits < logits.topk(kept).values[:, -1:], -torch.inf)
-
-    def _keep_top_p(self, logits: Tensor, alive: Tensor) -> Tensor:
-        ordered, order = logits.sort(dim=-1, descending=True)
-        probabilities = ordered.softmax(dim=-1)
-        outside = probabilities.cumsum(dim=-1) - probabilities > self._sampling.top_p
-        return logits.masked_fill(torch.zeros_like(outside).scatter(1, order, outside), -torch.inf)
-
-
-def is_plain(sampling: SamplingConfig) -> bool:
-    """Whether the sampled distribution is the model's own at the sampling temperature: no filter, no penalty."""
-    neutral = SamplingConfig(temperature=sampling.temperature, max_completion_length=sampling.max_completion_length)
-    return sampling == neutral
 
 
 def texts(tokenizer: Any, batch: Batch) -> list[str]:

@@ -1,4 +1,4 @@
-"""The last healthy weights and moments, in memory, to go back to."""
+"""Snapshots: the last healthy weights and moments, in memory, for a rollback."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch.optim import Optimizer
 from grpo_lab.errors import RunError
 
 SMALL = 10_000_000
-"""Parameters below which a snapshot is taken before every step, whether a guard may need it or not."""
+"""Parameters below which a snapshot is taken before every step, even if no guard can roll back."""
 
 
 class Snapshots:
-    """Tensors of weights and moments only: learning rate, beta and eps are the step's, so a restore cannot undo them.
+    """The tensors of weights and moments. Learning rate, beta and eps belong to the step: a restore cannot undo them.
 
-    `every` steps one is taken, the first at once; 0 takes none.
+    One is taken every `every` steps, the first at once; 0 takes none.
     """
 
     def __init__(self, parameters: Sequence[Tensor], optimizer: Optimizer, every: int = 0) -> None:
@@ -28,7 +28,7 @@ class Snapshots:
 
     @torch.no_grad()
     def take(self, step: int, updates: int) -> None:
-        """Copy weights and moments as they are before `step`, after that many `updates`, if one is due."""
+        """Copy weights and moments before `step`, which hold this many `updates`, if a snapshot is due."""
         if not self.every or (self._weights and step % self.every):
             return
         self._weights = [p.detach().clone() for p in self._parameters]
@@ -37,7 +37,7 @@ class Snapshots:
 
     @torch.no_grad()
     def restore(self) -> int:
-        """Put weights and moments back as they were at the last snapshot; returns the updates they had by then.
+        """Put weights and moments back as they were at the last snapshot; return the number of updates in them.
 
         Raises RunError where none was taken.
         """

@@ -1,10 +1,21 @@
-"""GRPO (DeepSeekMath, algorithm 1) as a generator of events, with one seam for all that guards or harms it.
+"""GRPO as a generator of events, with a stage for guards and faults at every value (see `events.Stage`).
 
 for each step
     draw prompts, sample a group of completions for each, score them
     advantage = (reward - mean of its group) / standard deviation of its group
     for each of mu updates
         minimise  -min(ratio A, clip(ratio) A) + beta KL(policy || reference)
+
+This is algorithm 1 of DeepSeekMath (https://arxiv.org/abs/2402.03300), without its outer loop, and it is kept small:
+- one process and one device; no data, tensor or pipeline parallelism, no gradient checkpointing;
+- the policy itself samples, token by token with a cache of its own; no vLLM, no asynchronous sampler;
+- every batch is sampled anew and used for mu updates of the whole batch, then forgotten: no replay of old completions,
+  no minibatches (micro-batches only accumulate gradients), no importance weight for the sampler's mismatch;
+- the reference is the initial policy and never moves; the reward model is not trained;
+- groups without spread stay in the batch, and cut-off completions are trained like others (no dynamic sampling and no
+  overlong filter as in DAPO);
+- a completion is one turn of plain text: no chat template, no tools; weights are all trained, no adapters are added;
+- snapshots are in memory only: an interrupted run starts again.
 """
 
 from __future__ import annotations
@@ -21,7 +32,7 @@ from grpo_lab.training.evaluation import evaluate
 from grpo_lab.training.learner import Learner, RewardFunctions
 
 Controls = Callable[[int], Sequence[str]]
-"""Asked at the top of each step for overrides to a running model's settings, as `Config.with_` takes them."""
+"""Called at the top of each step; returns overrides for `Config.with_`, applied to the running model."""
 
 
 def train(
@@ -31,10 +42,11 @@ def train(
     rewards: RewardFunctions | None = None,
     controls: Controls | None = None,
 ) -> Iterator[Event]:
-    """Train a policy and yield what happens; nothing is printed, plotted or saved here.
+    """Train a policy and yield its events; nothing is printed, plotted or saved here.
 
     `model` is a (policy, tokenizer) pair, trained in place; `tasks` and `rewards` replace the configured ones.
-    An error in a step is raised after a last `Stepped(failed=True)` with all that was noted up to it.
+    Raises ConfigError for a config that cannot run. Raises any error of a step after a last `Stepped(failed=True)`,
+    which holds everything that was recorded before it.
     """
     learner = Learner(config, model, rewards)
     updates, tasks = learner.updates, tasks or task_sets.load(config.data.tasks)

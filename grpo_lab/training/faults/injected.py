@@ -1,4 +1,4 @@
-"""Faults that put one wrong thing into an otherwise right step."""
+"""Faults that damage one value of an otherwise right step."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ShiftLogRatio(AtOneStep):
 
 @dataclass(frozen=True)
 class ShiftKLDelta(AtOneStep):
-    """Adds a number of nats to ref_logprobs - logprobs of one token: a policy that has all but unlearned it."""
+    """Adds a number of nats to ref_logprobs - logprobs of one token: a policy that has almost unlearned it."""
 
     name = "shift_kl_delta"
     stage = Stage.KL_DELTA
@@ -76,7 +76,7 @@ class ShiftKLDelta(AtOneStep):
 
 @dataclass(frozen=True)
 class ScaleLoss(Intervention):
-    """Multiplies the loss by a loss scale that nobody divides out of the gradients again."""
+    """Multiplies the loss by a loss scale that is never divided out of the gradients again."""
 
     name = "scale_loss"
     stage = Stage.LOSS

@@ -1,4 +1,4 @@
-"""Faults of what comes out of sampling: a wrong temperature, old or corrupt samples, filtered tokens, lost rewards."""
+"""Faults of sampling: a wrong temperature, old or corrupt samples, filtered tokens, lost rewards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from grpo_lab.training.interventions import AtOneStep, Intervention, Outcome, St
 class IgnoreTemperature(Intervention):
     """Takes the temperature out of the distribution that is sampled from, while log-probabilities keep it.
 
-    So it goes where sampling parameters are passed to a place that does not read them. p^T, normalised, is the
+    This happens where sampling parameters are passed to code that does not read them. p^T, normalised, is the
     distribution at temperature 1.
     """
 
@@ -38,8 +38,8 @@ class IgnoreTemperature(Intervention):
 class FilterLogits(Intervention):
     """Filters the logits of every pass but sampling's to the likeliest tokens, the others to -inf.
 
-    A sampled token outside has log-probability -inf in two passes, and -inf - (-inf) is NaN. Which step it happens in
-    is a matter of luck, as in the reports.
+    A sampled token outside has log-probability -inf in two passes, and -inf - (-inf) is NaN. The
+    step in which it happens depends on the samples, as in the reports.
     """
 
     name = "filter_logits"
@@ -60,8 +60,8 @@ class FilterLogits(Intervention):
 class CorruptSample(AtOneStep):
     """Replaces the tokens of one completion by random ones after its log-probabilities were noted.
 
-    As a sample does that was damaged, or mixed up with another, on its way from the sampler to the trainer: tokens and
-    log-probabilities no longer belong together.
+    A sample damaged or swapped between sampler and trainer looks the same: its tokens and log-probabilities no longer
+    belong together.
     """
 
     name = "corrupt_sample"
@@ -81,7 +81,7 @@ class CorruptSample(AtOneStep):
 class StaleBatch(Intervention):
     """Trains on the batch of some steps ago, with the log-probabilities and advantages it had then.
 
-    As an asynchronous trainer does whose sampler runs ahead, or whose weights reach the sampler too late.
+    An asynchronous trainer does the same when its sampler runs ahead or receives the weights too late.
     """
 
     name = "stale_batch"
@@ -100,7 +100,7 @@ class StaleBatch(Intervention):
 
 @dataclass(frozen=True)
 class NanReward(AtOneStep):
-    """Makes one reward NaN, as a judge that timed out or a score that divides by a length of 0 does."""
+    """Makes one reward NaN, like a judge that timed out or a score that divides by a length of 0."""
 
     name = "nan_reward"
     stage = Stage.REWARDS

@@ -1,4 +1,4 @@
-"""Guards: each protects a value at one stage of the step. Add one by writing its class and naming it here."""
+"""Guards: each protects a value at one stage of the step. To add one, write its class and list it here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Guards that set their own limits from what the run has shown them so far."""
+"""Guards that derive their limits from the run so far."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SPREAD_OF_MAD = 1.4826
 
 
 def remember(memory: dict[str, float], norm: float, size: int) -> None:
-    """Keep the log of a norm, in place of the oldest of `size`. A norm of 0 has no log: it says nothing of scale."""
+    """Keep the log of a norm in place of the oldest of `size`. A norm of 0 has no log and is not kept."""
     if norm > 0:
         seen = memory.get("seen", 0)
         memory[f"log_norm_{seen % size:.0f}"] = math.log(norm)
@@ -24,7 +24,7 @@ def remember(memory: dict[str, float], norm: float, size: int) -> None:
 
 
 def remembered(memory: dict[str, float], size: int) -> list[float]:
-    """The logs that `remember` kept, in no order."""
+    """The logs that `remember` kept, in any order."""
     return [memory[name] for i in range(size) if (name := f"log_norm_{i}") in memory]
 
 
@@ -32,7 +32,7 @@ def remembered(memory: dict[str, float], size: int) -> list[float]:
 class AdaptiveLearningRate(Intervention):
     """Lowers the learning rate after a step whose norm spiked or whose KL overshot; calm steps bring it back.
 
-    It never raises the rate above the configured one, and never stops a step: what is committed is still followed.
+    It never raises the rate above the configured one, and never refuses a step.
     Stops: a rate somewhat too high from doing more damage. It acts one step late, so that a rate which ruins the
     policy in one or two updates is not cured: check that the reward comes back too.
     Costs: slower learning after a false alarm. Hides: a rate that is set too high; read the reasons.
@@ -72,7 +72,7 @@ class AdaptiveLearningRate(Intervention):
         return Outcome(replace(value, learning_rate=lower), Verdict.CHANGED, reason)
 
     def _objection(self, step: Step) -> str:
-        """What was wrong with the step before. Only the norms of committed steps become part of the median."""
+        """The fault of the step before, or "". Only the norms of committed steps become part of the median."""
         norm, kl = step.last_metrics.get("grad_norm", 0.0), step.last_metrics.get("kl", 0.0)
         logs = remembered(self.memory, self.window)
         limit = self.spike * math.exp(median(logs)) if len(logs) >= self.warm_up else math.inf
@@ -89,7 +89,7 @@ class AdaptiveBeta(Intervention):
     """Moves beta so that the KL to the reference stays near a target: Ziegler et al. 2019, section 2.2.
 
     beta <- beta x (1 + gain x clip(KL / target - 1, -0.2, 0.2)), within [lowest, highest]. A KL that is not finite
-    changes nothing: written plainly, the formula turns one NaN into a beta that is NaN for ever.
+    changes nothing; in the plain formula one NaN makes beta NaN in every later step.
     Stops: drift from the reference that a beta set too small allows. Costs: some reward, which the anchor holds back;
     and it acts over tens of steps, too slowly for a spike. Hides: the loss of two steps is no longer the same function.
     """
@@ -101,7 +101,7 @@ class AdaptiveBeta(Intervention):
     target: Annotated[float, Between(0)] = 0.1
     """KL to the reference that is wanted, nats per token."""
     gain: Annotated[float, Between(0, 1)] = 0.1
-    """How strongly beta answers: at 0.1 it moves by at most 2 % a step."""
+    """Gain of the controller: at 0.1 beta moves by at most 2 % a step."""
     lowest: Annotated[float, Between(0)] = 1e-4
     """Beta never falls below this, unless it is configured there."""
     highest: Annotated[float, Between(0)] = 1.0
@@ -161,7 +161,7 @@ class SkipOutliers(Intervention):
         reason = self._objection(norm)
         if reason:
             return self.refuse(value, step, reason, Verdict.SKIP_STEP, self.patience, Verdict.ROLL_BACK)
-        if step.advantages is None or bool(step.advantages.any()):  # a batch that teaches nothing has no usual norm
+        if step.advantages is None or bool(step.advantages.any()):  # a batch without gradient has no usual norm
             remember(self.memory, norm, self.window)
         return Outcome(value)
 

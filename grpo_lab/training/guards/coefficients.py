@@ -1,4 +1,4 @@
-"""Guards that act before a step begins, on the numbers it will use."""
+"""Guards of the coefficients, which act before a step begins."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class WarmUp(Intervention):
 
 @dataclass(frozen=True)
 class DualClip(Intervention):
-    """Sets delta, which bounds the ratio on the side that `min` leaves open: negative advantages (Ye et al. 2020).
+    """Sets delta, which bounds the ratio where `min` does not: at negative advantages (Ye et al. 2020).
 
     Stops: a finite but huge gradient from one unlikely token. Does not stop 0 * inf: that needs clamp_log_ratio.
     Costs: nothing while ratios stay below delta. Hides: how far the policy has left the one that sampled.
-    It only sets a coefficient of the loss and so never says that it acted: it did where ratio/max is above delta, on
-    tokens whose advantage is negative. A run whose ratios stay below is bit-identical, so it changes no healthy run.
+    It only sets a coefficient of the loss and so records no action: it acted where ratio/max is above delta, on tokens
+    whose advantage is negative. A run whose ratios stay below is bit-identical, so it changes no healthy run.
     """
 
     name = "dual_clip"
@@ -81,10 +81,10 @@ class RepresentableEpsilon(Intervention):
 
 @dataclass(frozen=True)
 class Rollback(Intervention):
-    """Makes going back lead somewhere else: halves the learning rate after each rollback, and escalates.
+    """Halves the learning rate after each rollback, so that the next attempt differs, and escalates.
 
     Skipped steps in a row become a rollback, rollbacks in a row become a stop with the last healthy weights.
-    Stops: failing in the same way for ever. Costs: a slower run for a while. Hides: a cause that returns; read
+    Stops: endless failure in the same way. Costs: a slower run for a while. Hides: a cause that returns; read
     the reasons.
     """
 

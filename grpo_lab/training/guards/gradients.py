@@ -1,4 +1,4 @@
-"""Guards of the gradients: the last place where an update can be refused without a trace."""
+"""Guards of the gradients: the last stage at which an update can be refused without a trace."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SkipNonfinite(Intervention):
     """Skips the update when the gradient norm is NaN or inf.
 
     Stops: poisoned weights, whatever made the gradient NaN. Costs: the batch. Hides: a run that skips every step
-    learns nothing; after its patience it asks for a rollback.
+    learns nothing; after its patience the guard asks for a rollback.
     """
 
     name = "skip_nonfinite"
@@ -42,8 +42,8 @@ class SkipSpikes(Intervention):
     """Skips the update when the gradient norm, before clipping, is above a threshold.
 
     Stops: a finite explosion, whose direction clipping would keep. Costs: the batch.
-    Hides: a run whose norms are always above it learns nothing; after its patience it asks for a rollback.
-    The reports wrote `if norm > 10: skip`, which steps on NaN because `nan > 10` is False; `nan_passes` is that hole.
+    Hides: a run whose norms are always above it learns nothing; after its patience the guard asks for a rollback.
+    The reports wrote `if norm > 10: skip`, which steps on NaN because `nan > 10` is False; `nan_passes` does the same.
     """
 
     name = "skip_spikes"
@@ -69,7 +69,7 @@ class SkipSpikes(Intervention):
 class ClipGradients(Intervention):
     """Scales all gradients so that their norm is at most max_norm (torch's clip_grad_norm_).
 
-    Stops: large steps of plain SGD, and a spike that would make Adam's second moment deaf for thousands of steps.
+    Stops: large steps of plain SGD, and a spike that would raise Adam's second moment for thousands of steps.
     It does not stop a finite 1e8 from being followed, nor NaN: one NaN gradient makes all of them NaN.
     Costs: nothing below max_norm. Hides: how large the norm was, unless it is logged before clipping.
     """

@@ -1,4 +1,4 @@
-"""Guards of the numbers that make up the loss: advantages, logits, log-ratios, KL."""
+"""Guards of the values in the loss: advantages, logits, log-ratios, KL."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class ClampLogRatio(_Clamp):
     """Clamps the log-ratio before `exp`, so that the ratio stays finite and its backward is not 0 * inf.
 
     Stops: the overflow behind TRAIN-001 and CUDA-001; at 5 the ratio is at most 148. At 20 (verl, OpenRLHF) it
-    stops the overflow in fp32 but still allows a norm of 1e8. Costs: tokens outside teach nothing.
+    stops the overflow in fp32 but still allows a norm of 1e8. Costs: tokens outside give no gradient.
     Hides: how far the policy has drifted; watch log_ratio/max, noted before the clamp.
     """
 

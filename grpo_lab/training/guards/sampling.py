@@ -1,4 +1,4 @@
-"""Guards of what is sampled and how it is judged."""
+"""Guards of sampling and rewards."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ class SafeSampling(Intervention):
 
 @dataclass(frozen=True)
 class CheckProbabilities(Intervention):
-    """Looks at the next-token probabilities just before `torch.multinomial`, and goes back instead of crashing.
+    """Checks the next-token probabilities just before `torch.multinomial`, and rolls back instead of crashing.
 
-    Stops: the assert, on the CPU an exception, on CUDA the end of the process. Costs: one look per sampled token.
-    Hides: nothing; something before it has broken, and this is only where it would have shown.
+    Stops: the assert, on the CPU an exception, on CUDA the end of the process. Costs: one check per sampled token.
+    Hides: nothing; an earlier value has broken, and sampling is only where the run would have crashed.
     """
 
     name = "check_probabilities"
@@ -76,7 +76,7 @@ class CheckProbabilities(Intervention):
 
 
 def _objection(probabilities: Tensor) -> str:
-    """What torch.multinomial would refuse, and in how many rows."""
+    """The reasons for which torch.multinomial would refuse probabilities (b, V), each with its number of rows."""
     broken = {
         "are not finite": (~probabilities.isfinite()).any(dim=-1),
         "hold a number below 0": (probabilities < 0).any(dim=-1),

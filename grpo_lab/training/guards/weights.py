@@ -1,4 +1,4 @@
-"""Guards of the weights: what shows only after the update."""
+"""Guards of the weights: damage that shows only after the update."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from grpo_lab.training.interventions import Intervention, Outcome, Step, known
 
 @dataclass(frozen=True)
 class CheckWeights(Intervention):
-    """Looks at every weight after the update, and goes back to the last snapshot when one is NaN or inf.
+    """Checks every weight after the update, and goes back to the last snapshot when one is NaN or inf.
 
     Stops: poisoned weights that no gradient check can foresee, such as fp16 AdamW's 0/0 at a healthy norm.
     Costs: one norm over the weights. Hides: nothing; `then=warn` is the reported check, which only prints.
@@ -24,9 +24,9 @@ class CheckWeights(Intervention):
     may_roll_back = True
 
     max_move: Annotated[float, Between(0)] = math.inf
-    """Largest change of any single weight in one step, where a snapshot of the step before tells it."""
+    """Largest change of any single weight in one step, measured where a snapshot was taken before the step."""
     then: Annotated[str, OneOf("roll_back", "warn")] = "roll_back"
-    """What follows: go back, or only say so."""
+    """The response: go back to the snapshot, or only record it."""
     patience: Annotated[int, AtLeast(0)] = 5
     """Refused steps in a row before the run stops."""
 
