@@ -3,8 +3,6 @@
 The public names are imported at their first use, so that `import grpo_lab` loads neither torch nor Jupyter.
 """
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any

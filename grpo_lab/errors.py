@@ -1,7 +1,5 @@
 """Errors a user can act on: each message names the value, the limit and the way out."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """The metrics of a step and the links of the chain: label, unit, healthy range and meaning of each."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

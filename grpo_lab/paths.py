@@ -1,7 +1,5 @@
 """The folder of the files that ship with the package."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from grpo_lab.errors import DataError

@@ -1,7 +1,5 @@
 """Seeds that depend on what they are for, never on what was drawn before."""
 
-from __future__ import annotations
-
 import hashlib
 
 

@@ -1,7 +1,5 @@
 """Markdown for the pages that are made from code, data and measurements: templates, tables, values."""
 
-from __future__ import annotations
-
 import functools
 import math
 import re

@@ -1,7 +1,5 @@
 """The reports' before/after table, measured here: three failures, three columns, and the cost of stability."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterable

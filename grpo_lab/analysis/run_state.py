@@ -1,7 +1,5 @@
 """The state of a run for a screen: a pure function of its events, without any drawing."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterable

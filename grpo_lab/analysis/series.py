@@ -1,7 +1,5 @@
 """One curve of a screen: its values by step, decimated for drawing, and its numbers as text."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

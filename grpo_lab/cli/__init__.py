@@ -1,7 +1,5 @@
 """The command line. Exit codes: 0 done, 1 the run failed, crashed or was stopped, 2 bad usage, 130 interrupted."""
 
-from __future__ import annotations
-
 import sys
 
 import typer

@@ -1,7 +1,5 @@
 """The application that commands register with, and their shared options."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """The command that writes the generated pages of the documentation."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

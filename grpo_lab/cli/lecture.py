@@ -1,7 +1,5 @@
 """The command that opens the lecture."""
 
-from __future__ import annotations
-
 import os
 from importlib.util import find_spec
 from pathlib import Path

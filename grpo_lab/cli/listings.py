@@ -1,7 +1,5 @@
 """Commands that list scenarios, presets and guards, and describe the machine."""
 
-from __future__ import annotations
-
 from grpo_lab.cli.app import app
 
 

@@ -1,7 +1,5 @@
 """Commands that read recorded runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

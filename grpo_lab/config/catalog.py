@@ -4,8 +4,6 @@ A preset is a whole configuration with a title. A scenario is the cause of a fai
 the preset `original`, with its symptoms, its cures and its decoys, which look like cures and are none.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import tomllib

@@ -12,8 +12,6 @@ Traceback (most recent call last):
 grpo_lab.errors.ConfigError: epsilon = -1.0: must be above 0 and at most 1
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import functools

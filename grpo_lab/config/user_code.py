@@ -1,7 +1,5 @@
 """User code: functions and classes in a user's files, which a config names as `path/to/file.py:name`."""
 
-from __future__ import annotations
-
 import sys
 import traceback
 import zlib

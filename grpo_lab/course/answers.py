@@ -1,7 +1,5 @@
 """Runs an answer: test inputs in, plain data out. Knows no expected values, so that it can run inside the sandbox."""
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Iterable, Mapping

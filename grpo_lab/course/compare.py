@@ -1,7 +1,5 @@
 """Compares a result with its expected value, and shows values in a line."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

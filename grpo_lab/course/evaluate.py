@@ -4,8 +4,6 @@
 gives the cases, `run` calls the answer there, and `judged` compares the plain data that comes back.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any

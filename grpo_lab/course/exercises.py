@@ -5,8 +5,6 @@ given inputs (`Function`), any other answer by the values it names (`Values`), s
 a grader can run the answer in another process, draw fresh inputs, and compare outside.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

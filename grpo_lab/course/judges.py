@@ -1,7 +1,5 @@
 """Checks that many exercises share: a chosen letter, a prediction, a written text."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

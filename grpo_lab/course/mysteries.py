@@ -4,8 +4,6 @@ The eight that ship have seed 0, and any learner can compute their key: they are
 others with a secret seed, and judge within `of_seed`. docs/labs.md explains the steps.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import random

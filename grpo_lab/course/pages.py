@@ -3,8 +3,6 @@
 The files hold the words that learners read; checks, test inputs and right answers to graded exercises stay in code.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path

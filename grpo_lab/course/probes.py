@@ -4,8 +4,6 @@ A probe runs beside the answer, inside the sandbox. So it knows no expected valu
 to a probe by its name in this module.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping

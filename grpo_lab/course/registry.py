@@ -1,7 +1,5 @@
 """The registry of labs. To add a lab, write its module and its texts and add its name here."""
 
-from __future__ import annotations
-
 import importlib
 
 from grpo_lab.course.exercises import Exercise, LabPage

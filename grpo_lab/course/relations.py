@@ -4,8 +4,6 @@ The reference solution is not called again: rows in another order give rows in t
 a result that does not depend on a scale stays. A relation returns the case itself where it does not apply.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence

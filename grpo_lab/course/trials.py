@@ -3,8 +3,6 @@
 All three are needed: a run that skips every step survives, and a run without guards learns until something breaks.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress

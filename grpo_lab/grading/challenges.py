@@ -3,8 +3,6 @@
 The same submission gets the same seeds whenever it is graded.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import json

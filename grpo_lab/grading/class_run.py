@@ -1,7 +1,5 @@
 """Grade a class: several workers at a time; each result is saved at once, and no submission can stop another."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -4,8 +4,6 @@ Judging an answer may train a model with a student's settings; a crash or a memo
 All processes of its sandbox are its descendants. `worker_client` holds the other end.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -1,7 +1,5 @@
 """Mark answers: their source and inputs go into the sandbox, data come out, and scoring happens here."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version

@@ -1,7 +1,5 @@
 """Read answers that are literals, such as `answer = "b"`, without running them."""
 
-from __future__ import annotations
-
 import ast
 import io
 import itertools

@@ -5,8 +5,6 @@ tags and the kernel's name are dropped. Most of nbformat's schema is about the d
 are checked here. Every fault of a file becomes a text in the submission.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

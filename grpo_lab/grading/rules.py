@@ -4,8 +4,6 @@
 (10.0, 'share')
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import textwrap

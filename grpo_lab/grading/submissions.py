@@ -1,7 +1,5 @@
 """Find the submitted notebooks and their students in the folder layouts of people and tools."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Sequence

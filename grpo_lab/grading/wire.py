@@ -1,7 +1,5 @@
 """Plain data as JSON, for inputs into the sandbox and answers out of it. Never pickle: answers are hostile."""
 
-from __future__ import annotations
-
 import base64
 import json
 import math

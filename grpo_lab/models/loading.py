@@ -1,7 +1,5 @@
 """Models and tokenizers by name, folder or hub id, in one of five precisions; each error message says what to do."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import warnings

@@ -1,7 +1,5 @@
 """The five precisions of a run, and fp16 matrix products on a CPU, which are summed in fp32 and rounded once."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

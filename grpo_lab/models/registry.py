@@ -1,7 +1,5 @@
 """Models with a short name: where their files are, how large they are, and the command that makes or fetches each."""
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 It takes the commands `pause`, `resume`, `step`, `set` and `stop`, and acts on them at the top of the next step.
 """
 
-from __future__ import annotations
-
 import collections
 import json
 import signal

@@ -1,7 +1,5 @@
 """Child processes that wait, with all imports done, for the next run of a notebook."""
 
-from __future__ import annotations
-
 import atexit
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Commands to a running trainer: `pause`, `resume`, `step`, `set`, `stop`, carried out at the top of the next step."""
 
-from __future__ import annotations
-
 import queue
 import signal
 import threading

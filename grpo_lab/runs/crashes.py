@@ -1,7 +1,5 @@
 """Crashes: the kind, the operator and the explanation of an error's text."""
 
-from __future__ import annotations
-
 import re
 
 from grpo_lab.events import Crash

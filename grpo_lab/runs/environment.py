@@ -1,7 +1,5 @@
 """The environment of a run: versions, device and threads, as environment.json and `grpo-lab doctor` show them."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import platform

@@ -1,7 +1,5 @@
 """The first break of a run: the first link of the chain that was not finite, read from its events alone."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

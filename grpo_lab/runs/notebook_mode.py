@@ -1,7 +1,5 @@
 """The mode of a notebook: interactive or headless (`GRPO_LAB_HEADLESS=1`), in full or short (`GRPO_LAB_FAST=1`)."""
 
-from __future__ import annotations
-
 import os
 import sys
 

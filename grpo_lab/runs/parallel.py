@@ -1,7 +1,5 @@
 """Many independent tasks, a few at a time: Ctrl-C lets the running ones end, a second one ends them at once."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait

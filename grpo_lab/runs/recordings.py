@@ -1,7 +1,5 @@
 """Recorded runs that ship with the package: events without weights, to replay instead of training."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from grpo_lab.paths import data_directory

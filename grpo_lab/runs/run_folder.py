@@ -1,7 +1,5 @@
 """The folder of a run: config, environment and events; each event is on disk before a view shows it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

@@ -4,8 +4,6 @@ Its standard output holds events alone. It ends when its parent does, and its de
 alive. `child.Child` is the parent's side.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import os

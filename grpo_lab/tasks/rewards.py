@@ -1,7 +1,5 @@
 """Reward functions in TRL's signature, `f(prompts, completions, **columns) -> list[float | None]`, and their sum."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from numbers import Real

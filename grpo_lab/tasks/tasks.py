@@ -1,7 +1,5 @@
 """Tasks: prompts to train on, held-out prompts to measure with, and the columns that rewards read."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

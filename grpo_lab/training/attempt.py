@@ -1,7 +1,5 @@
 """One attempt at a step: values pass through the interventions of each stage, and the actions are recorded."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from typing import Any

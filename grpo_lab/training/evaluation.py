@@ -1,7 +1,5 @@
 """The reward of held-out problems, before and after training."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

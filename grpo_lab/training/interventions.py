@@ -1,7 +1,5 @@
 """Interventions: guards protect and faults harm one value at one stage of a step; observers only measure it."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import math

@@ -1,7 +1,5 @@
 """The models of a run, and the parts of a step that need them; `train` puts these parts in order."""
 
-from __future__ import annotations
-
 import copy
 import time
 from collections.abc import Callable, Sequence

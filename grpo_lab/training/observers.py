@@ -1,7 +1,5 @@
 """Observers: interventions that only measure, after the faults and before the guards."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -3,8 +3,6 @@
 Notes stay on the device until `flush`, which moves them in one transfer, so that recording costs one synchronisation.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

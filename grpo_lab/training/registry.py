@@ -1,7 +1,5 @@
 """What the names in a config stand for: its interventions, arranged by stage, and its formulas."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple

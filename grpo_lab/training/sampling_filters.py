@@ -1,7 +1,5 @@
 """Penalties, temperature and filters between the logits and the distribution that is sampled from."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """Snapshots: the last healthy weights and moments, in memory, for a rollback."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Metrics of a step beside those of the chain; they change nothing."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

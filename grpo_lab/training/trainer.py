@@ -18,8 +18,6 @@ This is algorithm 1 of DeepSeekMath (https://arxiv.org/abs/2402.03300), without 
 - snapshots are in memory only: an interrupted run starts again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """AdamW, loss scale and snapshots: each update is a transaction, refused without a trace or undone by a rollback."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The output of the command line: progress of a run, tables, and messages in one line."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Iterable, Sequence

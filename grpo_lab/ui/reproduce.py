@@ -1,7 +1,5 @@
 """`grpo-lab reproduce`: run the cells with progress bars, draw the figures and write the page."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path

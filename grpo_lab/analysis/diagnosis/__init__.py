@@ -3,8 +3,6 @@
 The diagnosis reads metrics only. Its rules are data: the symptoms and causes in data/diagnosis.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

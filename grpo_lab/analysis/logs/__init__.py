@@ -3,8 +3,6 @@
 From a run folder only the metrics are read: no config, no verdict, no action of a guard or fault.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

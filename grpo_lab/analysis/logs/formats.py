@@ -1,7 +1,5 @@
 """Text formats: recognised by their content, and read."""
 
-from __future__ import annotations
-
 import functools
 import io
 import json

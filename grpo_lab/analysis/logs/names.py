@@ -1,7 +1,5 @@
 """The names that trainers give to the metrics of `grpo_lab.metrics`, whose own names are TRL's."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from grpo_lab.metrics import METRICS

@@ -1,7 +1,5 @@
 """The rows of a log as one series a metric: NaN and inf are kept, values that were not logged are absent."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """TensorBoard's event files. Needs the package `tensorboard` (the extra of the same name), imported only here."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The cells of the matrix: a scenario, or a healthy run, under one column of guards with one seed."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import hashlib

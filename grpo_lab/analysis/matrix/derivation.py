@@ -1,7 +1,5 @@
 """The smallest set of guards: start from all of them, and drop each guard without which nothing gets worse."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The evaluation of all cells: which guard stops which failure, what each costs, and which do nothing."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import Counter, defaultdict

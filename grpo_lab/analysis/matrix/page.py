@@ -1,7 +1,5 @@
 """The page of findings in Markdown, from data/templates/matrix.md, and its summary for the terminal."""
 
-from __future__ import annotations
-
 import math
 
 from grpo_lab.analysis.markdown import number, render

@@ -1,7 +1,5 @@
 """Runs cells in parallel, each in a child process that is kept for the next cell; a child that dies loses one cell."""
 
-from __future__ import annotations
-
 import queue
 import tempfile
 import threading

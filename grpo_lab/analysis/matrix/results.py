@@ -1,7 +1,5 @@
 """The measurement of a cell, from its events alone, and the file that keeps it at once."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import io

@@ -4,8 +4,6 @@ A third edition, the reference, is the learner's with every answer filled in; it
 gives the same bytes. The cover, a heading before each exercise and three hints after it come from the registry.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

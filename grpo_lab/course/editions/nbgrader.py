@@ -1,7 +1,5 @@
 """A course folder for nbgrader: notebooks with the cells that it grades, and its settings."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Folders of labs: the learners' notebooks, and the reference with every answer filled in."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

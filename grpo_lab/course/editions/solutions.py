@@ -1,7 +1,5 @@
 """Keeps the solutions in a cell, between `# BEGIN SOLUTION` and `# END SOLUTION`, or replaces them by stubs."""
 
-from __future__ import annotations
-
 import ast
 import textwrap
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ Reports are made from results alone. A student's content is hostile: it reaches 
 invisible characters escaped.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """File names that no student can choose, and files that are written whole or not at all."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -5,8 +5,6 @@ and the column `to_mark` counts such texts; a marked text counts in both. A note
 with score 0, the maximum of its lab's other notebooks, and the reason in the column `problem`.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -4,8 +4,6 @@ https://gradescope-autograders.readthedocs.io/en/latest/specs/. Every text has t
 as it is, so that nothing in an answer is rendered as HTML or Markdown.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from grpo_lab.course.exercises import Finding

@@ -3,8 +3,6 @@
 Student, lab, exercise and the file's digest, as the table holds them, identify the answer that a mark belongs to.
 """
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import io

@@ -3,8 +3,6 @@
 Each page's content security policy forbids scripts, other resources, and any style but the one whose hash it names.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from collections import Counter

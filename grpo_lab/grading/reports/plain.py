@@ -1,7 +1,5 @@
 """Texts and numbers as all reports show them."""
 
-from __future__ import annotations
-
 _SHOWN = frozenset("\n\t\xa0\u3000\u200c\u200d")
 """Harmless characters that Python calls not printable: line breaks, wide spaces, and the joiners of some scripts."""
 LONGEST = 2_000

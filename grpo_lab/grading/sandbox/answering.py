@@ -5,8 +5,6 @@ a line from this process that the child has ended. Requests hold no expected val
 reply, so the grader reads it as untrusted data.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import select

@@ -1,7 +1,5 @@
 """The grader's end of a sandbox: send requests, enforce limits, validate replies, and kill every process at the end."""
 
-from __future__ import annotations
-
 import json
 import os
 import selectors

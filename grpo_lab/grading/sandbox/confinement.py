@@ -1,7 +1,5 @@
 """The limits that the sandbox's program sets on itself: privileges, system calls, resources."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

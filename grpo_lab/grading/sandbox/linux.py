@@ -1,7 +1,5 @@
 """Linux's process control: `prctl`, which Python's library lacks, and reaping of children."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from contextlib import suppress

@@ -7,8 +7,6 @@ huge page of 2 MiB and no process reports it; rules that the kernel stores for a
 user. Needs no privilege. The numbers of system calls differ between machines.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

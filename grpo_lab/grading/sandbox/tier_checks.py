@@ -1,7 +1,5 @@
 """Probes a tier with a hostile answer before use."""
 
-from __future__ import annotations
-
 import os
 import socket
 import tempfile

@@ -1,7 +1,5 @@
 """The two ways to contain an answer: bubblewrap, and a plain process inside a container that is the sandbox."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Faults: each harms a value at one stage of the step, the counterpart of the guard that cures it."""
 
-from __future__ import annotations
-
 from grpo_lab.training.faults.injected import DropoutOn, NanGradient, ScaleLoss, ShiftKLDelta, ShiftLogRatio
 from grpo_lab.training.faults.rollout import CorruptSample, FilterLogits, IgnoreTemperature, NanReward, StaleBatch
 from grpo_lab.training.interventions import Intervention

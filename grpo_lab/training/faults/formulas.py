@@ -1,7 +1,5 @@
 """Wrong formulas from the reports, by name; tests use them as mutants."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any

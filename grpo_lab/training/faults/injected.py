@@ -1,7 +1,5 @@
 """Faults that damage one value of an otherwise right step."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Any
 

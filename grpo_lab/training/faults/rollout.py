@@ -1,7 +1,5 @@
 """Faults of sampling: a wrong temperature, old or corrupt samples, filtered tokens, lost rewards."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 

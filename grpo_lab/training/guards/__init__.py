@@ -1,7 +1,5 @@
 """Guards: each protects a value at one stage of the step. To add one, write its class and list it here."""
 
-from __future__ import annotations
-
 from grpo_lab.training.guards.adaptive import AdaptiveBeta, AdaptiveLearningRate, SkipOutliers
 from grpo_lab.training.guards.coefficients import DualClip, RepresentableEpsilon, Rollback, WarmUp
 from grpo_lab.training.guards.gradients import ClipGradients, SkipNonfinite, SkipSpikes

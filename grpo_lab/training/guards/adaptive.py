@@ -1,7 +1,5 @@
 """Guards that derive their limits from the run so far."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from statistics import median

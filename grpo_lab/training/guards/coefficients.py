@@ -1,7 +1,5 @@
 """Guards of the coefficients, which act before a step begins."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Guards of the gradients: the last stage at which an update can be refused without a trace."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Annotated, Any

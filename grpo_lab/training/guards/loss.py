@@ -1,7 +1,5 @@
 """Guards of the values in the loss: advantages, logits, log-ratios, KL."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated
 

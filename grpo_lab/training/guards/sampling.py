@@ -1,7 +1,5 @@
 """Guards of sampling and rewards."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Guards of the weights: damage that shows only after the update."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Annotated, Any

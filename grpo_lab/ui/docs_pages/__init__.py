@@ -1,7 +1,5 @@
 """Pages of docs/ that are made from code and data, and therefore agree with them; their text is in data/templates."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """docs/guards.md: every guard with its settings, its presets and its scenarios."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any

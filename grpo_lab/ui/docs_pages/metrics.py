@@ -1,7 +1,5 @@
 """docs/metrics.md and docs/README.md: every metric of a step, every link of the chain, and the table of contents."""
 
-from __future__ import annotations
-
 import math
 
 from grpo_lab.analysis.logs.names import OTHER_NAMES

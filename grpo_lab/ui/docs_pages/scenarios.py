@@ -1,7 +1,5 @@
 """docs/scenarios.md: every scenario, its cause, its symptom, its cures and its decoys."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from grpo_lab.analysis.markdown import code, first_sentence, render, switch

@@ -1,7 +1,5 @@
 """Output of a lab in a notebook: feedback on an answer, and a line that follows a run."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

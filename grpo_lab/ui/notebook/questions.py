@@ -1,7 +1,5 @@
 """Review questions: each answer is explained at once and never saved."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from html import escape
 from typing import Any

@@ -4,8 +4,6 @@ Agg figures without pyplot, so that any thread may own one. A value that is not 
 axis. Every colour has a shape or a text beside it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The curves of runs over their steps, with the limits of guards, refused steps, changes and the crash."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial

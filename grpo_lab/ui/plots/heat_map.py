@@ -1,7 +1,5 @@
 """The matrix as a heat map: scenarios x columns of guards; colours are the share of seeds that were stopped."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

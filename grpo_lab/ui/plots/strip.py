@@ -1,7 +1,5 @@
 """The strip of the chain: links x steps, from the sampling probabilities to torch.multinomial."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Shared by all figures: the colours of Okabe and Ito, a shape for each, and text that matplotlib can draw."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Collection, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Widgets for notebooks: the panel, its live figure, the lecture. Each is imported on first use."""
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

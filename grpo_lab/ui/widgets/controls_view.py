@@ -1,7 +1,5 @@
 """The widgets of a panel and their layout: clicks go to the panel as names of its methods, values to show come in."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from html import escape

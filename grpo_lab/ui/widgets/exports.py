@@ -1,7 +1,5 @@
 """Files of a run for the user: one zip of the run and its figure, and the list of runs to open."""
 
-from __future__ import annotations
-
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The texts beside a panel's figure as HTML: status, banner, samples, guards, tables."""
 
-from __future__ import annotations
-
 import base64
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Keyboard shortcuts of a widget: the browser sends a key to Python while the focus is inside the widget's frame."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

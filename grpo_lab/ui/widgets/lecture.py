@@ -1,7 +1,5 @@
 """The panel for a lecture: nine recorded failures in teaching order, in large type, controlled by single keys."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from html import escape

@@ -4,8 +4,6 @@ Limits of axes change by decades, by factors of 1, 2, 5, or double; so a run of 
 backgrounds, each of which costs about ten frames.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

@@ -3,8 +3,6 @@
 A language is one file, data/messages/<language>.toml; all files have the same keys and the same {placeholders}.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import tomllib

@@ -1,7 +1,5 @@
 """The place in a notebook where a run is shown: its panel, or the cell that waits for it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 

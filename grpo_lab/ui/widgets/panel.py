@@ -1,7 +1,5 @@
 """The panel: a run in a child process, drawn live, controlled by buttons or by the same methods."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Small pieces that the widgets of a panel share."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any

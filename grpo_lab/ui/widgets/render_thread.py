@@ -1,7 +1,5 @@
 """The thread that draws a panel: at most five frames a second, only on request, and always the last request."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

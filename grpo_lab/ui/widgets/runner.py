@@ -1,7 +1,5 @@
 """One run at a time in a child process of the pool, shown by a view and controlled from any thread."""
 
-from __future__ import annotations
-
 import threading
 import time
 from concurrent.futures import Future

@@ -1,7 +1,5 @@
 """The settings of a panel: each a slider and a number box, or a menu, bound to its place in the config."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple

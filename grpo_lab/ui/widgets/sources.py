@@ -1,7 +1,5 @@
 """The starting point of a run: a preset, a scenario on it, the guards, the model and the seed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A check box for each guard, and on demand what that guard stops, costs and hides."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

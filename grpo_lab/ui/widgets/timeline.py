@@ -1,7 +1,5 @@
 """Replay of a run that is over: a slider over its steps, moved by hand or played at a speed."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Lab 0: the panel, its curves, and how exercises work."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The checks of lab 1: numbers worked by hand, and functions that drive a run."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence

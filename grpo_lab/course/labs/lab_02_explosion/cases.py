@@ -1,7 +1,5 @@
 """The checks of lab 2: gradients of the clipped loss, the token with the largest one, and bounded estimates."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The checks of lab 3: the order of the links, the test of multinomial, crash messages, a guard, and AdamW's eps."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The checks of lab 4: a guard without a threshold, and an update that skips."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Lab 4: the effect, cost and blind spots of each guard, and the smallest set that is enough."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The checks of lab 5: KL estimators, their gradients and divergences, and an adaptive beta."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The checks of lab 6: accumulation, the completion mask, the sampler mismatch, and the cause behind a record."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The checks of lab 7: limits of number formats, loss scaling, a log-ratio without NaN, and remedies."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ The expected value is that of `grpo_lab.runs.first_break`: the first step, and i
 that is not finite, except for a ratio whose loss is finite and for infinite logits, which are filtered tokens.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import random

@@ -1,7 +1,5 @@
 """Lab 8: eight anonymous runs, a broken trainer, and the learner's own configuration."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
