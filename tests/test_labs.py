@@ -97,7 +97,7 @@ def test_runs_lie_in_the_labs_folder_and_share_a_child(lab, capsys, monkeypatch)
         child_pool.give_back(child)
         monkeypatch.setenv("GRPO_LAB_FAST", "1")
         again = lab.run(config.with_("run.num_steps=50"), "unguarded")
-        assert again._warm is first._warm is child
+        assert again._lent_child is first._lent_child is child
     finally:
         child_pool._close_all()
     assert first.directory == lab.runs / "unguarded"

@@ -41,8 +41,9 @@ def _show(found: Diagnosis, name: str) -> None:
     from grpo_lab.ui import console
 
     steps, metrics = found.log.steps, found.log.metrics
-    said = f"{name}: {found.log.format}, {len(steps):,} steps ({steps[0]} to {steps[-1]}), {len(metrics)} metrics"
-    short = [f"with {len(steps)} steps, most curves show no trend yet"] if len(steps) < ENOUGH else []
+    count = f"{len(steps):,} step{'s' * (len(steps) != 1)}"
+    said = f"{name}: {found.log.format}, {count} ({steps[0]} to {steps[-1]}), {len(metrics)} metrics"
+    short = [f"with {count}, most curves show no trend yet"] if len(steps) < ENOUGH else []
     for line in (said, *(f"note: {note}" for note in (*found.log.notes, *short)), ""):
         console.say(line)
     if not found.findings:
