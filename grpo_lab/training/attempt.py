@@ -46,7 +46,8 @@ class Attempt:
         worst = Verdict.KEEP
         for kind, intervention in self._interventions.get(stage, ()):
             value, verdict, reason, known = Outcome(*intervention(value, self.step))
-            self.replace(**known)
+            if known:
+                self.replace(**known)
             if verdict or reason:
                 self.record_action(intervention.name, stage, Verdict(verdict), reason, kind)
             worst = max(worst, verdict)
