@@ -31,27 +31,27 @@ class AdaptiveLearningRate(Intervention):
     """Lowers the learning rate after a step whose norm spiked or whose KL overshot; calm steps bring it back.
 
     It never raises the rate above the configured one, and never refuses a step.
-    Stops: a rate somewhat too high from doing more damage. It acts one step late, so that a rate which ruins the
-    policy in one or two updates is not cured: check that the reward comes back too.
+    Stops: further damage from a rate that is a few times too high. The guard acts one step late, so it does not stop a
+    rate that ruins the policy in one or two updates: check that the reward recovers too.
     Costs: slower learning after a false alarm. Hides: a rate that is set too high; read the reasons.
     """
 
     name = "adaptive_learning_rate"
     stage = Stage.COEFFICIENTS
-    changes_healthy_runs = "it lowers the learning rate after a step that stands out, which healthy runs have too"
+    changes_healthy_runs = "it lowers the learning rate after an unusual step, and healthy runs have unusual steps too"
 
     spike: Annotated[float, Between(1)] = 5.0
     """A gradient norm above this many times the median of committed ones is a spike. So is one that is not finite."""
     max_kl: Annotated[float, Between(0)] = 1.0
     """KL to the reference, nats per token, above which the policy has gone too far."""
     factor: Annotated[float, Between(0, 1)] = 0.5
-    """Learning rate is multiplied by this after each such step."""
+    """The learning rate is multiplied by this after each such step."""
     recovery: Annotated[int, AtLeast(1)] = 20
-    """Calm steps that together take one factor back."""
+    """Calm steps after which one factor is undone; each step undoes a share."""
     floor: Annotated[float, Between(0, 1)] = 0.01
     """Smallest share of the configured learning rate."""
     warm_up: Annotated[int, AtLeast(1)] = 5
-    """Committed norms needed before one can be called a spike."""
+    """Committed norms needed before the guard judges a norm."""
     window: Annotated[int, AtLeast(1)] = 50
     """Committed norms of which the median is taken."""
 
@@ -88,8 +88,9 @@ class AdaptiveBeta(Intervention):
 
     beta <- beta x (1 + gain x clip(KL / target - 1, -0.2, 0.2)), within [lowest, highest]. A KL that is not finite
     changes nothing; in the plain formula one NaN makes beta NaN in every later step.
-    Stops: drift from the reference that a beta set too small allows. Costs: some reward, which the anchor holds back;
-    and it acts over tens of steps, too slowly for a spike. Hides: the loss of two steps is no longer the same function.
+    Stops: drift from the reference under a beta that is too small. Costs: some reward, because the penalty holds the
+    policy back; the guard acts over tens of steps, too slowly for a spike. Hides: the loss of two steps is no longer
+    the same function, so their values cannot be compared.
     """
 
     name = "adaptive_beta"
@@ -97,7 +98,7 @@ class AdaptiveBeta(Intervention):
     changes_healthy_runs = "it moves beta after every step whose KL is not the target"
 
     target: Annotated[float, Between(0)] = 0.1
-    """KL to the reference that is wanted, nats per token."""
+    """Target of the KL to the reference, nats per token."""
     gain: Annotated[float, Between(0, 1)] = 0.1
     """Gain of the controller: at 0.1 beta moves by at most 2 % a step."""
     lowest: Annotated[float, Between(0)] = 1e-4
@@ -129,14 +130,14 @@ class AdaptiveBeta(Intervention):
 
 @dataclass(frozen=True)
 class SkipOutliers(Intervention):
-    """Skips the update when the gradient norm stands out from those accepted so far.
+    """Skips the update when the gradient norm is an outlier among the norms accepted so far.
 
-    The robust z-score of log norm (Iglewicz and Hoaglin 1993): its distance from the median of the window, over
-    1.4826 x the median absolute deviation. A log, because norms spread by factors; medians, because a spike that was
-    accepted while there was nothing to judge by must not widen the limit for the next one.
-    Stops: a spike against this run's own norms, where no threshold is known beforehand. Costs: the batch.
-    Hides: a slow rise, which the window follows; and a lasting change of scale, which it refuses until its patience
-    is over and it asks for a rollback.
+    It uses the robust z-score of the log norm (Iglewicz and Hoaglin 1993): the distance from the median of the window,
+    divided by 1.4826 x the median absolute deviation. It takes the log, because norms vary by factors, and medians,
+    because a spike that was accepted during warm-up must not widen the limit for the next one.
+    Stops: a spike relative to this run's own norms, if no threshold is known beforehand. Costs: the batch.
+    Hides: a slow rise, which the window follows, and a lasting change of scale, which the guard refuses until its
+    patience is over and it asks for a rollback.
     """
 
     name = "skip_outliers"
@@ -146,11 +147,11 @@ class SkipOutliers(Intervention):
     limit: Annotated[float, Between(0)] = 4.0
     """Largest z-score that is accepted. Small norms are never refused."""
     window: Annotated[int, AtLeast(2)] = 50
-    """Accepted norms that the next one is compared with."""
+    """Accepted norms with which the next norm is compared."""
     warm_up: Annotated[int, AtLeast(2)] = 10
-    """Accepted norms needed before one is judged; until then only one that is not finite is refused."""
+    """Accepted norms needed before the guard judges a norm; until then it refuses only a norm that is not finite."""
     least_spread: Annotated[float, Between(0)] = 0.5
-    """Smallest standard deviation of log norm that is believed: equal norms would make any other an outlier."""
+    """Lower limit of the spread of log norm: after equal norms, any other norm would otherwise be an outlier."""
     patience: Annotated[int, AtLeast(0)] = 5
     """Skipped steps in a row before it asks for a rollback."""
 

@@ -14,7 +14,7 @@ from grpo_lab.training.interventions import Coefficients, Intervention, Outcome,
 class WarmUp(Intervention):
     """Raises the learning rate linearly over the first steps.
 
-    Stops: large first moves, while Adam's second moment is still a guess from a few gradients.
+    Stops: large first moves, while Adam's second moment is still estimated from few gradients.
     Costs: the first steps learn less. Hides: nothing.
     """
 
@@ -38,10 +38,10 @@ class WarmUp(Intervention):
 class DualClip(Intervention):
     """Sets delta, which bounds the ratio where `min` does not: at negative advantages (Ye et al. 2020).
 
-    Stops: a finite but huge gradient from one unlikely token. Does not stop 0 * inf: that needs clamp_log_ratio.
-    Costs: nothing while ratios stay below delta. Hides: how far the policy has left the one that sampled.
-    It only sets a coefficient of the loss and so records no action: it acted where ratio/max is above delta, on tokens
-    whose advantage is negative. A run whose ratios stay below is bit-identical, so it changes no healthy run.
+    Stops: a finite but huge gradient from one unlikely token. Does not stop 0 * inf: use clamp_log_ratio.
+    Costs: nothing while ratios stay below delta. Hides: the distance between the policy and the policy that sampled.
+    The guard only sets a coefficient of the loss, so it records no action. It has an effect where ratio/max is above
+    delta, on tokens with a negative advantage. A run with smaller ratios, as in a healthy run, is bit-identical.
     """
 
     name = "dual_clip"
@@ -58,8 +58,9 @@ class DualClip(Intervention):
 class RepresentableEpsilon(Intervention):
     """Raises AdamW's eps to at least 1e-4 where the weights are fp16.
 
-    Stops: 0/0. In fp16 the usual 1e-8 rounds to 0 and small squares underflow, so that one step with a healthy gradient
-    turns nearly every weight into NaN. An eps that merely survives rounding moves weights by 0.9 in one step.
+    Stops: 0/0 in the update. In fp16 the usual 1e-8 rounds to 0 and small squares underflow, so that one step with a
+    healthy gradient turns nearly every weight into NaN. With an eps just large enough not to round to 0, weights move
+    by 0.9 in one step.
     Costs: smaller moves where gradients are small. Hides: nothing.
     """
 
@@ -81,9 +82,9 @@ class RepresentableEpsilon(Intervention):
 class Rollback(Intervention):
     """Halves the learning rate after each rollback, so that the next attempt differs, and escalates.
 
-    Skipped steps in a row become a rollback, rollbacks in a row become a stop with the last healthy weights.
-    Stops: endless failure in the same way. Costs: a slower run for a while. Hides: a cause that returns; read
-    the reasons.
+    After several skipped steps in a row it asks for a rollback, and after several rollbacks in a row for a stop with
+    the last healthy weights. Stops: a run that fails endlessly in the same way. Costs: a slower run for a while.
+    Hides: a recurring cause; read the reasons.
     """
 
     name = "rollback"
@@ -95,9 +96,9 @@ class Rollback(Intervention):
     max_rollbacks: Annotated[int, AtLeast(1)] = 5
     """Rollbacks without a healthy step between them before the run stops."""
     factor: Annotated[float, Between(0, 1)] = 0.5
-    """Learning rate is multiplied by this after each rollback."""
+    """The learning rate is multiplied by this after each rollback."""
     recovery: Annotated[int, AtLeast(1)] = 20
-    """Healthy steps after which one factor is taken back."""
+    """Healthy steps after which one factor is undone."""
 
     def __call__(self, value: Coefficients, step: Step) -> Outcome:
         memory, last = self.memory, step.last_verdict

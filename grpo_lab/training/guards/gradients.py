@@ -1,4 +1,4 @@
-"""Guards of the gradients: the last stage at which an update can be refused without a trace."""
+"""Guards of the gradients: the last stage at which an update can be refused before it changes the weights."""
 
 import math
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ from grpo_lab.training.recorder import named_gradients
 class SkipNonfinite(Intervention):
     """Skips the update when the gradient norm is NaN or inf.
 
-    Stops: poisoned weights, whatever made the gradient NaN. Costs: the batch. Hides: a run that skips every step
-    learns nothing; after its patience the guard asks for a rollback.
+    Stops: NaN in the weights, for every cause of a NaN gradient. Costs: the batch. Hides: a lasting cause; a run that
+    skips every step learns nothing, so after its patience the guard asks for a rollback.
     """
 
     name = "skip_nonfinite"
@@ -40,8 +40,9 @@ class SkipSpikes(Intervention):
     """Skips the update when the gradient norm, before clipping, is above a threshold.
 
     Stops: a finite explosion, whose direction clipping would keep. Costs: the batch.
-    Hides: a run whose norms are always above it learns nothing; after its patience the guard asks for a rollback.
-    The reports wrote `if norm > 10: skip`, which steps on NaN because `nan > 10` is False; `nan_passes` does the same.
+    Hides: norms that are always above the threshold; such a run learns nothing, so after its patience the guard asks
+    for a rollback. The reports wrote `if norm > 10: skip`, which makes the step at NaN because `nan > 10` is False;
+    `nan_passes` does the same.
     """
 
     name = "skip_spikes"
@@ -68,13 +69,13 @@ class ClipGradients(Intervention):
     """Scales all gradients so that their norm is at most max_norm (torch's clip_grad_norm_).
 
     Stops: large steps of plain SGD, and a spike that would raise Adam's second moment for thousands of steps.
-    It does not stop a finite 1e8 from being followed, nor NaN: one NaN gradient makes all of them NaN.
+    It does not stop a step in the direction of a finite explosion, nor NaN: one NaN gradient makes all of them NaN.
     Costs: nothing below max_norm. Hides: how large the norm was, unless it is logged before clipping.
     """
 
     name = "clip_gradients"
     stage = Stage.GRADIENTS
-    changes_healthy_runs = "it scales gradients whose norm is above max_norm; with a limit above every norm, nothing"
+    changes_healthy_runs = "it scales gradients whose norm is above max_norm; a limit above every norm changes nothing"
 
     max_norm: Annotated[float, Between(0)] = 1.0
     """Largest norm of all gradients together."""

@@ -30,8 +30,8 @@ class _Clamp(Intervention):
 class ClampAdvantages(_Clamp):
     """Clamps advantages to +-limit, as the reports do.
 
-    Stops: nothing in groups of up to 101, since |A| <= (G - 1) / sqrt(G); with no scaling, a reward of a thousand.
-    NaN passes through. Costs: nothing. Hides: rewards on a wild scale.
+    Stops: nothing in groups of up to 101, since |A| <= (G - 1) / sqrt(G); without scaling, the effect of a
+    reward of a thousand. NaN passes through. Costs: nothing. Hides: rewards on a wild scale.
     """
 
     name = "clamp_advantages"
@@ -42,7 +42,7 @@ class ClampAdvantages(_Clamp):
 class ClampLogits(_Clamp):
     """Clamps logits to +-limit in every pass, as the reports do.
 
-    Stops: hardly anything, since log_softmax is stable under shifts already; NaN passes through.
+    Stops: hardly anything, because log_softmax already subtracts the largest logit; NaN passes through.
     Costs: the gradient of clamped logits, and a changed distribution (GPT-2's own logits pass 100).
     Hides: logits that grow without bound.
     """
@@ -79,8 +79,8 @@ class ClampLogRatio(_Clamp):
     """Clamps the log-ratio before `exp`, so that the ratio stays finite and its backward is not 0 * inf.
 
     Stops: the overflow behind TRAIN-001 and CUDA-001; at 5 the ratio is at most 148. At 20 (verl, OpenRLHF) it
-    stops the overflow in fp32 but still allows a norm of 1e8. Costs: tokens outside give no gradient.
-    Hides: how far the policy has drifted; watch log_ratio/max, noted before the clamp.
+    stops the overflow in fp32 but still allows a norm of 1e8. Costs: tokens outside the limit give no gradient.
+    Hides: the drift of the policy; watch log_ratio/max, which is recorded before the clamp.
     """
 
     name = "clamp_log_ratio"
@@ -93,8 +93,8 @@ class ClampLogRatio(_Clamp):
 class ClampKL(_Clamp):
     """Clamps ref_logprobs - logprobs before `exp`, so that the k3 estimator cannot overflow.
 
-    Stops: an infinite KL loss. Costs: tokens outside are no longer pulled back. Hides: a policy that far from its
-    reference.
+    Stops: an infinite KL loss. Costs: the KL penalty no longer pulls tokens outside the limit back. Hides: a policy
+    that is so far from its reference.
     """
 
     name = "clamp_kl"

@@ -16,9 +16,9 @@ from grpo_lab.training.interventions import Intervention, Outcome, Step, known
 class SafeSampling(Intervention):
     """The reported "safe generation": a floor under the temperature, caps on top-p, top-k and length, a penalty.
 
-    Stops: nothing that comes from broken weights, since NaN survives every one of these.
-    Costs: variety, and the sampled distribution is no longer the one whose log-probabilities are trained on.
-    Hides: that mismatch, unless sampling/sampling_logp_difference is watched.
+    Stops: no failure from broken weights, because NaN passes through each of these.
+    Costs: variety, and a sampled distribution that differs from the trained one.
+    Hides: this mismatch, unless you watch sampling/sampling_logp_difference.
     """
 
     name = "safe_sampling"
@@ -55,8 +55,9 @@ class SafeSampling(Intervention):
 class CheckProbabilities(Intervention):
     """Checks the next-token probabilities just before `torch.multinomial`, and rolls back instead of crashing.
 
-    Stops: the assert, on the CPU an exception, on CUDA the end of the process. Costs: one check per sampled token.
-    Hides: nothing; an earlier value has broken, and sampling is only where the run would have crashed.
+    Stops: the failed assertion in multinomial, which is an exception on the CPU and ends the process on CUDA.
+    Costs: one check per sampled token.
+    Hides: nothing; the cause is an earlier broken value, see the trace.
     """
 
     name = "check_probabilities"
@@ -89,7 +90,7 @@ def _objection(probabilities: Tensor) -> str:
 class SanitizeRewards(Intervention):
     """Treats a reward that is NaN or inf as unscorable: its completion leaves the group's mean and the loss.
 
-    Stops: one broken score that makes every advantage of its group NaN. Costs: the completion.
+    Stops: one broken score from making every advantage of its group NaN. Costs: the completion.
     Hides: a reward function with a bug; read the reasons.
     """
 

@@ -13,7 +13,7 @@ from grpo_lab.training.interventions import Intervention, Outcome, Step, known
 class CheckWeights(Intervention):
     """Checks every weight after the update, and goes back to the last snapshot when one is NaN or inf.
 
-    Stops: poisoned weights that no gradient check can foresee, such as fp16 AdamW's 0/0 at a healthy norm.
+    Stops: NaN in the weights that no gradient check can predict, such as fp16 AdamW's 0/0 at a healthy norm.
     Costs: one norm over the weights. Hides: nothing; `then=warn` is the reported check, which only prints.
     """
 
@@ -22,7 +22,7 @@ class CheckWeights(Intervention):
     may_roll_back = True
 
     max_move: Annotated[float, Between(0)] = math.inf
-    """Largest change of any single weight in one step, measured where a snapshot was taken before the step."""
+    """Largest change of any single weight in one step, measured if a snapshot was taken before the step."""
     then: Annotated[str, OneOf("roll_back", "warn")] = "roll_back"
     """The response: go back to the snapshot, or only record it."""
     patience: Annotated[int, AtLeast(0)] = 5
