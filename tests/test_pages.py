@@ -71,7 +71,7 @@ def test_every_scenario_has_its_section_with_cause_symptom_cures_and_decoys(made
     for name in catalog.scenario_names():
         case, section = catalog.scenario(name), found[f"`{name}`"]
         assert case.title in section and f"`grpo-lab train --scenario {name}`" in section
-        assert (f"dies in `{case.expect.crash}`" if case.expect.crash else "goes on to the end") in section
+        assert (f"crashes in `{case.expect.crash}`" if case.expect.crash else "goes on to the end") in section
         assert all(f"`{text}`" in section for row in (*case.cures, *case.decoys) for text in row)
         assert all(f"| `{fault}`" in section or f"`{fault}`" in section for fault in case.config().faults)
     assert all(f"| `{name}` |" in found["Faults"] for name in FAULTS)

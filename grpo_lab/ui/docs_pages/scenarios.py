@@ -37,7 +37,7 @@ def _cause(case: Scenario) -> list[list[str]]:
 
 
 def _shown(expect: Expectation) -> str:
-    said = [f"it dies in `{expect.crash}`" if expect.crash else "it goes on to the end"]
+    said = [f"the run crashes in `{expect.crash}`" if expect.crash else "the run goes on to the end"]
     if expect.first_break:
         said.append(f"the first link not finite is *{LINKS[expect.first_break].label}*")
     said += [f"`{name}` reaches {value:g}" for name, value in expect.metrics.items()]
