@@ -20,7 +20,7 @@ _ANY = math.inf
 METRICS: dict[str, Metric] = {
     "reward": Metric("reward", "", -_ANY, _ANY, "mean reward of the completions that could be scored"),
     "reward_std": Metric("reward spread", "", -_ANY, _ANY, "mean over groups of the rewards' standard deviation"),
-    "frac_reward_zero_std": Metric("groups without spread", "share", 0, 0.9, "groups that teach nothing"),
+    "frac_reward_zero_std": Metric("groups without spread", "share", 0, 0.9, "groups whose rewards are all equal"),
     "kl": Metric("KL to reference", "nats", -0.01, 1, "mean KL estimate per token, by the estimator in the loss"),
     "kl/exact": Metric(
         "exact KL", "nats", 0, 1, "mean KL(policy || reference) per token over the whole vocabulary (run.exact_kl)"
