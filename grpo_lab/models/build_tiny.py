@@ -196,7 +196,7 @@ def readme(built: dict[str, Any]) -> str:
     checksums = "\n".join(f"{checksum}  {name}" for name, checksum in built["sha256"].items())
     return f"""# tiny-gpt2
 
-A GPT-2 of {built["parameters"]:,} parameters (4 layers of 128, 4 heads, 64 positions; one token per byte, 258 tokens in total),
+A GPT-2 of {built["parameters"]:,} parameters (4 layers of 128, 4 heads, 64 positions; one token per byte, 258 in all),
 trained from scratch on sums of two numbers from 0 to 99. It is partly trained on purpose, so that GRPO can improve it:
 in {SLIPS:.0%} of the training answers, one digit was replaced by a random digit, and training stops early.
 
