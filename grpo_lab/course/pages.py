@@ -1,6 +1,7 @@
 """Reads the texts of a lab page from data/course/<lab>.toml and joins each exercise with its check.
 
 The files hold the words that learners read; checks, test inputs and right answers to graded exercises stay in code.
+The words about test inputs lie beside that code, in labs/lab_<lab>/texts.toml.
 """
 
 import tomllib
@@ -37,6 +38,17 @@ def page(name: str, checks: Mapping[str, Check], folder: Path | None = None) -> 
         )
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, DataError) as error:
         raise DataError(f"{path}: {error}") from error
+
+
+def case_texts(lab: str) -> dict[str, tuple[str, str]]:
+    """The texts (what, why) of a lab's test inputs by key, from labs/lab_<lab>/texts.toml, hidden from an answer.
+
+    >>> case_texts("05_kl")["agree"]
+    ('delta = 0: policy and reference agree', 'Equal probabilities have no distance: 0.')
+    """
+    path = Path(__file__).parent / "labs" / f"lab_{lab}" / "texts.toml"
+    texts = tomllib.loads(path.read_text(encoding="utf-8"))
+    return {key: (what, why) for key, (what, why) in texts.items()}
 
 
 def _same_names(exercises: Mapping[str, Any], checks: Mapping[str, Check]) -> None:
