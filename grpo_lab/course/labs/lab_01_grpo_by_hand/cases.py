@@ -13,7 +13,7 @@ from grpo_lab.course import pages
 from grpo_lab.course.compare import is_number, shown
 from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
 from grpo_lab.course.probes import by_logprobs, of_a_curve
-from grpo_lab.course.relations import padded, permuted, repeated, scaled, shifted
+from grpo_lab.course.relations import lines_alike, padded, permuted, repeated, scaled, shifted
 
 TEXTS = pages.case_texts("01_grpo_by_hand")
 
@@ -81,9 +81,8 @@ def _aggregate_cases(seed: int) -> Sequence[Case]:
     broken = values.masked_fill(mask == 0, math.nan)
     hows = ("token", "sequence", "constant")
     rows = [(values, how, *TEXTS[how]) for how in hows] + [(broken, how, *TEXTS["nan"]) for how in hows]
-    given = [
-        (what.format(how=how), {"per_token": tokens, "mask": mask, "how": how}, why) for tokens, how, what, why in rows
-    ]
+    given = [({"per_token": tokens, "mask": mask, "how": how}, what, why) for tokens, how, what, why in rows]
+    given = [(what.format(**each), each, why) for each, what, why in given]
     return cases_by(lambda per_token, mask, how: aggregate(per_token, mask, how), given)
 
 
@@ -117,13 +116,7 @@ BY_HAND = Values(tuple(HAND), _judge_hand)
 ADVANTAGES = Function(
     "advantages",
     _advantage_cases,
-    relations=(
-        permuted("rewards"),
-        permuted("rewards", dim=1),
-        repeated("rewards"),
-        scaled("rewards"),
-        shifted("rewards", by=(-1.0, 1.0, 3.0)),
-    ),
+    relations=(*lines_alike("rewards"), scaled("rewards"), shifted("rewards", by=(-1.0, 1.0, 3.0))),
 )
 POLICY_LOSS = Function(
     "policy_loss",
@@ -141,12 +134,6 @@ POLICY_LOSS = Function(
 AGGREGATE = Function(
     "aggregate",
     _aggregate_cases,
-    relations=(
-        permuted("per_token", "mask"),
-        permuted("per_token", "mask", dim=1),
-        repeated("per_token", "mask"),
-        scaled("per_token", power=1),
-        _wider,
-    ),
+    relations=(*lines_alike("per_token", "mask"), scaled("per_token", power=1), _wider),
 )
 SLOPE = Function("slope", _slope_cases, of_a_curve, (scaled("stretch", power=1), shifted("height", by=(-3.0, 5.0))))

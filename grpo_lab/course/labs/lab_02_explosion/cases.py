@@ -191,9 +191,7 @@ LOG_RATIO = Function(
     _log_ratio_cases,
     in_a_batch,
     (
-        relations.permuted(*_FIELDS),
-        relations.permuted(*_FIELDS, dim=1),
-        relations.repeated(*_FIELDS),
+        *relations.lines_alike(*_FIELDS),
         relations.shifted("logprobs", "old_logprobs"),
         relations.without_use("ref_logprobs", "sampling_logprobs"),
     ),
