@@ -72,3 +72,9 @@ def _table(tree: Any, fields: Mapping[str, type], where: str) -> dict[str, Any]:
         if type(tree[key]) is not kind:
             raise DataError(f"{where}: {key} = {tree[key]!r}: must be of type {kind.__name__}")
     return dict(tree)
+
+
+def case_texts(lab: str) -> dict[str, tuple[str, str]]:
+    """What each fixed case of a lab is called, and what a wrong answer to it means, by the key of the case."""
+    path = Path(__file__).parent / "labs" / f"lab_{lab}" / "texts.toml"
+    return {key: (what, why) for key, (what, why) in tomllib.loads(path.read_text(encoding="utf-8")).items()}
