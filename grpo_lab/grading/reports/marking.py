@@ -145,9 +145,8 @@ def _rows(path: Path) -> list[tuple[int, Row]]:
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 ({error.reason}); save it as CSV in UTF-8") from error
     except OSError as error:
-        raise DataError(
-            f"{path} cannot be read: {error.strerror}; grading writes it where texts wait for marks"
-        ) from error
+        way_out = "grading writes it where texts wait for marks"
+        raise DataError(f"{path} cannot be read: {error.strerror}; {way_out}") from error
     except (csv.Error, ValueError) as error:
         raise DataError(f"{path} is not a table: {error}; save it as CSV, or move it away to get a new one") from error
     if missing := set(COLUMNS) - set(head):
