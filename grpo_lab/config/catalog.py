@@ -101,10 +101,7 @@ class Scenario(Entry):
 
 
 def preset(name: str) -> Config:
-    """The configuration of a preset.
-
-    Raises ConfigError for an unknown name, with the nearest ones.
-    """
+    """The configuration of a preset. Raises ConfigError for an unknown name, with the nearest ones."""
     return load_preset(name).config
 
 

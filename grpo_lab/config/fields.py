@@ -130,7 +130,7 @@ def _frozen(value: Any) -> Any:
 
 @functools.cache
 def settings_of(cls: type) -> dict[str, Setting]:
-    """The settings of a dataclass by name; fields with `init=False` are none."""
+    """The settings of a dataclass by name; fields with `init=False` are left out."""
     hints = typing.get_type_hints(cls, include_extras=True)
     found = {}
     for field in (field for field in dataclasses.fields(cls) if field.init):

@@ -249,7 +249,7 @@ class Session:
             yield ended
 
     def _end_of_child(self) -> Ended:
-        """The end of a run whose child told none."""
+        """The end of a run whose child recorded none."""
         if self._commands.stopping.is_set() and (not self._child or self._child.signal):
             return Ended("stopped", AT_ONCE if self._child else BY_THE_USER)
         assert self._child is not None
@@ -281,7 +281,7 @@ class Session:
             done = sum(isinstance(event, Stepped) for event in self.events)
             raise RunError(
                 f"{self.directory} cannot be written after {done} steps: {error.strerror or error}; "
-                "what was written before is whole. Choose a folder with room and permission (--out)"
+                "earlier events are intact. Choose a folder with room and permission (--out)"
             ) from error
 
     def _keep(self, event: Event) -> None:

@@ -34,7 +34,7 @@ class IgnoreTemperature(Intervention):
 
 @dataclass(frozen=True)
 class FilterLogits(Intervention):
-    """Filters the logits of every pass but sampling's to the likeliest tokens, the others to -inf.
+    """Sets all but the likeliest logits to -inf in every pass except sampling.
 
     A sampled token outside has log-probability -inf in two passes, and -inf - (-inf) is NaN. The
     step in which it happens depends on the samples, as in the reports.

@@ -76,10 +76,7 @@ class Lab:
         return self._earned.get(self._exercise(name).name, 0.0)
 
     def answer(self, name: str) -> ModuleType:
-        """The answer as a module: `lab.answer("clamp").clamped(...)`.
-
-        Raises Unanswered if there is no answer yet.
-        """
+        """The answer as a module: `lab.answer("clamp").clamped(...)`. Raises Unanswered if there is no answer yet."""
         return answers.load(self._path(self._exercise(name)))
 
     def path(self, name: str, inside: str | None = None) -> str:

@@ -99,7 +99,7 @@ def legend(
 ) -> None:
     """Write the legend of the colours, and of the marks that occur, in a line above the strip (`raised` inches higher).
 
-    With `columns`, the legend has so many columns, ends where the strip does, and has no title.
+    With `columns`, the legend has this number of columns, the strip's right edge, and no title.
     """
     kinds = frozenset[str]().union(*(screen.kinds() for screen in screens))
     handles: list[Any] = [Patch(facecolor=colour, label=say(status)) for status, colour in style.STATUSES.items()]
@@ -116,7 +116,7 @@ def legend(
 
 
 def _fine(axes: Axes, first: int, end: int) -> bool:
-    """Whether steps are few enough to be told apart."""
+    """Whether steps are few enough to be distinguished."""
     return end - first <= style.FINE * style.figure_of(axes)[1] / 10
 
 
