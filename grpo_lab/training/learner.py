@@ -217,8 +217,7 @@ class Learner:
         try:
             return self.recorder.flush()
         except RuntimeError:
-            # After a device-side assert no notes of this step can be read; the crash text remains. Any other error
-            # is one of the recorder itself.
+            # After a device-side assert no notes of this step can be read. The recorder raises any other error.
             if failed and self.policy.device.type == "cuda":
                 return (), {}
             raise

@@ -121,7 +121,7 @@ class Sandbox:
                 return
 
     def _write(self, data: bytes, end: float) -> None:
-        """Send a whole request without blocking: a sandbox that stops reading costs no more than its time."""
+        """Send a whole request within the time limit, also to a stalled sandbox. Raises Failed if it has ended."""
         view = memoryview(data)
         while view:
             self._wait(self._pipes[0], selectors.EVENT_WRITE, end)

@@ -114,6 +114,7 @@ class Lab:
         return write_zip(Path(f"{self.name}.zip"), files)
 
     def _exercise(self, name: str) -> Exercise:
+        """The exercise of this lab. Raises ConfigError for an unknown one."""
         if name not in self.page.exercises:
             raise unknown(f"exercise of {self.name}", name, self.page.exercises)
         return self.page.exercises[name]

@@ -26,8 +26,7 @@ _COLUMNS = 600
 def span(screens: Collection[Screen], room: int = 10) -> tuple[int, int]:
     """The first step to show and the one after the last.
 
-    A run that ended early leaves room for the steps it did not reach: for all planned ones, but no more than `room`,
-    doubled until the steps fit.
+    A run that ended early leaves room for its planned steps, at most `room`, doubled until the steps fit.
     """
     steps = [step for screen in screens for step in (*screen.statuses, screen.step) if step >= 0]
     steps += [screen.crash_step for screen in screens if screen.crash_step is not None]
