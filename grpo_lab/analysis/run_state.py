@@ -190,7 +190,7 @@ class Fold:
         return self._failed_step
 
     def _statuses(self, crash_step: int | None) -> dict[int, dict[str, str]]:
-        """The statuses of the chain with its end, torch.multinomial, which has no number but may crash."""
+        """The statuses of the links and of torch.multinomial, which has no number but may crash."""
         table, crash = dict(self._strip), self._ended.crash if self._ended else None
         if crash_step is not None and crash and crash.operator == MULTINOMIAL:
             table[crash_step] = {**table.get(crash_step, {}), MULTINOMIAL: "broken"}

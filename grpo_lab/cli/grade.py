@@ -44,9 +44,7 @@ def grade(
     jobs: Annotated[int, typer.Option(min=1, help="Notebooks at a time.")] = os.cpu_count() or 1,
     require_tier: Required = None,
     attempt: Attempt = None,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Explain what a grade can be trusted for; grade nothing.")
-    ] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Explain the limits of a grade; grade nothing.")] = False,
     print_rules: Annotated[bool, typer.Option("--print-rules", help="Print a grading.toml with the defaults.")] = False,
 ) -> None:
     """Grade notebooks: run their answers again in a sandbox on fresh inputs, and write reports.
@@ -79,7 +77,7 @@ def grade(
 
 
 def _explain(rules: Rules) -> None:
-    """Print what a grade can be trusted for, and what this machine contains."""
+    """Print the limits of a grade, and those of this machine's sandbox."""
     from grpo_lab.ui import console
 
     console.out.print(TRUST, markup=False)

@@ -59,10 +59,7 @@ def load(name: str, error: type[GrpoLabError] = ConfigError) -> Any:
 
 
 def execute(path: Path, error: type[GrpoLabError] = ConfigError) -> ModuleType:
-    """The module in a file, executed at each call.
-
-    Raises `error` for code that raises; the message names the line.
-    """
+    """The module in a file, executed at each call. Raises `error` for code that raises; the message names the line."""
     # Compiled here, because Python's cached bytecode is stale when a file changes within the same second.
     return executed(path.read_bytes(), path.resolve(), error)
 

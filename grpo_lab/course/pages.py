@@ -41,6 +41,7 @@ def page(name: str, checks: Mapping[str, Check], folder: Path | None = None) -> 
 
 
 def _same_names(exercises: Mapping[str, Any], checks: Mapping[str, Check]) -> None:
+    """Raise DataError unless texts and checks have the same names."""
     for name in exercises:
         if name not in checks:
             raise unknown("exercise", name, checks, DataError)

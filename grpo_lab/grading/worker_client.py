@@ -95,7 +95,7 @@ class WorkerClient:
             raise _Lost("the grade worker had ended before") from None
 
     def _start(self) -> None:
-        """Have a worker that is ready. Raises RunError where it cannot start: then no submission can be graded."""
+        """Start a worker unless one runs, and wait until it is ready. Raises RunError where it cannot start."""
         if self._stopped:
             raise RunError("stopped")
         if self._process:

@@ -74,8 +74,7 @@ def token_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
 def encode(tokenizer: PreTrainedTokenizerFast, problems: Sequence[Problem]) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids and labels, both (N, T) int64: prompt, answer, end; only answer and end are labelled.
 
-    Padded on the right: no token attends to it, and positions count from 0 in every row, as they do for the
-    left-padded prompts of a rollout.
+    Padded on the right, where no token attends; positions count from 0, as for the left-padded prompts of a rollout.
     """
     prompts = tokenizer([problem.prompt for problem in problems]).input_ids
     answers = tokenizer([problem.columns["answer"] + END for problem in problems]).input_ids
@@ -99,8 +98,7 @@ def token_losses(model: GPT2LMHeadModel, tokens: torch.Tensor, labels: torch.Ten
 def sampled_accuracy(model: GPT2LMHeadModel, tokens: torch.Tensor, labels: torch.Tensor) -> float:
     """The expected share of exact answers when sampling at T = 1, from tokens and labels (N, T).
 
-    A sample is exact with the product of the probabilities of the answer's tokens and the end, so that nothing has to
-    be sampled.
+    It is computed without sampling: the mean product of the probabilities of the answer's tokens and the end.
     """
     model.eval()
     return token_losses(model, tokens, labels).sum(-1).neg().exp().mean().item()

@@ -67,7 +67,7 @@ def locate(name: str) -> Path | str:
 
 
 def _check_folder(folder: Path) -> None:
-    """Refuse a folder that lacks a file every model needs, before transformers guesses one."""
+    """Raise ModelError for a folder that lacks a file every model needs; transformers would guess one."""
     needed = {
         "config.json": ("config.json",),
         "weights (*.safetensors)": ("*.safetensors",),
@@ -96,7 +96,7 @@ def _hub_has(name: str) -> bool:
 
 
 def _load_model(source: Path | str, dtype: torch.dtype, local: bool) -> transformers.PreTrainedModel:
-    """The model; a missing weight, which transformers would fill with random numbers, is an error."""
+    """The model. Raises ModelError for a missing weight, which transformers would fill with random numbers."""
     try:
         # Only safetensors: reading the older .bin format runs code.
         loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
@@ -113,7 +113,7 @@ def _load_model(source: Path | str, dtype: torch.dtype, local: bool) -> transfor
 
 
 def _load_tokenizer(source: Path | str, local: bool) -> transformers.PreTrainedTokenizerFast:
-    """The tokenizer, set to pad prompts on the left."""
+    """The tokenizer, set to pad prompts on the left. Raises ModelError without an end token."""
     try:
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(source, padding_side="left", local_files_only=local)
     except Exception as error:  # the tokenizers library raises plain Exception
@@ -142,7 +142,7 @@ def _way_out(source: Path | str) -> str:
 
 
 def _check_finite(model: transformers.PreTrainedModel, source: Path | str) -> None:
-    """Refuse NaN and inf in the loaded precision: a large fp32 weight may be inf in fp16."""
+    """Raise ModelError for NaN or inf in the loaded precision: a large fp32 weight may be inf in fp16."""
     for name, weight in model.named_parameters():
         if not weight.isfinite().all():
             count, dtype = int((~weight.isfinite()).sum()), str(weight.dtype).removeprefix("torch.")
@@ -153,7 +153,7 @@ def _check_finite(model: transformers.PreTrainedModel, source: Path | str) -> No
 
 
 def _check_vocabulary(model: transformers.PreTrainedModel, tokenizer: Sized, source: Path | str) -> None:
-    """Refuse a tokenizer with more ids than the model has embeddings: on CUDA they would destroy the context."""
+    """Raise ModelError for a tokenizer with more ids than embeddings, which would destroy a CUDA context."""
     embeddings: Any = model.get_input_embeddings()
     rows = embeddings.weight.shape[0]
     if len(tokenizer) > rows:

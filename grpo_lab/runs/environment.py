@@ -34,7 +34,7 @@ def _version(name: str) -> str | None:
 
 
 def memory_bytes() -> int | None:
-    """The memory of this machine, or None where the system does not tell."""
+    """The memory of this machine, or None where the system does not report it."""
     if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
         return None
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

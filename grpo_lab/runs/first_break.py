@@ -123,8 +123,8 @@ _RULES = (
         "gradients",
         lambda note, seen: _finite(seen, "loss") and _finite(seen, "log_ratio_gradient"),
         "the gradient of a weight",
-        "Loss and gradient at the log-ratio were finite: what is not came in later in backward, by an overflow inside "
-        "the model or by one number set to NaN or inf. Which of them was not recorded.",
+        "Loss and gradient at the log-ratio were finite: NaN or inf came in later in backward, by an overflow inside "
+        "the model or by one number that was set so. The recorded values do not decide between the two.",
     ),
     *(
         _Rule(
@@ -144,7 +144,7 @@ _RULES = (
     ),
     _Rule("rewards", lambda note, seen: True, "a reward function", "It returned NaN or inf."),
 )
-_ELSE = ("the operator before it", "No rule tells more from what was recorded.")
+_ELSE = ("the operator before it", "The recorded values do not identify the operator.")
 
 
 def first_break(events: Iterable[Event]) -> ChainBreak | None:

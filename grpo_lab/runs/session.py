@@ -43,8 +43,7 @@ class Session:
     that a CUDA assert does not end this one; a `Child` is used for this run and left ready for the next.
     `model`, `tasks` and `rewards` replace the configured ones, in this process only.
 
-    Raises ConfigError for unknown guards, faults and formulas and their bad settings, and RunError for a child with
-    `model`, `tasks` or `rewards`.
+    Raises ConfigError for a bad guard, fault, formula or setting; RunError for these three in a child.
     """
 
     def __init__(
@@ -249,7 +248,7 @@ class Session:
             yield ended
 
     def _end_of_child(self) -> Ended:
-        """The end of a run whose child told none."""
+        """The end of a run whose child recorded none."""
         if self._commands.stopping.is_set() and (not self._child or self._child.signal):
             return Ended("stopped", AT_ONCE if self._child else BY_THE_USER)
         assert self._child is not None
@@ -271,7 +270,7 @@ class Session:
 
     @contextmanager
     def _writer(self) -> Iterator[Callable[[Event], None]]:
-        """Make the folder, and a function that appends an event to its file; a child process appends its own."""
+        """Make the folder, and yield a function that appends events to its file. Raises RunError if that fails."""
         try:
             run_folder.begin(self.directory, self.config)
             here = not self._in_child
@@ -281,7 +280,7 @@ class Session:
             done = sum(isinstance(event, Stepped) for event in self.events)
             raise RunError(
                 f"{self.directory} cannot be written after {done} steps: {error.strerror or error}; "
-                "what was written before is whole. Choose a folder with room and permission (--out)"
+                "earlier events are intact. Choose a folder with room and permission (--out)"
             ) from error
 
     def _keep(self, event: Event) -> None:

@@ -22,8 +22,7 @@ from grpo_lab.training.guards import GUARDS
 
 HEALTHY, NONE, STABLE, REPORTED = "healthy", "none", "stable", "reported_fix"
 STEPS, AT_LEAST = 30, 12
-"""Default numbers of steps: of a healthy run, and of a scenario whose file asks for fewer. Both are more than the 10
-steps of a warm-up."""
+"""Default steps, above the 10 of a warm-up: of a healthy run, and of a scenario whose file asks for fewer."""
 HELD_OUT = 250
 """Held-out problems before the first step and after the last, which show what was learned."""
 DECIDE = [

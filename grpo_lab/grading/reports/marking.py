@@ -70,8 +70,7 @@ def read_marks(path: Path) -> list[Marking]:
 def with_marks(results: Sequence[Result], marks: Iterable[Marking]) -> list[Result]:
     """The results with the points and comments of marked texts.
 
-    Raises DataError, which lists every mark of a student, notebook or exercise that is not among the results, or of a
-    notebook that has changed since.
+    Raises DataError, which lists the marks whose notebook or exercise is not among the results or has changed since.
     """
     answers, given, complaints = _answers(results), {}, []
     for marking in marks:
@@ -137,7 +136,7 @@ def _entered(path: Path) -> dict[Answer, tuple[str, Row]]:
 
 
 def _rows(path: Path) -> list[tuple[int, Row]]:
-    """The rows that are not empty, numbered as in a spreadsheet; commas, semicolons or tabs separate the cells."""
+    """The filled rows by number; commas, semicolons or tabs separate cells. Raises DataError for no such table."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
         separator = max(",;\t", key=text.partition("\n")[0].count)

@@ -64,7 +64,7 @@ def of_class(results: Sequence[Result], names: Sequence[str]) -> str:
 
 
 def of_notebook(result: Result) -> str:
-    """The page about one notebook: score, findings, and what the tier contains."""
+    """The page about one notebook: score, findings, and the limits of the tier."""
     return _page("notebook.html", result=result)
 
 

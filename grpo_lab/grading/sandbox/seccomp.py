@@ -42,7 +42,7 @@ REFUSED = {
     "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "io_uring_setup": (425, 425),
 }  # fmt: skip
 MISSING = {"clone3": (435, 435), "openat2": (437, 437)}
-"""Calls with flags in memory, which a filter cannot read. Told that they do not exist, libc uses those below."""
+"""Calls with flags in memory, which a filter cannot read. Refused as missing; libc then uses those below."""
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 NAMESPACES = 0x7E020000
 MAP_SHARED, MAP_HUGETLB = 1, 0x40000

@@ -132,8 +132,8 @@ class SkipOutliers(Intervention):
     """Skips the update when the gradient norm stands out from those accepted so far.
 
     The robust z-score of log norm (Iglewicz and Hoaglin 1993): its distance from the median of the window, over
-    1.4826 x the median absolute deviation. A log, because norms spread by factors; medians, because a spike that was
-    accepted while there was nothing to judge by must not widen the limit for the next one.
+    1.4826 x the median absolute deviation. A log, because norms spread by factors; medians, because a spike among
+    the first norms, which are all accepted, must not widen the limit for the next one.
     Stops: a spike against this run's own norms, where no threshold is known beforehand. Costs: the batch.
     Hides: a slow rise, which the window follows; and a lasting change of scale, which it refuses until its patience
     is over and it asks for a rollback.
@@ -150,7 +150,7 @@ class SkipOutliers(Intervention):
     warm_up: Annotated[int, AtLeast(2)] = 10
     """Accepted norms needed before one is judged; until then only one that is not finite is refused."""
     least_spread: Annotated[float, Between(0)] = 0.5
-    """Smallest standard deviation of log norm that is believed: equal norms would make any other an outlier."""
+    """Lower bound of the standard deviation of log norm: equal norms would make any other an outlier."""
     patience: Annotated[int, AtLeast(0)] = 5
     """Skipped steps in a row before it asks for a rollback."""
 

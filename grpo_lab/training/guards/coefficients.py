@@ -82,8 +82,7 @@ class Rollback(Intervention):
     """Halves the learning rate after each rollback, so that the next attempt differs, and escalates.
 
     Skipped steps in a row become a rollback, rollbacks in a row become a stop with the last healthy weights.
-    Stops: endless failure in the same way. Costs: a slower run for a while. Hides: a cause that returns; read
-    the reasons.
+    Stops: endless failure in the same way. Costs: a slower run. Hides: a cause that returns; read the reasons.
     """
 
     name = "rollback"

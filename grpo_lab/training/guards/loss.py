@@ -93,8 +93,7 @@ class ClampLogRatio(_Clamp):
 class ClampKL(_Clamp):
     """Clamps ref_logprobs - logprobs before `exp`, so that the k3 estimator cannot overflow.
 
-    Stops: an infinite KL loss. Costs: tokens outside are no longer pulled back. Hides: a policy that far from its
-    reference.
+    Stops: an infinite KL loss. Costs: no pull on tokens outside. Hides: a policy that far from its reference.
     """
 
     name = "clamp_kl"

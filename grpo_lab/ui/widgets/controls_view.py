@@ -1,4 +1,4 @@
-"""The widgets of a panel and their layout: clicks go to the panel as names of its methods, values to show come in."""
+"""The widgets of a panel and their layout: a click calls a method of the panel by its name."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

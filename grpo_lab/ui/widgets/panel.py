@@ -80,10 +80,7 @@ class Panel:
         return self._runner.running
 
     def start(self) -> None:
-        """Begin a run; without effect during a run.
-
-        Raises ConfigError for settings that cannot be run.
-        """
+        """Begin a run; without effect during a run. Raises ConfigError for settings that cannot be run."""
         with self._commanding:
             if self._runner.running:
                 return
@@ -242,7 +239,7 @@ class Panel:
         return text("panel.acts_now" if len(live) == len(overrides) else "panel.acts_partly", what=what)
 
     def _command(self, name: str) -> bool:
-        """Send a command to the run that is going on; whether there is one."""
+        """Send a command to the run that is going on; return whether there is one."""
         session = self._runner.session
         if not self._runner.running or session is None:
             return False

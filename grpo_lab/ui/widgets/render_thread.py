@@ -31,7 +31,7 @@ class RenderThread:
                 self._thread.start()
 
     def settle(self, seconds: float = 10.0) -> bool:
-        """Wait until every request so far is drawn; whether that took no longer than `seconds`."""
+        """Wait until every request so far is drawn; return whether that took no longer than `seconds`."""
         with self._changed:
             target = self._requested
             return self._changed.wait_for(lambda: self._drawn >= target, seconds)
