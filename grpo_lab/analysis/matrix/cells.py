@@ -24,7 +24,7 @@ HEALTHY, NONE, STABLE, REPORTED = "healthy", "none", "stable", "reported_fix"
 STEPS, AT_LEAST = 30, 12
 """Default steps, above the 10 of a warm-up: of a healthy run, and of a scenario whose file asks for fewer."""
 HELD_OUT = 250
-"""Held-out problems before the first step and after the last, which show what was learned."""
+"""Held-out problems before the first step and after the last, whose rewards show the progress."""
 DECIDE = [
     "config",
     "tasks",
