@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers  # and no name of it: each imports all that models need, for a second and more
+import transformers  # as a module: each name imported from it loads all models, for a second
 from huggingface_hub import HfApi
 from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.utils import logging as hub_logging

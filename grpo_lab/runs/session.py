@@ -69,7 +69,7 @@ class Session:
         self._child: Child | None = None
         self._commands = CommandQueue()
         self._before_child: list[tuple[str, Sequence[str]]] = []
-        self._commanding = threading.RLock()  # a signal handler may command while its own thread does
+        self._commanding = threading.RLock()  # reentrant, for a signal handler in a commanding thread
 
     @staticmethod
     def open(directory: str | Path) -> Session:
@@ -265,7 +265,7 @@ class Session:
             self._keep(ended)
 
     def _run_quietly(self) -> None:
-        with suppress(GrpoLabError):  # the views have shown it, and a thread has no caller
+        with suppress(GrpoLabError):  # the views have shown it, and a thread cannot raise to a caller
             self.run()
 
     @contextmanager
