@@ -142,7 +142,7 @@ def code_version(config: Config) -> str:
 def data_version(config: Config) -> str:
     """A digest of the files that a run of this config reads: model, task, and the user's reward functions.
 
-    A hub id counts by its name alone, because its version cannot be asked for without a network.
+    A hub id counts by its name alone, because its version is unknown offline.
     """
     name, task = config.model.name, config.data.tasks
     model = MODELS[name].path if name in MODELS else Path(name).expanduser()

@@ -14,7 +14,7 @@ from grpo_lab.ui.widgets.messages import text
 
 
 class Slider(NamedTuple):
-    """One setting: its path in the config and its slider's range. The number box accepts any value that the config takes."""
+    """One setting: its path in the config and its slider's range. The number box takes any valid value."""
 
     path: str
     kind: str
