@@ -1,8 +1,7 @@
 """Estimators of KL(policy || reference) from one sampled token (http://joschu.net/blog/kl-approx.html).
 
-Each is a function of delta = ref_logprobs - logprobs, in nats. Value and gradient differ: in the loss, the expected
-gradient of k1 is zero, that of k2 is the gradient of KL(policy || ref), that of k3 the gradient of KL(ref || policy);
-the hinge is not a KL.
+Each is a function of delta = ref_logprobs - logprobs, in nats. In the loss, the expected gradient of k1 is zero,
+that of k2 is the gradient of KL(policy || ref), that of k3 that of KL(ref || policy); the hinge is not a KL.
 """
 
 from __future__ import annotations

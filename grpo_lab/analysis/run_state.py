@@ -48,8 +48,7 @@ class Screen:
     name: str
     status: str
     """In words: `waiting`, `starting`, `healthy`, `spiking`, `skipping`, `rolling back`, `stopping`, `poisoned`,
-    `stopped`, `done`, `failed`, `crashed in torch.multinomial`; `done, poisoned` after a run that left broken
-    weights."""
+    `stopped`, `done`, `failed`, `crashed in torch.multinomial`; `done, poisoned` with broken weights."""
     message: str
     """The reason: the number out of range, the guard's last reason, or the message of the end."""
     step: int

@@ -33,7 +33,7 @@ TRUST = """\
 A grade computed on the student's own machine is self-assessment: the owner of a machine can change any result on it. \
 These grades are computed here. The sandbox runs an answer, receives only inputs and returns data; scoring happens \
 outside the sandbox. The inputs are drawn for each notebook from your secret, so memorised answers fail. A right \
-answer does not prove who wrote it or with whose help."""
+answer does not prove its authorship."""
 
 
 @app.command()

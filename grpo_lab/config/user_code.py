@@ -90,6 +90,6 @@ def said(error: BaseException, path: str | Path) -> str:
     message = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
     message = message if len(message) <= LONGEST else f"{message[:LONGEST]} ..."
     if isinstance(error, SyntaxError) and error.filename == str(path):
-        return message  # which holds the line
+        return message  # it names the line
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     return f"{message} (line {lines[-1]})" if lines else message

@@ -199,7 +199,7 @@ def step_or_not(function: Asked, inputs: Inputs) -> dict[str, Any]:
 def updates_made(function: Asked, inputs: Inputs) -> dict[str, Any]:
     """The number of updates by `function(parts, loss_of, optimizer)` from a batch in parts, and the last gradient."""
     weight = inputs["weight"].clone().requires_grad_()
-    weight.grad = torch.full_like(weight, 7.0)  # left over from the update before
+    weight.grad = torch.full_like(weight, 7.0)  # of an earlier update; a right answer clears it
     in_parts = (inputs[name].split(inputs["sizes"].tolist()) for name in ("x", "mask"))
     parts = [SimpleNamespace(x=x, mask=mask) for x, mask in zip(*in_parts, strict=True)]
     optimizer = torch.optim.SGD([weight], lr=0.1)

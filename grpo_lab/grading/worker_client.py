@@ -87,6 +87,7 @@ class WorkerClient:
         return line
 
     def _send(self, message: object) -> None:
+        """Send a message. Raises _Lost if the worker has ended."""
         assert self._process and self._process.stdin
         try:
             self._process.stdin.write(json.dumps(message) + "\n")

@@ -36,8 +36,7 @@ NUM_THREADS = 1  # fixed, because another number of threads gives other bits
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """A tokenizer with one token a byte, in GPT-2's order, and two special tokens: 258 in all.
 
-    Without merges every digit stays a token of its own. Id 0 is `!`, as in GPT-2 and Qwen, which greedy decoding prints
-    once the logits are NaN.
+    Without merges every digit is a token. Id 0 is `!`, as in GPT-2 and Qwen: greedy decoding prints it for NaN logits.
 
     >>> build_tokenizer()("1+2=!").input_ids
     [16, 10, 17, 28, 0]

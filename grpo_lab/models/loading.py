@@ -1,4 +1,4 @@
-"""Models and tokenizers by name, folder or hub id, in one of five precisions; each error message says what to do."""
+"""Models and tokenizers by name, folder or hub id, in one of five precisions; each error message names the way out."""
 
 import hashlib
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers  # and no name of it: each imports all that models need, for a second and more
+import transformers  # as a module: each name imported from it loads all models, for a second
 from huggingface_hub import HfApi
 from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.utils import logging as hub_logging
@@ -81,7 +81,7 @@ def _check_folder(folder: Path) -> None:
 def _hub_has(name: str) -> bool:
     """Whether the hub answers and has the model; without an answer only transformers' cache is tried.
 
-    Otherwise transformers would ask again and again, for half a minute, before it reported that it is offline.
+    transformers itself would retry for half a minute. Raises ModelError if the hub does not have the model.
     """
     try:
         HfApi().model_info(name, timeout=HUB_PATIENCE)
@@ -90,7 +90,7 @@ def _hub_has(name: str) -> bool:
         raise ModelError(
             f"{name}: neither a folder here nor a model on the hub; give either, or one of: {known}"
         ) from error
-    except Exception:  # of any type: the hub's client raises what its transport raises
+    except Exception:  # of any type: the hub's client passes errors of its transport on
         return False
     return True
 

@@ -134,7 +134,7 @@ class Child:
 
     @property
     def last_words(self) -> str:
-        """How the child ended, in a sentence, with the last line of its standard error."""
+        """The end of the child in a sentence, with the last line of its standard error."""
         if self.signal:
             return f"the child was ended by {self.signal}"
         last = self.stderr.strip().splitlines()[-1:] or ["it said nothing"]

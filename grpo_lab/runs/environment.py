@@ -9,7 +9,7 @@ import torch
 
 PACKAGES = ("grpo-lab", "torch", "transformers", "numpy", "pandas", "matplotlib", "safetensors")
 BYTES_PER_PARAMETER = 32
-"""fp32 training at its largest: policy, reference, gradient, two moments, and a snapshot of policy and moments."""
+"""The most that fp32 training needs: policy, reference, gradient, two moments, and a snapshot of policy and moments."""
 
 
 def describe(threads: int = 0) -> dict[str, Any]:

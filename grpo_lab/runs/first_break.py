@@ -108,7 +108,7 @@ _RULES = (
         lambda note, seen: _too_large_for_fp16(note, seen, "log_ratio_gradient"),
         "backward overflowed float16 (from the ratio)",
         "The loss was finite, and so was the gradient at the log-ratio. But that is ratio * advantage, with ratio = "
-        "exp(log_ratio): one token far from what it is compared with makes it so large that on its way to the weights "
+        "exp(log_ratio): one token far from the compared policy makes it so large that on its way to the weights "
         "it passed 65504, the largest number of float16. Clamp the log-ratio before exp.",
     ),
     _Rule(

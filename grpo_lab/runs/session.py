@@ -43,7 +43,7 @@ class Session:
     that a CUDA assert does not end this one; a `Child` is used for this run and left ready for the next.
     `model`, `tasks` and `rewards` replace the configured ones, in this process only.
 
-    Raises ConfigError for a bad guard, fault, formula or setting; RunError for these three in a child.
+    Raises ConfigError for a bad guard, fault, formula or setting; RunError for these objects with a child.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Session:
         self._child: Child | None = None
         self._commands = CommandQueue()
         self._before_child: list[tuple[str, Sequence[str]]] = []
-        self._commanding = threading.RLock()  # a signal handler may command while its own thread does
+        self._commanding = threading.RLock()  # reentrant, for a signal handler in a commanding thread
 
     @staticmethod
     def open(directory: str | Path) -> Session:
@@ -173,7 +173,7 @@ class Session:
 
     @property
     def status(self) -> str:
-        """`new`, `running` (or cut off), or how it ended: `done`, `stopped`, `crashed` or `failed`.
+        """The state: `new`, `running` (or cut off), `done`, `stopped`, `crashed` or `failed`.
 
         `stopped` is by a guard or the user, with the weights as they were; `failed` is a mistake in config, model,
         data, rewards or folder, which `run` raises too.
@@ -255,7 +255,7 @@ class Session:
         return Ended("crashed", self._child.last_words, classify_crash(self._child.stderr))
 
     def _end_at_once(self) -> None:
-        """After a second Ctrl-C: end the child too, and record the end."""
+        """End the child after a second Ctrl-C, and record the end."""
         if self._child:
             self._child.stop(at_once=True)
             self._child.wait()
@@ -265,7 +265,7 @@ class Session:
             self._keep(ended)
 
     def _run_quietly(self) -> None:
-        with suppress(GrpoLabError):  # the views have shown it, and a thread has no caller
+        with suppress(GrpoLabError):  # the views have shown it, and a thread cannot raise to a caller
             self.run()
 
     @contextmanager

@@ -15,7 +15,7 @@ class Refused(Exception):
 
 
 class Attempt:
-    """A step as the trainer runs it: `step` is what interventions read, the rest records what happened.
+    """A step as the trainer runs it: interventions read `step`, the other fields record events.
 
     `samples` are a few (prompt, completion, reward).
     """

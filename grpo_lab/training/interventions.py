@@ -63,7 +63,7 @@ class Step:
     last_verdict: Verdict = Verdict.KEEP
     """Verdict of the step before."""
     last_metrics: Mapping[str, float] = field(default_factory=dict)
-    """Metrics of the step before, as far as it came; none in the first."""
+    """Metrics of the step before, up to its end or refusal; none in the first."""
     largest_move: Callable[[], float | None] = lambda: None
     """Measure the largest change of any single weight since the step began; None without a snapshot from there."""
     update: int = 0

@@ -154,14 +154,14 @@ class Learner:
             delta = attempt.apply(Stage.KL_DELTA, (batch.ref_logprobs - logprobs).masked_fill(outside, 0.0))
             kl = self.formulas.kl_estimator(delta)
             metrics["kl"] = kl.float().sum() / num_tokens
-            if use.beta:  # 0 * inf is NaN: a penalty without weight must not be there at all
+            if use.beta:  # 0 * inf is NaN, so weight 0 leaves the penalty out
                 per_token = per_token + use.beta * kl
         metrics |= step_metrics.clipping(use, ratio.float(), batch.advantages, num_tokens)
         return LossOutput(weighted_sum(per_token, batch.weights), metrics)
 
     def backward(self, attempt: Attempt, loss: Tensor) -> None:
         """Note the loss (), and add its gradients to those of the batch so far."""
-        self.recorder.metric("loss", loss.sum(), attempt.step.update)  # a guard may answer with one element in a row
+        self.recorder.metric("loss", loss.sum(), attempt.step.update)  # a guard may return shape (1,)
         self.formulas.accumulation(self.updates.scaler.scale(loss), self.updates.optimizer)
 
     def end(self, attempt: Attempt, failed: bool = False) -> Stepped:

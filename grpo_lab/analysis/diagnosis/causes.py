@@ -93,9 +93,9 @@ class Cause:
     any: tuple[Condition, ...] = ()
     level: str = "failure"
     fallback: bool = False
-    """Named only if no other cause is."""
+    """Reported only if no other cause is found."""
     also: tuple[str, ...] = ()
-    """Symptoms that are evidence if they are seen, but no condition."""
+    """Symptoms that are evidence if seen, and are not conditions."""
     suspects: tuple[str, ...] = ()
     tell_apart: str = ""
     remedies: tuple[Remedy, ...] = ()

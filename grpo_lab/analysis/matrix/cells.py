@@ -24,7 +24,7 @@ HEALTHY, NONE, STABLE, REPORTED = "healthy", "none", "stable", "reported_fix"
 STEPS, AT_LEAST = 30, 12
 """Default steps, above the 10 of a warm-up: of a healthy run, and of a scenario whose file asks for fewer."""
 HELD_OUT = 250
-"""Held-out problems before the first step and after the last, which show what was learned."""
+"""Held-out problems before the first step and after the last, whose rewards show the progress."""
 DECIDE = [
     "config",
     "tasks",
@@ -142,7 +142,7 @@ def code_version(config: Config) -> str:
 def data_version(config: Config) -> str:
     """A digest of the files that a run of this config reads: model, task, known crashes, the user's reward functions.
 
-    A hub id counts by its name alone, because its version cannot be asked for without a network.
+    A hub id counts by its name alone, because its version is unknown offline.
     """
     name, task = config.model.name, config.data.tasks
     model = MODELS[name].path if name in MODELS else Path(name).expanduser()

@@ -74,7 +74,7 @@ class Pool:
         timer = threading.Timer(self._limit, give_up)
         timer.start()
         try:
-            with suppress(GrpoLabError):  # a mistake of the user's, which the session's last event holds
+            with suppress(GrpoLabError):  # a user's mistake, recorded in the session's last event
                 session.run()
         finally:
             timer.cancel()

@@ -108,7 +108,7 @@ class AdaptiveBeta(Intervention):
     def __call__(self, value: Coefficients, step: Step) -> Outcome:
         kl = step.last_metrics.get("kl", self.target)
         factor = self.memory.get("factor", 1.0)
-        if not value.beta:  # no penalty was asked for, and there may be no reference to be near to
+        if not value.beta:  # no penalty is configured, and there may be no reference model
             return Outcome(value)
         if math.isfinite(kl):
             error = min(0.2, max(-0.2, kl / self.target - 1))
@@ -148,7 +148,7 @@ class SkipOutliers(Intervention):
     window: Annotated[int, AtLeast(2)] = 50
     """Accepted norms that the next one is compared with."""
     warm_up: Annotated[int, AtLeast(2)] = 10
-    """Accepted norms needed before one is judged; until then only one that is not finite is refused."""
+    """Accepted norms needed before it refuses a finite one."""
     least_spread: Annotated[float, Between(0)] = 0.5
     """Lower bound of the standard deviation of log norm: equal norms would make any other an outlier."""
     patience: Annotated[int, AtLeast(0)] = 5

@@ -74,7 +74,7 @@ class ClipGradients(Intervention):
 
     name = "clip_gradients"
     stage = Stage.GRADIENTS
-    changes_healthy_runs = "it scales gradients whose norm is above max_norm; with a limit above every norm, nothing"
+    changes_healthy_runs = "it scales gradients whose norm is above max_norm, and no others"
 
     max_norm: Annotated[float, Between(0)] = 1.0
     """Largest norm of all gradients together."""

@@ -71,7 +71,7 @@ class Lab:
     def points(self, name: str) -> float:
         """The points of an answer when its cell last ran here, otherwise 0.0. nbgrader's cells end with it.
 
-        It runs no code of the answer, whose output or warnings could change what nbgrader reads.
+        It runs no code of the answer, whose output or warnings nbgrader would read.
         """
         return self._earned.get(self._exercise(name).name, 0.0)
 

@@ -121,7 +121,7 @@ class Panel:
         self._refresh()
 
     def toggle(self) -> None:
-        """`pause`, or `resume` after it."""
+        """Pause, or resume a paused run."""
         (self.resume if self._render_state.paused else self.pause)()
 
     def step(self) -> None:
@@ -255,7 +255,7 @@ class Panel:
             self._render_state.load(())
 
     def _over(self, over: Future[Run], feed: Any, session: Run) -> None:
-        """After a run: fill the timeline, and list the run among those to open."""
+        """Fill the timeline after a run, and list the run among those to open."""
         error = over.exception()
         self._render_state.end(feed, session.events, repr(error) if error else "")
         self._show_runs()

@@ -41,7 +41,7 @@ class RenderThread:
         while (requested := self._next()) is not None:
             begin = time.monotonic()
             if begin - deadline > 1 / FRAMES_PER_SECOND:
-                deadline = begin  # after a pause, or a frame that took too long: missed frames are not made up for
+                deadline = begin  # after a pause or a slow frame, missed frames are dropped
             deadline += 1 / FRAMES_PER_SECOND
             more = self._frame()
             with self._changed:
