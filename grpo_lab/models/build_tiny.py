@@ -193,20 +193,20 @@ def readme(built: dict[str, Any]) -> str:
     checksums = "\n".join(f"{checksum}  {name}" for name, checksum in built["sha256"].items())
     return f"""# tiny-gpt2
 
-A GPT-2 of {built["parameters"]:,} parameters (4 layers of 128, 4 heads, 64 positions; one token a byte, 258 in all),
-trained from scratch on sums of two numbers from 0 to 99. It is partly trained on purpose, so that GRPO can improve it:
-in {SLIPS:.0%} of the training answers one digit was replaced by a random one, and training stops early.
+A GPT-2 of {built["parameters"]:,} parameters (4 layers of 128, 4 heads, 64 positions; one token per byte, 258 tokens in
+total), trained from scratch on sums of two numbers from 0 to 99. It is partly trained on purpose, so that GRPO can improve it:
+in {SLIPS:.0%} of the training answers, one digit was replaced by a random digit, and training stops early.
 
 | | |
 |---|---|
-| origin | random weights; no other model or data went in |
+| origin | random weights; made without other models or data |
 | command | `grpo-lab models build tiny` |
 | seed | {built["seed"]} |
 | training | {built["num_steps"]} supervised steps of {BATCH_SIZE} problems, AdamW, learning rate {LEARNING_RATE} |
-| accuracy | {built["accuracy"]:.1%} of 500 held-out problems exact, sampled at T = 1 (its expectation) |
+| accuracy | {built["accuracy"]:.1%}, the expected share of exact answers to 500 held-out problems, sampled at T = 1 |
 | licence | Apache-2.0 |
 
-The same seed gives the same bits on one machine; another processor rounds otherwise and ends close by.
+On one machine, the same seed gives the same bits. On another processor, rounding gives slightly different weights.
 Checksums, for `sha256sum --check`:
 
 ```
