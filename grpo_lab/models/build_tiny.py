@@ -194,8 +194,8 @@ def readme(built: dict[str, Any]) -> str:
     return f"""# tiny-gpt2
 
 A GPT-2 of {built["parameters"]:,} parameters (4 layers of 128, 4 heads, 64 positions; one token per byte, 258 tokens in
-total), trained from scratch on sums of two numbers from 0 to 99. It is partly trained on purpose, so that GRPO can improve
-it: in {SLIPS:.0%} of the training answers, one digit was replaced by a random digit, and training stops early.
+total), trained from scratch on sums of two numbers from 0 to 99. It is partly trained on purpose, so that GRPO can
+improve it: in {SLIPS:.0%} of the training answers, one digit was replaced by a random digit, and training stops early.
 
 | | |
 |---|---|
