@@ -1,4 +1,4 @@
-"""grpo_lab: why GRPO training blows up, and what stops it.
+"""grpo_lab: causes and cures of exploding GRPO training, measured.
 
 The public names are imported at their first use, so that `import grpo_lab` loads neither torch nor Jupyter.
 """

@@ -57,7 +57,7 @@ class Stage(StrEnum):
 
 
 class Verdict(IntEnum):
-    """What becomes of the step, from mild to severe; the worst verdict of a step wins. Text shows the name."""
+    """The consequence for the step, from mild to severe; the worst verdict of a step wins. Text shows the name."""
 
     KEEP = 0
     CHANGED = 1

@@ -1,4 +1,4 @@
-"""Seeds that depend on what they are for, never on what was drawn before."""
+"""Seeds that depend on run, step and purpose alone, never on earlier draws."""
 
 import hashlib
 

@@ -14,7 +14,7 @@ def group_advantages(
     eps: float = 1e-6,
     scorable: Bool[Tensor, "P G"] | None = None,
 ) -> Float[Tensor, "P G"]:
-    """Advantages of P groups of G completions: A = (r - mean of its group) / (std + eps).
+    """Advantages of P groups of G completions, in standard deviations: A = (r - mean of its group) / (std + eps).
 
     The standard deviation is unbiased (ddof 1) and taken over `scale`: `group` (DeepSeekMath, section 4.1.2,
     https://arxiv.org/abs/2402.03300), `batch` (all rewards), or `none` (no division and no eps: Dr. GRPO,

@@ -1,4 +1,4 @@
-"""The batch of a step: prompts, completions, and the tensors that the loss needs of them."""
+"""The batch of a step: prompts, completions, and their tensors that the loss reads."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Batch:
     completion_mask: Tensor
     """(B, T) bool, by position: True up to and including the end token."""
     sampling_logprobs: Tensor
-    """(B, T) of the distribution really sampled from."""
+    """(B, T) under the distribution that was sampled from."""
     entropy: Tensor
     """(B, T) of the policy's next-token distribution at the temperature of sampling, before any filter."""
     advantages: Tensor | None = None
-    """(B,): how much better than the mean of its group."""
+    """(B,): the reward's distance from the mean of its group, in standard deviations."""
     old_logprobs: Tensor | None = None
     """(B, T) of the policy that sampled."""
     ref_logprobs: Tensor | None = None

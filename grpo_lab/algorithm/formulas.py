@@ -15,7 +15,7 @@ from grpo_lab.algorithm.batch import Batch
 
 
 def log_ratio_to_old(logprobs: Tensor, batch: Batch) -> Tensor:
-    """log(policy / policy that sampled) per token (b, T), in nats (PPO, eq. 6, https://arxiv.org/abs/1707.06347).
+    """log(policy / policy that sampled), logprobs and result (b, T), in nats (PPO, eq. 6, https://arxiv.org/abs/1707.06347).
 
     It is 0 at the first update, so that the clip range limits how far one step moves.
     """
@@ -29,7 +29,7 @@ def mask_by_position(batch: Batch, pad: int) -> Tensor:
 
 
 def add_gradients(loss: Tensor, optimizer: Optimizer) -> None:
-    """Add the gradients of a scalar loss to those of the micro-batches before."""
+    """Add the gradients of a loss () to those of the micro-batches before."""
     loss.backward()
 
 

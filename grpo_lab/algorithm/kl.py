@@ -1,8 +1,7 @@
 """Estimators of KL(policy || reference) from one sampled token (http://joschu.net/blog/kl-approx.html).
 
-Each is a function of delta = ref_logprobs - logprobs, in nats. Value and gradient differ: in the loss, the expected
-gradient of k1 is zero, that of k2 is the gradient of KL(policy || ref), that of k3 the gradient of KL(ref || policy);
-the hinge is not a KL.
+Each is a function of delta = ref_logprobs - logprobs, in nats. In the loss, the expected gradient of k1 is zero,
+that of k2 is the gradient of KL(policy || ref), that of k3 that of KL(ref || policy); the hinge is not a KL.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def k2(delta: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 
 def k3(delta: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """exp(delta) - 1 - delta: unbiased value, never negative. `expm1` keeps it so near 0, where `exp` rounds below.
+    """exp(delta) - 1 - delta: unbiased value, never negative. `expm1` avoids the rounding of `exp` near 0.
 
     Overflows for delta above 88.7 (fp32) or 11.09 (fp16).
 
@@ -45,7 +44,7 @@ def k3(delta: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 
 def hinge(delta: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """clamp(delta, 0, 10): the reported "fix" of an exploding k3. It is 0 wherever the policy is the likelier one.
+    """clamp(delta, 0, 10): the reported "fix" of an exploding k3. It is 0 where the policy is the likelier one.
 
     >>> hinge(torch.tensor([-3.0, 2.0]))
     tensor([0., 2.])
@@ -68,7 +67,7 @@ ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k
 def estimate(
     logprobs: Float[Tensor, "B T"], ref_logprobs: Float[Tensor, "B T"], estimator: str = "k3"
 ) -> Float[Tensor, "B T"]:
-    """Per-token KL estimate in nats.
+    """Per-token KL estimate in nats; k3 is that of DeepSeekMath (eq. 4, https://arxiv.org/abs/2402.03300).
 
     >>> estimate(torch.tensor([[-1.0]]), torch.tensor([[-1.0]]))
     tensor([[0.]])

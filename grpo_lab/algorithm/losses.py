@@ -28,8 +28,8 @@ def clipped_surrogate(
     https://arxiv.org/abs/1707.06347).
 
     For A < 0 the minimum leaves r unbounded above; `delta` > 1 bounds it there (dual clip, https://arxiv.org/abs/1912.09729).
-    The value stays finite when r overflows, the gradient does not: backward of `exp` is 0 * inf = NaN, whatever is
-    clamped *after* it. Bound log_ratio before.
+    The value stays finite when r overflows, the gradient does not: backward of `exp` is 0 * inf = NaN, even if a
+    clamp follows it. Bound log_ratio before it.
 
     >>> clipped_surrogate(torch.log(torch.tensor([[2.0]])), torch.tensor([1.0]))
     tensor([[-1.2000]])
@@ -53,7 +53,7 @@ def policy_loss(
     epsilon_high: float | None = None,
     delta: float | None = None,
 ) -> Float[Tensor, "B T"]:
-    """clipped_surrogate of log_ratio = logprobs - old_logprobs: the policy against the one that sampled.
+    """clipped_surrogate (PPO, eq. 7) of log_ratio = logprobs - old_logprobs, in nats.
 
     >>> policy_loss(torch.tensor([[-1.0]]), torch.tensor([[-1.0]]), torch.tensor([0.5]))
     tensor([[-0.5000]])
@@ -67,10 +67,9 @@ def token_weights(
     """The weight of each token in the loss; 0 where the mask is 0.
 
     `token`: 1 / all tokens (DAPO, https://arxiv.org/abs/2503.14476). `sequence`: 1 / (completions x own length)
-    (DeepSeekMath). `constant`: 1 / (completions x max_completion_length) (Dr. GRPO); without a length, the
-    width of the mask, which is the batch's longest completion and changes from batch to batch. Take the weights over
-    the whole batch and split them with it: micro-batches then add up to the gradient of one batch. Rows without a
-    token are not counted.
+    (DeepSeekMath, https://arxiv.org/abs/2402.03300). `constant`: 1 / (completions x max_completion_length) (Dr. GRPO,
+    https://arxiv.org/abs/2503.20783); without a length, the width of the mask, which differs between batches. Weigh the
+    whole batch and split the weights with it: micro-batches then add up to one batch. Empty rows do not count.
 
     >>> token_weights(torch.tensor([[1, 1], [1, 0]]), "sequence")
     tensor([[0.2500, 0.2500],

@@ -12,6 +12,8 @@ else:
     except ImportError:  # a development dependency: using the package must not need it
 
         class Float:
+            """The array type of an annotation, without its shape."""
+
             def __class_getitem__(cls, array_and_shape: tuple[Any, str]) -> Any:
                 return array_and_shape[0]
 

@@ -19,7 +19,7 @@ def render(template: str, **values: Any) -> str:
 @functools.cache
 def _environment() -> Environment:
     loader = FileSystemLoader(data_directory() / "templates")
-    # Markdown, not HTML: what a run or a user named is escaped by the filter `escaped`.
+    # Markdown, not HTML: the filter `escaped` escapes names from runs and users.
     environment = Environment(
         loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )

@@ -48,8 +48,7 @@ class Screen:
     name: str
     status: str
     """In words: `waiting`, `starting`, `healthy`, `spiking`, `skipping`, `rolling back`, `stopping`, `poisoned`,
-    `stopped`, `done`, `failed`, `crashed in torch.multinomial`; `done, poisoned` after a run that left broken
-    weights."""
+    `stopped`, `done`, `failed`, `crashed in torch.multinomial`; `done, poisoned` with broken weights."""
     message: str
     """The reason: the number out of range, the guard's last reason, or the message of the end."""
     step: int
@@ -190,7 +189,7 @@ class Fold:
         return self._failed_step
 
     def _statuses(self, crash_step: int | None) -> dict[int, dict[str, str]]:
-        """The statuses of the chain with its end, torch.multinomial, which has no number but may crash."""
+        """The statuses of the links and of torch.multinomial, which has no number but may crash."""
         table, crash = dict(self._strip), self._ended.crash if self._ended else None
         if crash_step is not None and crash and crash.operator == MULTINOMIAL:
             table[crash_step] = {**table.get(crash_step, {}), MULTINOMIAL: "broken"}

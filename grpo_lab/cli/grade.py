@@ -33,7 +33,7 @@ TRUST = """\
 A grade computed on the student's own machine is self-assessment: the owner of a machine can change any result on it. \
 These grades are computed here. The sandbox runs an answer, receives only inputs and returns data; scoring happens \
 outside the sandbox. The inputs are drawn for each notebook from your secret, so memorised answers fail. A right \
-answer does not prove who wrote it or with whose help."""
+answer does not prove its authorship."""
 
 
 @app.command()
@@ -44,9 +44,7 @@ def grade(
     jobs: Annotated[int, typer.Option(min=1, help="Notebooks at a time.")] = os.cpu_count() or 1,
     require_tier: Required = None,
     attempt: Attempt = None,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Explain what a grade can be trusted for; grade nothing.")
-    ] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Explain the limits of a grade; grade nothing.")] = False,
     print_rules: Annotated[bool, typer.Option("--print-rules", help="Print a grading.toml with the defaults.")] = False,
 ) -> None:
     """Grade notebooks: run their answers again in a sandbox on fresh inputs, and write reports.
@@ -79,7 +77,7 @@ def grade(
 
 
 def _explain(rules: Rules) -> None:
-    """Print what a grade can be trusted for, and what this machine contains."""
+    """Print the limits of a grade, and those of this machine's sandbox."""
     from grpo_lab.ui import console
 
     console.out.print(TRUST, markup=False)

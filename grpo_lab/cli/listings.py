@@ -25,7 +25,7 @@ def presets() -> None:
 
 @app.command()
 def guards() -> None:
-    """List the guards: the stage of each, and what it stops, costs and hides."""
+    """List the guards, each with its stage and the texts `Stops`, `Costs` and `Hides`."""
     from grpo_lab.config.fields import settings_of
     from grpo_lab.training.guards import GUARDS
     from grpo_lab.ui import console

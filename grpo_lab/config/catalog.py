@@ -101,10 +101,7 @@ class Scenario(Entry):
 
 
 def preset(name: str) -> Config:
-    """The configuration of a preset.
-
-    Raises ConfigError for an unknown name, with the nearest ones.
-    """
+    """The configuration of a preset. Raises ConfigError for an unknown name, with the nearest ones."""
     return load_preset(name).config
 
 
@@ -157,6 +154,7 @@ def _names(folder: str) -> list[str]:
 
 
 def _read(folder: str, kind: str, name: str) -> dict[str, Any]:
+    """The table of a file. Raises ConfigError for an unknown name and for bad TOML."""
     path = Path(name) if name.endswith(".toml") else data_directory() / folder / f"{name}.toml"
     if not path.is_file():
         raise unknown(kind, name, _names(folder))
@@ -167,12 +165,14 @@ def _read(folder: str, kind: str, name: str) -> dict[str, Any]:
 
 
 def _check_keys(tree: Mapping[str, Any], known: list[str], where: str) -> None:
+    """Raise ConfigError for an unknown key."""
     for key in tree:
         if key not in known:
             raise unknown(f"key of {where}", key, known)
 
 
 def _typed(tree: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
+    """The value of a key. Raises ConfigError for another type."""
     value = tree.get(key, kind())
     if not isinstance(value, kind):
         raise ConfigError(f"{where}: {key} = {value!r}: must be of type {kind.__name__}")
@@ -180,6 +180,7 @@ def _typed(tree: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
 
 
 def _override_sets(tree: Mapping[str, Any], key: str, where: str) -> tuple[tuple[str, ...], ...]:
+    """The sets of overrides of a key. Raises ConfigError for anything else."""
     rows = _typed(tree, key, list, where)
     if not all(isinstance(row, list) and all(isinstance(text, str) for text in row) for row in rows):
         raise ConfigError(f'{where}: {key} must be a list of lists of overrides, as in [["guards.warm_up=on"]]')
@@ -187,6 +188,7 @@ def _override_sets(tree: Mapping[str, Any], key: str, where: str) -> tuple[tuple
 
 
 def _pop_texts(tree: dict[str, Any], name: str) -> dict[str, str]:
+    """Take the texts out of the table. Raises ConfigError for an empty one."""
     for key in _TEXTS:
         if not isinstance(tree.get(key), str):
             raise ConfigError(f"{name}.toml: {key} = {tree.get(key)!r}: every file needs a text there")

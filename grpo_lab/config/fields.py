@@ -113,6 +113,7 @@ class FrozenDict(dict[str, Any]):
         super().__init__({name: _frozen(value) for name, value in dict(values).items()})
 
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        """Raise TypeError with the way out."""
         raise TypeError("a config cannot be changed: make another one with `with_`, `merged` or `with_guards`")
 
     __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = _refuse
@@ -130,7 +131,7 @@ def _frozen(value: Any) -> Any:
 
 @functools.cache
 def settings_of(cls: type) -> dict[str, Setting]:
-    """The settings of a dataclass by name; fields with `init=False` are none."""
+    """The settings of a dataclass by name; fields with `init=False` are left out."""
     hints = typing.get_type_hints(cls, include_extras=True)
     found = {}
     for field in (field for field in dataclasses.fields(cls) if field.init):
@@ -196,6 +197,7 @@ def _checked(setting: Setting, value: Any) -> Any:
 
 
 def _as_one(setting: Setting, kind: type, value: Any) -> Any:
+    """The value in its type. Raises ConfigError for another one, and for a number that is too large."""
     if kind is float and value in _JSON_STRINGS:
         value = float(value)
     wanted = (int, float) if kind is float else kind
@@ -208,6 +210,7 @@ def _as_one(setting: Setting, kind: type, value: Any) -> Any:
 
 
 def _as_tuple(setting: Setting, kind: Any, value: Any) -> tuple[Any, ...]:
+    """The tuple of a list. Raises ConfigError for anything else."""
     element = typing.get_args(kind)[0]
     value = (value,) if isinstance(value, element) else value
     if not isinstance(value, tuple | list):

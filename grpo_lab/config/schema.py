@@ -29,8 +29,7 @@ class RunConfig(Settings):
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:1`."""
     threads: Annotated[int, AtLeast(0)] = 0
-    """CPU threads of torch; 0 leaves torch's own choice. The tiny model is fastest on 1. One and two threads give
-    different last bits."""
+    """CPU threads of torch; 0: torch's own choice. 1 is fastest for the tiny model. The last bits depend on it."""
     deterministic: bool = False
     """Use torch's deterministic kernels on the GPU; on the CPU runs are deterministic anyway."""
     num_eval: Annotated[int, AtLeast(0)] = 0
@@ -72,6 +71,7 @@ class DataConfig(Settings):
     """Permit groups of one completion, which have nothing to be compared with; for scenarios that show the failure."""
 
     def __post_init__(self) -> None:
+        """Raise ConfigError for a group of one without `allow_single_generation`."""
         super().__post_init__()
         if self.num_generations == 1 and not self.allow_single_generation:
             raise ConfigError(
@@ -169,6 +169,7 @@ class Config:
     faults: Switches = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        """Raise ConfigError for guards or faults that are no table."""
         for kind in SWITCHES:
             for name, settings in _table(getattr(self, kind), kind).items():
                 _table(settings, f"{kind}.{name}")
@@ -226,13 +227,14 @@ LIVE_SECTIONS = ("sampling", "loss", "optimizer", "guards")
 
 
 def _table(value: Any, where: str) -> Mapping[str, Any]:
+    """The table itself. Raises ConfigError for any other value."""
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where} = {value!r}: must be a table of names and values, as in {{'beta': 0.04}}")
     return value
 
 
 def _merge(mine: dict[str, Any], tree: Mapping[str, Any]) -> None:
-    """Lay a nested dictionary of settings over another one."""
+    """Lay a nested dictionary of settings over another one. Raises ConfigError for an unknown section."""
     for section, values in _table(tree, "the config").items():
         if section in SECTIONS:
             _lay_over(mine[section], values, section, settings_of(SECTIONS[section]))
@@ -244,7 +246,7 @@ def _merge(mine: dict[str, Any], tree: Mapping[str, Any]) -> None:
 
 
 def _lay_over(table: dict[str, Any], values: Any, where: str, known: Mapping[str, Any] | None = None) -> None:
-    """Put settings into a table. A text that starts with * multiplies the number there."""
+    """Put settings into a table; a text `*2` multiplies the number there. Raises ConfigError for an unknown name."""
     for name, value in _table(values, where).items():
         if known is not None and name not in known:
             raise unknown(f"setting of {where}", name, known)
@@ -253,6 +255,7 @@ def _lay_over(table: dict[str, Any], values: Any, where: str, known: Mapping[str
 
 
 def _times(old: Any, text: str, where: str) -> float:
+    """The product of both numbers. Raises ConfigError for anything but numbers, and beyond the largest float."""
     factor = parse(text[1:])
     if any(isinstance(number, bool) or not isinstance(number, int | float) for number in (old, factor)):
         raise ConfigError(f"{where} = {text!r} multiplies {old!r}: both must be numbers; give the number itself")
@@ -277,7 +280,7 @@ def _parts(path: str) -> list[str]:
 
 
 def _put(tree: dict[str, Any], path: list[str], text: str, override: str) -> None:
-    """Lay one override into the nested dictionary."""
+    """Lay one override into the nested dictionary. Raises ConfigError for a text that is no override."""
     if path and path[0] not in tree:
         raise unknown("section", path[0], tree)
     match path:

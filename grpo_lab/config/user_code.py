@@ -59,10 +59,7 @@ def load(name: str, error: type[GrpoLabError] = ConfigError) -> Any:
 
 
 def execute(path: Path, error: type[GrpoLabError] = ConfigError) -> ModuleType:
-    """The module in a file, executed at each call.
-
-    Raises `error` for code that raises; the message names the line.
-    """
+    """The module in a file, executed at each call. Raises `error` for code that raises; the message names the line."""
     # Compiled here, because Python's cached bytecode is stale when a file changes within the same second.
     return executed(path.read_bytes(), path.resolve(), error)
 
@@ -93,6 +90,6 @@ def said(error: BaseException, path: str | Path) -> str:
     message = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
     message = message if len(message) <= LONGEST else f"{message[:LONGEST]} ..."
     if isinstance(error, SyntaxError) and error.filename == str(path):
-        return message  # which holds the line
+        return message  # it names the line
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     return f"{message} (line {lines[-1]})" if lines else message

@@ -89,10 +89,7 @@ def calls(check: Function, module: ModuleType, inputs: Iterable[Mapping[str, Any
 
 
 def values(check: Values, module: ModuleType) -> dict[str, Given]:
-    """The values that the check needs, by name.
-
-    Raises Unanswered for a value that is still the `...` of the stub.
-    """
+    """The values that the check needs, by name. Raises Unanswered for a value that is still the `...` of the stub."""
     found = {}
     for name in check.names:
         if (value := getattr(module, name, None)) is ...:
@@ -127,6 +124,7 @@ def plain(value: Any, depth: int = 0) -> Any:
 
 
 def _scalar(value: Any) -> Any:
+    """The plain value. Raises NotPlain for another type, and over a limit."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str) and len(value) > MAX_TEXT:

@@ -21,8 +21,7 @@ from grpo_lab.errors import GrpoLabError, NotYet
 def check(exercise: Exercise, answer: Answer, seed: int = 0) -> list[Finding]:
     """The findings about an answer, given as its file, as a module, or as a mapping of its names.
 
-    Seed 0 gives the cases that learners see. A mistake in the answer is a finding. Raises Unanswered for a stub or a
-    missing file.
+    Seed 0 gives the cases that learners see. A mistake is a finding. Raises Unanswered for a stub or a missing file.
     """
     cases = asked(exercise, seed)
     try:
@@ -93,6 +92,7 @@ def _without_tensors(given: Given) -> Given:
 
 
 def _numbers(value: Any) -> Any:
+    """The value with numbers for tensors. Raises NotPlain for a tensor with more than one element."""
     if isinstance(value, Tensor):
         if value.shape:
             raise NotPlain(f"a tensor of shape {tuple(value.shape)}; give numbers, or a list of them")

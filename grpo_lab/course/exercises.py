@@ -124,6 +124,7 @@ class Question:
 
 
 def _require(fits: bool, otherwise: str) -> None:
+    """Raise DataError with this text unless the condition holds."""
     if not fits:
         raise DataError(otherwise)
 

@@ -69,7 +69,7 @@ def of_seed(seed: int) -> Iterator[None]:
 def key_in_force() -> dict[int, str] | None:
     """The key to judge by, or None where no seed is set and other runs than the shipped ones lie beside the notebook.
 
-    The instructor who made those runs has their key.
+    The instructor has the key of those runs.
     """
     seed = _ASKED_ABOUT.get()
     if seed is None and Path(name(1)).exists():  # `recordings.find` prefers it

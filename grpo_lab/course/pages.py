@@ -1,6 +1,7 @@
 """Reads the texts of a lab page from data/course/<lab>.toml and joins each exercise with its check.
 
 The files hold the words that learners read; checks, test inputs and right answers to graded exercises stay in code.
+The words about test inputs lie beside that code, in labs/lab_<lab>/texts.toml.
 """
 
 import tomllib
@@ -40,6 +41,7 @@ def page(name: str, checks: Mapping[str, Check], folder: Path | None = None) -> 
 
 
 def _same_names(exercises: Mapping[str, Any], checks: Mapping[str, Check]) -> None:
+    """Raise DataError unless texts and checks have the same names."""
     for name in exercises:
         if name not in checks:
             raise unknown("exercise", name, checks, DataError)
@@ -72,3 +74,13 @@ def _table(tree: Any, fields: Mapping[str, type], where: str) -> dict[str, Any]:
         if type(tree[key]) is not kind:
             raise DataError(f"{where}: {key} = {tree[key]!r}: must be of type {kind.__name__}")
     return dict(tree)
+
+
+def case_texts(lab: str) -> dict[str, tuple[str, str]]:
+    """The texts (what, why) of a lab's test inputs by key, from labs/lab_<lab>/texts.toml, hidden from an answer.
+
+    >>> case_texts("05_kl")["agree"]
+    ('delta = 0: policy and reference agree', 'Equal probabilities have no distance: 0.')
+    """
+    path = Path(__file__).parent / "labs" / f"lab_{lab}" / "texts.toml"
+    return {key: (what, why) for key, (what, why) in tomllib.loads(path.read_text(encoding="utf-8")).items()}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from grpo_lab.algorithm import kl
 from grpo_lab.algorithm.batch import Batch
-from grpo_lab.course.exercises import call
+from grpo_lab.course.exercises import Probe, call
 from grpo_lab.events import Verdict
 from grpo_lab.training.interventions import Outcome
 
@@ -199,12 +199,9 @@ def step_or_not(function: Asked, inputs: Inputs) -> dict[str, Any]:
 def updates_made(function: Asked, inputs: Inputs) -> dict[str, Any]:
     """The number of updates by `function(parts, loss_of, optimizer)` from a batch in parts, and the last gradient."""
     weight = inputs["weight"].clone().requires_grad_()
-    weight.grad = torch.full_like(weight, 7.0)  # left over from the update before
-    sizes = inputs["sizes"].tolist()
-    parts = [
-        SimpleNamespace(x=x, mask=mask)
-        for x, mask in zip(inputs["x"].split(sizes), inputs["mask"].split(sizes), strict=True)
-    ]
+    weight.grad = torch.full_like(weight, 7.0)  # of an earlier update; a right answer clears it
+    in_parts = (inputs[name].split(inputs["sizes"].tolist()) for name in ("x", "mask"))
+    parts = [SimpleNamespace(x=x, mask=mask) for x, mask in zip(*in_parts, strict=True)]
     optimizer = torch.optim.SGD([weight], lr=0.1)
     seen = _seen(optimizer, weight)
     function(parts, lambda part: (part.x @ weight).square(), optimizer)
@@ -243,25 +240,8 @@ def _seen(optimizer: torch.optim.Optimizer, weight: Tensor) -> list[Tensor]:
     return seen
 
 
-PROBES = {
-    probe.__name__: probe
-    for probe in (
-        call,
-        by_delta,
-        by_logprobs,
-        value_and_gradient,
-        in_a_batch,
-        ratio_in_a_batch,
-        by_estimator,
-        of_a_curve,
-        as_a_bool,
-        as_floats,
-        one_norm,
-        norms_in_turn,
-        step_or_not,
-        updates_made,
-        gradients_left,
-        updates_in_turn,
-    )
-}
+_TENSORS = (by_delta, by_logprobs, value_and_gradient, in_a_batch, ratio_in_a_batch, by_estimator)
+_PLAIN = (call, of_a_curve, as_a_bool, as_floats)
+_TRAINING = (one_norm, norms_in_turn, step_or_not, updates_made, gradients_left, updates_in_turn)
+PROBES: dict[str, Probe] = {probe.__name__: probe for probe in (*_TENSORS, *_PLAIN, *_TRAINING)}
 """The probes that an exercise may use."""

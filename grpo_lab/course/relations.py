@@ -59,6 +59,11 @@ def repeated(*names: str, dim: int = 0, result: bool = True) -> Relation:
     return relation
 
 
+def lines_alike(*names: str) -> tuple[Relation, Relation, Relation]:
+    """For a function that treats all rows alike, and all columns: reorder either, and repeat the rows."""
+    return permuted(*names), permuted(*names, dim=1), repeated(*names)
+
+
 def padded(mask: str = "", result: bool = True, **fills: float) -> Relation:
     """Append masked columns of one number to these inputs; with `result` the expected value is 0 there."""
 

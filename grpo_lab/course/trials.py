@@ -82,6 +82,7 @@ def affordable(config: Config) -> Config:
 
 
 def _texts(value: Any, what: str) -> tuple[str, ...]:
+    """The tuple of texts. Raises ConfigError for anything else."""
     if not isinstance(value, tuple | list) or not all(isinstance(text, str) for text in value):
         raise ConfigError(f'{what} = {value!r}: write a tuple of texts, as in ("first", "second"), or ("only",)')
     return tuple(value)

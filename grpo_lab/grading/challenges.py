@@ -76,7 +76,7 @@ def _write(path: Path) -> bool:
 
 
 def _read(path: Path) -> bytes:
-    """The file's bytes without surrounding white space, which editors add."""
+    """The file's bytes without surrounding white space. Raises ConfigError for an unsafe file or length."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe must not block
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):

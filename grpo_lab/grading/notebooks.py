@@ -95,7 +95,7 @@ def digest(found: Found, max_bytes: int) -> str:
 
 
 def _bytes(file: Path, max_bytes: int) -> bytes:
-    """The bytes of a file, at most one more than allowed. Links are not followed, and pipes do not block."""
+    """The file's bytes, at most one more than allowed. Raises _Refused for a link, a pipe or an unreadable file."""
     try:
         with open(
             file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -126,7 +126,7 @@ def _tree(data: bytes) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object without repeated keys, of whose values one parser would take the first, another the last."""
+    """An object. Raises ValueError for a repeated key, of whose values parsers take the first or the last."""
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("one object has the same key twice")
@@ -144,7 +144,7 @@ def _short_int(digits: str) -> int:
 
 
 def _cells(notebook: Any) -> list[NotebookCell]:
-    """The kept fields of all cells."""
+    """The kept fields of all cells. Raises _Refused for a file that is no notebook of this format."""
     version = notebook.get("nbformat") if isinstance(notebook, dict) else None
     if type(version) is not int:
         raise _Refused(f"not a notebook: it names no version of the format; {AGAIN}")
@@ -157,6 +157,7 @@ def _cells(notebook: Any) -> list[NotebookCell]:
 
 
 def _cell(number: int, cell: Any) -> NotebookCell:
+    """The kept fields of a cell. Raises _Refused for a malformed one."""
     if not isinstance(cell, dict) or cell.get("cell_type") not in KINDS:
         raise _Refused(f"cell {number} is none of {', '.join(KINDS)}; {AGAIN}")
     identity, source = cell.get("id", ""), cell.get("source")
@@ -168,7 +169,7 @@ def _cell(number: int, cell: Any) -> NotebookCell:
 
 
 def _lab(cells: Sequence[NotebookCell]) -> str:
-    """The lab with more than half of its exercises in the notebook; without such ids, the lab that the code names."""
+    """The lab by the ids of most of its exercises, else by its code. Raises _Refused unless there is exactly one."""
     ids = {cell.identity for cell in cells}
     begun = {identity.partition("-")[0] for identity in ids}  # loads no page that cannot match
     pages = [registry.lab_page(lab) for lab in registry.LABS if lab in begun]
@@ -207,7 +208,7 @@ def _answers(page: LabPage, cells: Sequence[NotebookCell]) -> tuple[dict[str, st
 
 
 def _chosen(name: str, given: Sequence[NotebookCell], named: Sequence[NotebookCell]) -> tuple[NotebookCell, str]:
-    """The cell with the exercise's id, else the only cell whose first line names the exercise; and a note."""
+    """The exercise's cell by its id, else by its first line; and a note. Raises _Refused for none or several."""
     line = f"%%{answers.MAGIC} {name}"
     if len(given) > 1:
         raise _Refused(f"{len(given)} cells have the id of this exercise's cell; keep one of them")

@@ -57,7 +57,7 @@ class Result:
     tier: int
     """The containment of the answers: 2 is bubblewrap, 0 a plain process."""
     trust: str
-    """What that tier contains and what it does not."""
+    """The limits of that tier and the remaining risks."""
     attempt: int = 1
     marks: Sequence[Mark] = ()
     problem: str = ""

@@ -55,6 +55,7 @@ class Rules(Settings):
     """Another number draws other challenges for the same submissions."""
 
     def __post_init__(self) -> None:
+        """Raise ConfigError for settings that contradict each other, and for an unknown lab."""
         super().__post_init__()
         if self.total_seconds < self.seconds:
             raise ConfigError(

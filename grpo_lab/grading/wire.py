@@ -51,6 +51,7 @@ def _packed(value: Any) -> Any:
 
 
 def _name(dtype: torch.dtype) -> str:
+    """The name of the tensor's type. Raises NotPlain for an unknown one."""
     name = str(dtype).removeprefix("torch.")
     if name not in DTYPES:
         raise NotPlain(f"a tensor of type {name}; give one of {', '.join(DTYPES)}")
@@ -58,6 +59,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _unpacked(value: Any, depth: int) -> Any:
+    """The data of parsed JSON. Raises NotPlain for anything else, and nested too deeply."""
     if depth > MAX_DEPTH:
         raise NotPlain(f"data nested deeper than {MAX_DEPTH}")
     if isinstance(value, str):
@@ -77,18 +79,21 @@ def _unpacked(value: Any, depth: int) -> Any:
 
 
 def _short(items: list[Any]) -> list[Any]:
+    """The items. Raises NotPlain for too many."""
     if len(items) > MAX_LENGTH:
         raise NotPlain(f"{len(items):,} items; at most {MAX_LENGTH:,}")
     return items
 
 
 def _pair(pair: Any, depth: int) -> tuple[Any, Any]:
+    """The key and its value. Raises NotPlain for any other key."""
     if not (isinstance(pair, list) and len(pair) == 2) or isinstance(pair[0], dict | list):
         raise NotPlain("a key that is neither a text nor a number")
     return pair[0], _unpacked(pair[1], depth)
 
 
 def _tensor(name: str, shape: list[Any], data: str) -> Tensor:
+    """The tensor. Raises NotPlain for a bad type, shape, size or text."""
     if name not in DTYPES or not all(type(size) is int and 0 <= size <= MAX_ELEMENTS for size in shape):
         raise NotPlain("a tensor of unknown type or shape")
     if len(shape) > MAX_DEPTH or (count := math.prod(shape)) > MAX_ELEMENTS:

@@ -87,6 +87,7 @@ class WorkerClient:
         return line
 
     def _send(self, message: object) -> None:
+        """Send a message. Raises _Lost if the worker has ended."""
         assert self._process and self._process.stdin
         try:
             self._process.stdin.write(json.dumps(message) + "\n")
@@ -95,7 +96,7 @@ class WorkerClient:
             raise _Lost("the grade worker had ended before") from None
 
     def _start(self) -> None:
-        """Have a worker that is ready. Raises RunError where it cannot start: then no submission can be graded."""
+        """Start a worker unless one runs, and wait until it is ready. Raises RunError where it cannot start."""
         if self._stopped:
             raise RunError("stopped")
         if self._process:

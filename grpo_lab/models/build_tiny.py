@@ -36,8 +36,7 @@ NUM_THREADS = 1  # fixed, because another number of threads gives other bits
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """A tokenizer with one token a byte, in GPT-2's order, and two special tokens: 258 in all.
 
-    Without merges every digit stays a token of its own. Id 0 is `!`, as in GPT-2 and Qwen, which greedy decoding prints
-    once the logits are NaN.
+    Without merges every digit is a token. Id 0 is `!`, as in GPT-2 and Qwen: greedy decoding prints it for NaN logits.
 
     >>> build_tokenizer()("1+2=!").input_ids
     [16, 10, 17, 28, 0]
@@ -74,8 +73,7 @@ def token_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
 def encode(tokenizer: PreTrainedTokenizerFast, problems: Sequence[Problem]) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids and labels, both (N, T) int64: prompt, answer, end; only answer and end are labelled.
 
-    Padded on the right: no token attends to it, and positions count from 0 in every row, as they do for the
-    left-padded prompts of a rollout.
+    Padded on the right, where no token attends; positions count from 0, as for the left-padded prompts of a rollout.
     """
     prompts = tokenizer([problem.prompt for problem in problems]).input_ids
     answers = tokenizer([problem.columns["answer"] + END for problem in problems]).input_ids
@@ -99,8 +97,7 @@ def token_losses(model: GPT2LMHeadModel, tokens: torch.Tensor, labels: torch.Ten
 def sampled_accuracy(model: GPT2LMHeadModel, tokens: torch.Tensor, labels: torch.Tensor) -> float:
     """The expected share of exact answers when sampling at T = 1, from tokens and labels (N, T).
 
-    A sample is exact with the product of the probabilities of the answer's tokens and the end, so that nothing has to
-    be sampled.
+    It is computed without sampling: the mean product of the probabilities of the answer's tokens and the end.
     """
     model.eval()
     return token_losses(model, tokens, labels).sum(-1).neg().exp().mean().item()
@@ -196,9 +193,9 @@ def readme(built: dict[str, Any]) -> str:
     checksums = "\n".join(f"{checksum}  {name}" for name, checksum in built["sha256"].items())
     return f"""# tiny-gpt2
 
-A GPT-2 of {built["parameters"]:,} parameters (4 layers of 128, 4 heads, 64 positions; one token per byte, 258 in all),
-trained from scratch on sums of two numbers from 0 to 99. It is partly trained on purpose, so that GRPO can improve it:
-in {SLIPS:.0%} of the training answers, one digit was replaced by a random digit, and training stops early.
+A GPT-2 of {built["parameters"]:,} parameters (4 layers of 128, 4 heads, 64 positions; one token per byte, 258 tokens in
+total), trained from scratch on sums of two numbers from 0 to 99. It is partly trained on purpose, so that GRPO can
+improve it: in {SLIPS:.0%} of the training answers, one digit was replaced by a random digit, and training stops early.
 
 | | |
 |---|---|

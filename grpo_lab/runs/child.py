@@ -68,7 +68,7 @@ class Child:
             raise RunError(f"no run can begin: {self.last_words}; start another child")
         self._last = last
         self._over = threading.Event()
-        self._stderr.clear()  # the output of an earlier run explains no later death
+        self._stderr.clear()  # `stderr` holds the output of this run alone
         self._write({"config": config.to_dict(), "directory": str(directory), "save_model": save_model})
 
     def events(self) -> Iterator[Event]:
@@ -85,7 +85,7 @@ class Child:
                 if tree[OVER]:
                     raise getattr(errors, tree[OVER], GrpoLabError)(tree["message"])
                 return
-            if line.endswith("\n"):  # a line without its end was cut off by death
+            if line.endswith("\n"):  # else the child died while it wrote the line
                 yield from_json(line)
         self.wait()
 
@@ -134,7 +134,7 @@ class Child:
 
     @property
     def last_words(self) -> str:
-        """How the child ended, in a sentence, with the last line of its standard error."""
+        """The end of the child in a sentence, with the last line of its standard error."""
         if self.signal:
             return f"the child was ended by {self.signal}"
         last = self.stderr.strip().splitlines()[-1:] or ["it said nothing"]
@@ -167,4 +167,4 @@ class Child:
                 self._process.stdin.write(json.dumps(encodable(message), allow_nan=False) + "\n")
                 self._process.stdin.flush()
         except (BrokenPipeError, ValueError):
-            return  # the child is dead, and `events` tells how it died
+            return  # the child is dead, and `events` ends

@@ -9,7 +9,7 @@ import torch
 
 PACKAGES = ("grpo-lab", "torch", "transformers", "numpy", "pandas", "matplotlib", "safetensors")
 BYTES_PER_PARAMETER = 32
-"""fp32 training at its largest: policy, reference, gradient, two moments, and a snapshot of policy and moments."""
+"""The most that fp32 training needs: policy, reference, gradient, two moments, and a snapshot of policy and moments."""
 
 
 def describe(threads: int = 0) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def _version(name: str) -> str | None:
 
 
 def memory_bytes() -> int | None:
-    """The memory of this machine, or None where the system does not tell."""
+    """The memory of this machine, or None where the system does not report it."""
     if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
         return None
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -108,7 +108,7 @@ _RULES = (
         lambda note, seen: _too_large_for_fp16(note, seen, "log_ratio_gradient"),
         "backward overflowed float16 (from the ratio)",
         "The loss was finite, and so was the gradient at the log-ratio. But that is ratio * advantage, with ratio = "
-        "exp(log_ratio): one token far from what it is compared with makes it so large that on its way to the weights "
+        "exp(log_ratio): one token far from the compared policy makes it so large that on its way to the weights "
         "it passed 65504, the largest number of float16. Clamp the log-ratio before exp.",
     ),
     _Rule(
@@ -123,8 +123,8 @@ _RULES = (
         "gradients",
         lambda note, seen: _finite(seen, "loss") and _finite(seen, "log_ratio_gradient"),
         "the gradient of a weight",
-        "Loss and gradient at the log-ratio were finite: what is not came in later in backward, by an overflow inside "
-        "the model or by one number set to NaN or inf. Which of them was not recorded.",
+        "Loss and gradient at the log-ratio were finite: NaN or inf came in later in backward, by an overflow inside "
+        "the model or by one number that was set so. The recorded values do not decide between the two.",
     ),
     *(
         _Rule(
@@ -144,7 +144,7 @@ _RULES = (
     ),
     _Rule("rewards", lambda note, seen: True, "a reward function", "It returned NaN or inf."),
 )
-_ELSE = ("the operator before it", "No rule tells more from what was recorded.")
+_ELSE = ("the operator before it", "The recorded values do not identify the operator.")
 
 
 def first_break(events: Iterable[Event]) -> ChainBreak | None:

@@ -97,7 +97,7 @@ def save_model(folder: Path, policy: Any, tokenizer: Any) -> None:
     if broken:
         warnings.warn(f"the model was not saved: {broken:,} of its weights are not finite", stacklevel=2)
         return
-    part = folder / f"{MODEL}.part"  # a half-written model must not look like one
+    part = folder / f"{MODEL}.part"  # a half-written model must not look complete
     try:
         with loading.quiet():
             policy.save_pretrained(part)

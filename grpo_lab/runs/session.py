@@ -43,8 +43,7 @@ class Session:
     that a CUDA assert does not end this one; a `Child` is used for this run and left ready for the next.
     `model`, `tasks` and `rewards` replace the configured ones, in this process only.
 
-    Raises ConfigError for unknown guards, faults and formulas and their bad settings, and RunError for a child with
-    `model`, `tasks` or `rewards`.
+    Raises ConfigError for a bad guard, fault, formula or setting; RunError for these objects with a child.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class Session:
         self._child: Child | None = None
         self._commands = CommandQueue()
         self._before_child: list[tuple[str, Sequence[str]]] = []
-        self._commanding = threading.RLock()  # a signal handler may command while its own thread does
+        self._commanding = threading.RLock()  # reentrant, for a signal handler in a commanding thread
 
     @staticmethod
     def open(directory: str | Path) -> Session:
@@ -174,7 +173,7 @@ class Session:
 
     @property
     def status(self) -> str:
-        """`new`, `running` (or cut off), or how it ended: `done`, `stopped`, `crashed` or `failed`.
+        """The state: `new`, `running` (or cut off), `done`, `stopped`, `crashed` or `failed`.
 
         `stopped` is by a guard or the user, with the weights as they were; `failed` is a mistake in config, model,
         data, rewards or folder, which `run` raises too.
@@ -249,14 +248,14 @@ class Session:
             yield ended
 
     def _end_of_child(self) -> Ended:
-        """The end of a run whose child told none."""
+        """The end of a run whose child recorded none."""
         if self._commands.stopping.is_set() and (not self._child or self._child.signal):
             return Ended("stopped", AT_ONCE if self._child else BY_THE_USER)
         assert self._child is not None
         return Ended("crashed", self._child.last_words, classify_crash(self._child.stderr))
 
     def _end_at_once(self) -> None:
-        """After a second Ctrl-C: end the child too, and record the end."""
+        """End the child after a second Ctrl-C, and record the end."""
         if self._child:
             self._child.stop(at_once=True)
             self._child.wait()
@@ -266,12 +265,12 @@ class Session:
             self._keep(ended)
 
     def _run_quietly(self) -> None:
-        with suppress(GrpoLabError):  # the views have shown it, and a thread has no caller
+        with suppress(GrpoLabError):  # the views have shown it, and a thread cannot raise to a caller
             self.run()
 
     @contextmanager
     def _writer(self) -> Iterator[Callable[[Event], None]]:
-        """Make the folder, and a function that appends an event to its file; a child process appends its own."""
+        """Make the folder, and yield a function that appends events to its file. Raises RunError if that fails."""
         try:
             run_folder.begin(self.directory, self.config)
             here = not self._in_child
@@ -281,7 +280,7 @@ class Session:
             done = sum(isinstance(event, Stepped) for event in self.events)
             raise RunError(
                 f"{self.directory} cannot be written after {done} steps: {error.strerror or error}; "
-                "what was written before is whole. Choose a folder with room and permission (--out)"
+                "earlier events are intact. Choose a folder with room and permission (--out)"
             ) from error
 
     def _keep(self, event: Event) -> None:

@@ -35,7 +35,7 @@ def main() -> int:
     _print(stream, READY)
     threads, code = torch.get_num_threads(), 0
     while (session := ordered.get()) is not None:
-        torch.set_num_threads(threads)  # as a new process has them
+        torch.set_num_threads(threads)  # the number of a new process
         error = _train(session, stream)
         code = error.exit_code if error else int(bool(session.crash))
         if code and not error and torch.cuda.is_initialized():
@@ -77,7 +77,7 @@ def _listen(make: Any, lines: IO[bytes], ordered: queue.SimpleQueue[Any]) -> Non
             ordered.put(session)
         except GrpoLabError as error:
             ordered.put(error)
-    # End of input: the parent is dead, or orders no more. The step may end; a hang is cut off.
+    # End of input: the parent is dead or has closed the pipe. The step may end; a hang is cut off.
     ordered.put(None)
     last_resort = threading.Timer(GRACE, os._exit, args=(1,))
     last_resort.daemon = True

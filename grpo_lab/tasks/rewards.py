@@ -81,7 +81,7 @@ def score(
 def _rewards(
     function: Reward, prompts: Sequence[str], completions: Sequence[str], columns: dict[str, list[Any]]
 ) -> list[float | None]:
-    """One function's reward for each completion, checked."""
+    """One function's reward for each completion, checked. Raises RewardError for anything else."""
     name = getattr(function, "__name__", type(function).__name__)
     try:
         answer = function(prompts=prompts, completions=completions, **columns)
@@ -96,7 +96,7 @@ def _rewards(
 
 
 def _number(value: Any, where: str) -> float | None:
-    """None or a float, from bool and NumPy's numbers too."""
+    """None or a float, from bool and NumPy's numbers too. Raises RewardError for any other type."""
     if value is None:
         return None
     if not isinstance(value, Real):
@@ -110,6 +110,6 @@ def _number(value: Any, where: str) -> float | None:
 def judge(
     functions: Sequence[Reward], problems: Sequence[Problem], completions: list[str]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `score` of one completion a problem; the functions receive the problems' columns."""
+    """The `score`, two (B,) tensors, of one completion a problem; the functions receive the problems' columns."""
     columns = {name: [problem.columns[name] for problem in problems] for name in problems[0].columns}
     return score(functions, [problem.prompt for problem in problems], completions, columns)

@@ -139,7 +139,7 @@ def from_jsonl(path: str | Path) -> Tasks:
 
 
 def _problem(line: str, where: str) -> Problem:
-    """The problem in one line of a file; `where` is "file:line" for error messages."""
+    """The problem in one line. Raises DataError, which begins with `where`, for a malformed one."""
     try:
         row = json.loads(line, parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError) as error:
@@ -155,7 +155,7 @@ def _problem(line: str, where: str) -> Problem:
 
 
 def _finite(text: str) -> float:
-    """The number in a text. Python's JSON also reads NaN, Infinity and 1e999, which rewards would pass on."""
+    """The number in a text. Raises ValueError for NaN, Infinity and 1e999, which Python's JSON reads."""
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(f"{text} is not a finite number; write null and let the reward function decide")

@@ -15,7 +15,7 @@ class Refused(Exception):
 
 
 class Attempt:
-    """A step as the trainer runs it: `step` is what interventions read, the rest records what happened.
+    """A step as the trainer runs it: interventions read `step`, the other fields record events.
 
     `samples` are a few (prompt, completion, reward).
     """
@@ -38,7 +38,7 @@ class Attempt:
         self.step = replace(self.step, **known)
 
     def apply(self, stage: Stage, value: Any, note: str = "") -> Any:
-        """Pass the value through the interventions of the stage, in their order, and return what they made of it.
+        """Pass the value through the interventions of the stage, in their order, and return the result.
 
         The recorder notes a tensor as it leaves. Raises Refused when a verdict is SKIP_STEP or worse.
         """

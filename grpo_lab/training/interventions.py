@@ -63,7 +63,7 @@ class Step:
     last_verdict: Verdict = Verdict.KEEP
     """Verdict of the step before."""
     last_metrics: Mapping[str, float] = field(default_factory=dict)
-    """Metrics of the step before, as far as it came; none in the first."""
+    """Metrics of the step before, up to its end or refusal; none in the first."""
     largest_move: Callable[[], float | None] = lambda: None
     """Measure the largest change of any single weight since the step began; None without a snapshot from there."""
     update: int = 0
@@ -106,8 +106,8 @@ def known(value: T | None, name: str) -> T:
 class Intervention(fields.Settings):
     """Base of guards, faults and observers. Its fields are its settings, except those that it keeps between steps.
 
-    Settings are frozen, so that the config of a run stays true. Kept are `self.memory`, a plain dictionary of
-    numbers, and each field with `init=False`: a list or dictionary that may hold tensors.
+    Settings are frozen, so that the config of a run stays true. It keeps `self.memory`, a plain dictionary of numbers,
+    and each field with `init=False`: a list or dictionary that may hold tensors.
     """
 
     name: ClassVar[str]
@@ -120,7 +120,7 @@ class Intervention(fields.Settings):
     memory: dict[str, float] = field(default_factory=dict, init=False, compare=False)
 
     def __call__(self, value: Any, step: Step) -> Outcome:
-        """Answer to the value of this stage, whose type and shape `Stage` lists."""
+        """Answer to the value of this stage, whose type and shape `Stage` lists; each subclass defines it."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:

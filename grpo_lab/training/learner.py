@@ -154,14 +154,14 @@ class Learner:
             delta = attempt.apply(Stage.KL_DELTA, (batch.ref_logprobs - logprobs).masked_fill(outside, 0.0))
             kl = self.formulas.kl_estimator(delta)
             metrics["kl"] = kl.float().sum() / num_tokens
-            if use.beta:  # 0 * inf is NaN: a penalty without weight must not be there at all
+            if use.beta:  # 0 * inf is NaN, so weight 0 leaves the penalty out
                 per_token = per_token + use.beta * kl
         metrics |= step_metrics.clipping(use, ratio.float(), batch.advantages, num_tokens)
         return LossOutput(weighted_sum(per_token, batch.weights), metrics)
 
     def backward(self, attempt: Attempt, loss: Tensor) -> None:
-        """Note the loss, and add its gradients to those of the batch so far."""
-        self.recorder.metric("loss", loss.sum(), attempt.step.update)  # a guard may answer with one element in a row
+        """Note the loss (), and add its gradients to those of the batch so far."""
+        self.recorder.metric("loss", loss.sum(), attempt.step.update)  # a guard may return shape (1,)
         self.formulas.accumulation(self.updates.scaler.scale(loss), self.updates.optimizer)
 
     def end(self, attempt: Attempt, failed: bool = False) -> Stepped:
@@ -205,7 +205,7 @@ class Learner:
         return torch.cat(rows).masked_fill(~batch.completion_mask, 0.0)
 
     def _old_logprobs(self, attempt: Attempt, batch: Batch) -> Tensor:
-        """The sampler's own log-probabilities where they are the trained quantity; else computed, and compared."""
+        """Log-probabilities (B, T) under the policy that sampled: the sampler's own, or computed if those differ."""
         whole = self.precision.autocast is None and self.precision.weights == torch.float32
         if whole and is_plain(attempt.step.sampling):
             return batch.sampling_logprobs
@@ -217,8 +217,7 @@ class Learner:
         try:
             return self.recorder.flush()
         except RuntimeError:
-            # After a device-side assert the device answers nothing more: the notes of this step are lost with it,
-            # and the crash text is what there is. Anything else is an error of its own.
+            # After a device-side assert no notes of this step can be read. The recorder raises any other error.
             if failed and self.policy.device.type == "cuda":
                 return (), {}
             raise

@@ -46,7 +46,7 @@ class Recorder:
         self._metrics.append((name, update, value.detach()))
 
     def metrics(self, values: Mapping[str, Tensor], update: int = 0) -> None:
-        """Note each of these numbers as `metric` does."""
+        """Note each of these tensors () as `metric` does."""
         for name, value in values.items():
             self.metric(name, value, update)
 
@@ -124,13 +124,13 @@ def _reduce(metrics: list[tuple[str, int, float]]) -> dict[str, float]:
 
 
 def named_gradients(policy: Any) -> tuple[list[str], list[Tensor]]:
-    """Names and gradients of all parameters that have one."""
+    """Names and gradients (of the parameter's shape) of all parameters that have one."""
     named = [(name, p.grad) for name, p in policy.named_parameters() if p.grad is not None]
     return [name for name, _ in named], [gradient for _, gradient in named]
 
 
 def count_nonfinite(tensors: Sequence[Tensor]) -> int:
-    """Number of elements that are NaN or inf, counted with one transfer."""
+    """Number of elements of these tensors, of any shape, that are NaN or inf, counted with one transfer."""
     return int(torch.stack([(~tensor.isfinite()).sum() for tensor in tensors]).sum())
 
 

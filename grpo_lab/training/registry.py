@@ -1,4 +1,4 @@
-"""What the names in a config stand for: its interventions, arranged by stage, and its formulas."""
+"""The objects that a config names: its interventions, arranged by stage, and its formulas."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping

@@ -158,6 +158,7 @@ class _Tape:
         return _Tape(tokens, torch.zeros(rows, width, dtype=torch.bool, device=device), floats[0], floats[1])
 
     def write(self, alive: Tensor, column: int, tokens: Tensor, probabilities: Tensor, entropy: Tensor) -> None:
+        """Store one token of the rows `alive` (b,): tokens (b, 1), probabilities (b, V) and entropy (b,) in nats."""
         self.completions[alive, column] = tokens[:, 0]
         self.mask[alive, column] = True
         self.logprobs[alive, column] = probabilities.gather(1, tokens)[:, 0].log()
@@ -178,6 +179,7 @@ def texts(tokenizer: Any, batch: Batch) -> list[str]:
 
 
 def _check_length(model: Any, prompt_length: int, sampling: SamplingConfig) -> None:
+    """Raise ConfigError where prompt and completion exceed the model's positions."""
     limit = getattr(model.config, "max_position_embeddings", None)
     if limit and prompt_length + sampling.max_completion_length > limit:
         raise ConfigError(

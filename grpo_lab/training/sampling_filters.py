@@ -45,8 +45,7 @@ class _PresencePenalty:
 class SamplingFilters:
     """The penalties, temperature and filters of one sampling, in that order; neutral ones are left out.
 
-    transformers' logits processors are not used: they penalise padding, have no presence penalty, and their top-p
-    breaks ties and rounds differently.
+    transformers' processors are unfit: they penalise padding, lack a presence penalty, and round top-p differently.
     """
 
     def __init__(

@@ -48,7 +48,7 @@ class Snapshots:
         for parameter, state in self._optimizer.state.items():
             kept = self._moments.get(parameter)
             for name, value in state.items():
-                # A parameter updated for the first time since the snapshot had no moments: zeros are its beginning.
+                # A parameter first updated after the snapshot had no moments then; moments begin at 0.
                 value.copy_(kept[name]) if kept else value.zero_()
         return self._updates
 

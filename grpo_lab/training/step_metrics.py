@@ -21,7 +21,7 @@ def rewards(step: Step, values: Tensor) -> None:
 
 
 def batch(recorder: Recorder, batch: Batch, terminators: Tensor) -> None:
-    """Note lengths, entropy and log-probabilities of the batch before it is trained on."""
+    """Note lengths, entropy and log-probabilities of the batch before it is trained on; `terminators` is (E,)."""
     mask = batch.completion_mask
     for link, values in (("old_logprobs", batch.old_logprobs), ("ref_logprobs", batch.ref_logprobs)):
         if values is not None:

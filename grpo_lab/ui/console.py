@@ -47,6 +47,7 @@ class ProgressView:
         self._task: TaskID = bars.add_task(title, total=None, note="loading")
 
     def show(self, event: Event) -> None:
+        """Move the bar to this event."""
         if isinstance(event, Started):
             self._bars.update(self._task, total=event.config["run"]["num_steps"], note="")
         elif isinstance(event, Stepped):
@@ -96,6 +97,7 @@ class JsonView:
         self._stream = sys.stdout
 
     def show(self, event: Event) -> None:
+        """Print the event as one line of JSON."""
         print(to_json(event), file=self._stream, flush=True)
 
 

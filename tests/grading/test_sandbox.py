@@ -281,16 +281,16 @@ def test_replies_as_they_should_be(forged):
 @pytest.mark.parametrize(
     ("replies", "said"),
     [
-        ([VALUE.replace("ID", "2"), END, OVER], "something else than was asked for"),
-        ([VALUE.replace("ID", "true"), END, OVER], "something else than was asked for"),
-        ([VALUE.replace("ID", "0"), END, OVER], "something else than was asked for"),
-        ([VALUE.replace("ID", '"1"'), END, OVER], "something else than was asked for"),
-        (["[]\n", VALUE, END, OVER], "something else than was asked for"),
-        (["\n", VALUE, END, OVER], "something else than data"),
-        (["[" * 10_000 + "\n"], "something else than data"),
-        (['{"a":' * 2_000 + "\n"], "something else than data"),
-        (['{"id": ' + "1" * 5_000 + "}\n"], "something else than data"),
-        (["\x00\x7f\n"], "something else than data"),
+        ([VALUE.replace("ID", "2"), END, OVER], "a reply without a valid id"),
+        ([VALUE.replace("ID", "true"), END, OVER], "a reply without a valid id"),
+        ([VALUE.replace("ID", "0"), END, OVER], "a reply without a valid id"),
+        ([VALUE.replace("ID", '"1"'), END, OVER], "a reply without a valid id"),
+        (["[]\n", VALUE, END, OVER], "a reply without a valid id"),
+        (["\n", VALUE, END, OVER], "a line that is not data"),
+        (["[" * 10_000 + "\n"], "a line that is not data"),
+        (['{"a":' * 2_000 + "\n"], "a line that is not data"),
+        (['{"id": ' + "1" * 5_000 + "}\n"], "a line that is not data"),
+        (["\x00\x7f\n"], "a line that is not data"),
         (["x" * 17 * 1024], "it sent more than 16 kB"),
         (["x" * 17 * 1024 + "\n"], "it sent more than 16 kB"),
         ([VALUE] * 1_000, "it sent more than 16 kB"),
@@ -305,7 +305,7 @@ def test_replies_as_they_should_be(forged):
         ([VALUE, END, END, OVER], "it ended before it had answered"),
         ([OVER.replace("0", "-9")], "(SIGKILL)"),
         *(
-            ([OVER.replace("0", over)], "(in a way of its own)")
+            ([OVER.replace("0", over)], "(unknown exit status)")
             for over in ('"x"', "[]", "{}", "null", "1e400", "NaN", "1" * 4_000, "-99", "256", "1.5")
         ),
         (['{"id": ID, "refused": "half \\ud800"}\n', END, OVER], "half ?"),
@@ -346,7 +346,7 @@ def test_errors_are_words(forged):
     given = forged([VALUE.replace('"value": "1"', '"error": "' + "\\ud800" + "x" * 5_000 + '"'), END, OVER])
     assert given.error == "?" + "x" * 999
     given = forged([VALUE.replace('"value": "1"', '"error": ""'), END, OVER])
-    assert given.error == "an error without a word"
+    assert given.error == "an error without a message"
 
 
 def test_late_words_harm_no_later_answer(forged):

@@ -108,7 +108,7 @@ def _log(source: Any) -> Log:
 
 
 def _ranked(findings: Sequence[DetectedCause]) -> tuple[DetectedCause, ...]:
-    """Failures before warnings, the earlier step first; in the same step in the order of the file."""
+    """The causes: failures before warnings, by step, then in the order of the file."""
     certain = [finding for finding in findings if not finding.cause.fallback]
     kept = certain if any(f.cause.level == "failure" for f in certain) else findings
     return tuple(sorted(kept, key=lambda finding: (finding.cause.level == "warning", finding.step)))

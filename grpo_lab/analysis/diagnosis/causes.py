@@ -83,8 +83,7 @@ _RELATIONS: dict[str, Callable[[Seen, Seen | None], bool]] = {
 class Cause:
     """A cause: it holds if all conditions of `all` and one of `any` hold. It began with the first symptom of `all`.
 
-    `scenarios` are those of this project that have this cause: several if no metric tells them apart, and then
-    `together` gives the reason.
+    `scenarios` have this cause: several if no metric separates them; then `together` gives the reason.
     """
 
     name: str
@@ -94,9 +93,9 @@ class Cause:
     any: tuple[Condition, ...] = ()
     level: str = "failure"
     fallback: bool = False
-    """Named only if no other cause is."""
+    """Reported only if no other cause is found."""
     also: tuple[str, ...] = ()
-    """Symptoms that are evidence if they are seen, but no condition."""
+    """Symptoms that are evidence if seen, and are not conditions."""
     suspects: tuple[str, ...] = ()
     tell_apart: str = ""
     remedies: tuple[Remedy, ...] = ()
@@ -161,6 +160,7 @@ def known_causes() -> Sequence[Cause]:
 
 
 def _tables(name: str) -> dict[str, dict[str, Any]]:
+    """The tables of a file. Raises ConfigError for one that cannot be read."""
     path = data_directory() / "diagnosis" / f"{name}.toml"
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))

@@ -88,7 +88,7 @@ class Symptom:
         return symptom
 
     def look(self, log: Log) -> Sighting:
-        """The first step of a log that shows the symptom, or that it shows none or cannot show it."""
+        """The first step that shows the symptom, None if no step does, or `Unknown` if the log cannot show it."""
         series = log.metrics.get(self.metric)
         if series is None or not len(series):
             return Unknown(self.metric, "not logged")
@@ -158,7 +158,7 @@ def _share(least: float) -> Judge:
 
 
 def _late(symptom: Symptom, mask: Mask, values: Curve) -> int | None:
-    """The median of the second half decides, which a single spike does not move."""
+    """The first step that shows it, if the median of the second half does, which no single spike moves."""
     finite = values[np.isfinite(values)]
     if len(finite) < symptom.steps:
         return None

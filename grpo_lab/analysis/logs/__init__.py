@@ -52,6 +52,7 @@ def from_events(events: Iterable[Event]) -> Log:
 
 
 def _read_folder(folder: Path) -> Log:
+    """The log in a folder. Raises LogError where there is none."""
     if (folder / "events.jsonl").exists():
         return _read_file(folder / "events.jsonl")
     states = [folder / "trainer_state.json", *folder.glob("*/trainer_state.json")]
@@ -65,6 +66,7 @@ def _read_folder(folder: Path) -> Log:
 
 
 def _read_file(path: Path) -> Log:
+    """The log in a file. Raises LogError for an empty file and an unknown format."""
     data = path.read_bytes()
     if not data.strip():
         raise LogError(f"{path} is empty; give the log of a run that made at least one step")

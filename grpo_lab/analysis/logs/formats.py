@@ -42,7 +42,7 @@ def from_dicts(found: Iterable[dict[str, Any]], format: str, notes: Sequence[str
 
 
 def _read_json(text: str, first: str, name: str) -> Log:
-    """A JSON document of Trainer, or one document a line."""
+    """A JSON document of Trainer, or one document a line. Raises LogError for damaged JSON."""
     if _parsed(first) is None or text.strip() == first:
         whole = _parsed(text)
         if isinstance(whole, dict) and isinstance(whole.get("log_history"), list):

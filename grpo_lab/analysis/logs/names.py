@@ -2,30 +2,8 @@
 
 from collections.abc import Iterable
 
-from grpo_lab.metrics import METRICS
+from grpo_lab.metrics import METRICS, OTHER_NAMES
 
-OTHER_NAMES: dict[str, tuple[str, ...]] = {
-    "reward": ("critic/rewards/mean", "critic/score/mean", "objective/scores"),
-    "reward_std": ("critic/rewards/std",),
-    "kl": ("actor/kl_loss", "actor/reward_kl_penalty", "critic/kl", "objective/kl"),
-    "entropy": ("actor/entropy", "actor/entropy_loss", "policy/entropy_avg"),
-    "grad_norm": ("actor/grad_norm",),
-    "loss": ("actor/loss", "actor/pg_loss", "loss/policy_avg"),
-    "learning_rate": ("actor/lr", "lr"),
-    "beta": ("actor/kl_coef", "actor/reward_kl_penalty_coeff", "critic/kl_coeff"),
-    "ratio/max": ("sampling/importance_sampling_ratio/max",),
-    "clip_ratio/region_mean": ("clip_ratio", "actor/pg_clipfrac"),
-    "completions/mean_length": ("completion_length", "response_length/mean"),
-    "completions/clipped_ratio": ("response_length/clip_ratio",),
-    "sampling/sampling_logp_difference/mean": ("training/rollout_probs_diff_mean",),
-    "sampling/sampling_logp_difference/max": ("training/rollout_probs_diff_max",),
-    "step_time": ("timing_s/step", "perf/time_per_step"),
-}
-"""For each metric its names in verl, older versions of TRL, and PPO trainers, the closest first.
-
-verl's `rollout_probs_diff` compares probabilities, and TRL's metric log-probabilities. A difference of probabilities is
-never the larger one, so a mismatch that it shows is real.
-"""
 STEP_NAMES = ("step", "global_step", "_step", "training/global_step", "train/global_step", "iteration")
 PREFIXES = ("train/", "rollout/")
 """The callbacks of TensorBoard and Weights & Biases put these before every name."""

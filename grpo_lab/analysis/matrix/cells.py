@@ -22,10 +22,9 @@ from grpo_lab.training.guards import GUARDS
 
 HEALTHY, NONE, STABLE, REPORTED = "healthy", "none", "stable", "reported_fix"
 STEPS, AT_LEAST = 30, 12
-"""Default numbers of steps: of a healthy run, and of a scenario whose file asks for fewer. Both are more than the 10
-steps of a warm-up."""
+"""Default steps, above the 10 of a warm-up: of a healthy run, and of a scenario whose file asks for fewer."""
 HELD_OUT = 250
-"""Held-out problems before the first step and after the last, which show what was learned."""
+"""Held-out problems before the first step and after the last, whose rewards show the progress."""
 DECIDE = [
     "config",
     "tasks",
@@ -141,14 +140,14 @@ def code_version(config: Config) -> str:
 
 
 def data_version(config: Config) -> str:
-    """A digest of the files that a run of this config reads: model, task, and the user's reward functions.
+    """A digest of the files that a run of this config reads: model, task, known crashes, the user's reward functions.
 
-    A hub id counts by its name alone, because its version cannot be asked for without a network.
+    A hub id counts by its name alone, because its version is unknown offline.
     """
     name, task = config.model.name, config.data.tasks
     model = MODELS[name].path if name in MODELS else Path(name).expanduser()
     files = [path for path in sorted(model.glob("*")) if path.suffix != ".md"]
-    files += [data_directory() / "tasks" / f"{task}.toml", Path(task)]
+    files += [data_directory() / "tasks" / f"{task}.toml", data_directory() / "crashes.toml", Path(task)]
     files += [Path(name.rpartition(":")[0] or name) for name in config.data.rewards]
     stats = [(path, path.stat()) for path in files if path.is_file()]
     return _digest("".join(_contents(path, stat.st_mtime_ns, stat.st_size) for path, stat in stats))

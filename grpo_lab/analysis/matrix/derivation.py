@@ -1,4 +1,4 @@
-"""The smallest set of guards: start from all of them, and drop each guard without which nothing gets worse."""
+"""The smallest set of guards: start from all of them, and drop each guard that is not needed."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class Derivation:
 
     kept: dict[str, tuple[str, ...]]
     dropped: tuple[str, ...]
-    """Guards without which nothing got worse, in the order in which they were dropped."""
+    """Dropped guards, in order; without them no cell got worse."""
     harmful: dict[str, str]
     """Guards that were never in the set because they disturb a healthy run, each with the reason."""
     false_alarms: int

@@ -1,4 +1,4 @@
-"""The evaluation of all cells: which guard stops which failure, what each costs, and which do nothing."""
+"""The evaluation of all cells: the failures that each guard stops, its costs, and the idle guards."""
 
 import math
 import statistics

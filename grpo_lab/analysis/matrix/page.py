@@ -86,7 +86,7 @@ def _reward(found: Findings, name: str, column: str) -> str:
 
 
 def _healthy(found: Findings) -> list[list[str]]:
-    """A row for each column that a healthy run went under."""
+    """A row for each column of guards with a healthy run."""
     rows = [["guards", "false alarms", "steps changed", "reward", "gain against none", "time a step"]]
     plain = mean_gain(found.cells(HEALTHY, NONE))
     for column in found.columns:

@@ -74,7 +74,7 @@ class Pool:
         timer = threading.Timer(self._limit, give_up)
         timer.start()
         try:
-            with suppress(GrpoLabError):  # a mistake of the user's, which the session's last event holds
+            with suppress(GrpoLabError):  # a user's mistake, recorded in the session's last event
                 session.run()
         finally:
             timer.cancel()
@@ -94,7 +94,7 @@ def run_all(
     jobs: int,
     tell: Callable[[Measurement], None] = lambda result: None,
 ) -> bool:
-    """Run the cells that are not finished, `jobs` at a time, and keep each result at once; whether all are finished.
+    """Run the cells that are not finished, `jobs` at a time, keep each result at once, and return whether all are.
 
     After Ctrl-C the running cells finish and no other starts; a second Ctrl-C ends them at once.
     """

@@ -158,7 +158,7 @@ def _fate(status: str, finite: bool, shown: bool, counted: bool, updates: int) -
 
 
 def _finite_at_the_end(steps: Sequence[Stepped]) -> bool:
-    """Whether the last weights that were noted were finite, or were rolled back."""
+    """Whether the last noted weights were finite, or were rolled back."""
     last = next((event for event in reversed(steps) if "weights/nonfinite" in event.metrics), None)
     return not last or not last.metrics["weights/nonfinite"] or last.verdict >= Verdict.ROLL_BACK
 

@@ -3,29 +3,12 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from grpo_lab.analysis.markdown import render
 from grpo_lab.course import registry
 from grpo_lab.course.editions.build import LEARNER, REFERENCE, chosen, lab_names, notebook, stale, stars, write
 from grpo_lab.errors import DataError
 
-README = """\
-# The course
-
-Notebooks about failures of GRPO runs and their remedies. You cause each failure yourself, trace it to the number that
-broke first, and stop it. No GPU, no network, and no run longer than a minute.
-
-Where grpo-lab is installed with its extra `lab`, open JupyterLab in this folder: `jupyter lab`.
-
-| lab | minutes | difficulty | points | afterwards |
-|---|---|---|---|---|
-{rows}
-
-An exercise is a cell that begins with `%%exercise`: put your answer in place of the dots and run the cell. The feedback
-gives a reason for each wrong result, as often as you like. Below the cell are three hints. Your answers and runs stay
-in `answers/` and `runs/` here.
-
-To hand a lab in, save its notebook and hand in that file. It is run again with other inputs, and only the cells that
-begin with `%%exercise` count.
-"""
+_HEAD = ("lab", "minutes", "difficulty", "points", "afterwards")
 
 
 def with_exercises(folder: Path, names: Sequence[str] = ()) -> Sequence[str]:
@@ -37,7 +20,7 @@ def release(folder: Path, out: Path, names: Sequence[str] = ()) -> dict[Path, st
     """The learners' notebooks and a README, by file."""
     labs = with_exercises(folder, names)
     return {
-        out / "README.md": README.format(rows="\n".join(map(_row, labs))),
+        out / "README.md": render("course", labs=[_HEAD, *map(_row, labs)]),
         **{out / f"{name}.ipynb": notebook(folder, name, LEARNER) for name in labs},
     }
 
@@ -64,8 +47,7 @@ def _listed(paths: Sequence[Path]) -> str:
     return ", ".join(map(str, paths[:3])) + more
 
 
-def _row(name: str) -> str:
+def _row(name: str) -> Sequence[str]:
     page = registry.lab_page(name)
     points = sum(exercise.points for exercise in page.exercises.values())
-    cells = (f"[{page.title}]({name}.ipynb)", str(page.minutes), stars(page.difficulty), str(points), page.summary)
-    return f"| {' | '.join(cells)} |"
+    return f"[{page.title}]({name}.ipynb)", str(page.minutes), stars(page.difficulty), str(points), page.summary

@@ -1,7 +1,6 @@
 """Reports on a class: Gradescope's JSON, nbgrader's CSV, HTML pages, and the texts that a person marks.
 
-Reports are made from results alone. A student's content is hostile: it reaches a report as plain text, shortened, with
-invisible characters escaped.
+Reports are made from results alone. Reports show a student's content as plain text, shortened and escaped.
 """
 
 import json

@@ -46,8 +46,7 @@ def by_exercise(results: Sequence[Result]) -> str:
 def cell(text: str) -> str:
     """The text as a cell that no spreadsheet reads as a formula: an apostrophe goes before the beginning of one.
 
-    The same holds after a semicolon and a line break, where some spreadsheets split cells. Applying it twice changes
-    nothing more.
+    The same holds after a semicolon and a line break, where some spreadsheets split cells. Idempotent.
 
     >>> cell("=1+1"), cell("a - b"), cell(cell("-1; =2"))
     ("'=1+1", 'a - b', "'-1;' =2")

@@ -70,8 +70,7 @@ def read_marks(path: Path) -> list[Marking]:
 def with_marks(results: Sequence[Result], marks: Iterable[Marking]) -> list[Result]:
     """The results with the points and comments of marked texts.
 
-    Raises DataError, which lists every mark of a student, notebook or exercise that is not among the results, or of a
-    notebook that has changed since.
+    Raises DataError, which lists the marks whose notebook or exercise is not among the results or has changed since.
     """
     answers, given, complaints = _answers(results), {}, []
     for marking in marks:
@@ -137,7 +136,7 @@ def _entered(path: Path) -> dict[Answer, tuple[str, Row]]:
 
 
 def _rows(path: Path) -> list[tuple[int, Row]]:
-    """The rows that are not empty, numbered as in a spreadsheet; commas, semicolons or tabs separate the cells."""
+    """The filled rows by number; commas, semicolons or tabs separate cells. Raises DataError for no such table."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
         separator = max(",;\t", key=text.partition("\n")[0].count)
@@ -145,9 +144,8 @@ def _rows(path: Path) -> list[tuple[int, Row]]:
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 ({error.reason}); save it as CSV in UTF-8") from error
     except OSError as error:
-        raise DataError(
-            f"{path} cannot be read: {error.strerror}; grading writes it where texts wait for marks"
-        ) from error
+        way_out = "grading writes it where texts wait for marks"
+        raise DataError(f"{path} cannot be read: {error.strerror}; {way_out}") from error
     except (csv.Error, ValueError) as error:
         raise DataError(f"{path} is not a table: {error}; save it as CSV, or move it away to get a new one") from error
     if missing := set(COLUMNS) - set(head):

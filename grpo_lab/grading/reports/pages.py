@@ -56,16 +56,15 @@ class Lab(NamedTuple):
 
 def of_class(results: Sequence[Result], names: Sequence[str]) -> str:
     """The page about all notebooks; `names` are the names of their own pages, in the same order."""
-    labs = [
-        _lab(lab, results, names) for lab in sorted({result.lab for result in results}, key=lambda lab: (not lab, lab))
-    ]
+    by_lab = sorted({result.lab for result in results}, key=lambda lab: (not lab, lab))
+    labs = [_lab(lab, results, names) for lab in by_lab]
     trusts = sorted({(result.tier, result.trust) for result in results})
     counts = Counter(mark.status for result in results for mark in result.marks)
     return _page("class.html", labs=labs, counts=counts, trusts=trusts)
 
 
 def of_notebook(result: Result) -> str:
-    """The page about one notebook: score, findings, and what the tier contains."""
+    """The page about one notebook: score, findings, and the limits of the tier."""
     return _page("notebook.html", result=result)
 
 
@@ -104,13 +103,9 @@ def _page(template: str, **values: Any) -> str:
 @cache
 def _environment() -> Environment:
     style = (_TEMPLATES / "style.css").read_text(encoding="utf-8")
+    loader = FileSystemLoader(_TEMPLATES)
     environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_shown,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=loader, autoescape=True, undefined=StrictUndefined, finalize=_shown, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(number=number, shortened=shortened)
     environment.globals.update(statuses=STATUSES, by_hand=BY_HAND, failed=FAILED, longest=LONGEST)

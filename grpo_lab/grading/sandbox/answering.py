@@ -86,7 +86,7 @@ def _serve(request: Mapping[str, Any], lines: BinaryIO, replies: int, alone: boo
 
 
 def _answer(request: Mapping[str, Any], replies: int) -> NoReturn:
-    """In the child: run the answer, send its values, and exit."""
+    """Run the answer in the child, send its values, and exit."""
     try:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         count = 0

@@ -110,10 +110,10 @@ class Sandbox:
             try:
                 reply = json.loads(line)
             except (ValueError, RecursionError):
-                raise Failed("it sent something else than data") from None
+                raise Failed("it sent a line that is not data") from None
             identity = reply.get("id") if isinstance(reply, dict) else None
             if type(identity) is not int or not 0 < identity <= self._asked:
-                raise Failed("it sent something else than was asked for")
+                raise Failed("it sent a reply without a valid id")
             if identity < self._asked:
                 continue  # from an earlier answer that forged its own end
             yield reply
@@ -121,7 +121,7 @@ class Sandbox:
                 return
 
     def _write(self, data: bytes, end: float) -> None:
-        """Send a whole request without blocking: a sandbox that stops reading costs no more than its time."""
+        """Send a whole request within the time limit, also to a stalled sandbox. Raises Failed if it has ended."""
         view = memoryview(data)
         while view:
             self._wait(self._pipes[0], selectors.EVENT_WRITE, end)
@@ -159,7 +159,7 @@ class Sandbox:
                     return
 
     def _start(self) -> None:
-        """Have a running program. Raises RunError with the last line of its errors where it cannot start."""
+        """Start the program unless it runs. Raises RunError with the last line of its errors where it cannot start."""
         if self._process:
             return
         self._before, self._need = frozenset(descendants()), 0.0
@@ -199,7 +199,7 @@ class Sandbox:
 def _given(reply: Mapping[str, Any]) -> Given:
     error, value = reply.get("error"), reply.get("value")
     if isinstance(error, str):
-        return Given(error=_words(error) or "an error without a word")
+        return Given(error=_words(error) or "an error without a message")
     try:
         return Given(wire.unpack(value)) if isinstance(value, str) else Given(error="neither a value nor an error")
     except NotPlain as refused:
@@ -215,7 +215,7 @@ def _ending(over: Any) -> str:
     """The exit status in words, for messages only: a status proves nothing."""
     with suppress(ValueError, TypeError):
         return signal.Signals(-over).name
-    return f"exit code {over}" if isinstance(over, int) and 0 <= over < 256 else "in a way of its own"
+    return f"exit code {over}" if isinstance(over, int) and 0 <= over < 256 else "unknown exit status"
 
 
 def descendants() -> list[int]:

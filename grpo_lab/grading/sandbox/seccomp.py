@@ -1,10 +1,9 @@
 """Refuse system calls that no answer needs, to this process and all its children, with Linux's seccomp.
 
-Namespaces and limits leave these gaps: sockets in the file system; writing an existing file through a memory mapping,
-which the limit on file sizes does not stop; shared memory, which can outlive all processes, and which no process
-reports after it has unmapped all but a page; pages that `vmsplice` puts into a pipe, since a page of 4 kB keeps its
-huge page of 2 MiB and no process reports it; rules that the kernel stores for a descriptor; new namespaces with a root
-user. Needs no privilege. The numbers of system calls differ between machines.
+Namespaces and limits leave these gaps: sockets in the file system; writes to an existing file through a memory map,
+outside the limit on file sizes; shared memory, which can outlive all processes and is uncounted once unmapped; pages
+that `vmsplice` puts into a pipe, each of which keeps an uncounted huge page of 2 MiB; rules that the kernel stores for
+descriptors; new namespaces with a root user. Needs no privilege. Numbers of system calls differ between machines.
 """
 
 import ctypes
@@ -42,7 +41,7 @@ REFUSED = {
     "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "io_uring_setup": (425, 425),
 }  # fmt: skip
 MISSING = {"clone3": (435, 435), "openat2": (437, 437)}
-"""Calls with flags in memory, which a filter cannot read. Told that they do not exist, libc uses those below."""
+"""Calls with flags in memory, which a filter cannot read. Refused as missing; libc then uses those below."""
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 NAMESPACES = 0x7E020000
 MAP_SHARED, MAP_HUGETLB = 1, 0x40000

@@ -29,7 +29,7 @@ class Tier:
 
     @property
     def trust(self) -> str:
-        """The statement of reports about what the tier contains and what it does not."""
+        """The statement for reports: the limits of the tier and the remaining risks."""
         return (
             f"{self.name[0].upper()}{self.name[1:]}. An answer runs in a process of its own with caps on time, memory, "
             "processes and output. It can open no socket and make, change or delete no file. It receives only inputs; "

@@ -26,7 +26,7 @@ def k3_exp(delta: Tensor) -> Tensor:
 
 
 def naive_group_advantages(rewards: Tensor, scorable: Tensor | None = None) -> Tensor:
-    """(P, G) advantages that are NaN for a group of one, whose standard deviation is 0 / 0.
+    """Advantages (P, G) of rewards (P, G): NaN for a group of one, whose standard deviation is 0 / 0.
 
     They are noise for equal rewards, because the division magnifies rounding. A completion without a score counts as 0.
     """
@@ -47,20 +47,20 @@ def mask_by_token(batch: Batch, pad: int) -> Tensor:
 
 
 def overwrite_gradients(loss: Tensor, optimizer: Optimizer) -> None:
-    """Keep the gradient of the last micro-batch only (grpo-dual, `copy_` for `add_`)."""
+    """Keep the gradient of the last micro-batch's loss () only (grpo-dual, `copy_` for `add_`)."""
     optimizer.zero_grad()
     loss.backward()
 
 
 def step_inside(loss: Tensor, optimizer: Optimizer) -> None:
-    """Make an update after every micro-batch (grpo-dual), which no guard sees; nothing is left to add."""
+    """Make an update after every micro-batch's loss () (grpo-dual), which no guard sees; nothing is left to add."""
     loss.backward()
     optimizer.step()
     optimizer.zero_grad(set_to_none=False)
 
 
 def zero_after_backward(loss: Tensor, optimizer: Optimizer) -> None:
-    """Zero the gradients between backward and step, so that the update does nothing."""
+    """Zero the gradients of the loss () between backward and step, so that the update does nothing."""
     loss.backward()
     optimizer.zero_grad(set_to_none=False)
 

@@ -34,8 +34,7 @@ class DropoutOn(Intervention):
 class ShiftLogRatio(AtOneStep):
     """Adds a number of nats to the log-ratio of one token: a policy that has drifted that far on it.
 
-    The token belongs to a completion with a positive advantage, so that `min` picks the clipped branch and the loss
-    stays finite.
+    The token belongs to a completion with a positive advantage, so that `min` picks the finite, clipped branch.
     """
 
     name = "shift_log_ratio"
@@ -45,6 +44,7 @@ class ShiftLogRatio(AtOneStep):
     """Added to the log-ratio; above 88.7 (fp32) or 11.09 (fp16) its exp overflows."""
 
     def inject(self, value: Tensor, step: Step) -> Outcome:
+        """Shift the log-ratios (b, T), in nats, at one token."""
         liked = [] if step.advantages is None else (step.advantages > 0).nonzero()[:, 0].tolist()
         if not liked:
             return Outcome(value)
@@ -65,6 +65,7 @@ class ShiftKLDelta(AtOneStep):
     """Added to the difference; above 88.7 (fp32) its exp overflows."""
 
     def inject(self, value: Tensor, step: Step) -> Outcome:
+        """Shift the differences (b, T), in nats, at one token."""
         row = int(torch.randint(len(value), (1,), generator=self.generator(step)))
         shift = torch.zeros_like(value)
         shift[row, 0] = self.nats
@@ -94,6 +95,7 @@ class NanGradient(AtOneStep):
     stage = Stage.GRADIENTS
 
     def inject(self, value: Any, step: Step) -> Outcome:
+        """Set one element of one gradient of the policy to NaN."""
         _, gradients = named_gradients(value)
         chosen = gradients[int(torch.randint(len(gradients), (1,), generator=self.generator(step)))]
         chosen.view(-1)[0] = torch.nan

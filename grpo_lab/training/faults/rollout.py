@@ -16,8 +16,7 @@ from grpo_lab.training.interventions import AtOneStep, Intervention, Outcome, St
 class IgnoreTemperature(Intervention):
     """Takes the temperature out of the distribution that is sampled from, while log-probabilities keep it.
 
-    This happens where sampling parameters are passed to code that does not read them. p^T, normalised, is the
-    distribution at temperature 1.
+    This happens if the sampler ignores its parameters. p^T, normalised, is the distribution at temperature 1.
     """
 
     name = "ignore_temperature"
@@ -34,7 +33,7 @@ class IgnoreTemperature(Intervention):
 
 @dataclass(frozen=True)
 class FilterLogits(Intervention):
-    """Filters the logits of every pass but sampling's to the likeliest tokens, the others to -inf.
+    """Sets all but the likeliest logits to -inf in every pass except sampling.
 
     A sampled token outside has log-probability -inf in two passes, and -inf - (-inf) is NaN. The
     step in which it happens depends on the samples, as in the reports.
@@ -58,14 +57,14 @@ class FilterLogits(Intervention):
 class CorruptSample(AtOneStep):
     """Replaces the tokens of one completion by random ones after its log-probabilities were noted.
 
-    A sample damaged or swapped between sampler and trainer looks the same: its tokens and log-probabilities no longer
-    belong together.
+    A sample damaged between sampler and trainer looks the same: its log-probabilities belong to other tokens.
     """
 
     name = "corrupt_sample"
     stage = Stage.BATCH
 
     def inject(self, value: Batch, step: Step) -> Outcome:
+        """Replace the tokens of one row of the batch."""
         generator = self.generator(step)
         row = int(torch.randint(len(value.completions), (1,), generator=generator))
         vocabulary = step.policy.config.vocab_size
@@ -104,6 +103,7 @@ class NanReward(AtOneStep):
     stage = Stage.REWARDS
 
     def inject(self, value: Tensor, step: Step) -> Outcome:
+        """Set one of the rewards (P, G) to NaN."""
         place = int(torch.randint(value.numel(), (1,), generator=self.generator(step)))
         broken = value.clone()
         broken.view(-1)[place] = torch.nan

@@ -109,7 +109,7 @@ class AdaptiveBeta(Intervention):
     def __call__(self, value: Coefficients, step: Step) -> Outcome:
         kl = step.last_metrics.get("kl", self.target)
         factor = self.memory.get("factor", 1.0)
-        if not value.beta:  # no penalty was asked for, and there may be no reference to be near to
+        if not value.beta:  # no penalty is configured, and there may be no reference model
             return Outcome(value)
         if math.isfinite(kl):
             error = min(0.2, max(-0.2, kl / self.target - 1))

@@ -2,10 +2,9 @@
 
 import math
 
-from grpo_lab.analysis.logs.names import OTHER_NAMES
 from grpo_lab.analysis.markdown import render
 from grpo_lab.config.catalog import scenario_names
-from grpo_lab.metrics import LINKS, METRICS, Metric
+from grpo_lab.metrics import LINKS, METRICS, OTHER_NAMES, Metric
 from grpo_lab.training.guards import GUARDS
 
 

@@ -1,4 +1,4 @@
-"""Notebooks of the course: `Lab` is what their cells call."""
+"""Notebooks of the course: their cells call a `Lab`."""
 
 from grpo_lab.runs.notebook_mode import shortened
 from grpo_lab.ui.notebook.lab import Lab

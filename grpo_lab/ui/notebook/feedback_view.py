@@ -116,6 +116,7 @@ class RunLine:
         self._shown_at, self._shown = 0.0, False
 
     def show(self, event: Event) -> None:
+        """Update the line for this event."""
         self._events.append(event)
         if isinstance(event, Ended):
             self._update(f"{self._name}: {summary(self._events)}")

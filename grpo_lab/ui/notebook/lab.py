@@ -71,15 +71,12 @@ class Lab:
     def points(self, name: str) -> float:
         """The points of an answer when its cell last ran here, otherwise 0.0. nbgrader's cells end with it.
 
-        It runs no code of the answer, whose output or warnings could change what nbgrader reads.
+        It runs no code of the answer, whose output or warnings nbgrader would read.
         """
         return self._earned.get(self._exercise(name).name, 0.0)
 
     def answer(self, name: str) -> ModuleType:
-        """The answer as a module: `lab.answer("clamp").clamped(...)`.
-
-        Raises Unanswered if there is no answer yet.
-        """
+        """The answer as a module: `lab.answer("clamp").clamped(...)`. Raises Unanswered if there is no answer yet."""
         return answers.load(self._path(self._exercise(name)))
 
     def path(self, name: str, inside: str | None = None) -> str:
@@ -117,6 +114,7 @@ class Lab:
         return write_zip(Path(f"{self.name}.zip"), files)
 
     def _exercise(self, name: str) -> Exercise:
+        """The exercise of this lab. Raises ConfigError for an unknown one."""
         if name not in self.page.exercises:
             raise unknown(f"exercise of {self.name}", name, self.page.exercises)
         return self.page.exercises[name]

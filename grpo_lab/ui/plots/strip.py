@@ -26,8 +26,7 @@ _COLUMNS = 600
 def span(screens: Collection[Screen], room: int = 10) -> tuple[int, int]:
     """The first step to show and the one after the last.
 
-    A run that ended early leaves room for the steps it did not reach: for all planned ones, but no more than `room`,
-    doubled until the steps fit.
+    A run that ended early leaves room for its planned steps, at most `room`, doubled until the steps fit.
     """
     steps = [step for screen in screens for step in (*screen.statuses, screen.step) if step >= 0]
     steps += [screen.crash_step for screen in screens if screen.crash_step is not None]
@@ -99,7 +98,7 @@ def legend(
 ) -> None:
     """Write the legend of the colours, and of the marks that occur, in a line above the strip (`raised` inches higher).
 
-    With `columns`, the legend has so many columns, ends where the strip does, and has no title.
+    With `columns`, the legend has this number of columns, the strip's right edge, and no title.
     """
     kinds = frozenset[str]().union(*(screen.kinds() for screen in screens))
     handles: list[Any] = [Patch(facecolor=colour, label=say(status)) for status, colour in style.STATUSES.items()]
@@ -116,7 +115,7 @@ def legend(
 
 
 def _fine(axes: Axes, first: int, end: int) -> bool:
-    """Whether steps are few enough to be told apart."""
+    """Whether steps are few enough to be distinguished."""
     return end - first <= style.FINE * style.figure_of(axes)[1] / 10
 
 

@@ -74,7 +74,7 @@ def name_runs(figure: Figure, names: Sequence[str], left: float, below_top: floa
 
 
 def mark(kind: str) -> dict[str, Any]:
-    """How a line draws marks of this kind."""
+    """The arguments with which a line draws marks of this kind."""
     look = MARKS[kind]
     edge = look.colour if kind == "acted" else "black"
     return {"ls": "none", "marker": look.marker, "mfc": look.colour, "mec": edge}

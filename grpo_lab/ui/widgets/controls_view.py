@@ -1,4 +1,4 @@
-"""The widgets of a panel and their layout: clicks go to the panel as names of its methods, values to show come in."""
+"""The widgets of a panel and their layout: a click calls a method of the panel by its name."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -27,10 +27,9 @@ _LOOKS = {"start": "primary", "stop": "danger"}
 
 
 class ControlsView:
-    """All that a panel shows beside its numbers: buttons, menus, sliders, and texts.
+    """The inputs and texts of a panel: buttons, menus, sliders, status. Raises ConfigError for an unknown slider.
 
-    `call` takes the name of a method of the panel and its arguments, for each click. `first` is the first frame: a
-    page that is still loading may miss a later one.
+    A click calls `call` with the name of a method and its arguments. A page that still loads shows the frame `first`.
     """
 
     def __init__(

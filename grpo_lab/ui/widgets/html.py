@@ -94,7 +94,7 @@ def numbers(screen: Screen) -> str:
 
 
 def prose(name: str, title: str, sections: Mapping[str, str]) -> str:
-    """A description: name, title, and sections such as what a guard stops, costs and hides."""
+    """A description: name, title, and sections such as a guard's `Stops`, `Costs` and `Hides`."""
     words = "".join(f"<dt>{escape(text(f'guard.{key}'))}</dt><dd>{escape(it)}</dd>" for key, it in sections.items())
     return (f"<b>{escape(name)}</b>" if name else "") + f"<p>{escape(title)}</p><dl>{words}</dl>"
 

@@ -27,8 +27,7 @@ SCENARIOS = (
     "verl-nan-logprob",
     "accumulation-zeroed",
 )
-"""In teaching order: a spike, an explosion, NaN from finite numbers, its spread to the weights, the crash, three hidden
-failures, and one that no guard sees."""
+"""In teaching order: spike, explosion, NaN from finite numbers, NaN weights, crash, three hidden, one without guard."""
 FRAME = "grpo-lab-lecture"
 GUARDED = "stable"
 _STYLE = Path(__file__).with_name("lecture.css")

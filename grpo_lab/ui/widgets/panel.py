@@ -80,10 +80,7 @@ class Panel:
         return self._runner.running
 
     def start(self) -> None:
-        """Begin a run; without effect during a run.
-
-        Raises ConfigError for settings that cannot be run.
-        """
+        """Begin a run; without effect during a run. Raises ConfigError for settings that cannot be run."""
         with self._commanding:
             if self._runner.running:
                 return
@@ -124,7 +121,7 @@ class Panel:
         self._refresh()
 
     def toggle(self) -> None:
-        """`pause`, or `resume` after it."""
+        """Pause, or resume a paused run."""
         (self.resume if self._render_state.paused else self.pause)()
 
     def step(self) -> None:
@@ -242,7 +239,7 @@ class Panel:
         return text("panel.acts_now" if len(live) == len(overrides) else "panel.acts_partly", what=what)
 
     def _command(self, name: str) -> bool:
-        """Send a command to the run that is going on; whether there is one."""
+        """Send a command to the run that is going on; return whether there is one."""
         session = self._runner.session
         if not self._runner.running or session is None:
             return False
@@ -258,7 +255,7 @@ class Panel:
             self._render_state.load(())
 
     def _over(self, over: Future[Run], feed: Any, session: Run) -> None:
-        """After a run: fill the timeline, and list the run among those to open."""
+        """Fill the timeline after a run, and list the run among those to open."""
         error = over.exception()
         self._render_state.end(feed, session.events, repr(error) if error else "")
         self._show_runs()

@@ -16,7 +16,7 @@ _INKS = (
 _SHADES = 16
 """Steps from an ink to white, for the edges of lines and letters.
 
-From 20 on a tint is nearer than white to the cell of Pillow's colour cache that holds white, and the paper turns pink.
+With 20 or more, Pillow's colour cache maps white to the nearest tint, and the background turns pink.
 """
 
 

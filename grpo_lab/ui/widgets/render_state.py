@@ -91,7 +91,7 @@ class RenderState:
             self._thread.request()
 
     def settle(self, seconds: float = 10.0) -> bool:
-        """Wait until every requested frame is drawn; whether that took no longer than `seconds`."""
+        """Wait until every requested frame is drawn; return whether that took no longer than `seconds`."""
         return not self._watched or self._thread.settle(seconds)
 
     def _set_kept(self, kept: dict[str, Screen]) -> None:
@@ -100,7 +100,7 @@ class RenderState:
         self.refresh()
 
     def _render(self) -> bool:
-        """Draw one frame; whether the next is wanted without a request: to play on, or to update the words."""
+        """Draw one frame; return whether to draw the next without a request: to play on, or to update the words."""
         timeline = self._controls.timeline
         moved = timeline.tick()
         with self._lock:

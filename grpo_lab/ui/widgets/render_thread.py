@@ -31,7 +31,7 @@ class RenderThread:
                 self._thread.start()
 
     def settle(self, seconds: float = 10.0) -> bool:
-        """Wait until every request so far is drawn; whether that took no longer than `seconds`."""
+        """Wait until every request so far is drawn; return whether that took no longer than `seconds`."""
         with self._changed:
             target = self._requested
             return self._changed.wait_for(lambda: self._drawn >= target, seconds)
@@ -41,7 +41,7 @@ class RenderThread:
         while (requested := self._next()) is not None:
             begin = time.monotonic()
             if begin - deadline > 1 / FRAMES_PER_SECOND:
-                deadline = begin  # after a pause, or a frame that took too long: missed frames are not made up for
+                deadline = begin  # after a pause or a slow frame, missed frames are dropped
             deadline += 1 / FRAMES_PER_SECOND
             more = self._frame()
             with self._changed:

@@ -61,7 +61,7 @@ class Runner:
 
 
 def _new_folder(wanted: Path) -> Path:
-    """Make the folder or the next free one, so that two panels that start within a second have two folders."""
+    """Make the folder, or the next free one if another panel took it. Raises RunError if it cannot be made."""
     try:
         while True:
             free = run_folder.next_free(wanted)

@@ -14,7 +14,7 @@ from grpo_lab.ui.widgets.messages import text
 
 
 class Slider(NamedTuple):
-    """One setting: its path in the config and the range of its slider. The number box accepts all the config does."""
+    """One setting: its path in the config and its slider's range. The number box takes any valid value."""
 
     path: str
     kind: str

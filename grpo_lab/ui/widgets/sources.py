@@ -36,7 +36,7 @@ class Sources:
         self.widgets = [self.preset, self.scenario, self.guards, self.model, self.seed, self._about]
 
     def show(self, config: Config, of_preset: str = "", of_scenario: str = "", of_guards: str | None = None) -> None:
-        """Show the config's model and seed, and the names of its parts; a name that is not given stays."""
+        """Show the config's model and seed, and the names of its parts; other names stay."""
         with self._muted:
             if of_preset or of_scenario:
                 self.preset.value, self.scenario.value = of_preset, of_scenario

@@ -1,4 +1,4 @@
-"""A check box for each guard, and on demand what that guard stops, costs and hides."""
+"""A check box for each guard, and on demand its `Stops`, `Costs` and `Hides`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +17,7 @@ class Switches:
     """Check boxes of guards. They call `switched` with a name and whether it is on when a user clicks, not in `show`.
 
     A user's own guard, which has no class in GUARDS, gets a switch when a config with it is first shown.
+    Raises ConfigError for an unknown name.
     """
 
     def __init__(self, names: Sequence[str] | None, switched: Callable[[str, bool], None]) -> None:

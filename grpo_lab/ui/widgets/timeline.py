@@ -49,12 +49,12 @@ class Timeline:
 
     @property
     def length(self) -> int:
-        """Steps of the run."""
+        """Number of steps of the run."""
         return len(self._ends) - 1
 
     @property
     def position(self) -> int:
-        """Steps shown."""
+        """Number of steps shown."""
         return int(self._exact)
 
     def move(self, position: int) -> None:
@@ -80,7 +80,7 @@ class Timeline:
         self._set_playing(False)
 
     def tick(self) -> bool:
-        """While playing, advance by the time since the last tick; whether another step is to be shown."""
+        """While playing, advance by the time since the last tick; return whether the position changed."""
         with self._lock:
             if not self.playing:
                 return False

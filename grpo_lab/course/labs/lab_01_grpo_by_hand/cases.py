@@ -9,10 +9,13 @@ import torch
 
 from grpo_lab.algorithm.advantages import group_advantages
 from grpo_lab.algorithm.losses import aggregate, policy_loss
+from grpo_lab.course import pages
 from grpo_lab.course.compare import is_number, shown
 from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
 from grpo_lab.course.probes import by_logprobs, of_a_curve
-from grpo_lab.course.relations import padded, permuted, repeated, scaled, shifted
+from grpo_lab.course.relations import lines_alike, padded, permuted, repeated, scaled, shifted
+
+TEXTS = pages.case_texts("01_grpo_by_hand")
 
 
 def _generator(seed: int) -> torch.Generator:
@@ -23,28 +26,12 @@ def _generator(seed: int) -> torch.Generator:
 
 HAND = {"right_one": 1.5, "wrong_one": -0.5, "ratio": 1.649, "loss_right": -1.8, "loss_wrong": 0.824}
 """Rewards 1 0 0 0: mean 1/4, squares 9/16 + 3 x 1/16 = 3/4, / 3 = 1/4, std 1/2. A ratio of e^0.5 = 1.649."""
-_HAND = {
-    "right_one": (
-        "the advantage of the right completion",
-        "(reward - mean) / std, with the sum of squares divided by 3, not by 4.",
-    ),
-    "wrong_one": ("the advantage of a wrong completion", "A wrong one did worse than its group: below 0."),
-    "ratio": ("the ratio of the token", "The difference of the two log-probabilities is 0.5; the ratio is exp of it."),
-    "loss_right": (
-        "the token's loss in the right completion",
-        "-min(ratio · A, clipped · A). The clipped ratio is at most 1.2, and the smaller product counts.",
-    ),
-    "loss_wrong": (
-        "the token's loss in a wrong completion",
-        "Both products are below 0 now. The smaller one is further from 0: which ratio does it contain?",
-    ),
-}
 
 
 def _judge_hand(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
-    for name, (what, why) in _HAND.items():
-        got = values[name]
-        right = is_number(got) and math.isclose(got, HAND[name], rel_tol=5e-3)
+    for name, number in HAND.items():
+        got, (what, why) = values[name], TEXTS[name]
+        right = is_number(got) and math.isclose(got, number, rel_tol=5e-3)
         yield Finding(right, what, shown(got), "the number, to two or three digits", why)
 
 
@@ -56,25 +43,13 @@ def _advantage_cases(seed: int) -> Sequence[Case]:
     drawn = torch.rand(2, 5, generator=generator) * torch.tensor([[1.0], [10.0]]) + torch.tensor([[0.0], [3.0]])
     levels = torch.cat([torch.tensor([0.1]), 100 * torch.rand(3, generator=generator)])
     rows = [
-        ("rewards 1 0 0 0", torch.tensor([[1.0, 0.0, 0.0, 0.0]]), "The group that you worked by hand."),
-        (
-            "two groups, the second with rewards ten times as spread",
-            drawn,
-            "Each row is a group with its own mean and standard deviation (dim=1, keepdim=True).",
-        ),
-        (
-            f"four groups of seven equal rewards: {shown(levels)}",
-            levels[:, None].expand(-1, 7).contiguous(),
-            "Equal rewards carry no signal: exact zeros. The mean of seven equal numbers has a rounding error, and "
-            "divided by a standard deviation as small it becomes noise as large as an advantage.",
-        ),
-        (
-            "two groups of one completion",
-            torch.tensor([[1.0], [0.0]]),
-            "There is nothing to compare with: 0. The standard deviation of one number is 0 / 0.",
-        ),
+        (torch.tensor([[1.0, 0.0, 0.0, 0.0]]), *TEXTS["by_hand"]),
+        (drawn, *TEXTS["spread"]),
+        (levels[:, None].expand(-1, 7).contiguous(), *TEXTS["equal"]),
+        (torch.tensor([[1.0], [0.0]]), *TEXTS["single"]),
     ]
-    return cases_by(group_advantages, [(what, {"rewards": rewards}, why) for what, rewards, why in rows])
+    given = [(what.format(levels=shown(levels)), {"rewards": rewards}, why) for rewards, what, why in rows]
+    return cases_by(group_advantages, given)
 
 
 # The loss per token --------------------------------------------------------------------------------------------------
@@ -87,55 +62,27 @@ def _loss_cases(seed: int) -> Sequence[Case]:
     far = old + torch.tensor([[1.0, -1.0], [1.0, -1.0]]) * (0.4 + torch.rand(2, 2, generator=generator))
     near = old + 0.5 * (1 - 2 * torch.rand(2, 2, generator=generator)) * 0.3
     rows = [
-        (
-            "nothing updated yet: logprobs = old_logprobs",
-            "value",
-            old,
-            "The ratio is 1 everywhere, and the loss of a token is -A of its completion (one advantage a row).",
-        ),
-        (
-            "ratios near 1: nothing is clipped",
-            "value",
-            near,
-            "-ratio · A, with ratio = exp(logprobs - old_logprobs). As the probability of a good completion rises, the "
-            "loss falls.",
-        ),
-        (
-            "first tokens far likelier than before, second tokens far less likely",
-            "value",
-            far,
-            "-min(ratio · A, clip(ratio, 1 - epsilon, 1 + epsilon_high) · A): the minimum takes the worse of the two, "
-            "so that for A < 0 a large ratio counts in full.",
-        ),
-        (
-            "the gradient by logprobs, in the same four tokens",
-            "gradient",
-            far,
-            "0 where the clipped branch is taken, -ratio · A where it is not.",
-        ),
+        ("value", old, *TEXTS["unchanged"]),
+        ("value", near, *TEXTS["near"]),
+        ("value", far, *TEXTS["far"]),
+        ("gradient", far, *TEXTS["gradient"]),
     ]
     fixed = {"old_logprobs": old, "advantages": advantages, "epsilon": 0.2, "epsilon_high": 0.28}
-    given = [(what, {"logprobs": logprobs, **fixed, "look": look}, why) for what, look, logprobs, why in rows]
+    given = [(what, {"logprobs": logprobs, **fixed, "look": look}, why) for look, logprobs, what, why in rows]
     return cases_by(policy_loss, given, by_logprobs)
 
 
 # Aggregation ---------------------------------------------------------------------------------------------------------
-
-_HOWS = {
-    "token": "Every trained token counts the same: divide the sum by the number of ones in the mask.",
-    "sequence": "First the mean of each completion over its own tokens, then the mean of those.",
-    "constant": "Divide the sum by completions times width, whatever the mask says.",
-}
 
 
 def _aggregate_cases(seed: int) -> Sequence[Case]:
     mask = (torch.arange(4) < torch.tensor([4, 1, 2])[:, None]).int()
     values = 1 + torch.randn(3, 4, generator=_generator(seed))
     broken = values.masked_fill(mask == 0, math.nan)
-    nan = "0 · NaN is NaN: a mask that is multiplied removes nothing. Replace masked numbers before you sum."
-    rows = [(f"three completions of 4, 1 and 2 tokens, how = {how!r}", values, how, why) for how, why in _HOWS.items()]
-    rows += [(f"the same with NaN in the padding, how = {how!r}", broken, how, nan) for how in _HOWS]
-    given = [(what, {"per_token": tokens, "mask": mask, "how": how}, why) for what, tokens, how, why in rows]
+    hows = ("token", "sequence", "constant")
+    rows = [(values, how, *TEXTS[how]) for how in hows] + [(broken, how, *TEXTS["nan"]) for how in hows]
+    given = [({"per_token": tokens, "mask": mask, "how": how}, what, why) for tokens, how, what, why in rows]
+    given = [(what.format(**each), each, why) for each, what, why in given]
     return cases_by(lambda per_token, mask, how: aggregate(per_token, mask, how), given)
 
 
@@ -169,13 +116,7 @@ BY_HAND = Values(tuple(HAND), _judge_hand)
 ADVANTAGES = Function(
     "advantages",
     _advantage_cases,
-    relations=(
-        permuted("rewards"),
-        permuted("rewards", dim=1),
-        repeated("rewards"),
-        scaled("rewards"),
-        shifted("rewards", by=(-1.0, 1.0, 3.0)),
-    ),
+    relations=(*lines_alike("rewards"), scaled("rewards"), shifted("rewards", by=(-1.0, 1.0, 3.0))),
 )
 POLICY_LOSS = Function(
     "policy_loss",
@@ -193,12 +134,6 @@ POLICY_LOSS = Function(
 AGGREGATE = Function(
     "aggregate",
     _aggregate_cases,
-    relations=(
-        permuted("per_token", "mask"),
-        permuted("per_token", "mask", dim=1),
-        repeated("per_token", "mask"),
-        scaled("per_token", power=1),
-        _wider,
-    ),
+    relations=(*lines_alike("per_token", "mask"), scaled("per_token", power=1), _wider),
 )
 SLOPE = Function("slope", _slope_cases, of_a_curve, (scaled("stretch", power=1), shifted("height", by=(-3.0, 5.0))))

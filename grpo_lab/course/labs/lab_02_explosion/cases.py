@@ -12,21 +12,12 @@ from grpo_lab import seeds
 from grpo_lab.algorithm import kl
 from grpo_lab.algorithm.batch import Batch
 from grpo_lab.algorithm.losses import clipped_surrogate
+from grpo_lab.course import pages, relations
 from grpo_lab.course.compare import is_number, shown
 from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
 from grpo_lab.course.probes import by_delta, in_a_batch
-from grpo_lab.course.relations import (
-    changed,
-    elementwise,
-    padded,
-    permuted,
-    reordered,
-    repeated,
-    scaled,
-    shifted,
-    without_use,
-)
 
+TEXTS = pages.case_texts("02_explosion")
 REPORTED_NORM = 113_818_385
 """TRAIN-001's gradient norm."""
 EPSILON = 0.2
@@ -59,22 +50,12 @@ def _gradient_cases(seed: int) -> Sequence[Case]:
         (1 + far, size, "far above the range, A > 0", "min picks the clipped branch here, which is constant."),
         (-1 - below, -size, "far below the range, A < 0", "Work out both branches: which is smaller, with A < 0?"),
         (-1 - below, size, "far below the range, A > 0", "Which branch does min pick? Here it is not the clipped one."),
-        (
-            1 + far,
-            -size,
-            "above the range, A < 0",
-            "With A < 0 both branches are negative, and min picks the one further from 0. Nothing clips it.",
-        ),
+        (1 + far, -size, *TEXTS["open_side"]),
         (0.16, size, "nearly at the upper end of the range, A > 0", "The range ends at a ratio of 1.2."),
         (0.2, size, "just above the range, A > 0", "The range ends at a ratio of 1.2."),
         (-0.2, -size, "nearly at the lower end of the range, A < 0", "The range begins at a ratio of 0.8."),
         (-0.24, -size, "just below the range, A < 0", "The range begins at a ratio of 0.8."),
-        (
-            17 + 2 * far,
-            -1.0,
-            "17 nats and more above the range, A = -1",
-            "The same side, further out. The slope is as large as the ratio itself.",
-        ),
+        (17 + 2 * far, -1.0, *TEXTS["far_out"]),
     ]
     given = [
         (f"{what}: log-ratio {log_ratio:.3g}, A = {a:.3g}", {"log_ratio": log_ratio, "advantage": a}, why)
@@ -119,53 +100,29 @@ def _culprit_cases(seed: int) -> Sequence[Case]:
     advantages = torch.tensor([1.0, -1.0, 0.5, 0.0, 1.2, -1.2])
     tokens = torch.randint(5, (6,), generator=generator).tolist()
     nats = 12 + 4 * float(torch.rand(1, generator=generator))
-    rows: list[tuple[str, dict[int, float], str]] = [
-        (
-            f"a token of row 1 (A < 0) at +{nats:.1f}",
-            {1: nats},
-            "This token is far likelier under the policy than under the reference, and A < 0 leaves that side open.",
-        ),
-        (
-            f"a token of row 2 at -{nats:.1f}",
-            {2: -nats},
-            "The policy has nearly unlearned this token. The ratio is about 0; the KL estimate takes e^(+distance).",
-        ),
-        (
-            f"row 0 (A > 0) at +{nats:.1f}, row 2 at -7",
-            {0: nats, 2: -7.0},
-            "The furthest token is not always the cause: with A > 0 its surrogate is clipped, and there the KL "
-            "estimate is flat. Compare gradients, not distances.",
-        ),
-        (
-            f"row 3 (A = 0) at +{nats:.1f}, row 4 at -6",
-            {3: nats, 4: -6.0},
-            "Where all rewards of a group are equal the advantage is 0, and a ratio of a million has no gradient.",
-        ),
-        (
-            f"row 5 (A < 0) at +6, row 4 at -{nats:.1f}",
-            {5: 6.0, 4: -nats},
-            "Both are on an open side. beta scales one of them down; which is still larger?",
-        ),
-        (
-            "row 5 (A < 0) at +9, row 4 at -10",
-            {5: 9.0, 4: -10.0},
-            "The larger distance loses here, because beta is small. Did you multiply by beta, and by the advantage?",
-        ),
+    rows: list[tuple[dict[int, float], str, str]] = [
+        ({1: nats}, *TEXTS["likelier"]),
+        ({2: -nats}, *TEXTS["unlearned"]),
+        ({0: nats, 2: -7.0}, *TEXTS["clipped_side"]),
+        ({3: nats, 4: -6.0}, *TEXTS["no_advantage"]),
+        ({5: 6.0, 4: -nats}, *TEXTS["both_open"]),
+        ({5: 9.0, 4: -10.0}, *TEXTS["small_beta"]),
     ]
     given = []
-    for what, planted, why in rows:
+    for planted, what, why in rows:
         log_ratio = usual.clone()
         for row, value in planted.items():
             log_ratio[row, tokens[row]] = value
-        given.append((f"{what}, beta 0.05", {"log_ratio": log_ratio, "advantages": advantages, "beta": 0.05}, why))
+        inputs = {"log_ratio": log_ratio, "advantages": advantages, "beta": 0.05}
+        given.append((what.format(nats=nats), inputs, why))
     return cases_by(_culprit, given)
 
 
 def _moved(case: Case, draw: random.Random) -> Case:
     """Reorder rows and tokens, and the culprit with them."""
     row, token, term = case.expected
-    rows, tokens = (reordered(size, draw) for size in case.inputs["log_ratio"].shape)
-    return changed(
+    rows, tokens = (relations.reordered(size, draw) for size in case.inputs["log_ratio"].shape)
+    return relations.changed(
         case,
         "rows and tokens in another order",
         (rows.index(row), tokens.index(token), term),
@@ -189,27 +146,11 @@ def _log_ratio_cases(seed: int) -> Sequence[Case]:
     batch = {"old_logprobs": old, "ref_logprobs": ref, "sampling_logprobs": old - math.log(0.9)}
     later = old + 0.1 * torch.randn(2, 3, generator=generator)
     rows = [
-        (
-            "the first update: the policy is still the one that sampled",
-            "value",
-            old,
-            "Before the first update no weight has moved, so every ratio must be 1 and every log-ratio 0, however far "
-            "the reference is. With sampling_logprobs it is not 0 either: those are of the distribution after top_p.",
-        ),
-        (
-            "a later update",
-            "value",
-            later,
-            "The policy now, minus the policy that sampled. A token that became likelier has a log-ratio above 0.",
-        ),
-        (
-            "its gradient by the policy's log-probabilities",
-            "gradient",
-            later,
-            "It must be 1 everywhere: the policy learns through the log-ratio. Was something detached?",
-        ),
+        ("value", old, *TEXTS["first_update"]),
+        ("value", later, *TEXTS["later_update"]),
+        ("gradient", later, *TEXTS["through_the_ratio"]),
     ]
-    given = [(what, {**batch, "logprobs": logprobs, "look": look}, why) for what, look, logprobs, why in rows]
+    given = [(what, {**batch, "logprobs": logprobs, "look": look}, why) for look, logprobs, what, why in rows]
     return cases_by(_log_ratio, given, in_a_batch)
 
 
@@ -230,13 +171,7 @@ def _k3_cases(seed: int) -> Sequence[Case]:
         ("value", far, "far from the reference", "Nothing may be larger than k3 at 10, about 22,015."),
         ("value", -far, "far on the other side", "Clamp on both sides, and use the result in both terms of k3."),
         ("value", overflow, "so far that e^delta is inf", "inf here means that exp came before the clamp."),
-        (
-            "gradient",
-            overflow,
-            "the gradient there",
-            "NaN: exp overflowed, and backward multiplied the clamp's 0 by inf. A clamp after exp repairs the value "
-            "alone.",
-        ),
+        ("gradient", overflow, *TEXTS["overflow"]),
         ("gradient", near, "the gradient near the reference", "Near the reference the gradient is that of k3."),
     ]
     given = [
@@ -245,29 +180,20 @@ def _k3_cases(seed: int) -> Sequence[Case]:
     return cases_by(_bounded, given, by_delta)
 
 
-GRADIENT = Function("gradient", _gradient_cases, relations=(scaled("advantage", power=1),))
+GRADIENT = Function("gradient", _gradient_cases, relations=(relations.scaled("advantage", power=1),))
 NATS = Values(("nats",), _judge_nats)
-CULPRIT = Function(
-    "culprit",
-    _culprit_cases,
-    relations=(
-        _moved,
-        # A token where policy and reference agree has a ratio of 1 and no KL: its gradient is below any planted one.
-        padded(result=False, log_ratio=0.0),
-        scaled("advantages", "beta"),
-    ),
-)
+# A token where policy and reference agree has a ratio of 1 and no KL: its gradient is below any planted one.
+_AGREEING = relations.padded(result=False, log_ratio=0.0)
+CULPRIT = Function("culprit", _culprit_cases, relations=(_moved, _AGREEING, relations.scaled("advantages", "beta")))
 _FIELDS = ("logprobs", "old_logprobs", "ref_logprobs", "sampling_logprobs")
 LOG_RATIO = Function(
     "log_ratio",
     _log_ratio_cases,
     in_a_batch,
     (
-        permuted(*_FIELDS),
-        permuted(*_FIELDS, dim=1),
-        repeated(*_FIELDS),
-        shifted("logprobs", "old_logprobs"),
-        without_use("ref_logprobs", "sampling_logprobs"),
+        *relations.lines_alike(*_FIELDS),
+        relations.shifted("logprobs", "old_logprobs"),
+        relations.without_use("ref_logprobs", "sampling_logprobs"),
     ),
 )
-BOUNDED = Function("k3", _k3_cases, by_delta, (elementwise("delta"),))
+BOUNDED = Function("k3", _k3_cases, by_delta, (relations.elementwise("delta"),))

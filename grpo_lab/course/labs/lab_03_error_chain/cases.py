@@ -10,36 +10,31 @@ from torch import Tensor
 
 from grpo_lab import seeds
 from grpo_lab.config.catalog import scenario
+from grpo_lab.course import pages
 from grpo_lab.course.compare import is_number, shown
 from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
 from grpo_lab.course.probes import as_a_bool, one_norm
-from grpo_lab.course.relations import changed, permuted, repeated, scaled
+from grpo_lab.course.relations import changed, lines_alike, scaled
 from grpo_lab.course.trials import HERE
 from grpo_lab.events import Stepped
 from grpo_lab.runs.crashes import classify_crash
 from grpo_lab.training.trainer import train
 
+TEXTS = pages.case_texts("03_error_chain")
+
 # The order of the links ----------------------------------------------------------------------------------------------
 
-CHAIN = (
-    "far token",
-    "large loss",
-    "nan gradient",
-    "nan clipped",
-    "nan weights",
-    "nan logits",
-    "nan probabilities",
-    "multinomial",
-)
-_BETWEEN = {
-    ("far token", "large loss"): "The loss takes exp of a distance. Which of the two comes first?",
-    ("large loss", "nan gradient"): "Backward starts from the loss, and the loss was still finite.",
-    ("nan gradient", "nan clipped"): "Clipping divides gradients by their norm. What is that if one of them is NaN?",
-    ("nan clipped", "nan weights"): "The weights change only when the optimizer steps, with the clipped gradients.",
-    ("nan weights", "nan logits"): "Logits are computed from the weights, in the next forward pass.",
-    ("nan logits", "nan probabilities"): "softmax turns logits into probabilities.",
-    ("nan probabilities", "multinomial"): "multinomial draws from the probabilities, so it comes after them.",
+_BEFORE_LAST = {
+    "far token": "The loss takes exp of a distance. Which of the two comes first?",
+    "large loss": "Backward starts from the loss, and the loss was still finite.",
+    "nan gradient": "Clipping divides gradients by their norm. What is that if one of them is NaN?",
+    "nan clipped": "The weights change only when the optimizer steps, with the clipped gradients.",
+    "nan weights": "Logits are computed from the weights, in the next forward pass.",
+    "nan logits": "softmax turns logits into probabilities.",
+    "nan probabilities": "multinomial draws from the probabilities, so it comes after them.",
 }
+"""Each link before the last, and the reason why the next one comes after it."""
+CHAIN = (*_BEFORE_LAST, "multinomial")
 
 
 def _judge_order(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
@@ -49,7 +44,7 @@ def _judge_order(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
         yield Finding(False, "the eight links", shown(order), "each of the eight once", why)
         return
     place = {link: order.index(link) for link in CHAIN}
-    for (first, second), why in _BETWEEN.items():
+    for (first, why), second in zip(_BEFORE_LAST.items(), CHAIN[1:], strict=True):
         right = place[first] < place[second]
         got = f"{place[first] + 1}. and {place[second] + 1}."
         yield Finding(right, f"'{first}' and '{second}'", got, "cause before effect", why)
@@ -126,30 +121,16 @@ def _face_cases(seed: int) -> Sequence[Case]:
     line, block, thread = torch.randint(20, 400, (3,), generator=generator).tolist()
     place = f"TensorCompare.cu:{line}: block: [{block},0,0], thread: [{thread},0,0] Assertion "
     linux = f"../aten/src/ATen/native/cuda/{place}`{_CHECK}` failed.\n{_LATER}"
-    windows = (
-        f"C:\\actions-runner\\_work\\pytorch\\aten\\src\\ATen\\native\\cuda\\{place}`input[0] != 0` failed.\n{_LATER}"
-    )
-    index = (
-        f"../aten/src/ATen/native/cuda/Indexing.cu:{line}: block: [{block},0,0] Assertion `srcIndex < srcSelectDimSize`"
-    )
+    folder = r"C:\actions-runner\_work\pytorch\aten\src\ATen\native\cuda"
+    windows = f"{folder}\\{place}`input[0] != 0` failed.\n{_LATER}"
+    where = f"../aten/src/ATen/native/cuda/Indexing.cu:{line}: block: [{block},0,0] Assertion "
+    index = f"{where}`srcIndex < srcSelectDimSize` failed.\n{_LATER}"
     rows = [
         (f"RuntimeError: {_CHECK}", "a traceback without CUDA", "It is an ordinary Python error, raised on the CPU."),
-        (
-            linux,
-            "an assertion with the same words",
-            "The words are those of the CPU, but here they are the text of a failed assertion in a CUDA kernel.",
-        ),
+        (linux, *TEXTS["same_words"]),
         (windows, "an assertion about input[0]", "MSVC prints the condition itself, so this is CUDA under Windows."),
-        (
-            f"{index} failed.\n{_LATER}",
-            "an assertion about an index",
-            "Also a device-side assert, but of another kernel: a token id is too large. multinomial is not involved.",
-        ),
-        (
-            _LATER,
-            "the message that comes after any of them",
-            "It says that some kernel's assertion failed before, but not which. The line above it is missing.",
-        ),
+        (index, *TEXTS["index"]),
+        (_LATER, *TEXTS["after"]),
         ("torch.OutOfMemoryError: CUDA out of memory.", "no memory", "Nothing here mentions probabilities."),
     ]
     if seed:  # so that an answer cannot count on the number of each
@@ -242,12 +223,8 @@ def _one_step(eps: float, seed: int) -> tuple[float, float]:
 
 
 ORDER = Values(("order",), _judge_order)
-ACCEPTS = Function(
-    "accepts",
-    _accepts_cases,
-    as_a_bool,
-    (permuted("probabilities"), permuted("probabilities", dim=1), repeated("probabilities"), scaled("probabilities")),
-)
+_WEIGHTS = (*lines_alike("probabilities"), scaled("probabilities"))
+ACCEPTS = Function("accepts", _accepts_cases, as_a_bool, _WEIGHTS)
 FACE = Function("face", _face_cases, relations=(_with_lines_before,))
 FINITE_FIRST = Function("FiniteFirst", _guard_cases, one_norm, (_further,))
 EPSILON = Values(("adam_eps",), _judge_epsilon)

@@ -29,21 +29,17 @@ MOST = 3
 SURVIVE = {
     "bad-batch": (
         3,
-        ("run.num_steps=7",),
+        7,
         "Every number in it is finite. How does the step of the corrupt sample differ from all others?",
     ),
     "fp16-adam-epsilon": (
         1,
-        ("run.num_steps=6",),
+        6,
         "Every norm in it is healthy. Which division is by 0, and which guard can change that number?",
     ),
-    "verl-nan-logprob": (
-        1,
-        ("run.num_steps=12",),
-        "Print its first_break(): which guard drops the NaN tokens, or refuses the update?",
-    ),
+    "verl-nan-logprob": (1, 12, "Print its first_break(): which guard drops the NaN tokens, or refuses the update?"),
 }
-"""Scenario -> fresh seeds to try, overrides, and why. A guard that stops one corrupt sample need not stop the next."""
+"""Scenario -> fresh seeds to try, steps, and why. A guard that stops one corrupt sample need not stop the next."""
 
 
 def minimal_set(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
@@ -51,8 +47,9 @@ def minimal_set(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     guards = trials.guards_of(values["guards"])
     why = "Is one of them needed by none of the three failures? Every guard costs something and hides something."
     yield Finding(len(guards) <= MOST, "a small set", f"{len(guards)} guards", f"at most {MOST}", why)
-    for name, (seeds, overrides, why) in SURVIVE.items():
-        found = [trials.stops(name, guards, seed * seeds + number, why, *overrides) for number in range(seeds)]
+    for name, (seeds, steps, why) in SURVIVE.items():
+        draws = range(seed * seeds, (seed + 1) * seeds)
+        found = [trials.stops(name, guards, draw, why, f"run.num_steps={steps}") for draw in draws]
         yield next((finding for finding in found if not finding.right), found[-1])
     healthy = preset("plain").with_("optimizer.learning_rate=5e-4").with_guards(guards)
     yield from trials.learns(healthy, seed)

@@ -8,10 +8,13 @@ import torch
 from torch import Tensor
 
 from grpo_lab.algorithm import kl
+from grpo_lab.course import pages
 from grpo_lab.course.compare import shown
 from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
 from grpo_lab.course.probes import by_delta, by_estimator
 from grpo_lab.course.relations import elementwise, permuted, scaled, shifted
+
+TEXTS = pages.case_texts("05_kl")
 
 
 def _generator(seed: int) -> torch.Generator:
@@ -37,51 +40,13 @@ def _k3_cases(seed: int) -> Sequence[Case]:
     policy, reference = 1.5 * torch.randn(2, 6, generator=generator)
     both = reference.log_softmax(0) - policy.log_softmax(0)
     rows = [
-        (
-            "value",
-            torch.zeros(1, 2),
-            "delta = 0: policy and reference agree",
-            "Equal probabilities have no distance: 0.",
-        ),
-        (
-            "value",
-            torch.tensor([0.5, -0.5]),
-            "delta = 0.5 and -0.5",
-            "Neither a straight line nor a parabola: it rises faster where the token is likelier under the reference, "
-            "that is where delta is above 0.",
-        ),
-        (
-            "value",
-            usual,
-            f"delta drawn at random, shape {tuple(usual.shape)}",
-            "One number for each token, none below 0. A number below 0 means that a term or a sign is missing.",
-        ),
-        (
-            "value",
-            far,
-            "delta around -30: the token is far likelier under the policy",
-            "Here the exponential is about 0, and -1 - delta remains.",
-        ),
-        (
-            "value",
-            both,
-            "a policy and a reference drawn at random, each of 6 tokens",
-            "delta is the reference's log-probability minus the policy's, a number for each token.",
-        ),
-        (
-            "gradient",
-            both,
-            "the gradient by delta, for two such distributions",
-            "It trains the policy: below 0 where the token is likelier under the policy, above 0 where it is likelier "
-            "under the reference. 0 everywhere means that something was detached, or made into a plain number.",
-        ),
-        (
-            "multiple",
-            small,
-            "delta around ±0.0002, the value divided by delta² / 2, to one decimal",
-            "Near 0 the value is about delta² / 2, a few billionths. exp(delta) is stored next to 1 in fp32, in steps "
-            "of 1.2e-7, so that subtracting 1 afterwards leaves rounding alone. torch has one function for both.",
-        ),
+        ("value", torch.zeros(1, 2), *TEXTS["agree"]),
+        ("value", torch.tensor([0.5, -0.5]), *TEXTS["both_sides"]),
+        ("value", usual, *TEXTS["usual"]),
+        ("value", far, *TEXTS["far"]),
+        ("value", both, *TEXTS["both"]),
+        ("gradient", both, *TEXTS["gradient"]),
+        ("multiple", small, *TEXTS["small"]),
     ]
     return [Case(what, inputs, _k3(**inputs), why) for what, inputs, why in _looks(rows)]
 
@@ -106,40 +71,23 @@ def _closed_form(theta: Tensor, log_ref: Tensor, estimator: str) -> Tensor:
     return p * (weight - (p * weight).sum())
 
 
-_GRADIENT_HINTS = {
-    "k1": "For k1 it is 0. Tokens were drawn before the loss was built: the probability that weighs each term is a "
-    "number without a gradient.",
-    "k2": "Each token counts with the policy's probability: sum over the vocabulary, with the policy's weight.",
-    "k3": "delta is reference minus policy, as everywhere in this lab.",
-    "hinge": "The clamp has no gradient where delta is below 0.",
-}
-
-
 def _gradient_cases(seed: int) -> Sequence[Case]:
     theta, reference = torch.randn(2, 7, generator=_generator(seed), dtype=torch.float64)
     fixed = {"theta": theta, "log_ref": reference.log_softmax(0)}
-    given = [
-        (f"a policy and a reference over 7 tokens, {name} in the loss", {**fixed, "estimator": name}, why)
-        for name, why in _GRADIENT_HINTS.items()
-    ]
-    return cases_by(_closed_form, given)
+    rows = [(name, *TEXTS[f"gradient_{name}"]) for name in PULLS]
+    return cases_by(_closed_form, [(what, {**fixed, "estimator": name}, why) for name, what, why in rows])
 
 
 # Which divergence ----------------------------------------------------------------------------------------------------
 
 PULLS = {"k1": "c", "k2": "a", "k3": "b", "hinge": "d"}
-_PULL_HINTS = {
-    "k1": "Look at its row of the table: how large is the largest number in it?",
-    "k2": "Compare its row with the last four, entry by entry.",
-    "k3": "Its row equals p - q. Which of the divergences has that gradient?",
-    "hinge": "It has a gradient, but that of no KL.",
-}
 
 
 def _judge_pulls(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     for name, right in PULLS.items():
         got = values[name]
-        yield Finding(got == right, f"the match of {name}", shown(got), "the letter of its match", _PULL_HINTS[name])
+        what, why = TEXTS[f"match_{name}"]
+        yield Finding(got == right, what, shown(got), "the letter of its match", why)
 
 
 # An estimator that keeps pulling -------------------------------------------------------------------------------------
@@ -160,18 +108,8 @@ def _straight_cases(seed: int) -> Sequence[Case]:
         ("value", inside, f"the value for delta = {shown(inside)}", "Up to the limit of 5 it is k3 and nothing else."),
         ("value", beyond, f"the value for delta = {shown(beyond)}", "A line from (5, k3(5)) on: what is its slope?"),
         ("gradient", inside, "the gradient up to the limit", "Up to the limit the gradient is that of k3."),
-        (
-            "gradient",
-            beyond,
-            "the gradient beyond the limit",
-            "It must be the slope of k3 at 5, and not 0: the furthest token still needs a gradient.",
-        ),
-        (
-            "gradient",
-            torch.tensor([100.0, 300.0]),
-            "the gradient for delta = 100 and 300",
-            "NaN here means that exp was taken of 100, even if the result is unused: 0 times inf. Clamp first.",
-        ),
+        ("gradient", beyond, *TEXTS["beyond"]),
+        ("gradient", torch.tensor([100.0, 300.0]), *TEXTS["overflow"]),
     ]
     return cases_by(_straight, _looks(rows), by_delta)
 
@@ -196,15 +134,9 @@ def _beta_cases(seed: int) -> Sequence[Case]:
         (math.nan, "a KL that is NaN", "One NaN makes every later beta NaN, because each is computed from the last."),
         (math.inf, "a KL that is inf", "A KL of inf carries no information about the distance: keep beta."),
     ]
-    given = [
-        (
-            f"{what}: beta {beta:.3g}, KL {times * target:.3g}, target {target:.3g}",
-            {"beta": beta, "kl": times * target, "target": target},
-            why,
-        )
-        for times, what, why in rows
-    ]
-    return cases_by(_next_beta, given)
+    given = [({"beta": beta, "kl": times * target, "target": target}, what, why) for times, what, why in rows]
+    numbers = "beta {beta:.3g}, KL {kl:.3g}, target {target:.3g}"
+    return cases_by(_next_beta, [(f"{what}: {numbers.format(**each)}", each, why) for each, what, why in given])
 
 
 K3 = Function("k3", _k3_cases, by_delta, (elementwise("delta"),))

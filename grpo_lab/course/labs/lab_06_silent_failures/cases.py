@@ -1,16 +1,19 @@
 """The checks of lab 6: accumulation, the completion mask, the sampler mismatch, and the cause behind a record."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from grpo_lab import seeds
+from grpo_lab.course import pages
 from grpo_lab.course.exercises import Case, Function, cases_by
 from grpo_lab.course.probes import updates_made
 from grpo_lab.course.relations import changed, padded, permuted, repeated, shifted
+
+TEXTS = pages.case_texts("06_silent_failures")
 
 
 def _generator(seed: int) -> torch.Generator:
@@ -32,20 +35,9 @@ def _whole_batch(weight: Tensor, x: Tensor, mask: Tensor, sizes: Tensor) -> dict
 def _update_cases(seed: int) -> Sequence[Case]:
     generator = _generator(seed)
     rows = [
-        (
-            [4, 4, 4],
-            [[2, 2]] * 6,
-            "three micro-batches alike",
-            "One update from the sum over all micro-batches; each of them counts a third.",
-        ),
-        (
-            [6, 4, 2],
-            [[4, 3], [4, 4], [3, 4], [1, 2], [1, 1], [1, 1]],
-            "three micro-batches of 22, 5 and 2 tokens",
-            "A token must count the same in every micro-batch: divide by the tokens of all, not by the number of "
-            "micro-batches. Otherwise a token in the last one counts eleven times as much.",
-        ),
-        ([12], [[4, 1]] * 6, "one micro-batch", "With one part there is nothing to add up; the result must be right."),
+        ([4, 4, 4], [[2, 2]] * 6, *TEXTS["alike"]),
+        ([6, 4, 2], [[4, 3], [4, 4], [3, 4], [1, 2], [1, 1], [1, 1]], *TEXTS["unequal"]),
+        ([12], [[4, 1]] * 6, *TEXTS["one_part"]),
     ]
     if seed:
         sizes = torch.randint(1, 5, (4,), generator=generator).tolist()
@@ -94,22 +86,10 @@ def _mask_cases(seed: int) -> Sequence[Case]:
     other[0, 2], other[0, 3:], other[1, 3], other[1, 4:] = END, OTHER_PAD, END, OTHER_PAD
     cut[0, 1], cut[0, 2:] = END, torch.tensor([3, END, 4])
     rows = [
-        (
-            same,
-            "the pad token is the end token, 9",
-            "The first 9 was sampled, and must be trained: from it the model learns to stop. The others are padding.",
-        ),
-        (other, "the pad token is another one, 0", "The same rule: up to the first end token, and including it."),
-        (
-            drawn,
-            "no completion ends: all were cut off",
-            "Without an end token every token was sampled, and all of them are trained.",
-        ),
-        (
-            cut,
-            "other tokens after an end token",
-            "Every token after the first end token is padding, also another end token.",
-        ),
+        (same, *TEXTS["pad_is_end"]),
+        (other, *TEXTS["other_pad"]),
+        (drawn, *TEXTS["cut_off"]),
+        (cut, *TEXTS["after_the_end"]),
     ]
     if seed:
         rows += [(_drawn(seed, number), "ends drawn at random", "The first end token decides.") for number in range(4)]
@@ -151,23 +131,10 @@ def _mismatch_cases(seed: int) -> Sequence[Case]:
     shift = 0.3 + torch.rand(3, 4, generator=generator)
     signs = torch.tensor([1.0, -1.0, 1.0, -1.0])
     rows = [
-        (old.clone(), "sampler and trainer agree", "Nothing differs: 0 and 0."),
-        (
-            old - shift,
-            "every token less likely under the sampler",
-            "Differences of log-probabilities, in nats: no exp.",
-        ),
-        (
-            old + shift * signs,
-            "some tokens less likely, some likelier",
-            "Differences in both directions must not cancel: take their magnitude before the mean.",
-        ),
-        (
-            (old + shift).masked_fill(~mask, -50.0),
-            "nonsense where the mask is 0",
-            "Padding was never sampled. It must not count, neither in the mean and its divisor nor in the largest "
-            "difference.",
-        ),
+        (old.clone(), *TEXTS["agreeing"]),
+        (old - shift, *TEXTS["less_likely"]),
+        (old + shift * signs, *TEXTS["both_directions"]),
+        ((old + shift).masked_fill(~mask, -50.0), *TEXTS["padding_differs"]),
     ]
     given = [
         (what, {"old_logprobs": old, "sampling_logprobs": sampled, "mask": mask}, why) for sampled, what, why in rows
@@ -189,51 +156,33 @@ def _swapped(case: Case, draw: random.Random) -> Case:
 
 # Which failure -------------------------------------------------------------------------------------------------------
 
+_MEAN, _MAX = (f"sampling/sampling_logp_difference/{which}" for which in ("mean", "max"))
 USUAL = {
     "frac_reward_zero_std": (0.05, 0.5),
     "kl": (0.05, 0.3),
     "grad_norm": (1.8, 3.5),
     "ratio/max": (1.0, 1.0),
     "completions/mean_length": (3.2, 3.8),
-    "sampling/sampling_logp_difference/mean": (0.0, 1e-3),
-    "sampling/sampling_logp_difference/max": (0.0, 1e-3),
+    _MEAN: (0.0, 1e-3),
+    _MAX: (0.0, 1e-3),
     "weights/max_move": (2e-4, 4e-4),
 }
 """Ranges of the means over the first eight steps of a healthy run of the tiny model: measured with seeds 0 to 4, a
 little wider."""
-MISMATCH = "sampling/sampling_logp_difference"
-CHANGED: dict[str, tuple[Mapping[str, tuple[float, float]], str]] = {
-    "healthy": ({}, "Nothing stands out in this one."),
-    "zeroed": (
-        {"kl": (0.0, 1e-4), "grad_norm": (0.0, 0.0), "weights/max_move": (0.0, 0.0)},
-        "The gradient is 0 and no weight has moved, although rewards differed within the groups.",
-    ),
-    "step_inside": (
-        {"grad_norm": (0.0, 0.0), "ratio/max": (1.25, 1.8), "weights/max_move": (9e-4, 2e-3), "kl": (0.1, 0.4)},
-        "The logged gradient is 0, and yet weights move and the ratio is not 1: the updates were made elsewhere.",
-    ),
-    "no_spread": (
-        {"frac_reward_zero_std": (1.0, 1.0), "grad_norm": (0.01, 0.05), "kl": (0.005, 0.03)},
-        "How many groups had rewards that differ? Check that before you look at the gradient.",
-    ),
-    "temperature": (
-        {f"{MISMATCH}/mean": (0.35, 0.65), f"{MISMATCH}/max": (3.5, 5.0), "grad_norm": (3.8, 7.0), "kl": (0.3, 1.0)},
-        "Every token was sampled, but from another distribution than the one that is trained.",
-    ),
-    "padding": (
-        {f"{MISMATCH}/mean": (1.2, 3.2), f"{MISMATCH}/max": (11.0, 16.0), "completions/mean_length": (4.0, 4.7)},
-        "Some of the tokens that are trained were not sampled at all: how far from the sampler is the worst of them?",
-    ),
-    "dropout": (
-        {"ratio/max": (3.0, 9.0), "kl": (0.25, 1.3), "grad_norm": (2.0, 5.5)},
-        "One update a batch, and the ratio is not 1: the two passes do not run the same network.",
-    ),
+CHANGED: dict[str, dict[str, tuple[float, float]]] = {
+    "healthy": {},
+    "zeroed": {"kl": (0, 1e-4), "grad_norm": (0, 0), "weights/max_move": (0, 0)},
+    "step_inside": {"grad_norm": (0, 0), "ratio/max": (1.25, 1.8), "weights/max_move": (9e-4, 2e-3), "kl": (0.1, 0.4)},
+    "no_spread": {"frac_reward_zero_std": (1, 1), "grad_norm": (0.01, 0.05), "kl": (0.005, 0.03)},
+    "temperature": {_MEAN: (0.35, 0.65), _MAX: (3.5, 5), "grad_norm": (3.8, 7), "kl": (0.3, 1)},
+    "padding": {_MEAN: (1.2, 3.2), _MAX: (11, 16), "completions/mean_length": (4, 4.7)},
+    "dropout": {"ratio/max": (3, 9), "kl": (0.25, 1.3), "grad_norm": (2, 5.5)},
 }
-"""Cause -> the metrics that change, measured in the same way, and the reason given to a learner who misses it."""
+"""Cause -> the metrics that change, measured in the same way."""
 
 
 def _record(cause: str, generator: torch.Generator) -> dict[str, float]:
-    ranges = {**USUAL, **CHANGED[cause][0]}
+    ranges = {**USUAL, **CHANGED[cause]}
     draws = torch.rand(len(ranges), generator=generator).tolist()
     return {name: low + (high - low) * draw for (name, (low, high)), draw in zip(ranges.items(), draws, strict=True)}
 
@@ -243,7 +192,7 @@ def _which_cases(seed: int) -> Sequence[Case]:
     order = torch.randperm(2 * len(CHANGED), generator=generator).tolist()
     causes = [list(CHANGED)[place % len(CHANGED)] for place in order]
     return [
-        Case(f"run {number}", {"record": _record(cause, generator)}, cause, CHANGED[cause][1])
+        Case(TEXTS[cause][0].format(number=number), {"record": _record(cause, generator)}, cause, TEXTS[cause][1])
         for number, cause in enumerate(causes, start=1)
     ]
 
@@ -261,11 +210,7 @@ ONE_UPDATE = Function(
     updates_made,
     (_other_parts, _twice_the_batch, permuted("x", "mask", result=False), permuted("x", "mask", dim=1, result=False)),
 )
-MASK = Function(
-    "completion_mask",
-    _mask_cases,
-    relations=(permuted("tokens"), repeated("tokens"), _other_ids, _wider),
-)
+MASK = Function("completion_mask", _mask_cases, relations=(permuted("tokens"), repeated("tokens"), _other_ids, _wider))
 _FIELDS = ("old_logprobs", "sampling_logprobs")
 MISMATCHES = Function(
     "mismatch",

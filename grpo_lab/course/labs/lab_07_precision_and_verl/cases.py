@@ -12,6 +12,7 @@ from grpo_lab import seeds
 from grpo_lab.algorithm.batch import Batch
 from grpo_lab.config.catalog import scenario
 from grpo_lab.config.schema import Config, Switches
+from grpo_lab.course import pages
 from grpo_lab.course.compare import shown
 from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
 from grpo_lab.course.probes import as_floats, ratio_in_a_batch
@@ -19,6 +20,8 @@ from grpo_lab.course.relations import changed, padded, permuted, repeated, scale
 from grpo_lab.course.trials import HERE, guards_of
 from grpo_lab.events import Stepped
 from grpo_lab.training.trainer import train
+
+TEXTS = pages.case_texts("07_precision_and_verl")
 
 
 def _generator(seed: int) -> torch.Generator:
@@ -70,15 +73,9 @@ def _scales_cases(seed: int) -> Sequence[Case]:
         ("xxxx", 65536.0, 2, "Each overflow halves it again."),
         *((marks, 4096.0, 2 + number, "All rules together, at random.") for number, marks in enumerate(drawn)),
     ]
-    given = [
-        (
-            f"updates '{marks}' (x = overflowed), scale {scale:g}, interval {interval}",
-            {"overflowed": marks, "scale": scale, "interval": interval},
-            why,
-        )
-        for marks, scale, interval, why in rows
-    ]
-    return cases_by(_true_scales, given)
+    what = "updates '{overflowed}' (x = overflowed), scale {scale:g}, interval {interval}"
+    given = [({"overflowed": marks, "scale": scale, "interval": count}, why) for marks, scale, count, why in rows]
+    return cases_by(_true_scales, [(what.format(**inputs), inputs, why) for inputs, why in given])
 
 
 def _marks(generator: torch.Generator) -> str:
@@ -100,26 +97,12 @@ def _masked(logprobs: Tensor, batch: Batch) -> Tensor:
     return log_ratio.masked_fill(~(log_ratio.isfinite() & batch.completion_mask), 0.0)
 
 
-_MASKED_CASES = (
-    ("healthy", "value", "healthy tokens", "Healthy tokens stay as they are."),
-    ("both", "value", "a token that both passes filtered", "-inf - (-inf) is NaN, and NaN * 0 is NaN too."),
-    ("now", "value", "a token that only the current pass filtered", "-inf is not finite either: 0 there."),
-    ("old", "value", "a token that only the old pass filtered", "+inf: exp of it is inf. 0 there."),
-    ("padding", "value", "padding, 300 nats away", "The log-ratio of an untrained token is 0 too: exp(300) is inf."),
-    (
-        "both",
-        "gradient",
-        "the gradient through exp, a token filtered twice",
-        "The healthy tokens must keep their gradient, and the filtered one gets 0, not NaN.",
-    ),
-    ("old", "gradient", "the gradient through exp, a token filtered in the old pass", "0 times inf is NaN."),
-    ("padding", "gradient", "the gradient through exp, with padding far away", "Padding gets no gradient."),
-)
-"""(key of `_damaged`, value or gradient, the case in words, the reason for a wrong answer)"""
+_LOOKS = {"value": ("healthy", "both", "now", "old", "padding"), "gradient": ("both", "old", "padding")}
+"""The keys of `_damaged` for which the value of the log-ratio is compared, and its gradient through exp."""
 
 
 def _damaged(seed: int) -> dict[str, dict[str, Tensor]]:
-    """Log-probabilities (B, T) and masks (B, T), healthy and damaged, by the keys of _MASKED_CASES."""
+    """Log-probabilities (B, T) and masks (B, T), healthy and damaged, by the keys in _LOOKS."""
     generator = _generator(seed)
     old = -2 * torch.rand(2, 4, generator=generator)
     now = old + 0.2 * torch.randn(2, 4, generator=generator)
@@ -138,7 +121,8 @@ def _damaged(seed: int) -> dict[str, dict[str, Tensor]]:
 
 def _masked_cases(seed: int) -> Sequence[Case]:
     damaged = _damaged(seed)
-    given = [(what, {**damaged[which], "look": look}, why) for which, look, what, why in _MASKED_CASES]
+    rows = [(which, look, *TEXTS[f"{look}_{which}"]) for look, names in _LOOKS.items() for which in names]
+    given = [(what, {**damaged[which], "look": look}, why) for which, look, what, why in rows]
     return cases_by(_masked, given, ratio_in_a_batch)
 
 
@@ -182,9 +166,8 @@ def _judge_guards(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     yield Finding(finite, "every weight is finite", _word(finite), "yes", why)
     if not finite:
         return
-    why = (
-        f"The run survives, but makes no update in {STEPS - updates} of {STEPS} steps: it loses batches over one token."
-    )
+    lost = STEPS - updates
+    why = f"The run survives, but makes no update in {lost} of {STEPS} steps: it loses batches over one token."
     yield Finding(updates >= LEAST, f"updates made in {STEPS} steps", str(updates), f"at least {LEAST}", why)
     why = "clamp passes a NaN on without a gradient: the run survives, but its logged loss is NaN."
     yield Finding(readable, "the logged loss is a number", _word(readable), "yes", why)
@@ -196,27 +179,8 @@ def _word(yes: bool) -> str:
 
 # The remedies for a spike --------------------------------------------------------------------------------------------
 
-REMEDIES = {
-    "a": "guards.clip_gradients.max_norm=0.5",
-    "b": "optimizer.learning_rate=*0.1",
-    "c": "loss.epsilon=0.1",
-    "d": "model.precision=bf16",
-    "e": "guards.warm_up=on",
-    "f": "data.num_prompts=8",
-    "g": "guards.skip_nonfinite=on",
-    "h": "guards.skip_spikes=on",
-}
+REMEDIES = {letter: TEXTS[letter][0] for letter in "abcdefgh"}
 """Remedies for bad-batch; all of them are cures or decoys of that scenario."""
-_WHYS = {
-    "a": "The norm is logged before clipping, so a harder clip does not change it. And does AdamW see the clip?",
-    "b": "The spike is in the loss, which is computed before the learning rate is used.",
-    "c": "Which term of the loss took exp of the distance here? Look at the largest ratio in your run.",
-    "d": "Nothing overflowed: every number is finite in fp32 too. bf16 has the range of fp32, and less precision.",
-    "e": "It bounds the first steps. The corrupt sample comes later.",
-    "f": "One of 64 completions instead of one of 32 halves its weight, and its KL is in the thousands.",
-    "g": "Everything is finite: this guard has nothing to refuse.",
-    "h": "Set it and look at the step in question: is that update made, with the corrupt sample in it?",
-}
 
 
 def _judge_cures(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
@@ -230,7 +194,7 @@ def _judge_cures(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     for letter, override in REMEDIES.items():
         said, true = letter in given, override in stops
         got = "keeps it out" if said else "does not"
-        yield Finding(said == true, f"{letter}: {override}", got, "as measured", _WHYS[letter])
+        yield Finding(said == true, f"{letter}: {override}", got, "as measured", TEXTS[letter][1])
 
 
 LARGEST = Function("largest_log_ratio", _largest_cases)  # the input is a name: nothing to permute, pad or scale

@@ -11,9 +11,12 @@ import torch
 from torch import Tensor
 
 from grpo_lab.algorithm import kl, losses
+from grpo_lab.course import pages
 from grpo_lab.course.exercises import Case, Function, cases_by
 from grpo_lab.course.probes import gradients_left, updates_in_turn, value_and_gradient
 from grpo_lab.course.relations import changed, padded, permuted, reordered, scaled, shifted
+
+TEXTS = pages.case_texts("08_mystery_runs")
 
 
 class Batch(dict[str, Any]):
@@ -59,18 +62,8 @@ def objective_cases(seed: int) -> Sequence[Case]:
     beyond["old_logprobs"][2, 0] = beyond["logprobs"][2, 0] + 5.5
     beyond["ref_logprobs"][2, 1] = beyond["logprobs"][2, 1] + 10.5
     beyond["ref_logprobs"][2, 2] = beyond["logprobs"][2, 2] - 10.5
-    ratio = "The ratio compares the policy with the one that sampled; the KL compares it with the reference."
-    padding = (
-        "A mask of 0 times NaN is NaN, also in backward: replace padding before exp, and divide by the trained tokens."
-    )
-    after = "min picks the other branch and the loss is finite, but backward multiplies 0 by inf. Clamp before exp."
-    rows = (
-        ("a batch near both policies", usual, "Work one token by hand: ratio, minimum, KL, then the mean."),
-        ("the reference is 1.5 nats away", far, ratio),
-        ("padding that holds -inf and NaN", padded, padding),
-        ("one token 100 nats away", extreme, after),
-        ("tokens half a nat beyond the limits", beyond, "Beyond 5 and 10 nats a token has no gradient."),
-    )
+    batches = {"usual": usual, "far": far, "padded": padded, "extreme": extreme, "beyond": beyond}
+    rows = [(TEXTS[key][0], batch, TEXTS[key][1]) for key, batch in batches.items()]
     return cases_by(objective, rows, value_and_gradient)
 
 
@@ -123,18 +116,12 @@ def update_cases(seed: int) -> Sequence[Case]:
 
     weight, broken = torch.randn(3, generator=generator), batch()
     broken[1] = broken[1] * torch.nan
-    why = (
-        "An update is one step from the mean of all micro-batches: zero once, add, measure the norm once, step once.",
-        "Measure the norm once, when the gradient is complete, and return its value before clipping.",
-        "No step may be made from a gradient that is not finite. Setting it to zero is not enough: AdamW's first "
-        "moment still moves the weights. And NaN > x is False for every x, so test whether the norm is finite.",
-    )
-    batches = (
-        ("two usual batches of three micro-batches", [batch(), batch()], why[0]),
-        ("gradients beyond max_norm", [batch(30.0), batch(0.3)], why[1]),
-        ("a healthy batch, then one with NaN", [batch(), broken], why[2]),
-    )
-    given = [(what, {"weight": weight, "batches": both}, reason) for what, both, reason in batches]
+    rows = [
+        ([batch(), batch()], *TEXTS["two_usual"]),
+        ([batch(30.0), batch(0.3)], *TEXTS["large"]),
+        ([batch(), broken], *TEXTS["then_broken"]),
+    ]
+    given = [(what, {"weight": weight, "batches": both}, why) for both, what, why in rows]
     return cases_by(update, given, updates_in_turn)
 
 

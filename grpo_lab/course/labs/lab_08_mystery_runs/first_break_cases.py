@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from grpo_lab import seeds
 from grpo_lab.config.catalog import preset, scenario
-from grpo_lab.course import trials
+from grpo_lab.course import pages, trials
 from grpo_lab.course.exercises import Case
 from grpo_lab.course.relations import changed
 from grpo_lab.events import Event, Stepped
@@ -29,56 +29,27 @@ class Recipe(NamedTuple):
 
     name: str
     """A scenario's, or HEALTHY."""
-    overrides: tuple[str, ...]
     why: str
+    overrides: tuple[str, ...] = ()
     harmed_at: str = ""
     """The setting with the step of the fault, which the seed chooses."""
 
 
-_FIRST = (
-    "Go through the notes in the order in which they came, and stop at the first whose share is below 1: later links "
-    "inherit it, and the link before a crash is only where it was noticed. Test the share and not the size, because "
-    "NaN > limit is False for every limit."
-)
+TEXTS = pages.case_texts("08_mystery_runs")
+_FIRST = TEXTS["first"][1]
 # Eight prompts where a token of a completion with A > 0 is harmed: with fewer there may be no such completion.
-_ABSORBED = Recipe(
-    "zero-times-infinity",
-    ("loss.num_iterations=2", "data.num_prompts=8"),
-    "The ratio overflowed while the loss of the same update stayed finite: there it was absorbed, by min. It reappears "
-    "in backward. Look at the loss of that update, not at any loss of the step.",
-    "faults.shift_log_ratio.at_step",
-)
-_NOT_ABSORBED = (
-    "Skip an overflow only where the loss of its own update is finite. Here that loss is not finite either: nothing "
-    "absorbed the overflow, and it came before the loss."
-)
-_FILTERED = Recipe(
-    "verl-nan-logprob",
-    ("run.num_steps=6", "faults.filter_logits.keep=9"),  # so that most of them break, some at once and some late
-    "Infinite logits (inf, not NaN) are tokens that a filter took out, in every step of this run. If a later link "
-    "breaks, one of these tokens was sampled nevertheless. An inf counts there as much as a NaN.",
-)
-_QUIET = (
-    Recipe(HEALTHY, ("run.num_steps=3",), "Nothing is wrong with this run, and every number in it is finite."),
-    Recipe(
-        "train-001",
-        ("run.num_steps=2",),
-        "A large number is not broken. The norms are above ten thousand, and every element here is finite.",
-    ),
-)
+_EIGHT, _SHIFT = "data.num_prompts=8", "faults.shift_log_ratio.at_step"
+_ABSORBED = Recipe(*TEXTS["absorbed"], ("loss.num_iterations=2", _EIGHT), _SHIFT)
+# Nine tokens are kept, so that most of these runs break, some at once and some late.
+_FILTERED = Recipe(*TEXTS["filtered"], ("run.num_steps=6", "faults.filter_logits.keep=9"))
+_QUIET = (Recipe(*TEXTS["healthy"], ("run.num_steps=3",)), Recipe(*TEXTS["large_norms"], ("run.num_steps=2",)))
 _BROKEN = (
-    Recipe("cuda-001", ("run.num_steps=3",), _FIRST),
-    Recipe("fp16-adam-epsilon", ("run.num_steps=3",), _FIRST),
-    Recipe("clip-spreads-nan", (), f"One element of 834,560 is enough. {_FIRST}", "faults.nan_gradient.at_step"),
-    Recipe("nan-reward", (), _FIRST, "faults.nan_reward.at_step"),
-    Recipe("kl-overflow", (), f"Neither inf nor NaN is finite. {_FIRST}", "faults.shift_kl_delta.at_step"),
-    Recipe(
-        "zero-times-infinity",
-        ("guards.skip_nonfinite=on", "data.num_prompts=8"),
-        "A guard refused this update, and the run goes on to its end. Return the place where it broke; whether it "
-        "survived does not matter.",
-        "faults.shift_log_ratio.at_step",
-    ),
+    Recipe("cuda-001", _FIRST, ("run.num_steps=3",)),
+    Recipe("fp16-adam-epsilon", _FIRST, ("run.num_steps=3",)),
+    Recipe("clip-spreads-nan", f"One element of 834,560 is enough. {_FIRST}", harmed_at="faults.nan_gradient.at_step"),
+    Recipe("nan-reward", _FIRST, harmed_at="faults.nan_reward.at_step"),
+    Recipe("kl-overflow", f"Neither inf nor NaN is finite. {_FIRST}", harmed_at="faults.shift_kl_delta.at_step"),
+    Recipe(*TEXTS["guarded"], ("guards.skip_nonfinite=on", _EIGHT), _SHIFT),
 )
 """A draw has two of these, one of the quiet runs, and always the absorbed and the filtered one."""
 
@@ -115,9 +86,8 @@ def not_absorbed(case: Case) -> Case:
         return case
     step, update = broken[0]
     lost = [("loss", update, 0.0, math.inf) if note[:2] == ("loss", update) else note for note in steps[step]]
-    what = f"{case.what}, with a loss that overflowed too"
-    inputs = {"steps": [*steps[:step], lost, *steps[step + 1 :]]}
-    return Case(what, inputs, (step, "ratio"), _NOT_ABSORBED)
+    what, why = TEXTS["not_absorbed"]
+    return Case(f"{case.what}, {what}", {"steps": [*steps[:step], lost, *steps[step + 1 :]]}, (step, "ratio"), why)
 
 
 def begun_earlier(case: Case, draw: random.Random) -> Case:
