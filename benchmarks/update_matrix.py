@@ -9,8 +9,9 @@ from __future__ import annotations
 import csv
 import dataclasses
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,7 +20,13 @@ from grpo_lab.analysis.matrix.page import page
 from grpo_lab.analysis.matrix.results import Fate, Measurement, to_csv
 from grpo_lab.ui import plots
 
-KINDS = {"str": str, "int": int, "Fate": Fate, "bool": "True".__eq__, "float": lambda text: float(text or "nan")}
+KINDS: dict[Any, Callable[[str], Any]] = {
+    str: str,
+    int: int,
+    Fate: Fate,
+    bool: "True".__eq__,
+    float: lambda text: float(text or "nan"),
+}
 """For each type of a field, the function that reads it from a cell of the table."""
 MADE = re.compile(r"^Made by `.+?(?=\n\n)", re.MULTILINE | re.DOTALL)
 """The paragraph of the page that names the command."""
@@ -47,7 +54,7 @@ def main(
 
 def read(path: Path) -> list[Measurement]:
     """The rows of a `cells.csv`."""
-    fields = {field.name: KINDS[str(field.type)] for field in dataclasses.fields(Measurement)}
+    fields = {field.name: KINDS[field.type] for field in dataclasses.fields(Measurement)}
     with path.open(encoding="utf-8", newline="") as file:
         return [Measurement(**{name: kind(row[name]) for name, kind in fields.items()}) for row in csv.DictReader(file)]
 

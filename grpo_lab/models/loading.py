@@ -1,5 +1,7 @@
 """Models and tokenizers by name, folder or hub id, in one of five precisions; each error message names the way out."""
 
+from __future__ import annotations  # evaluated, they would import every model of transformers
+
 import hashlib
 import re
 import warnings

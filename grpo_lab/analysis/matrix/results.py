@@ -208,7 +208,7 @@ def from_json(line: str) -> Measurement:
     if not isinstance(tree, dict):
         raise TypeError("no table of names and values")
     for field in dataclasses.fields(Measurement):
-        if field.type == "float" and field.name in tree:
+        if field.type is float and field.name in tree:
             tree[field.name] = float(tree[field.name])
     return Measurement(**tree)
 
