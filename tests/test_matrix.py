@@ -337,6 +337,7 @@ def resumed(tmp_path_factory):
     return out, killed, path.read_bytes(), (ended.value.code or 0, said.getvalue(), complained.getvalue())
 
 
+@pytest.mark.slow
 def test_finished_cells_are_not_run_again(resumed):
     _, killed, finished, _ = resumed
     assert finished.startswith(killed) and killed.count(b"\n") == 3
@@ -344,6 +345,7 @@ def test_finished_cells_are_not_run_again(resumed):
     assert len(keys) == len(set(keys)) == 8
 
 
+@pytest.mark.slow
 def test_the_command_writes_table_figure_and_page(resumed):
     out, *_, (code, said, complained) = resumed
     assert (code, complained) == (0, "") and "clip-spreads-nan" in said and "findings.md" in said
