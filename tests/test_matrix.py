@@ -287,6 +287,7 @@ def uncaring(tmp_path_factory):
     return path, found, told
 
 
+@pytest.mark.slow
 def test_a_cell_that_hangs_or_dies_costs_itself_alone(uncaring):
     _, found, _ = uncaring
     statuses = {name: row.status for name, row in found.items()}
@@ -298,11 +299,13 @@ def test_a_cell_that_hangs_or_dies_costs_itself_alone(uncaring):
     assert all(found[name].updates == 1 and found[name].survived for name in well)
 
 
+@pytest.mark.slow
 def test_only_a_cell_that_failed_is_tried_again(uncaring):
     """Its mistake may have been mended; what hung or died would do so again."""
     assert [row.column for row in uncaring[2]] == ["mistake"]
 
 
+@pytest.mark.slow
 def test_no_run_folder_is_left(uncaring):
     path, *_ = uncaring
     assert list((path / "temporary").iterdir()) == []

@@ -43,7 +43,7 @@ def test_start_moves_the_plot_a_slider_acts_and_stop_answers(notebook, wait_unti
     begin(nb)
     first = step_shown(nb)
     wait_until("ten new pictures", lambda: nb.frames() >= 10)
-    assert step_shown(nb) > first
+    wait_until("a later step", lambda: step_shown(nb) > first)
     assert nb.picture() != before
 
     number = nb.find("set-learning_rate").locator("input[type=text], input[type=number]").first
