@@ -228,7 +228,7 @@ corrupt.records[["step", "verdict", "grad_norm", "kl", "reward"]]
 # see the cases it handles.
 
 # %% [markdown]
-# ## 6. What a skip does
+# ## 6. The effect of a skipped update
 #
 # The reported guard sets the gradient to zero. Does the update then do nothing? Write the code that follows the guard's
 # decision; the check looks at the weights. The optimizer is AdamW, and it has already made one step.
@@ -254,7 +254,7 @@ def update_or_skip(optimizer, norm, limit):
 # before `step` leaves no trace in weights, moments or schedule."
 
 # %% [markdown]
-# ## 7. What a guard hides
+# ## 7. A guard can hide a failure
 #
 # You run TRAIN-001 in fp32 twice: without a guard (A), then with the KL clamped at 10 nats (B). One plot shows both.
 
@@ -285,7 +285,7 @@ answer = "c"
 # END SOLUTION
 
 # %% [markdown]
-# ## 8. What a guard costs
+# ## 8. The cost of a guard
 #
 # Most guards here leave a healthy run unchanged, bit for bit. Some cannot. Each of these states the reason:
 

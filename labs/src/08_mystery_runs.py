@@ -211,7 +211,7 @@ answer = {
 
 # %% [markdown] tags=["instructor"]
 # **Ask.** "Which two look alike?" The two with large norms: in one, KL and ratio are quiet (a scale); in the other they
-# are as large as the norm. **Also ask** about the run with a norm of 2.35 that dies in the next step: before the crash
+# are as large as the norm. **Also ask** about the run with a norm of 2.35 that crashes in the next step: before the crash
 # every curve is in its range, but the weights are broken.
 
 # %% [markdown]
@@ -437,7 +437,7 @@ answer = (
 #
 # **Typical.** *The rate stays at 1e-5*: survives everything, learns nothing. *1e-3*: the reward falls. *log_ratio stays
 # at reference*: it may learn for twelve steps, but the ratio is no longer 1. *All guards*: clipping and safe sampling
-# change the healthy gradient. *No `representable_epsilon`*: dies in fp16, at a healthy norm.
+# change the healthy gradient. *No `representable_epsilon`*: the run crashes in fp16, at a healthy norm.
 #
 # **Say at the end of the course.** "Right formulas first, a suitable rate, four guards that rarely act, and a look at
 # the reward in every run."
@@ -457,7 +457,7 @@ await design.run()
 
 # %% [markdown] tags=["instructor"]
 # **Results** (one seed). 1: `clamp_kl` acts ("kl-delta 11.9 > 10"), but the reward still falls to 0. 3: one step is
-# skipped; without `skip_nonfinite` the run dies in the next step.
+# skipped; without `skip_nonfinite` the run crashes in the next step.
 
 # %% [markdown]
 # ## 7. Ask yourself
