@@ -17,23 +17,13 @@ from grpo_lab.analysis.diagnosis.causes import Cause, Condition
 from grpo_lab.analysis.diagnosis.symptoms import Seen, Symptom, Unknown
 from grpo_lab.cli import app
 from grpo_lab.config import catalog
+from grpo_lab.course.registry import LABS
 from grpo_lab.errors import ConfigError
 from grpo_lab.runs.session import Session
-from grpo_lab.training.learner import validated
+from grpo_lab.training.registry import validated
 
 NAN, INF = math.nan, math.inf
 GAP, GAP_MAX = "sampling/sampling_logp_difference/mean", "sampling/sampling_logp_difference/max"
-LABS = {
-    "00_start",
-    "01_grpo_by_hand",
-    "02_explosion",
-    "03_error_chain",
-    "04_guards",
-    "05_kl",
-    "06_silent_failures",
-    "07_precision_and_verl",
-    "08_mystery_runs",
-}
 CAUSES = {cause.name: cause for cause in known_causes()}
 GOOD = {
     "reward": [0.30, 0.32, 0.35, 0.37, 0.36, 0.40, 0.42, 0.45, 0.44, 0.47],

@@ -407,18 +407,20 @@ def test_a_config_that_cannot_run_gives_the_child_back(tmp_path):
     assert len(child_pool._idle) == 1
 
 
-def test_a_run_that_cannot_be_made_gives_its_child_back(monkeypatch, panel, tmp_path):
+@pytest.mark.parametrize("part", ["Run", "threading.Thread"])
+def test_a_run_that_cannot_be_made_gives_its_child_back(monkeypatch, panel, tmp_path, part):
     child_pool.warm_up()
     (child,) = child_pool._idle
 
     def refuse(*_, **__):
         raise RunError("no run")
 
-    monkeypatch.setattr("grpo_lab.ui.widgets.runner.Run", refuse)
-    runner = Runner(tmp_path)
-    with pytest.raises(RunError, match="no run"):
-        runner.start(preset("smoke"), panel())
-    assert not runner.running
+    shown, runner = panel(), Runner(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(f"grpo_lab.ui.widgets.runner.{part}", refuse)
+        with pytest.raises(RunError, match="no run"):
+            runner.start(preset("smoke"), shown)
+    assert not runner.running and runner.session is None
     assert child_pool._idle == [child] and child.alive
 
 

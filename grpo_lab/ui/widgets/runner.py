@@ -46,17 +46,18 @@ class Runner:
                 return self.over
             validated(config)
             directory = _new_folder(self.runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{config.run.name}")
-            child = child_pool.take()
+            child, before = child_pool.take(), (self.session, self.over)
             try:
                 session = Run(notebook_mode.settled(config), directory, child=child)
+                session.views.append(view)
+                self.session, self.over = session, Future()
+                self.over.set_running_or_notify_cancel()  # cancelling the wait for it must not end the run
+                work = (session, child, self.over)
+                threading.Thread(target=_run, args=work, name=f"run {directory.name}", daemon=True).start()
             except BaseException:
+                self.session, self.over = before
                 child_pool.give_back(child)
                 raise
-            session.views.append(view)
-            self.session, self.over = session, Future()
-            self.over.set_running_or_notify_cancel()  # cancelling the wait for it must not end the run
-            work = (session, child, self.over)
-            threading.Thread(target=_run, args=work, name=f"run {directory.name}", daemon=True).start()
             return self.over
 
 
