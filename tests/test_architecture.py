@@ -111,6 +111,33 @@ def test_short_enough_to_read():
     assert [found for found in functions if found[2] > (80 if found[1] == "train" else 50)] == []
 
 
+def assigned(method: ast.FunctionDef) -> set[str]:
+    """Attributes of `self` that a method assigns."""
+    found = (node for node in ast.walk(method) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store))
+    return {node.attr for node in found if isinstance(node.value, ast.Name) and node.value.id == "self"}
+
+
+def late_attributes(tree: ast.AST) -> dict[str, set[str]]:
+    """Attributes that a class assigns outside of `__init__` alone, by class; fields of a dataclass count as assigned."""
+    late = {}
+    for cls in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+        methods = {node.name: assigned(node) for node in cls.body if isinstance(node, ast.FunctionDef)}
+        annotated = (node.target for node in cls.body if isinstance(node, ast.AnnAssign))
+        fields = {target.id for target in annotated if isinstance(target, ast.Name)}
+        begun = fields | methods.pop("__init__", set()) | methods.pop("__post_init__", set())
+        if names := set().union(*methods.values()) - begun:
+            late[cls.name] = names
+    return late
+
+
+def test_init_assigns_every_attribute():
+    assert late_attributes(ast.parse("class A:\n    def __init__(self): ...\n    def f(self): self.x = 1")) == {
+        "A": {"x"}
+    }
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
+    assert {path.name: late for path, tree in trees.items() if (late := late_attributes(tree))} == {}
+
+
 def python(code: str) -> str:
     """What a fresh interpreter prints."""
     command = [sys.executable, "-c", code]

@@ -53,6 +53,7 @@ class Child:
         self._listener.start()
         self._writing = threading.Lock()
         self._over = threading.Event()
+        self._last = False
 
     def ready(self) -> bool:
         """Wait until a new child has loaded all that a run needs, and say whether it did; `begin` needs no wait."""

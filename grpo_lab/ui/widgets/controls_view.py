@@ -55,6 +55,12 @@ class ControlsView:
         self.switches = Switches(guards, lambda name, on: set_(f"guards.{name}={'on' if on else 'off'}"))
         self.sources = Sources(partial(call, "choose"), set_)
         self._buttons = {name: self._button(name, method) for name, method in _BUTTONS.items()}
+        self._banner_text, self._kept = ipywidgets.HTML(), ipywidgets.HTML()
+        self._banner = parts.box("banner", [self._banner_text, self._button("healthy")], ipywidgets.VBox)
+        self._banner.layout.display = "none"
+        self._open, self._table_on = self._open_menu(), self._table_switch()
+        words = {"description": text("panel.name"), "style": STYLE}
+        self._name = ipywidgets.Text(value="A", layout={"width": "220px"}, **words)
         self.widget = self._laid_out()
         self.glance = ipywidgets.VBox([self._style, self._buttons["stop"], self._status, self.image])
         """The run alone, for a cell below which the panel is out of sight."""
@@ -96,10 +102,6 @@ class ControlsView:
         self._name.value = next(free, "Z")
 
     def _laid_out(self) -> ipywidgets.VBox:
-        self._banner_text = ipywidgets.HTML()
-        banner = [self._banner_text, self._button("healthy")]
-        self._banner = parts.box("banner", banner, ipywidgets.VBox)
-        self._banner.layout.display = "none"
         below = parts.box("below", [self._samples, self._acted])
         left = parts.box("left", [self.image, self.timeline.widget, below], ipywidgets.VBox)
         columns = parts.box("columns", [left, parts.box("right", [self._tabs()], ipywidgets.VBox)])
@@ -109,22 +111,23 @@ class ControlsView:
     def _tabs(self) -> ipywidgets.Tab:
         settings = [*(row.widget for row in self.rows), self._about]
         tabs = {"settings": settings, "guards": [self.switches.widget], "source": self.sources.widgets}
-        tabs["runs"] = self._make_runs()
+        tabs["runs"] = self._runs()
         titles = [text(f"panel.tab_{name}") for name in tabs]
         return ipywidgets.Tab([ipywidgets.VBox(children) for children in tabs.values()], titles=titles)
 
-    def _make_runs(self) -> list[Any]:
+    def _open_menu(self) -> ipywidgets.Dropdown:
         words = {"description": text("panel.open"), "tooltip": text("panel.open_help"), "style": STYLE}
-        self._open = ipywidgets.Dropdown(options=[("", "")], **words).add_class("grpo-lab-open")
-        self._open.observe(
-            lambda change: self._opening or not change["new"] or self._call("open", change["new"]), "value"
-        )
-        words = {"description": text("panel.name"), "style": STYLE}
-        self._name = ipywidgets.Text(value="A", layout={"width": "220px"}, **words)
-        self._kept = ipywidgets.HTML()
+        menu = ipywidgets.Dropdown(options=[("", "")], **words).add_class("grpo-lab-open")
+        menu.observe(lambda change: self._opening or not change["new"] or self._call("open", change["new"]), "value")
+        return menu
+
+    def _table_switch(self) -> ipywidgets.ToggleButton:
         words = {"description": text("panel.table"), "tooltip": text("panel.table_help"), "icon": "table"}
-        self._table_on = ipywidgets.ToggleButton(**words).add_class("grpo-lab-table-on")
-        self._table_on.observe(lambda _: self._call("refresh"), "value")
+        switch = ipywidgets.ToggleButton(**words).add_class("grpo-lab-table-on")
+        switch.observe(lambda _: self._call("refresh"), "value")
+        return switch
+
+    def _runs(self) -> list[Any]:
         overlay = ipywidgets.HTML(f"<h4>{escape(text('panel.overlay'))}</h4>")
         keep = self._button("keep", "keep", lambda: (self._name.value,))
         keeping = parts.box("bar", [keep, self._button("clear")])

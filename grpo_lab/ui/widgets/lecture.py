@@ -46,7 +46,15 @@ class Lecture:
         self.scenarios = (HEALTHY, *scenarios)
         self.panel = Panel(recording=_recording(HEALTHY), runs=runs, scale=1.5, wide=True)
         self.name, self.guarded = HEALTHY, False
-        self._make_widgets()
+        self._says = parts.words("says")
+        self._buttons = {name: self._scenario_button(n, name) for n, name in enumerate(self.scenarios)}
+        self._sides = {
+            guarded: _button(f"side-{side}", text(f"lecture.{key}"), lambda guarded=guarded: self.compare(guarded))
+            for guarded, side, key in ((False, "a", "as_it_happens"), (True, "b", "guarded"))
+        }
+        self._live = ipywidgets.ToggleButton(description=text("lecture.live"), layout={"width": "auto"})
+        self._live.add_class("grpo-lab-live").observe(lambda change: self._show_controls(change["new"]), "value")
+        self.widget = self._laid_out()
         self.show(0)
 
     def show(self, number: int) -> None:
@@ -119,20 +127,12 @@ class Lecture:
             button.button_style, button.style.font_weight = ("primary", "bold") if chosen else ("", "normal")
         self._sides[True].disabled = self.name == HEALTHY
 
-    def _make_widgets(self) -> None:
-        self._says = parts.words("says")
-        self._buttons = {name: self._scenario_button(n, name) for n, name in enumerate(self.scenarios)}
-        self._sides = {
-            guarded: _button(f"side-{side}", text(f"lecture.{key}"), lambda guarded=guarded: self.compare(guarded))
-            for guarded, side, key in ((False, "a", "as_it_happens"), (True, "b", "guarded"))
-        }
-        self._live = ipywidgets.ToggleButton(description=text("lecture.live"), layout={"width": "auto"})
-        self._live.add_class("grpo-lab-live").observe(lambda change: self._show_controls(change["new"]), "value")
+    def _laid_out(self) -> ipywidgets.VBox:
         order = parts.box("order", [*list(self._buttons.values())[1:], self._buttons[HEALTHY]])
         heading = parts.box("heading", [self._says, *self._sides.values(), self._live])
         style = ipywidgets.HTML(f"<style>{_STYLE.read_text(encoding='utf-8')}</style>", layout={"display": "none"})
         children = [style, order, heading, self.panel.widget, self._make_keyboard()]
-        self.widget = ipywidgets.VBox(children).add_class(FRAME)
+        return ipywidgets.VBox(children).add_class(FRAME)
 
     def _make_keyboard(self) -> Keyboard:
         actions: dict[str, Callable[[], object]] = {str(number): partial(self.show, number) for number in range(10)}

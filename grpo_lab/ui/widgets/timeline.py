@@ -21,6 +21,10 @@ class Timeline:
 
     def __init__(self, moved: Callable[[], None]) -> None:
         self._moved, self._muted, self._lock = moved, parts.Muted(), threading.RLock()
+        self._events: list[Event] = []
+        self._ends, self._exact, self._ticked, self.playing = [0], 0.0, 0.0, False
+        self._fold, self._folded = Fold(), 0
+        self.whole = self._fold.screen()
         style = {"description_width": "initial"}
         words = {"description": text("panel.time"), "tooltip": text("panel.time_help"), "style": style}
         self._slider = ipywidgets.IntSlider(0, 0, 0, layout={"flex": "1 1 200px", "min_width": "160px"}, **words)
