@@ -118,7 +118,7 @@ def assigned(method: ast.FunctionDef) -> set[str]:
 
 
 def late_attributes(tree: ast.AST) -> dict[str, set[str]]:
-    """Attributes that a class assigns outside of `__init__` alone, by class; fields of a dataclass count as assigned."""
+    """Attributes that a class assigns only outside of `__init__`, by class; a dataclass assigns its fields there."""
     late = {}
     for cls in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
         methods = {node.name: assigned(node) for node in cls.body if isinstance(node, ast.FunctionDef)}

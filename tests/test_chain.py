@@ -8,7 +8,8 @@ import torch
 from grpo_lab.events import Action, Changed, Crash, Ended, LinkNote, Stage, Stepped, Verdict
 from grpo_lab.metrics import LINKS
 from grpo_lab.runs.crashes import classify_crash
-from grpo_lab.runs.first_break import _RULES, absorbed, first_break, statuses, summary
+from grpo_lab.runs.first_break import _RULES, absorbed, first_break, statuses
+from grpo_lab.runs.summary import summary
 
 INF, NAN = math.inf, math.nan
 FP16, FP32 = torch.finfo(torch.float16).max, torch.finfo(torch.float32).max
@@ -414,6 +415,7 @@ def test_the_summary_of_a_crash_holds_its_operator_text_and_explanation():
     assert "end: crashed, in step 1" in text
     assert "crash: torch.multinomial: the text\nthe explanation" in text
     assert "first break: none was recorded before the crash" in text
+    assert text.startswith("steps: 1, of which 0 refused")
 
 
 def test_infinite_logits_that_only_filter_are_absorbed():

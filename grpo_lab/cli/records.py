@@ -13,9 +13,9 @@ Run = Annotated[Path, typer.Argument(help="A run folder, or the name of a record
 @app.command()
 def trace(run: Run, out: Out = None) -> None:
     """Show which link of the chain broke first in a recorded run, and draw the chain."""
-    from grpo_lab.runs.first_break import summary
     from grpo_lab.runs.recordings import find
     from grpo_lab.runs.session import Session
+    from grpo_lab.runs.summary import summary
     from grpo_lab.ui import console, plots
 
     session = Session.open(find(run))

@@ -222,32 +222,3 @@ def _status(note: LinkNote, links: Sequence[LinkNote]) -> str:
     if note.broken:
         return "warning" if absorbed(note, links) else "broken"
     return "warning" if note.magnitude > LINKS[note.link].warning else "healthy"
-
-
-def summary(events: Sequence[Event]) -> str:
-    """The first warning, the first break and the end of a run, in words."""
-    lines = []
-    for step, row in statuses(events).items():
-        warned = [LINKS[link].label for link, status in row.items() if status == "warning"]
-        if warned:
-            lines.append(f"first warning: step {step}, {', '.join(warned)} out of the usual range")
-            break
-    lines.append(f"first break: {_break_in_words(events)}")
-    ended = next((event for event in reversed(events) if isinstance(event, Ended)), None)
-    if ended is None:
-        lines.append("end: none recorded; the run is going on, or was cut off")
-    else:
-        lines.append(f"end: {ended.status}" + (f", {ended.message}" if ended.message else ""))
-        if ended.crash:
-            lines.append(f"crash: {ended.crash.operator}: {ended.crash.text}\n{ended.crash.explanation}")
-    return "\n".join(lines)
-
-
-def _break_in_words(events: Sequence[Event]) -> str:
-    found = first_break(events)
-    if found:
-        return str(found) if found.step >= 0 else "none was recorded before the crash"
-    overflowed = any(note.broken for event in events if isinstance(event, Stepped) for note in event.links)
-    if overflowed:
-        return "none; an infinite ratio left its loss finite, and every value of the other links was finite"
-    return "none; every value of every link was finite"

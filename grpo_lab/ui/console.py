@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo_lab.events import Ended, Evaluated, Event, Started, Stepped, to_json
-from grpo_lab.runs.first_break import summary
 from grpo_lab.runs.session import Session
+from grpo_lab.runs.summary import summary
 
 NARROW = Box("    \n    \n ── \n    \n    \n    \n    \n    \n")
 """A rule below the header, and blanks between columns."""

@@ -10,8 +10,8 @@ from grpo_lab.config.schema import Config
 from grpo_lab.course.evaluate import all_right
 from grpo_lab.course.exercises import Exercise, Finding
 from grpo_lab.events import Ended, Event, Stepped
-from grpo_lab.runs.first_break import summary
 from grpo_lab.runs.notebook_mode import headless
+from grpo_lab.runs.summary import summary
 from grpo_lab.ui.console import in_numbers
 
 NOT_YET = "✗ not yet"

@@ -1,0 +1,143 @@
+"""The summary of a run in words: what it learned, the steps that were refused, its first break and its end."""
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from grpo_lab.events import Ended, Evaluated, Event, Started, Stepped, Verdict
+from grpo_lab.metrics import LINKS
+from grpo_lab.runs.first_break import first_break, statuses
+
+FEWEST_STEPS = 4
+"""Steps from which on their rewards have a start, an end and a spread."""
+
+
+class Learned(StrEnum):
+    """The result of a run for its reward."""
+
+    LEARNED = "learned"
+    NOTHING = "learned nothing"
+    LOST = "lost what it knew"
+    UNKNOWN = "too few steps to say"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The rewards of a run at its start and end, NaN where none was measured."""
+
+    start: float
+    """Mean training reward of the first quarter of the steps, at most ten."""
+    end: float
+    """The same of the last quarter."""
+    before: float
+    """Mean reward of the held-out problems before the first step."""
+    after: float
+    """The same after the last step; NaN if there was no second evaluation."""
+    learned: Learned
+
+
+def progress(rewards: Sequence[float], held_out: Sequence[tuple[float, int]], num_prompts: int) -> Progress:
+    """What a run learned, from the reward of each step and from each evaluation's mean reward and number of problems.
+
+    A change counts beyond two standard errors. The noise of a step's reward is estimated from the differences between
+    neighbouring steps, that of an evaluation as a step's with as many prompts, or from p (1 - p) for rewards in 0..1,
+    whichever is larger. Held-out rewards decide if both were measured.
+
+    >>> progress([0.3, 0.28, 0.31, 0.3, 0.0, 0.01, 0.0, 0.0], [], 16).learned
+    <Learned.LOST: 'lost what it knew'>
+    """
+    finite = [value for value in rewards if math.isfinite(value)]
+    held = [(value, count) for value, count in held_out if math.isfinite(value)]
+    ends, width = _ends(finite)
+    evaluated = (held[0][0], held[-1][0]) if len(held) > 1 else (held[0][0] if held else math.nan, math.nan)
+    jumps = [right - left for left, right in itertools.pairwise(finite)]
+    # The median, because a collapse is no noise; of a squared normal difference it is 0.91 times the variance.
+    noise = statistics.median(jump**2 for jump in jumps) / 0.91 if jumps else 0.0
+    if len(held) > 1:
+        variance = sum(max(noise * num_prompts, value * (1 - value)) / count for value, count in (held[0], held[-1]))
+        learned = _verdict(evaluated[1] - evaluated[0], variance)
+    elif len(finite) >= FEWEST_STEPS:
+        learned = _verdict(ends[1] - ends[0], 2 * noise / width)
+    else:
+        learned = Learned.UNKNOWN
+    return Progress(*ends, *evaluated, learned)
+
+
+def _ends(rewards: Sequence[float]) -> tuple[tuple[float, float], int]:
+    """The mean of the first and of the last rewards, and their number each; NaN without rewards."""
+    width = max(1, min(10, len(rewards) // 4))
+    if not rewards:
+        return (math.nan, math.nan), width
+    return (statistics.fmean(rewards[:width]), statistics.fmean(rewards[-width:])), width
+
+
+def _verdict(gain: float, variance: float) -> Learned:
+    if abs(gain) <= 2 * math.sqrt(variance):
+        return Learned.NOTHING
+    return Learned.LEARNED if gain > 0 else Learned.LOST
+
+
+def progress_of(events: Iterable[Event]) -> Progress:
+    """What a run learned, from its events."""
+    rewards, held_out, num_prompts = [], [], 1
+    for event in events:
+        if isinstance(event, Started):
+            num_prompts = event.config["data"]["num_prompts"]
+        elif isinstance(event, Stepped) and "reward" in event.metrics:
+            rewards.append(event.metrics["reward"])
+        elif isinstance(event, Evaluated):
+            held_out.append((event.reward, event.num_problems))
+    return progress(rewards, held_out, num_prompts)
+
+
+def summary(events: Sequence[Event]) -> str:
+    """The rewards, the refused steps, the first warning, the first break and the end of a run, in words."""
+    ended = next((event for event in reversed(events) if isinstance(event, Ended)), None)
+    crashed = ", then crashed" if ended and ended.crash else ""
+    lines = [*_progress_in_words(progress_of(events), crashed), _refused_in_words(events)]
+    for step, row in statuses(events).items():
+        warned = [LINKS[link].label for link, status in row.items() if status == "warning"]
+        if warned:
+            lines.append(f"first warning: step {step}, {', '.join(warned)} out of the usual range")
+            break
+    lines.append(f"first break: {_break_in_words(events)}")
+    if ended is None:
+        lines.append("end: none recorded; the run is going on, or was cut off")
+    else:
+        lines.append(f"end: {ended.status}" + (f", {ended.message}" if ended.message else ""))
+        if ended.crash:
+            lines.append(f"crash: {ended.crash.operator}: {ended.crash.text}\n{ended.crash.explanation}")
+    return "\n".join(lines)
+
+
+def _progress_in_words(found: Progress, crashed: str) -> list[str]:
+    """The result, and the rewards at start and end; nothing for a run without rewards."""
+    if math.isnan(found.start):
+        return []
+    after = "not measured" if math.isnan(found.after) else f"{found.after:.3f}"
+    held_out = [] if math.isnan(found.before) else [f"held-out reward: {found.before:.3f} before, {after} after"]
+    return [
+        f"result: {found.learned}{crashed}",
+        f"reward: {found.start:.3f} at the start, {found.end:.3f} at the end",
+        *held_out,
+    ]
+
+
+def _refused_in_words(events: Iterable[Event]) -> str:
+    verdicts = [event.verdict for event in events if isinstance(event, Stepped) and not event.failed]
+    back = verdicts.count(Verdict.ROLL_BACK)
+    refused = sum(verdict >= Verdict.SKIP_STEP for verdict in verdicts)
+    return f"steps: {len(verdicts)}, of which {refused} refused ({back} rolled back)"
+
+
+def _break_in_words(events: Sequence[Event]) -> str:
+    found = first_break(events)
+    if found:
+        return str(found) if found.step >= 0 else "none was recorded before the crash"
+    overflowed = any(note.broken for event in events if isinstance(event, Stepped) for note in event.links)
+    if overflowed:
+        return "none; an infinite ratio left its loss finite, and every value of the other links was finite"
+    return "none; every value of every link was finite"

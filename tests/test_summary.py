@@ -1,0 +1,50 @@
+"""The summary of a run: what it learned, the refused steps, the first break and the end."""
+
+import math
+
+import pytest
+
+from grpo_lab.events import Ended, Evaluated, Stepped, Verdict
+from grpo_lab.runs.summary import Learned, progress, progress_of, summary
+
+NOISY = [0.30, 0.34, 0.28, 0.31, 0.33, 0.29, 0.32, 0.30, 0.31, 0.28, 0.33, 0.30]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "held_out", "expected"),
+    [
+        (NOISY, [], Learned.NOTHING),
+        ([0.0] * 12, [], Learned.NOTHING),
+        (NOISY[:3], [], Learned.UNKNOWN),
+        ([], [], Learned.UNKNOWN),
+        ([value + step / 50 for step, value in enumerate(NOISY)], [], Learned.LEARNED),
+        ([*NOISY[:6], *[0.0] * 12], [], Learned.LOST),
+        ([100 * value - 50 for value in (*NOISY[:6], *[0.0] * 12)], [], Learned.LOST),
+        (NOISY, [(0.28, 250), (0.60, 250)], Learned.LEARNED),
+        (NOISY, [(0.28, 250), (0.31, 250)], Learned.NOTHING),
+        (NOISY, [(0.256, 250), (0.0, 250)], Learned.LOST),
+        ([value + step / 50 for step, value in enumerate(NOISY)], [(0.28, 250), (0.0, 250)], Learned.LOST),
+        ([math.nan, *NOISY], [(0.28, 250)], Learned.NOTHING),
+    ],
+)
+def test_the_result_is_told_from_noise(rewards, held_out, expected):
+    assert progress(rewards, held_out, num_prompts=16).learned is expected
+
+
+def test_rewards_at_start_and_end_come_from_the_events():
+    steps = [Stepped(n, 1, Verdict.KEEP, {"reward": n / 10}, (), ()) for n in range(8)]
+    found = progress_of([Evaluated(0, 0.2, 250), *steps, Evaluated(8, 0.7, 250)])
+    assert (found.start, found.end) == pytest.approx((0.05, 0.65))
+    assert (found.before, found.after, found.learned) == (0.2, 0.7, Learned.LEARNED)
+
+
+def test_the_summary_says_first_what_a_user_asks_first():
+    verdicts = [Verdict.KEEP, Verdict.SKIP_STEP, Verdict.ROLL_BACK, Verdict.KEEP]
+    steps = [Stepped(n, 1, verdict, {"reward": 0.0}, (), ()) for n, verdict in enumerate(verdicts)]
+    text = summary([Evaluated(0, 0.256, 250), *steps, Evaluated(4, 0.0, 250), Ended("done")])
+    assert text.splitlines()[:4] == [
+        "result: lost what it knew",
+        "reward: 0.000 at the start, 0.000 at the end",
+        "held-out reward: 0.256 before, 0.000 after",
+        "steps: 4, of which 2 refused (1 rolled back)",
+    ]
