@@ -1,6 +1,7 @@
 """Texts whose English stands with code or data, in another language: crashes, first breaks, guards and reasons."""
 
 import re
+from html import unescape
 
 import pytest
 
@@ -9,7 +10,7 @@ from grpo_lab.events import Action, Ended, Evaluated, LinkNote, Stage, Started, 
 from grpo_lab.paths import data_tables
 from grpo_lab.runs.crashes import classify_crash
 from grpo_lab.training.guards import GUARDS
-from grpo_lab.ui.widgets import html, messages
+from grpo_lab.ui.widgets import html, messages, switches
 
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 OTHERS = [name for name in messages.languages() if name != "en"]
@@ -99,3 +100,19 @@ def test_what_the_trainer_and_the_panel_say_is_chinese(chinese, reason):
     assert CHINESE.search(said)
     assert set(re.findall(r"[A-Za-z]{2,}", said)) <= {"NaN", "nan", "inf", "KL"}
     assert sorted(re.findall(r"[\d.]+", said)) == sorted(re.findall(r"[\d.]+", reason))
+
+
+@pytest.mark.parametrize("language", messages.languages())
+def test_a_switch_is_a_sentence_with_the_name_of_the_guard_and_a_why(monkeypatch, language):
+    monkeypatch.setenv(messages.VARIABLE, language)
+    shown = switches.Switches(None, lambda name, on: None)
+    for name, guard in zip(GUARDS, shown.widget.children, strict=True):
+        row, about = guard.children
+        start, _, sentence = row.children[-1].value.removesuffix("</span>").partition(">")
+        why = re.fullmatch(r'<span title="[^ ]+: (.+)"', start)
+        assert shown._boxes[name].description == name
+        assert 10 <= len(re.sub(r"<[^>]*>", "", sentence)) <= 125, sentence
+        assert why and bool(CHINESE.search(sentence)) == bool(CHINESE.search(why[1])) == (language == "zh")
+        shown.explain(name)
+        assert html.marked(unescape(why[1])) in about.value
+        assert sentence not in about.value, "it stands above already"
