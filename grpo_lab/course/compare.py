@@ -14,6 +14,10 @@ SHOWN = 12
 """Items of a tensor or list that are shown in full."""
 
 
+class OfForm(str):
+    """A difference of type, shape or length, found before any number was compared."""
+
+
 def differs(got: Any, expected: Any) -> str:
     """The difference in a few words, or an empty text. NaN equals NaN; a tuple equals a list of the same items.
 
@@ -24,7 +28,7 @@ def differs(got: Any, expected: Any) -> str:
     'the shape is (2,), not (2, 1)'
     """
     if got is None and expected is not None:
-        return "nothing is returned"
+        return OfForm("nothing is returned")
     if isinstance(expected, Tensor):
         return _tensors(got, expected)
     if isinstance(got, Tensor) and got.numel() == 1 and not got.shape:
@@ -37,8 +41,7 @@ def differs(got: Any, expected: Any) -> str:
     if isinstance(expected, dict):
         return _items(got, expected) if isinstance(got, dict) else _kinds(got, expected)
     if isinstance(expected, tuple | list):
-        same_kind = isinstance(got, tuple | list)
-        return _items(dict(enumerate(got)), dict(enumerate(expected))) if same_kind else _kinds(got, expected)
+        return _in_a_row(got, expected) if isinstance(got, tuple | list) else _kinds(got, expected)
     raise TypeError(f"a check expects {type(expected).__name__}, which is not plain data")
 
 
@@ -52,7 +55,7 @@ def is_number(value: Any) -> bool:
 
 
 def _kinds(got: Any, expected: Any) -> str:
-    return f"it is of type {type(got).__name__}, not {type(expected).__name__}"
+    return OfForm(f"it is of type {type(got).__name__}, not {type(expected).__name__}")
 
 
 def _numbers(got: Any, expected: float) -> str:
@@ -66,9 +69,9 @@ def _tensors(got: Any, expected: Tensor) -> str:
     if not isinstance(got, Tensor):
         return _kinds(got, expected)
     if got.shape != expected.shape:
-        return f"the shape is {tuple(got.shape)}, not {tuple(expected.shape)}"
+        return OfForm(f"the shape is {tuple(got.shape)}, not {tuple(expected.shape)}")
     if got.dtype != expected.dtype:
-        return f"the type is {_dtype(got)}, not {_dtype(expected)}"
+        return OfForm(f"the type is {_dtype(got)}, not {_dtype(expected)}")
     if expected.is_floating_point():
         relative = TOLERANCE.get(expected.dtype, USUAL)
         close = torch.isclose(got, expected, rtol=relative, atol=NEAR_ZERO, equal_nan=True)
@@ -78,11 +81,19 @@ def _tensors(got: Any, expected: Tensor) -> str:
     return f"{wrong} of {close.numel()} elements differ" if wrong else ""
 
 
+def _in_a_row(got: Any, expected: Any) -> str:
+    if len(got) == len(expected):
+        return _items(dict(enumerate(got)), dict(enumerate(expected)))
+    # The length of a tuple is its form; that of a list is often the answer, as in a list of steps.
+    kind = OfForm if isinstance(expected, tuple) else str
+    return kind(f"the number of items is {len(got)}, not {len(expected)}")
+
+
 def _items(got: dict[Any, Any], expected: dict[Any, Any]) -> str:
     if set(got) != set(expected):
-        return f"the items are {shown(list(got))}, not {shown(list(expected))}"
+        return OfForm(f"the items are {shown(list(got))}, not {shown(list(expected))}")
     found = ((name, differs(got[name], expected[name])) for name in expected)
-    return next((f"item {name!r}: {difference}" for name, difference in found if difference), "")
+    return next((type(each)(f"item {name!r}: {each}") for name, each in found if each), "")
 
 
 def _dtype(tensor: Tensor) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from grpo_lab.course import answers
 from grpo_lab.course.answers import Answer, Given, NotPlain
-from grpo_lab.course.compare import differs, shown
+from grpo_lab.course.compare import OfForm, differs, shown
 from grpo_lab.course.exercises import Case, Exercise, Finding, Function, Values
 from grpo_lab.course.relations import applied
 from grpo_lab.errors import GrpoLabError, NotYet
@@ -77,9 +77,11 @@ def all_right(findings: Sequence[Finding]) -> bool:
 def _about_case(case: Case, given: Given) -> Finding:
     expected = shown(case.expected)
     if given.error:
-        return Finding(False, case.what, given.error, expected, f"No comparable value came back. {case.why}")
+        return Finding(False, case.what, given.error, expected, "No comparable value came back; mend that first.")
     difference = differs(given.value, case.expected)
-    why = f"{difference[:1].upper()}{difference[1:]}. {case.why}"
+    # The case's own text explains a wrong value, and would explain another mistake where the form is wrong.
+    why = "Mend that first." if isinstance(difference, OfForm) else case.why
+    why = f"{difference[:1].upper()}{difference[1:]}. {why}"
     return Finding(not difference, case.what, shown(given.value), expected, why)
 
 

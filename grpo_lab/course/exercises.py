@@ -34,6 +34,7 @@ class Case(NamedTuple):
     expected: Any
     """Tensors and numbers are compared within a tolerance; NaN equals NaN."""
     why: str
+    """A fact about this test input that holds for every wrong value; a sentence for one mistake names its sign."""
 
 
 Probe = Callable[[Callable[..., Any], Mapping[str, Any]], Any]

@@ -138,12 +138,22 @@ def learns(config: Config, seed: int, what: str = "a healthy run learns") -> Ite
         gained = (gained + again.gained) / 2
         got += f"; in another run {again.before:.2f} to {again.after:.2f}"
     fine = result.survived and gained >= LEAST_GAIN
-    why = "This run is healthy except for your changes: is a step refused, or the rate too low or too high?"
-    yield Finding(fine, what, got, f"{LEAST_GAIN} more than before", why)
+    yield Finding(fine, what, got, f"{LEAST_GAIN} more than before", _no_lesson(result, gained))
     acted = _acted(session)
     why = "A guard that acts on a healthy run changes its training; leave it out, or raise its limit."
     what = "no guard acts in it (a warm-up may)"
     yield Finding(not acted, what, ", ".join(acted) or "none acted", "none acted", why)
+
+
+def _no_lesson(result: Measurement, gained: float) -> str:
+    """The likely reason why a lesson taught nothing; the run is healthy except for the answer's changes."""
+    if not result.survived:
+        return "This run is healthy except for your changes, and one of them broke it: is the rate too high?"
+    if result.refused > (1 - LEAST_KEPT) * result.finished:
+        return f"{result.refused} of {result.finished} healthy steps were refused: a limit of a guard is too low."
+    if gained <= -LEAST_GAIN:
+        return "The reward fell: the rate is too high for this loss."
+    return "The reward hardly moved: the rate is too low, or so high that steps undo each other. The KL tells which."
 
 
 def _acted(session: Session) -> list[str]:

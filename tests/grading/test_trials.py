@@ -125,7 +125,7 @@ def test_a_lesson_that_brings_little_is_given_once_more(monkeypatch):
 
     def judged(session):
         return SimpleNamespace(
-            survived=True, gained=next(gains), before=0.3, after=0.4, updates=12, fate="", finished=12
+            survived=True, gained=next(gains), before=0.3, after=0.4, updates=12, fate="", finished=12, refused=0
         )
 
     monkeypatch.setattr(trials, "run", lesson)
