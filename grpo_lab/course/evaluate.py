@@ -12,7 +12,7 @@ from torch import Tensor
 
 from grpo_lab.course import answers
 from grpo_lab.course.answers import Answer, Given, NotPlain
-from grpo_lab.course.compare import OfForm, differs, shown
+from grpo_lab.course.compare import OfForm, differs, shown, shown_apart
 from grpo_lab.course.exercises import Case, Exercise, Finding, Function, Values
 from grpo_lab.course.relations import applied
 from grpo_lab.errors import GrpoLabError, NotYet
@@ -75,14 +75,17 @@ def all_right(findings: Sequence[Finding]) -> bool:
 
 
 def _about_case(case: Case, given: Given) -> Finding:
-    expected = shown(case.expected)
     if given.error:
+        expected = shown(case.expected)
         return Finding(False, case.what, given.error, expected, "No comparable value came back; mend that first.")
     difference = differs(given.value, case.expected)
     # The case's own text explains a wrong value, and would explain another mistake where the form is wrong.
     why = "Mend that first." if isinstance(difference, OfForm) else case.why
     why = f"{difference[:1].upper()}{difference[1:]}. {why}"
-    return Finding(not difference, case.what, shown(given.value), expected, why)
+    got, expected = shown(given.value), shown(case.expected)
+    if difference:
+        got, expected = shown_apart(given.value, case.expected)
+    return Finding(not difference, case.what, got, expected, why)
 
 
 def _without_tensors(given: Given) -> Given:

@@ -9,7 +9,7 @@ import torch
 from torch import tensor
 
 from grpo_lab.course import answers, evaluate
-from grpo_lab.course.compare import differs, shown
+from grpo_lab.course.compare import beside, differs, shown
 from grpo_lab.course.exercises import Case, Exercise, Finding, Function, Values
 from grpo_lab.course.judges import choice, prediction, text
 from grpo_lab.errors import ConfigError, NotYet, Unanswered
@@ -278,6 +278,22 @@ def test_differences(got, expected, difference):
 def test_a_check_that_expects_no_data_is_a_mistake_of_ours():
     with pytest.raises(TypeError, match="which is not plain data"):
         differs(1, print)
+
+
+def test_a_number_that_differs_is_shown_to_differ(write):
+    def third(seed):
+        return [Case("a third", {"x": 1.0}, 1.0, "A third.")]
+
+    (found,) = evaluate.check(exercise(Function("third", third)), write("def third(x): return 1.0002"))
+    assert not found.right and (found.got, found.expected) == ("1.0002", "1")
+
+
+@pytest.mark.parametrize(
+    ("value", "limit", "text"),
+    [(0.035, 0.04, "0.035"), (0.03999, 0.04, "0.03999"), (0.04, 0.04, "0.04"), (0.0400001, 0.04, "0.0400001")],
+)
+def test_a_number_stays_on_its_side_of_a_limit(value, limit, text):
+    assert beside(value, limit) == text
 
 
 def test_what_is_shown():
