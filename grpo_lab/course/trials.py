@@ -3,6 +3,7 @@
 All three are needed: a run that skips every step survives, and a run without guards learns until something breaks.
 """
 
+import math
 import statistics
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from grpo_lab.config.schema import Config, Switches
 from grpo_lab.course.compare import beside, shown
 from grpo_lab.course.exercises import Finding
 from grpo_lab.errors import ConfigError
-from grpo_lab.events import Stepped, Verdict
+from grpo_lab.events import Event, Stepped, Verdict
 from grpo_lab.runs.session import Session
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.training.trainer import train
@@ -107,14 +108,34 @@ def judged(session: Session, expect: Expectation | None = None) -> Measurement:
 
 def survives(config: Config, what: str, seed: int, why: str, expect: Expectation | None = None) -> Finding:
     """Whether a run ends without a crash, keeps at least half of its steps, and shows no symptom in a kept step."""
-    result = judged(run(config, seed), expect)
-    kept = result.finished - result.refused
-    fine = result.fate in (Fate.STOPPED, Fate.REFUSED) and kept >= LEAST_KEPT * result.asked
-    got = f"{result.fate}, {kept} of {result.asked} steps kept"
-    if result.crash:
-        got += f"; died in {result.crash}"
-    expected = f"no crash, finite weights, at least {LEAST_KEPT:.0%} of the steps kept"
-    return Finding(fine, what, got, expected, why)
+    session = run(config, seed)
+    result = judged(session, expect)
+    if failed := _failed(result, session.events, expect):
+        return Finding(False, what, *failed, why)
+    got = f"{result.fate}, {result.finished - result.refused} of {result.asked} steps kept"
+    return Finding(True, what, got, f"no crash, finite weights, at least {LEAST_KEPT:.0%} of the steps kept", why)
+
+
+def _failed(result: Measurement, events: Sequence[Event], expect: Expectation | None) -> tuple[str, str] | None:
+    """The number of the first criterion that failed and its limit, or None."""
+    steps = f"{result.finished} of {result.asked} steps"
+    if result.fate == Fate.HALTED:
+        return f"ended by a guard after {steps}", f"all {result.asked} steps run"
+    if result.fate in (Fate.CRASHED, Fate.FAILED):
+        return f"{result.fate} in {result.crash or result.message} after {steps}", "no crash"
+    if result.fate == Fate.BROKEN:
+        return "weights that are NaN or inf after the last step", "every weight finite"
+    if result.fate == Fate.SHOWN and expect:
+        kept = [event.metrics for event in events if isinstance(event, Stepped) and not event.refused]
+        most = {name: max(step.get(name, -math.inf) for step in kept) for name in expect.metrics}
+        reached = " and ".join(f"{name} {beside(value, expect.metrics[name])}" for name, value in most.items())
+        limits = " or ".join(f"{name} below {limit:g}" for name, limit in expect.metrics.items())
+        return f"{reached} in steps kept", f"{limits} in every step kept"
+    kept, least = result.finished - result.refused, math.ceil(LEAST_KEPT * result.asked)
+    if kept < least or not result.updates:
+        made = "" if kept < least else ", none with an update"
+        return f"{kept} of {result.asked} steps kept{made}", f"at least {least} of {result.asked} steps kept"
+    return None
 
 
 def stops(name: str, guards: Switches, seed: int, why: str, *overrides: str) -> Finding:

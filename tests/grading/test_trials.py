@@ -29,7 +29,19 @@ def test_no_guard_and_a_crash():
 
 def test_who_skips_every_step_has_not_survived():
     found = trials.stops("bad-batch", SKIPS_ALL, seed=1, why="")
-    assert not found.right and "0 of 10 steps kept" in found.got
+    assert not found.right and found.got == "0 of 10 steps kept" and found.expected == "at least 5 of 10 steps kept"
+
+
+def test_the_criterion_that_failed_is_named_with_number_and_limit(fault):
+    crashed = trials.stops("nan-reward", {}, seed=1, why="")
+    assert crashed.got == "crashed in torch.multinomial after 2 of 10 steps" and crashed.expected == "no crash"
+    shown = trials.stops("bad-batch", {}, seed=0, why="")
+    assert shown.expected == "kl below 1 or grad_norm below 20 in every step kept"
+    kl, norm = (float(text.split()[-1]) for text in shown.got.removesuffix(" in steps kept").split(" and "))
+    assert kl >= 1 and norm >= 20
+    halt = fault(Stage.GRADIENTS, lambda value, step: Outcome(value, Verdict.STOP, "") if step.index == 1 else None)
+    halted = trials.survives(HEALTHY.with_("data.num_prompts=2", "run.num_steps=3", halt), "", seed=1, why="")
+    assert (halted.got, halted.expected) == ("ended by a guard after 2 of 3 steps", "all 3 steps run")
 
 
 @pytest.mark.parametrize(("made", "enough"), [(3, False), (2, True)])
@@ -37,6 +49,7 @@ def test_at_least_half_of_the_steps_are_made(fault, made, enough):
     refuse = fault(Stage.GRADIENTS, lambda value, s: Outcome(value, Verdict.SKIP_STEP, "") if s.index % made else None)
     found = trials.survives(HEALTHY.with_("data.num_prompts=2", "run.num_steps=6", refuse), "", seed=1, why="")
     assert found.right is enough and f"{6 // made} of 6 steps kept" in found.got
+    assert ("at least 3 of 6 steps kept" in found.expected) is not enough
 
 
 def test_a_lesson_teaches_and_no_guard_acts():
