@@ -19,7 +19,9 @@ _GIVEN = ("prediction", "text")
 """Kinds of answers that are neither right nor wrong yet."""
 _COLOURS = {True: "#009E73", False: "#D55E00"}
 """Okabe and Ito's green and vermillion; the words repeat the colour's meaning."""
-_CELL = "text-align:left;vertical-align:top;white-space:normal;overflow-wrap:anywhere"
+_TABLE = "table-layout:auto;margin:0"
+"""JupyterLab's columns are all of one width; here each is at least as wide as its longest word."""
+_CELL = "text-align:left;vertical-align:top;white-space:normal;word-break:normal;overflow-wrap:break-word"
 _INTERVAL = 0.25
 """Seconds between two updates of a run's line."""
 
@@ -86,8 +88,9 @@ def as_html(exercise: Exercise, findings: Sequence[Finding], note: str = "") -> 
         rows.append(f"<tr>{''.join(cells)}</tr>")
     return (
         f'<div class="grpo-lab-feedback" role="status" style="border-left:4px solid {_COLOURS[all_right(findings)]};'
-        f'padding-left:0.7em"><p><strong>{escape(exercise.title)}: {_verdict(exercise, findings)}</strong></p>'
-        f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+        f'padding-left:0.7em;overflow-x:auto">'
+        f"<p><strong>{escape(exercise.title)}: {_verdict(exercise, findings)}</strong></p>"
+        f'<table style="{_TABLE}"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
         f"{f'<p>{escape(note)}</p>' if note else ''}</div>"
     )
 
