@@ -105,7 +105,8 @@ def test_runs_lie_in_the_labs_folder_and_share_a_child(lab, capsys, monkeypatch)
     assert first.config.run.name == "unguarded"
     assert (len(first.records), len(again.records)) == (3, 12)
     assert Session.open(first.directory).status == "done"
-    assert capsys.readouterr().out.count("unguarded: first break: none") == 2
+    out = capsys.readouterr().out
+    assert out.count("unguarded: result: ") == out.count("first break: none") == 2
 
 
 def test_a_run_is_followed_in_one_place(lab, monkeypatch):
@@ -120,7 +121,7 @@ def test_a_run_is_followed_in_one_place(lab, monkeypatch):
     session.views.append(feedback_view.RunLine(session.config))
     session.run()
     assert [text.split(",")[0] for text, *_ in said[:-1]] == [f"smoke: step {n} of 3" for n in (1, 2, 3)]
-    assert said[-1][0].startswith("smoke: first break")
+    assert said[-1][0].startswith("smoke: result: too few steps to say")
     assert len({place for _, place, _ in said}) == 1
     assert [update for *_, update in said] == [False, True, True, True]
 
