@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import tensor
 
-from grpo_lab.course import answers, evaluate
+from grpo_lab.course import answers, evaluate, registry
 from grpo_lab.course.compare import beside, differs, shown
 from grpo_lab.course.exercises import Case, Exercise, Finding, Function, Values
 from grpo_lab.course.judges import choice, prediction, text
@@ -95,6 +95,47 @@ def test_what_does_not_run_is_a_finding_too(write, source, message):
     (found,) = evaluate.check(DOUBLE, write(source))
     assert not found.right
     assert re.search(message, found.got)
+
+
+@pytest.mark.parametrize(
+    ("lab", "name", "source", "said"),
+    [
+        (
+            "00_start",
+            "out_of_range",
+            "def steps_out_of_range(values, limit): return []",
+            "steps_out_of_range(values, limit) cannot be called as steps_out_of_range(norms, limit)",
+        ),
+        (
+            "02_explosion",
+            "bounded",
+            "def k3(): return 1",
+            "k3() cannot be called as k3(<Tensor>)",
+        ),
+        (
+            "02_explosion",
+            "gradient",
+            "def gradient(ratio, a, epsilon=0.2): return 0.0",
+            "gradient(ratio, a, epsilon) cannot be called as gradient(log_ratio, advantage)",
+        ),
+        (
+            "04_guards",
+            "guard",
+            "class SkipJumps:\n    def __init__(self, factor): pass",
+            "SkipJumps(factor) cannot be called as SkipJumps()",
+        ),
+    ],
+)
+def test_a_wrong_signature_is_said_once_with_the_right_one(write, lab, name, source, said):
+    (found,) = evaluate.check(registry.exercise(lab, name), write(source))
+    assert not found.right
+    assert found.got.startswith(said) and found.got.endswith("keep the parameters that the cell came with")
+
+
+def test_a_signature_that_fits_in_another_way_is_fine(write):
+    source = "def steps_out_of_range(norms, limit, *more, **others): return 1 / 0"
+    found = evaluate.check(registry.exercise("00_start", "out_of_range"), write(source))
+    assert len(found) == 5 and all("ZeroDivisionError" in each.got for each in found)
 
 
 def test_the_line_is_the_innermost_of_the_answer(write):
