@@ -6,6 +6,7 @@ gives the cases, `run` calls the answer there, and `judged` compares the plain d
 
 import random
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -15,7 +16,11 @@ from grpo_lab.course.answers import Answer, Given, NotPlain
 from grpo_lab.course.compare import OfForm, differs, shown, shown_apart
 from grpo_lab.course.exercises import Case, Exercise, Finding, Function, Values
 from grpo_lab.course.relations import applied
+from grpo_lab.course.time_limit import time_limit
 from grpo_lab.errors import GrpoLabError, NotYet
+
+SECONDS = 10.0
+"""The time that an answer's own code may take for all test inputs, as in a grader's sandbox by default."""
 
 
 def check(exercise: Exercise, answer: Answer, seed: int = 0) -> list[Finding]:
@@ -24,8 +29,10 @@ def check(exercise: Exercise, answer: Answer, seed: int = 0) -> list[Finding]:
     Seed 0 gives the cases that learners see. A mistake is a finding. Raises Unanswered for a stub or a missing file.
     """
     cases = asked(exercise, seed)
+    file = str(Path(answer).resolve()) if isinstance(answer, str | Path) else ""
     try:
-        given = run(exercise, answer, [case.inputs for case in cases])
+        with time_limit(SECONDS, file):
+            given = run(exercise, answer, [case.inputs for case in cases])
     except NotYet as error:
         text = " ".join(str(error).split("\n"))
         return [Finding(False, "the cell as a whole", text, "code that runs", "Nothing else was looked at so far.")]

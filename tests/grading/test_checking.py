@@ -2,13 +2,15 @@
 
 import math
 import re
+import threading
+import time
 
 import numpy as np
 import pytest
 import torch
 from torch import tensor
 
-from grpo_lab.course import answers, evaluate, registry
+from grpo_lab.course import answers, evaluate, registry, time_limit
 from grpo_lab.course.compare import beside, differs, shown
 from grpo_lab.course.exercises import Case, Exercise, Finding, Function, Values
 from grpo_lab.course.judges import choice, prediction, text
@@ -142,6 +144,44 @@ def test_the_line_is_the_innermost_of_the_answer(write):
     source = "import json\ndef inner(x):\n    return json.loads('{')\ndef double(x):\n    return inner(x)\n"
     (found,) = evaluate.check(DOUBLE, write(source))
     assert found.got.endswith("(line 3)")
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        ("def double(x):\n    while True:\n        x = x + 0\n", "[23]"),
+        ("import time\ndef double(x):\n    time.sleep(100)\n", "3"),
+        ("x = 0\nwhile x < 1:\n    x = x - 1\ndef double(x): return 2 * x\n", "[23]"),
+        (
+            "def double(x):\n    while True:\n        try:\n            while True:\n                x = x + 0\n"
+            "        except KeyboardInterrupt:\n            while True:\n                x = x + 0\n",
+            "[78]",
+        ),
+    ],
+)
+def test_a_loop_without_end_is_stopped_and_said(write, monkeypatch, source, line):
+    monkeypatch.setattr(evaluate, "SECONDS", 0.2)
+    monkeypatch.setattr(time_limit, "AGAIN", 0.2)
+    begun = time.monotonic()
+    (found,) = evaluate.check(DOUBLE, write(source))
+    assert time.monotonic() - begun < 20
+    assert not found.right
+    assert re.search(rf"stopped after 0\.2 s \(line {line}\): does a loop", found.got)
+
+
+def test_an_interrupt_by_the_user_is_none_of_the_time_limit(write):
+    with pytest.raises(KeyboardInterrupt):
+        evaluate.check(DOUBLE, write("def double(x):\n    raise KeyboardInterrupt\n"))
+
+
+def test_a_check_in_another_thread_has_no_time_limit(write, monkeypatch):
+    monkeypatch.setattr(evaluate, "SECONDS", 0.01)
+    answer = write("import time\ndef double(x):\n    time.sleep(0.1)\n    return 2 * x\n")
+    found = []
+    thread = threading.Thread(target=lambda: found.extend(evaluate.check(DOUBLE, answer)))
+    thread.start()
+    thread.join(20)
+    assert found and found[0].right
 
 
 def test_a_long_message_is_cut(write):
