@@ -1,12 +1,14 @@
 """What the cells of a lab call: answers are kept, looked at and answered; runs, questions and export."""
 
+import dataclasses
 import json
 import zipfile
 
 import pytest
 
 from grpo_lab.config.catalog import preset
-from grpo_lab.course.exercises import Finding
+from grpo_lab.course import trials
+from grpo_lab.course.exercises import Finding, Values
 from grpo_lab.errors import ConfigError, DataError, NotYet, Unanswered
 from grpo_lab.runs import child_pool
 from grpo_lab.runs.session import Session
@@ -126,20 +128,31 @@ def test_a_run_is_followed_in_one_place(lab, monkeypatch):
     assert [update for *_, update in said] == [False, True, True, True]
 
 
-def test_a_check_that_trains_says_so_while_it_does(lab, monkeypatch):
+def test_a_check_that_trains_shows_each_run_while_it_does(lab, monkeypatch):
+    def trains(values, seed):
+        runs = [trials.run(preset("smoke"), seed) for seed in (1, 2)]
+        yield Finding(all(run.status == "done" for run in runs), "two runs", "", "", "")
+
     said = []
     monkeypatch.setattr(feedback_view, "headless", lambda: False)
-    monkeypatch.setattr(feedback_view, "show", lambda text, *_, **where: said.append((text, where.get("display_id"))))
-    lab.exercise("guards", "guards = ('warm_up',)")
-    assert said[0][0].startswith("Checking: ")
-    assert said[1] == ("", said[0][1])
-    assert said[2][0].startswith("Guard it: right")
-    with pytest.raises(Unanswered):
-        lab.exercise("guards", "guards = ...  # your answer")
-    assert said[-1][0] == ""
+    monkeypatch.setattr(feedback_view, "show", lambda text, *_, **where: said.append((text, where)))
+    monkeypatch.setattr(feedback_view, "_INTERVAL", 0.0)
+    choice = dataclasses.replace(lab.page.exercises["letter"], check=Values(("answer",), trains))
+    monkeypatch.setitem(lab.page.exercises, "letter", choice)  # of any kind, as in lab 4
+    lab.exercise("letter", "answer = 'b'")
+    *line, empty, feedback = said
+    assert [text for text, _ in line] == [
+        f"Checking: short run {run} (smoke), step {step} of 3" for run in (1, 2) for step in (1, 2, 3)
+    ]
+    assert [where["update"] for _, where in line] == [False, *[True] * 5]
+    assert len({where["display_id"] for _, where in [*line, empty]}) == 1
+    assert empty[0] == "" and empty[1]["update"]
+    assert feedback[0].startswith("Which one: right")
     said.clear()
     lab.exercise("double", RIGHT)
-    assert len(said) == 1
+    assert len(said) == 1  # a check that does not train
+    trials.run(preset("smoke"), 1)
+    assert len(said) == 1  # a run that belongs to no check
 
 
 def test_questions_explain_what_was_chosen(lab, monkeypatch):

@@ -7,7 +7,8 @@ import math
 import statistics
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from grpo_lab.course.compare import beside, shown
 from grpo_lab.course.exercises import Finding
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Event, Stepped, Verdict
-from grpo_lab.runs.session import Session
+from grpo_lab.runs.session import Session, View
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.training.trainer import train
 
@@ -91,11 +92,26 @@ def _texts(value: Any, what: str) -> tuple[str, ...]:
     return tuple(value)
 
 
+_VIEW: ContextVar[View | None] = ContextVar("the view of the runs of a check", default=None)
+
+
+@contextmanager
+def watched(view: View) -> Iterator[None]:
+    """Show the events of all runs inside to a view."""
+    before = _VIEW.set(view)
+    try:
+        yield
+    finally:
+        _VIEW.reset(before)
+
+
 def run(config: Config, seed: int) -> Session:
     """A finished run of the config with a seed derived from this one; its folder is deleted."""
     config = config.with_(*HERE, f"run.seed={seeds.derive(seed, 0, 'trial') % 2**31}")
     with tempfile.TemporaryDirectory(prefix="grpo-lab-") as folder:
-        return Session(config, Path(folder) / "run").run()
+        session = Session(config, Path(folder) / "run")
+        session.views += [view] if (view := _VIEW.get()) else []
+        return session.run()
 
 
 def judged(session: Session, expect: Expectation | None = None) -> Measurement:

@@ -2,14 +2,15 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from html import escape
 from typing import Any
 
 from grpo_lab.config.schema import Config
+from grpo_lab.course import trials
 from grpo_lab.course.evaluate import all_right
 from grpo_lab.course.exercises import Exercise, Finding
-from grpo_lab.events import Ended, Event, Stepped
+from grpo_lab.events import Ended, Event, Started, Stepped
 from grpo_lab.runs.notebook_mode import headless
 from grpo_lab.runs.summary import summary
 from grpo_lab.ui.console import in_numbers
@@ -41,17 +42,14 @@ def feedback(exercise: Exercise, findings: Sequence[Finding], note: str = "") ->
 
 
 @contextmanager
-def checking(exercise: Exercise) -> Iterator[None]:
-    """Show a line during a check that takes seconds, and remove it afterwards."""
-    waits = exercise.kind == "configuration" and not headless()
-    place = f"grpo-lab-checking-{time.monotonic_ns()}"
-    if waits:
-        show("Checking: this trains a few short runs.", display_id=place)
+def checking() -> Iterator[None]:
+    """Show a line that follows the runs of a check, and empty it afterwards; none for a check that trains nothing."""
+    line = CheckLine()
     try:
-        yield
+        with nullcontext() if headless() else trials.watched(line):
+            yield
     finally:
-        if waits:
-            show("", display_id=place, update=True)
+        line.clear()
 
 
 def show(text: str, html: str = "", display_id: str | None = None, update: bool = False) -> None:
@@ -109,24 +107,56 @@ def _verdict(exercise: Exercise, findings: Sequence[Finding]) -> str:
     return f"not yet, {sum(found.right for found in findings)} of {len(findings)} right"
 
 
-class RunLine:
+class _Line:
+    """One line of output that changes in place."""
+
+    def __init__(self) -> None:
+        self._display = f"grpo-lab-line-{time.monotonic_ns()}"
+        self._shown_at, self._shown = 0.0, False
+
+    def _due(self) -> bool:
+        """Whether the last update is long enough ago."""
+        return time.monotonic() - self._shown_at > _INTERVAL
+
+    def _update(self, text: str) -> None:
+        show(text, display_id=self._display, update=self._shown)
+        self._shown_at, self._shown = time.monotonic(), True
+
+
+class RunLine(_Line):
     """A session's view: one line that follows the run and ends with its summary."""
 
     def __init__(self, config: Config) -> None:
+        super().__init__()
         self._name, self._steps = config.run.name, config.run.num_steps
-        self._display = f"grpo-lab-run-{time.monotonic_ns()}"
         self._events: list[Event] = []
-        self._shown_at, self._shown = 0.0, False
 
     def show(self, event: Event) -> None:
         """Update the line for this event."""
         self._events.append(event)
         if isinstance(event, Ended):
             self._update(f"{self._name}: {summary(self._events)}")
-        elif isinstance(event, Stepped) and not headless() and time.monotonic() - self._shown_at > _INTERVAL:
-            self._shown_at = time.monotonic()
+        elif isinstance(event, Stepped) and not headless() and self._due():
             self._update(f"{self._name}: step {event.step + 1} of {self._steps}, {in_numbers(event)}")
 
-    def _update(self, text: str) -> None:
-        show(text, display_id=self._display, update=self._shown)
-        self._shown = True
+
+class CheckLine(_Line):
+    """The view of all runs of a check, whose number nobody knows before its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._runs, self._name, self._steps = 0, "", 0
+
+    def show(self, event: Event) -> None:
+        """Update the line for this event."""
+        if isinstance(event, Started):
+            run = event.config["run"]
+            self._runs, self._name, self._steps = self._runs + 1, run["name"], run["num_steps"]
+        elif isinstance(event, Stepped) and self._due():
+            step = f"step {event.step + 1} of {self._steps}"
+            self._update(f"Checking: short run {self._runs} ({self._name}), {step}")
+
+    def clear(self) -> None:
+        """Empty the line, if there is one."""
+        if self._shown:
+            self._update("")

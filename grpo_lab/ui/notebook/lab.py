@@ -59,7 +59,7 @@ class Lab:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(answers.file_text(exercise.name, cell), encoding="utf-8")
         self._earned[exercise.name] = 0.0
-        with feedback_view.checking(exercise):
+        with feedback_view.checking():
             findings = check(exercise, path)
         if all_right(findings):
             self._earned[exercise.name] = float(exercise.points)
