@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import zipfile
+from types import SimpleNamespace
 
 import pytest
 
@@ -76,6 +77,57 @@ def test_the_first_prediction_stays(lab, capsys):
     (lab.answers / "locked.json").write_text("{")
     with pytest.raises(DataError, match=r"locked\.json cannot be read any more; delete it"):
         lab.exercise("guess", "answer = 'b'")
+
+
+GUESS = "# What happens?\n#   a  It grows < fast.\n#   b  It shrinks.\nanswer = 'b'"
+
+
+def test_the_verdict_on_a_prediction_comes_after_the_run(lab, capsys, monkeypatch):
+    (lab.runs / "earlier").mkdir(parents=True)
+    Session(preset("smoke"), lab.runs / "earlier").run()
+    lab.exercise("guess", GUESS)
+    capsys.readouterr()
+    lab.show_verdicts()
+    assert capsys.readouterr().out == ""  # the run before it decides nothing
+    Session(preset("smoke"), lab.runs / "later").run()
+    lab.show_verdicts()
+    assert capsys.readouterr().out == (
+        "Guess first: you predicted b, and it was a.\n"
+        "    you predicted  b  It shrinks.\n"
+        "    it was         a  It grows < fast.\n"
+    )
+    lab.show_verdicts()
+    assert capsys.readouterr().out == ""  # once
+    monkeypatch.setitem(lab.page.exercises, "guess", _about(lab, runs=2))
+    lab.exercise("guess", GUESS.replace("'b'", "'a'"))
+    capsys.readouterr()
+    for number, said in ((1, ""), (2, "Guess first: you predicted b, and it was a.")):
+        Session(preset("smoke"), lab.runs / f"of-{number}").run()
+        lab.show_verdicts()
+        assert capsys.readouterr().out.partition("\n")[0] == said  # the first prediction counts
+
+
+def test_a_prediction_that_came_true_and_options_that_stand_elsewhere(lab, capsys):
+    lab.exercise("guess", "answer = 'a'")
+    Session(preset("smoke"), lab.runs / "later").run()
+    capsys.readouterr()
+    lab.show_verdicts()
+    assert capsys.readouterr().out == "Guess first: you predicted a, and it was a.\n"
+
+
+def _about(lab, runs):
+    guess = lab.page.exercises["guess"]
+    return dataclasses.replace(guess, check=dataclasses.replace(guess.check, runs=runs))
+
+
+def test_a_notebook_shows_verdicts_after_each_cell(sample_lab, monkeypatch):
+    registered = {}
+    shell = SimpleNamespace(
+        register_magic_function=lambda *_: None, events=SimpleNamespace(register=registered.__setitem__)
+    )
+    monkeypatch.setattr(feedback_view, "ipython", lambda: shell)
+    lab = Lab("sample")
+    assert registered == {"post_run_cell": lab.show_verdicts}
 
 
 def test_nothing_of_a_learners_is_html(lab):

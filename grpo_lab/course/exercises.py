@@ -80,6 +80,16 @@ class Values:
     """(values by name, seed) -> findings. A judge may train, with fresh seeds drawn from `seed`."""
 
 
+@dataclass(frozen=True)
+class Prediction(Values):
+    """A check that accepts any of the options: the learner has to predict before the run, rightly or not."""
+
+    outcome: str = ""
+    """The option that came true when the lab was written."""
+    runs: int = 1
+    """The number of runs after which it is known."""
+
+
 Check = Function | Values
 KINDS = ("prediction", "code", "configuration", "choice", "text")
 

@@ -396,7 +396,7 @@ def test_shared_judges(write):
     assert evaluate.check(exercise(letter), write("answer = 3"))[0].why == "This is none of them."
     assert "b" not in evaluate.check(exercise(letter), write("answer = 'a'"))[0].expected.split()
     for source, right in (("'c'", True), ("'ab'", False), ("''", False), ("1", False)):
-        assert rights(prediction("abc"), f"answer = {source}", write) == [right], source
+        assert rights(prediction("abc", "a"), f"answer = {source}", write) == [right], source
     assert rights(text(3), "answer = 'one two three'", write) == [True]
     assert rights(text(3), "answer = 'one two'", write) == [False]
 

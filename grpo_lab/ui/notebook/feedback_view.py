@@ -14,12 +14,15 @@ from grpo_lab.events import Ended, Event, Started, Stepped
 from grpo_lab.runs.notebook_mode import headless
 from grpo_lab.runs.summary import summary
 from grpo_lab.ui.console import in_numbers
+from grpo_lab.ui.notebook.predictions import Verdict
 
 NOT_YET = "✗ not yet"
 _GIVEN = ("prediction", "text")
 """Kinds of answers that are neither right nor wrong yet."""
 _COLOURS = {True: "#009E73", False: "#D55E00"}
 """Okabe and Ito's green and vermillion; the words repeat the colour's meaning."""
+_OUTCOME = "#0072B2"
+"""Their blue: a prediction that came true is worth no more than another."""
 _TABLE = "table-layout:auto;margin:0"
 """JupyterLab's columns are all of one width; here each is at least as wide as its longest word."""
 _CELL = "text-align:left;vertical-align:top;white-space:normal;word-break:normal;overflow-wrap:break-word"
@@ -90,6 +93,17 @@ def as_html(exercise: Exercise, findings: Sequence[Finding], note: str = "") -> 
         f"<p><strong>{escape(exercise.title)}: {_verdict(exercise, findings)}</strong></p>"
         f'<table style="{_TABLE}"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
         f"{f'<p>{escape(note)}</p>' if note else ''}</div>"
+    )
+
+
+def verdict(found: Verdict) -> None:
+    """Show a prediction beside the outcome."""
+    head, *rows = str(found).split("\n")
+    lines = "".join(f"<br>{escape(row.strip())}" for row in rows)
+    show(
+        str(found),
+        f'<div class="grpo-lab-verdict" role="status" style="border-left:4px solid {_OUTCOME};padding-left:0.7em">'
+        f"<strong>{escape(head)}</strong>{lines}</div>",
     )
 
 

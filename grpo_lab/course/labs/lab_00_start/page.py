@@ -87,7 +87,7 @@ LAB = pages.page(
     "00_start",
     {
         "reading": Values(("spike_step", "spike_norm", "reward_noticed"), reading),
-        "guess": judges.prediction("abcd"),
+        "guess": judges.prediction("abcd", "b"),
         "out_of_range": Function("steps_out_of_range", range_cases, relations=(scaled("norms", "limit"), longer)),
         "learning_rate": Values(("learning_rate",), learning_rate),
     },

@@ -59,7 +59,7 @@ def minimal_set(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
 LAB = pages.page(
     "04_guards",
     {
-        "reported": judges.prediction("abcd"),
+        "reported": judges.prediction("abcd", "c"),
         "alone": Values(("answer",), alone),
         "guard": cases.SKIP_JUMPS,
         "skip": cases.UPDATE_OR_SKIP,
