@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import zipfile
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -128,6 +129,52 @@ def test_a_notebook_shows_verdicts_after_each_cell(sample_lab, monkeypatch):
     monkeypatch.setattr(feedback_view, "ipython", lambda: shell)
     lab = Lab("sample")
     assert registered == {"post_run_cell": lab.show_verdicts}
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """A notebook that somebody watches: the HTML shown so far."""
+    shown = []
+    monkeypatch.setattr(feedback_view, "headless", lambda: False)
+    monkeypatch.setattr(feedback_view, "show", lambda text, html="", **_: shown.append(html))
+    return shown
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_model_answer_is_folded_below_the_feedback_on_an_attempt(watched, monkeypatch, tmp_path, right):
+    monkeypatch.chdir(tmp_path)
+    lab, name = Lab("00_start"), "out_of_range"
+    with nullcontext() if right else pytest.raises(NotYet):
+        found = "not norm <= limit" if right else "norm > limit"
+        steps = f"[step for step, norm in enumerate(norms) if {found}]"
+        lab.exercise(name, f"def steps_out_of_range(norms, limit):\n    return {steps}")
+    assert "<details><summary>Show a model answer</summary>" in watched[-1]
+    assert "if not norm &lt;= limit]" in watched[-1]
+
+
+def test_a_model_answer_comes_after_an_attempt_and_only_there(watched, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    lab = Lab("00_start")
+    with pytest.raises(Unanswered):
+        lab.exercise("out_of_range", "def steps_out_of_range(norms, limit):\n    ...  # your answer")
+    lab.exercise("guess", "answer = 'a'")  # a prediction has an outcome, which comes after the run
+    with pytest.raises(NotYet):
+        lab.exercise("learning_rate", "learning_rate = 'high'")
+    assert ["<details>" in html for html in watched] == [False, True]
+
+
+@pytest.mark.parametrize("setting", ["GRPO_LAB_NO_ANSWERS", "headless", "no checkout"])
+def test_model_answers_can_be_hidden(watched, monkeypatch, tmp_path, setting):
+    monkeypatch.chdir(tmp_path)
+    if setting == "headless":  # nbgrader's runs too
+        monkeypatch.setattr(feedback_view, "headless", lambda: True)
+    elif setting == "no checkout":
+        monkeypatch.setattr(feedback_view, "INSTRUCTOR", tmp_path)
+    else:
+        monkeypatch.setenv(setting, "1")
+    with pytest.raises(NotYet):
+        Lab("00_start").exercise("reading", "spike_step = 1\nspike_norm = 2\nreward_noticed = True")
+    assert "feedback" in watched[-1] and "<details>" not in watched[-1]
 
 
 def test_nothing_of_a_learners_is_html(lab):

@@ -1,9 +1,11 @@
 """Output of a lab in a notebook: feedback on an answer, and a line that follows a run."""
 
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from grpo_lab.config.schema import Config
@@ -11,7 +13,7 @@ from grpo_lab.course import trials
 from grpo_lab.course.evaluate import all_right
 from grpo_lab.course.exercises import Exercise, Finding
 from grpo_lab.events import Ended, Event, Started, Stepped
-from grpo_lab.runs.notebook_mode import headless
+from grpo_lab.runs.notebook_mode import headless, without_answers
 from grpo_lab.runs.summary import summary
 from grpo_lab.ui.console import in_numbers
 from grpo_lab.ui.notebook.predictions import Verdict
@@ -26,6 +28,8 @@ _OUTCOME = "#0072B2"
 _TABLE = "table-layout:auto;margin:0"
 """JupyterLab's columns are all of one width; here each is at least as wide as its longest word."""
 _CELL = "text-align:left;vertical-align:top;white-space:normal;word-break:normal;overflow-wrap:break-word"
+INSTRUCTOR = Path(__file__).resolve().parents[3] / "labs" / "instructor"
+"""The checkout's notebooks with solutions."""
 _INTERVAL = 0.25
 """Seconds between two updates of a run's line."""
 
@@ -39,9 +43,21 @@ def ipython() -> Any:
     return get_ipython()
 
 
-def feedback(exercise: Exercise, findings: Sequence[Finding], note: str = "") -> None:
-    """Show the findings about an answer."""
-    show(as_text(exercise, findings, note), as_html(exercise, findings, note))
+def feedback(exercise: Exercise, findings: Sequence[Finding], note: str = "", cell: str = "") -> None:
+    """Show the findings about an answer; `cell` is the id of its cell, which finds the model answer."""
+    show(as_text(exercise, findings, note), as_html(exercise, findings, note, model_answer(exercise, cell)))
+
+
+def model_answer(exercise: Exercise, cell: str) -> str:
+    """The cell of the instructor's edition, or an empty text where there is none or it is hidden.
+
+    The checkout holds that edition; an installed package and a released folder do not.
+    """
+    notebook = INSTRUCTOR / f"{cell.removesuffix(f'-{exercise.name}')}.ipynb"
+    if headless() or without_answers() or exercise.kind == "prediction" or not notebook.is_file():
+        return ""
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    return next(("".join(each["source"]).partition("\n")[2] for each in cells if each["id"] == cell), "")
 
 
 @contextmanager
@@ -77,8 +93,8 @@ def as_text(exercise: Exercise, findings: Sequence[Finding], note: str = "") -> 
     return "\n".join([*lines, *([note] if note else [])])
 
 
-def as_html(exercise: Exercise, findings: Sequence[Finding], note: str = "") -> str:
-    """The feedback as a table; the learner's text is escaped."""
+def as_html(exercise: Exercise, findings: Sequence[Finding], note: str = "", answer: str = "") -> str:
+    """The feedback as a table, and a model answer folded below it; the learner's text is escaped."""
     columns = ["", "case", "got", "expected", *([] if all_right(findings) else ["why"])]
     head = "".join(f'<th scope="col" style="{_CELL}">{name}</th>' for name in columns)
     rows = []
@@ -92,8 +108,13 @@ def as_html(exercise: Exercise, findings: Sequence[Finding], note: str = "") -> 
         f'padding-left:0.7em;overflow-x:auto">'
         f"<p><strong>{escape(exercise.title)}: {_verdict(exercise, findings)}</strong></p>"
         f'<table style="{_TABLE}"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
-        f"{f'<p>{escape(note)}</p>' if note else ''}</div>"
+        f"{f'<p>{escape(note)}</p>' if note else ''}{_folded(answer) if answer else ''}</div>"
     )
+
+
+def _folded(answer: str) -> str:
+    """A model answer that opens on a click, also in a saved notebook."""
+    return f"<details><summary>Show a model answer</summary><pre>{escape(answer)}</pre></details>"
 
 
 def verdict(found: Verdict) -> None:

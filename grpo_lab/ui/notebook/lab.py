@@ -64,7 +64,7 @@ class Lab:
         if all_right(findings):
             self._earned[exercise.name] = float(exercise.points)
         note = self._predictions.lock(exercise, path) if exercise.kind == "prediction" and all_right(findings) else ""
-        feedback_view.feedback(exercise, findings, note)
+        feedback_view.feedback(exercise, findings, note, self.page.cell_id(exercise.name))
         if not all_right(findings):
             raise NotYet(_progress(exercise, findings))
 
