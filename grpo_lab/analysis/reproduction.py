@@ -198,8 +198,9 @@ def verdicts(
 def claims(runs: list[ReproducedRun], healthy: dict[str, ReproducedRun]) -> list[list[str]]:
     """Header and rows: every claim, tried on the reports' fix and on the healed runs."""
     fix, healed = (verdicts(runs, healthy, column) for column in (FIX, HEALED))
-    rows = [[claim, *row, *other] for (claim, *row), (_, *other) in zip(fix, healed, strict=True)]
-    return [["claim", f"under {FIX}", "", HEALED, ""], *rows]
+    cells = zip(fix, healed, strict=True)
+    rows = [[mine[0], *(f"{verdict}: {measured}" for _, measured, verdict in (mine, other))] for mine, other in cells]
+    return [["claim", FIX, HEALED], *rows]
 
 
 def _held(yes: bool) -> str:
