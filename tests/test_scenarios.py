@@ -222,7 +222,7 @@ def test_a_corrupt_sample_spikes_one_step_while_the_reward_shows_nothing():
 def test_train_001_explodes_while_everything_is_finite():
     run = alone("train-001")
     norms = [step.metrics["grad_norm"] for step in run.steps]
-    assert max(norms) >= 100 and all(map(math.isfinite, norms)) and all(run.healthy)
+    assert max(norms) >= 50 and all(map(math.isfinite, norms)) and all(run.healthy)
     assert max(norms[:3]) < 10, "the run begins healthy"
     rewards = [step.metrics["reward"] for step in run.steps]
     assert len(rewards) == 40 and sum(rewards[:10]) > 1.3 * sum(rewards[-10:]), "and loses its reward gradually"
