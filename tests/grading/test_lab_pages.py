@@ -41,7 +41,7 @@ def test_every_file_belongs_to_a_lab():
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("minutes = 20", "minutes = 'twenty'", "the page: minutes = 'twenty': must be of type int"),
+        ("minutes = 25", "minutes = 'twenty'", "the page: minutes = 'twenty': must be of type int"),
         ('summary = "', 'sumary = "', "unknown key of the page 'sumary'; did you mean 'summary'"),
         ('title = "Read a run"', "", "exercise 'reading' has no 'title'"),
         ("[exercises.guess]", "[exercises.gues]", "unknown exercise 'gues'; did you mean 'guess'"),

@@ -1,4 +1,4 @@
-"""Lab 0: the panel, its curves, and how exercises work."""
+"""Lab 0: the panel, its curves, how exercises work, and a run that a guard saves."""
 
 import math
 import random
@@ -90,5 +90,7 @@ LAB = pages.page(
         "guess": judges.prediction("abcd", "b"),
         "out_of_range": Function("steps_out_of_range", range_cases, relations=(scaled("norms", "limit"), longer)),
         "learning_rate": Values(("learning_rate",), learning_rate),
+        "rescue": judges.prediction("abcd"),
+        "saved": judges.saved_run("sanitize_rewards", step=20),
     },
 )
