@@ -93,16 +93,16 @@ def test_the_verdict_on_a_prediction_comes_after_the_run(lab, capsys, monkeypatc
     Session(preset("smoke"), lab.runs / "later").run()
     lab.show_verdicts()
     assert capsys.readouterr().out == (
-        "Guess first: you predicted b, and it was a.\n"
-        "    you predicted  b  It shrinks.\n"
-        "    it was         a  It grows < fast.\n"
+        "Guess first. You predicted b, and it was a.\n"
+        "    you predicted  b: It shrinks.\n"
+        "    it was         a: It grows < fast.\n"
     )
     lab.show_verdicts()
     assert capsys.readouterr().out == ""  # once
     monkeypatch.setitem(lab.page.exercises, "guess", _about(lab, runs=2))
     lab.exercise("guess", GUESS.replace("'b'", "'a'"))
     capsys.readouterr()
-    for number, said in ((1, ""), (2, "Guess first: you predicted b, and it was a.")):
+    for number, said in ((1, ""), (2, "Guess first. You predicted b, and it was a.")):
         Session(preset("smoke"), lab.runs / f"of-{number}").run()
         lab.show_verdicts()
         assert capsys.readouterr().out.partition("\n")[0] == said  # the first prediction counts
@@ -113,7 +113,7 @@ def test_a_prediction_that_came_true_and_options_that_stand_elsewhere(lab, capsy
     Session(preset("smoke"), lab.runs / "later").run()
     capsys.readouterr()
     lab.show_verdicts()
-    assert capsys.readouterr().out == "Guess first: you predicted a, and it was a.\n"
+    assert capsys.readouterr().out == "Guess first. You predicted a, and it was a.\n"
 
 
 def _about(lab, runs):

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from grpo_lab.config.schema import Config
-from grpo_lab.course import answers
+from grpo_lab.course import answers, progress
 from grpo_lab.course.answers import MAGIC
 from grpo_lab.course.evaluate import all_right, check
 from grpo_lab.course.exercises import Exercise, Finding, Function
@@ -18,7 +18,7 @@ from grpo_lab.runs.child_pool import warm_child, warm_up
 from grpo_lab.runs.notebook_mode import headless, settled
 from grpo_lab.runs.run_folder import next_free
 from grpo_lab.runs.session import Session
-from grpo_lab.ui.notebook import feedback_view
+from grpo_lab.ui.notebook import feedback_view, progress_view
 from grpo_lab.ui.notebook.predictions import Predictions
 from grpo_lab.ui.notebook.questions import ask
 from grpo_lab.ui.widgets.exports import write_zip
@@ -61,6 +61,7 @@ class Lab:
         self._earned[exercise.name] = 0.0
         with feedback_view.checking():
             findings = check(exercise, path)
+        progress.record(Path(), self.name, exercise.name, findings)
         if all_right(findings):
             self._earned[exercise.name] = float(exercise.points)
         note = self._predictions.lock(exercise, path) if exercise.kind == "prediction" and all_right(findings) else ""
@@ -107,6 +108,11 @@ class Lab:
             session = Session(config, next_free(self.runs / config.run.name), child=child)
             session.views.append(feedback_view.RunLine(config))
             return session.run()
+
+    def progress(self) -> None:
+        """Show every exercise of every lab: passed, attempted or open."""
+        rows = progress.rows(Path())
+        feedback_view.show(progress_view.as_text(rows), progress_view.as_html(rows))
 
     def questions(self) -> Any:
         """The review questions of the lab with radio buttons; as text without a notebook."""
