@@ -79,7 +79,7 @@ def test_a_run_goes_as_far_as_its_file_says_and_further_than_a_warm_up():
     asked = {one.scenario: one.config.run.num_steps for one in cells(rows(), {"none": {}}, seeds=1)}
     for name in scenario_names():
         assert asked[name] == max(12, scenario(name).config().run.num_steps)
-    assert (asked[HEALTHY], asked["small-batch"], asked["cuda-001"]) == (30, 40, 12)
+    assert (asked[HEALTHY], asked["small-batch"], asked["bad-batch"]) == (30, 40, 12)
     assert columns()["warm_up"]["warm_up"]["steps"] < 12
     assert {one.config.run.num_steps for one in cells(rows(), {"none": {}}, seeds=1, steps=4)} == {4}
 

@@ -39,7 +39,7 @@ def suggest(config: Config, events: Sequence[Event] = ()) -> Suggestion | None:
 
     >>> from grpo_lab.config.catalog import preset
     >>> suggest(scenario("train-001").config()).heal.change
-    ('loss.log_ratio=old', 'loss.kl_estimator=k3')
+    ('loss.log_ratio=old',)
     >>> suggest(preset("stable")) is None
     True
     """

@@ -76,6 +76,20 @@ def nbgrader(
     _say(write_new(course(folder, out, names or (), reference), force))
 
 
+@labs_app.command("open")
+def open_labs(
+    browser: Annotated[bool, typer.Option(help="Open a browser window, or only print the address.")] = True,
+) -> None:
+    """Open the labs in JupyterLab: copies in the folder work/, which git ignores; copies that are there are kept."""
+    from grpo_lab.cli import jupyterlab
+    from grpo_lab.course.editions.release import copies, write
+
+    labs = jupyterlab.lecture_notebook().parent
+    work = labs.parent / "work"
+    _say(path.relative_to(labs.parent) for path in write(copies(labs, work)))
+    jupyterlab.start([f"--ServerApp.root_dir={work.resolve()}", *([] if browser else ["--no-browser"])])
+
+
 def _say(written: Iterable[Path]) -> None:
     from grpo_lab.ui import console
 

@@ -6,6 +6,7 @@ decoys, which look like cures and are none.
 """
 
 import dataclasses
+import functools
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -134,7 +135,7 @@ def preset(name: str) -> Config:
 
 def load_preset(name: str) -> Preset:
     """A preset with its title and story. Raises ConfigError for an unknown name or a mistake in its file."""
-    tree = _read("presets", "preset", name)
+    tree = _read(_find("presets", "preset", name))
     texts = _pop_texts(tree, name)
     _check_keys(tree, [*SECTIONS, *SWITCHES], f"preset {name}")
     return Preset(name, **texts, config=Config().merged({"run": {"name": name}}).merged(tree))
@@ -145,8 +146,14 @@ def scenario(name: str) -> Scenario:
 
     Raises ConfigError for an unknown name or a mistake in its file.
     """
-    tree = _read("scenarios", "scenario", name)
-    name = Path(name).stem if name.endswith(".toml") else name
+    path = _find("scenarios", "scenario", name)
+    return _scenario(path, path.stat().st_mtime_ns)
+
+
+@functools.cache
+def _scenario(path: Path, changed: int) -> Scenario:
+    """The scenario in a file, read again only if the file changed: all its overrides are checked."""
+    tree, name = _read(path), path.stem
     where = f"scenario {name}"
     _check_keys(tree, [*_TEXTS, "preset", "expect", "cures", "decoys", "heals", "trial", *SECTIONS, *SWITCHES], where)
     texts = _pop_texts(tree, name)
@@ -183,11 +190,16 @@ def _names(folder: str) -> list[str]:
     return sorted(path.stem for path in (data_directory() / folder).glob("*.toml"))
 
 
-def _read(folder: str, kind: str, name: str) -> dict[str, Any]:
-    """The table of a file. Raises ConfigError for an unknown name and for bad TOML."""
+def _find(folder: str, kind: str, name: str) -> Path:
+    """The file of a name, or a file of the user's own. Raises ConfigError for an unknown name."""
     path = Path(name) if name.endswith(".toml") else data_directory() / folder / f"{name}.toml"
     if not path.is_file():
         raise unknown(kind, name, _names(folder))
+    return path
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The table of a file. Raises ConfigError for bad TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from grpo_lab.course.compare import is_number, shown
-from grpo_lab.course.exercises import Finding, Values
+from grpo_lab.course.exercises import Finding, Prediction, Values
 
 
 def choice(right: str, wrong: Mapping[str, str], name: str = "answer") -> Values:
@@ -20,8 +20,8 @@ def choice(right: str, wrong: Mapping[str, str], name: str = "answer") -> Values
     return Values((name,), judge)
 
 
-def prediction(letters: str, name: str = "answer") -> Values:
-    """A check that accepts any of the letters: the learner has to predict before the run, rightly or not."""
+def prediction(letters: str, outcome: str, runs: int = 1, name: str = "answer") -> Prediction:
+    """A check that accepts any of the letters. `outcome` is shown beside it after so many runs."""
 
     def judge(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
         got = values[name]
@@ -29,7 +29,7 @@ def prediction(letters: str, name: str = "answer") -> Values:
         why = "A prediction is one of the letters; it need not come true."
         yield Finding(made, "your prediction", shown(got), f"one of {', '.join(letters)}, in quotes", why)
 
-    return Values((name,), judge)
+    return Prediction((name,), judge, outcome, runs)
 
 
 def text(words: int = 5, name: str = "answer") -> Values:

@@ -1,14 +1,18 @@
 """The page of every lab: its exercises fit into its time, it ends with three questions, and its file is checked."""
 
+import json
 import shutil
+from pathlib import Path
 
 import pytest
 
 from grpo_lab.course import pages
+from grpo_lab.course.exercises import Prediction
 from grpo_lab.course.registry import LABS, lab_page
 from grpo_lab.errors import DataError
 from grpo_lab.paths import data_directory
 
+ROOT = Path(__file__).parents[2]
 TEXTS = data_directory() / "course"
 CHECKS = {name: each.check for name, each in lab_page("00_start").exercises.items()}
 
@@ -19,6 +23,15 @@ def test_a_page_adds_up(name):
     assert 4 <= len(page.exercises) <= 8
     assert sum(each.minutes for each in page.exercises.values()) < page.minutes
     assert len(page.questions) == 3
+
+
+@pytest.mark.parametrize("name", LABS)
+def test_the_outcome_of_a_prediction_is_the_reference_answer(name):
+    notebook = json.loads((ROOT / "labs" / "instructor" / f"{name}.ipynb").read_text(encoding="utf-8"))
+    answers = {cell["id"]: "".join(cell["source"]) for cell in notebook["cells"]}
+    for exercise in lab_page(name).exercises.values():
+        if isinstance(exercise.check, Prediction):
+            assert f'answer = "{exercise.check.outcome}"' in answers[f"{name}-{exercise.name}"]
 
 
 def test_every_file_belongs_to_a_lab():

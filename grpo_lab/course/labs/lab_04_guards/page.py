@@ -59,7 +59,7 @@ def minimal_set(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
 LAB = pages.page(
     "04_guards",
     {
-        "reported": judges.prediction("abcd"),
+        "reported": judges.prediction("abcd", "c"),
         "alone": Values(("answer",), alone),
         "rescue": judges.prediction("abcd"),
         "saved": judges.saved_run("clamp_log_ratio", step=20),
