@@ -17,7 +17,7 @@ EACH = pytest.mark.parametrize("name", NAMES)
 QUICK = "fp16-adam-epsilon"
 """The scenario whose heal is trained in `make test`; the others are slow."""
 GAIN = 0.15
-"""Held-out reward that a healed run gains at least. Measured on seeds 0 to 4; see docs/heals.md."""
+"""Held-out reward that a healed run gains at least. Measured on seeds 0 to 4; see docs/matrix."""
 
 
 @pytest.mark.parametrize(
