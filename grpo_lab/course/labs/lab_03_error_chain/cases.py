@@ -181,7 +181,7 @@ def _further(case: Case, draw: random.Random) -> Case:
 # An eps that fp16 can hold -------------------------------------------------------------------------------------------
 
 RATE, LARGEST_MOVE = 1e-5, 1e-3
-"""The scenario's learning rate, and the largest allowed move of a weight in one step."""
+"""The reports' learning rate, and the largest allowed move of a weight in one step."""
 BATCHES = 4
 """Batches drawn at most to get one with a gradient: 1 of 300 had none, so four in a row are one in 8 billion."""
 
