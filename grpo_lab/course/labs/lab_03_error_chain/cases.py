@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from grpo_lab import seeds
-from grpo_lab.config.catalog import scenario
+from grpo_lab.config.catalog import preset
 from grpo_lab.course import pages
-from grpo_lab.course.compare import is_number, shown
+from grpo_lab.course.compare import beside, is_number, shown
 from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
 from grpo_lab.course.probes import as_a_bool, one_norm
 from grpo_lab.course.relations import changed, lines_alike, scaled
@@ -181,7 +181,7 @@ def _further(case: Case, draw: random.Random) -> Case:
 # An eps that fp16 can hold -------------------------------------------------------------------------------------------
 
 RATE, LARGEST_MOVE = 1e-5, 1e-3
-"""The scenario's learning rate, and the largest allowed move of a weight in one step."""
+"""The reports' learning rate, and the largest allowed move of a weight in one step."""
 BATCHES = 4
 """Batches drawn at most to get one with a gradient: 1 of 300 had none, so four in a row are one in 8 billion."""
 
@@ -203,11 +203,13 @@ def _judge_epsilon(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     little = "With an eps this large every move is too small: in fp32 the largest is about the rate, 1e-5."
     right = RATE <= move <= LARGEST_MOVE
     expected = f"from {RATE:g} to {LARGEST_MOVE:g}"
-    yield Finding(right, "largest move of a weight", f"{move:.2g}", expected, far if move > LARGEST_MOVE else little)
+    yield Finding(
+        right, "largest move of a weight", beside(move, LARGEST_MOVE), expected, far if move > LARGEST_MOVE else little
+    )
 
 
 def _one_step(eps: float, seed: int) -> tuple[float, float]:
-    """The number of broken weights and the largest move after one step of the scenario fp16-adam-epsilon.
+    """The number of broken weights and the largest move after one step of the reports' settings in fp16.
 
     A batch without gradient, in which all completions of each prompt have equal rewards, is drawn again.
     """
@@ -215,7 +217,8 @@ def _one_step(eps: float, seed: int) -> tuple[float, float]:
     for number in range(BATCHES):
         draw = seeds.derive(seed, number, "adam_eps") % 2**31
         settings = (f"optimizer.adam_eps={eps!r}", "run.num_steps=1", f"run.seed={draw}", *HERE)
-        events = train(scenario("fp16-adam-epsilon").config().with_(*settings))
+        reported = preset("original").with_(f"optimizer.learning_rate={RATE}", "data.num_prompts=4")
+        events = train(reported.with_("model.precision=fp16_pure", *settings))
         metrics = next(event.metrics for event in events if isinstance(event, Stepped))
         if metrics["grad_norm"]:
             break
