@@ -96,6 +96,19 @@ def test_every_part_of_the_story_is_drawn():
     assert [label.get_text() for label in legend.get_texts()][-1] == "clipped to 0.5"
 
 
+def test_a_guard_that_begins_to_act_is_marked_while_the_run_goes_on():
+    figure, events = LiveFigure(), [*EVENTS[:6]]
+    pixels(figure, events)
+    assert not [each for each in figure._axes["reward"].texts if each.get_gid() == "rescued by"]
+    pixels(figure, [*events, stepped(5, Verdict.SKIP_STEP)])
+    names = {name: [each.get_text() for each in axes.texts] for name, axes in figure._axes.items() if name in CURVES}
+    assert names == {"grad_norm": ["skip_spikes"], "kl": [], "reward": ["skip_spikes"], "ratio/max": []}
+    assert [list(each.get_xdata()) for each in figure._axes["kl"].lines if each.get_gid() == "rescue"] == [[5, 5]]
+    again = [*events, stepped(5, Verdict.SKIP_STEP), stepped(6, Verdict.SKIP_STEP)]
+    assert (pixels(figure, again) == pixels(LiveFigure(), again)).all()
+    assert figure.backgrounds == 2  # a later action of the same guard moves points alone
+
+
 def test_overlays_are_named_and_their_curves_stay():
     figure = LiveFigure()
     kept = {"unguarded": fold([started(), *(stepped(step, reward=0.9) for step in range(20))])}
@@ -255,7 +268,7 @@ def test_time_goes_back_and_is_played(monkeypatch):
     monkeypatch.setattr("grpo_lab.ui.widgets.timeline.time.monotonic", lambda: now[0])
     timeline = Timeline(lambda: moved.append(timeline.position))
     timeline.load(STORY)
-    assert (timeline.length, timeline.position, timeline.screen().status) == (15, 15, "done")
+    assert (timeline.length, timeline.position, timeline.screen().status) == (15, 15, "done, learned nothing")
     timeline._slider.value = 3
     assert moved == [3]
     assert repr(timeline.screen()) == repr(fold(STORY[:4]))
@@ -272,6 +285,6 @@ def test_time_goes_back_and_is_played(monkeypatch):
     assert timeline.tick()
     assert (timeline.position, timeline.playing) == (15, False)
     assert not timeline.tick()
-    assert timeline.screen().status == "done"
+    assert timeline.screen().over
     timeline.play(1)  # at the end it begins again
     assert timeline.position == 0

@@ -5,12 +5,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
-from grpo_lab.analysis.run_state import CURVES, Screen, Tally, describe, shown
+from grpo_lab.analysis.run_state import CURVES, Screen, shown
+from grpo_lab.analysis.screen_words import describe, tone
+from grpo_lab.analysis.tally import Tally, by_design
 from grpo_lab.metrics import LINKS, METRICS
 from grpo_lab.ui.widgets.messages import text
 
-_TONES = {"healthy": "good", "done": "good", "waiting": "calm", "starting": "calm", "paused": "calm", "stopped": "calm"}
-_BAD = ("crashed", "poisoned", "failed")
 ROWS = 50
 """Rows of the table: the last steps of a longer run."""
 
@@ -30,12 +30,10 @@ def status_words(status: str) -> str:
 def status(screen: Screen, own: str = "", note: str = "") -> str:
     """The status line: a badge (`own` replaces the run's status), step, first break or message, and a note."""
     word = own or screen.status
-    bad = any(part in word for part in _BAD)
-    tone = "bad" if bad else _TONES.get(word, "odd")
-    parts = [f'<span class="grpo-lab-badge grpo-lab-{tone}">{escape(status_words(word))}</span>']
+    parts = [f'<span class="grpo-lab-badge grpo-lab-{tone(word)}">{escape(status_words(word))}</span>']
     if screen.step >= 0:
         key = "panel.at_step_of" if screen.num_steps else "panel.at_step"
-        where = text(key, step=screen.step, last=screen.num_steps - 1)
+        where = text(key, step=screen.step, count=screen.step + 1, total=screen.num_steps)
         parts.append(f"<b>{escape(where)}</b>")
     if own == "paused":
         parts.append(escape(status_words(screen.status)))
@@ -77,11 +75,18 @@ def samples(screen: Screen) -> str:
 
 
 def guards(screen: Screen) -> str:
-    """Guards and faults that acted: in how many steps, the last step, and its reason with number and limit."""
-    tallies: dict[str, Tally] = {**screen.faults, **screen.guards}
+    """Guards and faults that acted: in how many steps, the last step, and its reason with number and limit.
+
+    Guards that act in healthy runs too have a table of their own.
+    """
+    matter = {**screen.faults, **{name: tally for name, tally in screen.guards.items() if not by_design(name)}}
+    usual = {name: tally for name, tally in screen.guards.items() if by_design(name)}
+    return _acted("acted", matter) + (_acted("acted_by_design", usual) if usual else "")
+
+
+def _acted(key: str, tallies: Mapping[str, Tally]) -> str:
     rows = [[name, str(tally.steps), str(tally.last_step), tally.reason] for name, tally in tallies.items()]
-    header = [text(f"panel.{key}") for key in ("guard", "steps", "last_step", "reason")]
-    return _titled("acted", header, rows)
+    return _titled(key, [text(f"panel.{each}") for each in ("guard", "steps", "last_step", "reason")], rows)
 
 
 def numbers(screen: Screen) -> str:

@@ -17,6 +17,7 @@ from matplotlib.text import Text
 
 from grpo_lab.analysis.run_state import CURVES, Screen, Series, decimate
 from grpo_lab.ui.plots import curves, strip
+from grpo_lab.ui.plots.scales import Scale, scale_of
 from grpo_lab.ui.plots.style import FINE, chinese_font, legible, name_runs, new_figure
 from grpo_lab.ui.widgets.html import slug
 from grpo_lab.ui.widgets.messages import language, text
@@ -99,9 +100,9 @@ class LiveFigure:
             artist.draw(renderer)
         return self._canvas.buffer_rgba()
 
-    def _scale(self, name: str, series: Series, screen: Screen, others: Sequence[Screen]) -> curves.Scale:
+    def _scale(self, name: str, series: Series, screen: Screen, others: Sequence[Screen]) -> Scale:
         rows = [series, *(decimate(other.series.get(name, Series())) for other in others)]
-        return curves.scale_of(name, curves.numbers(name, rows, screen), steady=True)
+        return scale_of(name, curves.numbers(name, rows, screen), steady=True)
 
     def _draw_background(self, screen: Screen, kept: Mapping[str, Screen], steps: Any, scales: Any, moves: Any) -> None:
         figure, shape = self._figure, self._shape
@@ -125,6 +126,7 @@ class LiveFigure:
             self._lines[name] = {line.get_gid(): line for line in each.lines}
             above = [*each.images, *each.collections, *each.lines, *each.patches, *each.texts]
             own = above if name == "strip" else [self._lines[name][gid] for gid in moves[name]]
+            own += [] if name == "strip" else [words for words in each.texts if words.get_gid() == "rescued by"]
             self._moving += sorted(own, key=lambda artist: artist.get_zorder())
         for artist in self._moving:
             artist.set_animated(True)
@@ -150,7 +152,7 @@ def _legend(figure: Figure, kept: Mapping[str, Screen]) -> float:
 def _key(screen: Screen, kept: Mapping[str, Screen], steps: Any, scales: Any, moves: Any) -> object:
     """All that a background depends on: while the key stays the same, only points move."""
     artists = {name: (tuple(found), len(found[f"curve {name}"][0]) > FINE) for name, found in moves.items()}
-    happened = (screen.kinds(), tuple(screen.marked("changed")), screen.crash_step)
+    happened = (screen.kinds(), tuple(screen.marked("changed")), screen.crash_step, tuple(curves.rescues(screen)))
     limits = tuple(step for step, _ in screen.settings)
     runs = tuple((name, id(other)) for name, other in kept.items())
     return (steps, scales, artists, happened, limits, screen.first_break, runs, language())

@@ -7,7 +7,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.analysis.run_state import describe, fold
+from grpo_lab.analysis.run_state import fold
+from grpo_lab.analysis.screen_words import describe
 from grpo_lab.config.catalog import preset as preset_config
 from grpo_lab.config.schema import LIVE_SECTIONS, Config
 from grpo_lab.errors import ConfigError, GrpoLabError, RunError

@@ -5,7 +5,8 @@ import time
 from concurrent.futures import Future
 from pathlib import Path
 
-from grpo_lab.analysis.run_state import describe, fold
+from grpo_lab.analysis.run_state import fold
+from grpo_lab.analysis.screen_words import describe
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import GrpoLabError, RunError
 from grpo_lab.runs import child_pool, notebook_mode, run_folder
