@@ -187,7 +187,8 @@ def test_a_guard_that_saves_a_run_is_marked_and_named_on_the_curves():
 def test_a_dead_model_has_no_green_badge():
     dead = plots.run_figure([START, *(stepped(n, metrics={"reward": 0.3 * (n < 4)}) for n in range(8)), DONE])
     (badge,) = [text for text in dead.texts if text.get_text() == "done, reward lost"]
-    assert badge.get_bbox_patch().get_facecolor()[:3] == to_rgb(VERMILLION)
+    box = badge.get_bbox_patch()
+    assert box and box.get_facecolor()[:3] == to_rgb(VERMILLION)
 
 
 def test_no_number_of_a_log_axis_is_drawn_at_its_edge():

@@ -54,6 +54,11 @@ class Threshold(NamedTuple):
     steps: list[int]
     values: list[float]
 
+    @property
+    def last(self) -> float:
+        """The last value in force."""
+        return next(value for value in reversed(self.values) if not math.isnan(value))
+
 
 Points = dict[str, tuple[np.ndarray, np.ndarray]]
 """Points that move during a run: (x, y) by the gid of their artist."""
@@ -147,9 +152,9 @@ def thresholds(name: str, screen: Screen, say: Callable[[str], str] = str) -> li
     made = []
     for limit, label, line in _LIMITS.get(name, ()):
         values = [limit(config) for _, config in screen.settings]
-        last = next((value for value in reversed(values) if not math.isnan(value)), None)
-        if last is not None:
-            made.append(Threshold(say(label).format(last), line, steps, values))
+        if not all(map(math.isnan, values)):
+            found = Threshold(say(label), line, steps, values)
+            made.append(found._replace(label=found.label.format(found.last)))
     return made
 
 
@@ -162,7 +167,7 @@ def _moving(axes: Axes, name: str, found: Points, look: style.Look, say: Callabl
             options = {"color": look.colour, "ls": look.line, "lw": 1.8, "ms": 4.5}
             options["marker"] = look.marker if len(x) <= style.FINE else "none"
         elif kind == "cross":
-            options = {"color": look.colour, "marker": "x", "ls": "none", "ms": 11, "mew": 2.5, "zorder": 5}
+            options = {"color": look.colour, "marker": "x", "ls": "none", "ms": 11, "mew": 2.5, "zorder": 7}
             options["label"] = say("NaN or inf")
         elif kind == "mark":
             options = {**style.mark(rest), "ms": 9, "zorder": 6}
@@ -172,8 +177,10 @@ def _moving(axes: Axes, name: str, found: Points, look: style.Look, say: Callabl
 
 
 def _limits(axes: Axes, limits: list[Threshold], end: int) -> None:
+    """Draw the limits, each with its words at its right end: above the line, and of the lower of two below it."""
+    lowest = min((limit.last for limit in limits), default=0.0) if len(limits) > 1 else -math.inf
     for limit in limits:
-        options: dict[str, Any] = {"color": style.GREY, "ls": limit.line, "lw": 1.3, "label": limit.label}
+        options: dict[str, Any] = {"color": style.GREY, "ls": limit.line, "lw": 1.3}
         starts = [*limit.steps, end]
         parts = [
             (start - 0.5, stop - 0.5, value)
@@ -181,6 +188,11 @@ def _limits(axes: Axes, limits: list[Threshold], end: int) -> None:
         ]
         x = [edge for start, stop, _ in parts for edge in (start, stop)]
         axes.plot(x, [value for *_, value in parts for _ in range(2)], gid=f"limit {limit.label}", **options)
+        height = axes.transAxes.inverted().transform(axes.transData.transform((0, limit.last)))[1]
+        down = 7 if limit.last == lowest and height > 0.15 else -7
+        look: dict[str, Any] = {"fontweight": "normal", "color": style.GREY, "va": "center", "gid": "limit words"}
+        look["xycoords"] = axes.get_yaxis_transform()
+        style.annotate(axes, limit.label, (1.0, limit.last), right=False, gap=0, down=down, **look)
 
 
 def _happenings(axes: Axes, screen: Screen, say: Callable[[str], str]) -> None:
@@ -224,7 +236,6 @@ def _legend(axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
     once = dict(zip(labels, handles, strict=True))
     if once:
-        ncols = len(once) if style.figure_of(axes)[1] > 1.3 * len(once) else 2  # the title is in the same line
-        place = {"loc": "lower right", "bbox_to_anchor": (1.02, 1.045)}
+        place = {"loc": "lower right", "bbox_to_anchor": (1.02, 1.045), "ncols": len(once)}
         tight = {"handlelength": 1.4, "handletextpad": 0.3, "columnspacing": 0.8}
-        axes.legend(once.values(), once.keys(), ncols=ncols, **{**style.PLAIN, **tight, **place})
+        axes.legend(once.values(), once.keys(), **{**style.PLAIN, **tight, **place})

@@ -55,7 +55,7 @@ def draw(
     for gid, (x, y) in points(axes, screen, steps, cells).items():
         kind = gid.removeprefix("mark ")
         cross = {"ls": "none", "marker": "x", "ms": 6, "mew": 1.8, "mec": "white"}
-        look = {**style.mark(kind), "ms": 6 if style.MARKS[kind].marker == "|" else 8} if kind in style.MARKS else cross
+        look = {**style.mark(kind), "ms": {"acted": 5, "by design": 6}.get(kind, 8)} if kind in style.MARKS else cross
         axes.plot(x, y, gid=gid, **look)
     _frame(axes, screen, first, end, names, say)
     _first_break(axes, screen, first, end, say)
@@ -135,7 +135,10 @@ def legend(
     box, height = axes.get_position(), figure.get_size_inches()[1]
     ncols, side, x = (columns, "right", box.x1) if columns else (len(handles), "left", box.x0)
     place: dict[str, Any] = {"loc": f"lower {side}", "bbox_to_anchor": (x, box.y1 + (0.1 + raised) / height)}
-    figure.legend(handles=handles, ncols=ncols, handlelength=1.1, handletextpad=0.5, **place, **style.PLAIN)
+    small = {"fontsize": style.SMALL - 0.7, "columnspacing": 0.9} if columns else {}
+    figure.legend(
+        handles=handles, ncols=ncols, handlelength=1.1, handletextpad=0.5, **{**place, **style.PLAIN, **small}
+    )
     if columns is None:
         figure.text(0.015, box.y1 + (0.18 + raised) / height, say("The chain"), fontsize=style.LARGE, va="center")
 

@@ -42,7 +42,7 @@ STATUSES |= {"not reached": "#DCDCDC", "not used": "#FFFFFF"}
 """Cells of the chain. Links that break after the first break are faded, so that the first one stands out."""
 MARKS = {
     "by design": Look(GREY, "none", "|"),
-    "acted": Look(BLUE, "none", "|"),
+    "acted": Look(BLUE, "none", "o"),
     "skipped": Look(ORANGE, "none", "v"),
     "rolled back": Look(PURPLE, "none", "<"),
     "stopped": Look(BLACK, "none", "s"),

@@ -7,10 +7,13 @@ from html import escape
 
 from grpo_lab.analysis.run_state import CURVES, Screen, shown
 from grpo_lab.analysis.screen_words import describe, tone
-from grpo_lab.analysis.tally import Tally, by_design
+from grpo_lab.analysis.tally import by_design
 from grpo_lab.metrics import LINKS, METRICS
 from grpo_lab.ui.widgets.messages import text
 
+_NO_ERROR = """<style>.jp-OutputArea-child:has(+ .jp-OutputArea-child .grpo-lab-picture)
+.jp-OutputArea-output.jupyter-widgets:not(:has(*)) { display: none }</style>"""
+"""Above the picture of a saved panel, JupyterLab need not say that it finds no widget."""
 ROWS = 50
 """Rows of the table: the last steps of a longer run."""
 
@@ -77,16 +80,14 @@ def samples(screen: Screen) -> str:
 def guards(screen: Screen) -> str:
     """Guards and faults that acted: in how many steps, the last step, and its reason with number and limit.
 
-    Guards that act in healthy runs too have a table of their own.
+    Guards that act in healthy runs too follow in a line of their own.
     """
-    matter = {**screen.faults, **{name: tally for name, tally in screen.guards.items() if not by_design(name)}}
-    usual = {name: tally for name, tally in screen.guards.items() if by_design(name)}
-    return _acted("acted", matter) + (_acted("acted_by_design", usual) if usual else "")
-
-
-def _acted(key: str, tallies: Mapping[str, Tally]) -> str:
-    rows = [[name, str(tally.steps), str(tally.last_step), tally.reason] for name, tally in tallies.items()]
-    return _titled(key, [text(f"panel.{each}") for each in ("guard", "steps", "last_step", "reason")], rows)
+    tallies = [*screen.faults.items(), *screen.guards.items()]
+    rows = [[name, str(it.steps), str(it.last_step), it.reason] for name, it in tallies if not by_design(name)]
+    header = [text(f"panel.{each}") for each in ("guard", "steps", "last_step", "reason")]
+    usual = ", ".join(f"{name} ×{tally.steps}" for name, tally in tallies if by_design(name))
+    note = f'<p class="grpo-lab-note">{escape(text("panel.acted_by_design", names=usual))}</p>' if usual else ""
+    return _titled("acted", header, rows) + note
 
 
 def numbers(screen: Screen) -> str:
@@ -109,7 +110,7 @@ def figure(png: bytes, screen: Screen) -> str:
     words = escape(describe(screen))
     data = base64.b64encode(png).decode()
     image = f'<img alt="{words}" src="data:image/png;base64,{data}" style="max-width:100%">'
-    return f"<figure>{image}<figcaption>{words}</figcaption></figure>"
+    return f'<figure class="grpo-lab-picture">{image}<figcaption>{words}</figcaption></figure>{_NO_ERROR}'
 
 
 def table(rows: Iterable[Sequence[str]]) -> str:
