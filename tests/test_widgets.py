@@ -118,6 +118,7 @@ def test_watched_it_is_drawn_and_told(panel, seen):
     find(one, "table-on").value = True
     assert one._render_state.settle()
     assert find(one, "table").value.count("<tr>") == 4
+    assert find(one, "below").children[1] is find(one, "table"), "beside the controls, above the samples"
 
 
 class Output:

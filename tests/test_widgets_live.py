@@ -140,7 +140,7 @@ def test_no_words_of_a_curve_lie_over_each_other(monkeypatch, language):
     figure = LiveFigure()
     limits = ("guards.clip_gradients.max_norm=1", "guards.skip_spikes.threshold=10")
     steps = [stepped(step, grad_norm=math.nan, kl=math.inf, reward=math.nan) for step in range(3)]
-    infinite = stepped(3, **{"ratio/max": math.inf})
+    infinite = stepped(3, Verdict.KEEP, False, **{"ratio/max": math.inf})
     figure.draw(fold([started(30, *limits), Evaluated(0, 0.3, 8), *steps, infinite]), {})
     renderer = figure._canvas.get_renderer()
     cut = figure.sizes[0][0]

@@ -68,7 +68,7 @@ class ControlsView:
         self._pace = self._pace_menu(pace)
         words = {"description": text("panel.name"), "style": STYLE}
         self._name = ipywidgets.Text(value="A", layout={"width": "220px"}, **words)
-        self.widget = self._laid_out()
+        self.widget = self._laid_out(bool(guards))  # the guards that a lab asks for are seen first
 
     def show_config(self, config: Config) -> None:
         """Set sliders, switches and menus to the values of the config."""
@@ -123,21 +123,22 @@ class ControlsView:
         free = (letter for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if letter not in names)
         self._name.value = next(free, "Z")
 
-    def _laid_out(self) -> ipywidgets.VBox:
+    def _laid_out(self, guards: bool) -> ipywidgets.VBox:
         top = parts.box("bar", [*self._buttons.values(), self._pace])
         figure = parts.box("figure", [self.image, self._chain])
-        controls = parts.box("controls", [self._tabs()], ipywidgets.VBox)
+        controls = parts.box("controls", [self._tabs(guards)], ipywidgets.VBox)
         below = parts.box("below", [self._banner, self._table, self._acted, self._samples], ipywidgets.VBox)
         columns = parts.box("columns", [controls, below])
         children = [self._style, top, self._status, figure, self.timeline.widget, columns, self.browser]
         return parts.box("panel", children, ipywidgets.VBox)
 
-    def _tabs(self) -> ipywidgets.Tab:
+    def _tabs(self, guards: bool) -> ipywidgets.Tab:
         settings = [*(row.widget for row in self.rows), self._about]
         tabs = {"settings": settings, "guards": [self.switches.widget], "source": self.sources.widgets}
         tabs["runs"] = self._runs()
         titles = [text(f"panel.tab_{name}") for name in tabs]
-        return ipywidgets.Tab([ipywidgets.VBox(children) for children in tabs.values()], titles=titles)
+        pages = [ipywidgets.VBox(children) for children in tabs.values()]
+        return ipywidgets.Tab(pages, titles=titles, selected_index=list(tabs).index("guards" if guards else "settings"))
 
     def _open_menu(self) -> ipywidgets.Dropdown:
         words = {"description": text("panel.open"), "tooltip": text("panel.open_help"), "style": STYLE}

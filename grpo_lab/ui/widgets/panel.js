@@ -17,8 +17,9 @@ function render({ model, el }) {
   const reveal = () => {
     const panel = frame();
     if (!model.get("running") || !panel) return;
-    const view = panel.closest(".jp-WindowedPanel-outer, .jp-Notebook")?.clientHeight ?? innerHeight;
-    panel.scrollIntoView({ block: panel.offsetHeight > view ? "start" : "nearest" });
+    const view = panel.closest(".jp-WindowedPanel-outer, .jp-Notebook")?.getBoundingClientRect();
+    const { top, bottom } = panel.getBoundingClientRect();
+    if (top < (view?.top ?? 0) || bottom > (view?.bottom ?? innerHeight)) panel.scrollIntoView({ block: "start" });
   };
   const theme = () => {
     const dark = document.body.dataset.jpThemeLight === "false";
