@@ -117,6 +117,8 @@ def test_an_awaited_run_is_steered_on_one_screen_in_both_themes_and_leaves_a_pic
     expect(nb.find("picture").locator("img")).to_be_visible()
     expect(nb.page.get_by_text("model not found")).not_to_be_visible()
     nb.page.set_viewport_size({"width": 1280, "height": 1000})
+    nb.page.goto(f"{server.url}/lab?reset")  # for the next test, whose page must not open this notebook again
+    nb.page.wait_for_function("globalThis.jupyterapp?.restored.then(() => true)")
 
 
 def test_run_all_goes_through_a_crash_and_a_killed_child_leaves_the_kernel_usable(notebook, server, wait_until):
