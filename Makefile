@@ -18,7 +18,7 @@ test: .venv/.dev .venv/.packages
 	$(PYTEST) -m "not slow"
 
 lab: .venv/.lab
-	cd labs && ../.venv/bin/jupyter lab
+	.venv/bin/grpo-lab labs open
 
 check: .venv/.dev
 	.venv/bin/ruff format --check . && .venv/bin/ruff check . && .venv/bin/pyright

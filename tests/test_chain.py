@@ -8,7 +8,7 @@ import torch
 from grpo_lab.events import Action, Changed, Crash, Ended, LinkNote, Stage, Stepped, Verdict
 from grpo_lab.metrics import LINKS
 from grpo_lab.runs.crashes import classify_crash
-from grpo_lab.runs.first_break import _RULES, absorbed, first_break, statuses
+from grpo_lab.runs.first_break import _RULES, _TEXTS, absorbed, first_break, statuses
 from grpo_lab.runs.summary import summary
 
 INF, NAN = math.inf, math.nan
@@ -125,14 +125,15 @@ def test_the_first_broken_link_and_its_operator_are_named(operator):
     assert found is not None
     assert (found.step, found.link, found.caught_by) == (3, FIRST[operator], "")
     assert found.operator.startswith(operator)
-    assert found.explanation in {rule.explanation for rule in _RULES}
+    assert (found.operator, found.explanation) == _TEXTS[found.rule]
     assert LINKS[found.link].label in str(found)
     assert found.operator in str(found)
 
 
 def test_every_rule_is_tested_here():
-    operators = {rule.operator for rule in _RULES}
+    operators = {_TEXTS[rule.key].operator for rule in _RULES}
     assert {next(o for o in operators if o.startswith(name)) for name in BREAKS} == operators
+    assert {rule.key for rule in _RULES} | {"unknown"} == set(_TEXTS)
 
 
 @pytest.mark.parametrize("link", ["old_logprobs", "ref_logprobs", "logprobs"])

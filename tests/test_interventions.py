@@ -33,6 +33,7 @@ from grpo_lab.training.learner import Learner
 from grpo_lab.training.recorder import Recorder
 from grpo_lab.training.registry import arrange, carry_over
 from grpo_lab.training.snapshots import Snapshots
+from grpo_lab.ui.widgets import messages
 
 INF, NAN = math.inf, math.nan
 COEFFICIENTS = Coefficients(3e-4, 0.02, 0.2, None, 1e-8)
@@ -414,6 +415,31 @@ def test_a_guard_that_acts_gives_its_reason_with_the_number_and_the_limit(name, 
         assert harm.mended(outcome.value), outcome.value
     else:
         assert outcome.verdict >= Verdict.SKIP_STEP, "say in the table what the value should become"
+
+
+NAMES = {"KL", "NaN", "adam", "beta", "dropout", "eps", "float", "inf", "logits", "nan", "token", "top"}
+"""Words that stay in a Chinese reason."""
+
+
+def is_chinese(reason: str) -> bool:
+    said = messages.reworded(reason)
+    same_numbers = [sorted(re.findall(r"\d[\d.e-]*", words)) for words in (said, reason)]
+    return same_numbers[0] == same_numbers[1] and set(re.findall("[A-Za-z]{2,}", said)) <= NAMES
+
+
+@pytest.mark.parametrize(("name", "harm"), HARMS)
+def test_the_reason_of_a_guard_is_translated_with_its_numbers(monkeypatch, name, harm):
+    monkeypatch.setenv(messages.VARIABLE, "zh")
+    reason = GUARDS[name](**harm.settings)(_fresh(harm.value), make_step(**harm.step)).reason
+    assert is_chinese(reason), messages.reworded(reason)
+
+
+@pytest.mark.parametrize("name", FAULTY)
+def test_the_reason_of_a_fault_is_translated_with_its_numbers(monkeypatch, name):
+    monkeypatch.setenv(messages.VARIABLE, "zh")
+    value, step, fault = FAULTY[name](), make_step(index=1, **NEEDS.get(name, {})), FAULTS[name]()
+    reason = fault(value, step).reason or fault(value, step).reason  # the first batch is never stale
+    assert is_chinese(reason), messages.reworded(reason)
 
 
 def _fresh(value: Any) -> Any:

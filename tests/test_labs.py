@@ -1,15 +1,19 @@
 """What the cells of a lab call: answers are kept, looked at and answered; runs, questions and export."""
 
+import dataclasses
 import json
 import shutil
 import zipfile
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from IPython.lib.pretty import pretty
 
 from grpo_lab.config.catalog import preset
-from grpo_lab.course.exercises import Finding
+from grpo_lab.course import trials
+from grpo_lab.course.exercises import Finding, Values
 from grpo_lab.errors import ConfigError, DataError, NotYet, Unanswered
 from grpo_lab.runs import child_pool, recordings
 from grpo_lab.runs.session import Session
@@ -79,6 +83,103 @@ def test_the_first_prediction_stays(lab, capsys):
         lab.exercise("guess", "answer = 'b'")
 
 
+GUESS = "# What happens?\n#   a  It grows < fast.\n#   b  It shrinks.\nanswer = 'b'"
+
+
+def test_the_verdict_on_a_prediction_comes_after_the_run(lab, capsys, monkeypatch):
+    (lab.runs / "earlier").mkdir(parents=True)
+    Session(preset("smoke"), lab.runs / "earlier").run()
+    lab.exercise("guess", GUESS)
+    capsys.readouterr()
+    lab.show_verdicts()
+    assert capsys.readouterr().out == ""  # the run before it decides nothing
+    Session(preset("smoke"), lab.runs / "later").run()
+    lab.show_verdicts()
+    assert capsys.readouterr().out == (
+        "Guess first. You predicted b, and it was a.\n"
+        "    you predicted  b: It shrinks.\n"
+        "    it was         a: It grows < fast.\n"
+    )
+    lab.show_verdicts()
+    assert capsys.readouterr().out == ""  # once
+    monkeypatch.setitem(lab.page.exercises, "guess", _about(lab, runs=2))
+    lab.exercise("guess", GUESS.replace("'b'", "'a'"))
+    capsys.readouterr()
+    for number, said in ((1, ""), (2, "Guess first. You predicted b, and it was a.")):
+        Session(preset("smoke"), lab.runs / f"of-{number}").run()
+        lab.show_verdicts()
+        assert capsys.readouterr().out.partition("\n")[0] == said  # the first prediction counts
+
+
+def test_a_prediction_that_came_true_and_options_that_stand_elsewhere(lab, capsys):
+    lab.exercise("guess", "answer = 'a'")
+    Session(preset("smoke"), lab.runs / "later").run()
+    capsys.readouterr()
+    lab.show_verdicts()
+    assert capsys.readouterr().out == "Guess first. You predicted a, and it was a.\n"
+
+
+def _about(lab, runs):
+    guess = lab.page.exercises["guess"]
+    return dataclasses.replace(guess, check=dataclasses.replace(guess.check, runs=runs))
+
+
+def test_a_notebook_shows_verdicts_after_each_cell(sample_lab, monkeypatch):
+    registered = {}
+    shell = SimpleNamespace(
+        register_magic_function=lambda *_: None, events=SimpleNamespace(register=registered.__setitem__)
+    )
+    monkeypatch.setattr(feedback_view, "ipython", lambda: shell)
+    lab = Lab("sample")
+    assert registered == {"post_run_cell": lab.show_verdicts}
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """A notebook that somebody watches: the HTML shown so far."""
+    shown = []
+    monkeypatch.setattr(feedback_view, "headless", lambda: False)
+    monkeypatch.setattr(feedback_view, "show", lambda text, html="", **_: shown.append(html))
+    return shown
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_model_answer_is_folded_below_the_feedback_on_an_attempt(watched, monkeypatch, tmp_path, right):
+    monkeypatch.chdir(tmp_path)
+    lab, name = Lab("00_start"), "out_of_range"
+    with nullcontext() if right else pytest.raises(NotYet):
+        found = "not norm <= limit" if right else "norm > limit"
+        steps = f"[step for step, norm in enumerate(norms) if {found}]"
+        lab.exercise(name, f"def steps_out_of_range(norms, limit):\n    return {steps}")
+    assert "<details><summary>Show a model answer</summary>" in watched[-1]
+    assert "if not norm &lt;= limit]" in watched[-1]
+
+
+def test_a_model_answer_comes_after_an_attempt_and_only_there(watched, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    lab = Lab("00_start")
+    with pytest.raises(Unanswered):
+        lab.exercise("out_of_range", "def steps_out_of_range(norms, limit):\n    ...  # your answer")
+    lab.exercise("guess", "answer = 'a'")  # a prediction has an outcome, which comes after the run
+    with pytest.raises(NotYet):
+        lab.exercise("learning_rate", "learning_rate = 'high'")
+    assert ["<details>" in html for html in watched] == [False, True]
+
+
+@pytest.mark.parametrize("setting", ["GRPO_LAB_NO_ANSWERS", "headless", "no checkout"])
+def test_model_answers_can_be_hidden(watched, monkeypatch, tmp_path, setting):
+    monkeypatch.chdir(tmp_path)
+    if setting == "headless":  # nbgrader's runs too
+        monkeypatch.setattr(feedback_view, "headless", lambda: True)
+    elif setting == "no checkout":
+        monkeypatch.setattr(feedback_view, "INSTRUCTOR", tmp_path)
+    else:
+        monkeypatch.setenv(setting, "1")
+    with pytest.raises(NotYet):
+        Lab("00_start").exercise("reading", "spike_step = 1\nspike_norm = 2\nreward_noticed = True")
+    assert "feedback" in watched[-1] and "<details>" not in watched[-1]
+
+
 def test_nothing_of_a_learners_is_html(lab):
     evil = "<script>alert(1)</script>"
     found = [Finding(False, evil, evil, evil, evil), Finding(True, evil, evil, evil, evil)]
@@ -108,7 +209,8 @@ def test_runs_lie_in_the_labs_folder_and_share_a_child(lab, capsys, monkeypatch)
     assert first.config.run.name == "unguarded"
     assert (len(first.records), len(again.records)) == (3, 12)
     assert Session.open(first.directory).status == "done"
-    assert capsys.readouterr().out.count("unguarded: first break: none") == 2
+    out = capsys.readouterr().out
+    assert out.count("unguarded: result: ") == out.count("first break: none") == 2
 
 
 def test_a_run_is_followed_in_one_place(lab, monkeypatch):
@@ -123,25 +225,36 @@ def test_a_run_is_followed_in_one_place(lab, monkeypatch):
     session.views.append(feedback_view.RunLine(session.config))
     session.run()
     assert [text.split(",")[0] for text, *_ in said[:-1]] == [f"smoke: step {n} of 3" for n in (1, 2, 3)]
-    assert said[-1][0].startswith("smoke: first break")
+    assert said[-1][0].startswith("smoke: result: too few steps to say")
     assert len({place for _, place, _ in said}) == 1
     assert [update for *_, update in said] == [False, True, True, True]
 
 
-def test_a_check_that_trains_says_so_while_it_does(lab, monkeypatch):
+def test_a_check_that_trains_shows_each_run_while_it_does(lab, monkeypatch):
+    def trains(values, seed):
+        runs = [trials.run(preset("smoke"), seed) for seed in (1, 2)]
+        yield Finding(all(run.status == "done" for run in runs), "two runs", "", "", "")
+
     said = []
     monkeypatch.setattr(feedback_view, "headless", lambda: False)
-    monkeypatch.setattr(feedback_view, "show", lambda text, *_, **where: said.append((text, where.get("display_id"))))
-    lab.exercise("guards", "guards = ('warm_up',)")
-    assert said[0][0].startswith("Checking: ")
-    assert said[1] == ("", said[0][1])
-    assert said[2][0].startswith("Guard it: right")
-    with pytest.raises(Unanswered):
-        lab.exercise("guards", "guards = ...  # your answer")
-    assert said[-1][0] == ""
+    monkeypatch.setattr(feedback_view, "show", lambda text, *_, **where: said.append((text, where)))
+    monkeypatch.setattr(feedback_view, "_INTERVAL", 0.0)
+    choice = dataclasses.replace(lab.page.exercises["letter"], check=Values(("answer",), trains))
+    monkeypatch.setitem(lab.page.exercises, "letter", choice)  # of any kind, as in lab 4
+    lab.exercise("letter", "answer = 'b'")
+    *line, empty, feedback = said
+    assert [text for text, _ in line] == [
+        f"Checking: short run {run} (smoke), step {step} of 3" for run in (1, 2) for step in (1, 2, 3)
+    ]
+    assert [where["update"] for _, where in line] == [False, *[True] * 5]
+    assert len({where["display_id"] for _, where in [*line, empty]}) == 1
+    assert empty[0] == "" and empty[1]["update"]
+    assert feedback[0].startswith("Which one: right")
     said.clear()
     lab.exercise("double", RIGHT)
-    assert len(said) == 1
+    assert len(said) == 1  # a check that does not train
+    trials.run(preset("smoke"), 1)
+    assert len(said) == 1  # a run that belongs to no check
 
 
 def test_questions_explain_what_was_chosen(lab, monkeypatch):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from grpo_lab import cli
-from grpo_lab.cli import lecture as command
+from grpo_lab.cli import jupyterlab as command
 from grpo_lab.runs import recordings
 from grpo_lab.runs.session import Session
 from grpo_lab.ui.widgets.keyboard import Keyboard
@@ -56,7 +56,7 @@ def test_the_checkout_has_the_notebook(monkeypatch, tmp_path):
 
 
 def test_without_labs_or_jupyterlab_the_way_out_is_named(lecture_command, tmp_path, monkeypatch):
-    monkeypatch.setattr(command, "NOTEBOOK", Path("labs/of_nobody.ipynb"))
+    monkeypatch.setattr(command, "LECTURE", Path("labs/of_nobody.ipynb"))
     told, code, said = lecture_command()
     assert (told, code) == ([], 1)
     assert said.startswith(f"error: no labs/of_nobody.ipynb in {tmp_path} or ") and "checkout" in said

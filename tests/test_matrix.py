@@ -29,7 +29,7 @@ from grpo_lab.analysis.matrix.findings import Findings
 from grpo_lab.analysis.matrix.page import page, summary
 from grpo_lab.analysis.matrix.pool import Pool, run_all
 from grpo_lab.analysis.matrix.results import Fate, Journal, Measurement, from_json, measure, to_csv
-from grpo_lab.config.catalog import Expectation, preset, scenario, scenario_names
+from grpo_lab.config.catalog import TRIAL, Expectation, preset, scenario, scenario_names
 from grpo_lab.errors import RunError
 from grpo_lab.events import Action, Crash, Ended, Evaluated, LinkNote, Stepped, Verdict
 from grpo_lab.models.registry import MODELS
@@ -75,11 +75,31 @@ def test_every_scenario_meets_every_column_and_only_guards_and_seed_differ():
         assert all(config == same[0] for config in same)
 
 
+def test_a_heal_is_tried_against_the_same_run_without_it():
+    found = {one.column: one for one in cells(["train-001"], {}, seeds=1, heals=True)}
+    assert list(found) == ["unhealed", "healed"]
+    ill, healed = found["unhealed"].config, found["healed"].config
+    assert healed == ill.with_(*scenario("train-001").heals[0].change) != ill
+    assert ill.guards == preset("stable").guards and ill.run.num_steps == TRIAL["run"]["num_steps"]
+    assert [one.column for one in cells([HEALTHY], {}, seeds=1, heals=True)] == []
+
+
+@pytest.mark.parametrize(
+    ("unhealed", "healed", "good"),
+    [(0.2, 0.6, 1), (math.nan, 0.6, 1), (0.7, 0.6, 0), (0.6, 0.6, 0), (0.2, 0.4, 0), (0.2, math.nan, 0)],
+)
+def test_a_heal_counts_if_it_gains_and_ends_above_the_unhealed_run(unhealed, healed, good):
+    ends = {"unhealed": unhealed, "healed": healed}
+    found = Findings([result(column=column, before=0.3, after=after) for column, after in ends.items()])
+    assert found.heals("a") == (good, 1)
+    assert Findings([result()]).heals("a") == (0, 0)
+
+
 def test_a_run_goes_as_far_as_its_file_says_and_further_than_a_warm_up():
     asked = {one.scenario: one.config.run.num_steps for one in cells(rows(), {"none": {}}, seeds=1)}
     for name in scenario_names():
         assert asked[name] == max(12, scenario(name).config().run.num_steps)
-    assert (asked[HEALTHY], asked["small-batch"], asked["cuda-001"]) == (30, 40, 12)
+    assert (asked[HEALTHY], asked["small-batch"], asked["bad-batch"]) == (30, 40, 12)
     assert columns()["warm_up"]["warm_up"]["steps"] < 12
     assert {one.config.run.num_steps for one in cells(rows(), {"none": {}}, seeds=1, steps=4)} == {4}
 

@@ -222,9 +222,10 @@ def test_a_corrupt_sample_spikes_one_step_while_the_reward_shows_nothing():
 def test_train_001_explodes_while_everything_is_finite():
     run = alone("train-001")
     norms = [step.metrics["grad_norm"] for step in run.steps]
-    assert max(norms) >= 1e4 and all(map(math.isfinite, norms)) and all(run.healthy)
+    assert max(norms) >= 50 and all(map(math.isfinite, norms)) and all(run.healthy)
+    assert max(norms[:3]) < 10, "the run begins healthy"
     rewards = [step.metrics["reward"] for step in run.steps]
-    assert len(rewards) == 20 and rewards[0] > 0.1 and max(rewards[-3:]) == 0.0
+    assert len(rewards) == 40 and sum(rewards[:10]) > 1.3 * sum(rewards[-10:]), "and loses its reward gradually"
     assert run.largest("ratio/max") > math.exp(5)
 
 
@@ -311,13 +312,13 @@ def test_guards_may_be_named():
 
 def test_a_scenario_may_be_laid_over_another_preset():
     config = gl.scenario("fp16-adam-epsilon").config(preset="stable", guards="original")
-    assert config.model.precision == "fp16_pure" and config.loss.log_ratio == "old"
+    assert config.model.precision == "fp16_pure" and config.optimizer.schedule == "cosine"
     assert config.guards == gl.preset("original").guards
 
 
 def test_a_user_s_setting_comes_last():
     config = gl.scenario("train-001").config(guards="stable").with_("optimizer.learning_rate=*0.5", "loss.beta=0.3")
-    assert config.optimizer.learning_rate == pytest.approx(1e-5 * 2000 / 2) and config.loss.beta == 0.3
+    assert config.optimizer.learning_rate == pytest.approx(1e-5 * 30 / 2) and config.loss.beta == 0.3
 
 
 @pytest.mark.parametrize(

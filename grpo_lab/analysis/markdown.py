@@ -101,9 +101,9 @@ def one_line(text: str | None) -> str:
 
 
 def first_sentence(text: str | None) -> str:
-    """The first sentence of a docstring, without its full stop.
+    """The first sentence of a docstring, in English or Chinese, without its full stop.
 
     >>> first_sentence("Does this (Ye et al. 2020). And that.")
     'Does this (Ye et al. 2020)'
     """
-    return re.split(r"\.(?:\s+(?=[A-Z])|$)", one_line(text), maxsplit=1)[0]
+    return re.split(r"\.(?:\s+(?=[A-Z])|$)|。", one_line(text), maxsplit=1)[0]

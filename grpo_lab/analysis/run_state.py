@@ -65,6 +65,8 @@ class Screen:
     """Step -> link -> `healthy`, `warning` or `broken`; a link that was not reached is absent."""
     first_break: ChainBreak | None
     crash_step: int | None
+    crash_kind: str
+    """The key of the crash in data/crashes.toml, `unknown`, or an empty text."""
     explanation: str
     """The explanation of a known crash, or an empty text."""
     over: bool
@@ -154,6 +156,7 @@ class Fold:
             statuses=self._statuses(crash_step),
             first_break=self._first_break,
             crash_step=crash_step,
+            crash_kind=self._ended.crash.kind if self._ended and self._ended.crash else "",
             explanation=self._ended.crash.explanation if self._ended and self._ended.crash else "",
             over=self._ended is not None,
             guards=dict(self._tallies["guard"]),

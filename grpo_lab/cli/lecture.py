@@ -1,17 +1,12 @@
 """The command that opens the lecture."""
 
-import os
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from grpo_lab.cli import jupyterlab
 from grpo_lab.cli.app import app
-from grpo_lab.errors import DataError, GrpoLabError
-from grpo_lab.paths import data_directory
-
-NOTEBOOK = Path("labs/lecture.ipynb")
 
 
 @app.command()
@@ -25,31 +20,7 @@ def lecture(
 
     Press Shift+Enter once to begin. Ctrl-C in the terminal ends the server.
     """
-    arguments = server_arguments(lecture_notebook(), port, browser)
-    if getattr(os, "geteuid", lambda: 1)() == 0:
-        arguments.append("--allow-root")  # containers run as root; the server listens on this machine alone
-    if not find_spec("jupyterlab"):
-        raise GrpoLabError("JupyterLab is not installed: pip install 'grpo-lab[lab]', or `make lab` in the checkout")
-    # The page_config.json there switches off JupyterLab's question about news.
-    before = os.environ.get("JUPYTER_CONFIG_PATH", "")
-    os.environ["JUPYTER_CONFIG_PATH"] = os.pathsep.join(filter(None, [str(data_directory() / "jupyter"), before]))
-    from jupyterlab.labapp import main
-
-    main(argv=arguments)
-
-
-def lecture_notebook() -> Path:
-    """The path of labs/lecture.ipynb, below the current folder or in the checkout of this package.
-
-    Raises DataError if neither has it.
-    """
-    here = (Path.cwd(), Path(__file__).resolve().parents[2])
-    for folder in here:
-        if (folder / NOTEBOOK).is_file():
-            return folder / NOTEBOOK
-    raise DataError(
-        f"no {NOTEBOOK} in {here[0]} or {here[1]}: the checkout has the labs, the installed package does not"
-    )
+    jupyterlab.start(server_arguments(jupyterlab.lecture_notebook(), port, browser))
 
 
 def server_arguments(notebook: Path, port: int | None, browser: bool) -> list[str]:

@@ -1,16 +1,42 @@
 """Commands that list scenarios, presets and guards, and describe the machine."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
 from grpo_lab.cli.app import app
+
+if TYPE_CHECKING:
+    from grpo_lab.config.catalog import Scenario
 
 
 @app.command()
-def scenarios() -> None:
-    """List the failures that can be reproduced."""
+def scenarios(
+    name: Annotated[str | None, typer.Argument(help="A scenario, to see its cures and heals.")] = None,
+) -> None:
+    """List the failures that can be reproduced, or describe one: what stops it, what heals it, and why."""
     from grpo_lab.config.catalog import scenario, scenario_names
     from grpo_lab.ui import console
 
+    if name:
+        return _describe(scenario(name))
     rows = [[found.name, found.title, found.source] for found in map(scenario, scenario_names())]
     console.out.print(console.table([["scenario", "failure", "source"], *rows]))
+
+
+def _describe(case: Scenario) -> None:
+    """Print a scenario: cause, symptom, cures, decoys and heals."""
+    from grpo_lab.ui import console
+
+    console.out.print(f"[bold]{case.name}[/bold]  {case.title}")
+    console.out.print(console.indented(" ".join(case.story.split()), 2))
+    rows = [("stop", cure, "") for cure in case.cures] + [("heal", heal.change, heal.why) for heal in case.heals]
+    rows += [("no help", decoy, "") for decoy in case.decoys]
+    body = [[kind, ", ".join(change), " ".join(why.split())] for kind, change, why in rows]
+    console.out.print(console.table([["", "change", "why"], *body]))
+    console.say(f"try it: grpo-lab train --scenario {case.name} --heal")
 
 
 @app.command()

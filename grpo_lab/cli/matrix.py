@@ -54,7 +54,7 @@ def matrix(
 
     names, guard_sets = rows(scenario or ()), columns(guard or ())
     overrides = given(model, device)
-    wanted = cells(names, guard_sets, seeds, steps, overrides)
+    wanted = cells(names, guard_sets, seeds, steps, overrides, heals=not guard)
     journal, pool = Journal(out / CELLS), Pool(limit, out / "runs" if keep else None)
 
     def finish(more: Sequence[Cell]) -> list[Measurement]:

@@ -1,5 +1,6 @@
 """Commands that read recorded runs."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -15,13 +16,36 @@ def trace(run: Run, out: Out = None) -> None:
     """Show which link of the chain broke first in a recorded run, and draw the chain."""
     from grpo_lab.runs.recordings import find
     from grpo_lab.runs.session import Session
-    from grpo_lab.runs.summary import summary
     from grpo_lab.ui import console, plots
 
     session = Session.open(find(run))
-    console.out.print(summary(session.events), markup=False)
+    console.say_summary(session)
     figure = plots.strip_figure(session.events, title=session.config.run.name)
-    console.say(f"figure: {plots.save(figure, _figure(session.directory, out, 'chain'))}")
+    console.say(f"figure: {plots.save(figure, _place(session.directory, out, 'chain'))}")
+
+
+@app.command()
+def suggest(run: Run, out: Out = None) -> None:
+    """Write the healed config of a run that broke, as a preset's file, with the reason.
+
+    Exit code 1 if the config of the run holds no known cause.
+    """
+    from grpo_lab.analysis import healing
+    from grpo_lab.runs.recordings import find
+    from grpo_lab.runs.session import Session
+    from grpo_lab.ui import console
+
+    session = Session.open(find(run))
+    found = healing.suggest(session.config, session.events)
+    if found is None:
+        console.say(
+            f"the config of {session.directory} holds no known cause; `grpo-lab diagnose {run}` reads its metrics"
+        )
+        sys.exit(1)
+    path = _place(session.directory, out, "healed", ".toml")
+    healing.write_preset(found.config, path, f"{session.config.run.name}, healed", found.heal.why)
+    console.say(f"cause: {found.case.title} ({found.case.name})\n{healing.in_words(found)}\nconfig: {path}")
+    console.say(f"next: grpo-lab train --preset {path}")
 
 
 @app.command()
@@ -40,7 +64,7 @@ def replay(
         for _ in session.replay(console.ProgressView(bars, session.config.run.name), speed):
             pass
     figure = plots.run_figure(session.events, title=session.config.run.name)
-    path = plots.save(figure, _figure(session.directory, out, "run"))
+    path = plots.save(figure, _place(session.directory, out, "run"))
     console.say_end(session)
     console.say(f"figure: {path}")
 
@@ -60,11 +84,12 @@ def recordings() -> None:
     console.out.print(console.table(rows))
 
 
-def _figure(run: Path, out: Path | None, kind: str) -> Path:
-    """The path of a run's figure: in --out, in the run's folder, or, for an included recording, elsewhere."""
+def _place(run: Path, out: Path | None, kind: str, suffix: str = ".png") -> Path:
+    """The path of a file about a run: in --out, in the run's folder, or, for an included recording, elsewhere."""
     from grpo_lab.runs.recordings import place_for_figures
 
     place = out or place_for_figures(run)
     if place == run:
-        return run / f"{kind}.png"
-    return place / f"{run.name}-{kind}.png"
+        return run / f"{kind}{suffix}"
+    place.mkdir(parents=True, exist_ok=True)
+    return place / f"{run.name}-{kind}{suffix}"

@@ -41,6 +41,9 @@ def train(
     guards: Annotated[
         str | None, typer.Option(help="A preset's guards, or names: a,b,file.py:Mine. `none` for none.")
     ] = None,
+    heal: Annotated[
+        bool, typer.Option("--heal", help="Remove the scenario's cause, so that the model learns.")
+    ] = False,
     settings: Annotated[list[str] | None, typer.Option("--set", help="section.setting=value; may be repeated.")] = None,
     model: Model = None,
     device: Device = None,
@@ -61,7 +64,7 @@ def train(
     from grpo_lab.runs.session import Session
     from grpo_lab.ui import console
 
-    config = _config(preset, scenario, guards).with_(
+    config = _config(preset, scenario, guards, heal).with_(
         *given(model, device),
         *([f"data.tasks={data}"] if data else []),
         *([f"data.rewards={','.join(reward)},"] if reward else []),
@@ -82,10 +85,11 @@ def train(
     sys.exit(0 if session.status == "done" else 1)
 
 
-def _config(preset: str | None, scenario: str | None, guards: str | None) -> Config:
+def _config(preset: str | None, scenario: str | None, guards: str | None, heal: bool) -> Config:
     """The config of a preset or scenario with these guards.
 
-    Raises ConfigError for an unknown name, and for a scenario with another preset than its own.
+    Raises ConfigError for an unknown name, for a scenario with another preset than its own, and for a heal without a
+    scenario.
     """
     from grpo_lab.config import catalog
 
@@ -93,7 +97,9 @@ def _config(preset: str | None, scenario: str | None, guards: str | None) -> Con
         raise ConfigError(
             "--preset and --scenario are mutually exclusive; give one of them, and --guards for the guards"
         )
-    config = catalog.scenario(scenario).config() if scenario else catalog.preset(preset or "stable")
+    if heal and not scenario:
+        raise ConfigError("--heal removes the cause of a scenario; name one with --scenario")
+    config = catalog.scenario(scenario).config(heal=heal) if scenario else catalog.preset(preset or "stable")
     if guards is None:
         return config
     if guards in catalog.preset_names():

@@ -1,10 +1,12 @@
 """Presets and scenarios: TOML files in data/, to which an instructor can add others without code.
 
 A preset is a whole configuration with a title. A scenario is the cause of a failure: overrides and faults laid over
-the preset `original`, with its symptoms, its cures and its decoys, which look like cures and are none.
+the preset `original`, with its symptoms, the cures that stop it, the heals after which the model learns, and its
+decoys, which look like cures and are none.
 """
 
 import dataclasses
+import functools
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -18,6 +20,8 @@ from grpo_lab.metrics import LINKS, METRICS
 from grpo_lab.paths import data_directory
 
 _TEXTS = ("title", "source", "story")
+TRIAL: Mapping[str, Any] = {"run": {"num_steps": 60}, "data": {"num_prompts": 16, "num_generations": 8}}
+"""Length and batch with which a heal is tried where the scenario's file names no others: enough to learn from."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,15 @@ class Expectation:
 
 
 @dataclass(frozen=True)
+class Heal:
+    """The smallest change that removes a cause, so that the model learns; a cure only stops the failure."""
+
+    change: tuple[str, ...]
+    """Overrides."""
+    why: str
+
+
+@dataclass(frozen=True)
 class Scenario(Entry):
     """One cause of failure."""
 
@@ -86,18 +99,33 @@ class Scenario(Entry):
     """Sets of overrides, each of which alone stops the failure."""
     decoys: tuple[tuple[str, ...], ...]
     """Sets of overrides that are recommended against the failure and do not stop it."""
+    heals: tuple[Heal, ...] = ()
+    """Changes after which the model learns, the recommended one first."""
+    trial: Mapping[str, Any] = dataclasses.field(default_factory=lambda: TRIAL)
+    """The length and the batch with which heals are tried."""
 
-    def config(self, guards: str | tuple[str, ...] | None = None, preset: str | None = None) -> Config:
+    def config(
+        self, guards: str | tuple[str, ...] | None = None, preset: str | None = None, heal: bool = False
+    ) -> Config:
         """The cause on its preset, or on another one; `guards` replaces the guards by a preset's, or by named ones.
+
+        `heal` applies the first heal, and makes the run as long and its batch as large as `trial` says.
+        Raises ConfigError if the scenario has no heal.
 
         >>> scenario("cuda-001").config(guards=("clamp_log_ratio",)).guards
         {'clamp_log_ratio': {}}
+        >>> scenario("cuda-001").config(heal=True).loss.log_ratio
+        'old'
         """
         config = load_preset(preset or self.preset).config.merged(self.cause).with_(f"run.name={self.name}")
-        if guards is None:
+        if guards is not None:
+            named = load_preset(guards).config.guards if isinstance(guards, str) else {name: {} for name in guards}
+            config = config.with_guards(named)
+        if not heal:
             return config
-        named = load_preset(guards).config.guards if isinstance(guards, str) else {name: {} for name in guards}
-        return config.with_guards(named)
+        if not self.heals:
+            raise ConfigError(f"scenario {self.name} names no heal; add [[heals]] to its file")
+        return config.merged(self.trial).with_(*self.heals[0].change)
 
 
 def preset(name: str) -> Config:
@@ -107,7 +135,7 @@ def preset(name: str) -> Config:
 
 def load_preset(name: str) -> Preset:
     """A preset with its title and story. Raises ConfigError for an unknown name or a mistake in its file."""
-    tree = _read("presets", "preset", name)
+    tree = _read(_find("presets", "preset", name))
     texts = _pop_texts(tree, name)
     _check_keys(tree, [*SECTIONS, *SWITCHES], f"preset {name}")
     return Preset(name, **texts, config=Config().merged({"run": {"name": name}}).merged(tree))
@@ -118,10 +146,16 @@ def scenario(name: str) -> Scenario:
 
     Raises ConfigError for an unknown name or a mistake in its file.
     """
-    tree = _read("scenarios", "scenario", name)
-    name = Path(name).stem if name.endswith(".toml") else name
+    path = _find("scenarios", "scenario", name)
+    return _scenario(path, path.stat().st_mtime_ns)
+
+
+@functools.cache
+def _scenario(path: Path, changed: int) -> Scenario:
+    """The scenario in a file, read again only if the file changed: all its overrides are checked."""
+    tree, name = _read(path), path.stem
     where = f"scenario {name}"
-    _check_keys(tree, [*_TEXTS, "preset", "expect", "cures", "decoys", *SECTIONS, *SWITCHES], where)
+    _check_keys(tree, [*_TEXTS, "preset", "expect", "cures", "decoys", "heals", "trial", *SECTIONS, *SWITCHES], where)
     texts = _pop_texts(tree, name)
     expect = _typed(tree, "expect", dict, where)
     _check_keys(expect, [field.name for field in dataclasses.fields(Expectation)], f"{where}, [expect]")
@@ -133,9 +167,12 @@ def scenario(name: str) -> Scenario:
         expect=Expectation(**expect),
         cures=_override_sets(tree, "cures", where),
         decoys=_override_sets(tree, "decoys", where),
+        heals=_heals(tree, where),
+        trial=_typed(tree, "trial", dict, where) or TRIAL,
     )
-    for overrides in ((), *found.cures, *found.decoys):
-        found.config().with_(*overrides)  # so that a mistake in the file shows when it is read, not when it is used
+    # So that a mistake in the file shows when it is read, not when it is used.
+    for overrides in ((), *found.cures, *found.decoys, *(heal.change for heal in found.heals)):
+        found.config().merged(found.trial).with_(*overrides)
     return found
 
 
@@ -153,11 +190,16 @@ def _names(folder: str) -> list[str]:
     return sorted(path.stem for path in (data_directory() / folder).glob("*.toml"))
 
 
-def _read(folder: str, kind: str, name: str) -> dict[str, Any]:
-    """The table of a file. Raises ConfigError for an unknown name and for bad TOML."""
+def _find(folder: str, kind: str, name: str) -> Path:
+    """The file of a name, or a file of the user's own. Raises ConfigError for an unknown name."""
     path = Path(name) if name.endswith(".toml") else data_directory() / folder / f"{name}.toml"
     if not path.is_file():
         raise unknown(kind, name, _names(folder))
+    return path
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The table of a file. Raises ConfigError for bad TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -185,6 +227,15 @@ def _override_sets(tree: Mapping[str, Any], key: str, where: str) -> tuple[tuple
     if not all(isinstance(row, list) and all(isinstance(text, str) for text in row) for row in rows):
         raise ConfigError(f'{where}: {key} must be a list of lists of overrides, as in [["guards.warm_up=on"]]')
     return tuple(tuple(row) for row in rows)
+
+
+def _heals(tree: Mapping[str, Any], where: str) -> tuple[Heal, ...]:
+    """The heals of a scenario. Raises ConfigError for anything but tables of a change and its reason."""
+    tables = _typed(tree, "heals", list, where)
+    if not all(isinstance(table, Mapping) and {*table} == {"change", "why"} for table in tables):
+        raise ConfigError(f"{where}: each of [[heals]] takes change, a list of overrides, and why, a text")
+    changes = _override_sets({"heals": [table["change"] for table in tables]}, "heals", where)
+    return tuple(Heal(change, _typed(table, "why", str, where)) for change, table in zip(changes, tables, strict=True))
 
 
 def _pop_texts(tree: dict[str, Any], name: str) -> dict[str, str]:

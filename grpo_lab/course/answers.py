@@ -1,8 +1,10 @@
 """Runs an answer: test inputs in, plain data out. Knows no expected values, so that it can run inside the sandbox."""
 
 import copy
+import inspect
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -79,13 +81,50 @@ def stub_line(source: str) -> int | None:
     return source.count("\n", 0, found.start()) + 1 if found else None
 
 
-def calls(check: Function, module: ModuleType, inputs: Iterable[Mapping[str, Any]]) -> list[Given]:
-    """The results of the check's function, which gets copies of the inputs. Raises NotYet where it is missing."""
+def calls(check: Function, module: ModuleType, inputs: Sequence[Mapping[str, Any]]) -> list[Given]:
+    """The results of the check's function, which gets copies of the inputs.
+
+    Raises NotYet where it is missing or takes other parameters.
+    """
     function = getattr(module, check.name, None)
     if not callable(function):
         defined = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
         raise NotYet(f"no function named {check.name}; defined are {', '.join(defined) or 'none'}")
+    for each in inputs[:1]:  # the probe calls it alike for all of them
+        _fits(check, function, copy.deepcopy(dict(each)))
     return [_called(check, function, module, copy.deepcopy(dict(each))) for each in inputs]
+
+
+class _Asked(Exception):
+    """Raised in place of the answer's function, once its arguments are known."""
+
+
+def _fits(check: Function, function: Any, inputs: Mapping[str, Any]) -> None:
+    """Raise NotYet unless the function's parameters take the call that the check's probe makes."""
+    args, named = _arguments(check, inputs)
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # a function of C tells no parameters; the calls show whether it fits
+        return
+    try:
+        signature.bind(*args, **named)
+    except TypeError:
+        call = ", ".join([*(f"<{type(each).__name__}>" for each in args), *named])
+        got = f"{check.name}({', '.join(signature.parameters)}) cannot be called as {check.name}({call})"
+        raise NotYet(f"{got}; keep the parameters that the cell came with") from None
+
+
+def _arguments(check: Function, inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The positional arguments and those by name in the call that the check's probe makes."""
+    made: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def ask(*args: Any, **named: Any) -> None:
+        made.append((args, named))
+        raise _Asked
+
+    with suppress(_Asked):
+        check.probe(ask, inputs)
+    return made[0]
 
 
 def values(check: Values, module: ModuleType) -> dict[str, Given]:

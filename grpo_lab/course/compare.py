@@ -10,8 +10,14 @@ TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 2e-2}
 """Relative, by type of number."""
 USUAL, NEAR_ZERO = 1e-4, 1e-6
 """The relative tolerance of all other types, and the absolute one."""
+DIGITS = 4
+"""Digits of a number that is shown, if they are enough."""
 SHOWN = 12
 """Items of a tensor or list that are shown in full."""
+
+
+class OfForm(str):
+    """A difference of type, shape or length, found before any number was compared."""
 
 
 def differs(got: Any, expected: Any) -> str:
@@ -24,7 +30,7 @@ def differs(got: Any, expected: Any) -> str:
     'the shape is (2,), not (2, 1)'
     """
     if got is None and expected is not None:
-        return "nothing is returned"
+        return OfForm("nothing is returned")
     if isinstance(expected, Tensor):
         return _tensors(got, expected)
     if isinstance(got, Tensor) and got.numel() == 1 and not got.shape:
@@ -37,8 +43,7 @@ def differs(got: Any, expected: Any) -> str:
     if isinstance(expected, dict):
         return _items(got, expected) if isinstance(got, dict) else _kinds(got, expected)
     if isinstance(expected, tuple | list):
-        same_kind = isinstance(got, tuple | list)
-        return _items(dict(enumerate(got)), dict(enumerate(expected))) if same_kind else _kinds(got, expected)
+        return _in_a_row(got, expected) if isinstance(got, tuple | list) else _kinds(got, expected)
     raise TypeError(f"a check expects {type(expected).__name__}, which is not plain data")
 
 
@@ -52,7 +57,7 @@ def is_number(value: Any) -> bool:
 
 
 def _kinds(got: Any, expected: Any) -> str:
-    return f"it is of type {type(got).__name__}, not {type(expected).__name__}"
+    return OfForm(f"it is of type {type(got).__name__}, not {type(expected).__name__}")
 
 
 def _numbers(got: Any, expected: float) -> str:
@@ -66,9 +71,9 @@ def _tensors(got: Any, expected: Tensor) -> str:
     if not isinstance(got, Tensor):
         return _kinds(got, expected)
     if got.shape != expected.shape:
-        return f"the shape is {tuple(got.shape)}, not {tuple(expected.shape)}"
+        return OfForm(f"the shape is {tuple(got.shape)}, not {tuple(expected.shape)}")
     if got.dtype != expected.dtype:
-        return f"the type is {_dtype(got)}, not {_dtype(expected)}"
+        return OfForm(f"the type is {_dtype(got)}, not {_dtype(expected)}")
     if expected.is_floating_point():
         relative = TOLERANCE.get(expected.dtype, USUAL)
         close = torch.isclose(got, expected, rtol=relative, atol=NEAR_ZERO, equal_nan=True)
@@ -78,43 +83,72 @@ def _tensors(got: Any, expected: Tensor) -> str:
     return f"{wrong} of {close.numel()} elements differ" if wrong else ""
 
 
+def _in_a_row(got: Any, expected: Any) -> str:
+    if len(got) == len(expected):
+        return _items(dict(enumerate(got)), dict(enumerate(expected)))
+    # The length of a tuple is its form; that of a list is often the answer, as in a list of steps.
+    kind = OfForm if isinstance(expected, tuple) else str
+    return kind(f"the number of items is {len(got)}, not {len(expected)}")
+
+
 def _items(got: dict[Any, Any], expected: dict[Any, Any]) -> str:
     if set(got) != set(expected):
-        return f"the items are {shown(list(got))}, not {shown(list(expected))}"
+        return OfForm(f"the items are {shown(list(got))}, not {shown(list(expected))}")
     found = ((name, differs(got[name], expected[name])) for name in expected)
-    return next((f"item {name!r}: {difference}" for name, difference in found if difference), "")
+    return next((type(each)(f"item {name!r}: {each}") for name, each in found if each), "")
 
 
 def _dtype(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def shown(value: Any) -> str:
+def beside(value: float, limit: float) -> str:
+    """The number with three digits, or more where fewer would show it on another side of the limit.
+
+    >>> beside(0.0375, 0.04), beside(0.03999, 0.04), beside(0.47, 0.04)
+    ('0.0375', '0.03999', '0.47')
+    """
+    texts = (f"{value:.{digits}g}" for digits in range(3, 18))
+    same = (text for text in texts if (float(text) > limit, float(text) < limit) == (value > limit, value < limit))
+    return next(same, repr(value))
+
+
+def shown_apart(got: Any, expected: Any) -> tuple[str, str]:
+    """Two values that differ, each in a line, with as many digits as it takes to see it.
+
+    >>> shown_apart(1.0002, 1.0), shown_apart(1.5, 1.0)
+    (('1.0002', '1'), ('1.5', '1'))
+    """
+    pairs = ((shown(got, digits), shown(expected, digits)) for digits in range(DIGITS, 18))
+    return next((pair for pair in pairs if pair[0] != pair[1]), (shown(got), shown(expected)))
+
+
+def shown(value: Any, digits: int = DIGITS) -> str:
     """A value in a line: numbers with four digits, long collections cut.
 
     >>> shown(torch.tensor([1.0, 2.5])), shown((1, 0.123456)), shown("b")
     ('[1, 2.5] float32', '(1, 0.1235)', "'b'")
     """
     if isinstance(value, Tensor):
-        return f"{_nested(value)} {_dtype(value)}"
+        return f"{_nested(value, digits)} {_dtype(value)}"
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return f"{value:.{digits}g}"
     if isinstance(value, dict):
-        return "{" + _joined([f"{name!r}: {shown(item)}" for name, item in value.items()]) + "}"
+        return "{" + _joined([f"{name!r}: {shown(item, digits)}" for name, item in value.items()]) + "}"
     if isinstance(value, tuple | list):
         left, right = "()" if isinstance(value, tuple) else "[]"
         comma = "," if isinstance(value, tuple) and len(value) == 1 else ""
-        return left + _joined([shown(item) for item in value]) + comma + right
+        return left + _joined([shown(item, digits) for item in value]) + comma + right
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:196]} ..."
 
 
-def _nested(tensor: Tensor) -> str:
+def _nested(tensor: Tensor, digits: int) -> str:
     if not tensor.shape:
-        return f"{tensor.item():.4g}" if tensor.is_floating_point() else str(tensor.item())
+        return f"{tensor.item():.{digits}g}" if tensor.is_floating_point() else str(tensor.item())
     if tensor.numel() > 4 * SHOWN:
-        return f"a tensor of shape {tuple(tensor.shape)}, beginning {_nested(tensor.flatten()[:SHOWN])},"
-    return "[" + ", ".join(_nested(row) for row in tensor) + "]"
+        return f"a tensor of shape {tuple(tensor.shape)}, beginning {_nested(tensor.flatten()[:SHOWN], digits)},"
+    return "[" + ", ".join(_nested(row, digits) for row in tensor) + "]"
 
 
 def _joined(texts: list[str]) -> str:

@@ -6,16 +6,21 @@ gives the cases, `run` calls the answer there, and `judged` compares the plain d
 
 import random
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from grpo_lab.course import answers
 from grpo_lab.course.answers import Answer, Given, NotPlain
-from grpo_lab.course.compare import differs, shown
+from grpo_lab.course.compare import OfForm, differs, shown, shown_apart
 from grpo_lab.course.exercises import Case, Exercise, Finding, Function, Values
 from grpo_lab.course.relations import applied
+from grpo_lab.course.time_limit import time_limit
 from grpo_lab.errors import GrpoLabError, NotYet
+
+SECONDS = 10.0
+"""The time that an answer's own code may take for all test inputs, as in a grader's sandbox by default."""
 
 
 def check(exercise: Exercise, answer: Answer, seed: int = 0) -> list[Finding]:
@@ -24,8 +29,10 @@ def check(exercise: Exercise, answer: Answer, seed: int = 0) -> list[Finding]:
     Seed 0 gives the cases that learners see. A mistake is a finding. Raises Unanswered for a stub or a missing file.
     """
     cases = asked(exercise, seed)
+    file = str(Path(answer).resolve()) if isinstance(answer, str | Path) else ""
     try:
-        given = run(exercise, answer, [case.inputs for case in cases])
+        with time_limit(SECONDS, file):
+            given = run(exercise, answer, [case.inputs for case in cases])
     except NotYet as error:
         text = " ".join(str(error).split("\n"))
         return [Finding(False, "the cell as a whole", text, "code that runs", "Nothing else was looked at so far.")]
@@ -75,12 +82,17 @@ def all_right(findings: Sequence[Finding]) -> bool:
 
 
 def _about_case(case: Case, given: Given) -> Finding:
-    expected = shown(case.expected)
     if given.error:
-        return Finding(False, case.what, given.error, expected, f"No comparable value came back. {case.why}")
+        expected = shown(case.expected)
+        return Finding(False, case.what, given.error, expected, "No comparable value came back; mend that first.")
     difference = differs(given.value, case.expected)
-    why = f"{difference[:1].upper()}{difference[1:]}. {case.why}"
-    return Finding(not difference, case.what, shown(given.value), expected, why)
+    # The case's own text explains a wrong value, and would explain another mistake where the form is wrong.
+    why = "Mend that first." if isinstance(difference, OfForm) else case.why
+    why = f"{difference[:1].upper()}{difference[1:]}. {why}"
+    got, expected = shown(given.value), shown(case.expected)
+    if difference:
+        got, expected = shown_apart(given.value, case.expected)
+    return Finding(not difference, case.what, got, expected, why)
 
 
 def _without_tensors(given: Given) -> Given:

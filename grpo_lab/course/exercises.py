@@ -34,6 +34,7 @@ class Case(NamedTuple):
     expected: Any
     """Tensors and numbers are compared within a tolerance; NaN equals NaN."""
     why: str
+    """A fact about this test input that holds for every wrong value; a sentence for one mistake names its sign."""
 
 
 Probe = Callable[[Callable[..., Any], Mapping[str, Any]], Any]
@@ -77,6 +78,16 @@ class Values:
     names: tuple[str, ...]
     judge: Callable[[Mapping[str, Any], int], Iterable[Finding]]
     """(values by name, seed) -> findings. A judge may train, with fresh seeds drawn from `seed`."""
+
+
+@dataclass(frozen=True)
+class Prediction(Values):
+    """A check that accepts any of the options: the learner has to predict before the run, rightly or not."""
+
+    outcome: str = ""
+    """The option that came true when the lab was written."""
+    runs: int = 1
+    """The number of runs after which it is known."""
 
 
 Check = Function | Values

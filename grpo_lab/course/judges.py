@@ -1,10 +1,10 @@
-"""Checks that many exercises share: a chosen letter, a prediction, a written text."""
+"""Checks that many exercises share: a chosen letter, a prediction, a written text, a run that a guard saved."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from grpo_lab.course.compare import shown
-from grpo_lab.course.exercises import Finding, Values
+from grpo_lab.course.compare import is_number, shown
+from grpo_lab.course.exercises import Finding, Prediction, Values
 
 
 def choice(right: str, wrong: Mapping[str, str], name: str = "answer") -> Values:
@@ -20,8 +20,8 @@ def choice(right: str, wrong: Mapping[str, str], name: str = "answer") -> Values
     return Values((name,), judge)
 
 
-def prediction(letters: str, name: str = "answer") -> Values:
-    """A check that accepts any of the letters: the learner has to predict before the run, rightly or not."""
+def prediction(letters: str, outcome: str, runs: int = 1, name: str = "answer") -> Prediction:
+    """A check that accepts any of the letters. `outcome` is shown beside it after so many runs."""
 
     def judge(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
         got = values[name]
@@ -29,7 +29,7 @@ def prediction(letters: str, name: str = "answer") -> Values:
         why = "A prediction is one of the letters; it need not come true."
         yield Finding(made, "your prediction", shown(got), f"one of {', '.join(letters)}, in quotes", why)
 
-    return Values((name,), judge)
+    return Prediction((name,), judge, outcome, runs)
 
 
 def text(words: int = 5, name: str = "answer") -> Values:
@@ -42,3 +42,25 @@ def text(words: int = 5, name: str = "answer") -> Values:
         yield Finding(count >= words, "your words", f"{count} words", f"{words} words or more", why)
 
     return Values((name,), judge)
+
+
+LEAST_SAVED = 0.5
+"""The least held-out reward of a run of `plain` over 60 steps that a guard saved. On five seeds it is 0.58 to 0.66."""
+
+
+def saved_run(guard: str, step: int) -> Values:
+    """A check of four readings of the learner's run: its end, the guard that acted, in which step, the last reward."""
+
+    def judge(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
+        why = "The run must reach its end. If it crashed, start again and switch the guard on earlier."
+        yield Finding(values["ended"] == "done", "ended", shown(values["ended"]), "the end of a run that lives", why)
+        why = "It is the guard that you switched on; the panel and the record name each guard that acted."
+        yield Finding(values["guard"] == guard, "guard", shown(values["guard"]), "a guard by its name, in quotes", why)
+        why = "A guard acts when the fault does: look for the mark on the curves. Steps are counted from 0."
+        yield Finding(values["acted"] == step, "acted", shown(values["acted"]), "the step that the guard saved", why)
+        got = values["held_out"]
+        right = is_number(got) and LEAST_SAVED <= got <= 1
+        why = "The second diamond in the plot, and `after` in the summary. A lower one belongs to another run."
+        yield Finding(right, "held_out", shown(got), f"the reward after the run, at least {LEAST_SAVED:g}", why)
+
+    return Values(("ended", "guard", "acted", "held_out"), judge)

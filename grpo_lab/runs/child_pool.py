@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from grpo_lab.runs.child import Child
 
 _idle: list[Child] = []
+_most_idle = [1]
+"""The number of idle children that are kept; the last entry counts."""
 _lock = threading.Lock()
 
 
@@ -30,12 +32,12 @@ def take() -> Child:
 
 
 def give_back(child: Child) -> None:
-    """Keep a child for the next run after its own is over. A dead child is replaced, a second idle one is ended."""
+    """Keep a child for the next run after its own is over. A dead child is replaced, a superfluous one is ended."""
     if not child.alive:
         warm_up()
         return
     with _lock:
-        keep = not _idle
+        keep = len(_idle) < _most_idle[-1]
         if keep:
             _idle.append(child)
     if not keep:
@@ -50,6 +52,20 @@ def warm_child() -> Iterator[Child]:
         yield child
     finally:
         give_back(child)
+
+
+@contextmanager
+def kept(count: int) -> Iterator[None]:
+    """Keep up to `count` idle children inside the block, for runs side by side, and one after it."""
+    _most_idle.append(count)
+    try:
+        yield
+    finally:
+        _most_idle.pop()
+        with _lock:
+            superfluous, _idle[:] = _idle[_most_idle[-1] :], _idle[: _most_idle[-1]]
+        for child in superfluous:
+            child.close()
 
 
 @atexit.register

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from grpo_lab.events import Ended, Event, LinkNote, Stage, Stepped, Verdict
 from grpo_lab.metrics import LINKS
+from grpo_lab.paths import data_tables, rows
 
 _FIRST_AFTER_BATCH = list(LINKS).index("logprobs")
 _LOGPROBS = ("old_logprobs", "ref_logprobs", "logprobs")
@@ -28,6 +29,8 @@ class ChainBreak:
     """Share of the link's elements that were not finite."""
     caught_by: str
     """The guard that kept it out of the loss or refused the step, or ""."""
+    rule: str = ""
+    """The key of operator and explanation in data/first_breaks.toml, or "" for a crash without a broken link."""
 
     def __str__(self) -> str:
         if self.step < 0:
@@ -45,17 +48,29 @@ class ChainBreak:
 Notes = dict[str, LinkNote]
 
 
-class _Rule(NamedTuple):
-    """If `link` broke and `holds` is true of its note and the notes before it, `operator` broke it."""
-
-    link: str
-    holds: Callable[[LinkNote, Notes], bool]
+class _Named(NamedTuple):
     operator: str
     explanation: str
 
 
+_TEXTS = rows(_Named, data_tables("first_breaks"))
+
+
+class _Rule(NamedTuple):
+    """If `link` broke and `holds` is true of its note and the notes before it, the operator of `key` broke it."""
+
+    key: str
+    link: str
+    holds: Callable[[LinkNote, Notes], bool]
+
+
 def _finite(notes: Notes, link: str) -> bool:
     return link in notes and not notes[link].broken
+
+
+def _rounds_to_zero(seen: Notes) -> bool:
+    """Whether adam_eps is 0 in the dtype of the weights."""
+    return "moments" in seen and seen["moments"].facts.get("adam_eps_in_weights_dtype", 1.0) == 0.0
 
 
 def _too_large_for_fp16(gradients: LinkNote, seen: Notes, *links: str) -> bool:
@@ -67,84 +82,33 @@ def _too_large_for_fp16(gradients: LinkNote, seen: Notes, *links: str) -> bool:
 
 _RULES = (
     _Rule(
+        "backward-of-ratio",
         "log_ratio_gradient",
         lambda note, seen: "ratio" in seen and seen["ratio"].broken and _finite(seen, "loss"),
-        "0 * inf in the backward of exp (the ratio)",
-        "exp(log_ratio) overflowed to inf; min and clamp chose the other branch, so the loss stayed finite, and the "
-        "branch not chosen passed back 0 * inf = NaN. Clamp the log-ratio before exp.",
     ),
+    _Rule("ratio", "ratio", lambda note, seen: _finite(seen, "log_ratio")),
+    _Rule("kl-estimate", "loss", lambda note, seen: _finite(seen, "kl_delta") and seen["kl_delta"].magnitude > 11),
+    _Rule("adamw-zero-over-zero", "weights", lambda note, seen: _finite(seen, "gradients") and _rounds_to_zero(seen)),
+    _Rule("adamw", "weights", lambda note, seen: _finite(seen, "gradients")),
     _Rule(
-        "ratio",
-        lambda note, seen: _finite(seen, "log_ratio"),
-        "exp (the ratio)",
-        "exp(log_ratio) overflowed, and so did the loss: min leaves that side unbounded where the advantage is "
-        "negative. Clamp the log-ratio before exp.",
-    ),
-    _Rule(
-        "loss",
-        lambda note, seen: _finite(seen, "kl_delta") and seen["kl_delta"].magnitude > 11,
-        "exp (the KL estimate)",
-        "exp(ref_logprobs - logprobs) overflowed. Clamp the difference before exp.",
-    ),
-    _Rule(
-        "weights",
-        lambda note, seen: (
-            _finite(seen, "gradients")
-            and "moments" in seen
-            and seen["moments"].facts.get("adam_eps_in_weights_dtype", 1.0) == 0.0
-        ),
-        "0 / 0 in AdamW",
-        "The gradients were finite, but adam_eps rounds to 0 in the dtype of the weights and the squares of small "
-        "gradients underflow: m / (sqrt(v) + eps) divides by 0.",
-    ),
-    _Rule(
-        "weights",
-        lambda note, seen: _finite(seen, "gradients"),
-        "AdamW's update",
-        "The gradients were finite; the update itself overflowed the dtype of the weights.",
-    ),
-    _Rule(
+        "float16-from-ratio",
         "gradients",
         lambda note, seen: _too_large_for_fp16(note, seen, "log_ratio_gradient"),
-        "backward overflowed float16 (from the ratio)",
-        "The loss was finite, and so was the gradient at the log-ratio. But that is ratio * advantage, with ratio = "
-        "exp(log_ratio): one token far from the compared policy makes it so large that on its way to the weights "
-        "it passed 65504, the largest number of float16. Clamp the log-ratio before exp.",
     ),
+    _Rule("float16-from-kl", "gradients", lambda note, seen: _too_large_for_fp16(note, seen, "kl_delta", "loss")),
     _Rule(
-        "gradients",
-        lambda note, seen: _too_large_for_fp16(note, seen, "kl_delta", "loss"),
-        "backward overflowed float16 (from the KL estimate)",
-        "The loss was large and finite, but the gradient of its KL estimate grows like exp(ref_logprobs - logprobs): "
-        "one token that became far less likely than under the reference makes it so large that on its way to the "
-        "weights it passed 65504, the largest number of float16. Clamp the difference before exp.",
-    ),
-    _Rule(
+        "gradient",
         "gradients",
         lambda note, seen: _finite(seen, "loss") and _finite(seen, "log_ratio_gradient"),
-        "the gradient of a weight",
-        "Loss and gradient at the log-ratio were finite: NaN or inf came in later in backward, by an overflow inside "
-        "the model or by one number that was set so. The recorded values do not decide between the two.",
     ),
     *(
-        _Rule(
-            link,
-            lambda note, seen: "logits" in seen and note.magnitude == math.inf,
-            "log of a probability of 0",
-            "No logit was NaN, yet a token has log-probability -inf: it was filtered out of the distribution. "
-            "In the log-ratio -inf - (-inf) = NaN follows.",
-        )
+        _Rule("filtered-token", link, lambda note, seen: "logits" in seen and note.magnitude == math.inf)
         for link in _LOGPROBS
     ),
-    _Rule(
-        "advantages",
-        lambda note, seen: _finite(seen, "rewards"),
-        "the standard deviation of a group",
-        "The rewards were finite; the spread of a group was not defined.",
-    ),
-    _Rule("rewards", lambda note, seen: True, "a reward function", "It returned NaN or inf."),
+    _Rule("deviation-of-group", "advantages", lambda note, seen: _finite(seen, "rewards")),
+    _Rule("reward-function", "rewards", lambda note, seen: True),
 )
-_ELSE = ("the operator before it", "The recorded values do not identify the operator.")
+"""The first rule that holds counts; without one, the key is `unknown`."""
 
 
 def first_break(events: Iterable[Event]) -> ChainBreak | None:
@@ -184,12 +148,11 @@ def _only_filters(logits: LinkNote, links: Sequence[LinkNote]) -> bool:
 
 
 def _explain(event: Stepped, note: LinkNote, seen: Notes) -> ChainBreak:
-    rules = (rule for rule in _RULES if rule.link == note.link and rule.holds(note, seen))
-    rule = next(rules, None)
-    operator, explanation = (rule.operator, rule.explanation) if rule else _ELSE
+    key = next((rule.key for rule in _RULES if rule.link == note.link and rule.holds(note, seen)), "unknown")
     share = note.nonfinite / max(1, note.numel)
-    caught_by = _caught_by(event, note)
-    return ChainBreak(note.link, event.step, note.update, operator, explanation, note.where, share, caught_by)
+    return ChainBreak(
+        note.link, event.step, note.update, *_TEXTS[key], note.where, share, _caught_by(event, note), rule=key
+    )
 
 
 def _caught_by(event: Stepped, note: LinkNote) -> str:

@@ -1,4 +1,5 @@
-"""The mode of a notebook: interactive or headless (`GRPO_LAB_HEADLESS=1`), in full or short (`GRPO_LAB_FAST=1`)."""
+"""The mode of a notebook: interactive or headless (`GRPO_LAB_HEADLESS=1`), in full or short (`GRPO_LAB_FAST=1`), with
+model answers or without (`GRPO_LAB_NO_ANSWERS=1`)."""
 
 import os
 import sys
@@ -23,6 +24,11 @@ def headless() -> bool:
     ipython = sys.modules.get("IPython")
     kernel = ipython and getattr(ipython.get_ipython(), "kernel", None)
     return _asked("GRPO_LAB_HEADLESS", "NBGRADER_EXECUTION") or kernel is None
+
+
+def without_answers() -> bool:
+    """Whether an instructor hides the model answers."""
+    return _asked("GRPO_LAB_NO_ANSWERS")
 
 
 def shortened(config: Config) -> Config:

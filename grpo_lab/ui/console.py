@@ -12,9 +12,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
+from grpo_lab.analysis.healing import in_words, suggest
 from grpo_lab.events import Ended, Evaluated, Event, Started, Stepped, to_json
 from grpo_lab.runs.session import Session
-from grpo_lab.runs.summary import summary
+from grpo_lab.runs.summary import Learned, progress_of, summary
 
 NARROW = Box("    \n    \n ── \n    \n    \n    \n    \n    \n")
 """A rule below the header, and blanks between columns."""
@@ -102,8 +103,16 @@ class JsonView:
 
 
 def say_end(session: Session) -> None:
-    """Print the result of a run and its folder."""
-    out.print(summary(session.events), markup=False)
+    """Print the result of a run, how to heal it if it did not learn, and its folder."""
+    say_summary(session)
     say(f"run: {session.directory}")
     if session.saved_model:
         say(f"model: {session.saved_model}")
+
+
+def say_summary(session: Session) -> None:
+    """Print the result of a run, and what stops and heals its cause if it did not learn."""
+    out.print(summary(session.events), markup=False)
+    fine = not session.crash and progress_of(session.events).learned is Learned.LEARNED
+    if not fine and (found := suggest(session.config, session.events)):
+        out.print(in_words(found), markup=False)

@@ -16,8 +16,9 @@
 # To run a cell, click into it and press Shift + Enter. Then run the next one. Begin with this cell:
 
 # %% [markdown] tags=["instructor"]
-# **Plan, 20 minutes.** Panel and curves 6 · reading 4 · live run and first explosion 5 · first function 3 · one value 3.
-# Every learner should have pressed Start and Stop once before lab 1; the rest can be homework.
+# **Plan, 25 minutes.** Panel and curves 6 · reading 4 · live run and first explosion 5 · first function 3 · one value 3 ·
+# the saved run 4. Every learner should have pressed Start and Stop once, and saved one run, before lab 1; the rest can be
+# homework.
 #
 # **Say.** "You cannot break anything here. Every run keeps its folder, Reset gives you a healthy model, and a crash
 # happens in another process."
@@ -38,12 +39,15 @@ panel
 # The panel shows a recorded run of twelve steps. From top to bottom:
 #
 # - **Buttons.** Start, Pause, Step, Stop, Reset. Reset empties the plot and restores the settings that the panel began
-#   with; the next run starts from a healthy model. Reset deletes nothing.
-# - **Status.** One word (healthy, spiking, skipping, poisoned, crashed, done), the step, and the first broken link, if
-#   there is one.
+#   with; the next run starts from a healthy model. Reset deletes nothing. The menu *pace* slows a live run down, so that
+#   you can act while it goes on.
+# - **Status.** One word (healthy, spiking, skipping, poisoned, crashed, done), what a run that is done has learned, the
+#   step, and the first broken link, if there is one.
 # - **Curves.** One point per step; the table below explains each curve. The axis of the norm is logarithmic.
-# - **Chain.** A strip of cells. Rows are the links of one step, from sampling to the weights; columns are steps. Green
-#   is healthy, yellow is a warning, red is broken. A frame marks the first break.
+#   A dashed line with a name marks a guard that acted.
+# - **Chain.** A strip of cells beside the curves (below them on a narrow page). Rows are the links of one step, from
+#   sampling to the weights; columns are steps. Green is healthy, yellow is a warning, red is broken. A frame marks the
+#   first break.
 # - **Slider "steps shown"**, and Play: go back to any step. The completions below the slider belong to that step.
 # - **Tabs.** *Settings*: sliders, each with a number box. *Guards*: one switch per guard, with its cost and the
 #   symptoms that it hides. *Scenario*: choose a scenario to run. *Runs*: open another run, keep one for comparison, or
@@ -93,8 +97,8 @@ panel.session.records[["step", "grad_norm", "kl", "reward", "ratio/max"]]
 # %% [markdown]
 # ## 3. A healthy run, live
 #
-# The next cell shows a new panel. The cell after it presses Start for you and waits for the end. (You can also use the
-# buttons yourself.) Training runs in another process, so this notebook stays usable even if the run crashes.
+# The next cell shows a new panel, presses Start for you, and waits for the end. (You can also use the buttons yourself.)
+# Training runs in another process, so this notebook stays usable even if the run crashes.
 
 # %%
 live = lab.panel(
@@ -103,9 +107,6 @@ live = lab.panel(
     controls=("learning_rate", "beta"),
     guards_shown=("clip_gradients",),
 )
-live
-
-# %%
 healthy = await live.run()
 
 # %% [markdown]
@@ -120,7 +121,7 @@ healthy = await live.run()
 
 # %%
 # %%exercise guess
-# The same model, with the loss from the field report TRAIN-001 and a high learning rate. What will you see?
+# The same model, with the loss of the field report TRAIN-001 and a rate 2000 times as high. What will you see?
 #   a  The reward falls slowly; every other curve is healthy.
 #   b  Norm and KL jump by orders of magnitude in the first steps; the run still reaches its end.
 #   c  Weights become NaN, and the run crashes.
@@ -130,10 +131,8 @@ answer = "b"
 # END SOLUTION
 
 # %%
-explosion = lab.panel("train-001", overrides=("run.num_steps=12",), controls=("learning_rate",), guards_shown=("clamp_kl",))
-explosion
-
-# %%
+too_fast = ("run.num_steps=12", "data.num_prompts=4", "loss.num_iterations=4", "optimizer.learning_rate=0.02")
+explosion = lab.panel(preset="original", overrides=too_fast, controls=("learning_rate",), guards_shown=("clamp_kl",))
 exploded = await explosion.run()
 
 # %% [markdown]
@@ -144,7 +143,7 @@ exploded = await explosion.run()
 # Now press **Reset**, switch `clamp_kl` on, and press **Start**. Is the norm lower? Is the reward better?
 
 # %% [markdown] tags=["instructor"]
-# **Ask.** "The guard made the norm a hundred times smaller. Who would ship the model?" The reward is 0 either way. This
+# **Ask.** "The guard made the largest norm more than ten times smaller. Who would ship the model?" The reward is 0 either way. This
 # is the theme of the course: a guard keeps a run alive, but it does not make a wrong loss teach.
 
 # %% [markdown]
@@ -188,7 +187,84 @@ learning_rate = 3e-4
 # END SOLUTION
 
 # %% [markdown]
-# ## 7. What if
+# ## 7. Save a run
+#
+# The last run of this lab is healthy except for one number. In step 20 one of its 128 rewards is NaN ("not a number"),
+# as from a judge that timed out. The guard `sanitize_rewards` leaves a completion out if its reward is not a number.
+# Predict first:
+
+# %%
+# %%exercise rescue
+# One run goes without the guard, one with it. What will you see?
+#   a  Without it the model learns a little less; with it nothing changes.
+#   b  Without it every weight is lost and the run crashes; with it the run goes on, but its reward rises no more.
+#   c  Without it every weight is lost and the run crashes; with it the reward rises as if nothing had happened.
+#   d  Both runs crash: one NaN is enough.
+# BEGIN SOLUTION
+answer = "c"
+# END SOLUTION
+
+# %%
+rescue = lab.panel(
+    preset="plain",
+    overrides=("run.num_steps=60", "run.num_eval=200", "faults.nan_reward.at_step=20"),
+    controls=("learning_rate",),
+    guards_shown=("sanitize_rewards",),
+    pace=2,
+)
+doomed = await rescue.run()
+
+# %% [markdown]
+# One NaN among 128 rewards made the advantages of its group NaN, then the gradient, then every weight. In the next step
+# sampling crashed. The two diamonds of a run that ends well show its *held-out reward*, on 200 sums that it never
+# trains on, before and after; this run has only the first.
+#
+# Now it is your turn. The next cell keeps this run in the plot and starts another with the same seed, at two steps a
+# second. **While it runs, and before step 20, switch `sanitize_rewards` on in the tab *Guards* of the panel.** Then
+# choose full speed in the menu *pace*.
+
+# %%
+rescue.keep("no guard")
+saved = await rescue.run()
+
+# %% [markdown]
+# Were you too late? Then the run crashed again, and the next cell does the same in code. If your run was saved, the cell
+# only prints its summary.
+
+# %%
+from grpo_lab.runs.summary import summary
+
+if saved.crash:
+    rescue.start()
+    rescue.switch("sanitize_rewards", True)
+    saved = await rescue.run()
+
+print(summary(saved.events))
+
+# %%
+# %%exercise saved
+# Read four values off your run: its end in one word, the guard that saved it, the step in which this guard acted, and
+# the held-out reward after the run.
+# BEGIN SOLUTION
+ended = "done"
+guard = "sanitize_rewards"
+acted = 20
+held_out = 0.645
+# END SOLUTION
+
+# %% [markdown]
+# Two runs with the same seed were equal up to step 20. One is dead. The other one lost a single completion and kept
+# everything that it had learned: on five seeds its held-out reward rises from 0.22–0.31 to 0.60–0.66, as much as in runs
+# without the NaN (0.58–0.68). In this run everything else was right. In section 4 the loss itself was wrong, and the
+# guard only made the curves look better. You will often have to tell these two cases apart.
+
+# %% [markdown] tags=["instructor"]
+# **Show.** Let the class call out the moment for the switch. Then do it too late, during step 20: the update has made
+# every weight NaN, and the next sampling crashes before the guard can act. **Say.** "A guard protects the next update. It
+# brings no weight back."
+
+# %% [markdown]
+# ## 8. What if
 #
 # 1. Press Start and move the learning rate during the run: the plot marks the moment.
 # 2. Press Pause, then Step a few times. The strip fills column by column.
@@ -208,7 +284,7 @@ await live.run()
 # meant?
 
 # %% [markdown]
-# ## 8. Ask yourself
+# ## 9. Ask yourself
 
 # %%
 lab.questions()

@@ -17,8 +17,8 @@
 # You need from labs 2 and 3: the explosion through the KL, and the chain from a finite loss to NaN weights.
 
 # %% [markdown] tags=["instructor"]
-# **Plan, 50 minutes.** Recording and prediction 5 · seven together 7 · one alone 9 · your own guard with its runs 11 ·
-# skipping 5 · hidden failures 5 · the smallest set 13 (it may run into the break) · questions.
+# **Plan, 55 minutes.** Recording and prediction 5 · seven together 7 · one alone 9 · a run saved 6 · your own guard with its
+# runs 10 · skipping 4 · hidden failures 4 · the smallest set 13 (it may run into the break) · questions.
 #
 # **Say.** "After an explosion people add guards. They rarely remove one. Today we ask of each guard: what happens
 # without it?"
@@ -84,9 +84,6 @@ panel = lab.panel(
     controls=("learning_rate", "beta", "max_grad_norm"),
     guards_shown=(*reported, "skip_nonfinite", "clamp_kl"),
 )
-panel
-
-# %%
 run = await panel.run()
 
 # %%
@@ -166,16 +163,92 @@ answer = {
 # log-ratio, KL, loss, gradients, weights. Put each guard at its stage. Ask the class what can still go wrong after it.
 
 # %% [markdown]
-# ## 5. Your own guard
+# ## 5. A guard that saves a run
+#
+# The failures so far were over in a few steps. Now the same fault hits a run that learns: right loss, right rate, 60
+# steps, and in step 20 one of its tokens is pushed to a log-ratio of 100 nats. You begin without `clamp_log_ratio` and
+# may switch it on while the run goes on.
+
+# %%
+# %%exercise rescue
+# When must the switch be on, and what does the guard then save?
+#   a  At any time: after a crash the guard repairs the weights.
+#   b  Before the end of step 20, and the run survives; but a guarded run learns less than one without the fault.
+#   c  Before step 20 begins; then the model learns as much as without the fault.
+#   d  From the first step on: a guard that comes later does not know the healthy values.
+# BEGIN SOLUTION
+answer = "c"
+# END SOLUTION
+
+# %%
+rescue = lab.panel(
+    preset="plain",
+    overrides=("run.num_steps=60", "run.num_eval=200", "faults.shift_log_ratio.at_step=20"),
+    controls=("learning_rate",),
+    guards_shown=("clamp_log_ratio", "dual_clip", "skip_nonfinite"),
+    pace=2,
+)
+doomed = await rescue.run()
+
+# %% [markdown]
+# It crashes in step 21. Now save it: the next cell keeps the dead run in the plot and starts another with the same seed,
+# at two steps a second. **While it runs, and before step 20, switch `clamp_log_ratio` on in the tab *Guards*.** Then
+# choose full speed in the menu *pace*.
+
+# %%
+rescue.keep("no guard")
+saved = await rescue.run()
+
+# %% [markdown]
+# If you were too late, the next cell does the same in code. Then it prints what the record of your run says.
+
+# %%
+from grpo_lab.runs.summary import summary
+
+if saved.crash:
+    rescue.start()
+    rescue.switch("clamp_log_ratio", True)
+    saved = await rescue.run()
+
+print(summary(saved.events))
+for event in saved.events:
+    for action in event.actions if isinstance(event, Stepped) else ():
+        if action.name != "clip_gradients":  # it acts in nearly every step of a healthy run
+            print(f"step {event.step}  {action.kind:5}  {action.name:16} {action.verdict:9} {action.reason}")
+
+# %%
+# %%exercise saved
+# Read four values off your run: its end in one word, the guard that saved it, the step in which this guard acted, and
+# the held-out reward after the run.
+# BEGIN SOLUTION
+ended = "done"
+guard = "clamp_log_ratio"
+acted = 20
+held_out = 0.625
+# END SOLUTION
+
+# %% [markdown]
+# On five seeds the guarded run goes from a held-out reward of 0.22–0.31 to 0.58–0.66, and a run without the fault
+# reaches 0.58–0.68. The answer is **c**: the guard acted once, on one token.
+#
+# Compare this with the recorded run of section 1. There the loss is wrong in every step: twelve guards keep the run alive,
+# and its reward falls. Here one value was wrong in one step, and one guard was enough. **A guard saves what a run can
+# learn only if everything else in the run is right.**
+
+# %% [markdown] tags=["instructor"]
+# **Show.** Press Reset and Start, and switch `skip_nonfinite` on instead: the run is saved too, at the price of one batch
+# (0.61 to 0.68 on three seeds). With `dual_clip` it crashes. Then be late, during step 20: the next sampling crashes
+# before any guard can act. **Ask.** "Which one would you leave on?" The clamp costs one token, and knows one failure; the
+# skip costs 128 completions, and does not care where the NaN came from.
+
+# %% [markdown]
+# ## 6. Your own guard
 #
 # A threshold of 10 does not fit every run. In this scenario the code forgets to divide by fp16's loss scale. The norm
 # is a hundred thousand from the first step on. The training is fine, because AdamW ignores the scale of the gradient.
 
 # %%
 level = lab.panel("lost-unscale", guards=("skip_spikes",), overrides=("run.num_steps=16",), controls=("learning_rate",))
-level
-
-# %%
 blocked = await level.run()
 print("updates made:", blocked.records["updates"].sum(), "of", len(blocked.records))
 
@@ -209,9 +282,6 @@ class SkipJumps(Intervention):
 # %%
 mine = {lab.path("guard"): {}}
 free = lab.panel(gl.scenario("lost-unscale").config().with_("run.num_steps=16").with_guards(mine), controls=("learning_rate",))
-free
-
-# %%
 trained = await free.run()
 print("updates made:", trained.records["updates"].sum(), "of", len(trained.records))
 
@@ -228,7 +298,7 @@ corrupt.records[["step", "verdict", "grad_norm", "kl", "reward"]]
 # see the cases it handles.
 
 # %% [markdown]
-# ## 6. The effect of a skipped update
+# ## 7. The effect of a skipped update
 #
 # The reported guard sets the gradient to zero. Does the update then do nothing? Write the code that follows the guard's
 # decision; the check looks at the weights. The optimizer is AdamW, and it has already made one step.
@@ -254,16 +324,17 @@ def update_or_skip(optimizer, norm, limit):
 # before `step` leaves no trace in weights, moments or schedule."
 
 # %% [markdown]
-# ## 7. A guard can hide a failure
+# ## 8. A guard can hide a failure
 #
-# You run TRAIN-001 in fp32 twice: without a guard (A), then with the KL clamped at 10 nats (B). One plot shows both.
+# You run the loss of TRAIN-001 in fp32 at a rate that is far too high, twice: without a guard (A), then with the KL
+# clamped at 10 nats (B). One plot shows both.
 
 # %%
-hiding = lab.panel("train-001", guards=(), overrides=("run.num_steps=8",), guards_shown=("clamp_kl", "skip_spikes"))
-hiding
-
-# %%
+too_fast = ("run.num_steps=8", "data.num_prompts=4", "loss.num_iterations=4", "optimizer.learning_rate=0.02")
+hiding = lab.panel(preset="original", guards=(), overrides=too_fast, guards_shown=("clamp_kl", "skip_spikes"))
 unguarded = await hiding.run()
+
+# %%
 hiding.keep("A: no guard")
 hiding.switch("clamp_kl", True)
 guarded = await hiding.run()
@@ -285,7 +356,7 @@ answer = "c"
 # END SOLUTION
 
 # %% [markdown]
-# ## 8. The cost of a guard
+# ## 9. The cost of a guard
 #
 # Most guards here leave a healthy run unchanged, bit for bit. Some cannot. Each of these states the reason:
 
@@ -297,10 +368,10 @@ for name, guard in gl.GUARDS.items():
 # %% [markdown]
 # In this project's matrix (23 failures, 19 guards, 3 seeds) the guards of the reports cost a healthy run 0.03 of the
 # 0.26 of reward that it gains in thirty steps; safe sampling causes most of this cost. The other cost is a false alarm:
-# a guard refuses a healthy step. You saw sixteen false alarms in section 5.
+# a guard refuses a healthy step. You saw sixteen false alarms in section 6.
 
 # %% [markdown]
-# ## 9. The smallest set
+# ## 10. The smallest set
 #
 # Now choose a set. The check runs your guards with fresh seeds on three failures (a corrupt sample, three times;
 # AdamW's eps in fp16; a filtered token) and on a healthy run. All of these must hold:
@@ -334,7 +405,7 @@ guards = ("skip_spikes", "representable_epsilon")
 # **Say at the end.** "A guard keeps the run alive until you have read its reasons. It is not a cure."
 
 # %% [markdown]
-# ## 10. What if
+# ## 11. What if
 #
 # 1. In the first panel: `check_weights` with `then=roll_back` instead of the reported `warn`. Does the run reach its
 #    end?
@@ -352,7 +423,7 @@ await panel.run()
 # step.
 
 # %% [markdown]
-# ## 11. Ask yourself
+# ## 12. Ask yourself
 
 # %%
 lab.questions()

@@ -1,7 +1,14 @@
-"""Labs in the browser: Run All stops a learner in one line, exercises give feedback, and questions explain."""
+"""Labs in the browser: Run All stops a learner in one line, exercises give feedback, and a switch saves a run.
 
+With GRPO_LAB_PICTURES=docs/figures the panel of the run that was saved is kept as saved.png, which the README shows.
+"""
+
+import json
+import os
+import re
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import expect
 
 LABS = Path(__file__).parents[2] / "labs"
@@ -52,3 +59,53 @@ def test_exercises_answer_in_words(notebook, server):
     questions.get_by_text("Not this one. It is.").wait_for()
     questions.get_by_label("yes", exact=True).check()
     questions.get_by_text("Right. So it is, & always.").wait_for()
+
+
+def cells(lab):
+    """Code cells of a lab by their first line: their numbers in the notebook."""
+    found = json.loads((LABS / f"{lab}.ipynb").read_bytes())["cells"]
+    return {"".join(cell["source"]).partition("\n")[0]: number for number, cell in enumerate(found)}
+
+
+ALONE_SAVED_SAID = (
+    "rescue = lab.panel(",
+    'rescue.keep("no guard")',
+    "from grpo_lab.runs.summary import summary",
+)
+"""First lines of the cells of the run without a guard, of the same run for the learner to save, and of its summary."""
+
+
+@pytest.mark.parametrize(
+    ("lab", "guard"),
+    [("00_start", "sanitize_rewards"), pytest.param("04_guards", "clamp_log_ratio", marks=pytest.mark.slow)],
+)
+def test_a_guard_switched_on_during_the_run_saves_it(lab, guard, notebook):
+    book, number = notebook(copy=LABS / f"{lab}.ipynb"), cells(lab)
+    book.run_cell(number["import grpo_lab as gl"])
+    book.idle()
+    alone, saved, said = (number[line] for line in ALONE_SAVED_SAID)
+    book.run_cell(alone)
+    full_speed(book.output(alone))
+    expect(book.output(alone).locator(".grpo-lab-status")).to_contain_text("crashed in torch.multinomial")
+
+    book.run_cell(saved)
+    panel = book.output(saved)
+    expect(panel.locator(".grpo-lab-status")).to_contain_text(re.compile(r"step [1-9]\b"))
+    panel.get_by_role("tab", name="Guards").click()
+    panel.get_by_label(guard).check()
+    full_speed(panel)
+    expect(panel.locator(".grpo-lab-status")).to_contain_text("done, learned")
+    book.run_cell(said)
+    rewards = re.compile(r"held-out reward: ([\d.]+) before, ([\d.]+) after")
+    expect(book.output(said)).to_contain_text(rewards)
+    before, after = map(float, rewards.findall(book.output(said).inner_text())[0])
+    assert before < 0.35 and after >= 0.5
+    if (folder := os.environ.get("GRPO_LAB_PICTURES")) and lab == "00_start":
+        book.page.set_viewport_size({"width": 1600, "height": 1000})
+        panel.locator(".grpo-lab-panel").screenshot(path=Path(folder) / "saved.png")
+        book.page.set_viewport_size({"width": 1280, "height": 1000})
+
+
+def full_speed(panel):
+    """Choose full speed in the menu of the panel."""
+    panel.locator(".grpo-lab-pace select").select_option(label="full speed")

@@ -5,7 +5,10 @@ import math
 import pytest
 import torch
 
+from grpo_lab.algorithm import kl
 from grpo_lab.course.labs.lab_02_explosion import cases
+
+SLOPE = cases._slope_of_a_token
 
 
 def test_a_clamp_after_exp_fails_by_its_gradient_alone(findings):
@@ -20,3 +23,29 @@ def test_the_expected_slope_is_the_one_worked_by_hand():
     at_18_55 = torch.tensor([[18.55]])
     assert float(cases._surrogate_slope(at_18_55, torch.tensor([-1.0]))) == pytest.approx(math.exp(18.55))
     assert float(cases._surrogate_slope(at_18_55, torch.tensor([1.0]))) == 0
+
+
+def test_a_sign_error_is_not_told_where_the_range_ends(findings):
+    wrong = [each for each in findings("gradient", gradient=lambda *a, **b: -SLOPE(*a, **b)) if not each.right]
+    assert len(wrong) == 7
+    assert all("-r A" in each.why for each in wrong)
+
+
+@pytest.mark.parametrize(("nats", "said"), [(8.056, "base 10"), (26.76, "base 2"), (18.0, "two decimals")])
+def test_the_base_is_named_only_where_it_is_the_mistake(findings, nats, said):
+    (found,) = findings("reported", nats=nats)
+    assert not found.right and said in found.why and ("base" in said or "base" not in found.why)
+
+
+def test_a_smaller_bound_is_not_told_of_nan_or_of_two_sides(findings):
+    wrong = [each for each in findings("bounded", k3=lambda delta: kl.k3(delta.clamp(-5, 5))) if not each.right]
+    assert len(wrong) == 3
+    assert all("10" in each.why for each in wrong)
+    assert not any("exp came before" in each.why and "Where it is inf" not in each.why for each in wrong)
+
+
+def test_a_wrong_sign_of_the_log_ratio_is_not_only_told_of_detaching(findings):
+    wrong = findings("log_ratio", log_ratio=lambda logprobs, batch: batch.old_logprobs - logprobs)
+    assert "Where it is 0" in wrong[2].why
+    (_, _, found) = findings("log_ratio", log_ratio=lambda logprobs, batch: (logprobs - batch.old_logprobs).mean())
+    assert "Where it is 0" in found.why

@@ -1,14 +1,18 @@
 """The page of every lab: its exercises fit into its time, it ends with three questions, and its file is checked."""
 
+import json
 import shutil
+from pathlib import Path
 
 import pytest
 
 from grpo_lab.course import pages
+from grpo_lab.course.exercises import Prediction
 from grpo_lab.course.registry import LABS, lab_page
 from grpo_lab.errors import DataError
 from grpo_lab.paths import data_directory
 
+ROOT = Path(__file__).parents[2]
 TEXTS = data_directory() / "course"
 CHECKS = {name: each.check for name, each in lab_page("00_start").exercises.items()}
 
@@ -21,6 +25,15 @@ def test_a_page_adds_up(name):
     assert len(page.questions) == 3
 
 
+@pytest.mark.parametrize("name", LABS)
+def test_the_outcome_of_a_prediction_is_the_reference_answer(name):
+    notebook = json.loads((ROOT / "labs" / "instructor" / f"{name}.ipynb").read_text(encoding="utf-8"))
+    answers = {cell["id"]: "".join(cell["source"]) for cell in notebook["cells"]}
+    for exercise in lab_page(name).exercises.values():
+        if isinstance(exercise.check, Prediction):
+            assert f'answer = "{exercise.check.outcome}"' in answers[f"{name}-{exercise.name}"]
+
+
 def test_every_file_belongs_to_a_lab():
     assert sorted(path.name for path in TEXTS.iterdir()) == [f"{name}.toml" for name in LABS]
 
@@ -28,7 +41,7 @@ def test_every_file_belongs_to_a_lab():
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("minutes = 20", "minutes = 'twenty'", "the page: minutes = 'twenty': must be of type int"),
+        ("minutes = 25", "minutes = 'twenty'", "the page: minutes = 'twenty': must be of type int"),
         ('summary = "', 'sumary = "', "unknown key of the page 'sumary'; did you mean 'summary'"),
         ('title = "Read a run"', "", "exercise 'reading' has no 'title'"),
         ("[exercises.guess]", "[exercises.gues]", "unknown exercise 'gues'; did you mean 'guess'"),

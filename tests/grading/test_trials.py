@@ -29,7 +29,19 @@ def test_no_guard_and_a_crash():
 
 def test_who_skips_every_step_has_not_survived():
     found = trials.stops("bad-batch", SKIPS_ALL, seed=1, why="")
-    assert not found.right and "0 of 10 steps kept" in found.got
+    assert not found.right and found.got == "0 of 10 steps kept" and found.expected == "at least 5 of 10 steps kept"
+
+
+def test_the_criterion_that_failed_is_named_with_number_and_limit(fault):
+    crashed = trials.stops("nan-reward", {}, seed=1, why="")
+    assert crashed.got == "crashed in torch.multinomial after 2 of 10 steps" and crashed.expected == "no crash"
+    shown = trials.stops("bad-batch", {}, seed=0, why="")
+    assert shown.expected == "kl below 1 or grad_norm below 20 in every step kept"
+    kl, norm = (float(text.split()[-1]) for text in shown.got.removesuffix(" in steps kept").split(" and "))
+    assert kl >= 1 and norm >= 20
+    halt = fault(Stage.GRADIENTS, lambda value, step: Outcome(value, Verdict.STOP, "") if step.index == 1 else None)
+    halted = trials.survives(HEALTHY.with_("data.num_prompts=2", "run.num_steps=3", halt), "", seed=1, why="")
+    assert (halted.got, halted.expected) == ("ended by a guard after 2 of 3 steps", "all 3 steps run")
 
 
 @pytest.mark.parametrize(("made", "enough"), [(3, False), (2, True)])
@@ -37,6 +49,7 @@ def test_at_least_half_of_the_steps_are_made(fault, made, enough):
     refuse = fault(Stage.GRADIENTS, lambda value, s: Outcome(value, Verdict.SKIP_STEP, "") if s.index % made else None)
     found = trials.survives(HEALTHY.with_("data.num_prompts=2", "run.num_steps=6", refuse), "", seed=1, why="")
     assert found.right is enough and f"{6 // made} of 6 steps kept" in found.got
+    assert ("at least 3 of 6 steps kept" in found.expected) is not enough
 
 
 def test_a_lesson_teaches_and_no_guard_acts():
@@ -117,6 +130,46 @@ def test_what_a_run_may_cost_is_limited():
             trials.affordable(HEALTHY.with_(f"{setting}={most + 1}"))
 
 
+def lesson(before, after):
+    run = {"survived": True, "updates": 12, "fate": "", "finished": 12, "refused": 0}
+    return SimpleNamespace(before=before, after=after, gained=after - before, **run)
+
+
+def test_the_numbers_shown_of_a_lesson_lead_to_its_verdict(monkeypatch):
+    """A gain of 0.0375 is not shown as 0.31 to 0.35 against a limit of 0.04."""
+    results = iter([lesson(0.3125, 0.35), lesson(0.29, 0.32)])
+    monkeypatch.setattr(trials, "run", lambda config, seed: seed)
+    monkeypatch.setattr(trials, "judged", lambda session: next(results))
+    monkeypatch.setattr(trials, "_acted", lambda session: [])
+    found = next(iter(trials.learns(HEALTHY, 1)))
+    assert not found.right
+    assert found.got == (
+        "held-out reward 0.3125 to 0.35, 0.0375 more, 12 updates; in another run 0.29 to 0.32, 0.03 more; "
+        "0.0338 more in the mean"
+    )
+    assert found.expected == "a rise above 0.04, in one run or in the mean of two"
+
+
+@pytest.mark.parametrize(("after", "right"), [(0.35, False), (0.3525, True)])
+def test_a_gain_of_exactly_the_limit_is_shown_as_such_and_not_enough(monkeypatch, after, right):
+    """124 and 140 of 400 answers, a rate of 1e-5: 0.35 - 0.31 is 0.03999999999999998."""
+    monkeypatch.setattr(trials, "run", lambda config, seed: seed)
+    monkeypatch.setattr(trials, "judged", lambda session: lesson(0.31, after))
+    monkeypatch.setattr(trials, "_acted", lambda session: [])
+    found = next(iter(trials.learns(HEALTHY, 1)))
+    assert found.right is right and found.expected.startswith("a rise above 0.04")
+    assert found.got.startswith(f"held-out reward 0.31 to {after}, {'0.0425' if right else '0.04'} more, 12 updates")
+
+
+def test_a_cosine_is_shown_on_its_side_of_the_limit(monkeypatch):
+    gradients = iter(
+        [torch.tensor([1.0, 0.0], dtype=torch.float64), torch.tensor([1.0, 0.044800], dtype=torch.float64)]
+    )
+    monkeypatch.setattr(trials, "first_gradient", lambda config: next(gradients))
+    found = trials.leaves_gradient(HEALTHY, 1)
+    assert not found.right and found.got.startswith("cosine 0.998998, norm 1 times")
+
+
 def test_a_lesson_that_brings_little_is_given_once_more(monkeypatch):
     gains = iter([0.02, 0.14, 0.02, 0.05])
 
@@ -125,7 +178,7 @@ def test_a_lesson_that_brings_little_is_given_once_more(monkeypatch):
 
     def judged(session):
         return SimpleNamespace(
-            survived=True, gained=next(gains), before=0.3, after=0.4, updates=12, fate="", finished=12
+            survived=True, gained=next(gains), before=0.3, after=0.4, updates=12, fate="", finished=12, refused=0
         )
 
     monkeypatch.setattr(trials, "run", lesson)

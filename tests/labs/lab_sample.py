@@ -34,7 +34,7 @@ LAB = LabPage(
     exercises={
         exercise.name: exercise
         for exercise in (
-            Exercise("guess", "Guess first", "prediction", 1, 1, 1, HINTS, prediction("abc")),
+            Exercise("guess", "Guess first", "prediction", 1, 1, 1, HINTS, prediction("abc", "a")),
             Exercise("double", "Double it", "code", 5, 2, 3, HINTS, Function("double", doubled)),
             Exercise("guards", "Guard it", "configuration", 5, 3, 3, HINTS, Values(("guards",), guarded)),
             Exercise("letter", "Which one", "choice", 1, 1, 1, HINTS, choice("b", {"a": "No."})),

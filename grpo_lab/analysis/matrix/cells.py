@@ -21,6 +21,8 @@ from grpo_lab.training.faults import FAULTS
 from grpo_lab.training.guards import GUARDS
 
 HEALTHY, NONE, STABLE, REPORTED = "healthy", "none", "stable", "reported_fix"
+UNHEALED, HEALED = "unhealed", "healed"
+"""Columns of the trial of a scenario's heal: the guards of `stable` without it and with it."""
 STEPS, AT_LEAST = 30, 12
 """Default steps, above the 10 of a warm-up: of a healthy run, and of a scenario whose file asks for fewer."""
 HELD_OUT = 250
@@ -111,19 +113,27 @@ def cells(
     seeds: int = 3,
     steps: int | None = None,
     overrides: tuple[str, ...] = (),
+    heals: bool = False,
 ) -> list[Cell]:
-    """Every scenario under every column with seeds 0, 1, …; STEPS explains the default number of steps."""
+    """Every scenario under every column with seeds 0, 1, …; STEPS explains the default number of steps.
+
+    With `heals` also under UNHEALED and HEALED, as long as the scenario's trial.
+    """
     found = []
     for name in scenarios:
         case = None if name == HEALTHY else scenario(name)
         config = case.config() if case else preset(STABLE).with_(f"run.name={HEALTHY}")
         expect, within = (case.expect, config.run.num_steps) if case else (None, STEPS)
-        length = steps or max(within, AT_LEAST)
-        shared = (f"run.num_steps={length}", f"run.num_eval={HELD_OUT}", "run.threads=1", "run.device=cpu", *overrides)
-        config = config.with_(*shared)
-        guarded = {column: config.with_guards(guards) for column, guards in guard_sets.items()}
+        config = config.with_(f"run.num_steps={max(within, AT_LEAST)}")
+        configs = {column: config.with_guards(guards) for column, guards in guard_sets.items()}
+        if heals and case and case.heals:
+            configs[UNHEALED] = case.config(guards=STABLE).merged(case.trial)
+            configs[HEALED] = case.config(guards=STABLE, heal=True)
+        length = [f"run.num_steps={steps}"] if steps else []
+        shared = (*length, f"run.num_eval={HELD_OUT}", "run.threads=1", "run.device=cpu", *overrides)
+        configs = {column: one.with_(*shared) for column, one in configs.items()}
         for seed in range(seeds):  # the outer loop, so that a busy minute does not slow all seeds of one column
-            for column, one in guarded.items():
+            for column, one in configs.items():
                 found.append(Cell(config.run.name, column, seed, one.with_(f"run.seed={seed}"), expect, within))
     return found
 

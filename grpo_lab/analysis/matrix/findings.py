@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
-from grpo_lab.analysis.matrix.cells import HEALTHY, NONE, STABLE, without
+from grpo_lab.analysis.matrix.cells import HEALED, HEALTHY, NONE, STABLE, UNHEALED, without
 from grpo_lab.analysis.matrix.results import Fate, Measurement
 from grpo_lab.training.guards import GUARDS
 
@@ -15,6 +15,9 @@ THROUGH = (Fate.STOPPED, Fate.REFUSED)
 MARGIN = 0.05
 """The difference in held-out reward from which on a column counts as worse than another: two standard errors of the
 difference between two means over 3 seeds of 250 problems."""
+
+GAIN = 0.15
+"""Held-out reward that a healed run gains at least."""
 
 
 def mean_gain(results: Iterable[Measurement]) -> float:
@@ -58,6 +61,16 @@ class Findings:
         """The share of runs that stopped the failure, among those that count; NaN if none counts."""
         fates = self.fates(scenario, column)
         return fates[Fate.STOPPED] / fates.total() if fates else math.nan
+
+    def heals(self, scenario: str) -> tuple[int, int]:
+        """Seeds on which the healed run gains GAIN and ends above the unhealed run, and seeds on which it was tried.
+
+        An unhealed run that crashed counts as one that ends lower.
+        """
+        unhealed = {result.seed: result.after for result in self.cells(scenario, UNHEALED)}
+        healed = self.cells(scenario, HEALED)
+        better = [result for result in healed if not result.after <= unhealed.get(result.seed, -math.inf)]
+        return sum(result.gained >= GAIN for result in better), len(healed)
 
     @property
     def guards(self) -> list[str]:

@@ -3,9 +3,9 @@
 import math
 
 from grpo_lab.analysis.markdown import number, render
-from grpo_lab.analysis.matrix.cells import AT_LEAST, HEALTHY, HELD_OUT, NONE, REPORTED, STABLE, STEPS
+from grpo_lab.analysis.matrix.cells import AT_LEAST, HEALED, HEALTHY, HELD_OUT, NONE, REPORTED, STABLE, STEPS, UNHEALED
 from grpo_lab.analysis.matrix.derivation import Derivation
-from grpo_lab.analysis.matrix.findings import MARGIN, Findings, disturbed, mean_gain
+from grpo_lab.analysis.matrix.findings import GAIN, MARGIN, Findings, disturbed, mean_gain
 from grpo_lab.analysis.matrix.results import MEANINGS
 from grpo_lab.config.catalog import load_preset, preset, scenario
 from grpo_lab.errors import ConfigError
@@ -32,6 +32,8 @@ def page(found: Findings, figure: tuple[str, str], command: str, derived: Deriva
         failures=_failures(found),
         titles={name: _title(name) for name in found.scenarios},
         needed=[[guard, ", ".join(found.needed_for(guard)) or needed] for guard in found.left_out()],
+        heals=_heals(found),
+        gain=GAIN,
         healthy=_healthy(found),
         disturbed=disturbed(found.results),
         **numbers,
@@ -83,6 +85,25 @@ def _reward(found: Findings, name: str, column: str) -> str:
         return "-"
     before, after = (sum(values) / len(ends) for values in zip(*ends, strict=True))
     return f"{number(before, 2)} to {number(after, 2)}"
+
+
+def _heals(found: Findings) -> list[list[str]]:
+    """A row for each scenario whose heal was tried; no rows if none was."""
+    header = ["scenario", "heal", f"reward under {STABLE}", "healed too", "heals"]
+    rows = []
+    for name in found.scenarios:
+        good, tried = found.heals(name)
+        if tried:
+            ends = (_reward(found, name, column) for column in (UNHEALED, HEALED))
+            rows.append([name, _heal(name), *ends, f"{good} of {tried} seeds"])
+    return [header, *rows] if rows else []
+
+
+def _heal(name: str) -> str:
+    try:
+        return ", ".join(scenario(name).heals[0].change)
+    except (ConfigError, IndexError):  # an instructor's own file, or a heal that its file no longer names
+        return "-"
 
 
 def _healthy(found: Findings) -> list[list[str]]:

@@ -25,6 +25,12 @@ def release(folder: Path, out: Path, names: Sequence[str] = ()) -> dict[Path, st
     }
 
 
+def copies(folder: Path, out: Path) -> dict[Path, str]:
+    """The notebooks and the README of a folder, by the file of a copy that does not exist yet."""
+    originals = [folder / "README.md", *sorted(folder.glob("*.ipynb"))]
+    return {out / path.name: path.read_text(encoding="utf-8") for path in originals if not (out / path.name).exists()}
+
+
 def reference(folder: Path, out: Path, names: Sequence[str] = ()) -> dict[Path, str]:
     """The learners' notebooks with every answer filled in, by file."""
     return {out / f"{name}.ipynb": notebook(folder, name, REFERENCE) for name in with_exercises(folder, names)}

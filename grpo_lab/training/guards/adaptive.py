@@ -84,10 +84,11 @@ class AdaptiveLearningRate(Intervention):
 
 @dataclass(frozen=True)
 class AdaptiveBeta(Intervention):
-    """Moves beta so that the KL to the reference stays near a target: Ziegler et al. 2019, section 2.2.
+    """Moves beta so that the KL to the reference stays near a target.
 
-    beta <- beta x (1 + gain x clip(KL / target - 1, -0.2, 0.2)), within [lowest, highest]. A KL that is not finite
-    changes nothing; in the plain formula one NaN makes beta NaN in every later step.
+    Ziegler et al. 2019, section 2.2: beta <- beta x (1 + gain x clip(KL / target - 1, -0.2, 0.2)), within
+    [lowest, highest]. A KL that is not finite changes nothing; in the plain formula one NaN makes beta NaN in every
+    later step.
     Stops: drift from the reference under a beta that is too small. Costs: some reward, because the penalty holds the
     policy back; the guard acts over tens of steps, too slowly for a spike. Hides: the loss of two steps is no longer
     the same function, so their values cannot be compared.

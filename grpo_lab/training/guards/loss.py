@@ -78,8 +78,9 @@ class DropNonfiniteSamples(Intervention):
 class ClampLogRatio(_Clamp):
     """Clamps the log-ratio before `exp`, so that the ratio stays finite and its backward is not 0 * inf.
 
-    Stops: the overflow behind TRAIN-001 and CUDA-001; at 5 the ratio is at most 148. At 20 (verl, OpenRLHF) it
-    stops the overflow in fp32 but still allows a norm of 1e8. Costs: tokens outside the limit give no gradient.
+    Stops: the overflow of the ratio; at 5 it is at most 148. At 20 (verl, OpenRLHF) it stops the overflow in fp32 but
+    still allows a norm of 1e8. Does not stop the overflow of the KL estimate: use clamp_kl.
+    Costs: tokens outside the limit give no gradient.
     Hides: the drift of the policy; watch log_ratio/max, which is recorded before the clamp.
     """
 

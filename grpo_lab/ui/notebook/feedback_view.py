@@ -1,25 +1,35 @@
 """Output of a lab in a notebook: feedback on an answer, and a line that follows a run."""
 
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from grpo_lab.config.schema import Config
+from grpo_lab.course import trials
 from grpo_lab.course.evaluate import all_right
 from grpo_lab.course.exercises import Exercise, Finding
-from grpo_lab.events import Ended, Event, Stepped
-from grpo_lab.runs.notebook_mode import headless
+from grpo_lab.events import Ended, Event, Started, Stepped
+from grpo_lab.runs.notebook_mode import headless, without_answers
 from grpo_lab.runs.summary import summary
 from grpo_lab.ui.console import in_numbers
+from grpo_lab.ui.notebook.predictions import Verdict
 
 NOT_YET = "✗ not yet"
 _GIVEN = ("prediction", "text")
 """Kinds of answers that are neither right nor wrong yet."""
 _COLOURS = {True: "#009E73", False: "#D55E00"}
 """Okabe and Ito's green and vermillion; the words repeat the colour's meaning."""
-_CELL = "text-align:left;vertical-align:top;white-space:normal;overflow-wrap:anywhere"
+_OUTCOME = "#0072B2"
+"""Their blue: a prediction that came true is worth no more than another."""
+_TABLE = "table-layout:auto;margin:0"
+"""JupyterLab's columns are all of one width; here each is at least as wide as its longest word."""
+_CELL = "text-align:left;vertical-align:top;white-space:normal;word-break:normal;overflow-wrap:break-word"
+INSTRUCTOR = Path(__file__).resolve().parents[3] / "labs" / "instructor"
+"""The checkout's notebooks with solutions."""
 _INTERVAL = 0.25
 """Seconds between two updates of a run's line."""
 
@@ -33,23 +43,32 @@ def ipython() -> Any:
     return get_ipython()
 
 
-def feedback(exercise: Exercise, findings: Sequence[Finding], note: str = "") -> None:
-    """Show the findings about an answer."""
-    show(as_text(exercise, findings, note), as_html(exercise, findings, note))
+def feedback(exercise: Exercise, findings: Sequence[Finding], note: str = "", cell: str = "") -> None:
+    """Show the findings about an answer; `cell` is the id of its cell, which finds the model answer."""
+    show(as_text(exercise, findings, note), as_html(exercise, findings, note, model_answer(exercise, cell)))
+
+
+def model_answer(exercise: Exercise, cell: str) -> str:
+    """The cell of the instructor's edition, or an empty text where there is none or it is hidden.
+
+    The checkout holds that edition; an installed package and a released folder do not.
+    """
+    notebook = INSTRUCTOR / f"{cell.removesuffix(f'-{exercise.name}')}.ipynb"
+    if headless() or without_answers() or exercise.kind == "prediction" or not notebook.is_file():
+        return ""
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    return next(("".join(each["source"]).partition("\n")[2] for each in cells if each["id"] == cell), "")
 
 
 @contextmanager
-def checking(exercise: Exercise) -> Iterator[None]:
-    """Show a line during a check that takes seconds, and remove it afterwards."""
-    waits = exercise.kind == "configuration" and not headless()
-    place = f"grpo-lab-checking-{time.monotonic_ns()}"
-    if waits:
-        show("Checking: this trains a few short runs.", display_id=place)
+def checking() -> Iterator[None]:
+    """Show a line that follows the runs of a check, and empty it afterwards; none for a check that trains nothing."""
+    line = CheckLine()
     try:
-        yield
+        with nullcontext() if headless() else trials.watched(line):
+            yield
     finally:
-        if waits:
-            show("", display_id=place, update=True)
+        line.clear()
 
 
 def show(text: str, html: str = "", display_id: str | None = None, update: bool = False) -> None:
@@ -74,8 +93,8 @@ def as_text(exercise: Exercise, findings: Sequence[Finding], note: str = "") -> 
     return "\n".join([*lines, *([note] if note else [])])
 
 
-def as_html(exercise: Exercise, findings: Sequence[Finding], note: str = "") -> str:
-    """The feedback as a table; the learner's text is escaped."""
+def as_html(exercise: Exercise, findings: Sequence[Finding], note: str = "", answer: str = "") -> str:
+    """The feedback as a table, and a model answer folded below it; the learner's text is escaped."""
     columns = ["", "case", "got", "expected", *([] if all_right(findings) else ["why"])]
     head = "".join(f'<th scope="col" style="{_CELL}">{name}</th>' for name in columns)
     rows = []
@@ -86,9 +105,26 @@ def as_html(exercise: Exercise, findings: Sequence[Finding], note: str = "") -> 
         rows.append(f"<tr>{''.join(cells)}</tr>")
     return (
         f'<div class="grpo-lab-feedback" role="status" style="border-left:4px solid {_COLOURS[all_right(findings)]};'
-        f'padding-left:0.7em"><p><strong>{escape(exercise.title)}: {_verdict(exercise, findings)}</strong></p>'
-        f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-        f"{f'<p>{escape(note)}</p>' if note else ''}</div>"
+        f'padding-left:0.7em;overflow-x:auto">'
+        f"<p><strong>{escape(exercise.title)}: {_verdict(exercise, findings)}</strong></p>"
+        f'<table style="{_TABLE}"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+        f"{f'<p>{escape(note)}</p>' if note else ''}{_folded(answer) if answer else ''}</div>"
+    )
+
+
+def _folded(answer: str) -> str:
+    """A model answer that opens on a click, also in a saved notebook."""
+    return f"<details><summary>Show a model answer</summary><pre>{escape(answer)}</pre></details>"
+
+
+def verdict(found: Verdict) -> None:
+    """Show a prediction beside the outcome."""
+    head, *rows = str(found).split("\n")
+    lines = "".join(f"<br>{escape(row.strip())}" for row in rows)
+    show(
+        str(found),
+        f'<div class="grpo-lab-verdict" role="status" style="border-left:4px solid {_OUTCOME};padding-left:0.7em">'
+        f"<strong>{escape(head)}</strong>{lines}</div>",
     )
 
 
@@ -106,24 +142,56 @@ def _verdict(exercise: Exercise, findings: Sequence[Finding]) -> str:
     return f"not yet, {sum(found.right for found in findings)} of {len(findings)} right"
 
 
-class RunLine:
+class _Line:
+    """One line of output that changes in place."""
+
+    def __init__(self) -> None:
+        self._display = f"grpo-lab-line-{time.monotonic_ns()}"
+        self._shown_at, self._shown = 0.0, False
+
+    def _due(self) -> bool:
+        """Whether the last update is long enough ago."""
+        return time.monotonic() - self._shown_at > _INTERVAL
+
+    def _update(self, text: str) -> None:
+        show(text, display_id=self._display, update=self._shown)
+        self._shown_at, self._shown = time.monotonic(), True
+
+
+class RunLine(_Line):
     """A session's view: one line that follows the run and ends with its summary."""
 
     def __init__(self, config: Config) -> None:
+        super().__init__()
         self._name, self._steps = config.run.name, config.run.num_steps
-        self._display = f"grpo-lab-run-{time.monotonic_ns()}"
         self._events: list[Event] = []
-        self._shown_at, self._shown = 0.0, False
 
     def show(self, event: Event) -> None:
         """Update the line for this event."""
         self._events.append(event)
         if isinstance(event, Ended):
             self._update(f"{self._name}: {summary(self._events)}")
-        elif isinstance(event, Stepped) and not headless() and time.monotonic() - self._shown_at > _INTERVAL:
-            self._shown_at = time.monotonic()
+        elif isinstance(event, Stepped) and not headless() and self._due():
             self._update(f"{self._name}: step {event.step + 1} of {self._steps}, {in_numbers(event)}")
 
-    def _update(self, text: str) -> None:
-        show(text, display_id=self._display, update=self._shown)
-        self._shown = True
+
+class CheckLine(_Line):
+    """The view of all runs of a check, whose number nobody knows before its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._runs, self._name, self._steps = 0, "", 0
+
+    def show(self, event: Event) -> None:
+        """Update the line for this event."""
+        if isinstance(event, Started):
+            run = event.config["run"]
+            self._runs, self._name, self._steps = self._runs + 1, run["name"], run["num_steps"]
+        elif isinstance(event, Stepped) and self._due():
+            step = f"step {event.step + 1} of {self._steps}"
+            self._update(f"Checking: short run {self._runs} ({self._name}), {step}")
+
+    def clear(self) -> None:
+        """Empty the line, if there is one."""
+        if self._shown:
+            self._update("")

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from grpo_lab.config.schema import Config
-from grpo_lab.course import answers
+from grpo_lab.course import answers, progress
 from grpo_lab.course.answers import MAGIC
 from grpo_lab.course.evaluate import all_right, check
-from grpo_lab.course.exercises import Exercise, Finding, Function, Values
+from grpo_lab.course.exercises import Exercise, Finding, Function
 from grpo_lab.course.registry import lab_page
-from grpo_lab.errors import DataError, NotYet, unknown
+from grpo_lab.errors import NotYet, unknown
 from grpo_lab.runs.child_pool import warm_child, warm_up
 from grpo_lab.runs.notebook_mode import headless, settled
 from grpo_lab.runs.run_folder import next_free
 from grpo_lab.runs.session import Session
-from grpo_lab.ui.notebook import feedback_view
+from grpo_lab.ui.notebook import feedback_view, progress_view
+from grpo_lab.ui.notebook.predictions import Predictions
 from grpo_lab.ui.notebook.questions import ask
 from grpo_lab.ui.widgets.exports import figures, write_zip
 
 if TYPE_CHECKING:
     from grpo_lab.ui.widgets import Panel
-
-LOCKED = "locked.json"
 
 
 class Lab:
@@ -44,8 +42,10 @@ class Lab:
         self.name = name
         self.answers, self.runs = Path("answers") / name, Path("runs") / name
         self._earned: dict[str, float] = {}
+        self._predictions = Predictions(self.answers, self.runs)
         if ipython := feedback_view.ipython():
             ipython.register_magic_function(self.exercise, "cell", MAGIC)
+            ipython.events.register("post_run_cell", self.show_verdicts)
         if not headless():
             warm_up()
 
@@ -59,14 +59,20 @@ class Lab:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(answers.file_text(exercise.name, cell), encoding="utf-8")
         self._earned[exercise.name] = 0.0
-        with feedback_view.checking(exercise):
+        with feedback_view.checking():
             findings = check(exercise, path)
+        progress.record(Path(), self.name, exercise.name, findings)
         if all_right(findings):
             self._earned[exercise.name] = float(exercise.points)
-        note = self._lock(exercise, path) if exercise.kind == "prediction" and all_right(findings) else ""
-        feedback_view.feedback(exercise, findings, note)
+        note = self._predictions.lock(exercise, path) if exercise.kind == "prediction" and all_right(findings) else ""
+        feedback_view.feedback(exercise, findings, note, self.page.cell_id(exercise.name))
         if not all_right(findings):
             raise NotYet(_progress(exercise, findings))
+
+    def show_verdicts(self, *_: Any) -> None:
+        """Show the verdicts that are due on predictions; a notebook calls it after each cell."""
+        for verdict in self._predictions.verdicts():
+            feedback_view.verdict(verdict)
 
     def points(self, name: str) -> float:
         """The points of an answer when its cell last ran here, otherwise 0.0. nbgrader's cells end with it.
@@ -103,6 +109,11 @@ class Lab:
             session.views.append(feedback_view.RunLine(config))
             return session.run()
 
+    def progress(self) -> None:
+        """Show every exercise of every lab: passed, attempted or open."""
+        rows = progress.rows(Path())
+        feedback_view.show(progress_view.as_text(rows), progress_view.as_html(rows))
+
     def questions(self) -> Any:
         """The review questions of the lab with radio buttons; as text without a notebook."""
         return ask(self.page.questions)
@@ -121,26 +132,6 @@ class Lab:
 
     def _path(self, exercise: Exercise) -> Path:
         return self.answers / f"{exercise.name}.py"
-
-    def _lock(self, exercise: Exercise, path: Path) -> str:
-        """Save the first prediction, and return a sentence about it.
-
-        Raises DataError for a file of predictions that cannot be read.
-        """
-        assert isinstance(exercise.check, Values)
-        given = answers.values(exercise.check, answers.load(path))
-        made = json.loads(json.dumps({name: each.value for name, each in given.items()}))  # as JSON returns them
-        file = self.answers / LOCKED
-        try:
-            locked = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-        except ValueError:
-            raise DataError(f"{file} cannot be read any more; delete it to lock predictions again") from None
-        first = locked.setdefault(exercise.name, made)
-        file.write_text(json.dumps(locked, indent=2) + "\n", encoding="utf-8")
-        words = ", ".join(f"{name} = {value!r}" for name, value in first.items())
-        if first == made:
-            return f"Locked in: {words}. Now run it and see."
-        return f"Your first prediction stays: {words}. Being wrong is the point of predicting."
 
 
 def _progress(exercise: Exercise, findings: Sequence[Finding]) -> str:

@@ -2,6 +2,7 @@
 
 import base64
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
@@ -9,7 +10,7 @@ from grpo_lab.analysis.run_state import CURVES, Screen, shown
 from grpo_lab.analysis.screen_words import describe, tone
 from grpo_lab.analysis.tally import by_design
 from grpo_lab.metrics import LINKS, METRICS
-from grpo_lab.ui.widgets.messages import text
+from grpo_lab.ui.widgets.messages import reworded, text, translated
 
 _NO_ERROR = """<style>.jp-OutputArea-child:has(+ .jp-OutputArea-child .grpo-lab-picture)
 .jp-OutputArea-output.jupyter-widgets:not(:has(*)) { display: none }</style>"""
@@ -26,7 +27,7 @@ def status_words(status: str) -> str:
     """
     kind, _, operator = status.partition(" in ")
     if operator:
-        return text("status.crashed_in", operator=operator)
+        return text("status.crashed_in", operator=reworded(operator))
     return ", ".join(text(f"status.{part.replace(' ', '_')}") for part in kind.split(", "))
 
 
@@ -41,9 +42,10 @@ def status(screen: Screen, own: str = "", note: str = "") -> str:
     if own == "paused":
         parts.append(escape(status_words(screen.status)))
     if found := first_break(screen):
-        parts.append(escape(found))
+        parts.append(found)
     elif screen.message:
-        parts.append(escape(screen.message))
+        raised = screen.status.startswith(("crashed", "failed"))  # the text of an error stays as it is
+        parts.append(escape(screen.message if raised else reworded(screen.message)))
     lines = [" ".join(parts)]
     if note:
         lines.append(f'<span class="grpo-lab-note">{escape(note)}</span>')
@@ -51,20 +53,23 @@ def status(screen: Screen, own: str = "", note: str = "") -> str:
 
 
 def first_break(screen: Screen) -> str:
-    """A sentence about the first break of the chain; empty without one."""
+    """A sentence about the first break of the chain, with its explanation as a tooltip; empty without one."""
     found = screen.first_break
     if found is None or found.link not in LINKS:
         return ""
     caught = text("panel.caught", guard=found.caught_by) if found.caught_by else text("panel.not_caught")
-    where = {"link": text(f"chart.{slug(LINKS[found.link].label)}"), "step": found.step, "operator": found.operator}
-    return text("panel.first_break", **where, caught=caught)
+    operator = translated(f"break.{found.rule}.operator", found.operator)
+    where = {"link": text(f"chart.{slug(LINKS[found.link].label)}"), "step": found.step, "operator": operator}
+    why = translated(f"break.{found.rule}.explanation", found.explanation)
+    return f'<span title="{escape(why)}">{escape(text("panel.first_break", **where, caught=caught))}</span>'
 
 
 def banner(screen: Screen) -> str:
     """The error of a crash and its explanation; empty without a crash."""
     if not screen.status.startswith(("crashed", "failed")):
         return ""
-    explanation = f"<p>{escape(screen.explanation)}</p>" if screen.explanation else ""
+    why = translated(f"crash.{screen.crash_kind}", screen.explanation)
+    explanation = f"<p>{marked(why)}</p>" if why else ""
     title = f"<b>{escape(status_words(screen.status))}</b>"
     calm = f"<p>{escape(text('panel.kernel_lives'))}</p>"
     return f'<div role="alert">{title}<pre>{escape(screen.message)}</pre>{explanation}{calm}</div>'
@@ -83,7 +88,9 @@ def guards(screen: Screen) -> str:
     Guards that act in healthy runs too follow in a line of their own.
     """
     tallies = [*screen.faults.items(), *screen.guards.items()]
-    rows = [[name, str(it.steps), str(it.last_step), it.reason] for name, it in tallies if not by_design(name)]
+    rows = [
+        [name, str(it.steps), str(it.last_step), reworded(it.reason)] for name, it in tallies if not by_design(name)
+    ]
     header = [text(f"panel.{each}") for each in ("guard", "steps", "last_step", "reason")]
     usual = ", ".join(f"{name} ×{tally.steps}" for name, tally in tallies if by_design(name))
     note = f'<p class="grpo-lab-note">{escape(text("panel.acted_by_design", names=usual))}</p>' if usual else ""
@@ -101,8 +108,18 @@ def numbers(screen: Screen) -> str:
 
 def prose(name: str, title: str, sections: Mapping[str, str]) -> str:
     """A description: name, title, and sections such as a guard's `Stops`, `Costs` and `Hides`."""
-    words = "".join(f"<dt>{escape(text(f'guard.{key}'))}</dt><dd>{escape(it)}</dd>" for key, it in sections.items())
-    return (f"<b>{escape(name)}</b>" if name else "") + f"<p>{escape(title)}</p><dl>{words}</dl>"
+    words = "".join(f"<dt>{escape(text(f'guard.{key}'))}</dt><dd>{marked(it)}</dd>" for key, it in sections.items())
+    title = f"<p>{marked(title)}</p>" if title else ""
+    return (f"<b>{escape(name)}</b>" if name else "") + title + f"<dl>{words}</dl>"
+
+
+def marked(words: str) -> str:
+    """Text as HTML, with what stands between backticks as code.
+
+    >>> marked("`a` < b")
+    '<code>a</code> &lt; b'
+    """
+    return re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(words))
 
 
 def figure(png: bytes, screen: Screen) -> str:

@@ -1,10 +1,12 @@
 """The texts of a panel by key, in the language of GRPO_LAB_LANG; English by default.
 
-A language is one file, data/messages/<language>.toml; all files have the same keys and the same {placeholders}.
+A language is one file, data/messages/<language>.toml; all files have the same keys and the same {placeholders}. Texts
+whose English stands with code, other data or events are in data/translations/<language>.toml.
 """
 
 import functools
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -29,6 +31,19 @@ def text(key: str, **values: Any) -> str:
     return words[key].format(**values) if values else words[key]
 
 
+def translated(key: str, english: str) -> str:
+    """A text whose English stands elsewhere, in the panel's language; in English if there is no translation."""
+    return _translations().get(key, english)
+
+
+def reworded(reason: str) -> str:
+    """A reason, which events hold in English, in the panel's language; what no phrase matches stays as it is."""
+    for key, words in _translations().items():
+        if key.startswith("reason."):
+            reason = re.sub(key.removeprefix("reason."), words, reason)
+    return reason
+
+
 def language() -> str:
     """The language that GRPO_LAB_LANG sets; a region is ignored, zh_CN is zh."""
     return os.environ.get(VARIABLE, "").replace("-", "_").partition("_")[0].lower() or "en"
@@ -44,18 +59,22 @@ def languages() -> list[str]:
 
 
 @functools.cache
-def catalogue(name: str) -> dict[str, str]:
-    """All texts of a language; keys of nested tables are joined by dots.
+def catalogue(name: str, folder: str = "messages") -> dict[str, str]:
+    """All texts of a language in a folder of data/; keys of nested tables are joined by dots.
 
     Raises ConfigError for an unknown language and for a file that is not valid TOML.
     """
     if name not in languages():
         raise unknown(f"language in {VARIABLE}", name, languages())
-    path = data_directory() / "messages" / f"{name}.toml"
+    path = data_directory() / folder / f"{name}.toml"
     try:
         return dict(_flat(tomllib.loads(path.read_text(encoding="utf-8"))))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid TOML ({error}); mend the file") from error
+
+
+def _translations() -> dict[str, str]:
+    return {} if language() == "en" else catalogue(language(), "translations")
 
 
 def _flat(tree: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:

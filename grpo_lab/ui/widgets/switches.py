@@ -1,16 +1,18 @@
-"""A check box for each guard, and on demand its `Stops`, `Costs` and `Hides`."""
+"""A check box for each guard with a sentence on what it does, and on demand its `Stops`, `Costs` and `Hides`."""
 
 from collections.abc import Callable, Sequence
+from html import escape
 from typing import Any
 
 import ipywidgets
 
+from grpo_lab.analysis.markdown import first_sentence
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import unknown
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.ui.docs_pages.guards import docstring
 from grpo_lab.ui.widgets import html, parts
-from grpo_lab.ui.widgets.messages import text
+from grpo_lab.ui.widgets.messages import text, translated
 
 
 class Switches:
@@ -38,9 +40,9 @@ class Switches:
                 box.value = name in config.guards
 
     def explain(self, name: str) -> None:
-        """Show the description of the guard, or hide it again."""
-        about = self._about[name]
-        about.value = "" if about.value else html.prose("", *docstring(GUARDS[name]))
+        """Show the rest of the guard's description, or hide it again."""
+        about, (_, rest, sections) = self._about[name], described(name)
+        about.value = "" if about.value else html.prose("", rest, sections)
 
     def _add(self, names: Sequence[str]) -> None:
         if names:
@@ -53,7 +55,19 @@ class Switches:
         row: list[Any] = [box]
         about = self._about[name] = parts.words("about")
         if name in GUARDS:
-            box.tooltip = docstring(GUARDS[name])[0]
+            sentence, _, sections = described(name)
             tip = text("guard.about", name=name)
             row.append(parts.button("ask", "?", lambda: self.explain(name), tooltip=tip, layout={"width": "24px"}))
+            row.append(parts.words("does"))
+            why = escape(f"{text('guard.Stops')}: {sections['Stops']}")
+            row[-1].value = f'<span title="{why}">{html.marked(sentence)}</span>'
         return parts.box(f"guard-{short}", [parts.box("row", row), about], ipywidgets.VBox)
+
+
+def described(name: str) -> tuple[str, str, dict[str, str]]:
+    """The first sentence on a guard, the rest of its description, and its `Stops`, `Costs` and `Hides`."""
+    english, sections = docstring(GUARDS[name])
+    does = translated(f"guard.{name}.does", english)
+    sentence = first_sentence(does)
+    rest = does.removeprefix(sentence).lstrip(".。 ")
+    return sentence, rest, {word: translated(f"guard.{name}.{word}", it) for word, it in sections.items()}

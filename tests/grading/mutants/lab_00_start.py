@@ -28,6 +28,17 @@ WRONG = {
         "NaN": 'learning_rate = float("nan")',
         "0": "learning_rate = 0",
     },
+    "rescue": {"no letter": 'answer = "e"', "a number": "answer = 3"},
+    "saved": {
+        "crashed": {'"done"': '"crashed"'},
+        "another guard": {"sanitize_rewards": "clip_gradients"},
+        "one step later": {"acted = 20": "acted = 21"},
+        "a step as a text": {"acted = 20": 'acted = "20"'},
+        "the reward before": {"0.645": "0.285"},
+        "a percentage": {"0.645": "62.5"},
+        "NaN": {"0.645": 'float("nan")'},
+        "True": {"0.645": "True"},
+    },
 }
 ANOTHER_WAY = {
     "reading": {"the norm within ten percent": {"1390": "1400.5"}},
@@ -46,4 +57,6 @@ def steps_out_of_range(norms, limit):
 """
     },
     "learning_rate": {"another rate": "learning_rate = 4e-4"},
+    "rescue": {"another letter": 'answer = "a"'},
+    "saved": {"another run": {"0.645": "0.595"}},
 }

@@ -15,6 +15,17 @@ WRONG = {
             '"sanitize_rewards"': '"clamp_advantages"',
         },
     },
+    "rescue": {"no letter": 'answer = "e"', "a number": "answer = 3"},
+    "saved": {
+        "crashed": {'"done"': '"crashed"'},
+        "another guard": {"clamp_log_ratio": "clip_gradients"},
+        "one step later": {"acted = 20": "acted = 21"},
+        "a step as a text": {"acted = 20": 'acted = "20"'},
+        "the reward before": {"0.625": "0.285"},
+        "a percentage": {"0.625": "62.5"},
+        "NaN": {"0.625": 'float("nan")'},
+        "True": {"0.625": "True"},
+    },
     "guard": {
         "a fixed limit": {FINE: "norm <= 10"},
         "nan > limit": {FINE: "not norm > self.factor * (largest or math.inf)"},
@@ -67,6 +78,8 @@ def update_or_skip(optimizer, norm, limit):
 ANOTHER_WAY = {
     "reported": {"another letter": 'answer = "a"'},
     "alone": {"another guard": {'"sanitize_rewards"': '"skip_nonfinite"', '"clamp_log_ratio"': '"skip_nonfinite"'}},
+    "rescue": {"another letter": 'answer = "a"'},
+    "saved": {"another run": {"0.625": "0.595"}},
     "guard": {
         "refuses first": """
 from grpo_lab.interventions import Intervention, Outcome, Stage, Verdict

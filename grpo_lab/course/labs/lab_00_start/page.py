@@ -1,4 +1,4 @@
-"""Lab 0: the panel, its curves, and how exercises work."""
+"""Lab 0: the panel, its curves, how exercises work, and a run that a guard saves."""
 
 import math
 import random
@@ -24,12 +24,18 @@ def reading(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     step, norm, noticed = (values[name] for name in ("spike_step", "spike_norm", "reward_noticed"))
     why = "Move the time slider until the gradient norm jumps; steps are counted from 0."
     right = step == int(spike["step"])
-    yield Finding(right, "spike_step", shown(step), "the step of the largest gradient norm", why)
+    yield _read(right, "spike_step", step, "the step of the largest gradient norm", why)
     why = "The axis is logarithmic. The numbers themselves are in the tab Runs, under Table."
     right = is_number(norm) and math.isclose(norm, spike["grad_norm"], rel_tol=0.1)
-    yield Finding(right, "spike_norm", shown(norm), "that norm, within 10 %", why)
+    yield _read(right, "spike_norm", norm, "that norm, within 10 %", why)
     why = "Compare the reward of that step with the steps before and after: is it outside of its usual range?"
-    yield Finding(noticed is False, "reward_noticed", shown(noticed), "True or False", why)
+    yield _read(noticed is False, "reward_noticed", noticed, "True or False", why)
+
+
+def _read(right: bool, what: str, got: Any, expected: str, why: str) -> Finding:
+    """The finding about one fact; a text in place of a value has its own reason."""
+    why = "This is a text. Write the value without quotes." if isinstance(got, str) else why
+    return Finding(right, what, shown(got), expected, why)
 
 
 def steps_out_of_range(norms: Sequence[float], limit: float) -> list[int]:
@@ -50,13 +56,13 @@ def range_cases(seed: int) -> list[Case]:
     overflowed[draw.randrange(count)] = math.inf
     lost = draw.randint(1, count) if seed else 2
     broken[-lost:] = [math.nan] * lost
-    nan = "Every comparison with NaN is False. Write the condition for a healthy norm, and list all other steps."
+    nan = "NaN is no healthy norm, and every comparison with it is False. Write the condition for a healthy norm, and "
     rows = (
         ("a healthy run", norms(), 10.0, "Nothing is above the limit: the list is empty."),
-        ("one spike", spiked, 10.0, "Count steps from 0."),
-        ("one norm is infinite", overflowed, 10.0, "inf is above every limit."),
-        ("the last norms are NaN", broken, 10.0, nan),
-        ("a lower limit", spiked, 0.4, "Every norm is above 0.4."),
+        ("one spike", spiked, 10.0, "One norm is above the limit; the list holds its step, counted from 0."),
+        ("one norm is infinite", overflowed, 10.0, "inf is above every limit; the list holds its step."),
+        ("the last norms are NaN", broken, 10.0, f"{nan}list all other steps."),
+        ("a lower limit", spiked, 0.4, "Every norm is above 0.4, so every step is listed."),
     )
     return cases_by(steps_out_of_range, [(what, {"norms": given, "limit": at}, why) for what, given, at, why in rows])
 
@@ -81,8 +87,10 @@ LAB = pages.page(
     "00_start",
     {
         "reading": Values(("spike_step", "spike_norm", "reward_noticed"), reading),
-        "guess": judges.prediction("abcd"),
+        "guess": judges.prediction("abcd", "b"),
         "out_of_range": Function("steps_out_of_range", range_cases, relations=(scaled("norms", "limit"), longer)),
         "learning_rate": Values(("learning_rate",), learning_rate),
+        "rescue": judges.prediction("abcd", "c", runs=2),
+        "saved": judges.saved_run("sanitize_rewards", step=20),
     },
 )

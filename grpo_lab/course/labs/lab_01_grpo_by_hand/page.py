@@ -8,7 +8,7 @@ LAB = pages.page(
     {
         "by_hand": cases.BY_HAND,
         "advantages": cases.ADVANTAGES,
-        "flipped": judges.prediction("abcd"),
+        "flipped": judges.prediction("abcd", "c", runs=2),
         "policy_loss": cases.POLICY_LOSS,
         "slope": cases.SLOPE,
         "aggregate": cases.AGGREGATE,

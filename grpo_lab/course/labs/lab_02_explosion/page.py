@@ -6,7 +6,7 @@ from grpo_lab.course.labs.lab_02_explosion import cases
 LAB = pages.page(
     "02_explosion",
     {
-        "forecast": judges.prediction("abcd"),
+        "forecast": judges.prediction("abcd", "c"),
         "gradient": cases.GRADIENT,
         "reported": cases.NATS,
         "culprit": cases.CULPRIT,

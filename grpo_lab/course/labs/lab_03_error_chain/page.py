@@ -6,7 +6,7 @@ from grpo_lab.course.labs.lab_03_error_chain import cases
 LAB = pages.page(
     "03_error_chain",
     {
-        "forecast": judges.prediction("abcd"),
+        "forecast": judges.prediction("abcd", "c"),
         "order": cases.ORDER,
         "accepts": cases.ACCEPTS,
         "face": cases.FACE,

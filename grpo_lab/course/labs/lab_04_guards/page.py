@@ -59,8 +59,10 @@ def minimal_set(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
 LAB = pages.page(
     "04_guards",
     {
-        "reported": judges.prediction("abcd"),
+        "reported": judges.prediction("abcd", "c"),
         "alone": Values(("answer",), alone),
+        "rescue": judges.prediction("abcd", "c", runs=2),
+        "saved": judges.saved_run("clamp_log_ratio", step=20),
         "guard": cases.SKIP_JUMPS,
         "skip": cases.UPDATE_OR_SKIP,
         "hides": judges.choice(

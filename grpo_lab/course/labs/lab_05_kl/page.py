@@ -6,7 +6,7 @@ from grpo_lab.course.labs.lab_05_kl import cases
 LAB = pages.page(
     "05_kl",
     {
-        "forecast": judges.prediction("abcd"),
+        "forecast": judges.prediction("abcd", "b"),
         "k3": cases.K3,
         "expected_gradient": cases.EXPECTED_GRADIENT,
         "pulls": cases.MATCHES,

@@ -6,7 +6,7 @@ from grpo_lab.course.labs.lab_06_silent_failures import cases
 LAB = pages.page(
     "06_silent_failures",
     {
-        "forecast": judges.prediction("abcd"),
+        "forecast": judges.prediction("abcd", "d"),
         "one_update": cases.ONE_UPDATE,
         "completion_mask": cases.MASK,
         "mismatch": cases.MISMATCHES,

@@ -6,7 +6,7 @@ from grpo_lab.course.labs.lab_07_precision_and_verl import cases
 LAB = pages.page(
     "07_precision_and_verl",
     {
-        "forecast": judges.prediction("abcd"),
+        "forecast": judges.prediction("abcd", "b"),
         "largest": cases.LARGEST,
         "scaler": cases.SCALES,
         "masked": cases.MASKED,

@@ -1,0 +1,112 @@
+"""From a run that broke to a config that learns: the scenario with the cause that its config holds, and its heal."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo_lab.analysis.diagnosis import diagnose
+from grpo_lab.analysis.logs import from_events
+from grpo_lab.config.catalog import Heal, Scenario, scenario, scenario_names
+from grpo_lab.config.schema import SECTIONS, SWITCHES, Config
+from grpo_lab.events import Event
+
+_ABSENT = object()
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A cause that a config holds, the change that stops the failure, and the change after which the model learns."""
+
+    case: Scenario
+    heal: Heal
+    config: Config
+    """The config of the run, healed."""
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """The first cure of the scenario: overrides that stop the failure and may leave the cause."""
+        return self.case.cures[0] if self.case.cures else ()
+
+
+def suggest(config: Config, events: Sequence[Event] = ()) -> Suggestion | None:
+    """The heal of the cause that a config holds, or None if it holds no known one.
+
+    Of several causes, the scenario that the run is named after comes first, then those that the metrics of its events
+    show, then the cause with the most settings.
+
+    >>> from grpo_lab.config.catalog import preset
+    >>> suggest(scenario("train-001").config()).heal.change
+    ('loss.log_ratio=old',)
+    >>> suggest(preset("stable")) is None
+    True
+    """
+    held = [(case, heal) for case in map(scenario, scenario_names()) for heal in case.heals[:1] if holds(config, case)]
+    if not held:
+        return None
+    findings = diagnose(from_events(events)).findings if events else ()
+    shown = {name for found in findings for name in found.cause.scenarios}
+
+    def rank(pair: tuple[Scenario, Heal]) -> tuple[bool, bool, int]:
+        case, heal = pair
+        return case.name != config.run.name, case.name not in shown, -len(heal.change)
+
+    case, heal = min(held, key=rank)
+    return Suggestion(case, heal, config.with_(*heal.change))
+
+
+def holds(config: Config, case: Scenario) -> bool:
+    """Whether every setting that the scenario's first heal changes is in a config as in the scenario.
+
+    A number counts as well if it is farther from the healed value than the scenario's.
+    """
+    ill = case.config()
+    changes = list(_changes(ill.to_dict(), ill.with_(*case.heals[0].change).to_dict()))
+    mine = _flat(config.to_dict())
+    return bool(changes) and all(_as_ill(mine.get(path, _ABSENT), sick, well) for path, sick, well in changes)
+
+
+def _as_ill(value: Any, sick: Any, well: Any) -> bool:
+    if not all(isinstance(each, int | float) and not isinstance(each, bool) for each in (value, sick, well)):
+        return value == sick
+    return value >= sick > well or value <= sick < well
+
+
+def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """(path, value before, value after) of every setting that differs; a fault that is switched off counts whole."""
+    old, new = _flat(before), _flat(after)
+    return [(p, old.get(p, _ABSENT), new.get(p, _ABSENT)) for p in old | new if old.get(p) != new.get(p)]
+
+
+def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by their path; a guard or fault is on, whatever its settings."""
+    flat = {f"{section}.{name}": value for section in SECTIONS for name, value in tree[section].items()}
+    return flat | {f"{kind}.{name}": True for kind in SWITCHES for name in tree[kind]}
+
+
+def in_words(found: Suggestion) -> str:
+    """The change that stops, the change that heals, and why, a line each."""
+    stop = [f"stop: {', '.join(found.stop)}"] if found.stop else []
+    return "\n".join([*stop, f"heal: {', '.join(found.heal.change)}", f"why: {' '.join(found.heal.why.split())}"])
+
+
+def write_preset(config: Config, path: Path, title: str, why: str) -> None:
+    """Write a config as a preset's file: `grpo-lab train --preset FILE` trains it."""
+    default = Config().to_dict()
+    lines = [f"{name} = {json.dumps(text)}" for name, text in (("title", title), ("source", "suggest"), ("story", why))]
+    for section in SECTIONS:
+        mine = config.to_dict()[section]
+        differing = {name: value for name, value in mine.items() if value != default[section][name]}
+        lines += _table(section, differing) if differing else []
+    for kind in SWITCHES:
+        for name, settings in config.to_dict()[kind].items():
+            lines += _table(f"{kind}.{json.dumps(name)}", settings)
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _table(name: str, settings: Mapping[str, Any]) -> list[str]:
+    """A TOML table. JSON writes strings, numbers, lists and truth values as TOML does, but for infinity."""
+    texts = {key: "inf" if value == math.inf else json.dumps(value) for key, value in settings.items()}
+    return ["", f"[{name}]", *(f"{key} = {text}" for key, text in texts.items())]

@@ -1,0 +1,40 @@
+"""Starts JupyterLab with the settings and the kernel of data/jupyter."""
+
+import os
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from grpo_lab.errors import DataError, GrpoLabError
+from grpo_lab.paths import data_directory
+
+LECTURE = Path("labs/lecture.ipynb")
+
+
+def start(arguments: Sequence[str]) -> None:
+    """Serve until Ctrl-C. Raises GrpoLabError where JupyterLab is not installed."""
+    if not find_spec("jupyterlab"):
+        raise GrpoLabError("JupyterLab is not installed: pip install 'grpo-lab[lab]', or `make lab` in the checkout")
+    # The page_config.json there switches off JupyterLab's question about news; the kernel there knows `%%exercise`.
+    for name in ("JUPYTER_CONFIG_PATH", "JUPYTER_PATH"):
+        paths = [str(data_directory() / "jupyter"), os.environ.get(name, "")]
+        os.environ[name] = os.pathsep.join(filter(None, paths))
+    root = getattr(os, "geteuid", lambda: 1)() == 0
+    from jupyterlab.labapp import main
+
+    # Containers run as root; the server listens on this machine alone.
+    main(argv=[*arguments, *(["--allow-root"] if root else [])])
+
+
+def lecture_notebook() -> Path:
+    """The path of labs/lecture.ipynb, below the current folder or in the checkout of this package.
+
+    Raises DataError if neither has it.
+    """
+    here = (Path.cwd(), Path(__file__).resolve().parents[2])
+    for folder in here:
+        if (folder / LECTURE).is_file():
+            return folder / LECTURE
+    raise DataError(
+        f"no {LECTURE} in {here[0]} or {here[1]}: the checkout has the labs, the installed package does not"
+    )

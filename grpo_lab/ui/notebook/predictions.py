@@ -1,0 +1,83 @@
+"""A learner's predictions: the first one is locked, and after the runs that it is about its verdict is shown."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo_lab.course import answers
+from grpo_lab.course.exercises import Exercise, Prediction, Values
+from grpo_lab.errors import DataError
+from grpo_lab.events import Ended
+from grpo_lab.runs.run_folder import EVENTS, whole_events
+
+LOCKED = "locked.json"
+_OPTION = re.compile(r"^#\s+(\w)\s\s+(.+)$", re.MULTILINE)
+"""An option in the comments of an exercise's cell: `#   b  It shrinks.`"""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A prediction beside the outcome; options that stand outside the cell have no text here."""
+
+    title: str
+    predicted: str
+    outcome: str
+    options: dict[str, str]
+
+    def __str__(self) -> str:
+        title = self.title if self.title.endswith("?") else f"{self.title}."
+        lines = [f"{title} You predicted {self.predicted}, and it was {self.outcome}."]
+        rows = {"you predicted": self.predicted, "it was": self.outcome}
+        lines += [f"    {what:13}  {letter}: {self.options[letter]}" for what, letter in rows.items() if self.options]
+        return "\n".join(lines)
+
+
+class Predictions:
+    """The predictions of a lab, with its folders of answers and runs."""
+
+    def __init__(self, answers: Path, runs: Path) -> None:
+        self._answers, self._runs = answers, runs
+        self._open: dict[str, tuple[Prediction, str, set[Path]]] = {}
+
+    def lock(self, exercise: Exercise, path: Path) -> str:
+        """Save the first prediction, and return a sentence about it.
+
+        Raises DataError for a file of predictions that cannot be read.
+        """
+        assert isinstance(exercise.check, Values)
+        given = answers.values(exercise.check, answers.load(path))
+        made = json.loads(json.dumps({name: each.value for name, each in given.items()}))  # as JSON returns them
+        locked = self._locked()
+        first = locked.setdefault(exercise.name, made)
+        (self._answers / LOCKED).write_text(json.dumps(locked, indent=2) + "\n", encoding="utf-8")
+        if isinstance(exercise.check, Prediction):  # the one of lab 8 is compared with an exercise that follows
+            self._open[exercise.name] = exercise.check, exercise.title, self._ended()
+        words = ", ".join(f"{name} = {value!r}" for name, value in first.items())
+        if first == made:
+            return f"Locked in: {words}. Now run it and see."
+        return f"Your first prediction stays: {words}. Being wrong is the point of predicting."
+
+    def verdicts(self) -> Iterator[Verdict]:
+        """The verdicts that are due: enough runs have ended since the prediction. Each is given once."""
+        for name, (check, title, before) in list(self._open.items()):
+            if len(self._ended() - before) < check.runs:
+                continue
+            del self._open[name]
+            (predicted,) = self._locked()[name].values()
+            options = dict(_OPTION.findall((self._answers / f"{name}.py").read_text(encoding="utf-8")))
+            yield Verdict(title, predicted, check.outcome, options)
+
+    def _locked(self) -> dict[str, dict[str, Any]]:
+        file = self._answers / LOCKED
+        try:
+            return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        except ValueError:
+            raise DataError(f"{file} cannot be read any more; delete it to lock predictions again") from None
+
+    def _ended(self) -> set[Path]:
+        """The folders of this lab's runs that have ended."""
+        folders = {file.parent for file in self._runs.rglob(EVENTS)}
+        return {each for each in folders if any(isinstance(event, Ended) for event in whole_events(each)[-1:])}

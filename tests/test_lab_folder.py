@@ -1,0 +1,94 @@
+"""`grpo-lab labs open`: learners work in a copy that git ignores, and an exercise before the first cell says so."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+from grpo_lab import cli
+from grpo_lab.course.answers import MAGIC
+from grpo_lab.paths import data_directory
+from grpo_lab.ui import first_cell
+
+ROOT = Path(cli.__file__).parents[2]
+
+
+@pytest.fixture
+def open_labs(monkeypatch, tmp_path, capsys):
+    """`grpo-lab labs open …` in a folder with two notebooks: what JupyterLab was told, exit code, standard error."""
+    told = []
+    monkeypatch.setattr("jupyterlab.labapp.main", lambda argv: told.append(argv))
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    for name in ("JUPYTER_PATH", "JUPYTER_CONFIG_PATH"):
+        monkeypatch.setenv(name, "/of/the/user")
+    labs = tmp_path / "labs"
+    labs.mkdir()
+    for name in ("00_start.ipynb", "lecture.ipynb", "README.md"):
+        (labs / name).write_text(name)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str):
+        monkeypatch.setattr(sys, "argv", ["grpo-lab", "labs", "open", *words])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return told, end.value.code, capsys.readouterr()
+
+    return run
+
+
+def test_learners_work_in_a_copy(open_labs, tmp_path):
+    (told,), code, _ = open_labs("--no-browser")
+    assert not code
+    work = tmp_path / "work"
+    assert told == [f"--ServerApp.root_dir={work}", "--no-browser"]
+    assert {path.name for path in work.iterdir()} == {"00_start.ipynb", "lecture.ipynb", "README.md"}
+    assert os.environ["JUPYTER_PATH"].split(os.pathsep) == [str(data_directory() / "jupyter"), "/of/the/user"]
+
+
+def test_the_work_of_a_learner_is_kept(open_labs, tmp_path):
+    open_labs()
+    (tmp_path / "work" / "00_start.ipynb").write_text("of the learner")
+    (tmp_path / "labs" / "lecture.ipynb").write_text("newer")
+    (tmp_path / "work" / "README.md").unlink()
+    _, code, said = open_labs()
+    assert not code and (tmp_path / "work" / "00_start.ipynb").read_text() == "of the learner"
+    assert (tmp_path / "work" / "lecture.ipynb").read_text() == "lecture.ipynb"
+    assert said.out == "work/README.md written\n"
+
+
+def test_git_ignores_what_a_learner_does():
+    if not shutil.which("git") or not (ROOT / ".git").exists():
+        pytest.skip("no git, or no checkout")
+    left = ["work/00_start.ipynb", "work/answers/00_start/guess.py", "work/runs/a/events.jsonl", "work/00_start.zip"]
+    done = subprocess.run(["git", "check-ignore", *left], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.split() == left
+    recipe = (ROOT / "Makefile").read_text().partition("\nlab:")[2].split("\n")[1]
+    assert recipe.strip().endswith("grpo-lab labs open")
+
+
+def test_an_exercise_before_the_first_cell_says_what_to_run(tmp_path, monkeypatch):
+    """In the kernel that `labs open` gives JupyterLab."""
+    assert first_cell.NAME == MAGIC
+    monkeypatch.setenv("JUPYTER_PATH", str(data_directory() / "jupyter"))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    cell = nbformat.v4.new_code_cell("%%exercise guess\nanswer = 'b'")
+    book = nbformat.v4.new_notebook(
+        cells=[cell], metadata={"kernelspec": {"name": "python3", "display_name": "Python"}}
+    )
+    with pytest.raises(CellExecutionError, match="run the first code cell of this notebook, then this one"):
+        NotebookClient(book, timeout=60).execute(cwd=str(tmp_path))
+    (error,) = cell.outputs
+    assert error.ename == "Unanswered" and len(error.traceback) == 1
+
+
+def test_the_kernel_is_python_itself():
+    spec = json.loads((data_directory() / "jupyter" / "kernels" / "python3" / "kernel.json").read_text())
+    assert spec["argv"][:3] == ["python", "-m", "ipykernel_launcher"]  # JupyterLab replaces python by its own

@@ -1,0 +1,118 @@
+"""Texts whose English stands with code or data, in another language: crashes, first breaks, guards and reasons."""
+
+import re
+from html import unescape
+
+import pytest
+
+from grpo_lab.analysis.run_state import fold
+from grpo_lab.events import Action, Ended, Evaluated, LinkNote, Stage, Started, Stepped, Verdict
+from grpo_lab.paths import data_tables
+from grpo_lab.runs.crashes import classify_crash
+from grpo_lab.training.guards import GUARDS
+from grpo_lab.ui.widgets import html, messages, switches
+
+CHINESE = re.compile(r"[\u4e00-\u9fff]")
+OTHERS = [name for name in messages.languages() if name != "en"]
+CRASHES, BREAKS = data_tables("crashes"), data_tables("first_breaks")
+TOO_LARGE = Action("skip_spikes", "guard", Stage.GRADIENTS, 0, Verdict.SKIP_STEP, "grad norm 812.4 > 10")
+OUT_OF_MEMORY = "torch.OutOfMemoryError: CUDA out of memory."
+
+
+def broken(link: str) -> LinkNote:
+    return LinkNote(link, 0, float("nan"), nonfinite=1, numel=4)
+
+
+def stepped(*links: LinkNote, actions: tuple[Action, ...] = ()) -> Stepped:
+    return Stepped(3, 1, max((a.verdict for a in actions), default=Verdict.KEEP), {}, links, actions)
+
+
+@pytest.fixture
+def chinese(monkeypatch):
+    monkeypatch.setenv(messages.VARIABLE, "zh")
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_every_crash_rule_and_guard_has_a_translation_and_nothing_else_has_one(other):
+    words = messages.catalogue(other, "translations")
+    expected = {f"crash.{kind}" for kind in (*CRASHES, "unknown")}
+    expected |= {f"break.{key}.{part}" for key in BREAKS for part in ("operator", "explanation")}
+    expected |= {f"guard.{name}.{part}" for name in GUARDS for part in ("does", "Stops", "Costs", "Hides")}
+    assert {key for key in words if not key.startswith("reason.")} == expected
+    assert [key for key, said in words.items() if not said.strip()] == []
+
+
+def test_a_text_without_a_translation_is_shown_in_english(chinese):
+    assert messages.translated("crash.of-tomorrow", "a new kernel") == "a new kernel"
+    assert messages.reworded("my guard objects: 3") == "my guard objects: 3"
+
+
+@pytest.mark.parametrize("operator", sorted({row[1] for row in CRASHES.values()} - {"torch.multinomial"}))
+def test_the_operator_of_a_crash_is_chinese_where_it_is_no_name_in_code(chinese, operator):
+    assert set(re.findall("[A-Za-z]{2,}", html.status_words(f"crashed in {operator}"))) <= {"CUDA"}
+
+
+def test_the_banner_of_a_crash_explains_it_in_chinese(chinese):
+    banner = html.banner(fold([Started({}, 1, "cpu"), Ended("crashed", "", classify_crash(OUT_OF_MEMORY))]))
+    assert "在 内存分配 中崩溃" in banner
+    assert OUT_OF_MEMORY in banner, "the error itself stays as it was raised"
+    assert "Fewer prompts" not in banner and "an allocation" not in banner
+    assert messages.catalogue("zh", "translations")["crash.out-of-memory"] in banner
+
+
+def test_the_first_break_names_its_operator_and_why_in_chinese(chinese):
+    status = html.status(fold([stepped(broken("rewards"))]))
+    assert "奖励函数" in status and "a reward function" not in status
+    assert "它返回了 NaN 或 inf。" in status
+
+
+def test_the_first_break_gives_its_why_in_english_too():
+    assert "It returned NaN or inf." in html.status(fold([stepped(broken("rewards"))]))
+
+
+def test_a_reason_keeps_its_numbers_in_chinese(chinese):
+    screen = fold([stepped(actions=(TOO_LARGE,)), Evaluated(4, 0.5, 10)])
+    assert "skip_spikes: 梯度范数 812.4 &gt; 10" in html.status(screen)
+    assert "梯度范数 812.4 &gt; 10" in html.guards(screen)
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "weights are NaN or inf",
+        "by the user",
+        "by the user, at once",
+        "none of 64 completions was scored",
+        "inf at loss scale 65536; update left out",
+        "gradient norm 12.1, usual up to 10",
+        "loss 12, usual up to 10",
+        "KL to reference 2.5, usual up to 1",
+        "largest ratio 9, usual up to 5",
+        "held-out reward 0.26 to 0",
+        "reward 0.3 to 0.02",
+        "3 of 4 rows of probabilities sum to 0 or less, 1 of 4 rows of probabilities hold a number below 0",
+        "grad norm nan is not finite; 6 steps in a row, patience 5",
+        "6 rollbacks without a healthy step > 5",
+    ],
+)
+def test_what_the_trainer_and_the_panel_say_is_chinese(chinese, reason):
+    said = messages.reworded(reason)
+    assert CHINESE.search(said)
+    assert set(re.findall(r"[A-Za-z]{2,}", said)) <= {"NaN", "nan", "inf", "KL"}
+    assert sorted(re.findall(r"[\d.]+", said)) == sorted(re.findall(r"[\d.]+", reason))
+
+
+@pytest.mark.parametrize("language", messages.languages())
+def test_a_switch_is_a_sentence_with_the_name_of_the_guard_and_a_why(monkeypatch, language):
+    monkeypatch.setenv(messages.VARIABLE, language)
+    shown = switches.Switches(None, lambda name, on: None)
+    for name, guard in zip(GUARDS, shown.widget.children, strict=True):
+        row, about = guard.children
+        start, _, sentence = row.children[-1].value.removesuffix("</span>").partition(">")
+        why = re.fullmatch(r'<span title="[^ ]+: (.+)"', start)
+        assert shown._boxes[name].description == name
+        assert 10 <= len(re.sub(r"<[^>]*>", "", sentence)) <= 125, sentence
+        assert why and bool(CHINESE.search(sentence)) == bool(CHINESE.search(why[1])) == (language == "zh")
+        shown.explain(name)
+        assert html.marked(unescape(why[1])) in about.value
+        assert sentence not in about.value, "it stands above already"
