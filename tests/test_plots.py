@@ -158,6 +158,11 @@ def test_a_link_that_a_run_does_not_have_is_not_called_not_reached():
     cells, _ = strip.grid(fold([START, *without, CRASH]), 0, 3)
     row = [list(STATUSES)[code] for code in cells[list(strip.ROWS).index("clipped_gradients")]]
     assert row == ["not used", "not reached", "not reached"]
+    sampled = tuple(LinkNote(link, 0, NAN, 8, 8) for link in ("probabilities", "logits"))
+    cells, _ = strip.grid(fold([START, Stepped(0, 0, Verdict.KEEP, {}, sampled, (), (), True), CRASH]), 0, 1)
+    assert list(STATUSES)[cells[list(strip.ROWS).index("rewards"), 0]] == "not reached", (
+        "logits come first, in sampling"
+    )
     texts = [text.get_text() for text in plots.strip_figure([START, *without]).findobj(Text)]
     assert "not reached" in texts and "not used" not in texts
 

@@ -14,7 +14,8 @@ from PIL import Image
 from grpo_lab.analysis.run_state import CURVES, Fold, fold
 from grpo_lab.config.schema import Config
 from grpo_lab.events import Action, Changed, Ended, Evaluated, LinkNote, Started, Stepped, Verdict
-from grpo_lab.ui.plots.style import GREEN, VERMILLION, chinese_font
+from grpo_lab.runs.crashes import classify_crash
+from grpo_lab.ui.plots.style import GREEN, MARKS, VERMILLION, chinese_font
 from grpo_lab.ui.widgets import render_thread
 from grpo_lab.ui.widgets.live import LiveFigure
 from grpo_lab.ui.widgets.png import png
@@ -141,7 +142,16 @@ def test_no_words_of_a_curve_lie_over_each_other(monkeypatch, language):
     limits = ("guards.clip_gradients.max_norm=1", "guards.skip_spikes.threshold=10")
     steps = [stepped(step, grad_norm=math.nan, kl=math.inf, reward=math.nan) for step in range(3)]
     infinite = stepped(3, Verdict.KEEP, False, **{"ratio/max": math.inf})
-    figure.draw(fold([started(30, *limits), Evaluated(0, 0.3, 8), *steps, infinite]), {})
+    clip = (Action("clip_gradients", "guard", "gradients", 0, Verdict.CHANGED, "2 > 1"),)
+    every_mark = [
+        Stepped(4, 1, Verdict.CHANGED, {}, (), clip),
+        *(stepped(5 + step, verdict) for step, verdict in enumerate(list(Verdict)[1:])),
+        Changed(9, ("loss.beta=0.1",)),
+        Ended("crashed", "it", classify_crash("?")),
+    ]
+    screen = fold([started(30, *limits), Evaluated(0, 0.3, 8), *steps, infinite, *every_mark])
+    assert screen.kinds() == set(MARKS)
+    figure.draw(screen, {})
     renderer = figure._canvas.get_renderer()
     cut = figure.sizes[0][0]
     for name in CURVES:

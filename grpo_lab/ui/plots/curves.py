@@ -102,7 +102,7 @@ def draw(
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     if focus:
-        _limits(axes, limits, span[1])
+        _limits(axes, name, limits, span[1])
         _happenings(axes, focus, say)
         _rescues(axes, focus, named=name in NAMED)
         _legend(axes)
@@ -176,9 +176,8 @@ def _moving(axes: Axes, name: str, found: Points, look: style.Look, say: Callabl
         axes.plot(x, y, gid=gid, clip_on=False, **options)
 
 
-def _limits(axes: Axes, limits: list[Threshold], end: int) -> None:
-    """Draw the limits, each with its words at its right end: above the line, and of the lower of two below it."""
-    lowest = min((limit.last for limit in limits), default=0.0) if len(limits) > 1 else -math.inf
+def _limits(axes: Axes, name: str, limits: list[Threshold], end: int) -> None:
+    """Draw the limits, each with its words at its right end, on the side where curves seldom are."""
     for limit in limits:
         options: dict[str, Any] = {"color": style.GREY, "ls": limit.line, "lw": 1.3}
         starts = [*limit.steps, end]
@@ -189,7 +188,8 @@ def _limits(axes: Axes, limits: list[Threshold], end: int) -> None:
         x = [edge for start, stop, _ in parts for edge in (start, stop)]
         axes.plot(x, [value for *_, value in parts for _ in range(2)], gid=f"limit {limit.label}", **options)
         height = axes.transAxes.inverted().transform(axes.transData.transform((0, limit.last)))[1]
-        down = 7 if limit.last == lowest and height > 0.15 else -7
+        clipped = name == "grad_norm" and limit.line == "--"  # most norms are above the limit of clipping
+        down = 7 if clipped and height > 0.15 else -7
         look: dict[str, Any] = {"fontweight": "normal", "color": style.GREY, "va": "center", "gid": "limit words"}
         look["xycoords"] = axes.get_yaxis_transform()
         style.annotate(axes, limit.label, (1.0, limit.last), right=False, gap=0, down=down, **look)

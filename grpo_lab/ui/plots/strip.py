@@ -108,9 +108,12 @@ def _fade(codes: np.ndarray, found: ChainBreak | None, first: int) -> None:
 
 
 def _codes(row: Mapping[str, str]) -> list[int]:
-    """The code of each link in a step; -1 where the step did not get so far, -2 where it went on without the link."""
+    """The code of each link in a step; -1 where the step did not get so far, -2 where it went on without the link.
+
+    Logits say nothing about how far it got: sampling has them before there are rewards.
+    """
     codes = [_CODES.get(row.get(link, ""), -1) for link in _ORDER[:-1]]
-    reached = max((place for place, link in enumerate(LINKS) if link in row), default=-1)
+    reached = max((place for place, link in enumerate(LINKS) if link in row and link != "logits"), default=-1)
     return [_NOT_USED if code < 0 and place < reached else code for place, code in enumerate(codes)]
 
 
@@ -135,7 +138,7 @@ def legend(
     box, height = axes.get_position(), figure.get_size_inches()[1]
     ncols, side, x = (columns, "right", box.x1) if columns else (len(handles), "left", box.x0)
     place: dict[str, Any] = {"loc": f"lower {side}", "bbox_to_anchor": (x, box.y1 + (0.1 + raised) / height)}
-    small = {"fontsize": style.SMALL - 0.7, "columnspacing": 0.9} if columns else {}
+    small = {"fontsize": style.SMALL - 0.7, "columnspacing": 0.9, "labelspacing": 0.2} if columns else {}
     figure.legend(
         handles=handles, ncols=ncols, handlelength=1.1, handletextpad=0.5, **{**place, **style.PLAIN, **small}
     )

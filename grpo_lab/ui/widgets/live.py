@@ -32,7 +32,7 @@ WIDE, HIGH = 13.0, 4.62
 """Inches of the whole figure."""
 CURVES_AT, CURVES_HIGH = (0.04, 0.652), 3.98
 """Left and right of the curves as fractions of the width, and their height in inches."""
-CHAIN_AT, CHAIN_HIGH = (0.788, 0.995), 3.46
+CHAIN_AT, CHAIN_HIGH = (0.788, 0.995), 3.25
 """The same of the chain's cells."""
 SPLIT = 0.66
 """The fraction of the width at which the figure is cut in two, so that a narrow page shows one half below the other."""
@@ -118,7 +118,7 @@ class LiveFigure:
         left, right = CHAIN_AT
         axes = self._axes["strip"] = figure.add_axes((left, 0.5 / HIGH, right - left, CHAIN_HIGH / HIGH))
         strip.draw(axes, screen, steps, say=say)
-        strip.legend(axes, [screen], say=say, columns=4)
+        strip.legend(axes, [screen], say=say, columns=3)
         if language() == "zh" and chinese_font():
             for each in figure.findobj(Text):
                 each.set(fontfamily=["DejaVu Sans", chinese_font()], fontweight="normal")  # the font has one weight
