@@ -21,7 +21,7 @@ from grpo_lab.runs.session import Session
 from grpo_lab.ui.notebook import feedback_view, progress_view
 from grpo_lab.ui.notebook.predictions import Predictions
 from grpo_lab.ui.notebook.questions import ask
-from grpo_lab.ui.widgets.exports import write_zip
+from grpo_lab.ui.widgets.exports import figures, write_zip
 
 if TYPE_CHECKING:
     from grpo_lab.ui.widgets import Panel
@@ -122,7 +122,7 @@ class Lab:
         """Write answers, runs and figures of this lab to one zip file, and return its path."""
         found = [file for folder in (self.answers, self.runs) for file in sorted(folder.rglob("*")) if file.is_file()]
         files = [(file.as_posix(), file) for file in found if "__pycache__" not in file.parts]
-        return write_zip(Path(f"{self.name}.zip"), files)
+        return write_zip(Path(f"{self.name}.zip"), [*files, *figures(self.runs)])
 
     def _exercise(self, name: str) -> Exercise:
         """The exercise of this lab. Raises ConfigError for an unknown one."""
