@@ -103,21 +103,21 @@ def _live(config: Config, runs: Path) -> tuple[Session, dict[str, float]]:
     with mock.patch.object(notebook_mode, "headless", lambda: False):
         panel = Panel(config, runs=runs)
     times, sizes, stamps = [], [], []
-    draw = panel._render_state._figure.png
+    draw = panel._render_state.figure.halves
 
-    def timed(*screens: Any) -> bytes:
+    def timed(*screens: Any) -> tuple[bytes, bytes]:
         begin = time.perf_counter()
         picture = draw(*screens)
         times.append(time.perf_counter() - begin)
-        sizes.append(len(picture))
+        sizes.append(sum(map(len, picture)))
         stamps.append(begin)
         return picture
 
-    panel._render_state._figure.png = timed  # type: ignore[method-assign]
+    panel._render_state.figure.halves = timed  # type: ignore[method-assign]
     panel.start()
     session = panel._runner.over.result()  # type: ignore[union-attr]
     panel._render_state.settle()
-    backgrounds = panel._render_state._figure.backgrounds
+    backgrounds = panel._render_state.figure.backgrounds
     moved = sorted(times)[: max(1, len(times) - backgrounds)]
     return session, {
         "frames": len(times),

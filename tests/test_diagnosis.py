@@ -78,6 +78,7 @@ SICK = {
         **{GAP_MAX: [14.0] * 10},
     ),
     "sampler-mismatch": changed(GOOD, **{GAP: [0.5] * 10, GAP_MAX: [4.0] * 10}),
+    "truncated-sampler": changed(GOOD, kl=[0.1, 0.3, 0.5, 0.8, 0.9, 0.7, 0.6, 0.6, 0.5, 0.5], **{GAP: [0.03] * 10}),
     "one-group": changed(
         GOOD, frac_reward_zero_std=[0, 1, 0, 0, 1, 1, 0, 1, 0, 1], grad_norm=[5, 0.02, 7, 3, 0.1, 0.2, 14, 0.1, 6, 0.1]
     ),

@@ -2,17 +2,20 @@
 
 import dataclasses
 import json
+import shutil
 import zipfile
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from IPython.lib.pretty import pretty
 
 from grpo_lab.config.catalog import preset
 from grpo_lab.course import trials
 from grpo_lab.course.exercises import Finding, Values
 from grpo_lab.errors import ConfigError, DataError, NotYet, Unanswered
-from grpo_lab.runs import child_pool
+from grpo_lab.runs import child_pool, recordings
 from grpo_lab.runs.session import Session
 from grpo_lab.ui.notebook import Lab, feedback_view, questions
 
@@ -93,16 +96,16 @@ def test_the_verdict_on_a_prediction_comes_after_the_run(lab, capsys, monkeypatc
     Session(preset("smoke"), lab.runs / "later").run()
     lab.show_verdicts()
     assert capsys.readouterr().out == (
-        "Guess first: you predicted b, and it was a.\n"
-        "    you predicted  b  It shrinks.\n"
-        "    it was         a  It grows < fast.\n"
+        "Guess first. You predicted b, and it was a.\n"
+        "    you predicted  b: It shrinks.\n"
+        "    it was         a: It grows < fast.\n"
     )
     lab.show_verdicts()
     assert capsys.readouterr().out == ""  # once
     monkeypatch.setitem(lab.page.exercises, "guess", _about(lab, runs=2))
     lab.exercise("guess", GUESS.replace("'b'", "'a'"))
     capsys.readouterr()
-    for number, said in ((1, ""), (2, "Guess first: you predicted b, and it was a.")):
+    for number, said in ((1, ""), (2, "Guess first. You predicted b, and it was a.")):
         Session(preset("smoke"), lab.runs / f"of-{number}").run()
         lab.show_verdicts()
         assert capsys.readouterr().out.partition("\n")[0] == said  # the first prediction counts
@@ -113,7 +116,7 @@ def test_a_prediction_that_came_true_and_options_that_stand_elsewhere(lab, capsy
     Session(preset("smoke"), lab.runs / "later").run()
     capsys.readouterr()
     lab.show_verdicts()
-    assert capsys.readouterr().out == "Guess first: you predicted a, and it was a.\n"
+    assert capsys.readouterr().out == "Guess first. You predicted a, and it was a.\n"
 
 
 def _about(lab, runs):
@@ -281,6 +284,16 @@ def test_the_export_holds_answers_and_runs(lab):
     for _ in range(2):
         with zipfile.ZipFile(lab.export()) as archive:
             assert archive.namelist() == ["answers/sample/double.py", "runs/sample/a/events.jsonl"]
+
+
+def test_the_export_holds_a_figure_of_every_run_and_is_named_in_a_sentence(lab):
+    """The zip file once promised figures and held none, and a notebook showed a PosixPath."""
+    shutil.copytree(recordings.find("lecture-healthy"), lab.runs / "a")
+    path = lab.export()
+    with zipfile.ZipFile(path) as archive:
+        assert archive.read("runs/sample/a/figure.png").startswith(b"\x89PNG")
+    assert pretty(path) == f"Written to {path}"
+    assert Path(path).exists()
 
 
 def test_the_public_name():

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
@@ -16,7 +17,7 @@ from grpo_lab.metrics import LINKS
 from grpo_lab.runs.crashes import classify_crash
 from grpo_lab.ui import plots
 from grpo_lab.ui.plots import curves, strip
-from grpo_lab.ui.plots.style import STATUSES, legible
+from grpo_lab.ui.plots.style import STATUSES, VERMILLION, legible
 
 INF, NAN = math.inf, math.nan
 CONFIG = preset("smoke").with_(
@@ -131,9 +132,91 @@ def test_the_cells_are_the_statuses():
     table = {row: [words[code] for code in cells[index, :4]] for index, row in enumerate(rows[:-1])}
     assert table["ratio"] == ["warning", "healthy", "not reached", "not reached"]
     assert table["gradients"] == ["healthy", "broken", "not reached", "not reached"]
-    assert table["probabilities"] == ["healthy", "healthy", "broken", "not reached"]
+    assert table["probabilities"] == ["healthy", "healthy", "broken later", "not reached"]
     assert table["torch.multinomial"] == ["healthy", "healthy", "broken", "not reached"]
     assert len(by_gid(plots.strip_figure(CRASHED), "broken")[0].get_xdata()) == 4
+
+
+def test_links_after_the_first_break_are_faded():
+    first = stepped(1, broken=("gradients", "weights"))
+    cells, _ = strip.grid(fold([START, stepped(0), first, stepped(2, broken=("logits",)), CRASH]), 0, 4)
+    table = {
+        row: [list(STATUSES)[code] for code in cells[place, 1:]] for place, row in enumerate(list(strip.ROWS)[:-1])
+    }
+    assert table["gradients"][0] == "broken"
+    assert table["weights"][0] == table["logits"][1] == "broken later"
+    assert table["torch.multinomial"][2] == "broken", "the crash is not faded"
+    assert table["loss"][:2] == ["healthy", "healthy"]
+
+
+def test_a_link_that_a_run_does_not_have_is_not_called_not_reached():
+    """Clipped gradients without clipping; in the crashed step everything after the crash was not reached."""
+    without = [
+        Stepped(0, 1, Verdict.KEEP, {}, tuple(n for n in stepped(0).links if n.link != "clipped_gradients"), ()),
+        Stepped(1, 0, Verdict.KEEP, {}, (LinkNote("probabilities", 0, NAN, 8, 8),), (), (), True),
+    ]
+    cells, _ = strip.grid(fold([START, *without, CRASH]), 0, 3)
+    row = [list(STATUSES)[code] for code in cells[list(strip.ROWS).index("clipped_gradients")]]
+    assert row == ["not used", "not reached", "not reached"]
+    sampled = tuple(LinkNote(link, 0, NAN, 8, 8) for link in ("probabilities", "logits"))
+    cells, _ = strip.grid(fold([START, Stepped(0, 0, Verdict.KEEP, {}, sampled, (), (), True), CRASH]), 0, 1)
+    assert list(STATUSES)[cells[list(strip.ROWS).index("rewards"), 0]] == "not reached", (
+        "logits come first, in sampling"
+    )
+    texts = [text.get_text() for text in plots.strip_figure([START, *without]).findobj(Text)]
+    assert "not reached" in texts and "not used" not in texts
+
+
+def rescued(over=True):
+    """A guard changes the log-ratio in three steps, another one refuses a step; clipping acts in every step."""
+
+    def acts(step, *names):
+        actions = [Action(name, "guard", "loss", 0, Verdict.CHANGED, "x > 1") for name in ("clip_gradients", *names)]
+        return Stepped(step, 1, Verdict.CHANGED, dict.fromkeys(CURVES, 1.0), stepped(0).links, tuple(actions))
+
+    steps = [acts(0), acts(1), acts(2, "clamp_log_ratio"), acts(3, "clamp_log_ratio", "mine.py:Mine")]
+    return [START, *steps, acts(4, "clamp_log_ratio"), *([DONE] if over else [])]
+
+
+def test_a_guard_that_saves_a_run_is_marked_and_named_on_the_curves():
+    figure = plots.run_figure(rescued())
+    assert sorted(line.get_xdata()[0] for line in by_gid(figure, "rescue")) == [2] * 4 + [3] * 4
+    assert {each.get_text() for each in by_gid(figure, "rescued by")} == {"clamp_log_ratio ×3", "Mine ×1"}
+    going_on = plots.run_figure(rescued(over=False))
+    assert {each.get_text() for each in by_gid(going_on, "rescued by")} == {"clamp_log_ratio", "Mine"}
+    assert [list(line.get_xdata()) for line in by_gid(figure, "mark by design")] == [[0, 1]]
+    assert [list(line.get_xdata()) for line in by_gid(figure, "mark acted")] == [[2, 3, 4]]
+    assert not by_gid(plots.run_figure(rescued()[:3]), "rescue")
+
+
+def test_a_dead_model_has_no_green_badge():
+    dead = plots.run_figure([START, *(stepped(n, metrics={"reward": 0.3 * (n < 4)}) for n in range(8)), DONE])
+    (badge,) = [text for text in dead.texts if text.get_text() == "done, reward lost"]
+    box = badge.get_bbox_patch()
+    assert box and box.get_facecolor()[:3] == to_rgb(VERMILLION)
+
+
+def test_no_number_of_a_log_axis_is_drawn_at_its_edge():
+    for values in ([3.0, 1e15], [0.0, 1.0, 812.0], [1e-9, 0.0, 1e9, INF], [-3.0, 0.0, 5.0]):
+        for name in ("grad_norm", "ratio/max"):
+            figure = plots.run_figure(run(values))
+            (line,) = by_gid(figure, f"curve {name}")
+            finite = [value for value in values if math.isfinite(value)]
+            assert list(line.get_ydata())[: len(finite)] == finite
+            low, high = line.axes.get_ylim()
+            assert low <= min(finite) and max(finite) < high
+            assert (line.axes.get_yscale() == "log") == (min(finite) > 0)
+            if min(finite) == 0:
+                figure.canvas.draw()
+                assert "0" in [
+                    label.get_text().strip("$").removeprefix("\\mathdefault{").rstrip("}")
+                    for label in line.axes.get_yticklabels()
+                ]
+
+
+def test_a_refused_step_without_a_norm_has_no_height():
+    figure = plots.run_figure([START, stepped(0), stepped(1, Verdict.SKIP_STEP, metrics={"reward": 0.5}), stepped(2)])
+    assert [list(line.get_ydata()) for line in by_gid(figure, "mark skipped")] == [[len(strip.ROWS) - 1]]
 
 
 def test_one_broken_step_of_thousands_is_seen_in_the_strip():

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_lab.analysis.run_state import MULTINOMIAL, Fold, Mark, Series, Tally, decimate, describe, fold, shown
+from grpo_lab.analysis.run_state import MULTINOMIAL, Fold, Mark, Series, Tally, decimate, fold, shown
+from grpo_lab.analysis.screen_words import describe, tone
 from grpo_lab.config.catalog import preset
 from grpo_lab.events import Action, Changed, Ended, Evaluated, LinkNote, Started, Stepped, Verdict, from_json, to_json
 from grpo_lab.runs.crashes import classify_crash
@@ -103,6 +104,43 @@ def test_a_run_that_ends_with_broken_weights_says_so():
     assert fold([START, stepped(0, broken=("weights",)), healed, Ended("done")]).status == "done"
 
 
+@pytest.mark.parametrize(
+    ("rewards", "held_out", "status", "message"),
+    [
+        ([0.3, 0.28, 0.31, 0.3, 0.0, 0.01, 0.0, 0.0], (), "done, reward lost", "reward 0.29 to 0"),
+        ([0.3, 0.28, 0.31, 0.3, 0.3, 0.29, 0.31, 0.3], (), "done, learned nothing", ""),
+        ([0.1, 0.12, 0.1, 0.2, 0.5, 0.6, 0.7, 0.7], (), "done, learned", ""),
+        ([0.5] * 8, (0.3, 0.02), "done, reward lost", "held-out reward 0.3 to 0.02"),
+        ([0.3], (), "done", ""),
+        ([], (), "done", ""),
+    ],
+)
+def test_the_end_says_what_the_run_learned(rewards, held_out, status, message):
+    evaluated = [Evaluated(10 * place, reward, 500) for place, reward in enumerate(held_out)]
+    steps = [stepped(step, reward=reward) for step, reward in enumerate(rewards)]
+    screen = fold([START, *evaluated[:1], *steps, *evaluated[1:], Ended("done")])
+    assert (screen.status, screen.message) == (status, message)
+    assert describe(screen).startswith(f"smoke: {status} after ")
+    assert tone(screen.status) == ("bad" if "lost" in status else "calm" if "nothing" in status else "good")
+
+
+def test_guards_that_act_in_healthy_runs_are_kept_apart():
+    """A rescue is what a guard changed or refused that no healthy run has; a report alone is none."""
+    clip = guard(Verdict.CHANGED, "norm 3 > 1", "clip_gradients")
+    clamp = guard(Verdict.CHANGED, "log-ratio 100 > 20", "clamp_log_ratio")
+    told = guard(Verdict.KEEP, "weights are NaN", "check_weights")
+    own = guard(Verdict.CHANGED, "norm 3 > 2", "answers/mine.py:Mine")
+    steps = [stepped(0, Verdict.CHANGED, (clip,)), stepped(1, Verdict.CHANGED, (clip, clamp, told))]
+    screen = fold([START, *steps, stepped(2, Verdict.CHANGED, (own, clamp))])
+    assert [(name, tally.since, tally.steps) for name, tally in screen.rescues()] == [
+        ("clamp_log_ratio", 1, 2),
+        ("answers/mine.py:Mine", 2, 1),
+    ]
+    assert (screen.marked("by design"), screen.marked("acted")) == ([0], [1, 2])
+    assert "clamp_log_ratio acted from step 1 on" in describe(screen)
+    assert "clip_gradients" not in describe(screen)
+
+
 def test_marks_name_the_worst_of_a_step():
     acted = stepped(0, Verdict.CHANGED, (guard(Verdict.CHANGED, "x > 1", "clip_gradients"),))
     faulty = stepped(1, Verdict.CHANGED, (guard(Verdict.CHANGED, "harm", "bad", kind="fault"),))
@@ -110,12 +148,12 @@ def test_marks_name_the_worst_of_a_step():
     change = Changed(3, ("loss.beta=1.0", "guards.skip_spikes.threshold=5"))
     screen = fold([START, acted, faulty, stepped(2, Verdict.ROLL_BACK, both), change, stepped(3), Ended("done")])
     assert screen.marks == (
-        Mark(0, "acted", "clip_gradients: x > 1"),
+        Mark(0, "by design", "clip_gradients: x > 1"),
         Mark(2, "rolled back", "check_weights: nan"),
         Mark(3, "changed", "loss.beta=1.0, guards.skip_spikes.threshold=5"),
     )
     assert [(step, c["guards"]["skip_spikes"]["threshold"]) for step, c in screen.settings] == [(0, 10), (3, 5)]
-    assert screen.faults == {"bad": Tally(1, 1, 1, Verdict.CHANGED, "harm")}
+    assert screen.faults == {"bad": Tally(1, 1, 1, 1, Verdict.CHANGED, "harm")}
     assert set(screen.guards) == {"clip_gradients", "check_weights"}
 
 
@@ -128,7 +166,7 @@ def test_a_change_this_version_does_not_know_keeps_the_settings():
 def test_tallies_count_actions_and_steps_with_the_last_reason():
     twice = stepped(0, Verdict.CHANGED, (guard(Verdict.CHANGED, "a"), guard(Verdict.CHANGED, "b")))
     screen = fold([START, twice, stepped(1, Verdict.SKIP_STEP, (guard(Verdict.SKIP_STEP, "c"),))])
-    assert screen.guards == {"skip_spikes": Tally(3, 2, 1, Verdict.SKIP_STEP, "c")}
+    assert screen.guards == {"skip_spikes": Tally(3, 2, 0, 1, Verdict.SKIP_STEP, "c")}
 
 
 def test_evaluations():
@@ -158,7 +196,7 @@ def test_the_description_of_peaks_refusals_and_odd_runs():
     ]
     text = describe(fold(events))
     assert "gradient norm 1 to 1 (at most 812 at step 1)" in text
-    assert text.endswith("No link of the chain broke; steps skipped: 1.")
+    assert text.endswith("No link of the chain broke; skip_spikes acted from step 1 on; steps skipped: 1.")
     assert describe(fold([])) == "Run: waiting after 0 steps. No link of the chain broke."
     assert "No broken link was recorded before the crash in torch.multinomial" in describe(fold([START, CRASH]))
     named = Started({"run": {"name": "a]\n(b"}}, 1, "cpu")

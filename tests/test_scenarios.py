@@ -22,6 +22,8 @@ from grpo_lab.tasks.tasks import addition
 
 NAMES = gl.scenario_names()
 HERE = ("run.threads=1", "run.device=cpu")
+LONG = ("truncated-sampling",)
+"""Scenarios that need a minute: all about them is slow."""
 EACH = pytest.mark.parametrize("name", NAMES)
 REPORTED = ("train-001", "cuda-001", "fp16-adam-epsilon")
 """Scenarios that the stable guards meet in `make test`; they meet the others with the slow tests."""
@@ -100,7 +102,7 @@ def fails_at(name) -> int:
     return next((end for end in ends if Attempt(expect, run.steps[:end]).shown), len(run.steps))
 
 
-@EACH
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in NAMES])
 def test_alone_it_shows_what_its_file_expects(name):
     expect, run = gl.scenario(name).expect, alone(name)
     assert expect.crash or expect.metrics, "a scenario without a symptom shows nothing"
@@ -129,7 +131,12 @@ def test_it_survives_under_the_stable_guards(name):
 def listed(kind):
     """(scenario, overrides) for every cure or decoy in the files; all but the first of a scenario are slow."""
     return [
-        pytest.param(name, overrides, id=f"{name}: {', '.join(overrides)}", marks=[pytest.mark.slow] if place else [])
+        pytest.param(
+            name,
+            overrides,
+            id=f"{name}: {', '.join(overrides)}",
+            marks=[pytest.mark.slow] if place or name in LONG else [],
+        )
         for name in NAMES
         for place, overrides in enumerate(getattr(gl.scenario(name), kind))
     ]

@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -298,6 +299,24 @@ def test_the_commands_by_itself():
     queue.command("stop")
     with pytest.raises(Stopped):
         queue(3)
+
+
+def test_a_pace_and_a_pause_before_a_step():
+    queue, begin = CommandQueue(), time.monotonic()
+    queue.command("pace", ("20",))
+    assert [queue(step) for step in range(3)] == [[], [], []]
+    assert time.monotonic() - begin >= 2 / 20
+    queue.command("pace", ("0.001",))
+    queue.command("step")
+    queue(3)  # a single step is not delayed
+    queue.command("pace", ("0",))
+    queue.command("pause_at", ("5",))
+    queue(4)
+    threading.Timer(0.2, queue.command, ["resume"]).start()
+    begin = time.monotonic()
+    queue(5)
+    assert time.monotonic() - begin >= 0.15
+    queue(6)
 
 
 def test_replay_shows_what_was_recorded(done):

@@ -11,7 +11,7 @@ import pytest
 
 from grpo_lab.config.catalog import preset, scenario
 from grpo_lab.config.schema import Config
-from grpo_lab.errors import ConfigError, RunError
+from grpo_lab.errors import ConfigError, ModelError, RunError
 from grpo_lab.events import Changed, Ended, Stepped
 from grpo_lab.runs import child_pool, notebook_mode
 from grpo_lab.training.guards import GUARDS
@@ -99,7 +99,7 @@ def test_headless_it_is_the_same_run(panel):
     assert (session.status, len(steps(one)), one.session) == ("done", 3, session)
     assert one._controls.image.value == b""
     bundle = one._repr_mimebundle_()
-    assert bundle["text/html"].startswith('<figure><img alt="smoke: done after 3 steps')
+    assert bundle["text/html"].startswith('<figure class="grpo-lab-picture"><img alt="smoke: done after 3 steps')
     assert repr(session).startswith("smoke: done after 3 steps")
 
 
@@ -111,31 +111,135 @@ def test_watched_it_is_drawn_and_told(panel, seen):
     assert empty.startswith(b"\x89PNG")  # drawn before a page can ask for it
     run(one)
     assert "done" in words(one)
-    assert "step 2 of 2" in words(one)
+    assert "step 2 · 3 of 3 steps" in words(one)
     assert bytes(one._controls.image.value).startswith(b"\x89PNG")
     assert one._controls.image.value != empty
     assert "<td>" in find(one, "samples").value
     find(one, "table-on").value = True
     assert one._render_state.settle()
     assert find(one, "table").value.count("<tr>") == 4
+    assert find(one, "below").children[1] is find(one, "table"), "beside the controls, above the samples"
 
 
-@pytest.mark.parametrize(("cells_below", "where"), [(1, []), (2, ["glance"])])
-def test_a_run_is_looked_at_where_it_is_waited_for(panel, seen, monkeypatch, cells_below, where):
-    one, shown, number = panel(), [], iter((7, 7 + cells_below))
-    monkeypatch.setattr(notebook_display, "cell", lambda: next(number))
-    monkeypatch.setattr(notebook_display, "display", lambda what, **_: shown.append(what) or Place(shown))
-    one._repr_mimebundle_()
+class Output:
+    """What a cell displays, as IPython's handle of it."""
+
+    def __init__(self, what, **_):
+        self.holds = [what]
+        self.update = self.holds.append
+
+    @property
+    def html(self) -> str:
+        return getattr(self.holds[-1], "data", "") or ""
+
+
+@pytest.fixture
+def cells(monkeypatch):
+    """The outputs of cells; `number` is the cell that runs."""
+
+    class Cells:
+        number, outputs = 7, []
+
+    Cells.outputs = []
+    monkeypatch.setattr(notebook_display, "cell", lambda: Cells.number)
+    made = lambda what, **_: Cells.outputs.append(Output(what)) or Cells.outputs[-1]  # noqa: E731
+    monkeypatch.setattr(notebook_display, "display", made)
+    return Cells
+
+
+def test_a_panel_stands_where_its_run_is_awaited(panel, seen, cells):
+    """In one cell it is shown once; in a later cell it moves there, and a picture stays behind."""
+    one = panel()
     run(one)
-    assert ["glance" for what in shown if what is one._controls.glance] == where
-    assert "<figure>" in shown[-1].data if where else one._controls.glance not in shown
+    view, picture = cells.outputs
+    assert "application/vnd.jupyter.widget-view+json" in view.holds[0]
+    until("the picture is there", lambda: '<img alt="smoke: done after 3 steps' in picture.html)
+    cells.number += 1
+    run(one)
+    assert "moved" in view.html and "<img alt" in picture.html
+    assert "application/vnd.jupyter.widget-view+json" in cells.outputs[2].holds[0]
+    one._ipython_display_()
+    assert len(cells.outputs) == 4, "it stands in this cell already"
 
 
-class Place:
-    """Where something was displayed, as IPython hands it out."""
+def test_a_recording_leaves_a_picture_where_the_notebook_is_read_without_a_kernel(panel, seen, cells):
+    panel(recording="train-001-smollm2")._ipython_display_()
+    assert (
+        "step 7" not in cells.outputs[1].html
+        and 'class="grpo-lab-picture"><img alt="train-001' in cells.outputs[1].html
+    )
 
-    def __init__(self, shown):
-        self.update = shown.append
+
+def test_the_browser_is_told_when_a_run_begins_and_what_the_picture_shows(panel, seen):
+    one = panel(overrides=LONG)
+    front, told = one._controls.browser, []
+    front.observe(lambda change: told.append(change["new"]), "running")
+    one.start()
+    until("it trains", lambda: steps(one))
+    one.stop()
+    finish(one)
+    until("it is over", lambda: told == [True, False])
+    words(one)
+    assert front.alt.startswith("smoke: stopped after ")
+    light = bytes(one._controls.image.value)
+    front.dark = True
+    words(one)
+    assert one._controls.image.value != light
+    front.dark = False
+    words(one)
+    assert one._controls.image.value == light
+
+
+def test_a_pace_slows_a_run_and_changes_no_number(panel, seen):
+    fast, slow = panel(), panel(pace=4)
+    begin = time.monotonic()
+    ran = run(slow)
+    assert time.monotonic() - begin >= 2 / 4  # three steps begin at this pace
+    assert find(slow, "pace-menu").value == 4
+    numbers = [
+        [event.metrics["loss"] for event in session.events if isinstance(event, Stepped)]
+        for session in (ran, run(fast))
+    ]
+    assert numbers[0] == numbers[1]
+
+
+def test_the_pace_of_a_running_model_is_changed(panel, seen):
+    one = panel(overrides=LONG, pace=0.01)
+    one.start()
+    until("the first step", lambda: len(steps(one)) == 1)
+    find(one, "pace-menu").value = 0.0
+    until("it goes on at full speed", lambda: len(steps(one)) > 5)
+
+
+def test_a_run_pauses_where_the_panel_says_so(panel, seen):
+    one = panel(overrides=LONG, pause_at=2)
+    one.start()
+    until("two steps", lambda: len(steps(one)) == 2)
+    assert "paused" in words(one)
+    assert find(one, "pause").description == "Resume"
+    one.switch("clamp_kl", True)
+    find(one, "pause").click()
+    until("it goes on", lambda: len(steps(one)) > 4)
+    assert [event.step for event in one.session.events if isinstance(event, Changed)] == [2]
+
+
+def test_headless_nobody_could_resume(panel):
+    assert run(panel(pause_at=1, pace=0.001)).status == "done"
+
+
+def test_a_recording_of_a_model_that_is_not_here_stays_on_screen(panel, seen, monkeypatch, tmp_path):
+    monkeypatch.setenv("GRPO_LAB_CACHE", str(tmp_path))
+    one = panel(recording="train-001-smollm2")
+    find(one, "start").click()
+    assert "models fetch smollm2-135m" in words(one) and "step 7" in words(one)
+    assert not one.running
+    with pytest.raises(ModelError):
+        one.start()
+    one.choose(preset("smoke"))
+    run(one)
+    assert "step 7" not in words(one)
+    one.reset()
+    assert "step 7" in words(one), "Reset brings the recording back"
 
 
 def test_pause_step_and_stop(panel, seen):

@@ -13,8 +13,9 @@ from PIL import Image
 
 from grpo_lab.analysis.run_state import CURVES, Fold, fold
 from grpo_lab.config.schema import Config
-from grpo_lab.events import Action, Changed, Ended, LinkNote, Started, Stepped, Verdict
-from grpo_lab.ui.plots.style import GREEN, VERMILLION, chinese_font
+from grpo_lab.events import Action, Changed, Ended, Evaluated, LinkNote, Started, Stepped, Verdict
+from grpo_lab.runs.crashes import classify_crash
+from grpo_lab.ui.plots.style import GREEN, MARKS, VERMILLION, chinese_font
 from grpo_lab.ui.widgets import render_thread
 from grpo_lab.ui.widgets.live import LiveFigure
 from grpo_lab.ui.widgets.png import png
@@ -91,9 +92,78 @@ def test_every_part_of_the_story_is_drawn():
     assert texts == ["first break: step 13"]
     gids = [artist.get_gid() for artist in figure._axes["reward"].lines]
     assert gids.count("changed") == 1
-    legend = figure._axes["grad_norm"].get_legend()
-    assert legend is not None
-    assert [label.get_text() for label in legend.get_texts()][-1] == "clipped to 0.5"
+    words = [label.get_text() for label in figure._axes["grad_norm"].texts if label.get_gid() == "limit words"]
+    assert words == ["clipped to 0.5"]
+
+
+def test_a_guard_that_begins_to_act_is_marked_while_the_run_goes_on():
+    figure, events = LiveFigure(), [*EVENTS[:6]]
+    pixels(figure, events)
+    assert not [each for each in figure._axes["reward"].texts if each.get_gid() == "rescued by"]
+    pixels(figure, [*events, stepped(5, Verdict.SKIP_STEP)])
+    words = {name: [each.get_text() for each in axes.texts] for name, axes in figure._axes.items() if name in CURVES}
+    assert words["grad_norm"] == words["reward"] == ["skip_spikes"]
+    assert "skip_spikes" not in words["kl"] + words["ratio/max"]
+    (marker,) = [each for each in figure._axes["kl"].lines if each.get_gid() == "rescue"]
+    assert np.array_equal(marker.get_xdata(), [5, 5])
+    again = [*events, stepped(5, Verdict.SKIP_STEP), stepped(6, Verdict.SKIP_STEP)]
+    assert (pixels(figure, again) == pixels(LiveFigure(), again)).all()
+    assert figure.backgrounds == 2  # a later action of the same guard moves points alone
+
+
+def test_on_a_dark_page_the_same_pixels_have_other_colours():
+    def colours(half):
+        return np.asarray(Image.open(io.BytesIO(half)).convert("RGB")).reshape(-1, 3)
+
+    figure = LiveFigure()
+    light = colours(figure.halves(fold(STORY))[1])
+    figure.dark = True
+    dark = colours(figure.halves(fold(STORY))[1])
+    assert tuple(light[0]) == (255, 255, 255) and tuple(dark[0]) == (33, 33, 33)  # JupyterLab's dark background
+    letters = np.flatnonzero(light.sum(1) == 0)
+    assert len(letters) and dark[letters].min() > 200, "black letters become light ones"
+    green = np.flatnonzero((light == [0, 158, 115]).all(1))
+    assert len(green) and (dark[green] == [0, 158, 115]).all(), "healthy stays green"
+
+
+def test_two_halves_are_the_whole_figure():
+    figure = LiveFigure()
+    whole, halves = figure.png(fold(STORY)), figure.halves(fold(STORY))
+    pixels = [np.asarray(Image.open(io.BytesIO(each)).convert("RGB")) for each in (whole, *halves)]
+    assert (np.concatenate(pixels[1:], axis=1) == pixels[0]).all()
+    assert [each.shape[1::-1] for each in pixels[1:]] == list(figure.sizes)
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_no_words_of_a_curve_lie_over_each_other(monkeypatch, language):
+    """Titles and legends share a line; in English the legend once lay over the title."""
+    monkeypatch.setenv("GRPO_LAB_LANG", language)
+    figure = LiveFigure()
+    limits = ("guards.clip_gradients.max_norm=1", "guards.skip_spikes.threshold=10")
+    steps = [stepped(step, grad_norm=math.nan, kl=math.inf, reward=math.nan) for step in range(3)]
+    infinite = stepped(3, Verdict.KEEP, False, **{"ratio/max": math.inf})
+    clip = (Action("clip_gradients", "guard", "gradients", 0, Verdict.CHANGED, "2 > 1"),)
+    every_mark = [
+        Stepped(4, 1, Verdict.CHANGED, {}, (), clip),
+        *(stepped(5 + step, verdict) for step, verdict in enumerate(list(Verdict)[1:])),
+        Changed(9, ("loss.beta=0.1",)),
+        Ended("crashed", "it", classify_crash("?")),
+    ]
+    screen = fold([started(30, *limits), Evaluated(0, 0.3, 8), *steps, infinite, *every_mark])
+    assert screen.kinds() == set(MARKS)
+    figure.draw(screen, {})
+    renderer = figure._canvas.get_renderer()
+    cut = figure.sizes[0][0]
+    for name in CURVES:
+        axes = figure._axes[name]
+        legend = axes.get_legend()
+        assert legend is not None, name
+        title = axes.title if axes.get_title() else axes._left_title  # type: ignore[attr-defined]
+        boxes = [title.get_window_extent(renderer), legend.get_window_extent(renderer)]
+        assert not boxes[0].overlaps(boxes[1]), name
+        assert boxes[1].x1 <= cut and boxes[1].y1 <= figure.sizes[0][1], f"{name}: the legend is cut off"
+    strip_legend = figure._figure.legends[-1].get_window_extent(renderer)
+    assert strip_legend.x0 >= cut and strip_legend.y1 <= figure.sizes[0][1], "the legend of the chain is cut off"
 
 
 def test_overlays_are_named_and_their_curves_stay():
@@ -255,7 +325,7 @@ def test_time_goes_back_and_is_played(monkeypatch):
     monkeypatch.setattr("grpo_lab.ui.widgets.timeline.time.monotonic", lambda: now[0])
     timeline = Timeline(lambda: moved.append(timeline.position))
     timeline.load(STORY)
-    assert (timeline.length, timeline.position, timeline.screen().status) == (15, 15, "done")
+    assert (timeline.length, timeline.position, timeline.screen().status) == (15, 15, "done, learned nothing")
     timeline._slider.value = 3
     assert moved == [3]
     assert repr(timeline.screen()) == repr(fold(STORY[:4]))
@@ -272,6 +342,6 @@ def test_time_goes_back_and_is_played(monkeypatch):
     assert timeline.tick()
     assert (timeline.position, timeline.playing) == (15, False)
     assert not timeline.tick()
-    assert timeline.screen().status == "done"
+    assert timeline.screen().over
     timeline.play(1)  # at the end it begins again
     assert timeline.position == 0

@@ -9,36 +9,34 @@ from typing import Any, NamedTuple
 from grpo_lab.analysis.series import Series as Series
 from grpo_lab.analysis.series import decimate as decimate
 from grpo_lab.analysis.series import shown as shown
+from grpo_lab.analysis.tally import Tally, by_design, count
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import GrpoLabError
 from grpo_lab.events import Action, Changed, Ended, Evaluated, Event, Started, Stepped, Verdict
-from grpo_lab.metrics import LINKS, METRICS
+from grpo_lab.metrics import METRICS
 from grpo_lab.runs.first_break import ChainBreak, first_break, statuses
+from grpo_lab.runs.summary import Learned, progress
 
 MULTINOMIAL = "torch.multinomial"
 CURVES = ("grad_norm", "kl", "reward", "ratio/max")
 """The metrics that a screen draws, in order."""
 _WATCHED = ("grad_norm", "kl", "loss", "ratio/max")
 _DOING = {Verdict.SKIP_STEP: "skipping", Verdict.ROLL_BACK: "rolling back", Verdict.STOP: "stopping"}
+_RESULTS = {Learned.LEARNED: "done, learned", Learned.NOTHING: "done, learned nothing"}
+_RESULTS |= {Learned.LOST: "done, reward lost", Learned.UNKNOWN: "done"}
 _KINDS = {Verdict.SKIP_STEP: "skipped", Verdict.ROLL_BACK: "rolled back", Verdict.STOP: "stopped"}
 
 
 class Mark(NamedTuple):
-    """Something that happened at a step: `acted`, `skipped`, `rolled back`, `stopped`, `changed` or `crashed`."""
+    """Something that happened at a step, by kind:
+
+    `acted`, `by design` (only guards that act in healthy runs too), `skipped`, `rolled back`, `stopped`, `changed`,
+    `crashed`.
+    """
 
     step: int
     kind: str
     text: str
-
-
-class Tally(NamedTuple):
-    """The actions of one guard or fault so far."""
-
-    actions: int
-    steps: int
-    last_step: int
-    verdict: Verdict
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,8 @@ class Screen:
     name: str
     status: str
     """In words: `waiting`, `starting`, `healthy`, `spiking`, `skipping`, `rolling back`, `stopping`, `poisoned`,
-    `stopped`, `done`, `failed`, `crashed in torch.multinomial`; `done, poisoned` with broken weights."""
+    `stopped`, `done`, `failed`, `crashed in torch.multinomial`; `done, poisoned` with broken weights, otherwise
+    `done, learned`, `done, learned nothing` or `done, reward lost` where the rewards decide it."""
     message: str
     """The reason: the number out of range, the guard's last reason, or the message of the end."""
     step: int
@@ -70,6 +69,8 @@ class Screen:
     """The key of the crash in data/crashes.toml, `unknown`, or an empty text."""
     explanation: str
     """The explanation of a known crash, or an empty text."""
+    over: bool
+    """Whether the run has ended."""
     guards: dict[str, Tally]
     faults: dict[str, Tally]
     samples: tuple[tuple[str, str, float], ...]
@@ -78,6 +79,11 @@ class Screen:
     def marked(self, kind: str) -> list[int]:
         """The steps with a mark of this kind."""
         return self._by_kind.get(kind, [])
+
+    def rescues(self) -> list[tuple[str, Tally]]:
+        """The guards that changed or refused something that healthy runs do not have, the first to act first."""
+        acted = [(name, tally) for name, tally in self.guards.items() if tally.since >= 0 and not by_design(name)]
+        return sorted(acted, key=lambda pair: pair[1].since)
 
     def kinds(self) -> frozenset[str]:
         """The kinds of all marks."""
@@ -101,6 +107,7 @@ class Fold:
         self._settings: list[tuple[int, dict[str, Any]]] = []
         self._columns: dict[str, tuple[list[int], list[float]]] = {}
         self._evaluations: tuple[list[int], list[float]] = ([], [])
+        self._num_problems: list[int] = []
         self._marks: list[Mark] = []
         self._strip: dict[int, dict[str, str]] = {}
         self._rows: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
@@ -111,6 +118,7 @@ class Fold:
         self._completed, self._failed_step = 0, None
         self._samples: tuple[tuple[str, str, float], ...] = ()
         self._ended: Ended | None = None
+        self._result = ("", "")
 
     def add(self, event: Event) -> None:
         """Take the next event."""
@@ -124,8 +132,9 @@ class Fold:
             self._step(event)
         elif isinstance(event, Evaluated):
             _append(self._evaluations, event.step, event.reward)
+            self._num_problems.append(event.num_problems)
         else:
-            self._ended = event
+            self._ended, self._result = event, self._learned()
 
     def screen(self) -> Screen:
         """The screen after the events so far."""
@@ -149,6 +158,7 @@ class Fold:
             crash_step=crash_step,
             crash_kind=self._ended.crash.kind if self._ended and self._ended.crash else "",
             explanation=self._ended.crash.explanation if self._ended and self._ended.crash else "",
+            over=self._ended is not None,
             guards=dict(self._tallies["guard"]),
             faults=dict(self._tallies["fault"]),
             samples=self._samples,
@@ -164,11 +174,12 @@ class Fold:
             _append(self._columns.setdefault(name, ([], [])), event.step, value)
         for action in event.actions:
             if action.kind in self._tallies:
-                _count(self._tallies[action.kind], action, event.step)
+                count(self._tallies[action.kind], action, event.step)
         worst = _worst(event)
-        kind = _KINDS.get(event.verdict)
-        if kind or any(action.kind == "guard" for action in event.actions):
-            self._marks.append(Mark(event.step, kind or "acted", f"{worst.name}: {worst.reason}" if worst else ""))
+        guards = [action.name for action in event.actions if action.kind == "guard"]
+        acted = ("by design" if all(map(by_design, guards)) else "acted") if guards else ""
+        if kind := _KINDS.get(event.verdict, acted):
+            self._marks.append(Mark(event.step, kind, f"{worst.name}: {worst.reason}" if worst else ""))
         row = self._strip.get(event.step, {}) | statuses([event])[event.step]
         if "probabilities" in row:
             row[MULTINOMIAL] = "healthy"
@@ -184,6 +195,18 @@ class Fold:
         except GrpoLabError:
             return  # a setting of another version: the mark is shown without its effect on the limits
         self._settings.append((event.step, changed))
+
+    def _learned(self) -> tuple[str, str]:
+        """The status of a finished run by what it learned; of a lost reward also the numbers."""
+        rewards = self._columns.get("reward", ([], []))[1]
+        held_out = list(zip(self._evaluations[1], self._num_problems, strict=True))
+        data = self._settings[0][1].get("data", {}) if self._settings else {}
+        found = progress(rewards, held_out, data.get("num_prompts", 1))
+        if found.learned != Learned.LOST:
+            return _RESULTS[found.learned], ""
+        held = not math.isnan(found.after)
+        start, end = (found.before, found.after) if held else (found.start, found.end)
+        return _RESULTS[found.learned], f"{'held-out reward' if held else 'reward'} {shown(start)} to {shown(end)}"
 
     def _crash_step(self) -> int | None:
         """The step that failed; if the process died without an event, the step after the last."""
@@ -204,6 +227,8 @@ class Fold:
         if ended and ended.crash:
             operator = ended.crash.operator
             return ("crashed", ended.message) if operator == "unknown" else (f"crashed in {operator}", ended.crash.text)
+        if ended and ended.status == "done":
+            return ("done, poisoned", ended.message) if self._poisoned else self._result
         if ended:
             return ended.status + (", poisoned" if self._poisoned else ""), ended.message
         if not self._last:
@@ -223,40 +248,6 @@ def fold(events: Iterable[Event]) -> Screen:
     return folded.screen()
 
 
-def describe(screen: Screen) -> str:
-    """The screen in two sentences with its numbers, as alternative text of its figure; safe inside Markdown."""
-    done = screen.completed
-    of = f" of {screen.num_steps}" if screen.num_steps > done else ""
-    steps = f"{done}{of} step{'s' if done != 1 or of else ''}"
-    curves = [text for name in CURVES if (text := _curve_in_words(name, screen.series.get(name, Series())))]
-    first = f"{screen.name or 'Run'}: {screen.status} after {steps}" + ("; " if curves else "") + ", ".join(curves)
-    found = screen.first_break
-    refused = [f"{kind}: {n}" for kind in ("skipped", "rolled back") if (n := len(screen.marked(kind)))]
-    if found is None:
-        second = "No link of the chain broke"
-    elif found.link in LINKS:
-        caught = f"caught by {found.caught_by}" if found.caught_by else "caught by no guard"
-        second = f"First break: {LINKS[found.link].label} at step {found.step}, by {found.operator}, {caught}"
-    else:
-        second = f"No broken link was recorded before the crash in {found.operator}"
-    text = f"{first}. {second}" + (f"; steps {', '.join(refused)}." if refused else ".")
-    return " ".join(text.translate(str.maketrans("[]", "()")).split())
-
-
-def _curve_in_words(name: str, series: Series) -> str:
-    if not series.values:
-        return ""
-    label, values = METRICS[name].label, series.values
-    start, end = shown(values[0]), shown(values[-1])
-    words = f"{label} {start} to {end}" if len(values) > 1 else f"{label} {start}"
-    finite = [(value, step) for step, value in zip(*series, strict=True) if math.isfinite(value)]
-    broken = next((step for step, value in zip(*series, strict=True) if not math.isfinite(value)), None)
-    peak, at = max(finite, default=(math.nan, 0), key=lambda pair: pair[0])
-    extremes = [f"at most {shown(peak)} at step {at}"] if finite and shown(peak) not in (start, end) else []
-    extremes += [f"first not finite at step {broken}"] if broken is not None else []
-    return f"{words} ({', '.join(extremes)})" if extremes else words
-
-
 def _append(columns: tuple[list[int], list[float]], step: int, value: float) -> None:
     columns[0].append(step)
     columns[1].append(value)
@@ -264,12 +255,6 @@ def _append(columns: tuple[list[int], list[float]], step: int, value: float) -> 
 
 def _series(columns: tuple[list[int], list[float]]) -> Series:
     return Series(tuple(columns[0]), tuple(columns[1]))
-
-
-def _count(tallies: dict[str, Tally], action: Action, step: int) -> None:
-    old = tallies.get(action.name, Tally(0, 0, -1, Verdict.KEEP, ""))
-    in_steps = old.steps + (old.last_step != step)
-    tallies[action.name] = Tally(old.actions + 1, in_steps, step, action.verdict, action.reason)
 
 
 def _worst(event: Stepped) -> Action | None:

@@ -90,6 +90,26 @@ def open_labs(
     jupyterlab.start([f"--ServerApp.root_dir={work.resolve()}", *([] if browser else ["--no-browser"])])
 
 
+@labs_app.command()
+def progress(
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="[DIR]", help="Folder of the notebooks; by default here, work/ or labs/.")
+    ] = None,
+) -> None:
+    """List every exercise of every lab: passed, attempted or open."""
+    from grpo_lab.course import progress
+    from grpo_lab.errors import DataError
+    from grpo_lab.ui import console
+    from grpo_lab.ui.notebook import progress_view
+
+    folders = [folder] if folder else [Path(), Path("work"), Path("labs")]
+    found = next((each for each in folders if (each / progress.FILE).is_file()), None)
+    if not found:
+        where = " or ".join(map(str, folders))
+        raise DataError(f"no {progress.FILE} in {where}: check an exercise first, or name the folder of its notebook")
+    console.say(progress_view.as_text(progress.rows(found)))
+
+
 def _say(written: Iterable[Path]) -> None:
     from grpo_lab.ui import console
 

@@ -260,7 +260,8 @@ def _times(old: Any, text: str, where: str) -> float:
     if any(isinstance(number, bool) or not isinstance(number, int | float) for number in (old, factor)):
         raise ConfigError(f"{where} = {text!r} multiplies {old!r}: both must be numbers; give the number itself")
     try:
-        return old * factor
+        product = old * factor
+        return product if isinstance(product, int) else float(f"{product:.15g}")  # 1e-5 * 30 is 0.0003 here
     except OverflowError:
         raise ConfigError(f"{where} = {text!r}: the product is too large; give the number itself") from None
 

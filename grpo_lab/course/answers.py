@@ -108,12 +108,10 @@ def _fits(check: Function, function: Any, inputs: Mapping[str, Any]) -> None:
         return
     try:
         signature.bind(*args, **named)
-    except TypeError as error:
+    except TypeError:
         call = ", ".join([*(f"<{type(each).__name__}>" for each in args), *named])
-        got = f"{check.name}({', '.join(signature.parameters)})"
-        raise NotYet(
-            f"{got} cannot be called as {check.name}({call}): {error}; keep the parameters that the cell came with"
-        ) from None
+        got = f"{check.name}({', '.join(signature.parameters)}) cannot be called as {check.name}({call})"
+        raise NotYet(f"{got}; keep the parameters that the cell came with") from None
 
 
 def _arguments(check: Function, inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -34,8 +34,8 @@ HERE = ("run.threads=1", "run.device=cpu")
 LESSON = ("data.num_prompts=16", "data.num_generations=8", "run.num_steps=12", "run.num_eval=400")
 """A short run in which the tiny model learns at a rate of 5e-4: without guards its reward rises from 0.29 to 0.43."""
 LEAST_GAIN = 0.04
-"""The least rise of the held-out reward in a lesson. A rate of 1e-6 gives 0.00 ± 0.01; 3e-4 gives 0.12 to 0.22, and
-rarely a third of that."""
+"""The held-out reward rises by more than this in a lesson. On ten seeds a rate of 1e-5 gave -0.01 to 0.05, 0.02 in the
+mean; 1e-4 gave 0.10 to 0.16; 3e-4 gives 0.12 to 0.22, and rarely a third of that."""
 LEAST_KEPT = 0.5
 """The least share of steps that make an update: a run that refuses all of them survives and learns nothing."""
 MOST_UPDATES, MOST_TOKENS = 8, 32
@@ -172,12 +172,12 @@ def learns(config: Config, seed: int, what: str = "a healthy run learns") -> Ite
     got = f"held-out reward {_rise(result)}, {result.updates} updates"
     if not result.survived:
         got = f"{result.fate} after {result.finished} steps"
-    elif gained < LEAST_GAIN:
+    elif gained <= LEAST_GAIN:
         again = judged(run(config.with_(*LESSON), seeds.derive(seed, 1, "lesson")))
         gained = _gain(result, again)
         got += f"; in another run {_rise(again)}; {beside(gained, LEAST_GAIN)} more in the mean"
-    fine = result.survived and gained >= LEAST_GAIN
-    expected = f"{LEAST_GAIN} more than before, in one run or in the mean of two"
+    fine = result.survived and gained > LEAST_GAIN
+    expected = f"a rise above {LEAST_GAIN}, in one run or in the mean of two"
     yield Finding(fine, what, got, expected, _no_lesson(result, gained))
     acted = _acted(session)
     why = "A guard that acts on a healthy run changes its training; leave it out, or raise its limit."

@@ -1,6 +1,6 @@
 """A child process that trains, as its parent sees it: orders and commands go in, events come out.
 
-It takes the commands `pause`, `resume`, `step`, `set` and `stop`, and acts on them at the top of the next step.
+It takes the commands that `runs.commands` lists, and acts on them at the top of the next step.
 """
 
 import collections

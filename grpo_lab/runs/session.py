@@ -146,7 +146,7 @@ class Session:
         self.command("set", overrides)
 
     def command(self, name: str, overrides: Sequence[str] = ()) -> None:
-        """Give a command by its name: `stop`, `pause`, `resume`, `step` or `set`, whose overrides are not checked."""
+        """Give one of the commands that `runs.commands` lists; the overrides of `set` are not checked here."""
         with self._commanding:
             again = name == "stop" and self._commands.stopping.is_set()
             self._commands.command(name, overrides)

@@ -55,7 +55,7 @@ def progress(rewards: Sequence[float], held_out: Sequence[tuple[float, int]], nu
     evaluated = (held[0][0], held[-1][0]) if len(held) > 1 else (held[0][0] if held else math.nan, math.nan)
     jumps = [right - left for left, right in itertools.pairwise(finite)]
     # The median, because a collapse is no noise; of a squared normal difference it is 0.91 times the variance.
-    noise = statistics.median(jump**2 for jump in jumps) / 0.91 if jumps else 0.0
+    noise = statistics.median(jump * jump for jump in jumps) / 0.91 if jumps else 0.0
     if len(held) > 1:
         variance = sum(max(noise * num_prompts, value * (1 - value)) / count for value, count in (held[0], held[-1]))
         learned = _verdict(evaluated[1] - evaluated[0], variance)

@@ -121,7 +121,7 @@ healthy = await live.run()
 
 # %%
 # %%exercise guess
-# The same model, with the loss from the field report TRAIN-001 and a high learning rate. What will you see?
+# The same model, with the loss of the field report TRAIN-001 and a rate 2000 times as high. What will you see?
 #   a  The reward falls slowly; every other curve is healthy.
 #   b  Norm and KL jump by orders of magnitude in the first steps; the run still reaches its end.
 #   c  Weights become NaN, and the run crashes.
@@ -131,7 +131,8 @@ answer = "b"
 # END SOLUTION
 
 # %%
-explosion = lab.panel("train-001", overrides=("run.num_steps=12",), controls=("learning_rate",), guards_shown=("clamp_kl",))
+too_fast = ("run.num_steps=12", "data.num_prompts=4", "loss.num_iterations=4", "optimizer.learning_rate=0.02")
+explosion = lab.panel(preset="original", overrides=too_fast, controls=("learning_rate",), guards_shown=("clamp_kl",))
 exploded = await explosion.run()
 
 # %% [markdown]
@@ -142,7 +143,7 @@ exploded = await explosion.run()
 # Now press **Reset**, switch `clamp_kl` on, and press **Start**. Is the norm lower? Is the reward better?
 
 # %% [markdown] tags=["instructor"]
-# **Ask.** "The guard made the norm a hundred times smaller. Who would ship the model?" The reward is 0 either way. This
+# **Ask.** "The guard made the largest norm more than ten times smaller. Who would ship the model?" The reward is 0 either way. This
 # is the theme of the course: a guard keeps a run alive, but it does not make a wrong loss teach.
 
 # %% [markdown]

@@ -299,8 +299,7 @@ guarded_run.records[["verdict", "updates", "grad_norm", "reward", "weights/nonfi
 # denominator, fp16 weights and AdamW's default settings:
 
 # %%
-once = ("optimizer.learning_rate=1e-5", "loss.num_iterations=1")
-adam_config = gl.scenario("fp16-adam-epsilon").config().with_(*once)
+adam_config = gl.scenario("fp16-adam-epsilon").config().with_("optimizer.learning_rate=1e-5")
 adam = lab.run(adam_config.with_("guards.skip_nonfinite=on"), "healthy_norm")
 adam.records[["step", "grad_norm", "loss", "weights/nonfinite"]]
 

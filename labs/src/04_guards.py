@@ -326,10 +326,12 @@ def update_or_skip(optimizer, norm, limit):
 # %% [markdown]
 # ## 8. A guard can hide a failure
 #
-# You run TRAIN-001 in fp32 twice: without a guard (A), then with the KL clamped at 10 nats (B). One plot shows both.
+# You run the loss of TRAIN-001 in fp32 at a rate that is far too high, twice: without a guard (A), then with the KL
+# clamped at 10 nats (B). One plot shows both.
 
 # %%
-hiding = lab.panel("train-001", guards=(), overrides=("run.num_steps=8",), guards_shown=("clamp_kl", "skip_spikes"))
+too_fast = ("run.num_steps=8", "data.num_prompts=4", "loss.num_iterations=4", "optimizer.learning_rate=0.02")
+hiding = lab.panel(preset="original", guards=(), overrides=too_fast, guards_shown=("clamp_kl", "skip_spikes"))
 unguarded = await hiding.run()
 
 # %%

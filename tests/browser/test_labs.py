@@ -92,7 +92,7 @@ def test_a_guard_switched_on_during_the_run_saves_it(lab, guard, notebook):
     panel = book.output(saved)
     expect(panel.locator(".grpo-lab-status")).to_contain_text(re.compile(r"step [1-9]\b"))
     panel.get_by_role("tab", name="Guards").click()
-    panel.get_by_label(guard).check()
+    panel.locator(f".grpo-lab-guard-{guard} input[type=checkbox]").check()
     full_speed(panel)
     expect(panel.locator(".grpo-lab-status")).to_contain_text("done, learned")
     book.run_cell(said)
@@ -108,4 +108,4 @@ def test_a_guard_switched_on_during_the_run_saves_it(lab, guard, notebook):
 
 def full_speed(panel):
     """Choose full speed in the menu of the panel."""
-    panel.locator(".grpo-lab-pace select").select_option(label="full speed")
+    panel.locator(".grpo-lab-pace-menu select").select_option(label="full speed")

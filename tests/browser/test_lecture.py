@@ -54,6 +54,7 @@ def test_lecture_by_keys(notebook):
     shows_step(nb, "10")
     keys.press("ArrowRight")
     shows_step(nb, "11")
+    expect(nb.find("status")).not_to_contain_text("done")
     keys.press("Space")
     expect(nb.find("status")).to_contain_text("done")
     keys.press("Space")  # from the start again

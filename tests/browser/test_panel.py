@@ -8,6 +8,7 @@ import re
 import signal
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import expect
 
 IMPORT = "from grpo_lab.ui.widgets import Panel\nfrom grpo_lab.events import Changed, Stepped"
@@ -77,6 +78,47 @@ def test_stop_answers_while_a_cell_awaits_and_after_a_reload(notebook, wait_unti
     status(nb, "stopped")
     nb.run_cell(2)
     expect(nb.output(2)).to_contain_text("the kernel answers")
+
+
+@pytest.mark.slow
+def test_an_awaited_run_is_steered_on_one_screen_in_both_themes_and_leaves_a_picture(notebook, server):
+    """With Shift+Enter the panel was above the view for the whole run, and a dark theme hid its labels."""
+    options = "guards=('clamp_log_ratio',), guards_shown=('clamp_log_ratio', 'clamp_kl'), pause_at=4, pace=20"
+    made = f"panel = Panel('zero-times-infinity', preset='plain', overrides=('run.num_steps=8',), {options})"
+    below = "\n".join(f"print({number})" for number in range(30))
+    nb = notebook(f"{IMPORT}\n{made}\nrun = await panel.run()\nprint('over:', run.status)", below)
+    nb.page.set_viewport_size({"width": 1440, "height": 900})
+    nb.page.evaluate("jupyterapp.shell.currentWidget.content.activeCellIndex = 0")
+    nb.command("notebook:run-cell-and-select-next")
+    status(nb, "paused")
+    for part in ("status", "plot", "chain", "pause", "guard-clamp_log_ratio", "guard-clamp_kl"):
+        expect(nb.find(part)).to_be_in_viewport(ratio=1)
+    for theme in ("Dark", "Light"):
+        nb.page.evaluate(
+            "theme => jupyterapp.commands.execute('apputils:change-theme', {theme})", f"JupyterLab {theme}"
+        )
+        nb.page.wait_for_function(
+            """dark => { const ink = document.querySelector('.grpo-lab-panel .widget-label');
+                const paper = document.querySelector('.grpo-lab-panel');
+                const light = (style) => Math.max(...style.match(/[0-9]+/g).slice(0, 3).map(Number)) > 127;
+                const words = light(getComputedStyle(ink).color), page = light(getComputedStyle(paper).backgroundColor);
+                return words === dark && page === !dark }""",
+            arg=theme == "Dark",
+        )
+    nb.find("guard-clamp_kl").locator("input").check()
+    nb.find("pause").click()
+    expect(nb.output(0)).to_contain_text("over: done")
+    alt = nb.find("plot").evaluate("plot => (plot.matches('img') ? plot : plot.querySelector('img')).alt")
+    assert "clamp_log_ratio acted from step 1 on" in alt
+    expect(nb.find("picture")).not_to_be_visible()
+    nb.save()
+    server.call(f"kernels/{nb.kernel}/restart", restart=True)
+    nb.load()
+    expect(nb.find("picture").locator("img")).to_be_visible()
+    expect(nb.page.get_by_text("model not found")).not_to_be_visible()
+    nb.page.set_viewport_size({"width": 1280, "height": 1000})
+    nb.page.goto(f"{server.url}/lab?reset")  # for the next test, whose page must not open this notebook again
+    nb.page.wait_for_function("globalThis.jupyterapp?.restored.then(() => true)")
 
 
 def test_run_all_goes_through_a_crash_and_a_killed_child_leaves_the_kernel_usable(notebook, server, wait_until):

@@ -147,15 +147,18 @@ def test_the_numbers_shown_of_a_lesson_lead_to_its_verdict(monkeypatch):
         "held-out reward 0.3125 to 0.35, 0.0375 more, 12 updates; in another run 0.29 to 0.32, 0.03 more; "
         "0.0338 more in the mean"
     )
-    assert found.expected == "0.04 more than before, in one run or in the mean of two"
+    assert found.expected == "a rise above 0.04, in one run or in the mean of two"
 
 
-def test_a_gain_of_exactly_the_limit_is_enough(monkeypatch):
-    """124 and 140 of 400 answers: 0.35 - 0.31 is 0.03999999999999998."""
+@pytest.mark.parametrize(("after", "right"), [(0.35, False), (0.3525, True)])
+def test_a_gain_of_exactly_the_limit_is_shown_as_such_and_not_enough(monkeypatch, after, right):
+    """124 and 140 of 400 answers, a rate of 1e-5: 0.35 - 0.31 is 0.03999999999999998."""
     monkeypatch.setattr(trials, "run", lambda config, seed: seed)
-    monkeypatch.setattr(trials, "judged", lambda session: lesson(0.31, 0.35))
+    monkeypatch.setattr(trials, "judged", lambda session: lesson(0.31, after))
     monkeypatch.setattr(trials, "_acted", lambda session: [])
-    assert next(iter(trials.learns(HEALTHY, 1))).right
+    found = next(iter(trials.learns(HEALTHY, 1)))
+    assert found.right is right and found.expected.startswith("a rise above 0.04")
+    assert found.got.startswith(f"held-out reward 0.31 to {after}, {'0.0425' if right else '0.04'} more, 12 updates")
 
 
 def test_a_cosine_is_shown_on_its_side_of_the_limit(monkeypatch):

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from grpo_lab.config.schema import Config
-from grpo_lab.course import answers
+from grpo_lab.course import answers, progress
 from grpo_lab.course.answers import MAGIC
 from grpo_lab.course.evaluate import all_right, check
 from grpo_lab.course.exercises import Exercise, Finding, Function
@@ -18,10 +18,10 @@ from grpo_lab.runs.child_pool import warm_child, warm_up
 from grpo_lab.runs.notebook_mode import headless, settled
 from grpo_lab.runs.run_folder import next_free
 from grpo_lab.runs.session import Session
-from grpo_lab.ui.notebook import feedback_view
+from grpo_lab.ui.notebook import feedback_view, progress_view
 from grpo_lab.ui.notebook.predictions import Predictions
 from grpo_lab.ui.notebook.questions import ask
-from grpo_lab.ui.widgets.exports import write_zip
+from grpo_lab.ui.widgets.exports import figures, write_zip
 
 if TYPE_CHECKING:
     from grpo_lab.ui.widgets import Panel
@@ -61,6 +61,7 @@ class Lab:
         self._earned[exercise.name] = 0.0
         with feedback_view.checking():
             findings = check(exercise, path)
+        progress.record(Path(), self.name, exercise.name, findings)
         if all_right(findings):
             self._earned[exercise.name] = float(exercise.points)
         note = self._predictions.lock(exercise, path) if exercise.kind == "prediction" and all_right(findings) else ""
@@ -108,6 +109,11 @@ class Lab:
             session.views.append(feedback_view.RunLine(config))
             return session.run()
 
+    def progress(self) -> None:
+        """Show every exercise of every lab: passed, attempted or open."""
+        rows = progress.rows(Path())
+        feedback_view.show(progress_view.as_text(rows), progress_view.as_html(rows))
+
     def questions(self) -> Any:
         """The review questions of the lab with radio buttons; as text without a notebook."""
         return ask(self.page.questions)
@@ -116,7 +122,7 @@ class Lab:
         """Write answers, runs and figures of this lab to one zip file, and return its path."""
         found = [file for folder in (self.answers, self.runs) for file in sorted(folder.rglob("*")) if file.is_file()]
         files = [(file.as_posix(), file) for file in found if "__pycache__" not in file.parts]
-        return write_zip(Path(f"{self.name}.zip"), files)
+        return write_zip(Path(f"{self.name}.zip"), [*files, *figures(self.runs)])
 
     def _exercise(self, name: str) -> Exercise:
         """The exercise of this lab. Raises ConfigError for an unknown one."""

@@ -28,9 +28,10 @@ class Verdict:
     options: dict[str, str]
 
     def __str__(self) -> str:
-        lines = [f"{self.title}: you predicted {self.predicted}, and it was {self.outcome}."]
+        title = self.title if self.title.endswith("?") else f"{self.title}."
+        lines = [f"{title} You predicted {self.predicted}, and it was {self.outcome}."]
         rows = {"you predicted": self.predicted, "it was": self.outcome}
-        lines += [f"    {what:13}  {letter}  {self.options[letter]}" for what, letter in rows.items() if self.options]
+        lines += [f"    {what:13}  {letter}: {self.options[letter]}" for what, letter in rows.items() if self.options]
         return "\n".join(lines)
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from grpo_lab.analysis.run_state import Screen, decimate, describe, fold
+from grpo_lab.analysis.run_state import Screen, decimate, fold
+from grpo_lab.analysis.screen_words import describe, tone
 from grpo_lab.events import Event
 from grpo_lab.metrics import LINKS
 from grpo_lab.ui.plots import curves, strip, style
@@ -30,9 +31,7 @@ __all__ = [
     "strip_figure",
 ]
 
-_CALM = {"healthy": style.GREEN, "done": style.GREEN, "stopped": style.BLUE}
-_CALM |= {"waiting": style.GREY, "starting": style.GREY}
-_BROKEN = ("crashed", "poisoned", "failed")
+_TONES = {"good": style.GREEN, "calm": style.BLUE, "odd": style.ORANGE, "bad": style.VERMILLION}
 _LEFT, _RIGHT = 0.165, 0.985
 
 
@@ -105,8 +104,7 @@ def _with_strip(figure: Figure, screen: Screen, tall: float) -> Figure:
 def _headed(screen: Screen, title: str, height: float) -> Figure:
     """An empty figure with a title, the status as a badge, and one line about the first break or the end."""
     figure = style.new_figure(height)
-    broken = any(word in screen.status for word in _BROKEN)
-    colour = style.VERMILLION if broken else _CALM.get(screen.status, style.ORANGE)
+    colour = _TONES[tone(screen.status)]
     style.write(figure, 0.35, title or screen.name or "a run", 70, fontsize=style.TITLE, fontweight="bold")
     badge = {"facecolor": colour, "edgecolor": "none", "boxstyle": "round,pad=0.4"}
     ink = style.BLACK if colour == style.ORANGE else "white"

@@ -9,17 +9,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
+from matplotlib.ticker import MaxNLocator
 
 from grpo_lab.analysis.run_state import CURVES, Screen, Series, decimate
 from grpo_lab.metrics import METRICS
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.ui.plots import style
+from grpo_lab.ui.plots.scales import Scale, placed, scale_of, set_scale
 
-SCALES = {"grad_norm": "log", "kl": "symlog", "reward": "linear", "ratio/max": "log"}
 REFUSED = ("skipped", "rolled back", "stopped")
-HUGE = 1e100
-"""A larger number is drawn like infinity: axes cannot hold it."""
+NAMED = ("grad_norm", "reward")
+"""The panels in which the names of guards are written."""
+MOST_NAMES = 5
+RESCUE: dict[str, Any] = {"color": style.BLUE, "lw": 1.2, "ls": (0, (4, 3))}
 
 
 def _guard_limit(guard: str, setting: str, config: Mapping[str, Any]) -> float:
@@ -52,14 +54,10 @@ class Threshold(NamedTuple):
     steps: list[int]
     values: list[float]
 
-
-class Scale(NamedTuple):
-    """A y axis: `linear`, `log` or `symlog`, from `low` to `high`."""
-
-    kind: str
-    low: float
-    high: float
-    ticks: tuple[float, ...] = ()
+    @property
+    def last(self) -> float:
+        """The last value in force."""
+        return next(value for value in reversed(self.values) if not math.isnan(value))
 
 
 Points = dict[str, tuple[np.ndarray, np.ndarray]]
@@ -91,7 +89,7 @@ def draw(
     rows = [decimate(screen.series.get(name, Series())) for screen in screens.values()]
     limits = thresholds(name, focus, say) if focus else []
     scale = scale or scale_of(name, numbers(name, rows, focus))
-    _set_scale(axes, scale)
+    set_scale(axes, scale)
     for look, screen, series in reversed(list(zip(style.looks(rows), screens.values(), rows, strict=True))):
         _moving(axes, name, points(name, series, scale, screen if screen is focus else None), look, say)
     metric = METRICS[name]
@@ -104,8 +102,9 @@ def draw(
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     if focus:
-        _limits(axes, limits, span[1])
+        _limits(axes, name, limits, span[1])
         _happenings(axes, focus, say)
+        _rescues(axes, focus, named=name in NAMED)
         _legend(axes)
 
 
@@ -122,17 +121,18 @@ def numbers(name: str, rows: Iterable[Series], focus: Screen | None) -> np.ndarr
 def points(name: str, series: Series, scale: Scale, focus: Screen | None = None) -> Points:
     """The curve, crosses where it is not finite, and of a run in focus its refused steps and held-out reward."""
     steps, values = np.array(series.steps), np.array(series.values, dtype=float)
-    drawn, finite = _clamped(values, scale)
+    drawn, finite = placed(values, scale)
     found: Points = {f"curve {name}": (steps, drawn)}
     if not finite.all():
         found[f"cross {name}"] = (steps[~finite], drawn[~finite])
     if focus and name == "grad_norm":
         norms = dict(zip(*focus.series.get(name, Series()), strict=True))
         for kind in REFUSED:
-            if len(few := thinned(focus.marked(kind))):
-                found[f"mark {kind}"] = (few, _clamped(np.array([norms.get(step, 0.0) for step in few]), scale)[0])
+            few = thinned([step for step in focus.marked(kind) if step in norms])  # without a norm there is no height
+            if len(few):
+                found[f"mark {kind}"] = (few, placed(np.array([norms[step] for step in few]), scale)[0])
     if focus and name == "reward" and focus.evaluations.steps:
-        heights, _ = _clamped(np.array(focus.evaluations.values, dtype=float), scale)
+        heights, _ = placed(np.array(focus.evaluations.values, dtype=float), scale)
         found["held out"] = (np.array(focus.evaluations.steps) - 0.5, heights)  # evaluated before the step
     return found
 
@@ -152,70 +152,10 @@ def thresholds(name: str, screen: Screen, say: Callable[[str], str] = str) -> li
     made = []
     for limit, label, line in _LIMITS.get(name, ()):
         values = [limit(config) for _, config in screen.settings]
-        last = next((value for value in reversed(values) if not math.isnan(value)), None)
-        if last is not None:
-            made.append(Threshold(say(label).format(last), line, steps, values))
+        if not all(map(math.isnan, values)):
+            found = Threshold(say(label), line, steps, values)
+            made.append(found._replace(label=found.label.format(found.last)))
     return made
-
-
-def scale_of(name: str, values: np.ndarray, steady: bool = False) -> Scale:
-    """The axis for these values: whole decades, or a margin around the values. Any values give a drawable axis.
-
-    The limits of a `steady` linear axis are 1, 2, 5, 10 …, so that it seldom changes during a run.
-    """
-    finite = values[np.abs(values) < HUGE]
-    room = int(len(finite) < len(values))  # a cross at the edge must be above every number
-    kind = SCALES[name]
-    if kind == "log":
-        return _log(finite[finite > 1e-30], room)
-    if kind == "symlog" and len(finite) and np.abs(finite).max() > 10:
-        return _symlog(float(finite.min()), float(finite.max()), room)
-    low, high = (min(0.0, finite.min()), finite.max()) if len(finite) else (0.0, 1.0)
-    if name == "reward" and low >= 0:
-        high = max(high, 1.0)
-    if steady:
-        low, high = -_round_up(-low), _round_up(high)
-    pad = 0.05 * (high - low) or 0.5
-    return Scale("linear", float(low - pad), float(high + pad * (1 + 2 * room)))
-
-
-def _round_up(value: float) -> float:
-    """The next of 1, 2, 5 and 10 times a power of ten; 0 for a value that is not positive."""
-    if value <= 0:
-        return 0.0
-    decade = 10.0 ** math.floor(math.log10(value))
-    return next((factor * decade for factor in (1, 2, 5) if factor * decade >= value), 10 * decade)
-
-
-def _log(positive: np.ndarray, room: int) -> Scale:
-    top = math.ceil(math.log10(1.5 * positive.max())) + room if len(positive) else 1
-    bottom = min(top - 1 - room, math.floor(math.log10(positive.min() / 1.5))) if len(positive) else -1
-    return Scale("log", 10.0 ** max(bottom, top - 12), 10.0**top)
-
-
-def _symlog(smallest: float, largest: float, room: int) -> Scale:
-    """Linear up to 1 and logarithmic above: a KL may be 0 or negative, and explode."""
-    up = math.floor(math.log10(max(largest, 1))) + 1 + room
-    down = math.floor(math.log10(-smallest)) + 1 if smallest < -1 else -1
-    low, high = (-(10.0**down) if down >= 0 else min(0.0, smallest)), 10.0**up
-    stride = math.ceil((up + down + 2) / 6)
-    first = stride if stride > 2 else 0  # the labels around 0 must not overlap
-    above, below = range(first, up + 1, stride), range(first, down + 1, stride)
-    return Scale("symlog", low, high, (0.0, *(10.0**k for k in above), *(-(10.0**k) for k in below)))
-
-
-def _set_scale(axes: Axes, scale: Scale) -> None:
-    if scale.kind == "log":
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(numticks=7))
-        axes.yaxis.set_minor_locator(NullLocator())
-    elif scale.kind == "symlog":
-        axes.set_yscale("symlog", linthresh=1)
-        axes.yaxis.set_major_locator(FixedLocator(scale.ticks))
-        axes.yaxis.set_minor_locator(NullLocator())
-    else:
-        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.set_ylim(scale.low, scale.high)
 
 
 def _moving(axes: Axes, name: str, found: Points, look: style.Look, say: Callable[[str], str]) -> None:
@@ -227,7 +167,7 @@ def _moving(axes: Axes, name: str, found: Points, look: style.Look, say: Callabl
             options = {"color": look.colour, "ls": look.line, "lw": 1.8, "ms": 4.5}
             options["marker"] = look.marker if len(x) <= style.FINE else "none"
         elif kind == "cross":
-            options = {"color": look.colour, "marker": "x", "ls": "none", "ms": 11, "mew": 2.5, "zorder": 5}
+            options = {"color": look.colour, "marker": "x", "ls": "none", "ms": 11, "mew": 2.5, "zorder": 7}
             options["label"] = say("NaN or inf")
         elif kind == "mark":
             options = {**style.mark(rest), "ms": 9, "zorder": 6}
@@ -236,16 +176,10 @@ def _moving(axes: Axes, name: str, found: Points, look: style.Look, say: Callabl
         axes.plot(x, y, gid=gid, clip_on=False, **options)
 
 
-def _clamped(values: np.ndarray, scale: Scale) -> tuple[np.ndarray, np.ndarray]:
-    """The values clipped to the axis, and which of them were finite."""
-    low, high = scale.low, scale.high
-    finite = np.abs(values) < HUGE  # False for NaN too
-    return np.clip(np.where(finite, values, np.where(values < 0, low, high)), low, high), finite
-
-
-def _limits(axes: Axes, limits: list[Threshold], end: int) -> None:
+def _limits(axes: Axes, name: str, limits: list[Threshold], end: int) -> None:
+    """Draw the limits, each with its words at its right end, on the side where curves seldom are."""
     for limit in limits:
-        options: dict[str, Any] = {"color": style.GREY, "ls": limit.line, "lw": 1.3, "label": limit.label}
+        options: dict[str, Any] = {"color": style.GREY, "ls": limit.line, "lw": 1.3}
         starts = [*limit.steps, end]
         parts = [
             (start - 0.5, stop - 0.5, value)
@@ -253,6 +187,12 @@ def _limits(axes: Axes, limits: list[Threshold], end: int) -> None:
         ]
         x = [edge for start, stop, _ in parts for edge in (start, stop)]
         axes.plot(x, [value for *_, value in parts for _ in range(2)], gid=f"limit {limit.label}", **options)
+        height = axes.transAxes.inverted().transform(axes.transData.transform((0, limit.last)))[1]
+        clipped = name == "grad_norm" and limit.line == "--"  # most norms are above the limit of clipping
+        down = 7 if clipped and height > 0.15 else -7
+        look: dict[str, Any] = {"fontweight": "normal", "color": style.GREY, "va": "center", "gid": "limit words"}
+        look["xycoords"] = axes.get_yaxis_transform()
+        style.annotate(axes, limit.label, (1.0, limit.last), right=False, gap=0, down=down, **look)
 
 
 def _happenings(axes: Axes, screen: Screen, say: Callable[[str], str]) -> None:
@@ -267,12 +207,35 @@ def _happenings(axes: Axes, screen: Screen, say: Callable[[str], str]) -> None:
         style.annotate(axes, say("crash"), right=right, gap=5, **place, **options)
 
 
+def rescues(screen: Screen) -> list[tuple[int, str]]:
+    """The first step of each guard that did what healthy runs do not need, and its name; at the end with its steps."""
+    names = [(tally.since, name.rpartition(":")[2], tally.steps) for name, tally in screen.rescues()]
+    return [(since, f"{name} ×{steps}" if screen.over else name) for since, name, steps in names]
+
+
+def _rescues(axes: Axes, screen: Screen, named: bool) -> None:
+    """Draw a line where a guard began to act, and write its name beside it, one below the other."""
+    found = rescues(screen)
+    for since in sorted({since for since, _ in found}):
+        place = {"marker": "v", "markevery": [1], "ms": 8, "clip_on": False, "zorder": 3}
+        axes.plot([since] * 2, [0, 1], transform=axes.get_xaxis_transform(), **RESCUE, **place, gid="rescue")
+    if not named:
+        return
+    names = found if len(found) <= MOST_NAMES else [*found[: MOST_NAMES - 1], (found[MOST_NAMES - 1][0], "…")]
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
+    for row, (since, words) in enumerate(names):
+        right = since < sum(axes.get_xlim()) / 2
+        at = {"at": (since, 1.0), "xycoords": axes.get_xaxis_transform(), "right": right, "gap": 7}
+        style.annotate(
+            axes, words, **at, down=9 + 13 * row, va="center", color=style.BLUE, bbox=box, zorder=7, gid="rescued by"
+        )
+
+
 def _legend(axes: Axes) -> None:
     """Put the legend in the line of the title, outside the curves; a label of several runs appears once."""
     handles, labels = axes.get_legend_handles_labels()
     once = dict(zip(labels, handles, strict=True))
     if once:
-        ncols = len(once) if style.figure_of(axes)[1] > 1.3 * len(once) else 2  # the title is in the same line
-        place = {"loc": "lower right", "bbox_to_anchor": (1.02, 1.045)}
+        place = {"loc": "lower right", "bbox_to_anchor": (1.02, 1.045), "ncols": len(once)}
         tight = {"handlelength": 1.4, "handletextpad": 0.3, "columnspacing": 0.8}
-        axes.legend(once.values(), once.keys(), ncols=ncols, **{**style.PLAIN, **tight, **place})
+        axes.legend(once.values(), once.keys(), **{**style.PLAIN, **tight, **place})

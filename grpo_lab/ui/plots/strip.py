@@ -1,7 +1,7 @@
 """The strip of the chain: links x steps, from the sampling probabilities to torch.multinomial."""
 
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from grpo_lab.analysis.run_state import MULTINOMIAL, Screen
 from grpo_lab.metrics import LINKS
+from grpo_lab.runs.first_break import ChainBreak
 from grpo_lab.ui.plots import style
 from grpo_lab.ui.plots.curves import Points, thinned
 
@@ -21,6 +22,7 @@ ROWS = {**{name: link.label for name, link in LINKS.items()}, MULTINOMIAL: MULTI
 _ORDER = list(ROWS)
 _CODES = {status: code for code, status in enumerate(style.STATUSES)}
 _COLUMNS = 600
+_NOT_USED = -2
 
 
 def span(screens: Collection[Screen], room: int = 10) -> tuple[int, int]:
@@ -53,7 +55,7 @@ def draw(
     for gid, (x, y) in points(axes, screen, steps, cells).items():
         kind = gid.removeprefix("mark ")
         cross = {"ls": "none", "marker": "x", "ms": 6, "mew": 1.8, "mec": "white"}
-        look = {**style.mark(kind), "ms": 6 if kind == "acted" else 8} if kind in style.MARKS else cross
+        look = {**style.mark(kind), "ms": {"acted": 5, "by design": 6}.get(kind, 8)} if kind in style.MARKS else cross
         axes.plot(x, y, gid=gid, **look)
     _frame(axes, screen, first, end, names, say)
     _first_break(axes, screen, first, end, say)
@@ -63,7 +65,7 @@ def points(axes: Axes, screen: Screen, steps: tuple[int, int], cells: np.ndarray
     """The moving points of the strip: crosses on broken cells, where steps are few, and every kind of mark."""
     found: Points = {}
     if _fine(axes, *steps):
-        rows, columns = np.nonzero(cells == _CODES["broken"])
+        rows, columns = np.nonzero((cells == _CODES["broken"]) | (cells == _CODES["broken later"]))
         found["broken"] = (columns + steps[0], rows)
     for kind in style.MARKS:
         between = 0.5 if kind == "changed" else 0.0  # settings change before a step
@@ -73,20 +75,46 @@ def points(axes: Axes, screen: Screen, steps: tuple[int, int], cells: np.ndarray
 
 
 def grid(screen: Screen, first: int, end: int) -> tuple[np.ndarray, int]:
-    """(links, columns) codes, each the worst status in its column, and the number of steps in a column."""
+    """(links, columns) codes, each the worst status in its column, and the number of steps in a column.
+
+    A link that a step did not note though it went on past it, such as clipped gradients without clipping, is not used.
+    """
     width = math.ceil((end - first) / _COLUMNS)
     count = math.ceil((end - first) / width)
     rows = {id(row): row for row in screen.statuses.values()}  # most steps share one object: each is encoded once
     number = {key: index for index, key in enumerate(rows, start=1)}
-    codes = [[_CODES.get(row.get(link, ""), -1) for link in _ORDER[:-1]] for row in rows.values()]
+    codes = [_codes(row) for row in rows.values()]
     steps = np.fromiter(screen.statuses, dtype=int)
     numbers = np.fromiter(map(number.__getitem__, map(id, screen.statuses.values())), dtype=int)
     inside = (steps >= first) & (steps < end)
     by_step = np.zeros(count * width, dtype=int)
     by_step[steps[inside] - first] = numbers[inside]
     table = np.array([[-1] * (len(ROWS) - 1), *codes])
-    cells = table[by_step].reshape(count, width, -1).max(1).T
+    by_step_and_link = table[by_step]
+    _fade(by_step_and_link, screen.first_break, first)
+    cells = by_step_and_link.reshape(count, width, -1).max(1).T
+    cells = np.where(cells == _NOT_USED, _CODES["not used"], cells)
     return np.where(cells < 0, _CODES["not reached"], cells), width
+
+
+def _fade(codes: np.ndarray, found: ChainBreak | None, first: int) -> None:
+    """Fade the links of the table (steps from `first`, links) that broke after the first break; never the crash."""
+    if found and found.link in LINKS:
+        later = codes[max(0, found.step - first) :] == _CODES["broken"]
+        later[:, _ORDER.index(MULTINOMIAL)] = False
+        if found.step >= first:
+            later[:1, _ORDER.index(found.link)] = False
+        codes[max(0, found.step - first) :][later] = _CODES["broken later"]
+
+
+def _codes(row: Mapping[str, str]) -> list[int]:
+    """The code of each link in a step; -1 where the step did not get so far, -2 where it went on without the link.
+
+    Logits say nothing about how far it got: sampling has them before there are rewards.
+    """
+    codes = [_CODES.get(row.get(link, ""), -1) for link in _ORDER[:-1]]
+    reached = max((place for place, link in enumerate(LINKS) if link in row and link != "logits"), default=-1)
+    return [_NOT_USED if code < 0 and place < reached else code for place, code in enumerate(codes)]
 
 
 def legend(
@@ -101,15 +129,19 @@ def legend(
     With `columns`, the legend has this number of columns, the strip's right edge, and no title.
     """
     kinds = frozenset[str]().union(*(screen.kinds() for screen in screens))
-    handles: list[Any] = [Patch(facecolor=colour, label=say(status)) for status, colour in style.STATUSES.items()]
-    labels = {"acted": "guard acted", "changed": "settings changed"}
+    shown = [status for status in style.STATUSES if status != "not used"]
+    handles: list[Any] = [Patch(facecolor=style.STATUSES[status], label=say(status)) for status in shown]
+    labels = {"acted": "guard acted", "by design": "acted by design", "changed": "settings changed"}
     for kind in filter(kinds.__contains__, style.MARKS):
         handles.append(Line2D([], [], **style.mark(kind), ms=8, label=say(labels.get(kind, kind))))
     figure, _ = style.figure_of(axes)
     box, height = axes.get_position(), figure.get_size_inches()[1]
     ncols, side, x = (columns, "right", box.x1) if columns else (len(handles), "left", box.x0)
     place: dict[str, Any] = {"loc": f"lower {side}", "bbox_to_anchor": (x, box.y1 + (0.1 + raised) / height)}
-    figure.legend(handles=handles, ncols=ncols, handlelength=1.1, handletextpad=0.5, **place, **style.PLAIN)
+    small = {"fontsize": style.SMALL - 0.7, "columnspacing": 0.9, "labelspacing": 0.2} if columns else {}
+    figure.legend(
+        handles=handles, ncols=ncols, handlelength=1.1, handletextpad=0.5, **{**place, **style.PLAIN, **small}
+    )
     if columns is None:
         figure.text(0.015, box.y1 + (0.18 + raised) / height, say("The chain"), fontsize=style.LARGE, va="center")
 

@@ -37,9 +37,12 @@ RUNS = (
     Look(SKY, (0, (8, 2)), "v"),
     Look(BLACK, (0, (1, 1)), "*"),
 )
-STATUSES = {"healthy": GREEN, "warning": YELLOW, "broken": VERMILLION, "not reached": "#E4E4E4"}
+STATUSES = {"healthy": GREEN, "warning": YELLOW, "broken later": "#F3C9A8", "broken": VERMILLION}
+STATUSES |= {"not reached": "#DCDCDC", "not used": "#FFFFFF"}
+"""Cells of the chain. Links that break after the first break are faded, so that the first one stands out."""
 MARKS = {
-    "acted": Look(BLUE, "none", "|"),
+    "by design": Look(GREY, "none", "|"),
+    "acted": Look(BLUE, "none", "o"),
     "skipped": Look(ORANGE, "none", "v"),
     "rolled back": Look(PURPLE, "none", "<"),
     "stopped": Look(BLACK, "none", "s"),
@@ -76,7 +79,7 @@ def name_runs(figure: Figure, names: Sequence[str], left: float, below_top: floa
 def mark(kind: str) -> dict[str, Any]:
     """The arguments with which a line draws marks of this kind."""
     look = MARKS[kind]
-    edge = look.colour if kind == "acted" else "black"
+    edge = look.colour if look.marker == "|" else "black"
     return {"ls": "none", "marker": look.marker, "mfc": look.colour, "mec": edge}
 
 
@@ -87,10 +90,12 @@ def figure_of(axes: Axes) -> tuple[Figure, float]:
     return figure, axes.get_position().width * figure.get_size_inches()[0]
 
 
-def annotate(axes: Axes, text: str, at: tuple[float, float], right: bool, gap: float, **style: Any) -> None:
-    """Write a small bold text `gap` points to the right, or to the left, of a point."""
+def annotate(
+    axes: Axes, text: str, at: tuple[float, float], right: bool, gap: float, down: float = 0, **style: Any
+) -> None:
+    """Write a small bold text `gap` points to the right, or to the left, of a point, and `down` points below it."""
     look: dict[str, Any] = {"fontsize": SMALL, "fontweight": "bold", "ha": "left" if right else "right"}
-    axes.annotate(text, at, xytext=(gap if right else -gap, 0), textcoords="offset points", **{**look, **style})
+    axes.annotate(text, at, xytext=(gap if right else -gap, -down), textcoords="offset points", **{**look, **style})
 
 
 @functools.cache

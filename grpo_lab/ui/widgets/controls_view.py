@@ -9,9 +9,11 @@ from typing import Any
 import ipywidgets
 
 from grpo_lab.analysis.run_state import Screen
+from grpo_lab.analysis.screen_words import describe
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import unknown
 from grpo_lab.ui.widgets import html, parts
+from grpo_lab.ui.widgets.browser_part import BrowserPart
 from grpo_lab.ui.widgets.messages import text
 from grpo_lab.ui.widgets.sliders import SLIDERS, SliderRow
 from grpo_lab.ui.widgets.sources import STYLE, Sources
@@ -24,12 +26,15 @@ _BUTTONS = {"start": "start", "pause": "toggle", "step": "step", "stop": "stop",
 _ICONS = {"start": "play", "pause": "pause", "step": "step-forward", "stop": "stop", "reset": "refresh"}
 _ICONS |= {"healthy": "heart", "keep": "clone", "clear": "eraser", "export": "download"}
 _LOOKS = {"start": "primary", "stop": "danger"}
+PACES = (10.0, 5.0, 2.0, 1.0, 0.5)
+"""Steps a second to choose from."""
 
 
 class ControlsView:
     """The inputs and texts of a panel: buttons, menus, sliders, status. Raises ConfigError for an unknown slider.
 
-    A click calls `call` with the name of a method and its arguments. A page that still loads shows the frame `first`.
+    A click calls `call` with the name of a method and its arguments. `sizes` are those of the pictures of curves and
+    chain; a page that still loads shows those of `first`.
     """
 
     def __init__(
@@ -37,16 +42,17 @@ class ControlsView:
         call: Callable[..., None],
         controls: Sequence[str] | None,
         guards: Sequence[str] | None,
-        size: tuple[int, int],
-        first: bytes = b"",
+        sizes: Sequence[tuple[int, int]],
+        first: Sequence[bytes] = (b"", b""),
+        pace: float = 0,
     ) -> None:
         for name in controls or ():
             if name not in SLIDERS:
                 raise unknown("setting of a panel", name, SLIDERS)
         self._call, self._opening = call, parts.Muted()
-        self.image = ipywidgets.Image(value=first, format="png", layout={"max_width": f"{size[0]}px"})
-        self.image.add_class("grpo-lab-plot").add_class(f"grpo-lab-{size[0]}x{size[1]}")
-        self._style = ipywidgets.HTML(_css(size), layout={"display": "none"})
+        self.image, self._chain = map(_picture, ("plot", "chain"), sizes, first)
+        self._style = ipywidgets.HTML(_css(sizes), layout={"display": "none"})
+        self.browser = BrowserPart()
         self._status, self._samples, self._acted = map(parts.words, ("status", "samples", "guards"))
         self._table, self._about = parts.words("table"), parts.words("about")
         self.timeline = Timeline(partial(call, "refresh"))
@@ -59,11 +65,10 @@ class ControlsView:
         self._banner = parts.box("banner", [self._banner_text, self._button("healthy")], ipywidgets.VBox)
         self._banner.layout.display = "none"
         self._open, self._table_on = self._open_menu(), self._table_switch()
+        self._pace = self._pace_menu(pace)
         words = {"description": text("panel.name"), "style": STYLE}
         self._name = ipywidgets.Text(value="A", layout={"width": "220px"}, **words)
-        self.widget = self._laid_out()
-        self.glance = ipywidgets.VBox([self._style, self._buttons["stop"], self._status, self.image])
-        """The run alone, for a cell below which the panel is out of sight."""
+        self.widget = self._laid_out(bool(guards))  # the guards that a lab asks for are seen first
 
     def show_config(self, config: Config) -> None:
         """Set sliders, switches and menus to the values of the config."""
@@ -75,12 +80,29 @@ class ControlsView:
         buttons = self._buttons
         buttons["start"].disabled = running
         buttons["pause"].disabled = buttons["stop"].disabled = not running
-        buttons["pause"].description = text("panel.resume" if paused else "panel.pause")
-        buttons["pause"].icon = "play" if paused else "pause"
+        self.browser.running = running
+        self.show_paused(paused)
+
+    def show_paused(self, paused: bool) -> None:
+        """Let the button pause, or resume a paused run."""
+        self._buttons["pause"].description = text("panel.resume" if paused else "panel.pause")
+        self._buttons["pause"].icon = "play" if paused else "pause"
+
+    def show_pace(self, pace: float) -> None:
+        """Show the most steps a second, 0 for full speed."""
+        with self._opening:
+            if pace not in dict((value, label) for label, value in self._pace.options):
+                self._pace.options = _paces(pace)
+            self._pace.value = pace
+
+    def show_pictures(self, curves: bytes, chain: bytes) -> None:
+        """Replace the two pictures."""
+        self.image.value, self._chain.value = curves, chain
 
     def show_words(self, screen: Screen, own: str, note: str) -> None:
         """Update status, banner, samples, guards that acted and, where it is open, the table."""
         self._status.value = html.status(screen, own, note)
+        self.browser.alt = describe(screen)
         words = html.banner(screen)
         self._banner_text.value = words or self._banner_text.value
         self._banner.layout.display = "flex" if words else "none"
@@ -101,25 +123,35 @@ class ControlsView:
         free = (letter for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if letter not in names)
         self._name.value = next(free, "Z")
 
-    def _laid_out(self) -> ipywidgets.VBox:
-        below = parts.box("below", [self._samples, self._acted])
-        left = parts.box("left", [self.image, self.timeline.widget, below], ipywidgets.VBox)
-        columns = parts.box("columns", [left, parts.box("right", [self._tabs()], ipywidgets.VBox)])
-        top = parts.box("bar", list(self._buttons.values()))
-        return parts.box("panel", [self._style, top, self._status, self._banner, columns, self._table], ipywidgets.VBox)
+    def _laid_out(self, guards: bool) -> ipywidgets.VBox:
+        top = parts.box("bar", [*self._buttons.values(), self._pace])
+        figure = parts.box("figure", [self.image, self._chain])
+        controls = parts.box("controls", [self._tabs(guards)], ipywidgets.VBox)
+        below = parts.box("below", [self._banner, self._table, self._acted, self._samples], ipywidgets.VBox)
+        columns = parts.box("columns", [controls, below])
+        children = [self._style, top, self._status, figure, self.timeline.widget, columns, self.browser]
+        return parts.box("panel", children, ipywidgets.VBox)
 
-    def _tabs(self) -> ipywidgets.Tab:
+    def _tabs(self, guards: bool) -> ipywidgets.Tab:
         settings = [*(row.widget for row in self.rows), self._about]
         tabs = {"settings": settings, "guards": [self.switches.widget], "source": self.sources.widgets}
         tabs["runs"] = self._runs()
         titles = [text(f"panel.tab_{name}") for name in tabs]
-        return ipywidgets.Tab([ipywidgets.VBox(children) for children in tabs.values()], titles=titles)
+        pages = [ipywidgets.VBox(children) for children in tabs.values()]
+        return ipywidgets.Tab(pages, titles=titles, selected_index=list(tabs).index("guards" if guards else "settings"))
 
     def _open_menu(self) -> ipywidgets.Dropdown:
         words = {"description": text("panel.open"), "tooltip": text("panel.open_help"), "style": STYLE}
         menu = ipywidgets.Dropdown(options=[("", "")], **words).add_class("grpo-lab-open")
         menu.observe(lambda change: self._opening or not change["new"] or self._call("open", change["new"]), "value")
         return menu
+
+    def _pace_menu(self, pace: float) -> ipywidgets.Dropdown:
+        style = {"description_width": "initial"}
+        words = {"description": text("panel.pace"), "tooltip": text("panel.pace_help"), "style": style}
+        menu = ipywidgets.Dropdown(options=_paces(pace), value=pace, **words)
+        menu.observe(lambda change: self._opening or self._call("pace", change["new"]), "value")
+        return menu.add_class("grpo-lab-pace-menu")
 
     def _table_switch(self) -> ipywidgets.ToggleButton:
         words = {"description": text("panel.table"), "tooltip": text("panel.table_help"), "icon": "table"}
@@ -143,7 +175,18 @@ class ControlsView:
         self._call("set", override)
 
 
-def _css(size: tuple[int, int]) -> str:
-    """The style sheet, with the figure's shape, so that nothing moves when the first frame comes."""
-    shape = f".grpo-lab-{size[0]}x{size[1]} {{ aspect-ratio: {size[0]} / {size[1]}; }}"
-    return f"<style>{_CSS.read_text(encoding='utf-8')}{shape}</style>"
+def _picture(name: str, size: tuple[int, int], first: bytes) -> ipywidgets.Image:
+    picture = ipywidgets.Image(value=first, format="png", layout={"max_width": f"{size[0]}px"})
+    return picture.add_class(f"grpo-lab-{name}").add_class(f"grpo-lab-{size[0]}x{size[1]}")
+
+
+def _paces(pace: float) -> list[tuple[str, float]]:
+    """The options of the menu, full speed first, with this pace among them."""
+    steps = sorted({*PACES, pace} - {0}, reverse=True)
+    return [(text("panel.full_speed"), 0.0), *((text("panel.steps_a_second", speed=f"{n:g}"), n) for n in steps)]
+
+
+def _css(sizes: Sequence[tuple[int, int]]) -> str:
+    """The style sheet, with the shapes of the pictures, so that nothing moves when the first frames come."""
+    shapes = "".join(f".grpo-lab-{w}x{h} {{ aspect-ratio: {w} / {h}; flex: {w} 1 0; }}" for w, h in sizes)
+    return f"<style>{_CSS.read_text(encoding='utf-8')}{shapes}</style>"

@@ -6,12 +6,15 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
-from grpo_lab.analysis.run_state import CURVES, Screen, Tally, describe, shown
+from grpo_lab.analysis.run_state import CURVES, Screen, shown
+from grpo_lab.analysis.screen_words import describe, tone
+from grpo_lab.analysis.tally import by_design
 from grpo_lab.metrics import LINKS, METRICS
 from grpo_lab.ui.widgets.messages import reworded, text, translated
 
-_TONES = {"healthy": "good", "done": "good", "waiting": "calm", "starting": "calm", "paused": "calm", "stopped": "calm"}
-_BAD = ("crashed", "poisoned", "failed")
+_NO_ERROR = """<style>.jp-OutputArea-child:has(+ .jp-OutputArea-child .grpo-lab-picture)
+.jp-OutputArea-output.jupyter-widgets:not(:has(*)) { display: none }</style>"""
+"""Above the picture of a saved panel, JupyterLab need not say that it finds no widget."""
 ROWS = 50
 """Rows of the table: the last steps of a longer run."""
 
@@ -31,12 +34,10 @@ def status_words(status: str) -> str:
 def status(screen: Screen, own: str = "", note: str = "") -> str:
     """The status line: a badge (`own` replaces the run's status), step, first break or message, and a note."""
     word = own or screen.status
-    bad = any(part in word for part in _BAD)
-    tone = "bad" if bad else _TONES.get(word, "odd")
-    parts = [f'<span class="grpo-lab-badge grpo-lab-{tone}">{escape(status_words(word))}</span>']
+    parts = [f'<span class="grpo-lab-badge grpo-lab-{tone(word)}">{escape(status_words(word))}</span>']
     if screen.step >= 0:
         key = "panel.at_step_of" if screen.num_steps else "panel.at_step"
-        where = text(key, step=screen.step, last=screen.num_steps - 1)
+        where = text(key, step=screen.step, count=screen.step + 1, total=screen.num_steps)
         parts.append(f"<b>{escape(where)}</b>")
     if own == "paused":
         parts.append(escape(status_words(screen.status)))
@@ -82,11 +83,18 @@ def samples(screen: Screen) -> str:
 
 
 def guards(screen: Screen) -> str:
-    """Guards and faults that acted: in how many steps, the last step, and its reason with number and limit."""
-    tallies: dict[str, Tally] = {**screen.faults, **screen.guards}
-    rows = [[name, str(tally.steps), str(tally.last_step), reworded(tally.reason)] for name, tally in tallies.items()]
-    header = [text(f"panel.{key}") for key in ("guard", "steps", "last_step", "reason")]
-    return _titled("acted", header, rows)
+    """Guards and faults that acted: in how many steps, the last step, and its reason with number and limit.
+
+    Guards that act in healthy runs too follow in a line of their own.
+    """
+    tallies = [*screen.faults.items(), *screen.guards.items()]
+    rows = [
+        [name, str(it.steps), str(it.last_step), reworded(it.reason)] for name, it in tallies if not by_design(name)
+    ]
+    header = [text(f"panel.{each}") for each in ("guard", "steps", "last_step", "reason")]
+    usual = ", ".join(f"{name} ×{tally.steps}" for name, tally in tallies if by_design(name))
+    note = f'<p class="grpo-lab-note">{escape(text("panel.acted_by_design", names=usual))}</p>' if usual else ""
+    return _titled("acted", header, rows) + note
 
 
 def numbers(screen: Screen) -> str:
@@ -119,7 +127,7 @@ def figure(png: bytes, screen: Screen) -> str:
     words = escape(describe(screen))
     data = base64.b64encode(png).decode()
     image = f'<img alt="{words}" src="data:image/png;base64,{data}" style="max-width:100%">'
-    return f"<figure>{image}<figcaption>{words}</figcaption></figure>"
+    return f'<figure class="grpo-lab-picture">{image}<figcaption>{words}</figcaption></figure>{_NO_ERROR}'
 
 
 def table(rows: Iterable[Sequence[str]]) -> str:

@@ -44,7 +44,7 @@ class Lecture:
 
     def __init__(self, scenarios: Sequence[str] = SCENARIOS, runs: str | Path = "runs/lecture") -> None:
         self.scenarios = (HEALTHY, *scenarios)
-        self.panel = Panel(recording=_recording(HEALTHY), runs=runs, scale=1.5, wide=True)
+        self.panel = Panel(recording=_recording(HEALTHY), runs=runs, scale=1.5)
         self.name, self.guarded = HEALTHY, False
         self._says = parts.words("says")
         self._buttons = {name: self._scenario_button(n, name) for n, name in enumerate(self.scenarios)}

@@ -5,7 +5,7 @@ backgrounds, each of which costs about ten frames.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -17,6 +17,7 @@ from matplotlib.text import Text
 
 from grpo_lab.analysis.run_state import CURVES, Screen, Series, decimate
 from grpo_lab.ui.plots import curves, strip
+from grpo_lab.ui.plots.scales import Scale, scale_of
 from grpo_lab.ui.plots.style import FINE, chinese_font, legible, name_runs, new_figure
 from grpo_lab.ui.widgets.html import slug
 from grpo_lab.ui.widgets.messages import language, text
@@ -27,22 +28,14 @@ ROOM = 50
 """Steps on the x axis at the start; a longer run doubles the number."""
 
 
-class Shape(NamedTuple):
-    """The layout of a figure; heights in inches, horizontal positions as fractions of its width."""
-
-    inches: tuple[float, float]
-    curves: tuple[float, float, float]
-    """Left, right, height."""
-    chain: tuple[float, float, float]
-    """Left and right of its cells, height."""
-    columns: int | None
-    """Columns of the chain's legend; None for a single line."""
-
-
-TALL = Shape((10.4, 9.1), (0.06, 0.99, 4.15), (0.168, 0.99, 3.35), None)
-"""The chain below the curves."""
-WIDE = Shape((13.0, 4.75), (0.04, 0.652, 4.0), (0.788, 0.995, 3.55), 4)
-"""The chain beside the curves, for a wide, low screen."""
+WIDE, HIGH = 13.0, 4.62
+"""Inches of the whole figure."""
+CURVES_AT, CURVES_HIGH = (0.04, 0.652), 3.98
+"""Left and right of the curves as fractions of the width, and their height in inches."""
+CHAIN_AT, CHAIN_HIGH = (0.788, 0.995), 3.25
+"""The same of the chain's cells."""
+SPLIT = 0.66
+"""The fraction of the width at which the figure is cut in two, so that a narrow page shows one half below the other."""
 
 
 class LiveFigure:
@@ -51,10 +44,9 @@ class LiveFigure:
     `scale` enlarges everything, letters too, for a lecture.
     """
 
-    def __init__(self, scale: float = 1.0, shape: Shape = TALL) -> None:
-        self._shape = shape
-        self._figure = new_figure(shape.inches[1])
-        self._figure.set_size_inches(*shape.inches)
+    def __init__(self, scale: float = 1.0) -> None:
+        self._figure = new_figure(HIGH)
+        self._figure.set_size_inches(WIDE, HIGH)
         self._figure.set_dpi(DPI * scale)
         self._canvas = FigureCanvasAgg(self._figure)
         self._axes: dict[str, Axes] = {}
@@ -62,13 +54,17 @@ class LiveFigure:
         self._lines: dict[str, dict[Any, Line2D]] = {}
         self._background: Any = None
         self._key: object = None
+        self.dark = False
+        """Whether `halves` are for a dark page."""
         self.backgrounds = 0
         """The number of backgrounds drawn so far."""
 
     @property
-    def size(self) -> tuple[int, int]:
-        """Width and height of a frame in pixels."""
-        return self._canvas.get_width_height()
+    def sizes(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Width and height in pixels of the two halves: the curves, and the chain."""
+        width, height = self._canvas.get_width_height()
+        cut = round(SPLIT * width)
+        return (cut, height), (width - cut, height)
 
     def png(self, screen: Screen, kept: Mapping[str, Screen] | None = None, whole: Sequence[Screen] = ()) -> bytes:
         """The screen as a PNG, over the curves of kept runs.
@@ -76,6 +72,14 @@ class LiveFigure:
         The axes also hold the values of `whole`: a recording of which a part is shown.
         """
         return png(np.asarray(self.draw(screen, kept or {}, whole)))
+
+    def halves(
+        self, screen: Screen, kept: Mapping[str, Screen] | None = None, whole: Sequence[Screen] = ()
+    ) -> tuple[bytes, bytes]:
+        """The same as two PNGs: the curves, and the chain."""
+        pixels, ((cut, _), _) = np.asarray(self.draw(screen, kept or {}, whole)), self.sizes
+        left, right = (png(np.ascontiguousarray(half), self.dark) for half in (pixels[:, :cut], pixels[:, cut:]))
+        return left, right
 
     def draw(self, screen: Screen, kept: Mapping[str, Screen], whole: Sequence[Screen] = ()) -> memoryview:
         """The pixels, (height, width, 4)."""
@@ -99,23 +103,22 @@ class LiveFigure:
             artist.draw(renderer)
         return self._canvas.buffer_rgba()
 
-    def _scale(self, name: str, series: Series, screen: Screen, others: Sequence[Screen]) -> curves.Scale:
+    def _scale(self, name: str, series: Series, screen: Screen, others: Sequence[Screen]) -> Scale:
         rows = [series, *(decimate(other.series.get(name, Series())) for other in others)]
-        return curves.scale_of(name, curves.numbers(name, rows, screen), steady=True)
+        return scale_of(name, curves.numbers(name, rows, screen), steady=True)
 
     def _draw_background(self, screen: Screen, kept: Mapping[str, Screen], steps: Any, scales: Any, moves: Any) -> None:
-        figure, shape = self._figure, self._shape
+        figure = self._figure
         figure.clear()
         extra = _legend(figure, kept) if kept else 0.0
-        left, right, tall = shape.curves
-        self._axes = curves.panels(figure, top=0.45 + extra, tall=tall - extra, left=left, right=right)
+        (left, right), tall = CURVES_AT, CURVES_HIGH - extra
+        self._axes = curves.panels(figure, top=0.36 + extra, tall=tall, left=left, right=right)
         for name, axes in self._axes.items():
             curves.draw(axes, name, {"": screen, **kept}, steps, screen, scales[name], say)
-        left, right, tall = shape.chain
-        height = shape.inches[1]
-        axes = self._axes["strip"] = figure.add_axes((left, 0.5 / height, right - left, tall / height))
+        left, right = CHAIN_AT
+        axes = self._axes["strip"] = figure.add_axes((left, 0.5 / HIGH, right - left, CHAIN_HIGH / HIGH))
         strip.draw(axes, screen, steps, say=say)
-        strip.legend(axes, [screen], say=say, columns=shape.columns)
+        strip.legend(axes, [screen], say=say, columns=3)
         if language() == "zh" and chinese_font():
             for each in figure.findobj(Text):
                 each.set(fontfamily=["DejaVu Sans", chinese_font()], fontweight="normal")  # the font has one weight
@@ -125,6 +128,7 @@ class LiveFigure:
             self._lines[name] = {line.get_gid(): line for line in each.lines}
             above = [*each.images, *each.collections, *each.lines, *each.patches, *each.texts]
             own = above if name == "strip" else [self._lines[name][gid] for gid in moves[name]]
+            own += [] if name == "strip" else [words for words in each.texts if words.get_gid() == "rescued by"]
             self._moving += sorted(own, key=lambda artist: artist.get_zorder())
         for artist in self._moving:
             artist.set_animated(True)
@@ -150,7 +154,7 @@ def _legend(figure: Figure, kept: Mapping[str, Screen]) -> float:
 def _key(screen: Screen, kept: Mapping[str, Screen], steps: Any, scales: Any, moves: Any) -> object:
     """All that a background depends on: while the key stays the same, only points move."""
     artists = {name: (tuple(found), len(found[f"curve {name}"][0]) > FINE) for name, found in moves.items()}
-    happened = (screen.kinds(), tuple(screen.marked("changed")), screen.crash_step)
+    happened = (screen.kinds(), tuple(screen.marked("changed")), screen.crash_step, tuple(curves.rescues(screen)))
     limits = tuple(step for step, _ in screen.settings)
     runs = tuple((name, id(other)) for name, other in kept.items())
     return (steps, scales, artists, happened, limits, screen.first_break, runs, language())

@@ -1,11 +1,12 @@
-"""The place in a notebook where a run is shown: its panel, or the cell that waits for it."""
+"""The place of a panel in a notebook: the cell that showed it last, and a picture for readers without a kernel."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import Any
 
-import ipywidgets
 from IPython.core.getipython import get_ipython
-from IPython.display import HTML, display
+from IPython.display import HTML, DisplayHandle, display
+
+from grpo_lab.ui.widgets.messages import text
 
 
 def cell() -> int:
@@ -14,15 +15,34 @@ def cell() -> int:
     return ipython.execution_count if ipython else 0
 
 
-@contextmanager
-def glance(widget: ipywidgets.Widget | None, figure: Callable[[], str]) -> Iterator[None]:
-    """Show the widget, if one is given, below the cell that waits for a run; replace it by the figure at the end.
-
-    The figure is ordinary HTML, so that it is visible where a notebook is read without its kernel.
-    """
-    place = display(widget, display_id=True) if widget else None
-    yield
-    if place:
-        place.update(HTML(figure()))
-    elif get_ipython():
+def picture(figure: Callable[[], str]) -> None:
+    """Show a figure as ordinary HTML in the cell that runs; nothing outside a notebook."""
+    if get_ipython():
         display(HTML(figure()))
+
+
+class Place:
+    """A panel stands in one cell at a time. Below it, and where it stood before, is a picture as ordinary HTML.
+
+    The picture is hidden beside a living panel; it is seen where a saved notebook is read without its kernel.
+    """
+
+    def __init__(self) -> None:
+        self._cell = -1
+        self._panel: DisplayHandle | None = None
+        self._picture: DisplayHandle | None = None
+
+    def show(self, bundle: dict[str, Any], picture: str) -> None:
+        """Show the panel in the cell that runs, unless it stands there; it leaves the cell where it stood."""
+        if self._cell == cell():
+            return
+        if self._panel:
+            self._panel.update(HTML(f"<p>{text('panel.moved')}</p>"))
+        self._cell = cell()
+        self._panel = display(bundle, raw=True, display_id=True)
+        self._picture = display(HTML(picture), display_id=True)
+
+    def update(self, picture: str) -> None:
+        """Replace the picture."""
+        if self._picture:
+            self._picture.update(HTML(picture))

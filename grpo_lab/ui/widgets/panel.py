@@ -7,16 +7,18 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.analysis.run_state import describe, fold
+from grpo_lab.analysis.run_state import fold
+from grpo_lab.analysis.screen_words import describe
 from grpo_lab.config.catalog import preset as preset_config
-from grpo_lab.config.schema import LIVE_SECTIONS, Config
-from grpo_lab.errors import ConfigError, GrpoLabError, RunError
+from grpo_lab.config.schema import Config
+from grpo_lab.errors import GrpoLabError, RunError
+from grpo_lab.models import loading
 from grpo_lab.runs import child_pool, notebook_mode, recordings
 from grpo_lab.runs.session import Session
 from grpo_lab.training.registry import validated
 from grpo_lab.ui.widgets import exports, html, notebook_display
 from grpo_lab.ui.widgets.controls_view import ControlsView
-from grpo_lab.ui.widgets.live import TALL, WIDE, LiveFigure
+from grpo_lab.ui.widgets.live import LiveFigure
 from grpo_lab.ui.widgets.messages import text
 from grpo_lab.ui.widgets.render_state import RenderState
 from grpo_lab.ui.widgets.runner import Run, Runner
@@ -32,9 +34,10 @@ class Panel:
     Start trains `what`, a scenario's name or a whole config; without it, `preset` or the config of the recording.
     `guards` sets a preset's guards, or named ones; `overrides` come last. `recording` is a recording's name or a run
     folder, shown at once. `controls` and `guards_shown` name the sliders and switches to show, by default all. Runs
-    are saved below `runs`. `scale` enlarges the figure with its letters; `wide` puts the chain beside the curves.
+    are saved below `runs`. `scale` enlarges the figure with its letters. `pace` is the most steps a second of a run, 0
+    for full speed, and every run pauses before the step `pause_at`: time to switch a guard on.
 
-    Without a kernel, or with GRPO_LAB_HEADLESS=1, runs are the same and nothing is drawn.
+    Without a kernel, or with GRPO_LAB_HEADLESS=1, runs are the same, at full speed, and nothing is drawn.
 
     Raises ConfigError for an unknown name, RunError for a recording that does not exist.
     """
@@ -51,9 +54,10 @@ class Panel:
         guards_shown: Sequence[str] | None = None,
         runs: str | Path = "runs",
         scale: float = 1.0,
-        wide: bool = False,
+        pace: float = 0,
+        pause_at: int | None = None,
     ) -> None:
-        recorded = Session.open(recordings.find(recording)) if recording is not None else None
+        self._recorded = recorded = Session.open(recordings.find(recording)) if recording is not None else None
         base = recorded.config if recorded and what is None and preset is None else what
         self.config = self._made = config_of(base, preset, guards).with_(*overrides)
         self._names = (preset or "", base if isinstance(base, str) else "", guards if isinstance(guards, str) else "")
@@ -62,11 +66,13 @@ class Panel:
         self._commanding = threading.RLock()  # callbacks of buttons run in other threads
         self.session: Session | None = None
         """The session shown last; None before the first."""
-        self._watched, self._shown_in = not notebook_mode.headless(), 0
-        figure = LiveFigure(scale, WIDE if wide else TALL)
-        first = figure.png(fold(recorded.events if recorded else ())) if self._watched else b""
-        self._controls = ControlsView(self._call, controls, guards_shown, figure.size, first)
+        self._watched, self._place = not notebook_mode.headless(), notebook_display.Place()
+        figure, self._pace = LiveFigure(scale), pace
+        first = figure.halves(fold(recorded.events if recorded else ())) if self._watched else (b"", b"")
+        self._controls = ControlsView(self._call, controls, guards_shown, figure.sizes, first, pace)
         self._render_state = RenderState(self._controls, figure, self._watched)
+        if self._watched and pause_at is not None:
+            self._render_state.pause_at = pause_at
         self.widget, self.timeline = self._controls.widget, self._controls.timeline
         self._show_runs()
         self._controls.sources.show(self.config, *self._names)
@@ -80,12 +86,18 @@ class Panel:
         return self._runner.running
 
     def start(self) -> None:
-        """Begin a run; without effect during a run. Raises ConfigError for settings that cannot be run."""
+        """Begin a run; without effect during a run.
+
+        Raises ConfigError for settings that cannot be run, ModelError for a model that is not here; the run on screen
+        stays.
+        """
         with self._commanding:
             if self._runner.running:
                 return
+            loading.locate(self.config.model.name)
             feed = self._render_state.feed()
-            over = self._runner.start(self.config, feed)
+            first = {"pace": self._pace, "pause_at": self._render_state.pause_at}
+            over = self._runner.start(self.config, feed, first if self._watched else {})
             self._render_state.begin(feed)
             self.session = session = self._runner.session
             assert session is not None
@@ -93,30 +105,33 @@ class Panel:
         self._refresh()
 
     async def run(self) -> Run:
-        """Begin a run, wait for its end, and leave its figure in the notebook. Buttons and sliders work meanwhile.
+        """Begin a run in the cell that awaits it, and wait for its end. Buttons and sliders work meanwhile.
 
-        If the panel is more than a cell above, the run is also shown below this cell.
+        A panel that stands in another cell comes here, and leaves a picture of its last run there.
         """
         self.start()
         over = self._runner.over
         assert over is not None
-        out_of_sight = self._watched and notebook_display.cell() - self._shown_in > 1
-        with notebook_display.glance(self._controls.glance if out_of_sight else None, self._figure):
-            try:
-                return await asyncio.wrap_future(over)
-            except asyncio.CancelledError:
-                self.stop()
-                raise
+        if self._watched:
+            self._show()
+        try:
+            return await asyncio.wrap_future(over)
+        except asyncio.CancelledError:
+            self.stop()
+            raise
+        finally:
+            if not self._watched:
+                notebook_display.picture(self._figure)
 
     def pause(self) -> None:
         """Pause the run before its next step, or the replay of a recording."""
         self.timeline.pause()
-        self._render_state.paused = self._command("pause")
+        self._render_state.paused = self._runner.command("pause")
         self._refresh()
 
     def resume(self) -> None:
         """Continue after `pause`."""
-        self._command("resume")
+        self._runner.command("resume")
         self._render_state.paused = False
         self._refresh()
 
@@ -134,17 +149,25 @@ class Panel:
         self.start()
         if not self._render_state.paused:
             self.pause()
-        self._command("step")
+        self._runner.command("step")
+
+    def pace(self, steps_a_second: float) -> None:
+        """Train at most so many steps a second, from the next step on; 0 is full speed. Results stay the same."""
+        self._pace = steps_a_second
+        self._controls.show_pace(steps_a_second)
+        self._runner.command("pace", str(steps_a_second))
 
     def stop(self) -> None:
         """End the run after the current step; pressed again, at once."""
         self.timeline.pause()
-        self._command("stop")
+        self._runner.command("stop")
 
     def reset(self) -> None:
-        """Stop, empty the plot, and restore the settings that the panel was made with. Overlays stay."""
+        """Stop, and restore what the panel was made with: its settings and its recording. Overlays stay."""
         self._begin_anew(self._made)
         self._controls.sources.show(self._made, *self._names)
+        if self._recorded:
+            self._show_session(self._recorded)
         self._refresh()
 
     def healthy(self) -> None:
@@ -167,7 +190,7 @@ class Panel:
             changed = self.config.with_(*overrides)
             validated(changed)
             self.config = changed
-            self.tell(self._act_now(overrides))
+            self.tell(self._runner.act_now(overrides))
 
     def switch(self, guard: str, on: bool) -> None:
         """Switch a guard on or off, as `set` does."""
@@ -225,27 +248,6 @@ class Panel:
         except GrpoLabError as error:
             self.tell(str(error))
 
-    def _act_now(self, overrides: Sequence[str]) -> str:
-        """Apply the settings that a running model accepts; returns in words which settings act when."""
-        what = ", ".join(overrides)
-        live = [each for each in overrides if each.partition(".")[0].strip() in LIVE_SECTIONS]
-        session = self._runner.session
-        if not (self._runner.running and session and live):
-            return text("panel.acts_next_run", what=what)
-        try:
-            session.set(*live)
-        except ConfigError as error:
-            return f"{text('panel.acts_next_run', what=what)} {error}"
-        return text("panel.acts_now" if len(live) == len(overrides) else "panel.acts_partly", what=what)
-
-    def _command(self, name: str) -> bool:
-        """Send a command to the run that is going on; return whether there is one."""
-        session = self._runner.session
-        if not self._runner.running or session is None:
-            return False
-        session.command(name)
-        return True
-
     def _begin_anew(self, config: Config) -> None:
         self.stop()
         with self._commanding:
@@ -260,6 +262,7 @@ class Panel:
         self._render_state.end(feed, session.events, repr(error) if error else "")
         self._show_runs()
         self._refresh()
+        self._place.update(self._figure())
 
     def _show_runs(self) -> None:
         self._controls.show_runs(recordings.recording_names(), exports.run_folders(self._runs))
@@ -279,11 +282,19 @@ class Panel:
         screens = self._render_state.screens()
         return html.figure(LiveFigure().png(*screens), screens[0])
 
+    def _show(self) -> None:
+        """Show the panel in the cell that runs."""
+        self._place.show(self._repr_mimebundle_(), self._figure() if self.session and not self.running else "")
+
+    def _ipython_display_(self) -> None:
+        if not self._watched:
+            raise NotImplementedError("IPython then asks for the bundle")
+        self._show()
+
     def _repr_mimebundle_(self, **keywords: Any) -> Any:
+        words = {"text/plain": f"Panel: {describe(self._render_state.screens()[0])}"}
         if self._watched:
-            self._shown_in = notebook_display.cell()
             child_pool.warm_up()
             self._render_state.refresh()
-            return self.widget._repr_mimebundle_(**keywords)
-        words = {"text/plain": f"Panel: {describe(self._render_state.screens()[0])}"}
+            return {**(self.widget._repr_mimebundle_(**keywords) or {}), **words}
         return words | ({"text/html": self._figure()} if self.session else {})

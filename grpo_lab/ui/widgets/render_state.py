@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from grpo_lab.analysis.run_state import Fold, Screen
 from grpo_lab.errors import RunError
-from grpo_lab.events import Event
+from grpo_lab.events import Event, Stepped
 from grpo_lab.ui.widgets.controls_view import ControlsView
 from grpo_lab.ui.widgets.live import LiveFigure
 from grpo_lab.ui.widgets.messages import text
@@ -25,17 +25,20 @@ class RenderState:
     """
 
     def __init__(self, controls: ControlsView, figure: LiveFigure, watched: bool) -> None:
-        self._controls, self._figure, self._watched = controls, figure, watched
+        self._controls, self.figure, self._watched = controls, figure, watched
         self._lock = threading.RLock()
         self._feed = _Feed(self)
         self._thread = RenderThread(self._render)
         self.live = False
         """Whether the run on screen is going on."""
         self.paused = False
+        self.pause_at = -1
+        """The step before which every run pauses; -1 for none."""
         self.note = ""
         """A message of the panel, shown in the status line."""
         self.kept: dict[str, Screen] = {}
         self._news = self._drawn = 0
+        controls.browser.observe(lambda change: self._set_dark(change["new"]), "dark")
         self._words_at = float("-inf")
 
     def feed(self) -> _Feed:
@@ -94,6 +97,11 @@ class RenderState:
         """Wait until every requested frame is drawn; return whether that took no longer than `seconds`."""
         return not self._watched or self._thread.settle(seconds)
 
+    def _set_dark(self, dark: bool) -> None:
+        """Draw for a dark or a light page."""
+        self.figure.dark = dark
+        self.refresh()
+
     def _set_kept(self, kept: dict[str, Screen]) -> None:
         self.kept = kept
         self._controls.show_kept(list(kept))
@@ -108,12 +116,13 @@ class RenderState:
             self._news = news
             screen, kept, whole = self.screens()
         if news != self._drawn:
-            self._controls.image.value = self._figure.png(screen, kept, whole)
+            self._controls.show_pictures(*self.figure.halves(screen, kept, whole))
             self._drawn = news
         due = time.monotonic() - self._words_at >= WORDS_EVERY or not live or paused
         if due:
             own = "paused" if paused else "starting" if live and screen.status == "waiting" else ""
             self._controls.show_words(screen, own, note)
+            self._controls.show_paused(paused)
             self._words_at = time.monotonic()
         return timeline.playing or not due
 
@@ -128,4 +137,6 @@ class _Feed:
     def show(self, event: Event) -> None:
         with self._lock:
             self.fold.add(event)
+            if isinstance(event, Stepped) and event.step + 1 == self._state.pause_at:
+                self._state.paused = True
         self._state.refresh()

@@ -2,16 +2,20 @@
 
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from types import MappingProxyType
 
-from grpo_lab.analysis.run_state import describe, fold
-from grpo_lab.config.schema import Config
-from grpo_lab.errors import GrpoLabError, RunError
+from grpo_lab.analysis.run_state import fold
+from grpo_lab.analysis.screen_words import describe
+from grpo_lab.config.schema import LIVE_SECTIONS, Config
+from grpo_lab.errors import ConfigError, GrpoLabError, RunError
 from grpo_lab.runs import child_pool, notebook_mode, run_folder
 from grpo_lab.runs.child import Child
 from grpo_lab.runs.session import Session, View
 from grpo_lab.training.registry import validated
+from grpo_lab.ui.widgets.messages import text
 
 
 class Run(Session):
@@ -36,8 +40,10 @@ class Runner:
         """Whether a run is going on."""
         return self.over is not None and not self.over.done()
 
-    def start(self, config: Config, view: View) -> Future[Run]:
+    def start(self, config: Config, view: View, commands: Mapping[str, object] = MappingProxyType({})) -> Future[Run]:
         """Begin a run, shown by a view, and return a future of its end; during a run, that run's future.
+
+        `commands` are given before the first step, each with its value.
 
         Raises ConfigError for a config that cannot be run, RunError for a folder that cannot be made.
         """
@@ -50,6 +56,8 @@ class Runner:
             try:
                 session = Run(notebook_mode.settled(config), directory, child=child)
                 session.views.append(view)
+                for name, value in commands.items():
+                    session.command(name, (str(value),))
                 self.session, self.over = session, Future()
                 self.over.set_running_or_notify_cancel()  # cancelling the wait for it must not end the run
                 work = (session, child, self.over)
@@ -59,6 +67,25 @@ class Runner:
                 child_pool.give_back(child)
                 raise
             return self.over
+
+    def command(self, name: str, *values: str) -> bool:
+        """Send a command to the run that is going on; return whether there is one."""
+        if not self.running or self.session is None:
+            return False
+        self.session.command(name, values)
+        return True
+
+    def act_now(self, overrides: Sequence[str]) -> str:
+        """Apply the settings that a running model accepts; returns in words which settings act when."""
+        what = ", ".join(overrides)
+        live = [each for each in overrides if each.partition(".")[0].strip() in LIVE_SECTIONS]
+        if not (self.running and self.session and live):
+            return text("panel.acts_next_run", what=what)
+        try:
+            self.session.set(*live)
+        except ConfigError as error:
+            return f"{text('panel.acts_next_run', what=what)} {error}"
+        return text("panel.acts_now" if len(live) == len(overrides) else "panel.acts_partly", what=what)
 
 
 def _new_folder(wanted: Path) -> Path:

@@ -99,7 +99,7 @@ def _slider_and_box(name: str, slider: Slider) -> tuple[Any, ...]:
     low, high, number = slider.low, slider.high, ipywidgets.IntText if slider.kind == "whole" else ipywidgets.FloatText
     if slider.kind == "log":
         exponents = {"min": round(math.log10(low)), "max": round(math.log10(high)), "step": 0.05}
-        handle: Any = ipywidgets.FloatLogSlider(value=low, **exponents, **words, **wide)
+        handle: Any = ipywidgets.FloatLogSlider(value=low, **exponents, **words, **wide).add_class("grpo-lab-log")
     else:
         kind = ipywidgets.IntSlider if slider.kind == "whole" else ipywidgets.FloatSlider
         handle = kind(value=low, min=low, max=high, step=slider.step, **words, **wide)

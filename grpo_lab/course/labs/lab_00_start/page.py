@@ -90,7 +90,7 @@ LAB = pages.page(
         "guess": judges.prediction("abcd", "b"),
         "out_of_range": Function("steps_out_of_range", range_cases, relations=(scaled("norms", "limit"), longer)),
         "learning_rate": Values(("learning_rate",), learning_rate),
-        "rescue": judges.prediction("abcd"),
+        "rescue": judges.prediction("abcd", "c", runs=2),
         "saved": judges.saved_run("sanitize_rewards", step=20),
     },
 )

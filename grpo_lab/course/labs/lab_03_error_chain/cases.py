@@ -11,7 +11,7 @@ from torch import Tensor
 from grpo_lab import seeds
 from grpo_lab.config.catalog import scenario
 from grpo_lab.course import pages
-from grpo_lab.course.compare import is_number, shown
+from grpo_lab.course.compare import beside, is_number, shown
 from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
 from grpo_lab.course.probes import as_a_bool, one_norm
 from grpo_lab.course.relations import changed, lines_alike, scaled
@@ -201,14 +201,16 @@ def _judge_epsilon(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     little = "With an eps this large every move is too small: in fp32 the largest is about the rate, 1e-5."
     right = RATE <= move <= LARGEST_MOVE
     expected = f"from {RATE:g} to {LARGEST_MOVE:g}"
-    yield Finding(right, "largest move of a weight", f"{move:.2g}", expected, far if move > LARGEST_MOVE else little)
+    yield Finding(
+        right, "largest move of a weight", beside(move, LARGEST_MOVE), expected, far if move > LARGEST_MOVE else little
+    )
 
 
 def _one_step(eps: float, seed: int) -> tuple[float, float]:
     """The number of broken weights and the largest move after one update of fp16-adam-epsilon at the reports' rate."""
     draw = seeds.derive(seed, 0, "adam_eps") % 2**31
-    once = ("run.num_steps=1", "loss.num_iterations=1", f"optimizer.learning_rate={RATE}", f"run.seed={draw}")
-    events = train(scenario("fp16-adam-epsilon").config().with_(f"optimizer.adam_eps={eps!r}", *once, *HERE))
+    settings = (f"optimizer.adam_eps={eps!r}", f"optimizer.learning_rate={RATE}", "run.num_steps=1", f"run.seed={draw}")
+    events = train(scenario("fp16-adam-epsilon").config().with_(*settings, *HERE))
     metrics = next(event.metrics for event in events if isinstance(event, Stepped))
     return metrics["weights/nonfinite"], metrics["weights/max_move"]
 

@@ -61,7 +61,7 @@ LAB = pages.page(
     {
         "reported": judges.prediction("abcd", "c"),
         "alone": Values(("answer",), alone),
-        "rescue": judges.prediction("abcd"),
+        "rescue": judges.prediction("abcd", "c", runs=2),
         "saved": judges.saved_run("clamp_log_ratio", step=20),
         "guard": cases.SKIP_JUMPS,
         "skip": cases.UPDATE_OR_SKIP,

@@ -1,0 +1,55 @@
+"""The state of a run in words: the alternative text of its figure, and the tone of its status."""
+
+import math
+
+from grpo_lab.analysis.run_state import CURVES, Screen, Series, shown
+from grpo_lab.metrics import LINKS, METRICS
+
+
+def tone(status: str) -> str:
+    """How a status is shown: `good`, `calm`, `odd` or `bad`.
+
+    >>> tone("done, learned"), tone("done, reward lost"), tone("spiking")
+    ('good', 'bad', 'odd')
+    """
+    if any(word in status for word in ("crashed", "poisoned", "failed", "lost")):
+        return "bad"
+    if status in ("healthy", "done", "done, learned"):
+        return "good"
+    return "calm" if status in ("waiting", "starting", "paused", "stopped", "done, learned nothing") else "odd"
+
+
+def describe(screen: Screen) -> str:
+    """The screen in two sentences with its numbers, as alternative text of its figure; safe inside Markdown."""
+    done = screen.completed
+    of = f" of {screen.num_steps}" if screen.num_steps > done else ""
+    steps = f"{done}{of} step{'s' if done != 1 or of else ''}"
+    curves = [text for name in CURVES if (text := _curve_in_words(name, screen.series.get(name, Series())))]
+    first = f"{screen.name or 'Run'}: {screen.status} after {steps}" + ("; " if curves else "") + ", ".join(curves)
+    found = screen.first_break
+    refused = [f"{kind}: {n}" for kind in ("skipped", "rolled back") if (n := len(screen.marked(kind)))]
+    if found is None:
+        second = "No link of the chain broke"
+    elif found.link in LINKS:
+        caught = f"caught by {found.caught_by}" if found.caught_by else "caught by no guard"
+        second = f"First break: {LINKS[found.link].label} at step {found.step}, by {found.operator}, {caught}"
+    else:
+        second = f"No broken link was recorded before the crash in {found.operator}"
+    acted = [f"{name} acted from step {tally.since} on" for name, tally in screen.rescues()]
+    acted += [f"steps {', '.join(refused)}"] if refused else []
+    text = f"{'; '.join([f'{first}. {second}', *acted])}."
+    return " ".join(text.translate(str.maketrans("[]", "()")).split())
+
+
+def _curve_in_words(name: str, series: Series) -> str:
+    if not series.values:
+        return ""
+    label, values = METRICS[name].label, series.values
+    start, end = shown(values[0]), shown(values[-1])
+    words = f"{label} {start} to {end}" if len(values) > 1 else f"{label} {start}"
+    finite = [(value, step) for step, value in zip(*series, strict=True) if math.isfinite(value)]
+    broken = next((step for step, value in zip(*series, strict=True) if not math.isfinite(value)), None)
+    peak, at = max(finite, default=(math.nan, 0), key=lambda pair: pair[0])
+    extremes = [f"at most {shown(peak)} at step {at}"] if finite and shown(peak) not in (start, end) else []
+    extremes += [f"first not finite at step {broken}"] if broken is not None else []
+    return f"{words} ({', '.join(extremes)})" if extremes else words
