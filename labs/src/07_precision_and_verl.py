@@ -93,13 +93,13 @@ for precision, run in four.items():
 # <details><summary>Our measurement: open it after your run</summary>
 #
 # An overflow kills this run, so the range of the format decides, not its digits. bf16 has the same range as fp32, and
-# its norm is as large as in fp32. The last run also met an inf, as its norm shows. It survives because the loss scaler
-# checks the gradients before the update; part 4 explains it.
+# like fp32 it survives, with a huge norm (750, and 1,700 in fp32). The last run also met an inf, as its norm shows. It
+# survives because the loss scaler checks the gradients before the update; part 4 explains it.
 #
 # </details>
 
 # %% [markdown] tags=["instructor"]
-# **Ask.** "Which one is healthy?" None: each run without a crash has reward 0 after a few rounds. **Say.** "Precision
+# **Ask.** "Which one is healthy?" None: each run without a crash has reward 0 after the first step. **Say.** "Precision
 # decides *how* a wrong loss shows itself: as a crash, or as a model that forgot everything."
 
 # %% [markdown]
