@@ -62,7 +62,7 @@ def test_a_crashed_run_is_measured():
     ]
     found = measure(session_of(*events), "cuda-001", "original")
     assert (found.rounds, found.refused, found.grad_norm, found.max_move) == (4, 2, 9.0, 0.5)
-    assert (found.nonfinite, found.parameters, found.seconds) == (100, 100, 2.5)
+    assert (found.nonfinite, found.parameters, found.seconds) == (100, 100, 1.0)
     assert found.first_break == first_break(events) and found.first_break and found.first_break.step == 2
     assert found.crash == CRASH.text and found.before == 0.25 and math.isnan(found.after)
 

@@ -18,7 +18,7 @@ WINDOW = 3
 def rewards_figure(groups: Runs, num_steps: int) -> Figure:
     """A figure of runs by scenario and column: training reward against the step, and the held-out reward at the end.
 
-    A cross marks a crash.
+    A cross marks a crash. The last column is drawn boldest.
     """
     figure = style.new_figure(4.6)
     names = list(next(iter(groups.values()), {}))
@@ -31,15 +31,15 @@ def rewards_figure(groups: Runs, num_steps: int) -> Figure:
         place.set_title(scenario, fontsize=style.LARGE, loc="left", fontweight="bold")
         place.set(xlim=(-0.5, num_steps + 0.5), ylim=(-0.03, 1.0), xlabel="step")
         place.grid(alpha=0.25)
-        for look, screen in zip(style.looks(screens), screens.values(), strict=True):
-            _draw(place, look, screen)
+        for look, (name, screen) in zip(style.looks(screens), screens.items(), strict=True):
+            _draw(place, look, screen, width=3.4 if name == names[-1] else 2.0)
     axes[0].set_ylabel(f"reward (mean of {WINDOW} steps)")
     return figure
 
 
-def _draw(axes: Axes, look: style.Look, screen: Screen) -> None:
+def _draw(axes: Axes, look: style.Look, screen: Screen, width: float) -> None:
     steps, values = screen.series.get("reward", ((), ()))
-    line = {"color": look.colour, "ls": look.line, "lw": 2.2}
+    line = {"color": look.colour, "ls": look.line, "lw": width}
     axes.plot(steps, _smooth(values), marker=look.marker, ms=4, markevery=5, **line)
     if screen.crash_step is not None:
         last = next((value for value in reversed(values) if math.isfinite(value)), 0.0)
