@@ -69,7 +69,8 @@ def judged(
 ) -> list[Finding]:
     """The findings about an answer's results; a right one needs no reason and has none."""
     if isinstance(given, list):
-        found = [_about_case(case, each) for case, each in zip(cases, given, strict=True)]
+        may_be_none = any(case.expected is None for case in cases)
+        found = [_about_case(case, each, may_be_none) for case, each in zip(cases, given, strict=True)]
     else:
         assert isinstance(exercise.check, Values)
         found = _about_values(exercise.check, {name: _without_tensors(each) for name, each in given.items()}, seed)
@@ -81,13 +82,14 @@ def all_right(findings: Sequence[Finding]) -> bool:
     return bool(findings) and all(finding.right for finding in findings)
 
 
-def _about_case(case: Case, given: Given) -> Finding:
+def _about_case(case: Case, given: Given, may_be_none: bool) -> Finding:
     if given.error:
         expected = shown(case.expected)
         return Finding(False, case.what, given.error, expected, "No comparable value came back; mend that first.")
     difference = differs(given.value, case.expected)
     # The case's own text explains a wrong value, and would explain another mistake where the form is wrong.
-    why = "Mend that first." if isinstance(difference, OfForm) else case.why
+    wrong_form = isinstance(difference, OfForm) and not (given.value is None and may_be_none)
+    why = "Mend that first." if wrong_form else case.why
     why = f"{difference[:1].upper()}{difference[1:]}. {why}"
     got, expected = shown(given.value), shown(case.expected)
     if difference:

@@ -23,7 +23,8 @@ from grpo_lab.events import Event, Started, Stepped, Verdict, to_json
 SHIPPED = 0
 """The seed of the runs in data/recordings."""
 _FAILURES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "explosion": ("train-001", ("run.num_steps=12",)),
+    # At the rate of the scenario the explosion begins too late for a short log.
+    "explosion": ("train-001", ("run.num_steps=12", "optimizer.learning_rate=1e-2")),
     "optimizer-overflow": ("fp16-adam-epsilon", ()),
     "nan-logprob": ("verl-nan-logprob", ()),
     "bad-batch": ("bad-batch", ("run.num_steps=20", "faults.corrupt_sample.at_step=12")),

@@ -17,12 +17,11 @@
 #
 # The field report CUDA-001: the first round of training is fine; in the second round `torch.multinomial` fails and the
 # whole process dies. The report concludes that the first probability must not be 0. In this lab you cause the crash,
-# walk back from it link by link to a loss that was still finite, and break the chain in two places.
+# walk back from it link by link to a loss that was still finite, break the chain in two places, and heal the run.
 
 # %% [markdown] tags=["instructor"]
-# **Plan, 45 minutes.** Recording, prediction and crash 8 · trace and `order` 8 · `accepts` and `face` 12 · `finite_first`
-# with its A/B 8 · fp16 AdamW and `epsilon` 7 · 0 · inf and questions 5 (drop this part if you are late: lab 2 covered
-# it).
+# **Plan, 45 minutes.** Recording, prediction and crash 7 · trace and `order` 8 · `accepts` and `face` 11 · `finite_first`
+# with its A/B 7 · fp16 AdamW and `epsilon` 6 · the healed run 4 · 0 · inf and questions 2 (drop 0 · inf if you are late).
 #
 # **Misconceptions to wait for.** *input[0] is the first probability.* *The line in the traceback is the culprit* (CUDA
 # reports an error later and at another line). *A NaN gradient needs a NaN loss.* *A healthy norm means a healthy step.*
@@ -49,8 +48,9 @@ lab.panel(recording="cuda-001-smollm2")
 # %% [markdown]
 # ## 2. Predict
 #
-# You will run lab 2's cause again with one difference: the weights are fp16, whose largest number is 65,504.
-# Log-probabilities and loss are fp32, as in most trainers.
+# You will run lab 2's loss again, at the same rate and with the same batches. The weights are now fp16, whose largest
+# number is 65,504, and AdamW's eps is 2e-6, because fp16 rounds the usual 1e-8 to 0. Log-probabilities and loss are fp32,
+# as in most trainers.
 
 # %%
 # %%exercise forecast
@@ -69,13 +69,10 @@ answer = "c"
 # %%
 panel = lab.panel(
     "cuda-001",
-    overrides=("run.num_steps=6",),
+    overrides=("run.num_eval=200",),
     controls=("learning_rate", "beta", "max_grad_norm", "precision"),
     guards_shown=("clip_gradients", "clamp_log_ratio", "skip_nonfinite", "safe_sampling"),
 )
-panel
-
-# %%
 run = await panel.run()
 
 # %%
@@ -102,22 +99,27 @@ healthy = lab.run(config, "after_the_crash")
 # %% [markdown]
 # ## 4. Trace it
 #
-# Start from the crash and go backwards. The run recorded these links in its first step, in the order of computation.
+# Start from the crash and go backwards. The run recorded these links in its first step, in the order of computation:
+# here is the end of update 0, and update 1.
 
 # %%
+from grpo_lab.events import Stepped
+
 print(run.first_break(), "\n")
-step = run.events[1]
+step = next(event for event in run.events if isinstance(event, Stepped))
 for note in step.links:
-    if note.update == 1:
+    end = note.link in ("loss", "gradients", "clipped_gradients", "weights")
+    if note.update == 1 or (note.update == 0 and end):
         share = f"{note.nonfinite:9,.0f} of {note.numel:9,}"
-        print(f"update 1   {note.link:18} largest {note.magnitude:9.3g}   not finite {share}")
+        print(f"update {note.update}   {note.link:18} largest {note.magnitude:9.3g}   not finite {share}")
 
 # %% [markdown]
 # <details><summary>Our measurement: open it after your run</summary>
 #
-# Read the list from the top. One token is tens of nats away from the reference. The loss takes exp of this distance, so
-# it is huge: 10¹⁸ on our machine. But it is **finite**, and a log that prints the loss shows a number. The gradient of
-# this loss passes 65,504 on its way back through an fp16 network.
+# Read the list from the top. Update 0 looks harmless: the norm is below 2, and clipping brings it to 0.5. After it, one
+# token is 42 nats away from the reference. The loss takes exp of this distance, so it is huge: 10¹⁵ on our machine. But
+# it is **finite**, and a log that prints the loss shows a number. The gradient of this loss passes 65,504 on its way back
+# through an fp16 network. (Why can one update with a healthy norm move a token by 42 nats? Section 8 answers this.)
 #
 # </details>
 #
@@ -270,11 +272,8 @@ class FiniteFirst(Intervention):
 
 # %%
 others = {name: its for name, its in reported.guards.items() if name != "skip_spikes"}
-mine = reported.with_guards({lab.path("finite_first"): {}} | others)
+mine = reported.with_("run.num_steps=8").with_guards({lab.path("finite_first"): {}} | others)
 guarded = lab.panel(mine, controls=("learning_rate",))
-guarded
-
-# %%
 guarded_run = await guarded.run()
 
 # %%
@@ -283,8 +282,9 @@ guarded_run.records[["verdict", "updates", "grad_norm", "reward", "weights/nonfi
 # %% [markdown]
 # <details><summary>Our measurement: open it after your run</summary>
 #
-# No crash and no broken weight. Now count the refused steps and look at the reward: the run is alive and learns
-# nothing. Refusing protects the weights, but the loss is still wrong (lab 2 fixed it).
+# No crash and no broken weight. Now count the refused steps and look at the reward: it falls to 0 after the first step
+# and stays there. Your guard refused the update with the NaN. The damage was done one update earlier, with a healthy
+# norm, and no guard of the gradient can see that. The run is alive and has forgotten everything.
 #
 # </details>
 
@@ -295,11 +295,11 @@ guarded_run.records[["verdict", "updates", "grad_norm", "reward", "weights/nonfi
 # %% [markdown]
 # ## 8. A healthy norm, and dead weights
 #
-# Is a finite gradient enough? Here is the report's own learning rate, 1e-5, with fp16 weights and AdamW's default
-# settings:
+# Is a finite gradient enough? Here is one update per batch at the report's own learning rate, 1e-5, with the right
+# denominator, fp16 weights and AdamW's default settings:
 
 # %%
-adam_config = gl.scenario("fp16-adam-epsilon").config()
+adam_config = gl.scenario("fp16-adam-epsilon").config().with_("optimizer.learning_rate=1e-5")
 adam = lab.run(adam_config.with_("guards.skip_nonfinite=on"), "healthy_norm")
 adam.records[["step", "grad_norm", "loss", "weights/nonfinite"]]
 
@@ -317,17 +317,18 @@ print("0 / 0 is", (zero / zero).item(), "  1e-4 / 0 is", (gradient / zero).item(
 # %%exercise epsilon
 # Choose AdamW's eps for fp16 weights, at a learning rate of 1e-5, so that
 #   - fp16 does not round eps to 0,
-#   - no weight moves by more than 0.001 in the first step (a hundred times the rate),
+#   - no weight moves by more than 0.001 in the first update (a hundred times the rate),
 #   - and the largest move is still at least the rate.
-# A power of ten is enough. The check trains one step with it.
+# A power of ten is enough. The check makes one update with it.
 # BEGIN SOLUTION
 adam_eps = 1e-4
 # END SOLUTION
 
 # %% [markdown]
-# An eps that only survives rounding is not enough: see how far 1e-7 moves a weight, at a rate of 0.00001. In fp32 and
-# bf16 the usual 1e-8 is fine, because their smallest numbers are near 1e-38. Storing the weights in one of these
-# formats is the better cure.
+# An eps that only survives rounding is not enough: see how far 1e-7 moves a weight, at a rate of 0.00001. This is also
+# the first link of the crash in section 3: there eps was 2e-6, the squares of most gradients underflowed to 0, and the
+# first update was a hundred times too long. In fp32 and bf16 the usual 1e-8 is fine, because their smallest numbers are
+# near 1e-38. Storing the weights in one of these formats is the better cure.
 
 # %%
 import pandas as pd
@@ -360,27 +361,70 @@ print("loss", loss.item(), "  gradient", log_ratio.grad.item())
 # broken.
 
 # %% [markdown]
-# ## 10. What if
+# ## 10. Heal it
 #
-# Keep the crashed run of the first panel, change one thing, and run again. Which of these runs survive, and which link
-# makes the difference? Guess before each run.
+# The crash had two causes: an optimizer that fp16 cannot hold, and a loss that compares with the reference. Each
+# scenario names the smallest change after which its model learns. `suggest` finds it from the config and the record of
+# a run; `grpo-lab suggest RUN` does the same in a terminal and writes the healed config to a file.
+
+# %%
+from grpo_lab.analysis.healing import in_words, suggest
+
+found = suggest(run.config, run.events)
+print(in_words(found))
+
+# %% [markdown]
+# The change named *stop* ends the crash and no more. Here is the change named *heal*, with the same rate, the same seed,
+# and the crashed run behind it:
+
+# %% tags=["slow"]
+panel.keep("as reported")
+panel.set(*found.heal.change)
+healed = await panel.run()
+
+# %%
+from grpo_lab.runs.summary import summary
+
+print(summary(healed.events))
+print("largest norm:", healed.records["grad_norm"].max())
+
+# %% [markdown]
+# <details><summary>Our measurement: open it after your run</summary>
+#
+# The same rate and the same seed: the run makes all forty steps, no norm is above 5.3, and the reward rises to 0.60 in
+# the last ten steps. On the 200 held-out sums it goes from 0.285 to 0.55. Both changes are needed: with fp32 weights alone
+# it is lab 2's run, and with the right denominator alone it crashes in the same step as before.
+#
+# </details>
+
+# %% [markdown] tags=["instructor"]
+# **Ask.** "Which guard is on in the healed run?" Only the clipping of the report. **Say.** "In section 7 a guard kept a
+# run alive that had lost everything. Here nothing has to be refused. Stop the crash first, then look for the cause."
+
+# %% [markdown]
+# ## 11. What if
+#
+# Press **Reset**, change one thing, and run again. Which of these runs survive, and which link makes the difference?
+# Guess before each run.
 #
 # 1. `guards.safe_sampling=on`: the report's safe generation (temperature, top-p, top-k).
 # 2. `guards.clamp_log_ratio=on`: the report's clamp before exp.
-# 3. `model.precision=bf16_pure`: half the digits of fp16, and 3 · 10³⁸ as its largest number.
+# 3. `model.precision=bf16_pure`: half the digits of fp16, and 3 · 10³⁸ as its largest number. The loss stays as reported.
 
-# %%
-panel.keep("fp16 weights")
+# %% tags=["slow"]
+panel.reset()
 panel.set("model.precision=bf16_pure")
 in_bf16 = await panel.run()
+print(summary(in_bf16.events))
+print("largest norm:", in_bf16.records["grad_norm"].max())
 
 # %% [markdown] tags=["instructor"]
-# **Results** (one seed). 1 and 2 die in the same round: 1 because NaN survives every change to the distribution, 2
-# because the exp of the KL estimate is unbounded. 3 finishes with finite weights, a norm of 170,000 and a reward of 0:
-# a wider format hides the failure.
+# **Results** (one seed). 1 and 2 die in the same step: 1 because NaN survives every change to the distribution, 2
+# because the exp of the KL estimate is unbounded. 3 finishes with finite weights and norms up to 130; the reward falls
+# from 0.37 to 0.25, held out from 0.285 to 0.24. It is lab 2's run: a wider format turns the crash into an explosion.
 
 # %% [markdown]
-# ## 11. Ask yourself
+# ## 12. Ask yourself
 
 # %%
 lab.questions()

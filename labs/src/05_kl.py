@@ -34,11 +34,11 @@ import pandas as pd
 import torch
 
 lab = gl.Lab("05_kl")
-panel = lab.panel(recording="lecture-train-001")
+panel = lab.panel(recording="train-001-smollm2")
 panel
 
 # %% [markdown]
-# The KL is about 13,000 in the first step. A token became $e^{15}$ times less likely than under the reference, and k3
+# The KL is 9 · 10¹¹ in the first step. A token became $e^{33.5}$ times less likely than under the reference, and k3
 # takes the exponential of this distance. A report of such a run (a two-objective trainer with a KL of 0.318; the target
 # was 0.02 to 0.06) called the formula wrong and replaced it:
 #

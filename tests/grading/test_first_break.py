@@ -72,7 +72,7 @@ WRONG = {
     "the largest number": (largest, "not the size"),
     "only NaN": (first_where(lambda note, _: math.isnan(note[4])), "An inf counts there as much as a NaN"),
     "always step 0": (changed(lambda _, link: (0, link)), "stop at the first"),
-    "never": (lambda _: None, "whose share is below 1"),
+    "never": (lambda steps: None, "whose share is below 1"),
     "where it crashed": (changed(lambda step, _: (step, "probabilities")), "only where it was noticed"),
     "one step late": (changed(lambda step, link: (step + 1, link)), "the number differs"),
     "absorbed ratios too": (

@@ -1,4 +1,4 @@
-"""Lab 2: a gradient norm above 10,000 from a healthy start, its token, and bounds against it."""
+"""Lab 2: a gradient norm above 1,000 from a healthy start, its token, and the loss after which the run learns."""
 
 from grpo_lab.course import judges, pages
 from grpo_lab.course.labs.lab_02_explosion import cases

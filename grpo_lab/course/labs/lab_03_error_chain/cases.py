@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from grpo_lab import seeds
-from grpo_lab.config.catalog import preset
+from grpo_lab.config.catalog import scenario
 from grpo_lab.course import pages
 from grpo_lab.course.compare import beside, is_number, shown
 from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
@@ -181,9 +181,7 @@ def _further(case: Case, draw: random.Random) -> Case:
 # An eps that fp16 can hold -------------------------------------------------------------------------------------------
 
 RATE, LARGEST_MOVE = 1e-5, 1e-3
-"""The reports' learning rate, and the largest allowed move of a weight in one step."""
-BATCHES = 4
-"""Batches drawn at most to get one with a gradient: 1 of 300 had none, so four in a row are one in 8 billion."""
+"""The reports' learning rate, and the largest allowed move of a weight in one update."""
 
 
 def _judge_epsilon(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
@@ -198,7 +196,7 @@ def _judge_epsilon(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
         return
     broken, move = _one_step(eps, seed)
     why = "The sum in the denominator still underflowed or overflowed for these weights."
-    yield Finding(not broken, "broken weights after a step", f"{broken:,.0f}", "0", why)
+    yield Finding(not broken, "broken weights after an update", f"{broken:,.0f}", "0", why)
     far = f"Where g² underflows, only eps divides: m / eps times the rate of 1e-5. Yours moved a weight by {move:.2g}."
     little = "With an eps this large every move is too small: in fp32 the largest is about the rate, 1e-5."
     right = RATE <= move <= LARGEST_MOVE
@@ -209,19 +207,11 @@ def _judge_epsilon(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
 
 
 def _one_step(eps: float, seed: int) -> tuple[float, float]:
-    """The number of broken weights and the largest move after one step of the reports' settings in fp16.
-
-    A batch without gradient, in which all completions of each prompt have equal rewards, is drawn again.
-    """
-    metrics: dict[str, float] = {}
-    for number in range(BATCHES):
-        draw = seeds.derive(seed, number, "adam_eps") % 2**31
-        settings = (f"optimizer.adam_eps={eps!r}", "run.num_steps=1", f"run.seed={draw}", *HERE)
-        reported = preset("original").with_(f"optimizer.learning_rate={RATE}", "data.num_prompts=4")
-        events = train(reported.with_("model.precision=fp16_pure", *settings))
-        metrics = next(event.metrics for event in events if isinstance(event, Stepped))
-        if metrics["grad_norm"]:
-            break
+    """The number of broken weights and the largest move after one update of fp16-adam-epsilon at the reports' rate."""
+    draw = seeds.derive(seed, 0, "adam_eps") % 2**31
+    settings = (f"optimizer.adam_eps={eps!r}", f"optimizer.learning_rate={RATE}", "run.num_steps=1", f"run.seed={draw}")
+    events = train(scenario("fp16-adam-epsilon").config().with_(*settings, *HERE))
+    metrics = next(event.metrics for event in events if isinstance(event, Stepped))
     return metrics["weights/nonfinite"], metrics["weights/max_move"]
 
 

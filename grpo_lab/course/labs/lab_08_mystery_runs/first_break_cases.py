@@ -42,7 +42,9 @@ _EIGHT, _SHIFT = "data.num_prompts=8", "faults.shift_log_ratio.at_step"
 _ABSORBED = Recipe(*TEXTS["absorbed"], ("loss.num_iterations=2", _EIGHT), _SHIFT)
 # Nine tokens are kept, so that most of these runs break, some at once and some late.
 _FILTERED = Recipe(*TEXTS["filtered"], ("run.num_steps=6", "faults.filter_logits.keep=9"))
-_QUIET = (Recipe(*TEXTS["healthy"], ("run.num_steps=3",)), Recipe(*TEXTS["large_norms"], ("run.num_steps=2",)))
+# At 70 times the rate of the scenario, where the norms explode in the first step.
+_LOUD = ("run.num_steps=2", "optimizer.learning_rate=2e-2")
+_QUIET = (Recipe(*TEXTS["healthy"], ("run.num_steps=3",)), Recipe(*TEXTS["large_norms"], _LOUD))
 _BROKEN = (
     Recipe("cuda-001", _FIRST, ("run.num_steps=3",)),
     Recipe("fp16-adam-epsilon", _FIRST, ("run.num_steps=3",)),
