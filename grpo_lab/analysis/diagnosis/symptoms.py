@@ -101,6 +101,8 @@ class Symptom:
         steps, values = series.index.to_numpy(), series.to_numpy(np.float64)
         if self.when == "first" and steps[0] > _FIRST_STEPS:
             return Unknown(self.metric, f"the log begins at step {steps[0]}")
+        if self.when == "first" and log.updates_a_row > 1:
+            return Unknown(self.metric, f"the first row is a mean over up to {log.updates_a_row} updates")
         place = _WHEN[self.when](self, self._mask(log, steps, values), values)
         if place is not None:
             return Seen(int(steps[place]), float(values[place]))

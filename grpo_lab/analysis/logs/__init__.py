@@ -3,6 +3,7 @@
 From a run folder only the metrics are read: no config, no verdict, no action of a guard or fault.
 """
 
+import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -47,8 +48,9 @@ def from_frame(frame: pd.DataFrame) -> Log:
 
 def from_events(events: Iterable[Event]) -> Log:
     """The metrics in the events of a run."""
-    steps = (event for event in events if isinstance(event, Stepped))
-    return formats.from_dicts(({"step": step.step, **step.metrics} for step in steps), "a run of grpo_lab")
+    steps = [event for event in events if isinstance(event, Stepped)]
+    log = formats.from_dicts(({"step": step.step, **step.metrics} for step in steps), "a run of grpo_lab")
+    return dataclasses.replace(log, updates_a_row=max((step.updates for step in steps), default=1))
 
 
 def _read_folder(folder: Path) -> Log:

@@ -1,5 +1,6 @@
 """Text formats: recognised by their content, and read."""
 
+import dataclasses
 import functools
 import io
 import json
@@ -55,7 +56,7 @@ def _read_json(text: str, first: str, name: str) -> Log:
 
 
 def _read_json_lines(text: str, name: str) -> Log:
-    rows, broken, own, count = Rows(), [], False, 0
+    rows, broken, own, count, updates = Rows(), [], False, 0, 1
     for piece in _pieces(text):
         if (table := _uniform_json(piece)) is not None:
             rows.add_table(table)
@@ -68,8 +69,10 @@ def _read_json_lines(text: str, name: str) -> Log:
             elif (row := _metrics_of(tree)) is not None:
                 rows.add(row)
                 own = own or "event" in tree
+                updates = max(updates, tree["updates"]) if "event" in tree else updates
         count += len(lines)
-    return make(rows.columns(), "a run of grpo_lab" if own else "JSON lines", _notes_on(broken, count, name))
+    log = make(rows.columns(), "a run of grpo_lab" if own else "JSON lines", _notes_on(broken, count, name))
+    return dataclasses.replace(log, updates_a_row=updates)
 
 
 def _notes_on(broken: list[int], count: int, name: str) -> list[str]:

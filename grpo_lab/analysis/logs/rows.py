@@ -28,6 +28,8 @@ class Log:
     """Whether the writer may replace a loss of NaN by a finite number, as Hugging Face's Trainer does."""
     notes: tuple[str, ...] = ()
     """Notes on the lines that were left out, and why."""
+    updates_a_row: int = 1
+    """The most updates in a row, whose metrics are means over them: the first row is not the start."""
 
     @cached_property
     def steps(self) -> NDArray[np.int64]:
