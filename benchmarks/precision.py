@@ -1,7 +1,7 @@
 """`python -m benchmarks.precision`: the healed run of cuda-001 in every precision, and with a representable eps.
 
-Precision is half of the heal of cuda-001. Each row trains the other half, the right ratio, with weights and moments of one
-precision; the rows of `fp16_pure` differ in AdamW's eps. Writes results/precision.md.
+Precision is half of the heal of cuda-001. Each row trains the other half, the right ratio, with weights and moments of
+one precision; the rows of `fp16_pure` differ in AdamW's eps. Writes results/precision.md.
 """
 
 from __future__ import annotations
