@@ -121,7 +121,15 @@ def say_times(name, notebook):
             print(f"{name}: cell {cell.id} took {times[cell.id]:.1f} s and is not tagged {SLOW!r}", file=sys.stderr)
 
 
-@pytest.mark.parametrize("name", [name for name in build.lab_names(LABS) if name in registry.LABS])
+LONG = ("07_precision_and_verl",)
+"""Labs that are executed with the slow tests only: other labs train the same runs."""
+
+
+def named(name):
+    return pytest.param(name, marks=pytest.mark.slow) if name in LONG else name
+
+
+@pytest.mark.parametrize("name", [named(name) for name in build.lab_names(LABS) if name in registry.LABS])
 @pytest.mark.parametrize("steps", STEPS)
 def test_a_lab(name, steps, execute):
     learner, instructor = (

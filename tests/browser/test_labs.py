@@ -77,8 +77,9 @@ ALONE_SAVED_SAID = (
 
 @pytest.mark.parametrize(
     ("lab", "guard"),
-    [("00_start", "sanitize_rewards"), pytest.param("04_guards", "clamp_log_ratio", marks=pytest.mark.slow)],
+    [("00_start", "sanitize_rewards"), ("04_guards", "clamp_log_ratio")],
 )
+@pytest.mark.slow
 def test_a_guard_switched_on_during_the_run_saves_it(lab, guard, notebook):
     book, number = notebook(copy=LABS / f"{lab}.ipynb"), cells(lab)
     book.run_cell(number["import grpo_lab as gl"])

@@ -153,6 +153,7 @@ def interrupt(monkeypatch):
     return armed.set
 
 
+@pytest.mark.slow
 def test_a_class_goes_on_after_a_kill_and_after_ctrl_c(grade, unprobed, interrupt, tmp_path):
     """Notebooks are graded in any order. One worker holds bob's when the command is killed; the other is through."""
     for student in ("ann", "cem"):
