@@ -195,6 +195,14 @@ class Notebook:
             number,
         )
 
+    def run_cell_to_its_end(self, number: int) -> None:
+        """Run one cell and wait for its end: after a cell that fails, JupyterLab drops those that wait behind it."""
+        self.page.evaluate(
+            "async n => { jupyterapp.shell.currentWidget.content.activeCellIndex = n;"
+            " await jupyterapp.commands.execute('notebook:run-cell') }",
+            number,
+        )
+
     def run_all(self) -> None:
         self.command("notebook:run-all-cells")
 

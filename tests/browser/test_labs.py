@@ -41,8 +41,7 @@ def test_run_all_stops_a_learner_at_the_first_question(notebook):
 def test_exercises_answer_in_words(notebook, server):
     book = notebook(REGISTER, STUB, WRONG, RIGHT, RUN, "lab.questions()")
     for number in range(6):
-        book.run_cell(number)
-        book.idle()
+        book.run_cell_to_its_end(number)
     book.output(1).get_by_text("waits for your answer in line 2").wait_for()
     feedback = book.output(2).locator(".grpo-lab-feedback")
     expect(feedback).to_contain_text("Double it: not yet, 0 of 1 right")

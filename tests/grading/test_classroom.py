@@ -225,6 +225,7 @@ def the_course():
     return grade._course(ruling.read(Path("grading.toml")))
 
 
+@pytest.mark.slow
 def test_a_notebook_that_takes_too_long_is_told_from_one_that_is_wrong(grade, unprobed, tmp_path):
     hand_in(tmp_path / "class" / "ann" / "05_kl.ipynb", **WRITTEN, k3="import time\n\ntime.sleep(600)\n")
     hand_in(tmp_path / "class" / "bob" / "05_kl.ipynb", **WRITTEN)
