@@ -26,7 +26,7 @@ SLOW = "slow"
 """The tag of a cell that may take more than ten seconds."""
 BEGIN = "%reset -f\nfrom grpo_lab.runs import notebook_mode; notebook_mode.SHORT = {}"
 """Runs of 5 steps are enough to run every cell; `GRPO_LAB_FAST=1` alone asks for 12."""
-STEPS = [5, pytest.param(notebook_mode.SHORT, marks=pytest.mark.slow)]
+FEWEST = 5
 REGISTER = f"""
 import sys
 sys.path.insert(0, {str(ROOT / "tests" / "labs")!r})
@@ -59,7 +59,7 @@ def kernel(home):
 def execute(kernel, home):
     """Runs a notebook in an empty namespace and returns it with its outputs."""
 
-    def run(notebook, steps=STEPS[0]):
+    def run(notebook, steps=FEWEST):
         notebook.cells.insert(0, nbformat.v4.new_code_cell(BEGIN.format(steps), id="reset"))
         # Should a kernel die, the client starts another: in the same folder, and not in the checkout.
         client = NotebookClient(notebook, timeout=600, km=kernel, resources={"metadata": {"path": str(home)}})
@@ -125,12 +125,12 @@ LONG = ("04_guards", "06_silent_failures", "07_precision_and_verl", "08_mystery_
 """Labs that are executed with the slow tests only: other labs train the same runs."""
 
 
-def named(name):
-    return pytest.param(name, marks=pytest.mark.slow) if name in LONG else name
+NAMES = [name for name in build.lab_names(LABS) if name in registry.LABS]
+CASES = [(name, FEWEST) for name in NAMES if name not in LONG]
+CASES += [pytest.param(name, notebook_mode.SHORT, marks=pytest.mark.slow) for name in NAMES]
 
 
-@pytest.mark.parametrize("name", [named(name) for name in build.lab_names(LABS) if name in registry.LABS])
-@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize(("name", "steps"), CASES)
 def test_a_lab(name, steps, execute):
     learner, instructor = (
         nbformat.read(LABS / folder / f"{name}.ipynb", as_version=4) for folder in ("", "instructor")

@@ -102,7 +102,7 @@ class Scenario(Entry):
     heals: tuple[Heal, ...] = ()
     """Changes after which the model learns, the recommended one first."""
     trial: Mapping[str, Any] = dataclasses.field(default_factory=lambda: TRIAL)
-    """The length and the batch with which heals are tried."""
+    """The length, the batch and other settings with which heals are tried, the same with and without the heal."""
 
     def config(
         self, guards: str | tuple[str, ...] | None = None, preset: str | None = None, heal: bool = False
