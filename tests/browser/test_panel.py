@@ -1,6 +1,6 @@
 """The panel in JupyterLab: buttons, sliders and frames. Tests wait for texts and frames, never for a time.
 
-With GRPO_LAB_PICTURES=docs/figures the panel after its crash is saved as panel.png, which the README shows.
+With GRPO_LAB_PICTURES=docs/figures the panel after its crash is saved as panel.png.
 """
 
 import os
