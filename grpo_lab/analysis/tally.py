@@ -19,7 +19,7 @@ class Tally(NamedTuple):
 
 
 def by_design(guard: str) -> bool:
-    """Whether a guard acts in healthy runs too, such as `clip_gradients`; a user's own guard counts as one that not.
+    """Whether a guard acts in healthy runs too, as `clip_gradients` does; a user's own guard counts as one that does not.
 
     >>> by_design("clip_gradients"), by_design("clamp_log_ratio")
     (True, False)
