@@ -19,7 +19,7 @@ class Tally(NamedTuple):
 
 
 def by_design(guard: str) -> bool:
-    """Whether a guard acts in healthy runs too, as `clip_gradients` does; a user's own guard counts as one that does not.
+    """Whether a guard acts in healthy runs too, as `clip_gradients` does; a guard of the user's own does not count.
 
     >>> by_design("clip_gradients"), by_design("clamp_log_ratio")
     (True, False)
