@@ -138,7 +138,8 @@ exploded = await explosion.run()
 # %% [markdown]
 # On our machine the norm is 60,000 in the first step and the KL is above 10,000. From the second step on, almost no
 # answer is right. Yet the run reaches its end and every weight is finite: look at the completions of the last step. In
-# lab 2 you find the token that caused it. In lab 3 the same cause crashes the run.
+# lab 2 the same loss explodes at a rate at which a right loss learns, and you find the token that caused it. In lab 3 the
+# same cause crashes the run.
 #
 # Now press **Reset**, switch `clamp_kl` on, and press **Start**. Is the norm lower? Is the reward better?
 
@@ -264,7 +265,7 @@ held_out = 0.645
 # brings no weight back."
 
 # %% [markdown]
-# ## 8. What if
+# ## 8. Try other settings
 #
 # 1. Press Start and move the learning rate during the run: the plot marks the moment.
 # 2. Press Pause, then Step a few times. The strip fills column by column.

@@ -284,7 +284,7 @@ for how in ("token", "sequence", "constant"):
 #
 # Two differences are common and hard to notice: `beta = 0` by default, and the advantage of a group of one.
 #
-# ## 8. What if
+# ## 8. Try other settings
 #
 # Below is your run again. `panel.set(...)` does the same as the sliders. Try three things and compare each with the run
 # you keep:

@@ -380,7 +380,7 @@ answer = (
 # reason. *None:* "a smaller clip", "a smaller rate", "clipping makes gradients vanish".
 
 # %% [markdown]
-# ## 10. What if
+# ## 10. Try other settings
 #
 # Move a slider of the panel above or use the cell below, then run again. Four things to try:
 #

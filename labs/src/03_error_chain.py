@@ -327,7 +327,7 @@ adam_eps = 1e-4
 # %% [markdown]
 # An eps that only survives rounding is not enough: see how far 1e-7 moves a weight, at a rate of 0.00001. This is also
 # the first link of the crash in section 3: there eps was 2e-6, the squares of most gradients underflowed to 0, and the
-# first update was a hundred times too long. In fp32 and bf16 the usual 1e-8 is fine, because their smallest numbers are
+# first update moved a weight by 0.8 instead of 0.0003. In fp32 and bf16 the usual 1e-8 is fine, because their smallest numbers are
 # near 1e-38. Storing the weights in one of these formats is the better cure.
 
 # %%
@@ -402,7 +402,7 @@ print("largest norm:", healed.records["grad_norm"].max())
 # run alive that had lost everything. Here nothing has to be refused. Stop the crash first, then look for the cause."
 
 # %% [markdown]
-# ## 11. What if
+# ## 11. Try other settings
 #
 # Press **Reset**, change one thing, and run again. Which of these runs survive, and which link makes the difference?
 # Guess before each run.

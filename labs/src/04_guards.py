@@ -405,7 +405,7 @@ guards = ("skip_spikes", "representable_epsilon")
 # **Say at the end.** "A guard keeps the run alive until you have read its reasons. It is not a cure."
 
 # %% [markdown]
-# ## 11. What if
+# ## 11. Try other settings
 #
 # 1. In the first panel: `check_weights` with `then=roll_back` instead of the reported `warn`. Does the run reach its
 #    end?

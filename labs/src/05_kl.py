@@ -302,7 +302,7 @@ pd.DataFrame({name: run.records[rows].tail(5).mean() for name, run in runs.items
 # On our machine the KL ended at 0.12 instead of 0.22, with a beta of 1 instead of 0.02, and the reward did not suffer.
 # It took thirty steps. The guard corrects a slow drift; it does nothing against a spike.
 #
-# ## 6. What if
+# ## 6. Try other settings
 #
 # Run the first scenario again, keep it in the plot, and change one thing:
 #

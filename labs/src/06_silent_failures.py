@@ -256,7 +256,7 @@ which = lab.answer("which").which
 # the same for logs of TRL and verl, with more causes. Neither can see `overwrite`: only a test of the code can, such as
 # the check of your loop above.
 #
-# ## 6. What if
+# ## 6. Try other settings
 #
 # Keep the run with the right accumulation in the plot and change one thing. Watch norm, KL and ratio:
 #

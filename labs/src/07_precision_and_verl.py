@@ -337,7 +337,7 @@ cures = ("h",)
 # only against its own cause. The clip also has a use here: it limits the effect of the spike on Adam's second moment.
 
 # %% [markdown]
-# ## 8. What if
+# ## 8. Try other settings
 #
 # 1. `guards.clamp_kl.limit=2` in the last panel: another cure. How does it change the logged KL?
 # 2. `faults.corrupt_sample.at_step=0`: the spike comes in the first step. Does a warm-up help now?

@@ -443,7 +443,7 @@ answer = (
 # the reward in every run."
 
 # %% [markdown]
-# ## 6. What if
+# ## 6. Try other settings
 #
 # 1. A rate of 3e-3. Which guard acts, and does it help the reward?
 # 2. `loss.num_iterations=4`: how does the largest ratio change, and how much is clipped?
