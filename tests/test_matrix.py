@@ -622,6 +622,14 @@ def test_what_disturbs_a_healthy_run_is_never_in_the_set():
     }
 
 
+def test_a_guard_without_which_a_run_survives_and_no_longer_learns_is_kept():
+    def learn(guards):
+        return [result("x", "learns", 0, after=0.5 if "b" in guards else 0.3)]
+
+    derived = derive(["a", "b"], lambda names: [result(HEALTHY, "derived")], learn=learn)
+    assert derived.kept == {"b": ("x, seed 0: gained 0.00, not 0.20",)}
+
+
 def test_where_no_guard_helps_none_is_kept():
     derived = run_in(World(x="nobody"), "a", "b")
     assert derived.kept == {} and derived.dropped == ("a", "b")
@@ -630,7 +638,7 @@ def test_where_no_guard_helps_none_is_kept():
 def test_the_page_tells_how_it_was_derived():
     derived = run_in(World(healthy={"z": {"refused": 2}}, x="a"), "a", "b", "z")
     text = page(Findings(SAID), ("a.png", "b"), "c", derived)
-    assert "`z` (2 false alarms on the healthy run)" in text and "was: `b`." in text
+    assert "`z` (2 false alarms on the healthy run)" in text and "still did: `b`." in text
     assert "| a | x, seed 0: crashed |" in text
 
 

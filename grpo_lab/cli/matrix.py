@@ -14,19 +14,22 @@ from grpo_lab.cli.app import Device, Model, app, given
 
 if TYPE_CHECKING:
     from grpo_lab.analysis.matrix.cells import Cell
-    from grpo_lab.analysis.matrix.derivation import Derivation
+    from grpo_lab.analysis.matrix.derivation import Derivation, Run
     from grpo_lab.analysis.matrix.pool import Pool
     from grpo_lab.analysis.matrix.results import Journal, Measurement
     from grpo_lab.config.schema import Switches
 
+    Runs = Callable[[Switches], list[Measurement]]
+
 CELLS = "cells.jsonl"
-DERIVED = "derived"
-"""The column of the sets of guards that backward elimination tries."""
+DERIVED, LEARNS = "derived", "learns"
+"""Columns of the sets of guards that backward elimination tries: on the failures, and on the trials of heals."""
 
 
 Scenarios = Annotated[list[str] | None, typer.Option(help="A scenario, your own .toml, or `healthy`; repeatable.")]
 Guards = Annotated[list[str] | None, typer.Option(help="A guard; repeatable.")]
 Steps = Annotated[int | None, typer.Option(min=1, help="Steps of a run; by default those of its file, at least 12.")]
+Learn = Annotated[list[str] | None, typer.Option(help="With --derive: a scenario that has to be learned; repeatable.")]
 Folder = Annotated[Path, typer.Option(help="Output folder; its finished cells are not run again.")]
 
 
@@ -43,6 +46,7 @@ def matrix(
     out: Folder = Path("runs/matrix"),
     keep: Annotated[bool, typer.Option("--keep", help="Keep the folder of every run.")] = False,
     derive: Annotated[bool, typer.Option("--derive", help="Also find a smallest set of guards.")] = False,
+    learn: Learn = None,
 ) -> None:
     """Measure which guard stops which failure: one short run for every scenario, guard and seed.
 
@@ -52,7 +56,7 @@ def matrix(
     from grpo_lab.analysis.matrix.pool import Pool
     from grpo_lab.analysis.matrix.results import Journal
 
-    names, guard_sets = rows(scenario or ()), columns(guard or ())
+    names, lessons, guard_sets = rows(scenario or ()), rows(learn) if learn else [], columns(guard or ())
     overrides = given(model, device)
     wanted = cells(names, guard_sets, seeds, steps, overrides, heals=not guard)
     journal, pool = Journal(out / CELLS), Pool(limit, out / "runs" if keep else None)
@@ -63,12 +67,16 @@ def matrix(
     try:
         results, found = finish(wanted), None
         if derive:
-            found = _derive(guard, lambda guards: finish(cells(names, {DERIVED: guards}, seeds, steps, overrides)))
+            found = _derive(
+                guard,
+                lambda guards: finish(cells(names, {DERIVED: guards}, seeds, steps, overrides)),
+                lambda guards: finish(cells(lessons, {LEARNS: guards}, seeds, None, overrides, trial=True)),
+            )
     finally:
         pool.close()
         journal.close()
     options = {"scenario": scenario, "guard": guard, "seeds": [seeds], "steps": steps and [steps]}
-    options |= {"model": model and [model], "device": device and [device]}
+    options |= {"learn": learn, "model": model and [model], "device": device and [device]}
     _write(out, results, _command(options, derive), found)
 
 
@@ -101,7 +109,7 @@ def _finish(wanted: Sequence[Cell], journal: Journal, pool: Pool, jobs: int, out
     return journal.of(wanted)
 
 
-def _derive(guards: Sequence[str] | None, run: Callable[[Switches], list[Measurement]]) -> Derivation:
+def _derive(guards: Sequence[str] | None, run: Runs, learn: Runs) -> Derivation:
     """The smallest set of guards, found by backward elimination; its runs are kept like the others."""
     from grpo_lab.analysis.matrix.cells import settings_of_guards
     from grpo_lab.analysis.matrix.derivation import derive
@@ -109,11 +117,12 @@ def _derive(guards: Sequence[str] | None, run: Callable[[Switches], list[Measure
     from grpo_lab.ui import console
 
     settings = settings_of_guards()
-    return derive(
-        [name for name in GUARDS if name in (guards or GUARDS)],
-        lambda names: run({name: settings[name] for name in names}),
-        lambda text: console.report(f"deriving: {text}"),
-    )
+
+    def given_to(runs: Runs) -> Run:
+        return lambda names: runs({name: settings[name] for name in names})
+
+    wanted = [name for name in GUARDS if name in (guards or GUARDS)]
+    return derive(wanted, given_to(run), lambda text: console.report(f"deriving: {text}"), given_to(learn))
 
 
 def _write(out: Path, results: list[Measurement], command: str, derived: Derivation | None) -> None:

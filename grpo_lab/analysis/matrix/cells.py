@@ -114,17 +114,18 @@ def cells(
     steps: int | None = None,
     overrides: tuple[str, ...] = (),
     heals: bool = False,
+    trial: bool = False,
 ) -> list[Cell]:
     """Every scenario under every column with seeds 0, 1, …; STEPS explains the default number of steps.
 
-    With `heals` also under UNHEALED and HEALED, as long as the scenario's trial.
+    With `heals` also under UNHEALED and HEALED, as long as the scenario's trial; with `trial` every run is a trial.
     """
     found = []
     for name in scenarios:
         case = None if name == HEALTHY else scenario(name)
         config = case.config() if case else preset(STABLE).with_(f"run.name={HEALTHY}")
         expect, within = (case.expect, config.run.num_steps) if case else (None, STEPS)
-        config = config.with_(f"run.num_steps={max(within, AT_LEAST)}")
+        config = config.merged(case.trial) if case and trial else config.with_(f"run.num_steps={max(within, AT_LEAST)}")
         configs = {column: config.with_guards(guards) for column, guards in guard_sets.items()}
         if heals and case and case.heals:
             configs[UNHEALED] = case.config(guards=STABLE).merged(case.trial)

@@ -16,9 +16,6 @@ MARGIN = 0.05
 """The difference in held-out reward from which on a column counts as worse than another: two standard errors of the
 difference between two means over 3 seeds of 250 problems."""
 
-GAIN = 0.15
-"""Held-out reward that a healed run gains at least."""
-
 
 def mean_gain(results: Iterable[Measurement]) -> float:
     """Mean held-out reward gained by the runs that went through; NaN if none did."""
@@ -63,14 +60,14 @@ class Findings:
         return fates[Fate.STOPPED] / fates.total() if fates else math.nan
 
     def heals(self, scenario: str) -> tuple[int, int]:
-        """Seeds on which the healed run gains GAIN and ends above the unhealed run, and seeds on which it was tried.
+        """Seeds on which the healed run learns and ends above the unhealed run, and seeds on which it was tried.
 
         An unhealed run that crashed counts as one that ends lower.
         """
         unhealed = {result.seed: result.after for result in self.cells(scenario, UNHEALED)}
         healed = self.cells(scenario, HEALED)
         better = [result for result in healed if not result.after <= unhealed.get(result.seed, -math.inf)]
-        return sum(result.gained >= GAIN for result in better), len(healed)
+        return sum(result.learned for result in better), len(healed)
 
     @property
     def guards(self) -> list[str]:

@@ -5,8 +5,8 @@ import math
 from grpo_lab.analysis.markdown import number, render
 from grpo_lab.analysis.matrix.cells import AT_LEAST, HEALED, HEALTHY, HELD_OUT, NONE, REPORTED, STABLE, STEPS, UNHEALED
 from grpo_lab.analysis.matrix.derivation import Derivation
-from grpo_lab.analysis.matrix.findings import GAIN, MARGIN, Findings, disturbed, mean_gain
-from grpo_lab.analysis.matrix.results import MEANINGS
+from grpo_lab.analysis.matrix.findings import MARGIN, Findings, disturbed, mean_gain
+from grpo_lab.analysis.matrix.results import GAIN, MEANINGS
 from grpo_lab.config.catalog import load_preset, preset, scenario
 from grpo_lab.errors import ConfigError
 from grpo_lab.runs import environment

@@ -16,6 +16,9 @@ from grpo_lab.errors import RunError
 from grpo_lab.events import Ended, Evaluated, Event, Stepped, Verdict, encodable
 from grpo_lab.runs import first_break
 
+GAIN = 0.15
+"""Held-out reward that a run gains at least if it counts as one that learned."""
+
 
 class Fate(StrEnum):
     """The result of a cell in one word; MEANINGS explains each."""
@@ -91,6 +94,11 @@ class Measurement:
     def gained(self) -> float:
         """Held-out reward gained."""
         return self.after - self.before
+
+    @property
+    def learned(self) -> bool:
+        """Whether the held-out reward rose by GAIN or more."""
+        return self.gained >= GAIN
 
     @property
     def stopped(self) -> bool:
