@@ -137,7 +137,9 @@ def test_markdown_shows_what_was_meant():
 
 def test_the_report_holds_every_figure_with_its_words():
     healthy = {"original": CELL, "stable": CELL}
-    page = report([CELL], healthy, {"one: a": ("one.png", "norm [max]\n5"), "two": ("two.png", "x")}, "cmd")
+    figures = {"one: a": ("one.png", "norm [max]\n5"), "two": ("two.png", "x")}
+    page = report([CELL], healthy, figures, "cmd", config_for("train-001", "original"))
+    assert "30 rounds of 16 prompts × 8 completions" in page and "of the tiny model and one seed, at 30 times" in page
     assert "![norm \\[max\\] 5](one.png)" in page and "![x](two.png)" in page
     assert (
         "Nothing: every value" in page

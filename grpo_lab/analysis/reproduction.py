@@ -52,27 +52,38 @@ class ReproducedRun:
     after: float
 
 
-def config_for(name: str, column: str, overrides: tuple[str, ...] = ()) -> Config:
-    """The configuration of a scenario under one column.
+def scenarios_for(model: str) -> tuple[str, ...]:
+    """The scenarios that are reproduced with another model than the tiny one: those whose files name it."""
+    return tuple(name for name in SCENARIOS if model in scenario(name).models)
+
+
+def config_for(name: str, column: str, overrides: tuple[str, ...] = (), model: str = "") -> Config:
+    """The configuration of a scenario under one column, with the settings of a model, "" for the tiny one.
 
     `original` has the guards that the reports used before their fix, `reported_fix` all of their stable values and
     guards. `stable` changes only the guards; `healed` has them too, and the scenario's first heal.
     """
-    return _COLUMN[column](scenario(name)).with_(f"run.num_steps={ROUNDS}", f"run.num_eval={PROBLEMS}", *overrides)
+    length = () if model else (f"run.num_steps={ROUNDS}", f"run.num_eval={PROBLEMS}")
+    return _COLUMN[column](scenario(name), model).with_(*length, *overrides)
 
 
-def _fixed(case: Scenario) -> Config:
+def recording_of(name: str, column: str, model: str) -> str:
+    """The name of the recording of one run."""
+    return f"{name}-{model}-{column}"
+
+
+def _fixed(case: Scenario, model: str) -> Config:
     """The cause under the reports' stable values, their sampling and group size included."""
     fix = preset(FIX)
-    mine = case.config(preset=FIX).with_(f"data.num_generations={fix.data.num_generations}")
+    mine = case.config(preset=FIX, model=model).with_(f"data.num_generations={fix.data.num_generations}")
     return dataclasses.replace(mine, sampling=fix.sampling)
 
 
-_COLUMN: dict[str, Callable[[Scenario], Config]] = {
-    ORIGINAL: lambda case: case.config(guards=ORIGINAL),
+_COLUMN: dict[str, Callable[[Scenario, str], Config]] = {
+    ORIGINAL: lambda case, model: case.config(guards=ORIGINAL, model=model),
     FIX: _fixed,
-    STABLE: lambda case: case.config(guards=STABLE),
-    HEALED: lambda case: case.config(guards=STABLE, heal=True),
+    STABLE: lambda case, model: case.config(guards=STABLE, model=model),
+    HEALED: lambda case, model: case.config(guards=STABLE, heal=True, model=model),
 }
 
 
@@ -173,8 +184,6 @@ def verdicts(
     sick = [f"{run.scenario} ({share(run)})" for run in fixed if run.nonfinite]
     short = [f"{run.scenario} ({run.rounds})" for run in fixed if run.rounds < REPORTED_ROUNDS]
     worse = [run for run in fixed if not run.after >= run.before - QUALITY_MARGIN]  # NaN after a crash is worse
-    plain, stable = healthy["original"], healthy["stable"]
-    cost = stable.seconds / plain.seconds - 1
     norm_text = f"largest finite norms up to {number(max(norms))}" if norms else "no finite norm at all"
     return [
         ("The gradient norm stays in 0.5 to 10", norm_text, _held(bool(norms) and max(norms) <= 10)),
@@ -186,12 +195,17 @@ def verdicts(
             "held-out reward " + ", ".join(f"{number(run.before, 2)} to {number(run.after, 2)}" for run in fixed),
             _held(not worse),
         ),
-        (
-            "Guards cost 5 to 10 % of the time (here: preset stable's, healthy task)",
-            f"{cost:+.0%} in this run; make bench measures it with care",
-            _held(cost <= 0.10),
-        ),
+        *_cost(healthy),
     ]
+
+
+def _cost(healthy: dict[str, ReproducedRun]) -> list[tuple[str, str, str]]:
+    """The claim about the time of guards, where a healthy task was run."""
+    if not healthy:
+        return []
+    cost = healthy["stable"].seconds / healthy["original"].seconds - 1
+    claim = "Guards cost 5 to 10 % of the time (here: preset stable's, healthy task)"
+    return [(claim, f"{cost:+.0%} in this run; make bench measures it with care", _held(cost <= 0.10))]
 
 
 def claims(runs: list[ReproducedRun], healthy: dict[str, ReproducedRun]) -> list[list[str]]:
@@ -207,16 +221,26 @@ def _held(yes: bool) -> str:
 
 
 def report(
-    runs: list[ReproducedRun], healthy: dict[str, ReproducedRun], figures: dict[str, tuple[str, str]], command: str
+    runs: list[ReproducedRun],
+    healthy: dict[str, ReproducedRun],
+    figures: dict[str, tuple[str, str]],
+    command: str,
+    asked: Config,
+    recorded: str = "",
 ) -> str:
-    """The page in Markdown; `figures` are by title the file and the alternative text."""
+    """The page in Markdown; `figures` are by title the file and the alternative text.
+
+    `asked` is the config of the first run, `recorded` says when and by which command recordings were made.
+    """
     return render(
         "reproduction",
         command=command,
+        recorded=recorded,
         before_after=table(runs),
-        rounds=ROUNDS,
+        asked=asked,
+        times=number(asked.optimizer.learning_rate / preset(ORIGINAL).optimizer.learning_rate),
         runs=runs,
-        healthy=[row[1:] for row in table([healthy["original"], healthy["stable"]])],
+        healthy=[row[1:] for row in table([*healthy.values()])] if healthy else [],
         margin=QUALITY_MARGIN,
         claims=claims(runs, healthy),
         reported_rounds=REPORTED_ROUNDS,

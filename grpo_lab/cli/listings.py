@@ -36,6 +36,7 @@ def _describe(case: Scenario) -> None:
     rows += [("no help", decoy, "") for decoy in case.decoys]
     body = [[kind, ", ".join(change), " ".join(why.split())] for kind, change, why in rows]
     console.out.print(console.table([["", "change", "why"], *body]))
+    console.out.print(console.table([["model", "settings"], *map(list, case.sizes().items())]))
     console.say(f"try it: grpo-lab train --scenario {case.name} --heal")
 
 

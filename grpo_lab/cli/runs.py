@@ -17,16 +17,32 @@ if TYPE_CHECKING:
 
 
 @app.command()
-def reproduce(model: Model = None, device: Device = None, out: Out = None) -> None:
-    """Measure the before/after table of the reports; write figures and a page."""
+def reproduce(
+    model: Model = None,
+    device: Device = None,
+    out: Out = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="Train a pretrained model here, for an hour, instead of showing recordings.")
+    ] = False,
+) -> None:
+    """Measure the before/after table of the reports; write figures and a page.
+
+    With `--model smollm2-135m` the table is of recordings of that model, unless `--live` trains it.
+    """
+    from grpo_lab.analysis.reproduction import recording_of
+    from grpo_lab.config.catalog import model_settings
     from grpo_lab.runs.run_folder import next_free
     from grpo_lab.ui import console
     from grpo_lab.ui.reproduce import reproduce_all
 
-    page = reproduce_all(out or next_free(Path("runs/reproduce")), given(model, device))
+    tuned = model if model in model_settings() else None
+    if device and tuned and not live:
+        raise ConfigError(f"--device {device} says where to train, and recordings were trained before; add --live")
+    page = reproduce_all(out or next_free(Path("runs/reproduce")), given(model, device), tuned or "", live or not tuned)
     console.say(f"\nreport: {page}")
+    crashed = recording_of("cuda-001", "original", tuned) if tuned and not live else page.parent / "cuda-001-original"
     commands = {
-        f"grpo-lab trace {page.parent / 'cuda-001-original'}": "find the first break, link by link",
+        f"grpo-lab trace {crashed}": "find the first break, link by link",
         "grpo-lab scenarios": "list all failures that can be reproduced",
         "grpo-lab train --scenario cuda-001 --guards skip_nonfinite": "try your own guards",
     }
@@ -64,7 +80,7 @@ def train(
     from grpo_lab.runs.session import Session
     from grpo_lab.ui import console
 
-    config = _config(preset, scenario, guards, heal).with_(
+    config = _config(preset, scenario, guards, heal, model or "").with_(
         *given(model, device),
         *([f"data.tasks={data}"] if data else []),
         *([f"data.rewards={','.join(reward)},"] if reward else []),
@@ -85,8 +101,8 @@ def train(
     sys.exit(0 if session.status == "done" else 1)
 
 
-def _config(preset: str | None, scenario: str | None, guards: str | None, heal: bool) -> Config:
-    """The config of a preset or scenario with these guards.
+def _config(preset: str | None, scenario: str | None, guards: str | None, heal: bool, model: str) -> Config:
+    """The config of a preset or scenario with these guards, and of a scenario with the settings of a model.
 
     Raises ConfigError for an unknown name, for a scenario with another preset than its own, and for a heal without a
     scenario.
@@ -99,7 +115,8 @@ def _config(preset: str | None, scenario: str | None, guards: str | None, heal: 
         )
     if heal and not scenario:
         raise ConfigError("--heal removes the cause of a scenario; name one with --scenario")
-    config = catalog.scenario(scenario).config(heal=heal) if scenario else catalog.preset(preset or "stable")
+    found = catalog.scenario(scenario).config(heal=heal, model=model) if scenario else None
+    config = found or catalog.preset(preset or "stable")
     if guards is None:
         return config
     if guards in catalog.preset_names():

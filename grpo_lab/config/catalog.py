@@ -17,7 +17,7 @@ from typing import Any
 from grpo_lab.config.schema import SECTIONS, SWITCHES, Config
 from grpo_lab.errors import ConfigError, unknown
 from grpo_lab.metrics import LINKS, METRICS
-from grpo_lab.paths import data_directory
+from grpo_lab.paths import data_directory, data_tables
 
 _TEXTS = ("title", "source", "story")
 TRIAL: Mapping[str, Any] = {"run": {"num_steps": 60}, "data": {"num_prompts": 16, "num_generations": 8}}
@@ -103,13 +103,20 @@ class Scenario(Entry):
     """Changes after which the model learns, the recommended one first."""
     trial: Mapping[str, Any] = dataclasses.field(default_factory=lambda: TRIAL)
     """The length, the batch and other settings with which heals are tried, the same with and without the heal."""
+    models: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Settings by model, tuned for this scenario: laid over those that every scenario shares for the model."""
 
     def config(
-        self, guards: str | tuple[str, ...] | None = None, preset: str | None = None, heal: bool = False
+        self,
+        guards: str | tuple[str, ...] | None = None,
+        preset: str | None = None,
+        heal: bool = False,
+        model: str = "",
     ) -> Config:
         """The cause on its preset, or on another one; `guards` replaces the guards by a preset's, or by named ones.
 
-        `heal` applies the first heal, and makes the run as long and its batch as large as `trial` says.
+        `heal` applies the first heal, and makes the run as long and its batch as large as `trial` says. `model` trains
+        another model than the tiny one: its settings are laid over cause and trial, below the heal.
         Raises ConfigError if the scenario has no heal.
 
         >>> scenario("cuda-001").config(guards=("clamp_log_ratio",)).guards
@@ -121,11 +128,30 @@ class Scenario(Entry):
         if guards is not None:
             named = load_preset(guards).config.guards if isinstance(guards, str) else {name: {} for name in guards}
             config = config.with_guards(named)
-        if not heal:
-            return config
-        if not self.heals:
+        if heal and not self.heals:
             raise ConfigError(f"scenario {self.name} names no heal; add [[heals]] to its file")
-        return config.merged(self.trial).with_(*self.heals[0].change)
+        config = config.merged(self.trial) if heal else config
+        if model:
+            shared = model_settings()[model]["settings"] if model in model_settings() else {}
+            config = config.merged(shared).merged(self.models.get(model, {})).with_(f"model.name={model}")
+        return config.with_(*self.heals[0].change) if heal else config
+
+    def sizes(self) -> dict[str, str]:
+        """Rate and length by model, in words."""
+        found = {}
+        for model in ("tiny", *model_settings()):
+            config = self.config(model=model)
+            run = f"learning rate {config.optimizer.learning_rate:g}, {config.run.num_steps} steps"
+            tried = model == "tiny" or model in self.models
+            found[model] = run if tried else f"{run}; not tried on this model"
+        return found
+
+
+@functools.cache
+def model_settings() -> Mapping[str, Any]:
+    """By the model for which the tiny one's settings do not fit: the `settings` that every scenario shares, and how its
+    runs were `recorded`."""
+    return data_tables("model_settings")
 
 
 def preset(name: str) -> Config:
@@ -155,7 +181,8 @@ def _scenario(path: Path, changed: int) -> Scenario:
     """The scenario in a file, read again only if the file changed: all its overrides are checked."""
     tree, name = _read(path), path.stem
     where = f"scenario {name}"
-    _check_keys(tree, [*_TEXTS, "preset", "expect", "cures", "decoys", "heals", "trial", *SECTIONS, *SWITCHES], where)
+    keys = ("preset", "expect", "cures", "decoys", "heals", "trial", "models")
+    _check_keys(tree, [*_TEXTS, *keys, *SECTIONS, *SWITCHES], where)
     texts = _pop_texts(tree, name)
     expect = _typed(tree, "expect", dict, where)
     _check_keys(expect, [field.name for field in dataclasses.fields(Expectation)], f"{where}, [expect]")
@@ -169,10 +196,16 @@ def _scenario(path: Path, changed: int) -> Scenario:
         decoys=_override_sets(tree, "decoys", where),
         heals=_heals(tree, where),
         trial=_typed(tree, "trial", dict, where) or TRIAL,
+        models=_typed(tree, "models", dict, where),
     )
     # So that a mistake in the file shows when it is read, not when it is used.
     for overrides in ((), *found.cures, *found.decoys, *(heal.change for heal in found.heals)):
         found.config().merged(found.trial).with_(*overrides)
+    for model in found.models:
+        if model not in model_settings():
+            raise unknown(f"model in [models] of {where}", model, model_settings())
+        _typed(found.models, model, dict, f"{where}, [models]")
+        found.config(model=model)
     return found
 
 

@@ -2,14 +2,13 @@
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import product
 from pathlib import Path
 
 from grpo_lab.analysis.reproduction import (
     COLUMNS,
-    ROUNDS,
     SCENARIOS,
     ReproducedRun,
     brief,
@@ -17,10 +16,16 @@ from grpo_lab.analysis.reproduction import (
     config_for,
     healthy_config,
     measure,
+    recording_of,
     report,
+    scenarios_for,
 )
+from grpo_lab.config.catalog import model_settings
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import RunError
+from grpo_lab.models.loading import locate
+from grpo_lab.models.registry import MODELS
+from grpo_lab.runs import environment, recordings
 from grpo_lab.runs.child_pool import kept, warm_child
 from grpo_lab.runs.session import Session
 from grpo_lab.ui import console, plots
@@ -33,29 +38,44 @@ HOW_LONG = ("original", "reported_fix", "healed", "stable")
 Sessions = dict[tuple[str, str], Session]
 
 
-def reproduce_all(directory: Path, overrides: tuple[str, ...]) -> Path:
+def reproduce_all(directory: Path, overrides: tuple[str, ...], model: str = "", live: bool = True) -> Path:
     """Run everything into `directory`, each run in a child process, one for each core, and return the path of the page.
 
-    Ctrl-C ends all of them. Raises RunError if the folder is not empty, and for a mistake in the overrides.
+    `model` has settings of its own; "" takes the scenarios' settings. Without `live` its recordings are shown instead.
+    Ctrl-C ends all runs. Raises RunError if the folder is not empty, ModelError for a model that is not here, and
+    ConfigError for a mistake in the overrides.
     """
     if directory.exists() and any(directory.iterdir()):
         raise RunError(f"{directory} is not empty; choose another folder with --out, or delete it")
     console.say_warnings()
     overrides = (*ONE_THREAD, *overrides)
-    configs: dict[tuple[str, str], Config] = {key: config_for(*key, overrides) for key in product(SCENARIOS, COLUMNS)}
-    configs |= {("healthy", column): healthy_config(column, overrides) for column in HEALTHY}
-    sessions = _run_all(configs, directory)
-    cells = {key: measure(session, *key) for key, session in sessions.items()}
-    healthy = {column: cells.pop(("healthy", column)) for column in HEALTHY}
+    keys = [*product(scenarios_for(model) if model else SCENARIOS, COLUMNS)]
+    configs: dict[tuple[str, str], Config] = {key: config_for(*key, overrides, model) for key in keys}
+    if not model:
+        configs |= {("healthy", column): healthy_config(column, overrides) for column in HEALTHY}
+    sessions = _run_all(configs, directory) if live else _recorded(keys, model, directory)
+    runs = {key: measure(session, *key) for key, session in sessions.items()}
+    cells = [runs[key] for key in keys]
+    healthy = {column: run for (name, column), run in runs.items() if name == "healthy"}
     figures = _draw(directory, sessions)
     page = directory / "report.md"
-    page.write_text(report([*cells.values()], healthy, figures, "grpo-lab reproduce"), encoding="utf-8")
-    _print([*cells.values()], healthy)
+    command = "grpo-lab reproduce" + f" --model {model}" * bool(model) + " --live" * bool(model and live)
+    recorded = "" if live else model_settings()[model]["recorded"]
+    page.write_text(report(cells, healthy, figures, command, configs[keys[0]], recorded), encoding="utf-8")
+    _print(cells, healthy, model, recorded)
     return page
 
 
+def _recorded(keys: Iterable[tuple[str, str]], model: str, directory: Path) -> Sessions:
+    """The recorded sessions of a model; the folder is made for their figures."""
+    directory.mkdir(parents=True, exist_ok=True)
+    return {key: Session.open(recordings.find(recording_of(*key, model))) for key in keys}
+
+
 def _run_all(configs: Mapping[tuple[str, str], Config], directory: Path) -> Sessions:
-    """The finished session of each config, in their order."""
+    """The finished session of each config, in their order. Raises ModelError for a model that is not here."""
+    for model in {config.model.name for config in configs.values()}:
+        locate(model)
     stopping, sessions = threading.Event(), Sessions()
 
     def run(key: tuple[str, str]) -> None:
@@ -66,7 +86,7 @@ def _run_all(configs: Mapping[tuple[str, str], Config], directory: Path) -> Sess
                 session.stop()
             session.run()
 
-    jobs = os.cpu_count() or 1
+    jobs = _side_by_side({config.model.name for config in configs.values()})
     with console.progress() as bars, kept(jobs), ThreadPoolExecutor(jobs) as pool:
         # The last columns last longest: begun first, they leave no core idle at the end.
         running = [pool.submit(run, key) for key in sorted(configs, key=lambda key: -HOW_LONG.index(key[1]))]
@@ -82,11 +102,21 @@ def _run_all(configs: Mapping[tuple[str, str], Config], directory: Path) -> Sess
     return {key: sessions[key] for key in configs}
 
 
+def _side_by_side(names: Iterable[str]) -> int:
+    """The number of runs that cores and memory have room for."""
+    cores, memory = os.cpu_count() or 1, environment.memory_bytes()
+    largest = max((MODELS[name].parameters for name in names if name in MODELS), default=0)
+    return max(1, min(cores, memory // (largest * environment.BYTES_PER_PARAMETER))) if memory and largest else cores
+
+
 def _draw(directory: Path, sessions: Sessions) -> dict[str, tuple[str, str]]:
-    groups = {name: {c: sessions[name, c].events for c in COLUMNS} for name in SCENARIOS}
-    rewards = plots.save(plots.rewards_figure(groups, ROUNDS), directory / "rewards.png")
+    names = dict.fromkeys(name for name, _ in sessions if name != "healthy")
+    groups = {name: {c: sessions[name, c].events for c in COLUMNS} for name in names}
+    longest = max(session.config.run.num_steps for (name, _), session in sessions.items() if name in names)
+    rewards = plots.save(plots.rewards_figure(groups, longest), directory / "rewards.png")
     figures = {"The reward of each run": (rewards.name, plots.rewards_in_words(groups))}
-    groups["healthy"] = {column: sessions["healthy", column].events for column in HEALTHY}
+    healthy = {column: sessions["healthy", column].events for column in HEALTHY if ("healthy", column) in sessions}
+    groups |= {"healthy": healthy} if healthy else {}
     for name, runs in groups.items():
         plots.save(plots.comparison_figure(runs, title=name), directory / f"{name}.png")
         alt = " ".join(f"{column}: {plots.alt_text(events)}" for column, events in runs.items())
@@ -94,8 +124,11 @@ def _draw(directory: Path, sessions: Sessions) -> dict[str, tuple[str, str]]:
     return figures
 
 
-def _print(cells: list[ReproducedRun], healthy: dict[str, ReproducedRun]) -> None:
+def _print(cells: list[ReproducedRun], healthy: dict[str, ReproducedRun], model: str, recorded: str) -> None:
+    if recorded:
+        console.say(recorded)
     console.out.print(console.table(brief(cells), gap=1, title="The explosion and its cure, measured here"))
-    console.out.print(console.table(brief(list(healthy.values())), gap=1, title="A healthy task"))
-    title = "The claims of the reports, on the tiny model (see the report for their scope)"
+    if healthy:
+        console.out.print(console.table(brief(list(healthy.values())), gap=1, title="A healthy task"))
+    title = f"The claims of the reports, on {model or 'the tiny model'} (see the report for their scope)"
     console.out.print(console.table(claims(cells, healthy), title=title))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from grpo_lab.analysis.markdown import code, first_sentence, render, switch
-from grpo_lab.config.catalog import Expectation, Scenario, load_preset, scenario, scenario_names
+from grpo_lab.config.catalog import Expectation, Scenario, load_preset, model_settings, scenario, scenario_names
 from grpo_lab.config.schema import SECTIONS
 from grpo_lab.metrics import LINKS
 from grpo_lab.training.faults import FAULTS
@@ -14,9 +14,17 @@ def page() -> str:
     cases = [scenario(name) for name in scenario_names()]
     overview = [[f"[`{case.name}`](#{case.name})", case.title, case.source] for case in cases]
     header = ["scenario", "what it shows", "source"]
-    return render(
-        "scenarios", cases=cases, overview=[header, *overview], cause=_cause, shown=_shown, faults=_faults(cases)
-    )
+    words = {"cause": _cause, "shown": _shown, "faults": _faults(cases), "models": _models()}
+    return render("scenarios", cases=cases, overview=[header, *overview], **words)
+
+
+def _models() -> list[list[str]]:
+    """A row for each setting of each model."""
+    rows = [["model", "setting", "value"]]
+    for model, found in model_settings().items():
+        for section, values in found["settings"].items():
+            rows += [[f"`{model}`", f"`{section}.{name}`", code(value)] for name, value in values.items()]
+    return rows
 
 
 def _cause(case: Scenario) -> list[list[str]]:
