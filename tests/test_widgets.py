@@ -163,7 +163,7 @@ def test_a_panel_stands_where_its_run_is_awaited(panel, seen, cells):
 
 
 def test_a_recording_leaves_a_picture_where_the_notebook_is_read_without_a_kernel(panel, seen, cells):
-    panel(recording="train-001-smollm2")._ipython_display_()
+    panel(recording="kl-explosion-smollm2")._ipython_display_()
     assert (
         "step 7" not in cells.outputs[1].html
         and 'class="grpo-lab-picture"><img alt="train-001' in cells.outputs[1].html
@@ -229,7 +229,7 @@ def test_headless_nobody_could_resume(panel):
 
 def test_a_recording_of_a_model_that_is_not_here_stays_on_screen(panel, seen, monkeypatch, tmp_path):
     monkeypatch.setenv("GRPO_LAB_CACHE", str(tmp_path))
-    one = panel(recording="train-001-smollm2")
+    one = panel(recording="kl-explosion-smollm2")
     find(one, "start").click()
     assert "models fetch smollm2-135m" in words(one) and "step 7" in words(one)
     assert not one.running
@@ -421,13 +421,13 @@ def test_runs_are_kept_opened_and_exported(panel, tmp_path, seen):
 
 
 def test_a_recording_is_scrubbed(panel, seen):
-    one = panel(recording="train-001-smollm2")
+    one = panel(recording="kl-explosion-smollm2")
     assert "step 7" in words(one)
     find(one, "time").value = 4
     assert "step 3" in words(one)
     one.step()
     assert "step 4" in words(one)
-    session = one.open("cuda-001-smollm2")
+    session = one.open("cuda-001-smollm2-135m-original")
     assert "crashed in torch.multinomial" in words(one)
     assert one.session is session
     with pytest.raises(RunError, match="holds no run"):
@@ -530,7 +530,7 @@ def test_a_run_that_cannot_be_made_gives_its_child_back(monkeypatch, panel, tmp_
 
 def test_in_chinese_every_word_is_there(panel, seen, monkeypatch):
     monkeypatch.setenv("GRPO_LAB_LANG", "zh")
-    one = panel(recording="cuda-001-smollm2")
+    one = panel(recording="cuda-001-smollm2-135m-original")
     assert "crashed" not in words(one)
     assert find(one, "start").description not in ("Start", "")
     one.step()

@@ -22,7 +22,7 @@ def reproduce(
     device: Device = None,
     out: Out = None,
     live: Annotated[
-        bool, typer.Option("--live", help="Train a pretrained model here, for an hour, instead of showing recordings.")
+        bool, typer.Option("--live", help="Train a pretrained model here, for minutes, instead of showing recordings.")
     ] = False,
 ) -> None:
     """Measure the before/after table of the reports; write figures and a page.

@@ -8,7 +8,7 @@ from grpo_lab.paths import data_directory
 def recording_names() -> list[str]:
     """The names of all recordings.
 
-    >>> "cuda-001-smollm2" in recording_names()
+    >>> "cuda-001-smollm2-135m-original" in recording_names()
     True
     """
     return sorted(path.parent.name for path in _home().glob("*/events.jsonl"))
@@ -17,7 +17,7 @@ def recording_names() -> list[str]:
 def find(run: str | Path) -> Path:
     """The folder of a run, or else of the recording with this name.
 
-    >>> find("cuda-001-smollm2").parent.name
+    >>> find("cuda-001-smollm2-135m-original").parent.name
     'recordings'
     """
     folder = Path(run)

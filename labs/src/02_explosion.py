@@ -40,7 +40,7 @@ lab = gl.Lab("02_explosion")
 # at the reward, then at the sampled text below. Move the time slider from the first step to the last.
 
 # %%
-lab.panel(recording="train-001-smollm2")
+lab.panel(recording="kl-explosion-smollm2")
 
 # %% [markdown]
 # One token had become $e^{33.5}$ times less likely than under the reference. The norm was 9 · 10¹³ in the first round.

@@ -39,11 +39,10 @@ lab = gl.Lab("03_error_chain")
 #
 # This is a recorded run of SmolLM2-135M with fp16 weights. Look at the chain strip: each column is a step, and each row
 # is a link, in the order in which the step computes them. The frame marks the link that broke first. (Each step has
-# four updates, and a column shows the worst of them: rows above the frame broke one update later.) How many steps after
-# the first break does the run crash?
+# two updates, and a column shows the worse of them.) How many steps after the first break does the run crash?
 
 # %%
-lab.panel(recording="cuda-001-smollm2")
+lab.panel(recording="cuda-001-smollm2-135m-original")
 
 # %% [markdown]
 # ## 2. Predict

@@ -34,7 +34,7 @@ import pandas as pd
 import torch
 
 lab = gl.Lab("05_kl")
-panel = lab.panel(recording="train-001-smollm2")
+panel = lab.panel(recording="kl-explosion-smollm2")
 panel
 
 # %% [markdown]

@@ -156,7 +156,7 @@ def test_run_all_goes_through_a_crash_and_a_killed_child_leaves_the_kernel_usabl
 @pytest.mark.slow
 def test_a_recording_is_scrubbed_and_two_panels_run_at_once(notebook, server, wait_until):
     nb = notebook(
-        IMPORT + "\npanel = Panel(recording='train-001-smollm2')\npanel",
+        IMPORT + "\npanel = Panel(recording='kl-explosion-smollm2')\npanel",
         "one = Panel(preset='stable', overrides=('run.num_steps=1000',))\none",
         "two = Panel('train-001', overrides=('run.num_steps=1000',))\ntwo",
         "print('the kernel', 'answers')",
