@@ -23,7 +23,7 @@
 # **Say.** "After an explosion people add guards. They rarely remove one. Today we ask of each guard: what happens
 # without it?"
 #
-# **Misconceptions to wait for.** *More guards are safer* (twelve guards kept a run alive that learned nothing).
+# **Misconceptions to wait for.** *More guards are safer* (four guards kept a run alive that learned nothing).
 # *Clipping is a guard against NaN* (it spreads NaN). *A skipped step costs nothing* (sixteen skipped steps in a row: no
 # training). *`zero_grad` is a skip* (AdamW has a memory).
 
@@ -35,15 +35,15 @@ lab = gl.Lab("04_guards")
 # %% [markdown]
 # ## 1. A recorded run
 #
-# This is a recorded run of SmolLM2-135M with the loss of CUDA-001, fp16 weights and twelve guards. Without guards it
-# died in the second round. Look step by step at the guards that acted, and then at the reward.
+# This is a recorded run of SmolLM2-135M with the loss of CUDA-001, fp16 weights and the four guards of `stable`. With
+# clipping alone it died in the second round. Look step by step at the guards that acted, and then at the reward.
 
 # %%
-lab.panel(recording="cuda-001-smollm2-twelve-guards")
+lab.panel(recording="cuda-001-smollm2-135m-stable")
 
 # %% [markdown]
-# The run finished four rounds with finite weights. The reward on held-out reviews went from 0.052 to 0.025. Remember
-# this result: the guards did all that guards can do.
+# The run finished eight rounds with finite weights. The reward on held-out reviews went from 0.14 to 0.17, which is
+# noise for 32 reviews. Remember this result: the guards did all that guards can do.
 
 # %% [markdown]
 # ## 2. Predict
@@ -231,8 +231,8 @@ held_out = 0.625
 # On five seeds the guarded run goes from a held-out reward of 0.22–0.31 to 0.58–0.66, and a run without the fault
 # reaches 0.58–0.68. The answer is **c**: the guard acted once, on one token.
 #
-# Compare this with the recorded run of section 1. There the loss is wrong in every step: twelve guards keep the run alive,
-# and its reward falls. Here one value was wrong in one step, and one guard was enough. **A guard saves what a run can
+# Compare this with the recorded run of section 1. There the loss is wrong in every step: four guards keep the run alive,
+# and it learns nothing. Here one value was wrong in one step, and one guard was enough. **A guard saves what a run can
 # learn only if everything else in the run is right.**
 
 # %% [markdown] tags=["instructor"]
