@@ -60,7 +60,7 @@ def reproduce_all(directory: Path, overrides: tuple[str, ...], model: str = "", 
     figures = _draw(directory, sessions)
     page = directory / "report.md"
     command = "grpo-lab reproduce" + f" --model {model}" * bool(model) + " --live" * bool(model and live)
-    recorded = "" if live else model_settings()[model]["recorded"]
+    recorded = "" if live else " ".join(model_settings()[model]["recorded"].split())
     page.write_text(report(cells, healthy, figures, command, configs[keys[0]], recorded), encoding="utf-8")
     _print(cells, healthy, model, recorded)
     return page
