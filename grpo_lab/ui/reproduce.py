@@ -127,7 +127,8 @@ def _draw(directory: Path, sessions: Sessions) -> dict[str, tuple[str, str]]:
 def _print(cells: list[ReproducedRun], healthy: dict[str, ReproducedRun], model: str, recorded: str) -> None:
     if recorded:
         console.say(recorded)
-    console.out.print(console.table(brief(cells), gap=1, title="The explosion and its cure, measured here"))
+    title = f"The explosion and its cure, {'recorded' if recorded else 'measured here'}"
+    console.out.print(console.table(brief(cells), gap=1, title=title))
     if healthy:
         console.out.print(console.table(brief(list(healthy.values())), gap=1, title="A healthy task"))
     title = f"The claims of the reports, on {model or 'the tiny model'} (see the report for their scope)"
