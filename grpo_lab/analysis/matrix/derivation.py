@@ -1,12 +1,13 @@
 """The smallest set of guards: start from all of them, and drop each guard that is not needed."""
 
+import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from grpo_lab.analysis.markdown import number
 from grpo_lab.analysis.matrix.cells import HEALTHY
 from grpo_lab.analysis.matrix.findings import MARGIN, mean_gain
-from grpo_lab.analysis.matrix.results import Measurement
+from grpo_lab.analysis.matrix.results import GAIN, Measurement
 
 Run = Callable[[tuple[str, ...]], Sequence[Measurement]]
 """A function that runs every scenario and seed, and the healthy run, under these guards."""
@@ -33,7 +34,7 @@ def derive(
     `learn` returns runs that are long enough to learn from. A guard that alone refuses steps of a healthy run, lowers
     its reward, or keeps a run from learning, is never in the set. The others are tried in turn, and the guard that
     alone stops the fewest cells is tried first (ties: in the given order). A guard is dropped if without it every cell
-    that survived still survives, every failure that was stopped still is, and every run that learned still learns.
+    that survived still survives, every failure that was stopped still is, and every scenario that was learned still is.
     Rounds go on until one drops nothing, so that each guard kept is needed beside the others.
 
     >>> class Run:
@@ -92,11 +93,16 @@ def lost(before: Sequence[Measurement], after: Sequence[Measurement]) -> tuple[s
 
 
 def unlearned(before: Sequence[Measurement], after: Sequence[Measurement]) -> tuple[str, ...]:
-    """The runs that learned `before` and no longer do, each with its gains."""
-    then = {(result.scenario, result.seed): result for result in before}
-    pairs = [(then[now.scenario, now.seed], now) for now in after]
-    return tuple(
-        f"{now.scenario}, seed {now.seed}, gains {number(now.gained, 2)}, not {number(was.gained, 2)}"
-        for was, now in pairs
-        if was.learned and not now.learned
-    )
+    """The scenarios learned `before`, in the mean over seeds, and no longer learned, with both gains.
+
+    A run that did not go through gains nothing. A change within MARGIN is chance.
+    """
+    worse = []
+    for name in dict.fromkeys(result.scenario for result in after):
+        was, now = (
+            statistics.fmean(0.0 if math.isnan(one.gained) else one.gained for one in runs if one.scenario == name)
+            for runs in (before, after)
+        )
+        if was >= GAIN > now and now < was - MARGIN:
+            worse.append(f"{name} gains {now:.2f}, not {was:.2f}")
+    return tuple(worse)
