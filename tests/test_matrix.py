@@ -655,7 +655,7 @@ def test_where_no_guard_helps_none_is_kept():
 def test_the_page_tells_how_it_was_derived():
     derived = run_in(World(healthy={"z": {"refused": 2}}, x="a"), "a", "b", "z")
     text = page(Findings(SAID), ("a.png", "b"), "c", derived)
-    assert "`z` (2 false alarms on the healthy run)" in text and "still did: `b`." in text
+    assert "`z` (2 false alarms on the healthy run)" in text and "still was: `b`." in text
     assert "| a | x, seed 0: crashed |" in text
 
 
