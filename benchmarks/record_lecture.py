@@ -37,15 +37,16 @@ def main(
 
 
 def row(name: str, session: Session) -> str:
-    """The recording's row: updates, end, finite norms, first break, and the rewards of held-out problems."""
+    """The recording's row: largest norm and end, link and step of the first break, held-out rewards."""
     steps = [event for event in session.events if isinstance(event, Stepped)]
-    norms = [step.metrics.get("grad_norm", math.nan) for step in steps]
-    finite = [norm for norm in norms if math.isfinite(norm)]
-    largest = f"{max(finite):.4g} in step {norms.index(max(finite))}, {finite[-1]:.3g} at the end" if finite else "none"
+    norms = {event.step: event.metrics.get("grad_norm", math.nan) for event in steps}
+    finite = {step: norm for step, norm in norms.items() if math.isfinite(norm)}
+    step = max(finite, key=lambda each: finite[each], default=0)
+    course = f"norm {finite[step]:.4g} in step {step}" if finite else "no finite norm"
+    course += f", crashes in {session.crash.operator} in step {steps[-1].step}" if session.crash else ""
     found, broken = progress_of(session.events), session.first_break()
     rewards = "" if math.isnan(found.after) else f"{found.before:.3f} to {found.after:.3f}"
-    end = session.crash.operator if session.crash else session.status
-    return f"| `{name}` | {len(steps)} | {end} | {largest} | {broken or 'none'} | {rewards} |"
+    return f"| `{name}` | {course} | {f'{broken.link}, step {broken.step}' if broken else 'none'} | {rewards} |"
 
 
 if __name__ == "__main__":

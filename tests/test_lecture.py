@@ -11,6 +11,7 @@ import pytest
 from grpo_lab import cli
 from grpo_lab.cli import jupyterlab as command
 from grpo_lab.config.catalog import preset, scenario
+from grpo_lab.events import Stepped
 from grpo_lab.runs import recordings
 from grpo_lab.runs.session import Session
 from grpo_lab.runs.summary import Learned, progress_of
@@ -111,6 +112,18 @@ def test_a_recording_was_made_with_the_settings_that_start_trains(name, healed):
 def test_b_differs_from_a_by_heal_and_guards_alone(name):
     healed = training(name).with_(*scenario(name).heals[0].change).with_guards(preset("stable").guards)
     assert training(name, healed=True) == healed != training(name)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_shows_the_symptoms_of_its_scenario_and_b_does_not(name):
+    expect = scenario(name).expect
+    shown = []
+    for session in (recorded(name), recorded(name, healed=True)):
+        steps = [event.metrics for event in session.events if isinstance(event, Stepped)]
+        shown.append(expect.shown(session.crash.operator if session.crash else "", steps))
+    assert shown == [True, False]
+    broken = recorded(name).first_break()
+    assert (broken.link if broken else "") == expect.first_break
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
