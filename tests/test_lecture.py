@@ -165,8 +165,8 @@ def test_b_says_what_stops_the_failure_what_heals_it_and_why(lecture, monkeypatc
     for number, name in enumerate(SCENARIOS, start=1):
         press(lecture, str(number), "b")
         case = scenario(name)
-        stop, heal, why = unescape(lecture._heal.value).split(" → ")
-        assert all(change in stop for change in case.cures[0])
+        *stop, heal, why = unescape(lecture._heal.value).split(" → ")
+        assert stop == [] if case.cures[0] == case.heals[0].change else all(each in stop[0] for each in case.cures[0])
         assert all(change in heal for change in case.heals[0].change)
         assert (case.heals[0].why in why) == (language == "en")
 

@@ -150,7 +150,8 @@ class Lecture:
         if not self.healed:
             return ""
         heal, cures = self._heals()[0], scenario(self.name).cures
-        changes = [*((("stop", cures[0]),) if cures else ()), ("heal", heal.change)]
+        stops = [cure for cure in cures[:1] if cure != heal.change]
+        changes = [*(("stop", stop) for stop in stops), ("heal", heal.change)]
         code = [f"{text(f'lecture.{kind}')} <code>{escape(', '.join(change))}</code>" for kind, change in changes]
         return f"{' → '.join(code)} → {escape(translated(f'heal.{self.name}', heal.why))}"
 
