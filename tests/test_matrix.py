@@ -21,7 +21,7 @@ import typer
 
 from benchmarks import update_matrix
 from grpo_lab import cli
-from grpo_lab.analysis.matrix.cells import HEALTHY, Cell, cells, columns, rows
+from grpo_lab.analysis.matrix.cells import HEALTHY, Cell, cells, columns, only, rows
 from grpo_lab.analysis.matrix.cells import _contents as contents
 from grpo_lab.analysis.matrix.cells import _meaning as meaning
 from grpo_lab.analysis.matrix.derivation import Derivation, derive
@@ -30,7 +30,7 @@ from grpo_lab.analysis.matrix.page import page, summary
 from grpo_lab.analysis.matrix.pool import Pool, run_all
 from grpo_lab.analysis.matrix.results import Fate, Journal, Measurement, from_json, measure, to_csv
 from grpo_lab.config.catalog import TRIAL, Expectation, preset, scenario, scenario_names
-from grpo_lab.errors import RunError
+from grpo_lab.errors import ConfigError, RunError
 from grpo_lab.events import Action, Crash, Ended, Evaluated, LinkNote, Stepped, Verdict
 from grpo_lab.models.registry import MODELS
 from grpo_lab.training.guards import GUARDS
@@ -82,6 +82,15 @@ def test_a_heal_is_tried_against_the_same_run_without_it():
     assert healed == ill.with_(*scenario("train-001").heals[0].change) != ill
     assert ill.guards == preset("stable").guards and ill.run.num_steps == TRIAL["run"]["num_steps"]
     assert [one.column for one in cells([HEALTHY], {}, seeds=1, heals=True)] == []
+
+
+def test_only_the_columns_asked_for_are_run():
+    found = cells(["train-001"], columns(), seeds=5, heals=True, first=100)
+    some = only(["healed"], found)
+    assert [(one.column, one.seed) for one in some] == [("healed", seed) for seed in range(100, 105)]
+    assert only(None, found) == found
+    with pytest.raises(ConfigError, match="heald"):
+        only(["heald"], found)
 
 
 @pytest.mark.parametrize(
@@ -683,14 +692,27 @@ def test_rows_measured_again_take_the_place_of_the_old_ones(tmp_path):
     rows_of_it = update_matrix.read(whole / "cells.csv")
     assert to_csv(rows_of_it) == to_csv([row for row in SAID if row.scenario == "a"] + again)
     text = (whole / "findings.md").read_text()
-    said = [f"The rows of `b` were measured again because {number}: `command {number}`." for number in (1, 2)]
+    said = [f"The rows of `b` were measured because {number}: `command {number}`." for number in (1, 2)]
     assert "\n".join(["Made by `first`.", *said]) in text and "| b | shown | none |" in text
     assert (whole / "heat_map.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_scenario_is_measured_again_as_a_whole_or_not_at_all(tmp_path):
+def test_a_scenario_or_a_column_is_measured_as_a_whole_or_not_at_all(tmp_path):
     whole = folder_of(tmp_path / "whole", SAID, "`first`")
-    for name, some in (("less", SAID[:2]), ("other", [result("c")])):
-        with pytest.raises(typer.BadParameter, match="measure whole scenarios"):
+    for name, some in (("row", [result("c")]), ("column", [replace(SAID[0], column="healed")])):
+        with pytest.raises(typer.BadParameter, match="rows would be missing"):
             update_matrix.main(folder_of(tmp_path / name, some, "`x`"), "because", whole)
     assert (whole / "cells.csv").read_text() == to_csv(SAID)
+
+
+def test_a_column_and_a_scenario_can_be_added(tmp_path):
+    whole = folder_of(tmp_path / "whole", SAID, "`first`")
+    column = [replace(row, column="healed") for row in SAID if row.column == "none"]
+    update_matrix.main(folder_of(tmp_path / "column", column, "`x`"), "because", whole)
+    assert "The columns of `healed` were measured because: `x`." in (whole / "findings.md").read_text()
+    now = update_matrix.read(whole / "cells.csv")
+    scenario_c = [replace(row, scenario="c") for row in now if row.scenario == "a"]
+    update_matrix.main(folder_of(tmp_path / "row", scenario_c, "`y`"), "because", whole)
+    rows_of_it = update_matrix.read(whole / "cells.csv")
+    assert [row.scenario for row in rows_of_it] == sorted(row.scenario for row in rows_of_it)
+    assert {row.column for row in rows_of_it if row.scenario == "c"} == {row.column for row in SAID} | {"healed"}
