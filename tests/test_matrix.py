@@ -636,7 +636,15 @@ def test_a_guard_without_which_a_run_survives_and_no_longer_learns_is_kept():
         return [result("x", "learns", 0, after=0.5 if "b" in guards else 0.3)]
 
     derived = derive(["a", "b"], lambda names: [result(HEALTHY, "derived")], learn=learn)
-    assert derived.kept == {"b": ("x, seed 0: gained 0.00, not 0.20",)}
+    assert derived.kept == {"b": ("x, seed 0, gains 0, not 0.2",)} and derived.harmful == {}
+
+
+def test_a_guard_under_which_a_run_no_longer_learns_is_never_in_the_set():
+    def learn(guards):
+        return [result("x", "learns", 0, after=0.3 if "b" in guards else 0.5)]
+
+    derived = derive(["a", "b"], lambda names: list(World(y="b")(names)), learn=learn)
+    assert derived.kept == {} and derived.harmful == {"b": "x, seed 0, gains 0, not 0.2"}
 
 
 def test_where_no_guard_helps_none_is_kept():
