@@ -636,7 +636,15 @@ def test_a_guard_without_which_a_run_survives_and_no_longer_learns_is_kept():
         return [result("x", "learns", 0, after=0.5 if "b" in guards else 0.3)]
 
     derived = derive(["a", "b"], lambda names: [result(HEALTHY, "derived")], learn=learn)
-    assert derived.kept == {"b": ("x, seed 0: gained 0.00, not 0.20",)}
+    assert derived.kept == {"b": ("x gains 0.00, not 0.20",)} and derived.harmful == {}
+
+
+def test_a_guard_under_which_a_run_no_longer_learns_is_never_in_the_set():
+    def learn(guards):
+        return [result("x", "learns", 0, after=0.3 if "b" in guards else 0.5)]
+
+    derived = derive(["a", "b"], lambda names: list(World(y="b")(names)), learn=learn)
+    assert derived.kept == {} and derived.harmful == {"b": "x gains 0.00, not 0.20"}
 
 
 def test_where_no_guard_helps_none_is_kept():
@@ -647,7 +655,7 @@ def test_where_no_guard_helps_none_is_kept():
 def test_the_page_tells_how_it_was_derived():
     derived = run_in(World(healthy={"z": {"refused": 2}}, x="a"), "a", "b", "z")
     text = page(Findings(SAID), ("a.png", "b"), "c", derived)
-    assert "`z` (2 false alarms on the healthy run)" in text and "still did: `b`." in text
+    assert "`z` (2 false alarms on the healthy run)" in text and "still was: `b`." in text
     assert "| a | x, seed 0: crashed |" in text
 
 

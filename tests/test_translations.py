@@ -1,4 +1,4 @@
-"""Texts whose English stands with code or data, in another language: crashes, first breaks, guards and reasons."""
+"""Texts whose English stands with code or data, in another language: crashes, first breaks, guards, heals, reasons."""
 
 import re
 from html import unescape
@@ -10,7 +10,7 @@ from grpo_lab.events import Action, Ended, Evaluated, LinkNote, Stage, Started, 
 from grpo_lab.paths import data_tables
 from grpo_lab.runs.crashes import classify_crash
 from grpo_lab.training.guards import GUARDS
-from grpo_lab.ui.widgets import html, messages, switches
+from grpo_lab.ui.widgets import html, lecture, messages, switches
 
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 OTHERS = [name for name in messages.languages() if name != "en"]
@@ -33,11 +33,12 @@ def chinese(monkeypatch):
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_every_crash_rule_and_guard_has_a_translation_and_nothing_else_has_one(other):
+def test_every_crash_rule_guard_and_heal_of_the_lecture_has_a_translation_and_nothing_else_has_one(other):
     words = messages.catalogue(other, "translations")
     expected = {f"crash.{kind}" for kind in (*CRASHES, "unknown")}
     expected |= {f"break.{key}.{part}" for key in BREAKS for part in ("operator", "explanation")}
     expected |= {f"guard.{name}.{part}" for name in GUARDS for part in ("does", "Stops", "Costs", "Hides")}
+    expected |= {f"heal.{name}" for name in lecture.SCENARIOS}
     assert {key for key in words if not key.startswith("reason.")} == expected
     assert [key for key, said in words.items() if not said.strip()] == []
 
