@@ -42,7 +42,7 @@ lab = gl.Lab("04_guards")
 lab.panel(recording="cuda-001-smollm2-135m-stable")
 
 # %% [markdown]
-# The run finished eight rounds with finite weights. The reward on held-out reviews went from 0.14 to 0.17, which is
+# The run finished ten rounds with finite weights. The reward on held-out reviews went from 0.14 to 0.19, which is
 # noise for 32 reviews. Remember this result: the guards did all that guards can do.
 
 # %% [markdown]
