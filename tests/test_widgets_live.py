@@ -166,6 +166,44 @@ def test_no_words_of_a_curve_lie_over_each_other(monkeypatch, language):
     assert strip_legend.x0 >= cut and strip_legend.y1 <= figure.sizes[0][1], "the legend of the chain is cut off"
 
 
+def test_the_numbers_of_an_axis_stay_out_of_the_curves_beside_it():
+    """A KL of 1e-13, as in lab 6, has long labels; they lay over the gradient norm."""
+    figure = LiveFigure()
+    figure.draw(fold([started(), *(stepped(step, kl=-1e-13 * step) for step in range(8))]), {})
+    norms, kl = figure._axes["grad_norm"].get_window_extent(), figure._axes["kl"]
+    low, high = kl.get_ylim()
+    labels = [label for label in kl.get_yticklabels() if low <= label.get_position()[1] <= high]
+    assert "−2e−13" in [label.get_text() for label in labels]
+    assert [label.get_text() for label in labels if label.get_window_extent().x0 < norms.x1 + 4] == []
+
+
+def test_the_words_of_a_limit_stay_readable_over_a_curve():
+    """A curve crossed them in labs 1, 5, 7 and 8."""
+    across = [stepped(step, grad_norm=0.2 + 0.1 * (step % 5)) for step in range(30)]
+    figure, events = LiveFigure(), [started(30, "guards.clip_gradients.max_norm=0.5"), *across]
+    figure.draw(fold(events), {})
+    (words,) = [each for each in figure._axes["grad_norm"].texts if each.get_gid() == "limit words"]
+    curve = line(figure, "grad_norm", "curve grad_norm")
+    assert figure._moving.index(words) > figure._moving.index(curve)
+    assert words.get_bbox_patch() is not None
+
+
+def test_the_held_out_reward_of_an_overlay_is_drawn_faded():
+    """A kept run lost its diamonds: two runs could not be compared by their held-out reward."""
+    kept = {"unguarded": fold([started(), Evaluated(0, 0.25, 8), *EVENTS[1:], Evaluated(12, 0.45, 8)])}
+    figure, now = LiveFigure(), [started(), Evaluated(0, 0.25, 8), *EVENTS[1:], Evaluated(12, 0.75, 8)]
+    pixels(figure, now, kept)
+    old, new = [each for each in figure._axes["reward"].lines if each.get_gid() == "held out"]
+    assert [list(each.get_ydata()) for each in (old, new)] == [[0.25, 0.45], [0.25, 0.75]]
+    assert old.get_alpha() is not None and new.get_alpha() is None
+    assert old.get_markeredgecolor() != new.get_markeredgecolor()
+    (label,) = figure._axes["reward"].get_legend().get_texts()
+    assert label.get_text() == "held-out problems"
+    higher = fold([started(), *EVENTS[1:]])
+    figure.draw(higher, {"best": fold([started(), *EVENTS[1:], Evaluated(12, 3.0, 8)])})
+    assert figure._axes["reward"].get_ylim()[1] >= 3.0, "the axis has room for the diamonds of overlays"
+
+
 def test_overlays_are_named_and_their_curves_stay():
     figure = LiveFigure()
     kept = {"unguarded": fold([started(), *(stepped(step, reward=0.9) for step in range(20))])}

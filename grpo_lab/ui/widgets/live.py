@@ -105,7 +105,7 @@ class LiveFigure:
 
     def _scale(self, name: str, series: Series, screen: Screen, others: Sequence[Screen]) -> Scale:
         rows = [series, *(decimate(other.series.get(name, Series())) for other in others)]
-        return scale_of(name, curves.numbers(name, rows, screen), steady=True)
+        return scale_of(name, curves.numbers(name, rows, screen, [screen, *others]), steady=True)
 
     def _draw_background(self, screen: Screen, kept: Mapping[str, Screen], steps: Any, scales: Any, moves: Any) -> None:
         figure = self._figure
@@ -128,7 +128,7 @@ class LiveFigure:
             self._lines[name] = {line.get_gid(): line for line in each.lines}
             above = [*each.images, *each.collections, *each.lines, *each.patches, *each.texts]
             own = above if name == "strip" else [self._lines[name][gid] for gid in moves[name]]
-            own += [] if name == "strip" else [words for words in each.texts if words.get_gid() == "rescued by"]
+            own += [] if name == "strip" else [words for words in each.texts if words.get_gid() in curves.ABOVE]
             self._moving += sorted(own, key=lambda artist: artist.get_zorder())
         for artist in self._moving:
             artist.set_animated(True)
