@@ -188,7 +188,7 @@ def verdicts(
         ),
         (
             "Guards cost 5 to 10 % of the time (here: preset stable's, healthy task)",
-            f"{cost:+.0%} in this run; make bench measures it with care",
+            f"{cost:+z.0%} in this run; make bench measures it with care",
             _held(cost <= 0.10),
         ),
     ]
