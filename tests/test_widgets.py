@@ -9,14 +9,16 @@ import zipfile
 
 import pytest
 
+from grpo_lab.analysis.run_state import fold
+from grpo_lab.analysis.screen_words import describe
 from grpo_lab.config.catalog import preset, scenario
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import ConfigError, ModelError, RunError
-from grpo_lab.events import Changed, Ended, Stepped
+from grpo_lab.events import Changed, Ended, Stepped, Verdict
 from grpo_lab.runs import child_pool, notebook_mode
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.ui.widgets import Panel, notebook_display
-from grpo_lab.ui.widgets.runner import Runner
+from grpo_lab.ui.widgets.runner import Run, Runner
 from grpo_lab.ui.widgets.sliders import SLIDERS, SliderRow
 
 LONG = ("run.num_steps=100000",)
@@ -509,6 +511,16 @@ def test_a_config_that_cannot_run_gives_the_child_back(tmp_path):
         runner.start(Config().with_("loss.kl_estimator=k9"), panel)  # type: ignore
     assert not runner.running
     assert len(child_pool._idle) == 1
+
+
+def test_a_run_below_its_cell_breaks_no_word(tmp_path):
+    """JupyterLab cuts a long line of text anywhere: "rewar / d", "0. / 25"."""
+    run = Run(preset("smoke"), tmp_path / "run")
+    values = {"grad_norm": 1.0, "kl": 0.5, "reward": 0.25, "ratio/max": 1.0}
+    run.events = [Stepped(step, 1, Verdict.KEEP, {k: v + step for k, v in values.items()}, (), ()) for step in (0, 1)]
+    lines = repr(run).splitlines()
+    assert len(lines) >= 3 and max(map(len, lines[:-1])) <= 80
+    assert " ".join(lines) == f"{describe(fold(run.events))} ({tmp_path / 'run'})"
 
 
 @pytest.mark.parametrize("part", ["Run", "threading.Thread"])

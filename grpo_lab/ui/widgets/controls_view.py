@@ -9,7 +9,6 @@ from typing import Any
 import ipywidgets
 
 from grpo_lab.analysis.run_state import Screen
-from grpo_lab.analysis.screen_words import describe
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import unknown
 from grpo_lab.ui.widgets import html, parts
@@ -102,7 +101,7 @@ class ControlsView:
     def show_words(self, screen: Screen, own: str, note: str) -> None:
         """Update status, banner, samples, guards that acted and, where it is open, the table."""
         self._status.value = html.status(screen, own, note)
-        self.browser.alt = describe(screen)
+        self.browser.alt = html.described(screen)
         words = html.banner(screen)
         self._banner_text.value = words or self._banner_text.value
         self._banner.layout.display = "flex" if words else "none"
@@ -171,7 +170,7 @@ class ControlsView:
         return parts.button(name, text(f"panel.{name}"), lambda: self._call(method or name, *values()), **looks)
 
     def _slide(self, name: str, override: str) -> None:
-        self._about.value = html.prose(text(f"setting.{name}"), SLIDERS[name].setting.help, {})
+        self._about.value = html.prose(text(f"setting.{name}"), SLIDERS[name].help(name), {})
         self._call("set", override)
 
 

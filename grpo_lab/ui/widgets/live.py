@@ -19,8 +19,8 @@ from grpo_lab.analysis.run_state import CURVES, Screen, Series, decimate
 from grpo_lab.ui.plots import curves, strip
 from grpo_lab.ui.plots.scales import Scale, scale_of
 from grpo_lab.ui.plots.style import FINE, chinese_font, legible, name_runs, new_figure
-from grpo_lab.ui.widgets.html import slug
-from grpo_lab.ui.widgets.messages import language, text
+from grpo_lab.ui.widgets import html
+from grpo_lab.ui.widgets.messages import language
 from grpo_lab.ui.widgets.png import png
 
 DPI = 90
@@ -141,7 +141,7 @@ def say(label: str) -> str:
     """A label of the figure in the user's language; in English if no installed font has its letters."""
     if language() == "zh" and not chinese_font():
         return label
-    return text(f"chart.{slug(label)}")
+    return html.label(label)
 
 
 def _legend(figure: Figure, kept: Mapping[str, Screen]) -> float:

@@ -1,5 +1,6 @@
 """One run at a time in a child process of the pool, shown by a view and controlled from any thread."""
 
+import textwrap
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -8,13 +9,13 @@ from pathlib import Path
 from types import MappingProxyType
 
 from grpo_lab.analysis.run_state import fold
-from grpo_lab.analysis.screen_words import describe
 from grpo_lab.config.schema import LIVE_SECTIONS, Config
 from grpo_lab.errors import ConfigError, GrpoLabError
 from grpo_lab.runs import child_pool, notebook_mode, run_folder
 from grpo_lab.runs.child import Child
 from grpo_lab.runs.session import Session, View
 from grpo_lab.training.registry import validated
+from grpo_lab.ui.widgets import html
 from grpo_lab.ui.widgets.messages import text
 
 
@@ -22,7 +23,8 @@ class Run(Session):
     """A session whose representation in a notebook describes its state."""
 
     def __repr__(self) -> str:
-        return f"{describe(fold(self.events))} ({self.directory})"
+        words = f"{html.described(fold(self.events))} ({self.directory})"
+        return textwrap.fill(words, 80, break_long_words=False, break_on_hyphens=False)  # JupyterLab breaks words
 
 
 class Runner:
