@@ -476,6 +476,35 @@ def test_only_what_a_lab_asks_for_is_shown(panel):
     assert list(one._controls.switches._boxes) == ["clamp_kl", "clip_gradients"][:1]
 
 
+def titles(panel, **options):
+    """The titles of a panel's tabs, the open one first."""
+    tabs = find(panel(**options), "controls").children[0]
+    return tabs.titles[tabs.selected_index], *tabs.titles
+
+
+def test_a_tab_without_content_is_left_out(panel):
+    """Lab 8 shows its recordings without sliders and switches; an empty tab stood open."""
+    assert titles(panel) == ("Settings", "Settings", "Guards", "Scenario", "Runs")
+    assert titles(panel, guards_shown=("clamp_kl",)) == ("Guards", "Settings", "Guards", "Scenario", "Runs")
+    assert titles(panel, recording="mystery-1", controls=(), guards_shown=()) == ("Runs", "Scenario", "Runs")
+
+
+def test_a_guard_switched_on_says_why_without_a_pointer(panel, seen):
+    """The reason was a tooltip alone."""
+    one = panel()
+    box, about = (getattr(one._controls.switches, each)["clamp_kl"] for each in ("_boxes", "_about"))
+    one.switch("clip_gradients", True)
+    assert about.value == "" and not box.value
+    box.value = True
+    assert "an infinite KL loss" in about.value and "Costs" not in about.value
+    one._controls.switches.explain("clamp_kl")
+    assert "<dt>Costs</dt>" in about.value, "the button still shows everything"
+    one._controls.switches.explain("clamp_kl")
+    assert about.value == ""
+    box.value = False
+    assert about.value == ""
+
+
 @pytest.mark.parametrize("name", SLIDERS)
 def test_every_slider_has_its_place_and_its_help(name):
     told = []

@@ -9,16 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 from PIL import Image
 
 from grpo_lab.analysis.run_state import CURVES, Fold, fold
 from grpo_lab.config.schema import Config
 from grpo_lab.events import Action, Changed, Ended, Evaluated, LinkNote, Started, Stepped, Verdict
 from grpo_lab.runs.crashes import classify_crash
-from grpo_lab.ui.plots.style import GREEN, MARKS, VERMILLION, chinese_font
+from grpo_lab.ui.plots.style import GREEN, MARKS, STATUSES, VERMILLION, chinese_font
 from grpo_lab.ui.widgets import render_thread
 from grpo_lab.ui.widgets.live import LiveFigure
-from grpo_lab.ui.widgets.png import png
+from grpo_lab.ui.widgets.png import _DARK, _DARK_INKS, png
 from grpo_lab.ui.widgets.render_thread import RenderThread
 from grpo_lab.ui.widgets.timeline import Timeline
 
@@ -126,6 +127,21 @@ def test_on_a_dark_page_the_same_pixels_have_other_colours():
     assert len(green) and (dark[green] == [0, 158, 115]).all(), "healthy stays green"
 
 
+def test_a_link_that_broke_later_stands_out_on_a_dark_page():
+    """In cells of a few pixels its brown was hardly different from the grey of links that were not reached."""
+
+    def lightness(colour):
+        parts = np.array(to_rgb(_DARK.get(colour, _DARK_INKS.get(colour, colour))))
+        return 0.05 + np.where(parts <= 0.04, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4) @ [
+            0.2126,
+            0.7152,
+            0.0722,
+        ]
+
+    later, missing, broken = (lightness(STATUSES[name]) for name in ("broken later", "not reached", "broken"))
+    assert later / missing > 1.5 and broken / later > 1.5
+
+
 def test_two_halves_are_the_whole_figure():
     figure = LiveFigure()
     whole, halves = figure.png(fold(STORY)), figure.halves(fold(STORY))
@@ -194,11 +210,11 @@ def test_the_held_out_reward_of_an_overlay_is_drawn_faded():
     figure, now = LiveFigure(), [started(), Evaluated(0, 0.25, 8), *EVENTS[1:], Evaluated(12, 0.75, 8)]
     pixels(figure, now, kept)
     old, new = [each for each in figure._axes["reward"].lines if each.get_gid() == "held out"]
-    assert [list(each.get_ydata()) for each in (old, new)] == [[0.25, 0.45], [0.25, 0.75]]
+    assert [np.array(each.get_ydata()).tolist() for each in (old, new)] == [[0.25, 0.45], [0.25, 0.75]]
     assert old.get_alpha() is not None and new.get_alpha() is None
     assert old.get_markeredgecolor() != new.get_markeredgecolor()
-    (label,) = figure._axes["reward"].get_legend().get_texts()
-    assert label.get_text() == "held-out problems"
+    legend = figure._axes["reward"].get_legend()
+    assert legend and [label.get_text() for label in legend.get_texts()] == ["held-out problems"]
     higher = fold([started(), *EVENTS[1:]])
     figure.draw(higher, {"best": fold([started(), *EVENTS[1:], Evaluated(12, 3.0, 8)])})
     assert figure._axes["reward"].get_ylim()[1] >= 3.0, "the axis has room for the diamonds of overlays"

@@ -132,12 +132,14 @@ class ControlsView:
         return parts.box("panel", children, ipywidgets.VBox)
 
     def _tabs(self, guards: bool) -> ipywidgets.Tab:
-        settings = [*(row.widget for row in self.rows), self._about]
-        tabs = {"settings": settings, "guards": [self.switches.widget], "source": self.sources.widgets}
-        tabs["runs"] = self._runs()
+        """The tabs that have content; of a panel without sliders the last one is open."""
+        tabs = {"settings": [*(row.widget for row in self.rows), self._about]} if self.rows else {}
+        tabs |= {"guards": [self.switches.widget]} if self.switches.widget.children else {}
+        tabs |= {"source": self.sources.widgets, "runs": self._runs()}
         titles = [text(f"panel.tab_{name}") for name in tabs]
         pages = [ipywidgets.VBox(children) for children in tabs.values()]
-        return ipywidgets.Tab(pages, titles=titles, selected_index=list(tabs).index("guards" if guards else "settings"))
+        opened = "guards" if guards else "settings" if self.rows else "runs"
+        return ipywidgets.Tab(pages, titles=titles, selected_index=list(tabs).index(opened))
 
     def _open_menu(self) -> ipywidgets.Dropdown:
         words = {"description": text("panel.open"), "tooltip": text("panel.open_help"), "style": STYLE}

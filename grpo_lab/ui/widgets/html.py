@@ -14,9 +14,11 @@ from grpo_lab.metrics import LINKS, METRICS
 from grpo_lab.runs.first_break import ChainBreak
 from grpo_lab.ui.widgets.messages import reworded, text, translated
 
-_NO_ERROR = """<style>.jp-OutputArea-child:has(+ .jp-OutputArea-child .grpo-lab-picture)
-.jp-OutputArea-output.jupyter-widgets:not(:has(*)) { display: none }</style>"""
-"""Above the picture of a saved panel, JupyterLab need not say that it finds no widget."""
+_PICTURE_STYLE = """<style>.jp-OutputArea-child:has(+ .jp-OutputArea-child .grpo-lab-picture)
+.jp-OutputArea-output.jupyter-widgets:not(:has(*)) { display: none }
+[data-jp-theme-light=false] .grpo-lab-picture img { filter: invert(0.87) hue-rotate(180deg) }</style>"""
+"""Above the picture of a saved panel, JupyterLab need not say that it finds no widget. In its dark theme white becomes
+the theme's background, and hues stay."""
 ROWS = 50
 """Rows of the table: the last steps of a longer run."""
 
@@ -128,7 +130,7 @@ def figure(png: bytes, screen: Screen) -> str:
     words = escape(described(screen))
     data = base64.b64encode(png).decode()
     image = f'<img alt="{words}" src="data:image/png;base64,{data}" style="max-width:100%">'
-    return f'<figure class="grpo-lab-picture">{image}<figcaption>{words}</figcaption></figure>{_NO_ERROR}'
+    return f'<figure class="grpo-lab-picture">{image}<figcaption>{words}</figcaption></figure>{_PICTURE_STYLE}'
 
 
 def described(screen: Screen) -> str:
