@@ -136,7 +136,7 @@ def test_the_alternative_text_of_a_figure_is_chinese(chinese, name):
         "smoke",
     }
     assert sorted(re.findall(r"\d[\d.e-]*\d|\d", said)) == sorted(re.findall(r"\d[\d.e-]*\d|\d", english))
-    assert f'alt="{escape(said)}"' in html.figure(b"", screen)
+    assert f'alt="{escape(said)}"' in html.figure((b"", b""), screen)
     assert not re.search("[;,()]", said)
 
 

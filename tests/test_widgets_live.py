@@ -19,7 +19,7 @@ from grpo_lab.runs.crashes import classify_crash
 from grpo_lab.ui.plots.style import GREEN, MARKS, STATUSES, VERMILLION, chinese_font
 from grpo_lab.ui.widgets import render_thread
 from grpo_lab.ui.widgets.live import LiveFigure
-from grpo_lab.ui.widgets.png import _DARK, _DARK_INKS, png
+from grpo_lab.ui.widgets.png import png
 from grpo_lab.ui.widgets.render_thread import RenderThread
 from grpo_lab.ui.widgets.timeline import Timeline
 
@@ -130,15 +130,16 @@ def test_on_a_dark_page_the_same_pixels_have_other_colours():
 def test_a_link_that_broke_later_stands_out_on_a_dark_page():
     """In cells of a few pixels its brown was hardly different from the grey of links that were not reached."""
 
-    def lightness(colour):
-        parts = np.array(to_rgb(_DARK.get(colour, _DARK_INKS.get(colour, colour))))
+    def lightness(status):
+        cell = np.full((4, 4, 4), [*(round(255 * part) for part in to_rgb(STATUSES[status])), 255], np.uint8)
+        parts = np.array(Image.open(io.BytesIO(png(cell, dark=True))).convert("RGB"))[0, 0] / 255
         return 0.05 + np.where(parts <= 0.04, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4) @ [
             0.2126,
             0.7152,
             0.0722,
         ]
 
-    later, missing, broken = (lightness(STATUSES[name]) for name in ("broken later", "not reached", "broken"))
+    later, missing, broken = map(lightness, ("broken later", "not reached", "broken"))
     assert later / missing > 1.5 and broken / later > 1.5
 
 

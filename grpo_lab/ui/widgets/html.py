@@ -16,9 +16,9 @@ from grpo_lab.ui.widgets.messages import reworded, text, translated
 
 _PICTURE_STYLE = """<style>.jp-OutputArea-child:has(+ .jp-OutputArea-child .grpo-lab-picture)
 .jp-OutputArea-output.jupyter-widgets:not(:has(*)) { display: none }
-[data-jp-theme-light=false] .grpo-lab-picture img { filter: invert(0.87) hue-rotate(180deg) }</style>"""
-"""Above the picture of a saved panel, JupyterLab need not say that it finds no widget. In its dark theme white becomes
-the theme's background, and hues stay."""
+[data-jp-theme-light=false] .grpo-lab-picture img { content: var(--dark) }</style>"""
+"""Above the picture of a saved panel, JupyterLab need not say that it finds no widget. Its dark theme shows the second
+picture; pages that drop styles, as GitHub does, show the first."""
 ROWS = 50
 """Rows of the table: the last steps of a longer run."""
 
@@ -125,11 +125,11 @@ def marked(words: str) -> str:
     return re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(words))
 
 
-def figure(png: bytes, screen: Screen) -> str:
-    """An ordinary figure with alternative text, visible where widgets are not."""
+def figure(pngs: Iterable[bytes], screen: Screen) -> str:
+    """An ordinary figure with alternative text, visible where widgets are not; one PNG for light and one for dark."""
     words = escape(described(screen))
-    data = base64.b64encode(png).decode()
-    image = f'<img alt="{words}" src="data:image/png;base64,{data}" style="max-width:100%">'
+    light, dark = (f"data:image/png;base64,{base64.b64encode(png).decode()}" for png in pngs)
+    image = f'<img alt="{words}" src="{light}" style="max-width:100%; --dark:url({dark})">'
     return f'<figure class="grpo-lab-picture">{image}<figcaption>{words}</figcaption></figure>{_PICTURE_STYLE}'
 
 

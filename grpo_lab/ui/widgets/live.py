@@ -73,6 +73,13 @@ class LiveFigure:
         """
         return png(np.asarray(self.draw(screen, kept or {}, whole)))
 
+    def both(
+        self, screen: Screen, kept: Mapping[str, Screen] | None = None, whole: Sequence[Screen] = ()
+    ) -> tuple[bytes, bytes]:
+        """The same for a light and for a dark page."""
+        pixels = np.asarray(self.draw(screen, kept or {}, whole))
+        return png(pixels), png(pixels, dark=True)
+
     def halves(
         self, screen: Screen, kept: Mapping[str, Screen] | None = None, whole: Sequence[Screen] = ()
     ) -> tuple[bytes, bytes]:

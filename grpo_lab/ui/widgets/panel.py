@@ -279,7 +279,7 @@ class Panel:
 
     def _figure(self) -> str:
         screens = self._render_state.screens()
-        return html.figure(LiveFigure().png(*screens), screens[0])
+        return html.figure(LiveFigure().both(*screens), screens[0])
 
     def _show(self) -> None:
         """Show the panel in the cell that runs."""
