@@ -8,6 +8,7 @@ import time
 import zipfile
 
 import pytest
+from IPython.core.formatters import DisplayFormatter
 
 from grpo_lab.analysis.run_state import fold
 from grpo_lab.analysis.screen_words import describe
@@ -547,9 +548,10 @@ def test_a_run_below_its_cell_breaks_no_word(tmp_path):
     run = Run(preset("smoke"), tmp_path / "run")
     values = {"grad_norm": 1.0, "kl": 0.5, "reward": 0.25, "ratio/max": 1.0}
     run.events = [Stepped(step, 1, Verdict.KEEP, {k: v + step for k, v in values.items()}, (), ()) for step in (0, 1)]
-    lines = repr(run).splitlines()
-    assert len(lines) >= 3 and max(map(len, lines[:-1])) <= 80
-    assert " ".join(lines) == f"{describe(fold(run.events))} ({tmp_path / 'run'})"
+    words = f"{describe(fold(run.events))} ({run.directory})"
+    assert repr(run) == words
+    shown, _ = DisplayFormatter().format(run)  # type: ignore[no-untyped-call]
+    assert shown["text/html"] == f"<p>{words}</p>", "text of a page breaks between words"
 
 
 @pytest.mark.parametrize("part", ["Run", "threading.Thread"])

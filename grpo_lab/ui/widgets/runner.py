@@ -1,10 +1,10 @@
 """One run at a time in a child process of the pool, shown by a view and controlled from any thread."""
 
-import textwrap
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from html import escape
 from pathlib import Path
 from types import MappingProxyType
 
@@ -23,8 +23,10 @@ class Run(Session):
     """A session whose representation in a notebook describes its state."""
 
     def __repr__(self) -> str:
-        words = f"{html.described(fold(self.events))} ({self.directory})"
-        return textwrap.fill(words, 80, break_long_words=False, break_on_hyphens=False)  # JupyterLab breaks words
+        return f"{html.described(fold(self.events))} ({self.directory})"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(repr(self))}</p>"  # JupyterLab breaks plain text inside words
 
 
 class Runner:
