@@ -1,7 +1,8 @@
 """`python -m benchmarks.update_matrix PARTIAL PUBLISHED --why …`: replace rows of the published matrix.
 
-PARTIAL is the folder of a `grpo-lab matrix --scenario …` with the same columns and seeds. Its rows replace the old rows
-of the same scenarios. The table, the figure and the page are written again; the page names the command of these rows.
+PARTIAL is the folder of a `grpo-lab matrix --scenario …` with the same columns and seeds, or of a `--column …` with the
+same scenarios. Its rows replace the old ones or are added. The table, the figure and the page are written again; the
+page names the command of these rows.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import csv
 import dataclasses
 import re
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from grpo_lab.analysis.matrix.cells import HEALED, HEALTHY, UNHEALED
 from grpo_lab.analysis.matrix.findings import Findings
 from grpo_lab.analysis.matrix.page import page
 from grpo_lab.analysis.matrix.results import Fate, Measurement, to_csv
@@ -28,6 +31,7 @@ KINDS: dict[Any, Callable[[str], Any]] = {
     float: lambda text: float(text or "nan"),
 }
 """For each type of a field, the function that reads it from a cell of the table."""
+HEALS = (UNHEALED, HEALED)
 MADE = re.compile(r"^Made by `.+?(?=\n\n)", re.MULTILINE | re.DOTALL)
 """The paragraph of the page that names the command."""
 
@@ -40,16 +44,18 @@ def main(
     """Put the rows into the published matrix."""
     old, new = read(published / "cells.csv"), {_name(row): row for row in read(partial / "cells.csv")}
     results = merged(old, new)
-    scenarios = ", ".join(f"`{name}`" for name in dict.fromkeys(row.scenario for row in new.values()))
+    what = _in_words(old, new)
     command = _made(partial).removeprefix("Made by ").rstrip(".")
-    made = f"{_made(published)}\nThe rows of {scenarios} were measured again {why}: {command}."
+    made = f"{_made(published)}\n{what} {why}: {command}."
     found = Findings(results)
     (published / "cells.csv").write_text(to_csv(results), encoding="utf-8")
     figure = plots.save(plots.heat_map_figure(found), published / "heat_map.png")
     text = page(found, (figure.name, plots.heat_map_in_words(found)), "")
     (published / "findings.md").write_text(MADE.sub(lambda _: made, text, count=1), encoding="utf-8")
-    fates = sum(before.fate != after.fate for before, after in zip(old, results, strict=True))
-    print(f"{len(new)} rows replaced; the fate differs in {fates}")
+    before = {_name(row): row.fate for row in old}
+    fates = sum(row.fate != before[name] for name, row in new.items() if name in before)
+    print(f"{sum(name in before for name in new)} rows replaced, of which {fates} have another fate; ", end="")
+    print(f"{sum(name not in before for name in new)} added")
 
 
 def read(path: Path) -> list[Measurement]:
@@ -60,22 +66,32 @@ def read(path: Path) -> list[Measurement]:
 
 
 def merged(old: list[Measurement], new: dict[tuple[str, str, int], Measurement]) -> list[Measurement]:
-    """The old rows with the new ones in their places.
+    """The old rows with the new ones in their places, and those of new scenarios and columns in their order.
 
-    Raises BadParameter unless the new rows are exactly those of whole scenarios of the old table.
+    Raises BadParameter unless every failure then has the same columns and seeds, and the healthy run has all but those
+    of the heals.
     """
-    scenarios = {row.scenario for row in new.values()}
-    wanted = {_name(row) for row in old if row.scenario in scenarios}
-    if wanted != set(new):
+    rows = {_name(row): row for row in old} | new
+    scenarios, columns, seeds = (list(dict.fromkeys(names)) for names in zip(*rows, strict=True))
+    whole = {name for name in product(scenarios, columns, seeds) if name[0] != HEALTHY or name[1] not in HEALS}
+    if whole != set(rows):
         raise typer.BadParameter(
-            f"{sorted(scenarios)}: {len(wanted - set(new))} rows are missing and {len(set(new) - wanted)} are unknown; "
-            "measure whole scenarios with the columns and seeds of the published matrix"
+            f"{len(whole - set(rows))} rows would be missing, as {min(whole - set(rows))}; "
+            "measure whole scenarios, or a whole column, with the seeds of the published matrix"
         )
-    return [new.get(_name(row), row) for row in old]
+    return [rows[name] for name in sorted(rows, key=lambda name: (name[0] != HEALTHY, name[0], columns.index(name[1])))]
 
 
 def _name(row: Measurement) -> tuple[str, str, int]:
     return row.scenario, row.column, row.seed
+
+
+def _in_words(old: list[Measurement], new: dict[tuple[str, str, int], Measurement]) -> str:
+    """The rows that were measured: a column of all scenarios, or all columns of some."""
+    scenarios, columns, _ = (list(dict.fromkeys(names)) for names in zip(*new, strict=True))
+    known = {row.scenario for row in old} - {HEALTHY}
+    kind, names = ("columns", columns) if known <= set(scenarios) else ("rows", scenarios)
+    return f"The {kind} of {', '.join(f'`{name}`' for name in names)} were measured"
 
 
 def _made(folder: Path) -> str:

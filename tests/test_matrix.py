@@ -21,7 +21,7 @@ import typer
 
 from benchmarks import update_matrix
 from grpo_lab import cli
-from grpo_lab.analysis.matrix.cells import HEALTHY, Cell, cells, columns, rows
+from grpo_lab.analysis.matrix.cells import HEALTHY, Cell, cells, columns, only, rows
 from grpo_lab.analysis.matrix.cells import _contents as contents
 from grpo_lab.analysis.matrix.cells import _meaning as meaning
 from grpo_lab.analysis.matrix.derivation import Derivation, derive
@@ -30,7 +30,7 @@ from grpo_lab.analysis.matrix.page import page, summary
 from grpo_lab.analysis.matrix.pool import Pool, run_all
 from grpo_lab.analysis.matrix.results import Fate, Journal, Measurement, from_json, measure, to_csv
 from grpo_lab.config.catalog import TRIAL, Expectation, preset, scenario, scenario_names
-from grpo_lab.errors import RunError
+from grpo_lab.errors import ConfigError, RunError
 from grpo_lab.events import Action, Crash, Ended, Evaluated, LinkNote, Stepped, Verdict
 from grpo_lab.models.registry import MODELS
 from grpo_lab.training.guards import GUARDS
@@ -82,6 +82,15 @@ def test_a_heal_is_tried_against_the_same_run_without_it():
     assert healed == ill.with_(*scenario("train-001").heals[0].change) != ill
     assert ill.guards == preset("stable").guards and ill.run.num_steps == TRIAL["run"]["num_steps"]
     assert [one.column for one in cells([HEALTHY], {}, seeds=1, heals=True)] == []
+
+
+def test_only_the_columns_asked_for_are_run():
+    found = cells(["train-001"], columns(), seeds=5, heals=True, first=100)
+    some = only(["healed"], found)
+    assert [(one.column, one.seed) for one in some] == [("healed", seed) for seed in range(100, 105)]
+    assert only(None, found) == found
+    with pytest.raises(ConfigError, match="heald"):
+        only(["heald"], found)
 
 
 @pytest.mark.parametrize(
@@ -627,7 +636,15 @@ def test_a_guard_without_which_a_run_survives_and_no_longer_learns_is_kept():
         return [result("x", "learns", 0, after=0.5 if "b" in guards else 0.3)]
 
     derived = derive(["a", "b"], lambda names: [result(HEALTHY, "derived")], learn=learn)
-    assert derived.kept == {"b": ("x, seed 0: gained 0.00, not 0.20",)}
+    assert derived.kept == {"b": ("x gains 0.00, not 0.20",)} and derived.harmful == {}
+
+
+def test_a_guard_under_which_a_run_no_longer_learns_is_never_in_the_set():
+    def learn(guards):
+        return [result("x", "learns", 0, after=0.3 if "b" in guards else 0.5)]
+
+    derived = derive(["a", "b"], lambda names: list(World(y="b")(names)), learn=learn)
+    assert derived.kept == {} and derived.harmful == {"b": "x gains 0.00, not 0.20"}
 
 
 def test_where_no_guard_helps_none_is_kept():
@@ -638,18 +655,19 @@ def test_where_no_guard_helps_none_is_kept():
 def test_the_page_tells_how_it_was_derived():
     derived = run_in(World(healthy={"z": {"refused": 2}}, x="a"), "a", "b", "z")
     text = page(Findings(SAID), ("a.png", "b"), "c", derived)
-    assert "`z` (2 false alarms on the healthy run)" in text and "still did: `b`." in text
+    assert "`z` (2 false alarms on the healthy run)" in text and "still was: `b`." in text
     assert "| a | x, seed 0: crashed |" in text
 
 
-def test_the_page_tells_where_stable_comes_from_and_how_a_derived_set_differs():
-    """The set that was published: backward elimination kept `skip_outliers`, and `stable` has `skip_nonfinite`."""
-    kept = json.loads((Path(__file__).parents[1] / "docs/matrix/derived.json").read_text())["kept"]
-    text = page(Findings(SAID), ("a.png", "b"), "c", Derivation(kept, (), {}, 0))
-    assert "with `skip_nonfinite` put by hand in place of `skip_outliers`" in text
+def test_stable_is_the_derived_set_and_the_page_tells_how_another_one_differs():
+    published = json.loads((Path(__file__).parents[1] / "docs/matrix/derived.json").read_text())
+    assert list(published["kept"]) == list(preset("stable").guards)
+    text = page(Findings(SAID), ("a.png", "b"), "c", Derivation(**published))
+    assert "not this set" not in text and "Backward elimination from 6 guards" in text
+    other = published | {"kept": {"skip_outliers": (), **published["kept"]}}
+    del other["kept"]["skip_nonfinite"]
+    text = page(Findings(SAID), ("a.png", "b"), "c", Derivation(**other))
     assert "`stable` is not this set: it has `skip_nonfinite` besides, and lacks `skip_outliers`." in text
-    same = dict.fromkeys(preset("stable").guards, ())
-    assert "not this set" not in page(Findings(SAID), ("a.png", "b"), "c", Derivation(same, (), {}, 0))
 
 
 def test_a_derivation_end_to_end(run, monkeypatch, tmp_path):
@@ -683,14 +701,27 @@ def test_rows_measured_again_take_the_place_of_the_old_ones(tmp_path):
     rows_of_it = update_matrix.read(whole / "cells.csv")
     assert to_csv(rows_of_it) == to_csv([row for row in SAID if row.scenario == "a"] + again)
     text = (whole / "findings.md").read_text()
-    said = [f"The rows of `b` were measured again because {number}: `command {number}`." for number in (1, 2)]
+    said = [f"The rows of `b` were measured because {number}: `command {number}`." for number in (1, 2)]
     assert "\n".join(["Made by `first`.", *said]) in text and "| b | shown | none |" in text
     assert (whole / "heat_map.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_scenario_is_measured_again_as_a_whole_or_not_at_all(tmp_path):
+def test_a_scenario_or_a_column_is_measured_as_a_whole_or_not_at_all(tmp_path):
     whole = folder_of(tmp_path / "whole", SAID, "`first`")
-    for name, some in (("less", SAID[:2]), ("other", [result("c")])):
-        with pytest.raises(typer.BadParameter, match="measure whole scenarios"):
+    for name, some in (("row", [result("c")]), ("column", [replace(SAID[0], column="healed")])):
+        with pytest.raises(typer.BadParameter, match="rows would be missing"):
             update_matrix.main(folder_of(tmp_path / name, some, "`x`"), "because", whole)
     assert (whole / "cells.csv").read_text() == to_csv(SAID)
+
+
+def test_a_column_and_a_scenario_can_be_added(tmp_path):
+    whole = folder_of(tmp_path / "whole", SAID, "`first`")
+    column = [replace(row, column="healed") for row in SAID if row.column == "none"]
+    update_matrix.main(folder_of(tmp_path / "column", column, "`x`"), "because", whole)
+    assert "The columns of `healed` were measured because: `x`." in (whole / "findings.md").read_text()
+    now = update_matrix.read(whole / "cells.csv")
+    scenario_c = [replace(row, scenario="c") for row in now if row.scenario == "a"]
+    update_matrix.main(folder_of(tmp_path / "row", scenario_c, "`y`"), "because", whole)
+    rows_of_it = update_matrix.read(whole / "cells.csv")
+    assert [row.scenario for row in rows_of_it] == sorted(row.scenario for row in rows_of_it)
+    assert {row.column for row in rows_of_it if row.scenario == "c"} == {row.column for row in SAID} | {"healed"}

@@ -1,4 +1,4 @@
-"""Texts whose English stands with code or data, in another language: crashes, first breaks, guards and reasons."""
+"""Texts whose English stands with code or data, in another language: crashes, first breaks, guards, heals, reasons."""
 
 import re
 from html import escape, unescape
@@ -12,7 +12,7 @@ from grpo_lab.events import Action, Ended, Evaluated, LinkNote, Stage, Started, 
 from grpo_lab.paths import data_tables
 from grpo_lab.runs.crashes import classify_crash
 from grpo_lab.training.guards import GUARDS
-from grpo_lab.ui.widgets import html, messages, switches
+from grpo_lab.ui.widgets import html, lecture, messages, switches
 from grpo_lab.ui.widgets.sliders import SLIDERS, SliderRow
 
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
@@ -37,12 +37,12 @@ def chinese(monkeypatch):
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_every_crash_rule_guard_and_slider_has_a_translation_and_nothing_else_has_one(other):
+def test_every_text_with_english_elsewhere_has_a_translation_and_nothing_else_has_one(other):
     words = messages.catalogue(other, "translations")
     expected = {f"crash.{kind}" for kind in (*CRASHES, "unknown")}
     expected |= {f"break.{key}.{part}" for key in BREAKS for part in ("operator", "explanation")}
     expected |= {f"guard.{name}.{part}" for name in GUARDS for part in ("does", "Stops", "Costs", "Hides")}
-    expected |= {f"setting.{name}" for name in SLIDERS}
+    expected |= {f"heal.{name}" for name in lecture.SCENARIOS} | {f"setting.{name}" for name in SLIDERS}
     assert {key for key in words if not key.startswith(("reason.", "alt."))} == expected
     assert [key for key, said in words.items() if not said.strip()] == []
 

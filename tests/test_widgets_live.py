@@ -313,9 +313,11 @@ def test_in_chinese_where_there_is_a_font_and_in_english_where_not(monkeypatch, 
     if font is not None:
         monkeypatch.setattr("grpo_lab.ui.widgets.live.chinese_font", lambda: font)
     figure = LiveFigure()
-    figure.draw(fold(STORY), {})  # a letter without a font would be a warning, and that an error
+    figure.draw(fold(STORY), {"原始": fold(STORY)})  # a letter without a font would be a warning, and that an error
     title = figure._axes["grad_norm"].get_title(loc="left")
-    assert (title == "gradient norm") == (font == "" or not chinese_font())
+    english = font == "" or not chinese_font()
+    assert (title == "gradient norm") == english
+    assert figure._figure.legends[0].get_texts()[1].get_text() == ("??" if english else "原始")
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ DERIVED, LEARNS = "derived", "learns"
 
 Scenarios = Annotated[list[str] | None, typer.Option(help="A scenario, your own .toml, or `healthy`; repeatable.")]
 Guards = Annotated[list[str] | None, typer.Option(help="A guard; repeatable.")]
+Columns = Annotated[list[str] | None, typer.Option(help="Only these columns of the table; repeatable.")]
 Steps = Annotated[int | None, typer.Option(min=1, help="Steps of a run; by default those of its file, at least 12.")]
 Learn = Annotated[list[str] | None, typer.Option(help="With --derive: a scenario that has to be learned; repeatable.")]
 Folder = Annotated[Path, typer.Option(help="Output folder; its finished cells are not run again.")]
@@ -37,6 +38,7 @@ Folder = Annotated[Path, typer.Option(help="Output folder; its finished cells ar
 def matrix(
     scenario: Scenarios = None,
     guard: Guards = None,
+    column: Columns = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds of each cell: 0, 1, …")] = 3,
     steps: Steps = None,
     jobs: Annotated[int, typer.Option(min=1, help="Cells to run in parallel.")] = os.cpu_count() or 1,
@@ -52,13 +54,13 @@ def matrix(
 
     Ctrl-C stops after the running cells; the same command goes on. Writes cells.csv, heat_map.png and findings.md.
     """
-    from grpo_lab.analysis.matrix.cells import cells, columns, rows
+    from grpo_lab.analysis.matrix.cells import cells, columns, only, rows
     from grpo_lab.analysis.matrix.pool import Pool
     from grpo_lab.analysis.matrix.results import Journal
 
     names, lessons, guard_sets = rows(scenario or ()), rows(learn) if learn else [], columns(guard or ())
     overrides = given(model, device)
-    wanted = cells(names, guard_sets, seeds, steps, overrides, heals=not guard)
+    wanted = only(column, cells(names, guard_sets, seeds, steps, overrides, heals=not guard))
     journal, pool = Journal(out / CELLS), Pool(limit, out / "runs" if keep else None)
 
     def finish(more: Sequence[Cell]) -> list[Measurement]:
@@ -75,7 +77,7 @@ def matrix(
     finally:
         pool.close()
         journal.close()
-    options = {"scenario": scenario, "guard": guard, "seeds": [seeds], "steps": steps and [steps]}
+    options = {"scenario": scenario, "guard": guard, "column": column, "seeds": [seeds], "steps": steps and [steps]}
     options |= {"learn": learn, "model": model and [model], "device": device and [device]}
     _write(out, results, _command(options, derive), found)
 

@@ -36,7 +36,7 @@ panel
 # %% [markdown]
 # ## 1. The panel in three minutes
 #
-# The panel shows a recorded run of twelve steps. From top to bottom:
+# The panel shows a recorded run of sixty steps. From top to bottom:
 #
 # - **Buttons.** Start, Pause, Step, Stop, Reset. Reset empties the plot and restores the settings that the panel began
 #   with; the next run starts from a healthy model. Reset deletes nothing. The menu *pace* slows a live run down, so that
@@ -83,7 +83,7 @@ for name in ("reward", "grad_norm", "kl", "ratio/max", "entropy", "completions/m
 # reward_noticed: True or False. Does the reward of that step stand out from the others?
 # BEGIN SOLUTION
 spike_step = 5
-spike_norm = 1390
+spike_norm = 906
 reward_noticed = False
 # END SOLUTION
 

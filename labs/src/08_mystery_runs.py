@@ -115,7 +115,7 @@ def record(run):
     steps = [event for event in run.events if isinstance(event, Stepped)]
     return [[(str(n.link), n.update, 1 - n.nonfinite / n.numel, n.magnitude) for n in s.links] for s in steps]
 
-for link, update, finite, largest in record(gl.Session.open(find("lecture-zero-times-infinity")))[1][10:]:
+for link, update, finite, largest in record(gl.Session.open(find("lecture-zero-times-infinity")))[1][9:]:
     print(f"update {update}: {link:20} {finite:8.2%} finite, largest {largest:.3g}")
 
 # %% [markdown]

@@ -15,13 +15,13 @@ def test_what_is_read_is_a_recording():
 
 @pytest.mark.parametrize("name", ["spike_step", "spike_norm", "reward_noticed"])
 def test_each_reading_has_a_finding_of_its_own(findings, name):
-    read = {"spike_step": 5, "spike_norm": 1390.0, "reward_noticed": False, name: None}
+    read = {"spike_step": 5, "spike_norm": 906.0, "reward_noticed": False, name: None}
     assert [finding.what for finding in findings("reading", **read) if not finding.right] == [name]
 
 
 @pytest.mark.parametrize("name", ["spike_step", "spike_norm", "reward_noticed"])
 def test_a_value_in_quotes_is_told_that_it_is_a_text(findings, name):
-    read = {"spike_step": 5, "spike_norm": 1390.0, "reward_noticed": False}
+    read = {"spike_step": 5, "spike_norm": 906.0, "reward_noticed": False}
     (found,) = [each for each in findings("reading", **{**read, name: str(read[name])}) if not each.right]
     assert "without quotes" in found.why
     assert "slider" not in found.why and "axis" not in found.why and "Compare" not in found.why

@@ -115,8 +115,9 @@ def cells(
     overrides: tuple[str, ...] = (),
     heals: bool = False,
     trial: bool = False,
+    first: int = 0,
 ) -> list[Cell]:
-    """Every scenario under every column with seeds 0, 1, …; STEPS explains the default number of steps.
+    """Every scenario under every column with as many seeds from `first` on; STEPS explains the default number of steps.
 
     With `heals` also under UNHEALED and HEALED, as long as the scenario's trial; with `trial` every run is a trial.
     """
@@ -133,10 +134,21 @@ def cells(
         length = [f"run.num_steps={steps}"] if steps else []
         shared = (*length, f"run.num_eval={HELD_OUT}", "run.threads=1", "run.device=cpu", *overrides)
         configs = {column: one.with_(*shared) for column, one in configs.items()}
-        for seed in range(seeds):  # the outer loop, so that a busy minute does not slow all seeds of one column
+        for seed in range(
+            first, first + seeds
+        ):  # the outer loop, so that a busy minute does not slow all seeds of one column
             for column, one in configs.items():
                 found.append(Cell(config.run.name, column, seed, one.with_(f"run.seed={seed}"), expect, within))
     return found
+
+
+def only(columns: Sequence[str] | None, found: list[Cell]) -> list[Cell]:
+    """The cells of these columns, or all. Raises ConfigError for a column that no cell has."""
+    known = list(dict.fromkeys(cell.column for cell in found))
+    for name in columns or ():
+        if name not in known:
+            raise unknown("column", name, known)
+    return [cell for cell in found if cell.column in (columns or known)]
 
 
 def code_version(config: Config) -> str:

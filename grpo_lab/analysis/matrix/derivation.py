@@ -1,11 +1,13 @@
 """The smallest set of guards: start from all of them, and drop each guard that is not needed."""
 
+import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from grpo_lab.analysis.matrix.cells import HEALTHY
 from grpo_lab.analysis.matrix.findings import MARGIN, mean_gain
-from grpo_lab.analysis.matrix.results import Measurement
+from grpo_lab.analysis.matrix.results import GAIN, Measurement
 
 Run = Callable[[tuple[str, ...]], Sequence[Measurement]]
 """A function that runs every scenario and seed, and the healthy run, under these guards."""
@@ -29,39 +31,38 @@ def derive(
 ) -> Derivation:
     """Backward elimination from all of `guards`; `run` and `learn` get their names in this order.
 
-    `learn` returns runs that are long enough to learn from; they have no part in the choice of the order.
-
-    A guard that alone refuses steps of a healthy run, or lowers its reward, is never in the set. The others are tried
-    in turn, and the guard that alone stops the fewest cells is tried first (ties: in the given order). A guard is
-    dropped if without it every cell that survived still survives, every failure that was stopped still is, and every
-    cell that learned still learns. Rounds go on until one drops nothing, so that each guard kept is needed beside the
-    others.
+    `learn` returns runs that are long enough to learn from. A guard that alone refuses steps of a healthy run, lowers
+    its reward, or keeps a run from learning, is never in the set. The others are tried in turn, and the guard that
+    alone stops the fewest cells is tried first (ties: in the given order). A guard is dropped if without it every cell
+    that survived still survives, every failure that was stopped still is, and every scenario that was learned still is.
+    Rounds go on until one drops nothing, so that each guard kept is needed beside the others.
 
     >>> class Run:
     ...     def __init__(self, stopped):
-    ...         self.scenario, self.column, self.seed, self.learned = "s", "derived", 0, False
-    ...         self.stopped, self.survived, self.fate = stopped, stopped, "stopped" if stopped else "crashed"
+    ...         self.scenario, self.seed, self.stopped, self.survived = "s", 0, stopped, stopped
+    ...         self.fate = "stopped" if stopped else "crashed"
     >>> derive(["a", "b"], lambda guards: [Run("b" in guards)]).kept
     {'b': ('s, seed 0: crashed',)}
     """
-    plain = run(())
+    plain, lessons = run(()), learn(())
     alone = {guard: run((guard,)) for guard in guards}
     harmful = {guard: why for guard in guards if (why := objection(alone[guard], plain))}
+    harmful |= {guard: "; ".join(why) for guard in guards if (why := unlearned(lessons, learn((guard,))))}
     kept = [guard for guard in guards if guard not in harmful]
     order = sorted(kept, key=lambda guard: sum(result.stopped for result in alone[guard]))
     needed: dict[str, tuple[str, ...]] = {}
     dropped: list[str] = []
-    before = [*run(tuple(kept)), *learn(tuple(kept))]
+    before, learned = run(tuple(kept)), learn(tuple(kept))
     again = True
     while again:
         again = False
         for guard in [name for name in order if name in kept]:
             tell(f"without {guard}, of {len(kept)}")
             rest = [name for name in kept if name != guard]
-            after = [*run(tuple(rest)), *learn(tuple(rest))]
-            needed[guard] = lost(before, after)
+            after, still = run(tuple(rest)), learn(tuple(rest))
+            needed[guard] = lost(before, after) + unlearned(learned, still)
             if not needed[guard]:
-                kept, before, again = rest, after, True
+                kept, before, learned, again = rest, after, still, True
                 dropped.append(guard)
     alarms = sum(result.refused for result in before if result.scenario == HEALTHY)
     return Derivation({guard: needed[guard] for guard in kept}, tuple(dropped), harmful, alarms)
@@ -81,13 +82,27 @@ def objection(guarded: Sequence[Measurement], plain: Sequence[Measurement]) -> s
 
 
 def lost(before: Sequence[Measurement], after: Sequence[Measurement]) -> tuple[str, ...]:
-    """The cells that survived, were stopped or learned `before` and no longer do, each with its new fate."""
-    then = {(result.scenario, result.column, result.seed): result for result in before}
+    """The cells that survived or were stopped `before` and no longer are, each with its new fate."""
+    then = {(result.scenario, result.seed): result for result in before}
     worse = []
     for now in after:
-        was = then[now.scenario, now.column, now.seed]
+        was = then[now.scenario, now.seed]
         if (was.stopped and not now.stopped) or (was.survived and not now.survived):
             worse.append(f"{now.scenario}, seed {now.seed}: {now.fate}")
-        elif was.learned and not now.learned:
-            worse.append(f"{now.scenario}, seed {now.seed}: gained {now.gained:.2f}, not {was.gained:.2f}")
+    return tuple(worse)
+
+
+def unlearned(before: Sequence[Measurement], after: Sequence[Measurement]) -> tuple[str, ...]:
+    """The scenarios learned `before`, in the mean over seeds, and no longer learned, with both gains.
+
+    A run that did not go through gains nothing. A change within MARGIN is chance.
+    """
+    worse = []
+    for name in dict.fromkeys(result.scenario for result in after):
+        was, now = (
+            statistics.fmean(0.0 if math.isnan(one.gained) else one.gained for one in runs if one.scenario == name)
+            for runs in (before, after)
+        )
+        if was >= GAIN > now and now < was - MARGIN:
+            worse.append(f"{name} gains {now:.2f}, not {was:.2f}")
     return tuple(worse)

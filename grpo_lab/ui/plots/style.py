@@ -111,13 +111,13 @@ def chinese_font() -> str:
     return next((name for name in names if name.endswith(" SC") and "Mono" not in name), names[0])
 
 
-def legible(text: str, length: int = 110) -> str:
-    """The text as matplotlib can draw it: on one line, without mathematics and letters that its font lacks.
+def legible(text: str, length: int = 110, fonts: Sequence[str] = ("DejaVu Sans",)) -> str:
+    """The text as matplotlib can draw it: on one line, without mathematics and letters that its fonts lack.
 
     >>> legible("costs $5 运行", 40)
     'costs \\\\$5 ??'
     """
     text = " ".join(text.split())
     text = text if len(text) <= length else text[: length - 1].rstrip() + "…"
-    known = get_font(findfont("DejaVu Sans")).get_charmap()
+    known = {letter for font in fonts for letter in get_font(findfont(font)).get_charmap()}
     return "".join(letter if ord(letter) in known else "?" for letter in text).replace("$", r"\$")

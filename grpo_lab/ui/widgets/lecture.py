@@ -8,12 +8,12 @@ from typing import Any
 
 import ipywidgets
 
-from grpo_lab.config.catalog import preset, scenario
+from grpo_lab.config.catalog import Heal, preset, scenario
 from grpo_lab.config.schema import Config
 from grpo_lab.runs import recordings
 from grpo_lab.ui.widgets import parts
 from grpo_lab.ui.widgets.keyboard import Keyboard
-from grpo_lab.ui.widgets.messages import text
+from grpo_lab.ui.widgets.messages import text, translated
 from grpo_lab.ui.widgets.panel import Panel
 
 SCENARIOS = (
@@ -29,28 +29,47 @@ SCENARIOS = (
 )
 """In teaching order: spike, explosion, NaN from finite numbers, NaN weights, crash, three hidden, one without guard."""
 FRAME = "grpo-lab-lecture"
-GUARDED = "stable"
-_STYLE = Path(__file__).with_name("lecture.css")
+GUARDS = "stable"
 HEALTHY = "healthy"
+SPEED = 5
+"""Steps a second at the start: sixty steps play in twelve seconds."""
+_STYLE = Path(__file__).with_name("lecture.css")
+
+
+def training(name: str, healed: bool = False) -> Config:
+    """The config of a run of the lecture: A, or with `healed` B. Both have the scenario's trial as length and batch."""
+    if name == HEALTHY:
+        config = preset(GUARDS).with_("run.num_steps=40")
+    elif healed:
+        config = scenario(name).config(guards=GUARDS, heal=True)
+    else:
+        config = scenario(name).config().merged(scenario(name).trial)
+    return config.with_("run.num_eval=250", "run.threads=1")
+
+
+def recording(name: str, healed: bool = False) -> str:
+    """The name of the recording of such a run."""
+    return f"lecture-{name}-healed" if healed else f"lecture-{name}"
 
 
 class Lecture:
-    """Failures to show in turn: each as it happens (A), and with the guards of `stable` drawn over it (B).
+    """Failures to show in turn: each as it happens (A), and healed, under the guards of `stable`, drawn over it (B).
 
-    Recordings named lecture-<scenario> and lecture-<scenario>-stable are replayed at any speed; every scenario can be
+    Recordings named lecture-<scenario> and lecture-<scenario>-healed are replayed at any speed; every scenario can be
     trained live in the same panel. Keys: 1 to 9 show a failure and 0 the healthy run, space plays and pauses, arrows
     move one step, Home and End go to the ends, A and B compare, R returns to the healthy run. The code is hidden.
     """
 
     def __init__(self, scenarios: Sequence[str] = SCENARIOS, runs: str | Path = "runs/lecture") -> None:
         self.scenarios = (HEALTHY, *scenarios)
-        self.panel = Panel(recording=_recording(HEALTHY), runs=runs, scale=1.5)
-        self.name, self.guarded = HEALTHY, False
-        self._says = parts.words("says")
+        self.panel = Panel(recording=recording(HEALTHY), runs=runs, scale=1.5)
+        self.panel.timeline.speed.value = SPEED
+        self.name, self.healed = HEALTHY, False
+        self._says, self._heal = parts.words("says"), parts.words("heal")
         self._buttons = {name: self._scenario_button(n, name) for n, name in enumerate(self.scenarios)}
         self._sides = {
-            guarded: _button(f"side-{side}", text(f"lecture.{key}"), lambda guarded=guarded: self.compare(guarded))
-            for guarded, side, key in ((False, "a", "as_it_happens"), (True, "b", "guarded"))
+            healed: _button(f"side-{side}", text(f"lecture.{key}"), lambda healed=healed: self.compare(healed))
+            for healed, side, key in ((False, "a", "as_it_happens"), (True, "b", "healed"))
         }
         self._live = ipywidgets.ToggleButton(description=text("lecture.live"), layout={"width": "auto"})
         self._live.add_class("grpo-lab-live").observe(lambda change: self._show_controls(change["new"]), "value")
@@ -60,12 +79,12 @@ class Lecture:
     def show(self, number: int) -> None:
         """Show a failure as it happens, by its place in the order; 0 is the healthy run."""
         if number < len(self.scenarios):
-            self._present(self.scenarios[number], guarded=False)
+            self._present(self.scenarios[number], healed=False)
 
-    def compare(self, guarded: bool) -> None:
-        """Show the same failure as it happens, or with guards drawn over that."""
-        if not guarded or self.name != HEALTHY:
-            self._present(self.name, guarded)
+    def compare(self, healed: bool) -> None:
+        """Show the same failure as it happens, or healed and drawn over that."""
+        if not healed or self._heals():
+            self._present(self.name, healed)
 
     def play(self) -> None:
         """Play or pause the recording, or the run that is going on."""
@@ -89,49 +108,58 @@ class Lecture:
         self._live.value = False
         self.show(0)
 
-    def _present(self, name: str, guarded: bool) -> None:
+    def _present(self, name: str, healed: bool) -> None:
         if self.panel.running:
             self.panel.reset()
-        self.name, self.guarded = name, guarded
+        self.name, self.healed = name, healed
         self.panel.clear()
-        self.panel.choose(self._config())
-        if guarded and self._replay(name):
-            self.panel.keep(text("lecture.kept"))
-        replayed = self._replay(f"{name}-{GUARDED}" if guarded else name)
+        self.panel.choose(training(name, healed))
+        if healed and self._replay(recording(name)):
+            self.panel.keep(text("lecture.as_it_happens"))
+        replayed = self._replay(recording(name, healed))
         self._show_heading(replayed)
         if replayed and not self._live.value:
             self.panel.timeline.move(0)
             self.panel.timeline.play()
 
     def _replay(self, name: str) -> bool:
-        recorded = _recording(name) in recordings.recording_names()
+        recorded = name in recordings.recording_names()
         if recorded:
-            self.panel.open(_recording(name))
+            self.panel.open(name)
         return recorded
 
-    def _config(self) -> Config:
-        """The config that Start trains."""
-        if self.name == HEALTHY:
-            return preset(GUARDED)
-        return scenario(self.name).config(GUARDED if self.guarded else None)
+    def _heals(self) -> tuple[Heal, ...]:
+        """The heals of the scenario shown; B is the run after the first one."""
+        return () if self.name == HEALTHY else scenario(self.name).heals
 
     def _show_heading(self, replayed: bool) -> None:
-        """Describe the failure shown, and mark its buttons."""
+        """Describe the run shown, and mark its buttons."""
         known = self.name == HEALTHY or self.name in SCENARIOS
         words = text(f"lecture.says.{self.name}") if known else scenario(self.name).title
         if not replayed:
             words = text("lecture.of_your_own", name=words)
         self._says.value = f"<div role='status'>{escape(words)}</div>"
+        self._heal.value = f"<div role='status'>{self._heal_in_words()}</div>"
         for key, button in {**self._buttons, **self._sides}.items():
-            chosen = key in (self.name, self.guarded)  # marked by weight too, not by colour alone
+            chosen = key in (self.name, self.healed)  # marked by weight too, not by colour alone
             button.button_style, button.style.font_weight = ("primary", "bold") if chosen else ("", "normal")
-        self._sides[True].disabled = self.name == HEALTHY
+        self._sides[True].disabled = not self._heals()
+
+    def _heal_in_words(self) -> str:
+        """The first change that stops the failure of B, the one that heals it, and the reason; nothing for A."""
+        if not self.healed:
+            return ""
+        heal, cures = self._heals()[0], scenario(self.name).cures
+        stops = [cure for cure in cures[:1] if cure != heal.change]
+        changes = [*(("stop", stop) for stop in stops), ("heal", heal.change)]
+        code = [f"{text(f'lecture.{kind}')} <code>{escape(', '.join(change))}</code>" for kind, change in changes]
+        return f"{' → '.join(code)} → {escape(translated(f'heal.{self.name}', heal.why))}"
 
     def _laid_out(self) -> ipywidgets.VBox:
         order = parts.box("order", [*list(self._buttons.values())[1:], self._buttons[HEALTHY]])
         heading = parts.box("heading", [self._says, *self._sides.values(), self._live])
         style = ipywidgets.HTML(f"<style>{_STYLE.read_text(encoding='utf-8')}</style>", layout={"display": "none"})
-        children = [style, order, heading, self.panel.widget, self._make_keyboard()]
+        children = [style, order, heading, self._heal, self.panel.widget, self._make_keyboard()]
         return ipywidgets.VBox(children).add_class(FRAME)
 
     def _make_keyboard(self) -> Keyboard:
@@ -160,10 +188,6 @@ class Lecture:
     def _repr_mimebundle_(self, **keywords: Any) -> Any:
         self.panel.refresh()
         return self.widget._repr_mimebundle_(**keywords)
-
-
-def _recording(name: str) -> str:
-    return f"lecture-{name}"
 
 
 def _button(name: str, words: str, action: Callable[[], object]) -> ipywidgets.Button:

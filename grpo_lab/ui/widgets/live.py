@@ -126,9 +126,9 @@ class LiveFigure:
         axes = self._axes["strip"] = figure.add_axes((left, 0.5 / HIGH, right - left, CHAIN_HIGH / HIGH))
         strip.draw(axes, screen, steps, say=say)
         strip.legend(axes, [screen], say=say, columns=3)
-        if language() == "zh" and chinese_font():
+        if len(fonts := _fonts()) > 1:
             for each in figure.findobj(Text):
-                each.set(fontfamily=["DejaVu Sans", chinese_font()], fontweight="normal")  # the font has one weight
+                each.set(fontfamily=fonts, fontweight="normal")  # the Chinese font has one weight
         self._moving = []
         for name, each in self._axes.items():
             # The run in focus is drawn last: of several lines with one gid the last belongs to it.
@@ -146,14 +146,20 @@ class LiveFigure:
 
 def say(label: str) -> str:
     """A label of the figure in the user's language; in English if no installed font has its letters."""
-    if language() == "zh" and not chinese_font():
+    if language() == "zh" and len(_fonts()) == 1:
         return label
     return html.label(label)
 
 
+def _fonts() -> list[str]:
+    """The families in which a letter is looked up, in turn."""
+    found = chinese_font() if language() == "zh" else ""
+    return ["DejaVu Sans", *([found] if found else [])]
+
+
 def _legend(figure: Figure, kept: Mapping[str, Screen]) -> float:
     """Name the runs in a line above the curves; returns its height in inches."""
-    names = [say("this run"), *(legible(name, 30) for name in kept)]
+    names = [say("this run"), *(legible(name, 30, _fonts()) for name in kept)]
     name_runs(figure, names, 0.055, 0.06, len(names), handlelength=2.8)
     return 0.35
 

@@ -3,8 +3,8 @@
 WRONG = {
     "reading": {
         "counted from 1": {"spike_step = 5": "spike_step = 6"},
-        "another norm": {"1390": "939"},
-        "a text for a number": {"1390": '"1390"'},
+        "another norm": {"906": "606"},
+        "a text for a number": {"906": '"906"'},
         "the reward is noticed": {"= False": "= True"},
         "0 for False": {"= False": "= 0"},
     },
@@ -41,7 +41,7 @@ WRONG = {
     },
 }
 ANOTHER_WAY = {
-    "reading": {"the norm within ten percent": {"1390": "1400.5"}},
+    "reading": {"the norm within ten percent": {"906": "950.5"}},
     "guess": {"another letter": 'answer = "a"'},
     "out_of_range": {
         "a loop that asks whether it is a number": """
