@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
+from matplotlib.text import Annotation
 from PIL import Image
 
 from grpo_lab.analysis.run_state import CURVES, Fold, fold
@@ -202,7 +203,23 @@ def test_the_words_of_a_limit_stay_readable_over_a_curve():
     (words,) = [each for each in figure._axes["grad_norm"].texts if each.get_gid() == "limit words"]
     curve = line(figure, "grad_norm", "curve grad_norm")
     assert figure._moving.index(words) > figure._moving.index(curve)
-    assert words.get_bbox_patch() is not None
+    assert words.get_path_effects() and not words.get_bbox_patch(), "an outline hides less of the curve than a box"
+
+
+@pytest.mark.parametrize(("name", "low", "high"), [("ratio/max", 1.0, 9.0), ("grad_norm", 0.2, 3.0)])
+def test_the_words_of_a_limit_stand_on_the_side_without_the_curve(name, low, high):
+    """The words of the ratio's limit covered a third of the curve that ran just above it."""
+
+    def side(events) -> float:
+        figure.draw(fold(events), {})
+        (words,) = [each for each in figure._axes[name].texts if each.get_gid() == "limit words"]
+        assert isinstance(words, Annotation)
+        return np.sign(words.xyann[1])
+
+    events: list = [started(30, "guards.clip_gradients.max_norm=0.5"), *(stepped(n, **{name: low}) for n in range(9))]
+    figure = LiveFigure()
+    assert side(events) == 1, "above a curve that stays below the limit"
+    assert side([*events, stepped(9, **{name: high})]) == -1
 
 
 def test_the_held_out_reward_of_an_overlay_is_drawn_faded():

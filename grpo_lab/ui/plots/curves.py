@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
 from grpo_lab.analysis.run_state import CURVES, Screen, Series, decimate
@@ -107,7 +108,7 @@ def draw(
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     if focus:
-        _limits(axes, name, limits, span[1])
+        _limits(axes, limits, crossed(name, focus), span[1])
         _happenings(axes, focus, say)
         _rescues(axes, focus, named=name in NAMED)
         _legend(axes)
@@ -163,6 +164,12 @@ def thresholds(name: str, screen: Screen, say: Callable[[str], str] = str) -> li
     return made
 
 
+def crossed(name: str, screen: Screen) -> tuple[bool, ...]:
+    """Whether the curve goes above each limit of clipping; False for the other limits."""
+    values = screen.series.get(name, Series()).values
+    return tuple(it.line == "--" and any(value > it.last for value in values) for it in thresholds(name, screen))
+
+
 def _moving(axes: Axes, name: str, found: Points, look: style.Look, say: Callable[[str], str], kept: bool) -> None:
     """Draw the moving points, each artist with its gid."""
     held_out = {"marker": "D", "ls": "none", "mfc": "white", "mec": look.colour, "mew": 1.8, "ms": 8, "zorder": 4}
@@ -182,9 +189,9 @@ def _moving(axes: Axes, name: str, found: Points, look: style.Look, say: Callabl
         axes.plot(x, y, gid=gid, clip_on=False, **options)
 
 
-def _limits(axes: Axes, name: str, limits: list[Threshold], end: int) -> None:
-    """Draw the limits, each with its words at its right end, on the side where curves seldom are."""
-    for limit in limits:
+def _limits(axes: Axes, limits: list[Threshold], below: Sequence[bool], end: int) -> None:
+    """Draw the limits, each with its words at its right end, `below` it where the curve runs above."""
+    for limit, under in zip(limits, below, strict=True):
         options: dict[str, Any] = {"color": style.GREY, "ls": limit.line, "lw": 1.3}
         starts = [*limit.steps, end]
         parts = [
@@ -194,10 +201,9 @@ def _limits(axes: Axes, name: str, limits: list[Threshold], end: int) -> None:
         x = [edge for start, stop, _ in parts for edge in (start, stop)]
         axes.plot(x, [value for *_, value in parts for _ in range(2)], gid=f"limit {limit.label}", **options)
         height = axes.transAxes.inverted().transform(axes.transData.transform((0, limit.last)))[1]
-        clipped = name == "grad_norm" and limit.line == "--"  # most norms are above the limit of clipping
-        down = 7 if clipped and height > 0.15 else -7
+        down = 7 if under and height > 0.15 else -7
         look: dict[str, Any] = {"fontweight": "normal", "color": style.GREY, "va": "center", "gid": "limit words"}
-        look |= {"bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.8}, "zorder": 5}
+        look |= {"path_effects": [withStroke(linewidth=2.5, foreground="white")], "zorder": 5}
         look["xycoords"] = axes.get_yaxis_transform()
         style.annotate(axes, limit.label, (1.0, limit.last), right=False, gap=0, down=down, **look)
 

@@ -168,6 +168,6 @@ def _key(screen: Screen, kept: Mapping[str, Screen], steps: Any, scales: Any, mo
     """All that a background depends on: while the key stays the same, only points move."""
     artists = {name: (tuple(found), len(found[f"curve {name}"][0]) > FINE) for name, found in moves.items()}
     happened = (screen.kinds(), tuple(screen.marked("changed")), screen.crash_step, tuple(curves.rescues(screen)))
-    limits = tuple(step for step, _ in screen.settings)
+    limits = (tuple(step for step, _ in screen.settings), [curves.crossed(name, screen) for name in CURVES])
     runs = tuple((name, id(other)) for name, other in kept.items())
     return (steps, scales, artists, happened, limits, screen.first_break, runs, language())
