@@ -83,7 +83,8 @@ def test_a_config_without_a_known_cause_gets_no_suggestion(name):
 def test_the_words_say_stop_heal_and_why():
     found = suggest(gl.scenario("cuda-001").config())
     assert found is not None
-    stop, heal, why = in_words(found).splitlines()
+    stop, heal, why, *more = in_words(found).splitlines()
+    assert max(map(len, (why, *more))) <= 80, "a notebook breaks longer lines inside a word"
     assert stop == f"stop: {', '.join(found.case.cures[0])}"
     assert heal == f"heal: {', '.join(found.heal.change)}" and why.startswith("why: ")
 

@@ -1,6 +1,8 @@
 """Progress over all labs: each check leaves a line, and one page shows every exercise."""
 
+import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +11,7 @@ from grpo_lab.course import progress, registry
 from grpo_lab.errors import DataError, NotYet, Unanswered
 from grpo_lab.ui.notebook import Lab, feedback_view
 
+LABS = Path(__file__).parents[1] / "labs"
 WRONG = "def steps_out_of_range(norms, limit):\n    return []"
 RIGHT = "def steps_out_of_range(norms, limit):\n    return [i for i, norm in enumerate(norms) if not norm <= limit]"
 
@@ -69,6 +72,12 @@ def test_the_page_in_a_notebook(learner, monkeypatch):
     assert "◐ attempted  A first function" in text and "The explosion: 0 of " in text
     assert html.count("<details") == len(registry.LABS) and html.count("<details open") == 1  # the lab that was begun
     assert BEGUN in html
+
+
+def test_the_first_lab_ends_with_the_page():
+    cells = json.loads((LABS / "00_start.ipynb").read_text(encoding="utf-8"))["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert code[-2:] == ["lab.progress()", "lab.export()"]
 
 
 def progress_command(monkeypatch, capsys, *words):

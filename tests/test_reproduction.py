@@ -105,6 +105,11 @@ def test_each_claim_can_fail_alone(claim, fixed, stable, measured):
     assert re.search(measured, found[HELD[claim]][1])
 
 
+def test_a_cost_of_nothing_has_no_minus():
+    healthy = {"original": CELL, "stable": cell(seconds=0.999 * CELL.seconds)}
+    assert verdicts([CELL], healthy)[HELD["cost"]][1].startswith("+0% ")
+
+
 def test_all_claims_can_hold():
     healthy = {"original": CELL, "stable": cell(seconds=1.09)}
     assert {row[2] for row in verdicts([cell(after=0.23)], healthy)} == {"held"}

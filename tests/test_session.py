@@ -69,6 +69,31 @@ def kinds(session):
     return [type(event).__name__ for event in session.events]
 
 
+def test_runs_of_one_name_in_one_second_have_folders_of_their_own(tmp_path, monkeypatch):
+    """Two processes chose the same free name before either had made its folder; the later one failed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run_folder.time, "strftime", lambda _: "20261122-120000")
+    one, other = Session(SMOKE), Session(SMOKE)
+    assert one.directory == other.directory and not one.directory.exists()
+    with one._writer(), other._writer():
+        assert one.directory != other.directory
+        for session in (one, other):
+            assert (session.directory / run_folder.CONFIG).exists()
+    with pytest.raises(RunError, match="already holds a run"), one._writer():
+        pass
+
+
+def test_a_new_folder_is_made_by_one_alone(tmp_path, monkeypatch):
+    """Between the search for a free name and the making of its folder another process may take it."""
+    taken = iter([tmp_path / "run", tmp_path / "run", tmp_path / "run-2"])
+    monkeypatch.setattr(run_folder, "next_free", lambda _: next(taken))
+    assert [run_folder.new_folder(tmp_path / "run") for _ in range(2)] == [tmp_path / "run", tmp_path / "run-2"]
+    (tmp_path / "file").touch()
+    monkeypatch.undo()
+    with pytest.raises(RunError, match="cannot be made: Not a directory"):
+        run_folder.new_folder(tmp_path / "file" / "run")
+
+
 def test_the_folder_holds_config_environment_and_events(done):
     lines = (done.directory / "events.jsonl").read_text().splitlines()
     assert [json.loads(line)["event"] for line in lines] == ["Started", "Stepped", "Stepped", "Stepped", "Ended"]

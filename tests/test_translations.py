@@ -1,21 +1,25 @@
 """Texts whose English stands with code or data, in another language: crashes, first breaks, guards, heals, reasons."""
 
 import re
-from html import unescape
+from html import escape, unescape
 
 import pytest
 
 from grpo_lab.analysis.run_state import fold
+from grpo_lab.analysis.screen_words import describe
+from grpo_lab.config.catalog import preset
 from grpo_lab.events import Action, Ended, Evaluated, LinkNote, Stage, Started, Stepped, Verdict
 from grpo_lab.paths import data_tables
 from grpo_lab.runs.crashes import classify_crash
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.ui.widgets import html, lecture, messages, switches
+from grpo_lab.ui.widgets.sliders import SLIDERS, SliderRow
 
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 OTHERS = [name for name in messages.languages() if name != "en"]
 CRASHES, BREAKS = data_tables("crashes"), data_tables("first_breaks")
 TOO_LARGE = Action("skip_spikes", "guard", Stage.GRADIENTS, 0, Verdict.SKIP_STEP, "grad norm 812.4 > 10")
+START, DONE = Started(preset("smoke").to_dict(), 1, "cpu"), Ended("done")
 OUT_OF_MEMORY = "torch.OutOfMemoryError: CUDA out of memory."
 
 
@@ -33,13 +37,13 @@ def chinese(monkeypatch):
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_every_crash_rule_guard_and_heal_of_the_lecture_has_a_translation_and_nothing_else_has_one(other):
+def test_every_text_with_english_elsewhere_has_a_translation_and_nothing_else_has_one(other):
     words = messages.catalogue(other, "translations")
     expected = {f"crash.{kind}" for kind in (*CRASHES, "unknown")}
     expected |= {f"break.{key}.{part}" for key in BREAKS for part in ("operator", "explanation")}
     expected |= {f"guard.{name}.{part}" for name in GUARDS for part in ("does", "Stops", "Costs", "Hides")}
-    expected |= {f"heal.{name}" for name in lecture.SCENARIOS}
-    assert {key for key in words if not key.startswith("reason.")} == expected
+    expected |= {f"heal.{name}" for name in lecture.SCENARIOS} | {f"setting.{name}" for name in SLIDERS}
+    assert {key for key in words if not key.startswith(("reason.", "alt."))} == expected
     assert [key for key, said in words.items() if not said.strip()] == []
 
 
@@ -101,6 +105,53 @@ def test_what_the_trainer_and_the_panel_say_is_chinese(chinese, reason):
     assert CHINESE.search(said)
     assert set(re.findall(r"[A-Za-z]{2,}", said)) <= {"NaN", "nan", "inf", "KL"}
     assert sorted(re.findall(r"[\d.]+", said)) == sorted(re.findall(r"[\d.]+", reason))
+
+
+RUNS = {
+    "waiting": [],
+    "crashed": [START, stepped(broken("rewards")), Ended("crashed", "", classify_crash(OUT_OF_MEMORY))],
+    "crashed unseen": [START, Ended("crashed", "it", classify_crash("probability tensor contains either `inf`"))],
+    "guarded": [
+        START,
+        Stepped(0, 1, Verdict.KEEP, {"grad_norm": 2.5, "kl": 0.0, "reward": 0.25, "ratio/max": 1.0}, (), ()),
+        Stepped(1, 1, Verdict.SKIP_STEP, {"grad_norm": 812.4, "kl": 1e-7}, (broken("ratio"),), (TOO_LARGE,)),
+        Stepped(2, 1, Verdict.ROLL_BACK, {"grad_norm": float("nan"), "ratio/max": 9.0}, (), (TOO_LARGE,)),
+        Ended("stopped", "by the user"),
+    ],
+    "done": [Started({}, 1, "cpu"), *(Stepped(n, 1, Verdict.KEEP, {"reward": 0.1}, (), ()) for n in range(2)), DONE],
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_alternative_text_of_a_figure_is_chinese(chinese, name):
+    screen = fold(RUNS[name])
+    said, english = html.described(screen), describe(screen)
+    assert CHINESE.search(said)
+    assert set(re.findall(r"[A-Za-z_.]{2,}", said)) <= {
+        "KL",
+        "NaN",
+        "CUDA",
+        "skip_spikes",
+        "torch.multinomial",
+        "smoke",
+    }
+    assert sorted(re.findall(r"\d[\d.e-]*\d|\d", said)) == sorted(re.findall(r"\d[\d.e-]*\d|\d", english))
+    assert f'alt="{escape(said)}"' in html.figure((b"", b""), screen)
+    assert not re.search("[;,()]", said)
+
+
+def test_the_alternative_text_is_english_too():
+    for events in RUNS.values():
+        assert html.described(fold(events)) == describe(fold(events))
+
+
+def test_a_status_of_two_words_has_a_chinese_comma(chinese):
+    assert html.status_words("done, reward lost") == "完成，奖励丧失"
+
+
+@pytest.mark.parametrize("name", SLIDERS)
+def test_a_slider_explains_itself_in_chinese(chinese, name):
+    assert all(CHINESE.search(each.tooltip) for each in SliderRow(name, lambda name, override: None)._inputs)
 
 
 @pytest.mark.parametrize("language", messages.languages())

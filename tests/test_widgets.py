@@ -8,15 +8,18 @@ import time
 import zipfile
 
 import pytest
+from IPython.core.formatters import DisplayFormatter
 
+from grpo_lab.analysis.run_state import fold
+from grpo_lab.analysis.screen_words import describe
 from grpo_lab.config.catalog import preset, scenario
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import ConfigError, ModelError, RunError
-from grpo_lab.events import Changed, Ended, Stepped
+from grpo_lab.events import Changed, Ended, Stepped, Verdict
 from grpo_lab.runs import child_pool, notebook_mode
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.ui.widgets import Panel, notebook_display
-from grpo_lab.ui.widgets.runner import Runner
+from grpo_lab.ui.widgets.runner import Run, Runner
 from grpo_lab.ui.widgets.sliders import SLIDERS, SliderRow
 
 LONG = ("run.num_steps=100000",)
@@ -474,6 +477,35 @@ def test_only_what_a_lab_asks_for_is_shown(panel):
     assert list(one._controls.switches._boxes) == ["clamp_kl", "clip_gradients"][:1]
 
 
+def titles(panel, **options):
+    """The titles of a panel's tabs, the open one first."""
+    tabs = find(panel(**options), "controls").children[0]
+    return tabs.titles[tabs.selected_index], *tabs.titles
+
+
+def test_a_tab_without_content_is_left_out(panel):
+    """Lab 8 shows its recordings without sliders and switches; an empty tab stood open."""
+    assert titles(panel) == ("Settings", "Settings", "Guards", "Scenario", "Runs")
+    assert titles(panel, guards_shown=("clamp_kl",)) == ("Guards", "Settings", "Guards", "Scenario", "Runs")
+    assert titles(panel, recording="mystery-1", controls=(), guards_shown=()) == ("Runs", "Scenario", "Runs")
+
+
+def test_a_guard_switched_on_says_why_without_a_pointer(panel, seen):
+    """The reason was a tooltip alone."""
+    one = panel()
+    box, about = (getattr(one._controls.switches, each)["clamp_kl"] for each in ("_boxes", "_about"))
+    one.switch("clip_gradients", True)
+    assert about.value == "" and not box.value
+    box.value = True
+    assert "an infinite KL loss" in about.value and "Costs" not in about.value
+    one._controls.switches.explain("clamp_kl")
+    assert "<dt>Costs</dt>" in about.value, "the button still shows everything"
+    one._controls.switches.explain("clamp_kl")
+    assert about.value == ""
+    box.value = False
+    assert about.value == ""
+
+
 @pytest.mark.parametrize("name", SLIDERS)
 def test_every_slider_has_its_place_and_its_help(name):
     told = []
@@ -509,6 +541,17 @@ def test_a_config_that_cannot_run_gives_the_child_back(tmp_path):
         runner.start(Config().with_("loss.kl_estimator=k9"), panel)  # type: ignore
     assert not runner.running
     assert len(child_pool._idle) == 1
+
+
+def test_a_run_below_its_cell_breaks_no_word(tmp_path):
+    """JupyterLab cuts a long line of text anywhere: "rewar / d", "0. / 25"."""
+    run = Run(preset("smoke"), tmp_path / "run")
+    values = {"grad_norm": 1.0, "kl": 0.5, "reward": 0.25, "ratio/max": 1.0}
+    run.events = [Stepped(step, 1, Verdict.KEEP, {k: v + step for k, v in values.items()}, (), ()) for step in (0, 1)]
+    words = f"{describe(fold(run.events))} ({run.directory})"
+    assert repr(run) == words
+    shown, _ = DisplayFormatter().format(run)  # type: ignore[no-untyped-call]
+    assert shown["text/html"] == f"<p>{words}</p>", "text of a page breaks between words"
 
 
 @pytest.mark.parametrize("part", ["Run", "threading.Thread"])

@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
+from matplotlib.text import Annotation
 from PIL import Image
 
 from grpo_lab.analysis.run_state import CURVES, Fold, fold
 from grpo_lab.config.schema import Config
 from grpo_lab.events import Action, Changed, Ended, Evaluated, LinkNote, Started, Stepped, Verdict
 from grpo_lab.runs.crashes import classify_crash
-from grpo_lab.ui.plots.style import GREEN, MARKS, VERMILLION, chinese_font
+from grpo_lab.ui.plots.style import GREEN, MARKS, STATUSES, VERMILLION, chinese_font
 from grpo_lab.ui.widgets import render_thread
 from grpo_lab.ui.widgets.live import LiveFigure
 from grpo_lab.ui.widgets.png import png
@@ -126,6 +128,22 @@ def test_on_a_dark_page_the_same_pixels_have_other_colours():
     assert len(green) and (dark[green] == [0, 158, 115]).all(), "healthy stays green"
 
 
+def test_a_link_that_broke_later_stands_out_on_a_dark_page():
+    """In cells of a few pixels its brown was hardly different from the grey of links that were not reached."""
+
+    def lightness(status):
+        cell = np.full((4, 4, 4), [*(round(255 * part) for part in to_rgb(STATUSES[status])), 255], np.uint8)
+        parts = np.array(Image.open(io.BytesIO(png(cell, dark=True))).convert("RGB"))[0, 0] / 255
+        return 0.05 + np.where(parts <= 0.04, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4) @ [
+            0.2126,
+            0.7152,
+            0.0722,
+        ]
+
+    later, missing, broken = map(lightness, ("broken later", "not reached", "broken"))
+    assert later / missing > 1.5 and broken / later > 1.5
+
+
 def test_two_halves_are_the_whole_figure():
     figure = LiveFigure()
     whole, halves = figure.png(fold(STORY)), figure.halves(fold(STORY))
@@ -164,6 +182,60 @@ def test_no_words_of_a_curve_lie_over_each_other(monkeypatch, language):
         assert boxes[1].x1 <= cut and boxes[1].y1 <= figure.sizes[0][1], f"{name}: the legend is cut off"
     strip_legend = figure._figure.legends[-1].get_window_extent(renderer)
     assert strip_legend.x0 >= cut and strip_legend.y1 <= figure.sizes[0][1], "the legend of the chain is cut off"
+
+
+def test_the_numbers_of_an_axis_stay_out_of_the_curves_beside_it():
+    """A KL of 1e-13, as in lab 6, has long labels; they lay over the gradient norm."""
+    figure = LiveFigure()
+    figure.draw(fold([started(), *(stepped(step, kl=-1e-13 * step) for step in range(8))]), {})
+    norms, kl = figure._axes["grad_norm"].get_window_extent(), figure._axes["kl"]
+    low, high = kl.get_ylim()
+    labels = [label for label in kl.get_yticklabels() if low <= label.get_position()[1] <= high]
+    assert "−2e−13" in [label.get_text() for label in labels]
+    assert [label.get_text() for label in labels if label.get_window_extent().x0 < norms.x1 + 4] == []
+
+
+def test_the_words_of_a_limit_stay_readable_over_a_curve():
+    """A curve crossed them in labs 1, 5, 7 and 8."""
+    across = [stepped(step, grad_norm=0.2 + 0.1 * (step % 5)) for step in range(30)]
+    figure, events = LiveFigure(), [started(30, "guards.clip_gradients.max_norm=0.5"), *across]
+    figure.draw(fold(events), {})
+    (words,) = [each for each in figure._axes["grad_norm"].texts if each.get_gid() == "limit words"]
+    curve = line(figure, "grad_norm", "curve grad_norm")
+    assert figure._moving.index(words) > figure._moving.index(curve)
+    assert words.get_path_effects() and not words.get_bbox_patch(), "an outline hides less of the curve than a box"
+
+
+@pytest.mark.parametrize(("name", "low", "high"), [("ratio/max", 1.0, 9.0), ("grad_norm", 0.2, 3.0)])
+def test_the_words_of_a_limit_stand_on_the_side_without_the_curve(name, low, high):
+    """The words of the ratio's limit covered a third of the curve that ran just above it."""
+
+    def side(events) -> float:
+        figure.draw(fold(events), {})
+        (words,) = [each for each in figure._axes[name].texts if each.get_gid() == "limit words"]
+        assert isinstance(words, Annotation)
+        return np.sign(words.xyann[1])
+
+    events: list = [started(30, "guards.clip_gradients.max_norm=0.5"), *(stepped(n, **{name: low}) for n in range(9))]
+    figure = LiveFigure()
+    assert side(events) == 1, "above a curve that stays below the limit"
+    assert side([*events, stepped(9, **{name: high})]) == -1
+
+
+def test_the_held_out_reward_of_an_overlay_is_drawn_faded():
+    """A kept run lost its diamonds: two runs could not be compared by their held-out reward."""
+    kept = {"unguarded": fold([started(), Evaluated(0, 0.25, 8), *EVENTS[1:], Evaluated(12, 0.45, 8)])}
+    figure, now = LiveFigure(), [started(), Evaluated(0, 0.25, 8), *EVENTS[1:], Evaluated(12, 0.75, 8)]
+    pixels(figure, now, kept)
+    old, new = [each for each in figure._axes["reward"].lines if each.get_gid() == "held out"]
+    assert [np.array(each.get_ydata()).tolist() for each in (old, new)] == [[0.25, 0.45], [0.25, 0.75]]
+    assert old.get_alpha() is not None and new.get_alpha() is None
+    assert old.get_markeredgecolor() != new.get_markeredgecolor()
+    legend = figure._axes["reward"].get_legend()
+    assert legend and [label.get_text() for label in legend.get_texts()] == ["held-out problems"]
+    higher = fold([started(), *EVENTS[1:]])
+    figure.draw(higher, {"best": fold([started(), *EVENTS[1:], Evaluated(12, 3.0, 8)])})
+    assert figure._axes["reward"].get_ylim()[1] >= 3.0, "the axis has room for the diamonds of overlays"
 
 
 def test_overlays_are_named_and_their_curves_stay():

@@ -2,6 +2,7 @@
 
 import json
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,9 +88,10 @@ def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def in_words(found: Suggestion) -> str:
-    """The change that stops, the change that heals, and why, a line each."""
+    """The change that stops and the change that heals, a line each, and why, in lines of 80 letters."""
     stop = [f"stop: {', '.join(found.stop)}"] if found.stop else []
-    return "\n".join([*stop, f"heal: {', '.join(found.heal.change)}", f"why: {' '.join(found.heal.why.split())}"])
+    why = textwrap.fill(f"why: {found.heal.why}", 80, subsequent_indent="     ")
+    return "\n".join([*stop, f"heal: {', '.join(found.heal.change)}", why])
 
 
 def write_preset(config: Config, path: Path, title: str, why: str) -> None:

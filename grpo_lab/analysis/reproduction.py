@@ -205,7 +205,7 @@ def _cost(healthy: dict[str, ReproducedRun]) -> list[tuple[str, str, str]]:
         return []
     cost = healthy["stable"].seconds / healthy["original"].seconds - 1
     claim = "Guards cost 5 to 10 % of the time (here: preset stable's, healthy task)"
-    return [(claim, f"{cost:+.0%} in this run; make bench measures it with care", _held(cost <= 0.10))]
+    return [(claim, f"{cost:+z.0%} in this run; make bench measures it with care", _held(cost <= 0.10))]
 
 
 def claims(runs: list[ReproducedRun], healthy: dict[str, ReproducedRun]) -> list[list[str]]:

@@ -1,6 +1,7 @@
 """The state of a run in words: the alternative text of its figure, and the tone of its status."""
 
 import math
+from collections.abc import Callable
 
 from grpo_lab.analysis.run_state import CURVES, Screen, Series, shown
 from grpo_lab.metrics import LINKS, METRICS
@@ -19,12 +20,19 @@ def tone(status: str) -> str:
     return "calm" if status in ("waiting", "starting", "paused", "stopped", "done, learned nothing") else "odd"
 
 
-def describe(screen: Screen) -> str:
-    """The screen in two sentences with its numbers, as alternative text of its figure; safe inside Markdown."""
+def describe(screen: Screen, say: Callable[[str], str] = str) -> str:
+    """The screen in two sentences with its numbers, as alternative text of its figure; safe inside Markdown.
+
+    `say` translates the labels of curves and links.
+    """
     done = screen.completed
     of = f" of {screen.num_steps}" if screen.num_steps > done else ""
     steps = f"{done}{of} step{'s' if done != 1 or of else ''}"
-    curves = [text for name in CURVES if (text := _curve_in_words(name, screen.series.get(name, Series())))]
+    curves = [
+        text
+        for name in CURVES
+        if (text := _curve_in_words(say(METRICS[name].label), screen.series.get(name, Series())))
+    ]
     first = f"{screen.name or 'Run'}: {screen.status} after {steps}" + ("; " if curves else "") + ", ".join(curves)
     found = screen.first_break
     refused = [f"{kind}: {n}" for kind in ("skipped", "rolled back") if (n := len(screen.marked(kind)))]
@@ -32,7 +40,7 @@ def describe(screen: Screen) -> str:
         second = "No link of the chain broke"
     elif found.link in LINKS:
         caught = f"caught by {found.caught_by}" if found.caught_by else "caught by no guard"
-        second = f"First break: {LINKS[found.link].label} at step {found.step}, by {found.operator}, {caught}"
+        second = f"First break: {say(LINKS[found.link].label)} at step {found.step}, by {found.operator}, {caught}"
     else:
         second = f"No broken link was recorded before the crash in {found.operator}"
     acted = [f"{name} acted from step {tally.since} on" for name, tally in screen.rescues()]
@@ -41,10 +49,10 @@ def describe(screen: Screen) -> str:
     return " ".join(text.translate(str.maketrans("[]", "()")).split())
 
 
-def _curve_in_words(name: str, series: Series) -> str:
+def _curve_in_words(label: str, series: Series) -> str:
     if not series.values:
         return ""
-    label, values = METRICS[name].label, series.values
+    values = series.values
     start, end = shown(values[0]), shown(values[-1])
     words = f"{label} {start} to {end}" if len(values) > 1 else f"{label} {start}"
     finite = [(value, step) for step, value in zip(*series, strict=True) if math.isfinite(value)]

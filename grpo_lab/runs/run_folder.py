@@ -28,6 +28,20 @@ def next_free(folder: Path) -> Path:
     return next(path for path in candidates if not path.exists())
 
 
+def new_folder(wanted: Path) -> Path:
+    """Make the folder, or the next free one if another process took it. Raises RunError if it cannot be made."""
+    while True:
+        free = next_free(wanted)
+        try:
+            free.mkdir(parents=True)
+            return free
+        except FileExistsError:
+            continue
+        except OSError as error:
+            way_out = "work in a folder that you may write to"
+            raise RunError(f"{wanted} cannot be made: {error.strerror}; {way_out}") from error
+
+
 def default_folder(config: Config) -> Path:
     """The folder runs/<time>-<name>, with a number if it exists."""
     return next_free(Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{config.run.name}")

@@ -39,8 +39,9 @@ class View(Protocol):
 class Session:
     """A run: configured, going on, over, crashed, or read back from its folder.
 
-    `run` makes the folder; without `directory` it is runs/<time>-<name>. `child=True` trains in a child process, so
-    that a CUDA assert does not end this one; a `Child` is used for this run and left ready for the next.
+    `run` makes the folder; without `directory` it is runs/<time>-<name>, with a number if another run has it.
+    `child=True` trains in a child process, so that a CUDA assert does not end this one; a `Child` is used for this run
+    and left ready for the next.
     `model`, `tasks` and `rewards` replace the configured ones, in this process only.
 
     Raises ConfigError for a bad guard, fault, formula or setting; RunError for these objects with a child.
@@ -61,6 +62,7 @@ class Session:
             raise RunError("a child process loads its own model, tasks and rewards: name them in the config")
         self.config = config
         self.directory = Path(directory) if directory else run_folder.default_folder(config)
+        self._any_free = not directory
         self.events: list[Event] = []
         self.views: list[View] = []
         self._given = (model, tasks, rewards)
@@ -272,6 +274,8 @@ class Session:
     def _writer(self) -> Iterator[Callable[[Event], None]]:
         """Make the folder, and yield a function that appends events to its file. Raises RunError if that fails."""
         try:
+            if self._any_free:
+                self.directory, self._any_free = run_folder.new_folder(self.directory), False
             run_folder.begin(self.directory, self.config)
             here = not self._in_child
             with run_folder.writer(self.directory, self.config) if here else nullcontext(lambda event: None) as append:

@@ -290,6 +290,13 @@ await live.run()
 # %%
 lab.questions()
 
+# %% [markdown]
+# The next cell lists every exercise of the course: passed, attempted or open. You can add such a cell to any lab, or run
+# `grpo-lab labs progress` in a terminal.
+
+# %%
+lab.progress()
+
 # %%
 lab.export()
 

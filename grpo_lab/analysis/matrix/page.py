@@ -128,6 +128,7 @@ def _derived(derived: Derivation | None) -> dict[str, object]:
     stable = preset(STABLE).guards
     return {
         "derived": derived,
+        "tried": sum(map(len, (derived.kept, derived.dropped, derived.harmful))),
         "kept": [["kept", "without it"], *([guard, "; ".join(cells)] for guard, cells in derived.kept.items())],
         "added": ", ".join(f"`{name}`" for name in stable if name not in derived.kept),
         "lacking": ", ".join(f"`{name}`" for name in derived.kept if name not in stable),

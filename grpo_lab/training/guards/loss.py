@@ -13,7 +13,7 @@ from grpo_lab.training.interventions import Intervention, Outcome, Step, exceeds
 
 @dataclass(frozen=True)
 class _Clamp(Intervention):
-    """Clamps a value to +-limit where it is larger. NaN passes through; inf is clamped like any large value."""
+    """Clamps a value to ±limit where it is larger. NaN passes through; inf is clamped like any large value."""
 
     limit: Annotated[float, Between(0)] = 10.0
     """Largest magnitude."""
@@ -28,7 +28,7 @@ class _Clamp(Intervention):
 
 @dataclass(frozen=True)
 class ClampAdvantages(_Clamp):
-    """Clamps advantages to +-limit, as the reports do.
+    """Clamps advantages to ±limit, as the reports do.
 
     Stops: nothing in groups of up to 101, since |A| <= (G - 1) / sqrt(G); without scaling, the effect of a
     reward of a thousand. NaN passes through. Costs: nothing. Hides: rewards on a wild scale.
@@ -40,7 +40,7 @@ class ClampAdvantages(_Clamp):
 
 @dataclass(frozen=True)
 class ClampLogits(_Clamp):
-    """Clamps logits to +-limit in every pass, as the reports do.
+    """Clamps logits to ±limit in every pass, as the reports do.
 
     Stops: hardly anything, because log_softmax already subtracts the largest logit; NaN passes through.
     Costs: the gradient of clamped logits, and a changed distribution (GPT-2's own logits pass 100).

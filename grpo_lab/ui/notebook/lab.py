@@ -16,7 +16,7 @@ from grpo_lab.course.registry import lab_page
 from grpo_lab.errors import NotYet, unknown
 from grpo_lab.runs.child_pool import warm_child, warm_up
 from grpo_lab.runs.notebook_mode import headless, settled
-from grpo_lab.runs.run_folder import next_free
+from grpo_lab.runs.run_folder import new_folder
 from grpo_lab.runs.session import Session
 from grpo_lab.ui.notebook import feedback_view, progress_view
 from grpo_lab.ui.notebook.predictions import Predictions
@@ -105,7 +105,7 @@ class Lab:
         """Train to the end in a child process, below runs/<lab>; returns after a crash too."""
         config = settled(config.with_(f"run.name={name or config.run.name}"))
         with warm_child() as child:
-            session = Session(config, next_free(self.runs / config.run.name), child=child)
+            session = Session(config, new_folder(self.runs / config.run.name), child=child)
             session.views.append(feedback_view.RunLine(config))
             return session.run()
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
 from grpo_lab.analysis.run_state import CURVES, Screen, Series, decimate
@@ -21,6 +22,8 @@ REFUSED = ("skipped", "rolled back", "stopped")
 NAMED = ("grad_norm", "reward")
 """The panels in which the names of guards are written."""
 MOST_NAMES = 5
+ABOVE = ("rescued by", "limit words")
+"""The gids of the texts that stand above moving curves."""
 RESCUE: dict[str, Any] = {"color": style.BLUE, "lw": 1.2, "ls": (0, (4, 3))}
 
 
@@ -68,7 +71,7 @@ def panels(figure: Figure, top: float, tall: float = 4.35, left: float = 0.06, r
     """Axes for the four curves: `tall` inches in all, from `top` inches below the top edge of the figure."""
     height = figure.get_size_inches()[1]
     place = {"left": left, "right": right, "top": 1 - top / height, "bottom": 1 - (top + tall) / height}
-    grid = figure.add_gridspec(2, 2, hspace=0.38, wspace=0.13, **place)
+    grid = figure.add_gridspec(2, 2, hspace=0.38, wspace=0.22, **place)
     return {name: figure.add_subplot(grid[divmod(index, 2)]) for index, name in enumerate(CURVES)}
 
 
@@ -83,15 +86,18 @@ def draw(
 ) -> None:
     """Draw one metric of every run in one panel; of the run in `focus` also its limits, changes and crash.
 
+    Where one is in focus, every run shows its held-out reward, the others faded.
+
     A single run is always in focus. `scale` replaces the scale that fits the values, `say` translates labels.
     """
     focus = next(iter(screens.values())) if len(screens) == 1 else focus
     rows = [decimate(screen.series.get(name, Series())) for screen in screens.values()]
     limits = thresholds(name, focus, say) if focus else []
-    scale = scale or scale_of(name, numbers(name, rows, focus))
+    scale = scale or scale_of(name, numbers(name, rows, focus, screens.values()))
     set_scale(axes, scale)
     for look, screen, series in reversed(list(zip(style.looks(rows), screens.values(), rows, strict=True))):
-        _moving(axes, name, points(name, series, scale, screen if screen is focus else None), look, say)
+        kept = screen is not focus
+        _moving(axes, name, points(name, series, scale, screen if focus else None, kept), look, say, kept)
     metric = METRICS[name]
     title = f"{say(metric.label)} ({say(metric.unit)})" if metric.unit else say(metric.label)
     axes.set_title(title, fontsize=style.LARGE, loc="left", pad=9)
@@ -102,38 +108,38 @@ def draw(
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     if focus:
-        _limits(axes, name, limits, span[1])
+        _limits(axes, limits, crossed(name, focus), span[1])
         _happenings(axes, focus, say)
         _rescues(axes, focus, named=name in NAMED)
         _legend(axes)
 
 
-def numbers(name: str, rows: Iterable[Series], focus: Screen | None) -> np.ndarray:
+def numbers(name: str, rows: Iterable[Series], focus: Screen | None, screens: Iterable[Screen]) -> np.ndarray:
     """All numbers that a panel must show: of the curves, held-out problems and limits."""
     values = [value for series in rows for value in series.values]
     if focus and name == "reward":
-        values += focus.evaluations.values
+        values += [value for screen in screens for value in screen.evaluations.values]
     if focus:
         values += [value for limit in thresholds(name, focus) for value in limit.values if not math.isnan(value)]
     return np.array(values, dtype=float)
 
 
-def points(name: str, series: Series, scale: Scale, focus: Screen | None = None) -> Points:
-    """The curve, crosses where it is not finite, and of a run in focus its refused steps and held-out reward."""
+def points(name: str, series: Series, scale: Scale, screen: Screen | None = None, kept: bool = False) -> Points:
+    """The curve, crosses where it is not finite, and of a screen its held-out reward and, unless kept, refusals."""
     steps, values = np.array(series.steps), np.array(series.values, dtype=float)
     drawn, finite = placed(values, scale)
     found: Points = {f"curve {name}": (steps, drawn)}
     if not finite.all():
         found[f"cross {name}"] = (steps[~finite], drawn[~finite])
-    if focus and name == "grad_norm":
-        norms = dict(zip(*focus.series.get(name, Series()), strict=True))
+    if screen and not kept and name == "grad_norm":
+        norms = dict(zip(*screen.series.get(name, Series()), strict=True))
         for kind in REFUSED:
-            few = thinned([step for step in focus.marked(kind) if step in norms])  # without a norm there is no height
+            few = thinned([step for step in screen.marked(kind) if step in norms])  # without a norm there is no height
             if len(few):
                 found[f"mark {kind}"] = (few, placed(np.array([norms[step] for step in few]), scale)[0])
-    if focus and name == "reward" and focus.evaluations.steps:
-        heights, _ = placed(np.array(focus.evaluations.values, dtype=float), scale)
-        found["held out"] = (np.array(focus.evaluations.steps) - 0.5, heights)  # evaluated before the step
+    if screen and name == "reward" and screen.evaluations.steps:
+        heights, _ = placed(np.array(screen.evaluations.values, dtype=float), scale)
+        found["held out"] = (np.array(screen.evaluations.steps) - 0.5, heights)  # evaluated before the step
     return found
 
 
@@ -158,9 +164,16 @@ def thresholds(name: str, screen: Screen, say: Callable[[str], str] = str) -> li
     return made
 
 
-def _moving(axes: Axes, name: str, found: Points, look: style.Look, say: Callable[[str], str]) -> None:
+def crossed(name: str, screen: Screen) -> tuple[bool, ...]:
+    """Whether the curve goes above each limit of clipping; False for the other limits."""
+    values = screen.series.get(name, Series()).values
+    return tuple(it.line == "--" and any(value > it.last for value in values) for it in thresholds(name, screen))
+
+
+def _moving(axes: Axes, name: str, found: Points, look: style.Look, say: Callable[[str], str], kept: bool) -> None:
     """Draw the moving points, each artist with its gid."""
-    held_out = {"marker": "D", "ls": "none", "mfc": "white", "mec": style.BLUE, "mew": 1.8, "ms": 8, "zorder": 4}
+    held_out = {"marker": "D", "ls": "none", "mfc": "white", "mec": look.colour, "mew": 1.8, "ms": 8, "zorder": 4}
+    held_out |= {"alpha": 0.5, "ms": 7, "zorder": 3} if kept else {}
     for gid, (x, y) in found.items():
         kind, _, rest = gid.partition(" ")
         if kind == "curve":
@@ -176,9 +189,9 @@ def _moving(axes: Axes, name: str, found: Points, look: style.Look, say: Callabl
         axes.plot(x, y, gid=gid, clip_on=False, **options)
 
 
-def _limits(axes: Axes, name: str, limits: list[Threshold], end: int) -> None:
-    """Draw the limits, each with its words at its right end, on the side where curves seldom are."""
-    for limit in limits:
+def _limits(axes: Axes, limits: list[Threshold], below: Sequence[bool], end: int) -> None:
+    """Draw the limits, each with its words at its right end, `below` it where the curve runs above."""
+    for limit, under in zip(limits, below, strict=True):
         options: dict[str, Any] = {"color": style.GREY, "ls": limit.line, "lw": 1.3}
         starts = [*limit.steps, end]
         parts = [
@@ -188,9 +201,9 @@ def _limits(axes: Axes, name: str, limits: list[Threshold], end: int) -> None:
         x = [edge for start, stop, _ in parts for edge in (start, stop)]
         axes.plot(x, [value for *_, value in parts for _ in range(2)], gid=f"limit {limit.label}", **options)
         height = axes.transAxes.inverted().transform(axes.transData.transform((0, limit.last)))[1]
-        clipped = name == "grad_norm" and limit.line == "--"  # most norms are above the limit of clipping
-        down = 7 if clipped and height > 0.15 else -7
+        down = 7 if under and height > 0.15 else -7
         look: dict[str, Any] = {"fontweight": "normal", "color": style.GREY, "va": "center", "gid": "limit words"}
+        look |= {"path_effects": [withStroke(linewidth=2.5, foreground="white")], "zorder": 5}
         look["xycoords"] = axes.get_yaxis_transform()
         style.annotate(axes, limit.label, (1.0, limit.last), right=False, gap=0, down=down, **look)
 

@@ -37,7 +37,7 @@ RUNS = (
     Look(SKY, (0, (8, 2)), "v"),
     Look(BLACK, (0, (1, 1)), "*"),
 )
-STATUSES = {"healthy": GREEN, "warning": YELLOW, "broken later": "#F3C9A8", "broken": VERMILLION}
+STATUSES = {"healthy": GREEN, "warning": YELLOW, "broken later": "#FFCCA0", "broken": VERMILLION}
 STATUSES |= {"not reached": "#DCDCDC", "not used": "#FFFFFF"}
 """Cells of the chain. Links that break after the first break are faded, so that the first one stands out."""
 MARKS = {

@@ -9,7 +9,6 @@ from typing import Any
 import ipywidgets
 
 from grpo_lab.analysis.run_state import Screen
-from grpo_lab.analysis.screen_words import describe
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import unknown
 from grpo_lab.ui.widgets import html, parts
@@ -102,7 +101,7 @@ class ControlsView:
     def show_words(self, screen: Screen, own: str, note: str) -> None:
         """Update status, banner, samples, guards that acted and, where it is open, the table."""
         self._status.value = html.status(screen, own, note)
-        self.browser.alt = describe(screen)
+        self.browser.alt = html.described(screen)
         words = html.banner(screen)
         self._banner_text.value = words or self._banner_text.value
         self._banner.layout.display = "flex" if words else "none"
@@ -133,12 +132,14 @@ class ControlsView:
         return parts.box("panel", children, ipywidgets.VBox)
 
     def _tabs(self, guards: bool) -> ipywidgets.Tab:
-        settings = [*(row.widget for row in self.rows), self._about]
-        tabs = {"settings": settings, "guards": [self.switches.widget], "source": self.sources.widgets}
-        tabs["runs"] = self._runs()
+        """The tabs that have content; of a panel without sliders the last one is open."""
+        tabs = {"settings": [*(row.widget for row in self.rows), self._about]} if self.rows else {}
+        tabs |= {"guards": [self.switches.widget]} if self.switches.widget.children else {}
+        tabs |= {"source": self.sources.widgets, "runs": self._runs()}
         titles = [text(f"panel.tab_{name}") for name in tabs]
         pages = [ipywidgets.VBox(children) for children in tabs.values()]
-        return ipywidgets.Tab(pages, titles=titles, selected_index=list(tabs).index("guards" if guards else "settings"))
+        opened = "guards" if guards else "settings" if self.rows else "runs"
+        return ipywidgets.Tab(pages, titles=titles, selected_index=list(tabs).index(opened))
 
     def _open_menu(self) -> ipywidgets.Dropdown:
         words = {"description": text("panel.open"), "tooltip": text("panel.open_help"), "style": STYLE}
@@ -171,7 +172,7 @@ class ControlsView:
         return parts.button(name, text(f"panel.{name}"), lambda: self._call(method or name, *values()), **looks)
 
     def _slide(self, name: str, override: str) -> None:
-        self._about.value = html.prose(text(f"setting.{name}"), SLIDERS[name].setting.help, {})
+        self._about.value = html.prose(text(f"setting.{name}"), SLIDERS[name].help(name), {})
         self._call("set", override)
 
 

@@ -4,17 +4,21 @@ import base64
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from html import escape
 
 from grpo_lab.analysis.run_state import CURVES, Screen, shown
 from grpo_lab.analysis.screen_words import describe, tone
 from grpo_lab.analysis.tally import by_design
 from grpo_lab.metrics import LINKS, METRICS
+from grpo_lab.runs.first_break import ChainBreak
 from grpo_lab.ui.widgets.messages import reworded, text, translated
 
-_NO_ERROR = """<style>.jp-OutputArea-child:has(+ .jp-OutputArea-child .grpo-lab-picture)
-.jp-OutputArea-output.jupyter-widgets:not(:has(*)) { display: none }</style>"""
-"""Above the picture of a saved panel, JupyterLab need not say that it finds no widget."""
+_PICTURE_STYLE = """<style>.jp-OutputArea-child:has(+ .jp-OutputArea-child .grpo-lab-picture)
+.jp-OutputArea-output.jupyter-widgets:not(:has(*)) { display: none }
+[data-jp-theme-light=false] .grpo-lab-picture img { content: var(--dark) }</style>"""
+"""Above the picture of a saved panel, JupyterLab need not say that it finds no widget. Its dark theme shows the second
+picture; pages that drop styles, as GitHub does, show the first."""
 ROWS = 50
 """Rows of the table: the last steps of a longer run."""
 
@@ -28,7 +32,7 @@ def status_words(status: str) -> str:
     kind, _, operator = status.partition(" in ")
     if operator:
         return text("status.crashed_in", operator=reworded(operator))
-    return ", ".join(text(f"status.{part.replace(' ', '_')}") for part in kind.split(", "))
+    return text("status.comma").join(text(f"status.{part.replace(' ', '_')}") for part in kind.split(", "))
 
 
 def status(screen: Screen, own: str = "", note: str = "") -> str:
@@ -58,8 +62,7 @@ def first_break(screen: Screen) -> str:
     if found is None or found.link not in LINKS:
         return ""
     caught = text("panel.caught", guard=found.caught_by) if found.caught_by else text("panel.not_caught")
-    operator = translated(f"break.{found.rule}.operator", found.operator)
-    where = {"link": text(f"chart.{slug(LINKS[found.link].label)}"), "step": found.step, "operator": operator}
+    where = {"link": label(LINKS[found.link].label), "step": found.step, "operator": _operator(found)}
     why = translated(f"break.{found.rule}.explanation", found.explanation)
     return f'<span title="{escape(why)}">{escape(text("panel.first_break", **where, caught=caught))}</span>'
 
@@ -101,7 +104,7 @@ def numbers(screen: Screen) -> str:
     """The curves as a table, one row a step."""
     columns = {name: dict(zip(*series, strict=True)) for name in CURVES if (series := screen.series.get(name))}
     steps = sorted({step for column in columns.values() for step in column})[-ROWS:]
-    header = [text("chart.step"), *(text(f"chart.{slug(METRICS[name].label)}") for name in columns)]
+    header = [text("chart.step"), *(label(METRICS[name].label) for name in columns)]
     rows = [[str(step), *(shown(column.get(step, math.nan)) for column in columns.values())] for step in steps]
     return table([header, *rows])
 
@@ -122,12 +125,24 @@ def marked(words: str) -> str:
     return re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(words))
 
 
-def figure(png: bytes, screen: Screen) -> str:
-    """An ordinary figure with alternative text, visible where widgets are not."""
-    words = escape(describe(screen))
-    data = base64.b64encode(png).decode()
-    image = f'<img alt="{words}" src="data:image/png;base64,{data}" style="max-width:100%">'
-    return f'<figure class="grpo-lab-picture">{image}<figcaption>{words}</figcaption></figure>{_NO_ERROR}'
+def figure(pngs: Iterable[bytes], screen: Screen) -> str:
+    """An ordinary figure with alternative text, visible where widgets are not; one PNG for light and one for dark."""
+    words = escape(described(screen))
+    light, dark = (f"data:image/png;base64,{base64.b64encode(png).decode()}" for png in pngs)
+    image = f'<img alt="{words}" src="{light}" style="max-width:100%; --dark:url({dark})">'
+    return f'<figure class="grpo-lab-picture">{image}<figcaption>{words}</figcaption></figure>{_PICTURE_STYLE}'
+
+
+def described(screen: Screen) -> str:
+    """The alternative text of the screen's figure, in the panel's language."""
+    found = screen.first_break
+    found = found and replace(found, operator=_operator(found))
+    return reworded(describe(replace(screen, status=status_words(screen.status), first_break=found), label), "alt")
+
+
+def label(name: str) -> str:
+    """A label of the figure in the panel's language."""
+    return text(f"chart.{slug(name)}")
 
 
 def table(rows: Iterable[Sequence[str]]) -> str:
@@ -146,6 +161,10 @@ def slug(label: str) -> str:
     """
     words = "".join(letter if letter.isalnum() else " " for letter in label.replace("{:g}", "")).split()
     return "_".join(words).lower()
+
+
+def _operator(found: ChainBreak) -> str:
+    return translated(f"break.{found.rule}.operator", found.operator)
 
 
 def _short(words: str, length: int) -> str:

@@ -19,8 +19,8 @@ from grpo_lab.analysis.run_state import CURVES, Screen, Series, decimate
 from grpo_lab.ui.plots import curves, strip
 from grpo_lab.ui.plots.scales import Scale, scale_of
 from grpo_lab.ui.plots.style import FINE, chinese_font, legible, name_runs, new_figure
-from grpo_lab.ui.widgets.html import slug
-from grpo_lab.ui.widgets.messages import language, text
+from grpo_lab.ui.widgets import html
+from grpo_lab.ui.widgets.messages import language
 from grpo_lab.ui.widgets.png import png
 
 DPI = 90
@@ -73,6 +73,13 @@ class LiveFigure:
         """
         return png(np.asarray(self.draw(screen, kept or {}, whole)))
 
+    def both(
+        self, screen: Screen, kept: Mapping[str, Screen] | None = None, whole: Sequence[Screen] = ()
+    ) -> tuple[bytes, bytes]:
+        """The same for a light and for a dark page."""
+        pixels = np.asarray(self.draw(screen, kept or {}, whole))
+        return png(pixels), png(pixels, dark=True)
+
     def halves(
         self, screen: Screen, kept: Mapping[str, Screen] | None = None, whole: Sequence[Screen] = ()
     ) -> tuple[bytes, bytes]:
@@ -105,7 +112,7 @@ class LiveFigure:
 
     def _scale(self, name: str, series: Series, screen: Screen, others: Sequence[Screen]) -> Scale:
         rows = [series, *(decimate(other.series.get(name, Series())) for other in others)]
-        return scale_of(name, curves.numbers(name, rows, screen), steady=True)
+        return scale_of(name, curves.numbers(name, rows, screen, [screen, *others]), steady=True)
 
     def _draw_background(self, screen: Screen, kept: Mapping[str, Screen], steps: Any, scales: Any, moves: Any) -> None:
         figure = self._figure
@@ -128,7 +135,7 @@ class LiveFigure:
             self._lines[name] = {line.get_gid(): line for line in each.lines}
             above = [*each.images, *each.collections, *each.lines, *each.patches, *each.texts]
             own = above if name == "strip" else [self._lines[name][gid] for gid in moves[name]]
-            own += [] if name == "strip" else [words for words in each.texts if words.get_gid() == "rescued by"]
+            own += [] if name == "strip" else [words for words in each.texts if words.get_gid() in curves.ABOVE]
             self._moving += sorted(own, key=lambda artist: artist.get_zorder())
         for artist in self._moving:
             artist.set_animated(True)
@@ -141,7 +148,7 @@ def say(label: str) -> str:
     """A label of the figure in the user's language; in English if no installed font has its letters."""
     if language() == "zh" and len(_fonts()) == 1:
         return label
-    return text(f"chart.{slug(label)}")
+    return html.label(label)
 
 
 def _fonts() -> list[str]:
@@ -161,6 +168,6 @@ def _key(screen: Screen, kept: Mapping[str, Screen], steps: Any, scales: Any, mo
     """All that a background depends on: while the key stays the same, only points move."""
     artists = {name: (tuple(found), len(found[f"curve {name}"][0]) > FINE) for name, found in moves.items()}
     happened = (screen.kinds(), tuple(screen.marked("changed")), screen.crash_step, tuple(curves.rescues(screen)))
-    limits = tuple(step for step, _ in screen.settings)
+    limits = (tuple(step for step, _ in screen.settings), [curves.crossed(name, screen) for name in CURVES])
     runs = tuple((name, id(other)) for name, other in kept.items())
     return (steps, scales, artists, happened, limits, screen.first_break, runs, language())

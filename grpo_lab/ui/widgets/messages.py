@@ -36,12 +36,15 @@ def translated(key: str, english: str) -> str:
     return _translations().get(key, english)
 
 
-def reworded(reason: str) -> str:
-    """A reason, which events hold in English, in the panel's language; what no phrase matches stays as it is."""
+def reworded(english: str, table: str = "reason") -> str:
+    """A text with numbers, such as a reason of an event, in the panel's language by the phrases of a table.
+
+    A part that no phrase matches stays as it is.
+    """
     for key, words in _translations().items():
-        if key.startswith("reason."):
-            reason = re.sub(key.removeprefix("reason."), words, reason)
-    return reason
+        if key.startswith(f"{table}."):
+            english = re.sub(key.removeprefix(f"{table}."), words, english)
+    return english
 
 
 def language() -> str:

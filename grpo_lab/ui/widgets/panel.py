@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lab.analysis.run_state import fold
-from grpo_lab.analysis.screen_words import describe
 from grpo_lab.config.catalog import preset as preset_config
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import GrpoLabError, RunError
@@ -280,7 +279,7 @@ class Panel:
 
     def _figure(self) -> str:
         screens = self._render_state.screens()
-        return html.figure(LiveFigure().png(*screens), screens[0])
+        return html.figure(LiveFigure().both(*screens), screens[0])
 
     def _show(self) -> None:
         """Show the panel in the cell that runs."""
@@ -292,7 +291,7 @@ class Panel:
         self._show()
 
     def _repr_mimebundle_(self, **keywords: Any) -> Any:
-        words = {"text/plain": f"Panel: {describe(self._render_state.screens()[0])}"}
+        words = {"text/plain": f"Panel: {html.described(self._render_state.screens()[0])}"}
         if self._watched:
             child_pool.warm_up()
             self._render_state.refresh()

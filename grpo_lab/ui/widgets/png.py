@@ -19,7 +19,7 @@ _INKS = (
 )
 _DARK_INKS = {style.BLACK: "#E4E4E4", style.BLUE: "#4DA6E0", style.GREY: "#A5A5A5", style.VERMILLION: "#F07A2A"}
 """Inks that a dark page needs lighter."""
-_DARK = {"#FFFFFF": "#212121", "#DDDDDD": "#3C3C3C", "#DCDCDC": "#474747", "#333333": "#D0D0D0", "#F3C9A8": "#75452A"}
+_DARK = {"#FFFFFF": "#212121", "#DDDDDD": "#3C3C3C", "#DCDCDC": "#474747", "#333333": "#D0D0D0", "#FFCCA0": "#9C5A30"}
 """White becomes the background of JupyterLab's dark theme; other plain colours with it."""
 _SHADES = 16
 """Steps from an ink to white, for the edges of lines and letters.

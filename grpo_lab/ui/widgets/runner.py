@@ -4,17 +4,18 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from html import escape
 from pathlib import Path
 from types import MappingProxyType
 
 from grpo_lab.analysis.run_state import fold
-from grpo_lab.analysis.screen_words import describe
 from grpo_lab.config.schema import LIVE_SECTIONS, Config
-from grpo_lab.errors import ConfigError, GrpoLabError, RunError
+from grpo_lab.errors import ConfigError, GrpoLabError
 from grpo_lab.runs import child_pool, notebook_mode, run_folder
 from grpo_lab.runs.child import Child
 from grpo_lab.runs.session import Session, View
 from grpo_lab.training.registry import validated
+from grpo_lab.ui.widgets import html
 from grpo_lab.ui.widgets.messages import text
 
 
@@ -22,7 +23,10 @@ class Run(Session):
     """A session whose representation in a notebook describes its state."""
 
     def __repr__(self) -> str:
-        return f"{describe(fold(self.events))} ({self.directory})"
+        return f"{html.described(fold(self.events))} ({self.directory})"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(repr(self))}</p>"  # JupyterLab breaks plain text inside words
 
 
 class Runner:
@@ -51,7 +55,7 @@ class Runner:
             if self.over and self.running:
                 return self.over
             validated(config)
-            directory = _new_folder(self.runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{config.run.name}")
+            directory = run_folder.new_folder(self.runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{config.run.name}")
             child, before = child_pool.take(), (self.session, self.over)
             try:
                 session = Run(notebook_mode.settled(config), directory, child=child)
@@ -86,22 +90,6 @@ class Runner:
         except ConfigError as error:
             return f"{text('panel.acts_next_run', what=what)} {error}"
         return text("panel.acts_now" if len(live) == len(overrides) else "panel.acts_partly", what=what)
-
-
-def _new_folder(wanted: Path) -> Path:
-    """Make the folder, or the next free one if another panel took it. Raises RunError if it cannot be made."""
-    try:
-        while True:
-            free = run_folder.next_free(wanted)
-            try:
-                free.mkdir(parents=True)
-                return free
-            except FileExistsError:
-                continue
-    except OSError as error:
-        raise RunError(
-            f"{wanted} cannot be made: {error.strerror}; start Jupyter in a folder you may write to"
-        ) from error
 
 
 def _run(session: Run, child: Child, over: Future[Run]) -> None:

@@ -10,7 +10,7 @@ from grpo_lab.config.fields import OneOf, Setting, settings_of
 from grpo_lab.config.schema import LIVE_SECTIONS, SECTIONS, Config
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.ui.widgets import parts
-from grpo_lab.ui.widgets.messages import text
+from grpo_lab.ui.widgets.messages import text, translated
 
 
 class Slider(NamedTuple):
@@ -34,6 +34,10 @@ class Slider(NamedTuple):
         section, *rest = self.path.split(".")
         owner = GUARDS[rest[0]] if section == "guards" else SECTIONS[section]
         return settings_of(owner)[rest[-1]]
+
+    def help(self, name: str) -> str:
+        """The setting's help in the panel's language; `name` is the slider's."""
+        return translated(f"setting.{name}", self.setting.help)
 
     def of(self, config: Config) -> Any:
         """The setting's value in a config; the default of a guard that is off."""
@@ -66,7 +70,7 @@ class SliderRow:
         self._changed, self._muted = changed, parts.Muted()
         self._inputs = (_menu if self.slider.kind == "menu" else _slider_and_box)(name, self.slider)
         for each in self._inputs:
-            each.tooltip = self.slider.setting.help
+            each.tooltip = self.slider.help(name)
             each.observe(self._moved, "value")
         when = parts.words("when")
         key = "live" if self.slider.live else "next"

@@ -18,6 +18,8 @@ from grpo_lab.ui.widgets.messages import text, translated
 class Switches:
     """Check boxes of guards. They call `switched` with a name and whether it is on when a user clicks, not in `show`.
 
+    A guard that a user switches on says below its sentence what it stops.
+
     A user's own guard, which has no class in GUARDS, gets a switch when a config with it is first shown.
     Raises ConfigError for an unknown name.
     """
@@ -42,7 +44,14 @@ class Switches:
     def explain(self, name: str) -> None:
         """Show the rest of the guard's description, or hide it again."""
         about, (_, rest, sections) = self._about[name], described(name)
-        about.value = "" if about.value else html.prose("", rest, sections)
+        whole = html.prose("", rest, sections)
+        about.value = "" if about.value == whole else whole
+
+    def _clicked(self, name: str, on: bool) -> None:
+        if name in GUARDS:
+            _, _, sections = described(name)
+            self._about[name].value = html.prose("", "", {"Stops": sections["Stops"]}) if on else ""
+        self._switched(name, on)
 
     def _add(self, names: Sequence[str]) -> None:
         if names:
@@ -51,7 +60,7 @@ class Switches:
     def _row(self, name: str) -> ipywidgets.VBox:
         short = name.rpartition(":")[2]
         box = self._boxes[name] = ipywidgets.Checkbox(description=short, indent=False, layout={"width": "auto"})
-        box.observe(lambda change: self._muted or self._switched(name, change["new"]), "value")
+        box.observe(lambda change: self._muted or self._clicked(name, change["new"]), "value")
         row: list[Any] = [box]
         about = self._about[name] = parts.words("about")
         if name in GUARDS:
