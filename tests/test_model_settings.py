@@ -120,6 +120,7 @@ def test_train_takes_the_settings_of_the_model_and_an_explicit_one_wins(call, st
     assert config == expected and config.data.num_prompts != 16
 
 
+@pytest.mark.slow
 def test_live_trains_every_column_here(stand_in, tmp_path, capsys):
     page = reproduce_all(tmp_path / "out", SMALL, MODEL, live=True)
     assert "grpo-lab reproduce --model smollm2-135m --live" in page.read_text(encoding="utf-8")
