@@ -7,6 +7,7 @@ import resource
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -83,15 +84,18 @@ def test_runs_of_one_name_in_one_second_have_folders_of_their_own(tmp_path, monk
         pass
 
 
-def test_a_new_folder_is_made_by_one_alone(tmp_path, monkeypatch):
-    """Between the search for a free name and the making of its folder another process may take it."""
-    taken = iter([tmp_path / "run", tmp_path / "run", tmp_path / "run-2"])
-    monkeypatch.setattr(run_folder, "next_free", lambda _: next(taken))
-    assert [run_folder.new_folder(tmp_path / "run") for _ in range(2)] == [tmp_path / "run", tmp_path / "run-2"]
+def test_a_new_folder_is_made_by_one_alone(tmp_path):
+    with ThreadPoolExecutor(8) as threads:
+        made = [*threads.map(run_folder.new_folder, [tmp_path / "runs" / "run"] * 8)]
+    assert {path.name for path in made} == {"run", *(f"run-{n}" for n in range(2, 9))}
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").touch()
-    monkeypatch.undo()
-    with pytest.raises(RunError, match="cannot be made: Not a directory"):
-        run_folder.new_folder(tmp_path / "file" / "run")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "missing")
+    for parent in ("file", "nowhere"):
+        with pytest.raises(RunError, match=f"{parent}/run cannot be made"):
+            run_folder.new_folder(tmp_path / parent / "run")
 
 
 def test_the_folder_holds_config_environment_and_events(done):

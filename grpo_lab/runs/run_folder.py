@@ -5,7 +5,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +20,31 @@ from grpo_lab.training.recorder import count_nonfinite
 
 EVENTS, CONFIG, ENVIRONMENT, TRACEBACK = "events.jsonl", "config.json", "environment.json", "traceback.txt"
 MODEL = "model"
+MOST = 1000
+"""Folders of one name."""
 
 
 def next_free(folder: Path) -> Path:
     """The folder, or the first of its numbered siblings that does not exist."""
-    candidates = (folder.with_name(folder.name + suffix) for suffix in ["", *(f"-{n}" for n in range(2, 1000))])
-    return next(path for path in candidates if not path.exists())
+    return next(path for path in _candidates(folder) if not path.exists())
 
 
 def new_folder(wanted: Path) -> Path:
     """Make the folder, or the next free one if another process took it. Raises RunError if it cannot be made."""
-    while True:
-        free = next_free(wanted)
-        try:
-            free.mkdir(parents=True)
-            return free
-        except FileExistsError:
-            continue
-        except OSError as error:
-            way_out = "work in a folder that you may write to"
-            raise RunError(f"{wanted} cannot be made: {error.strerror}; {way_out}") from error
+    try:
+        wanted.parent.mkdir(parents=True, exist_ok=True)
+        for path in _candidates(wanted):
+            with suppress(FileExistsError):
+                path.mkdir()
+                return path
+    except OSError as error:
+        way_out = "work in a folder that you may write to"
+        raise RunError(f"{wanted} cannot be made: {error.strerror}; {way_out}") from error
+    raise RunError(f"{wanted} and {MOST - 1} numbered siblings exist; delete those that you do not need")
+
+
+def _candidates(folder: Path) -> Iterator[Path]:
+    return (folder.with_name(folder.name + suffix) for suffix in ["", *(f"-{n}" for n in range(2, MOST + 1))])
 
 
 def default_folder(config: Config) -> Path:
