@@ -1,4 +1,4 @@
-"""`python -m benchmarks.update_matrix PARTIAL PUBLISHED --why …`: replace rows of the published matrix.
+"""`python -m benchmarks.update_matrix PARTIAL… --why …`: put rows into the published matrix.
 
 PARTIAL is the folder of a `grpo-lab matrix --scenario …` with the same columns and seeds, or of a `--column …` with the
 same scenarios. Its rows replace the old ones or are added. The table, the figure and the page are written again; the
@@ -31,27 +31,35 @@ KINDS: dict[Any, Callable[[str], Any]] = {
     float: lambda text: float(text or "nan"),
 }
 """For each type of a field, the function that reads it from a cell of the table."""
+Rows = dict[tuple[str, str, int], Measurement]
+"""Rows by scenario, column and seed."""
 HEALS = (UNHEALED, HEALED)
 MADE = re.compile(r"^Made by `.+?(?=\n\n)", re.MULTILINE | re.DOTALL)
 """The paragraph of the page that names the command."""
 
 
 def main(
-    partial: Annotated[Path, typer.Argument(help="Folder of the rows that were measured again.", exists=True)],
-    why: Annotated[str, typer.Option(help="Why they were measured again: because …")],
-    published: Annotated[Path, typer.Argument(help="Folder of the whole matrix.", exists=True)] = Path("docs/matrix"),
+    partials: Annotated[
+        list[Path], typer.Argument(help="Folders of what was measured, the later ones over the earlier.")
+    ],
+    why: Annotated[str, typer.Option(help="Why it was measured: because …")],
+    published: Annotated[Path, typer.Option(help="Folder of the whole matrix.", exists=True)] = Path("docs/matrix"),
 ) -> None:
     """Put the rows into the published matrix."""
-    old, new = read(published / "cells.csv"), {_name(row): row for row in read(partial / "cells.csv")}
+    old = read(published / "cells.csv")
+    new: Rows = {}
+    made = [_made(published)]
+    for partial in partials:
+        rows = {_name(row): row for row in read(partial / "cells.csv")}
+        command = _made(partial).removeprefix("Made by ").rstrip(".")
+        made.append(f"{_in_words(old, rows)} {why}: {command}.")
+        new |= rows
     results = merged(old, new)
-    what = _in_words(old, new)
-    command = _made(partial).removeprefix("Made by ").rstrip(".")
-    made = f"{_made(published)}\n{what} {why}: {command}."
     found = Findings(results)
     (published / "cells.csv").write_text(to_csv(results), encoding="utf-8")
     figure = plots.save(plots.heat_map_figure(found), published / "heat_map.png")
     text = page(found, (figure.name, plots.heat_map_in_words(found)), "")
-    (published / "findings.md").write_text(MADE.sub(lambda _: made, text, count=1), encoding="utf-8")
+    (published / "findings.md").write_text(MADE.sub(lambda _: "\n".join(made), text, count=1), encoding="utf-8")
     before = {_name(row): row.fate for row in old}
     fates = sum(row.fate != before[name] for name, row in new.items() if name in before)
     print(f"{sum(name in before for name in new)} rows replaced, of which {fates} have another fate; ", end="")
@@ -65,7 +73,7 @@ def read(path: Path) -> list[Measurement]:
         return [Measurement(**{name: kind(row[name]) for name, kind in fields.items()}) for row in csv.DictReader(file)]
 
 
-def merged(old: list[Measurement], new: dict[tuple[str, str, int], Measurement]) -> list[Measurement]:
+def merged(old: list[Measurement], new: Rows) -> list[Measurement]:
     """The old rows with the new ones in their places, and those of new scenarios and columns in their order.
 
     Raises BadParameter unless every failure then has the same columns and seeds, and the healthy run has all but those
@@ -86,7 +94,7 @@ def _name(row: Measurement) -> tuple[str, str, int]:
     return row.scenario, row.column, row.seed
 
 
-def _in_words(old: list[Measurement], new: dict[tuple[str, str, int], Measurement]) -> str:
+def _in_words(old: list[Measurement], new: Rows) -> str:
     """The rows that were measured: a column of all scenarios, or all columns of some."""
     scenarios, columns, _ = (list(dict.fromkeys(names)) for names in zip(*new, strict=True))
     known = {row.scenario for row in old} - {HEALTHY}

@@ -697,7 +697,7 @@ def test_rows_measured_again_take_the_place_of_the_old_ones(tmp_path):
     again = [replace(row, fate=Fate.SHOWN, grad_norm=INF) for row in SAID if row.scenario == "b"]
     for number in (1, 2):
         part = folder_of(tmp_path / f"part {number}", again, f"`command {number}`")
-        update_matrix.main(part, f"because {number}", whole)
+        update_matrix.main([part], f"because {number}", whole)
     rows_of_it = update_matrix.read(whole / "cells.csv")
     assert to_csv(rows_of_it) == to_csv([row for row in SAID if row.scenario == "a"] + again)
     text = (whole / "findings.md").read_text()
@@ -710,18 +710,21 @@ def test_a_scenario_or_a_column_is_measured_as_a_whole_or_not_at_all(tmp_path):
     whole = folder_of(tmp_path / "whole", SAID, "`first`")
     for name, some in (("row", [result("c")]), ("column", [replace(SAID[0], column="healed")])):
         with pytest.raises(typer.BadParameter, match="rows would be missing"):
-            update_matrix.main(folder_of(tmp_path / name, some, "`x`"), "because", whole)
+            update_matrix.main([folder_of(tmp_path / name, some, "`x`")], "because", whole)
     assert (whole / "cells.csv").read_text() == to_csv(SAID)
 
 
-def test_a_column_and_a_scenario_can_be_added(tmp_path):
+def test_a_column_and_a_scenario_can_be_added_together(tmp_path):
     whole = folder_of(tmp_path / "whole", SAID, "`first`")
-    column = [replace(row, column="healed") for row in SAID if row.column == "none"]
-    update_matrix.main(folder_of(tmp_path / "column", column, "`x`"), "because", whole)
-    assert "The columns of `healed` were measured because: `x`." in (whole / "findings.md").read_text()
-    now = update_matrix.read(whole / "cells.csv")
-    scenario_c = [replace(row, scenario="c") for row in now if row.scenario == "a"]
-    update_matrix.main(folder_of(tmp_path / "row", scenario_c, "`y`"), "because", whole)
+    new = [replace(row, scenario="c") for row in SAID if row.scenario == "a"]
+    column = [replace(row, column="healed") for row in (*SAID, *new) if row.column == "none"]
+    scenario_c, healed = folder_of(tmp_path / "row", new, "`x`"), folder_of(tmp_path / "column", column, "`y`")
+    with pytest.raises(typer.BadParameter, match="rows would be missing"):
+        update_matrix.main([healed], "because", whole)
+    update_matrix.main([scenario_c, healed], "because", whole)
+    text = (whole / "findings.md").read_text()
+    assert "The rows of `c` were measured because: `x`." in text
+    assert "The columns of `healed` were measured because: `y`." in text
     rows_of_it = update_matrix.read(whole / "cells.csv")
     assert [row.scenario for row in rows_of_it] == sorted(row.scenario for row in rows_of_it)
     assert {row.column for row in rows_of_it if row.scenario == "c"} == {row.column for row in SAID} | {"healed"}
