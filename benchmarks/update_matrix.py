@@ -98,8 +98,8 @@ def _in_words(old: list[Measurement], new: Rows) -> str:
     """The rows that were measured: a column of all scenarios, or all columns of some."""
     scenarios, columns, _ = (list(dict.fromkeys(names)) for names in zip(*new, strict=True))
     known = {row.scenario for row in old} - {HEALTHY}
-    kind, names = ("columns", columns) if known <= set(scenarios) else ("rows", scenarios)
-    return f"The {kind} of {', '.join(f'`{name}`' for name in names)} were measured"
+    kind, names = ("columns", columns) if known <= set(scenarios) else ("rows of", scenarios)
+    return f"The {kind} {', '.join(f'`{name}`' for name in names)} were measured"
 
 
 def _made(folder: Path) -> str:

@@ -724,7 +724,7 @@ def test_a_column_and_a_scenario_can_be_added_together(tmp_path):
     update_matrix.main([scenario_c, healed], "because", whole)
     text = (whole / "findings.md").read_text()
     assert "The rows of `c` were measured because: `x`." in text
-    assert "The columns of `healed` were measured because: `y`." in text
+    assert "The columns `healed` were measured because: `y`." in text
     rows_of_it = update_matrix.read(whole / "cells.csv")
     assert [row.scenario for row in rows_of_it] == sorted(row.scenario for row in rows_of_it)
     assert {row.column for row in rows_of_it if row.scenario == "c"} == {row.column for row in SAID} | {"healed"}

@@ -101,7 +101,7 @@ def _alarms(axes: Axes, found: Findings) -> None:
     """Draw the healthy run: its refused steps, in another colour."""
     alarms = [found.alarms(column) if found.cells(HEALTHY, column) else math.nan for column in found.columns]
     scale = LinearSegmentedColormap.from_list("alarms", ["#F4F4F4", ORANGE])
-    _grid(axes, np.array([[min(1.0, number) for number in alarms]]), ["healthy: false alarms"], scale, "alarms")
+    _grid(axes, np.minimum([alarms], 1.0), ["healthy: false alarms"], scale, "alarms")
     for index, number in enumerate(alarms):
         _write(axes, index, 0, "" if math.isnan(number) else f"{number:.0f}", False)
 
