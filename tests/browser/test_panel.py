@@ -91,8 +91,12 @@ def test_an_awaited_run_is_steered_on_one_screen_in_both_themes_and_leaves_a_pic
     nb.page.evaluate("jupyterapp.shell.currentWidget.content.activeCellIndex = 0")
     nb.command("notebook:run-cell-and-select-next")
     status(nb, "paused")
+    nb.page.evaluate("document.querySelector('.jp-WindowedPanel-outer').scrollBy(0, 300)")  # as JupyterLab does
     for part in ("status", "plot", "chain", "pause", "guard-clamp_log_ratio", "guard-clamp_kl"):
         expect(nb.find(part)).to_be_in_viewport(ratio=1)
+    nb.page.mouse.move(700, 400)
+    nb.page.mouse.wheel(0, 600)
+    expect(nb.find("status")).not_to_be_in_viewport()
     for theme in ("Dark", "Light"):
         nb.page.evaluate(
             "theme => jupyterapp.commands.execute('apputils:change-theme', {theme})", f"JupyterLab {theme}"

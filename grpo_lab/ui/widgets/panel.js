@@ -14,13 +14,25 @@ function render({ model, el }) {
       if (handle.getAttribute("aria-valuetext") !== value) handle.setAttribute("aria-valuetext", value);
     }
   };
-  const reveal = () => {
-    const panel = frame();
-    if (!model.get("running") || !panel) return;
-    const view = panel.closest(".jp-WindowedPanel-outer, .jp-Notebook")?.getBoundingClientRect();
-    const { top, bottom } = panel.getBoundingClientRect();
-    if (top < (view?.top ?? 0) || bottom > (view?.bottom ?? innerHeight)) panel.scrollIntoView({ block: "start" });
+  const view = () => frame()?.closest(".jp-WindowedPanel-outer, .jp-Notebook");
+  const show = () => {
+    if (!began || document.body.dataset.grpoLabShown !== began || !frame()) return;
+    const inside = view()?.getBoundingClientRect();
+    const { top, bottom } = frame().getBoundingClientRect();
+    if (top < (inside?.top ?? 0) || bottom > (inside?.bottom ?? innerHeight)) frame().scrollIntoView({ block: "start" });
   };
+  // JupyterLab scrolls to the next cell, and the panel grows, after the run began: the panel that began last stays in
+  // view until the user does something.
+  let began = "";
+  const reveal = () => {
+    if (!model.get("running") || !frame()) { began = ""; return; }
+    document.body.dataset.grpoLabShown = began = String(performance.now());
+    show();
+  };
+  const release = () => { began = ""; };
+  const GESTURES = ["wheel", "touchmove", "pointerdown", "keydown"];
+  const sizes = new ResizeObserver(show);
+  let scrolled = null;
   const theme = () => {
     const dark = document.body.dataset.jpThemeLight === "false";
     if (model.get("dark") !== dark) { model.set("dark", dark); model.save_changes(); }
@@ -34,6 +46,10 @@ function render({ model, el }) {
     watch = new MutationObserver(words);
     watch.observe(frame(), { subtree: true, childList: true, attributeFilter: ["aria-valuenow", "aria-valuetext"] });
     words();
+    sizes.observe(frame());
+    scrolled = view();
+    scrolled?.addEventListener("scroll", show);
+    for (const gesture of GESTURES) addEventListener(gesture, release, { capture: true, passive: true });
     reveal();
   };
   let waiting = requestAnimationFrame(bind);
@@ -43,6 +59,9 @@ function render({ model, el }) {
     cancelAnimationFrame(waiting);
     watch?.disconnect();
     themes.disconnect();
+    sizes.disconnect();
+    scrolled?.removeEventListener("scroll", show);
+    for (const gesture of GESTURES) removeEventListener(gesture, release, { capture: true });
     model.off("change:alt", words);
     model.off("change:running", reveal);
   };
