@@ -24,6 +24,8 @@ NAMES = gl.scenario_names()
 HERE = ("run.threads=1", "run.device=cpu")
 LONG = ("truncated-sampling",)
 """Scenarios that need a minute: all about them is slow."""
+LENGTHY = (*LONG, "train-001")
+"""Scenarios whose cures and decoys are all slow: each run has forty steps of four updates."""
 EACH = pytest.mark.parametrize("name", NAMES)
 REPORTED = ("train-001", "cuda-001", "fp16-adam-epsilon")
 """Scenarios that the stable guards meet in `make test`; they meet the others with the slow tests."""
@@ -129,13 +131,13 @@ def test_it_survives_under_the_stable_guards(name):
 
 
 def listed(kind):
-    """(scenario, overrides) for every cure or decoy in the files; all but the first of a scenario are slow."""
+    """(scenario, overrides) for every cure or decoy in the files; all but the first of a short scenario are slow."""
     return [
         pytest.param(
             name,
             overrides,
             id=f"{name}: {', '.join(overrides)}",
-            marks=[pytest.mark.slow] if place or name in LONG else [],
+            marks=[pytest.mark.slow] if place or name in LENGTHY else [],
         )
         for name in NAMES
         for place, overrides in enumerate(getattr(gl.scenario(name), kind))
