@@ -125,6 +125,7 @@ def test_an_awaited_run_is_steered_on_one_screen_in_both_themes_and_leaves_a_pic
     nb.page.wait_for_function("globalThis.jupyterapp?.restored.then(() => true)")
 
 
+@pytest.mark.slow
 def test_run_all_goes_through_a_crash_and_a_killed_child_leaves_the_kernel_usable(notebook, server, wait_until):
     nb = notebook(
         IMPORT + "\npanel = Panel('cuda-001', controls=('learning_rate', 'beta', 'temperature', 'precision'))\npanel",
