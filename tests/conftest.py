@@ -62,3 +62,18 @@ def sample_lab(monkeypatch, tmp_path):
     (tmp_path / "labs" / "src" / "sample.py").write_text((SAMPLE / "sample.py").read_text())
     monkeypatch.chdir(tmp_path / "labs")
     return tmp_path / "labs"
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    """Runs a command line in this process: exit code, standard output, standard error."""
+
+    from grpo_lab import cli
+
+    def command(*words):
+        monkeypatch.setattr(sys, "argv", ["grpo-lab", *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return end.value.code or 0, *capsys.readouterr()
+
+    return command

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from grpo_lab import cli
 from grpo_lab.config.catalog import preset_names, scenario_names
 from grpo_lab.models import loading
 from grpo_lab.models.registry import MODELS
@@ -33,16 +32,8 @@ def narrow(monkeypatch):
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
-    """Runs a command line in this process: exit code, standard output, standard error."""
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["grpo-lab", *map(str, words)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        out, err = capsys.readouterr()
-        return end.value.code or 0, out, err
-
+def run(call):
+    """A command line, under the name that reads best here."""
     return call
 
 

@@ -4,13 +4,11 @@ No test here needs that model: where one trains, the tiny model stands in its fo
 """
 
 import shutil
-import sys
 from itertools import product
 
 import pytest
 
 import grpo_lab as gl
-from grpo_lab import cli
 from grpo_lab.analysis.healing import holds
 from grpo_lab.analysis.reproduction import COLUMNS, config_for, measure, recording_of, scenarios_for
 from grpo_lab.config.catalog import model_settings
@@ -85,19 +83,6 @@ def test_the_reported_fix_halves_the_rate_as_in_the_reports():
     original, fixed = (config_for("train-001", column, (), MODEL) for column in ("original", "reported_fix"))
     assert fixed.optimizer.learning_rate == pytest.approx(original.optimizer.learning_rate / 2)
     assert fixed.data.tasks == "reviews" and fixed.data.num_generations == 2
-
-
-@pytest.fixture
-def call(monkeypatch, capsys):
-    """Runs a command line in this process: exit code, standard output, standard error."""
-
-    def command(*words):
-        monkeypatch.setattr(sys, "argv", ["grpo-lab", *map(str, words)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return end.value.code or 0, *capsys.readouterr()
-
-    return command
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ class Derivation:
     dropped: tuple[str, ...]
     """Dropped guards, in order; without them no cell got worse."""
     harmful: dict[str, str]
-    """Guards that were never in the set because they disturb a healthy run, each with the reason."""
+    """Guards that were never in the set, because they disturb a healthy run or keep one from learning, with reasons."""
     false_alarms: int
     """Steps of the healthy runs that the kept guards refuse."""
 
