@@ -4,19 +4,21 @@ import io
 import itertools
 import math
 import threading
+import time
 import tracemalloc
 from typing import Any
 
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
-from matplotlib.text import Annotation
+from matplotlib.text import Annotation, Text
 from PIL import Image
 
 from grpo_lab.analysis.run_state import CURVES, Fold, fold
 from grpo_lab.config.schema import Config
 from grpo_lab.events import Action, Changed, Ended, Evaluated, LinkNote, Started, Stepped, Verdict
 from grpo_lab.runs.crashes import classify_crash
+from grpo_lab.ui import plots
 from grpo_lab.ui.plots.style import GREEN, MARKS, STATUSES, VERMILLION, chinese_font
 from grpo_lab.ui.widgets import render_thread
 from grpo_lab.ui.widgets.live import LiveFigure
@@ -419,3 +421,26 @@ def test_time_goes_back_and_is_played(monkeypatch):
     assert timeline.screen().over
     timeline.play(1)  # at the end it begins again
     assert timeline.position == 0
+
+
+def test_two_threads_never_draw_letters_at_once(monkeypatch, tmp_path):
+    """Two threads that open a font at once break FreeType: a panel drew while a cell opened another one."""
+    inside, overlaps, draw = set(), [], Text.draw
+
+    def watched(self, renderer):
+        inside.add(threading.get_ident())
+        time.sleep(0.001)  # let another thread go on
+        overlaps.append(len(inside) > 1)
+        draw(self, renderer)
+        inside.discard(threading.get_ident())
+
+    monkeypatch.setattr(Text, "draw", watched)
+    ways = [lambda: LiveFigure().png(fold(STORY)), lambda: plots.save(plots.run_figure(STORY), tmp_path / "a.png")]
+    threads = [threading.Thread(target=way) for way in ways]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (tmp_path / "a.png").exists()
+    assert overlaps
+    assert not any(overlaps)

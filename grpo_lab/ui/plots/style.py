@@ -1,6 +1,7 @@
 """Shared by all figures: the colours of Okabe and Ito, a shape for each, and text that matplotlib can draw."""
 
 import functools
+import threading
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +19,23 @@ _CHINESE = ("NotoSansCJK-Regular", "NotoSansSC-Regular", "SourceHanSansSC-Regula
 FINE = 60
 """Up to this many steps, each step has a symbol."""
 PLAIN: dict[str, Any] = {"frameon": False, "fontsize": SMALL, "borderaxespad": 0, "columnspacing": 1.2}
+
+DRAWING = threading.RLock()
+"""Held while fonts are in use: all threads share one FreeType, which breaks when two of them open fonts at once."""
+
+
+class Canvas(FigureCanvasAgg):
+    """A canvas that is drawn, saved or shown by one thread at a time, whichever figures the other threads draw."""
+
+    def draw(self) -> None:
+        """Draw the figure."""
+        with DRAWING:
+            super().draw()
+
+    def print_figure(self, *args: Any, **kwargs: Any) -> Any:
+        """Write the figure, as `savefig` and a notebook ask for it."""
+        with DRAWING:
+            return super().print_figure(*args, **kwargs)
 
 
 class Look(NamedTuple):
@@ -59,7 +77,7 @@ def looks(runs: Collection[Any]) -> list[Look]:
 def new_figure(height: float) -> Figure:
     """An empty figure, 12 inches wide, which at 100 dpi is 1200 pixels."""
     figure = Figure(figsize=(12, height), dpi=100, facecolor="white")
-    FigureCanvasAgg(figure)
+    Canvas(figure)
     return figure
 
 
@@ -106,7 +124,8 @@ def chinese_font() -> str:
     if not found:
         return ""
     before = len(fontManager.ttflist)
-    fontManager.addfont(found)  # matplotlib's list may be older than the font; a collection adds several
+    with DRAWING:
+        fontManager.addfont(found)  # matplotlib's list may be older than the font; a collection adds several
     names = [entry.name for entry in fontManager.ttflist[before:]]
     return next((name for name in names if name.endswith(" SC") and "Mono" not in name), names[0])
 
@@ -119,5 +138,6 @@ def legible(text: str, length: int = 110, fonts: Sequence[str] = ("DejaVu Sans",
     """
     text = " ".join(text.split())
     text = text if len(text) <= length else text[: length - 1].rstrip() + "…"
-    known = {letter for font in fonts for letter in get_font(findfont(font)).get_charmap()}
+    with DRAWING:
+        known = {letter for font in fonts for letter in get_font(findfont(font)).get_charmap()}
     return "".join(letter if ord(letter) in known else "?" for letter in text).replace("$", r"\$")

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
@@ -18,7 +17,7 @@ from matplotlib.text import Text
 from grpo_lab.analysis.run_state import CURVES, Screen, Series, decimate
 from grpo_lab.ui.plots import curves, strip
 from grpo_lab.ui.plots.scales import Scale, scale_of
-from grpo_lab.ui.plots.style import FINE, chinese_font, legible, name_runs, new_figure
+from grpo_lab.ui.plots.style import DRAWING, FINE, Canvas, chinese_font, legible, name_runs, new_figure
 from grpo_lab.ui.widgets import html
 from grpo_lab.ui.widgets.messages import language
 from grpo_lab.ui.widgets.png import png
@@ -48,7 +47,7 @@ class LiveFigure:
         self._figure = new_figure(HIGH)
         self._figure.set_size_inches(WIDE, HIGH)
         self._figure.set_dpi(DPI * scale)
-        self._canvas = FigureCanvasAgg(self._figure)
+        self._canvas = Canvas(self._figure)
         self._axes: dict[str, Axes] = {}
         self._moving: list[Artist] = []
         self._lines: dict[str, dict[Any, Line2D]] = {}
@@ -90,6 +89,10 @@ class LiveFigure:
 
     def draw(self, screen: Screen, kept: Mapping[str, Screen], whole: Sequence[Screen] = ()) -> memoryview:
         """The pixels, (height, width, 4)."""
+        with DRAWING:
+            return self._draw(screen, kept, whole)
+
+    def _draw(self, screen: Screen, kept: Mapping[str, Screen], whole: Sequence[Screen]) -> memoryview:
         steps = strip.span([screen, *kept.values(), *whole], ROOM)
         series = {name: decimate(screen.series.get(name, Series())) for name in CURVES}
         scales = {name: self._scale(name, series[name], screen, [*kept.values(), *whole]) for name in CURVES}
