@@ -13,7 +13,6 @@ from torch import Tensor
 
 from grpo_lab import seeds
 from grpo_lab.algorithm.batch import Batch
-from grpo_lab.algorithm.logprobs import completion_logprobs
 from grpo_lab.algorithm.losses import LossOutput, clipped_surrogate, token_weights, weighted_sum
 from grpo_lab.config.schema import LIVE_SECTIONS, Config
 from grpo_lab.errors import ConfigError
@@ -22,7 +21,7 @@ from grpo_lab.models import loading
 from grpo_lab.models.precision import PRECISIONS
 from grpo_lab.tasks import rewards as reward_functions
 from grpo_lab.tasks.tasks import Problem
-from grpo_lab.training import rollouts, step_metrics
+from grpo_lab.training import passes, rollouts, step_metrics
 from grpo_lab.training.attempt import Attempt, Refused
 from grpo_lab.training.interventions import Step, known
 from grpo_lab.training.recorder import Recorder
@@ -51,7 +50,7 @@ class Learner:
         self.policy, self.tokenizer = model or loading.load(
             config.model.name, config.model.precision, config.run.device
         )
-        self.policy.eval()
+        passes.check(self.policy.eval(), config.model.prompt_pass)
         self.reference = copy.deepcopy(self.policy).requires_grad_(False) if needs_reference(config) else None
         self.recorder = Recorder()
         self.updates = Updates(self.policy, config)
@@ -189,11 +188,9 @@ class Learner:
 
     def _completion_logprobs(self, attempt: Attempt, model: Any, batch: Batch, note: str) -> Tensor:
         """Log-probabilities (b, T) of the completions under a model, in nats."""
-        logits_of = rollouts.PROMPT_PASSES[self.config.model.prompt_pass]
         with self.autocast():
-            logits = attempt.apply(Stage.LOGITS, logits_of(model, batch), note)
-        temperature = attempt.step.sampling.temperature
-        return completion_logprobs(logits, batch.completions, temperature).to(self.precision.loss)
+            found = passes.logprobs(model, passes.PASSES[self.config.model.prompt_pass], batch, attempt, note)
+        return found.to(self.precision.loss)
 
     @torch.no_grad()
     def _logprobs(self, attempt: Attempt, model: Any, batch: Batch, note: str) -> Tensor:
