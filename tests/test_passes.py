@@ -61,7 +61,7 @@ def random_batch(seed: int) -> Batch:
 
 def step_of(model, *interventions) -> Attempt:
     config = Config()
-    return Attempt(Step(0, config, config.sampling, model, Recorder()), {Stage.LOGITS: interventions})
+    return Attempt(Step(0, config, config.sampling, model, Recorder()), {Stage.LOGITS: list(interventions)})
 
 
 def gradients(model, batch, name, *interventions):

@@ -172,6 +172,7 @@ class Learner:
         if not failed:
             metrics |= {"weights/nonfinite": weights[0].nonfinite} if weights else {}
             metrics |= self.updates.metrics(attempt.step)
+        metrics |= step_metrics.memory(self.policy.device)
         metrics["step_time"] = time.perf_counter() - attempt.started
         index, done, acted = attempt.step.index, self.updates.committed, tuple(attempt.actions)
         return Stepped(index, done, attempt.verdict, metrics, links, acted, attempt.samples, failed)
