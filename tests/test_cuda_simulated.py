@@ -152,7 +152,9 @@ def test_the_environment_of_a_run_on_the_cpu_asks_cuda_for_nothing(tmp_path, cud
     session = Session(SMOKE, tmp_path / "run").run()
     described = json.loads((session.directory / run_folder.ENVIRONMENT).read_text())
     assert (described["device"], described["cuda"], cuda.asked) == ("cpu", None, [])
-    assert environment.describe()["device"] == "a GPU"
+    described = environment.describe()
+    assert described["device"] == "a GPU"
+    assert described["attention"] == "sdpa: flash, memory-efficient, math; cuDNN off"
 
 
 def settings():
