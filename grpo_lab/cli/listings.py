@@ -77,6 +77,7 @@ def doctor() -> None:
     for name, version in found["packages"].items():
         console.out.print(f"  {name} {version or 'not installed'}")
     console.out.print(f"device {found['device']}, {found['cpu_count']} CPU cores, {found['threads']} torch threads")
+    console.out.print(f"attention {found['attention']}")
     console.out.print(f"memory {memory / 2**30:.1f} GiB" if memory else "memory unknown")
     rows = [["model", "parameters", "needs", "here"]]
     for known in registry.MODELS.values():

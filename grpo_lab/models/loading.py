@@ -174,8 +174,7 @@ def resolve_device(name: str) -> torch.device:
 
     Raises ModelError for a device that cannot be used here.
     """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+    name = device_type(name) if name == "auto" else name
     try:
         device = torch.device(name)
         torch.empty(0, device=device)  # a name can be right and the device absent
@@ -183,6 +182,17 @@ def resolve_device(name: str) -> torch.device:
         cause = str(error).splitlines()[0]
         raise ModelError(f"device {name!r} cannot be used here ({cause}); choose auto or cpu") from error
     return device
+
+
+def device_type(name: str) -> str:
+    """The type of the device of that name, found out without a CUDA context in this process.
+
+    >>> device_type("cuda:1")
+    'cuda'
+    """
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return name.partition(":")[0]
 
 
 @contextmanager

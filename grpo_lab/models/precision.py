@@ -18,6 +18,11 @@ class Precision:
     loss: torch.dtype
     scaler: bool
 
+    def exact(self, device: torch.device) -> bool:
+        """Whether two passes differ by no more than fp32's rounding, which TF32 products on CUDA do."""
+        tf32 = device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32"
+        return self.autocast is None and self.weights == torch.float32 and not tf32
+
 
 # "fp16" and "bf16" keep fp32 master weights, as mixed precision should; the "pure" ones overflow. They too compute
 # log-probabilities in fp32, as trainers do: weights and gradients overflow, not log-probabilities.

@@ -21,7 +21,7 @@ from grpo_lab.models import loading
 from grpo_lab.models.precision import PRECISIONS
 from grpo_lab.tasks import rewards as reward_functions
 from grpo_lab.tasks.tasks import Problem
-from grpo_lab.training import passes, rollouts, step_metrics
+from grpo_lab.training import passes, rollouts, step_metrics, torch_settings
 from grpo_lab.training.attempt import Attempt, Refused
 from grpo_lab.training.interventions import Step, known
 from grpo_lab.training.recorder import Recorder
@@ -44,12 +44,12 @@ class Learner:
         self.config = config
         if config.run.threads:
             torch.set_num_threads(config.run.threads)
-        torch.use_deterministic_algorithms(config.run.deterministic)
         self.rewards = rewards or [reward_functions.load(name) for name in config.data.rewards]
         self.precision = PRECISIONS[config.model.precision]
         self.policy, self.tokenizer = model or loading.load(
             config.model.name, config.model.precision, config.run.device
         )
+        torch_settings.prepare(config.run, self.policy.device)
         passes.check(self.policy.eval(), config.model.prompt_pass)
         self.reference = copy.deepcopy(self.policy).requires_grad_(False) if needs_reference(config) else None
         self.recorder = Recorder()
@@ -204,8 +204,7 @@ class Learner:
 
     def _old_logprobs(self, attempt: Attempt, batch: Batch) -> Tensor:
         """Log-probabilities (B, T) under the policy that sampled: the sampler's own, or computed if those differ."""
-        whole = self.precision.autocast is None and self.precision.weights == torch.float32
-        if whole and is_plain(attempt.step.sampling):
+        if self.precision.exact(self.policy.device) and is_plain(attempt.step.sampling):
             return batch.sampling_logprobs
         old = self._logprobs(attempt, self.policy, batch, "old")
         step_metrics.sampler(self.recorder, batch, old)
