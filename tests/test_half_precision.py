@@ -72,9 +72,9 @@ def test_the_model_is_saved_and_read_as_before(tmp_path):
 
 def test_one_operator_gives_gpt2s_activation_its_values_and_gradients():
     plain = NewGELUActivation()
-    fused = copy.deepcopy(plain)
+    fused = nn.Sequential(copy.deepcopy(plain))
     fuse_activations(fused)
-    assert type(fused) is not type(plain)
+    assert type(fused[0]) is nn.GELU
     given = torch.linspace(-6, 6, 101)
     for x, y in zip(*(_with_gradient(layer, given) for layer in (plain, fused)), strict=True):
         torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers.activations import NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
 
@@ -46,11 +45,6 @@ class _Conv1D(Conv1D):
         return functional.linear(x.float(), self.weight.float().t(), self.bias.float()).to(x.dtype)
 
 
-class _GELU(NewGELUActivation):
-    def forward(self, input: Tensor) -> Tensor:
-        return functional.gelu(input, approximate="tanh")
-
-
 _WIDE: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: _Linear, Conv1D: _Conv1D}
 
 
@@ -69,6 +63,9 @@ def fuse_activations(model: nn.Module) -> None:
 
     For fp32 weights only: in fp16 the eight overflow on their way, and a run must fail as it does without this package.
     """
-    for module in model.modules():
-        if type(module) is NewGELUActivation:
-            module.__class__ = _GELU
+    from transformers.activations import NewGELUActivation  # here, because it loads torch's compiler, for a second
+
+    for parent in model.modules():
+        for name, child in parent.named_children():
+            if type(child) is NewGELUActivation:
+                setattr(parent, name, nn.GELU("tanh"))
