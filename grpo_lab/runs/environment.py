@@ -12,6 +12,8 @@ from grpo_lab.models.loading import device_type
 PACKAGES = ("grpo-lab", "torch", "transformers", "numpy", "pandas", "matplotlib", "safetensors")
 BYTES_PER_PARAMETER = 32
 """The most that fp32 training needs: policy, reference, gradient, two moments, and a snapshot of policy and moments."""
+IMPORTS = 380 * 2**20
+"""Bytes that a process with torch and transformers takes before it has a model."""
 
 
 def describe(threads: int = 0, device: str = "auto") -> dict[str, Any]:
@@ -45,6 +47,17 @@ def _version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def needed_bytes(parameters: int) -> int:
+    """The most memory that training in fp32 needs, without activations; logits are made in chunks of 16 MB.
+
+    An activation of the trained tokens takes about 100 bytes for each of them, layer and unit of width.
+
+    >>> needed_bytes(834_560) // 2**20
+    405
+    """
+    return IMPORTS + BYTES_PER_PARAMETER * parameters
 
 
 def memory_bytes() -> int | None:
