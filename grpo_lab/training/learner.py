@@ -83,7 +83,7 @@ class Learner:
     def begin(self, index: int) -> Attempt:
         """Begin a step: dropout off, and a snapshot if one is due."""
         models = (self.config, self.config.sampling, self.policy, self.recorder, self.updates.optimizer)
-        move = partial(self.updates.snapshots.largest_move, index)
+        move = partial(self.updates.largest_move, index)
         attempt = Attempt(
             Step(index, *models, self.last_verdict, MappingProxyType(self.last_metrics), move), self.interventions
         )
