@@ -17,6 +17,7 @@ from grpo_lab.algorithm.logprobs import entropies
 from grpo_lab.config.schema import SamplingConfig
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Stage
+from grpo_lab.training import masks
 from grpo_lab.training.sampling_filters import SamplingFilters
 
 
@@ -65,55 +66,58 @@ def sample(
     passes = _prompt_pass(model, prompt_ids, prompt_mask, group)
     alive = torch.arange(len(group), device=model.device)
     for position in range(sampling.max_completion_length):
-        logits = apply(Stage.LOGITS, passes.logits, "sampling")[:, -1]
-        probabilities = apply(Stage.PROBABILITIES, filters(logits.float(), alive).softmax(dim=-1))
+        logits = apply(Stage.LOGITS, passes.logits, "sampling")[:, -1].float()
+        probabilities = apply(Stage.PROBABILITIES, filters(logits, alive).softmax(dim=-1))
         tokens = torch.multinomial(probabilities, 1, generator=generator)
         tape.write(alive, position, tokens, probabilities, entropies(logits, sampling.temperature))
         filters.seen(alive, tokens)
-        going = ~torch.isin(tokens[:, 0], ends)
-        if position + 1 == sampling.max_completion_length or not going.any():
+        going = (~torch.isin(tokens[:, 0], ends)).nonzero()[:, 0]  # the only wait for the device
+        if position + 1 == sampling.max_completion_length or not len(going):
             break
-        if not going.all():
-            alive = alive[going]
-            passes.cache.batch_select_indices(going.nonzero()[:, 0])
-        passes = _token_pass(model, passes.cache, tokens[going], prompt_mask[group[alive]], position)
-    return tape.batch(prompt_ids, prompt_mask, group)
+        if len(going) < len(alive):
+            alive, tokens, passes = alive[going], tokens[going], passes.rows(going)
+        passes = _token_pass(model, passes, tokens)
+    return tape.batch(prompt_ids, prompt_mask, group, position + 1)
 
 
 @dataclass
 class _Pass:
-    """The logits (b, t, V) of a forward pass, and the cache to continue from."""
+    """The logits (b, t, V) of a forward pass, and what a next one needs: the cache, and its keys (b, k) that count."""
 
     logits: Tensor
     cache: Any
+    keys: Tensor
+
+    def rows(self, index: Tensor) -> _Pass:
+        """The same pass for the rows of this index only. The cache is changed in place."""
+        self.cache.reorder_cache(index)  # batch_select_indices does the same, several times slower on a CPU
+        return _Pass(self.logits[index], self.cache, self.keys[index])
 
 
 def _prompt_pass(model: Any, prompt_ids: Tensor, prompt_mask: Tensor, group: Tensor) -> _Pass:
     """Run each prompt once, and expand its last logits (B, 1, V) and its cache to the completions."""
+    keys = prompt_mask.bool()
     output = model(
         input_ids=prompt_ids,
-        attention_mask=prompt_mask,
+        attention_mask=masks.as_attention_takes_it(model, masks.causal(keys, keys.shape[1])),
         position_ids=(prompt_mask.cumsum(dim=1) - 1).clamp(min=0),
         use_cache=True,
         logits_to_keep=1,
     )
-    output.past_key_values.batch_select_indices(group)
-    return _Pass(output.logits[group], output.past_key_values)
+    return _Pass(output.logits, output.past_key_values, keys).rows(group)
 
 
-def _token_pass(model: Any, cache: Any, tokens: Tensor, prompt_mask: Tensor, position: int) -> _Pass:
-    """Run further completion tokens (b, t) on top of a cache of the prompt and `position` completion tokens."""
-    width = position + tokens.shape[1]
-    done = prompt_mask.new_ones(len(tokens), width)
-    start = prompt_mask.sum(dim=1, keepdim=True) + position
+def _token_pass(model: Any, before: _Pass, tokens: Tensor) -> _Pass:
+    """Run further completion tokens (b, t) on top of a pass."""
+    keys = torch.cat([before.keys, before.keys.new_ones(tokens.shape)], dim=1)
     output = model(
         input_ids=tokens,
-        attention_mask=torch.cat([prompt_mask, done], dim=1),
-        position_ids=start + torch.arange(tokens.shape[1], device=tokens.device),
-        past_key_values=cache,
+        attention_mask=masks.as_attention_takes_it(model, masks.causal(keys, tokens.shape[1])),
+        position_ids=before.keys.sum(dim=1, keepdim=True) + torch.arange(tokens.shape[1], device=tokens.device),
+        past_key_values=before.cache,
         use_cache=True,
     )
-    return _Pass(output.logits, output.past_key_values)
+    return _Pass(output.logits, output.past_key_values, keys)
 
 
 def shared_prompt_logits(model: Any, batch: Batch) -> Tensor:
@@ -121,7 +125,7 @@ def shared_prompt_logits(model: Any, batch: Batch) -> Tensor:
     first = _prompt_pass(model, batch.prompt_ids, batch.prompt_mask, batch.group)
     if batch.completions.shape[1] == 1:
         return first.logits
-    rest = _token_pass(model, first.cache, batch.completions[:, :-1], batch.prompt_mask[batch.group], 0)
+    rest = _token_pass(model, first, batch.completions[:, :-1])
     return torch.cat([first.logits, rest.logits], dim=1)
 
 
@@ -129,9 +133,10 @@ def plain_logits(model: Any, batch: Batch) -> Tensor:
     """The same logits (B, T, V) with every prompt repeated for each completion: slower, and the usual way."""
     prompt_mask = batch.prompt_mask[batch.group]
     mask = torch.cat([prompt_mask, prompt_mask.new_ones(batch.completions.shape)], dim=1)
+    seen = masks.causal(mask.bool(), mask.shape[1])
     output = model(
         input_ids=torch.cat([batch.prompt_ids[batch.group], batch.completions], dim=1),
-        attention_mask=mask,
+        attention_mask=masks.as_attention_takes_it(model, seen),
         position_ids=(mask.cumsum(dim=1) - 1).clamp(min=0),
         use_cache=False,
         logits_to_keep=batch.completions.shape[1] + 1,
@@ -164,9 +169,8 @@ class _Tape:
         self.logprobs[alive, column] = probabilities.gather(1, tokens)[:, 0].log()
         self.entropy[alive, column] = entropy
 
-    def batch(self, prompt_ids: Tensor, prompt_mask: Tensor, group: Tensor) -> Batch:
-        """Cut to the longest completion."""
-        width = int(self.mask.sum(dim=1).max())
+    def batch(self, prompt_ids: Tensor, prompt_mask: Tensor, group: Tensor, width: int) -> Batch:
+        """The batch, cut to the `width` of the longest completion."""
         columns = (t[:, :width] for t in (self.completions, self.mask, self.logprobs, self.entropy))
         return Batch(prompt_ids, prompt_mask, group, *columns)
 
