@@ -7,7 +7,7 @@ from torch import Tensor
 
 from grpo_lab.config.schema import SamplingConfig
 
-ONE = 2**40
+ONE = 2**52
 """A probability of 1 as an integer: sums of integers are deterministic on a GPU too, and exact."""
 
 
