@@ -5,10 +5,11 @@ import copy
 import pytest
 import torch
 from torch import nn
+from transformers.activations import NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
 from grpo_lab.models import loading
-from grpo_lab.models.precision import PRECISIONS, widen_products
+from grpo_lab.models.precision import PRECISIONS, fuse_gelu, widen_products
 
 LAYERS = {
     "linear": lambda: nn.Linear(8, 5),
@@ -67,3 +68,16 @@ def test_the_model_is_saved_and_read_as_before(tmp_path):
     again, _ = loading.load(str(tmp_path), "fp16_pure")
     for (name, old), (_, new) in zip(model.named_parameters(), again.named_parameters(), strict=True):
         assert torch.equal(old, new), name
+
+
+def test_the_fused_activation_is_the_same_function_and_fp16_weights_keep_the_one_that_overflows():
+    made = {name: [type(m).__name__ for m in loading.load("tiny", name)[0].modules()] for name in PRECISIONS}
+    old, new = ({name: made[name].count(act) for name in made} for act in ("NewGELUActivation", "GELU"))
+    assert new == {"fp32": 4, "bf16": 4, "fp16": 4, "fp16_pure": 0, "bf16_pure": 0}
+    assert old == {name: 4 - count for name, count in new.items()}
+    fused = nn.Sequential(NewGELUActivation())
+    fuse_gelu(fused)
+    given = [torch.linspace(-8, 8, 1001).requires_grad_() for _ in range(2)]
+    for act, values in zip((NewGELUActivation(), fused), given, strict=True):
+        act(values).square().sum().backward()
+    torch.testing.assert_close(given[0].grad, given[1].grad, rtol=1e-5, atol=1e-5)
