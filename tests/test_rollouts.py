@@ -256,7 +256,16 @@ def test_filters_are_those_of_transformers(settings):
 class Deterministic(TorchDispatchMode):
     """Raises where a CUDA tensor would under `torch.use_deterministic_algorithms`, whose docstring lists these."""
 
-    raising = ("put_", "histc", "median", "nanmedian", "kthvalue", "grid_sampler_2d", "embedding_bag", "nll_loss_forward")
+    raising = (
+        "put_",
+        "histc",
+        "median",
+        "nanmedian",
+        "kthvalue",
+        "grid_sampler_2d",
+        "embedding_bag",
+        "nll_loss_forward",
+    )
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.__name__.partition(".")[0]

@@ -20,7 +20,7 @@ from grpo_lab.events import Changed, Ended, Evaluated, Stage, Started, Stepped, 
 from grpo_lab.models import loading
 from grpo_lab.models import precision as precisions
 from grpo_lab.tasks import tasks as task_sets
-from grpo_lab.training import learner, rollouts, trainer
+from grpo_lab.training import learner, rollouts, snapshots, trainer
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.training.interventions import Outcome
 from grpo_lab.training.learner import Learner
@@ -515,6 +515,25 @@ def test_mixed_fp16_has_the_gradients_of_fp32(run):
     assert precise.steps[0].samples == mixed.steps[0].samples
     assert mixed.metric("grad_norm")[0] == pytest.approx(precise.metric("grad_norm")[0], rel=0.02)
     assert mixed.metric("loss_scale") == [65536.0]
+
+
+def test_only_fp32_weights_get_the_fused_optimizer(base):
+    """It computes in fp32: the eps that rounds to 0 in fp16 would be hidden."""
+    fused = {
+        name: Learner(SMOKE.with_(f"model.precision={name}"), copy.deepcopy(pair), None).updates.optimizer.defaults[
+            "fused"
+        ]
+        for name, pair in base.items()
+    }
+    assert fused == {"fp32": True, "bf16": True, "fp16": True, "fp16_pure": False, "bf16_pure": False}
+
+
+def test_the_largest_move_is_measured_once_an_update(run, monkeypatch):
+    measured, measure = [], snapshots.Snapshots.largest_move
+    monkeypatch.setattr(snapshots.Snapshots, "largest_move", lambda *a: measured.append(measure(*a)) or measured[-1])
+    done = run("run.num_steps=2", "loss.num_iterations=2", "guards.check_weights.max_move=1")
+    assert len(measured) == 4 and 0 < measured[0] < measured[1]
+    assert done.metric("weights/max_move") == measured[1::2]
 
 
 def test_grad_scaler_leaves_out_an_update_with_inf_gradients_and_says_so(run, fault):

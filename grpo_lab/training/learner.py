@@ -22,7 +22,7 @@ from grpo_lab.models import loading
 from grpo_lab.models.precision import PRECISIONS
 from grpo_lab.tasks import rewards as reward_functions
 from grpo_lab.tasks.tasks import Problem
-from grpo_lab.training import rollouts, step_metrics
+from grpo_lab.training import graph_decoding, rollouts, step_metrics
 from grpo_lab.training.attempt import Attempt, Refused
 from grpo_lab.training.interventions import Step, known
 from grpo_lab.training.recorder import Recorder
@@ -51,6 +51,7 @@ class Learner:
         self.policy, self.tokenizer = model or loading.load(
             config.model.name, config.model.precision, config.run.device
         )
+        graph_decoding.check(config.model.decode, self.policy.device)
         self.policy.eval()
         self.reference = copy.deepcopy(self.policy).requires_grad_(False) if needs_reference(config) else None
         self.recorder = Recorder()
@@ -95,8 +96,9 @@ class Learner:
         """Sample completions of each problem's prompt from the policy as it is."""
         prompts, step = [problem.prompt for problem in problems], attempt.step
         size, generator = self.config.data.num_generations, self.generator(step.index, "sampling")
+        given = (self.policy, self.tokenizer, prompts, size, step.sampling, generator, attempt.apply)
         with self.autocast():
-            return rollouts.sample(self.policy, self.tokenizer, prompts, size, step.sampling, generator, attempt.apply)
+            return rollouts.sample(*given, self.config.model.decode)
 
     def score(self, attempt: Attempt, problems: Sequence[Problem], batch: Batch) -> Tensor:
         """Rewards (P, G). A completion that no reward function could score is not `step.scorable`."""

@@ -18,6 +18,8 @@ from grpo_lab.config.schema import SamplingConfig
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Stage
 from grpo_lab.training import masks
+from grpo_lab.training.decoding import Growing
+from grpo_lab.training.graph_decoding import DECODERS
 from grpo_lab.training.sampling_filters import SamplingFilters
 
 
@@ -51,6 +53,7 @@ def sample(
     sampling: SamplingConfig,
     generator: torch.Generator,
     apply: Callable[..., Any] = untouched,
+    decode: str = "eager",
 ) -> Batch:
     """Draw `num_generations` completions of each prompt: softmax, then torch.multinomial, one token at a time.
 
@@ -63,10 +66,10 @@ def sample(
     tape = _Tape.blank(len(group), sampling.max_completion_length, tokenizer.pad_token_id, model.device)
     filters = SamplingFilters(sampling, prompt_ids, prompt_mask, group, model.config.vocab_size)
     ends = terminators(model, tokenizer)
-    passes = _prompt_pass(model, prompt_ids, prompt_mask, group)
+    decoder = DECODERS[decode](model, prompt_ids, prompt_mask, group, sampling.max_completion_length)
     alive = torch.arange(len(group), device=model.device)
     for position in range(sampling.max_completion_length):
-        logits = apply(Stage.LOGITS, passes.logits, "sampling")[:, -1].float()
+        logits = apply(Stage.LOGITS, decoder.logits, "sampling")[:, -1].float()
         probabilities = apply(Stage.PROBABILITIES, filters(logits, alive).softmax(dim=-1))
         tokens = torch.multinomial(probabilities, 1, generator=generator)
         tape.write(alive, position, tokens, probabilities, entropies(logits, sampling.temperature))
@@ -75,58 +78,20 @@ def sample(
         if position + 1 == sampling.max_completion_length or not len(going):
             break
         if len(going) < len(alive):
-            alive, tokens, passes = alive[going], tokens[going], passes.rows(going)
-        passes = _token_pass(model, passes, tokens)
-    return tape.batch(prompt_ids, prompt_mask, group, position + 1)
-
-
-@dataclass
-class _Pass:
-    """The logits (b, t, V) of a forward pass, and what a next one needs: the cache, and its keys (b, k) that count."""
-
-    logits: Tensor
-    cache: Any
-    keys: Tensor
-
-    def rows(self, index: Tensor) -> _Pass:
-        """The same pass for the rows of this index only. The cache is changed in place."""
-        self.cache.reorder_cache(index)  # batch_select_indices does the same, several times slower on a CPU
-        return _Pass(self.logits[index], self.cache, self.keys[index])
-
-
-def _prompt_pass(model: Any, prompt_ids: Tensor, prompt_mask: Tensor, group: Tensor) -> _Pass:
-    """Run each prompt once, and expand its last logits (B, 1, V) and its cache to the completions."""
-    keys = prompt_mask.bool()
-    output = model(
-        input_ids=prompt_ids,
-        attention_mask=masks.as_attention_takes_it(model, masks.causal(keys, keys.shape[1])),
-        position_ids=(prompt_mask.cumsum(dim=1) - 1).clamp(min=0),
-        use_cache=True,
-        logits_to_keep=1,
-    )
-    return _Pass(output.logits, output.past_key_values, keys).rows(group)
-
-
-def _token_pass(model: Any, before: _Pass, tokens: Tensor) -> _Pass:
-    """Run further completion tokens (b, t) on top of a pass."""
-    keys = torch.cat([before.keys, before.keys.new_ones(tokens.shape)], dim=1)
-    output = model(
-        input_ids=tokens,
-        attention_mask=masks.as_attention_takes_it(model, masks.causal(keys, tokens.shape[1])),
-        position_ids=before.keys.sum(dim=1, keepdim=True) + torch.arange(tokens.shape[1], device=tokens.device),
-        past_key_values=before.cache,
-        use_cache=True,
-    )
-    return _Pass(output.logits, output.past_key_values, keys)
+            alive, tokens = alive[going], tokens[going]
+            decoder.keep(going)
+        decoder.advance(tokens)
+    return tape.batch(prompt_ids, prompt_mask, group)
 
 
 def shared_prompt_logits(model: Any, batch: Batch) -> Tensor:
     """Logits (B, T, V) of the completions; each prompt is run once and autograd flows through its expanded cache."""
-    first = _prompt_pass(model, batch.prompt_ids, batch.prompt_mask, batch.group)
+    decoder = Growing(model, batch.prompt_ids, batch.prompt_mask, batch.group, batch.completions.shape[1])
+    first = decoder.logits
     if batch.completions.shape[1] == 1:
-        return first.logits
-    rest = _token_pass(model, first, batch.completions[:, :-1])
-    return torch.cat([first.logits, rest.logits], dim=1)
+        return first
+    decoder.advance(batch.completions[:, :-1])
+    return torch.cat([first, decoder.logits], dim=1)
 
 
 def plain_logits(model: Any, batch: Batch) -> Tensor:
@@ -155,6 +120,8 @@ class _Tape:
     mask: Tensor
     logprobs: Tensor
     entropy: Tensor
+    width: int = 0
+    """Columns that are written; known here without a wait for the device."""
 
     @staticmethod
     def blank(rows: int, width: int, pad: int, device: torch.device) -> _Tape:
@@ -168,10 +135,11 @@ class _Tape:
         self.mask[alive, column] = True
         self.logprobs[alive, column] = probabilities.gather(1, tokens)[:, 0].log()
         self.entropy[alive, column] = entropy
+        self.width = column + 1
 
-    def batch(self, prompt_ids: Tensor, prompt_mask: Tensor, group: Tensor, width: int) -> Batch:
-        """The batch, cut to the `width` of the longest completion."""
-        columns = (t[:, :width] for t in (self.completions, self.mask, self.logprobs, self.entropy))
+    def batch(self, prompt_ids: Tensor, prompt_mask: Tensor, group: Tensor) -> Batch:
+        """Cut to the longest completion."""
+        columns = (t[:, : self.width] for t in (self.completions, self.mask, self.logprobs, self.entropy))
         return Batch(prompt_ids, prompt_mask, group, *columns)
 
 
@@ -183,8 +151,9 @@ def texts(tokenizer: Any, batch: Batch) -> list[str]:
 
 
 def _check_length(model: Any, prompt_length: int, sampling: SamplingConfig) -> None:
-    """Raise ConfigError where prompt and completion exceed the model's positions."""
-    limit = getattr(model.config, "max_position_embeddings", None)
+    """Raise ConfigError where prompt and completion exceed the model's positions, or the window of its attention."""
+    limits = [getattr(model.config, name, None) for name in ("max_position_embeddings", "sliding_window")]
+    limit = min([number for number in limits if number], default=0)
     if limit and prompt_length + sampling.max_completion_length > limit:
         raise ConfigError(
             f"a prompt of {prompt_length} tokens and sampling.max_completion_length = "
