@@ -357,6 +357,18 @@ def test_a_large_model_is_copied_only_where_a_guard_may_go_back_to_it(run, monke
     assert "10 if a guard may roll back, and else none" in told
 
 
+def test_a_small_model_takes_one_thread_and_a_large_one_as_many_as_torch_has(run, monkeypatch):
+    used = []
+    monkeypatch.setattr(torch, "set_num_threads", used.append)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
+    short = ("run.num_steps=1", "data.num_prompts=2")
+    run(*short, "run.threads=0")
+    run(*short, "run.threads=3")
+    monkeypatch.setattr(learner, "SMALL", 800_000)
+    run(*short, "run.threads=0")
+    assert used == [1, 3, 6]
+
+
 def test_a_snapshot_is_never_taken_of_broken_weights(run, fault):
     """Poisoned in step 1 and seen by nobody; the guard of the probabilities notices in step 2."""
     overrides = (fault(Stage.WEIGHTS, poison({1})), "guards.check_probabilities=on", "run.num_steps=4")

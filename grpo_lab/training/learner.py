@@ -34,6 +34,11 @@ from grpo_lab.training.updates import Updates
 RewardFunctions = Sequence[Callable[..., Any]]
 
 
+def num_threads(config: Config, num_parameters: int) -> int:
+    """CPU threads of torch in a run: as configured, else one for a small model, to which a second brings nothing."""
+    return config.run.threads or (1 if num_parameters < SMALL else torch.get_num_threads())
+
+
 class Learner:
     """Policy, reference, reward functions, interventions and updates of one run.
 
@@ -43,8 +48,6 @@ class Learner:
     def __init__(self, config: Config, model: tuple[Any, Any] | None, rewards: RewardFunctions | None) -> None:
         self.formulas, self.interventions = validated(config, own=True)
         self.config = config
-        if config.run.threads:
-            torch.set_num_threads(config.run.threads)
         torch.use_deterministic_algorithms(config.run.deterministic)
         self.rewards = rewards or [reward_functions.load(name) for name in config.data.rewards]
         self.precision = PRECISIONS[config.model.precision]
@@ -57,6 +60,7 @@ class Learner:
         self.recorder = Recorder()
         self.updates = Updates(self.policy, config)
         self.updates.snapshots.every = self._snapshot_interval()
+        torch.set_num_threads(num_threads(config, self.updates.num_parameters))
         self.last_verdict: Verdict = Verdict.KEEP
         self.last_metrics: dict[str, float] = {}
 
