@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -57,15 +58,15 @@ class Recorder:
 
     def tensor(self, link: str, value: Tensor, update: int = 0, note: str = "") -> None:
         """Note a tensor of any shape: largest magnitude, number of elements not finite, and place of the worst one."""
-        flat = value.detach().flatten()
-        if not flat.numel():
+        numel, seen = value.numel(), torch.atleast_1d(value.detach())
+        if not numel:
             return
-        place = [flat.abs().argmax()] if value.shape and flat.numel() <= LOCATE_LIMIT else []
+        place = [seen.abs().argmax()] if value.shape and numel <= LOCATE_LIMIT else []
         # x - x is 0 unless x is NaN or inf. Counted at once: a guard of a later stage may mend the tensor in place.
-        counts = [(part - part).count_nonzero() for part in flat.split(CHUNK)]
+        counts = [(part - part).count_nonzero() for part in seen.split(max(1, CHUNK * len(seen) // numel))]
         shape = tuple(value.shape) if place else ()
-        statistics = (*torch.aminmax(flat), *place, *counts)
-        self._pending.append(_Pending(link, update, note, shape, statistics, (), (), flat.numel(), {}))
+        statistics = (*torch.aminmax(seen), *place, *counts)
+        self._pending.append(_Pending(link, update, note, shape, statistics, (), (), numel, {}))
 
     def parameters(
         self,
@@ -151,7 +152,7 @@ def _tensor_note(note: _Pending, values: list[float]) -> LinkNote:
     where = note.note
     if note.shape:
         place, *counts = counts
-        index = ", ".join(str(int(i)) for i in torch.unravel_index(torch.tensor(int(place)), note.shape))
+        index = ", ".join(str(int(i)) for i in np.unravel_index(int(place), note.shape))
         where = f"{where} [{index}]".strip()
     magnitude = max(abs(low), abs(high))  # both are NaN where any element is
     return LinkNote(note.link, note.update, magnitude, sum(counts), note.numel, where, note.facts)
