@@ -68,6 +68,7 @@ class Recorder:
         statistics = (*torch.aminmax(seen), *place, *counts)
         self._pending.append(_Pending(link, update, note, shape, statistics, (), (), numel, {}))
 
+    @torch.no_grad()
     def parameters(
         self,
         link: str,
@@ -83,9 +84,8 @@ class Recorder:
         """
         if not tensors:
             raise ModelError(f"nothing to note for {link}: no parameter has a gradient; is the whole model frozen?")
-        detached = [tensor.detach() for tensor in tensors]
-        numel = sum(tensor.numel() for tensor in detached)
-        norms = torch.stack(torch._foreach_norm(detached, 2, dtype=torch.float32))  # type: ignore[attr-defined]
+        numel = sum(tensor.numel() for tensor in tensors)
+        norms = torch.stack(torch._foreach_norm(tensors, 2, dtype=torch.float32))  # type: ignore[attr-defined]
         self._pending.append(_Pending(link, update, "", (), (norms,), names, tensors, numel, facts or {}))
         return norms
 
