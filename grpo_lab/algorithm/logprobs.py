@@ -7,8 +7,9 @@ from torch import Tensor
 
 from grpo_lab.algorithm.shapes import Float, Int
 
-CHUNK = 2**22
-"""Elements of logits worked on at once: 16 MB in fp32."""
+CHUNK = 2**24
+"""Elements of logits worked on at once: 64 MiB in fp32. Linux takes back what is larger than 32 MiB as soon as it is free;
+smaller chunks stay with the process, in pieces that often fit no later chunk."""
 
 
 class _SelectedLogSoftmax(torch.autograd.Function):
@@ -19,7 +20,7 @@ class _SelectedLogSoftmax(torch.autograd.Function):
         chunks = zip(*_chunks(logits, tokens), strict=True)
         normalisers, selected = [], []
         for scores, chosen in chunks:
-            scaled = scores.float() / temperature
+            scaled = _scaled(scores, temperature)
             normalisers.append(scaled.logsumexp(dim=-1))
             selected.append(scaled.gather(-1, chosen[:, None])[:, 0] - normalisers[-1])
         ctx.save_for_backward(logits, tokens, torch.cat(normalisers))
@@ -32,9 +33,9 @@ class _SelectedLogSoftmax(torch.autograd.Function):
         result = torch.empty_like(logits)
         parts = _chunks(logits, tokens, normalisers, grad, result)
         for scores, chosen, normaliser, upstream, out in zip(*parts, strict=True):
-            share = (scores.float() / ctx.temperature - normaliser[:, None]).exp_().mul_(-upstream[:, None])
+            share = (_scaled(scores, ctx.temperature) - normaliser[:, None]).exp_().mul_(-upstream[:, None])
             share.scatter_add_(-1, chosen[:, None], upstream[:, None])
-            out.copy_(share.div_(ctx.temperature))
+            out.copy_(_scaled(share, ctx.temperature))
         return result, None, None
 
 
@@ -59,10 +60,15 @@ def entropies(logits: Float[Tensor, "... V"], temperature: float = 1.0) -> Float
     with torch.no_grad():
         found = []
         for (scores,) in zip(*_chunks(logits.flatten(0, -2)), strict=True):
-            logp = (scores.float() / temperature).log_softmax(dim=-1)
+            logp = _scaled(scores, temperature).log_softmax(dim=-1)
             # A filtered token has logp = -inf and p = 0: its term is 0, not NaN.
             found.append(-(logp.exp() * logp.clamp(min=torch.finfo(logp.dtype).min)).sum(dim=-1))
         return torch.cat(found).view(logits.shape[:-1])
+
+
+def _scaled(scores: Tensor, temperature: float) -> Tensor:
+    """scores / temperature in fp32; the scores themselves, without a copy, where that is the same."""
+    return scores.float() if temperature == 1 else scores.float() / temperature
 
 
 def _chunks(logits: Tensor, *others: Tensor) -> list[tuple[Tensor, ...]]:

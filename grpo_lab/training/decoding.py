@@ -1,4 +1,4 @@
-"""Decoding with a cache that grows: one forward pass for each token, over the completions that have not ended."""
+"""Decoding with a cache: one forward pass for each token, over the completions that have not ended."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+from transformers.cache_utils import DynamicLayer
 
 from grpo_lab.training import masks
 
@@ -23,6 +25,34 @@ def prompt_pass(model: Any, prompt_ids: Tensor, prompt_mask: Tensor) -> tuple[Te
     return output.logits, output.past_key_values
 
 
+class _Roomy(DynamicLayer):
+    """Keys and values (b, heads, k, d) of one layer, appended in place; transformers copies them at each token."""
+
+    def __init__(self, layer: Any, length: int) -> None:
+        super().__init__()
+        self.lazy_initialization(layer.keys, layer.values)
+        self._buffers = [pad(tensor, (0, 0, 0, length)) for tensor in (layer.keys, layer.values)]
+        self._show(layer.keys.shape[2])
+
+    def _show(self, size: int) -> tuple[Tensor, Tensor]:
+        self.keys, self.values = shown = self._buffers[0][:, :, :size], self._buffers[1][:, :, :size]
+        return shown
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append the states (b, heads, t, d) of the next tokens; return all so far."""
+        size = self.get_seq_length()
+        end = size + key_states.shape[2]
+        for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
+            buffer[:, :, size:end] = states
+        return self._show(end)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Keep the rows of this index (b,)."""
+        size = self.get_seq_length()
+        self._buffers = [buffer.index_select(0, beam_idx) for buffer in self._buffers]
+        self._show(size)
+
+
 class Growing:
     """Completions of prompts on their way: `logits` (b, t, V) of the tokens last seen, for the rows that are kept."""
 
@@ -30,6 +60,8 @@ class Growing:
         self._model, self._keys = model, prompt_mask.bool()
         self.logits, self._cache = prompt_pass(model, prompt_ids, prompt_mask)
         self.keep(group)
+        layers = self._cache.layers
+        self._cache.layers = [_Roomy(each, length) if type(each) is DynamicLayer else each for each in layers]
 
     def keep(self, rows: Tensor) -> None:
         """Keep the rows of this index (b,) only, in its order; a row may be repeated."""
