@@ -30,12 +30,11 @@ Point = tuple[int, str, tuple[str, ...]]
 def points(quick: bool) -> dict[str, list[Point]]:
     """The points of each axis."""
     groups, lengths = ((4, 8), (8, 16)) if quick else ((4, 8, 16, 32, 64), (8, 16, 32, 64, 128, 256, 512))
-    sizes = {"0.8M": 834_560, "10M": 10_745_088, "124M": 124_439_808, "135M": 134_515_008}
-    named = list(sizes)[:1] if quick else list(sizes)
+    sizes = ("0.8M",) if quick else ("0.8M", "10M", "124M", "135M")
     return {
         "G": [(size, SHAPE, (*BATCH, f"data.num_generations={size}")) for size in groups],
         "completion length": [(size, SHAPE, (*BATCH, f"sampling.max_completion_length={size}")) for size in lengths],
-        "parameters": [(sizes[shape], shape, SMALL_BATCH) for shape in named],
+        "parameters": [(shapes.parameters(shape), shape, SMALL_BATCH) for shape in sizes],
     }
 
 

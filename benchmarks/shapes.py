@@ -66,6 +66,12 @@ def build(shape: str, device: str = "cpu") -> tuple[Any, Any]:
     return model.eval(), tokenizer
 
 
+def parameters(shape: str) -> int:
+    """The number of parameters of a shape."""
+    model, _ = build(shape, "meta")
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
 @torch.no_grad()
 def _without_end(model: Any, end: int) -> None:
     """Make one coordinate of the last hidden state 1, and let the end token's embedding alone look at it."""

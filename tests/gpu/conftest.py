@@ -34,7 +34,7 @@ def multinomial(device) -> str:
     return "multinomial-cuda-linux" if device == "cuda" else "multinomial-cpu"
 
 
-NAMES = scenario_names() if DEVICE == "cuda" else ["cuda-001", "nan-reward"]
+NAMES = scenario_names() if DEVICE == "cuda" else ["nan-reward", "zero-times-infinity"]
 """The scenarios that run on this device."""
 
 

@@ -18,7 +18,7 @@ from grpo_lab.config.schema import ModelConfig
 
 pytestmark = pytest.mark.slow
 ON_THE_CPU = {"124M": "0.8M", "135M": "0.2M"}
-PLANS = {"cuda": Plan(blocks=6, steps=3, warm_up=3), "cpu": Plan(blocks=3, steps=1, warm_up=1)}
+PLANS = {"cuda": Plan(blocks=5, steps=2, warm_up=3), "cpu": Plan(blocks=3, steps=1, warm_up=1)}
 GUARDS_BUDGET = 1.10
 FULL = 0.8
 """The share of the card's memory from which on a batch fills it."""
