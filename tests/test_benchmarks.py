@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -146,8 +147,9 @@ def test_a_figure_has_logarithmic_axes_and_leaves_out_points_of_trl_that_were_sk
     row = [point(8, ["ours", "trl"]), point(512, ["ours"])]
     drawn = cost_figures.figure("completion length", row, "1 threads")
     time, _ = drawn.axes
+    lines: Any = time.lines
     assert (time.get_xscale(), time.get_yscale()) == ("log", "log")
-    assert [[float(y) for y in line.get_data()[1]] for line in time.lines] == [[16, 1024], [16]]
+    assert [list(line.get_ydata()) for line in lines] == [[16, 1024], [16]]
     path = tmp_path / "cpu.json"
     path.write_text(json.dumps({"results": {"cost": {"1 threads": {"completion length": row}}}}))
     cost_figures.main(path, tmp_path)

@@ -57,12 +57,17 @@ def figures(device):
 
 
 @pytest.fixture(autouse=True)
-def emptied(device):
-    """No test pays for the memory of the one before."""
-    if device == "cuda":
+def empty(device):
+    """A function that frees what no one holds and forgets the peaks; no test pays for the memory of the one before."""
+
+    def free():
         gc.collect()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+        if device == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+
+    free()
+    return free
 
 
 @pytest.hookimpl(wrapper=True)

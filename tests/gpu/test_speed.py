@@ -142,7 +142,7 @@ def test_trl_beside_it(device, shape, plan, figures, tmp_path, model, precision)
     assert found["mean length"]["trl"] == pytest.approx(found["mean length"]["ours"], rel=0.1)
 
 
-def test_a_batch_that_fills_the_card(device, a_run, figures):
+def test_a_batch_that_fills_the_card(device, a_run, figures, empty):
     """Twice as many prompts until a step takes this share of the memory, or does not fit."""
     found = figures["batches, 124M, bf16"] = {}
     work = ("data.num_generations=8", "sampling.max_completion_length=64", "model.precision=bf16")
@@ -160,5 +160,6 @@ def test_a_batch_that_fills_the_card(device, a_run, figures):
         if device == "cuda" and torch.cuda.max_memory_reserved() > FULL * torch.cuda.mem_get_info()[1]:
             break
         del run
+        empty()
         count *= 2
     assert any("seconds" in row for row in found.values())
