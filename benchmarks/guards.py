@@ -12,6 +12,7 @@ from torch import Tensor
 from benchmarks.timing import Plan, Run, compare, milliseconds, settle, take_turns, use_threads
 from grpo_lab.config.catalog import preset
 from grpo_lab.config.schema import Config, Switches
+from grpo_lab.metrics import OF_THE_MACHINE
 from grpo_lab.training import learner, registry
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.training.recorder import Recorder
@@ -88,9 +89,9 @@ def arms(config: Config, guards: Mapping[str, Switches]) -> dict[str, Run]:
 
 
 def same(one: Run, other: Run) -> bool:
-    """Whether two runs have bit-identical metrics, except times and metrics that need a snapshot."""
+    """Whether two runs have bit-identical metrics, except metrics of the machine and those that need a snapshot."""
     return [_numbers(step.metrics) for step in one.steps] == [_numbers(step.metrics) for step in other.steps]
 
 
 def _numbers(metrics: Mapping[str, float]) -> dict[str, float]:
-    return {name: value for name, value in metrics.items() if name not in ("step_time", "weights/max_move")}
+    return {name: value for name, value in metrics.items() if name not in {*OF_THE_MACHINE, "weights/max_move"}}

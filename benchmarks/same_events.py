@@ -20,6 +20,8 @@ from typing import Annotated, Any
 
 import typer
 
+from grpo_lab.metrics import OF_THE_MACHINE
+
 ROOT = Path(__file__).parents[1]
 STEPS = 30
 SETTINGS = ("run.threads=1", "run.device=cpu", "run.num_eval=20")
@@ -145,7 +147,7 @@ def differing(before: dict[str, Any], after: dict[str, Any]) -> Iterator[tuple[s
     old, new = dict(_flat(before)), dict(_flat(after))
     for name in {**old, **new}:
         added = name.startswith("Started.config.") and name not in old
-        if old.get(name) != new.get(name) and not added and not name.endswith(".metrics.step_time"):
+        if old.get(name) != new.get(name) and not added and name.rpartition(".metrics.")[2] not in OF_THE_MACHINE:
             yield name, (old.get(name), new.get(name))
 
 

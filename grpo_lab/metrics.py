@@ -24,6 +24,8 @@ class Link(NamedTuple):
 
 _TABLES = data_tables("metrics")
 METRICS: dict[str, Metric] = rows(Metric, _TABLES["metrics"])
+OF_THE_MACHINE = frozenset(("step_time", "run.memory", "run.memory_reserved"))
+"""Metrics that tell of the machine, and differ between equal runs."""
 LINKS: dict[str, Link] = rows(Link, _TABLES["links"])
 """The chain in order; torch.multinomial, its end, shows as a crash."""
 OTHER_NAMES: dict[str, tuple[str, ...]] = {name: tuple(others) for name, others in _TABLES["other_names"].items()}

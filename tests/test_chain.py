@@ -308,6 +308,13 @@ CRASHES = {
     TRIGGERED: "cuda-assert",
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB.": "out-of-memory",
     "MemoryError": "out-of-memory",
+    f"{KERNEL} Assertion `srcIndex < srcSelectDimSize` failed.\n{TRIGGERED}": "index-cuda",
+    f'{KERNEL} Assertion `idx_dim >= 0 && idx_dim < index_size && "index out of bounds"` failed.\n': "index-cuda",
+    f'{KERNEL} Assertion `-sizes[i] <= index && index < sizes[i] && "index out of bounds"` failed.\n': "index-cuda",
+    f"{TRIGGERED}\n{KERNEL} Assertion `srcIndex < srcSelectDimSize` failed.\n": "index-cuda",
+    "IndexError: list index out of range": "unknown",
+    "torch.AcceleratorError: CUDA error: an illegal memory access was encountered\nSearch for": "cuda-error",
+    "torch.AcceleratorError: CUDA error: out of memory\nSearch for": "out-of-memory",
     "RuntimeError: DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes.": "out-of-memory",
     f"{KERNEL} Assertion `another one` failed.\n{TRIGGERED}": "cuda-assert",
     "Traceback (most recent call last):\nValueError: something else\n": "unknown",
@@ -337,6 +344,13 @@ def test_what_this_torch_raises_for_broken_probabilities_is_known(probabilities)
     with pytest.raises(RuntimeError) as caught:
         torch.multinomial(torch.tensor(probabilities), 1)
     assert classify_crash(f"RuntimeError: {caught.value}").kind == "multinomial-cpu"
+
+
+@pytest.mark.parametrize("look_up", [lambda i: torch.embedding(torch.zeros(3, 2), i), torch.zeros(3).take_along_dim])
+def test_what_this_torch_raises_for_an_index_out_of_range_is_known(look_up):
+    with pytest.raises((IndexError, RuntimeError)) as caught:
+        look_up(torch.tensor([5]))
+    assert classify_crash(f"IndexError: {caught.value}").kind == "index-cpu"
 
 
 def test_what_this_torch_raises_for_probabilities_without_a_sum_is_known():

@@ -57,7 +57,7 @@ def command(*words):
         (["presets"], preset_names()),
         (["guards"], [*GUARDS, "Stops:", "max_norm = 1.0"]),
         (["models"], ["tiny", "834,560", "--model"]),
-        (["doctor"], ["python 3.", "torch 2.", "CPU cores", "tiny", "MiB"]),
+        (["doctor"], ["python 3.", "torch 2.", "CPU cores", "attention sdpa: flash, ", "tiny", "MiB"]),
     ],
     ids=lambda value: value[0],
 )

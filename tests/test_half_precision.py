@@ -5,10 +5,11 @@ import copy
 import pytest
 import torch
 from torch import nn
+from transformers.activations import NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
 from grpo_lab.models import loading
-from grpo_lab.models.precision import PRECISIONS, widen_products
+from grpo_lab.models.precision import PRECISIONS, fuse_activations, widen_products
 
 LAYERS = {
     "linear": lambda: nn.Linear(8, 5),
@@ -67,3 +68,28 @@ def test_the_model_is_saved_and_read_as_before(tmp_path):
     again, _ = loading.load(str(tmp_path), "fp16_pure")
     for (name, old), (_, new) in zip(model.named_parameters(), again.named_parameters(), strict=True):
         assert torch.equal(old, new), name
+
+
+def test_one_operator_gives_gpt2s_activation_its_values_and_gradients():
+    plain = NewGELUActivation()
+    fused = nn.Sequential(copy.deepcopy(plain))
+    fuse_activations(fused)
+    assert type(fused[0]) is nn.GELU
+    given = torch.linspace(-6, 6, 101)
+    for x, y in zip(*(_with_gradient(layer, given) for layer in (plain, fused)), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)
+
+
+def _with_gradient(layer, given):
+    given = given.clone().requires_grad_()
+    answer = layer(given)
+    answer.sum().backward()
+    return answer.detach(), given.grad
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_activations_are_fused_for_fp32_weights_alone(precision):
+    """In fp16 the formula overflows on its way, and a run must fail as it does without this package."""
+    model, _ = loading.load("tiny", precision)
+    plain = [module for module in model.modules() if type(module) is NewGELUActivation]
+    assert bool(plain) == (PRECISIONS[precision].weights != torch.float32)

@@ -13,6 +13,7 @@ from grpo_lab.config.fields import settings_of
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Changed, Stepped
+from grpo_lab.metrics import OF_THE_MACHINE
 from grpo_lab.runs.child import Child
 from grpo_lab.runs.session import Session
 from grpo_lab.training.learner import validated
@@ -62,9 +63,9 @@ def own(tmp_path):
 
 
 def numbers(config, **options):
-    """The metrics of each step, but for the time it took."""
+    """The metrics of each step, but for those of the machine."""
     steps = [event for event in train(config, **options) if isinstance(event, Stepped)]
-    return [{name: value for name, value in step.metrics.items() if name != "step_time"} for step in steps]
+    return [{name: value for name, value in step.metrics.items() if name not in OF_THE_MACHINE} for step in steps]
 
 
 def said(events):

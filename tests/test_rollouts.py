@@ -20,13 +20,13 @@ from grpo_lab.config.schema import SamplingConfig
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Stage
 from grpo_lab.models import loading
-from grpo_lab.training import rollouts
+from grpo_lab.training import passes, rollouts
 from grpo_lab.training.sampling_filters import SamplingFilters, is_plain
 
 PROMPTS = ["1+2=", "10+20=", "7+99=", "3+3="]
 """Of three lengths, so that left padding is real."""
 EOS, PAD, VOCABULARY = 256, 257, 258
-PASSES = pytest.mark.parametrize("logits_of", [rollouts.shared_prompt_logits, rollouts.plain_logits])
+PASSES = pytest.mark.parametrize("name", passes.PASSES)
 
 
 @pytest.fixture(scope="session")
@@ -64,6 +64,12 @@ class Script:
         return torch.nn.functional.one_hot(chosen, value.shape[1]).float()
 
 
+def logits_of(name, model, batch):
+    """Logits (B, T, V) by the pass of this name, 0 outside the mask, where they mean nothing."""
+    hidden, head = passes.PASSES[name](model, batch)
+    return head(hidden).masked_fill(~batch.completion_mask[..., None], 0.0)
+
+
 def alone(model, batch, row):
     """Logits (T, V) of one completion from its bare tokens: no padding, no mask, no positions, no cache."""
     group = batch.group[row]
@@ -74,58 +80,38 @@ def alone(model, batch, row):
 
 @PASSES
 @pytest.mark.parametrize("choose", [lambda batch: batch, ragged], ids=["whole", "ragged"])
-def test_logits_are_those_of_each_completion_alone(tiny, logits_of, choose):
+def test_logits_are_those_of_each_completion_alone(tiny, name, choose):
     batch = choose(draw(tiny))
     assert batch.prompt_mask.sum(dim=1).tolist() == [4, 6, 5, 4]
     with torch.no_grad():
-        logits = logits_of(tiny[0], batch)
+        logits = logits_of(name, tiny[0], batch)
         expected = torch.stack([alone(tiny[0], batch, row) for row in range(len(batch.group))])
+        expected = expected.masked_fill(~batch.completion_mask[..., None], 0.0)
     assert logits.shape == (*batch.completions.shape, VOCABULARY)
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 
-def gradients(model, batch, logits_of):
-    """Of a loss that gives every trained token a weight of its own, for every parameter by name."""
-    model = copy.deepcopy(model)
-    logprobs = completion_logprobs(logits_of(model, batch), batch.completions)
-    weights = torch.rand(logprobs.shape, generator=torch.Generator().manual_seed(1)) * batch.completion_mask
-    (logprobs * weights).sum().backward()
-    return {name: parameter.grad for name, parameter in model.named_parameters()}
-
-
-@pytest.mark.parametrize("choose", [lambda batch: batch, ragged], ids=["whole", "ragged"])
-@pytest.mark.parametrize("length", [1, 6])
-def test_shared_and_plain_pass_give_the_same_gradients(tiny, choose, length):
-    batch = choose(draw(tiny, max_completion_length=length))
-    shared = gradients(tiny[0], batch, rollouts.shared_prompt_logits)
-    plain = gradients(tiny[0], batch, rollouts.plain_logits)
-    assert shared.keys() == plain.keys() and len(shared) == 52
-    for name in shared:
-        size = float(plain[name].abs().max())
-        assert size > 0, name
-        torch.testing.assert_close(shared[name], plain[name], rtol=1e-3, atol=1e-5 * size, msg=lambda m, n=name: n + m)
-
-
 @PASSES
 @pytest.mark.parametrize(("prompts", "sizes"), [(1, [3, 3, 4]), (2, [3, 7]), (3, [6, 4]), (4, [10]), (0, [10])])
-def test_a_micro_batch_of_a_ragged_batch_gives_the_same_logits(tiny, logits_of, prompts, sizes):
+def test_a_micro_batch_of_a_ragged_batch_gives_the_same_logits(tiny, name, prompts, sizes):
     batch = ragged(draw(tiny))
     parts = list(batch.split(prompts))
     assert [len(part.group) for part in parts] == sizes
     with torch.no_grad():
-        whole, pieces = logits_of(tiny[0], batch), torch.cat([logits_of(tiny[0], part) for part in parts])
+        whole = logits_of(name, tiny[0], batch)
+        pieces = torch.cat([logits_of(name, tiny[0], part) for part in parts])
     torch.testing.assert_close(pieces, whole, rtol=1e-4, atol=1e-4)
 
 
 @PASSES
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_the_samplers_logprobs_are_the_recomputed_ones(tiny, logits_of, temperature):
+def test_the_samplers_logprobs_are_the_recomputed_ones(tiny, name, temperature):
     """Also after finished rows have left the computation."""
     batch = draw(tiny, temperature=temperature)
     lengths = batch.completion_mask.sum(dim=1)
     assert len(lengths.unique()) >= 2
     with torch.no_grad():
-        logits = logits_of(tiny[0], batch)
+        logits = logits_of(name, tiny[0], batch)
     expected = completion_logprobs(logits, batch.completions, temperature).masked_fill(~batch.completion_mask, 0.0)
     torch.testing.assert_close(batch.sampling_logprobs, expected, rtol=1e-4, atol=1e-4)
     entropy = entropies(logits, temperature).masked_fill(~batch.completion_mask, 0.0)

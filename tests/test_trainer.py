@@ -17,6 +17,7 @@ from grpo_lab.config.fields import settings_of
 from grpo_lab.config.schema import LIVE_SECTIONS, OptimizerConfig, RunConfig
 from grpo_lab.errors import ConfigError, RewardError
 from grpo_lab.events import Changed, Ended, Evaluated, Stage, Started, Stepped, Verdict, from_json, to_json
+from grpo_lab.metrics import OF_THE_MACHINE
 from grpo_lab.models import loading
 from grpo_lab.models import precision as precisions
 from grpo_lab.tasks import tasks as task_sets
@@ -101,7 +102,8 @@ def comparable(events):
     """Events as JSON without what may differ between two equal runs: the clock and the configuration."""
     trees = [json.loads(to_json(event)) for event in events if not isinstance(event, Started)]
     for tree in trees:
-        tree.get("metrics", {}).pop("step_time", None)
+        for name in OF_THE_MACHINE:
+            tree.get("metrics", {}).pop(name, None)
     return trees
 
 
@@ -798,6 +800,7 @@ def test_each_step_says_what_it_measured(run):
         "learning_rate",
         "beta",
         "step_time",
+        "run.memory",
     }
     assert metrics["num_tokens"] == pytest.approx(metrics["completions/mean_length"] * 16)
     # AdamW's first move is the learning rate wherever the gradient is not tiny.

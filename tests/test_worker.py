@@ -12,6 +12,7 @@ import pytest
 from grpo_lab.config.catalog import preset, scenario
 from grpo_lab.errors import RewardError, RunError
 from grpo_lab.events import Changed, Ended, Started, Stepped, to_json
+from grpo_lab.metrics import OF_THE_MACHINE
 from grpo_lab.runs import run_folder
 from grpo_lab.runs.child import Child
 from grpo_lab.runs.session import AT_ONCE, BY_THE_USER, Session
@@ -42,7 +43,8 @@ class View:
 
 def comparable(event):
     tree = json.loads(to_json(event))
-    tree.get("metrics", {}).pop("step_time", None)
+    for name in OF_THE_MACHINE:
+        tree.get("metrics", {}).pop(name, None)
     return tree
 
 

@@ -77,10 +77,11 @@ def doctor() -> None:
     for name, version in found["packages"].items():
         console.out.print(f"  {name} {version or 'not installed'}")
     console.out.print(f"device {found['device']}, {found['cpu_count']} CPU cores, {found['threads']} torch threads")
+    console.out.print(f"attention {found['attention']}")
     console.out.print(f"memory {memory / 2**30:.1f} GiB" if memory else "memory unknown")
     rows = [["model", "parameters", "needs", "here"]]
     for known in registry.MODELS.values():
-        needed = known.parameters * environment.BYTES_PER_PARAMETER
+        needed = environment.needed_bytes(known.parameters)
         size = f"{needed / 2**20:.0f} MiB" + (" (too much)" if memory is not None and needed >= memory else "")
         here = "yes" if known.present else "no: " + known.origin
         rows.append([known.name, f"{known.parameters:,}", size, here])

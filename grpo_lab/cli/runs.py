@@ -76,7 +76,6 @@ def train(
     Ctrl-C ends the run after the current step and saves the weights. Exit code 0 if the run reached its end, 1 if it
     crashed or was stopped, by a guard or by you.
     """
-    from grpo_lab.models.loading import resolve_device
     from grpo_lab.runs.session import Session
     from grpo_lab.ui import console
 
@@ -86,8 +85,7 @@ def train(
         *([f"data.rewards={','.join(reward)},"] if reward else []),
         *(settings or []),
     )
-    on_gpu = resolve_device(config.run.device).type == "cuda"  # there a failed assert would end this process
-    session = Session(config, out, child=child or on_gpu, save_model=True)
+    session = Session(config, out, child=child or None, save_model=True)
     console.say_warnings()
     if as_json:
         session.views.append(console.JsonView())

@@ -50,7 +50,7 @@ class ModelConfig(Settings):
     precision: Annotated[str, OneOf("fp32", "bf16", "fp16", "bf16_pure", "fp16_pure")] = "fp32"
     """`bf16`/`fp16`: fp32 weights under autocast (fp16 with loss scaling). `*_pure`: the weights themselves."""
     prompt_pass: Annotated[str, OneOf("shared", "plain")] = "shared"
-    """`shared` runs each prompt once per group and expands its cache; `plain` repeats it for every completion."""
+    """`shared` runs a prompt once for several completions in its row; `plain` repeats it for every completion."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from huggingface_hub.utils import logging as hub_logging
 from transformers.utils import logging as transformers_logging
 
 from grpo_lab.errors import ModelError, unknown
-from grpo_lab.models.precision import PRECISIONS, widen_products
+from grpo_lab.models.precision import PRECISIONS, fuse_activations, widen_products
 from grpo_lab.models.registry import MODELS
 
 HUB_PATIENCE = 10.0
@@ -47,6 +47,8 @@ def load(
     _check_vocabulary(model, tokenizer, source)
     if target.type == "cpu" and PRECISIONS[precision].weights == torch.float16:
         widen_products(model)
+    if PRECISIONS[precision].weights == torch.float32:
+        fuse_activations(model)
     return model.to(target).eval(), tokenizer  # pyright: ignore[reportArgumentType]
 
 
@@ -172,8 +174,7 @@ def resolve_device(name: str) -> torch.device:
 
     Raises ModelError for a device that cannot be used here.
     """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+    name = device_type(name) if name == "auto" else name
     try:
         device = torch.device(name)
         torch.empty(0, device=device)  # a name can be right and the device absent
@@ -181,6 +182,17 @@ def resolve_device(name: str) -> torch.device:
         cause = str(error).splitlines()[0]
         raise ModelError(f"device {name!r} cannot be used here ({cause}); choose auto or cpu") from error
     return device
+
+
+def device_type(name: str) -> str:
+    """The type of the device of that name, found out without a CUDA context in this process.
+
+    >>> device_type("cuda:1")
+    'cuda'
+    """
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return name.partition(":")[0]
 
 
 @contextmanager

@@ -17,6 +17,11 @@ class Precision:
     loss: torch.dtype
     scaler: bool
 
+    def exact(self, device: torch.device) -> bool:
+        """Whether two passes differ by no more than fp32's rounding, which TF32 products on CUDA do."""
+        tf32 = device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32"
+        return self.autocast is None and self.weights == torch.float32 and not tf32
+
 
 # "fp16" and "bf16" keep fp32 master weights, as mixed precision should; the "pure" ones overflow. They too compute
 # log-probabilities in fp32, as trainers do: weights and gradients overflow, not log-probabilities.
@@ -51,3 +56,16 @@ def widen_products(model: nn.Module) -> None:
     """
     for module in model.modules():
         module.__class__ = _WIDE.get(type(module), type(module))
+
+
+def fuse_activations(model: nn.Module) -> None:
+    """Compute GPT-2's GELU, a formula of eight operators, by the one that torch has for it.
+
+    For fp32 weights only: in fp16 the eight overflow on their way, and a run must fail as it does without this package.
+    """
+    from transformers.activations import NewGELUActivation  # here, because it loads torch's compiler, for a second
+
+    for parent in model.modules():
+        for name, child in parent.named_children():
+            if type(child) is NewGELUActivation:
+                setattr(parent, name, nn.GELU("tanh"))

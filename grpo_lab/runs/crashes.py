@@ -3,6 +3,8 @@
 import re
 from typing import NamedTuple
 
+import torch
+
 from grpo_lab.events import Crash
 from grpo_lab.paths import data_tables, rows
 
@@ -31,3 +33,16 @@ def classify_crash(text: str) -> Crash:
             return Crash(kind, operator, line.strip(), explanation)
     last = text.strip().splitlines()[-1] if text.strip() else "no text"
     return Crash("unknown", "unknown", last, "Not a crash known here; the whole text is in the run folder.")
+
+
+def context_lost(error: BaseException) -> bool:
+    """Whether the CUDA context of this process is lost, with every tensor in it, so that only a new process can go on.
+
+    An assertion fails between two calls, and the error that tells of it may be of any type and come from any later one.
+    """
+    if torch.cuda.is_initialized():
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            return True
+    return isinstance(error, torch.AcceleratorError)

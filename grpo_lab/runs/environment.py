@@ -7,14 +7,21 @@ from typing import Any
 
 import torch
 
+from grpo_lab.models.loading import device_type
+
 PACKAGES = ("grpo-lab", "torch", "transformers", "numpy", "pandas", "matplotlib", "safetensors")
 BYTES_PER_PARAMETER = 32
 """The most that fp32 training needs: policy, reference, gradient, two moments, and a snapshot of policy and moments."""
+IMPORTS = 380 * 2**20
+"""Bytes that a process with torch and transformers takes before it has a model."""
 
 
-def describe(threads: int = 0) -> dict[str, Any]:
-    """Versions, device and threads as plain values; `threads` are those of the config, 0 for torch's own choice."""
-    cuda = torch.cuda.is_available()
+def describe(threads: int = 0, device: str = "auto") -> dict[str, Any]:
+    """Versions, device and threads as plain values; `threads` are those of the config, 0 for torch's own choice.
+
+    For a device other than CUDA this process gets no CUDA context.
+    """
+    cuda = device_type(device) == "cuda" and torch.cuda.is_available()
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -23,7 +30,16 @@ def describe(threads: int = 0) -> dict[str, Any]:
         "threads": threads or torch.get_num_threads(),
         "cuda": torch.version.cuda if cuda else None,
         "device": torch.cuda.get_device_name() if cuda else "cpu",
+        "attention": _attention(cuda),
     }
+
+
+def _attention(cuda: bool) -> str:
+    """The kernels of which torch takes the first that can compute an attention; a run switches cuDNN's off."""
+    kernels = {"flash": torch.backends.cuda.flash_sdp_enabled()}
+    kernels |= {"memory-efficient": cuda and torch.backends.cuda.mem_efficient_sdp_enabled()}
+    kernels |= {"math": torch.backends.cuda.math_sdp_enabled()}
+    return f"sdpa: {', '.join(name for name, on in kernels.items() if on)}; cuDNN off"
 
 
 def _version(name: str) -> str | None:
@@ -31,6 +47,17 @@ def _version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def needed_bytes(parameters: int) -> int:
+    """The most memory that training in fp32 needs, without activations; logits are made in chunks of 16 MB.
+
+    An activation of the trained tokens takes about 100 bytes for each of them, layer and unit of width.
+
+    >>> needed_bytes(834_560) // 2**20
+    405
+    """
+    return IMPORTS + BYTES_PER_PARAMETER * parameters
 
 
 def memory_bytes() -> int | None:

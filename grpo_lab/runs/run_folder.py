@@ -3,6 +3,7 @@
 import json
 import shutil
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -13,9 +14,10 @@ from safetensors import SafetensorError
 
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import GrpoLabError, RunError
-from grpo_lab.events import Event, encodable, from_json, to_json
+from grpo_lab.events import Ended, Event, encodable, from_json, to_json
 from grpo_lab.models import loading
 from grpo_lab.runs import environment
+from grpo_lab.runs.crashes import classify_crash
 from grpo_lab.training.recorder import count_nonfinite
 
 EVENTS, CONFIG, ENVIRONMENT, TRACEBACK = "events.jsonl", "config.json", "environment.json", "traceback.txt"
@@ -92,7 +94,7 @@ def begin(folder: Path, config: Config) -> None:
 @contextmanager
 def writer(folder: Path, config: Config) -> Iterator[Callable[[Event], None]]:
     """A function that appends an event to the file, flushed line by line."""
-    _write_json(folder / ENVIRONMENT, environment.describe(config.run.threads))
+    _write_json(folder / ENVIRONMENT, environment.describe(config.run.threads, config.run.device))
     with (folder / EVENTS).open("x", encoding="utf-8") as file:
 
         def append(event: Event) -> None:
@@ -108,6 +110,19 @@ def write_last(folder: Path, event: Event) -> None:
         file.seek(0)
         file.truncate(file.read().rfind(b"\n") + 1)
         file.write(to_json(event).encode() + b"\n")
+
+
+def write_crash(folder: Path, error: BaseException) -> Ended:
+    """Write the traceback of an error, and return the end of the run that it broke."""
+    text = "".join(traceback.format_exception(error))
+    (folder / TRACEBACK).write_text(text, encoding="utf-8")
+    first = str(error).strip().partition("\n")[0]
+    return Ended("crashed", type(error).__name__ + (f": {first}" if first else ""), classify_crash(text))
+
+
+def read_crash(folder: Path) -> str:
+    """The traceback that `write_crash` wrote, or an empty text."""
+    return (folder / TRACEBACK).read_text(encoding="utf-8") if (folder / TRACEBACK).exists() else ""
 
 
 def save_model(folder: Path, policy: Any, tokenizer: Any) -> None:

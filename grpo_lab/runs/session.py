@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -20,7 +19,7 @@ from grpo_lab.models import loading
 from grpo_lab.runs import run_folder
 from grpo_lab.runs.child import Child
 from grpo_lab.runs.commands import CommandQueue, Stopped, ctrl_c
-from grpo_lab.runs.crashes import classify_crash
+from grpo_lab.runs.crashes import classify_crash, context_lost
 from grpo_lab.runs.first_break import ChainBreak, first_break
 from grpo_lab.tasks.tasks import Tasks
 from grpo_lab.training.registry import needs_reference, validated
@@ -40,9 +39,9 @@ class Session:
     """A run: configured, going on, over, crashed, or read back from its folder.
 
     `run` makes the folder; without `directory` it is runs/<time>-<name>, with a number if another run has it.
-    `child=True` trains in a child process, so that a CUDA assert does not end this one; a `Child` is used for this run
-    and left ready for the next.
-    `model`, `tasks` and `rewards` replace the configured ones, in this process only.
+    `child=True` trains in a child process, so that a CUDA assert does not end this one; None, the default, does so on
+    CUDA alone. A `Child` is used for this run and left ready for the next.
+    `model`, `tasks` and `rewards` replace the configured ones; then the run is in this process.
 
     Raises ConfigError for a bad guard, fault, formula or setting; RunError for these objects with a child.
     """
@@ -54,12 +53,14 @@ class Session:
         model: tuple[Any, Any] | None = None,
         tasks: Tasks | None = None,
         rewards: Sequence[Callable[..., Any]] | None = None,
-        child: bool | Child = False,
+        child: bool | Child | None = None,
         save_model: bool = False,
     ) -> None:
         validated(config)
-        if child and (model or tasks or rewards):
+        given = bool(model or tasks or rewards)
+        if child and given:
             raise RunError("a child process loads its own model, tasks and rewards: name them in the config")
+        child = not given and loading.device_type(config.run.device) == "cuda" if child is None else child
         self.config = config
         self.directory = Path(directory) if directory else run_folder.default_folder(config)
         self._any_free = not directory
@@ -72,6 +73,7 @@ class Session:
         self._commands = CommandQueue()
         self._before_child: list[tuple[str, Sequence[str]]] = []
         self._commanding = threading.RLock()  # reentrant, for a signal handler in a commanding thread
+        self.leave: Callable[[str], None] = lambda error: None  # called when the CUDA context is lost, before `Ended`
 
     @staticmethod
     def open(directory: str | Path) -> Session:
@@ -81,7 +83,7 @@ class Session:
         """
         config, events = run_folder.read(Path(directory))
         try:
-            session = Session(config, directory)
+            session = Session(config, directory, child=False)
         except GrpoLabError as error:
             raise RunError(f"{directory} cannot be read: {run_folder.CONFIG} is damaged: {error}") from error
         session.events = events
@@ -210,8 +212,8 @@ class Session:
     def _events_here(self) -> Iterator[Event]:
         """The events of training in this process; the last one says how it ended."""
         model, tasks, rewards = self._given
+        config, lost = self.config, False
         try:
-            config = self.config
             model = model or loading.load(config.model.name, config.model.precision, config.run.device)
             for event in train(config, model, tasks, rewards, controls=self._commands):
                 yield event
@@ -223,12 +225,10 @@ class Session:
             yield Ended("failed", str(error))
             raise
         except (Exception, SystemExit) as error:  # a reward function may call exit()
-            text = "".join(traceback.format_exception(error))
-            (self.directory / run_folder.TRACEBACK).write_text(text, encoding="utf-8")
-            first = str(error).strip().partition("\n")[0]
-            yield Ended("crashed", type(error).__name__ + (f": {first}" if first else ""), classify_crash(text))
-        # A device-side assert destroys the CUDA context and every weight in it.
-        lost = self.crash is not None and model is not None and model[0].device.type == "cuda"
+            ended = run_folder.write_crash(self.directory, error)
+            if lost := context_lost(error):
+                self.leave(ended.message)
+            yield ended
         if self._save_model and model and not lost:
             run_folder.save_model(self.directory, *model)
 
@@ -254,7 +254,9 @@ class Session:
         if self._commands.stopping.is_set() and (not self._child or self._child.signal):
             return Ended("stopped", AT_ONCE if self._child else BY_THE_USER)
         assert self._child is not None
-        return Ended("crashed", self._child.last_words, classify_crash(self._child.stderr))
+        stderr, error = self._child.stderr, run_folder.read_crash(self.directory)
+        message = stderr.splitlines()[-1] if error else self._child.last_words  # an error alone: see `leave`
+        return Ended("crashed", message, classify_crash(stderr + error))
 
     def _end_at_once(self) -> None:
         """End the child after a second Ctrl-C, and record the end."""

@@ -1,7 +1,7 @@
 """The program of the child process: JSON lines in (orders, then commands), JSON lines out (events).
 
-Its standard output holds events alone. It ends when its parent does, and its death by a CUDA assert leaves the parent
-alive. `child.Child` is the parent's side.
+Its standard output holds events alone. It ends when its parent does, and when a run loses the CUDA context; the parent
+lives on. `child.Child` is the parent's side.
 """
 
 import faulthandler
@@ -25,21 +25,20 @@ def main() -> int:
     os.dup2(2, 1)  # from here on every print, Python's or C's, goes to standard error
     faulthandler.enable()
     lines = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115, unbuffered: a lock held in a read blocks exit
-    import torch  # here, so that nothing it imports can print among the events
-    import transformers.models.gpt2.modeling_gpt2  # noqa: F401, or the first run would wait for it
+    # cuBLAS reads this once; deterministic runs need it, and torch's own choice on an H100 is a workspace of this size.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # Imported here, so that nothing can print among the events; GPT-2, or the first run would wait for it.
+    import transformers.models.gpt2.modeling_gpt2  # noqa: F401
 
     from grpo_lab.runs.session import Session
 
     ordered: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(Session, lines, ordered), daemon=True).start()
     _print(stream, READY)
-    threads, code = torch.get_num_threads(), 0
+    code = 0
     while (session := ordered.get()) is not None:
-        torch.set_num_threads(threads)  # the number of a new process
         error = _train(session, stream)
         code = error.exit_code if error else int(bool(session.crash))
-        if code and not error and torch.cuda.is_initialized():
-            break  # an assert destroys the CUDA context: no run can follow
         over = {OVER: type(error).__name__ if error else "", "message": str(error or "")}
         _print(stream, json.dumps(over))
     return code
@@ -50,12 +49,23 @@ def _train(session: Any, stream: IO[str]) -> GrpoLabError | None:
     try:
         if isinstance(session, GrpoLabError):
             raise session
+        session.leave = _leave
         session.views.append(SimpleNamespace(show=lambda event: _print(stream, to_json(event))))
         session.run()
     except GrpoLabError as error:
         print(error, file=sys.stderr)
         return error
     return None
+
+
+def _leave(message: str) -> None:
+    """End the process after the loss of its CUDA context, without `Ended`.
+
+    The parent classifies the crash: only standard error, where the kernel wrote, names the assertion.
+    """
+    sys.stdout.flush()
+    print(f"\n{message}", file=sys.stderr, flush=True)
+    os._exit(1)  # an orderly exit calls CUDA again, which may hang
 
 
 def _print(stream: IO[str], line: str) -> None:
@@ -73,7 +83,7 @@ def _listen(make: Any, lines: IO[bytes], ordered: queue.SimpleQueue[Any]) -> Non
             continue
         try:
             config = Config.from_dict(message["config"])
-            session = make(config, message["directory"], save_model=message["save_model"])
+            session = make(config, message["directory"], child=False, save_model=message["save_model"])
             ordered.put(session)
         except GrpoLabError as error:
             ordered.put(error)

@@ -33,6 +33,10 @@ class Attempt:
         """The reason of the action with the worst verdict, the first of equals."""
         return max(self.actions, key=lambda action: action.verdict).reason
 
+    def intervenes(self, stage: Stage) -> bool:
+        """Whether anything wants the values of this stage."""
+        return bool(self._interventions.get(stage))
+
     def replace(self, **known: Any) -> None:
         """Replace fields of the step that interventions read from now on."""
         self.step = replace(self.step, **known)

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from grpo_lab import seeds
 from grpo_lab.algorithm.batch import Batch
-from grpo_lab.algorithm.logprobs import completion_logprobs
 from grpo_lab.algorithm.losses import LossOutput, clipped_surrogate, token_weights, weighted_sum
 from grpo_lab.config.schema import LIVE_SECTIONS, Config
 from grpo_lab.errors import ConfigError
@@ -22,7 +21,7 @@ from grpo_lab.models import loading
 from grpo_lab.models.precision import PRECISIONS
 from grpo_lab.tasks import rewards as reward_functions
 from grpo_lab.tasks.tasks import Problem
-from grpo_lab.training import rollouts, step_metrics
+from grpo_lab.training import passes, rollouts, step_metrics, torch_settings
 from grpo_lab.training.attempt import Attempt, Refused
 from grpo_lab.training.interventions import Step, known
 from grpo_lab.training.recorder import Recorder
@@ -45,13 +44,13 @@ class Learner:
         self.config = config
         if config.run.threads:
             torch.set_num_threads(config.run.threads)
-        torch.use_deterministic_algorithms(config.run.deterministic)
         self.rewards = rewards or [reward_functions.load(name) for name in config.data.rewards]
         self.precision = PRECISIONS[config.model.precision]
         self.policy, self.tokenizer = model or loading.load(
             config.model.name, config.model.precision, config.run.device
         )
-        self.policy.eval()
+        torch_settings.prepare(config.run, self.policy.device)
+        passes.check(self.policy.eval(), config.model.prompt_pass)
         self.reference = copy.deepcopy(self.policy).requires_grad_(False) if needs_reference(config) else None
         self.recorder = Recorder()
         self.updates = Updates(self.policy, config)
@@ -173,6 +172,7 @@ class Learner:
         if not failed:
             metrics |= {"weights/nonfinite": weights[0].nonfinite} if weights else {}
             metrics |= self.updates.metrics(attempt.step)
+        metrics |= step_metrics.memory(self.policy.device)
         metrics["step_time"] = time.perf_counter() - attempt.started
         index, done, acted = attempt.step.index, self.updates.committed, tuple(attempt.actions)
         return Stepped(index, done, attempt.verdict, metrics, links, acted, attempt.samples, failed)
@@ -189,11 +189,9 @@ class Learner:
 
     def _completion_logprobs(self, attempt: Attempt, model: Any, batch: Batch, note: str) -> Tensor:
         """Log-probabilities (b, T) of the completions under a model, in nats."""
-        logits_of = rollouts.PROMPT_PASSES[self.config.model.prompt_pass]
         with self.autocast():
-            logits = attempt.apply(Stage.LOGITS, logits_of(model, batch), note)
-        temperature = attempt.step.sampling.temperature
-        return completion_logprobs(logits, batch.completions, temperature).to(self.precision.loss)
+            found = passes.logprobs(model, passes.PASSES[self.config.model.prompt_pass], batch, attempt, note)
+        return found.to(self.precision.loss)
 
     @torch.no_grad()
     def _logprobs(self, attempt: Attempt, model: Any, batch: Batch, note: str) -> Tensor:
@@ -206,8 +204,7 @@ class Learner:
 
     def _old_logprobs(self, attempt: Attempt, batch: Batch) -> Tensor:
         """Log-probabilities (B, T) under the policy that sampled: the sampler's own, or computed if those differ."""
-        whole = self.precision.autocast is None and self.precision.weights == torch.float32
-        if whole and is_plain(attempt.step.sampling):
+        if self.precision.exact(self.policy.device) and is_plain(attempt.step.sampling):
             return batch.sampling_logprobs
         old = self._logprobs(attempt, self.policy, batch, "old")
         step_metrics.sampler(self.recorder, batch, old)

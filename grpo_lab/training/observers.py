@@ -97,9 +97,11 @@ class MeasureExactKL(Intervention):
         seen = [self.reference[row] for row in rows_of(batch) if row in self.reference]
         if len(seen) < len(policy):
             return
-        pair, temperature = (policy, torch.stack(seen)), step.sampling.temperature
-        log_p, log_q = ((logits.float() / temperature).log_softmax(dim=-1) for logits in pair)
-        kl = kl_divergence(log_p, log_q).masked_fill(~batch.completion_mask, 0.0)
+        temperature, rows = step.sampling.temperature, []
+        for pair in zip(policy, seen, strict=True):  # one by one, so that no second (B, T, V) in fp32 is made
+            log_p, log_q = ((logits.float() / temperature).log_softmax(dim=-1) for logits in pair)
+            rows.append(kl_divergence(log_p, log_q))
+        kl = torch.stack(rows).masked_fill(~batch.completion_mask, 0.0)
         self.parts.append((kl.sum() / num_tokens, batch.completion_mask.sum()))
         if sum(int(tokens) for _, tokens in self.parts) == int(num_tokens):
             for part, _ in self.parts:

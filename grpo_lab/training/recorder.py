@@ -62,6 +62,10 @@ class Recorder:
         stacked = torch.stack([number.double() for number in statistics])
         self._pending.append(_Pending(link, update, note, tuple(value.shape), stacked, (), (), flat.numel(), {}))
 
+    def note(self, link: str, noted: Tensor, numel: int, update: int, note: str) -> None:
+        """Note the `magnitude` (2,) of `numel` elements; several notes of one link, update and pass are merged."""
+        self._pending.append(_Pending(link, update, note, (), noted, (), (), numel, {}))
+
     def parameters(
         self,
         link: str,
@@ -121,6 +125,11 @@ def _reduce(metrics: list[tuple[str, int, float]]) -> dict[str, float]:
         else:
             reduced[name] = sum(sum(row) for row in updates.values()) / len(updates)
     return reduced
+
+
+def magnitude(value: Tensor) -> Tensor:
+    """(2,) double: the largest magnitude, and the number of elements that are not finite."""
+    return torch.stack([value.abs().amax().double(), (~value.isfinite()).sum().double()])
 
 
 def named_gradients(policy: Any) -> tuple[list[str], list[Tensor]]:

@@ -1,6 +1,6 @@
-"""Sampling completions token by token, and computing log-probabilities of them again.
+"""Sampling completions token by token.
 
-A prompt is run once per group and its cache expanded to the group's completions, here and in every later pass.
+A prompt is run once per group and its cache expanded to the group's completions.
 """
 
 from __future__ import annotations
@@ -114,32 +114,6 @@ def _token_pass(model: Any, cache: Any, tokens: Tensor, prompt_mask: Tensor, pos
         use_cache=True,
     )
     return _Pass(output.logits, output.past_key_values)
-
-
-def shared_prompt_logits(model: Any, batch: Batch) -> Tensor:
-    """Logits (B, T, V) of the completions; each prompt is run once and autograd flows through its expanded cache."""
-    first = _prompt_pass(model, batch.prompt_ids, batch.prompt_mask, batch.group)
-    if batch.completions.shape[1] == 1:
-        return first.logits
-    rest = _token_pass(model, first.cache, batch.completions[:, :-1], batch.prompt_mask[batch.group], 0)
-    return torch.cat([first.logits, rest.logits], dim=1)
-
-
-def plain_logits(model: Any, batch: Batch) -> Tensor:
-    """The same logits (B, T, V) with every prompt repeated for each completion: slower, and the usual way."""
-    prompt_mask = batch.prompt_mask[batch.group]
-    mask = torch.cat([prompt_mask, prompt_mask.new_ones(batch.completions.shape)], dim=1)
-    output = model(
-        input_ids=torch.cat([batch.prompt_ids[batch.group], batch.completions], dim=1),
-        attention_mask=mask,
-        position_ids=(mask.cumsum(dim=1) - 1).clamp(min=0),
-        use_cache=False,
-        logits_to_keep=batch.completions.shape[1] + 1,
-    )
-    return output.logits[:, :-1]
-
-
-PROMPT_PASSES: dict[str, Callable[[Any, Batch], Tensor]] = {"shared": shared_prompt_logits, "plain": plain_logits}
 
 
 @dataclass

@@ -1,5 +1,7 @@
 """Metrics of a step beside those of the chain; they change nothing."""
 
+import sys
+
 import torch
 from torch import Tensor
 
@@ -54,3 +56,16 @@ def clipping(use: Coefficients, ratio: Tensor, advantages: Tensor, num_tokens: T
         "clip_ratio/high_mean": high_side.sum() / num_tokens,
         "clip_ratio/region_mean": (low_side | high_side).sum() / num_tokens,
     }
+
+
+def memory(device: torch.device) -> dict[str, float]:
+    """The most memory in MiB that this process has used so far, by metric; nothing under Windows without CUDA."""
+    if device.type == "cuda":
+        used, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+        return {"run.memory": used / 2**20, "run.memory_reserved": reserved / 2**20}
+    if sys.platform == "win32":
+        return {}
+    import resource  # Unix only
+
+    unit = 2**20 if sys.platform == "darwin" else 2**10
+    return {"run.memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit}

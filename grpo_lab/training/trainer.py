@@ -28,11 +28,13 @@ from grpo_lab.training import step_metrics
 from grpo_lab.training.attempt import Refused
 from grpo_lab.training.evaluation import evaluate
 from grpo_lab.training.learner import Learner, RewardFunctions
+from grpo_lab.training.torch_settings import own_settings
 
 Controls = Callable[[int], Sequence[str]]
 """Called at the top of each step; returns overrides for `Config.with_`, applied to the running model."""
 
 
+@own_settings
 def train(
     config: Config,
     model: tuple[Any, Any] | None = None,

@@ -106,7 +106,7 @@ def _side_by_side(names: Iterable[str]) -> int:
     """The number of runs that cores and memory have room for."""
     cores, memory = os.cpu_count() or 1, environment.memory_bytes()
     largest = max((MODELS[name].parameters for name in names if name in MODELS), default=0)
-    return max(1, min(cores, memory // (largest * environment.BYTES_PER_PARAMETER))) if memory and largest else cores
+    return max(1, min(cores, memory // environment.needed_bytes(largest))) if memory and largest else cores
 
 
 def _draw(directory: Path, sessions: Sessions) -> dict[str, tuple[str, str]]:

@@ -11,6 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from grpo_lab.analysis.logs.names import STEP_NAMES, choose
+from grpo_lab.metrics import OF_THE_MACHINE
 
 Columns = dict[str, tuple[NDArray[Any], NDArray[Any]]]
 """For each name the numbers of its rows and its values there, both of shape (rows with the name,)."""
@@ -34,7 +35,7 @@ class Log:
     @cached_property
     def steps(self) -> NDArray[np.int64]:
         """Every step with a metric other than its time, in order, of shape (steps,)."""
-        indices = [series.index for name, series in self.metrics.items() if name != "step_time"]
+        indices = [series.index for name, series in self.metrics.items() if name not in OF_THE_MACHINE]
         return functools.reduce(pd.Index.union, indices, pd.Index([], dtype=np.int64)).to_numpy(np.int64)
 
     @property
@@ -117,7 +118,7 @@ def without_blank_rows(columns: Columns) -> Columns:
     """The columns without the rows that hold no number: `Session.records` has one for a step that a crash cut short."""
     blank = np.ones(_size(columns), dtype=bool)
     for metric, name in choose(columns).items():
-        if metric != "step_time":
+        if metric not in OF_THE_MACHINE:
             rows, numbers = columns[name]
             blank[rows[~np.isnan(numbers)]] = False
     return {name: (rows[~blank[rows]], numbers[~blank[rows]]) for name, (rows, numbers) in columns.items()}

@@ -1,0 +1,196 @@
+"""Passes of a model over a batch's completions, for the reference's, the old and the current log-probabilities.
+
+`shared` runs a prompt once for several completions: they stand in one row behind it, and a mask keeps them apart.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from grpo_lab.algorithm.batch import Batch
+from grpo_lab.algorithm.logprobs import CHUNK, completion_logprobs
+from grpo_lab.errors import ModelError
+from grpo_lab.events import Stage
+from grpo_lab.training.attempt import Attempt
+from grpo_lab.training.recorder import magnitude
+
+Head = Callable[[Tensor], Tensor]
+Pass = Callable[[Any, Batch], tuple[Tensor, Head]]
+"""From a model and a batch: what predicts each token, (B, T, D), and the head that makes logits (…, V) of (…, D)."""
+
+
+def plain_pass(model: Any, batch: Batch) -> tuple[Tensor, Head]:
+    """The usual way: every prompt is repeated for each completion, and the model itself makes the logits."""
+    prompt_mask = batch.prompt_mask[batch.group]
+    mask = torch.cat([prompt_mask, prompt_mask.new_ones(batch.completions.shape)], dim=1)
+    output = model(
+        input_ids=torch.cat([batch.prompt_ids[batch.group], batch.completions], dim=1),
+        attention_mask=mask,
+        position_ids=(mask.cumsum(dim=1) - 1).clamp(min=0),
+        use_cache=False,
+        logits_to_keep=batch.completions.shape[1] + 1,
+    )
+    return output.logits[:, :-1], lambda logits: logits
+
+
+def shared_pass(model: Any, batch: Batch) -> tuple[Tensor, Head]:
+    """Each prompt is run once for the completions of a row; what stands for a token outside the mask means nothing."""
+    packing = pack(batch, model.config.hidden_size)
+    output = model.base_model(
+        input_ids=packing.tokens,
+        attention_mask=attention_mask(model, packing.visible()),
+        position_ids=packing.positions,
+        use_cache=False,
+    )
+    return output.last_hidden_state.flatten(0, 1)[packing.predicts], model.get_output_embeddings()
+
+
+PASSES: dict[str, Pass] = {"shared": shared_pass, "plain": plain_pass}
+
+
+@torch.no_grad()
+def check(model: Any, name: str) -> None:
+    """Raise ModelError for a model on which the pass of this name gives other logits than the plain one.
+
+    So does a model that does more after its last layer than its head, or that heeds no mask of its own.
+    """
+    prompt_ids, completions = torch.tensor([[0, 1, 2], [3, 2, 1]]), torch.tensor([[1, 2], [3, 0], [2, 2], [0, 1]])
+    mask, blank = torch.ones(completions.shape, dtype=torch.bool), torch.zeros(completions.shape)
+    prompts, group = (prompt_ids, (prompt_ids > 0).long()), torch.tensor([0, 0, 1, 1])
+    batch = Batch(*(tensor.to(model.device) for tensor in (*prompts, group, completions, mask, blank, blank)))
+    logits, expected = (head(hidden).float() for hidden, head in (PASSES[way](model, batch) for way in (name, "plain")))
+    gap, allowed = (logits - expected).abs().max(), expected.abs().max() * torch.finfo(model.dtype).eps ** 0.5
+    if gap > allowed:
+        raise ModelError(
+            f"{model.config.model_type}: model.prompt_pass={name} gives logits that differ by {gap:.3g} from the plain "
+            f"pass's (at most {allowed:.3g} may be rounding): set model.prompt_pass=plain"
+        )
+
+
+def attention_mask(model: Any, visible: Tensor) -> Tensor:
+    """A mask (R, 1, L, K) bool, True where a token is seen, in the form that the model's attention takes."""
+    if model.config._attn_implementation == "sdpa":
+        return visible
+    return torch.zeros(visible.shape, dtype=model.dtype, device=visible.device).masked_fill(
+        ~visible, torch.finfo(model.dtype).min
+    )
+
+
+def logprobs(model: Any, run: Pass, batch: Batch, attempt: Attempt, note: str) -> Tensor:
+    """Log-probabilities (B, T) of the completions' tokens under a model, in nats; without a meaning outside the mask.
+
+    Large logits are never there as a whole, unless an intervention wants them: a chunk of tokens is computed at a time,
+    and computed again in the backward pass.
+    """
+    hidden, head = run(model, batch)
+    temperature, mask = attempt.step.sampling.temperature, batch.completion_mask
+    if mask.numel() * model.config.vocab_size <= CHUNK or attempt.intervenes(Stage.LOGITS):
+        logits = attempt.apply(Stage.LOGITS, head(hidden), note)
+        return completion_logprobs(logits, batch.completions, temperature)
+
+    def part(states: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        logits = head(states)
+        return completion_logprobs(logits[None], tokens[None], temperature)[0], magnitude(logits.detach())
+
+    found, vocabulary = [], model.config.vocab_size
+    chunks = (values[mask].split(max(1, CHUNK // vocabulary)) for values in (hidden, batch.completions))
+    for states, tokens in zip(*chunks, strict=True):
+        values, noted = cast(Any, checkpoint(part, states, tokens, use_reentrant=False, preserve_rng_state=False))
+        attempt.step.recorder.note(Stage.LOGITS, noted, len(tokens) * vocabulary, attempt.step.update, note)
+        found.append(values)
+    return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, torch.cat(found))
+
+
+@dataclass(frozen=True)
+class Packing:
+    """R rows of L slots: a prompt, padded on its left, and some of its completions behind each other."""
+
+    tokens: Tensor
+    """(R, L) int."""
+    positions: Tensor
+    """(R, L) int: every completion goes on where its prompt ends."""
+    segments: Tensor
+    """(R, L) int: -1 for padding, 0 for the prompt, b + 1 for completion b."""
+    predicts: Tensor
+    """(B, T) int: the slot, counted over all rows, whose hidden state predicts the token."""
+
+    def visible(self) -> Tensor:
+        """(R, 1, L, L) bool: a token sees its prompt, its own completion so far, and always itself."""
+        query, key = self.segments[:, :, None], self.segments[:, None, :]
+        seen = (key == 0) | ((key == query) & (key > 0))
+        itself = torch.eye(self.segments.shape[1], dtype=torch.bool, device=self.segments.device)
+        return (seen.tril() | itself)[:, None]
+
+
+def pack(batch: Batch, hidden_size: int) -> Packing:
+    """The rows of the batch's completions, as many in a row as cost the least work.
+
+    A completion's last token predicts nothing and is left out, as is everything outside the mask.
+    """
+    mask, prompt = batch.completion_mask, batch.prompt_mask
+    (size, width), start, device = mask.shape, prompt.shape[1], mask.device
+    steps = torch.arange(width, device=device)
+    inputs = (mask * (steps + 1)).amax(dim=1).sub(1).clamp(min=0)
+    rows = _least_work(batch.group.tolist(), inputs.tolist(), start, hidden_size)
+    of = torch.tensor(rows.prompt, device=device)
+    slots = torch.tensor(rows.begin, device=device)[:, None] + steps
+    prompt_end = (torch.tensor(rows.row, device=device) * rows.length + start - 1)[:, None]
+
+    def laid_out(before: Tensor, behind: Tensor) -> Tensor:
+        """(R, L): values of the prompts (P, S), behind them those of the completions (B, T), and -1."""
+        whole = before.new_full((len(of), rows.length), -1)
+        whole[:, :start] = before[of]
+        whole.view(-1)[slots[used]] = behind[used].to(whole.dtype)
+        return whole
+
+    used = steps < inputs[:, None]
+    positions = laid_out(prompt.cumsum(dim=1) - 1, prompt.sum(dim=1)[batch.group][:, None] + steps)
+    segments = laid_out(prompt - 1, torch.arange(1, size + 1, device=device)[:, None].expand(size, width))
+    tokens = laid_out(batch.prompt_ids, batch.completions)
+    predicts = torch.cat([prompt_end, torch.where(used, slots, prompt_end)[:, :-1]], dim=1)
+    return Packing(tokens.clamp(min=0), positions.clamp(min=0), segments, predicts)
+
+
+@dataclass
+class _Rows:
+    """The places of completions: row and first slot of each, counted over all rows; the prompt of each row."""
+
+    row: list[int] = field(default_factory=list)
+    begin: list[int] = field(default_factory=list)
+    prompt: list[int] = field(default_factory=list)
+    length: int = 0
+
+
+def _least_work(group: list[int], inputs: list[int], start: int, hidden_size: int) -> _Rows:
+    """Rows of a group's half, quarter, … or of all of it.
+
+    Of each layer, a token costs about 12 D^2 multiplications, and 2 D for every slot that it could attend to.
+    """
+    most = max(Counter(group).values())
+    sizes = {-(-most // parts) for parts in (1, 2, 4, 8, most)}
+    tried = [_rows(group, inputs, start, in_a_row) for in_a_row in sizes]
+    return min(tried, key=lambda rows: len(rows.prompt) * rows.length * (6 * hidden_size + rows.length))
+
+
+def _rows(group: list[int], inputs: list[int], start: int, in_a_row: int) -> _Rows:
+    rows, open_row, room, ends = _Rows(), {}, Counter(), []
+    for prompt, count in zip(group, inputs, strict=True):
+        if not room[prompt]:
+            open_row[prompt], room[prompt] = len(ends), in_a_row
+            rows.prompt.append(prompt)
+            ends.append(start)
+        row = open_row[prompt]
+        rows.row.append(row)
+        rows.begin.append(ends[row])
+        room[prompt] -= 1
+        ends[row] += count
+    rows.length = max(ends)
+    rows.begin = [row * rows.length + slot for row, slot in zip(rows.row, rows.begin, strict=True)]
+    return rows

@@ -1,0 +1,153 @@
+"""The packed pass: equal to the plain one in values and gradients, whatever the batch, and never all logits at once."""
+
+import copy
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from grpo_lab.algorithm.batch import Batch
+from grpo_lab.config.schema import Config
+from grpo_lab.errors import ModelError
+from grpo_lab.events import Stage
+from grpo_lab.models import loading
+from grpo_lab.training import passes
+from grpo_lab.training.attempt import Attempt
+from grpo_lab.training.interventions import Intervention, Outcome, Step
+from grpo_lab.training.recorder import Recorder
+
+VOCABULARY, WIDTH = 258, 128
+
+
+@dataclass(frozen=True)
+class Look(Intervention):
+    """Wants the logits, and leaves them."""
+
+    name = "look"
+    stage = Stage.LOGITS
+
+    def __call__(self, value, step):
+        return Outcome(value)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return loading.load("tiny")[0]
+
+
+def random_batch(seed: int) -> Batch:
+    """A batch of prompts of several lengths, some of them equal, and of completions that end anywhere or are empty."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(low: int, high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(low, high, shape, generator=generator)
+
+    prompts, size, start, width = (int(draw(low, high)) for low, high in ((1, 4), (1, 6), (1, 8), (1, 8)))
+    group = torch.arange(prompts).repeat_interleave(size)
+    group = group[draw(0, 4, len(group)) > 0] if seed % 3 == 0 else group  # rows that guards took out
+    group = group if len(group) else torch.zeros(1, dtype=torch.long)
+    ids = draw(0, VOCABULARY, 1, start).repeat(prompts, 1) if seed % 4 == 0 else draw(0, VOCABULARY, prompts, start)
+    padding = draw(0, start, prompts, 1)
+    lengths = draw(0 if seed % 5 == 0 else 1, width + 1, len(group), 1)
+    mask = torch.arange(width) < lengths
+    if not mask.any():
+        mask[0, 0] = True
+    zeros = torch.zeros(mask.shape)
+    completions = draw(0, VOCABULARY, *mask.shape)
+    return Batch(ids, (torch.arange(start) >= padding).long(), group, completions, mask, zeros, zeros)
+
+
+def step_of(model, *interventions) -> Attempt:
+    config = Config()
+    return Attempt(Step(0, config, config.sampling, model, Recorder()), {Stage.LOGITS: list(interventions)})
+
+
+def gradients(model, batch, name, *interventions):
+    """Log-probabilities, and the gradient of every parameter, of a loss with a weight of its own for every token."""
+    model.zero_grad()
+    found = passes.logprobs(model, passes.PASSES[name], batch, step_of(model, *interventions), "current")
+    found = found.masked_fill(~batch.completion_mask, 0.0)
+    weights = torch.rand(found.shape, generator=torch.Generator().manual_seed(1))
+    (found * weights).sum().backward()
+    return found.detach(), {
+        key: value.grad.clone() for key, value in model.named_parameters() if value.grad is not None
+    }
+
+
+def assert_same(one, other):
+    torch.testing.assert_close(one[0], other[0], rtol=1e-5, atol=1e-5)
+    assert one[1].keys() == other[1].keys() and len(one[1]) == 52
+    for name, gradient in other[1].items():
+        size = float(gradient.abs().max())
+        torch.testing.assert_close(one[1][name], gradient, rtol=1e-5, atol=1e-5 * size, msg=lambda m, n=name: n + m)
+
+
+@pytest.mark.parametrize("first", range(0, 200, 20))
+def test_shared_and_plain_pass_give_the_same_gradients(model, first):
+    for seed in range(first, first + 20):
+        batch = random_batch(seed)
+        parts = list(batch.split(seed % 3))
+        assert sum(len(part.group) for part in parts) == len(batch.group)
+        for part in parts:
+            if part.completion_mask.any():
+                assert_same(gradients(model, part, "shared"), gradients(model, part, "plain"))
+
+
+class Rows(TorchDispatchMode):
+    """Notes the most rows of the vocabulary's width that an operator makes at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.most = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        for value in made if isinstance(made, (list, tuple)) else [made]:
+            if isinstance(value, torch.Tensor) and value.shape[-1:] == (VOCABULARY,) and len(value) != WIDTH:
+                self.most = max(self.most, value.numel() // VOCABULARY)  # a row of `WIDTH` is the head's weight
+        return made
+
+
+@pytest.mark.parametrize("name", passes.PASSES)
+def test_chunks_give_the_same_numbers_as_the_whole(model, name, monkeypatch):
+    batch = random_batch(18)
+    whole = gradients(model, batch, name)
+    monkeypatch.setattr(passes, "CHUNK", 3 * VOCABULARY)
+    assert batch.completion_mask.sum() > 3
+    assert_same(gradients(model, batch, name), whole)
+
+
+def test_the_recorder_sees_every_chunk_once(model, monkeypatch):
+    batch = random_batch(18)
+    monkeypatch.setattr(passes, "CHUNK", 3 * VOCABULARY)
+    attempt = step_of(model)
+    found = passes.logprobs(model, passes.shared_pass, batch, attempt, "current")
+    found[batch.completion_mask].sum().backward()
+    (note,), _ = attempt.step.recorder.flush()
+    hidden, head = passes.shared_pass(model, batch)
+    logits = head(hidden)[batch.completion_mask]
+    assert (note.link, note.where, note.nonfinite) == ("logits", "current", 0)
+    assert note.numel == logits.numel()
+    assert note.magnitude == pytest.approx(float(logits.detach().abs().max()), rel=1e-5)
+
+
+@pytest.mark.parametrize(("interventions", "most"), [((), 3), ((("observer", Look()),), 42)])
+def test_large_logits_are_there_as_a_whole_only_for_an_intervention(model, monkeypatch, interventions, most):
+    batch = random_batch(18)
+    assert batch.completion_mask.numel() == 42
+    monkeypatch.setattr(passes, "CHUNK", 3 * VOCABULARY)
+    with Rows() as rows:
+        gradients(model, batch, "shared", *interventions)
+    assert rows.most == most
+
+
+def test_a_model_that_the_shared_pass_does_not_fit_is_refused(model, monkeypatch):
+    passes.check(model, "shared")
+    other = copy.deepcopy(model)
+    forward = other.forward
+    monkeypatch.setattr(other, "forward", lambda **inputs: SimpleNamespace(logits=forward(**inputs).logits * 0.5))
+    with pytest.raises(ModelError, match=r"gpt2: model.prompt_pass=shared .* set model.prompt_pass=plain"):
+        passes.check(other, "shared")
+    passes.check(other, "plain")
