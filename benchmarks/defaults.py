@@ -10,28 +10,20 @@ from typing import Any
 import torch
 
 from benchmarks import against_trl
-from benchmarks.timing import DEFAULT_THREADS, Block, Plan, Run, settle, use_threads
-
-
-class OwnThreads(Run):
-    """A run that advances on the number of threads that it has chosen, and leaves the others theirs."""
-
-    chosen = DEFAULT_THREADS
-
-    def advance(self, steps: int) -> Block:
-        theirs = torch.get_num_threads()
-        torch.set_num_threads(self.chosen)
-        block = super().advance(steps)
-        self.chosen = torch.get_num_threads()  # the learner chooses when the first step builds it
-        torch.set_num_threads(theirs)
-        return block
+from benchmarks.timing import Plan, Run, settle, use_threads
+from grpo_lab.tasks import rewards as reward_functions
 
 
 def measure(threads: int, plan: Plan) -> dict[str, Any]:
     """Step times of TRL and of our trainer, each on its own number of threads."""
     use_threads(threads)
     config = settle().with_(f"run.num_steps={plan.total}")
-    ours = OwnThreads(config)
-    found = against_trl.race(config, {"ours": ours}, plan)
-    numbers = {"trl": torch.get_num_threads(), "ours": ours.chosen}
+    exact_match, seen = reward_functions.load("exact_match"), set()
+
+    def noting(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
+        seen.add(torch.get_num_threads())  # a run has its threads while it computes, and gives TRL its own back
+        return exact_match(prompts, completions, **columns)
+
+    found = against_trl.race(config, {"ours": Run(config, rewards=[noting])}, plan)
+    numbers = {"trl": torch.get_num_threads(), "ours": sorted(seen)}
     return {**{f"defaults: {name}": value for name, value in found.items()}, "threads": numbers}

@@ -16,13 +16,12 @@ from typing import Any
 
 from benchmarks import shapes
 from benchmarks.timing import QUICK, Plan, Run, settle, use_threads
+from grpo_lab.algorithm.logprobs import CHUNK
 from grpo_lab.config.schema import Config
 from grpo_lab.models import loading
 
 STEPS = 3
 """All memory is in use in the third step: the first update allocates the moments, and the next snapshot has them."""
-CHUNK_TOKENS = 1024
-"""Tokens whose logits may exist at the same time."""
 SHAPE, WORK = "0.8M, V = 49152", ("data.num_prompts=4", "data.num_generations=8", "sampling.max_completion_length=256")
 SMALLEST = ("run.num_steps=1", "data.num_prompts=1", "data.num_generations=2", "sampling.max_completion_length=2")
 FEW = ("data.num_prompts=2", "data.num_generations=2", "sampling.max_completion_length=16")
@@ -56,7 +55,7 @@ def parts_of(config: Config, parameters: int, vocabulary: int) -> dict[str, floa
     logits = 4 * rows * config.sampling.max_completion_length * vocabulary / MIB
     found = {"policy": one, "moments": 2 * one, "reference": one if config.loss.beta else 0.0, "snapshot": 3 * one}
     found["every copy of weights and moments"] = sum(found.values())
-    found |= {"gradients": one, "one chunk of logits": min(logits, 4 * CHUNK_TOKENS * vocabulary / MIB)}
+    found |= {"gradients": one, "one chunk of logits": min(logits, 4 * CHUNK / MIB)}
     return {name: round(value, 1) for name, value in {**found, "logits of the batch": logits}.items()}
 
 

@@ -31,7 +31,7 @@ from benchmarks.timing import (
 from grpo_lab.algorithm.batch import Batch
 from grpo_lab.config.schema import Config
 from grpo_lab.models.registry import MODELS
-from grpo_lab.training.rollouts import PROMPT_PASSES
+from grpo_lab.training.passes import PASSES, Head
 
 LONG = {
     "long prompts": ("data.tasks=reviews", "data.num_prompts=4", "data.num_generations=4"),
@@ -76,8 +76,13 @@ class CachedPrefix(Run):
     """A run that computes logits through an expanded cache while it advances."""
 
     def advance(self, steps: int) -> Block:
-        with mock.patch.dict(PROMPT_PASSES, {"shared": cached_prefix_logits}):
+        with mock.patch.dict(PASSES, {"shared": cached_prefix_pass}):
             return super().advance(steps)
+
+
+def cached_prefix_pass(model: Any, batch: Batch) -> tuple[Tensor, Head]:
+    """Logits (B, T, V) of the completions, and nothing to make of them, in the form of the package's passes."""
+    return cached_prefix_logits(model, batch), lambda logits: logits
 
 
 def cached_prefix_logits(model: Any, batch: Batch) -> Tensor:

@@ -11,17 +11,17 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import shapes
+from benchmarks.rewards import alternating
 from benchmarks.timing import Run
 from grpo_lab.config.fields import settings_of
 from grpo_lab.config.schema import Config, ModelConfig
+from grpo_lab.metrics import OF_THE_MACHINE
 from grpo_lab.runs.session import Session
-from grpo_lab.training import rollouts
+from grpo_lab.training import rollouts, torch_settings
 
 pytestmark = pytest.mark.slow
 WORK = ("data.num_prompts=4", "data.num_generations=4", "sampling.max_completion_length=5", "loss.beta=0.02")
 COMPARED = ("loss", "grad_norm", "kl")
-CHANGING = ("step_time", "run.memory", "memory")
-"""Metrics that differ between two equal runs, by how they begin."""
 DECODES = ("eager", "graph")
 
 
@@ -60,19 +60,35 @@ def mixed(folder, longest):
     return path
 
 
-def two_steps(device, folder, precision, longest, cudnn=False):
-    """A run of two steps on prompts of mixed lengths; cuDNN's attention is on or off after the model is loaded."""
-    work = ("data.num_prompts=4", "data.num_generations=2", "sampling.max_completion_length=8")
-    settings = (f"run.device={device}", f"model.precision={precision}", f"data.tasks={mixed(folder, longest)}")
-    config = shapes.work(shapes.save("0.8M", folder), *work, *settings, "run.num_steps=2", "optimizer.adam_eps=1e-4")
-    run = Run(config)
-    run.load()
-    before = torch.backends.cuda.cudnn_sdp_enabled()
-    torch.backends.cuda.enable_cudnn_sdp(cudnn)
-    try:
-        return run, [run.advance(1).wall for _ in range(2)]
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(before)
+@pytest.fixture
+def two_steps(device, tmp_path, monkeypatch):
+    """A function that makes two steps on prompts of mixed lengths, with cuDNN's attention off as in any run, or on.
+
+    It returns the run, the seconds of its steps, and whether cuDNN's attention was on in each.
+    """
+
+    def make(precision, longest, cudnn=False):
+        prepare = torch_settings.prepare
+
+        def with_cudnn(*given):
+            prepare(*given)
+            torch.backends.cuda.enable_cudnn_sdp(True)
+
+        if cudnn:
+            monkeypatch.setattr(torch_settings, "prepare", with_cudnn)
+        work = ("data.num_prompts=4", "data.num_generations=2", "sampling.max_completion_length=8")
+        settings = (f"run.device={device}", f"model.precision={precision}", f"data.tasks={mixed(tmp_path, longest)}")
+        folder, steps = shapes.save("0.8M", tmp_path), ("run.num_steps=2", "optimizer.adam_eps=1e-4")
+        run = Run(shapes.work(folder, *work, *settings, *steps), rewards=[noting_cudnn])
+        return run, [run.advance(1).wall for _ in range(2)], enabled
+
+    enabled = []
+
+    def noting_cudnn(prompts, completions, **columns):
+        enabled.append(torch.backends.cuda.cudnn_sdp_enabled())  # a run has its own settings while it computes
+        return alternating(prompts, completions)
+
+    return make
 
 
 def broken(run):
@@ -83,8 +99,8 @@ def broken(run):
 # 60 prompt tokens and 4 of the completion make a length of 64, 188 and 4 one of 192: both are 64 more than 128 n.
 @pytest.mark.parametrize("longest", [60, 188])
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "fp16_pure", "bf16_pure"])
-def test_prompts_of_mixed_lengths_stay_finite(device, figures, tmp_path, precision, longest):
-    run, seconds = two_steps(device, tmp_path, precision, longest)
+def test_prompts_of_mixed_lengths_stay_finite(figures, two_steps, precision, longest):
+    run, seconds, _ = two_steps(precision, longest)
     notes = broken(run)
     figures["mixed lengths"] = {f"{precision}, {longest}": {"seconds of two steps": seconds, "broken": notes}}
     assert notes == []
@@ -92,18 +108,12 @@ def test_prompts_of_mixed_lengths_stay_finite(device, figures, tmp_path, precisi
 
 
 @pytest.mark.parametrize("cudnn", [False, True], ids=["off", "on"])
-def test_cudnn_attention_is_recorded_on_and_off(device, figures, tmp_path, cudnn):
-    run, seconds = two_steps(device, tmp_path, "bf16", 188, cudnn)
+def test_cudnn_attention_is_recorded_on_and_off(figures, two_steps, cudnn):
+    run, seconds, enabled = two_steps("bf16", 188, cudnn)
     notes = broken(run)
     figures["cuDNN attention"] = {"on" if cudnn else "off": {"seconds of two steps": seconds, "broken": notes}}
+    assert enabled == [cudnn, cudnn]
     assert cudnn or notes == []  # with it on, NaN is a known fault of some versions
-
-
-def test_a_run_has_cudnn_attention_off(device, figures):
-    run = Run(Config().with_(*WORK, f"run.device={device}"))
-    run.load()
-    figures["cuDNN attention"] = {"enabled in a run": torch.backends.cuda.cudnn_sdp_enabled()}
-    assert device == "cpu" or not torch.backends.cuda.cudnn_sdp_enabled()
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.9])
@@ -114,7 +124,7 @@ def test_a_deterministic_run_is_bit_equal_twice(device, figures, tmp_path, top_p
         for turn in range(2)
     ]
     first, second = (
-        [[repr(row[name]) for name in sorted(row) if not name.startswith(CHANGING)] for row in records(run)]
+        [[repr(row[name]) for name in sorted(row) if name not in OF_THE_MACHINE] for row in records(run)]
         for run in runs
     )
     figures["determinism"] = {f"top_p {top_p}": {"steps": len(first), "equal": first == second}}
