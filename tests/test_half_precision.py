@@ -9,7 +9,7 @@ from transformers.activations import NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
 from grpo_lab.models import loading
-from grpo_lab.models.precision import PRECISIONS, fuse_activations, widen_products
+from grpo_lab.models.precision import PRECISIONS, fuse_gelu, widen_products
 
 LAYERS = {
     "linear": lambda: nn.Linear(8, 5),
@@ -70,26 +70,14 @@ def test_the_model_is_saved_and_read_as_before(tmp_path):
         assert torch.equal(old, new), name
 
 
-def test_one_operator_gives_gpt2s_activation_its_values_and_gradients():
-    plain = NewGELUActivation()
-    fused = nn.Sequential(copy.deepcopy(plain))
-    fuse_activations(fused)
-    assert type(fused[0]) is nn.GELU
-    given = torch.linspace(-6, 6, 101)
-    for x, y in zip(*(_with_gradient(layer, given) for layer in (plain, fused)), strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)
-
-
-def _with_gradient(layer, given):
-    given = given.clone().requires_grad_()
-    answer = layer(given)
-    answer.sum().backward()
-    return answer.detach(), given.grad
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_activations_are_fused_for_fp32_weights_alone(precision):
-    """In fp16 the formula overflows on its way, and a run must fail as it does without this package."""
-    model, _ = loading.load("tiny", precision)
-    plain = [module for module in model.modules() if type(module) is NewGELUActivation]
-    assert bool(plain) == (PRECISIONS[precision].weights != torch.float32)
+def test_the_fused_activation_is_the_same_function_and_fp16_weights_keep_the_one_that_overflows():
+    made = {name: [type(m).__name__ for m in loading.load("tiny", name)[0].modules()] for name in PRECISIONS}
+    old, new = ({name: made[name].count(act) for name in made} for act in ("NewGELUActivation", "GELU"))
+    assert new == {"fp32": 4, "bf16": 4, "fp16": 4, "fp16_pure": 0, "bf16_pure": 0}
+    assert old == {name: 4 - count for name, count in new.items()}
+    fused = nn.Sequential(NewGELUActivation())
+    fuse_gelu(fused)
+    given = [torch.linspace(-8, 8, 1001).requires_grad_() for _ in range(2)]
+    for act, values in zip((NewGELUActivation(), fused), given, strict=True):
+        act(values).square().sum().backward()
+    torch.testing.assert_close(given[0].grad, given[1].grad, rtol=1e-5, atol=1e-5)

@@ -1153,6 +1153,29 @@ def test_the_first_snapshot_is_taken_at_once():
     assert model.weight.tolist() == [[1.0, 1.0], [1.0, 1.0]]
 
 
+def test_a_second_snapshot_is_copied_into_the_memory_of_the_first():
+    model = policy(torch.float32, 1.0, 2.0, 3.0, 4.0)
+    optimizer = torch.optim.AdamW(model.parameters())
+    snapshots = Snapshots(list(model.parameters()), optimizer, every=1)
+    snapshots.take(0, updates=0)
+    optimizer.step()
+    assert snapshots.largest_move(0) == pytest.approx(1e-3 + 1e-5, rel=1e-3)
+    assert snapshots.restore() == 0
+    assert model.weight.tolist() == [[1.0, 1.0], [1.0, 1.0]]
+    assert not any(value.any() for state in optimizer.state.values() for value in state.values())
+    snapshots.take(1, updates=0)
+    kept = {key: value.data_ptr() for key, value in snapshots._kept.items()}
+    assert len(kept) == 2 * 4, "of each parameter the weight, the step and two moments"
+    optimizer.step()
+    moments = [value.clone() for state in optimizer.state.values() for value in state.values()]
+    snapshots.take(2, updates=1)
+    assert {key: value.data_ptr() for key, value in snapshots._kept.items()} == kept
+    optimizer.step()
+    assert snapshots.restore() == 1
+    again = [value for state in optimizer.state.values() for value in state.values()]
+    assert all(torch.equal(a, b) for a, b in zip(moments, again, strict=True))
+
+
 # The batch -----------------------------------------------------------------------------------------------------------
 
 

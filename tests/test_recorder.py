@@ -6,6 +6,7 @@ import weakref
 import pytest
 import torch
 from torch import tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from grpo_lab.errors import GrpoLabError
 from grpo_lab.events import LinkNote
@@ -64,6 +65,49 @@ def test_a_large_tensor_is_counted_but_not_searched(recorder, monkeypatch):
     recorder.tensor("logits", tensor([1.0, NAN, 5.0, INF]), note="old")
     note = only(recorder)
     assert (note.nonfinite, note.numel, note.where) == (2, 4, "old")
+
+
+@pytest.mark.parametrize("shape", [(1000,), (50, 20), (20, 50)])
+def test_a_large_tensor_is_counted_in_parts(recorder, monkeypatch, shape):
+    """Without a second tensor of its size, which for logits would be the largest of the step; also if transposed."""
+    values = torch.ones(1000)
+    values[[1, 500, 999]] = tensor([NAN, INF, -INF])
+    values = values.view(shape).t()
+    monkeypatch.setattr(module, "CHUNK", 64)
+    monkeypatch.setattr(module, "LOCATE_LIMIT", 64)
+    with Largest() as largest:
+        recorder.tensor("logits", values)
+    assert largest.made <= 64
+    note = only(recorder)
+    assert (note.nonfinite, note.numel) == (3, 1000)
+
+
+class Largest(TorchDispatchMode):
+    """The most elements of any tensor that an operation makes, views aside."""
+
+    made = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and not func.is_view:
+            self.made = max(self.made, result.numel())
+        return result
+
+
+def test_a_tensor_that_a_later_guard_mends_in_place_was_broken(recorder):
+    value = tensor([1.0, NAN, INF])
+    recorder.tensor("old_logprobs", value)
+    value.nan_to_num_()
+    assert only(recorder).nonfinite == 2
+
+
+def test_a_note_lets_go_of_its_tensor(recorder):
+    value = torch.ones(3)
+    alive = weakref.ref(value)
+    recorder.tensor("logits", value)
+    del value
+    assert alive() is None
+    assert only(recorder).numel == 3
 
 
 def test_an_empty_tensor_leaves_no_note(recorder):
@@ -161,7 +205,7 @@ def test_facts_travel_with_the_note(recorder):
 def test_counting_now_sees_what_a_guard_then_overwrites(recorder):
     gradient = tensor([NAN, 1.0, 2.0, INF])
     recorder.parameters("gradients", ["a"], [gradient], facts={"x": 1.0})
-    recorder.count_now()
+    assert math.isnan(recorder.count_now())
     gradient.fill_(NAN)  # what clip_grad_norm_ does
     note = only(recorder)
     assert (note.nonfinite, note.facts) == (2, {"x": 1.0})
@@ -171,7 +215,7 @@ def test_counting_now_lets_go_of_the_tensors(recorder):
     gradient = torch.ones(3)
     alive = weakref.ref(gradient)
     recorder.parameters("gradients", ["a"], [gradient])
-    recorder.count_now()
+    assert recorder.count_now() == pytest.approx(math.sqrt(3))
     del gradient
     assert alive() is None
     assert only(recorder) == LinkNote("gradients", 0, pytest.approx(math.sqrt(3)), 0.0, 3, "a")  # type: ignore[arg-type]

@@ -239,6 +239,43 @@ def test_filters_are_those_of_transformers(settings):
     assert settings == {} or top(settings) or not torch.equal(expected, logits)
 
 
+class Deterministic(TorchDispatchMode):
+    """Raises where a CUDA tensor would under `torch.use_deterministic_algorithms`, whose docstring lists these."""
+
+    raising = (
+        "put_",
+        "histc",
+        "median",
+        "nanmedian",
+        "kthvalue",
+        "grid_sampler_2d",
+        "embedding_bag",
+        "nll_loss_forward",
+    )
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.__name__.partition(".")[0]
+        if name in self.raising or (name in ("cumsum", "cumprod", "bincount") and args[0].is_floating_point()):
+            raise RuntimeError(f"{name} does not have a deterministic implementation")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("settings", [*SETTINGS, {"presence_penalty": 0.5}], ids=str)
+def test_sampling_uses_no_operation_that_deterministic_kernels_lack(tiny, settings):
+    expected = draw(tiny, **settings)
+    with Deterministic():
+        assert torch.equal(draw(tiny, **settings).completions, expected.completions)
+
+
+def test_top_p_keeps_a_row_of_nan_broken():
+    logits = torch.zeros(2, VOCABULARY)
+    logits[0, 3:] = torch.nan
+    prompts, group = tensor([[1], [1]]), tensor([0, 1])
+    filters = SamplingFilters(SamplingConfig(top_p=0.5), prompts, torch.ones_like(prompts), group, VOCABULARY)
+    probabilities = filters(logits, group).softmax(dim=-1)
+    assert probabilities[0].isnan().all() and probabilities[1].isfinite().all()
+
+
 def top(settings):
     """Whether everything is kept."""
     return settings.get("top_k", 0) > VOCABULARY

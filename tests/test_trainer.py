@@ -21,7 +21,7 @@ from grpo_lab.metrics import OF_THE_MACHINE
 from grpo_lab.models import loading
 from grpo_lab.models import precision as precisions
 from grpo_lab.tasks import tasks as task_sets
-from grpo_lab.training import learner, rollouts, trainer
+from grpo_lab.training import learner, rollouts, snapshots, trainer
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.training.interventions import Outcome
 from grpo_lab.training.learner import Learner
@@ -359,6 +359,18 @@ def test_a_large_model_is_copied_only_where_a_guard_may_go_back_to_it(run, monke
     assert "10 if a guard may roll back, and else none" in told
 
 
+def test_a_small_model_takes_one_thread_and_a_large_one_as_many_as_torch_has(run, monkeypatch):
+    used = []
+    monkeypatch.setattr(torch, "set_num_threads", used.append)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
+    short = ("run.num_steps=1", "data.num_prompts=2")
+    run(*short, "run.threads=0")
+    run(*short, "run.threads=3")
+    monkeypatch.setattr(learner, "SMALL", 800_000)
+    run(*short, "run.threads=0")
+    assert used == [1, 3, 6]
+
+
 def test_a_snapshot_is_never_taken_of_broken_weights(run, fault):
     """Poisoned in step 1 and seen by nobody; the guard of the probabilities notices in step 2."""
     overrides = (fault(Stage.WEIGHTS, poison({1})), "guards.check_probabilities=on", "run.num_steps=4")
@@ -517,6 +529,25 @@ def test_mixed_fp16_has_the_gradients_of_fp32(run):
     assert precise.steps[0].samples == mixed.steps[0].samples
     assert mixed.metric("grad_norm")[0] == pytest.approx(precise.metric("grad_norm")[0], rel=0.02)
     assert mixed.metric("loss_scale") == [65536.0]
+
+
+def test_only_fp32_weights_get_the_fused_optimizer(base):
+    """It computes in fp32: the eps that rounds to 0 in fp16 would be hidden."""
+    fused = {
+        name: Learner(SMOKE.with_(f"model.precision={name}"), copy.deepcopy(pair), None).updates.optimizer.defaults[
+            "fused"
+        ]
+        for name, pair in base.items()
+    }
+    assert fused == {"fp32": True, "bf16": True, "fp16": True, "fp16_pure": False, "bf16_pure": False}
+
+
+def test_the_largest_move_is_measured_once_an_update(run, monkeypatch):
+    measured, measure = [], snapshots.Snapshots.largest_move
+    monkeypatch.setattr(snapshots.Snapshots, "largest_move", lambda *a: measured.append(measure(*a)) or measured[-1])
+    done = run("run.num_steps=2", "loss.num_iterations=2", "guards.check_weights.max_move=1")
+    assert len(measured) == 4 and 0 < measured[0] < measured[1]
+    assert done.metric("weights/max_move") == measured[1::2]
 
 
 def test_grad_scaler_leaves_out_an_update_with_inf_gradients_and_says_so(run, fault):

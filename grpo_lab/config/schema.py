@@ -29,7 +29,7 @@ class RunConfig(Settings):
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:1`."""
     threads: Annotated[int, AtLeast(0)] = 0
-    """CPU threads of torch; 0: torch's own choice. 1 is fastest for the tiny model. The last bits depend on it."""
+    """CPU threads of torch; 0: 1 below ten million parameters, else torch's own choice. The last bits depend on it."""
     deterministic: bool = False
     """Use torch's deterministic kernels on the GPU; on the CPU runs are deterministic anyway."""
     num_eval: Annotated[int, AtLeast(0)] = 0
@@ -51,6 +51,8 @@ class ModelConfig(Settings):
     """`bf16`/`fp16`: fp32 weights under autocast (fp16 with loss scaling). `*_pure`: the weights themselves."""
     prompt_pass: Annotated[str, OneOf("shared", "plain")] = "shared"
     """`shared` runs a prompt once for several completions in its row; `plain` repeats it for every completion."""
+    decode: Annotated[str, OneOf("eager", "graph")] = "eager"
+    """`graph` replays one captured CUDA graph for each sampled token, at a fixed width; only on CUDA."""
 
 
 @dataclass(frozen=True)

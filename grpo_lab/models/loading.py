@@ -18,7 +18,7 @@ from huggingface_hub.utils import logging as hub_logging
 from transformers.utils import logging as transformers_logging
 
 from grpo_lab.errors import ModelError, unknown
-from grpo_lab.models.precision import PRECISIONS, fuse_activations, widen_products
+from grpo_lab.models.precision import PRECISIONS, fuse_gelu, widen_products
 from grpo_lab.models.registry import MODELS
 
 HUB_PATIENCE = 10.0
@@ -45,10 +45,10 @@ def load(
         tokenizer = _load_tokenizer(source, local)
     _check_finite(model, source)
     _check_vocabulary(model, tokenizer, source)
+    if PRECISIONS[precision].weights == torch.float32:
+        fuse_gelu(model)
     if target.type == "cpu" and PRECISIONS[precision].weights == torch.float16:
         widen_products(model)
-    if PRECISIONS[precision].weights == torch.float32:
-        fuse_activations(model)
     return model.to(target).eval(), tokenizer  # pyright: ignore[reportArgumentType]
 
 

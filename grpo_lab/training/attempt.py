@@ -46,9 +46,10 @@ class Attempt:
 
         The recorder notes a tensor as it leaves. Raises Refused when a verdict is SKIP_STEP or worse.
         """
-        self.replace(note=note)
-        worst = Verdict.KEEP
-        for kind, intervention in self._interventions.get(stage, ()):
+        worst, acting = Verdict.KEEP, self._interventions.get(stage, ())
+        if acting:
+            self.replace(note=note)
+        for kind, intervention in acting:
             value, verdict, reason, known = Outcome(*intervention(value, self.step))
             if known:
                 self.replace(**known)

@@ -21,7 +21,7 @@ from grpo_lab.models import loading
 from grpo_lab.models.precision import PRECISIONS
 from grpo_lab.tasks import rewards as reward_functions
 from grpo_lab.tasks.tasks import Problem
-from grpo_lab.training import passes, rollouts, step_metrics, torch_settings
+from grpo_lab.training import graph_decoding, passes, rollouts, step_metrics, torch_settings
 from grpo_lab.training.attempt import Attempt, Refused
 from grpo_lab.training.interventions import Step, known
 from grpo_lab.training.recorder import Recorder
@@ -33,6 +33,11 @@ from grpo_lab.training.updates import Updates
 RewardFunctions = Sequence[Callable[..., Any]]
 
 
+def num_threads(config: Config, num_parameters: int) -> int:
+    """CPU threads of torch in a run: as configured, else one for a small model, to which a second brings nothing."""
+    return config.run.threads or (1 if num_parameters < SMALL else torch.get_num_threads())
+
+
 class Learner:
     """Policy, reference, reward functions, interventions and updates of one run.
 
@@ -42,19 +47,19 @@ class Learner:
     def __init__(self, config: Config, model: tuple[Any, Any] | None, rewards: RewardFunctions | None) -> None:
         self.formulas, self.interventions = validated(config, own=True)
         self.config = config
-        if config.run.threads:
-            torch.set_num_threads(config.run.threads)
         self.rewards = rewards or [reward_functions.load(name) for name in config.data.rewards]
         self.precision = PRECISIONS[config.model.precision]
         self.policy, self.tokenizer = model or loading.load(
             config.model.name, config.model.precision, config.run.device
         )
+        graph_decoding.check(config.model.decode, self.policy.device)
         torch_settings.prepare(config.run, self.policy.device)
         passes.check(self.policy.eval(), config.model.prompt_pass)
         self.reference = copy.deepcopy(self.policy).requires_grad_(False) if needs_reference(config) else None
         self.recorder = Recorder()
         self.updates = Updates(self.policy, config)
         self.updates.snapshots.every = self._snapshot_interval()
+        torch.set_num_threads(num_threads(config, self.updates.num_parameters))
         self.last_verdict: Verdict = Verdict.KEEP
         self.last_metrics: dict[str, float] = {}
 
@@ -82,7 +87,7 @@ class Learner:
     def begin(self, index: int) -> Attempt:
         """Begin a step: dropout off, and a snapshot if one is due."""
         models = (self.config, self.config.sampling, self.policy, self.recorder, self.updates.optimizer)
-        move = partial(self.updates.snapshots.largest_move, index)
+        move = partial(self.updates.largest_move, index)
         attempt = Attempt(
             Step(index, *models, self.last_verdict, MappingProxyType(self.last_metrics), move), self.interventions
         )
@@ -94,8 +99,9 @@ class Learner:
         """Sample completions of each problem's prompt from the policy as it is."""
         prompts, step = [problem.prompt for problem in problems], attempt.step
         size, generator = self.config.data.num_generations, self.generator(step.index, "sampling")
+        given = (self.policy, self.tokenizer, prompts, size, step.sampling, generator, attempt.apply)
         with self.autocast():
-            return rollouts.sample(self.policy, self.tokenizer, prompts, size, step.sampling, generator, attempt.apply)
+            return rollouts.sample(*given, self.config.model.decode)
 
     def score(self, attempt: Attempt, problems: Sequence[Problem], batch: Batch) -> Tensor:
         """Rewards (P, G). A completion that no reward function could score is not `step.scorable`."""

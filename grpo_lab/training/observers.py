@@ -37,10 +37,9 @@ class MeasureGradients(Intervention):
     def __call__(self, value: Any, step: Step) -> Outcome:
         names, gradients = named_gradients(value)
         facts = {"largest_representable": min((torch.finfo(g.dtype).max for g in gradients), default=torch.inf)}
-        norm = step.recorder.parameters("gradients", names, gradients, step.update, facts).norm()
-        step.recorder.count_now()
-        step.recorder.metric("grad_norm", norm, step.update)
-        return Outcome(value, replace={"grad_norm": float(norm)})
+        norms = step.recorder.parameters("gradients", names, gradients, step.update, facts)
+        step.recorder.metric("grad_norm", norms.norm(), step.update)
+        return Outcome(value, replace={"grad_norm": step.recorder.count_now()})
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,9 @@ from grpo_lab.algorithm.batch import Batch
 from grpo_lab.algorithm.logprobs import CHUNK, completion_logprobs
 from grpo_lab.errors import ModelError
 from grpo_lab.events import Stage
+from grpo_lab.training import masks
 from grpo_lab.training.attempt import Attempt
-from grpo_lab.training.recorder import magnitude
+from grpo_lab.training.recorder import extremes
 
 Head = Callable[[Tensor], Tensor]
 Pass = Callable[[Any, Batch], tuple[Tensor, Head]]
@@ -32,7 +33,7 @@ def plain_pass(model: Any, batch: Batch) -> tuple[Tensor, Head]:
     mask = torch.cat([prompt_mask, prompt_mask.new_ones(batch.completions.shape)], dim=1)
     output = model(
         input_ids=torch.cat([batch.prompt_ids[batch.group], batch.completions], dim=1),
-        attention_mask=mask,
+        attention_mask=masks.as_attention_takes_it(model, masks.causal(mask.bool(), mask.shape[1])),
         position_ids=(mask.cumsum(dim=1) - 1).clamp(min=0),
         use_cache=False,
         logits_to_keep=batch.completions.shape[1] + 1,
@@ -45,7 +46,7 @@ def shared_pass(model: Any, batch: Batch) -> tuple[Tensor, Head]:
     packing = pack(batch, model.config.hidden_size)
     output = model.base_model(
         input_ids=packing.tokens,
-        attention_mask=attention_mask(model, packing.visible()),
+        attention_mask=masks.as_attention_takes_it(model, packing.visible()),
         position_ids=packing.positions,
         use_cache=False,
     )
@@ -74,15 +75,6 @@ def check(model: Any, name: str) -> None:
         )
 
 
-def attention_mask(model: Any, visible: Tensor) -> Tensor:
-    """A mask (R, 1, L, K) bool, True where a token is seen, in the form that the model's attention takes."""
-    if model.config._attn_implementation == "sdpa":
-        return visible
-    return torch.zeros(visible.shape, dtype=model.dtype, device=visible.device).masked_fill(
-        ~visible, torch.finfo(model.dtype).min
-    )
-
-
 def logprobs(model: Any, run: Pass, batch: Batch, attempt: Attempt, note: str) -> Tensor:
     """Log-probabilities (B, T) of the completions' tokens under a model, in nats; without a meaning outside the mask.
 
@@ -95,14 +87,14 @@ def logprobs(model: Any, run: Pass, batch: Batch, attempt: Attempt, note: str) -
         logits = attempt.apply(Stage.LOGITS, head(hidden), note)
         return completion_logprobs(logits, batch.completions, temperature)
 
-    def part(states: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def part(states: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
         logits = head(states)
-        return completion_logprobs(logits[None], tokens[None], temperature)[0], magnitude(logits.detach())
+        return completion_logprobs(logits[None], tokens[None], temperature)[0], *extremes(logits.detach())
 
     found, vocabulary = [], model.config.vocab_size
     chunks = (values[mask].split(max(1, CHUNK // vocabulary)) for values in (hidden, batch.completions))
     for states, tokens in zip(*chunks, strict=True):
-        values, noted = cast(Any, checkpoint(part, states, tokens, use_reentrant=False, preserve_rng_state=False))
+        values, *noted = cast(Any, checkpoint(part, states, tokens, use_reentrant=False, preserve_rng_state=False))
         attempt.step.recorder.note(Stage.LOGITS, noted, len(tokens) * vocabulary, attempt.step.update, note)
         found.append(values)
     return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, torch.cat(found))
@@ -122,11 +114,11 @@ class Packing:
     """(B, T) int: the slot, counted over all rows, whose hidden state predicts the token."""
 
     def visible(self) -> Tensor:
-        """(R, 1, L, L) bool: a token sees its prompt, its own completion so far, and always itself."""
+        """(R, L, L) bool: a token sees its prompt, its own completion so far, and always itself."""
         query, key = self.segments[:, :, None], self.segments[:, None, :]
         seen = (key == 0) | ((key == query) & (key > 0))
         itself = torch.eye(self.segments.shape[1], dtype=torch.bool, device=self.segments.device)
-        return (seen.tril() | itself)[:, None]
+        return seen.tril() | itself
 
 
 def pack(batch: Batch, hidden_size: int) -> Packing:

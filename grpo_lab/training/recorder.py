@@ -3,10 +3,12 @@
 Notes stay on the device until `flush`, which moves them in one transfer, so that recording costs one synchronisation.
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,12 +23,16 @@ LARGEST = {"grad_norm", "ratio/max", "log_ratio/max", "sampling/sampling_logp_di
 """Metrics of which a step keeps the largest value; of the others it keeps the mean over its updates."""
 
 
+CHUNK = 2**22
+"""Elements counted at once, so that counting needs no second tensor of the size of the logits."""
+
+
 class _Pending(NamedTuple):
     link: str
     update: int
     note: str
     shape: tuple[int, ...]
-    statistics: Tensor
+    statistics: Sequence[Tensor]
     names: Sequence[str]
     tensors: Sequence[Tensor]
     numel: int
@@ -52,20 +58,21 @@ class Recorder:
 
     def tensor(self, link: str, value: Tensor, update: int = 0, note: str = "") -> None:
         """Note a tensor of any shape: largest magnitude, number of elements not finite, and place of the worst one."""
-        flat = value.detach().flatten()
-        if not flat.numel():
+        numel, seen = value.numel(), torch.atleast_1d(value.detach())
+        if not numel:
             return
-        sizes = flat.abs()
-        statistics = [sizes.amax(), (~flat.isfinite()).sum()]
-        if flat.numel() <= LOCATE_LIMIT:
-            statistics.append(sizes.argmax())
-        stacked = torch.stack([number.double() for number in statistics])
-        self._pending.append(_Pending(link, update, note, tuple(value.shape), stacked, (), (), flat.numel(), {}))
+        place = [seen.abs().argmax()] if value.shape and numel <= LOCATE_LIMIT else []
+        # x - x is 0 unless x is NaN or inf. Counted at once: a guard of a later stage may mend the tensor in place.
+        counts = [(part - part).count_nonzero() for part in seen.split(max(1, CHUNK * len(seen) // numel))]
+        shape = tuple(value.shape) if place else ()
+        statistics = (*torch.aminmax(seen), *place, *counts)
+        self._pending.append(_Pending(link, update, note, shape, statistics, (), (), numel, {}))
 
-    def note(self, link: str, noted: Tensor, numel: int, update: int, note: str) -> None:
-        """Note the `magnitude` (2,) of `numel` elements; several notes of one link, update and pass are merged."""
+    def note(self, link: str, noted: Sequence[Tensor], numel: int, update: int, note: str) -> None:
+        """Note the `extremes` of `numel` elements; several notes of one link, update and pass are merged."""
         self._pending.append(_Pending(link, update, note, (), noted, (), (), numel, {}))
 
+    @torch.no_grad()
     def parameters(
         self,
         link: str,
@@ -81,16 +88,21 @@ class Recorder:
         """
         if not tensors:
             raise ModelError(f"nothing to note for {link}: no parameter has a gradient; is the whole model frozen?")
-        detached = [tensor.detach() for tensor in tensors]
-        numel = sum(tensor.numel() for tensor in detached)
-        norms = torch.stack(torch._foreach_norm(detached, 2, dtype=torch.float32))  # type: ignore[attr-defined]
-        self._pending.append(_Pending(link, update, "", (), norms, names, tensors, numel, facts or {}))
+        numel = sum(tensor.numel() for tensor in tensors)
+        norms = torch.stack(torch._foreach_norm(tensors, 2, dtype=torch.float32))  # type: ignore[attr-defined]
+        self._pending.append(_Pending(link, update, "", (), (norms,), names, tensors, numel, facts or {}))
         return norms
 
-    def count_now(self) -> None:
-        """Count the broken elements of the last parameters before a guard changes them in place, and release these."""
+    def count_now(self) -> float:
+        """Count the broken elements of the last parameters before a guard changes them in place, and release these.
+
+        Return the norm over all of them; both with one synchronisation.
+        """
         last = self._pending[-1]
-        self._pending[-1] = last._replace(nonfinite=_count_broken(last, last.statistics), tensors=())
+        (norms,) = last.statistics
+        total, *each = torch.hstack([norms.norm(), norms]).tolist()
+        self._pending[-1] = last._replace(nonfinite=_count_broken(last, each), tensors=())
+        return total
 
     def flush(self) -> tuple[tuple[LinkNote, ...], dict[str, float]]:
         """The notes and metrics since the last flush, moved to the host at once.
@@ -99,17 +111,18 @@ class Recorder:
         """
         pending, self._pending = self._pending, []
         metrics, self._metrics = self._metrics, []
-        tensors = [p.statistics.double() for p in pending] + [value.double()[None] for _, _, value in metrics]
+        tensors = [number for note in pending for number in note.statistics] + [value for _, _, value in metrics]
         if not tensors:
             return (), {}
-        numbers = torch.cat(tensors).cpu().split([len(tensor) for tensor in tensors])
+        as_double = torch.zeros((), dtype=torch.float64, device=tensors[0].device)  # the others are promoted to it
+        numbers = iter(torch.hstack([as_double, *tensors]).tolist()[1:])
         merged: dict[tuple[str, int, str], LinkNote] = {}
-        for note, values in zip(pending, numbers[: len(pending)], strict=True):
-            read = _parameters_note(note, values) if note.names else _tensor_note(note, values.tolist())
+        for note in pending:
+            values = list(itertools.islice(numbers, sum(number.numel() for number in note.statistics)))
+            read = _parameters_note(note, values) if note.names else _tensor_note(note, values)
             key = (note.link, note.update, note.note)
             merged[key] = _worse(merged[key], read) if key in merged else read
-        values = [float(value) for value in numbers[len(pending) :]]
-        return tuple(merged.values()), _reduce([(name, u, v) for (name, u, _), v in zip(metrics, values, strict=True)])
+        return tuple(merged.values()), _reduce([(name, update, next(numbers)) for name, update, _ in metrics])
 
 
 def _reduce(metrics: list[tuple[str, int, float]]) -> dict[str, float]:
@@ -127,9 +140,10 @@ def _reduce(metrics: list[tuple[str, int, float]]) -> dict[str, float]:
     return reduced
 
 
-def magnitude(value: Tensor) -> Tensor:
-    """(2,) double: the largest magnitude, and the number of elements that are not finite."""
-    return torch.stack([value.abs().amax().double(), (~value.isfinite()).sum().double()])
+def extremes(value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Three tensors (): the smallest and the largest element, and the number of those that are not finite."""
+    low, high = torch.aminmax(value)
+    return low, high, (value - value).count_nonzero()
 
 
 def named_gradients(policy: Any) -> tuple[list[str], list[Tensor]]:
@@ -144,25 +158,26 @@ def count_nonfinite(tensors: Sequence[Tensor]) -> int:
 
 
 def _tensor_note(note: _Pending, values: list[float]) -> LinkNote:
-    magnitude, nonfinite, *worst = values
+    low, high, *counts = values
     where = note.note
-    if worst and note.shape:
-        index = ", ".join(str(int(i)) for i in torch.unravel_index(torch.tensor(int(worst[0])), note.shape))
+    if note.shape:
+        place, *counts = counts
+        index = ", ".join(str(int(i)) for i in np.unravel_index(int(place), note.shape))
         where = f"{where} [{index}]".strip()
-    return LinkNote(note.link, note.update, magnitude, nonfinite, note.numel, where, note.facts)
+    magnitude = max(abs(low), abs(high))  # both are NaN where any element is
+    return LinkNote(note.link, note.update, magnitude, sum(counts), note.numel, where, note.facts)
 
 
-def _parameters_note(note: _Pending, norms: Tensor) -> LinkNote:
-    sizes = norms.nan_to_num(nan=math.inf)  # the first that is not finite, or else the largest
+def _parameters_note(note: _Pending, norms: list[float]) -> LinkNote:
+    sizes = torch.tensor(norms, dtype=torch.float64)
     nonfinite = _count_broken(note, norms) if note.nonfinite is None else note.nonfinite
-    where = note.names[int(sizes.argmax())]
-    return LinkNote(note.link, note.update, float(norms.norm()), nonfinite, note.numel, where, note.facts)
+    where = note.names[int(sizes.nan_to_num(nan=math.inf).argmax())]  # the first NaN, or else the largest
+    return LinkNote(note.link, note.update, float(sizes.norm()), nonfinite, note.numel, where, note.facts)
 
 
-def _count_broken(note: _Pending, norms: Tensor) -> float:
-    """Number of elements not finite. Only tensors whose norm (tensors,) is not finite are read."""
-    finite = norms.isfinite().tolist()
-    suspects = [tensor for tensor, fine in zip(note.tensors, finite, strict=True) if not fine]
+def _count_broken(note: _Pending, norms: list[float]) -> float:
+    """Number of elements not finite. Only tensors whose norm is not finite are read."""
+    suspects = [tensor for tensor, norm in zip(note.tensors, norms, strict=True) if not math.isfinite(norm)]
     return float(count_nonfinite(suspects)) if suspects else 0.0
 
 

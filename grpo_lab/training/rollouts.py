@@ -17,6 +17,7 @@ from grpo_lab.algorithm.logprobs import entropies
 from grpo_lab.config.schema import SamplingConfig
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Stage
+from grpo_lab.training.graph_decoding import DECODERS
 from grpo_lab.training.sampling_filters import SamplingFilters
 
 
@@ -50,6 +51,7 @@ def sample(
     sampling: SamplingConfig,
     generator: torch.Generator,
     apply: Callable[..., Any] = untouched,
+    decode: str = "eager",
 ) -> Batch:
     """Draw `num_generations` completions of each prompt: softmax, then torch.multinomial, one token at a time.
 
@@ -62,58 +64,22 @@ def sample(
     tape = _Tape.blank(len(group), sampling.max_completion_length, tokenizer.pad_token_id, model.device)
     filters = SamplingFilters(sampling, prompt_ids, prompt_mask, group, model.config.vocab_size)
     ends = terminators(model, tokenizer)
-    passes = _prompt_pass(model, prompt_ids, prompt_mask, group)
+    decoder = DECODERS[decode](model, prompt_ids, prompt_mask, group, sampling.max_completion_length)
     alive = torch.arange(len(group), device=model.device)
     for position in range(sampling.max_completion_length):
-        logits = apply(Stage.LOGITS, passes.logits, "sampling")[:, -1]
-        probabilities = apply(Stage.PROBABILITIES, filters(logits.float(), alive).softmax(dim=-1))
+        logits = apply(Stage.LOGITS, decoder.logits, "sampling")[:, -1].float()
+        probabilities = apply(Stage.PROBABILITIES, filters(logits, alive).softmax(dim=-1))
         tokens = torch.multinomial(probabilities, 1, generator=generator)
         tape.write(alive, position, tokens, probabilities, entropies(logits, sampling.temperature))
         filters.seen(alive, tokens)
-        going = ~torch.isin(tokens[:, 0], ends)
-        if position + 1 == sampling.max_completion_length or not going.any():
+        going = (~torch.isin(tokens[:, 0], ends)).nonzero()[:, 0]  # the only wait for the device
+        if position + 1 == sampling.max_completion_length or not len(going):
             break
-        if not going.all():
-            alive = alive[going]
-            passes.cache.batch_select_indices(going.nonzero()[:, 0])
-        passes = _token_pass(model, passes.cache, tokens[going], prompt_mask[group[alive]], position)
+        if len(going) < len(alive):
+            alive, tokens = alive[going], tokens[going]
+            decoder.keep(going)
+        decoder.advance(tokens)
     return tape.batch(prompt_ids, prompt_mask, group)
-
-
-@dataclass
-class _Pass:
-    """The logits (b, t, V) of a forward pass, and the cache to continue from."""
-
-    logits: Tensor
-    cache: Any
-
-
-def _prompt_pass(model: Any, prompt_ids: Tensor, prompt_mask: Tensor, group: Tensor) -> _Pass:
-    """Run each prompt once, and expand its last logits (B, 1, V) and its cache to the completions."""
-    output = model(
-        input_ids=prompt_ids,
-        attention_mask=prompt_mask,
-        position_ids=(prompt_mask.cumsum(dim=1) - 1).clamp(min=0),
-        use_cache=True,
-        logits_to_keep=1,
-    )
-    output.past_key_values.batch_select_indices(group)
-    return _Pass(output.logits[group], output.past_key_values)
-
-
-def _token_pass(model: Any, cache: Any, tokens: Tensor, prompt_mask: Tensor, position: int) -> _Pass:
-    """Run further completion tokens (b, t) on top of a cache of the prompt and `position` completion tokens."""
-    width = position + tokens.shape[1]
-    done = prompt_mask.new_ones(len(tokens), width)
-    start = prompt_mask.sum(dim=1, keepdim=True) + position
-    output = model(
-        input_ids=tokens,
-        attention_mask=torch.cat([prompt_mask, done], dim=1),
-        position_ids=start + torch.arange(tokens.shape[1], device=tokens.device),
-        past_key_values=cache,
-        use_cache=True,
-    )
-    return _Pass(output.logits, output.past_key_values)
 
 
 @dataclass
@@ -124,6 +90,8 @@ class _Tape:
     mask: Tensor
     logprobs: Tensor
     entropy: Tensor
+    width: int = 0
+    """Columns that are written; known here without a wait for the device."""
 
     @staticmethod
     def blank(rows: int, width: int, pad: int, device: torch.device) -> _Tape:
@@ -137,11 +105,11 @@ class _Tape:
         self.mask[alive, column] = True
         self.logprobs[alive, column] = probabilities.gather(1, tokens)[:, 0].log()
         self.entropy[alive, column] = entropy
+        self.width = column + 1
 
     def batch(self, prompt_ids: Tensor, prompt_mask: Tensor, group: Tensor) -> Batch:
         """Cut to the longest completion."""
-        width = int(self.mask.sum(dim=1).max())
-        columns = (t[:, :width] for t in (self.completions, self.mask, self.logprobs, self.entropy))
+        columns = (t[:, : self.width] for t in (self.completions, self.mask, self.logprobs, self.entropy))
         return Batch(prompt_ids, prompt_mask, group, *columns)
 
 
@@ -153,8 +121,9 @@ def texts(tokenizer: Any, batch: Batch) -> list[str]:
 
 
 def _check_length(model: Any, prompt_length: int, sampling: SamplingConfig) -> None:
-    """Raise ConfigError where prompt and completion exceed the model's positions."""
-    limit = getattr(model.config, "max_position_embeddings", None)
+    """Raise ConfigError where prompt and completion exceed the model's positions, or the window of its attention."""
+    limits = [getattr(model.config, name, None) for name in ("max_position_embeddings", "sliding_window")]
+    limit = min([number for number in limits if number], default=0)
     if limit and prompt_length + sampling.max_completion_length > limit:
         raise ConfigError(
             f"a prompt of {prompt_length} tokens and sampling.max_completion_length = "

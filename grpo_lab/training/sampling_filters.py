@@ -7,6 +7,9 @@ from torch import Tensor
 
 from grpo_lab.config.schema import SamplingConfig
 
+ONE = 2**52
+"""A probability of 1 as an integer: sums of integers are deterministic on a GPU too, and exact."""
+
 
 class _RepetitionPenalty:
     """Divides positive and multiplies negative logits (b, V) of tokens that prompt or completion already hold.
@@ -87,8 +90,8 @@ class SamplingFilters:
     def _keep_top_p(self, logits: Tensor, alive: Tensor) -> Tensor:
         """Keep the likeliest tokens up to a probability of top_p together (https://arxiv.org/abs/1904.09751)."""
         ordered, order = logits.sort(dim=-1, descending=True)
-        probabilities = ordered.softmax(dim=-1)
-        outside = probabilities.cumsum(dim=-1) - probabilities > self._sampling.top_p
+        shares = (ordered.softmax(dim=-1) * ONE).long()
+        outside = shares.cumsum(dim=-1) - shares > int(self._sampling.top_p * ONE)
         return logits.masked_fill(torch.zeros_like(outside).scatter(1, order, outside), -torch.inf)
 
 

@@ -20,17 +20,23 @@ class Snapshots:
 
     def __init__(self, parameters: Sequence[Tensor], optimizer: Optimizer, every: int = 0) -> None:
         self._parameters, self._optimizer, self.every = parameters, optimizer, every
-        self._weights: list[Tensor] = []
-        self._moments: dict[Tensor, dict[str, Tensor]] = {}
+        self._kept: dict[tuple[Tensor, str], Tensor] = {}
         self._step, self._updates = -1, 0
+
+    def _state(self) -> dict[tuple[Tensor, str], Tensor]:
+        """Weights and moments as they are now, each by its parameter and name."""
+        states = self._optimizer.state.items()
+        moments = {(parameter, name): value for parameter, state in states for name, value in state.items()}
+        return {(parameter, "weight"): parameter for parameter in self._parameters} | moments
 
     @torch.no_grad()
     def take(self, step: int, updates: int) -> None:
         """Copy weights and moments before `step`, which hold this many `updates`, if a snapshot is due."""
-        if not self.every or (self._weights and step % self.every):
+        if not self.every or (self._kept and step % self.every):
             return
-        self._weights = [p.detach().clone() for p in self._parameters]
-        self._moments = {p: {k: v.clone() for k, v in state.items()} for p, state in self._optimizer.state.items()}
+        state = self._state()
+        self._kept |= {key: torch.empty_like(value) for key, value in state.items() if key not in self._kept}
+        _copy([self._kept[key] for key in state], list(state.values()))
         self._step, self._updates = step, updates
 
     @torch.no_grad()
@@ -39,17 +45,15 @@ class Snapshots:
 
         Raises RunError where none was taken.
         """
-        if not self._weights:
+        if not self._kept:
             raise RunError(
                 "there is no snapshot to go back to: set run.snapshot_every to 1 or more, and in a guard of your own "
                 "that answers ROLL_BACK set may_roll_back = True, so that one is taken by itself"
             )
-        torch._foreach_copy_([p.data for p in self._parameters], self._weights)  # type: ignore[attr-defined]
-        for parameter, state in self._optimizer.state.items():
-            kept = self._moments.get(parameter)
-            for name, value in state.items():
-                # A parameter first updated after the snapshot had no moments then; moments begin at 0.
-                value.copy_(kept[name]) if kept else value.zero_()
+        state = self._state()
+        _copy([state[key] for key in self._kept], list(self._kept.values()))
+        for key in state.keys() - self._kept.keys():
+            state[key].zero_()  # a parameter first updated after the snapshot had no moments then; moments begin at 0
         return self._updates
 
     @torch.no_grad()
@@ -57,6 +61,10 @@ class Snapshots:
         """Largest change of any single weight since `step` began, or None where no snapshot was taken there."""
         if step != self._step:
             return None
-        moves = torch._foreach_sub([p.data for p in self._parameters], self._weights)  # type: ignore[attr-defined]
-        torch._foreach_abs_(moves)  # type: ignore[attr-defined]
-        return float(torch.stack(torch._foreach_max(moves)).max())  # type: ignore[attr-defined]
+        ends = [torch.aminmax(p - self._kept[p, "weight"]) for p in self._parameters]
+        return float(torch.stack([end for pair in ends for end in pair]).abs().max())
+
+
+def _copy(into: list[Tensor], values: list[Tensor]) -> None:
+    """Copy tensors into others of the same shapes: one kernel on the GPU, and no new memory."""
+    torch._foreach_copy_(into, values)  # type: ignore[attr-defined]

@@ -34,10 +34,14 @@ class Updates:
         self.policy = policy
         self.names, self.parameters = zip(*trained, strict=True)
         self.num_parameters = sum(p.numel() for p in self.parameters)
-        self.optimizer = torch.optim.AdamW(self.parameters)  # its settings are those of each update
+        # Settings are those of each update. The fused kernel computes in fp32, which would hide fp16 weights' failures.
+        self.optimizer = torch.optim.AdamW(
+            self.parameters, fused=all(p.dtype == torch.float32 for p in self.parameters)
+        )
         self.scaler = torch.amp.GradScaler(policy.device.type, enabled=PRECISIONS[config.model.precision].scaler)
         self.snapshots = Snapshots(self.parameters, self.optimizer)
         self.count, self.committed, self.healthy, self._unscaled = 0, 0, True, False
+        self._moved: tuple[tuple[int, int], float | None] = (-1, 0), None
 
     def coefficients(self, config: Config) -> Coefficients:
         """The step's coefficients as configured and scheduled, before any guard."""
@@ -99,6 +103,12 @@ class Updates:
             self.count = self.snapshots.restore()
             self.healthy, self.committed = True, 0
         self.count += self.committed
+
+    def largest_move(self, index: int) -> float | None:
+        """Largest change of any single weight since step `index` began, measured once an update; None if unknown."""
+        if self._moved[0] != (index, self.committed):
+            self._moved = (index, self.committed), self.snapshots.largest_move(index)
+        return self._moved[1]
 
     def metrics(self, step: Step) -> dict[str, float]:
         """The coefficients as used, the loss scale, and the largest change of a weight, as far as each is known."""
