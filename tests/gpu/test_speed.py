@@ -13,8 +13,6 @@ from benchmarks.guards import stable
 from benchmarks.rewards import alternating
 from benchmarks.timing import Plan, Run, compare, milliseconds, take_turns
 from grpo_lab.config.catalog import preset
-from grpo_lab.config.fields import settings_of
-from grpo_lab.config.schema import ModelConfig
 
 pytestmark = pytest.mark.slow
 ON_THE_CPU = {"124M": "0.8M", "135M": "0.2M"}
@@ -92,8 +90,6 @@ def test_guards_cost_little(device, a_run, plan, figures, name, precision):
 
 @pytest.mark.parametrize("model", ["124M", "135M"])
 def test_decoding_by_graph_against_eager(device, a_run, plan, figures, model):
-    if "decode" not in settings_of(ModelConfig):
-        pytest.skip("model.decode is not a setting of this version")
     if device == "cpu":
         pytest.skip("only CUDA decodes by graph")
     long = ("sampling.max_completion_length=64", "model.precision=bf16")
