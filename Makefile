@@ -4,7 +4,7 @@ OUT ?= benchmarks/results
 # Threads that wait without spinning: on a busy machine two of them are otherwise many times slower than one.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test lab check gpu bench instructor
+.PHONY: demo test lab check gpu gpu-1 gpu-2 gpu-3 bench instructor
 .NOTPARALLEL:  # two stamps would run pip in one .venv at the same time
 
 demo: .venv/.core
@@ -25,9 +25,21 @@ check: .venv/.dev
 	$(MAKE) test
 	$(PYTEST) -m slow
 
-# The system's Python: a GPU machine brings its own torch, at its own version, so warnings there are not errors.
+# The system's Python: a GPU machine brings its own torch, at its own version, so warnings there are not errors. Each of
+# the three calls adds to gpu.json, so that they can be made one at a time; a failure of one does not stop the next.
+GPU = GRPO_LAB_GPU_DEVICE=cuda OUT="$(OUT)" $(PYTHON) -m pytest -q -W default
+
 gpu:
-	OUT="$(OUT)" $(PYTHON) -m pytest tests/gpu -q -W default
+	$(MAKE) --keep-going gpu-1 gpu-2 gpu-3
+
+gpu-1:
+	$(GPU) tests/gpu/test_crash.py tests/gpu/test_numbers.py tests/gpu/test_learning.py
+
+gpu-2:
+	$(GPU) tests/gpu/test_scenarios.py
+
+gpu-3:
+	$(GPU) tests/gpu/test_speed.py
 
 bench: .venv/.bench
 	OUT="$(OUT)" .venv/bin/python -m benchmarks

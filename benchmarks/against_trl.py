@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
+from collections.abc import Mapping
 from typing import Any, cast
 
 from benchmarks.timing import Block, Plan, Run, Stopwatch, compare, milliseconds, settle, use_threads
@@ -26,8 +27,8 @@ def measure(threads: int, plan: Plan) -> dict[str, Any]:
     return race(config, {"ours": Run(config), "ours, guarded": Run(config.with_guards(preset("stable").guards))}, plan)
 
 
-def race(config: Config, ours: dict[str, Run], plan: Plan) -> dict[str, Any]:
-    """TRL against each of our contenders on the work that the config describes."""
+def race(config: Config, ours: Mapping[str, Run], plan: Plan) -> dict[str, Any]:
+    """TRL against each of our contenders on the work that the config describes, on the config's device."""
     # Each of TRL's blocks is followed by one of ours, which starts and ends the measured time.
     blocks, trl = _take_turns(config, ours, plan)
     samples = config.data.num_prompts * config.data.num_generations
@@ -46,7 +47,7 @@ def race(config: Config, ours: dict[str, Run], plan: Plan) -> dict[str, Any]:
     }
 
 
-def _take_turns(config: Config, ours: dict[str, Run], plan: Plan) -> tuple[dict[str, list[Block]], dict[str, Any]]:
+def _take_turns(config: Config, ours: Mapping[str, Run], plan: Plan) -> tuple[dict[str, list[Block]], dict[str, Any]]:
     """The blocks of every contender, and TRL's own metrics, one number a step."""
     from transformers import PrinterCallback, TrainerCallback
 
@@ -85,7 +86,8 @@ def trl_trainer(config: Config, directory: str) -> Any:
 
     datasets.disable_progress_bars()
     data, optimizer = config.data, config.optimizer
-    model, tokenizer = loading.load(config.model.name, "fp32", "cpu")
+    device = loading.resolve_device(config.run.device)
+    model, tokenizer = loading.load(config.model.name, "fp32", str(device))
     task, rewards = tasks.load(data.tasks), [reward_functions.load(name) for name in data.rewards]
     batches = (task.batch(config.run.seed, step, data.num_prompts) for step in range(config.run.num_steps))
     rows = [{"prompt": problem.prompt, **problem.columns} for batch in batches for problem in batch]
@@ -105,11 +107,11 @@ def trl_trainer(config: Config, directory: str) -> Any:
         weight_decay=optimizer.weight_decay,
         seed=config.run.seed,
         shuffle_dataset=False,
+        bf16=config.model.precision == "bf16",
+        use_cpu=device.type == "cpu",
         # Off, because our trainer has none of it, and it would only make TRL slower.
         disable_dropout=True,
         gradient_checkpointing=False,
-        bf16=False,
-        use_cpu=True,
         report_to="none",
         save_strategy="no",
         logging_strategy="no",

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from benchmarks.timing import Plan, settle, spread
+from benchmarks.timing import QUICK, Plan, settle, spread
 from grpo_lab.analysis.run_state import Fold
 from grpo_lab.config.schema import Config
 from grpo_lab.events import Action, Started, Stepped, Verdict, from_json, to_json
@@ -55,6 +55,8 @@ def measure(threads: int, plan: Plan) -> dict[str, Any]:
         found = _in_turn(config, plan.blocks, Path(home))
         found["stop"] = _stop(config.with_("run.num_steps=100000"), plan.blocks, Path(home))
         found["first plot, s"] = _first_plot(Path(home))
+    if plan == QUICK:
+        return found
     found["long run"] = long_run()
     path = Path("benchmarks/results/live_panel.json")
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

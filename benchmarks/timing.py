@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from grpo_lab.config.schema import Config
-from grpo_lab.events import Stepped
+from grpo_lab.events import Started, Stepped
 from grpo_lab.training.trainer import train
 
 
@@ -32,6 +32,14 @@ class Plan:
         """Steps each contender makes."""
         return self.warm_up + self.blocks * self.steps
 
+    def of_large_steps(self) -> Plan:
+        """The plan for steps that last a second or more: few blocks of one step."""
+        return Plan(blocks=max(3, self.blocks // 3), steps=1, warm_up=1)
+
+
+QUICK = Plan(blocks=3, steps=2, warm_up=2)
+"""To test that everything runs; large work is left out or made small."""
+
 
 @dataclass(frozen=True)
 class Block:
@@ -45,10 +53,18 @@ class Stopwatch:
     """A stopwatch that starts when it is made; `stop` returns the seconds a step."""
 
     def __init__(self) -> None:
+        wait_for_device()
         self._wall, self._cpu = time.perf_counter(), time.process_time()
 
     def stop(self, steps: int) -> Block:
+        wait_for_device()
         return Block((time.perf_counter() - self._wall) / steps, (time.process_time() - self._cpu) / steps)
+
+
+def wait_for_device() -> None:
+    """Wait until the GPU, if one is in use, has done all that was asked of it."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 class Run:
@@ -57,6 +73,12 @@ class Run:
     def __init__(self, config: Config, model: tuple[Any, Any] | None = None, rewards: Any = None) -> None:
         self.steps: list[Stepped] = []
         self._events = train(config, model=model, rewards=rewards)
+
+    def load(self) -> int:
+        """Load the models before the first step, and return the policy's number of parameters."""
+        started = next(self._events)
+        assert isinstance(started, Started)
+        return started.num_parameters
 
     def advance(self, steps: int) -> Block:
         """Seconds a step over the next `steps` steps."""
@@ -118,9 +140,13 @@ def milliseconds(blocks: Sequence[Block]) -> dict[str, float]:
     return {clock: round(1000 * statistics.median(seconds), 2) for clock, seconds in clocks.items()}
 
 
+DEFAULT_THREADS = torch.get_num_threads()
+"""CPU threads that torch takes by itself; read before any run changes them."""
+
+
 def use_threads(threads: int) -> None:
-    """CPU threads of torch for every contender."""
-    torch.set_num_threads(threads)
+    """CPU threads of torch for every contender; 0 for torch's own choice."""
+    torch.set_num_threads(threads or DEFAULT_THREADS)
 
 
 TINY = (

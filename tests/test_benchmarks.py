@@ -1,11 +1,27 @@
-"""`python -m benchmarks` imports a benchmark where it runs, and the extra `bench` brings what each of them needs."""
+"""`python -m benchmarks`: what it imports, the work that it measures, and what it writes."""
 
+import json
+import os
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import __main__ as command
+from benchmarks import against_trl, cost, cost_figures, defaults, floor, memory, prompt_passes, shapes
+from benchmarks.timing import QUICK, Plan, Run, settle
+from grpo_lab.algorithm.logprobs import CHUNK
+from grpo_lab.config.schema import SamplingConfig
+from grpo_lab.models import loading
+from grpo_lab.models.registry import MODELS
+from grpo_lab.training import rollouts
 
 ROOT = Path(__file__).parents[1]
+FEW = ("data.num_prompts=2", "data.num_generations=2", "run.num_steps=2")
 
 
 def test_a_benchmark_that_does_not_run_is_not_imported():
@@ -16,12 +32,158 @@ def test_a_benchmark_that_does_not_run_is_not_imported():
 
 
 def test_every_benchmark_has_a_module_and_a_plan():
-    from benchmarks.__main__ import PLANS, Name
-
-    assert list(PLANS) == list(Name)
-    assert [name for name in Name if not (ROOT / "benchmarks" / f"{name}.py").is_file()] == []
+    assert list(command.PLANS) == list(command.Name)
+    assert [name for name in command.Name if not (ROOT / "benchmarks" / f"{name}.py").is_file()] == []
 
 
 def test_the_extra_brings_what_a_panel_and_a_class_of_notebooks_need():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert {"grpo-lab[lab]", "jupytext", "trl"} <= set(project["optional-dependencies"]["bench"])
+
+
+def test_a_limit_stands_beside_the_number_of_threads_that_it_is_for():
+    wall = {"median": 2.6, "low": 2.5, "high": 2.7, "min": 2.4, "max": 2.8, "fastest": 2.6}
+    ratio = {"wall": wall, "cpu": wall}
+    found = {"1 threads": {"TRL / ours": ratio}, "2 threads": {"TRL / ours": ratio, "floor / step": 0.5}}
+    columns = [list(column.cells) for column in command.table({"against_trl": found}).columns]
+    assert columns[-1] == [">= 2.5", "", ""]
+    assert columns[2] == ["2.600", "2.600", "0.500"]
+
+
+def test_every_point_is_written_and_a_partial_run_keeps_other_results(tmp_path, monkeypatch):
+    path, seen = tmp_path / "cpu-partial.json", []
+
+    def measure(threads, plan):
+        for count in range(2):
+            yield {"G": list(range(count + 1))}
+            seen.append(json.loads(path.read_text())["results"]["cost"]["1 threads"]["G"])
+
+    command.write(path, {"guards": {"1 threads": {"kept": 1}}})
+    monkeypatch.setattr(cost, "measure", measure)
+    command.main(quick=False, only=[command.Name.cost], out=tmp_path, threads=None)
+    assert seen == [[0], [0, 1]]
+    assert list(json.loads(path.read_text())["results"]) == ["guards", "cost"]
+
+
+@pytest.mark.parametrize(("shape", "count"), [("124M", 124_439_808), ("135M", MODELS["smollm2-135m"].parameters)])
+def test_a_shape_has_the_parameters_of_its_model(shape, count):
+    assert shapes.parameters(shape) == count
+
+
+def test_completions_of_a_random_model_have_the_full_length(tmp_path):
+    folder = shapes.save("0.8M", tmp_path)
+    run = Run(shapes.work(folder, *FEW, "sampling.max_completion_length=40"))
+    run.advance(2)
+    assert [step.metrics["completions/mean_length"] for step in run.steps] == [40, 40]
+    assert run.steps[0].metrics["reward"] == 0.5
+
+
+def test_the_cached_prefix_gives_the_logits_of_the_plain_pass():
+    model, tokenizer = loading.load("tiny")
+    generator = torch.Generator().manual_seed(0)
+    batch = rollouts.sample(model, tokenizer, ["1+2=", "34+56=", "7+"], 2, SamplingConfig(), generator)
+    plain = prompt_passes.PASSES["plain"](model, batch)[0][batch.completion_mask]
+    cached = prompt_passes.cached_prefix_logits(model, batch)[batch.completion_mask]
+    torch.testing.assert_close(cached, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_the_cached_prefix_stands_in_for_the_shared_pass_while_it_advances(monkeypatch):
+    used, own = [], prompt_passes.PASSES["shared"]
+    real = prompt_passes.cached_prefix_logits
+    monkeypatch.setattr(prompt_passes, "cached_prefix_logits", lambda *given: used.append(1) or real(*given))
+    prompt_passes.CachedPrefix(settle().with_(*FEW)).advance(1)
+    assert len(used) >= 2  # the reference's pass and the policy's; the learner may try it before
+    assert prompt_passes.PASSES["shared"] is own
+
+
+def test_our_trainer_runs_on_its_own_number_of_threads_and_trl_keeps_its(monkeypatch):
+    def race(config, ours, plan):
+        ours["ours"].advance(1)
+        return {"step ms": 1}
+
+    monkeypatch.setattr(against_trl, "race", race)
+    monkeypatch.setattr(defaults, "settle", lambda: settle().with_(*FEW, "run.threads=1"))
+    before = torch.get_num_threads()
+    try:
+        assert defaults.measure(2, QUICK) == {"defaults: step ms": 1, "threads": {"trl": 2, "ours": [1]}}
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_floor_is_what_a_hand_works_out():
+    # 1000 parameters, 10 prompt tokens, 20 completion tokens at 5 positions; 4000 bytes at 1000 bytes a second.
+    parts = floor.floor(1000, 10, 20, 5, True, bandwidth=1000.0, gemm=2000.0)
+    assert parts == {
+        "sampling": 20 + 10,  # five readings of 4 s, as long as 20 tokens at 1 s each; and the prompts
+        "reference pass": 30,
+        "policy pass, forward and backward": 90,
+        "AdamW": 28,
+    }
+    assert floor.floor(1000, 10, 20, 5, False, 1000.0, 2000.0)["reference pass"] == 0
+
+
+def test_the_computed_memory_is_what_a_hand_works_out():
+    config = settle().with_("data.num_prompts=4", "sampling.max_completion_length=256")
+    parts = memory.parts_of(config, 2**18, 2**10)
+    assert [parts[name] for name in ("policy", "moments", "gradients", "reference", "snapshot")] == [1, 2, 1, 1, 3]
+    assert parts["every copy of weights and moments"] == 7
+    assert (parts["logits of the batch"], parts["one chunk of logits"]) == (32, 4 * CHUNK / 2**20)
+
+
+@pytest.mark.slow
+def test_a_child_does_not_report_the_memory_of_its_parent():
+    ballast = bytearray(2**30)
+    code = "from benchmarks.memory import peak_so_far; print(peak_so_far())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert 50 < int(done.stdout) < 900 < len(ballast) / 2**20
+
+
+def test_a_figure_has_logarithmic_axes_and_leaves_out_points_of_trl_that_were_skipped(tmp_path):
+    def point(length, names):
+        times = {name: {"wall": 2.0 * length} for name in names}
+        return {
+            "completion length": length,
+            "model": "0.8M",
+            "step ms": times,
+            "MiB": {"ours": {"above imports": length}},
+        }
+
+    row = [point(8, ["ours", "trl"]), point(512, ["ours"])]
+    drawn = cost_figures.figure("completion length", row, "1 threads")
+    time, _ = drawn.axes
+    lines: Any = time.lines
+    assert (time.get_xscale(), time.get_yscale()) == ("log", "log")
+    assert [list(line.get_ydata()) for line in lines] == [[16, 1024], [16]]
+    path = tmp_path / "cpu.json"
+    path.write_text(json.dumps({"results": {"cost": {"1 threads": {"completion length": row}}}}))
+    cost_figures.main(path, tmp_path)
+    assert (tmp_path / "cost-length.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_quick_plan_has_few_points_and_the_whole_plan_the_range_of_the_figures():
+    quick, whole = cost.points(quick=True), cost.points(quick=False)
+    assert [place for place, _, _ in whole["G"]] == [4, 8, 16, 32, 64]
+    assert [place for place, _, _ in whole["completion length"]] == [8, 16, 32, 64, 128, 256, 512]
+    assert [shape for _, shape, _ in whole["parameters"]] == ["0.8M", "10M", "124M", "135M"]
+    assert max(map(len, quick.values())) == 2
+    assert Plan(blocks=12, steps=3).of_large_steps() == Plan(blocks=4, steps=1, warm_up=1)
+    assert QUICK not in command.PLANS.values()
+
+
+@pytest.mark.slow
+def test_gpu_figures_are_laid_over_those_of_the_calls_before(tmp_path):
+    path = tmp_path / "gpu-dry-run.json"
+    earlier = {"results": {"cuDNN attention": {"kept": 1}}, "tests": {"another": {"outcome": "passed"}}}
+    path.write_text(json.dumps(earlier))
+    name = "test_cudnn_attention_is_recorded_on_and_off"
+    made = {**os.environ, "GRPO_LAB_GPU_DEVICE": "cpu", "OUT": str(tmp_path)}
+    made = {key: value for key, value in made.items() if not key.startswith("PYTEST_")}
+    call = [sys.executable, "-m", "pytest", "-q", f"tests/gpu/test_numbers.py::{name}"]
+    subprocess.run(call, cwd=ROOT, env=made, check=True, capture_output=True)
+    found = json.loads(path.read_text())
+    assert set(found["results"]["cuDNN attention"]) == {"kept", "off", "on"}
+    assert {test: row["outcome"] for test, row in found["tests"].items()} == {
+        "another": "passed",
+        f"test_numbers.py::{name}[off]": "passed",
+        f"test_numbers.py::{name}[on]": "passed",
+    }

@@ -1,7 +1,7 @@
 """Every scenario on this device: alone it breaks as its file says, under the guards of preset `stable` it survives.
 
-Each runs in a process of its own, because a CUDA assert ends the process; a few at a time, because starting one takes
-longer than the run.
+Each runs in a process of its own, because a CUDA assert ends the process; twelve at a time with a thread each, because
+starting one takes longer than the run. On the CPU, where other tests run every scenario, two of them stand for all.
 """
 
 import os
@@ -9,13 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from grpo_lab.config.catalog import scenario, scenario_names
+from grpo_lab.config.catalog import scenario
 from grpo_lab.runs.session import Session
 
 SEEDS = (0, 1, 2)
 """A scenario may need another seed on another device: its random draws differ from the CPU's."""
-AT_ONCE = min(4, os.cpu_count() or 1)
+AT_ONCE = {"cuda": 12, "cpu": min(2, os.cpu_count() or 1)}
 PATIENCE = 400
+pytestmark = pytest.mark.slow
 
 
 def shown(session, expect) -> list[str]:
@@ -36,7 +37,7 @@ def alone(name, device, folder):
     """The run of the first seed that shows what the file expects, or of the last, and what that lacks."""
     case, runs = scenario(name), []
     for seed in SEEDS:
-        config = case.config().with_(f"run.device={device}", f"run.seed={seed}")
+        config = case.config().with_(f"run.device={device}", "run.threads=1", f"run.seed={seed}")
         session = Session(config, folder / f"{name}-{seed}", child=True).run()
         runs.append((session, shown(session, case.expect)))
         if not runs[-1][1]:
@@ -45,40 +46,44 @@ def alone(name, device, folder):
 
 
 def guarded(name, device, folder):
-    config = scenario(name).config(guards="stable").with_(f"run.device={device}")
+    config = scenario(name).config(guards="stable").with_(f"run.device={device}", "run.threads=1")
     return Session(config, folder / f"{name}-stable", child=True).run()
 
 
+def end(session):
+    """How a run ended, as gpu.json has it."""
+    return {
+        "status": session.status,
+        "crash": session.crash.kind if session.crash else "",
+        "text": session.crash.text if session.crash else "",
+        "first break": str(session.first_break() or ""),
+    }
+
+
 @pytest.fixture(scope="module")
-def runs(device, tmp_path_factory):
+def runs(device, names, tmp_path_factory):
     """All runs, begun at once; a test waits for its own."""
     folder = tmp_path_factory.mktemp("scenarios")
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(AT_ONCE[device]) as pool:
         yield {
             (name, kind.__name__): pool.submit(kind, name, device, folder)
-            for name in scenario_names()
+            for name in names
             for kind in (alone, guarded)
         }
         pool.shutdown(cancel_futures=True)
 
 
-@pytest.mark.parametrize("name", scenario_names())
 def test_breaks_as_its_file_says(runs, name, multinomial, figures):
     session, missing = runs[name, "alone"].result(PATIENCE)
+    figures["scenarios"] = {name: {"seed": session.config.run.seed, "missing": missing, **end(session)}}
     assert missing == []
     if session.crash and session.crash.operator == "torch.multinomial":
         assert session.crash.kind == multinomial
-    figures.setdefault("scenarios", {})[name] = {
-        "seed": session.config.run.seed,
-        "status": session.status,
-        "crash": session.crash.kind if session.crash else "",
-        "first break": str(session.first_break() or ""),
-    }
 
 
-@pytest.mark.parametrize("name", scenario_names())
-def test_survives_under_the_stable_guards(runs, name):
+def test_survives_under_the_stable_guards(runs, name, figures):
     session = runs[name, "guarded"].result(PATIENCE)
+    figures["scenarios"] = {name: {"under stable": end(session)}}
     assert session.crash is None, session.crash
     assert session.status == "done", session.ended
     assert session.records["updates"].sum() > 0
