@@ -7,18 +7,20 @@ logits would be most of the memory if they were kept.
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks import shapes
 from benchmarks.timing import QUICK, Plan, Run, settle, use_threads
 from grpo_lab.algorithm.logprobs import CHUNK
 from grpo_lab.config.schema import Config
 from grpo_lab.models import loading
+from grpo_lab.training import step_metrics
 
 STEPS = 3
 """All memory is in use in the third step: the first update allocates the moments, and the next snapshot has them."""
@@ -68,15 +70,8 @@ def peak(contender: str, config: Config, threads: int, steps: int = STEPS) -> di
 
 
 def peak_so_far() -> int:
-    """The largest resident size of this process in MiB.
-
-    Linux counts the parent's size in a child's ru_maxrss, because the child has the parent's memory before `exec`.
-    """
-    status = Path("/proc/self/status")
-    if status.exists():
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-        return int(line.split()[1]) // 2**10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // (MIB if sys.platform == "darwin" else 2**10)
+    """The largest resident size of this process in MiB, as the metric `run.memory` has it."""
+    return round(step_metrics.memory(torch.device("cpu"))["run.memory"])
 
 
 def make_steps(contender: str, config: Config, steps: int) -> dict[str, int]:

@@ -1,6 +1,8 @@
 """Metrics of a step beside those of the chain; they change nothing."""
 
+import re
 import sys
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -63,6 +65,9 @@ def memory(device: torch.device) -> dict[str, float]:
     if device.type == "cuda":
         used, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
         return {"run.memory": used / 2**20, "run.memory_reserved": reserved / 2**20}
+    if sys.platform == "linux":  # not getrusage, which counts for a child what its parent had before the exec
+        peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
+        return {"run.memory": int(peak[1]) / 2**10} if peak else {}
     if sys.platform == "win32":
         return {}
     import resource  # Unix only
