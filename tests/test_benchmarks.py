@@ -124,10 +124,10 @@ def test_the_floor_is_what_a_hand_works_out():
 
 def test_the_computed_memory_is_what_a_hand_works_out():
     config = settle().with_("data.num_prompts=4", "sampling.max_completion_length=256")
-    parts = memory.parts_of(config, 2**18, 2**10)
+    parts = memory.parts_of(config, 2**18, 2**12)
     assert [parts[name] for name in ("policy", "moments", "gradients", "reference", "snapshot")] == [1, 2, 1, 1, 3]
     assert parts["every copy of weights and moments"] == 7
-    assert (parts["logits of the batch"], parts["one chunk of logits"]) == (32, 4 * CHUNK / 2**20)
+    assert (parts["logits of the batch"], parts["one chunk of logits"]) == (128, 4 * CHUNK / 2**20)
 
 
 @pytest.mark.slow

@@ -32,11 +32,10 @@ class _Roomy(DynamicLayer):
         super().__init__()
         self.lazy_initialization(layer.keys, layer.values)
         self._buffers = [pad(tensor, (0, 0, 0, length)) for tensor in (layer.keys, layer.values)]
-        self._show(layer.keys.shape[2])
+        self.keys, self.values = self._first(layer.keys.shape[2])
 
-    def _show(self, size: int) -> tuple[Tensor, Tensor]:
-        self.keys, self.values = shown = self._buffers[0][:, :, :size], self._buffers[1][:, :, :size]
-        return shown
+    def _first(self, size: int) -> tuple[Tensor, Tensor]:
+        return self._buffers[0][:, :, :size], self._buffers[1][:, :, :size]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append the states (b, heads, t, d) of the next tokens; return all so far."""
@@ -44,13 +43,14 @@ class _Roomy(DynamicLayer):
         end = size + key_states.shape[2]
         for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
             buffer[:, :, size:end] = states
-        return self._show(end)
+        self.keys, self.values = found = self._first(end)
+        return found
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Keep the rows of this index (b,)."""
         size = self.get_seq_length()
         self._buffers = [buffer.index_select(0, beam_idx) for buffer in self._buffers]
-        self._show(size)
+        self.keys, self.values = self._first(size)
 
 
 class Growing:

@@ -18,7 +18,7 @@ def test_the_texts_are_those_that_this_project_knows():
     faces = cases.FACE.cases(0)
     assert {case.expected for case in faces} == {*cases.FACES, "other"}
     kinds = [classify_crash(case.inputs["text"]).kind for case in faces]
-    assert kinds == [*cases.FACES, "cuda-assert", "cuda-assert", "out-of-memory"]
+    assert kinds == [*cases.FACES, "index-cuda", "cuda-assert", "out-of-memory"]
 
 
 @pytest.mark.parametrize("eps", [1e-4, 1e-3])
