@@ -62,10 +62,9 @@ class Recorder:
         if not numel:
             return
         place = [seen.abs().argmax()] if value.shape and numel <= LOCATE_LIMIT else []
-        # x - x is 0 unless x is NaN or inf. Counted at once: a guard of a later stage may mend the tensor in place.
-        counts = [(part - part).count_nonzero() for part in seen.split(max(1, CHUNK * len(seen) // numel))]
         shape = tuple(value.shape) if place else ()
-        statistics = (*torch.aminmax(seen), *place, *counts)
+        low, high = torch.aminmax(seen)
+        statistics = (low, high, *place, *_counts(seen, low, high))
         self._pending.append(_Pending(link, update, note, shape, statistics, (), (), numel, {}))
 
     def note(self, link: str, noted: Sequence[Tensor], numel: int, update: int, note: str) -> None:
@@ -114,8 +113,7 @@ class Recorder:
         tensors = [number for note in pending for number in note.statistics] + [value for _, _, value in metrics]
         if not tensors:
             return (), {}
-        as_double = torch.zeros((), dtype=torch.float64, device=tensors[0].device)  # the others are promoted to it
-        numbers = iter(torch.hstack([as_double, *tensors]).tolist()[1:])
+        numbers = iter(_on_host(tensors))
         merged: dict[tuple[str, int, str], LinkNote] = {}
         for note in pending:
             values = list(itertools.islice(numbers, sum(number.numel() for number in note.statistics)))
@@ -140,10 +138,29 @@ def _reduce(metrics: list[tuple[str, int, float]]) -> dict[str, float]:
     return reduced
 
 
-def extremes(value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Three tensors (): the smallest and the largest element, and the number of those that are not finite."""
+def extremes(value: Tensor) -> tuple[Tensor, ...]:
+    """Tensors (): the smallest and the largest element of a tensor (N, …), and counts of those that are not finite."""
     low, high = torch.aminmax(value)
-    return low, high, (value - value).count_nonzero()
+    return low, high, *_counts(value, low, high)
+
+
+def _counts(value: Tensor, low: Tensor, high: Tensor) -> list[Tensor]:
+    """Numbers () of elements that are not finite, by part: counted at once, because a guard may mend them in place.
+
+    On a CPU the extremes, which are NaN where any element is, show without a wait whether there is something to count.
+    """
+    if not value.is_cuda and math.isfinite(low.item()) and math.isfinite(high.item()):
+        return []
+    parts = value.split(max(1, CHUNK * len(value) // value.numel()))
+    return [(part - part).count_nonzero() for part in parts]  # x - x is 0 unless x is NaN or inf
+
+
+def _on_host(tensors: Sequence[Tensor]) -> list[float]:
+    """The elements of all tensors, moved to the host at once where they are on another device."""
+    if not tensors[0].is_cuda:
+        return [number for tensor in tensors for number in (tensor.tolist() if tensor.dim() else [tensor.item()])]
+    as_double = torch.zeros((), dtype=torch.float64, device=tensors[0].device)  # the others are promoted to it
+    return torch.hstack([as_double, *tensors]).tolist()[1:]
 
 
 def named_gradients(policy: Any) -> tuple[list[str], list[Tensor]]:
@@ -165,14 +182,15 @@ def _tensor_note(note: _Pending, values: list[float]) -> LinkNote:
         index = ", ".join(str(int(i)) for i in np.unravel_index(int(place), note.shape))
         where = f"{where} [{index}]".strip()
     magnitude = max(abs(low), abs(high))  # both are NaN where any element is
-    return LinkNote(note.link, note.update, magnitude, sum(counts), note.numel, where, note.facts)
+    return LinkNote(note.link, note.update, magnitude, float(sum(counts)), note.numel, where, note.facts)
 
 
 def _parameters_note(note: _Pending, norms: list[float]) -> LinkNote:
-    sizes = torch.tensor(norms, dtype=torch.float64)
+    sizes = [norm if math.isfinite(norm) else math.inf for norm in norms]
     nonfinite = _count_broken(note, norms) if note.nonfinite is None else note.nonfinite
-    where = note.names[int(sizes.nan_to_num(nan=math.inf).argmax())]  # the first NaN, or else the largest
-    return LinkNote(note.link, note.update, float(sizes.norm()), nonfinite, note.numel, where, note.facts)
+    where = note.names[sizes.index(max(sizes))]  # the first that is not finite, or else the largest
+    magnitude = math.sqrt(sum(norm * norm for norm in norms))
+    return LinkNote(note.link, note.update, magnitude, nonfinite, note.numel, where, note.facts)
 
 
 def _count_broken(note: _Pending, norms: list[float]) -> float:
