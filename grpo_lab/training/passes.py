@@ -60,7 +60,7 @@ PASSES: dict[str, Pass] = {"shared": shared_pass, "plain": plain_pass}
 def check(model: Any, name: str) -> None:
     """Raise ModelError for a model on which the pass of this name gives other logits than the plain one.
 
-    So does a model that does more after its last layer than its head, or that heeds no mask of its own.
+    Such a model changes its logits after its head (a soft cap, a scale), or takes no mask with four dimensions.
     """
     prompt_ids, completions = torch.tensor([[0, 1, 2], [3, 2, 1]]), torch.tensor([[1, 2], [3, 0], [2, 2], [0, 1]])
     mask, blank = torch.ones(completions.shape, dtype=torch.bool), torch.zeros(completions.shape)
