@@ -2,11 +2,13 @@
 
 import copy
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
 from torch import tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo_lab.config.catalog import preset
 from grpo_lab.config.schema import SamplingConfig
@@ -121,6 +123,18 @@ def test_a_graph_decodes_what_eager_does_also_after_rows_have_ended(tiny, monkey
     torch.testing.assert_close(graph.sampling_logprobs, eager.sampling_logprobs, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(graph.entropy, eager.entropy, rtol=1e-4, atol=1e-4)
     assert sampling or len(eager.completion_mask.sum(dim=1).unique()) > 2, "rows have left at several tokens"
+
+
+def test_a_graph_decodes_a_model_with_rotated_keys_under_autocast(tiny, monkeypatch):
+    """Its keys are fp32 and its values bf16."""
+    torch.manual_seed(0)
+    sizes: Any = {"vocab_size": 258, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads: Any = {"num_attention_heads": 4, "num_key_value_heads": 2, "eos_token_id": 256, "bos_token_id": 256}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, **heads)).eval()
+    monkeypatch.setattr(graph_decoding, "captured", graph_of)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        eager, graph = draw((model, tiny[1])), draw((model, tiny[1]), "graph")
+    assert torch.equal(graph.completions, eager.completions)
 
 
 def test_every_forward_pass_of_a_graph_has_the_same_shapes_and_memory(tiny, monkeypatch):

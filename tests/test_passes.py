@@ -1,7 +1,7 @@
 """The packed pass: equal to the plain one in values and gradients, whatever the batch, and never all logits at once."""
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import pytest
@@ -91,8 +91,35 @@ def test_shared_and_plain_pass_give_the_same_gradients(model, first):
         parts = list(batch.split(seed % 3))
         assert sum(len(part.group) for part in parts) == len(batch.group)
         for part in parts:
-            if part.completion_mask.any():
-                assert_same(gradients(model, part, "shared"), gradients(model, part, "plain"))
+            assert_same(gradients(model, part, "shared"), gradients(model, part, "plain"))
+
+
+def test_a_token_behind_a_hole_in_the_mask_is_predicted_from_all_before_it(model):
+    batch = random_batch(18)
+    mask = batch.completion_mask.clone()
+    mask[:, 1] = False
+    assert mask[:, 2].any()
+    batch = replace(batch, completion_mask=mask)
+    assert_same(gradients(model, batch, "shared"), gradients(model, batch, "plain"))
+
+
+def test_a_micro_batch_without_a_token_is_no_error_in_chunks_either(model, monkeypatch):
+    batch = random_batch(18)
+    batch = replace(batch, completion_mask=torch.zeros_like(batch.completion_mask))
+    monkeypatch.setattr(passes, "CHUNK", 3 * VOCABULARY)
+    found, given = gradients(model, batch, "shared")
+    assert not found.any() and not any(gradient.any() for gradient in given.values())
+
+
+class Callable(SimpleNamespace):
+    """A model with these attributes alone."""
+
+    def __init__(self, attributes, model):
+        super().__init__(**attributes)
+        self._model = model
+
+    def __call__(self, *args, **kwargs):
+        return self._model(*args, **kwargs)
 
 
 class Rows(TorchDispatchMode):
@@ -150,4 +177,24 @@ def test_a_model_that_the_shared_pass_does_not_fit_is_refused(model, monkeypatch
     monkeypatch.setattr(other, "forward", lambda **inputs: SimpleNamespace(logits=forward(**inputs).logits * 0.5))
     with pytest.raises(ModelError, match=r"gpt2: model.prompt_pass=shared .* set model.prompt_pass=plain"):
         passes.check(other, "shared")
-    passes.check(other, "plain")
+    passes.check(model, "plain")
+
+
+def test_a_model_that_heeds_no_padding_is_refused(model, monkeypatch):
+    other = copy.deepcopy(model)
+    forward = other.forward
+
+    def heedless(attention_mask=None, **inputs):
+        return forward(attention_mask=torch.ones_like(inputs["input_ids"]), **inputs)
+
+    monkeypatch.setattr(other, "forward", heedless)
+    with pytest.raises(ModelError, match=r"model.prompt_pass=plain gives logits .* cannot be trained here"):
+        passes.check(other, "plain")
+
+
+@pytest.mark.parametrize("lacks", ["base_model", "get_output_embeddings"])
+def test_a_model_without_trunk_or_head_is_refused_with_the_way_out(model, lacks):
+    names = {"config", "device", "dtype", "base_model", "get_output_embeddings"} - {lacks}
+    other = Callable({name: getattr(model, name) for name in names}, model)
+    with pytest.raises(ModelError, match=r"shared fails \(AttributeError.*set model.prompt_pass=plain"):
+        passes.check(other, "shared")

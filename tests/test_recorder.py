@@ -73,7 +73,7 @@ def test_a_large_tensor_is_counted_in_parts(recorder, monkeypatch, shape):
     values = torch.ones(1000)
     values[[1, 500, 999]] = tensor([NAN, INF, -INF])
     values = values.view(shape).t()
-    monkeypatch.setattr(module, "CHUNK", 64)
+    monkeypatch.setattr(module, "PART", 64)
     monkeypatch.setattr(module, "LOCATE_LIMIT", 64)
     with Largest() as largest:
         recorder.tensor("logits", values)

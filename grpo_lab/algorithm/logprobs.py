@@ -8,8 +8,8 @@ from torch import Tensor
 from grpo_lab.algorithm.shapes import Float, Int
 
 CHUNK = 2**24
-"""Elements of logits worked on at once: 64 MiB in fp32. Linux takes back what is larger than 32 MiB as soon as it is
-free; smaller chunks stay with the process, in pieces that often fit no later chunk."""
+"""Elements of logits worked on at once: 64 MiB in fp32. Linux takes back pieces above 32 MiB as soon as they are
+free; smaller ones stay with the process, and often fit no later chunk."""
 
 
 class _SelectedLogSoftmax(torch.autograd.Function):

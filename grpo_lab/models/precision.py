@@ -18,7 +18,7 @@ class Precision:
     scaler: bool
 
     def exact(self, device: torch.device) -> bool:
-        """Whether two passes differ by no more than fp32's rounding, which TF32 products on CUDA do."""
+        """Whether two passes differ by no more than fp32's rounding; with TF32 products on CUDA they differ by more."""
         tf32 = device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32"
         return self.autocast is None and self.weights == torch.float32 and not tf32
 

@@ -17,9 +17,10 @@ IMPORTS = 380 * 2**20
 
 
 def describe(threads: int = 0, device: str = "auto") -> dict[str, Any]:
-    """Versions, device and threads as plain values; `threads` are those of the config, 0 for torch's own choice.
+    """Versions, device and threads as plain values; `threads` are those of the config.
 
-    For a device other than CUDA this process gets no CUDA context.
+    For 0 it is torch's own number, of which a run of a model below ten million parameters takes one. For a device
+    other than CUDA this process gets no CUDA context.
     """
     cuda = device_type(device) == "cuda" and torch.cuda.is_available()
     return {
@@ -36,7 +37,9 @@ def describe(threads: int = 0, device: str = "auto") -> dict[str, Any]:
 
 def _attention(cuda: bool) -> str:
     """The kernels of which torch takes the first that can compute an attention; a run switches cuDNN's off."""
-    kernels = {"flash": torch.backends.cuda.flash_sdp_enabled()}
+    kernels = {
+        "flash": not cuda and torch.backends.cuda.flash_sdp_enabled()
+    }  # on CUDA it takes no mask, and ours has one
     kernels |= {"memory-efficient": cuda and torch.backends.cuda.mem_efficient_sdp_enabled()}
     kernels |= {"math": torch.backends.cuda.math_sdp_enabled()}
     return f"sdpa: {', '.join(name for name, on in kernels.items() if on)}; cuDNN off"
@@ -50,9 +53,9 @@ def _version(name: str) -> str | None:
 
 
 def needed_bytes(parameters: int) -> int:
-    """The most memory that training in fp32 needs, without activations; logits are made in chunks of 16 MB.
+    """The most memory that training in fp32 needs, without activations and without a chunk of logits (64 MiB).
 
-    An activation of the trained tokens takes about 100 bytes for each of them, layer and unit of width.
+    Activations take about 100 bytes × trained tokens of a micro-batch × layers × width.
 
     >>> needed_bytes(834_560) // 2**20
     405

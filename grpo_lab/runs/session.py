@@ -255,7 +255,7 @@ class Session:
             return Ended("stopped", AT_ONCE if self._child else BY_THE_USER)
         assert self._child is not None
         stderr, error = self._child.stderr, run_folder.read_crash(self.directory)
-        message = stderr.splitlines()[-1] if error else self._child.last_words  # an error alone: see `leave`
+        message = stderr.splitlines()[-1] if error and stderr and not self._child.signal else self._child.last_words
         return Ended("crashed", message, classify_crash(stderr + error))
 
     def _end_at_once(self) -> None:

@@ -18,6 +18,13 @@ from grpo_lab.training import masks
 from grpo_lab.training.decoding import Growing, prompt_pass
 
 
+class _OneType(StaticLayer):
+    """Keys and values in one type: under autocast, rotated keys are wider than values."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        return super().update(key_states, value_states.to(key_states.dtype), *args, **kwargs)
+
+
 class Captured:
     """Completions on their way, as `Growing` has them, with a cache of `length` tokens after the prompt."""
 
@@ -27,6 +34,7 @@ class Captured:
         self._cache: Any = StaticCache(config=model.config, max_cache_len=self._written + length)
         if not all(type(layer) is StaticLayer for layer in self._cache.layers):
             raise ConfigError("model.decode = 'graph' needs full attention in every layer; use model.decode = eager")
+        self._cache.layers = [_OneType(self._written + length) for _ in grown.layers]
         for index, layer in enumerate(grown.layers):
             self._cache.update(layer.keys[group], layer.values[group], index)
         self._alive = torch.arange(len(group), device=group.device)
@@ -59,7 +67,7 @@ class Captured:
 
 
 def captured(forward: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """The forward pass as a CUDA graph: each call runs it again on what its input tensors hold by then."""
+    """The forward pass as a CUDA graph: each call runs it again on its input tensors, with their numbers of then."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

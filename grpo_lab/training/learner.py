@@ -59,7 +59,7 @@ class Learner:
         self.recorder = Recorder()
         self.updates = Updates(self.policy, config)
         self.updates.snapshots.every = self._snapshot_interval()
-        torch.set_num_threads(num_threads(config, self.updates.num_parameters))
+        torch.set_num_threads(num_threads(config, sum(p.numel() for p in self.policy.parameters())))
         self.last_verdict: Verdict = Verdict.KEEP
         self.last_metrics: dict[str, float] = {}
 

@@ -23,7 +23,7 @@ def causal(keys: Tensor, queries: int) -> Tensor:
 
 
 def as_attention_takes_it(model: Any, seen: Tensor) -> Tensor:
-    """The mask (b, 1, t, k) of what each query sees, `seen` (b, t, k), in the form of the model's attention.
+    """The mask (b, 1, t, k) of `seen` (b, t, k), the keys that each query sees, in the form of the model's attention.
 
     Raises ConfigError for an attention that takes no mask.
     """

@@ -24,7 +24,12 @@ from grpo_lab.training.recorder import extremes
 
 Head = Callable[[Tensor], Tensor]
 Pass = Callable[[Any, Batch], tuple[Tensor, Head]]
-"""From a model and a batch: what predicts each token, (B, T, D), and the head that makes logits (…, V) of (…, D)."""
+"""From a model and a batch: the state before each token, (B, T, D), and the head that makes logits (…, V) of states."""
+
+
+def done(logits: Tensor) -> Tensor:
+    """The head of a pass whose states are the logits."""
+    return logits
 
 
 def plain_pass(model: Any, batch: Batch) -> tuple[Tensor, Head]:
@@ -38,11 +43,11 @@ def plain_pass(model: Any, batch: Batch) -> tuple[Tensor, Head]:
         use_cache=False,
         logits_to_keep=batch.completions.shape[1] + 1,
     )
-    return output.logits[:, :-1], lambda logits: logits
+    return output.logits[:, :-1], done
 
 
 def shared_pass(model: Any, batch: Batch) -> tuple[Tensor, Head]:
-    """Each prompt is run once for the completions of a row; what stands for a token outside the mask means nothing."""
+    """Each prompt is run once for the completions of a row; states before tokens outside the mask have no meaning."""
     packing = pack(batch, model.config.hidden_size)
     output = model.base_model(
         input_ids=packing.tokens,
@@ -58,32 +63,44 @@ PASSES: dict[str, Pass] = {"shared": shared_pass, "plain": plain_pass}
 
 @torch.no_grad()
 def check(model: Any, name: str) -> None:
-    """Raise ModelError for a model on which the pass of this name gives other logits than the plain one.
+    """Raise ModelError for a model on which the pass of this name differs from each completion alone, without padding.
 
-    Such a model changes its logits after its head (a soft cap, a scale), or takes no mask with four dimensions.
+    Such a model changes its logits after its head (a soft cap, a scale), is no plain trunk with a head, or does not
+    heed a mask with four dimensions.
     """
     prompt_ids, completions = torch.tensor([[0, 1, 2], [3, 2, 1]]), torch.tensor([[1, 2], [3, 0], [2, 2], [0, 1]])
     mask, blank = torch.ones(completions.shape, dtype=torch.bool), torch.zeros(completions.shape)
-    prompts, group = (prompt_ids, (prompt_ids > 0).long()), torch.tensor([0, 0, 1, 1])
-    batch = Batch(*(tensor.to(model.device) for tensor in (*prompts, group, completions, mask, blank, blank)))
-    logits, expected = (head(hidden).float() for hidden, head in (PASSES[way](model, batch) for way in (name, "plain")))
-    gap, allowed = (logits - expected).abs().max(), expected.abs().max() * torch.finfo(model.dtype).eps ** 0.5
-    if gap > allowed:
+    inputs = (prompt_ids, (prompt_ids > 0).long(), torch.tensor([0, 0, 1, 1]), completions, mask, blank, blank)
+    batch = Batch(*(tensor.to(model.device) for tensor in inputs))
+    alone = [
+        torch.cat([batch.prompt_ids[i][batch.prompt_mask[i] > 0], row])
+        for i, row in zip(batch.group, batch.completions, strict=True)
+    ]
+    expected = torch.stack([model(input_ids=ids[None], use_cache=False).logits[0, -3:-1] for ids in alone]).float()
+    rounding = torch.finfo(model.dtype).eps ** 0.5 if model.device.type == "cpu" else 0.05  # TF32 on a GPU
+    way_out = {"plain": "it cannot be trained here"}.get(name, "set model.prompt_pass=plain")
+    try:
+        hidden, head = PASSES[name](model, batch)
+        gap, allowed = (head(hidden).float() - expected).abs().max(), expected.abs().max() * rounding
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        cause = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ModelError(f"{model.config.model_type}: model.prompt_pass={name} fails ({cause}); {way_out}") from error
+    if expected.isfinite().all() and not gap <= allowed:
         raise ModelError(
-            f"{model.config.model_type}: model.prompt_pass={name} gives logits that differ by {gap:.3g} from the plain "
-            f"pass's (at most {allowed:.3g} may be rounding): set model.prompt_pass=plain"
+            f"{model.config.model_type}: model.prompt_pass={name} gives logits that differ by {gap:.3g} from those of "
+            f"each completion alone (at most {allowed:.3g} may be rounding): {way_out}"
         )
 
 
 def logprobs(model: Any, run: Pass, batch: Batch, attempt: Attempt, note: str) -> Tensor:
     """Log-probabilities (B, T) of the completions' tokens under a model, in nats; without a meaning outside the mask.
 
-    Large logits are never there as a whole, unless an intervention wants them: a chunk of tokens is computed at a time,
-    and computed again in the backward pass.
+    Large logits of the shared pass are never there as a whole, unless an intervention wants them: a chunk of tokens is
+    computed at a time, and computed again in the backward pass.
     """
     hidden, head = run(model, batch)
-    temperature, mask = attempt.step.sampling.temperature, batch.completion_mask
-    if mask.numel() * model.config.vocab_size <= CHUNK or attempt.intervenes(Stage.LOGITS):
+    temperature, mask, vocabulary = attempt.step.sampling.temperature, batch.completion_mask, model.config.vocab_size
+    if head is done or mask.numel() * vocabulary <= CHUNK or attempt.intervenes(Stage.LOGITS):
         logits = attempt.apply(Stage.LOGITS, head(hidden), note)
         return completion_logprobs(logits, batch.completions, temperature)
 
@@ -91,8 +108,8 @@ def logprobs(model: Any, run: Pass, batch: Batch, attempt: Attempt, note: str) -
         logits = head(states)
         return completion_logprobs(logits[None], tokens[None], temperature)[0], *extremes(logits.detach())
 
-    found, vocabulary = [], model.config.vocab_size
-    chunks = (values[mask].split(max(1, CHUNK // vocabulary)) for values in (hidden, batch.completions))
+    found = []
+    chunks = (every[mask].split(max(1, CHUNK // vocabulary)) for every in (hidden, batch.completions))
     for states, tokens in zip(*chunks, strict=True):
         values, *noted = cast(Any, checkpoint(part, states, tokens, use_reentrant=False, preserve_rng_state=False))
         attempt.step.recorder.note(Stage.LOGITS, noted, len(tokens) * vocabulary, attempt.step.update, note)

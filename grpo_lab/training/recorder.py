@@ -23,7 +23,7 @@ LARGEST = {"grad_norm", "ratio/max", "log_ratio/max", "sampling/sampling_logp_di
 """Metrics of which a step keeps the largest value; of the others it keeps the mean over its updates."""
 
 
-CHUNK = 2**22
+PART = 2**22
 """Elements counted at once, so that counting needs no second tensor of the size of the logits."""
 
 
@@ -62,9 +62,7 @@ class Recorder:
         if not numel:
             return
         place = [seen.abs().argmax()] if value.shape and numel <= LOCATE_LIMIT else []
-        shape = tuple(value.shape) if place else ()
-        low, high = torch.aminmax(seen)
-        statistics = (low, high, *place, *_counts(seen, low, high))
+        shape, statistics = tuple(value.shape) if place else (), (*extremes(seen), *place)
         self._pending.append(_Pending(link, update, note, shape, statistics, (), (), numel, {}))
 
     def note(self, link: str, noted: Sequence[Tensor], numel: int, update: int, note: str) -> None:
@@ -139,7 +137,9 @@ def _reduce(metrics: list[tuple[str, int, float]]) -> dict[str, float]:
 
 
 def extremes(value: Tensor) -> tuple[Tensor, ...]:
-    """Tensors (): the smallest and the largest element of a tensor (N, …), and counts of those that are not finite."""
+    """Tensors (): the smallest and the largest element of a tensor (N, …), 0 without any, and counts of broken ones."""
+    if not value.numel():
+        return tuple(value.new_zeros(2))
     low, high = torch.aminmax(value)
     return low, high, *_counts(value, low, high)
 
@@ -151,7 +151,7 @@ def _counts(value: Tensor, low: Tensor, high: Tensor) -> list[Tensor]:
     """
     if not value.is_cuda and math.isfinite(low.item()) and math.isfinite(high.item()):
         return []
-    parts = value.split(max(1, CHUNK * len(value) // value.numel()))
+    parts = value.split(max(1, PART * len(value) // value.numel()))
     return [(part - part).count_nonzero() for part in parts]  # x - x is 0 unless x is NaN or inf
 
 
@@ -178,7 +178,7 @@ def _tensor_note(note: _Pending, values: list[float]) -> LinkNote:
     low, high, *counts = values
     where = note.note
     if note.shape:
-        place, *counts = counts
+        *counts, place = counts
         index = ", ".join(str(int(i)) for i in np.unravel_index(int(place), note.shape))
         where = f"{where} [{index}]".strip()
     magnitude = max(abs(low), abs(high))  # both are NaN where any element is

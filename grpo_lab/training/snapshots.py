@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from grpo_lab.errors import RunError
 
 SMALL = 10_000_000
-"""Parameters below which a snapshot is taken before every step, even if no guard can roll back."""
+"""Parameters below which a run takes one thread, and a snapshot before every step, even if no guard can roll back."""
 
 
 class Snapshots:
@@ -66,5 +66,5 @@ class Snapshots:
 
 
 def _copy(into: list[Tensor], values: list[Tensor]) -> None:
-    """Copy tensors into others of the same shapes: one kernel on the GPU, and no new memory."""
+    """Copy tensors into others of the same shapes: without new memory, on a GPU in few kernels."""
     torch._foreach_copy_(into, values)  # type: ignore[attr-defined]

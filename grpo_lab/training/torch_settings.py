@@ -31,7 +31,7 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
 
 
 def prepare(run: RunConfig, device: torch.device) -> None:
-    """Set what a run on this device needs, apart from its threads.
+    """Make the settings of a run on this device, apart from its threads.
 
     Raises ConfigError for a deterministic run on CUDA where cuBLAS is not told to be deterministic.
     """
@@ -40,15 +40,16 @@ def prepare(run: RunConfig, device: torch.device) -> None:
     # prompts have them, and gradients of NaN where length % 128 == 64 (pytorch #196678, trl #7181).
     torch.backends.cuda.enable_cudnn_sdp(False)
     MATMUL.allow_fp16_reduced_precision_reduction = False  # fp16 products add up in fp32, as on the CPU
+    if device.index:
+        torch.cuda.set_device(device)  # streams, graphs and `synchronize` mean the current one
     if run.deterministic:
         if device.type == "cuda" and os.environ.get(CUBLAS) not in (":4096:8", ":16:8"):
             raise ConfigError(
                 f"run.deterministic needs {CUBLAS}=:4096:8 in the environment before CUDA starts; set it and start "
                 "again, or train in a child process (child=True), which sets it"
             )
-        torch.set_deterministic_debug_mode(
-            "error"
-        )  # use_deterministic_algorithms would load the compiler, for a second
+        # use_deterministic_algorithms would load the compiler, for a second
+        torch.set_deterministic_debug_mode("error")
 
 
 def own_settings(events: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:

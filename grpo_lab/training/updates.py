@@ -35,9 +35,8 @@ class Updates:
         self.names, self.parameters = zip(*trained, strict=True)
         self.num_parameters = sum(p.numel() for p in self.parameters)
         # Settings are those of each update. The fused kernel computes in fp32, which would hide fp16 weights' failures.
-        self.optimizer = torch.optim.AdamW(
-            self.parameters, fused=all(p.dtype == torch.float32 for p in self.parameters)
-        )
+        fused = all(p.dtype == torch.float32 for p in self.parameters) or None  # None: as torch chooses
+        self.optimizer = torch.optim.AdamW(self.parameters, fused=fused)
         self.scaler = torch.amp.GradScaler(policy.device.type, enabled=PRECISIONS[config.model.precision].scaler)
         self.snapshots = Snapshots(self.parameters, self.optimizer)
         self.count, self.committed, self.healthy, self._unscaled = 0, 0, True, False
