@@ -37,9 +37,8 @@ def describe(threads: int = 0, device: str = "auto") -> dict[str, Any]:
 
 def _attention(cuda: bool) -> str:
     """The kernels of which torch takes the first that can compute an attention; a run switches cuDNN's off."""
-    kernels = {
-        "flash": not cuda and torch.backends.cuda.flash_sdp_enabled()
-    }  # on CUDA it takes no mask, and ours has one
+    # On CUDA, flash attention takes no mask, and every pass of a run has one.
+    kernels = {"flash": not cuda and torch.backends.cuda.flash_sdp_enabled()}
     kernels |= {"memory-efficient": cuda and torch.backends.cuda.mem_efficient_sdp_enabled()}
     kernels |= {"math": torch.backends.cuda.math_sdp_enabled()}
     return f"sdpa: {', '.join(name for name, on in kernels.items() if on)}; cuDNN off"
