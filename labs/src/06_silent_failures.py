@@ -224,10 +224,10 @@ table.round(4)
 # %% [markdown]
 # Each column is a run, with means over eight steps. Take your time. In each row, which number differs from the others?
 #
-# Compare two numbers: in `no_spread` the gradient norm is a hundredth of the healthy one, but **the largest move of a
-# weight in a step is four fifths of the healthy one** (0.79 to 0.83 on five seeds). AdamW divides by the size of the
-# gradient. In this run it follows rounding errors and the KL term, to and fro: after eight steps the weights are half as
-# far from their start as in the healthy run.
+# Compare `no_spread` with `zeroed`: **nothing moves in either**. Without spread every advantage is 0, and the KL term has no
+# gradient while policy and reference are equal. Only the share of groups without spread tells the two apart. An earlier
+# version of this trainer rounded the reference's pass otherwise than the policy's. AdamW divides by the size of the gradient:
+# it made of that rounding moves of four fifths of the healthy size.
 #
 # Write your observations as a function. It gets the record of a run, a dictionary such as `table["dropout"].to_dict()`,
 # and returns the name of the cause. The check passes fourteen records that you have not seen.

@@ -157,6 +157,7 @@ def _swapped(case: Case, draw: random.Random) -> Case:
 # Which failure -------------------------------------------------------------------------------------------------------
 
 _MEAN, _MAX = (f"sampling/sampling_logp_difference/{which}" for which in ("mean", "max"))
+_MOVE = "weights/max_move"
 USUAL = {
     "frac_reward_zero_std": (0.05, 0.5),
     "kl": (0.05, 0.3),
@@ -165,15 +166,16 @@ USUAL = {
     "completions/mean_length": (3.2, 3.8),
     _MEAN: (0.0, 1e-3),
     _MAX: (0.0, 1e-3),
-    "weights/max_move": (2e-4, 4e-4),
+    _MOVE: (2e-4, 4e-4),
 }
 """Ranges of the means over the first eight steps of a healthy run of the tiny model: measured with seeds 0 to 4, a
 little wider."""
 CHANGED: dict[str, dict[str, tuple[float, float]]] = {
     "healthy": {},
-    "zeroed": {"kl": (0, 1e-4), "grad_norm": (0, 0), "weights/max_move": (0, 0)},
-    "step_inside": {"grad_norm": (0, 0), "ratio/max": (1.25, 1.8), "weights/max_move": (9e-4, 2e-3), "kl": (0.1, 0.4)},
-    "no_spread": {"frac_reward_zero_std": (1, 1), "grad_norm": (0.01, 0.05), "kl": (0.005, 0.03)},
+    "zeroed": {"kl": (0, 1e-4), "grad_norm": (0, 0), _MOVE: (0, 0)},
+    "step_inside": {"grad_norm": (0, 0), "ratio/max": (1.25, 1.8), _MOVE: (9e-4, 2e-3), "kl": (0.1, 0.4)},
+    # Without spread, policy and reference stay equal; rounding between passes may move them, and Adam enlarges that.
+    "no_spread": {"frac_reward_zero_std": (1, 1), "grad_norm": (0, 0.05), "kl": (0, 0.03), _MOVE: (0, 4e-4)},
     "temperature": {_MEAN: (0.35, 0.65), _MAX: (3.5, 5), "grad_norm": (3.8, 7), "kl": (0.3, 1)},
     "padding": {_MEAN: (1.2, 3.2), _MAX: (11, 16), "completions/mean_length": (4, 4.7)},
     "dropout": {"ratio/max": (3, 9), "kl": (0.25, 1.3), "grad_norm": (2, 5.5)},
