@@ -172,11 +172,12 @@ class Notebook:
     def close(self) -> None:
         """Close the notebook and its widgets; the kernel goes on."""
         self.page.evaluate(
-            """async code => { const widget = jupyterapp.shell.currentWidget;
+            """async ([code, patience]) => { const widget = jupyterapp.shell.currentWidget;
                 const kernel = widget?.sessionContext?.session?.kernel;
-                if (kernel) await kernel.requestExecute({code, silent: true}).done;
+                const late = (_, no) => setTimeout(() => no(new Error('the kernel did not answer')), patience);
+                if (kernel) await Promise.race([kernel.requestExecute({code, silent: true}).done, new Promise(late)]);
                 widget?.dispose() }""",
-            "import ipywidgets; ipywidgets.Widget.close_all()",
+            ["import ipywidgets; ipywidgets.Widget.close_all()", PATIENCE],
         )
 
     def idle(self) -> None:
