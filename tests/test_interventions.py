@@ -1189,6 +1189,15 @@ def test_micro_batches_hold_whole_groups_and_together_everything():
     assert list(batch.split(2)) == [batch]
 
 
+@pytest.mark.parametrize(("at_once", "parts"), [(1, 2), (9, 2), (10**6, 1)])
+def test_a_large_batch_is_split_by_its_tokens(monkeypatch, at_once, parts):
+    monkeypatch.setattr("grpo_lab.algorithm.batch.AT_ONCE", at_once)
+    batch = make_batch()
+    assert batch.prompt_ids.numel() + batch.completions.numel() > 9
+    assert len(list(batch.split(0))) == parts
+    assert list(batch.split(2)) == [batch]
+
+
 def test_a_group_that_has_left_makes_no_micro_batch():
     batch = make_batch().rows(tensor([2]))
     (part,) = batch.split(1)

@@ -19,7 +19,7 @@ from grpo_lab.algorithm import kl, logprobs
 from grpo_lab.algorithm.advantages import group_advantages
 from grpo_lab.algorithm.batch import Batch
 from grpo_lab.algorithm.formulas import log_ratio_to_old
-from grpo_lab.algorithm.logprobs import completion_logprobs, entropies
+from grpo_lab.algorithm.logprobs import completion_logprobs, entropies, head_logprobs
 from grpo_lab.algorithm.losses import aggregate, clipped_surrogate, policy_loss, token_weights, weighted_sum
 from grpo_lab.config.schema import SamplingConfig
 from grpo_lab.training.faults import formulas
@@ -675,7 +675,7 @@ def random_logits(
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 3.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_logprobs_and_gradients_are_those_of_log_softmax(monkeypatch, dtype, temperature, chunk):
-    monkeypatch.setattr(logprobs, "CHUNK", chunk)
+    monkeypatch.setattr(logprobs, "PIECE", chunk)
     logits, tokens, upstream = random_logits(dtype)
     mine, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
     found = completion_logprobs(mine, tokens, temperature)
@@ -689,12 +689,51 @@ def test_logprobs_and_gradients_are_those_of_log_softmax(monkeypatch, dtype, tem
     torch.testing.assert_close(found_gradient, right_gradient)
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("chunk", [1, 23, 2**22])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logprobs_from_states_are_those_of_their_logits(monkeypatch, temperature, chunk, bias):
+    monkeypatch.setattr(logprobs, "CHUNK", chunk)
+    generator = torch.Generator().manual_seed(3)
+    head, seen = torch.nn.Linear(5, 7, bias), []
+    states = torch.randn(11, 5, generator=generator, requires_grad=True)
+    tokens, upstream = torch.randint(7, (11,), generator=generator), torch.randn(11, generator=generator)
+    inputs = [states, *head.parameters()]
+    found = head_logprobs(states, head, tokens, temperature, lambda logits: seen.append(logits.clone()))
+    right = completion_logprobs(head(states)[None], tokens[None], temperature)[0]
+    torch.testing.assert_close(found, right)
+    torch.testing.assert_close(torch.cat(seen), head(states).detach())
+    of_found, of_right = (torch.autograd.grad(each, inputs, upstream) for each in (found, right))
+    assert all(gradient.any() for gradient in of_found)
+    torch.testing.assert_close(of_found, of_right)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_logprobs_from_states_follow_autocast_as_the_head_does(dtype):
+    head, states, tokens = torch.nn.Linear(5, 7), torch.randn(11, 5), torch.arange(11) % 7
+    seen = []
+    with torch.autocast("cpu", dtype):
+        found = head_logprobs(states, head, tokens, look=lambda logits: seen.append(logits.clone()))
+        logits = head(states)
+    found.sum().backward()
+    gradient = head.weight.grad
+    assert gradient is not None
+    assert (seen[0].dtype, found.dtype, gradient.dtype) == (dtype, torch.float32, torch.float32)
+    torch.testing.assert_close(seen[0], logits.detach())
+
+
+def test_a_frozen_head_gets_no_gradient():
+    head, states = torch.nn.Linear(2, 4).requires_grad_(False), torch.ones(3, 2, requires_grad=True)
+    head_logprobs(states, head, torch.tensor([0, 1, 2])).sum().backward()
+    assert head.weight.grad is None and states.grad is not None and states.grad.any()
+
+
 def test_chunks_change_no_bit(monkeypatch):
     logits, tokens, upstream = random_logits(torch.float32)
     logits.requires_grad_()
     results = []
     for chunk in (11, 10**6):
-        monkeypatch.setattr(logprobs, "CHUNK", chunk)
+        monkeypatch.setattr(logprobs, "PIECE", chunk)
         found = completion_logprobs(logits, tokens, 0.9)
         results.append((found, *torch.autograd.grad(found, logits, upstream), entropies(logits)))
     for one, other in zip(*results, strict=True):
@@ -740,7 +779,7 @@ def test_entropies_by_hand():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_entropies_are_fp32_without_gradient_whatever_the_chunk(monkeypatch, dtype):
-    monkeypatch.setattr(logprobs, "CHUNK", 12)
+    monkeypatch.setattr(logprobs, "PIECE", 12)
     logits, _, _ = random_logits(dtype)
     found = entropies(logits.requires_grad_(), 0.8)
     right = torch.distributions.Categorical(logits=logits.detach().float() / 0.8).entropy()

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from grpo_lab.algorithm import logprobs
 from grpo_lab.algorithm.batch import Batch
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import ModelError
@@ -103,10 +104,16 @@ def test_a_token_behind_a_hole_in_the_mask_is_predicted_from_all_before_it(model
     assert_same(gradients(model, batch, "shared"), gradients(model, batch, "plain"))
 
 
+def in_chunks(monkeypatch):
+    """Let three rows of logits be made at once, and two of them worked on at once."""
+    for module, name, rows in ((passes, "CHUNK", 3), (logprobs, "CHUNK", 3), (logprobs, "PIECE", 2)):
+        monkeypatch.setattr(module, name, rows * VOCABULARY)
+
+
 def test_a_micro_batch_without_a_token_is_no_error_in_chunks_either(model, monkeypatch):
     batch = random_batch(18)
     batch = replace(batch, completion_mask=torch.zeros_like(batch.completion_mask))
-    monkeypatch.setattr(passes, "CHUNK", 3 * VOCABULARY)
+    in_chunks(monkeypatch)
     found, given = gradients(model, batch, "shared")
     assert not found.any() and not any(gradient.any() for gradient in given.values())
 
@@ -141,14 +148,14 @@ class Rows(TorchDispatchMode):
 def test_chunks_give_the_same_numbers_as_the_whole(model, name, monkeypatch):
     batch = random_batch(18)
     whole = gradients(model, batch, name)
-    monkeypatch.setattr(passes, "CHUNK", 3 * VOCABULARY)
+    in_chunks(monkeypatch)
     assert batch.completion_mask.sum() > 3
     assert_same(gradients(model, batch, name), whole)
 
 
 def test_the_recorder_sees_every_chunk_once(model, monkeypatch):
     batch = random_batch(18)
-    monkeypatch.setattr(passes, "CHUNK", 3 * VOCABULARY)
+    in_chunks(monkeypatch)
     attempt = step_of(model)
     found = passes.logprobs(model, passes.shared_pass, batch, attempt, "current")
     found[batch.completion_mask].sum().backward()
@@ -164,7 +171,7 @@ def test_the_recorder_sees_every_chunk_once(model, monkeypatch):
 def test_large_logits_are_there_as_a_whole_only_for_an_intervention(model, monkeypatch, interventions, most):
     batch = random_batch(18)
     assert batch.completion_mask.numel() == 42
-    monkeypatch.setattr(passes, "CHUNK", 3 * VOCABULARY)
+    in_chunks(monkeypatch)
     with Rows() as rows:
         gradients(model, batch, "shared", *interventions)
     assert rows.most == most

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from grpo_lab.errors import GrpoLabError
 from grpo_lab.events import LinkNote
 from grpo_lab.training import recorder as module
-from grpo_lab.training.recorder import LARGEST, Recorder, count_nonfinite, named_gradients
+from grpo_lab.training.recorder import LARGEST, Recorder, count_nonfinite
 
 INF, NAN = math.inf, math.nan
 
@@ -221,16 +221,26 @@ def test_counting_now_lets_go_of_the_tensors(recorder):
     assert only(recorder) == LinkNote("gradients", 0, pytest.approx(math.sqrt(3)), 0.0, 3, "a")  # type: ignore[arg-type]
 
 
+def test_no_small_tensor_is_kept_between_the_large_ones_of_a_step(recorder):
+    """Each of them would stop the heap from using the space before it again: hundreds of megabytes a step."""
+    recorder.tensor("logits", torch.ones(4, 3))
+    recorder.metric("kl", tensor(1.0))
+    kept = [number for note in recorder._pending for number in note.statistics]
+    kept += [number for *_, number in recorder._metrics]
+    assert kept == [1.0, 1.0, 0, 1.0] and not any(isinstance(number, torch.Tensor) for number in kept)
+
+
 def test_a_frozen_model_is_told_so(recorder):
     with pytest.raises(GrpoLabError, match="no parameter has a gradient"):
         recorder.parameters("gradients", [], [])
 
 
-def test_gradients_are_named():
-    model = torch.nn.Linear(1, 1)
-    assert named_gradients(model) == ([], [])
-    model.bias.grad = tensor([2.0])
-    assert named_gradients(model) == (["bias"], [model.bias.grad])
+def test_gradients_are_named(recorder):
+    model, other = torch.nn.Linear(1, 1), torch.nn.Embedding(1, 1)
+    assert recorder.named_gradients(model) == ([], [])
+    model.bias.grad, other.weight.grad = tensor([2.0]), tensor([[3.0]])
+    assert recorder.named_gradients(model) == (["bias"], [model.bias.grad])
+    assert recorder.named_gradients(other) == (["weight"], [other.weight.grad])
 
 
 def test_counting():

@@ -8,6 +8,9 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
+AT_ONCE = 4096
+"""Tokens, of prompts and completions, that keep a processor busy; more at once only take more memory."""
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -45,8 +48,10 @@ class Batch:
         return replace(self, **{name: tensor[index] for name, tensor in per_row.items() if tensor is not None})
 
     def split(self, prompts: int) -> Iterator[Batch]:
-        """Yield micro-batches of whole groups, this many prompts each; 0 gives the batch itself."""
-        if not prompts or prompts >= len(self.prompt_ids):
+        """Yield micro-batches of whole groups, this many prompts each; 0 for as many as AT_ONCE tokens allow."""
+        tokens = self.prompt_ids.numel() + self.completions.numel()
+        prompts = prompts or max(1, AT_ONCE * len(self.prompt_ids) // tokens)
+        if prompts >= len(self.prompt_ids):
             yield self
             return
         for first in range(0, len(self.prompt_ids), prompts):

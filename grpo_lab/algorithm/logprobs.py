@@ -1,6 +1,10 @@
-"""Log-probabilities of chosen tokens, and entropies, without a second (B, T, V) tensor in fp32."""
+"""Log-probabilities of chosen tokens, and entropies, without a second (B, T, V) tensor in fp32, or without any."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -8,35 +12,65 @@ from torch import Tensor
 from grpo_lab.algorithm.shapes import Float, Int
 
 CHUNK = 2**24
-"""Elements of logits worked on at once: 64 MiB in fp32. Linux takes back pieces above 32 MiB as soon as they are
-free; smaller ones stay with the process, and often fit no later chunk."""
+"""Elements of logits that are made at once from states: 64 MiB in fp32."""
+PIECE = 2**20
+"""Elements of logits worked on at once, in temporary tensors of 4 MiB, which a processor's cache may hold."""
 
 
 class _SelectedLogSoftmax(torch.autograd.Function):
-    """log_softmax(logits / temperature)[token], in fp32 chunks forward and backward; only the logits are kept."""
+    """log_softmax(logits / temperature)[token] in fp32, forward and backward; only the logits are kept."""
 
     @staticmethod
     def forward(ctx, logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:  # type: ignore[override]
-        chunks = zip(*_chunks(logits, tokens), strict=True)
-        normalisers, selected = [], []
-        for scores, chosen in chunks:
-            scaled = _scaled(scores, temperature)
-            normalisers.append(scaled.logsumexp(dim=-1))
-            selected.append(scaled.gather(-1, chosen[:, None])[:, 0] - normalisers[-1])
-        ctx.save_for_backward(logits, tokens, torch.cat(normalisers))
+        logprobs, normalisers = _empty(logits)
+        _select(logits, tokens, temperature, logprobs, normalisers)
+        ctx.save_for_backward(logits, tokens, normalisers)
         ctx.temperature = temperature
-        return torch.cat(selected)
+        return logprobs
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
         logits, tokens, normalisers = ctx.saved_tensors
         result = torch.empty_like(logits)
-        parts = _chunks(logits, tokens, normalisers, grad, result)
-        for scores, chosen, normaliser, upstream, out in zip(*parts, strict=True):
-            share = (_scaled(scores, ctx.temperature) - normaliser[:, None]).exp_().mul_(-upstream[:, None])
-            share.scatter_add_(-1, chosen[:, None], upstream[:, None])
-            out.copy_(_scaled(share, ctx.temperature))
+        _differentiate(logits, tokens, ctx.temperature, normalisers, grad, result)
         return result, None, None
+
+
+class _HeadLogprobs(torch.autograd.Function):
+    """The same from states and a head: logits are made a chunk at a time in one buffer, and again in the backward."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx,
+        states: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        tokens: Tensor,
+        temperature: float,
+        look: Callable[[Tensor], None],
+    ) -> Tensor:
+        logprobs, normalisers = _empty(states)
+        for rows, logits in _logits(states, weight, bias):
+            look(logits)
+            _select(logits, tokens[rows], temperature, logprobs[rows], normalisers[rows])
+        ctx.save_for_backward(states, weight, bias, tokens, normalisers)
+        ctx.temperature = temperature
+        return logprobs
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        states, weight, bias, tokens, normalisers = ctx.saved_tensors
+        wanted = zip((states, weight, bias), ctx.needs_input_grad, strict=False)
+        of_states, of_weight, of_bias = (torch.zeros_like(tensor) if want else None for tensor, want in wanted)
+        for rows, logits in _logits(states, weight, bias):
+            _differentiate(logits, tokens[rows], ctx.temperature, normalisers[rows], grad[rows], logits)
+            if of_states is not None:
+                torch.mm(logits, weight, out=of_states[rows])
+            if of_weight is not None:
+                of_weight.addmm_(logits.t(), states[rows])
+            if of_bias is not None:
+                of_bias += logits.sum(dim=0)
+        return of_states, of_weight, of_bias, None, None, None
 
 
 def completion_logprobs(
@@ -51,6 +85,27 @@ def completion_logprobs(
     return flat.view(tokens.shape)  # type: ignore[union-attr]
 
 
+def head_logprobs(
+    states: Float[Tensor, "N D"],
+    head: torch.nn.Linear,
+    tokens: Int[Tensor, " N"],
+    temperature: float = 1.0,
+    look: Callable[[Tensor], None] = lambda logits: None,
+) -> Float[Tensor, " N"]:
+    """log softmax(head(states) / temperature) at `tokens`, in nats, fp32, without all logits at once.
+
+    `look` receives the logits (n, V) of each chunk, which have no gradient and are overwritten by the next.
+
+    >>> head_logprobs(torch.zeros(1, 2), torch.nn.Linear(2, 4, bias=False), torch.tensor([2])).exp()
+    tensor([0.2500], grad_fn=<ExpBackward0>)
+    """
+    device, own = states.device.type, head.weight.dtype
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else own
+    bias = None if head.bias is None else head.bias.to(dtype)
+    found = _HeadLogprobs.apply(states.to(dtype), head.weight.to(dtype), bias, tokens, temperature, look)
+    return cast(Tensor, found)
+
+
 def entropies(logits: Float[Tensor, "... V"], temperature: float = 1.0) -> Float[Tensor, "..."]:
     """Entropy of softmax(logits / temperature) in nats, fp32, without gradient.
 
@@ -59,7 +114,7 @@ def entropies(logits: Float[Tensor, "... V"], temperature: float = 1.0) -> Float
     """
     with torch.no_grad():
         found = []
-        for (scores,) in zip(*_chunks(logits.flatten(0, -2)), strict=True):
+        for (scores,) in zip(*_pieces(logits.flatten(0, -2)), strict=True):
             logp = _scaled(scores, temperature).log_softmax(dim=-1)
             # A filtered token has logp = -inf and p = 0: its term is 0, not NaN.
             found.append(-(logp.exp() * logp.clamp(min=torch.finfo(logp.dtype).min)).sum(dim=-1))
@@ -71,7 +126,41 @@ def _scaled(scores: Tensor, temperature: float) -> Tensor:
     return scores.float() if temperature == 1 else scores.float() / temperature
 
 
-def _chunks(logits: Tensor, *others: Tensor) -> list[tuple[Tensor, ...]]:
+def _empty(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Room for two fp32 numbers a row, as one piece each: many small tensors between large ones fragment the heap."""
+    return rows.new_empty(len(rows), dtype=torch.float32), rows.new_empty(len(rows), dtype=torch.float32)
+
+
+def _logits(states: Tensor, weight: Tensor, bias: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
+    """Yield slices of the states (N, D) with their logits (n, V), which lie in one buffer in turns."""
+    size = max(1, CHUNK // len(weight))
+    linear = torch.mm if bias is None else partial(torch.addmm, bias)
+    buffer = states.new_empty(min(size, len(states)), len(weight))
+    for first in range(0, len(states), size):
+        rows = slice(first, first + size)
+        yield rows, linear(states[rows], weight.t(), out=buffer[: len(states[rows])])
+
+
+def _select(logits: Tensor, tokens: Tensor, temperature: float, logprobs: Tensor, normalisers: Tensor) -> None:
+    """Write the log-probability (n,) of each row's token, and the logsumexp (n,) of each row, of logits (n, V)."""
+    for scores, chosen, selected, normaliser in zip(*_pieces(logits, tokens, logprobs, normalisers), strict=True):
+        scaled = _scaled(scores, temperature)
+        torch.logsumexp(scaled, dim=-1, out=normaliser)
+        torch.sub(scaled.gather(-1, chosen[:, None])[:, 0], normaliser, out=selected)
+
+
+def _differentiate(
+    logits: Tensor, tokens: Tensor, temperature: float, normalisers: Tensor, grad: Tensor, result: Tensor
+) -> None:
+    """Write the gradient (n, V) of the log-probabilities, times `grad` (n,); `result` may be the logits themselves."""
+    parts = _pieces(logits, tokens, normalisers, grad, result)
+    for scores, chosen, normaliser, upstream, out in zip(*parts, strict=True):
+        share = (_scaled(scores, temperature) - normaliser[:, None]).exp_().mul_(-upstream[:, None])
+        share.scatter_add_(-1, chosen[:, None], upstream[:, None])
+        out.copy_(_scaled(share, temperature))
+
+
+def _pieces(logits: Tensor, *others: Tensor) -> list[tuple[Tensor, ...]]:
     """(N, V) logits and further tensors (N, ...), split alike along N."""
-    size = max(1, CHUNK // logits.shape[-1])
+    size = max(1, PIECE // logits.shape[-1])
     return [tensor.split(size) for tensor in (logits, *others)]

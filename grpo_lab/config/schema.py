@@ -68,7 +68,7 @@ class DataConfig(Settings):
     num_generations: Annotated[int, AtLeast(1)] = 8
     """Completions sampled for each prompt: the size of a group."""
     micro_batch_prompts: Annotated[int, AtLeast(0)] = 0
-    """Prompts a forward-backward pass; gradients accumulate over the batch. 0 takes the batch in one."""
+    """Prompts a forward-backward pass; gradients accumulate over the batch. 0: as many as have 4,096 tokens."""
     allow_single_generation: bool = False
     """Permit groups of one completion, which have nothing to be compared with; for scenarios that show the failure."""
 

@@ -10,7 +10,6 @@ from grpo_lab.algorithm.batch import Batch
 from grpo_lab.algorithm.kl import exact as kl_divergence
 from grpo_lab.events import Stage
 from grpo_lab.training.interventions import Intervention, Outcome, Step, known
-from grpo_lab.training.recorder import named_gradients
 
 
 @dataclass(frozen=True)
@@ -35,8 +34,10 @@ class MeasureGradients(Intervention):
     stage = Stage.GRADIENTS
 
     def __call__(self, value: Any, step: Step) -> Outcome:
-        names, gradients = named_gradients(value)
-        facts = {"largest_representable": min((torch.finfo(g.dtype).max for g in gradients), default=torch.inf)}
+        names, gradients = step.recorder.named_gradients(value)
+        facts = {
+            "largest_representable": min((torch.finfo(d).max for d in {g.dtype for g in gradients}), default=torch.inf)
+        }
         norms = step.recorder.parameters("gradients", names, gradients, step.update, facts)
         step.recorder.metric("grad_norm", norms.norm(), step.update)
         return Outcome(value, replace={"grad_norm": step.recorder.count_now()})
@@ -50,8 +51,7 @@ class MeasureWeights(Intervention):
     stage = Stage.WEIGHTS
 
     def __call__(self, value: Any, step: Step) -> Outcome:
-        names, weights = zip(*value.named_parameters(), strict=True)
-        norms = step.recorder.parameters("weights", names, weights, step.update)
+        norms = step.recorder.parameters("weights", *step.recorder.named_parameters(value), step.update)
         return Outcome(value, replace={"weight_norms": norms})
 
 

@@ -12,10 +12,9 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from grpo_lab.algorithm.batch import Batch
-from grpo_lab.algorithm.logprobs import CHUNK, completion_logprobs
+from grpo_lab.algorithm.logprobs import CHUNK, completion_logprobs, head_logprobs
 from grpo_lab.errors import ModelError
 from grpo_lab.events import Stage
 from grpo_lab.training import masks
@@ -95,26 +94,21 @@ def check(model: Any, name: str) -> None:
 def logprobs(model: Any, run: Pass, batch: Batch, attempt: Attempt, note: str) -> Tensor:
     """Log-probabilities (B, T) of the completions' tokens under a model, in nats; without a meaning outside the mask.
 
-    Large logits of the shared pass are never there as a whole, unless an intervention wants them: a chunk of tokens is
-    computed at a time, and computed again in the backward pass.
+    Large logits of the shared pass are never there as a whole, unless an intervention wants them.
     """
     hidden, head = run(model, batch)
-    temperature, mask, vocabulary = attempt.step.sampling.temperature, batch.completion_mask, model.config.vocab_size
-    if head is done or mask.numel() * vocabulary <= CHUNK or attempt.intervenes(Stage.LOGITS):
+    step, mask, tokens = attempt.step, batch.completion_mask, batch.completions
+    small = mask.numel() * model.config.vocab_size <= CHUNK
+    # A subclass, such as a quantised layer, multiplies in its own way.
+    if type(head) is not torch.nn.Linear or small or attempt.intervenes(Stage.LOGITS):
         logits = attempt.apply(Stage.LOGITS, head(hidden), note)
-        return completion_logprobs(logits, batch.completions, temperature)
+        return completion_logprobs(logits, tokens, step.sampling.temperature)
 
-    def part(states: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
-        logits = head(states)
-        return completion_logprobs(logits[None], tokens[None], temperature)[0], *extremes(logits.detach())
+    def look(logits: Tensor) -> None:
+        step.recorder.note(Stage.LOGITS, extremes(logits), logits.numel(), step.update, note)
 
-    found = []
-    chunks = (every[mask].split(max(1, CHUNK // vocabulary)) for every in (hidden, batch.completions))
-    for states, tokens in zip(*chunks, strict=True):
-        values, *noted = cast(Any, checkpoint(part, states, tokens, use_reentrant=False, preserve_rng_state=False))
-        attempt.step.recorder.note(Stage.LOGITS, noted, len(tokens) * vocabulary, attempt.step.update, note)
-        found.append(values)
-    return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, torch.cat(found))
+    found = head_logprobs(hidden[mask], cast(torch.nn.Linear, head), tokens[mask], step.sampling.temperature, look)
+    return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, found)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,13 @@
 """The chain recorder: for every link of a step, its magnitude and how many elements are not finite.
 
-Notes stay on the device until `flush`, which moves them in one transfer, so that recording costs one synchronisation.
+On CUDA notes stay on the device until `flush`, which moves them in one transfer, so that recording costs one
+synchronisation. On a CPU their numbers are read at once: small tensors that are kept between the large ones of a step
+fragment the heap, which made a process three times as large.
 """
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,12 +29,16 @@ PART = 2**22
 """Elements counted at once, so that counting needs no second tensor of the size of the logits."""
 
 
+Number = Tensor | float
+"""A number (), or numbers (n,), that may still be on a GPU."""
+
+
 class _Pending(NamedTuple):
     link: str
     update: int
     note: str
     shape: tuple[int, ...]
-    statistics: Sequence[Tensor]
+    statistics: Sequence[Number]
     names: Sequence[str]
     tensors: Sequence[Tensor]
     numel: int
@@ -44,12 +50,13 @@ class Recorder:
     """Collects the notes and metrics of one step, in order of time."""
 
     def __init__(self) -> None:
+        self._listed: tuple[Any, tuple[str, ...], tuple[Tensor, ...]] = None, (), ()
         self._pending: list[_Pending] = []
-        self._metrics: list[tuple[str, int, Tensor]] = []
+        self._metrics: list[tuple[str, int, Number]] = []
 
     def metric(self, name: str, value: Tensor, update: int = 0) -> None:
         """Note one number, a tensor (). Micro-batches of one update add up; see LARGEST for several updates."""
-        self._metrics.append((name, update, value.detach()))
+        self._metrics.append((name, update, _read(value.detach())))
 
     def metrics(self, values: Mapping[str, Tensor], update: int = 0) -> None:
         """Note each of these tensors () as `metric` does."""
@@ -58,14 +65,14 @@ class Recorder:
 
     def tensor(self, link: str, value: Tensor, update: int = 0, note: str = "") -> None:
         """Note a tensor of any shape: largest magnitude, number of elements not finite, and place of the worst one."""
-        numel, seen = value.numel(), torch.atleast_1d(value.detach())
+        numel, seen = value.numel(), value.detach()
         if not numel:
             return
-        place = [seen.abs().argmax()] if value.shape and numel <= LOCATE_LIMIT else []
+        place = [_read(seen.abs().argmax())] if value.shape and numel <= LOCATE_LIMIT else []
         shape, statistics = tuple(value.shape) if place else (), (*extremes(seen), *place)
         self._pending.append(_Pending(link, update, note, shape, statistics, (), (), numel, {}))
 
-    def note(self, link: str, noted: Sequence[Tensor], numel: int, update: int, note: str) -> None:
+    def note(self, link: str, noted: Sequence[Number], numel: int, update: int, note: str) -> None:
         """Note the `extremes` of `numel` elements; several notes of one link, update and pass are merged."""
         self._pending.append(_Pending(link, update, note, (), noted, (), (), numel, {}))
 
@@ -90,6 +97,18 @@ class Recorder:
         self._pending.append(_Pending(link, update, "", (), (norms,), names, tensors, numel, facts or {}))
         return norms
 
+    def named_parameters(self, policy: Any) -> tuple[tuple[str, ...], tuple[Tensor, ...]]:
+        """Names and tensors of a policy's parameters, listed once: that takes about as long as reading all of them."""
+        if self._listed[0] is not policy:
+            names, tensors = zip(*policy.named_parameters(), strict=True)
+            self._listed = policy, names, tensors
+        return self._listed[1:]
+
+    def named_gradients(self, policy: Any) -> tuple[list[str], list[Tensor]]:
+        """Names and gradients (of the parameter's shape) of all parameters that have one."""
+        named = [(name, p.grad) for name, p in zip(*self.named_parameters(policy), strict=True) if p.grad is not None]
+        return [name for name, _ in named], [gradient for _, gradient in named]
+
     def count_now(self) -> float:
         """Count the broken elements of the last parameters before a guard changes them in place, and release these.
 
@@ -97,6 +116,7 @@ class Recorder:
         """
         last = self._pending[-1]
         (norms,) = last.statistics
+        assert isinstance(norms, Tensor)
         total, *each = torch.hstack([norms.norm(), norms]).tolist()
         self._pending[-1] = last._replace(nonfinite=_count_broken(last, each), tensors=())
         return total
@@ -108,13 +128,12 @@ class Recorder:
         """
         pending, self._pending = self._pending, []
         metrics, self._metrics = self._metrics, []
-        tensors = [number for note in pending for number in note.statistics] + [value for _, _, value in metrics]
-        if not tensors:
-            return (), {}
-        numbers = iter(_on_host(tensors))
+        numbers = _on_host(
+            [number for note in pending for number in note.statistics] + [value for *_, value in metrics]
+        )
         merged: dict[tuple[str, int, str], LinkNote] = {}
         for note in pending:
-            values = list(itertools.islice(numbers, sum(number.numel() for number in note.statistics)))
+            values = list(itertools.islice(numbers, len(note.names) or len(note.statistics)))
             read = _parameters_note(note, values) if note.names else _tensor_note(note, values)
             key = (note.link, note.update, note.note)
             merged[key] = _worse(merged[key], read) if key in merged else read
@@ -136,37 +155,35 @@ def _reduce(metrics: list[tuple[str, int, float]]) -> dict[str, float]:
     return reduced
 
 
-def extremes(value: Tensor) -> tuple[Tensor, ...]:
-    """Tensors (): the smallest and the largest element of a tensor (N, …), 0 without any, and counts of broken ones."""
-    if not value.numel():
-        return tuple(value.new_zeros(2))
-    low, high = torch.aminmax(value)
-    return low, high, *_counts(value, low, high)
+def extremes(value: Tensor) -> list[Number]:
+    """The smallest and the largest element of a tensor (N, …), 0 without any, and counts of broken ones, by part.
 
-
-def _counts(value: Tensor, low: Tensor, high: Tensor) -> list[Tensor]:
-    """Numbers () of elements that are not finite, by part: counted at once, because a guard may mend them in place.
-
-    On a CPU the extremes, which are NaN where any element is, show without a wait whether there is something to count.
+    They are counted at once, because a guard may mend them in place.
     """
-    if not value.is_cuda and math.isfinite(low.item()) and math.isfinite(high.item()):
-        return []
+    if not value.numel():
+        return [0.0, 0.0]
+    low, high = (_read(number) for number in torch.aminmax(value))
+    if not isinstance(low, Tensor) and math.isfinite(low) and math.isfinite(high):
+        return [low, high]  # NaN where any element is
+    value = torch.atleast_1d(value)
     parts = value.split(max(1, PART * len(value) // value.numel()))
-    return [(part - part).count_nonzero() for part in parts]  # x - x is 0 unless x is NaN or inf
+    return [low, high, *(_read((part - part).count_nonzero()) for part in parts)]  # 0 unless an element is NaN or inf
 
 
-def _on_host(tensors: Sequence[Tensor]) -> list[float]:
-    """The elements of all tensors, moved to the host at once where they are on another device."""
-    if not tensors[0].is_cuda:
-        return [number for tensor in tensors for number in (tensor.tolist() if tensor.dim() else [tensor.item()])]
-    as_double = torch.zeros((), dtype=torch.float64, device=tensors[0].device)  # the others are promoted to it
-    return torch.hstack([as_double, *tensors]).tolist()[1:]
+def _read(number: Tensor) -> Number:
+    """A number as `flush` will find it: still on its device where reading it would wait."""
+    return number if number.is_cuda else number.item()
 
 
-def named_gradients(policy: Any) -> tuple[list[str], list[Tensor]]:
-    """Names and gradients (of the parameter's shape) of all parameters that have one."""
-    named = [(name, p.grad) for name, p in policy.named_parameters() if p.grad is not None]
-    return [name for name, _ in named], [gradient for _, gradient in named]
+def _on_host(numbers: Sequence[Number]) -> Iterator[float]:
+    """Yield all numbers in turn; those that are still on a device are moved at once."""
+    tensors = [number for number in numbers if isinstance(number, Tensor)]
+    as_double = (
+        [torch.zeros((), dtype=torch.float64, device=tensors[0].device)] if tensors else []
+    )  # promotes the others
+    moved = iter(torch.hstack([*as_double, *tensors]).tolist()[1:] if tensors else ())
+    for number in numbers:
+        yield from itertools.islice(moved, number.numel()) if isinstance(number, Tensor) else (number,)
 
 
 def count_nonfinite(tensors: Sequence[Tensor]) -> int:

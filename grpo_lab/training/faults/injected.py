@@ -10,7 +10,6 @@ from grpo_lab.algorithm.batch import Batch
 from grpo_lab.config.fields import Between
 from grpo_lab.events import Stage, Verdict
 from grpo_lab.training.interventions import AtOneStep, Intervention, Outcome, Step
-from grpo_lab.training.recorder import named_gradients
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ class NanGradient(AtOneStep):
 
     def inject(self, value: Any, step: Step) -> Outcome:
         """Set one element of one gradient of the policy to NaN."""
-        _, gradients = named_gradients(value)
+        _, gradients = step.recorder.named_gradients(value)
         chosen = gradients[int(torch.randint(len(gradients), (1,), generator=self.generator(step)))]
         chosen.view(-1)[0] = torch.nan
         return Outcome(value, Verdict.CHANGED, f"1 of {sum(g.numel() for g in gradients)} gradients set to NaN")

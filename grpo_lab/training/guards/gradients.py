@@ -9,7 +9,6 @@ import torch
 from grpo_lab.config.fields import AtLeast, Between
 from grpo_lab.events import Stage, Verdict
 from grpo_lab.training.interventions import Intervention, Outcome, Step, exceeds, known
-from grpo_lab.training.recorder import named_gradients
 
 
 @dataclass(frozen=True)
@@ -85,6 +84,6 @@ class ClipGradients(Intervention):
         if norm <= self.max_norm:
             return Outcome(value)
         torch.nn.utils.clip_grads_with_norm_(value.parameters(), self.max_norm, torch.tensor(norm))
-        step.recorder.parameters("clipped_gradients", *named_gradients(value), step.update)
+        step.recorder.parameters("clipped_gradients", *step.recorder.named_gradients(value), step.update)
         step.recorder.count_now()
         return Outcome(value, Verdict.CHANGED, exceeds("grad norm", norm, self.max_norm))
