@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -140,6 +141,17 @@ def warm():
     yield child
     child.close()
     assert not child.alive
+
+
+def test_a_child_is_ready_also_when_it_is_asked_again_or_after_a_run(tmp_path, warm):
+    new = Child()
+    Session(SMOKE, tmp_path / "run", child=new).run()
+    for child in (warm, new):
+        thread = threading.Thread(target=child.ready, daemon=True)
+        thread.start()
+        finish(thread)
+    assert warm.ready() and new.ready()
+    new.close()
 
 
 def test_a_warm_child_runs_what_a_new_one_would(tmp_path, warm):

@@ -53,12 +53,13 @@ class Child:
         self._listener.start()
         self._writing = threading.Lock()
         self._over = threading.Event()
-        self._last = False
+        self._last = self._ready = False
 
     def ready(self) -> bool:
-        """Wait until a new child has loaded all that a run needs, and say whether it did; `begin` needs no wait."""
+        """Wait until the child has loaded all that a run needs, and say whether it did; `begin` needs no wait."""
         assert self._process.stdout is not None
-        return self._process.stdout.readline().rstrip() == READY
+        self._ready = self._ready or self._process.stdout.readline().rstrip() == READY
+        return self._ready
 
     def begin(self, config: Config, directory: Path, save_model: bool = False, last: bool = False) -> None:
         """Order a run; the run before must be over. After the `last` run the child ends.
@@ -77,6 +78,7 @@ class Child:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.rstrip() == READY:
+                self._ready = True
                 continue
             if line.startswith(f'{{"{OVER}": '):
                 self._over.set()
