@@ -79,7 +79,7 @@ def test_a_window_of_attention_limits_the_length(tiny):
     model = copy.deepcopy(tiny[0])
     model.config.sliding_window = 11
     with pytest.raises(
-        ConfigError, match=r"prompt of 6 tokens and sampling.max_completion_length = 6 exceed .* 11 pos"
+        ConfigError, match=r"prompt of 6 tokens and sampling.max_completion_length = 6 exceed .* 11 tokens of att"
     ):
         draw((model, tiny[1]))
     draw((model, tiny[1]), max_completion_length=5)

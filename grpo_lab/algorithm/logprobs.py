@@ -161,6 +161,6 @@ def _differentiate(
 
 
 def _pieces(logits: Tensor, *others: Tensor) -> list[tuple[Tensor, ...]]:
-    """(N, V) logits and further tensors (N, ...), split alike along N."""
-    size = max(1, PIECE // logits.shape[-1])
+    """(N, V) logits and further tensors (N, ...), split alike along N; on a GPU small pieces only cost more kernels."""
+    size = max(1, (CHUNK if logits.is_cuda else PIECE) // logits.shape[-1])
     return [tensor.split(size) for tensor in (logits, *others)]

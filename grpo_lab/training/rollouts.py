@@ -122,10 +122,10 @@ def texts(tokenizer: Any, batch: Batch) -> list[str]:
 
 def _check_length(model: Any, prompt_length: int, sampling: SamplingConfig) -> None:
     """Raise ConfigError where prompt and completion exceed the model's positions, or the window of its attention."""
-    limits = [getattr(model.config, name, None) for name in ("max_position_embeddings", "sliding_window")]
-    limit = min([number for number in limits if number], default=0)
-    if limit and prompt_length + sampling.max_completion_length > limit:
-        raise ConfigError(
-            f"a prompt of {prompt_length} tokens and sampling.max_completion_length = "
-            f"{sampling.max_completion_length} exceed the model's {limit} positions; shorten one of them"
-        )
+    for name, what in (("max_position_embeddings", "positions"), ("sliding_window", "tokens of attention")):
+        limit = getattr(model.config, name, None)
+        if limit and prompt_length + sampling.max_completion_length > limit:
+            raise ConfigError(
+                f"a prompt of {prompt_length} tokens and sampling.max_completion_length = "
+                f"{sampling.max_completion_length} exceed the model's {limit} {what} ({name}); shorten one of them"
+            )

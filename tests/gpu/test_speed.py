@@ -102,6 +102,8 @@ def test_decoding_by_graph_against_eager(device, a_run, plan, figures, model):
             **memory(device),
         }
     }
+    lengths = {key: run.mean("completions/mean_length") for key, run in runs.items()}
+    assert lengths["graph"] == pytest.approx(lengths["eager"], rel=0.1)
 
 
 def prompts(folder, lengths):
@@ -146,7 +148,9 @@ def test_a_batch_that_fills_the_card(device, a_run, figures, empty):
     while count <= most:
         row = found[f"{count} x 8 x 64"] = {}
         try:
-            run = a_run(preset("stable"), "124M", *work, f"data.num_prompts={count}")
+            run = a_run(
+                preset("stable"), "124M", *work, f"data.num_prompts={count}", f"data.micro_batch_prompts={count}"
+            )
             run.advance(1)
             seconds = run.advance(1).wall
         except torch.OutOfMemoryError as error:
