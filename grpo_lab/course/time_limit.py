@@ -21,10 +21,9 @@ AGAIN = 1.0
 def time_limit(seconds: float, file: str) -> Iterator[None]:
     """Raise NotYet, with the line of `file` that ran, once the code inside has taken so long.
 
-    Outside the main thread, which alone can be interrupted, and where SIGINT is ignored, there is no limit.
+    Outside the main thread, which alone can be interrupted, there is no limit.
     """
-    interruptible = callable(signal.getsignal(signal.SIGINT))
-    if threading.current_thread() is not threading.main_thread() or not interruptible:
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
     over, fired, ending = threading.Event(), threading.Event(), threading.Lock()
@@ -40,17 +39,32 @@ def time_limit(seconds: float, file: str) -> Iterator[None]:
 
     threading.Thread(target=interrupt, name="time limit of an answer", daemon=True).start()
     try:
-        try:
-            yield
-        finally:
-            with ending:
-                over.set()
+        with _interruptible():
+            try:
+                yield
+            finally:
+                with ending:
+                    over.set()
     except KeyboardInterrupt as error:
         if not fired.is_set():
             raise  # by the user
         where = user_code.said(error, file).partition(" ")[2]
         text = f"it was stopped after {seconds:g} s {where}".rstrip()
         raise NotYet(f"{text}: does a loop never end? A right answer takes less than a second") from None
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let SIGINT raise KeyboardInterrupt, also where it is ignored: a shell lets its background processes do so."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is None or callable(before):  # None: the handler is not Python's
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _interrupt_main() -> None:

@@ -2,6 +2,7 @@
 
 import math
 import re
+import signal
 import threading
 import time
 
@@ -167,6 +168,18 @@ def test_a_loop_without_end_is_stopped_and_said(write, monkeypatch, source, line
     assert time.monotonic() - begun < 20
     assert not found.right
     assert re.search(rf"stopped after 0\.2 s \(line {line}\): does a loop", found.got)
+
+
+def test_a_process_in_the_background_has_the_time_limit_too(write, monkeypatch):
+    """A shell lets it ignore SIGINT, and its children inherit that."""
+    monkeypatch.setattr(evaluate, "SECONDS", 0.2)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        (found,) = evaluate.check(DOUBLE, write("import time\ndef double(x):\n    time.sleep(5)\n"))
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert "stopped after 0.2 s" in found.got
 
 
 def test_an_interrupt_by_the_user_is_none_of_the_time_limit(write):
