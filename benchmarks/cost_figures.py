@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,8 @@ AXES = {
 }
 CONTENDERS = {"ours": "ours", "TRL": "trl"}
 """The contenders, and their names in the step times."""
+CLOSE = 1.5
+"""Two places with a smaller ratio have their labels below each other."""
 Row = list[dict[str, Any]]
 
 
@@ -57,9 +60,10 @@ def _panel(axes: Axes, axis: str, row: Row, names: list[str], value: Any, label:
         axes.plot(*zip(*places, strict=True), color=look.colour, ls=look.line, marker=look.marker, lw=2)
     axes.set_xscale("log", base=10 if axis == "parameters" else 2)
     axes.set_yscale("log")
-    axes.set_xticks(
-        [point[axis] for point in row], [point["model"] if axis == "parameters" else point[axis] for point in row]
-    )
+    at = [point[axis] for point in row]
+    labels = [str(point["model"] if axis == "parameters" else point[axis]) for point in row]
+    close = [False, *(place < CLOSE * before for before, place in pairwise(at))]
+    axes.set_xticks(at, ["\n" * lower + label for lower, label in zip(close, labels, strict=True)])
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))

@@ -722,10 +722,13 @@ def test_logprobs_from_states_follow_autocast_as_the_head_does(dtype):
     torch.testing.assert_close(seen[0], logits.detach())
 
 
-def test_a_frozen_head_gets_no_gradient():
+def test_a_frozen_head_hands_the_gradient_on():
     head, states = torch.nn.Linear(2, 4).requires_grad_(False), torch.ones(3, 2, requires_grad=True)
-    head_logprobs(states, head, torch.tensor([0, 1, 2])).sum().backward()
-    assert head.weight.grad is None and states.grad is not None and states.grad.any()
+    tokens = torch.tensor([0, 1, 2])
+    right = completion_logprobs(head(states)[None], tokens[None])
+    gradients = [torch.autograd.grad(found.sum(), states) for found in (head_logprobs(states, head, tokens), right)]
+    assert gradients[0][0].any()
+    torch.testing.assert_close(*gradients)
 
 
 def test_chunks_change_no_bit(monkeypatch):

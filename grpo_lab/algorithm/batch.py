@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 AT_ONCE = 4096
-"""Tokens, of prompts and completions, that keep a processor busy; more at once only take more memory."""
+"""Tokens of prompts and completions in one pass, as far as whole groups allow. More at once take more memory."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 On CUDA notes stay on the device until `flush`, which moves them in one transfer, so that recording costs one
 synchronisation. On a CPU their numbers are read at once: small tensors that are kept between the large ones of a step
-fragment the heap, which made a process three times as large.
+fragment the heap, and the process can become several times as large.
 """
 
 import itertools
@@ -178,10 +178,10 @@ def _read(number: Tensor) -> Number:
 def _on_host(numbers: Sequence[Number]) -> Iterator[float]:
     """Yield all numbers in turn; those that are still on a device are moved at once."""
     tensors = [number for number in numbers if isinstance(number, Tensor)]
-    as_double = (
-        [torch.zeros((), dtype=torch.float64, device=tensors[0].device)] if tensors else []
-    )  # promotes the others
-    moved = iter(torch.hstack([*as_double, *tensors]).tolist()[1:] if tensors else ())
+    moved: Iterator[float] = iter(())
+    if tensors:
+        as_double = torch.zeros((), dtype=torch.float64, device=tensors[0].device)  # the others are promoted to it
+        moved = iter(torch.hstack([as_double, *tensors]).tolist()[1:])
     for number in numbers:
         yield from itertools.islice(moved, number.numel()) if isinstance(number, Tensor) else (number,)
 
