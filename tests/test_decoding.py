@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo_lab.config.catalog import preset
-from grpo_lab.config.schema import SamplingConfig
+from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.errors import ConfigError
 from grpo_lab.models import loading
 from grpo_lab.training import graph_decoding, masks, passes, rollouts

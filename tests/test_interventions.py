@@ -21,7 +21,8 @@ from torch import tensor
 from grpo_lab.algorithm.batch import Batch
 from grpo_lab.algorithm.losses import clipped_surrogate
 from grpo_lab.config.catalog import preset
-from grpo_lab.config.schema import Config, SamplingConfig
+from grpo_lab.config.schema import Config
+from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.errors import GrpoLabError, RunError
 from grpo_lab.events import Stage, Verdict
 from grpo_lab.training import observers

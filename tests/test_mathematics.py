@@ -21,7 +21,7 @@ from grpo_lab.algorithm.batch import Batch
 from grpo_lab.algorithm.formulas import log_ratio_to_old
 from grpo_lab.algorithm.logprobs import completion_logprobs, entropies, head_logprobs
 from grpo_lab.algorithm.losses import aggregate, clipped_surrogate, policy_loss, token_weights, weighted_sum
-from grpo_lab.config.schema import SamplingConfig
+from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.training.faults import formulas
 
 INF, NAN = math.inf, math.nan

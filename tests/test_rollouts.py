@@ -16,7 +16,7 @@ from transformers.generation.logits_process import (
 )
 
 from grpo_lab.algorithm.logprobs import completion_logprobs, entropies
-from grpo_lab.config.schema import SamplingConfig
+from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Stage
 from grpo_lab.models import loading

@@ -14,7 +14,8 @@ from torch import tensor
 import grpo_lab as gl
 from grpo_lab.algorithm.advantages import group_advantages
 from grpo_lab.config.fields import settings_of
-from grpo_lab.config.schema import LIVE_SECTIONS, OptimizerConfig, RunConfig
+from grpo_lab.config.schema import LIVE_SECTIONS
+from grpo_lab.config.sections import OptimizerConfig, RunConfig
 from grpo_lab.errors import ConfigError, RewardError
 from grpo_lab.events import Changed, Ended, Evaluated, Stage, Started, Stepped, Verdict, from_json, to_json
 from grpo_lab.metrics import OF_THE_MACHINE

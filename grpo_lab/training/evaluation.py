@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from grpo_lab.config.schema import SamplingConfig
+from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.events import Evaluated
 from grpo_lab.tasks import rewards
 from grpo_lab.tasks.tasks import Tasks

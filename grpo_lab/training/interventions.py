@@ -14,7 +14,8 @@ from torch import Tensor
 from grpo_lab import seeds
 from grpo_lab.algorithm.batch import Batch
 from grpo_lab.config import fields
-from grpo_lab.config.schema import Config, SamplingConfig
+from grpo_lab.config.schema import Config
+from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.errors import RunError
 from grpo_lab.events import Stage, Verdict
 from grpo_lab.training.recorder import Recorder

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from grpo_lab.algorithm.batch import Batch
 from grpo_lab.algorithm.logprobs import entropies
-from grpo_lab.config.schema import SamplingConfig
+from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Stage
 from grpo_lab.training.graph_decoding import DECODERS

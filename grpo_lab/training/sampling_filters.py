@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from grpo_lab.config.schema import SamplingConfig
+from grpo_lab.config.sections import SamplingConfig
 
 ONE = 2**52
 """A probability of 1 as an integer: sums of integers are deterministic on a GPU too, and exact."""

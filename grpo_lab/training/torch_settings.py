@@ -7,7 +7,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from grpo_lab.config.schema import RunConfig
+from grpo_lab.config.sections import RunConfig
 from grpo_lab.errors import ConfigError
 
 P = ParamSpec("P")

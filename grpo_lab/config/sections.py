@@ -1,0 +1,143 @@
+"""The sections of a config: each setting with its type, its limit, its default and its help text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from grpo_lab.config.fields import AtLeast, Between, OneOf, Settings
+from grpo_lab.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class RunConfig(Settings):
+    """Length, device, seed and reproducibility of a run."""
+
+    name: str = "run"
+    """Name of the run in its folder and in plots."""
+    seed: Annotated[int, AtLeast(0)] = 0
+    """Seed of every random draw, together with the step and the purpose of the draw."""
+    num_steps: Annotated[int, AtLeast(1)] = 10
+    """Steps to attempt: each samples a batch and updates the policy `loss.num_iterations` times."""
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda` or `cuda:1`."""
+    threads: Annotated[int, AtLeast(0)] = 0
+    """CPU threads of torch; 0: 1 below ten million parameters, else torch's own choice. The last bits depend on it."""
+    deterministic: bool = False
+    """Use torch's deterministic kernels on the GPU; on the CPU runs are deterministic anyway."""
+    num_eval: Annotated[int, AtLeast(0)] = 0
+    """Held-out problems sampled once each at temperature 1 before the first step and after the last; 0 for none."""
+    exact_kl: bool = False
+    """Also compute KL(policy || reference) over the whole vocabulary, as the metric kl/exact; it costs memory."""
+    snapshot_every: Annotated[int, AtLeast(0)] = 0
+    """Steps between in-memory snapshots for rollback. 0 picks 1 below ten million parameters; above, where a snapshot
+    is a large copy of weights and moments, 10 if a guard may roll back, and else none."""
+
+
+@dataclass(frozen=True)
+class ModelConfig(Settings):
+    """The policy, its precision, and how its forward passes are computed."""
+
+    name: str = "tiny"
+    """`tiny`, `smollm2-135m` (once it is fetched), a local folder, or a hub id."""
+    precision: Annotated[str, OneOf("fp32", "bf16", "fp16", "bf16_pure", "fp16_pure")] = "fp32"
+    """`bf16`/`fp16`: fp32 weights under autocast (fp16 with loss scaling). `*_pure`: the weights themselves."""
+    prompt_pass: Annotated[str, OneOf("shared", "plain")] = "shared"
+    """`shared` runs a prompt once for several completions in its row; `plain` repeats it for every completion."""
+    decode: Annotated[str, OneOf("eager", "graph")] = "eager"
+    """`graph` replays one captured CUDA graph for each sampled token, at a fixed width; only on CUDA."""
+
+
+@dataclass(frozen=True)
+class DataConfig(Settings):
+    """Prompts, rewards and the shape of a batch."""
+
+    tasks: str = "addition"
+    """A built-in task, `addition` or `reviews`, or a JSON-lines file with a `prompt` on every line."""
+    rewards: tuple[str, ...] = ("exact_match",)
+    """Reward functions, summed: built-in names or `file.py:name`, with TRL's signature."""
+    num_prompts: Annotated[int, AtLeast(1)] = 16
+    """Prompts (groups) a step."""
+    num_generations: Annotated[int, AtLeast(1)] = 8
+    """Completions sampled for each prompt: the size of a group."""
+    micro_batch_prompts: Annotated[int, AtLeast(0)] = 0
+    """Prompts a forward-backward pass; gradients accumulate over the batch. 0: as many as have 4,096 tokens."""
+    allow_single_generation: bool = False
+    """Permit groups of one completion, which have nothing to be compared with; for scenarios that show the failure."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a group of one without `allow_single_generation`."""
+        super().__post_init__()
+        if self.num_generations == 1 and not self.allow_single_generation:
+            raise ConfigError(
+                "num_generations = 1: a group of one has nothing to be compared with and teaches nothing; "
+                "use at least 2 (data.allow_single_generation=true only to watch it fail)"
+            )
+
+
+@dataclass(frozen=True)
+class SamplingConfig(Settings):
+    """Temperature, filters and penalties with which completions are sampled."""
+
+    temperature: Annotated[float, Between(0)] = 1.0
+    """Logits are divided by it, when sampling and in every log-probability alike."""
+    top_p: Annotated[float, Between(0, 1)] = 1.0
+    """Keep the smallest set of tokens with this much probability; 1 keeps all."""
+    top_k: Annotated[int, AtLeast(0)] = 0
+    """Keep this many of the likeliest tokens; 0 keeps all."""
+    repetition_penalty: Annotated[float, Between(0)] = 1.0
+    """Divides positive and multiplies negative logits of tokens already in the text; 1 changes nothing."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logits of tokens already in the completion."""
+    frequency_penalty: float = 0.0
+    """Subtracted once for every time a token is already in the completion."""
+    max_completion_length: Annotated[int, AtLeast(1)] = 8
+    """Tokens a completion may have at most, its end token included."""
+
+
+@dataclass(frozen=True)
+class LossConfig(Settings):
+    """The GRPO objective (DeepSeekMath, eq. 3), with the places where implementations differ."""
+
+    epsilon: Annotated[float, Between(0, 1)] = 0.2
+    """The ratio is clipped below at 1 - epsilon."""
+    epsilon_high: Annotated[float | None, Between(0)] = None
+    """The ratio is clipped above at 1 + epsilon_high; none uses epsilon."""
+    beta: Annotated[float, AtLeast(0)] = 0.02
+    """Weight of the KL penalty; 0 loads no reference model."""
+    kl_estimator: str = "k3"
+    """`k1`, `k2`, `k3`, `hinge`, a named wrong formula, or `file.py:name`: (delta) -> penalty, both (b, T)."""
+    log_ratio: str = "old"
+    """The policy that the current one is compared with: `old` (the one that sampled), a named wrong formula, or
+    `file.py:name`: (logprobs, batch) -> log-ratio (b, T)."""
+    aggregation: Annotated[str, OneOf("token", "sequence", "constant")] = "token"
+    """Mean over tokens, mean over completions of their means, or the sum divided by the number of completions times
+    `sampling.max_completion_length`."""
+    advantage_scale: str = "group"
+    """Standard deviation that divides the advantages: `group`, `batch`, `none`, a named wrong formula, or
+    `file.py:name`: (rewards (P, G), scorable=...) -> advantages (P, G)."""
+    completion_mask: str = "position"
+    """The tokens that are trained: `position` (up to the end token), a named wrong mask, or `file.py:name`:
+    (batch, pad) -> mask (B, T)."""
+    accumulation: str = "add"
+    """How gradients of micro-batches add up: `add`, a wrong way by name, or `file.py:name`: (loss, optimizer)."""
+    num_iterations: Annotated[int, AtLeast(1)] = 1
+    """Updates on each batch of completions (the mu of the paper)."""
+
+
+@dataclass(frozen=True)
+class OptimizerConfig(Settings):
+    """AdamW and its schedule."""
+
+    learning_rate: Annotated[float, AtLeast(0)] = 3e-4
+    """Peak learning rate."""
+    schedule: Annotated[str, OneOf("constant", "cosine")] = "constant"
+    """How the learning rate changes over the run."""
+    adam_eps: Annotated[float, AtLeast(0)] = 1e-8
+    """Added to the root of the second moment."""
+    adam_beta1: Annotated[float, AtLeast(0, 0.99999)] = 0.9
+    """Decay of the first moment."""
+    adam_beta2: Annotated[float, AtLeast(0, 0.99999)] = 0.999
+    """Decay of the second moment."""
+    weight_decay: Annotated[float, AtLeast(0)] = 0.0
+    """Decoupled weight decay."""
