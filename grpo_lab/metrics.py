@@ -49,9 +49,15 @@ def metric(name: str) -> Metric:
     >>> metric("kl/F").label
     'KL to reference, F'
     """
-    if name in METRICS:
-        return METRICS[name]
-    longer = {short: long for long, short in _SHORTER.items()}
-    base, _, objective = name.rpartition("/")
-    whole = METRICS[longer.get(base, base)]
-    return whole._replace(label=f"{whole.label}, {objective}")
+    found = METRICS[of_run(name)]
+    return found if name in METRICS else found._replace(label=f"{found.label}, {name.rpartition('/')[2]}")
+
+
+def of_run(name: str) -> str:
+    """The name of the run's metric that a metric of one objective belongs to; the name itself if it is the run's.
+
+    >>> of_run("clip_ratio/H"), of_run("kl/exact")
+    ('clip_ratio/region_mean', 'kl/exact')
+    """
+    base, longer = name.rpartition("/")[0], {short: long for long, short in _SHORTER.items()}
+    return name if name in METRICS else longer.get(base, base)

@@ -64,8 +64,8 @@ def scorable_by_any(scores: Sequence[Scores]) -> Tensor:
     return torch.stack([one.scorable for one in scores]).any(dim=0)
 
 
-Gradients = list[Tensor | None]
-"""The gradient of every parameter, None for one without."""
+Gradients = Sequence[Tensor | None]
+"""The gradient of each parameter, None for one without."""
 
 
 def add(gradients: Sequence[Gradients]) -> Gradients:
@@ -111,5 +111,6 @@ def dot(first: Gradients, second: Gradients) -> Float[Tensor, ""]:
 
 
 def cosine(first: Gradients, second: Gradients) -> Tensor:
-    """Cosine () of the angle between two gradients: below 0 the objectives pull apart. NaN for a gradient of 0."""
-    return dot(first, second) / (dot(first, first).sqrt() * dot(second, second).sqrt())
+    """Cosine () of the angle between two gradients: below 0 the objectives pull apart. 0 where one of them is 0."""
+    sizes = dot(first, first).sqrt() * dot(second, second).sqrt()
+    return dot(first, second) / torch.where(sizes == 0, 1.0, sizes)

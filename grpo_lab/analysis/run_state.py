@@ -13,7 +13,7 @@ from grpo_lab.analysis.tally import Tally, by_design, count
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import GrpoLabError
 from grpo_lab.events import Action, Changed, Ended, Evaluated, Event, Started, Stepped, Verdict
-from grpo_lab.metrics import METRICS
+from grpo_lab.metrics import metric, of_run
 from grpo_lab.runs.first_break import ChainBreak, first_break, statuses
 from grpo_lab.runs.summary import Learned, progress
 
@@ -268,11 +268,11 @@ def _status_of(last: Stepped) -> tuple[str, str]:
     worst = _worst(last)
     if last.verdict in _DOING:
         return _DOING[last.verdict], f"{worst.name}: {worst.reason}" if worst else ""
-    for name in _WATCHED:
-        low, high = METRICS[name].low, METRICS[name].high
-        value = last.metrics.get(name, low)
-        if not low <= value <= high:
-            return "spiking", f"{METRICS[name].label} {shown(value)}, usual up to {high:g}"
+    watched = [(name, value) for name, value in last.metrics.items() if of_run(name) in _WATCHED]
+    for name, value in sorted(watched, key=lambda pair: _WATCHED.index(of_run(pair[0]))):
+        usual = metric(name)
+        if not usual.low <= value <= usual.high:
+            return "spiking", f"{usual.label} {shown(value)}, usual up to {usual.high:g}"
     return "healthy", ""
 
 

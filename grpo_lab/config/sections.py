@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from grpo_lab.config.fields import AtLeast, Between, FrozenDict, OneOf, Settings, build, settings_of
 from grpo_lab.errors import ConfigError
+from grpo_lab.metrics import METRICS, of_objective
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,8 @@ class ObjectiveConfig(Settings):
         super().__post_init__()
         if not re.fullmatch(r"[\w-]+", self.name, re.ASCII):
             raise ConfigError(f"name = {self.name!r}: use letters, digits, - and _")
+        if taken := METRICS.keys() & {of_objective(metric, self.name) for metric in METRICS}:
+            raise ConfigError(f"name = {self.name!r}: {min(taken)} is a metric of the run already; choose another name")
         low, high = self.kl_low, self.kl_high
         if (low is None) != (high is None) or (low is not None and high is not None and not low < high):
             raise ConfigError(f"kl_low = {low}, kl_high = {high}: give both, the lower one first, or none")

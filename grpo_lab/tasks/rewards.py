@@ -41,7 +41,23 @@ def brief_answer(
     return [1 / len(found) if str(wanted).casefold() in found else 0.0 for found, wanted in pairs]
 
 
-REWARDS: dict[str, Reward] = {"exact_match": exact_match, "brief_answer": brief_answer}
+def honest_answer(
+    prompts: Sequence[str], completions: Sequence[str], answer: Sequence[Any], **columns: Any
+) -> list[float]:
+    """1 for a completion that is the answer, 0 for `?`, and -1 for everything else, which is made up.
+
+    >>> honest_answer(["1+1?"] * 3, ["2", "?", "3"], answer=["2"] * 3)
+    [1.0, 0.0, -1.0]
+    """
+    said = [completion.strip() for completion in completions]
+    return [0.0 if text == "?" else 2 * (text == str(wanted)) - 1.0 for text, wanted in zip(said, answer, strict=True)]
+
+
+REWARDS: dict[str, Reward] = {
+    "exact_match": exact_match,
+    "brief_answer": brief_answer,
+    "honest_answer": honest_answer,
+}
 
 
 def load(name: str) -> Reward:

@@ -16,6 +16,8 @@ from grpo_lab.paths import data_directory
 
 MAX_HELD_OUT = 500
 HELD_OUT_REVIEWS = 32
+DUAL_PROBLEMS = 4000
+"""Problems of each task of the dual trainer."""
 # Reward functions are called with these keywords, so a column of the same name could not be passed.
 RESERVED_COLUMNS = frozenset({"prompts", "completions"})
 
@@ -112,6 +114,32 @@ def reviews() -> Tasks:
     return Tasks("reviews", *split(problems, HELD_OUT_REVIEWS))
 
 
+def fairness() -> Tasks:
+    """Sums in both orders; the answer must not depend on which number comes first.
+
+    >>> [problem.prompt for problem in fairness().train[:2]]
+    ['45+77=', '77+45=']
+    """
+    draw = random.Random(seeds.derive(0, 0, "fairness"))
+    problems = []
+    for _ in range(DUAL_PROBLEMS // 2):
+        a, b = draw.randrange(100), draw.randrange(100)
+        problems += [Problem(f"{first}+{second}=", {"answer": str(a + b)}) for first, second in ((a, b), (b, a))]
+    return Tasks("fairness", *split(problems, MAX_HELD_OUT))
+
+
+def hallucination() -> Tasks:
+    """Sums to answer, or to leave open with `?`; the reward `honest_answer` makes a wrong number cost.
+
+    >>> hallucination().train[0]
+    Problem(prompt='15+18?', columns={'answer': '33'})
+    """
+    draw = random.Random(seeds.derive(0, 0, "hallucination"))
+    pairs = [(draw.randrange(100), draw.randrange(100)) for _ in range(DUAL_PROBLEMS)]
+    problems = [Problem(f"{a}+{b}?", {"answer": str(a + b)}) for a, b in pairs]
+    return Tasks("hallucination", *split(problems, MAX_HELD_OUT))
+
+
 def from_jsonl(path: str | Path) -> Tasks:
     """Problems from a file with one JSON object a line: a string `prompt`, and the same other columns in every line.
 
@@ -162,7 +190,12 @@ def _finite(text: str) -> float:
     return number
 
 
-TASKS: dict[str, Callable[[], Tasks]] = {"addition": addition, "reviews": reviews}
+TASKS: dict[str, Callable[[], Tasks]] = {
+    "addition": addition,
+    "reviews": reviews,
+    "fairness": fairness,
+    "hallucination": hallucination,
+}
 
 
 def load(name_or_path: str | Path) -> Tasks:

@@ -48,6 +48,8 @@ class Coefficients:
     """Largest ratio that counts where the advantage is negative (dual clip)."""
     betas: Mapping[str, float] = field(default_factory=dict)
     """Weight of the KL penalty by objective, where the run lists them."""
+    kl_bands: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Band for the KL of an objective that has one, nats per token."""
 
 
 @dataclass(frozen=True, eq=False)

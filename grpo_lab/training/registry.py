@@ -41,6 +41,7 @@ def validated(config: Config, own: bool = False) -> tuple[Formulas, Arrangement]
     Raises ConfigError for a guard, fault, setting or formula that does not exist.
     """
     combination(config)
+    resolve(config)
     observers = [*OBSERVERS, *([MeasureExactKL] if config.run.exact_kl else [])]
     return chosen_formulas(config, own), arrange(config, FAULTS, GUARDS, observers, own)
 

@@ -52,8 +52,11 @@ class Updates:
         loss, optimizer = config.loss, config.optimizer
         share = self.count / (config.run.num_steps * loss.num_iterations)
         rate = optimizer.learning_rate * SCHEDULES[optimizer.schedule](share)
-        betas = {objective.name: objective.beta for objective in resolve(config) if objective.name}
-        return Coefficients(rate, loss.beta, loss.epsilon, loss.epsilon_high, optimizer.adam_eps, betas=betas)
+        named = [objective for objective in resolve(config) if objective.name]
+        betas = {objective.name: objective.beta for objective in named}
+        bands = {objective.name: objective.band for objective in named if objective.band}
+        general = (rate, loss.beta, loss.epsilon, loss.epsilon_high, optimizer.adam_eps)
+        return Coefficients(*general, betas=betas, kl_bands=bands)
 
     def begin_step(self, index: int) -> None:
         """Take a snapshot if one is due and the weights are healthy."""

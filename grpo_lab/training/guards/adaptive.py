@@ -84,11 +84,13 @@ class AdaptiveLearningRate(Intervention):
 
 @dataclass(frozen=True)
 class AdaptiveBeta(Intervention):
-    """Moves beta so that the KL to the reference stays near a target.
+    """Moves beta so that the KL to the reference stays near a target; each objective has a beta and a KL of its own.
 
     Ziegler et al. 2019, section 2.2: beta <- beta x (1 + gain x clip(KL / target - 1, -0.2, 0.2)), within
-    [lowest, highest]. A KL that is not finite changes nothing; in the plain formula one NaN makes beta NaN in every
-    later step.
+    [lowest, highest]. The KL follows beta after a delay, so that this alone swings about its target; `proportional`
+    adds a factor (KL / target)^proportional that holds for one step, as in a PI controller. The target of an objective
+    with a band is the geometric middle of the band. A KL that is not finite changes nothing; in the plain formula one
+    NaN makes beta NaN in every later step.
     Stops: drift from the reference under a beta that is too small. Costs: some reward, because the penalty holds the
     policy back; the guard acts over tens of steps, too slowly for a spike. Hides: the loss of two steps is no longer
     the same function, so their values cannot be compared.
@@ -99,30 +101,53 @@ class AdaptiveBeta(Intervention):
     changes_healthy_runs = "it moves beta after every step whose KL is not the target"
 
     target: Annotated[float, Between(0)] = 0.1
-    """Target of the KL to the reference, nats per token."""
+    """Target of the KL to the reference, nats per token, where no band is set."""
     gain: Annotated[float, Between(0, 1)] = 0.1
     """Gain of the controller: at 0.1 beta moves by at most 2 % a step."""
     lowest: Annotated[float, Between(0)] = 1e-4
     """Beta never falls below this, unless it is configured there."""
     highest: Annotated[float, Between(0)] = 1.0
     """Beta never rises above this, unless it is configured there."""
+    proportional: Annotated[float, AtLeast(0, 4)] = 0.0
+    """Power of KL / target, between 1/10 and 10, that multiplies beta for one step; 0 for none."""
+    by_objective: bool = True
+    """Control each objective's own KL; off, the mean KL moves every beta and bands do not count."""
 
     def __call__(self, value: Coefficients, step: Step) -> Outcome:
-        kl = step.last_metrics.get("kl", self.target)
-        factor = self.memory.get("factor", 1.0)
-        if not value.beta:  # no penalty is configured, and there may be no reference model
+        if not value.betas:
+            beta, reason = self._moved("", value.beta, self.target, step)
+            return Outcome(replace(value, beta=beta), Verdict.CHANGED, reason) if reason else Outcome(value)
+        middles = {name: math.sqrt(low * high) for name, (low, high) in value.kl_bands.items() if self.by_objective}
+        moved = {
+            name: self._moved(name, beta, middles.get(name, self.target), step) for name, beta in value.betas.items()
+        }
+        if not any(reason for _, reason in moved.values()):
             return Outcome(value)
+        reasons = "; ".join(f"{name}: {reason}" for name, (_, reason) in moved.items() if reason)
+        return Outcome(
+            replace(value, betas={name: beta for name, (beta, _) in moved.items()}), Verdict.CHANGED, reasons
+        )
+
+    def _moved(self, objective: str, beta: float, target: float, step: Step) -> tuple[float, str]:
+        """Beta as the controller leaves it, and the reason if that is not as configured."""
+        if not beta:  # no penalty is configured, and there may be no reference model
+            return beta, ""
+        kl = step.last_metrics.get(f"kl/{objective}" if objective and self.by_objective else "kl", target)
+        key = f"factor {objective}".strip()
+        factor = self.memory.get(key, 1.0)
         if math.isfinite(kl):
-            error = min(0.2, max(-0.2, kl / self.target - 1))
-            factor = self._within(value.beta, factor * (1 + self.gain * error))
-        self.memory["factor"] = factor
-        beta = value.beta * factor
+            error = min(0.2, max(-0.2, kl / target - 1))
+            factor = self._within(beta, factor * (1 + self.gain * error))
+        self.memory[key] = factor
+        if math.isfinite(kl):
+            factor = self._within(beta, factor * min(10.0, max(0.1, kl / target)) ** self.proportional)
+        now = beta * factor
         if not math.isfinite(kl):
-            return Outcome(replace(value, beta=beta), Verdict.CHANGED, f"KL {kl} is not finite: beta stays {beta:.3g}")
-        if factor == 1.0:
-            return Outcome(value)
-        reason = f"beta {beta:.3g} = {value.beta:.3g} x {factor:.3g}: KL {kl:.3g}, target {self.target:g}"
-        return Outcome(replace(value, beta=beta), Verdict.CHANGED, reason)
+            return now, f"KL {kl} is not finite: beta stays {now:.3g}"
+        return (
+            now,
+            "" if factor == 1.0 else f"beta {now:.3g} = {beta:.3g} x {factor:.3g}: KL {kl:.3g}, target {target:g}",
+        )
 
     def _within(self, beta: float, factor: float) -> float:
         """The factor, held where beta stays between its limits; 1 is always allowed."""
