@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from grpo_lab.analysis.verification.checks import Line, check
 from grpo_lab.analysis.verification.targets import adapter_of
+from grpo_lab.models import loading
 
 
 def verify(target: str = "plain", settings: Sequence[str] = ()) -> list[Line]:
@@ -15,7 +16,8 @@ def verify(target: str = "plain", settings: Sequence[str] = ()) -> list[Line]:
 
     Raises ConfigError for a target or setting that does not exist.
     """
-    return check(adapter_of(target, settings))
+    with loading.quiet():
+        return check(adapter_of(target, settings))
 
 
 __all__ = ["Line", "verify"]

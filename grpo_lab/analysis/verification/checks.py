@@ -14,6 +14,8 @@ from grpo_lab.algorithm import kl as kl_estimators
 from grpo_lab.analysis.verification import cycles, oracle
 from grpo_lab.analysis.verification.cycles import Cycle, Trainer
 from grpo_lab.analysis.verification.runs import NotChecked, Runs, Wrong
+from grpo_lab.config import user_code
+from grpo_lab.errors import GrpoLabError
 
 Result = tuple[bool, str, str]
 """Whether a check holds, its number and its limit in words."""
@@ -43,6 +45,10 @@ def check(fresh: Callable[[], Trainer]) -> list[Line]:
             lines.append(Line(name, None, str(reason)))
         except Wrong as reason:
             lines.append(Line(name, False, str(reason)))
+        except GrpoLabError:
+            raise
+        except Exception as error:  # a user's trainer may raise anything, and return tensors of any shape
+            lines.append(Line(name, False, f"raised {user_code.said(error, runs.file)}"))
     return lines
 
 
@@ -120,11 +126,7 @@ def _small_policies() -> tuple[Tensor, Tensor]:
 
 def _penalties(runs: Runs, scores: Tensor, log_q: Tensor) -> Tensor:
     """The trainer's penalty (7,) for each token of the small vocabulary."""
-    estimate, log_p = runs.optional("kl"), scores.log_softmax(dim=-1)
-    try:
-        return estimate(log_p[None], log_q[None])[0]
-    except Exception as error:  # a user's function may raise anything
-        raise Wrong(f"kl raised {type(error).__name__}: {error}") from error
+    return runs.optional("kl")(scores.log_softmax(dim=-1)[None], log_q[None])[0]
 
 
 def kl_value(runs: Runs) -> Result:
@@ -217,7 +219,7 @@ def terminators(runs: Runs) -> Result:
 def end_tokens(runs: Runs) -> Result:
     """The part of the gradient that each end token makes up where it is frequent."""
     runs.need_explained()
-    shares = {token: runs.parts_of(cycle)["end"] for token, cycle in runs.favoured.items()}
+    shares = {token: parts["end"] for token, parts in runs.favoured_parts.items()}
     said = ", ".join(f"{token} {share:.1%}" for token, share in shares.items())
     return min(shares.values()) >= 0.05, f"{said} of the gradient, if half of the tokens are end tokens", ">= 5%"
 
@@ -225,7 +227,7 @@ def end_tokens(runs: Runs) -> Result:
 def padding_and_prompt(runs: Runs) -> Result:
     """The parts of the gradient that padding and prompt tokens make up, also where completions end early."""
     runs.need_explained()
-    found = [runs.parts, *map(runs.parts_of, runs.favoured.values())]
+    found = [runs.parts, *runs.favoured_parts.values()]
     shares = {kind: max(parts[kind] for parts in found) for kind in ("padding", "prompt")}
     limit, said = (0.2 if runs.half else 0.02), ", ".join(f"{kind} {share:.1%}" for kind, share in shares.items())
     return max(shares.values()) <= limit, f"{said} of the gradient", f"<= {limit:.0%}"

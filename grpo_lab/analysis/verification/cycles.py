@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from grpo_lab.errors import ConfigError
+
 
 class Trainer(Protocol):
     """A fresh trainer with a fixed seed, with or without the optional attributes that docs/verify.md lists."""
@@ -56,15 +58,15 @@ class Cycle:
 
 
 def run(trainer: Trainer, reward: Callable[..., list[float | None]], micro_batches: int = 1) -> Cycle:
-    """Run one cycle of a trainer and watch its optimizer."""
-    cycle = Cycle()
-    first = [p.detach().clone() for p in trainer.model.parameters()]
+    """Run one cycle of a trainer and watch its optimizer. Raises ConfigError where it returns too little."""
+    cycle, before = Cycle(), []
 
     def look(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         cycle.optimizer_steps += 1
         cycle.rate += max(group["lr"] for group in optimizer.param_groups)
         if cycle.model is None:
             cycle.adam = "adam" in type(optimizer).__name__.lower()
+            before.extend((p, p.detach().clone()) for group in optimizer.param_groups for p in group["params"])
             named = dict(trainer.model.named_parameters())
             cycle.gradients = {name: p.grad.detach().clone() for name, p in named.items() if p.grad is not None}
             cycle.model = copy.deepcopy(trainer.model).float().eval()
@@ -74,12 +76,15 @@ def run(trainer: Trainer, reward: Callable[..., list[float | None]], micro_batch
         found = trainer.step(reward, micro_batches)
     finally:
         hook.remove()
-    cycle.objectives = [found] if isinstance(found, Mapping) else list(found or ())
+    cycle.objectives = [found] if isinstance(found, Mapping) else list(found or [{}])
+    for name in ("prompt_ids", "prompt_mask", "completions"):
+        if any(rows.get(name) is None for rows in cycle.objectives):
+            raise ConfigError(f"the adapter's step returned no `{name}`; docs/verify.md shows an adapter")
     cycle.model = cycle.model or copy.deepcopy(trainer.model).float().eval()
-    last = [p.detach() for p in trainer.model.parameters()]
-    moves = torch.stack([(new - old).abs().max().float() for new, old in zip(last, first, strict=True)])
-    cycle.largest_move = float(moves.max())
-    cycle.rounding = max(torch.finfo(old.dtype).eps * float(old.abs().max()) for old in first)
+    for parameter, old in before:
+        move = (parameter.detach() - old).abs().max().float()
+        cycle.largest_move = float(torch.maximum(torch.tensor(cycle.largest_move), move.cpu()))  # NaN stays
+        cycle.rounding = max(cycle.rounding, torch.finfo(old.dtype).eps * float(old.abs().max()))
     return cycle
 
 

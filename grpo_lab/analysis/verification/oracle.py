@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from grpo_lab.algorithm.logprobs import completion_logprobs
 
-COORDINATES = 2**17
+COORDINATES = 2**16
 """Gradient elements that the weights are fitted to: enough for some hundred unknowns, of few parameters."""
 
 

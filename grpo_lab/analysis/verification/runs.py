@@ -22,49 +22,42 @@ class NotChecked(Exception):
 
 
 class Wrong(Exception):
-    """A trainer raised, or left nothing to measure; the line says so and has failed."""
+    """A trainer left nothing to measure; the line says so and has failed."""
 
 
 class Runs:
     """Cycles of trainers that `fresh` returns, each in the same first state.
 
-    Each attribute raises Wrong where the trainer raises, and NotChecked where it does not give what is needed. Raises
-    ConfigError for an adapter without a model or a step.
+    An attribute raises NotChecked where the trainer does not give what is needed, and any error of the trainer.
+    Raises ConfigError for an adapter that cannot be made, or that has no model or no step.
     """
 
     def __init__(self, fresh: Callable[[], Trainer]) -> None:
         self._fresh = fresh
-        module = sys.modules.get(getattr(fresh, "__module__", ""))
-        self._file = str(getattr(module, "__file__", ""))
+        self.file = str(getattr(sys.modules.get(getattr(fresh, "__module__", "")), "__file__", ""))
         try:
-            self.trainer = self._call("making the adapter", fresh)
-        except Wrong as error:
-            raise ConfigError(f"{error}; mend the adapter") from error
+            self.trainer = fresh()
+        except GrpoLabError:
+            raise
+        except Exception as error:  # a user's code may raise anything
+            raise ConfigError(f"making the adapter raised {user_code.said(error, self.file)}; mend it") from error
         for name, form in (("model", "model"), ("step", "step(reward, micro_batches)")):
             if getattr(self.trainer, name, None) is None:
                 raise ConfigError(f"the adapter has no `{form}`; docs/verify.md shows one")
         self.half = bool(getattr(self.trainer, "half_precision", False))
 
-    def _call(self, what: str, function: Callable[..., Any], *args: Any) -> Any:
-        try:
-            return function(*args)
-        except GrpoLabError:
-            raise
-        except Exception as error:  # a trainer may raise anything
-            raise Wrong(f"{what} raised {user_code.said(error, self._file)}") from error
-
     def cycle(self, reward: Callable[..., Any], micro_batches: int = 1) -> Cycle:
-        """The first cycle of a fresh trainer."""
-        return self._call("its step", cycles.run, self._fresh(), reward, micro_batches)
+        """The first cycle of a fresh trainer, without its copy of the model."""
+        cycle = cycles.run(self._fresh(), reward, micro_batches)
+        cycle.model = None  # it may be large
+        return cycle
 
     @cached_property
     def two(self) -> tuple[Cycle, Cycle | None]:
         """Two cycles of one trainer; the second is None where the first left weights that are not finite."""
         trainer = self._fresh()
-        first = self._call("the first step", cycles.run, trainer, cycles.varied, 1)
-        if not math.isfinite(first.largest_move):
-            return first, None
-        return first, self._call("the second step", cycles.run, trainer, cycles.varied, 1)
+        first = cycles.run(trainer, cycles.varied)
+        return first, cycles.run(trainer, cycles.varied) if math.isfinite(first.largest_move) else None
 
     @cached_property
     def halves(self) -> Cycle:
@@ -122,10 +115,9 @@ class Runs:
             raised[..., token] = (output.float().logsumexp(dim=-1) - output[..., token].float()).detach()
             return output + raised
 
-        head = self._call("get_output_embeddings", trainer.model.get_output_embeddings)
-        hook = head.register_forward_hook(favour)
+        hook = trainer.model.get_output_embeddings().register_forward_hook(favour)
         try:
-            return self._call("its step", cycles.run, trainer, cycles.varied, 1)
+            return cycles.run(trainer, cycles.varied)
         finally:
             hook.remove()
 
@@ -145,6 +137,11 @@ class Runs:
         except Wrong as reason:
             raise NotChecked(str(reason)) from reason
         return oracle.TokenGradients(cycle.model, cycle.objectives, self.terminators).parts(cycle.gradients)
+
+    @cached_property
+    def favoured_parts(self) -> dict[int, dict[str, float]]:
+        """The parts of the gradient by terminator, where that is frequent."""
+        return {token: self.parts_of(cycle) for token, cycle in self.favoured.items()}
 
     @cached_property
     def parts(self) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from grpo_lab.events import Event, Stage, Stepped
 from grpo_lab.models import loading
 from grpo_lab.models.precision import PRECISIONS
 from grpo_lab.runs import run_folder
+from grpo_lab.tasks import tasks
 from grpo_lab.training import rollouts
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.training.interventions import Intervention, Outcome, Step
@@ -27,7 +29,7 @@ from grpo_lab.training.trainer import train
 
 ADAPTER = "Adapter"
 """The name in a user's file, where none is given."""
-NUM_PROMPTS, NUM_GENERATIONS, LENGTH = 4, 6, 32
+NUM_PROMPTS, NUM_GENERATIONS, LENGTH = 4, 4, 32
 """The most of a batch that is needed to verify a trainer."""
 
 
@@ -67,26 +69,20 @@ def own_trainer(config: Config) -> Callable[[], OwnTrainer]:
         f"sampling.max_completion_length={min(config.sampling.max_completion_length, LENGTH)}",
     )
     model, tokenizer = loading.load(small.model.name, small.model.precision, small.run.device)
-    first = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-
-    def fresh() -> OwnTrainer:
-        model.load_state_dict(first)
-        model.zero_grad()
-        return OwnTrainer(small, model, tokenizer)
-
-    return fresh
+    problems = tasks.load(small.data.tasks)
+    return lambda: OwnTrainer(small, copy.deepcopy(model), tokenizer, problems)
 
 
 class OwnTrainer:
     """`grpo_lab.train` as an adapter; two guards, the last of their stages, keep the tensors that pass by."""
 
-    def __init__(self, config: Config, model: Any, tokenizer: Any) -> None:
+    def __init__(self, config: Config, model: Any, tokenizer: Any, problems: tasks.Tasks) -> None:
         self.model = model
         self.num_iterations = config.loss.num_iterations
         self.terminators = rollouts.terminators(model, tokenizer).tolist()
         self.pad_token_id = tokenizer.pad_token_id
         self.half_precision = not PRECISIONS[config.model.precision].exact(model.device)
-        self._config, self._tokenizer = config, tokenizer
+        self._config, self._tokenizer, self._problems = config, tokenizer, problems
         self._events: Iterator[Event] | None = None
         self._reward: Callable[..., list[float | None]] = lambda **_: []
         self._seen: list[dict[str, Any]] = []
@@ -95,13 +91,20 @@ class OwnTrainer:
             self.kl = lambda logprobs, ref_logprobs: estimator(ref_logprobs - logprobs)
 
     def step(self, reward: Callable[..., list[float | None]], micro_batches: int) -> list[dict[str, Any]]:
-        """Run one step of the trainer; the first call begins the run. Raises any error of the step."""
+        """Run one step of the trainer; the first call begins the run.
+
+        Raises RuntimeError for a step that has no batch, and any error of the step.
+        """
         self._reward, self._seen = reward, []
         if self._events is None:
             self._events = self._begin(micro_batches)
+        reasons = ["it ended"]
         for event in self._events:
             if isinstance(event, Stepped) and not event.failed:
+                reasons = [action.reason for action in event.actions]
                 break
+        if not self._seen:
+            raise RuntimeError(f"the step was refused before its batch was complete: {'; '.join(reasons)}")
         return self._seen
 
     def _begin(self, micro_batches: int) -> Iterator[Event]:
@@ -112,7 +115,7 @@ class OwnTrainer:
         def reward(**columns: Any) -> list[float | None]:
             return self._reward(**columns)
 
-        events = train(watched, (self.model, self._tokenizer), rewards=[reward])
+        events = train(watched, (self.model, self._tokenizer), self._problems, [reward])
         with _registered(
             _probe("verify_batch", Stage.BATCH, self._see_batch),
             _probe("verify_log_ratio", Stage.LOG_RATIO, self._see_log_ratio),
@@ -121,6 +124,7 @@ class OwnTrainer:
         yield from events
 
     def _see_batch(self, batch: Any, step: Step) -> None:
+        self.model = step.policy
         names = ("old_logprobs", "ref_logprobs", "advantages", "completions")
         rows = {name: getattr(batch, name) for name in names if getattr(batch, name) is not None}
         prompts = {name: getattr(batch, name)[batch.group] for name in ("prompt_ids", "prompt_mask")}
