@@ -25,7 +25,6 @@ END, OTHER = 256, 17
 FAILED = {
     "plain": set(),
     "stable": set(),
-    "smoke": set(),
     "original": {"temperature", "ratio"},
     "reported_fix": {"temperature", "ratio"},
     "accumulation-overwrite": {"micro-batches"},
@@ -35,16 +34,14 @@ FAILED = {
     "dropout-mismatch": {"ratio", "gradient"},
     "fp16-adam-epsilon": {"update size"},
     "kl-hinge": {"kl value", "kl gradient"},
-    "nan-passes-threshold": {"temperature", "update size"},
     "padding-unmasked": {"padding and prompt"},
     "single-generation": {"equal rewards", "gradient", "update size"},
     "stale-rollouts": {"ratio"},
     "temperature-ignored": {"temperature"},
     "train-001": {"ratio"},
     "truncated-sampling": {"temperature"},
-    # A setting is wrong in these, not the trainer: a check by behaviour has nothing to find.
+    # A setting is wrong in this one, not the trainer: a check by behaviour has nothing to find.
     "learning-rate-too-high": set(),
-    "small-batch": set(),
 }
 """The checks that fail, by preset or scenario."""
 QUICK = ("stable",)
@@ -117,7 +114,6 @@ MUTANTS = {
     "terminators": [("self.policy.generate(", "self.policy.generate(eos_token_id=999,")],
     "end tokens": [(MASK, 'rows["mask"] = ended.cumsum(dim=1) == 0')],
     "padding and prompt": [(MASK, 'rows["mask"] = torch.ones_like(tokens).bool()')],
-    "end tokens, padding and prompt": [(MASK, 'rows["mask"] = tokens != self.tokenizer.eos_token_id')],
 }
 
 
@@ -138,6 +134,19 @@ def test_a_loss_over_the_prompt_is_seen(page):
     )
     assert failed(lines) == {"padding and prompt"}
     assert "prompt 0.0%" not in found(lines, "padding and prompt").measured
+
+
+@pytest.mark.slow
+def test_a_trainer_may_have_several_objectives(page):
+    whole = "        return self.loop.cycle(reward, micro_batches)"
+    parts = """        rows = self.loop.cycle(reward, micro_batches)
+        each = {name: value for name, value in rows.items() if torch.is_tensor(value)}
+        halves = ({name: value[part] for name, value in each.items()} for part in (slice(0, 4), slice(4, 16)))
+        return [{"temperature": TEMPERATURE, **half} for half in halves]"""
+    lines = verify(page((whole, parts)))
+    assert all(line.ok for line in lines), [line for line in lines if not line.ok]
+    half = verify(page((whole, f"{parts}[:1]")))
+    assert failed(half) == {"gradient"}, "the tokens of the other objective are missing"
 
 
 @pytest.mark.slow

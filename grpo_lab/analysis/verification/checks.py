@@ -79,8 +79,9 @@ def _policy(runs: Runs, rows: Mapping[str, Any], at: float) -> Tensor:
 def _mismatch(own: Tensor, policy: Callable[[float], Tensor], wanted: float, limit: float) -> str:
     """The distribution that was used instead, as far as its log-probabilities (N,) tell."""
     gap = own - policy(wanted)
-    if (gap >= -limit).all():
-        return f"top-p or top-k cut off up to {1 - float(gap.neg().exp().min()):.0%} of the probability"
+    cut = 1 - float(gap.neg().exp().min())
+    if (gap >= -limit).all() and cut < 0.9:
+        return f"top-p or top-k cut off up to {cut:.0%} of the probability"
     tried = {step / 20: float((own - policy(step / 20)).abs().max()) for step in range(2, 41)}
     best = min(tried, key=lambda at: tried[at])
     if tried[best] <= max(limit, 0.1 * float(gap.abs().max())):

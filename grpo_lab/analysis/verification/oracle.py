@@ -21,7 +21,7 @@ def until_end(completions: Tensor, terminators: Sequence[int]) -> Tensor:
     >>> until_end(torch.tensor([[5, 9, 0], [5, 6, 7]]), [9]).int().tolist()
     [[1, 1, 0], [1, 1, 1]]
     """
-    ends = torch.isin(completions, torch.tensor(list(terminators), device=completions.device)).long()
+    ends = torch.isin(completions, torch.tensor(terminators, device=completions.device)).long()
     return ends.cumsum(dim=1) - ends == 0
 
 
@@ -41,63 +41,52 @@ def logprobs(model: Any, rows: Mapping[str, Any], temperature: float) -> Tensor:
     return completion_logprobs(found, tokens, temperature)[:, rows["prompt_ids"].shape[1] - 1 :]
 
 
-class TokenGradients:
-    """The gradients of the sampled tokens' log-probabilities, of which the gradient of a policy loss is a sum.
+def parts(
+    model: Any, objectives: Sequence[Mapping[str, Any]], terminators: Sequence[int], gradients: Mapping[str, Tensor]
+) -> dict[str, float]:
+    """The parts of a gradient by kind of token, as norms over its own, and `all`, the squared share that they explain.
 
-    A column for the `rest` of each completion, its `end` token, the `padding` after it, and its prompt.
+    The gradient of a policy loss is a sum of weight x gradient of a token's log-probability. Least squares finds a
+    weight for the `rest` of each completion, its `end` token, the `padding` after it, and its `prompt`.
     """
-
-    def __init__(self, model: Any, objectives: Sequence[Mapping[str, Any]], terminators: Sequence[int]) -> None:
-        self._model, self._names = model, _some_parameters(model)
-        self._columns: dict[tuple[int, str], Tensor] = {}
-        ends = torch.tensor(list(terminators))
-        each = [(rows, one) for rows in objectives for one in _single(rows)]
-        for row, (rows, one) in enumerate(each):
-            for kind, column in self._of_one(one, ends, rows.get("temperature", 1.0)):
-                self._columns[row, kind] = column.double()
-
-    def _of_one(self, one: Mapping[str, Tensor], ends: Tensor, temperature: float) -> Iterator[tuple[str, Tensor]]:
-        scores, tokens = logits(self._model, one)
-        chosen = completion_logprobs(scores, tokens, temperature)[0]
-        inside = until_end(one["completions"], ends.tolist())[0]
-        last = inside & torch.isin(one["completions"][0], ends.to(inside.device))
-        of_prompt = len(chosen) - len(inside)
-        parts = {"rest": inside & ~last, "end": last, "padding": ~inside}
-        masks = {kind: pad(mask, (of_prompt, 0)) for kind, mask in parts.items()}
-        masks["prompt"] = torch.arange(len(chosen), device=inside.device) < of_prompt
-        parameters = [dict(self._model.named_parameters())[name] for name in self._names]
-        for kind, mask in masks.items():
-            if mask.any():
-                grads = torch.autograd.grad(chosen[mask].sum(), parameters, retain_graph=True)
-                yield kind, torch.cat([gradient.flatten() for gradient in grads])
-
-    def parts(self, gradients: Mapping[str, Tensor]) -> dict[str, float]:
-        """The shares of the gradient that the best sum of all columns gives to each kind of token, as norms.
-
-        `all` is the share of the squared gradient that the sum explains, at most 1.
-        """
-        target = self._target(gradients)
-        keys = list(self._columns)
-        matrix = torch.stack([self._columns[key] for key in keys], dim=1)
-        weights = _least_squares(matrix, target)
-        found = {"all": _explained(matrix, weights, target)}
-        for kind in ("rest", "end", "padding", "prompt"):
-            chosen = torch.tensor([each == kind for _, each in keys])
-            found[kind] = float((matrix[:, chosen] @ weights[chosen]).norm() / target.norm())
-        return found
-
-    def _target(self, gradients: Mapping[str, Tensor]) -> Tensor:
-        return torch.cat([gradients[name].flatten() for name in self._names]).double()
-
-
-def _least_squares(matrix: Tensor, target: Tensor) -> Tensor:
+    names = _some_parameters(model, gradients)
+    columns = [
+        column
+        for rows in objectives
+        for one in _single(rows)
+        for column in _columns(model, names, one, terminators, rows.get("temperature", 1.0))
+    ]
+    target = torch.cat([gradients[name].flatten() for name in names]).double()
+    matrix = torch.stack([column for _, column in columns], dim=1)
     lengths = matrix.norm(dim=0).clamp(min=1e-30)
-    columns = matrix / lengths
-    return torch.linalg.pinv(columns.T @ columns, hermitian=True, rtol=1e-7) @ (columns.T @ target) / lengths
+    matrix = matrix / lengths
+    weights = torch.linalg.pinv(matrix.T @ matrix, hermitian=True, rtol=1e-7) @ (matrix.T @ target)
+    found = {"all": 1 - float((target - matrix @ weights).square().sum() / target.square().sum())}
+    for kind in ("rest", "end", "padding", "prompt"):
+        chosen = torch.tensor([each == kind for each, _ in columns], device=target.device)
+        found[kind] = float((matrix[:, chosen] @ weights[chosen]).norm() / target.norm())
+    return found
 
 
-def _explained(matrix: Tensor, weights: Tensor, target: Tensor) -> float:
-    return 1 - float((target - matrix @ weights).square().sum() / target.square().sum())
+def _columns(
+    model: Any, names: Sequence[str], one: Mapping[str, Tensor], terminators: Sequence[int], temperature: float
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield each kind of token in one row, with the gradient (n,) of their log-probabilities' sum."""
+    scores, tokens = logits(model, one)
+    chosen = completion_logprobs(scores, tokens, temperature)[0]
+    inside = until_end(one["completions"], terminators)[0]
+    last = inside & torch.isin(one["completions"][0], torch.tensor(terminators, device=inside.device))
+    of_prompt = len(chosen) - len(inside)
+    masks = {"rest": inside & ~last, "end": last, "padding": ~inside}
+    masks = {kind: pad(mask, (of_prompt, 0)) for kind, mask in masks.items()}
+    masks["prompt"] = torch.arange(len(chosen), device=inside.device) < of_prompt
+    named = dict(model.named_parameters())
+    parameters = [named[name] for name in names]
+    for kind, mask in masks.items():
+        if mask.any():
+            total = chosen[mask].sum()
+            found = torch.autograd.grad(total, parameters, retain_graph=True, materialize_grads=True, allow_unused=True)
+            yield kind, torch.cat([gradient.flatten() for gradient in found]).double()
 
 
 def _single(rows: Mapping[str, Any]) -> Iterator[dict[str, Tensor]]:
@@ -109,14 +98,14 @@ def _single(rows: Mapping[str, Any]) -> Iterator[dict[str, Tensor]]:
         yield {"prompt_ids": ids[:, start:], "prompt_mask": mask[:, start:], "completions": completion}
 
 
-def _some_parameters(model: Any) -> list[str]:
+def _some_parameters(model: Any, gradients: Mapping[str, Tensor]) -> list[str]:
     """Names of trained parameters near the head, without embeddings: their gradients are quick to compute."""
     tables = {
         id(p) for module in model.modules() if isinstance(module, torch.nn.Embedding) for p in module.parameters()
     }
     chosen, size = [], 0
     for name, parameter in reversed(list(model.named_parameters())):
-        fits = parameter.requires_grad and id(parameter) not in tables and parameter.numel() <= COORDINATES
+        fits = name in gradients and id(parameter) not in tables and parameter.numel() <= COORDINATES
         if fits and size < COORDINATES:
             chosen.append(name)
             size += parameter.numel()

@@ -136,7 +136,7 @@ class Runs:
             self.gradient(cycle)
         except Wrong as reason:
             raise NotChecked(str(reason)) from reason
-        return oracle.TokenGradients(cycle.model, cycle.objectives, self.terminators).parts(cycle.gradients)
+        return oracle.parts(cycle.model, cycle.objectives, self.terminators, cycle.gradients)
 
     @cached_property
     def favoured_parts(self) -> dict[int, dict[str, float]]:
