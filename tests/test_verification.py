@@ -67,8 +67,10 @@ def test_each_bug_fails_on_its_own_lines(name):
 def test_a_setting_changes_what_is_verified():
     lines = verify("plain", ["sampling.top_k=3", "loss.kl_estimator=k1", "loss.advantage_scale=group_naive"])
     assert failed(lines) == {"temperature", "kl gradient", "unscored"}
-    assert "top-p or top-k cut off up to" in found(lines, "temperature").measured
-    assert verify("plain", ["loss.beta=0"])[2].measured == "its step returns no `ref_logprobs`"
+    assert re.search(r"top-p or top-k cut off up to \d+% .* \(top_k = 3\)$", found(lines, "temperature").measured)
+    lines = verify("plain", ["loss.beta=0", "sampling.repetition_penalty=1.3"])
+    assert failed(lines) == {"temperature"} and "(repetition_penalty = 1.3)" in found(lines, "temperature").measured
+    assert found(lines, "reference").measured == "its step returns no `ref_logprobs`"
 
 
 # --- the page's own trainer, and its mutants --------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from grpo_lab.analysis.verification.targets import adapter_of
 from grpo_lab.models import loading
 
 
-def verify(target: str = "plain", settings: Sequence[str] = ()) -> list[Line]:
+def verify(target: str = "stable", settings: Sequence[str] = ()) -> list[Line]:
     """Check a preset, a scenario, a run's folder, or a user's `file.py:Adapter`; `settings` are overrides.
 
     Raises ConfigError for a target or setting that does not exist.

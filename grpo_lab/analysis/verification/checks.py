@@ -65,7 +65,8 @@ def temperature(runs: Runs) -> Result:
             own = rows[name].float()[inside]
             largest = float((own - policy(wanted)).abs().max())
             if not largest <= max(limit, worst[who]):
-                said = said or f"; {who}: {_mismatch(own, policy, wanted, limit)}"
+                named = f" ({rows['filters']})" if rows.get("filters") else ""
+                said = said or f"; {who}: {_mismatch(own, policy, wanted, limit)}{named}"
             worst[who] = max(worst[who], largest)
     shown = ", ".join(f"{who} {gap:.4f}" for who, gap in worst.items())
     return max(worst.values()) <= limit, f"farthest from the policy: {shown} nats{said}", f"<= {limit:g} nats"
@@ -86,7 +87,7 @@ def _mismatch(own: Tensor, policy: Callable[[float], Tensor], wanted: float, lim
     best = min(tried, key=lambda at: tried[at])
     if tried[best] <= max(limit, 0.1 * float(gap.abs().max())):
         return f"temperature {best:g} instead of {wanted:g}"
-    return "no temperature explains this; look for penalties, old weights or dropout"
+    return "no temperature explains this, but penalties, old weights or dropout may"
 
 
 def ratio(runs: Runs) -> Result:

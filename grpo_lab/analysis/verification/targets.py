@@ -6,6 +6,7 @@ import copy
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from grpo_lab.analysis.verification.cycles import Trainer
 from grpo_lab.config import catalog, user_code
 from grpo_lab.config.schema import Config
+from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.errors import ConfigError, unknown
 from grpo_lab.events import Event, Stage, Stepped
 from grpo_lab.models import loading
@@ -31,6 +33,12 @@ ADAPTER = "Adapter"
 """The name in a user's file, where none is given."""
 NUM_PROMPTS, NUM_GENERATIONS, LENGTH = 4, 4, 32
 """The most of a batch that is needed to verify a trainer."""
+NEUTRAL = {
+    name: value
+    for name, value in asdict(SamplingConfig()).items()
+    if name not in ("temperature", "max_completion_length")
+}
+"""Filters and penalties that change nothing."""
 
 
 def adapter_of(target: str, settings: Sequence[str] = ()) -> Callable[[], Trainer]:
@@ -129,6 +137,7 @@ class OwnTrainer:
         rows = {name: getattr(batch, name) for name in names if getattr(batch, name) is not None}
         prompts = {name: getattr(batch, name)[batch.group] for name in ("prompt_ids", "prompt_mask")}
         more = {"logprobs": batch.sampling_logprobs, "temperature": step.sampling.temperature}
+        more["filters"] = ", ".join(f"{k} = {v:g}" for k, v in asdict(step.sampling).items() if v != NEUTRAL.get(k, v))
         self._seen.append({**rows, **prompts, **more})
 
     def _see_log_ratio(self, log_ratio: Tensor, step: Step) -> None:
