@@ -178,6 +178,7 @@ def test_a_step_that_raises_fails_each_check_with_its_line(page):
         ("class Other: pass", "unknown name in .*Adapter.*Other"),
         ("def Adapter(): return object()", "the adapter has no `model`"),
         ("class Adapter:\n    model = 1", r"the adapter has no `step\(reward, micro_batches\)`"),
+        ("class Adapter:\n    model = step = 1", "the adapter's `model` is of type int"),
         ("def Adapter(): 1 / 0", r"making the adapter raised ZeroDivisionError: division by zero \(line 1\)"),
         (
             "import torch\nclass Adapter:\n    model = torch.nn.Linear(1, 1)\n    def step(self, r, m): return {}",
@@ -286,6 +287,7 @@ def test_evaluation_stops_at_both_terminators(two_ends, tmp_path):
     assert 0 < first.reward < 1
 
 
+@pytest.mark.slow
 def test_verify_lists_the_terminators_that_are_active(two_ends):
     lines = verify("plain", [f"model.name={two_ends}"])
     assert all(line.ok for line in lines), [line for line in lines if not line.ok]

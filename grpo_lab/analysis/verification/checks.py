@@ -16,6 +16,7 @@ from grpo_lab.analysis.verification.cycles import Cycle, Trainer
 from grpo_lab.analysis.verification.runs import NotChecked, Runs, Wrong
 from grpo_lab.config import user_code
 from grpo_lab.errors import GrpoLabError
+from grpo_lab.training.snapshots import SMALL
 
 Result = tuple[bool, str, str]
 """Whether a check holds, its number and its limit in words."""
@@ -37,19 +38,26 @@ def check(fresh: Callable[[], Trainer]) -> list[Line]:
 
     Raises ConfigError for an adapter without a model or a step, and GrpoLabError for a config that cannot run.
     """
-    runs, lines = Runs(fresh), []
-    for name, one in CHECKS.items():
-        try:
-            lines.append(Line(name, *one(runs)))
-        except NotChecked as reason:
-            lines.append(Line(name, None, str(reason)))
-        except Wrong as reason:
-            lines.append(Line(name, False, str(reason)))
-        except GrpoLabError:
-            raise
-        except Exception as error:  # a user's trainer may raise anything, and return tensors of any shape
-            lines.append(Line(name, False, f"raised {user_code.said(error, runs.file)}"))
-    return lines
+    runs, threads = Runs(fresh), torch.get_num_threads()
+    small = sum(p.numel() for p in runs.trainer.model.parameters()) < SMALL
+    torch.set_num_threads(1 if small else threads)  # a second thread brings a small model nothing
+    try:
+        return [_line(name, one, runs) for name, one in CHECKS.items()]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _line(name: str, one: Callable[[Runs], Result], runs: Runs) -> Line:
+    try:
+        return Line(name, *one(runs))
+    except NotChecked as reason:
+        return Line(name, None, str(reason))
+    except Wrong as reason:
+        return Line(name, False, str(reason))
+    except GrpoLabError:
+        raise
+    except Exception as error:  # a user's trainer may raise anything, and return tensors of any shape
+        return Line(name, False, f"raised {user_code.said(error, runs.file)}")
 
 
 def temperature(runs: Runs) -> Result:

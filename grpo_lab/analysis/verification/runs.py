@@ -44,6 +44,8 @@ class Runs:
         for name, form in (("model", "model"), ("step", "step(reward, micro_batches)")):
             if getattr(self.trainer, name, None) is None:
                 raise ConfigError(f"the adapter has no `{form}`; docs/verify.md shows one")
+        if not isinstance(self.trainer.model, torch.nn.Module):
+            raise ConfigError(f"the adapter's `model` is of type {type(self.trainer.model).__name__}; give a module")
         self.half = bool(getattr(self.trainer, "half_precision", False))
 
     def cycle(self, reward: Callable[..., Any], micro_batches: int = 1) -> Cycle:
