@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from grpo_lab.cli.app import app
+from grpo_lab.cli.app import Model, app, given
 
 if TYPE_CHECKING:
     from grpo_lab.config.catalog import Scenario
@@ -65,8 +65,24 @@ def guards() -> None:
 
 
 @app.command()
-def doctor() -> None:
-    """Show versions, device, memory, and the models that fit."""
+def doctor(
+    target: Annotated[
+        str | None,
+        typer.Argument(metavar="[CONFIG | RUN | FILE.PY]", help="For --verify: a preset or scenario, a run, a file."),
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Check a trainer by its behaviour (docs/verify.md).")
+    ] = False,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="section.setting=value; may be repeated.")] = None,
+    model: Model = None,
+) -> None:
+    """Show versions, device, memory, and the models that fit; or verify a trainer. Exit code 1 on a failed check."""
+    if verify:
+        from grpo_lab.ui.console import say_verified
+
+        raise typer.Exit(say_verified(target or "stable", (*given(model, None), *(settings or ()))))
+    if target or settings or model:
+        raise typer.BadParameter("a target, --set and --model go with --verify")
     from grpo_lab.models import registry
     from grpo_lab.runs import environment
     from grpo_lab.ui import console

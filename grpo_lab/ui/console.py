@@ -116,3 +116,17 @@ def say_summary(session: Session) -> None:
     fine = not session.crash and progress_of(session.events).learned is Learned.LEARNED
     if not fine and (found := suggest(session.config, session.events)):
         out.print(in_words(found), markup=False)
+
+
+def say_verified(target: str, settings: Sequence[str]) -> int:
+    """Print the checks of a trainer, a line each; return the exit code: 1 if one failed."""
+    from grpo_lab.analysis.verification import verify
+
+    lines, marks = verify(target, settings), {True: "✔", False: "✘", None: "–"}
+    for line in lines:
+        number = f"not checked: {line.measured}" if line.ok is None else line.measured
+        say(f"{marks[line.ok]} {line.name:<19} {number}" + (f"  (limit: {line.limit})" if line.limit else ""))
+    held, failed, left = ([line.name for line in lines if line.ok is ok] for ok in (True, False, None))
+    lists = (("failed", failed), ("not checked", left))
+    say(f"{len(held)} of {len(lines)} checks hold" + "".join(f"; {k}: {', '.join(v)}" for k, v in lists if v))
+    return 1 if failed else 0

@@ -1,0 +1,262 @@
+"""The checks of a trainer, each one line with a number and its limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo_lab.algorithm import kl as kl_estimators
+from grpo_lab.analysis.verification import cycles, oracle
+from grpo_lab.analysis.verification.cycles import Cycle, Trainer
+from grpo_lab.analysis.verification.runs import NotChecked, Runs, Wrong
+from grpo_lab.config import user_code
+from grpo_lab.errors import GrpoLabError
+from grpo_lab.training.snapshots import SMALL
+
+Result = tuple[bool, str, str]
+"""Whether a check holds, its number and its limit in words."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """The result of one check."""
+
+    name: str
+    ok: bool | None
+    """None: not checked, for the reason in `measured`."""
+    measured: str
+    limit: str = ""
+
+
+def check(fresh: Callable[[], Trainer]) -> list[Line]:
+    """Make every check on trainers that `fresh` returns, each in the same first state.
+
+    Raises ConfigError for an adapter without a model or a step, and GrpoLabError for a config that cannot run.
+    """
+    runs, threads = Runs(fresh), torch.get_num_threads()
+    small = sum(p.numel() for p in runs.trainer.model.parameters()) < SMALL
+    torch.set_num_threads(1 if small else threads)  # a second thread brings a small model nothing
+    try:
+        return [_line(name, one, runs) for name, one in CHECKS.items()]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _line(name: str, one: Callable[[Runs], Result], runs: Runs) -> Line:
+    try:
+        return Line(name, *one(runs))
+    except NotChecked as reason:
+        return Line(name, None, str(reason))
+    except Wrong as reason:
+        return Line(name, False, str(reason))
+    except GrpoLabError:
+        raise
+    except Exception as error:  # a user's trainer may raise anything, and return tensors of any shape
+        return Line(name, False, f"raised {user_code.said(error, runs.file)}")
+
+
+def temperature(runs: Runs) -> Result:
+    """The log-probabilities of sampler and loss against the policy's at the temperature of the loss."""
+    limit, worst, said = (0.2 if runs.half else 0.01), {"sampler": 0.0, "loss": 0.0}, ""
+    runs.tensors(runs.first, "logprobs")
+    for rows in runs.first.objectives:
+        inside, wanted = runs.inside(rows), rows.get("temperature", 1.0)
+        policy = partial(_policy, runs, rows)
+        for who, name in (("sampler", "logprobs"), ("loss", "old_logprobs")):
+            if rows.get(name) is None:
+                continue
+            own = rows[name].float()[inside]
+            largest = float((own - policy(wanted)).abs().max())
+            if not largest <= max(limit, worst[who]):
+                named = f" ({rows['filters']})" if rows.get("filters") else ""
+                said = said or f"; {who}: {_mismatch(own, policy, wanted, limit)}{named}"
+            worst[who] = max(worst[who], largest)
+    shown = ", ".join(f"{who} {gap:.4f}" for who, gap in worst.items())
+    return max(worst.values()) <= limit, f"farthest from the policy: {shown} nats{said}", f"<= {limit:g} nats"
+
+
+def _policy(runs: Runs, rows: Mapping[str, Any], at: float) -> Tensor:
+    """Log-probabilities (N,) of the sampled tokens under the policy before its update."""
+    return oracle.logprobs(runs.first.model, rows, at)[runs.inside(rows)]
+
+
+def _mismatch(own: Tensor, policy: Callable[[float], Tensor], wanted: float, limit: float) -> str:
+    """The distribution that was used instead, as far as its log-probabilities (N,) tell."""
+    gap = own - policy(wanted)
+    cut = 1 - float(gap.neg().exp().min())
+    if (gap >= -limit).all() and cut < 0.9:
+        return f"top-p or top-k cut off up to {cut:.0%} of the probability"
+    tried = {step / 20: float((own - policy(step / 20)).abs().max()) for step in range(2, 41)}
+    best = min(tried, key=lambda at: tried[at])
+    if tried[best] <= max(limit, 0.1 * float(gap.abs().max())):
+        return f"temperature {best:g} instead of {wanted:g}"
+    return "no temperature explains this, but penalties, old weights or dropout may"
+
+
+def ratio(runs: Runs) -> Result:
+    """The log-ratio at the first update of each cycle, before anything has moved."""
+    limit = 0.2 if runs.half else 1e-3
+    worst = [max(float(t.abs().max()) for t in runs.tensors(c, "log_ratio")) for c in runs.two if c]
+    shown = " and ".join(f"{value:.4f}" for value in worst)
+    return all(value <= limit for value in worst), f"largest |log-ratio| {shown} in cycles 1 and 2", f"<= {limit:g}"
+
+
+def reference(runs: Runs) -> Result:
+    """Whether the reference of the second cycle is still the policy before the first."""
+    first, second = runs.two
+    if second is None:
+        raise NotChecked("the weights are not finite after the first cycle")
+    runs.tensors(second, "ref_logprobs")
+    away, moved = [], []
+    for rows in (rows for rows in second.objectives if rows.get("ref_logprobs") is not None):
+        inside, at = runs.inside(rows), rows.get("temperature", 1.0)
+        start, now = (oracle.logprobs(model, rows, at)[inside] for model in (first.model, second.model))
+        away.append((rows["ref_logprobs"][inside].float() - start).abs())
+        moved.append((now - start).abs())
+    distance, movement = float(torch.cat(away).mean()), float(torch.cat(moved).mean())
+    rounding = 0.03 if runs.half else 1e-5
+    if movement < 2 * rounding:
+        raise NotChecked(f"the policy moved by {movement:.1e} nats only, so that nothing tells the two apart")
+    limit = max(rounding, 0.1 * movement)
+    said = f"{distance:.4f} nats from the first policy, which has moved by {movement:.4f}"
+    return distance <= limit, said, f"<= {limit:.4f}"
+
+
+def _small_policies() -> tuple[Tensor, Tensor]:
+    """Scores (7,) of a policy and log-probabilities (7,) of a reference near it: KL 0.02 nats."""
+    generator = torch.Generator().manual_seed(0)
+    scores, shift = torch.randn(7, generator=generator), torch.randn(7, generator=generator)
+    return scores.requires_grad_(), (scores.detach() + 0.2 * shift).log_softmax(dim=-1)
+
+
+def _penalties(runs: Runs, scores: Tensor, log_q: Tensor) -> Tensor:
+    """The trainer's penalty (7,) for each token of the small vocabulary."""
+    return runs.optional("kl")(scores.log_softmax(dim=-1)[None], log_q[None])[0]
+
+
+def kl_value(runs: Runs) -> Result:
+    """The expected penalty, summed over a vocabulary of 7 tokens, against the KL."""
+    scores, log_q = _small_policies()
+    log_p = scores.detach().log_softmax(dim=-1)
+    value = float((log_p.exp() * _penalties(runs, scores, log_q).detach()).sum())
+    exact = float(kl_estimators.exact(log_p, log_q))
+    return abs(value / exact - 1) <= 0.2, f"expected value {value:.4f}, KL {exact:.4f}", "within 20 %"
+
+
+def kl_gradient(runs: Runs) -> Result:
+    """The expected gradient of the penalty against those of KL(policy || reference) and KL(reference || policy)."""
+    scores, log_q = _small_policies()
+    log_p = scores.log_softmax(dim=-1)
+    loss = (log_p.detach().exp() * _penalties(runs, scores, log_q)).sum()
+    (found,) = torch.autograd.grad(loss, scores) if loss.requires_grad else (torch.zeros(7),)
+    kls = (kl_estimators.exact(log_p, log_q), kl_estimators.exact(log_q, log_p))
+    exact = [torch.autograd.grad(kl, scores, retain_graph=True)[0] for kl in kls]
+    cosine = max(float(torch.cosine_similarity(found, each, dim=0)) for each in exact)
+    size = float(found.norm() / exact[0].norm())
+    said = f"expected gradient {size:.2f} x that of a KL, cosine {cosine:.2f}"
+    return cosine >= 0.95 and 0.5 <= size <= 2, said, "0.5 to 2 x, cosine >= 0.95"
+
+
+def equal_rewards(runs: Runs) -> Result:
+    """Advantages of equal rewards."""
+    worst = _largest_advantage(runs, runs.equal)
+    return worst <= 1e-6, f"largest |advantage| of equal rewards {worst:g}", "0"
+
+
+def unscored(runs: Runs) -> Result:
+    """Advantages of equal rewards where every other completion has None: a 0 in its place would show."""
+    if not equal_rewards(runs)[0]:
+        raise NotChecked("the advantages of equal rewards are not 0")
+    worst = _largest_advantage(runs, runs.cycle(cycles.every_other))
+    return worst <= 1e-6, f"largest |advantage| {worst:g} with None among equal rewards", "0"
+
+
+def _largest_advantage(runs: Runs, cycle: Cycle) -> float:
+    found = torch.cat([advantages.flatten() for advantages in runs.tensors(cycle, "advantages")])
+    return float(found.abs().max()) if len(found) else 0.0
+
+
+def gradient(runs: Runs) -> Result:
+    """The gradient of the first update against those of the sampled tokens' log-probabilities."""
+    norm, share = float(runs.gradient(runs.first).norm()), runs.parts["all"]
+    said = f"norm {norm:.3g}, of which the sampled tokens explain {share:.1%}"
+    return share >= runs.enough, said, f">= {runs.enough:.0%}"
+
+
+def micro_batches(runs: Runs) -> Result:
+    """The gradient of two micro-batches against that of one batch."""
+    runs.need_explained()
+    for one, other in zip(runs.first.objectives, runs.halves.objectives, strict=False):
+        if not torch.equal(one["completions"], other["completions"]):
+            raise NotChecked("two fresh trainers sampled different completions: seed the sampler")
+    whole = runs.first.gradient
+    apart, limit = float((runs.halves.gradient - whole).norm() / whole.norm()), 0.05 if runs.half else 1e-3
+    return apart <= limit, f"gradients of two halves and of the whole differ by {apart:.2%}", f"<= {limit:.1%}"
+
+
+def optimizer_steps(runs: Runs) -> Result:
+    """Optimizer steps in a cycle with two micro-batches."""
+    wanted, found = getattr(runs.trainer, "num_iterations", 1), runs.halves.optimizer_steps
+    return found == wanted, f"{found} in a cycle of two micro-batches", f"{wanted}"
+
+
+def update_size(runs: Runs) -> Result:
+    """The largest change of a weight in a cycle against the learning rate."""
+    cycle = runs.first
+    limit = 2 * cycle.rate + cycle.rounding if cycle.adam else float("inf")
+    said = f"largest change of a weight {cycle.largest_move:.2g}, rate {cycle.rate:.2g}"
+    return 0 < cycle.largest_move <= limit, said, f"> 0, <= {limit:.2g}"
+
+
+def terminators(runs: Runs) -> Result:
+    """Sampling where one token in two is the terminator: what follows it must be padding."""
+    pad, active = runs.optional("pad_token_id"), []
+    for token, cycle in runs.favoured.items():
+        sampled = [rows["completions"] for rows in cycle.objectives]
+        later = sum(int((~oracle.until_end(each, [token]) & (each != pad)).sum()) for each in sampled)
+        if not later and any(bool((each == token).any()) for each in sampled):
+            active.append(token)
+    silent = [token for token in runs.terminators if token not in active]
+    said = f"active: {active}" + (f"; sampling goes on after {silent}" if silent else "")
+    return not silent, said, f"all of {runs.terminators}"
+
+
+def end_tokens(runs: Runs) -> Result:
+    """The part of the gradient that each end token makes up where it is frequent."""
+    runs.need_explained()
+    shares = {token: parts["end"] for token, parts in runs.favoured_parts.items()}
+    said = ", ".join(f"{token} {share:.1%}" for token, share in shares.items())
+    return min(shares.values()) >= 0.05, f"{said} of the gradient, if half of the tokens are end tokens", ">= 5%"
+
+
+def padding_and_prompt(runs: Runs) -> Result:
+    """The parts of the gradient that padding and prompt tokens make up, also where completions end early."""
+    runs.need_explained()
+    found = [runs.parts, *runs.favoured_parts.values()]
+    shares = {kind: max(parts[kind] for parts in found) for kind in ("padding", "prompt")}
+    limit, said = (0.2 if runs.half else 0.02), ", ".join(f"{kind} {share:.1%}" for kind, share in shares.items())
+    return max(shares.values()) <= limit, f"{said} of the gradient", f"<= {limit:.0%}"
+
+
+CHECKS: dict[str, Callable[[Runs], Result]] = {
+    "temperature": temperature,
+    "ratio": ratio,
+    "reference": reference,
+    "kl value": kl_value,
+    "kl gradient": kl_gradient,
+    "equal rewards": equal_rewards,
+    "unscored": unscored,
+    "gradient": gradient,
+    "micro-batches": micro_batches,
+    "optimizer steps": optimizer_steps,
+    "update size": update_size,
+    "terminators": terminators,
+    "end tokens": end_tokens,
+    "padding and prompt": padding_and_prompt,
+}
+"""In the order of their lines."""
