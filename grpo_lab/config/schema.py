@@ -13,7 +13,15 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from grpo_lab.config.fields import FrozenDict, build, parse, settings_of, typed
-from grpo_lab.config.sections import DataConfig, LossConfig, ModelConfig, OptimizerConfig, RunConfig, SamplingConfig
+from grpo_lab.config.sections import (
+    DataConfig,
+    JudgeConfig,
+    LossConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RunConfig,
+    SamplingConfig,
+)
 from grpo_lab.errors import ConfigError, unknown
 
 Switches = Mapping[str, Mapping[str, Any]]
@@ -33,6 +41,7 @@ class Config:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    judge: JudgeConfig = field(default_factory=JudgeConfig)
     guards: Switches = field(default_factory=dict)
     faults: Switches = field(default_factory=dict)
 

@@ -27,6 +27,7 @@ def evaluate(learner: Learner, tasks: Tasks, step: int) -> Iterator[Evaluated]:
         prompts = [problem.prompt for problem in part]
         with learner.autocast():
             batch = rollouts.sample(learner.policy, learner.tokenizer, prompts, 1, sampling, generator)
-        values, scorable = rewards.judge(learner.rewards, part, rollouts.texts(learner.tokenizer, batch))
+        completions = rollouts.texts(learner.tokenizer, batch)
+        values, scorable, _ = rewards.judge(learner.rewards, part, completions, learner.config.judge)
         total, judged = total + float(values[scorable].sum()), judged + int(scorable.sum())
     yield Evaluated(step, total / judged if judged else math.nan, judged)

@@ -21,7 +21,7 @@ from grpo_lab.models import loading
 from grpo_lab.models.precision import PRECISIONS
 from grpo_lab.tasks import rewards as reward_functions
 from grpo_lab.tasks.tasks import Problem
-from grpo_lab.training import graph_decoding, passes, rollouts, step_metrics, torch_settings
+from grpo_lab.training import graph_decoding, judging, passes, rollouts, step_metrics, torch_settings
 from grpo_lab.training.attempt import Attempt, Refused
 from grpo_lab.training.interventions import Step, known
 from grpo_lab.training.recorder import Recorder
@@ -47,7 +47,7 @@ class Learner:
     def __init__(self, config: Config, model: tuple[Any, Any] | None, rewards: RewardFunctions | None) -> None:
         self.formulas, self.interventions = validated(config, own=True)
         self.config = config
-        self.rewards = rewards or [reward_functions.load(name) for name in config.data.rewards]
+        self.rewards = rewards or [reward_functions.load(name, config.judge) for name in config.data.rewards]
         self.precision = PRECISIONS[config.model.precision]
         self.policy, self.tokenizer = model or loading.load(
             config.model.name, config.model.precision, config.run.device
@@ -104,14 +104,18 @@ class Learner:
             return rollouts.sample(*given, self.config.model.decode)
 
     def score(self, attempt: Attempt, problems: Sequence[Problem], batch: Batch) -> Tensor:
-        """Rewards (P, G). A completion that no reward function could score is not `step.scorable`."""
+        """Rewards (P, G). A completion that no reward function could score is not `step.scorable`.
+
+        Raises Refused where too many calls of a judge failed.
+        """
         size = self.config.data.num_generations
         repeated = [problem for problem in problems for _ in range(size)]
         completions = rollouts.texts(self.tokenizer, batch)
-        values, scorable = reward_functions.judge(self.rewards, repeated, completions)
+        values, scorable, calls = reward_functions.judge(self.rewards, repeated, completions, self.config.judge)
         shown = zip(repeated[::size], completions[::size], values[::size].tolist(), strict=True)
         attempt.samples = tuple((problem.prompt, text, reward) for problem, text, reward in shown)[:4]
         attempt.replace(scorable=scorable.view(-1, size).to(batch.group.device))
+        judging.check(attempt, calls)
         return values.view(-1, size).to(batch.group.device)
 
     def compute_logprobs(self, attempt: Attempt, batch: Batch, advantages: Tensor) -> Batch:
