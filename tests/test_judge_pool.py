@@ -31,7 +31,7 @@ def judged(function, completions, settings=ONCE, more=()):
 def reasons(function, settings=ONCE):
     """Why the one call of a function failed; its completion is not scorable."""
     found = judged(function, ["x"], settings)
-    assert not found.scorable.any() and found.calls is not None
+    assert not found.scorable.any() and found.calls is not None and found.calls.rewards == [[None]]
     return [why for _, why in found.calls.failures]
 
 
@@ -50,19 +50,19 @@ def test_a_call_gets_lists_of_one_and_the_order_is_kept():
 
 
 def test_as_many_calls_run_at_once_as_there_are_workers_and_no_more():
-    together, lock, running, most = threading.Barrier(3), threading.Lock(), [0], [0]
+    before, arrived, go = set(threading.enumerate()), threading.Semaphore(0), threading.Event()
 
-    def counts(prompts, completions, **columns):
-        with lock:
-            running[0] += 1
-            most[0] = max(most[0], running[0])
-        together.wait(LONG)  # passes only when three calls are here
-        with lock:
-            running[0] -= 1
+    def waits(prompts, completions, **columns):
+        arrived.release()
+        assert go.wait(LONG)
         return [1.0]
 
-    assert judged(counts, ["x"] * 9, JudgeConfig(workers=3, retries=0)).scorable.all()
-    assert most == [3]
+    begun = rewards.begin([waits], [Problem("?", {})] * 9, ["x"] * 9, JudgeConfig(workers=3, retries=0))
+    assert all(arrived.acquire(timeout=LONG) for _ in range(3))
+    judge_pool.awaited([asyncio.sleep(0)])  # by now the loop has begun every call that it may
+    assert len([thread for thread in set(threading.enumerate()) - before if thread.name == "judge"]) == 3
+    go.set()
+    assert begun.result().scorable.all()
 
 
 def test_two_batches_share_the_workers():
@@ -192,6 +192,12 @@ def test_a_failed_call_is_made_again_after_a_wait_that_doubles(monkeypatch):
     found = judged(third_time, ["x"], JudgeConfig(workers=1, retries=3, backoff=0.25))
     assert found.values.tolist() == [1.0] and found.calls is not None and found.calls.failures == ()
     assert waits == [0.25, 0.5, 1.0]
+
+
+def test_any_number_of_retries_is_possible(monkeypatch):
+    waits = recorded_waits(monkeypatch)
+    assert reasons(raises(CallFailed("busy")), JudgeConfig(workers=1, retries=1200, backoff=0.0)) == ["busy"]
+    assert waits == [0.0] * 1200
 
 
 def test_the_last_retry_decides_and_some_failures_are_not_tried_again(monkeypatch):

@@ -157,24 +157,24 @@ async def _reward(
     for attempt in range(settings.retries + 1):
         try:
             async with _slots(settings):
-                return number_of(await _once(function, arguments, settings.timeout_s))
+                return await _once(function, arguments, settings.timeout_s)
         except CallFailed as error:
             failed = error
         if not failed.again or attempt == settings.retries:
             break
-        await asyncio.sleep(min(max(settings.backoff * 2**attempt, failed.after), LONGEST_WAIT))
+        await asyncio.sleep(min(max(settings.backoff * 2 ** min(attempt, 30), failed.after), LONGEST_WAIT))
     return failed
 
 
-async def _once(function: Callable[..., Any], arguments: dict[str, Any], timeout: float) -> Any:
-    """The answer of one call. Raises CallFailed for a call that raised or lasted longer than `timeout` seconds."""
+async def _once(function: Callable[..., Any], arguments: dict[str, Any], timeout: float) -> float | None:
+    """The reward of one call. Raises CallFailed for one that raised, gave no number or took more than `timeout` s."""
     try:
         async with asyncio.timeout(timeout):
             answer = await _in_thread(functools.partial(function, **arguments))
             answer = await _caught(answer) if isawaitable(answer) else answer
             if isinstance(answer, BaseException):
                 raise answer
-            return answer
+            return number_of(answer)
     except CallFailed:
         raise
     except TimeoutError as error:  # of the limit above, or of the function itself
