@@ -26,7 +26,7 @@ _TABLES = data_tables("metrics")
 METRICS: dict[str, Metric] = rows(Metric, _TABLES["metrics"])
 _SHORTER = {"clip_ratio/region_mean": "clip_ratio"}
 """Metrics with a shorter name for one objective."""
-OF_THE_MACHINE = frozenset(("step_time", "run.memory", "run.memory_reserved"))
+OF_THE_MACHINE = frozenset(("step_time", "run.memory", "run.memory_reserved", "judge/time"))
 """Metrics that tell of the machine, and differ between equal runs."""
 LINKS: dict[str, Link] = rows(Link, _TABLES["links"])
 """The chain in order; torch.multinomial, its end, shows as a crash."""

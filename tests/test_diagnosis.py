@@ -110,6 +110,7 @@ SICK = {
     "norm-spike": changed(GOOD, grad_norm=(5, 40.0)),
     "norm-explosion": changed(GOOD, grad_norm=[1, 1, 1, 1, 1, 300, 500, 900, 800, 2000]),
     "reward-collapse": changed(GOOD, reward=[0.3, 0.3, 0.3, 0.1, 0.0, 0.0, 0.0, 0.0, 0.05, 0.0]),
+    "judge-escaped": changed(GOOD, judge__failed=[0.05, 0.06, 0.1, 0.1, 0.2, 0.4, 0.5, 0.7, 0.8, 0.9]),
     "drift": changed(GOOD, kl=[0, 0.1, 0.3, 0.6, 0.9, 1.2, 1.4, 1.6, 1.8, 2.0]),
     "nothing-to-learn-from": changed(GOOD, frac_reward_zero_std=[0.5, 0.6, 0.8, 0.9, 0.95, 1, 0.95, 0.95, 1, 0.95]),
     "cut-off": changed(GOOD, completions__clipped_ratio=[0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.9, 0.9, 0.95, 1.0]),
@@ -226,6 +227,8 @@ def test_symptoms_see():
     assert look([1, 1, 1, 1, 1, 50], over=10, of="median", when="alone") is None
     assert look([4, 4, 1, 1, 1, 1], under=0.5, of="start", when="late") == Seen(2, 1.0)
     assert look([4, 3, 2, 1], under=0.3, of="largest") == Seen(3, 1.0)
+    assert look([-0.6, -0.6, -0.6, -0.5, -0.5, -0.5], under=0.75, of="start", when="late") is None, "it has risen"
+    assert look([-0.6, -0.6, -0.8, -0.9, -0.9, -0.9], under=0.75, of="start", when="late") == Seen(2, -0.8)
     assert look([1, 3, 5], over=4, of="reward") == Seen(2, 5.0)
     assert look([1, 3, 5], over=1, where={"metric": "reward", "over": 2}) is None
     assert look([0.5, 3, 5], over=0.1, least=2) == Seen(1, 3.0)

@@ -320,9 +320,14 @@ FAULTY: dict[str, Callable[[], Any]] = {
     "corrupt_sample": make_batch,
     "stale_batch": make_batch,
     "nan_reward": lambda: torch.rand(4, 4, generator=torch.Generator().manual_seed(0)),
+    "unscored_as_zero": lambda: tensor([[-1.0, 9.0], [-1.0, -1.0]]),
 }
 COLD = SamplingConfig(temperature=0.5)
-NEEDS: dict[str, dict[str, Any]] = {"ignore_temperature": {"sampling": COLD}, "filter_logits": {"note": "current"}}
+NEEDS: dict[str, dict[str, Any]] = {
+    "ignore_temperature": {"sampling": COLD},
+    "filter_logits": {"note": "current"},
+    "unscored_as_zero": {"scorable": tensor([[True, False], [True, True]])},
+}
 """What a step must be like for a fault to act."""
 ONE_PLACE = ["corrupt_sample", "nan_gradient", "nan_reward", "shift_kl_delta", "shift_log_ratio"]
 """Faults that change one element in one step."""
@@ -673,6 +678,14 @@ def test_a_stale_batch_is_as_old_as_asked():
 def test_a_nan_reward_is_one_of_all():
     value = FAULTS["nan_reward"]()(FAULTY["nan_reward"](), make_step(1)).value
     assert int(value.isnan().sum()) == 1
+
+
+def test_unscored_completions_get_0_and_count():
+    needs = NEEDS["unscored_as_zero"]
+    outcome = FAULTS["unscored_as_zero"]()(FAULTY["unscored_as_zero"](), make_step(1, **needs))
+    assert outcome.value.tolist() == [[-1.0, 0.0], [-1.0, -1.0]] and bool(outcome.replace["scorable"].all())
+    value, step = FAULTY["unscored_as_zero"](), make_step(1, scorable=torch.ones(2, 2, dtype=torch.bool))
+    assert FAULTS["unscored_as_zero"]()(value, step) == Outcome(value)  # where all are scored it does nothing
 
 
 def test_dropout_on_turns_it_on():

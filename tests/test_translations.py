@@ -88,6 +88,8 @@ def test_a_reason_keeps_its_numbers_in_chinese(chinese):
         "by the user",
         "by the user, at once",
         "none of 64 completions was scored",
+        "share 0.625 > 0.5; 40 of 64 calls failed: 30 answered 503, 10 timed out after 2.5 s",
+        "3 of 64 calls failed: 2 answered '?', no number, 1 for other reasons",
         "inf at loss scale 65536; update left out",
         "gradient norm 12.1, usual up to 10",
         "loss 12, usual up to 10",

@@ -15,6 +15,7 @@ from typing import Any
 from grpo_lab.config.fields import FrozenDict, build, parse, settings_of, typed
 from grpo_lab.config.sections import (
     DataConfig,
+    JudgeConfig,
     LossConfig,
     ModelConfig,
     ObjectiveConfig,
@@ -41,6 +42,7 @@ class Config:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    judge: JudgeConfig = field(default_factory=JudgeConfig)
     guards: Switches = field(default_factory=dict)
     faults: Switches = field(default_factory=dict)
     objectives: tuple[ObjectiveConfig, ...] = ()

@@ -41,6 +41,7 @@ def _mean_reward(learner: Learner, objective: Objective, problems: Sequence[Prob
         with learner.autocast():
             batch = rollouts.sample(learner.policy, learner.tokenizer, prompts, 1, sampling, generator)
         completions = rollouts.texts(learner.tokenizer, batch)
-        values, scorable = rewards.judge(learner.rewards[objective.name], part, completions)
+        judging = rewards.judge(learner.rewards[objective.name], part, completions, learner.config.judge)
+        values, scorable = judging.values, judging.scorable
         total, judged = total + float(values[scorable].sum()), judged + int(scorable.sum())
     return total / judged if judged else math.nan, judged

@@ -23,7 +23,7 @@ from grpo_lab.models.precision import PRECISIONS
 from grpo_lab.tasks import rewards as reward_functions
 from grpo_lab.tasks import tasks as task_sets
 from grpo_lab.tasks.tasks import Tasks
-from grpo_lab.training import graph_decoding, passes, rollouts, step_metrics, torch_settings
+from grpo_lab.training import graph_decoding, judging, passes, rollouts, step_metrics, torch_settings
 from grpo_lab.training.attempt import Attempt, Refused
 from grpo_lab.training.interventions import Step, known
 from grpo_lab.training.objectives import Objective, Part, resolve
@@ -64,7 +64,10 @@ class Learner:
                 f"tasks and rewards belong to one objective, and this run has {len(self.objectives)}: "
                 "name a file for each in [[objectives]]"
             )
-        self.rewards = {o.name: rewards or [*map(reward_functions.load, o.rewards)] for o in self.objectives}
+        self.rewards = {
+            o.name: rewards or [reward_functions.load(name, config.judge) for name in o.rewards]
+            for o in self.objectives
+        }
         self.tasks = {o.name: tasks or task_sets.load(o.tasks) for o in self.objectives}
         self.precision = PRECISIONS[config.model.precision]
         self.policy, self.tokenizer = model or loading.load(
@@ -116,7 +119,10 @@ class Learner:
         return self.combination.drawn(self.objectives, index)
 
     def sample(self, attempt: Attempt, objective: Objective) -> Part:
-        """Sample completions of the objective's prompts of this step from the policy as it is."""
+        """Sample completions of the objective's prompts of this step from the policy as it is, and begin to judge them.
+
+        Slow judges work on while the next objective's completions are sampled.
+        """
         index, size = attempt.step.index, self.config.data.num_generations
         attempt.turn_to(objective, sampling=objective.sampling)
         sampling = attempt.apply(Stage.SAMPLING, objective.sampling)
@@ -126,23 +132,30 @@ class Learner:
         generator = self.generator(index, objective.purpose("sampling"))
         given = (self.policy, self.tokenizer, prompts, size, sampling, generator, attempt.apply)
         with self.autocast():
-            return Part(objective, sampling, problems, rollouts.sample(*given, self.config.model.decode))
+            batch = rollouts.sample(*given, self.config.model.decode)
+        repeated = [problem for problem in problems for _ in range(size)]
+        completions = rollouts.texts(self.tokenizer, batch)
+        begun = {
+            by.name: reward_functions.begin(self.rewards[by.name], repeated, completions, self.config.judge)
+            for by in self.combination.scoring(objective, self.objectives)
+        }
+        return Part(objective, sampling, problems, batch, completions[::size], begun)
 
     def score(self, attempt: Attempt, part: Part) -> list[Scores]:
         """The rewards of every objective that scores this part's completions, as stage REWARDS left them.
 
         A completion that no reward function of an objective could score is not `scorable` for it.
+        Raises Refused where too many calls of a judge failed.
         """
         size, device, found = self.config.data.num_generations, part.batch.group.device, []
-        repeated = [problem for problem in part.problems for _ in range(size)]
-        completions = rollouts.texts(self.tokenizer, part.batch)
         for objective in self.combination.scoring(part.objective, self.objectives):
-            values, scorable = reward_functions.judge(self.rewards[objective.name], repeated, completions)
+            values, scorable, calls = part.judging[objective.name].result()
             if objective is part.objective:
-                shown = zip(repeated[::size], completions[::size], values[::size].tolist(), strict=True)
-                samples = [(problem.prompt, text, reward) for problem, text, reward in shown]
+                prompts = [problem.prompt for problem in part.problems]
+                samples = list(zip(prompts, part.first_completions, values[::size].tolist(), strict=True))
                 attempt.samples += tuple(samples[: max(1, SAMPLES // len(self.objectives))])
             attempt.turn_to(objective, sampling=part.sampling, scorable=scorable.view(-1, size).to(device))
+            judging.check(attempt, calls, part.objective.place)
             rewards = attempt.apply(Stage.REWARDS, values.view(-1, size).to(device))
             step_metrics.rewards(attempt.step, rewards, part.objective.place)
             found.append(Scores(rewards, known(attempt.step.scorable, "scorable"), objective.weight))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from grpo_lab.config.fields import build, settings_of
 from grpo_lab.config.schema import Config
 from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.errors import ConfigError
+from grpo_lab.tasks.rewards import Judging
 from grpo_lab.tasks.tasks import Problem
 
 
@@ -48,6 +49,10 @@ class Part:
     """As the guards of stage SAMPLING left it."""
     problems: Sequence[Problem]
     batch: Batch
+    first_completions: Sequence[str]
+    """The first completion of each prompt."""
+    judging: Mapping[str, Judging]
+    """The judging of the completions, by the objective that scores them."""
     num_tokens: Tensor | None = None
     """() int: trained tokens."""
 

@@ -24,7 +24,7 @@ LOCATE_LIMIT = 2**14
 
 LARGEST = {"grad_norm", "ratio/max", "log_ratio/max", "sampling/sampling_logp_difference/max"}
 """Metrics of which a step keeps the largest value; of the others it keeps the mean over its updates."""
-SUMMED = {"loss", "num_tokens"}
+SUMMED = {"loss", "num_tokens", "judge/time"}
 """Metrics that are added up over the objectives of a run."""
 
 

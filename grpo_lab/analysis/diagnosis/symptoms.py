@@ -117,10 +117,18 @@ class Symptom:
         return float(bound)
 
     def compare(self, values: Curve, unit: Curve | float = 1.0) -> Mask:
-        """Where values, of shape (steps,), are over or under the bound times the unit. NaN is neither."""
+        """Where values, of shape (steps,), are over or under the bound times the unit. NaN is neither.
+
+        Below 0, as rewards may be, a fall is a larger number: 0.75 of -0.6 is a quarter below it, -0.75.
+        """
+
+        def times(bound: float | str) -> Curve | float:
+            limit = self.limit(bound)
+            return np.where(np.asarray(unit) < 0, 2 - limit, limit) * unit
+
         with np.errstate(invalid="ignore"):
-            over = values > self.limit(self.over) * unit if self.over is not None else values == values
-            under = values < self.limit(self.under) * unit if self.under is not None else values == values
+            over = values > times(self.over) if self.over is not None else values == values
+            under = values < times(self.under) if self.under is not None else values == values
             return over & under & (values > self.least)
 
     def unit(self, values: Curve) -> float:

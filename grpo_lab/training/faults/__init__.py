@@ -1,7 +1,14 @@
 """Faults: each harms a value at one stage of the step, the counterpart of the guard that cures it."""
 
 from grpo_lab.training.faults.injected import DropoutOn, NanGradient, ScaleLoss, ShiftKLDelta, ShiftLogRatio
-from grpo_lab.training.faults.rollout import CorruptSample, FilterLogits, IgnoreTemperature, NanReward, StaleBatch
+from grpo_lab.training.faults.rollout import (
+    CorruptSample,
+    FilterLogits,
+    IgnoreTemperature,
+    NanReward,
+    StaleBatch,
+    UnscoredAsZero,
+)
 from grpo_lab.training.interventions import Intervention
 
 FAULTS: dict[str, type[Intervention]] = {
@@ -17,5 +24,6 @@ FAULTS: dict[str, type[Intervention]] = {
         CorruptSample,
         StaleBatch,
         NanReward,
+        UnscoredAsZero,
     )
 }

@@ -9,7 +9,7 @@ from torch import Tensor
 from grpo_lab.algorithm.batch import Batch
 from grpo_lab.config.fields import AtLeast
 from grpo_lab.events import Stage, Verdict
-from grpo_lab.training.interventions import AtOneStep, Intervention, Outcome, Step
+from grpo_lab.training.interventions import AtOneStep, Intervention, Outcome, Step, known
 
 
 @dataclass(frozen=True)
@@ -108,3 +108,23 @@ class NanReward(AtOneStep):
         broken = value.clone()
         broken.view(-1)[place] = torch.nan
         return Outcome(broken, Verdict.CHANGED, f"reward {place} of {value.numel()} set to NaN")
+
+
+@dataclass(frozen=True)
+class UnscoredAsZero(Intervention):
+    """Gives the reward 0 to each completion that could not be scored, such as one whose judge timed out.
+
+    Where 0 is more than a wrong answer gets, the policy learns the completions that its judge cannot score.
+    """
+
+    name = "unscored_as_zero"
+    stage = Stage.REWARDS
+
+    def __call__(self, value: Tensor, step: Step) -> Outcome:
+        scorable = known(step.scorable, "scorable")
+        missing = int((~scorable).sum())
+        if not missing:
+            return Outcome(value)
+        reason = f"{missing} of {value.numel()} completions that could not be scored get 0"
+        everything = {"scorable": torch.ones_like(scorable)}
+        return Outcome(value.masked_fill(~scorable, 0.0), Verdict.CHANGED, reason, everything)
