@@ -13,7 +13,15 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from grpo_lab.config.fields import FrozenDict, build, parse, settings_of, typed
-from grpo_lab.config.sections import DataConfig, LossConfig, ModelConfig, OptimizerConfig, RunConfig, SamplingConfig
+from grpo_lab.config.sections import (
+    DataConfig,
+    LoraConfig,
+    LossConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RunConfig,
+    SamplingConfig,
+)
 from grpo_lab.errors import ConfigError, unknown
 
 Switches = Mapping[str, Mapping[str, Any]]
@@ -33,6 +41,7 @@ class Config:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     guards: Switches = field(default_factory=dict)
     faults: Switches = field(default_factory=dict)
 
@@ -71,7 +80,8 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         """Plain nested dictionaries, as config.json holds them."""
         sections = {name: dataclasses.asdict(getattr(self, name)) for name in SECTIONS}
-        sections["data"]["rewards"] = list(self.data.rewards)  # JSON and TOML know no tuples
+        for section, name in (("data", "rewards"), ("lora", "target_modules")):
+            sections[section][name] = list(sections[section][name])  # JSON and TOML know no tuples
         return sections | {kind: {k: dict(v) for k, v in getattr(self, kind).items()} for kind in SWITCHES}
 
     @staticmethod
