@@ -178,6 +178,17 @@ def test_dropout_changes_no_bit_of_grpo_and_acts_in_train_mode(run, bases):
     assert not torch.equal(logits(policy), steady)
 
 
+def test_with_adapters_on_in_the_reference_the_kl_is_zero_and_beta_does_nothing(run):
+    broken = "lora.reference=adapters_on"
+    little, much = (run(broken, f"loss.beta={beta}", "run.exact_kl=true") for beta in (0.02, 5))
+    for _, _, steps in (little, much):
+        assert all(step.metrics["kl"] == 0 and step.metrics["kl/exact"] < 1e-7 for step in steps)
+        assert all(step.metrics["weights/max_move"] > 1e-4 for step in steps)
+    assert same(split(little[1])[0], split(much[1])[0])
+    right = run("loss.beta=5")
+    assert not same(split(right[1])[0], split(much[1])[0])
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "bf16_pure", "fp16_pure"])
 def test_adapters_are_trained_in_every_precision(run, precision):
     _, policy, steps = run(f"model.precision={precision}", "run.num_steps=2")
