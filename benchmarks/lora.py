@@ -74,11 +74,12 @@ def _long(plan: Plan, settings: tuple[str, ...]) -> Config:
 
 def rewards(name: str, steps: int, seeds: int) -> Iterator[dict[str, Any]]:
     """Held-out reward before and after training by seed, on the work of `plain` at the rank's own rate."""
-    rate, after = RATES[name], []
+    rate, before, after = RATES[name], [], []
     for seed in range(seeds):
         settings = (f"run.num_steps={steps}", f"run.seed={seed}", f"optimizer.learning_rate={rate}", *RANKS[name])
         config = preset("plain").with_(*LEARN, *settings)
-        before, last = [event.reward for event in train(config) if isinstance(event, Evaluated)]
+        first, last = [event.reward for event in train(config) if isinstance(event, Evaluated)]
+        before.append(first)
         after.append(last)
         mean = round(statistics.fmean(after), 4)
         yield {"steps": steps, "rate": rate, "before": before, "after": after, "mean after": mean}
