@@ -152,6 +152,8 @@ class Evaluated:
     step: int
     reward: float
     num_problems: int
+    objectives: dict[str, float] = field(default_factory=dict)
+    """The reward of each objective, where the run lists them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +230,10 @@ _READERS = {
         "actions": tuple(Action(**{**action, "verdict": Verdict[action["verdict"]]}) for action in t["actions"]),
         "samples": _samples(t["samples"]),
     },
-    "Evaluated": lambda t: {**t, "reward": float(t["reward"])},
+    "Evaluated": lambda t: {
+        **t,
+        "reward": float(t["reward"]),
+        "objectives": {name: float(reward) for name, reward in t.get("objectives", {}).items()},
+    },
     "Ended": lambda t: {**t, "crash": Crash(**t["crash"]) if t["crash"] else None},
 }

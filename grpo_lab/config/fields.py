@@ -200,7 +200,7 @@ def _as_one(setting: Setting, kind: type, value: Any) -> Any:
     """The value in its type. Raises ConfigError for another one, and for a number that is too large."""
     if kind is float and value in _JSON_STRINGS:
         value = float(value)
-    wanted = (int, float) if kind is float else kind
+    wanted = {float: (int, float), FrozenDict: Mapping}.get(kind, kind)
     if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):
         raise ConfigError(f"{setting.name} = {value!r}: must be of type {kind.__name__}")
     try:

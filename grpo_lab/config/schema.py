@@ -18,6 +18,7 @@ from grpo_lab.config.sections import (
     LoraConfig,
     LossConfig,
     ModelConfig,
+    ObjectiveConfig,
     OptimizerConfig,
     RunConfig,
     SamplingConfig,
@@ -44,13 +45,18 @@ class Config:
     lora: LoraConfig = field(default_factory=LoraConfig)
     guards: Switches = field(default_factory=dict)
     faults: Switches = field(default_factory=dict)
+    objectives: tuple[ObjectiveConfig, ...] = ()
+    """Without any, the run has one, which `data`, `sampling` and `loss` describe."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for guards or faults that are no table."""
+        """Raise ConfigError for guards or faults that are no table, and for objectives that teach nothing."""
         for kind in SWITCHES:
             for name, settings in _table(getattr(self, kind), kind).items():
                 _table(settings, f"{kind}.{name}")
             object.__setattr__(self, kind, FrozenDict(getattr(self, kind)))
+        names = [objective.name for objective in self.objectives]
+        if names and not any(objective.weight for objective in self.objectives):
+            raise ConfigError(f"objectives: the weights of {', '.join(names)} are all 0; give one of them at least")
 
     def with_(self, *overrides: str) -> Config:
         """A copy with settings changed: `"loss.beta=0.04"`, `"optimizer.learning_rate=*100"` (times the value there),
@@ -82,7 +88,9 @@ class Config:
         sections = {name: dataclasses.asdict(getattr(self, name)) for name in SECTIONS}
         for section, name in (("data", "rewards"), ("lora", "target_modules")):
             sections[section][name] = list(sections[section][name])  # JSON and TOML know no tuples
-        return sections | {kind: {k: dict(v) for k, v in getattr(self, kind).items()} for kind in SWITCHES}
+        switches = {kind: {k: dict(v) for k, v in getattr(self, kind).items()} for kind in SWITCHES}
+        objectives = [objective.settings() for objective in self.objectives]
+        return sections | switches | ({OBJECTIVES: objectives} if objectives else {})
 
     @staticmethod
     def from_dict(tree: Mapping[str, Any]) -> Config:
@@ -91,17 +99,55 @@ class Config:
         Raises ConfigError for an unknown section or setting, with the nearest names.
         """
         for section in _table(tree, "the config"):
-            if section not in SECTIONS and section not in SWITCHES:
-                raise unknown("section", section, [*SECTIONS, *SWITCHES])
+            if section not in KEYS:
+                raise unknown("section", section, KEYS)
         sections = {name: build(cls, _table(tree.get(name, {}), name), name) for name, cls in SECTIONS.items()}
-        return Config(**sections, **{kind: tree[kind] for kind in SWITCHES if kind in tree})
+        objectives = tuple(
+            build(ObjectiveConfig, values, f"{OBJECTIVES}.{name}")
+            for name, values in _by_name(tree.get(OBJECTIVES, ())).items()
+        )
+        return Config(**sections, **{kind: tree[kind] for kind in SWITCHES if kind in tree}, objectives=objectives)
+
+    def changed_live(self, *overrides: str) -> Config:
+        """A copy with settings changed that may change while a model trains.
+
+        Raises ConfigError for any other setting, and for what `with_` refuses.
+        """
+        changed = self.with_(*overrides)
+        for section in KEYS:
+            if section not in LIVE_SECTIONS and getattr(changed, section) != getattr(self, section):
+                raise ConfigError(f"{section}.* is fixed once a run has started; {', '.join(LIVE_SECTIONS)} may change")
+        fixed = [
+            [getattr(o, name) for o in config.objectives for name in FIXED_OF_OBJECTIVES] for config in (self, changed)
+        ]
+        if fixed[0] != fixed[1]:
+            raise ConfigError(f"objectives.NAME.{'/'.join(FIXED_OF_OBJECTIVES)} are fixed once a run has started")
+        return changed
 
 
-SWITCHES = ("guards", "faults")
-SECTIONS: dict[str, Any] = {part.name: part.default_factory for part in fields(Config) if part.name not in SWITCHES}
+SWITCHES, OBJECTIVES = ("guards", "faults"), "objectives"
+KEYS = tuple(part.name for part in fields(Config))
+SECTIONS: dict[str, Any] = {
+    part.name: part.default_factory for part in fields(Config) if part.name not in (*SWITCHES, OBJECTIVES)
+}
 """The class of each section."""
-LIVE_SECTIONS = ("sampling", "loss", "optimizer", "guards")
+LIVE_SECTIONS = ("sampling", "loss", "optimizer", "guards", OBJECTIVES)
 """Sections whose settings may change while a model trains; the others are fixed when the run starts."""
+FIXED_OF_OBJECTIVES = ("name", "tasks", "rewards", "num_prompts")
+"""Settings of an objective that are fixed when the run starts."""
+
+
+def _by_name(objectives: Any) -> dict[str, Any]:
+    """The tables of `[[objectives]]` by name. Raises ConfigError for anything else and for a name that comes twice."""
+    if not isinstance(objectives, list | tuple):
+        raise ConfigError(f"objectives = {objectives!r}: must be a list of tables; write [[objectives]] above each")
+    found: dict[str, Any] = {}
+    for table in objectives:
+        name = _table(table, "each of [[objectives]]").get("name")
+        if not isinstance(name, str) or name in found:
+            raise ConfigError(f"objectives: name = {name!r}: each needs a name of its own")
+        found[name] = table
+    return found
 
 
 def _table(value: Any, where: str) -> Mapping[str, Any]:
@@ -119,6 +165,12 @@ def _merge(mine: dict[str, Any], tree: Mapping[str, Any]) -> None:
         elif section in SWITCHES:
             for name, settings in _table(values, section).items():
                 _lay_over(mine[section].setdefault(name, {}), settings, f"{section}.{name}")
+        elif section == OBJECTIVES:
+            there = _by_name(mine.setdefault(OBJECTIVES, []))
+            for name, settings in _by_name(values).items():
+                if name not in there:
+                    mine[OBJECTIVES].append(there.setdefault(name, {}))
+                _lay_over(there[name], settings, f"{section}.{name}", settings_of(ObjectiveConfig))
         else:
             raise unknown("section", section, mine)
 
@@ -128,8 +180,12 @@ def _lay_over(table: dict[str, Any], values: Any, where: str, known: Mapping[str
     for name, value in _table(values, where).items():
         if known is not None and name not in known:
             raise unknown(f"setting of {where}", name, known)
-        starred = isinstance(value, str) and value.startswith("*")
-        table[name] = _times(table.get(name), value, f"{where}.{name}") if starred else value
+        if isinstance(value, Mapping):
+            table[name] = dict(table.get(name, {}))
+            _lay_over(table[name], value, f"{where}.{name}")
+        else:
+            starred = isinstance(value, str) and value.startswith("*")
+            table[name] = _times(table.get(name), value, f"{where}.{name}") if starred else value
 
 
 def _times(old: Any, text: str, where: str) -> float:
@@ -160,8 +216,8 @@ def _parts(path: str) -> list[str]:
 
 def _put(tree: dict[str, Any], path: list[str], text: str, override: str) -> None:
     """Lay one override into the nested dictionary. Raises ConfigError for a text that is no override."""
-    if path and path[0] not in tree:
-        raise unknown("section", path[0], tree)
+    if path and path[0] not in KEYS:
+        raise unknown("section", path[0], KEYS)
     match path:
         case [("guards" | "faults") as kind, name]:
             if not isinstance(switched := parse(text), bool):
@@ -169,8 +225,27 @@ def _put(tree: dict[str, Any], path: list[str], text: str, override: str) -> Non
             tree[kind].setdefault(name, {}) if switched else tree[kind].pop(name, None)
         case [("guards" | "faults") as kind, name, setting]:
             _merge(tree, {kind: {name: {setting: parse(text)}}})
+        case ["objectives", name, *setting]:
+            _put_objective(tree, name, setting, text, override)
         case [section, name] if section in SECTIONS:
             setting = settings_of(SECTIONS[section]).get(name)
             _merge(tree, {section: {name: typed(setting, text) if setting else text}})
         case _:
             raise ConfigError(f"{override!r} is no override; write section.setting=value, as in loss.beta=0.04")
+
+
+def _put_objective(tree: dict[str, Any], name: str, path: list[str], text: str, override: str) -> None:
+    """Lay one override of an objective into the nested dictionary. Raises ConfigError for an unknown objective."""
+    there = _by_name(tree.get(OBJECTIVES, []))
+    if name not in there:
+        raise unknown("objective", name, there)
+    match path:
+        case [] if parse(text) is False:
+            tree[OBJECTIVES].remove(there[name])
+        case ["sampling", setting]:
+            _merge(tree, {OBJECTIVES: [{"name": name, "sampling": {setting: parse(text)}}]})
+        case [setting]:
+            known = settings_of(ObjectiveConfig).get(setting)
+            _merge(tree, {OBJECTIVES: [{"name": name, setting: typed(known, text) if known else text}]})
+        case _:
+            raise ConfigError(f"{override!r} is no override; write objectives.{name}.weight=2, or =off to remove it")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated
+import re
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
-from grpo_lab.config.fields import AtLeast, Between, OneOf, Settings
+from grpo_lab.config.fields import AtLeast, Between, FrozenDict, OneOf, Settings, build, settings_of
 from grpo_lab.errors import ConfigError
 
 
@@ -121,6 +122,10 @@ class LossConfig(Settings):
     (batch, pad) -> mask (B, T)."""
     accumulation: str = "add"
     """How gradients of micro-batches add up: `add`, a wrong way by name, or `file.py:name`: (loss, optimizer)."""
+    combination: str = "separate"
+    """How several objectives are combined: `separate` (the sum of their losses), `alternate` (one a step), `pcgrad`
+    (no part of a gradient against another's), `sum_then_normalize` or `normalize_then_sum` (of rewards: every objective
+    scores all completions; the second is GDPO), or a named wrong way."""
     num_iterations: Annotated[int, AtLeast(1)] = 1
     """Updates on each batch of completions (the mu of the paper)."""
 
@@ -141,6 +146,46 @@ class OptimizerConfig(Settings):
     """Decay of the second moment."""
     weight_decay: Annotated[float, AtLeast(0)] = 0.0
     """Decoupled weight decay."""
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig(Settings):
+    """One of several objectives of a run; for a setting that is none the run's own holds."""
+
+    name: str
+    """Its name in metrics, as in kl/F: letters, digits, - and _."""
+    tasks: str | None = None
+    """Its prompts, as `data.tasks` names them."""
+    rewards: tuple[str, ...] | None = None
+    """Its reward functions, as `data.rewards` names them."""
+    weight: Annotated[float, AtLeast(0)] = 1.0
+    """Its weight in the sum of the objectives."""
+    num_prompts: Annotated[int | None, AtLeast(0)] = None
+    """Its prompts a step; 0 for an objective that only scores the completions of the others."""
+    beta: Annotated[float | None, AtLeast(0)] = None
+    """Weight of the KL penalty on its prompts."""
+    kl_low: Annotated[float | None, Between(0)] = None
+    """Lower end of the band in which `adaptive_beta` keeps the KL on its prompts, nats per token."""
+    kl_high: Annotated[float | None, Between(0)] = None
+    """Upper end of that band."""
+    sampling: FrozenDict = field(default_factory=lambda: FrozenDict({}))
+    """Settings of `sampling` that differ for its prompts."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a name that no metric could have, half a band, and an unknown setting of sampling."""
+        super().__post_init__()
+        if not re.fullmatch(r"[\w-]+", self.name, re.ASCII):
+            raise ConfigError(f"name = {self.name!r}: use letters, digits, - and _")
+        low, high = self.kl_low, self.kl_high
+        if (low is None) != (high is None) or (low is not None and high is not None and not low < high):
+            raise ConfigError(f"kl_low = {low}, kl_high = {high}: give both, the lower one first, or none")
+        build(SamplingConfig, self.sampling, "sampling")
+
+    def settings(self) -> dict[str, Any]:
+        """The settings that were given, as a table of TOML holds them."""
+        values = {name: getattr(self, name) for name in settings_of(ObjectiveConfig)}
+        given = {name: value for name, value in values.items() if value is not None}
+        return given | {name: list(value) for name, value in given.items() if isinstance(value, tuple)}
 
 
 @dataclass(frozen=True)

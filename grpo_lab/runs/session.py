@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import pandas as pd
 
-from grpo_lab.config.schema import LIVE_SECTIONS, Config
+from grpo_lab.config.schema import Config
 from grpo_lab.errors import ConfigError, GrpoLabError, RunError
 from grpo_lab.events import Crash, Ended, Event, Stepped
 from grpo_lab.models import loading
@@ -140,11 +140,8 @@ class Session:
 
         Raises ConfigError for a setting that is fixed during a run and for a bad value; the run goes on.
         """
-        changed = self.config.with_(*overrides)
+        changed = self.config.changed_live(*overrides)
         validated(changed, own=True)
-        for section in (override.partition(".")[0].strip() for override in overrides):
-            if section not in LIVE_SECTIONS:
-                raise ConfigError(f"{section}.* is fixed once a run is made; {', '.join(LIVE_SECTIONS)} may change")
         if needs_reference(changed) and not needs_reference(self.config):
             raise ConfigError("this run has no reference model: it started with loss.beta = 0; start it with more")
         self.command("set", overrides)

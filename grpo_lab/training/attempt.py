@@ -8,6 +8,7 @@ from torch import Tensor
 
 from grpo_lab.events import Action, Stage, Verdict
 from grpo_lab.training.interventions import Arrangement, Outcome, Step
+from grpo_lab.training.objectives import Objective
 
 
 class Refused(Exception):
@@ -40,6 +41,11 @@ class Attempt:
     def replace(self, **known: Any) -> None:
         """Replace fields of the step that interventions read from now on."""
         self.step = replace(self.step, **known)
+
+    def turn_to(self, objective: Objective | None, **known: Any) -> None:
+        """Let interventions read, and the recorder note, what belongs to this objective; None for all together."""
+        self.step.recorder.objective = objective.name if objective else ""
+        self.replace(objective=objective, **known)
 
     def apply(self, stage: Stage, value: Any, note: str = "") -> Any:
         """Pass the value through the interventions of the stage, in their order, and return the result.

@@ -1,32 +1,46 @@
 """The reward of held-out problems, before and after training."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.events import Evaluated
 from grpo_lab.tasks import rewards
-from grpo_lab.tasks.tasks import Tasks
+from grpo_lab.tasks.tasks import Problem
 from grpo_lab.training import rollouts
 from grpo_lab.training.learner import Learner
+from grpo_lab.training.objectives import Objective
 
 EVALUATED_AT_ONCE = 256
 """Problems whose completions are sampled together."""
 
 
-def evaluate(learner: Learner, tasks: Tasks, step: int) -> Iterator[Evaluated]:
-    """Yield the mean reward of held-out problems sampled at temperature 1; nothing where `run.num_eval` is 0."""
-    problems = tasks.held_out[: learner.config.run.num_eval]
-    if not problems:
-        return
+def evaluate(learner: Learner, step: int) -> Iterator[Evaluated]:
+    """Yield the mean reward of held-out problems sampled at temperature 1; nothing where `run.num_eval` is 0.
+
+    The reward of several objectives is the mean of their rewards.
+    """
+    found = {}
+    for objective in learner.objectives:
+        if problems := learner.tasks[objective.name].held_out[: learner.config.run.num_eval]:
+            found[objective.name] = _mean_reward(learner, objective, problems)
+    if found:
+        rewards = {name: reward for name, (reward, _) in found.items()}
+        judged = sum(count for _, count in found.values())
+        yield Evaluated(step, sum(rewards.values()) / len(rewards), judged, {n: r for n, r in rewards.items() if n})
+
+
+def _mean_reward(learner: Learner, objective: Objective, problems: Sequence[Problem]) -> tuple[float, int]:
+    """Mean reward of one completion of each problem, and the number of those that were scored."""
     learner.policy.eval()  # the last step may have left dropout on
-    sampling = SamplingConfig(max_completion_length=learner.config.sampling.max_completion_length)
-    generator, total, judged = learner.generator(0, "evaluation"), 0.0, 0
+    sampling = SamplingConfig(max_completion_length=objective.sampling.max_completion_length)
+    generator, total, judged = learner.generator(0, objective.purpose("evaluation")), 0.0, 0
     for first in range(0, len(problems), EVALUATED_AT_ONCE):
         part = problems[first : first + EVALUATED_AT_ONCE]
         prompts = [problem.prompt for problem in part]
         with learner.autocast():
             batch = rollouts.sample(learner.policy, learner.tokenizer, prompts, 1, sampling, generator)
-        values, scorable = rewards.judge(learner.rewards, part, rollouts.texts(learner.tokenizer, batch))
+        completions = rollouts.texts(learner.tokenizer, batch)
+        values, scorable = rewards.judge(learner.rewards[objective.name], part, completions)
         total, judged = total + float(values[scorable].sum()), judged + int(scorable.sum())
-    yield Evaluated(step, total / judged if judged else math.nan, judged)
+    return total / judged if judged else math.nan, judged

@@ -18,6 +18,7 @@ from grpo_lab.config.schema import Config
 from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.errors import RunError
 from grpo_lab.events import Stage, Verdict
+from grpo_lab.training.objectives import Objective
 from grpo_lab.training.recorder import Recorder
 
 T = TypeVar("T")
@@ -39,12 +40,14 @@ class Coefficients:
 
     learning_rate: float
     beta: float
-    """Weight of the KL penalty."""
+    """Weight of the KL penalty where the run lists no objectives."""
     epsilon: float
     epsilon_high: float | None
     adam_eps: float
     delta: float | None = None
     """Largest ratio that counts where the advantage is negative (dual clip)."""
+    betas: Mapping[str, float] = field(default_factory=dict)
+    """Weight of the KL penalty by objective, where the run lists them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +71,8 @@ class Step:
     largest_move: Callable[[], float | None] = lambda: None
     """Measure the largest change of any single weight since the step began; None without a snapshot from there."""
     update: int = 0
+    objective: Objective | None = None
+    """The objective whose prompts, completions or loss are at hand; None for a value of all together."""
     note: str = ""
     """The pass that the logits belong to: `sampling`, `old`, `reference` or `current`."""
     coefficients: Coefficients | None = None

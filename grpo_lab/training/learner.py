@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -12,25 +12,30 @@ from torch import Tensor
 
 from grpo_lab import seeds
 from grpo_lab.algorithm.batch import Batch
+from grpo_lab.algorithm.combinations import Scores, scorable_by_any
 from grpo_lab.algorithm.losses import LossOutput, clipped_surrogate, token_weights, weighted_sum
-from grpo_lab.config.schema import LIVE_SECTIONS, Config
+from grpo_lab.config.schema import Config
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import LinkNote, Stage, Stepped, Verdict
 from grpo_lab.models import adapters, loading
 from grpo_lab.models.precision import PRECISIONS
 from grpo_lab.tasks import rewards as reward_functions
-from grpo_lab.tasks.tasks import Problem
+from grpo_lab.tasks import tasks as task_sets
+from grpo_lab.tasks.tasks import Tasks
 from grpo_lab.training import graph_decoding, passes, rollouts, step_metrics, torch_settings
 from grpo_lab.training.attempt import Attempt, Refused
 from grpo_lab.training.interventions import Step, known
+from grpo_lab.training.objectives import Objective, Part, resolve
 from grpo_lab.training.recorder import Recorder
 from grpo_lab.training.reference import REFERENCES
-from grpo_lab.training.registry import carry_over, needs_reference, validated
+from grpo_lab.training.registry import carry_over, combination, needs_reference, validated
 from grpo_lab.training.sampling_filters import is_plain
 from grpo_lab.training.snapshots import SMALL
 from grpo_lab.training.updates import Updates
 
 RewardFunctions = Sequence[Callable[..., Any]]
+SAMPLES = 4
+"""Completions that a step's event holds."""
 
 
 def num_threads(config: Config, num_parameters: int) -> int:
@@ -44,10 +49,23 @@ class Learner:
     Raises ConfigError for a name or setting that does not exist, and ModelError for a policy that cannot be trained.
     """
 
-    def __init__(self, config: Config, model: tuple[Any, Any] | None, rewards: RewardFunctions | None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        model: tuple[Any, Any] | None,
+        rewards: RewardFunctions | None = None,
+        tasks: Tasks | None = None,
+    ) -> None:
         self.formulas, self.interventions = validated(config, own=True)
         self.config = config
-        self.rewards = rewards or [reward_functions.load(name) for name in config.data.rewards]
+        self.objectives, self.combination = resolve(config), combination(config)
+        if len(self.objectives) > 1 and (rewards or tasks):
+            raise ConfigError(
+                f"tasks and rewards belong to one objective, and this run has {len(self.objectives)}: "
+                "name a file for each in [[objectives]]"
+            )
+        self.rewards = {o.name: rewards or [*map(reward_functions.load, o.rewards)] for o in self.objectives}
+        self.tasks = {o.name: tasks or task_sets.load(o.tasks) for o in self.objectives}
         self.precision = PRECISIONS[config.model.precision]
         given, self.tokenizer = model or loading.load(config.model.name, config.model.precision, config.run.device)
         self.policy = adapters.prepared(given, config.lora, config.run.seed)
@@ -72,15 +90,13 @@ class Learner:
 
         Raises ConfigError for a setting that is fixed once a run has started.
         """
-        changed = self.config.with_(*overrides)
-        for section in (field.name for field in fields(Config)):
-            if section not in LIVE_SECTIONS and getattr(changed, section) != getattr(self.config, section):
-                raise ConfigError(f"{section}.* is fixed once a run has started; {', '.join(LIVE_SECTIONS)} may change")
+        changed = self.config.changed_live(*overrides)
         if self.reference is None and needs_reference(changed):
             raise ConfigError("this run has no reference model: it started with loss.beta = 0; start it with more")
         chosen, interventions = validated(changed, own=True)
         carry_over(self.interventions, interventions)
         self.config, self.formulas, self.interventions = changed, chosen, interventions
+        self.objectives, self.combination = resolve(changed), combination(changed)
         self.updates.snapshots.every = self._snapshot_interval()
 
     def begin(self, index: int) -> Attempt:
@@ -94,27 +110,50 @@ class Learner:
         self.updates.begin_step(index)
         return attempt
 
-    def sample(self, attempt: Attempt, problems: Sequence[Problem]) -> Batch:
-        """Sample completions of each problem's prompt from the policy as it is."""
-        prompts, step = [problem.prompt for problem in problems], attempt.step
-        size, generator = self.config.data.num_generations, self.generator(step.index, "sampling")
-        given = (self.policy, self.tokenizer, prompts, size, step.sampling, generator, attempt.apply)
+    def drawn(self, index: int) -> Sequence[Objective]:
+        """The objectives whose prompts step `index` has."""
+        return self.combination.drawn(self.objectives, index)
+
+    def sample(self, attempt: Attempt, objective: Objective) -> Part:
+        """Sample completions of the objective's prompts of this step from the policy as it is."""
+        index, size = attempt.step.index, self.config.data.num_generations
+        attempt.turn_to(objective, sampling=objective.sampling)
+        sampling = attempt.apply(Stage.SAMPLING, objective.sampling)
+        attempt.replace(sampling=sampling)
+        problems = self.tasks[objective.name].batch(self.config.run.seed, index, objective.num_prompts)
+        prompts = [problem.prompt for problem in problems]
+        generator = self.generator(index, objective.purpose("sampling"))
+        given = (self.policy, self.tokenizer, prompts, size, sampling, generator, attempt.apply)
         with self.autocast():
-            return rollouts.sample(*given, self.config.model.decode)
+            return Part(objective, sampling, problems, rollouts.sample(*given, self.config.model.decode))
 
-    def score(self, attempt: Attempt, problems: Sequence[Problem], batch: Batch) -> Tensor:
-        """Rewards (P, G). A completion that no reward function could score is not `step.scorable`."""
-        size = self.config.data.num_generations
-        repeated = [problem for problem in problems for _ in range(size)]
-        completions = rollouts.texts(self.tokenizer, batch)
-        values, scorable = reward_functions.judge(self.rewards, repeated, completions)
-        shown = zip(repeated[::size], completions[::size], values[::size].tolist(), strict=True)
-        attempt.samples = tuple((problem.prompt, text, reward) for problem, text, reward in shown)[:4]
-        attempt.replace(scorable=scorable.view(-1, size).to(batch.group.device))
-        return values.view(-1, size).to(batch.group.device)
+    def score(self, attempt: Attempt, part: Part) -> list[Scores]:
+        """The rewards of every objective that scores this part's completions, as stage REWARDS left them.
 
-    def compute_logprobs(self, attempt: Attempt, batch: Batch, advantages: Tensor) -> Batch:
-        """The scorable rows of the batch with their advantages (P, G), old and reference log-probabilities.
+        A completion that no reward function of an objective could score is not `scorable` for it.
+        """
+        size, device, found = self.config.data.num_generations, part.batch.group.device, []
+        repeated = [problem for problem in part.problems for _ in range(size)]
+        completions = rollouts.texts(self.tokenizer, part.batch)
+        for objective in self.combination.scoring(part.objective, self.objectives):
+            values, scorable = reward_functions.judge(self.rewards[objective.name], repeated, completions)
+            if objective is part.objective:
+                shown = zip(repeated[::size], completions[::size], values[::size].tolist(), strict=True)
+                samples = [(problem.prompt, text, reward) for problem, text, reward in shown]
+                attempt.samples += tuple(samples[: max(1, SAMPLES // len(self.objectives))])
+            attempt.turn_to(objective, sampling=part.sampling, scorable=scorable.view(-1, size).to(device))
+            rewards = attempt.apply(Stage.REWARDS, values.view(-1, size).to(device))
+            step_metrics.rewards(attempt.step, rewards, part.objective.place)
+            found.append(Scores(rewards, known(attempt.step.scorable, "scorable"), objective.weight))
+        return found
+
+    def advantages(self, attempt: Attempt, part: Part, scores: Sequence[Scores]) -> Tensor:
+        """Advantages (P, G) of this part's completions, before any guard."""
+        attempt.turn_to(part.objective, scorable=scorable_by_any(scores))
+        return self.combination.advantages(scores, self.formulas.advantage_scale)
+
+    def compute_logprobs(self, attempt: Attempt, part: Part, advantages: Tensor) -> Batch:
+        """The scorable rows of the part with their advantages (P, G), old and reference log-probabilities.
 
         Raises Refused where no completion was scored.
         """
@@ -123,8 +162,9 @@ class Learner:
             reason = f"none of {len(scorable)} completions was scored"
             attempt.record_action("trainer", Stage.REWARDS, Verdict.SKIP_STEP, reason)
             raise Refused
-        mask = self.formulas.completion_mask(batch, self.tokenizer.pad_token_id)
-        batch = replace(batch, advantages=advantages.flatten(), completion_mask=mask).rows(scorable.nonzero()[:, 0])
+        mask = self.formulas.completion_mask(part.batch, self.tokenizer.pad_token_id)
+        batch = replace(part.batch, advantages=advantages.flatten(), completion_mask=mask)
+        batch = batch.rows(scorable.nonzero()[:, 0])
         ref_logprobs = None
         if self.reference is not None:
             with self.reference:
@@ -133,17 +173,19 @@ class Learner:
         step_metrics.batch(self.recorder, batch, rollouts.terminators(self.policy, self.tokenizer))
         return batch
 
-    def add_token_weights(self, attempt: Attempt, batch: Batch) -> Batch:
-        """The batch with the weight of each token in the loss, taken over all rows that are left."""
+    def add_token_weights(self, attempt: Attempt, part: Part, batch: Batch) -> Part:
+        """The part with the weight of each token in the loss, taken over all its rows that are left."""
         mask, longest = batch.completion_mask, attempt.step.sampling.max_completion_length
-        attempt.replace(num_tokens=mask.sum())
-        return replace(batch, weights=token_weights(mask, self.config.loss.aggregation, longest))
+        weight = self.combination.loss_weight(part.objective)
+        weights = token_weights(mask, self.config.loss.aggregation, longest) * weight
+        return replace(part, batch=replace(batch, weights=weights), num_tokens=mask.sum())
 
     def loss(self, attempt: Attempt, batch: Batch) -> LossOutput:
         """The micro-batch's part of the objective, to be minimised: weighted clipped surrogate + beta * KL."""
         attempt.replace(batch=batch)
         step, recorder, outside = attempt.step, self.recorder, ~batch.completion_mask
         use, num_tokens = known(step.coefficients, "coefficients"), known(step.num_tokens, "num_tokens")
+        beta = use.betas.get(known(step.objective, "objective").name, use.beta)
         assert batch.advantages is not None and batch.weights is not None
         metrics: dict[str, Tensor] = {}
         logprobs = self._completion_logprobs(attempt, self.policy, batch, "current").masked_fill(outside, 0.0)
@@ -159,8 +201,8 @@ class Learner:
             delta = attempt.apply(Stage.KL_DELTA, (batch.ref_logprobs - logprobs).masked_fill(outside, 0.0))
             kl = self.formulas.kl_estimator(delta)
             metrics["kl"] = kl.float().sum() / num_tokens
-            if use.beta:  # 0 * inf is NaN, so weight 0 leaves the penalty out
-                per_token = per_token + use.beta * kl
+            if beta:  # 0 * inf is NaN, so weight 0 leaves the penalty out
+                per_token = per_token + beta * kl
         metrics |= step_metrics.clipping(use, ratio.float(), batch.advantages, num_tokens)
         return LossOutput(weighted_sum(per_token, batch.weights), metrics)
 

@@ -7,7 +7,7 @@ fragment the heap, and the process can become several times as large.
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from grpo_lab.errors import ModelError
 from grpo_lab.events import LinkNote
+from grpo_lab.metrics import of_objective
 
 LOCATE_LIMIT = 2**14
 """Largest number of elements of a tensor whose worst element is located; in larger ones the search is too slow."""
@@ -23,6 +24,8 @@ LOCATE_LIMIT = 2**14
 
 LARGEST = {"grad_norm", "ratio/max", "log_ratio/max", "sampling/sampling_logp_difference/max"}
 """Metrics of which a step keeps the largest value; of the others it keeps the mean over its updates."""
+SUMMED = {"loss", "num_tokens"}
+"""Metrics that are added up over the objectives of a run."""
 
 
 PART = 2**22
@@ -52,11 +55,13 @@ class Recorder:
     def __init__(self) -> None:
         self._listed: tuple[Any, tuple[str, ...], tuple[Tensor, ...]] = None, (), ()
         self._pending: list[_Pending] = []
-        self._metrics: list[tuple[str, int, Number]] = []
+        self._metrics: list[tuple[str, str, int, Number]] = []
+        self.objective = ""
+        """Name of the objective to which the next notes and metrics belong, "" for all together."""
 
     def metric(self, name: str, value: Tensor, update: int = 0) -> None:
         """Note one number, a tensor (). Micro-batches of one update add up; see LARGEST for several updates."""
-        self._metrics.append((name, update, _read(value.detach())))
+        self._metrics.append((name, self.objective, update, _read(value.detach())))
 
     def metrics(self, values: Mapping[str, Tensor], update: int = 0) -> None:
         """Note each of these tensors () as `metric` does."""
@@ -70,11 +75,15 @@ class Recorder:
             return
         place = [_read(seen.abs().argmax())] if value.shape and numel <= LOCATE_LIMIT else []
         shape, statistics = tuple(value.shape) if place else (), (*extremes(seen), *place)
-        self._pending.append(_Pending(link, update, note, shape, statistics, (), (), numel, {}))
+        self._pending.append(_Pending(link, update, self._place(note), shape, statistics, (), (), numel, {}))
 
     def note(self, link: str, noted: Sequence[Number], numel: int, update: int, note: str) -> None:
         """Note the `extremes` of `numel` elements; several notes of one link, update and pass are merged."""
-        self._pending.append(_Pending(link, update, note, (), noted, (), (), numel, {}))
+        self._pending.append(_Pending(link, update, self._place(note), (), noted, (), (), numel, {}))
+
+    def _place(self, note: str) -> str:
+        """The pass, after the name of the objective if it has one."""
+        return f"{self.objective} {note}".strip()
 
     @torch.no_grad()
     def parameters(
@@ -137,22 +146,37 @@ class Recorder:
             read = _parameters_note(note, values) if note.names else _tensor_note(note, values)
             key = (note.link, note.update, note.note)
             merged[key] = _worse(merged[key], read) if key in merged else read
-        return tuple(merged.values()), _reduce([(name, update, next(numbers)) for name, update, _ in metrics])
+        read_metrics = [(name, whose, update, next(numbers)) for name, whose, update, _ in metrics]
+        return tuple(merged.values()), _reduce(read_metrics)
 
 
-def _reduce(metrics: list[tuple[str, int, float]]) -> dict[str, float]:
-    """One number a name: see Recorder.metric. NaN wins over any number."""
-    by_update: dict[str, dict[int, list[float]]] = {}
-    for name, update, value in metrics:
-        by_update.setdefault(name, {}).setdefault(update, []).append(value)
+def _reduce(metrics: Iterable[tuple[str, str, int, float]]) -> dict[str, float]:
+    """One number a name, and one for each objective: see Recorder.metric.
+
+    The number of all objectives is their mean, but for those in SUMMED and LARGEST. NaN wins over any number.
+    """
+    by_name: dict[str, dict[str, dict[int, list[float]]]] = {}
+    for name, objective, update, value in metrics:
+        by_name.setdefault(name, {}).setdefault(objective, {}).setdefault(update, []).append(value)
     reduced = {}
-    for name, updates in by_update.items():
+    for name, objectives in by_name.items():
+        each = {objective: _over_updates(name, updates) for objective, updates in objectives.items()}
+        reduced[name] = sum(each.values()) / (1 if name in SUMMED else len(each))
         if name in LARGEST:
-            values = [value for row in updates.values() for value in row]
-            reduced[name] = math.nan if any(map(math.isnan, values)) else max(values)
-        else:
-            reduced[name] = sum(sum(row) for row in updates.values()) / len(updates)
+            reduced[name] = _largest(each.values())
+        reduced |= {of_objective(name, objective): value for objective, value in each.items() if objective}
     return reduced
+
+
+def _over_updates(name: str, updates: dict[int, list[float]]) -> float:
+    if name in LARGEST:
+        return _largest(value for row in updates.values() for value in row)
+    return sum(sum(row) for row in updates.values()) / len(updates)
+
+
+def _largest(values: Iterable[float]) -> float:
+    values = list(values)
+    return math.nan if any(map(math.isnan, values)) else max(values)
 
 
 def extremes(value: Tensor) -> list[Number]:

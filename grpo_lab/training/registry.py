@@ -7,18 +7,21 @@ from typing import Any, NamedTuple
 from grpo_lab.algorithm import formulas as right
 from grpo_lab.config import fields, user_code
 from grpo_lab.config.schema import Config
-from grpo_lab.errors import ConfigError
+from grpo_lab.errors import ConfigError, unknown
 from grpo_lab.events import Stage
 from grpo_lab.training.faults import FAULTS
 from grpo_lab.training.faults import formulas as wrong
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.training.interventions import Arrangement, Intervention
+from grpo_lab.training.objectives import COMBINATIONS, Combination, resolve
 from grpo_lab.training.observers import OBSERVERS, MeasureExactKL
 
 FORMULAS: dict[str, dict[str, Callable[..., Any]]] = {
     setting: {**known, **wrong.FORMULAS[setting]} for setting, known in right.FORMULAS.items()
 }
 """The right formulas and then the wrong ones, by the setting of `loss` that selects one."""
+ALL_COMBINATIONS = {**COMBINATIONS, **wrong.COMBINATIONS}
+"""The right ways to combine objectives and then the wrong one, by the setting `loss.combination`."""
 
 
 class Formulas(NamedTuple):
@@ -37,6 +40,7 @@ def validated(config: Config, own: bool = False) -> tuple[Formulas, Arrangement]
     Imports the user's files only if `own=True`.
     Raises ConfigError for a guard, fault, setting or formula that does not exist.
     """
+    combination(config)
     observers = [*OBSERVERS, *([MeasureExactKL] if config.run.exact_kl else [])]
     return chosen_formulas(config, own), arrange(config, FAULTS, GUARDS, observers, own)
 
@@ -55,10 +59,18 @@ def chosen_formulas(config: Config, own: bool = True) -> Formulas:
     return Formulas(*map(find, Formulas._fields))
 
 
+def combination(config: Config) -> Combination:
+    """The way in which a config combines objectives. Raises ConfigError for an unknown one, with the nearest names."""
+    if config.loss.combination not in ALL_COMBINATIONS:
+        raise unknown("loss.combination", config.loss.combination, ALL_COMBINATIONS)
+    return ALL_COMBINATIONS[config.loss.combination]
+
+
 def needs_reference(config: Config) -> bool:
     """Whether the loss compares the policy with a reference model, as a log-ratio of a user's file may."""
     loss = config.loss
-    return loss.beta > 0 or loss.log_ratio == "reference" or user_code.is_own(loss.log_ratio)
+    penalised = any(objective.beta > 0 for objective in resolve(config))
+    return penalised or loss.log_ratio == "reference" or user_code.is_own(loss.log_ratio)
 
 
 def arrange(

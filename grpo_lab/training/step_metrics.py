@@ -12,16 +12,19 @@ from grpo_lab.training.interventions import Coefficients, Step, known
 from grpo_lab.training.recorder import Recorder
 
 
-def rewards(step: Step, values: Tensor) -> None:
-    """Note the mean and the spread of the rewards (P, G) that are going to be used."""
+def rewards(step: Step, values: Tensor, part: int = 0) -> None:
+    """Note the mean and the spread of the rewards (P, G) that are going to be used.
+
+    An objective that scores several parts of a batch notes the mean over them.
+    """
     judged, recorder = known(step.scorable, "scorable"), step.recorder
     count = judged.sum(dim=1)
     mean = values.masked_fill(~judged, 0.0).sum(dim=1) / count.clamp(min=1)
     squares = (values - mean[:, None]).square().masked_fill(~judged, 0.0).sum(dim=1)
     spread = (squares / (count - 1).clamp(min=1)).sqrt()
-    recorder.metric("reward", values[judged].mean())
-    recorder.metric("reward_std", spread.mean())
-    recorder.metric("frac_reward_zero_std", (spread == 0).float().mean())
+    recorder.metric("reward", values[judged].mean(), part)
+    recorder.metric("reward_std", spread.mean(), part)
+    recorder.metric("frac_reward_zero_std", (spread == 0).float().mean(), part)
 
 
 def batch(recorder: Recorder, batch: Batch, terminators: Tensor) -> None:

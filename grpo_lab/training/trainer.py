@@ -23,9 +23,8 @@ from typing import Any
 
 from grpo_lab.config.schema import Config
 from grpo_lab.events import Changed, Ended, Event, Stage, Started, Verdict
-from grpo_lab.tasks import tasks as task_sets
-from grpo_lab.training import step_metrics
-from grpo_lab.training.attempt import Refused
+from grpo_lab.tasks.tasks import Tasks
+from grpo_lab.training.attempt import Attempt, Refused
 from grpo_lab.training.evaluation import evaluate
 from grpo_lab.training.learner import Learner, RewardFunctions
 from grpo_lab.training.torch_settings import own_settings
@@ -38,7 +37,7 @@ Controls = Callable[[int], Sequence[str]]
 def train(
     config: Config,
     model: tuple[Any, Any] | None = None,
-    tasks: task_sets.Tasks | None = None,
+    tasks: Tasks | None = None,
     rewards: RewardFunctions | None = None,
     controls: Controls | None = None,
 ) -> Iterator[Event]:
@@ -48,36 +47,16 @@ def train(
     Raises ConfigError for a config that cannot run. Raises any error of a step after a last `Stepped(failed=True)`,
     which holds everything that was recorded before it.
     """
-    learner = Learner(config, model, rewards)
-    updates, tasks = learner.updates, tasks or task_sets.load(config.data.tasks)
-    seed, num_prompts = config.run.seed, config.data.num_prompts
-    yield Started(config.to_dict(), updates.num_parameters, str(learner.policy.device))
-    yield from evaluate(learner, tasks, 0)
+    learner = Learner(config, model, rewards, tasks)
+    yield Started(config.to_dict(), learner.updates.num_parameters, str(learner.policy.device))
+    yield from evaluate(learner, 0)
     for index in range(config.run.num_steps):
         if overrides := tuple(controls(index)) if controls else ():
             learner.change(overrides)
             yield Changed(index, overrides)
         attempt = learner.begin(index)
         try:
-            attempt.replace(coefficients=attempt.apply(Stage.COEFFICIENTS, updates.coefficients(learner.config)))
-            attempt.replace(sampling=attempt.apply(Stage.SAMPLING, learner.config.sampling))
-            problems = tasks.batch(seed, index, num_prompts)
-            batch = learner.sample(attempt, problems)
-            scores = attempt.apply(Stage.REWARDS, learner.score(attempt, problems, batch))
-            step_metrics.rewards(attempt.step, scores)
-            advantages = learner.formulas.advantage_scale(scores, scorable=attempt.step.scorable)
-            advantages = attempt.apply(Stage.ADVANTAGES, advantages)
-            batch = attempt.apply(Stage.BATCH, learner.compute_logprobs(attempt, batch, advantages))
-            batch = learner.add_token_weights(attempt, batch)
-            for update in range(learner.config.loss.num_iterations):
-                updates.begin(attempt, update)
-                for micro_batch in batch.split(config.data.micro_batch_prompts):
-                    output = learner.loss(attempt, micro_batch)
-                    learner.recorder.metrics(output.metrics, update)
-                    learner.backward(attempt, attempt.apply(Stage.LOSS, output.loss))
-                attempt.apply(Stage.GRADIENTS, updates.gradients())
-                updates.apply(attempt)
-                attempt.apply(Stage.WEIGHTS, learner.policy)
+            grpo_step(learner, attempt)
         except Refused:
             pass  # the guard's reason is in attempt.actions, and learner.end carries out the verdict
         except Exception:
@@ -87,5 +66,30 @@ def train(
         if attempt.verdict == Verdict.STOP:
             yield Ended("stopped", attempt.reason)
             return
-    yield from evaluate(learner, tasks, config.run.num_steps)
+    yield from evaluate(learner, config.run.num_steps)
     yield Ended("done")
+
+
+def grpo_step(learner: Learner, attempt: Attempt) -> None:
+    """One step of GRPO; a run with one goal has one objective. Raises Refused where a guard refuses the rest."""
+    updates = learner.updates
+    attempt.replace(coefficients=attempt.apply(Stage.COEFFICIENTS, updates.coefficients(learner.config)))
+    sampled, parts = [learner.sample(attempt, objective) for objective in learner.drawn(attempt.step.index)], []
+    for part in sampled:
+        advantages = learner.advantages(attempt, part, learner.score(attempt, part))
+        advantages = attempt.apply(Stage.ADVANTAGES, advantages)
+        batch = attempt.apply(Stage.BATCH, learner.compute_logprobs(attempt, part, advantages))
+        parts.append(learner.add_token_weights(attempt, part, batch))
+    for update in range(learner.config.loss.num_iterations):
+        updates.begin(attempt, update)
+        for part in parts:
+            attempt.turn_to(part.objective, sampling=part.sampling, num_tokens=part.num_tokens)
+            for micro_batch in part.batch.split(learner.config.data.micro_batch_prompts):
+                output = learner.loss(attempt, micro_batch)
+                learner.recorder.metrics(output.metrics, update)
+                learner.backward(attempt, attempt.apply(Stage.LOSS, output.loss))
+            updates.set_aside()
+        updates.combine(attempt, learner.combination.gradients)
+        attempt.apply(Stage.GRADIENTS, updates.gradients())
+        updates.apply(attempt)
+        attempt.apply(Stage.WEIGHTS, learner.policy)

@@ -1,17 +1,21 @@
 """AdamW, loss scale and snapshots: each update is a transaction, refused without a trace or undone by a rollback."""
 
+import itertools
 import math
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from grpo_lab.algorithm.combinations import Gradients, cosine
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import ModelError
 from grpo_lab.events import Stage, Verdict
 from grpo_lab.models.precision import PRECISIONS
 from grpo_lab.training.attempt import Attempt
 from grpo_lab.training.interventions import Coefficients, Step, known
+from grpo_lab.training.objectives import resolve
 from grpo_lab.training.snapshots import Snapshots
 
 SCHEDULES: dict[str, Callable[[float], float]] = {
@@ -40,6 +44,7 @@ class Updates:
         self.scaler = torch.amp.GradScaler(policy.device.type, enabled=PRECISIONS[config.model.precision].scaler)
         self.snapshots = Snapshots(self.parameters, self.optimizer)
         self.count, self.committed, self.healthy, self._unscaled = 0, 0, True, False
+        self._set_aside: list[Gradients] = []
         self._moved: tuple[tuple[int, int], float | None] = (-1, 0), None
 
     def coefficients(self, config: Config) -> Coefficients:
@@ -47,7 +52,8 @@ class Updates:
         loss, optimizer = config.loss, config.optimizer
         share = self.count / (config.run.num_steps * loss.num_iterations)
         rate = optimizer.learning_rate * SCHEDULES[optimizer.schedule](share)
-        return Coefficients(rate, loss.beta, loss.epsilon, loss.epsilon_high, optimizer.adam_eps)
+        betas = {objective.name: objective.beta for objective in resolve(config) if objective.name}
+        return Coefficients(rate, loss.beta, loss.epsilon, loss.epsilon_high, optimizer.adam_eps, betas=betas)
 
     def begin_step(self, index: int) -> None:
         """Take a snapshot if one is due and the weights are healthy."""
@@ -58,12 +64,28 @@ class Updates:
     def begin(self, attempt: Attempt, update: int) -> None:
         """Begin an update: no gradient yet, and the step's coefficients in the optimizer."""
         attempt.replace(update=update, grad_norm=None, weight_norms=None)
+        self._set_aside = []
         use, configured = known(attempt.step.coefficients, "coefficients"), attempt.step.config.optimizer
         self.optimizer.zero_grad()
         for group in self.optimizer.param_groups:
             group["lr"], group["eps"] = use.learning_rate, use.adam_eps
             group["betas"] = (configured.adam_beta1, configured.adam_beta2)
             group["weight_decay"] = configured.weight_decay
+
+    def set_aside(self) -> None:
+        """Take one objective's gradients out of the policy, so that those of the next begin with none."""
+        self._set_aside.append([p.grad for p in self.parameters])
+        self.optimizer.zero_grad()
+
+    def combine(self, attempt: Attempt, way: Callable[[Sequence[Gradients]], Gradients]) -> None:
+        """Give the policy the combined gradients, and note the smallest cosine between two objectives' gradients."""
+        attempt.turn_to(None)
+        if pairs := list(itertools.combinations(self._set_aside, 2)):
+            smallest = torch.stack([cosine(*pair) for pair in pairs]).min()
+            attempt.step.recorder.metric("gradients/cosine", smallest, attempt.step.update)
+        for parameter, gradient in zip(self.parameters, way(self._set_aside), strict=True):
+            parameter.grad = gradient
+        self._set_aside = []
 
     def gradients(self) -> Any:
         """Unscale the gradients of the whole batch, and return the policy that holds them."""
@@ -113,5 +135,8 @@ class Updates:
         """The coefficients as used, the loss scale, and the largest change of a weight, as far as each is known."""
         use, move = step.coefficients, step.largest_move()
         found = {"learning_rate": use.learning_rate, "beta": use.beta} if use else {}
+        if use and use.betas:
+            each = {f"beta/{name}": beta for name, beta in use.betas.items()}
+            found |= {"beta": statistics.fmean(each.values()), **each}
         found |= {"loss_scale": self.scaler.get_scale()} if self.scaler.is_enabled() else {}
         return found if move is None else {**found, "weights/max_move": move}

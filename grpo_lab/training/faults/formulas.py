@@ -1,7 +1,7 @@
 """Wrong formulas from the reports, by name; tests use them as mutants."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from grpo_lab.algorithm import combinations
 from grpo_lab.algorithm.batch import Batch
+from grpo_lab.algorithm.combinations import Gradients
+from grpo_lab.training.objectives import Combination, all_with_prompts
 
 
 def log_ratio_to_reference(logprobs: Tensor, batch: Batch) -> Tensor:
@@ -71,6 +74,11 @@ def reference_with_adapters_on(policy: Any) -> AbstractContextManager[None]:
     return nullcontext()
 
 
+def keep_last(gradients: Sequence[Gradients]) -> Gradients:
+    """Keep the gradients of the last objective only (grpo-dual, `copy_` for `add_` in `_set_grads_from_vec`)."""
+    return gradients[-1]
+
+
 FORMULAS: dict[str, dict[str, Callable[..., Any]]] = {
     "log_ratio": {"reference": log_ratio_to_reference},
     "kl_estimator": {"k3_exp": k3_exp},
@@ -79,3 +87,5 @@ FORMULAS: dict[str, dict[str, Callable[..., Any]]] = {
     "accumulation": {"overwrite": overwrite_gradients, "step_inside": step_inside, "zeroed": zero_after_backward},
 }
 """By the setting of `loss` that selects one, then by name."""
+COMBINATIONS = {"overwrite": Combination(all_with_prompts, combinations.own, keep_last)}
+"""By the setting `loss.combination`."""

@@ -1,0 +1,115 @@
+"""Ways to combine objectives: their rewards, their advantages, and their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from grpo_lab.algorithm.shapes import Float
+
+AdvantageScale = Callable[..., Tensor]
+"""From rewards (P, G) and `scorable` (P, G) to advantages (P, G)."""
+
+
+class Scores(NamedTuple):
+    """The rewards (P, G) that one objective gives to a batch, which of them count, (P, G) bool, and its weight."""
+
+    rewards: Tensor
+    scorable: Tensor
+    weight: float
+
+
+def own(scores: Sequence[Scores], scale: AdvantageScale) -> Tensor:
+    """Advantages (P, G) of the one objective that scores the batch; its weight belongs to its loss."""
+    (one,) = scores
+    return scale(one.rewards, scorable=one.scorable)
+
+
+def sum_then_normalize(scores: Sequence[Scores], scale: AdvantageScale) -> Tensor:
+    """Advantages (P, G) of the weighted sum of the rewards.
+
+    Sums that are equal get equal advantages, whatever they are made of.
+    """
+    total = sum(one.weight * one.rewards.masked_fill(~one.scorable, 0.0) for one in scores)
+    assert isinstance(total, Tensor)
+    return scale(total, scorable=scorable_by_any(scores))
+
+
+def normalize_then_sum(scores: Sequence[Scores], scale: AdvantageScale, eps: float = 1e-4) -> Tensor:
+    """Weighted sum (P, G) of each objective's own advantages, normalised over the batch (GDPO,
+    https://arxiv.org/abs/2601.05242): A = (a - mean a) / (std a + eps), a = sum of weight x advantages.
+
+    An objective counts by its weight, not by the spread of its rewards.
+
+    >>> from grpo_lab.algorithm.advantages import group_advantages
+    >>> yes = torch.ones(1, 4, dtype=torch.bool)
+    >>> small, large = torch.tensor([[0.0, 0.0, 1.0, 1.0]]), torch.tensor([[0.0, 100.0, 0.0, 100.0]])
+    >>> both = [Scores(small, yes, 1.0), Scores(large, yes, 1.0)]
+    >>> normalize_then_sum(both, group_advantages)
+    tensor([[-1.2246,  0.0000,  0.0000,  1.2246]])
+    """
+    judged = scorable_by_any(scores)
+    total = sum(one.weight * scale(one.rewards, scorable=one.scorable) for one in scores)
+    assert isinstance(total, Tensor)
+    count = judged.sum().clamp(min=1)
+    centred = (total - total.sum() / count).masked_fill(~judged, 0.0)
+    return centred / ((centred.square().sum() / (count - 1).clamp(min=1)).sqrt() + eps)
+
+
+def scorable_by_any(scores: Sequence[Scores]) -> Tensor:
+    """(P, G) bool: the completions that at least one objective scored."""
+    return torch.stack([one.scorable for one in scores]).any(dim=0)
+
+
+Gradients = list[Tensor | None]
+"""The gradient of every parameter, None for one without."""
+
+
+def add(gradients: Sequence[Gradients]) -> Gradients:
+    """The sum of the objectives' gradients. One objective's pass as they are."""
+    total = gradients[0]
+    for others in gradients[1:]:
+        total = [_sum(mine, other) for mine, other in zip(total, others, strict=True)]
+    return total
+
+
+def _sum(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return first + second
+
+
+def project_conflicting(gradients: Sequence[Gradients]) -> Gradients:
+    """Sum of the gradients, each without its part against another one (PCGrad, https://arxiv.org/abs/2001.06782).
+
+    Where g_i . g_j < 0, g_i loses g_j (g_i . g_j) / |g_j|^2. The paper draws the order of the j; here it is that of the
+    objectives, which makes no difference for two.
+
+    >>> against = [[torch.tensor([1.0, 0.0])], [torch.tensor([-1.0, 1.0])]]
+    >>> project_conflicting(against)
+    [tensor([0.5000, 1.5000])]
+    """
+    projected = []
+    for mine in gradients:
+        kept = mine
+        for other in gradients:
+            against = float(dot(kept, other)) if other is not mine else 0.0
+            if against < 0:  # False for NaN, which the guards find in the sum
+                share = against / float(dot(other, other))
+                kept = [g if g is None or o is None else g - share * o for g, o in zip(kept, other, strict=True)]
+        projected.append(kept)
+    return add(projected)
+
+
+def dot(first: Gradients, second: Gradients) -> Float[Tensor, ""]:
+    """The inner product of two gradients."""
+    pairs = [(a, b) for a, b in zip(first, second, strict=True) if a is not None and b is not None]
+    return torch.stack([(a.float() * b.float()).sum() for a, b in pairs]).sum() if pairs else torch.zeros(())
+
+
+def cosine(first: Gradients, second: Gradients) -> Tensor:
+    """Cosine () of the angle between two gradients: below 0 the objectives pull apart. NaN for a gradient of 0."""
+    return dot(first, second) / (dot(first, first).sqrt() * dot(second, second).sqrt())

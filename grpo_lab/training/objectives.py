@@ -1,0 +1,133 @@
+"""The objectives of a run, with every setting filled in, and the ways to combine them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from grpo_lab.algorithm import combinations
+from grpo_lab.algorithm.batch import Batch
+from grpo_lab.algorithm.combinations import AdvantageScale, Gradients, Scores
+from grpo_lab.config.fields import build, settings_of
+from grpo_lab.config.schema import Config
+from grpo_lab.config.sections import SamplingConfig
+from grpo_lab.errors import ConfigError
+from grpo_lab.tasks.tasks import Problem
+
+
+@dataclass(frozen=True)
+class Objective:
+    """One thing that the policy is trained for. The only one of a run may have no name."""
+
+    name: str
+    place: int
+    """Its place among the objectives of the run."""
+    tasks: str
+    rewards: tuple[str, ...]
+    weight: float
+    num_prompts: int
+    beta: float
+    band: tuple[float, float] | None
+    """The ends of the band for its KL, in nats per token."""
+    sampling: SamplingConfig
+
+    def purpose(self, purpose: str) -> str:
+        """The purpose of a random draw for this objective. The first one draws as the only one of a run does."""
+        return f"{purpose}/{self.place}" if self.place else purpose
+
+
+@dataclass(frozen=True)
+class Part:
+    """The part of a step's batch that belongs to one objective."""
+
+    objective: Objective
+    sampling: SamplingConfig
+    """As the guards of stage SAMPLING left it."""
+    problems: Sequence[Problem]
+    batch: Batch
+    num_tokens: Tensor | None = None
+    """() int: trained tokens."""
+
+
+class Combination(NamedTuple):
+    """A way to train one policy for several objectives."""
+
+    drawn: Callable[[Sequence[Objective], int], Sequence[Objective]]
+    """From the objectives and the step: those whose prompts the step has."""
+    advantages: Callable[[Sequence[Scores], AdvantageScale], Tensor]
+    gradients: Callable[[Sequence[Gradients]], Gradients]
+    pooled: bool = False
+    """Whether every objective scores the completions of all, so that weights belong to rewards, not to losses."""
+
+    def scoring(self, objective: Objective, objectives: Sequence[Objective]) -> Sequence[Objective]:
+        """The objectives that score the completions of one."""
+        return objectives if self.pooled else [objective]
+
+    def loss_weight(self, objective: Objective) -> float:
+        """The weight of an objective's loss."""
+        return 1.0 if self.pooled else objective.weight
+
+
+def all_with_prompts(objectives: Sequence[Objective], step: int) -> Sequence[Objective]:
+    """The objectives that have prompts."""
+    return [objective for objective in objectives if objective.num_prompts]
+
+
+def in_turn(objectives: Sequence[Objective], step: int) -> Sequence[Objective]:
+    """One objective a step."""
+    return [objectives[step % len(objectives)]]
+
+
+COMBINATIONS: dict[str, Combination] = {
+    "separate": Combination(all_with_prompts, combinations.own, combinations.add),
+    "alternate": Combination(in_turn, combinations.own, combinations.add),
+    "pcgrad": Combination(all_with_prompts, combinations.own, combinations.project_conflicting),
+    "sum_then_normalize": Combination(all_with_prompts, combinations.sum_then_normalize, combinations.add, pooled=True),
+    "normalize_then_sum": Combination(all_with_prompts, combinations.normalize_then_sum, combinations.add, pooled=True),
+}
+"""The right ways, by the setting `loss.combination`."""
+
+
+def resolve(config: Config) -> tuple[Objective, ...]:
+    """The objectives of a config with every setting filled in; one without a name where it lists none.
+
+    Raises ConfigError for an objective that would never be trained.
+    """
+    data, loss = config.data, config.loss
+    if not config.objectives:
+        only = ("", 0, data.tasks, data.rewards, 1.0, data.num_prompts, loss.beta, None, config.sampling)
+        return (Objective(*only),)
+    found = []
+    for place, given in enumerate(config.objectives):
+        inherited = {name: getattr(config.sampling, name) for name in settings_of(SamplingConfig)}
+        found.append(
+            Objective(
+                given.name,
+                place,
+                given.tasks or data.tasks,
+                given.rewards or data.rewards,
+                given.weight,
+                data.num_prompts if given.num_prompts is None else given.num_prompts,
+                loss.beta if given.beta is None else given.beta,
+                None if given.kl_low is None or given.kl_high is None else (given.kl_low, given.kl_high),
+                build(SamplingConfig, {**inherited, **given.sampling}, f"objectives.{given.name}.sampling"),
+            )
+        )
+    _check_prompts(found, loss.combination)
+    return tuple(found)
+
+
+def _check_prompts(objectives: Sequence[Objective], name: str) -> None:
+    """Raise ConfigError where an objective has no prompts and its way of combination needs them."""
+    without = [objective.name for objective in objectives if not objective.num_prompts]
+    if len(without) == len(objectives):
+        raise ConfigError(f"objectives: none of {', '.join(without)} has prompts; give one num_prompts of 1 or more")
+    pooled = [known for known, combination in COMBINATIONS.items() if combination.pooled]
+    if without and name not in pooled:
+        raise ConfigError(
+            f"objectives.{without[0]}.num_prompts = 0 with loss.combination = {name!r}: without prompts it is never "
+            f"trained; give it prompts, or combine by {' or '.join(pooled)}, where it scores the others' completions"
+        )
