@@ -80,7 +80,7 @@ def make_steps(contender: str, config: Config, steps: int) -> dict[str, int]:
     `imports` is the size after one small step of `tiny`: the step has imported all that steps need.
     """
     train = {"TRL": _trl, "ours": _ours}[contender]
-    train(settle(SMALLEST))
+    train(settle((*SMALLEST, f"lora.r={config.lora.r}")))  # with adapters, peft is imported
     imports = peak_so_far()
     found = train(config.with_(f"run.num_steps={steps}"))
     return {"imports": imports, **found, "peak": peak_so_far()}

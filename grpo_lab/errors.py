@@ -57,6 +57,6 @@ def unknown(kind: str, name: str, known: Iterable[str], error: type[GrpoLabError
     unknown guard 'clip_gradient'; did you mean 'clip_gradients'? Known: clip_gradients, warm_up
     """
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(name, names) or difflib.get_close_matches(name, names, cutoff=0.5)
     hint = f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else "."
     return error(f"unknown {kind} {name!r}{hint} Known: {', '.join(names) or 'none'}")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import against_trl, cost, cost_figures, defaults, floor, memory, prompt_passes, shapes
+from benchmarks import against_trl, cost, cost_figures, defaults, floor, lora, memory, prompt_passes, shapes
 from benchmarks.timing import QUICK, Plan, Run, settle
 from grpo_lab.algorithm.logprobs import CHUNK
 from grpo_lab.config.sections import SamplingConfig
@@ -63,6 +63,16 @@ def test_every_point_is_written_and_a_partial_run_keeps_other_results(tmp_path, 
     command.main(quick=False, only=[command.Name.cost], out=tmp_path, threads=None)
     assert seen == [[0], [0, 1]]
     assert list(json.loads(path.read_text())["results"]) == ["guards", "cost"]
+
+
+def test_one_part_of_the_lora_benchmark_leaves_the_others(tmp_path, monkeypatch):
+    file = tmp_path / "lora.json"
+    monkeypatch.setattr(lora, "LEARN", ("run.num_eval=4", "run.threads=1", "run.device=cpu", "data.num_prompts=2"))
+    for rank in ("full", "r = 8"):
+        lora.main(only=[f"reward, {rank}"], steps=1, seeds=2, out=file)
+    found = json.loads(file.read_text())["results"]
+    assert list(found) == ["reward, full", "reward, r = 8"]
+    assert [(part["rate"], len(part["after"])) for part in found.values()] == [("3e-4", 2), ("4e-3", 2)]
 
 
 @pytest.mark.parametrize(("shape", "count"), [("124M", 124_439_808), ("135M", MODELS["smollm2-135m"].parameters)])

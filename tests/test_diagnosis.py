@@ -69,6 +69,7 @@ SICK = {
     "optimizer-overflow": changed(CUT, weights__nonfinite=(3, 8e5)),
     "gradient-lost": changed(GOOD, grad_norm=[0.0] * 10, kl=[1e-14] * 10),
     "step-inside-accumulation": changed(GOOD, grad_norm=[0.0] * 10),
+    "reference-is-policy": changed(GOOD, kl=[0.0] * 10),
     "lost-unscale": changed(GOOD, grad_norm=[65536 * norm for norm in GOOD["grad_norm"]]),
     "kl-hidden": changed(GOOD, kl__exact=[0, 0.01, 0.4, 0.9, 1.2, 1.5, 1.8, 2.0, 2.1, 2.0]),
     "padding-trained": changed(

@@ -16,6 +16,7 @@ from grpo_lab.config.fields import FrozenDict, build, parse, settings_of, typed
 from grpo_lab.config.sections import (
     DataConfig,
     JudgeConfig,
+    LoraConfig,
     LossConfig,
     ModelConfig,
     ObjectiveConfig,
@@ -43,6 +44,7 @@ class Config:
     loss: LossConfig = field(default_factory=LossConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     judge: JudgeConfig = field(default_factory=JudgeConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     guards: Switches = field(default_factory=dict)
     faults: Switches = field(default_factory=dict)
     objectives: tuple[ObjectiveConfig, ...] = ()
@@ -86,7 +88,8 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         """Plain nested dictionaries, as config.json holds them."""
         sections = {name: dataclasses.asdict(getattr(self, name)) for name in SECTIONS}
-        sections["data"]["rewards"] = list(self.data.rewards)  # JSON and TOML know no tuples
+        for section, name in (("data", "rewards"), ("lora", "target_modules")):
+            sections[section][name] = list(sections[section][name])  # JSON and TOML know no tuples
         switches = {kind: {k: dict(v) for k, v in getattr(self, kind).items()} for kind in SWITCHES}
         objectives = [objective.settings() for objective in self.objectives]
         return sections | switches | ({OBJECTIVES: objectives} if objectives else {})

@@ -228,3 +228,28 @@ class JudgeConfig(Settings):
         if not re.fullmatch(r"[A-Za-z_]\w*|", self.api_key_env, re.ASCII):
             # The message leaves the value out: it may be the key.
             raise ConfigError("api_key_env is not the name of an environment variable: give its name, not the key")
+
+
+@dataclass(frozen=True)
+class LoraConfig(Settings):
+    """LoRA (https://arxiv.org/abs/2106.09685): small matrices beside frozen weights are trained in their place."""
+
+    r: Annotated[int, AtLeast(0)] = 0
+    """Rank of the adapters; 0 trains all weights."""
+    alpha: Annotated[float, Between(0)] = 16.0
+    """The product of an adapter's matrices is multiplied by alpha / r."""
+    dropout: Annotated[float, AtLeast(0, 0.99)] = 0.0
+    """Dropout before the adapters. Every pass of GRPO is made without dropout: there it changes nothing."""
+    target_modules: tuple[str, ...] = ()
+    """Names of the linear layers that get adapters, as `c_attn` or `h.0.attn.c_attn`; empty: all but the head."""
+    reference: Annotated[str, OneOf("adapters_off", "adapters_on")] = "adapters_off"
+    """The reference model: adapters as they were before training, which is without any effect if they are new. With
+    `adapters_on`, a mistake, the reference is the policy itself."""
+    save_merged: bool = False
+    """Where the final model is saved, also save it with the adapters added to its weights, in `model-merged`."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for the mistake `adapters_on` where there are no adapters."""
+        super().__post_init__()
+        if self.reference == "adapters_on" and not self.r:
+            raise ConfigError("reference = 'adapters_on' needs adapters: set lora.r to 1 or more")

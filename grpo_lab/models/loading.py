@@ -18,6 +18,7 @@ from huggingface_hub.utils import logging as hub_logging
 from transformers.utils import logging as transformers_logging
 
 from grpo_lab.errors import ModelError, unknown
+from grpo_lab.models import adapters
 from grpo_lab.models.precision import PRECISIONS, fuse_gelu, widen_products
 from grpo_lab.models.registry import MODELS
 
@@ -30,13 +31,20 @@ def load(
 ) -> tuple[transformers.PreTrainedModel, transformers.PreTrainedTokenizerFast]:
     """A model in eval mode and its tokenizer, padding on the left.
 
-    `name` is one of `MODELS`, a local folder or a hub id; only a hub id needs the network.
+    `name` is one of `MODELS`, a local folder or a hub id; only a hub id needs the network. A folder of adapters gives
+    the model that they belong to, with them.
 
     Raises ConfigError for an unknown precision, and ModelError for a model that cannot be found or read, and for
     weights that are missing or not finite.
     """
     if precision not in PRECISIONS:
         raise unknown("precision", precision, PRECISIONS)
+    if base := adapters.base_of(name):
+        model, tokenizer = load(base, precision, device)
+        with quiet():
+            adapters.load(model, Path(name).expanduser())
+        _check_finite(model, name)
+        return model, tokenizer
     target = resolve_device(device)
     source = locate(name)
     with quiet():

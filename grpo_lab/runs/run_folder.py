@@ -15,13 +15,13 @@ from safetensors import SafetensorError
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import GrpoLabError, RunError
 from grpo_lab.events import Ended, Event, encodable, from_json, to_json
-from grpo_lab.models import loading
+from grpo_lab.models import adapters, loading
 from grpo_lab.runs import environment
 from grpo_lab.runs.crashes import classify_crash
 from grpo_lab.training.recorder import count_nonfinite
 
 EVENTS, CONFIG, ENVIRONMENT, TRACEBACK = "events.jsonl", "config.json", "environment.json", "traceback.txt"
-MODEL = "model"
+MODEL, MERGED = "model", "model-merged"
 MOST = 1000
 """Folders of one name."""
 
@@ -125,21 +125,30 @@ def read_crash(folder: Path) -> str:
     return (folder / TRACEBACK).read_text(encoding="utf-8") if (folder / TRACEBACK).exists() else ""
 
 
-def save_model(folder: Path, policy: Any, tokenizer: Any) -> None:
-    """Write policy and tokenizer; weights that are not finite are never saved. Raises RunError if that fails."""
+def save_model(folder: Path, policy: Any, tokenizer: Any, merge: bool = False) -> None:
+    """Write policy and tokenizer; of a policy with adapters only these, and with `merge` also the merged weights.
+
+    Weights that are not finite are never saved. Raises RunError if saving fails.
+    """
     broken = count_nonfinite([p.detach() for p in policy.parameters()])
     if broken:
         warnings.warn(f"the model was not saved: {broken:,} of its weights are not finite", stacklevel=2)
         return
-    part = folder / f"{MODEL}.part"  # a half-written model must not look complete
+    _save(folder / MODEL, policy, tokenizer)
+    if merge:
+        _save(folder / MERGED, adapters.merged(policy), tokenizer)
+
+
+def _save(folder: Path, policy: Any, tokenizer: Any) -> None:
+    part = folder.with_name(f"{folder.name}.part")  # a half-written model must not look complete
     try:
         with loading.quiet():
             policy.save_pretrained(part)
             tokenizer.save_pretrained(part)
-        part.rename(folder / MODEL)
+        part.rename(folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(part, ignore_errors=True)
-        raise RunError(f"the model cannot be saved to {folder}: {error}; free some space") from error
+        raise RunError(f"the model cannot be saved to {folder.parent}: {error}; free some space") from error
 
 
 def _write_json(path: Path, tree: Any) -> None:

@@ -227,7 +227,7 @@ class Session:
                 self.leave(ended.message)
             yield ended
         if self._save_model and model and not lost:
-            run_folder.save_model(self.directory, *model)
+            run_folder.save_model(self.directory, *model, merge=self.config.lora.save_merged)
 
     def _child_events(self) -> Iterator[Event]:
         """The events of a child process, and the end that a dead child could not write."""

@@ -1,6 +1,5 @@
 """The models of a run, and the parts of a step that need them; `train` puts these parts in order."""
 
-import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,7 +17,7 @@ from grpo_lab.algorithm.losses import LossOutput, clipped_surrogate, token_weigh
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import LinkNote, Stage, Stepped, Verdict
-from grpo_lab.models import loading
+from grpo_lab.models import adapters, loading
 from grpo_lab.models.precision import PRECISIONS
 from grpo_lab.tasks import rewards as reward_functions
 from grpo_lab.tasks import tasks as task_sets
@@ -28,6 +27,7 @@ from grpo_lab.training.attempt import Attempt, Refused
 from grpo_lab.training.interventions import Step, known
 from grpo_lab.training.objectives import Objective, Part, resolve
 from grpo_lab.training.recorder import Recorder
+from grpo_lab.training.reference import REFERENCES
 from grpo_lab.training.registry import carry_over, combination, needs_reference, validated
 from grpo_lab.training.sampling_filters import is_plain
 from grpo_lab.training.snapshots import SMALL
@@ -70,13 +70,12 @@ class Learner:
         }
         self.tasks = {o.name: tasks or task_sets.load(o.tasks) for o in self.objectives}
         self.precision = PRECISIONS[config.model.precision]
-        self.policy, self.tokenizer = model or loading.load(
-            config.model.name, config.model.precision, config.run.device
-        )
+        given, self.tokenizer = model or loading.load(config.model.name, config.model.precision, config.run.device)
+        self.policy = adapters.prepared(given, config.lora, config.run.seed)
         graph_decoding.check(config.model.decode, self.policy.device)
         torch_settings.prepare(config.run, self.policy.device)
         passes.check(self.policy.eval(), config.model.prompt_pass)
-        self.reference = copy.deepcopy(self.policy).requires_grad_(False) if needs_reference(config) else None
+        self.reference = REFERENCES[config.lora.reference](self.policy) if needs_reference(config) else None
         self.recorder = Recorder()
         self.updates = Updates(self.policy, config)
         self.updates.snapshots.every = self._snapshot_interval()
@@ -181,7 +180,8 @@ class Learner:
         batch = batch.rows(scorable.nonzero()[:, 0])
         ref_logprobs = None
         if self.reference is not None:
-            ref_logprobs = self._logprobs(attempt, self.reference, batch, "reference")
+            with self.reference:
+                ref_logprobs = self._logprobs(attempt, self.policy, batch, "reference")
         batch = replace(batch, old_logprobs=self._old_logprobs(attempt, batch), ref_logprobs=ref_logprobs)
         step_metrics.batch(self.recorder, batch, rollouts.terminators(self.policy, self.tokenizer))
         return batch

@@ -107,14 +107,14 @@ class Recorder:
         return norms
 
     def named_parameters(self, policy: Any) -> tuple[tuple[str, ...], tuple[Tensor, ...]]:
-        """Names and tensors of a policy's parameters, listed once: that takes about as long as reading all of them."""
+        """Names and tensors of a policy's trained parameters, listed once: that takes about as long as reading all."""
         if self._listed[0] is not policy:
-            names, tensors = zip(*policy.named_parameters(), strict=True)
-            self._listed = policy, names, tensors
+            trained = {name: parameter for name, parameter in policy.named_parameters() if parameter.requires_grad}
+            self._listed = policy, tuple(trained), tuple(trained.values())
         return self._listed[1:]
 
     def named_gradients(self, policy: Any) -> tuple[list[str], list[Tensor]]:
-        """Names and gradients (of the parameter's shape) of all parameters that have one."""
+        """Names and gradients (of the parameter's shape) of the trained parameters that have one."""
         named = [(name, p.grad) for name, p in zip(*self.named_parameters(policy), strict=True) if p.grad is not None]
         return [name for name, _ in named], [gradient for _, gradient in named]
 

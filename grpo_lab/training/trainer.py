@@ -14,7 +14,7 @@ This is algorithm 1 of DeepSeekMath (https://arxiv.org/abs/2402.03300), without 
 - the reference is the initial policy and never moves; the reward model is not trained;
 - groups without spread stay in the batch, and cut-off completions are trained like others (no dynamic sampling and no
   overlong filter as in DAPO);
-- a completion is one turn of plain text: no chat template, no tools; weights are all trained, no adapters are added;
+- a completion is one turn of plain text: no chat template, no tools;
 - snapshots are in memory only: an interrupted run starts again.
 """
 

@@ -71,7 +71,7 @@ class RepresentableEpsilon(Intervention):
     """Smallest eps accepted for fp16 weights."""
 
     def __call__(self, value: Coefficients, step: Step) -> Outcome:
-        dtype = next(step.policy.parameters()).dtype
+        dtype = next(p for p in step.policy.parameters() if p.requires_grad).dtype
         if dtype != torch.float16 or value.adam_eps >= self.at_least:
             return Outcome(value)
         reason = f"adam_eps {value.adam_eps:.3g} < {self.at_least:.3g} in float16"

@@ -1,0 +1,89 @@
+"""`python -m benchmarks.lora`: LoRA against training all weights, in peak memory, time of a step and held-out reward.
+
+Writes results/lora.json.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks import memory, shapes
+from benchmarks.__main__ import write
+from benchmarks.timing import Plan, Run, compare, settle, take_turns, use_threads
+from grpo_lab.config.catalog import preset
+from grpo_lab.config.schema import Config
+from grpo_lab.events import Evaluated
+from grpo_lab.training.trainer import train
+
+RANKS: Mapping[str, tuple[str, ...]] = {"full": (), "r = 8": ("lora.r=8",), "r = 16": ("lora.r=16",)}
+RATES: Mapping[str, str] = {"full": "3e-4", "r = 8": "4e-3", "r = 16": "4e-3"}
+"""Of the comparison of rewards: the learning rate of `plain`, and the best of 1e-3, 2e-3 and 4e-3 at r = 8, seed 0."""
+SHAPES = ("0.8M", "135M")
+WORK = ("data.num_prompts=4", "data.num_generations=4", "sampling.max_completion_length=32")
+LEARN = ("run.num_eval=500", "run.threads=1", "run.device=cpu", "optimizer.schedule=cosine")
+
+
+def main(
+    only: Annotated[
+        list[str] | None, typer.Option(help="One part, by the start of its name; may be given again.")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Steps of each run that is compared by its reward.")] = 200,
+    seeds: Annotated[int, typer.Option(help="Runs of each.")] = 3,
+    out: Annotated[Path, typer.Option(help="The result file.")] = Path("benchmarks/results/lora.json"),
+) -> None:
+    """Measure all parts or some, and write the file after each result; other parts in it stay."""
+    use_threads(1)
+    parts: dict[str, Iterator[dict[str, Any]]] = {f"memory, {shape}": peaks(shape) for shape in SHAPES}
+    parts |= {"step time": times(Plan(blocks=12, steps=3))}
+    parts |= {f"reward, {name}": rewards(name, steps, seeds) for name in RANKS}
+    for name, part in parts.items():
+        if not only or name.startswith(tuple(only)):
+            for state in part:
+                found = json.loads(out.read_text(encoding="utf-8"))["results"] if out.exists() else {}
+                write(out, {**found, name: state})
+                print(name, json.dumps(state), flush=True)
+
+
+def peaks(shape: str) -> Iterator[dict[str, Any]]:
+    """MiB at the peak of a few steps above those of a process that has imported, for each rank; and trained weights."""
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        config = shapes.work(shapes.save(shape, Path(folder)), *WORK)
+        for name, settings in RANKS.items():
+            seen = memory.peak("ours", config.with_(*settings), 1)
+            found[name] = {"trained weights": seen["parameters"], "MiB above imports": seen["above imports"]}
+            yield found
+
+
+def times(plan: Plan) -> Iterator[dict[str, Any]]:
+    """Time of a step with adapters over that of a full one, on the tiny model."""
+    blocks = take_turns({name: Run(_long(plan, settings)).advance for name, settings in RANKS.items()}, plan)
+    yield {f"{name} / full": compare(blocks[name], blocks["full"]) for name in RANKS if name != "full"}
+
+
+def _long(plan: Plan, settings: tuple[str, ...]) -> Config:
+    return settle().with_(f"run.num_steps={plan.total}", *settings)
+
+
+def rewards(name: str, steps: int, seeds: int) -> Iterator[dict[str, Any]]:
+    """Held-out reward before and after training by seed, on the work of `plain` at the rank's own rate."""
+    rate, before, after = RATES[name], [], []
+    for seed in range(seeds):
+        settings = (f"run.num_steps={steps}", f"run.seed={seed}", f"optimizer.learning_rate={rate}", *RANKS[name])
+        config = preset("plain").with_(*LEARN, *settings)
+        first, last = [event.reward for event in train(config) if isinstance(event, Evaluated)]
+        before.append(first)
+        after.append(last)
+        mean = round(statistics.fmean(after), 4)
+        yield {"steps": steps, "rate": rate, "before": before, "after": after, "mean after": mean}
+
+
+if __name__ == "__main__":
+    typer.run(main)
