@@ -1,4 +1,4 @@
-"""Commands that list scenarios, presets and guards, and describe the machine."""
+"""Commands that list scenarios, presets and guards."""
 
 from __future__ import annotations
 
@@ -62,27 +62,3 @@ def guards() -> None:
         console.out.print(console.indented(" ".join((guard.__doc__ or "").split()), 2))
         for setting in settings_of(guard).values():
             console.out.print(console.indented(f"{setting.name} = {setting.default}: {setting.help}", 4))
-
-
-@app.command()
-def doctor() -> None:
-    """Show versions, device, memory, and the models that fit."""
-    from grpo_lab.models import registry
-    from grpo_lab.runs import environment
-    from grpo_lab.ui import console
-
-    found = environment.describe()
-    memory = environment.memory_bytes()
-    console.out.print(f"python {found['python']} on {found['platform']}")
-    for name, version in found["packages"].items():
-        console.out.print(f"  {name} {version or 'not installed'}")
-    console.out.print(f"device {found['device']}, {found['cpu_count']} CPU cores, {found['threads']} torch threads")
-    console.out.print(f"attention {found['attention']}")
-    console.out.print(f"memory {memory / 2**30:.1f} GiB" if memory else "memory unknown")
-    rows = [["model", "parameters", "needs", "here"]]
-    for known in registry.MODELS.values():
-        needed = environment.needed_bytes(known.parameters)
-        size = f"{needed / 2**20:.0f} MiB" + (" (too much)" if memory is not None and needed >= memory else "")
-        here = "yes" if known.present else "no: " + known.origin
-        rows.append([known.name, f"{known.parameters:,}", size, here])
-    console.out.print(console.table(rows))
