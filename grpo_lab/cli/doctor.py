@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from grpo_lab.cli.app import Device, Model, app, given
-from grpo_lab.errors import ConfigError, RunError, unknown
+from grpo_lab.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
     from grpo_lab.config.schema import Config
@@ -47,7 +47,7 @@ def doctor(
 def _named(name: str, model: str) -> Config:
     """The config of a preset, a scenario, a scenario's file, or a run's folder or config.json.
 
-    Raises ConfigError for a name that is none of them, and RunError for a file that holds no config.
+    Raises ConfigError for a name that is none of them, and for a file that holds no config.
     """
     from grpo_lab.config import catalog
     from grpo_lab.config.schema import Config
@@ -64,7 +64,7 @@ def _named(name: str, model: str) -> Config:
     try:
         return Config.from_dict(json.loads(path.read_text(encoding="utf-8")))
     except ValueError as error:
-        raise RunError(f"{path} holds no config: {error}; give the folder of a run or its config.json") from error
+        raise ConfigError(f"{path} holds no config: {error}; give the folder of a run or its config.json") from error
 
 
 def _show_memory(config: Config, measure: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from grpo_lab.config.schema import Config
@@ -19,8 +19,6 @@ HALVED = {
 """Settings that may be halved, and the least value of each. Only the first leaves the results as they are."""
 SPARE = 1.15
 """A prediction fits if it fits this many times: it is within 15 % of a measurement (docs/memory.md)."""
-Report = Callable[[int, int], object]
-"""Called with the number of predictions that are made, and of all."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ def halvings(config: Config, now: Prediction) -> Iterator[Halving]:
     tree = config.to_dict()
     for setting, least in HALVED.items():
         section, _, name = setting.partition(".")
-        old = now.micro_batch if name == "micro_batch_prompts" else tree.get(section, {}).get(name, 0)
+        old = now.micro_batch if name == "micro_batch_prompts" else tree.get(section, {}).get(name, 0)  # 0: not in use
         if old // 2 >= least:
             after = predict(config.with_(f"{setting}={old // 2}"), now.process)
             yield Halving(setting, old, old // 2, after)
@@ -64,11 +62,12 @@ def largest_micro_batch(config: Config, free: float, process: float) -> tuple[Co
     if best[1].peak * SPARE > free:
         raise _too_much(*best, free)
     while low <= high:
-        middle = of((low + high + 1) // 2)
-        if middle[1].peak * SPARE <= free:
-            best, low = middle, middle[1].micro_batch + 1
+        middle = (low + high + 1) // 2
+        tried = of(middle)
+        if tried[1].peak * SPARE <= free:
+            best, low = tried, middle + 1
         else:
-            high = middle[1].micro_batch - 1
+            high = middle - 1
     return best
 
 

@@ -21,7 +21,7 @@ def measure(config: Config, views: Sequence[View] = ()) -> float:
 
     Raises RunError where not one step ended, and the errors of a run.
     """
-    model = memory.outline(config.model)
+    model = memory.outline(config)
     never_end = f"faults.{full_length.__file__}:{full_length.NeverEnd.__name__}.end={model.tokenizer.eos_token_id}"
     due_later = 0 < memory.snapshot_interval(config, model) < config.run.num_steps
     every = ["run.snapshot_every=1"] if due_later else []

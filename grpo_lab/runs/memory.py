@@ -36,6 +36,8 @@ RETURNED = 2**25
 are allocated while activations are freed, hardly ever fit into their places (measured: docs/memory.md)."""
 FIRST_STEP = 20.0
 """MiB that a process takes in its first step for kernels and code, beside tensors."""
+WORKSPACE = 32.0
+"""MiB that cuBLAS takes on a GPU, as a run's child process sets it (`:4096:8`)."""
 FP32 = 4
 """Bytes of a number."""
 COPIES = {"weights": 1, "reference": 1, "moments": 2, "snapshot": 3}
@@ -83,24 +85,25 @@ def predict(config: Config, process: float | None = None) -> Prediction:
 
     Raises ConfigError, ModelError and DataError as a run does.
     """
-    model = outline(config.model)
+    model = outline(config)
     here = process_before_a_model(config) if process is None else process
-    batch = longest_batch(config, model.tokenizer)
-    micro_batches = list(batch.split(config.data.micro_batch_prompts))
+    batches = longest_batches(config, model.tokenizer)
+    passed = [part for batch in batches for part in batch.split(config.data.micro_batch_prompts)]
+    largest = max(passed, key=lambda part: part.prompt_ids.numel() + part.completions.numel())
     found = {name: (size,) * 3 for name, size in lasting(config, model).items()}
-    found |= _of_step(config, model, batch, micro_batches)
-    in_mib = {name: (a / MIB, b / MIB, c / MIB) for name, (a, b, c) in found.items() if a or b or c}
-    parts = {"process": (here, here, here), **in_mib} if here else in_mib
-    (prompts, prompt_length), (rows, length) = batch.prompt_ids.shape, batch.completions.shape
-    counts = (model.parameters, model.trained)
-    return Prediction(parts, *counts, (prompts, prompt_length), (rows, length), len(_largest(micro_batches).prompt_ids))
+    found |= _of_step(config, model, batches, largest, accumulates=len(passed) > len(batches))
+    parts = {name: (a / MIB, b / MIB, c / MIB) for name, (a, b, c) in found.items() if a or b or c}
+    prompts = sum(len(batch.prompt_ids) for batch in batches), max(batch.prompt_ids.shape[1] for batch in batches)
+    rows = sum(len(batch.completions) for batch in batches), max(batch.completions.shape[1] for batch in batches)
+    parts = {"process": (here, here, here), **parts}
+    return Prediction(parts, model.parameters, model.trained, prompts, rows, len(largest.prompt_ids))
 
 
 def process_before_a_model(config: Config) -> float:
-    """MiB of a run's process without tensors, taken from this one; on CUDA 0, where torch's own memory is predicted."""
+    """MiB of a run's process without tensors, taken from this one; on CUDA, what torch takes there beside tensors."""
     if loading.device_type(config.run.device) == "cuda":
-        return 0.0
-    outline(config.model)  # it imports, and loads the tokenizer, as a run does
+        return WORKSPACE
+    outline(config)  # it imports, and loads the tokenizer, as a run does
     return environment.process_mib() + FIRST_STEP
 
 
@@ -167,22 +170,27 @@ class Outline:
             yield
 
 
+def outline(config: Config) -> Outline:
+    """The outline of a config's model, made once."""
+    return _outline(config.model)
+
+
 @functools.lru_cache(maxsize=4)
-def outline(config: ModelConfig) -> Outline:
-    """The outline of a configured model, made once."""
+def _outline(config: ModelConfig) -> Outline:
     return Outline(config)
 
 
-def longest_batch(config: Config, tokenizer: Any) -> Batch:
-    """The batch of the first steps with the most tokens of prompts, and completions of full length."""
+def longest_batches(config: Config, tokenizer: Any) -> list[Batch]:
+    """What a step samples: of the first steps the batch with the most tokens of prompts, with completions of full
+    length."""
     data, tasks = config.data, task_sets.load(config.data.tasks)
-    batches = [tasks.batch(config.run.seed, step, data.num_prompts) for step in range(min(LOOK, config.run.num_steps))]
-    encoded = [rollouts.encode(tokenizer, [problem.prompt for problem in row], torch.device("cpu")) for row in batches]
+    rows = [tasks.batch(config.run.seed, step, data.num_prompts) for step in range(min(LOOK, config.run.num_steps))]
+    encoded = [rollouts.encode(tokenizer, [problem.prompt for problem in row], torch.device("cpu")) for row in rows]
     ids, mask = max(encoded, key=lambda pair: pair[0].numel())
     group = torch.arange(len(ids)).repeat_interleave(data.num_generations)
     shape = len(group), config.sampling.max_completion_length
     tokens, blank = torch.zeros(shape, dtype=torch.long), torch.zeros(shape)
-    return Batch(ids, mask, group, tokens, tokens == 0, blank, blank)
+    return [Batch(ids, mask, group, tokens, tokens == 0, blank, blank)]
 
 
 def snapshot_interval(config: Config, model: Outline) -> int:
@@ -195,15 +203,13 @@ def snapshot_interval(config: Config, model: Outline) -> int:
 def lasting(config: Config, model: Outline) -> dict[str, int]:
     """Bytes of all that lasts from step to step, by part."""
     every = snapshot_interval(config, model)
-    copies = dict(COPIES)
-    if not needs_reference(config):
-        copies["reference"] = 0
-    if not every or every >= config.run.num_steps:
-        copies["snapshot"] = min(1, every)  # the first snapshot has no moments yet
-    return {
-        name: count * (model.weights if name in ("weights", "reference") else model.gradients)
-        for name, count in copies.items()
+    later = 0 < every < config.run.num_steps  # the first snapshot has no moments yet
+    copies = {
+        "reference": COPIES["reference"] if needs_reference(config) else 0,
+        "moments": COPIES["moments"],
+        "snapshot": COPIES["snapshot"] if later else min(1, every),
     }
+    return {"weights": model.weights} | {name: count * model.gradients for name, count in copies.items()}
 
 
 def at_most(parameters: int) -> int:
@@ -216,34 +222,36 @@ def at_most(parameters: int) -> int:
 
 
 def _of_step(
-    config: Config, model: Outline, batch: Batch, micro_batches: list[Batch]
+    config: Config, model: Outline, batches: list[Batch], largest: Batch, accumulates: bool
 ) -> dict[str, tuple[int, int, int]]:
-    """Bytes of the parts that come and go in a step, at each of the TIMES."""
-    (_, prompt_length), (completions, length) = batch.prompt_ids.shape, batch.completions.shape
-    rows = max(completions, min(config.run.num_eval, evaluation.EVALUATED_AT_ONCE))
-    # The prompts' cache is there until it has been copied into one with room for the completions.
-    cache = [rows * (2 * prompt_length + length) * each for each in model.cached]
-    activations = model.activations(_largest(micro_batches))
+    """Bytes of the parts that come and go in a step, at each of the TIMES.
+
+    Each batch has gradients of its own, and those of its earlier micro-batches are there when it `accumulates`.
+    """
+    caches = []
+    for batch in batches:
+        rows = max(len(batch.completions), min(config.run.num_eval, evaluation.EVALUATED_AT_ONCE))
+        # The prompts' cache is there until it has been copied into one with room for the completions.
+        tokens = rows * (2 * batch.prompt_ids.shape[1] + batch.completions.shape[1])
+        caches.append([tokens * each for each in model.cached])
+    cache, activations = max(caches, key=sum), model.activations(largest)
     on_cpu = loading.device_type(config.run.device) == "cpu"
     heap = sum(block for block in (*activations, *cache) if block < RETURNED) if on_cpu else 0
-    before = model.gradients if len(micro_batches) > 1 else 0
+    others = (len(batches) - 1) * model.gradients
+    before = others + accumulates * model.gradients
     return {
         "KV cache": (sum(cache), 0, 0),
         "casts": (model.casts, 0, 0),
-        "gradients": (0, before + model.head, model.gradients + (model.head if model.tied else 0)),
+        "gradients": (0, before + model.head, others + model.gradients + model.tied * model.head),
         "activations": (0, sum(activations), 0),
         "heap": (0, 0, heap),
-        "logits": _logits(config, model, batch, _largest(micro_batches)),
+        "logits": _logits(config, model, batches, largest),
     }
 
 
-def _largest(micro_batches: list[Batch]) -> Batch:
-    return max(micro_batches, key=lambda part: part.prompt_ids.numel() + part.completions.numel())
-
-
-def _logits(config: Config, model: Outline, batch: Batch, largest: Batch) -> tuple[int, int, int]:
+def _logits(config: Config, model: Outline, batches: list[Batch], largest: Batch) -> tuple[int, int, int]:
     """Bytes of logits, and of tensors of their size, at each of the TIMES."""
-    of_batch, of_pass = (part.completions.numel() * model.vocabulary for part in (batch, largest))
+    of_step, of_pass = (sum(b.completions.numel() for b in each) * model.vocabulary for each in (batches, [largest]))
     _, interventions = validated(config)
     wanted, plain = bool(interventions.get(Stage.LOGITS)), config.model.prompt_pass == "plain"
     if plain or wanted or of_pass <= CHUNK:  # whole, and their gradient; the plain pass copies them
@@ -252,6 +260,7 @@ def _logits(config: Config, model: Outline, batch: Batch, largest: Batch) -> tup
         logits = CHUNK * model.logit
     on_cpu = loading.device_type(config.run.device) == "cpu"
     worked_on = 3 * FP32 * min(of_pass, PIECE if on_cpu else CHUNK)
-    kept = of_batch * model.logit if config.run.exact_kl else 0
-    sampled = 4 * FP32 * len(batch.completions) * model.vocabulary  # logits, probabilities, and torch.multinomial's
+    kept = of_step * model.logit if config.run.exact_kl else 0
+    rows = max(len(batch.completions) for batch in batches)
+    sampled = 4 * FP32 * rows * model.vocabulary  # logits, probabilities, and torch.multinomial's
     return sampled, logits + worked_on + kept, kept
