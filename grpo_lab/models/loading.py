@@ -52,16 +52,17 @@ def load(
 def outline(
     name: str, precision: str = "fp32", device_type: str = "cpu"
 ) -> tuple[transformers.PreTrainedModel, transformers.PreTrainedTokenizerFast]:
-    """The model that `load` gives, made from its config alone with weights that mean nothing, and its tokenizer.
+    """The model that `load` gives as shapes alone, on the device `meta`, and its tokenizer; no weight is read.
 
-    Under torch's FakeTensorMode the weights take no memory. Raises ModelError as `load` does.
+    Raises ModelError as `load` does.
     """
     source = locate(name)
     with quiet():
         local = isinstance(source, Path) or not _hub_has(source)
         try:
             shape = transformers.AutoConfig.from_pretrained(source, local_files_only=local)
-            model = transformers.AutoModelForCausalLM.from_config(shape, dtype=PRECISIONS[precision].weights)
+            with torch.device("meta"):
+                model = transformers.AutoModelForCausalLM.from_config(shape, dtype=PRECISIONS[precision].weights)
         except Exception as error:  # of any type, as for the model itself
             raise _unreadable("config", source, error) from error
         tokenizer = _load_tokenizer(source, local)

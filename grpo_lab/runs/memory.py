@@ -115,8 +115,9 @@ class Outline:
 
         self._fake, self._autocast = FakeTensorMode(), PRECISIONS[config.precision].autocast
         self._shared = config.prompt_pass == "shared"
+        model, self.tokenizer = loading.outline(config.name, config.precision)
         with self._fake:
-            model, self.tokenizer = loading.outline(config.name, config.precision)
+            _on_the_cpu(model)
         self._model: Any = model
         everything = list(model.parameters())
         trained = [parameter for parameter in everything if parameter.requires_grad]
@@ -168,6 +169,17 @@ class Outline:
         """Passes under the run's mixed precision, with fake tensors."""
         with self._fake, torch.autocast("cpu", dtype=self._autocast, enabled=self._autocast is not None):
             yield
+
+
+def _on_the_cpu(model: torch.nn.Module) -> None:
+    """Replace tensors on the device `meta` by tensors of the CPU, which are fake where that mode is on."""
+    made: dict[int, Tensor] = {}  # by the tensor replaced, because a head may be the embedding too
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, old in [(name, tensor) for name, tensor in tensors.items() if tensor is not None]:
+                new = torch.empty(old.shape, dtype=old.dtype)
+                new = torch.nn.Parameter(new, old.requires_grad) if isinstance(old, torch.nn.Parameter) else new
+                tensors[name] = made.setdefault(id(old), new)
 
 
 def outline(config: Config) -> Outline:
