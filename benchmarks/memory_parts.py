@@ -54,7 +54,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "lora: r = 8": (*REPORT, *LOW),
     "lora: all three": (*REPORT, *LOW, *TWICE, *SHORT),
 }
-"""The first of `full` and of `lora` is what the others of the group are compared with."""
+"""The other rows of `full` and of `lora` are compared with the first of their group."""
 CLAIMS = {"batch of 2 in two passes": "~40 %", "96 tokens": "~20 %", "r = 8": "~15 %"}
 """Savings as the report has them; nothing there says how they were found."""
 
@@ -91,7 +91,7 @@ def settings(row: tuple[str, ...], folder: Path) -> tuple[str, ...]:
 
 
 def in_a_process(config: Config, repeat: int) -> dict[str, Any]:
-    """`predicted_and_measured` in a fresh process, so that what it has imported is always the same."""
+    """`predicted_and_measured` in a fresh process, so that it has imported the same each time."""
     command = [sys.executable, "-m", "benchmarks.memory_parts", "--repeat", str(repeat)]
     command += ["--row", json.dumps(config.to_dict())]
     said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
@@ -125,7 +125,7 @@ def write(out: Path, rows: dict[str, Any]) -> None:
 
 
 def table(rows: dict[str, Any]) -> str:
-    """A page with the rows and what each saves, predicted and measured."""
+    """A page with the rows and the saving of each, predicted and measured."""
     lines = ["# Predicted and measured peak memory", "", "`python -m benchmarks.memory_parts`", ""]
     lines += ["| row | predicted MiB | measured MiB | spread | off | saves, predicted | saves, measured | report |"]
     lines += ["|---|---|---|---|---|---|---|---|"]

@@ -1,4 +1,4 @@
-"""Memory: the parts of a prediction, a prediction against a measurement, what to halve first, and --fit."""
+"""Memory: the parts of a prediction, a prediction against a measurement, halved settings, and --fit."""
 
 import json
 import os
@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 
+from benchmarks import memory_parts
 from grpo_lab.config import catalog
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import ConfigError
@@ -196,3 +197,14 @@ def test_free_memory_heeds_the_limit_of_a_container(tmp_path, monkeypatch):
     assert environment.free_mib("cpu") == 100.0
     (tmp_path / "max").write_text("max\n")
     assert (environment.free_mib("cpu") or 0) > 100.0
+
+
+def test_rows_of_a_group_are_compared_with_its_first():
+    names = ["tiny: 16 × 8 completions of 8 tokens", "full: batch of 4, 128 tokens", "full: 96 tokens"]
+    sizes = zip(names, (500.0, 4000.0, 3000.0), ([490, 500, 510], [4100, 4000, 4200], [3280]), strict=True)
+    rows = {name: {"predicted": predicted, "measured": measured} for name, predicted, measured in sizes}
+    lines = memory_parts.table(rows).splitlines()[-3:]
+    assert lines[0] == f"| {names[0]} | 500 | 500 | 4.0% | +0.0% |  |  |  |"
+    assert lines[1].endswith("| 4,000 | 4,100 | 4.9% | -2.4% |  |  |  |")
+    assert lines[2].endswith("| 3,000 | 3,280 | 0.0% | -8.5% | 25.0% | 20.0% | ~20 % |")
+    assert {name.partition(": ")[2] for name in memory_parts.ROWS} >= {*memory_parts.CLAIMS}

@@ -33,7 +33,7 @@ def doctor(
         bool, typer.Option(help="Compare the prediction with three steps in a child process, if they fit.")
     ] = True,
 ) -> None:
-    """Show versions, device, memory, and the models that fit; or the memory of a config, and what to halve first."""
+    """Show versions, device, memory, and the models that fit; or the memory of a config, and settings to halve."""
     if memory is not None:
         config = _named(memory, model or "").with_(*given(model, device), *(settings or []))
         return _show_memory(config, measure)

@@ -121,7 +121,7 @@ def _fitted(config: Config, child: bool) -> Config:
         found, needed = fitting.largest_micro_batch(config, free + here, process)
     console.report(
         f"--fit: data.micro_batch_prompts={found.data.micro_batch_prompts} of {config.data.num_prompts} prompts: "
-        f"{needed.peak:,.0f} MiB predicted, {free + here:,.0f} free with what this process has"
+        f"{needed.peak:,.0f} MiB predicted, {free + here:,.0f} free, with those of this process"
     )
     return found
 

@@ -49,10 +49,8 @@ def load(
     return model.to(target).eval(), tokenizer  # pyright: ignore[reportArgumentType]
 
 
-def outline(
-    name: str, precision: str = "fp32", device_type: str = "cpu"
-) -> tuple[transformers.PreTrainedModel, transformers.PreTrainedTokenizerFast]:
-    """The model that `load` gives as shapes alone, on the device `meta`, and its tokenizer; no weight is read.
+def outline(name: str, precision: str) -> tuple[transformers.PreTrainedModel, transformers.PreTrainedTokenizerFast]:
+    """The model that `load` gives on a CPU as shapes alone, on the device `meta`, and its tokenizer; no weight is read.
 
     Raises ModelError as `load` does.
     """
@@ -66,7 +64,7 @@ def outline(
         except Exception as error:  # of any type, as for the model itself
             raise _unreadable("config", source, error) from error
         tokenizer = _load_tokenizer(source, local)
-    _suit(model, precision, device_type)
+    _suit(model, precision, "cpu")
     return model.eval(), tokenizer
 
 

@@ -75,8 +75,8 @@ def memory_bytes() -> int | None:
 def free_mib(device: str) -> float | None:
     """MiB that a further process can take on this device, or None where the system does not say.
 
-    On a CPU it is the least of the machine's available memory and what the limits of its control groups leave. A GPU is
-    asked by a child process, so that this one gets no CUDA context; the context of the child is taken off.
+    On a CPU it is the memory available on the machine, or less where a container has a limit. A GPU is asked by a child
+    process, so that this one gets no CUDA context; the context of the child is taken off.
     """
     if device_type(device) == "cuda":
         name = "cuda" if device == "auto" else device

@@ -1,4 +1,4 @@
-"""Changes of a config that need less memory: what to halve first, and the largest micro-batch that fits."""
+"""Changes of a config that need less memory: halved settings, and the largest micro-batch that fits."""
 
 from __future__ import annotations
 

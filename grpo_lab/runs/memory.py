@@ -67,7 +67,7 @@ class Prediction:
     @property
     def process(self) -> float:
         """MiB of the process before it has a model."""
-        return self.parts.get("process", (0.0,))[0]
+        return self.parts["process"][0]
 
     @property
     def peak(self) -> float:
@@ -92,15 +92,15 @@ def predict(config: Config, process: float | None = None) -> Prediction:
     largest = max(passed, key=lambda part: part.prompt_ids.numel() + part.completions.numel())
     found = {name: (size,) * 3 for name, size in lasting(config, model).items()}
     found |= _of_step(config, model, batches, largest, accumulates=len(passed) > len(batches))
-    parts = {name: (a / MIB, b / MIB, c / MIB) for name, (a, b, c) in found.items() if a or b or c}
+    in_mib = {name: (a / MIB, b / MIB, c / MIB) for name, (a, b, c) in found.items() if a or b or c}
     prompts = sum(len(batch.prompt_ids) for batch in batches), max(batch.prompt_ids.shape[1] for batch in batches)
     rows = sum(len(batch.completions) for batch in batches), max(batch.completions.shape[1] for batch in batches)
-    parts = {"process": (here, here, here), **parts}
+    parts = {"process": (here, here, here), **in_mib}
     return Prediction(parts, model.parameters, model.trained, prompts, rows, len(largest.prompt_ids))
 
 
 def process_before_a_model(config: Config) -> float:
-    """MiB of a run's process without tensors, taken from this one; on CUDA, what torch takes there beside tensors."""
+    """MiB of a run's process without tensors, taken from this one; on CUDA, the memory that torch takes beside them."""
     if loading.device_type(config.run.device) == "cuda":
         return WORKSPACE
     outline(config)  # it imports, and loads the tokenizer, as a run does
@@ -193,7 +193,7 @@ def _outline(config: ModelConfig) -> Outline:
 
 
 def longest_batches(config: Config, tokenizer: Any) -> list[Batch]:
-    """What a step samples: of the first steps the batch with the most tokens of prompts, with completions of full
+    """The batches of one step: among the first steps, that with the most tokens of prompts. Completions are of full
     length."""
     data, tasks = config.data, task_sets.load(config.data.tasks)
     rows = [tasks.batch(config.run.seed, step, data.num_prompts) for step in range(min(LOOK, config.run.num_steps))]
