@@ -34,6 +34,9 @@ LOOK = 50
 RETURNED = 2**25
 """Bytes from which on glibc returns a freed block to the system; smaller ones stay in its heap, where gradients, which
 are allocated while activations are freed, hardly ever fit into their places (measured: docs/memory.md)."""
+WITH_ADAPTERS = 1.75
+"""Bytes of heap for each byte of activations in small blocks where some weights are frozen: adapters keep small tensors
+between large ones that are freed at once, and the heap fragments (measured on tiny and SmolLM2-135M, r = 8)."""
 FIRST_STEP = 20.0
 """MiB that a process takes in its first step for kernels and code, beside tensors."""
 WORKSPACE = 32.0
@@ -173,11 +176,11 @@ class Outline:
 
 def _on_the_cpu(model: torch.nn.Module) -> None:
     """Replace tensors on the device `meta` by tensors of the CPU, which are fake where that mode is on."""
-    made: dict[int, Tensor] = {}  # by the tensor replaced, because a head may be the embedding too
+    made: dict[int, Any] = {}  # by the tensor replaced, because a head may be the embedding too
     for module in model.modules():
         for tensors in (module._parameters, module._buffers):
             for name, old in [(name, tensor) for name, tensor in tensors.items() if tensor is not None]:
-                new = torch.empty(old.shape, dtype=old.dtype)
+                new: Any = torch.empty(old.shape, dtype=old.dtype)
                 new = torch.nn.Parameter(new, old.requires_grad) if isinstance(old, torch.nn.Parameter) else new
                 tensors[name] = made.setdefault(id(old), new)
 
@@ -247,8 +250,9 @@ def _of_step(
         tokens = rows * (2 * batch.prompt_ids.shape[1] + batch.completions.shape[1])
         caches.append([tokens * each for each in model.cached])
     cache, activations = max(caches, key=sum), model.activations(largest)
+    of_cache, of_activations = (sum(block for block in blocks if block < RETURNED) for blocks in (cache, activations))
+    heap = of_cache + round(of_activations * (WITH_ADAPTERS if model.trained < model.parameters else 1))
     on_cpu = loading.device_type(config.run.device) == "cpu"
-    heap = sum(block for block in (*activations, *cache) if block < RETURNED) if on_cpu else 0
     others = (len(batches) - 1) * model.gradients
     before = others + accumulates * model.gradients
     return {
@@ -256,7 +260,7 @@ def _of_step(
         "casts": (model.casts, 0, 0),
         "gradients": (0, before + model.head, others + model.gradients + model.tied * model.head),
         "activations": (0, sum(activations), 0),
-        "heap": (0, 0, heap),
+        "heap": (0, 0, on_cpu * heap),
         "logits": _logits(config, model, batches, largest),
     }
 
