@@ -133,13 +133,13 @@ def table(rows: dict[str, Any]) -> str:
     for name in (name for name in ROWS if name in rows):
         found, (group, _, what) = rows[name], name.partition(": ")
         predicted, measured = found["predicted"], statistics.median(found["measured"])
-        spread = (max(found["measured"]) - min(found["measured"])) / measured
+        spread = f"{(max(found['measured']) - min(found['measured'])) / measured:.1%}" if found["measured"][1:] else ""
         first = firsts.setdefault(group, (predicted, measured))
         compared = group in ("full", "lora") and first != (predicted, measured)
         saves = [
             f"{1 - new / old:.1%}" if compared else "" for new, old in zip((predicted, measured), first, strict=True)
         ]
-        cells = [name, f"{predicted:,.0f}", f"{measured:,.0f}", f"{spread:.1%}", f"{predicted / measured - 1:+.1%}"]
+        cells = [name, f"{predicted:,.0f}", f"{measured:,.0f}", spread, f"{predicted / measured - 1:+.1%}"]
         lines.append(_row([*cells, *saves, CLAIMS.get(what, "") if compared else ""]))
     return "\n".join(lines) + "\n"
 

@@ -206,5 +206,5 @@ def test_rows_of_a_group_are_compared_with_its_first():
     lines = memory_parts.table(rows).splitlines()[-3:]
     assert lines[0] == f"| {names[0]} | 500 | 500 | 4.0% | +0.0% |  |  |  |"
     assert lines[1].endswith("| 4,000 | 4,100 | 4.9% | -2.4% |  |  |  |")
-    assert lines[2].endswith("| 3,000 | 3,280 | 0.0% | -8.5% | 25.0% | 20.0% | ~20 % |")
+    assert lines[2].endswith("| 3,000 | 3,280 |  | -8.5% | 25.0% | 20.0% | ~20 % |")
     assert {name.partition(": ")[2] for name in memory_parts.ROWS} >= {*memory_parts.CLAIMS}
