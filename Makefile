@@ -39,7 +39,7 @@ gpu-2:
 	$(GPU) tests/gpu/test_scenarios.py
 
 gpu-3:
-	$(GPU) tests/gpu/test_speed.py
+	$(GPU) tests/gpu/test_speed.py tests/gpu/test_memory.py
 
 bench: .venv/.bench
 	OUT="$(OUT)" .venv/bin/python -m benchmarks

@@ -5,7 +5,19 @@ import sys
 import typer
 
 # Each module registers its commands.
-from grpo_lab.cli import diagnose, docs, grade, labs, lecture, listings, matrix, models, records, runs  # noqa: F401
+from grpo_lab.cli import (  # noqa: F401
+    diagnose,
+    docs,
+    doctor,
+    grade,
+    labs,
+    lecture,
+    listings,
+    matrix,
+    models,
+    records,
+    runs,
+)
 from grpo_lab.cli.app import app
 from grpo_lab.errors import GrpoLabError
 

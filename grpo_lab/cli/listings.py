@@ -1,4 +1,4 @@
-"""Commands that list scenarios, presets and guards, and describe the machine."""
+"""Commands that list scenarios, presets and guards."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from grpo_lab.cli.app import Model, app, given
+from grpo_lab.cli.app import app
 
 if TYPE_CHECKING:
     from grpo_lab.config.catalog import Scenario
@@ -62,43 +62,3 @@ def guards() -> None:
         console.out.print(console.indented(" ".join((guard.__doc__ or "").split()), 2))
         for setting in settings_of(guard).values():
             console.out.print(console.indented(f"{setting.name} = {setting.default}: {setting.help}", 4))
-
-
-@app.command()
-def doctor(
-    target: Annotated[
-        str | None,
-        typer.Argument(metavar="[CONFIG | RUN | FILE.PY]", help="For --verify: a preset or scenario, a run, a file."),
-    ] = None,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Check a trainer by its behaviour (docs/verify.md).")
-    ] = False,
-    settings: Annotated[list[str] | None, typer.Option("--set", help="section.setting=value; may be repeated.")] = None,
-    model: Model = None,
-) -> None:
-    """Show versions, device, memory, and the models that fit; or verify a trainer. Exit code 1 on a failed check."""
-    if verify:
-        from grpo_lab.ui.console import say_verified
-
-        raise typer.Exit(say_verified(target or "stable", (*given(model, None), *(settings or ()))))
-    if target or settings or model:
-        raise typer.BadParameter("a target, --set and --model go with --verify")
-    from grpo_lab.models import registry
-    from grpo_lab.runs import environment
-    from grpo_lab.ui import console
-
-    found = environment.describe()
-    memory = environment.memory_bytes()
-    console.out.print(f"python {found['python']} on {found['platform']}")
-    for name, version in found["packages"].items():
-        console.out.print(f"  {name} {version or 'not installed'}")
-    console.out.print(f"device {found['device']}, {found['cpu_count']} CPU cores, {found['threads']} torch threads")
-    console.out.print(f"attention {found['attention']}")
-    console.out.print(f"memory {memory / 2**30:.1f} GiB" if memory else "memory unknown")
-    rows = [["model", "parameters", "needs", "here"]]
-    for known in registry.MODELS.values():
-        needed = environment.needed_bytes(known.parameters)
-        size = f"{needed / 2**20:.0f} MiB" + (" (too much)" if memory is not None and needed >= memory else "")
-        here = "yes" if known.present else "no: " + known.origin
-        rows.append([known.name, f"{known.parameters:,}", size, here])
-    console.out.print(console.table(rows))

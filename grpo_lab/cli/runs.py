@@ -70,6 +70,9 @@ def train(
     child: Annotated[
         bool, typer.Option(help="Train in a child process, whose crash leaves this one alive; always on a GPU.")
     ] = False,
+    fit: Annotated[
+        bool, typer.Option("--fit", help="Train with the largest data.micro_batch_prompts that fits in free memory.")
+    ] = False,
 ) -> None:
     """Train once; the run's folder holds config, events and the final healthy weights.
 
@@ -85,6 +88,7 @@ def train(
         *([f"data.rewards={','.join(reward)},"] if reward else []),
         *(settings or []),
     )
+    config = _fitted(config, child) if fit else config
     session = Session(config, out, child=child or None, save_model=True)
     console.say_warnings()
     if as_json:
@@ -97,6 +101,29 @@ def train(
             session.run()
         console.say_end(session)
     sys.exit(0 if session.status == "done" else 1)
+
+
+def _fitted(config: Config, child: bool) -> Config:
+    """The config with the largest micro-batch that fits in the free memory, which is said on standard error.
+
+    Raises ConfigError where none fits, and where the system does not tell its free memory.
+    """
+    from grpo_lab.runs import environment, fitting, memory
+    from grpo_lab.ui import console
+
+    device = config.run.device
+    if (free := environment.free_mib(device)) is None:
+        raise ConfigError(f"--fit: this system does not tell the free memory of {device}; set data.micro_batch_prompts")
+    with console.progress() as bars:
+        bars.add_task("fitting the micro-batch", total=None, note="")
+        process = memory.process_before_a_model(config)
+        here = 0.0 if child else process  # a run in this process has that part already
+        found, needed = fitting.largest_micro_batch(config, free + here, process)
+    console.report(
+        f"--fit: data.micro_batch_prompts={found.data.micro_batch_prompts} of {config.data.num_prompts} prompts: "
+        f"{needed.peak:,.0f} MiB predicted, {free + here:,.0f} free, with those of this process"
+    )
+    return found
 
 
 def _config(preset: str | None, scenario: str | None, guards: str | None, heal: bool, model: str) -> Config:

@@ -115,14 +115,21 @@ def base_of(name: str) -> str:
     return base if Path(base).is_dir() or not known else known[0]
 
 
+def add_as_saved(model: Any, folder: Path) -> None:
+    """Add adapters of the shapes that a folder holds, with other values."""
+    from peft import PeftConfig
+
+    config: Any = PeftConfig.from_pretrained(str(folder))
+    config.inference_mode = False
+    _inject(model, config, seed=0)
+
+
 def load(model: Any, folder: Path) -> None:
     """Add the adapters that a folder holds, ready to be trained further. Raises ModelError if they do not fit."""
-    from peft import PeftConfig, set_peft_model_state_dict
+    from peft import set_peft_model_state_dict
 
     try:
-        config: Any = PeftConfig.from_pretrained(str(folder))
-        config.inference_mode = False
-        _inject(model, config, seed=0)  # every matrix is overwritten
+        add_as_saved(model, folder)
         values = load_file(folder / WEIGHTS)
         values = {name.removeprefix("base_model.model."): value for name, value in values.items()}
         found = set_peft_model_state_dict(model, values, adapter_name=NAME)

@@ -53,11 +53,38 @@ def load(
         tokenizer = _load_tokenizer(source, local)
     _check_finite(model, source)
     _check_vocabulary(model, tokenizer, source)
+    _suit(model, precision, target.type)
+    return model.to(target).eval(), tokenizer  # pyright: ignore[reportArgumentType]
+
+
+def outline(name: str, precision: str) -> tuple[transformers.PreTrainedModel, transformers.PreTrainedTokenizerFast]:
+    """The model that `load` gives on a CPU as shapes alone, on the device `meta`, and its tokenizer; no weight is read.
+
+    Raises ModelError as `load` does.
+    """
+    base = adapters.base_of(name)
+    source = locate(base or name)
+    with quiet():
+        local = isinstance(source, Path) or not _hub_has(source)
+        try:
+            shape = transformers.AutoConfig.from_pretrained(source, local_files_only=local)
+            with torch.device("meta"):
+                model = transformers.AutoModelForCausalLM.from_config(shape, dtype=PRECISIONS[precision].weights)
+                if base:
+                    adapters.add_as_saved(model, Path(name).expanduser())
+        except Exception as error:  # of any type, as for the model itself
+            raise _unreadable("config", source, error) from error
+        tokenizer = _load_tokenizer(source, local)
+    _suit(model, precision, "cpu")
+    return model.eval(), tokenizer
+
+
+def _suit(model: transformers.PreTrainedModel, precision: str, device_type: str) -> None:
+    """Replace the parts of a model that compute otherwise in this precision on this device."""
     if PRECISIONS[precision].weights == torch.float32:
         fuse_gelu(model)
-    if target.type == "cpu" and PRECISIONS[precision].weights == torch.float16:
+    if device_type == "cpu" and PRECISIONS[precision].weights == torch.float16:
         widen_products(model)
-    return model.to(target).eval(), tokenizer  # pyright: ignore[reportArgumentType]
 
 
 def locate(name: str) -> Path | str:

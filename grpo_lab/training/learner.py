@@ -22,7 +22,7 @@ from grpo_lab.models.precision import PRECISIONS
 from grpo_lab.tasks import rewards as reward_functions
 from grpo_lab.tasks import tasks as task_sets
 from grpo_lab.tasks.tasks import Tasks
-from grpo_lab.training import graph_decoding, judging, passes, rollouts, step_metrics, torch_settings
+from grpo_lab.training import graph_decoding, judging, passes, rollouts, snapshots, step_metrics, torch_settings
 from grpo_lab.training.attempt import Attempt, Refused
 from grpo_lab.training.interventions import Step, known
 from grpo_lab.training.objectives import Objective, Part, resolve
@@ -84,9 +84,8 @@ class Learner:
         self.last_metrics: dict[str, float] = {}
 
     def _snapshot_interval(self) -> int:
-        may_need_one = any(i.may_roll_back for row in self.interventions.values() for _, i in row)
-        automatic = 1 if self.updates.num_parameters < SMALL else 10 if may_need_one else 0
-        return self.config.run.snapshot_every or automatic
+        may_roll_back = any(i.may_roll_back for row in self.interventions.values() for _, i in row)
+        return snapshots.interval(self.config.run.snapshot_every, self.updates.num_parameters, may_roll_back)
 
     def change(self, overrides: Sequence[str]) -> None:
         """Apply overrides to the running model; interventions that stay on lose nothing they keep.

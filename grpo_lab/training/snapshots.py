@@ -12,6 +12,15 @@ SMALL = 10_000_000
 """Parameters below which a run takes one thread, and a snapshot before every step, even if no guard can roll back."""
 
 
+def interval(configured: int, num_parameters: int, may_roll_back: bool) -> int:
+    """Steps between snapshots, 0 for none: as configured, or by the size of the copy and the need for one.
+
+    >>> interval(0, SMALL - 1, False), interval(0, SMALL, True), interval(0, SMALL, False), interval(3, SMALL, True)
+    (1, 10, 0, 3)
+    """
+    return configured or (1 if num_parameters < SMALL else 10 if may_roll_back else 0)
+
+
 class Snapshots:
     """The tensors of weights and moments. Learning rate, beta and eps belong to the step: a restore cannot undo them.
 

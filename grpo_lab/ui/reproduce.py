@@ -27,6 +27,7 @@ from grpo_lab.models.loading import locate
 from grpo_lab.models.registry import MODELS
 from grpo_lab.runs import environment, recordings
 from grpo_lab.runs.child_pool import kept, warm_child
+from grpo_lab.runs.memory import at_most
 from grpo_lab.runs.session import Session
 from grpo_lab.ui import console, plots
 
@@ -106,7 +107,7 @@ def _side_by_side(names: Iterable[str]) -> int:
     """The number of runs that cores and memory have room for."""
     cores, memory = os.cpu_count() or 1, environment.memory_bytes()
     largest = max((MODELS[name].parameters for name in names if name in MODELS), default=0)
-    return max(1, min(cores, memory // environment.needed_bytes(largest))) if memory and largest else cores
+    return max(1, min(cores, memory // at_most(largest))) if memory and largest else cores
 
 
 def _draw(directory: Path, sessions: Sessions) -> dict[str, tuple[str, str]]:

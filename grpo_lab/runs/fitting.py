@@ -1,0 +1,81 @@
+"""Changes of a config that need less memory: halved settings, and the largest micro-batch that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from grpo_lab.config.schema import Config
+from grpo_lab.errors import ConfigError
+from grpo_lab.runs.memory import Prediction, predict
+
+HALVED = {
+    "data.micro_batch_prompts": 1,
+    "data.num_prompts": 1,
+    "data.num_generations": 2,
+    "sampling.max_completion_length": 1,
+    "lora.r": 1,
+}
+"""Settings that may be halved, and the least value of each. Only the first leaves the results as they are."""
+SPARE = 1.15
+"""A prediction fits if it fits this many times: it is within 15 % of a measurement (docs/memory.md)."""
+
+
+@dataclass(frozen=True)
+class Halving:
+    """A setting, its value and half of it, and the prediction with the half."""
+
+    setting: str
+    old: int
+    new: int
+    after: Prediction
+
+
+def halvings(config: Config, now: Prediction) -> Iterator[Halving]:
+    """Yield the halvings that are possible, each with its prediction."""
+    tree = config.to_dict()
+    for setting, least in HALVED.items():
+        section, _, name = setting.partition(".")
+        old = now.micro_batch if name == "micro_batch_prompts" else tree.get(section, {}).get(name, 0)  # 0: not in use
+        if old // 2 >= least:
+            after = predict(config.with_(f"{setting}={old // 2}"), now.process)
+            yield Halving(setting, old, old // 2, after)
+
+
+def by_savings(found: Iterator[Halving]) -> list[Halving]:
+    """The halvings, the one that saves most first."""
+    return sorted(found, key=lambda halving: halving.after.peak)
+
+
+def largest_micro_batch(config: Config, free: float, process: float) -> tuple[Config, Prediction]:
+    """The config with the largest micro-batch that fits in the free MiB, and its prediction.
+
+    `process` is as `predict` takes it. Micro-batches add up to the same batch, so results change in their last bits at
+    most. Raises ConfigError where not even one prompt's completions fit.
+    """
+
+    def of(prompts: int) -> tuple[Config, Prediction]:
+        tried = config.with_(f"data.micro_batch_prompts={prompts}")
+        return tried, predict(tried, process)
+
+    best, low, high = of(1), 2, config.data.num_prompts
+    if best[1].peak * SPARE > free:
+        raise _too_much(*best, free)
+    while low <= high:
+        middle = (low + high + 1) // 2
+        tried = of(middle)
+        if tried[1].peak * SPARE <= free:
+            best, low = tried, middle + 1
+        else:
+            high = middle - 1
+    return best
+
+
+def _too_much(config: Config, needed: Prediction, free: float) -> ConfigError:
+    first = by_savings(halvings(config, needed))[:1]
+    ways = [f"{each.setting}={each.new} needs {each.after.peak * SPARE:,.0f}" for each in first]
+    return ConfigError(
+        f"not even a micro-batch of one prompt with its {config.data.num_generations} completions fits: it needs "
+        f"{needed.peak * SPARE:,.0f} MiB ({needed.peak:,.0f} predicted, and 15 % to spare), {free:,.0f} are free; "
+        + "; ".join([*ways, "free memory, or take a smaller model"])
+    )
