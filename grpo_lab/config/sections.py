@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from grpo_lab.config.fields import AtLeast, Between, FrozenDict, OneOf, Settings, build, settings_of
-from grpo_lab.errors import ConfigError, unknown
+from grpo_lab.errors import ConfigError
 
 STAGES = ("sft", "grpo")
 """The stages that a run may have."""
@@ -42,11 +42,8 @@ class RunConfig(Settings):
     def __post_init__(self) -> None:
         """Raise ConfigError for a stage that does not exist or comes twice, and for no stage at all."""
         super().__post_init__()
-        for stage in self.stages:
-            if stage not in STAGES:
-                raise unknown("stage", stage, STAGES)
-        if not self.stages or len(set(self.stages)) < len(self.stages):
-            raise ConfigError(f"stages = {list(self.stages)}: give one of {', '.join(STAGES)}, or each of them once")
+        if not self.stages or len(set(self.stages)) < len(self.stages) or not set(self.stages) <= set(STAGES):
+            raise ConfigError(f"stages = {','.join(self.stages)}: give {' or '.join(STAGES)}, or each of them once")
 
 
 @dataclass(frozen=True)

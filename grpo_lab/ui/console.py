@@ -61,8 +61,8 @@ class ProgressView:
 
 
 def in_numbers(event: Stepped) -> str:
-    """A step in numbers: reward, gradient norm, KL, and the verdict if the step was refused."""
-    names = {"reward": "reward", "grad_norm": "norm", "kl": "kl"}
+    """A step in numbers: reward or accuracy, gradient norm, KL, and the verdict if the step was refused."""
+    names = {"reward": "reward", "sft/accuracy": "accuracy", "grad_norm": "norm", "kl": "kl"}
     shown = [f"{label} {event.metrics[name]:.3g}" for name, label in names.items() if name in event.metrics]
     return " ".join([*shown, event.verdict.name] if event.refused else shown)
 
