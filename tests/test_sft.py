@@ -10,13 +10,14 @@ import torch
 from typer.testing import CliRunner
 
 import grpo_lab as gl
+from grpo_lab.algorithm import logprobs
 from grpo_lab.analysis.run_state import fold
 from grpo_lab.cli import app
 from grpo_lab.errors import ConfigError, DataError
 from grpo_lab.events import Evaluated, Stepped
 from grpo_lab.models import loading
 from grpo_lab.runs.session import Session
-from grpo_lab.training import demonstrations, trainer
+from grpo_lab.training import demonstrations, passes, trainer
 from grpo_lab.training.learner import Learner
 from grpo_lab.training.sft import sft_loss
 
@@ -77,7 +78,10 @@ def test_the_loss_of_a_model_without_preference_is_the_log_of_the_vocabulary(lea
     assert output.metrics["sft/accuracy"] == 0  # the argmax of equal logits is token 0, "!"
 
 
-def test_the_loss_and_the_accuracy_are_those_of_each_row_alone(learner, tiny):
+@pytest.mark.parametrize("at_once", [passes.CHUNK, 3 * 258], ids=["whole logits", "three tokens at once"])
+def test_the_loss_and_the_accuracy_are_those_of_each_row_alone(learner, tiny, monkeypatch, at_once):
+    monkeypatch.setattr(passes, "CHUNK", at_once)
+    monkeypatch.setattr(logprobs, "CHUNK", at_once)
     made, attempt, batch = learner()
     output = sft_loss(made, attempt, batch)
     policy, tokenizer = tiny
@@ -252,6 +256,15 @@ def test_a_row_longer_than_the_models_positions_is_an_error(config, tiny):
 def test_stages_that_cannot_run_are_refused(config, overrides, said):
     with pytest.raises(ConfigError, match=said):
         config.with_(*overrides)
+
+
+def test_an_end_token_that_is_given_is_not_added_again(config, tiny):
+    policy, tokenizer = tiny
+    found = []
+    for completion in ("5", "5<|endoftext|>"):
+        Path(config.sft.data).write_text(json.dumps({"prompt": "9-4=", "completion": completion}), encoding="utf-8")
+        found += demonstrations.load(config, policy, tokenizer).rows
+    assert found[0] == found[1] and found[0].completion == [*tokenizer("5").input_ids, tokenizer.eos_token_id]
 
 
 def test_packing_needs_a_model_that_heeds_its_mask(config, tiny):

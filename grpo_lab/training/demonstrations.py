@@ -62,9 +62,9 @@ def load(config: Config, model: Any, tokenizer: Any) -> Demonstrations:
     # As in GRPO, a prompt is encoded alone, and the tokens of its completion follow it.
     prompts = tokenizer([problem.prompt for problem in problems.values()]).input_ids
     answers = tokenizer(list(completions.values()), add_special_tokens=False).input_ids
-    ends = rollouts.terminators(model, tokenizer).tolist()
-    end = ends[0] if tokenizer.eos_token_id is None else tokenizer.eos_token_id
-    rows = [Row(p, a if a[-1] in ends else [*a, end]) for p, a in zip(prompts, answers, strict=True)]
+    ends = [[end] for end in rollouts.terminators(model, tokenizer).tolist()]
+    end = ends[0] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    rows = [Row(p, a if a[-1:] in ends else a + end) for p, a in zip(prompts, answers, strict=True)]
     for number, row in zip(problems, rows, strict=True):
         _check_length(row, config.sft.max_length, model, f"{path}:{number}")
     packed = partial(packed_pass, length=config.sft.max_length)
