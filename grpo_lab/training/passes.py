@@ -118,18 +118,18 @@ def logprobs(
     # A subclass, such as a quantised layer, multiplies in its own way.
     if type(head) is not torch.nn.Linear or small or attempt.intervenes(Stage.LOGITS):
         logits = attempt.apply(Stage.LOGITS, head(hidden), note)
-        watch(logits.detach(), tokens.masked_fill(~mask, -1))
+        watch(logits.detach(), torch.where(mask, tokens, -1))
         return completion_logprobs(logits, tokens, step.sampling.temperature)
 
-    coming = tokens[mask]
+    chosen, seen = tokens[mask], 0
 
     def look(logits: Tensor) -> None:
-        nonlocal coming
-        watch(logits, coming[: len(logits)])
-        coming = coming[len(logits) :]
+        nonlocal seen
+        watch(logits, chosen[seen : seen + len(logits)])
+        seen += len(logits)
         step.recorder.note(Stage.LOGITS, extremes(logits), logits.numel(), step.update, note)
 
-    found = head_logprobs(hidden[mask], cast(torch.nn.Linear, head), tokens[mask], step.sampling.temperature, look)
+    found = head_logprobs(hidden[mask], cast(torch.nn.Linear, head), chosen, step.sampling.temperature, look)
     return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, found)
 
 
