@@ -10,7 +10,7 @@ from grpo_lab.analysis.series import Series as Series
 from grpo_lab.analysis.series import decimate as decimate
 from grpo_lab.analysis.series import shown as shown
 from grpo_lab.analysis.tally import Tally, by_design, count
-from grpo_lab.config.schema import Config
+from grpo_lab.config.schema import Config, planned_steps
 from grpo_lab.errors import GrpoLabError
 from grpo_lab.events import Action, Changed, Ended, Evaluated, Event, Started, Stepped, Verdict
 from grpo_lab.metrics import metric, of_run
@@ -148,7 +148,7 @@ class Fold:
             message=message,
             step=self._last.step if self._last else -1,
             completed=self._completed,
-            num_steps=int(run.get("num_steps", 0)),
+            num_steps=sum(planned_steps(config).values()),
             settings=tuple(self._settings),
             series={name: _series(columns) for name, columns in self._columns.items()},
             evaluations=_series(self._evaluations),

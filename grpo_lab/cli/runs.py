@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -14,6 +14,9 @@ from grpo_lab.errors import ConfigError
 
 if TYPE_CHECKING:
     from grpo_lab.config.schema import Config
+
+Settings = Annotated[list[str] | None, typer.Option("--set", help="section.setting=value; may be repeated.")]
+Json = Annotated[bool, typer.Option("--json", help="Print events as JSON lines.")]
 
 
 @app.command()
@@ -60,13 +63,13 @@ def train(
     heal: Annotated[
         bool, typer.Option("--heal", help="Remove the scenario's cause, so that the model learns.")
     ] = False,
-    settings: Annotated[list[str] | None, typer.Option("--set", help="section.setting=value; may be repeated.")] = None,
+    settings: Settings = None,
     model: Model = None,
     device: Device = None,
     data: Annotated[str | None, typer.Option(help="A JSON-lines file with one prompt a line.")] = None,
     reward: Annotated[list[str] | None, typer.Option(help="A reward: built-in name or file.py:name.")] = None,
     out: Out = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print events as JSON lines.")] = False,
+    as_json: Json = False,
     child: Annotated[
         bool, typer.Option(help="Train in a child process, whose crash leaves this one alive; always on a GPU.")
     ] = False,
@@ -79,9 +82,6 @@ def train(
     Ctrl-C ends the run after the current step and saves the weights. Exit code 0 if the run reached its end, 1 if it
     crashed or was stopped, by a guard or by you.
     """
-    from grpo_lab.runs.session import Session
-    from grpo_lab.ui import console
-
     config = _config(preset, scenario, guards, heal, model or "").with_(
         *given(model, device),
         *([f"data.tasks={data}"] if data else []),
@@ -89,6 +89,34 @@ def train(
         *(settings or []),
     )
     config = _fitted(config, child) if fit else config
+    _train(config, out, as_json, child)
+
+
+@app.command()
+def sft(
+    data: Annotated[str, typer.Option(help="A JSON-lines file with a prompt and a completion on every line.")],
+    settings: Settings = None,
+    model: Model = None,
+    device: Device = None,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Train on given completions, under the guards of `stable`; the run's folder holds the weights, as with `train`.
+
+    To go on with GRPO in the same run: `grpo-lab train --set run.stages=sft,grpo --set sft.data=FILE`. Exit codes are
+    those of `train`.
+    """
+    from grpo_lab.config import catalog
+
+    stage = ("run.name=sft", "run.stages=sft", f"sft.data={data}")
+    _train(catalog.preset("stable").with_(*given(model, device), *stage, *(settings or [])), out, as_json)
+
+
+def _train(config: Config, out: Path | None, as_json: bool, child: bool = False) -> NoReturn:
+    """Train by a config, and exit with the code of its result."""
+    from grpo_lab.runs.session import Session
+    from grpo_lab.ui import console
+
     session = Session(config, out, child=child or None, save_model=True)
     console.say_warnings()
     if as_json:

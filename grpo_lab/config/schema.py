@@ -23,6 +23,7 @@ from grpo_lab.config.sections import (
     OptimizerConfig,
     RunConfig,
     SamplingConfig,
+    SftConfig,
 )
 from grpo_lab.errors import ConfigError, unknown
 
@@ -45,13 +46,14 @@ class Config:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     judge: JudgeConfig = field(default_factory=JudgeConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
+    sft: SftConfig = field(default_factory=SftConfig)
     guards: Switches = field(default_factory=dict)
     faults: Switches = field(default_factory=dict)
     objectives: tuple[ObjectiveConfig, ...] = ()
     """Without any, the run has one, which `data`, `sampling` and `loss` describe."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for guards or faults that are no table, and for objectives that teach nothing."""
+        """Raise ConfigError for guards or faults that are no table, objectives that teach nothing, SFT without data."""
         for kind in SWITCHES:
             for name, settings in _table(getattr(self, kind), kind).items():
                 _table(settings, f"{kind}.{name}")
@@ -59,6 +61,8 @@ class Config:
         names = [objective.name for objective in self.objectives]
         if names and not any(objective.weight for objective in self.objectives):
             raise ConfigError(f"objectives: the weights of {', '.join(names)} are all 0; give one of them at least")
+        if "sft" in self.run.stages and not self.sft.data:
+            raise ConfigError("run.stages has sft, and sft.data names no file; give sft.data=FILE.jsonl")
 
     def with_(self, *overrides: str) -> Config:
         """A copy with settings changed: `"loss.beta=0.04"`, `"optimizer.learning_rate=*100"` (times the value there),
@@ -88,7 +92,7 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         """Plain nested dictionaries, as config.json holds them."""
         sections = {name: dataclasses.asdict(getattr(self, name)) for name in SECTIONS}
-        for section, name in (("data", "rewards"), ("lora", "target_modules")):
+        for section, name in (("data", "rewards"), ("lora", "target_modules"), ("run", "stages")):
             sections[section][name] = list(sections[section][name])  # JSON and TOML know no tuples
         switches = {kind: {k: dict(v) for k, v in getattr(self, kind).items()} for kind in SWITCHES}
         objectives = [objective.settings() for objective in self.objectives]
@@ -125,6 +129,17 @@ class Config:
         if fixed[0] != fixed[1]:
             raise ConfigError(f"objectives.NAME.{'/'.join(FIXED_OF_OBJECTIVES)} are fixed once a run has started")
         return changed
+
+
+def planned_steps(tree: Mapping[str, Any]) -> dict[str, int]:
+    """The steps of each stage of a run, from its config as `Config.to_dict` gives it; a recording may lack stages.
+
+    >>> planned_steps(Config().with_("run.stages=sft,grpo", "sft.data=shown.jsonl").to_dict())
+    {'sft': 100, 'grpo': 10}
+    """
+    run = tree.get("run", {})
+    sections = {"sft": tree.get("sft", {}), "grpo": run}
+    return {stage: int(sections[stage].get("num_steps", 0)) for stage in run.get("stages", ("grpo",))}
 
 
 SWITCHES, OBJECTIVES = ("guards", "faults"), "objectives"

@@ -10,6 +10,9 @@ from grpo_lab.config.fields import AtLeast, Between, FrozenDict, OneOf, Settings
 from grpo_lab.errors import ConfigError
 from grpo_lab.metrics import METRICS, of_objective
 
+STAGES = ("sft", "grpo")
+"""The stages that a run may have."""
+
 
 @dataclass(frozen=True)
 class RunConfig(Settings):
@@ -19,8 +22,10 @@ class RunConfig(Settings):
     """Name of the run in its folder and in plots."""
     seed: Annotated[int, AtLeast(0)] = 0
     """Seed of every random draw, together with the step and the purpose of the draw."""
+    stages: tuple[str, ...] = ("grpo",)
+    """The stages in their order: `sft`, `grpo`, or both. Steps count on, and each stage has an optimizer of its own."""
     num_steps: Annotated[int, AtLeast(1)] = 10
-    """Steps to attempt: each samples a batch and updates the policy `loss.num_iterations` times."""
+    """Steps of GRPO to attempt: each samples a batch and updates the policy `loss.num_iterations` times."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:1`."""
     threads: Annotated[int, AtLeast(0)] = 0
@@ -34,6 +39,12 @@ class RunConfig(Settings):
     snapshot_every: Annotated[int, AtLeast(0)] = 0
     """Steps between in-memory snapshots for rollback. 0 picks 1 below ten million parameters; above, where a snapshot
     is a large copy of weights and moments, 10 if a guard may roll back, and else none."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a stage that does not exist or comes twice, and for no stage at all."""
+        super().__post_init__()
+        if not self.stages or len(set(self.stages)) < len(self.stages) or not set(self.stages) <= set(STAGES):
+            raise ConfigError(f"stages = {','.join(self.stages)}: give {' or '.join(STAGES)}, or each of them once")
 
 
 @dataclass(frozen=True)
@@ -253,3 +264,22 @@ class LoraConfig(Settings):
         super().__post_init__()
         if self.reference == "adapters_on" and not self.r:
             raise ConfigError("reference = 'adapters_on' needs adapters: set lora.r to 1 or more")
+
+
+@dataclass(frozen=True)
+class SftConfig(Settings):
+    """Supervised fine-tuning on completions that are given: the stage `sft` of `run.stages`."""
+
+    data: str = ""
+    """A JSON-lines file with a `prompt` and a `completion` on every line; needed where `run.stages` has `sft`."""
+    num_steps: Annotated[int, AtLeast(1)] = 100
+    """Steps of SFT to attempt, with one update each."""
+    learning_rate: Annotated[float, AtLeast(0)] = 1e-4
+    """Peak learning rate of SFT; the schedule and all else of AdamW are those of `optimizer`."""
+    batch_size: Annotated[int, AtLeast(1)] = 32
+    """Rows of the file a step."""
+    max_length: Annotated[int, AtLeast(2)] = 512
+    """Tokens that a row may have at most, prompt, completion and end token; a longer one is an error, never cut. Also
+    the most tokens of a packed sequence."""
+    packing: bool = False
+    """Put several rows behind each other into one sequence, in which no row sees another; otherwise rows are padded."""

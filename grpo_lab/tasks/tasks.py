@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from grpo_lab import seeds
 from grpo_lab.errors import ConfigError, DataError, unknown
 from grpo_lab.paths import data_directory
 
+T = TypeVar("T")
 MAX_HELD_OUT = 500
 HELD_OUT_REVIEWS = 32
 DUAL_PROBLEMS = 4000
@@ -54,9 +55,13 @@ class Tasks:
         """
         if num_prompts < 1 or step < 0:
             raise ConfigError(f"num_prompts is {num_prompts} and step is {step}; give at least 1 and 0")
-        size = len(self.train)
-        places = range(step * num_prompts, (step + 1) * num_prompts)
-        return [self.train[_permutation(seed, place // size, size)[place % size]] for place in places]
+        return drawn(self.train, seed, step, num_prompts)
+
+
+def drawn(items: Sequence[T], seed: int, step: int, count: int) -> list[T]:
+    """The `count` items of one step, in the order that `Tasks.batch` describes."""
+    size, places = len(items), range(step * count, (step + 1) * count)
+    return [items[_permutation(seed, place // size, size)[place % size]] for place in places]
 
 
 @lru_cache(maxsize=8)  # shuffling thousands of problems would cost a few per cent of each step
@@ -146,6 +151,20 @@ def from_jsonl(path: str | Path) -> Tasks:
     A tenth is held out (at most 500) when there are ten lines or more. Raises `DataError`, naming file and line.
     """
     path = Path(path)
+    rows = read_jsonl(path)
+    first = next(iter(rows))
+    wanted = sorted(rows[first].columns)
+    for number, problem in rows.items():
+        if (found := sorted(problem.columns)) != wanted:
+            raise DataError(f"{path}:{number}: columns {found} differ from {wanted} in line {first}; make them equal")
+    return Tasks(path.stem, *split(list(rows.values()), min(len(rows) // 10, MAX_HELD_OUT)))
+
+
+def read_jsonl(path: Path) -> dict[int, Problem]:
+    """The problem in each line of a file, at least one, by the number of the line.
+
+    Raises DataError, naming file and line.
+    """
     try:
         # "utf-8-sig" also reads the byte order mark of Windows editors, which JSON forbids.
         lines = path.read_bytes().decode("utf-8-sig").split("\n")
@@ -158,12 +177,7 @@ def from_jsonl(path: str | Path) -> Tasks:
     rows = {number: _problem(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()}
     if not rows:
         raise DataError(f'{path}: the file is empty; it needs at least one line such as {{"prompt": "1+1="}}')
-    first = next(iter(rows))
-    wanted = sorted(rows[first].columns)
-    for number, problem in rows.items():
-        if (found := sorted(problem.columns)) != wanted:
-            raise DataError(f"{path}:{number}: columns {found} differ from {wanted} in line {first}; make them equal")
-    return Tasks(path.stem, *split(list(rows.values()), min(len(rows) // 10, MAX_HELD_OUT)))
+    return rows
 
 
 def _problem(line: str, where: str) -> Problem:

@@ -72,6 +72,8 @@ class Step:
     """Metrics of the step before, up to its end or refusal; none in the first."""
     largest_move: Callable[[], float | None] = lambda: None
     """Measure the largest change of any single weight since the step began; None without a snapshot from there."""
+    stage_began: int = 0
+    """The first step of the stage that the step belongs to."""
     update: int = 0
     objective: Objective | None = None
     """The objective whose prompts, completions or loss are at hand; None for a value of all together."""

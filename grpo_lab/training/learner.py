@@ -14,33 +14,38 @@ from grpo_lab import seeds
 from grpo_lab.algorithm.batch import Batch
 from grpo_lab.algorithm.combinations import Scores, scorable_by_any
 from grpo_lab.algorithm.losses import LossOutput, clipped_surrogate, token_weights, weighted_sum
-from grpo_lab.config.schema import Config
+from grpo_lab.config.schema import Config, planned_steps
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import LinkNote, Stage, Stepped, Verdict
 from grpo_lab.models import adapters, loading
 from grpo_lab.models.precision import PRECISIONS
 from grpo_lab.tasks import rewards as reward_functions
-from grpo_lab.tasks import tasks as task_sets
 from grpo_lab.tasks.tasks import Tasks
-from grpo_lab.training import graph_decoding, judging, passes, rollouts, snapshots, step_metrics, torch_settings
+from grpo_lab.training import (
+    demonstrations,
+    graph_decoding,
+    judging,
+    passes,
+    rollouts,
+    snapshots,
+    step_metrics,
+    torch_settings,
+)
 from grpo_lab.training.attempt import Attempt, Refused
 from grpo_lab.training.interventions import Step, known
-from grpo_lab.training.objectives import Objective, Part, resolve
+from grpo_lab.training.objectives import Objective, Part, Rewards, load_tasks_and_rewards, resolve
 from grpo_lab.training.recorder import Recorder
 from grpo_lab.training.reference import REFERENCES
 from grpo_lab.training.registry import carry_over, combination, needs_reference, validated
 from grpo_lab.training.sampling_filters import is_plain
-from grpo_lab.training.snapshots import SMALL
 from grpo_lab.training.updates import Updates
 
-RewardFunctions = Sequence[Callable[..., Any]]
+Model = tuple[Any, Any] | None
+"""A policy and its tokenizer in place of the configured ones."""
+Controls = Callable[[int], Sequence[str]] | None
+"""Called at the top of each step; returns overrides for `Config.with_`, applied to the running model."""
 SAMPLES = 4
 """Completions that a step's event holds."""
-
-
-def num_threads(config: Config, num_parameters: int) -> int:
-    """CPU threads of torch in a run: as configured, else one for a small model, to which a second brings nothing."""
-    return config.run.threads or (1 if num_parameters < SMALL else torch.get_num_threads())
 
 
 class Learner:
@@ -52,36 +57,47 @@ class Learner:
     def __init__(
         self,
         config: Config,
-        model: tuple[Any, Any] | None,
-        rewards: RewardFunctions | None = None,
+        model: Model,
+        rewards: Rewards = None,
         tasks: Tasks | None = None,
     ) -> None:
         self.formulas, self.interventions = validated(config, own=True)
         self.config = config
         self.objectives, self.combination = resolve(config), combination(config)
-        if len(self.objectives) > 1 and (rewards or tasks):
-            raise ConfigError(
-                f"tasks and rewards belong to one objective, and this run has {len(self.objectives)}: "
-                "name a file for each in [[objectives]]"
-            )
-        self.rewards = {
-            o.name: rewards or [reward_functions.load(name, config.judge) for name in o.rewards]
-            for o in self.objectives
-        }
-        self.tasks = {o.name: tasks or task_sets.load(o.tasks) for o in self.objectives}
+        self.tasks, self.rewards = load_tasks_and_rewards(self.objectives, config, tasks, rewards)
         self.precision = PRECISIONS[config.model.precision]
         given, self.tokenizer = model or loading.load(config.model.name, config.model.precision, config.run.device)
         self.policy = adapters.prepared(given, config.lora, config.run.seed)
         graph_decoding.check(config.model.decode, self.policy.device)
         torch_settings.prepare(config.run, self.policy.device)
         passes.check(self.policy.eval(), config.model.prompt_pass)
-        self.reference = REFERENCES[config.lora.reference](self.policy) if needs_reference(config) else None
+        known_models = (config, self.policy, self.tokenizer)
+        self.demonstrations = demonstrations.load(*known_models) if "sft" in config.run.stages else None
+        self.reference: Any = None
+        self._will_have_reference = needs_reference(config)
         self.recorder = Recorder()
+        self.steps = range(0)
         self.updates = Updates(self.policy, config)
         self.updates.snapshots.every = self._snapshot_interval()
-        torch.set_num_threads(num_threads(config, sum(p.numel() for p in self.policy.parameters())))
+        num_parameters = sum(p.numel() for p in self.policy.parameters())
+        torch.set_num_threads(torch_settings.num_threads(config.run, num_parameters))
         self.last_verdict: Verdict = Verdict.KEEP
         self.last_metrics: dict[str, float] = {}
+
+    def begin_stage(self, stage: str) -> range:
+        """Begin a stage with fresh updates and interventions, and return its steps.
+
+        The reference is the policy as it is when GRPO begins.
+        """
+        first = self.steps.stop
+        self.steps = range(first, first + planned_steps(self.config.to_dict())[stage])
+        self.formulas, self.interventions = validated(self.config, own=True)
+        self.last_verdict, self.last_metrics = Verdict.KEEP, {}
+        self.updates = Updates(self.policy, self.config)
+        self.updates.snapshots.every = self._snapshot_interval()
+        if stage == "grpo" and self._will_have_reference:
+            self.reference = REFERENCES[self.config.lora.reference](self.policy)
+        return self.steps
 
     def _snapshot_interval(self) -> int:
         may_roll_back = any(i.may_roll_back for row in self.interventions.values() for _, i in row)
@@ -93,7 +109,7 @@ class Learner:
         Raises ConfigError for a setting that is fixed once a run has started.
         """
         changed = self.config.changed_live(*overrides)
-        if self.reference is None and needs_reference(changed):
+        if needs_reference(changed) and not self._will_have_reference:
             raise ConfigError("this run has no reference model: it started with loss.beta = 0; start it with more")
         chosen, interventions = validated(changed, own=True)
         carry_over(self.interventions, interventions)
@@ -106,7 +122,8 @@ class Learner:
         models = (self.config, self.config.sampling, self.policy, self.recorder, self.updates.optimizer)
         move = partial(self.updates.largest_move, index)
         attempt = Attempt(
-            Step(index, *models, self.last_verdict, MappingProxyType(self.last_metrics), move), self.interventions
+            Step(index, *models, self.last_verdict, MappingProxyType(self.last_metrics), move, self.steps.start),
+            self.interventions,
         )
         self.policy.eval()
         self.updates.begin_step(index)
@@ -218,8 +235,10 @@ class Learner:
         metrics |= step_metrics.clipping(use, ratio.float(), batch.advantages, num_tokens)
         return LossOutput(weighted_sum(per_token, batch.weights), metrics)
 
-    def backward(self, attempt: Attempt, loss: Tensor) -> None:
-        """Note the loss (), and add its gradients to those of the batch so far."""
+    def backward(self, attempt: Attempt, output: LossOutput) -> None:
+        """Note the loss after stage LOSS, and its metrics; add its gradients to those of the batch so far."""
+        self.recorder.metrics(output.metrics, attempt.step.update)
+        loss = attempt.apply(Stage.LOSS, output.loss)
         self.recorder.metric("loss", loss.sum(), attempt.step.update)  # a guard may return shape (1,)
         self.formulas.accumulation(self.updates.scaler.scale(loss), self.updates.optimizer)
 

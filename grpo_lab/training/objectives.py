@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -15,8 +15,13 @@ from grpo_lab.config.fields import build, settings_of
 from grpo_lab.config.schema import Config
 from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.errors import ConfigError
-from grpo_lab.tasks.rewards import Judging
-from grpo_lab.tasks.tasks import Problem
+from grpo_lab.tasks.rewards import Judging, Reward
+from grpo_lab.tasks.rewards import load as load_reward
+from grpo_lab.tasks.tasks import Problem, Tasks
+from grpo_lab.tasks.tasks import load as load_tasks
+
+Rewards = Sequence[Callable[..., Any]] | None
+"""Reward functions in place of the configured ones."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +128,22 @@ def resolve(config: Config) -> tuple[Objective, ...]:
         )
     _check_prompts(found, loss.combination)
     return tuple(found)
+
+
+def load_tasks_and_rewards(
+    objectives: Sequence[Objective], config: Config, tasks: Tasks | None, rewards: Rewards
+) -> tuple[dict[str, Tasks], dict[str, Sequence[Reward]]]:
+    """The tasks and the reward functions of each objective, by its name; those that are given replace the configured.
+
+    Raises ConfigError where some are given to several objectives, and as loading them does.
+    """
+    if len(objectives) > 1 and (tasks or rewards):
+        raise ConfigError(
+            f"tasks and rewards belong to one objective, and this run has {len(objectives)}: "
+            "name a file for each in [[objectives]]"
+        )
+    functions = {o.name: rewards or [load_reward(name, config.judge) for name in o.rewards] for o in objectives}
+    return {o.name: tasks or load_tasks(o.tasks) for o in objectives}, functions
 
 
 def _check_prompts(objectives: Sequence[Objective], name: str) -> None:

@@ -47,7 +47,11 @@ def plain_pass(model: Any, batch: Batch) -> tuple[Tensor, Head]:
 
 def shared_pass(model: Any, batch: Batch) -> tuple[Tensor, Head]:
     """Each prompt is run once for the completions of a row; states before tokens outside the mask have no meaning."""
-    packing = pack(batch, model.config.hidden_size)
+    return packed(model, pack(batch, model.config.hidden_size))
+
+
+def packed(model: Any, packing: Packing) -> tuple[Tensor, Head]:
+    """A pass over sequences that hold several completions each."""
     output = model.base_model(
         input_ids=packing.tokens,
         attention_mask=masks.as_attention_takes_it(model, packing.visible()),
@@ -91,10 +95,22 @@ def check(model: Any, name: str) -> None:
         )
 
 
-def logprobs(model: Any, run: Pass, batch: Batch, attempt: Attempt, note: str) -> Tensor:
+def ignore(logits: Tensor, tokens: Tensor) -> None:
+    """Do nothing with logits (…, V) and the tokens (…) that follow, -1 outside the mask."""
+
+
+def logprobs(
+    model: Any,
+    run: Pass,
+    batch: Batch,
+    attempt: Attempt,
+    note: str,
+    watch: Callable[[Tensor, Tensor], None] = ignore,
+) -> Tensor:
     """Log-probabilities (B, T) of the completions' tokens under a model, in nats; without a meaning outside the mask.
 
-    Large logits of the shared pass are never there as a whole, unless an intervention wants them.
+    Large logits of the shared pass are never there as a whole, unless an intervention wants them; `watch` receives
+    them in parts, as `ignore` does.
     """
     hidden, head = run(model, batch)
     step, mask, tokens = attempt.step, batch.completion_mask, batch.completions
@@ -102,12 +118,18 @@ def logprobs(model: Any, run: Pass, batch: Batch, attempt: Attempt, note: str) -
     # A subclass, such as a quantised layer, multiplies in its own way.
     if type(head) is not torch.nn.Linear or small or attempt.intervenes(Stage.LOGITS):
         logits = attempt.apply(Stage.LOGITS, head(hidden), note)
+        watch(logits.detach(), torch.where(mask, tokens, -1))
         return completion_logprobs(logits, tokens, step.sampling.temperature)
 
+    chosen, seen = tokens[mask], 0
+
     def look(logits: Tensor) -> None:
+        nonlocal seen
+        watch(logits, chosen[seen : seen + len(logits)])
+        seen += len(logits)
         step.recorder.note(Stage.LOGITS, extremes(logits), logits.numel(), step.update, note)
 
-    found = head_logprobs(hidden[mask], cast(torch.nn.Linear, head), tokens[mask], step.sampling.temperature, look)
+    found = head_logprobs(hidden[mask], cast(torch.nn.Linear, head), chosen, step.sampling.temperature, look)
     return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, found)
 
 

@@ -9,6 +9,7 @@ import torch
 
 from grpo_lab.config.sections import RunConfig
 from grpo_lab.errors import ConfigError
+from grpo_lab.training.snapshots import SMALL
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,6 +29,11 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
     (_fp16_reduction, lambda value: setattr(MATMUL, "allow_fp16_reduced_precision_reduction", value)),
 )
+
+
+def num_threads(run: RunConfig, num_parameters: int) -> int:
+    """CPU threads of torch in a run: as configured, else one for a small model, to which a second brings nothing."""
+    return run.threads or (1 if num_parameters < SMALL else torch.get_num_threads())
 
 
 def prepare(run: RunConfig, device: torch.device) -> None:

@@ -80,7 +80,16 @@ class Updates:
         self._set_aside.append([p.grad for p in self.parameters])
         self.optimizer.zero_grad()
 
-    def combine(self, attempt: Attempt, way: Callable[[Sequence[Gradients]], Gradients]) -> None:
+    def commit(self, attempt: Attempt, way: Callable[[Sequence[Gradients]], Gradients]) -> None:
+        """Make an update by the combined gradients, with stage GRADIENTS before it and WEIGHTS after it."""
+        self._combine(attempt, way)
+        self.scaler.unscale_(self.optimizer)
+        self._unscaled = True
+        attempt.apply(Stage.GRADIENTS, self.policy)
+        self._apply(attempt)
+        attempt.apply(Stage.WEIGHTS, self.policy)
+
+    def _combine(self, attempt: Attempt, way: Callable[[Sequence[Gradients]], Gradients]) -> None:
         """Give the policy the combined gradients, and note the smallest cosine between two objectives' gradients."""
         attempt.turn_to(None)
         if pairs := list(itertools.combinations(self._set_aside, 2)):
@@ -90,13 +99,7 @@ class Updates:
             parameter.grad = gradient
         self._set_aside = []
 
-    def gradients(self) -> Any:
-        """Unscale the gradients of the whole batch, and return the policy that holds them."""
-        self.scaler.unscale_(self.optimizer)
-        self._unscaled = True
-        return self.policy
-
-    def apply(self, attempt: Attempt) -> None:
+    def _apply(self, attempt: Attempt) -> None:
         """Make one AdamW update. GradScaler (fp16) leaves out one with inf gradients."""
         before = self.scaler.get_scale()
         self.scaler.step(self.optimizer)

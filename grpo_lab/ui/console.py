@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo_lab.analysis.healing import in_words, suggest
+from grpo_lab.config.schema import planned_steps
 from grpo_lab.events import Ended, Evaluated, Event, Started, Stepped, to_json
 from grpo_lab.runs.session import Session
 from grpo_lab.runs.summary import Learned, progress_of, summary
@@ -50,7 +51,7 @@ class ProgressView:
     def show(self, event: Event) -> None:
         """Move the bar to this event."""
         if isinstance(event, Started):
-            self._bars.update(self._task, total=event.config["run"]["num_steps"], note="")
+            self._bars.update(self._task, total=sum(planned_steps(event.config).values()), note="")
         elif isinstance(event, Stepped):
             self._bars.update(self._task, completed=event.step + (not event.failed), note=in_numbers(event))
         elif isinstance(event, Evaluated):
@@ -60,8 +61,8 @@ class ProgressView:
 
 
 def in_numbers(event: Stepped) -> str:
-    """A step in numbers: reward, gradient norm, KL, and the verdict if the step was refused."""
-    names = {"reward": "reward", "grad_norm": "norm", "kl": "kl"}
+    """A step in numbers: reward or accuracy, gradient norm, KL, and the verdict if the step was refused."""
+    names = {"reward": "reward", "sft/accuracy": "accuracy", "grad_norm": "norm", "kl": "kl"}
     shown = [f"{label} {event.metrics[name]:.3g}" for name, label in names.items() if name in event.metrics]
     return " ".join([*shown, event.verdict.name] if event.refused else shown)
 

@@ -12,7 +12,7 @@ from grpo_lab.training.interventions import Coefficients, Intervention, Outcome,
 
 @dataclass(frozen=True)
 class WarmUp(Intervention):
-    """Raises the learning rate linearly over the first steps.
+    """Raises the learning rate linearly over the first steps of a stage.
 
     Stops: large first moves, while Adam's second moment is still estimated from few gradients.
     Costs: the first steps learn less. Hides: nothing.
@@ -26,11 +26,12 @@ class WarmUp(Intervention):
     """Steps until the full learning rate."""
 
     def __call__(self, value: Coefficients, step: Step) -> Outcome:
-        share = (step.index + 1) / self.steps
+        place = step.index - step.stage_began + 1
+        share = place / self.steps
         if share >= 1:
             return Outcome(value)
         lower = value.learning_rate * share
-        reason = f"learning rate {lower:.3g}, step {step.index + 1} of {self.steps} of the warm-up"
+        reason = f"learning rate {lower:.3g}, step {place} of {self.steps} of the warm-up"
         return Outcome(replace(value, learning_rate=lower), Verdict.CHANGED, reason)
 
 

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.config.schema import Config
+from grpo_lab.config.schema import Config, planned_steps
 from grpo_lab.course import trials
 from grpo_lab.course.evaluate import all_right
 from grpo_lab.course.exercises import Exercise, Finding
@@ -163,7 +163,7 @@ class RunLine(_Line):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self._name, self._steps = config.run.name, config.run.num_steps
+        self._name, self._steps = config.run.name, sum(planned_steps(config.to_dict()).values())
         self._events: list[Event] = []
 
     def show(self, event: Event) -> None:
@@ -186,7 +186,7 @@ class CheckLine(_Line):
         """Update the line for this event."""
         if isinstance(event, Started):
             run = event.config["run"]
-            self._runs, self._name, self._steps = self._runs + 1, run["name"], run["num_steps"]
+            self._runs, self._name, self._steps = self._runs + 1, run["name"], sum(planned_steps(event.config).values())
         elif isinstance(event, Stepped) and self._due():
             step = f"step {event.step + 1} of {self._steps}"
             self._update(f"Checking: short run {self._runs} ({self._name}), {step}")

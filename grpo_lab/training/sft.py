@@ -1,0 +1,70 @@
+"""One step of supervised fine-tuning (SFT), the first stage of InstructGPT (https://arxiv.org/abs/2203.02155).
+
+    loss = - sum of log pi(token | prompt, tokens before it) / number of tokens
+
+over the completions' tokens of the step's rows, end tokens included. Prompts are read and not taught; every token of
+the batch weighs the same, as in TRL's SFTTrainer. Dropout is off, as in GRPO.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from grpo_lab.algorithm import combinations
+from grpo_lab.algorithm.batch import Batch
+from grpo_lab.algorithm.losses import LossOutput, token_weights, weighted_sum
+from grpo_lab.config.schema import Config
+from grpo_lab.config.sections import SamplingConfig
+from grpo_lab.events import Stage
+from grpo_lab.training import passes
+from grpo_lab.training.attempt import Attempt
+from grpo_lab.training.interventions import known
+from grpo_lab.training.learner import Learner
+
+
+def sft_step(learner: Learner, attempt: Attempt) -> None:
+    """One step of SFT, with one update. Raises Refused where a guard refuses the rest."""
+    config, updates, index = learner.config, learner.updates, attempt.step.index
+    attempt.turn_to(None, sampling=SamplingConfig())  # log-probabilities at temperature 1
+    attempt.replace(coefficients=attempt.apply(Stage.COEFFICIENTS, updates.coefficients(_in_place_of_grpo(config))))
+    batch = known(learner.demonstrations, "demonstrations").batch(
+        config.run.seed, index, config.sft.batch_size, learner.policy.device
+    )
+    batch = replace(batch, weights=token_weights(batch.completion_mask))
+    learner.recorder.metric("num_tokens", batch.completion_mask.sum())
+    updates.begin(attempt, 0)
+    attempt.replace(num_tokens=batch.completion_mask.sum())
+    for micro_batch in batch.split(config.data.micro_batch_prompts):
+        learner.backward(attempt, sft_loss(learner, attempt, micro_batch))
+    updates.set_aside()
+    updates.commit(attempt, combinations.add)
+
+
+def sft_loss(learner: Learner, attempt: Attempt, batch: Batch) -> LossOutput:
+    """The micro-batch's part of the loss, to be minimised."""
+    attempt.replace(batch=batch)
+    recorder, num_tokens = learner.recorder, known(attempt.step.num_tokens, "num_tokens")
+    run, outside = known(learner.demonstrations, "demonstrations").run, ~batch.completion_mask
+    right: list[Tensor] = []
+
+    def count(logits: Tensor, tokens: Tensor) -> None:
+        right.append((logits.argmax(dim=-1) == tokens).sum())
+
+    with learner.autocast():
+        found = passes.logprobs(learner.policy, run, batch, attempt, "current", count)
+    logprobs = found.to(learner.precision.loss).masked_fill(outside, 0.0)
+    recorder.tensor("logprobs", logprobs)
+    loss = weighted_sum(-logprobs, known(batch.weights, "weights"))
+    return LossOutput(loss, {"sft/accuracy": torch.stack(right).sum() / num_tokens})
+
+
+def _in_place_of_grpo(config: Config) -> Config:
+    """The config with the rate and the length of SFT in the places of GRPO's, and without a KL penalty."""
+    return replace(
+        config,
+        run=replace(config.run, num_steps=config.sft.num_steps),
+        loss=replace(config.loss, num_iterations=1, beta=0.0),
+        optimizer=replace(config.optimizer, learning_rate=config.sft.learning_rate),
+        objectives=(),
+    )
