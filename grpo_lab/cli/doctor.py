@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from grpo_lab.cli.app import Device, Model, app, given
-from grpo_lab.errors import ConfigError, unknown
+from grpo_lab.errors import ConfigError
 
 if TYPE_CHECKING:
     from grpo_lab.config.schema import Config
@@ -49,36 +47,15 @@ def doctor(
 
         raise typer.Exit(say_verified(target or "stable", (*given(model, device), *(settings or ()))))
     if memory is not None and not (target or verify):
-        config = _named(memory, model or "").with_(*given(model, device), *(settings or []))
+        from grpo_lab.config import catalog
+
+        config = catalog.named(memory, model or "").with_(*given(model, device), *(settings or []))
         return _show_memory(config, measure)
     if memory is not None or target or settings or model or device:
         raise ConfigError(
             "a target goes with --verify; --set, --model and --device go with either --verify or --memory CONFIG"
         )
     _show_machine()
-
-
-def _named(name: str, model: str) -> Config:
-    """The config of a preset, a scenario, a scenario's file, or a run's folder or config.json.
-
-    Raises ConfigError for a name that is none of them, and for a file that holds no config.
-    """
-    from grpo_lab.config import catalog
-    from grpo_lab.config.schema import Config
-    from grpo_lab.runs import run_folder
-
-    if name in catalog.preset_names():
-        return catalog.preset(name)
-    if name in catalog.scenario_names() or name.endswith(".toml"):
-        return catalog.scenario(name).config(model=model)
-    path = Path(name) / run_folder.CONFIG if Path(name).is_dir() else Path(name)
-    if not path.is_file():
-        known = [*catalog.preset_names(), *catalog.scenario_names(), "path/to/run", "path/to/scenario.toml"]
-        raise unknown("preset, scenario or run", name, known)
-    try:
-        return Config.from_dict(json.loads(path.read_text(encoding="utf-8")))
-    except ValueError as error:
-        raise ConfigError(f"{path} holds no config: {error}; give the folder of a run or its config.json") from error
 
 
 def _show_memory(config: Config, measure: bool) -> None:

@@ -7,6 +7,7 @@ decoys, which look like cures and are none.
 
 import dataclasses
 import functools
+import json
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -207,6 +208,25 @@ def _scenario(path: Path, changed: int) -> Scenario:
         _typed(found.models, model, dict, f"{where}, [models]")
         found.config(model=model)
     return found
+
+
+def named(name: str, model: str = "") -> Config:
+    """The config of a preset, a scenario, a scenario's file, or a run's folder or config.json.
+
+    A scenario takes its settings for `model`. Raises ConfigError for a name that is none of them, and for a file that
+    holds no config.
+    """
+    if name in preset_names():
+        return preset(name)
+    if name in scenario_names() or name.endswith(".toml"):
+        return scenario(name).config(model=model)
+    path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
+    if not path.is_file():
+        raise unknown("preset, scenario or run", name, [*preset_names(), *scenario_names(), "path/to/run"])
+    try:
+        return Config.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise ConfigError(f"{path} holds no config: {error}; give the folder of a run or its config.json") from error
 
 
 def preset_names() -> list[str]:

@@ -91,7 +91,8 @@ class Learner:
         """
         first = self.steps.stop
         self.steps = range(first, first + planned_steps(self.config.to_dict())[stage])
-        self.formulas, self.interventions = validated(self.config, own=True)
+        arranged = self.interventions.items()
+        self.interventions = {at: [(kind, replace(each)) for kind, each in row] for at, row in arranged}  # no memory
         self.last_verdict, self.last_metrics = Verdict.KEEP, {}
         self.updates = Updates(self.policy, self.config)
         self.updates.snapshots.every = self._snapshot_interval()

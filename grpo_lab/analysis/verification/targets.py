@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,11 +16,10 @@ from grpo_lab.analysis.verification.cycles import Trainer
 from grpo_lab.config import catalog, user_code
 from grpo_lab.config.schema import Config
 from grpo_lab.config.sections import SamplingConfig
-from grpo_lab.errors import ConfigError, unknown
+from grpo_lab.errors import ConfigError
 from grpo_lab.events import Event, Stage, Stepped
 from grpo_lab.models import loading
 from grpo_lab.models.precision import PRECISIONS
-from grpo_lab.runs import run_folder
 from grpo_lab.tasks import tasks
 from grpo_lab.training import rollouts
 from grpo_lab.training.guards import GUARDS
@@ -50,19 +48,7 @@ def adapter_of(target: str, settings: Sequence[str] = ()) -> Callable[[], Traine
         if settings:
             raise ConfigError(f"{target}: --set and --model change a config; set them in the file of your trainer")
         return user_code.load(target if user_code.is_own(target) else f"{target}:{ADAPTER}")
-    return own_trainer(_config(target).with_(*settings))
-
-
-def _config(target: str) -> Config:
-    """The config of a run's folder, a preset or a scenario. Raises ConfigError for an unknown one."""
-    if Path(target).is_dir():
-        return run_folder.read(Path(target))[0]
-    if target in catalog.preset_names():
-        return catalog.preset(target)
-    if target.endswith(".toml") or target in catalog.scenario_names():
-        return catalog.scenario(target).config()
-    known = [*catalog.preset_names(), *catalog.scenario_names(), "a run's folder", f"file.py:{ADAPTER}"]
-    raise unknown("config", target, known)
+    return own_trainer(catalog.named(target).with_(*settings))
 
 
 def own_trainer(config: Config) -> Callable[[], OwnTrainer]:
@@ -71,6 +57,7 @@ def own_trainer(config: Config) -> Callable[[], OwnTrainer]:
     small = config.with_(
         "run.num_steps=2",
         "run.num_eval=0",
+        "run.stages=grpo",
         "run.exact_kl=false",
         f"data.num_prompts={NUM_PROMPTS}",
         f"data.num_generations={min(data.num_generations, NUM_GENERATIONS)}",
