@@ -4,7 +4,7 @@ NaN and inf are ordinary data here. JSON has neither, so they are written as the
 every number that may be NaN or inf is read back with float().
 
 >>> from_json(to_json(Evaluated(step=0, reward=float("nan"), num_problems=500)))
-Evaluated(step=0, reward=nan, num_problems=500)
+Evaluated(step=0, reward=nan, num_problems=500, objectives={})
 """
 
 from __future__ import annotations

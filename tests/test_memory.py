@@ -138,7 +138,7 @@ def test_doctor_does_not_measure_a_run_that_would_not_fit(call, monkeypatch):
         (("--memory", "stabel"), "unknown preset, scenario or run 'stabel'; did you mean 'stable'"),
         (("--memory", "events.jsonl"), "events.jsonl holds no config"),
         (("--memory", "stable", "--set", "data.num_promts=3"), "did you mean 'num_prompts'"),
-        (("--model", "tiny"), "name one with --memory"),
+        (("--model", "tiny"), "--set, --model and --device go with either --verify or --memory CONFIG"),
     ],
 )
 def test_a_bad_config_is_one_line(call, tmp_path, monkeypatch, words, said):

@@ -152,6 +152,24 @@ def test_weights_and_bands_may_change_while_a_model_trains_and_prompts_may_not(s
             steps(DUAL, controls=lambda index, override=override: (override,))
 
 
+def test_the_preset_dual_holds_two_objectives_in_two_stages(base):
+    short = (
+        "run.num_steps=2",
+        "run.threads=1",
+        "run.num_eval=4",
+        "sft.num_steps=2",
+        "sft.batch_size=4",
+        "data.num_prompts=2",
+    )
+    config = gl.preset("dual").with_(*short)
+    assert [(o.name, o.kl_low, o.kl_high) for o in config.objectives] == [("F", 0.02, 0.06), ("H", 0.08, 0.15)]
+    events = list(train(config, copy.deepcopy(base)))
+    found = [event.metrics for event in events if isinstance(event, Stepped)]
+    assert ["sft/accuracy" in one for one in found] == [True, True, False, False]
+    assert found[2]["kl/F"] == pytest.approx(0, abs=1e-6) and found[3]["kl/H"] > 0
+    assert [event.step for event in events if isinstance(event, Evaluated)] == [0, 2, 4]
+
+
 # --- one objective is a list of one --------------------------------------------------------------------------------
 
 

@@ -162,7 +162,9 @@ def test_grpo_goes_on_from_the_policy_of_sft_and_takes_it_as_its_reference(confi
 
     monkeypatch.setattr(Learner, "begin_stage", begin_stage)
     events = list(gl.train(config, copy.deepcopy(tiny)))
-    found, raw, reference = steps(events), tiny[0].state_dict(), kept["learner"].reference.state_dict()
+    found, raw, learner = steps(events), tiny[0].state_dict(), kept["learner"]
+    with learner.reference:
+        reference = copy.deepcopy(learner.policy.state_dict())
     assert [event.step for event in found] == [0, 1, 2, 3]
     assert [event.step for event in events if isinstance(event, Evaluated)] == [0, 2, 4]
     assert [sorted({"sft/accuracy", "reward"} & event.metrics.keys()) for event in found] == [

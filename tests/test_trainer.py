@@ -22,7 +22,7 @@ from grpo_lab.metrics import OF_THE_MACHINE
 from grpo_lab.models import loading
 from grpo_lab.models import precision as precisions
 from grpo_lab.tasks import tasks as task_sets
-from grpo_lab.training import learner, rollouts, snapshots, trainer
+from grpo_lab.training import rollouts, snapshots, torch_settings, trainer
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.training.interventions import Outcome
 from grpo_lab.training.learner import Learner
@@ -349,7 +349,7 @@ def test_a_rollback_over_several_steps_takes_their_updates_back(run, fault):
 
 
 def test_a_large_model_is_copied_only_where_a_guard_may_go_back_to_it(run, monkeypatch):
-    monkeypatch.setattr(learner, "SMALL", 0)
+    monkeypatch.setattr(snapshots, "SMALL", 0)
     plain, guarded, asked = (
         run("run.num_steps=1", *switches).learner.updates.snapshots
         for switches in ((), ("guards.check_weights=on",), ("run.snapshot_every=3",))
@@ -367,7 +367,7 @@ def test_a_small_model_takes_one_thread_and_a_large_one_as_many_as_torch_has(run
     short = ("run.num_steps=1", "data.num_prompts=2")
     run(*short, "run.threads=0")
     run(*short, "run.threads=3")
-    monkeypatch.setattr(learner, "SMALL", 800_000)
+    monkeypatch.setattr(torch_settings, "SMALL", 800_000)
     run(*short, "run.threads=0")
     assert used == [1, 3, 6]
 

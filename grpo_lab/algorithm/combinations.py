@@ -47,9 +47,9 @@ def normalize_then_sum(scores: Sequence[Scores], scale: AdvantageScale, eps: flo
     >>> from grpo_lab.algorithm.advantages import group_advantages
     >>> yes = torch.ones(1, 4, dtype=torch.bool)
     >>> small, large = torch.tensor([[0.0, 0.0, 1.0, 1.0]]), torch.tensor([[0.0, 100.0, 0.0, 100.0]])
-    >>> both = [Scores(small, yes, 1.0), Scores(large, yes, 1.0)]
+    >>> both = [Scores(small, yes, 2.0), Scores(large, yes, 1.0)]
     >>> normalize_then_sum(both, group_advantages)
-    tensor([[-1.2246,  0.0000,  0.0000,  1.2246]])
+    tensor([[-1.1618, -0.3873,  0.3873,  1.1618]])
     """
     judged = scorable_by_any(scores)
     total = sum(one.weight * scale(one.rewards, scorable=one.scorable) for one in scores)

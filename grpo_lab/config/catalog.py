@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.config.schema import SECTIONS, SWITCHES, Config
+from grpo_lab.config.schema import KEYS, Config
 from grpo_lab.errors import ConfigError, unknown
 from grpo_lab.metrics import LINKS, METRICS
 from grpo_lab.paths import data_directory, data_tables
@@ -164,7 +164,7 @@ def load_preset(name: str) -> Preset:
     """A preset with its title and story. Raises ConfigError for an unknown name or a mistake in its file."""
     tree = _read(_find("presets", "preset", name))
     texts = _pop_texts(tree, name)
-    _check_keys(tree, [*SECTIONS, *SWITCHES], f"preset {name}")
+    _check_keys(tree, [*KEYS], f"preset {name}")
     return Preset(name, **texts, config=Config().merged({"run": {"name": name}}).merged(tree))
 
 
@@ -183,7 +183,7 @@ def _scenario(path: Path, changed: int) -> Scenario:
     tree, name = _read(path), path.stem
     where = f"scenario {name}"
     keys = ("preset", "expect", "cures", "decoys", "heals", "trial", "models")
-    _check_keys(tree, [*_TEXTS, *keys, *SECTIONS, *SWITCHES], where)
+    _check_keys(tree, [*_TEXTS, *keys, *KEYS], where)
     texts = _pop_texts(tree, name)
     expect = _typed(tree, "expect", dict, where)
     _check_keys(expect, [field.name for field in dataclasses.fields(Expectation)], f"{where}, [expect]")
@@ -191,7 +191,7 @@ def _scenario(path: Path, changed: int) -> Scenario:
         name,
         **texts,
         preset=_typed(tree, "preset", str, where) or "original",
-        cause={key: tree[key] for key in (*SECTIONS, *SWITCHES) if key in tree},
+        cause={key: tree[key] for key in KEYS if key in tree},
         expect=Expectation(**expect),
         cures=_override_sets(tree, "cures", where),
         decoys=_override_sets(tree, "decoys", where),

@@ -271,7 +271,8 @@ class SftConfig(Settings):
     """Supervised fine-tuning on completions that are given: the stage `sft` of `run.stages`."""
 
     data: str = ""
-    """A JSON-lines file with a `prompt` and a `completion` on every line; needed where `run.stages` has `sft`."""
+    """A JSON-lines file with a `prompt` and a `completion` on every line, or the built-in `dual`; needed where
+    `run.stages` has `sft`."""
     num_steps: Annotated[int, AtLeast(1)] = 100
     """Steps of SFT to attempt, with one update each."""
     learning_rate: Annotated[float, AtLeast(0)] = 1e-4

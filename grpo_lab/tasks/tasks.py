@@ -204,6 +204,34 @@ def _finite(text: str) -> float:
     return number
 
 
+def dual() -> list[Problem]:
+    """Completions for SFT before the dual trainer: sums answered, and sums of `hallucination` answered or left open.
+
+    >>> dual()[0], dual()[-1]
+    (Problem(prompt='45+77=', columns={'completion': '122'}), Problem(prompt='24+45?', columns={'completion': '69'}))
+    """
+    draw = random.Random(seeds.derive(0, 0, "dual"))
+    answered = [(problem, problem.columns["answer"]) for problem in fairness().train]
+    either = [(problem, draw.choice((problem.columns["answer"], "?"))) for problem in hallucination().train]
+    return [Problem(problem.prompt, {"completion": text}) for problem, text in answered + either]
+
+
+DEMONSTRATIONS: dict[str, Callable[[], list[Problem]]] = {"dual": dual}
+"""Prompts with completions to teach, by the name that `sft.data` gives."""
+
+
+def load_demonstrations(name_or_path: str) -> dict[str, Problem]:
+    """The prompts with completions of that name or in that file, each by the place where it stands.
+
+    Raises DataError, naming file and line.
+    """
+    if name_or_path in DEMONSTRATIONS:
+        rows = enumerate(DEMONSTRATIONS[name_or_path](), 1)
+    else:
+        rows = read_jsonl(Path(name_or_path)).items()
+    return {f"{name_or_path}:{number}": problem for number, problem in rows}
+
+
 TASKS: dict[str, Callable[[], Tasks]] = {
     "addition": addition,
     "reviews": reviews,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -51,22 +50,22 @@ def load(config: Config, model: Any, tokenizer: Any) -> Demonstrations:
     Raises DataError, naming file and line, for a file that cannot be read, for a row without a completion and for one
     that is too long; ConfigError for packing with a model that the mask of a packed sequence does not fit.
     """
-    path, named = Path(config.sft.data), config.model.prompt_pass
+    named = config.model.prompt_pass
     if config.sft.packing and named != "shared":
         raise ConfigError(f"sft.packing needs model.prompt_pass=shared, and it is {named}; set sft.packing=off")
-    problems = tasks.read_jsonl(path)
-    completions = {number: problem.columns.get("completion") for number, problem in problems.items()}
-    for number, text in completions.items():
+    problems = tasks.load_demonstrations(config.sft.data)
+    completions = {place: problem.columns.get("completion") for place, problem in problems.items()}
+    for place, text in completions.items():
         if not isinstance(text, str) or not text:
-            raise DataError(f'{path}:{number}: "completion" is {text!r}; it must be a string of at least one character')
+            raise DataError(f'{place}: "completion" is {text!r}; it must be a string of at least one character')
     # As in GRPO, a prompt is encoded alone, and the tokens of its completion follow it.
     prompts = tokenizer([problem.prompt for problem in problems.values()]).input_ids
     answers = tokenizer(list(completions.values()), add_special_tokens=False).input_ids
     ends = [[end] for end in rollouts.terminators(model, tokenizer).tolist()]
     end = ends[0] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     rows = [Row(p, a if a[-1:] in ends else a + end) for p, a in zip(prompts, answers, strict=True)]
-    for number, row in zip(problems, rows, strict=True):
-        _check_length(row, config.sft.max_length, model, f"{path}:{number}")
+    for place, row in zip(problems, rows, strict=True):
+        _check_length(row, config.sft.max_length, model, place)
     packed = partial(packed_pass, length=config.sft.max_length)
     return Demonstrations(rows, tokenizer.pad_token_id, packed if config.sft.packing else passes.PASSES[named])
 
