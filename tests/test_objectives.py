@@ -27,6 +27,7 @@ from grpo_lab.events import Evaluated, Stepped, from_json, to_json
 from grpo_lab.metrics import METRICS, OF_THE_MACHINE, metric
 from grpo_lab.models import loading
 from grpo_lab.runs.session import Session
+from grpo_lab.runs.summary import summary
 from grpo_lab.tasks.tasks import load
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.training.interventions import Coefficients
@@ -225,6 +226,8 @@ def test_an_evaluation_tells_the_reward_of_each_objective(base):
     assert first.objectives.keys() == last.objectives.keys() == {"F", "H"}
     assert first.reward == pytest.approx(sum(first.objectives.values()) / 2) and first.num_problems == 10
     assert from_json(to_json(first)) == first
+    rewards = [f"held-out reward of {name}: {first.objectives[name]:.3f}, {last.objectives[name]:.3f}" for name in "FH"]
+    assert "\n".join(rewards) in summary(events)
 
 
 # --- ways of combination -------------------------------------------------------------------------------------------
@@ -275,6 +278,17 @@ def test_pooled_objectives_score_each_other(steps):
     """An answer of the other task is judged too: both tasks have a column `answer`."""
     found = steps(DUAL.with_("run.num_steps=1", "loss.combination=normalize_then_sum"))[0].metrics
     assert found["reward/F"] == found["reward/H"]
+
+
+def test_a_function_that_lacks_a_column_of_another_task_leaves_its_completions_out(steps, tmp_path):
+    (tmp_path / "other.jsonl").write_text("".join(f'{{"prompt": "{n}+1=", "colour": "red"}}\n' for n in range(9)))
+    objectives = [TWO[0], {"name": "other", "tasks": f"{tmp_path}/other.jsonl", "rewards": [f"{tmp_path}/m.py:three"]}]
+    (tmp_path / "m.py").write_text(
+        "def three(prompts, completions, colour, **_):\n    return [c and 3.0 for c in colour]\n"
+    )
+    config = SMALL.merged({"objectives": objectives}).with_("run.num_steps=1", "loss.combination=sum_then_normalize")
+    found = steps(config)[0].metrics
+    assert found["reward/other"] == 3.0 and 0 <= found["reward/F"] <= 1 and found["num_tokens/other"] > 0
 
 
 YES = torch.ones(1, 4, dtype=torch.bool)

@@ -26,6 +26,7 @@ END, OTHER = 256, 17
 FAILED = {
     "plain": set(),
     "stable": set(),
+    "dual": set(),  # by its first objective
     "original": {"temperature", "ratio"},
     "reported_fix": {"temperature", "ratio"},
     "accumulation-overwrite": {"micro-batches"},
@@ -35,6 +36,7 @@ FAILED = {
     "dropout-mismatch": {"ratio", "gradient"},
     "fp16-adam-epsilon": {"update size"},
     "kl-hinge": {"kl value", "kl gradient"},
+    "lora-reference-adapters-on": {"reference"},
     "padding-unmasked": {"padding and prompt"},
     "single-generation": {"equal rewards", "gradient", "update size"},
     "stale-rollouts": {"ratio"},
@@ -108,7 +110,7 @@ STEP = "            self.optimizer.step()"
 PARTS = "            for part in parts:\n"
 SUM = '(per_token * rows["mask"]).sum() / num_tokens'
 MUTANTS = {
-    "temperature": [("temperature=TEMPERATURE, top_k=0", "temperature=1.0, top_k=0")],
+    "temperature": [("temperature=TEMPERATURE,\n", "temperature=1.0,\n")],
     "ratio": [('logprobs - rows["old_logprobs"]', 'logprobs - rows["ref_logprobs"]')],
     "reference": [("copy.deepcopy(self.policy)", "self.policy")],
     "kl value, kl gradient": [("torch.expm1(delta) - delta", "delta.clamp(0, 10)")],

@@ -97,7 +97,11 @@ def summary(events: Sequence[Event]) -> str:
     """The rewards, the refused steps, the first warning, the first break and the end of a run, in words."""
     ended = next((event for event in reversed(events) if isinstance(event, Ended)), None)
     crashed = ", then crashed" if ended and ended.crash else ""
-    lines = [*_progress_in_words(progress_of(events), crashed), _refused_in_words(events)]
+    lines = [
+        *_progress_in_words(progress_of(events), crashed),
+        *_objectives_in_words(events),
+        _refused_in_words(events),
+    ]
     for step, row in statuses(events).items():
         warned = [LINKS[link].label for link, status in row.items() if status == "warning"]
         if warned:
@@ -124,6 +128,13 @@ def _progress_in_words(found: Progress, crashed: str) -> list[str]:
         f"reward: {found.start:.3f} at the start, {found.end:.3f} at the end",
         *held_out,
     ]
+
+
+def _objectives_in_words(events: Iterable[Event]) -> list[str]:
+    """The held-out reward of each objective at every evaluation."""
+    evaluated = [event.objectives for event in events if isinstance(event, Evaluated) and event.objectives]
+    names = evaluated[0] if evaluated else ()
+    return [f"held-out reward of {name}: " + ", ".join(f"{each[name]:.3f}" for each in evaluated) for name in names]
 
 
 def _refused_in_words(events: Iterable[Event]) -> str:

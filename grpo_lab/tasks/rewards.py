@@ -20,41 +20,46 @@ Reward = Callable[..., Any]
 
 def exact_match(
     prompts: Sequence[str], completions: Sequence[str], answer: Sequence[Any], **columns: Any
-) -> list[float]:
-    """1 for a completion that is the answer, else 0; surrounding space does not count.
+) -> list[float | None]:
+    """1 for a completion that is the answer, else 0; surrounding space does not count. None where the answer is None.
 
     >>> exact_match(["1+1=", "1+2="], ["2", "4"], answer=["2", "3"])
     [1.0, 0.0]
     """
     pairs = zip(completions, answer, strict=True)
-    return [float(completion.strip() == str(wanted).strip()) for completion, wanted in pairs]
+    return [None if wanted is None else float(text.strip() == str(wanted).strip()) for text, wanted in pairs]
 
 
 def brief_answer(
     prompts: Sequence[str], completions: Sequence[str], answer: Sequence[Any], **columns: Any
-) -> list[float]:
+) -> list[float | None]:
     """1 / number of words for a completion that has the answer among its words, else 0: each further word costs.
 
-    Case and punctuation do not count.
+    Case and punctuation do not count. None where the answer is None.
 
     >>> brief_answer(["Sky?"] * 4, ["Blue.", "It is blue", "blue or red", "red"], answer=["blue"] * 4)
     [1.0, 0.3333333333333333, 0.3333333333333333, 0.0]
     """
     words = [re.findall(r"\w+", completion.casefold()) for completion in completions]
-    pairs = zip(words, answer, strict=True)
-    return [1 / len(found) if str(wanted).casefold() in found else 0.0 for found, wanted in pairs]
+    shares = [
+        1 / len(found) if str(wanted).casefold() in found else 0.0 for found, wanted in zip(words, answer, strict=True)
+    ]
+    return [None if wanted is None else share for share, wanted in zip(shares, answer, strict=True)]
 
 
 def honest_answer(
     prompts: Sequence[str], completions: Sequence[str], answer: Sequence[Any], **columns: Any
-) -> list[float]:
+) -> list[float | None]:
     """1 for a completion that is the answer, 0 for `?`, and -1 for everything else, which is made up.
+
+    None where the answer is None.
 
     >>> honest_answer(["1+1?"] * 3, ["2", "?", "3"], answer=["2"] * 3)
     [1.0, 0.0, -1.0]
     """
-    said = [completion.strip() for completion in completions]
-    return [0.0 if text == "?" else 2 * (text == str(wanted)) - 1.0 for text, wanted in zip(said, answer, strict=True)]
+    right = exact_match(prompts, completions, answer)
+    left_open = [completion.strip() == "?" for completion in completions]
+    return [None if r is None else 0.0 if is_open else 2 * r - 1 for r, is_open in zip(right, left_open, strict=True)]
 
 
 class CountingJudge:

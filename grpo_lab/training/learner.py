@@ -167,9 +167,9 @@ class Learner:
         for objective in self.combination.scoring(part.objective, self.objectives):
             values, scorable, calls = part.judging[objective.name].result()
             if objective is part.objective:
-                prompts = [problem.prompt for problem in part.problems]
-                samples = list(zip(prompts, part.first_completions, values[::size].tolist(), strict=True))
-                attempt.samples += tuple(samples[: max(1, SAMPLES // len(self.objectives))])
+                attempt.samples += part.samples(values[::size].tolist())[: max(1, SAMPLES // len(self.objectives))]
+            elif not scorable.any():
+                continue  # it cannot judge these prompts
             attempt.turn_to(objective, sampling=part.sampling, scorable=scorable.view(-1, size).to(device))
             judging.check(attempt, calls, part.objective.place)
             rewards = attempt.apply(Stage.REWARDS, values.view(-1, size).to(device))

@@ -61,6 +61,11 @@ class Part:
     num_tokens: Tensor | None = None
     """() int: trained tokens."""
 
+    def samples(self, rewards: Sequence[float]) -> tuple[tuple[str, str, float], ...]:
+        """Each prompt with its first completion and the reward of that."""
+        prompts = (problem.prompt for problem in self.problems)
+        return tuple(zip(prompts, self.first_completions, rewards, strict=True))
+
 
 class Combination(NamedTuple):
     """A way to train one policy for several objectives."""
@@ -99,6 +104,8 @@ COMBINATIONS: dict[str, Combination] = {
     "normalize_then_sum": Combination(all_with_prompts, combinations.normalize_then_sum, combinations.add, pooled=True),
 }
 """The right ways, by the setting `loss.combination`."""
+POOLED = [name for name, combination in COMBINATIONS.items() if combination.pooled]
+"""The ways in which every objective scores the completions of all."""
 
 
 def resolve(config: Config) -> tuple[Objective, ...]:
@@ -135,6 +142,7 @@ def load_tasks_and_rewards(
 ) -> tuple[dict[str, Tasks], dict[str, Sequence[Reward]]]:
     """The tasks and the reward functions of each objective, by its name; those that are given replace the configured.
 
+    Where every objective scores all completions, each problem has the columns of all tasks; those of others are None.
     Raises ConfigError where some are given to several objectives, and as loading them does.
     """
     if len(objectives) > 1 and (tasks or rewards):
@@ -143,7 +151,17 @@ def load_tasks_and_rewards(
             "name a file for each in [[objectives]]"
         )
     functions = {o.name: rewards or [load_reward(name, config.judge) for name in o.rewards] for o in objectives}
-    return {o.name: tasks or load_tasks(o.tasks) for o in objectives}, functions
+    found = {o.name: tasks or load_tasks(o.tasks) for o in objectives}
+    if config.loss.combination in POOLED:
+        columns = dict.fromkeys(name for each in found.values() for name in each.train[0].columns)
+        found = {name: _with_columns(each, columns) for name, each in found.items()}
+    return found, functions
+
+
+def _with_columns(tasks: Tasks, columns: Mapping[str, None]) -> Tasks:
+    """The same tasks, with None in each column that a problem lacks."""
+    parts = [[Problem(p.prompt, {**columns, **p.columns}) for p in part] for part in (tasks.train, tasks.held_out)]
+    return Tasks(tasks.name, *parts)
 
 
 def _check_prompts(objectives: Sequence[Objective], name: str) -> None:
@@ -151,9 +169,8 @@ def _check_prompts(objectives: Sequence[Objective], name: str) -> None:
     without = [objective.name for objective in objectives if not objective.num_prompts]
     if len(without) == len(objectives):
         raise ConfigError(f"objectives: none of {', '.join(without)} has prompts; give one num_prompts of 1 or more")
-    pooled = [known for known, combination in COMBINATIONS.items() if combination.pooled]
-    if without and name not in pooled:
+    if without and name not in POOLED:
         raise ConfigError(
             f"objectives.{without[0]}.num_prompts = 0 with loss.combination = {name!r}: without prompts it is never "
-            f"trained; give it prompts, or combine by {' or '.join(pooled)}, where it scores the others' completions"
+            f"trained; give it prompts, or combine by {' or '.join(POOLED)}, where it scores the others' completions"
         )

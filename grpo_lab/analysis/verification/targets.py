@@ -6,7 +6,7 @@ import copy
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from grpo_lab.tasks import tasks
 from grpo_lab.training import rollouts
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.training.interventions import Intervention, Outcome, Step
+from grpo_lab.training.objectives import resolve
 from grpo_lab.training.registry import chosen_formulas, needs_reference
 from grpo_lab.training.trainer import train
 
@@ -52,9 +53,12 @@ def adapter_of(target: str, settings: Sequence[str] = ()) -> Callable[[], Traine
 
 
 def own_trainer(config: Config) -> Callable[[], OwnTrainer]:
-    """A function that returns this project's trainer with a config, on a small batch, as an adapter."""
-    data = config.data
-    small = config.with_(
+    """A function that returns this project's trainer with a config, on a small batch, as an adapter.
+
+    Of several objectives it has the first.
+    """
+    data, (first, *_) = config.data, resolve(config)
+    small = replace(config, objectives=config.objectives[:1]).with_(
         "run.num_steps=2",
         "run.num_eval=0",
         "run.stages=grpo",
@@ -64,7 +68,7 @@ def own_trainer(config: Config) -> Callable[[], OwnTrainer]:
         f"sampling.max_completion_length={min(config.sampling.max_completion_length, LENGTH)}",
     )
     model, tokenizer = loading.load(small.model.name, small.model.precision, small.run.device)
-    problems = tasks.load(small.data.tasks)
+    problems = tasks.load(first.tasks)
     return lambda: OwnTrainer(small, copy.deepcopy(model), tokenizer, problems)
 
 
