@@ -160,7 +160,8 @@ def test_the_preset_dual_holds_two_objectives_in_two_stages(base):
         "run.num_eval=4",
         "sft.num_steps=2",
         "sft.batch_size=4",
-        "data.num_prompts=2",
+        "objectives.F.num_prompts=2",
+        "objectives.H.num_prompts=2",
     )
     config = gl.preset("dual").with_(*short)
     assert [(o.name, o.kl_low, o.kl_high) for o in config.objectives] == [("F", 0.02, 0.06), ("H", 0.08, 0.15)]
