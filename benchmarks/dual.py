@@ -6,7 +6,9 @@ the second half of GRPO in which each KL is inside its band. Writes results/dual
 
 from __future__ import annotations
 
+import multiprocessing
 import statistics
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -43,15 +45,17 @@ class Result(NamedTuple):
 
 def main(
     seeds: Annotated[int, typer.Option(min=1, help="Seeds of the preset.")] = 5,
-    others: Annotated[int, typer.Option(min=0, help="Seeds of each other variant.")] = 2,
+    others: Annotated[int, typer.Option(min=0, help="Seeds of each other variant.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 2,
     out: Annotated[Path, typer.Option(help="Page to write.")] = Path("benchmarks/results/dual.md"),
 ) -> None:
     """Train each variant on its seeds, and write a table."""
     rows = [["variant", "seed", "F: start, SFT, GRPO", "H: start, SFT, GRPO", "F in band", "H in band", "cosine < 0"]]
-    for name, overrides in VARIANTS.items():
-        for seed in range(seeds if not overrides else others):
-            changes = (*overrides, f"run.seed={seed}", f"run.num_eval={HELD_OUT}", "run.device=cpu", "run.threads=1")
-            result = run(preset("dual").with_(*changes))
+    wanted = [(name, seed) for name, changes in VARIANTS.items() for seed in range(others if changes else seeds)]
+    fixed = (f"run.num_eval={HELD_OUT}", "run.device=cpu", "run.threads=1")
+    configs = [preset("dual").with_(*VARIANTS[name], f"run.seed={seed}", *fixed) for name, seed in wanted]
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        for (name, seed), result in zip(wanted, pool.map(run, configs), strict=True):
             rewards = [", ".join(number(stage[objective]) for stage in result.rewards) for objective in "FH"]
             shares = [number(result.inside[objective]) for objective in "FH"]
             rows.append([name, str(seed), *rewards, *shares, number(result.against)])

@@ -287,8 +287,8 @@ def test_a_function_that_lacks_a_column_of_another_task_leaves_its_completions_o
     (tmp_path / "m.py").write_text(
         "def three(prompts, completions, colour, **_):\n    return [c and 3.0 for c in colour]\n"
     )
-    config = SMALL.merged({"objectives": objectives}).with_("run.num_steps=1", "loss.combination=sum_then_normalize")
-    found = steps(config)[0].metrics
+    config, pooled = SMALL.merged({"objectives": objectives}), ("loss.combination=sum_then_normalize",)
+    found = steps(config, controls=lambda index: pooled if index else ())[1].metrics  # switched while it trains
     assert found["reward/other"] == 3.0 and 0 <= found["reward/F"] <= 1 and found["num_tokens/other"] > 0
 
 

@@ -142,7 +142,8 @@ def load_tasks_and_rewards(
 ) -> tuple[dict[str, Tasks], dict[str, Sequence[Reward]]]:
     """The tasks and the reward functions of each objective, by its name; those that are given replace the configured.
 
-    Where every objective scores all completions, each problem has the columns of all tasks; those of others are None.
+    Of several objectives, each problem has the columns of all tasks, None where its own has no such column: a change of
+    `loss.combination` while the model trains may let each objective score the completions of all.
     Raises ConfigError where some are given to several objectives, and as loading them does.
     """
     if len(objectives) > 1 and (tasks or rewards):
@@ -152,10 +153,9 @@ def load_tasks_and_rewards(
         )
     functions = {o.name: rewards or [load_reward(name, config.judge) for name in o.rewards] for o in objectives}
     found = {o.name: tasks or load_tasks(o.tasks) for o in objectives}
-    if config.loss.combination in POOLED:
-        columns = dict.fromkeys(name for each in found.values() for name in each.train[0].columns)
-        found = {name: _with_columns(each, columns) for name, each in found.items()}
-    return found, functions
+    columns = dict.fromkeys(name for each in found.values() for name in each.train[0].columns)
+    wider = {name: tasks for name, tasks in found.items() if tasks.train[0].columns.keys() != columns.keys()}
+    return found | {name: _with_columns(each, columns) for name, each in wider.items()}, functions
 
 
 def _with_columns(tasks: Tasks, columns: Mapping[str, None]) -> Tasks:
