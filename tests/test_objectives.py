@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import re
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from grpo_lab.algorithm.combinations import (
     project_conflicting,
     sum_then_normalize,
 )
+from grpo_lab.analysis.run_state import fold
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Evaluated, Stepped, from_json, to_json
@@ -34,6 +36,7 @@ from grpo_lab.training.interventions import Coefficients
 from grpo_lab.training.objectives import resolve
 from grpo_lab.training.recorder import Recorder
 from grpo_lab.training.trainer import train
+from grpo_lab.ui.widgets import html
 
 TWO = [
     {"name": "F", "tasks": "fairness", "kl_low": 0.02, "kl_high": 0.06},
@@ -204,6 +207,14 @@ def test_every_metric_of_a_part_exists_for_each_objective(steps):
     assert {name for name in found if not name.endswith(("/F", "/H"))} <= METRICS.keys()
     assert {metric(name).label for name in found if name.endswith("/F")} >= {"KL to reference, F", "clipped, F"}
     assert all(note.where.startswith(("F", "H")) for note in step.links if note.link in ("logits", "ratio", "rewards"))
+
+
+def test_the_panels_table_has_a_column_for_each_objective(base):
+    screen = fold(train(DUAL.with_("run.num_steps=1"), copy.deepcopy(base)))
+    heading = re.findall("<th[^>]*>([^<]*)</th>", html.numbers(screen))
+    kl, reward = heading.index("KL to reference"), heading.index("reward")
+    assert heading[kl + 1 : kl + 3] == ["KL to reference, F", "KL to reference, H"]
+    assert heading[reward + 1 : reward + 3] == ["reward, F", "reward, H"] and "gradient norm, F" not in heading
 
 
 def test_the_recorder_reduces_by_objective_first():

@@ -10,7 +10,7 @@ from html import escape
 from grpo_lab.analysis.run_state import CURVES, Screen, shown
 from grpo_lab.analysis.screen_words import describe, tone
 from grpo_lab.analysis.tally import by_design
-from grpo_lab.metrics import LINKS, METRICS
+from grpo_lab.metrics import LINKS, METRICS, of_run
 from grpo_lab.runs.first_break import ChainBreak
 from grpo_lab.ui.widgets.messages import reworded, text, translated
 
@@ -101,12 +101,20 @@ def guards(screen: Screen) -> str:
 
 
 def numbers(screen: Screen) -> str:
-    """The curves as a table, one row a step."""
-    columns = {name: dict(zip(*series, strict=True)) for name in CURVES if (series := screen.series.get(name))}
+    """The curves as a table, one row a step, with a column for each objective behind that of the run."""
+    shown_here = sorted((CURVES.index(of_run(name)), name) for name in screen.series if of_run(name) in CURVES)
+    columns = {name: dict(zip(*screen.series[name], strict=True)) for _, name in shown_here}
     steps = sorted({step for column in columns.values() for step in column})[-ROWS:]
-    header = [text("chart.step"), *(label(METRICS[name].label) for name in columns)]
+    header = [text("chart.step"), *map(_heading, columns)]
     rows = [[str(step), *(shown(column.get(step, math.nan)) for column in columns.values())] for step in steps]
     return table([header, *rows])
+
+
+def _heading(name: str) -> str:
+    """The label of a metric, and the objective that it belongs to."""
+    whole = of_run(name)
+    said = label(METRICS[whole].label)
+    return said if name == whole else f"{said}, {name.rpartition('/')[2]}"
 
 
 def prose(name: str, title: str, sections: Mapping[str, str]) -> str:
