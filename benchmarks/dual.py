@@ -68,7 +68,7 @@ Held-out rewards of {HELD_OUT} problems each, sampled once at temperature 1: at 
 counts a wrong number as -1. The bands are 0.02 to 0.06 for F and 0.08 to 0.15 for H; shares are of the steps in the
 second half of GRPO. The last column is the share of steps in which the two gradients pull apart.
 
-{table(rows, literal=True)}
+{table(rows)}
 """
     out.write_text(page, encoding="utf-8")
     console.say(f"page: {out}")
