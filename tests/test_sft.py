@@ -20,6 +20,7 @@ from grpo_lab.runs.session import Session
 from grpo_lab.training import demonstrations, passes, trainer
 from grpo_lab.training.learner import Learner
 from grpo_lab.training.sft import sft_loss
+from grpo_lab.ui.plots import strip, style
 
 SHOWN = [("9-4=", "5"), ("19-14=", "5"), ("91-4=", "87"), ("2-2=", "0"), ("100-1=", "99"), ("7-0=", "7")]
 SMOKE = gl.preset("smoke").with_("run.threads=1", "run.device=cpu", "run.num_steps=2", "run.num_eval=4")
@@ -147,6 +148,13 @@ def test_micro_batches_add_up_to_the_batch(config, tiny):
 
 
 # --- stages --------------------------------------------------------------------------------------------------------
+
+
+def test_the_strip_shows_links_of_sampling_as_not_used_in_sft(config, tiny):
+    screen = fold(gl.train(config, copy.deepcopy(tiny)))
+    cells, _ = strip.grid(screen, 0, 4)
+    row = [list(style.STATUSES)[code] for code in cells[list(strip.ROWS).index("torch.multinomial")]]
+    assert row == ["not used", "not used", "healthy", "healthy"]
 
 
 def test_grpo_goes_on_from_the_policy_of_sft_and_takes_it_as_its_reference(config, tiny, monkeypatch):

@@ -110,10 +110,12 @@ def _fade(codes: np.ndarray, found: ChainBreak | None, first: int) -> None:
 def _codes(row: Mapping[str, str]) -> list[int]:
     """The code of each link in a step; -1 where the step did not get so far, -2 where it went on without the link.
 
-    Logits say nothing about how far it got: sampling has them before there are rewards.
+    Logits say nothing about how far it got: sampling has them before there are rewards. A step that reached the weights
+    without sampling, as in SFT, went on without torch.multinomial.
     """
     codes = [_CODES.get(row.get(link, ""), -1) for link in _ORDER[:-1]]
     reached = max((place for place, link in enumerate(LINKS) if link in row and link != "logits"), default=-1)
+    reached = len(_ORDER) if "weights" in row else reached
     return [_NOT_USED if code < 0 and place < reached else code for place, code in enumerate(codes)]
 
 
