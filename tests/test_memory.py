@@ -157,6 +157,22 @@ def test_halvings_come_in_the_order_of_what_they_save():
     assert found[0].after.peak < now.peak
 
 
+def test_prompts_of_objectives_are_halved_and_fitted():
+    own = {
+        "objectives": [
+            {"name": "F", "num_prompts": 2},
+            {"name": "H", "num_prompts": 6, "sampling": {"max_completion_length": 4}},
+        ]
+    }
+    config = Config().with_(*WORK, "data.num_prompts=16").merged(own)
+    now = memory.predict(config, process=400.0)
+    found = {each.setting: each for each in fitting.halvings(config, now)}
+    assert "data.num_prompts" not in found and found["objectives.H.num_prompts"].new == 3
+    assert found["objectives.H.sampling.max_completion_length"].new == 2
+    best, _ = fitting.largest_micro_batch(config, 1e6, 400.0)
+    assert best.data.micro_batch_prompts == 6
+
+
 def test_fit_takes_the_largest_micro_batch_that_fits():
     config = Config().with_(*WORK, "data.num_prompts=6")
     needed = [memory.predict(config.with_(f"data.micro_batch_prompts={n}"), 400.0).peak for n in range(1, 7)]

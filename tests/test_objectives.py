@@ -110,7 +110,7 @@ def test_overrides_and_merged_tables_reach_one_objective():
         ("objectives.F.weight=-1", r"objectives.F.weight = -1.0: must be at least 0"),
         ("objectives.F.kl_low=0.5", r"kl_low = 0.5, kl_high = 0.06: give both, the lower one first"),
         ("objectives.H.kl_low=0.5", r"kl_low = 0.5, kl_high = None: give both"),
-        ("objectives.H.sampling.temp=1", r"sampling 'temp'; did you mean 'temperature'"),
+        ("objectives.H.sampling.temp=1", r"^objectives.H.sampling: unknown setting 'temp'; did you mean 'temperature'"),
         ("objectives.H.sampling.temperature=-1", r"temperature = -1.0: must be above 0"),
         ("objectives.F=3", r"no override"),
         ("objectives.F.sampling.top_k.x=3", r"no override"),

@@ -148,7 +148,7 @@ def _fitted(config: Config, child: bool) -> Config:
         here = 0.0 if child else process  # a run in this process has that part already
         found, needed = fitting.largest_micro_batch(config, free + here, process)
     console.report(
-        f"--fit: data.micro_batch_prompts={found.data.micro_batch_prompts} of {config.data.num_prompts} prompts: "
+        f"--fit: data.micro_batch_prompts={found.data.micro_batch_prompts} of {needed.prompts[0]} prompts: "
         f"{needed.peak:,.0f} MiB predicted, {free + here:,.0f} free, with those of this process"
     )
     return found

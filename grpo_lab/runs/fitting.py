@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import ConfigError
 from grpo_lab.runs.memory import Prediction, predict
+from grpo_lab.training.objectives import resolve
 
 HALVED = {
     "data.micro_batch_prompts": 1,
@@ -33,13 +34,22 @@ class Halving:
 
 def halvings(config: Config, now: Prediction) -> Iterator[Halving]:
     """Yield the halvings that are possible, each with its prediction."""
-    tree = config.to_dict()
-    for setting, least in HALVED.items():
-        section, _, name = setting.partition(".")
-        old = now.micro_batch if name == "micro_batch_prompts" else tree.get(section, {}).get(name, 0)  # 0: not in use
-        if old // 2 >= least:
+    for setting, old in _in_use(config, now.micro_batch).items():
+        if old // 2 >= HALVED.get(setting, 1):
             after = predict(config.with_(f"{setting}={old // 2}"), now.process)
-            yield Halving(setting, old, old // 2, after)
+            if after.peak < now.peak:  # objectives may have settings of their own in place of this one
+                yield Halving(setting, old, old // 2, after)
+
+
+def _in_use(config: Config, micro_batch: int) -> dict[str, int]:
+    """The settings that may be halved, those of objectives too, with their values; 0 for one that is not in use."""
+    tree = config.to_dict()
+    values = {setting: tree[(parts := setting.split("."))[0]][parts[1]] for setting in HALVED}
+    for each in config.objectives:
+        own = {"num_prompts": each.num_prompts, **each.sampling}
+        names = {"num_prompts": "num_prompts", "max_completion_length": "sampling.max_completion_length"}
+        values |= {f"objectives.{each.name}.{path}": own[name] for name, path in names.items() if own.get(name)}
+    return values | {"data.micro_batch_prompts": micro_batch}
 
 
 def by_savings(found: Iterator[Halving]) -> list[Halving]:
@@ -58,7 +68,7 @@ def largest_micro_batch(config: Config, free: float, process: float) -> tuple[Co
         tried = config.with_(f"data.micro_batch_prompts={prompts}")
         return tried, predict(tried, process)
 
-    best, low, high = of(1), 2, config.data.num_prompts
+    best, low, high = of(1), 2, max(objective.num_prompts for objective in resolve(config))
     if best[1].peak * SPARE > free:
         raise _too_much(*best, free)
     while low <= high:

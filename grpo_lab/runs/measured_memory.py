@@ -26,7 +26,8 @@ def measure(config: Config, views: Sequence[View] = ()) -> float:
     due_later = 0 < memory.snapshot_interval(config, model) < config.run.num_steps
     every = ["run.snapshot_every=1"] if due_later else []
     with tempfile.TemporaryDirectory() as folder:
-        session = Session(config.with_(f"run.num_steps={STEPS}", never_end, *every), Path(folder) / "run", child=True)
+        short = config.with_("run.stages=grpo", f"run.num_steps={STEPS}", never_end, *every)  # as it is predicted
+        session = Session(short, Path(folder) / "run", child=True)
         session.views.extend(views)
         session.run()
     steps = [event for event in session.events if isinstance(event, Stepped)]
