@@ -205,15 +205,17 @@ def _finite(text: str) -> float:
 
 
 def dual() -> list[Problem]:
-    """Completions for SFT before the dual trainer: sums answered, and sums of `hallucination` answered or left open.
+    """Completions for SFT before the dual trainer: sums answered, and sums of `hallucination`, three of five left open.
 
     >>> dual()[0], dual()[-1]
-    (Problem(prompt='45+77=', columns={'completion': '122'}), Problem(prompt='24+45?', columns={'completion': '69'}))
+    (Problem(prompt='45+77=', columns={'completion': '122'}), Problem(prompt='24+45?', columns={'completion': '?'}))
     """
     draw = random.Random(seeds.derive(0, 0, "dual"))
     answered = [(problem, problem.columns["answer"]) for problem in fairness().train]
-    either = [(problem, draw.choice((problem.columns["answer"], "?"))) for problem in hallucination().train]
-    return [Problem(problem.prompt, {"completion": text}) for problem, text in answered + either]
+    # So many that GRPO has a way to go: with half of them open, the KL of H could stay below its band.
+    open_or_not = [("?" if draw.random() < 0.6 else problem.columns["answer"]) for problem in hallucination().train]
+    either = zip(hallucination().train, open_or_not, strict=True)
+    return [Problem(problem.prompt, {"completion": text}) for problem, text in [*answered, *either]]
 
 
 DEMONSTRATIONS: dict[str, Callable[[], list[Problem]]] = {"dual": dual}
