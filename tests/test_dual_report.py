@@ -82,14 +82,15 @@ STILL = changed(GOOD, late={"kl/F": 1e-4, "kl/H": 0.0}, move=0.0)
             {"temperature-ignored": changed(GOOD, late={"sampling/sampling_logp_difference/mean": 0.05})},
             {"apart": "held"},
         ),
-        ({"temperature-ignored": changed(GOOD, held_out=({"F": 0.64, "H": 0.25},))}, {"worse": "held"}),
-        ({"temperature-ignored": changed(GOOD, held_out=({"F": 0.66, "H": 0.25},))}, {}),
+        ({"temperature-ignored": changed(GOOD, held_out=(*HELD_OUT[:2], {"F": 0.64, "H": 0.25}))}, {"worse": "held"}),
+        ({"temperature-ignored": changed(GOOD, held_out=(*HELD_OUT[:2], {"F": 0.66, "H": 0.25}))}, {}),
         ({"torch-unbound": changed(GOOD, end="UnboundLocalError: x")}, {"unbound": "held"}),
         ({"delta-undefined": changed(GOOD, end="NameError: x")}, {"undefined": "held"}),
         ({"judge-8": changed(GOOD, late={"judge/time": 0.66})}, {"judge": "held"}),
         ({"judge-8": without(GOOD, "judge/time")}, {"judge": "not measured"}),
         ({"hinge": without(GOOD, "kl/exact/H")}, {"exact": "not measured"}),
-        ({"temperature-ignored": changed(GOOD, held_out=())}, {"worse": "not measured"}),
+        ({"temperature-ignored": changed(GOOD, held_out=HELD_OUT[:2])}, {"worse": "not measured"}),
+        ({"temperature": changed(GOOD, held_out=())}, {"worse": "not measured"}),
     ],
 )
 def test_each_claim_turns_out_alone(runs, different):

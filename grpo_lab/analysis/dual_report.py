@@ -94,18 +94,24 @@ SHOWN: Mapping[str, Callable[[DualRun], str]] = {
 }
 """Measurements in words, by the names that data/dual/fixes.toml has for them."""
 _RULES: Mapping[str, Callable[[DualRun, DualRun], bool]] = {
-    "nothing moves": lambda off, on: off.move == 0 and all(off.late[f"kl/{each}"] < 5e-4 for each in OBJECTIVES),
-    "one is lost": lambda off, on: off.late["kl/H"] < 5e-4 and off.late["completions/mean_length/F"] < 1.05,
+    "nothing moves": lambda off, on: off.move == 0 and all(abs(off.late[f"kl/{each}"]) < 5e-4 for each in OBJECTIVES),
+    "one is lost": lambda off, on: abs(off.late["kl/H"]) < 5e-4 and off.late["completions/mean_length/F"] < 1.05,
     "in band": lambda off, on: on.least("kl") >= LEAST_SHARE,
     "exact in band": lambda off, on: on.least("kl/exact") >= LEAST_SHARE,
     "out of band": lambda off, on: off.least("kl") < LEAST_SHARE,
     "apart": lambda off, on: off.late[MISMATCH] > 0.01 >= on.late[MISMATCH],  # the limit of `doctor --verify`
-    "worse": lambda off, on: max(on.held_out[-1][each] - off.held_out[-1][each] for each in OBJECTIVES) > REWARD_MARGIN,
+    "worse": lambda off, on: max(_loss(off, on, each) for each in OBJECTIVES) > REWARD_MARGIN,
     "unbound": lambda off, on: "UnboundLocalError" in off.end and on.end == "done",
     "undefined": lambda off, on: "NameError" in off.end and on.end == "done",
     "a third": lambda off, on: on.late["judge/time"] <= off.late["judge/time"] * 2 / 3,
 }
 """Whether a claim held, by the runs without and with the fix. KeyError or IndexError: a number was not measured."""
+
+
+def _loss(off: DualRun, on: DualRun, objective: str) -> float:
+    """Held-out reward that a run has lost against another one, at the last evaluation of that one."""
+    last = len(on.held_out) - 1
+    return on.held_out[last][objective] - off.held_out[last][objective]
 
 
 def configs_for(overrides: Sequence[str]) -> dict[str, Config]:
@@ -131,18 +137,14 @@ def measure(session: Session) -> DualRun:
     steps = [event.metrics for event in session.events if isinstance(event, Stepped) and not event.failed]
     trained = [metrics for metrics in steps if "reward" in metrics]
     late = trained[len(trained) // 2 :]
+    names = dict.fromkeys(name for row in late for name in row)
+    rows = {name: [row[name] for row in late if name in row] for name in names}
     bands = {f"{kl}/{o.name}": o.band for o in resolve(session.config) if o.band for kl in ("kl", "kl/exact")}
-    rows = {
-        metric: [row[metric] for row in late if metric in row] for metric in {name: 0 for row in late for name in row}
-    }
+    bands = {name: band for name, band in bands.items() if name in rows}
     return DualRun(
         held_out=tuple(event.objectives for event in session.events if isinstance(event, Evaluated)),
-        late={metric: statistics.fmean(values) for metric, values in rows.items()},
-        inside={
-            kl: statistics.fmean(low <= value <= high for value in rows[kl])
-            for kl, (low, high) in bands.items()
-            if kl in rows
-        },
+        late={name: statistics.fmean(values) for name, values in rows.items()},
+        inside={name: statistics.fmean(low <= kl <= high for kl in rows[name]) for name, (low, high) in bands.items()},
         move=max((row["weights/max_move"] for row in steps if "weights/max_move" in row), default=math.nan),
         end=session.crash.text if session.crash else session.status,
         broke=f"{broken.link}, step {broken.step}" if (broken := session.first_break()) else "none",
@@ -150,24 +152,17 @@ def measure(session: Session) -> DualRun:
     )
 
 
-def memory_claims(config: Config, fix: str = "6") -> list[Claim]:
-    """The report's three ways to save memory, predicted for a config, without the process itself."""
-    objectives = resolve(config)
-    half = max(1, max(objective.num_prompts for objective in objectives) // 2)
-    lengths = {o.name: max(1, o.sampling.max_completion_length * 3 // 4) for o in objectives}
-    shorter = [f"objectives.{name}.sampling.max_completion_length={length}" for name, length in lengths.items()]
-    process, found = predict(config).process, []
-    for change, off, on, reported in (
-        ("the largest batch in two passes", [], [f"data.micro_batch_prompts={half}"], 0.40),
-        ("three quarters of the tokens", [], shorter, 0.20),
-        ("LoRA rank 8 in place of 16", ["lora.r=16"], ["lora.r=8"], 0.15),
-    ):
-        before, after = (predict(config.with_(*changes), process).peak - process for changes in (off, on))
-        saved = 1 - after / before
+def memory_claims(config: Config) -> list[Claim]:
+    """The report's ways to save memory, predicted for a config, without the process itself."""
+    objectives, process, found = resolve(config), predict(config).process, []
+    values = {"half": max(1, max(objective.num_prompts for objective in objectives) // 2)}
+    values |= {o.name: max(1, o.sampling.max_completion_length * 3 // 4) for o in objectives}
+    for change, off, on, reported in _TABLES["memory"]:
+        filled = ([each.format(**values) for each in changes] for changes in (off, on))
+        before, after = (predict(config.with_(*changes), process).peak - process for changes in filled)
+        texts = f"{before:,.1f} MiB", f"{after:,.1f} MiB, {1 - after / before:.0%} less"
         claim = f"{change}: about {reported:.0%} less memory"
-        found.append(
-            Claim(fix, claim, f"{before:,.1f} MiB", f"{after:,.1f} MiB, {saved:.0%} less", _said(saved >= reported))
-        )
+        found.append(Claim("6", claim, *texts, _said(1 - after / before >= reported)))
     return found
 
 
