@@ -25,7 +25,7 @@ from grpo_lab.config.catalog import preset
 from grpo_lab.events import Crash, Ended, Evaluated, LinkNote, Started, Stepped, Verdict
 from grpo_lab.runs.first_break import first_break
 from grpo_lab.runs.session import Session
-from grpo_lab.ui import console, reproduce
+from grpo_lab.ui import console, reproduce, side_by_side
 
 NAN, INF = math.nan, math.inf
 CRASH = Crash("multinomial-cpu", "torch.multinomial", "RuntimeError: probability tensor contains either `inf`", "x")
@@ -213,8 +213,8 @@ def test_an_interrupt_ends_the_children_too(small, tmp_path, monkeypatch):
         assert begun.wait(60)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(reproduce, "Session", Kept)
-    monkeypatch.setattr(reproduce, "as_completed", interrupted)
+    monkeypatch.setattr(side_by_side, "Session", Kept)
+    monkeypatch.setattr(side_by_side, "as_completed", interrupted)
     with pytest.raises(KeyboardInterrupt):
         reproduce.reproduce_all(tmp_path / "out", ())
     assert 1 <= len(sessions) < 6, "runs that had not begun are left out"

@@ -54,6 +54,21 @@ def reproduce(
 
 
 @app.command()
+def dual(settings: Settings = None, out: Out = None) -> None:
+    """Train two objectives by SFT, then GRPO, with each mistake of the fifth report on and off; write figures, a page.
+
+    The preset `dual` and its variants take about ten minutes on two cores. For a quick look: --set run.num_steps=20
+    --set sft.num_steps=60; the settings hold for every run.
+    """
+    from grpo_lab.runs.run_folder import next_free
+    from grpo_lab.ui import console
+    from grpo_lab.ui.dual import train_dual
+
+    page = train_dual(out or next_free(Path("runs/dual")), settings or ())
+    console.say(f"\nreport: {page}")
+
+
+@app.command()
 def train(
     preset: Annotated[str | None, typer.Option(help="A preset; see `grpo-lab presets`.")] = None,
     scenario: Annotated[str | None, typer.Option(help="A scenario, or the path of your own .toml.")] = None,

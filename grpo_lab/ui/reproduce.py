@@ -1,9 +1,6 @@
 """`grpo-lab reproduce`: run the cells with progress bars, draw the figures and write the page."""
 
-import os
-import threading
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
 
@@ -22,18 +19,12 @@ from grpo_lab.analysis.reproduction import (
 )
 from grpo_lab.config.catalog import model_settings
 from grpo_lab.config.schema import Config
-from grpo_lab.errors import RunError
-from grpo_lab.models.loading import locate
-from grpo_lab.models.registry import MODELS
-from grpo_lab.runs import environment, recordings
-from grpo_lab.runs.child_pool import kept, warm_child
-from grpo_lab.runs.memory import at_most
+from grpo_lab.runs import recordings
 from grpo_lab.runs.session import Session
 from grpo_lab.ui import console, plots
+from grpo_lab.ui.side_by_side import ONE_THREAD, check_empty, run_all
 
 HEALTHY = ("original", "stable")
-ONE_THREAD = ("run.threads=1",)
-"""The tiny model is fastest on one thread, and the runs share the cores."""
 HOW_LONG = ("original", "reported_fix", "healed", "stable")
 """Columns by the time that they take: float16 is slow on a CPU, and a crash is quick."""
 Sessions = dict[tuple[str, str], Session]
@@ -46,15 +37,14 @@ def reproduce_all(directory: Path, overrides: tuple[str, ...], model: str = "", 
     Ctrl-C ends all runs. Raises RunError if the folder is not empty, ModelError for a model that is not here, and
     ConfigError for a mistake in the overrides.
     """
-    if directory.exists() and any(directory.iterdir()):
-        raise RunError(f"{directory} is not empty; choose another folder with --out, or delete it")
+    check_empty(directory)
     console.say_warnings()
     overrides = (*ONE_THREAD, *overrides)
     keys = [*product(scenarios_for(model) if model else SCENARIOS, COLUMNS)]
     configs: dict[tuple[str, str], Config] = {key: config_for(*key, overrides, model) for key in keys}
     if not model:
         configs |= {("healthy", column): healthy_config(column, overrides) for column in HEALTHY}
-    sessions = _run_all(configs, directory) if live else _recorded(keys, model, directory)
+    sessions = _trained(configs, directory) if live else _recorded(keys, model, directory)
     runs = {key: measure(session, *key) for key, session in sessions.items()}
     cells = [runs[key] for key in keys]
     healthy = {column: run for (name, column), run in runs.items() if name == "healthy"}
@@ -73,41 +63,12 @@ def _recorded(keys: Iterable[tuple[str, str]], model: str, directory: Path) -> S
     return {key: Session.open(recordings.find(recording_of(*key, model))) for key in keys}
 
 
-def _run_all(configs: Mapping[tuple[str, str], Config], directory: Path) -> Sessions:
-    """The finished session of each config, in their order. Raises ModelError for a model that is not here."""
-    for model in {config.model.name for config in configs.values()}:
-        locate(model)
-    stopping, sessions = threading.Event(), Sessions()
-
-    def run(key: tuple[str, str]) -> None:
-        with warm_child() as child:
-            session = sessions[key] = Session(configs[key], directory / "-".join(key), child=child)
-            session.views.append(console.ProgressView(bars, ", ".join(key)))
-            if stopping.is_set():
-                session.stop()
-            session.run()
-
-    jobs = _side_by_side({config.model.name for config in configs.values()})
-    with console.progress() as bars, kept(jobs), ThreadPoolExecutor(jobs) as pool:
-        # The last columns last longest: begun first, they leave no core idle at the end.
-        running = [pool.submit(run, key) for key in sorted(configs, key=lambda key: -HOW_LONG.index(key[1]))]
-        try:
-            for one in as_completed(running):
-                one.result()
-        except BaseException:
-            stopping.set()
-            pool.shutdown(wait=False, cancel_futures=True)
-            for session in list(sessions.values()):
-                session.stop()
-            raise  # the pool waits for the running sessions, so that no process is left behind
-    return {key: sessions[key] for key in configs}
-
-
-def _side_by_side(names: Iterable[str]) -> int:
-    """The number of runs that cores and memory have room for."""
-    cores, memory = os.cpu_count() or 1, environment.memory_bytes()
-    largest = max((MODELS[name].parameters for name in names if name in MODELS), default=0)
-    return max(1, min(cores, memory // at_most(largest))) if memory and largest else cores
+def _trained(configs: dict[tuple[str, str], Config], directory: Path) -> Sessions:
+    """The finished session of each config, in their order."""
+    # The last columns last longest: begun first, they leave no core idle at the end.
+    order = sorted(configs, key=lambda key: -HOW_LONG.index(key[1]))
+    found = run_all({"-".join(key): configs[key] for key in order}, directory)
+    return {key: found["-".join(key)] for key in configs}
 
 
 def _draw(directory: Path, sessions: Sessions) -> dict[str, tuple[str, str]]:

@@ -40,7 +40,7 @@ def rewards_figure(groups: Runs, num_steps: int) -> Figure:
 def _draw(axes: Axes, look: style.Look, screen: Screen, width: float) -> None:
     steps, values = screen.series.get("reward", ((), ()))
     line = {"color": look.colour, "ls": look.line, "lw": width}
-    axes.plot(steps, _smooth(values), marker=look.marker, ms=4, markevery=5, **line)
+    axes.plot(steps, smooth(values, WINDOW), marker=look.marker, ms=4, markevery=5, **line)
     if screen.crash_step is not None:
         last = next((value for value in reversed(values) if math.isfinite(value)), 0.0)
         axes.plot([screen.crash_step], [last], **style.mark("crashed"), ms=13)
@@ -49,9 +49,9 @@ def _draw(axes: Axes, look: style.Look, screen: Screen, width: float) -> None:
         axes.plot([at], [reward], marker=look.marker, ms=11, mfc=look.colour, mec="black", clip_on=False)
 
 
-def _smooth(values: Sequence[float]) -> list[float]:
+def smooth(values: Sequence[float], window: int) -> list[float]:
     """The mean of each value and those before it in the window."""
-    windows = (values[max(0, end - WINDOW) : end] for end in range(1, len(values) + 1))
+    windows = (values[max(0, end - window) : end] for end in range(1, len(values) + 1))
     return [sum(window) / len(window) for window in windows]
 
 

@@ -1,0 +1,70 @@
+"""`grpo-lab dual`: train the preset and its variants with progress bars, draw the figures and write the page."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from grpo_lab.analysis import dual_report
+from grpo_lab.analysis.dual_report import LONG, SHOWN, Claim, DualRun, configs_for, measure
+from grpo_lab.analysis.verification import verify
+from grpo_lab.config.schema import Config
+from grpo_lab.runs.session import Session
+from grpo_lab.training.objectives import resolve
+from grpo_lab.ui import console, plots
+from grpo_lab.ui.side_by_side import ONE_THREAD, check_empty, run_all
+
+FIGURES = {
+    "rewards": ("reward", "Rewards by step, and held-out rewards at the start and after each stage"),
+    "kl": ("kl", "KL by step, by the formula of each run's loss, and the bands"),
+    "exact": ("kl/exact", "Exact KL by step, over the whole vocabulary, and the bands"),
+}
+"""By the name of the file and of its words the metric and the title."""
+
+
+def train_dual(directory: Path, overrides: Sequence[str]) -> Path:
+    """Train the preset `dual` and its variants in `directory`, one run for each core, and return the path of the page.
+
+    Ctrl-C ends all runs. Raises RunError if the folder is not empty, ConfigError for a mistake in the overrides,
+    and ModelError for a model that is not here.
+    """
+    check_empty(directory)
+    configs = configs_for((*ONE_THREAD, *overrides))
+    console.say_warnings()
+    sessions = run_all(configs, directory)
+    runs = {name: measure(session) for name, session in sessions.items()}
+    memory, failed = _checked(configs["dual"], directory)
+    tried = dual_report.claims(runs, memory)
+    figures = _draw(directory, sessions, runs)
+    command = " ".join(("grpo-lab dual", *(f"--set {override}" for override in overrides)))
+    page = directory / "report.md"
+    text = dual_report.report(runs, tried, failed, figures, command, configs["dual"])
+    page.write_text(text, encoding="utf-8")
+    title = "The preset dual, and each mistake switched on"
+    short = [row[:4] for row in dual_report.table(runs, configs["dual"].run.stages)]
+    console.out.print(console.table(short, gap=1, title=title))
+    rows = [["fix", "claim of the report", "here"], *([each.fix, each.claim, each.verdict] for each in tried)]
+    console.out.print(console.table(rows, gap=1, title="The claims about the seven fixes (see the report for numbers)"))
+    return page
+
+
+def _checked(config: Config, directory: Path) -> tuple[list[Claim], dict[str, list[str]]]:
+    """The claims about memory, and of each long run the checks of `doctor --verify` that fail."""
+    failed = {}
+    with console.progress() as bars:
+        task = bars.add_task("memory and checks", total=1 + len(LONG), note="")
+        memory = dual_report.memory_claims(config)
+        for name in LONG:
+            bars.update(task, advance=1, note=name)
+            failed[name] = [line.name for line in verify(str(directory / name)) if line.ok is False]
+        bars.update(task, advance=1, note="")
+    return memory, failed
+
+
+def _draw(directory: Path, sessions: Mapping[str, Session], runs: Mapping[str, DualRun]) -> dict[str, tuple[str, str]]:
+    """The files and alternative texts of the figures by title."""
+    events = {name: sessions[name].events for name in LONG}
+    bands = {objective.name: objective.band for objective in resolve(sessions["dual"].config)}
+    found = {}
+    for name, (metric, title) in FIGURES.items():
+        file = plots.save(plots.objectives_figure(metric, events, bands, title), directory / f"{name}.png")
+        found[title] = file.name, ". ".join(f"{run}: {SHOWN[name](runs[run])}" for run in LONG)
+    return found
