@@ -25,7 +25,7 @@ from grpo_lab.analysis.dual_report import (
     memory_claims,
     report,
 )
-from grpo_lab.config.catalog import preset
+from grpo_lab.config.catalog import preset, scenario_names
 from grpo_lab.events import Crash, Ended, Evaluated, Started, Stepped, Verdict
 from grpo_lab.runs.session import Session
 from grpo_lab.ui import plots, side_by_side
@@ -176,6 +176,7 @@ def test_every_rule_and_measurement_of_the_table_is_known():
     assert {row[4] for row in rows} == set(dual_report._RULES)
     assert {name for row in rows for name in row[3]} <= set(dual_report.SHOWN)
     assert {run for row in rows for run in row[1:3]} == set(RUNS)
+    assert {name for fix in dual_report._TABLES["fixes"] for name in fix.get("scenarios", ())} <= set(scenario_names())
 
 
 def test_the_figure_has_a_plot_an_objective_with_its_band_and_held_out_rewards():
