@@ -210,8 +210,9 @@ def test_the_figure_has_a_plot_an_objective_with_its_band_and_held_out_rewards()
         ("num_steps", "is no override"),
     ],
 )
-def test_a_mistake_is_one_line_and_no_folder(call, monkeypatch, tmp_path, override, message):
+def test_a_mistake_is_one_line_before_any_run_begins(call, monkeypatch, tmp_path, override, message):
     monkeypatch.setattr("warnings.showwarning", None)
+    monkeypatch.setattr(side_by_side, "warm_child", None)
     code, out, err = call("dual", "--out", tmp_path / "out", "--set", override)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("error: ") and message in err
