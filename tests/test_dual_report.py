@@ -25,7 +25,7 @@ from grpo_lab.analysis.dual_report import (
     memory_claims,
     report,
 )
-from grpo_lab.config.catalog import preset
+from grpo_lab.config.catalog import preset, scenario_names
 from grpo_lab.events import Crash, Ended, Evaluated, Started, Stepped, Verdict
 from grpo_lab.runs.session import Session
 from grpo_lab.ui import plots, side_by_side
@@ -176,6 +176,7 @@ def test_every_rule_and_measurement_of_the_table_is_known():
     assert {row[4] for row in rows} == set(dual_report._RULES)
     assert {name for row in rows for name in row[3]} <= set(dual_report.SHOWN)
     assert {run for row in rows for run in row[1:3]} == set(RUNS)
+    assert {name for fix in dual_report._TABLES["fixes"] for name in fix.get("scenarios", ())} <= set(scenario_names())
 
 
 def test_the_figure_has_a_plot_an_objective_with_its_band_and_held_out_rewards():
@@ -209,8 +210,9 @@ def test_the_figure_has_a_plot_an_objective_with_its_band_and_held_out_rewards()
         ("num_steps", "is no override"),
     ],
 )
-def test_a_mistake_is_one_line_and_no_folder(call, monkeypatch, tmp_path, override, message):
+def test_a_mistake_is_one_line_before_any_run_begins(call, monkeypatch, tmp_path, override, message):
     monkeypatch.setattr("warnings.showwarning", None)
+    monkeypatch.setattr(side_by_side, "warm_child", None)
     code, out, err = call("dual", "--out", tmp_path / "out", "--set", override)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("error: ") and message in err
