@@ -213,6 +213,24 @@ def test_names_select_layers(bases, names, layers):
     assert len(split(adapted(bases, *overrides))[0]) == 2 * layers
 
 
+@pytest.mark.parametrize(("names", "modules"), [("ln_1,ln_2,ln_f", 9), ("h.0.ln_1,", 1)])
+def test_names_select_norms_that_move_with_the_adapters(run, bases, names, modules):
+    start = bases("fp32")[0].transformer.h[0].ln_1.weight
+    learner, policy, steps = run(f"lora.modules_to_save={names}")
+    assert len([name for name in split(policy)[0] if "modules_to_save" in name]) == 2 * modules
+    norm = policy.transformer.h[0].ln_1.weight
+    assert not torch.equal(norm, start) and steps[0].metrics["kl"] == 0 and steps[-1].metrics["kl"] > 1e-6
+    with learner.reference:
+        assert torch.equal(policy.transformer.h[0].ln_1.weight, start)
+
+
+@pytest.mark.parametrize("names", ["ln_9,", "c_attn,", "wte,"])
+def test_a_name_that_matches_no_norm_is_an_error_before_training(bases, names):
+    training = gl.train(LORA.with_(f"lora.modules_to_save={names}"), copy.deepcopy(bases("fp32")))
+    with pytest.raises(ConfigError, match=rf"'{names[:-1]}' matches no norm; this model has ln_1, ln_2, ln_f"):
+        next(training)
+
+
 @pytest.mark.parametrize("names", ["q_proj,", "c_attn,q_proj", "attn,", "lm_head,"])
 def test_a_name_that_matches_no_layer_is_an_error_before_training(bases, names):
     wrong = names.split(",")[-1] or names[:-1]
@@ -265,12 +283,13 @@ def test_adapters_on_needs_adapters():
 # --- files ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
+@pytest.fixture(scope="module", params=[(), ("lora.modules_to_save=ln_1,ln_f",)], ids=["adapters", "norms"])
+def saved(tmp_path_factory, request):
     """A session that trained adapters and saved them, and its policy."""
     folder = tmp_path_factory.mktemp("run") / "run"
     model = loading.load("tiny")
-    session = gl.Session(LORA.with_("lora.save_merged=true"), folder, model=model, child=False, save_model=True).run()
+    config = LORA.with_("lora.save_merged=true", *request.param)
+    session = gl.Session(config, folder, model=model, child=False, save_model=True).run()
     return session, model[0]
 
 

@@ -91,9 +91,9 @@ class Config:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain nested dictionaries, as config.json holds them."""
-        sections = {name: dataclasses.asdict(getattr(self, name)) for name in SECTIONS}
-        for section, name in (("data", "rewards"), ("lora", "target_modules"), ("run", "stages")):
-            sections[section][name] = list(sections[section][name])  # JSON and TOML know no tuples
+        values = {name: dataclasses.asdict(getattr(self, name)).items() for name in SECTIONS}
+        # JSON and TOML know no tuples.
+        sections = {name: {k: [*v] if isinstance(v, tuple) else v for k, v in rows} for name, rows in values.items()}
         switches = {kind: {k: dict(v) for k, v in getattr(self, kind).items()} for kind in SWITCHES}
         objectives = [objective.settings() for objective in self.objectives]
         return sections | switches | ({OBJECTIVES: objectives} if objectives else {})

@@ -256,6 +256,8 @@ class LoraConfig(Settings):
     """Dropout before the adapters. Every pass of GRPO is made without dropout: there it changes nothing."""
     target_modules: tuple[str, ...] = ()
     """Names of the linear layers that get adapters, as `c_attn` or `h.0.attn.c_attn`; empty: all but the head."""
+    modules_to_save: tuple[str, ...] = ()
+    """Names of norms that are trained too, and saved with the adapters, as `ln_1` or `h.0.ln_1`."""
     reference: Annotated[str, OneOf("adapters_off", "adapters_on")] = "adapters_off"
     """The reference model: adapters as they were before training, which is without any effect if they are new. With
     `adapters_on`, a mistake, the reference is the policy itself."""

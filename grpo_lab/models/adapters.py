@@ -48,10 +48,11 @@ def _add(model: Any, config: LoraConfig, seed: int) -> None:
     """Add adapters that change nothing yet: the second matrix of each is 0."""
     from peft import LoraConfig as PeftConfig
 
-    layers = _targets(model, config.target_modules)
+    layers, whole = _targets(model, config.target_modules), _whole(model, config.modules_to_save)
     transposed = all(isinstance(layer, Conv1D) for layer in layers.values())
     sizes: dict[str, Any] = {"r": config.r, "lora_alpha": config.alpha, "lora_dropout": config.dropout}
-    _inject(model, PeftConfig(**sizes, target_modules=[*layers], fan_in_fan_out=transposed), seed)
+    names: dict[str, Any] = {"target_modules": [*layers], "modules_to_save": whole or None}
+    _inject(model, PeftConfig(**sizes, **names, fan_in_fan_out=transposed), seed)
 
 
 def _inject(model: Any, config: Any, seed: int) -> None:
@@ -69,16 +70,31 @@ def _targets(model: Any, names: Iterable[str]) -> Mapping[str, torch.nn.Module]:
     head = model.get_output_embeddings()  # often the embedding too: an adapter merged into it would change both
     modules = [(name, each) for name, each in model.named_modules() if each is not head]
     linear = {name: each for name, each in modules if isinstance(each, torch.nn.Linear | Conv1D)}
+    return _matching(linear, names, "lora.target_modules", "linear layer") or linear
+
+
+def _whole(model: Any, names: Iterable[str]) -> list[str]:
+    """The names of the modules that a config trains beside the adapters. Raises ConfigError for a name without any."""
+    head = model.get_output_embeddings()
+    leaves = [(name, each) for name, each in model.named_modules() if each is not head and not [*each.children()]]
+    norms = {
+        name: each for name, each in leaves if all(p.dim() < 2 for p in each.parameters()) and [*each.parameters()]
+    }
+    return [*_matching(norms, names, "lora.modules_to_save", "norm")]
+
+
+def _matching(
+    modules: Mapping[str, torch.nn.Module], names: Iterable[str], setting: str, kind: str
+) -> Mapping[str, torch.nn.Module]:
+    """The modules that the names of a setting select. Raises ConfigError for a name that matches none of them."""
     chosen: dict[str, torch.nn.Module] = {}
     for wanted in names:
-        found = {name: layer for name, layer in linear.items() if f".{name}".endswith(f".{wanted}")}
+        found = {name: module for name, module in modules.items() if f".{name}".endswith(f".{wanted}")}
         if not found:
-            known = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linear))
-            raise ConfigError(
-                f"lora.target_modules: {wanted!r} matches no linear layer; this model has {known or 'none'}"
-            )
+            known = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in modules))
+            raise ConfigError(f"{setting}: {wanted!r} matches no {kind}; this model has {known or 'none'}")
         chosen |= found
-    return chosen or linear
+    return chosen
 
 
 def merged(policy: Any) -> Any:
@@ -87,11 +103,14 @@ def merged(policy: Any) -> Any:
     if hasattr(policy, "merge_and_unload"):  # a PeftModel, which may have adapters of any kind
         return policy.merge_and_unload()
     from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils import ModulesToSaveWrapper
 
     for name, layer in [*policy.named_modules()]:
         if isinstance(layer, BaseTunerLayer):
             layer.merge()
             policy.set_submodule(name, layer.get_base_layer())
+        elif isinstance(layer, ModulesToSaveWrapper):
+            policy.set_submodule(name, layer.modules_to_save[NAME])
     policy._hf_peft_config_loaded = False  # else save_pretrained looks for adapters
     return policy
 
@@ -138,7 +157,8 @@ def load(model: Any, folder: Path) -> None:
         raise ModelError(
             f"{folder}: cannot load the adapters ({type(error).__name__}: {cause}); save them with save_pretrained"
         ) from error
-    lost = [*found.unexpected_keys, *(name for name in found.missing_keys if "lora_" in name)]
+    of_adapters = ("lora_", "modules_to_save")
+    lost = [*found.unexpected_keys, *(name for name in found.missing_keys if any(part in name for part in of_adapters))]
     if lost:
         raise ModelError(
             f"{folder}: {len(lost)} matrices do not fit the model, first {lost[0]}; save the adapters again"
