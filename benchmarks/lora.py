@@ -23,8 +23,20 @@ from grpo_lab.events import Evaluated
 from grpo_lab.training.trainer import train
 
 RANKS: Mapping[str, tuple[str, ...]] = {"full": (), "r = 8": ("lora.r=8",), "r = 16": ("lora.r=16",)}
-RATES: Mapping[str, str] = {"full": "3e-4", "r = 8": "4e-3", "r = 16": "4e-3"}
-"""Of the comparison of rewards: the learning rate of `plain`, and the best of 1e-3, 2e-3 and 4e-3 at r = 8, seed 0."""
+NORMS = ("lora.r=8", "lora.alpha=32", "lora.modules_to_save=ln_1,ln_2,ln_f")
+REWARDS: Mapping[str, tuple[str, ...]] = {
+    "full": ("optimizer.learning_rate=3e-4",),
+    "r = 8": (*RANKS["r = 8"], "optimizer.learning_rate=4e-3"),
+    "r = 16": (*RANKS["r = 16"], "optimizer.learning_rate=4e-3"),
+    "r = 8, alpha = 32": (*NORMS[:2], "optimizer.learning_rate=4e-3"),
+    "r = 8, alpha = 32, norms": (*NORMS, "optimizer.learning_rate=4e-3"),
+}
+"""Of the comparison of rewards. Rates: that of `plain`, and the best of 1e-3, 2e-3 and 4e-3 at r = 8, seed 0."""
+DUAL: Mapping[str, tuple[str, ...]] = {
+    "full": (),
+    "r = 8, alpha = 32, norms": (*NORMS, "sft.learning_rate=4e-4", "optimizer.learning_rate=2e-4"),
+}
+"""Of the comparison on the preset `dual`."""
 SHAPES = ("0.8M", "135M")
 WORK = ("data.num_prompts=4", "data.num_generations=4", "sampling.max_completion_length=32")
 LEARN = ("run.num_eval=500", "run.threads=1", "run.device=cpu", "optimizer.schedule=cosine")
@@ -42,7 +54,10 @@ def main(
     use_threads(1)
     parts: dict[str, Iterator[dict[str, Any]]] = {f"memory, {shape}": peaks(shape) for shape in SHAPES}
     parts |= {"step time": times(Plan(blocks=12, steps=3))}
-    parts |= {f"reward, {name}": rewards(name, steps, seeds) for name in RANKS}
+    work = preset("plain").with_(*LEARN, f"run.num_steps={steps}")
+    parts |= {f"reward, {name}": rewards(work.with_(*changes), seeds) for name, changes in REWARDS.items()}
+    both = preset("dual").with_("run.num_eval=400", *LEARN[1:3])
+    parts |= {f"dual, {name}": rewards(both.with_(*changes), seeds) for name, changes in DUAL.items()}
     for name, part in parts.items():
         if not only or name.startswith(tuple(only)):
             for state in part:
@@ -72,17 +87,17 @@ def _long(plan: Plan, settings: tuple[str, ...]) -> Config:
     return settle().with_(f"run.num_steps={plan.total}", *settings)
 
 
-def rewards(name: str, steps: int, seeds: int) -> Iterator[dict[str, Any]]:
-    """Held-out reward before and after training by seed, on the work of `plain` at the rank's own rate."""
-    rate, before, after = RATES[name], [], []
+def rewards(config: Config, seeds: int) -> Iterator[dict[str, Any]]:
+    """Held-out rewards at the start and after each stage, by objective and seed, and the means at the end."""
+    found: dict[str, list[list[float]]] = {}
     for seed in range(seeds):
-        settings = (f"run.num_steps={steps}", f"run.seed={seed}", f"optimizer.learning_rate={rate}", *RANKS[name])
-        config = preset("plain").with_(*LEARN, *settings)
-        first, last = [event.reward for event in train(config) if isinstance(event, Evaluated)]
-        before.append(first)
-        after.append(last)
-        mean = round(statistics.fmean(after), 4)
-        yield {"steps": steps, "rate": rate, "before": before, "after": after, "mean after": mean}
+        events = train(config.with_(f"run.seed={seed}"))
+        held_out = [event.objectives or {"reward": event.reward} for event in events if isinstance(event, Evaluated)]
+        for name in held_out[0]:
+            found.setdefault(name, []).append([stage[name] for stage in held_out])
+        means = {name: round(statistics.fmean(run[-1] for run in runs), 4) for name, runs in found.items()}
+        given = {"steps": config.run.num_steps, "rate": config.optimizer.learning_rate}
+        yield {**given, "held out": found, "mean at the end": means}
 
 
 if __name__ == "__main__":
