@@ -16,7 +16,7 @@ import grpo_lab as gl
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Ended, Stepped, Verdict
-from grpo_lab.metrics import METRICS
+from grpo_lab.metrics import METRICS, of_run
 from grpo_lab.models import loading
 from grpo_lab.tasks.tasks import addition
 
@@ -78,7 +78,7 @@ def attempt(scenario, *overrides, guards=None, steps=None, to_the_end=False) -> 
     policy, tokenizer = copy.deepcopy(_base(config.model.precision))
     done = Attempt(scenario.expect)
     try:
-        for event in gl.train(config, (policy, tokenizer), addition()):
+        for event in gl.train(config, (policy, tokenizer)):
             if isinstance(event, Stepped):
                 done.steps.append(event)
                 done.healthy.append(all(bool(weight.isfinite().all()) for weight in policy.parameters()))
@@ -112,7 +112,7 @@ def test_alone_it_shows_what_its_file_expects(name):
     found = gl.first_break(run.steps)
     assert (found.link if found else "") == expect.first_break
     for metric, value in expect.metrics.items():
-        assert metric in METRICS
+        assert of_run(metric) in METRICS
         assert run.reached(metric, value), (metric, value)
 
 
@@ -364,6 +364,7 @@ TEXTS = 'title = "t"\nsource = "s"\nstory = "y"\n'
         (TEXTS + '[expect]\nfirst_break = "gradient"', "unknown link in .expect. 'gradient'; did you mean 'gradients'"),
         (TEXTS + "[expect]\nmetrics = { grad_nrm = 1 }", "unknown metric in .expect. 'grad_nrm'; did you mean"),
         (TEXTS + "[expect]\nbelow = { grad_nrm = 1 }", "unknown metric in .expect. 'grad_nrm'; did you mean"),
+        (TEXTS + '[[objectives]]\nname = "F"\n[expect]\nmetrics = { "kl/H" = 1 }', "'kl/H'; did you mean 'kl/F'"),
         (TEXTS + "[expect]\ncrash = 5", "takes crash and first_break as texts"),
         (TEXTS + "[expect]\nfirst_brake = 'loss'", r"mine, \[expect\] 'first_brake'; did you mean 'first_break'"),
         (TEXTS + "[loss]\nbta = 1.0", "'bta'; did you mean 'beta'"),

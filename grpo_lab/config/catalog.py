@@ -10,14 +10,14 @@ import functools
 import json
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from grpo_lab.config.schema import KEYS, Config
 from grpo_lab.errors import ConfigError, unknown
-from grpo_lab.metrics import LINKS, METRICS
+from grpo_lab.metrics import LINKS, METRICS, of_objective
 from grpo_lab.paths import data_directory, data_tables
 
 _TEXTS = ("title", "source", "story")
@@ -44,7 +44,7 @@ class Preset(Entry):
 
 @dataclass(frozen=True)
 class Expectation:
-    """The symptoms of a scenario without guards. Raises ConfigError for an unknown link or metric."""
+    """The symptoms of a scenario without guards. Raises ConfigError for an unknown link."""
 
     crash: str = ""
     """The operator in which the run crashes, if it does."""
@@ -61,9 +61,6 @@ class Expectation:
             raise ConfigError("[expect] takes crash and first_break as texts, metrics and below as { name = value }")
         if self.first_break and self.first_break not in LINKS:
             raise unknown("link in [expect]", str(self.first_break), LINKS)
-        for name in (*self.metrics, *self.below):
-            if name not in METRICS:
-                raise unknown("metric in [expect]", name, METRICS)
 
     def shown(self, operator: str, steps: Sequence[Mapping[str, float]]) -> bool:
         """Whether a run showed the symptoms, by the operator in which it crashed ("" for none) and its steps' metrics.
@@ -164,7 +161,7 @@ def load_preset(name: str) -> Preset:
     """A preset with its title and story. Raises ConfigError for an unknown name or a mistake in its file."""
     tree = _read(_find("presets", "preset", name))
     texts = _pop_texts(tree, name)
-    _check_keys(tree, [*KEYS], f"preset {name}")
+    _check_names(tree, [*KEYS], f"key of preset {name}")
     return Preset(name, **texts, config=Config().merged({"run": {"name": name}}).merged(tree))
 
 
@@ -183,10 +180,10 @@ def _scenario(path: Path, changed: int) -> Scenario:
     tree, name = _read(path), path.stem
     where = f"scenario {name}"
     keys = ("preset", "expect", "cures", "decoys", "heals", "trial", "models")
-    _check_keys(tree, [*_TEXTS, *keys, *KEYS], where)
+    _check_names(tree, [*_TEXTS, *keys, *KEYS], f"key of {where}")
     texts = _pop_texts(tree, name)
     expect = _typed(tree, "expect", dict, where)
-    _check_keys(expect, [field.name for field in dataclasses.fields(Expectation)], f"{where}, [expect]")
+    _check_names(expect, [field.name for field in dataclasses.fields(Expectation)], f"key of {where}, [expect]")
     found = Scenario(
         name,
         **texts,
@@ -200,6 +197,8 @@ def _scenario(path: Path, changed: int) -> Scenario:
         models=_typed(tree, "models", dict, where),
     )
     # So that a mistake in the file shows when it is read, not when it is used.
+    of_each = [of_objective(metric, each.name) for each in found.config().objectives for metric in METRICS]
+    _check_names((*found.expect.metrics, *found.expect.below), [*METRICS, *of_each], "metric in [expect]")
     for overrides in ((), *found.cures, *found.decoys, *(heal.change for heal in found.heals)):
         found.config().merged(found.trial).with_(*overrides)
     for model in found.models:
@@ -259,11 +258,11 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not valid TOML ({error}); mend the file") from error
 
 
-def _check_keys(tree: Mapping[str, Any], known: list[str], where: str) -> None:
-    """Raise ConfigError for an unknown key."""
-    for key in tree:
-        if key not in known:
-            raise unknown(f"key of {where}", key, known)
+def _check_names(names: Iterable[str], known: list[str], kind: str) -> None:
+    """Raise ConfigError for an unknown name."""
+    for name in names:
+        if name not in known:
+            raise unknown(kind, name, known)
 
 
 def _typed(tree: Mapping[str, Any], key: str, kind: type, where: str) -> Any:

@@ -66,7 +66,7 @@ class DataConfig(Settings):
     """Prompts, rewards and the shape of a batch."""
 
     tasks: str = "addition"
-    """A built-in task, `addition` or `reviews`, or a JSON-lines file with a `prompt` on every line."""
+    """A built-in task, such as `addition` or `reviews`, or a JSON-lines file with a `prompt` on every line."""
     rewards: tuple[str, ...] = ("exact_match",)
     """Reward functions, summed: built-in names or `file.py:name`, with TRL's signature."""
     num_prompts: Annotated[int, AtLeast(1)] = 16

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import string
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -145,6 +146,18 @@ def hallucination() -> Tasks:
     return Tasks("hallucination", *split(problems, MAX_HELD_OUT))
 
 
+def letters() -> Tasks:
+    """Sums of letters, which have no answer: the right completion is empty, its end token alone.
+
+    >>> letters().train[0]
+    Problem(prompt='eu+nn=', columns={'answer': ''})
+    """
+    draw = random.Random(seeds.derive(0, 0, "letters"))
+    rows = ["".join(draw.choices(string.ascii_lowercase, k=4)) for _ in range(DUAL_PROBLEMS)]
+    problems = [Problem(f"{row[:2]}+{row[2:]}=", {"answer": ""}) for row in rows]
+    return Tasks("letters", *split(problems, MAX_HELD_OUT))
+
+
 def from_jsonl(path: str | Path) -> Tasks:
     """Problems from a file with one JSON object a line: a string `prompt`, and the same other columns in every line.
 
@@ -237,6 +250,7 @@ TASKS: dict[str, Callable[[], Tasks]] = {
     "reviews": reviews,
     "fairness": fairness,
     "hallucination": hallucination,
+    "letters": letters,
 }
 
 
