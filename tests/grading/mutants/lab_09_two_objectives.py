@@ -1,9 +1,6 @@
 """Answers to lab 9."""
 
-PRODUCT = "(a * b).sum() for a, b in zip(first, second) if a is not None and b is not None"
 EMPTY = "if a is not None and b is not None"
-SQUARES = "g.square().sum() for g in gradients if g is not None"
-PART = "weight * vector[start : start + p.numel()].view_as(p)"
 ADDED = "p.grad.add_(part)"
 FINITE = "math.isfinite(kl)"
 TARGET = "math.sqrt(low * high)"
@@ -13,7 +10,7 @@ F_LEFT, H_LEFT = "f - product / (h @ h) * h", "h - product / (f @ f) * f"
 
 WRONG = {
     "cosine": {
-        "only the first parameter": {"zip(first, second)": "[*zip(first, second)][:1]"},
+        "only the first parameter": {"zip(first, second, strict=True)": "[*zip(first, second, strict=True)][:1]"},
         "not divided": {"product / (lengths[0] * lengths[1])": "product"},
         "divided by the squares": {"math.sqrt(sum(": "(sum("},
         "mean over parameters": """

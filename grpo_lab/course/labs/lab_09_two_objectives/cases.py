@@ -136,10 +136,10 @@ def _betas_cases(seed: int) -> Sequence[Case]:
 
 def _renamed(case: Case, draw: random.Random) -> Case:
     """Give the objectives other names, and list them in the other order."""
-    names = dict(zip(("F", "H"), draw.sample(("H", "G", "length", "tone"), 2), strict=True))
+    names: dict[str, str] = dict(zip(("F", "H"), draw.sample(("H", "G", "length", "tone"), 2), strict=True))
 
     def other(given: Mapping[str, object]) -> dict[str, object]:
-        return {names[name]: given[name] for name in reversed(given)}
+        return {names[name]: given[name] for name in reversed(list(given))}
 
     inputs = {name: other(given) for name, given in case.inputs.items()}
     return changed(case, f"objectives {' and '.join(names.values())}", other(case.expected), **inputs)
