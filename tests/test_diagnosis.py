@@ -105,6 +105,9 @@ SICK = {
     ),
     "bad-batch": changed(GOOD, kl=(5, 300.0), grad_norm=(5, 140.0)),
     "accumulation-overwrites": changed(GOOD, grad_norm=(6, 0.02)),
+    "objective-left-out": changed(
+        GOOD, kl__H=[1e-4] * 10, reward__H=[0.3] * 10, kl__F=[2 * kl for kl in GOOD["kl"]], reward__F=GOOD["reward"]
+    ),
     "not-finite": changed({name: CUT[name] for name in ("grad_norm", "reward")}, grad_norm=(3, NAN)),
     "loss-not-finite": changed({name: CUT[name] for name in ("loss", "reward")}, loss=(3, NAN))
     | {"grad_norm": [1.0] * 4},
@@ -318,7 +321,23 @@ def test_metrics_are_all_it_sees(trained, tmp_path):
     assert diagnose(sick_run).verdict == diagnose(sick_run.records).verdict == "overflow"
 
 
+def test_an_objective_with_a_small_kl_of_its_own_raises_nothing():
+    """A tenth of the other's KL is a matter of its beta; a KL of exactly 0 is one that no estimator saw."""
+    for share in (0.1, 0.0):
+        kl = {"kl__H": [share * kl for kl in GOOD["kl"]], "kl__F": [(2 - share) * kl for kl in GOOD["kl"]]}
+        curves = changed(GOOD, **kl, reward__H=GOOD["reward"], reward__F=GOOD["reward"])
+        assert diagnose(pd.DataFrame(curves)).verdict == HEALTHY
+
+
+def test_names_with_a_slash_are_objectives_only_with_a_kl_and_a_reward():
+    curves = {"kl": [0.1], "reward": [1.0], "kl/H": [0.1], "reward/H": [1.0], "reward/format": [1.0], "loss/H": [0.5]}
+    assert {*logs.from_frame(pd.DataFrame(curves)).metrics} == {"kl", "reward", "kl/H", "reward/H"}
+
+
 BLIND = (
+    "dual-overwrite",
+    pytest.param("dual-kl-hinge", marks=pytest.mark.slow),
+    pytest.param("dual-temperature-ignored", marks=pytest.mark.slow),
     "clip-spreads-nan",
     "cuda-001",
     "zero-times-infinity",

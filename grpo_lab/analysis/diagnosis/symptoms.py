@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from grpo_lab.analysis.logs import Log
 from grpo_lab.errors import ConfigError, unknown
-from grpo_lab.metrics import METRICS
+from grpo_lab.metrics import METRICS, of_run
 
 Curve = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -67,6 +68,7 @@ class Symptom:
     when: str = "once"
     steps: int = 1
     where: Mapping[str, Any] = field(default_factory=dict)
+    objective: str = ""
 
     @staticmethod
     def read(name: str, tree: Mapping[str, Any]) -> Symptom:
@@ -81,6 +83,8 @@ class Symptom:
                 raise unknown(f"metric of symptom {name}", metric, METRICS)
         if symptom.when not in _WHEN:
             raise unknown(f"when of symptom {name}", symptom.when, _WHEN)
+        if symptom.objective not in ("", "lowest"):
+            raise unknown(f"objective of symptom {name}", symptom.objective, ["lowest"])
         if symptom.is_ and symptom.is_ not in _STATES:
             raise unknown(f"is of symptom {name}", symptom.is_, _STATES)
         if not symptom.is_ and symptom.over is None and symptom.under is None:
@@ -89,9 +93,9 @@ class Symptom:
 
     def look(self, log: Log) -> Sighting:
         """The first step that shows the symptom, None if no step does, or `Unknown` if the log cannot show it."""
-        series = log.metrics.get(self.metric)
+        series = self._lowest(log) if self.objective else log.metrics.get(self.metric)
         if series is None or not len(series):
-            return Unknown(self.metric, "not logged")
+            return None if self.objective else Unknown(self.metric, "not logged")
         others = [name for name in (self.of, self.where.get("metric", "")) if name in METRICS]
         for other in others:
             if other not in log.metrics:
@@ -109,6 +113,11 @@ class Symptom:
         if self.metric == "loss" and self.is_ and _may_hide(log):
             return Unknown("loss", "the logger may replace NaN and inf (logging_nan_inf_filter)")
         return None
+
+    def _lowest(self, log: Log) -> pd.Series | None:
+        """The curve of the objective whose median is the lowest; None in the log of a run that lists no objectives."""
+        curves = [curve for name, curve in log.metrics.items() if name != self.metric == of_run(name)]
+        return min(curves, key=lambda curve: curve.median(), default=None)
 
     def limit(self, bound: float | str) -> float:
         """A bound as a number; "healthy" is the end of the metric's healthy range."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from grpo_lab.metrics import METRICS, OTHER_NAMES
+from grpo_lab.metrics import METRICS, OTHER_NAMES, of_objective
 
 STEP_NAMES = ("step", "global_step", "_step", "training/global_step", "train/global_step", "iteration")
 PREFIXES = ("train/", "rollout/")
@@ -27,7 +27,7 @@ def _bare(name: str) -> str:
 
 
 def choose(names: Iterable[str]) -> dict[str, str]:
-    """For each metric that was logged, its name in the log.
+    """For each metric that was logged, of the run or of one objective, its name in the log.
 
     >>> choose(["train/kl", "critic/score/mean", "critic/rewards/mean", "perf/mfu/actor"])
     {'reward': 'critic/rewards/mean', 'kl': 'train/kl'}
@@ -41,4 +41,7 @@ def choose(names: Iterable[str]) -> dict[str, str]:
         found = [name for name in (metric, *OTHER_NAMES.get(metric, ())) if name in logged]
         if found:
             chosen[metric] = logged[found[0]]
-    return chosen
+    # TRL's names are as long, as in reward/std; an objective of ours has a KL and a reward.
+    objectives = [name.removeprefix("kl/") for name in logged if name.startswith("kl/") and name not in METRICS]
+    each = [of_objective(metric, one) for one in objectives if f"reward/{one}" in logged for metric in chosen]
+    return chosen | {name: logged[name] for name in each if name in logged}

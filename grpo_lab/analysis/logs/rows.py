@@ -22,7 +22,7 @@ class Log:
     """The metrics of one run by step. A NaN in a series was logged as NaN; a step that was not logged is absent."""
 
     metrics: Mapping[str, pd.Series]
-    """By their name in `grpo_lab.metrics.METRICS`; the index is the step."""
+    """By their name in `grpo_lab.metrics.METRICS`, or that of an objective, as kl/F; the index is the step."""
     format: str = "a table"
     """The format as which the log was read."""
     hides_nan: bool = False
