@@ -166,8 +166,8 @@ answer = "c"
 
 # %% tags=["slow"]
 overwrite = gl.scenario("dual-overwrite").config()
-runs = {"overwrite": lab.run(overwrite, "overwrite")}
-runs["separate"] = lab.run(overwrite.with_("loss.combination=separate"), "separate")
+changes = {"overwrite": (), "H ten times": ("objectives.H.weight=10",), "separate": ("loss.combination=separate",)}
+runs = {name: lab.run(overwrite.with_(*change), name.replace(" ", "-")) for name, change in changes.items()}
 rows = ["kl/F", "kl/H", "reward/F", "reward/H", "frac_reward_zero_std/H", "loss/H", "gradients/cosine", "grad_norm"]
 pd.DataFrame({name: run.records[rows].tail(5).mean() for name, run in runs.items()}).round(4)
 
@@ -175,9 +175,12 @@ pd.DataFrame({name: run.records[rows].tail(5).mean() for name, run in runs.items
 # <details><summary>Our measurement: open it after your run</summary>
 #
 # The KL of H is 0.0001, which a log prints as 0.000, and the KL of F is above 0.01. The groups of H have spread
-# (19 of 20), its loss is not 0, and the cosine is not 0, so that H has a gradient. Only its effect is missing: the
-# reward of H stays where it was. With `separate` the KL of H is 0.02 after 16 steps, and rises. The answer is **c**.
-# The report adds that *the parameters do not change*. With F = 0.032 that cannot be.
+# (19 of 20), its loss is not 0, and the cosine is not 0, so that H has a gradient. The answer is **c**.
+#
+# Why is the KL 0.000? With ten times the weight the loss of H is ten times as large, and no other row changes by a
+# digit. A small gradient would have grown; this one is lost between `backward` and the step. With `separate` the KL of
+# H is 0.02 after 16 steps, and rises. `gl.diagnose(runs["overwrite"])` names the cause, too. The report adds that *the
+# parameters do not change*: with F = 0.032 that cannot be.
 #
 # </details>
 #
@@ -217,7 +220,8 @@ pd.DataFrame({name: log[name][rows].tail(12).mean() for name in ("both", "H alon
 # %% [markdown] tags=["instructor"]
 # **Ask.** "Which number in the log proves that H had a gradient?" `gradients/cosine`, which is computed before the
 # vectors are written into `.grad`: for a gradient of 0 it would be 0 in every step. **Then ask** for a number that
-# proves that it was dropped. There is none in the log: `grad_norm` is the norm of what is left. It takes a test.
+# proves that it was dropped. There is none in one log: `grad_norm` is the norm of what is left. It takes a second run
+# with another weight of H, or a test of `set_grads`.
 #
 # **The report's length F = 1.0** has another cause. In the scenario the right completion for F is empty, one token with
 # its end. With `objectives.F.beta=0.02` every completion of F has that length, with `overwrite` and with `separate`: it
