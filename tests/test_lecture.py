@@ -16,7 +16,7 @@ from grpo_lab.runs import recordings
 from grpo_lab.runs.session import Session
 from grpo_lab.runs.summary import Learned, progress_of
 from grpo_lab.ui.widgets.keyboard import Keyboard
-from grpo_lab.ui.widgets.lecture import HEALTHY, SCENARIOS, Lecture, recording, training
+from grpo_lab.ui.widgets.lecture import HEALTHY, KEYS, SCENARIOS, Lecture, recording, training
 from grpo_lab.ui.widgets.messages import VARIABLE
 
 
@@ -142,8 +142,8 @@ def test_the_recordings_are_small_and_no_others_are_left():
 
 
 def test_every_key_shows_its_failure_as_it_happens(lecture):
-    for number, name in enumerate((HEALTHY, *SCENARIOS)):
-        press(lecture, str(number))
+    for key, name in zip(KEYS, (HEALTHY, *SCENARIOS), strict=True):
+        press(lecture, key)
         assert (lecture.name, lecture.healed) == (name, False)
         assert lecture._heal.value == "<div role='status'></div>"
         assert lecture.panel.session.directory.name == f"lecture-{name}"
@@ -163,8 +163,8 @@ def test_b_draws_the_healed_run_over_the_other_and_a_goes_back(lecture):
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_b_says_what_stops_the_failure_what_heals_it_and_why(lecture, monkeypatch, language):
     monkeypatch.setenv(VARIABLE, language)
-    for number, name in enumerate(SCENARIOS, start=1):
-        press(lecture, str(number), "b")
+    for key, name in zip(KEYS[1:], SCENARIOS, strict=True):
+        press(lecture, key.lower(), "b")
         case = scenario(name)
         *stop, heal, why = unescape(lecture._heal.value).split(" → ")
         assert stop == [] if case.cures[0] == case.heals[0].change else all(each in stop[0] for each in case.cures[0])
@@ -174,7 +174,7 @@ def test_b_says_what_stops_the_failure_what_heals_it_and_why(lecture, monkeypatc
 
 def test_no_recording_takes_longer_to_play_than_fifteen_seconds(lecture):
     for number, (name, healed) in enumerate(RUNS[1:]):
-        press(lecture, str(number // 2 + 1), "b" if healed else "a")
+        press(lecture, KEYS[number // 2 + 1], "b" if healed else "a")
         assert lecture.panel.session.directory.name == recording(name, healed)
         assert 0 < lecture.panel.timeline.length / lecture.panel.timeline.speed.value <= 15
 

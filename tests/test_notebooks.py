@@ -121,7 +121,15 @@ def say_times(name, notebook):
             print(f"{name}: cell {cell.id} took {times[cell.id]:.1f} s and is not tagged {SLOW!r}", file=sys.stderr)
 
 
-LONG = ("03_error_chain", "04_guards", "05_kl", "06_silent_failures", "07_precision_and_verl", "08_mystery_runs")
+LONG = (
+    "03_error_chain",
+    "04_guards",
+    "05_kl",
+    "06_silent_failures",
+    "07_precision_and_verl",
+    "08_mystery_runs",
+    "09_two_objectives",
+)
 """Labs that are executed with the slow tests only: other labs train the same runs."""
 
 

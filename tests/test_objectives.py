@@ -335,6 +335,11 @@ def test_pcgrad_removes_what_points_against_the_other_and_nothing_else():
     assert broken is not None and broken.isnan().any()
 
 
+def test_a_gradient_whose_square_underflows_has_no_direction_to_project_on():
+    tiny = [tensor([-1e-23, 0.0])]
+    assert project_conflicting([[tensor([1.0, 0.0])], tiny])[0].tolist() == [1.0, 0.0]  # type: ignore[union-attr]
+
+
 def test_gradients_of_parameters_that_only_one_objective_uses_are_kept():
     parts = [[tensor([1.0]), None], [None, tensor([2.0])]]
     assert add(parts) == [tensor([1.0]), tensor([2.0])] == project_conflicting(parts)

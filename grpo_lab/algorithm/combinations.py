@@ -97,8 +97,9 @@ def project_conflicting(gradients: Sequence[Gradients]) -> Gradients:
         kept = mine
         for other in gradients:
             against = float(dot(kept, other)) if other is not mine else 0.0
-            if against < 0:  # False for NaN, which the guards find in the sum
-                share = against / float(dot(other, other))
+            square = float(dot(other, other))
+            if against < 0 < square:  # False for NaN, which the guards find in the sum, and where the square underflows
+                share = against / square
                 kept = [g if g is None or o is None else g - share * o for g, o in zip(kept, other, strict=True)]
         projected.append(kept)
     return add(projected)

@@ -16,7 +16,7 @@ def lecture(
     ] = None,
     browser: Annotated[bool, typer.Option(help="Open a browser window, or only print the address.")] = True,
 ) -> None:
-    """Open the lecture in JupyterLab: nine recorded failures, as they happen and healed, on any machine.
+    """Open the lecture in JupyterLab: ten recorded failures, as they happen and healed, on any machine.
 
     Press Shift+Enter once to begin. Ctrl-C in the terminal ends the server.
     """

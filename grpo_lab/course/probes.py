@@ -217,6 +217,15 @@ def gradients_left(function: Asked, inputs: Inputs) -> dict[str, Any]:
     return {"left in .grad": [parameter.grad for parameter in parameters], "given": given}
 
 
+def gradients_of_vectors(function: Asked, inputs: Inputs) -> dict[str, Any]:
+    """The gradients left after one call a flat vector with its weight, and the vectors, which must not change."""
+    parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in inputs["shapes"]]
+    vectors = [vector.clone() for vector in inputs["vectors"]]
+    for vector, weight in zip(vectors, inputs["weights"], strict=True):
+        function(parameters, vector, weight)
+    return {"left in .grad": [parameter.grad for parameter in parameters], "given": vectors}
+
+
 def updates_in_turn(function: Asked, inputs: Inputs) -> dict[str, Any]:
     """The weights, norms and optimizer steps after one call a batch, on one linear model with one AdamW."""
     weight = torch.nn.Parameter(inputs["weight"].clone())
@@ -242,6 +251,7 @@ def _seen(optimizer: torch.optim.Optimizer, weight: Tensor) -> list[Tensor]:
 
 _TENSORS = (by_delta, by_logprobs, value_and_gradient, in_a_batch, ratio_in_a_batch, by_estimator)
 _PLAIN = (call, of_a_curve, as_a_bool, as_floats)
-_TRAINING = (one_norm, norms_in_turn, step_or_not, updates_made, gradients_left, updates_in_turn)
-PROBES: dict[str, Probe] = {probe.__name__: probe for probe in (*_TENSORS, *_PLAIN, *_TRAINING)}
+_VECTORS = (gradients_left, gradients_of_vectors)
+_TRAINING = (one_norm, norms_in_turn, step_or_not, updates_made, updates_in_turn)
+PROBES: dict[str, Probe] = {probe.__name__: probe for probe in (*_TENSORS, *_PLAIN, *_VECTORS, *_TRAINING)}
 """The probes that an exercise may use."""

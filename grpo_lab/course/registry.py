@@ -15,6 +15,7 @@ LABS = (
     "06_silent_failures",
     "07_precision_and_verl",
     "08_mystery_runs",
+    "09_two_objectives",
 )
 """In the order of the course."""
 

@@ -68,6 +68,10 @@ def test_lecture_by_keys(notebook):
     keys.press("Space")  # the key of the lecture, not of the button that the mouse left
     expect(nb.find("play")).to_contain_text("Play")
     says(nb, "explodes")
+    keys.press("d")
+    says(nb, "Two objectives")
+    keys.press("b")
+    expect(nb.find("heal")).to_contain_text("loss.combination=separate")
     keys.press("r")
     says(nb, "A healthy run")
     assert nb.page.locator(".jp-Cell").count() == 1  # JupyterLab's own keys, a and b among them, kept out

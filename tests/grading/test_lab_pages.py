@@ -34,6 +34,14 @@ def test_the_outcome_of_a_prediction_is_the_reference_answer(name):
             assert f'answer = "{exercise.check.outcome}"' in answers[f"{name}-{exercise.name}"]
 
 
+def test_the_guide_to_grading_counts_exercises_and_points():
+    exercises = [each for name in LABS for each in lab_page(name).exercises.values()]
+    texts = sum(each.points for each in exercises if each.kind == "text")
+    points = sum(each.points for each in exercises)
+    counted = f"{len(exercises)} exercises for {points} points; {texts} of the points are"
+    assert counted in (ROOT / "docs" / "grading.md").read_text(encoding="utf-8")
+
+
 def test_every_file_belongs_to_a_lab():
     assert sorted(path.name for path in TEXTS.iterdir()) == [f"{name}.toml" for name in LABS]
 

@@ -20,6 +20,8 @@ RAISES = {
     "04_guards/guard/returns None",
     "08_mystery_runs/objective/a name that is not defined",
     "08_mystery_runs/objective/returns None",
+    "09_two_objectives/cosine/None is an error",
+    "09_two_objectives/next_betas/absent raises",
 }
 """What never gets as far as a value."""
 CLASSICS = {
@@ -31,7 +33,7 @@ CLASSICS = {
     "biased std": ("01_grpo_by_hand/advantages",),
     "not divided": ("06_silent_failures/one_update", "08_mystery_runs/update"),
     "zero_grad in the loop": ("06_silent_failures/one_update", "08_mystery_runs/update"),
-    "copy_ for add_": ("08_mystery_runs/gradients",),
+    "copy_ for add_": ("08_mystery_runs/gradients", "09_two_objectives/set_grads"),
     "zero loss": ("01_grpo_by_hand/policy_loss", "06_silent_failures/one_update", "08_mystery_runs/objective"),
     "clamp after exp": ("02_explosion/bounded", "05_kl/straight", "08_mystery_runs/objective"),
     "nan > limit": ("00_start/out_of_range", "04_guards/guard", "04_guards/skip", "05_kl/next_beta"),

@@ -1,4 +1,4 @@
-"""The panel for a lecture: nine recorded failures in teaching order, in large type, controlled by single keys."""
+"""The panel for a lecture: ten recorded failures in teaching order, in large type, controlled by single keys."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -26,8 +26,11 @@ SCENARIOS = (
     "nan-passes-threshold",
     "verl-nan-logprob",
     "accumulation-zeroed",
+    "dual-overwrite",
 )
-"""In teaching order: spike, explosion, NaN from finite numbers, NaN weights, crash, three hidden, one without guard."""
+"""In teaching order: spike, explosion, NaN from finite numbers, NaN weights, crash, three hidden, two without guard."""
+KEYS = "0123456789D"
+"""The key of each place in the order, from the healthy run on."""
 FRAME = "grpo-lab-lecture"
 GUARDS = "stable"
 HEALTHY = "healthy"
@@ -56,8 +59,9 @@ class Lecture:
     """Failures to show in turn: each as it happens (A), and healed, under the guards of `stable`, drawn over it (B).
 
     Recordings named lecture-<scenario> and lecture-<scenario>-healed are replayed at any speed; every scenario can be
-    trained live in the same panel. Keys: 1 to 9 show a failure and 0 the healthy run, space plays and pauses, arrows
-    move one step, Home and End go to the ends, A and B compare, R returns to the healthy run. The code is hidden.
+    trained live in the same panel. Keys: 1 to 9 and D show a failure and 0 the healthy run, space plays and pauses,
+    arrows move one step, Home and End go to the ends, A and B compare, R returns to the healthy run. The code is
+    hidden.
     """
 
     def __init__(self, scenarios: Sequence[str] = SCENARIOS, runs: str | Path = "runs/lecture") -> None:
@@ -163,22 +167,19 @@ class Lecture:
         return ipywidgets.VBox(children).add_class(FRAME)
 
     def _make_keyboard(self) -> Keyboard:
-        actions: dict[str, Callable[[], object]] = {str(number): partial(self.show, number) for number in range(10)}
+        actions: dict[str, Callable[[], object]] = {key: partial(self.show, n) for n, key in enumerate(KEYS)}
         actions |= {" ": self.play, "ArrowLeft": lambda: self.move(-1), "ArrowRight": lambda: self.move(1)}
         actions["Home"] = lambda: self.move(-self.panel.timeline.length)
         actions["End"] = lambda: self.move(self.panel.timeline.length)
-        for letter, action in {
-            "a": partial(self.compare, False),
-            "b": partial(self.compare, True),
-            "r": self.reset,
-        }.items():
-            actions |= {letter: action, letter.upper(): action}
-        legend = {"1–9": "scenario", "0 R": "healthy", "␣": "play", "← →": "step", "Home End": "ends", "A B": "compare"}
+        actions |= {"A": partial(self.compare, False), "B": partial(self.compare, True), "R": self.reset}
+        actions |= {key.lower(): action for key, action in actions.items() if key in "ABDR"}
+        legend = {"1–9 D": "scenario", "0 R": "healthy", "␣": "play", "← →": "step", "Home End": "ends"}
+        legend |= {"A B": "compare"}
         return Keyboard(actions, [(key, text(f"lecture.key.{what}")) for key, what in legend.items()], FRAME)
 
     def _scenario_button(self, number: int, name: str) -> ipywidgets.Button:
         short = text(f"lecture.button.{name}") if name in (HEALTHY, *SCENARIOS) else name
-        return _button(f"scenario-{number}", f"{number} {short}", lambda: self.show(number))
+        return _button(f"scenario-{number}", f"{KEYS[number : number + 1]} {short}".strip(), lambda: self.show(number))
 
     def _show_controls(self, live: bool) -> None:
         """Show the panel's own buttons and settings, which a replay does not need."""
