@@ -68,11 +68,12 @@ def test_every_point_is_written_and_a_partial_run_keeps_other_results(tmp_path, 
 def test_one_part_of_the_lora_benchmark_leaves_the_others(tmp_path, monkeypatch):
     file = tmp_path / "lora.json"
     monkeypatch.setattr(lora, "LEARN", ("run.num_eval=4", "run.threads=1", "run.device=cpu", "data.num_prompts=2"))
-    for rank in ("full", "r = 8"):
+    for rank in ("full", "r = 16"):
         lora.main(only=[f"reward, {rank}"], steps=1, seeds=2, out=file)
     found = json.loads(file.read_text())["results"]
-    assert list(found) == ["reward, full", "reward, r = 8"]
-    assert [(part["rate"], len(part["after"])) for part in found.values()] == [("3e-4", 2), ("4e-3", 2)]
+    assert list(found) == ["reward, full", "reward, r = 16"]
+    assert [part["rate"] for part in found.values()] == [3e-4, 4e-3]
+    assert all([len(run) for run in part["held out"]["reward"]] == [2, 2] for part in found.values())
 
 
 @pytest.mark.parametrize(("shape", "count"), [("124M", 124_439_808), ("135M", MODELS["smollm2-135m"].parameters)])

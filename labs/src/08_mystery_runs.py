@@ -469,6 +469,6 @@ lab.questions()
 lab.export()
 
 # %% [markdown]
-# This is the end of the course. Take three things with you: `grpo-lab diagnose` for the logs of your own trainer,
+# Lab 9 trains for two objectives at once. Take three things with you: `grpo-lab diagnose` for the logs of your own trainer,
 # `docs/guards.md` for what each guard stops and hides, and three questions about every run. Is it finite? Does it
 # learn? Is it the loss that I meant?
