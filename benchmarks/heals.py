@@ -1,13 +1,14 @@
 """`python -m benchmarks.heals`: does the heal of each scenario heal on seeds that were not used to find it?
 
 Trains every scenario's trial under the guards of `stable`, without its heal and with it, on five fresh seeds. Writes
-results/heals.md.
+results/heals.md. With `--scenario` only some are trained, and their rows put into the page that is there.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import statistics
 from collections import defaultdict
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Annotated
 import typer
 
 from grpo_lab.analysis.markdown import number, table
-from grpo_lab.analysis.matrix.cells import HEALED, UNHEALED, Cell, cells
+from grpo_lab.analysis.matrix.cells import HEALED, HELD_OUT, UNHEALED, Cell, cells
 from grpo_lab.analysis.matrix.results import GAIN
 from grpo_lab.config.catalog import scenario, scenario_names
 from grpo_lab.events import Ended, Evaluated, Stepped
@@ -29,6 +30,8 @@ LARGE = 10
 """A healed run stays below this norm, but for the steps that the table counts."""
 HEADER = ["scenario", "heal", "before", "guards alone, by seed", "healed, by seed", "gains", "above", "largest norm"]
 HEADER += [f"steps above {LARGE}"]
+MADE = re.compile("^Made by .+$", re.MULTILINE)
+"""The lines of the page that name the commands."""
 Run = dict[str, float]
 """Held-out reward `before` and `after`, the largest norm, and the number of steps with a norm above LARGE."""
 
@@ -37,28 +40,41 @@ def main(
     seeds: Annotated[int, typer.Option(min=1, help="Seeds of each run.")] = 5,
     first: Annotated[int, typer.Option(min=0, help="The first seed.")] = 100,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = os.cpu_count() or 1,
+    only: Annotated[list[str] | None, typer.Option("--scenario", help="A scenario to train; repeatable.")] = None,
     out: Annotated[Path, typer.Option(help="Page to write.")] = Path("benchmarks/results/heals.md"),
 ) -> None:
     """Train every trial, healed and not, and write a table of rewards and norms."""
-    wanted = cells(scenario_names(), {}, seeds, heals=True, first=first)
+    names = [scenario(name).name for name in only or scenario_names()]
+    wanted = cells(names, {}, seeds, heals=True, first=first)
     runs = train(wanted, jobs)
     found: dict[tuple[str, str], list[Run]] = defaultdict(list)
     for cell in wanted:
         found[cell.scenario, cell.column].append(runs[same(cell)])
-    rows = [row(name, found[name, UNHEALED], found[name, HEALED]) for name in scenario_names()]
+    rows = [row(name, found[name, UNHEALED], found[name, HEALED]) for name in names]
     here = environment.describe(threads=1)
-    command = f"python -m benchmarks.heals --seeds {seeds} --first {first}"
+    some = "".join(f" --scenario {name}" for name in only or ())
+    command = f"python -m benchmarks.heals --seeds {seeds} --first {first}{some}"
     page = f"""# The heals on {seeds} fresh seeds
 
 Made by `{command}` on a CPU, torch {here["packages"]["torch"]}.
-Both runs have the guards of `stable` and the length and batch of the scenario's trial. Rewards are means of 250
-held-out problems; `-` means that the run did not end. *gains*: seeds on which the healed run gains {GAIN} or more.
-*above*: seeds on which it ends above the run with guards alone.
+Both runs have the guards of `stable` and the length and batch of the scenario's trial. Rewards are means of {HELD_OUT}
+held-out problems, of each objective where there are several, whose mean is taken; `-` means that the run did not end.
+*gains*: seeds on which the healed run gains {GAIN} or more. *above*: seeds on which it ends above the run with guards
+alone.
 
 {table([HEADER, *rows], literal=True)}
 """
-    out.write_text(page, encoding="utf-8")
+    out.write_text(with_rows(out.read_text(encoding="utf-8"), page) if only else page, encoding="utf-8")
     console.out.print(console.table([HEADER, *rows]))
+
+
+def with_rows(old: str, new: str) -> str:
+    """The new page with the rows of the old one that it lacks, and the commands of both."""
+    lines = [line for page in (old, new) for line in page.splitlines() if line.startswith("| ")]
+    header, *body = {line.split(" | ")[0]: line for line in lines}.values()
+    made = "\n".join(dict.fromkeys(MADE.findall(old) + MADE.findall(new)))
+    text = MADE.sub(lambda _: made, new[: new.index("\n| ")])
+    return "\n".join([text, header, "|" + "---|" * len(HEADER), *sorted(body), ""])
 
 
 def train(wanted: list[Cell], jobs: int) -> dict[str, Run]:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import against_trl, cost, cost_figures, defaults, floor, lora, memory, prompt_passes, shapes
+from benchmarks import against_trl, cost, cost_figures, defaults, floor, heals, lora, memory, prompt_passes, shapes
 from benchmarks.timing import QUICK, Plan, Run, settle
 from grpo_lab.algorithm.logprobs import CHUNK
 from grpo_lab.config.sections import SamplingConfig
@@ -198,3 +198,16 @@ def test_gpu_figures_are_laid_over_those_of_the_calls_before(tmp_path):
         f"test_numbers.py::{name}[off]": "passed",
         f"test_numbers.py::{name}[on]": "passed",
     }
+
+
+def test_rows_of_single_scenarios_take_their_places_in_the_page_of_heals():
+    def page(command, *names):
+        rows = [f"| {name} | by {command} |" for name in names]
+        return "\n".join(
+            [f"# Heals\n\nMade by `{command}`.\nBoth runs.\n", "| scenario | heal |", "|---|---|", *rows, ""]
+        )
+
+    found = heals.with_rows(page("all", "b", "c"), page("some", "a", "c"))
+    assert found.splitlines()[:5] == ["# Heals", "", "Made by `all`.", "Made by `some`.", "Both runs."]
+    assert found.splitlines()[8:] == ["| a | by some |", "| b | by all |", "| c | by some |"]
+    assert heals.with_rows(found, page("some", "a", "c")) == found

@@ -96,6 +96,12 @@ def test_a_written_preset_is_the_same_config(tmp_path):
     assert read == config and math.isinf(read.guards["clip_gradients"]["max_norm"])
 
 
+def test_a_written_preset_holds_its_objectives(tmp_path):
+    config = gl.scenario("dual-temperature-ignored").config().with_("objectives.F.rewards=exact_match,")
+    write_preset(config, tmp_path / "healed.toml", "t", "w")
+    assert gl.preset(str(tmp_path / "healed.toml")) == config and len(config.objectives) == 2
+
+
 TEXTS = 'title = "t"\nsource = "s"\nstory = "y"\n'
 
 

@@ -149,6 +149,18 @@ def test_the_key_names_what_a_task_asks(name, monkeypatch, tmp_path):
     assert len({*keys, cell().key}) == 4
 
 
+def test_the_key_names_the_files_of_each_objective(tmp_path):
+    files = [tmp_path / "mine.jsonl", tmp_path / "mine.py"]
+    table = {"name": "F", "tasks": str(files[0]), "rewards": [f"{files[1]}:reward"]}
+    one = replace(cell(), config=cell().config.merged({"objectives": [table]}))
+    keys = []
+    for file in files:
+        for text in ("one", "another"):
+            file.write_text(text)
+            keys.append(replace(one).key)
+    assert len(set(keys)) == 4
+
+
 def test_a_model_is_read_once_for_all_cells(monkeypatch):
     read = []
     monkeypatch.setattr("grpo_lab.analysis.matrix.cells.sha256", lambda path: read.append(path) or "digest")

@@ -5,6 +5,7 @@ The first cure and the first decoy of each are tried in `make test`, all of them
 
 import copy
 import math
+import statistics
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -24,8 +25,8 @@ NAMES = gl.scenario_names()
 HERE = ("run.threads=1", "run.device=cpu")
 LONG = ("truncated-sampling",)
 """Scenarios that need a minute: all about them is slow."""
-LENGTHY = (*LONG, "train-001")
-"""Scenarios whose cures and decoys are all slow: each run has forty steps of four updates."""
+LENGTHY = (*LONG, "train-001", "dual-overwrite", "dual-kl-hinge")
+"""Scenarios whose cures and decoys are all slow: each run has many updates, or two batches a step."""
 EACH = pytest.mark.parametrize("name", NAMES)
 REPORTED = ("train-001", "cuda-001", "fp16-adam-epsilon")
 """Scenarios that the stable guards meet in `make test`; they meet the others with the slow tests."""
@@ -212,6 +213,44 @@ def test_the_hinge_falls_while_the_exact_kl_rises():
     assert max(exact[later]) > 20 * max(hinge[later]) and max(exact) > 1 > 2 * max(hinge)
     honest = attempt(gl.scenario("kl-hinge"), "loss.kl_estimator=k3", to_the_end=True).steps
     assert max(step.metrics["kl"] for step in honest) > 1
+
+
+def last_half(steps, name):
+    """The mean of a metric over the last half of the steps."""
+    return statistics.fmean(step.metrics[name] for step in steps[len(steps) // 2 :])
+
+
+def test_the_last_objective_s_gradient_is_the_only_one():
+    """F = 0.032, H = 0.000 in the report. H moves a little, because F moves the weights that both share."""
+    steps = alone("dual-overwrite").steps
+    assert 0.02 < last_half(steps, "kl/F") < 0.06 and last_half(steps, "kl/H") < 0.0005
+    assert all(step.metrics["weights/max_move"] > 0 for step in steps)
+    heavier = attempt(gl.scenario("dual-overwrite"), SEED, "objectives.H.weight=10", steps=3).steps
+    assert [step.metrics["kl/H"] for step in heavier] == [step.metrics["kl/H"] for step in steps[:3]]
+
+
+@pytest.mark.slow
+def test_a_weak_penalty_gives_the_reported_length_of_one_token_with_and_without_the_bug():
+    """Then F is far from its band: its completions become one token because its reward asks for that."""
+    for combination in ("overwrite", "separate"):
+        weak = ("objectives.F.beta=0.02", f"loss.combination={combination}")
+        steps = attempt(gl.scenario("dual-overwrite"), SEED, *weak, to_the_end=True).steps
+        assert last_half(steps, "completions/mean_length/F") < 1.05 and last_half(steps, "kl/F") > 0.3
+
+
+def test_the_controller_of_an_objective_follows_its_hinge_away_from_its_band():
+    steps = alone("dual-kl-hinge").steps
+    assert steps[-1].metrics["kl/F"] == 0 and last_half(steps, "kl/exact/F") > 20 * 0.06
+    assert steps[-1].metrics["beta/F"] < 0.8 * steps[0].metrics["beta/F"], "ever weaker, the farther F goes"
+    right = attempt(gl.scenario("dual-kl-hinge"), SEED, "loss.kl_estimator=k3", to_the_end=True).steps
+    assert right[-1].metrics["beta/F"] > 1.4 * right[0].metrics["beta/F"]
+    assert last_half(right, "kl/exact/F") < last_half(steps, "kl/exact/F") / 5
+
+
+def test_only_the_objective_whose_temperature_is_ignored_shows_a_gap():
+    steps = alone("dual-temperature-ignored").steps
+    gaps = ("sampling/sampling_logp_difference/mean/F", "sampling/sampling_logp_difference/mean/H")
+    assert all(step.metrics[gaps[0]] < 0.001 < 0.3 < step.metrics[gaps[1]] for step in steps)
 
 
 def test_an_unscaled_loss_still_teaches_and_a_threshold_stops_it():

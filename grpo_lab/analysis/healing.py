@@ -84,7 +84,15 @@ def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[
 def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by their path; a guard or fault is on, whatever its settings."""
     flat = {f"{section}.{name}": value for section in SECTIONS for name, value in tree[section].items()}
+    for one in tree.get("objectives", ()):
+        flat |= {f"objectives.{one['name']}.{name}": value for name, value in _of_objective(one).items()}
     return flat | {f"{kind}.{name}": True for kind in SWITCHES for name in tree[kind]}
+
+
+def _of_objective(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of one objective, those of its sampling as `sampling.temperature`."""
+    sampling = {f"sampling.{name}": value for name, value in table["sampling"].items()}
+    return {name: value for name, value in table.items() if name != "sampling"} | sampling
 
 
 def in_words(found: Suggestion) -> str:
@@ -105,6 +113,8 @@ def write_preset(config: Config, path: Path, title: str, why: str) -> None:
     for kind in SWITCHES:
         for name, settings in config.to_dict()[kind].items():
             lines += _table(f"{kind}.{json.dumps(name)}", settings)
+    for one in config.to_dict().get("objectives", ()):
+        lines += _table("[objectives]", _of_objective(one))
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -167,11 +167,13 @@ def data_version(config: Config) -> str:
 
     A hub id counts by its name alone, because its version is unknown offline.
     """
-    name, task = config.model.name, config.data.tasks
+    name, parts = config.model.name, (config.data, *config.objectives)
     model = MODELS[name].path if name in MODELS else Path(name).expanduser()
     files = [path for path in sorted(model.glob("*")) if path.suffix != ".md"]
-    files += [data_directory() / "tasks" / f"{task}.toml", data_directory() / "crashes.toml", Path(task)]
-    files += [Path(name.rpartition(":")[0] or name) for name in config.data.rewards]
+    tasks = [part.tasks for part in parts if part.tasks]
+    files += [*(data_directory() / "tasks" / f"{task}.toml" for task in tasks), *map(Path, tasks)]
+    files += [Path(name.rpartition(":")[0] or name) for part in parts for name in part.rewards or ()]
+    files += [data_directory() / "crashes.toml"]
     stats = [(path, path.stat()) for path in files if path.is_file()]
     return _digest("".join(_contents(path, stat.st_mtime_ns, stat.st_size) for path, stat in stats))
 
