@@ -27,8 +27,8 @@ MISMATCH = "sampling/sampling_logp_difference/mean"
 PROBLEMS = 400
 LEAST_SHARE = 0.8
 """Share of the late steps in which a KL must be inside its band to count as kept there."""
-REWARD_MARGIN = 0.1
-"""Loss of held-out reward that counts: about two standard errors of the difference between two evaluations."""
+REWARD_MARGIN = 0.15
+"""Loss of held-out reward that counts: more than two standard errors of the difference between two evaluations of H."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,14 @@ class DualRun:
 
     def rewards(self, objective: str) -> str:
         """The held-out rewards of an objective, stage by stage."""
-        return ">".join(_shown(stage, objective, ".2f") for stage in self.held_out) or "-"
+        return ">".join(_shown(stage, objective, "z.2f") for stage in self.held_out) or "-"
 
     def least(self, name: str) -> float:
         """The smaller share of steps in a band. Raises KeyError where there is no band or no KL."""
         return min(self.inside[f"{name}/{each}"] for each in OBJECTIVES)
 
 
-def _shown(numbers: Mapping[str, float], name: str, form: str = ".3f") -> str:
+def _shown(numbers: Mapping[str, float], name: str, form: str = "z.3f") -> str:
     """One of the numbers as text; a dash where it is missing."""
     return format(numbers[name], form) if name in numbers else "-"
 

@@ -1,5 +1,6 @@
 """`grpo-lab dual`: train the preset and its variants with progress bars, draw the figures and write the page."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def train_dual(directory: Path, overrides: Sequence[str]) -> Path:
     memory, failed = _checked(configs["dual"], directory)
     tried = dual_report.claims(runs, memory)
     figures = _draw(directory, sessions, runs)
-    command = " ".join(("grpo-lab dual", *(f"--set {override}" for override in overrides)))
+    command = shlex.join(("grpo-lab", "dual", *(word for override in overrides for word in ("--set", override))))
     page = directory / "report.md"
     text = dual_report.report(runs, tried, failed, figures, command, configs["dual"])
     page.write_text(text, encoding="utf-8")
