@@ -5,6 +5,7 @@ import functools
 import json
 import math
 import warnings
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -321,17 +322,61 @@ def test_metrics_are_all_it_sees(trained, tmp_path):
     assert diagnose(sick_run).verdict == diagnose(sick_run.records).verdict == "overflow"
 
 
+def two(share: float = 1.0, **curves: Any):
+    """The healthy steps with objectives F and H; the KL of H is this share of the mean."""
+    kl = {"kl__H": [share * kl for kl in GOOD["kl"]], "kl__F": [(2 - share) * kl for kl in GOOD["kl"]]}
+    return changed(GOOD, **{**kl, "reward__H": GOOD["reward"], "reward__F": GOOD["reward"]} | curves)
+
+
 def test_an_objective_with_a_small_kl_of_its_own_raises_nothing():
-    """A tenth of the other's KL is a matter of its beta; a KL of exactly 0 is one that no estimator saw."""
-    for share in (0.1, 0.0):
-        kl = {"kl__H": [share * kl for kl in GOOD["kl"]], "kl__F": [(2 - share) * kl for kl in GOOD["kl"]]}
-        curves = changed(GOOD, **kl, reward__H=GOOD["reward"], reward__F=GOOD["reward"])
-        assert diagnose(pd.DataFrame(curves)).verdict == HEALTHY
+    """A tenth of the other's KL is a matter of its beta."""
+    assert diagnose(pd.DataFrame(two(0.1))).verdict == HEALTHY
+
+
+def test_a_kl_of_zero_is_found_for_its_objective():
+    found = diagnose(pd.DataFrame(two(0.0, reward__H=[0.3] * 10)))
+    assert found.verdict == "objective-left-out" and found.findings[0].objective == "H"
+    shown = found.findings[0].evidence[0]
+    assert shown.metric == "kl/H" and shown.value == 0 and shown.says.endswith("(medians: F 0.027, H 0)")
+    of_own_reference = diagnose(pd.DataFrame(two(0.0))).findings
+    assert [(each.cause.name, each.objective) for each in of_own_reference] == [
+        ("reference-is-policy", "H"),
+        ("objective-left-out", "H"),
+    ]
+
+
+def test_a_symptom_of_one_objective_is_found_though_the_mean_hides_it():
+    """The mean KL stays in its healthy range; an explosion of both is one finding, of the run."""
+    sick: dict[str, Any] = {"kl__H": [0.0, *[1.6] * 9], "reward__H": [0.3] * 10}
+    found = diagnose(pd.DataFrame(two(**sick, kl=[0.0, *[0.3] * 9])))
+    assert [(each.cause.name, each.objective) for each in found.findings] == [("steps-too-large", "H"), ("drift", "H")]
+    both = diagnose(
+        pd.DataFrame(two(**sick, kl__F=sick["kl__H"], reward__F=[0.3] * 10, kl=sick["kl__H"], reward=[0.3] * 10))
+    )
+    assert [(each.cause.name, each.objective) for each in both.findings] == [("steps-too-large", ""), ("drift", "")]
+
+
+def test_a_log_may_hold_objectives_alone():
+    """As dictionaries of TRL have them; a reward function of TRL is no objective."""
+    sick = {
+        f"train/{name}": value for name, value in two(0.0, reward__H=[0.3] * 10).items() if name not in ("kl", "reward")
+    }
+    log = logs.from_frame(
+        pd.DataFrame({**sick, "train/rewards/length/mean": [0.1] * 10, "train/kl/length": [9.0] * 10})
+    )
+    assert log.objectives == ["F", "H"] or log.objectives == ["H", "F"]
+    assert diagnose(log).verdict == "objective-left-out" and log.metrics["reward"].iloc[0] == 0.3
+
+
+def test_an_infinite_kl_of_one_objective_keeps_its_name():
+    sick = changed(two(), kl__H=(3, INF), kl=(3, INF), grad_norm=[1.2] * 3 + [NAN] * 7)
+    found = diagnose(pd.DataFrame(sick)).findings[0]
+    assert (found.cause.name, found.objective, found.evidence[0].metric) == ("kl-overflow", "H", "kl/H")
 
 
 def test_names_with_a_slash_are_objectives_only_with_a_kl_and_a_reward():
     curves = {"kl": [0.1], "reward": [1.0], "kl/H": [0.1], "reward/H": [1.0], "reward/format": [1.0], "loss/H": [0.5]}
-    assert {*logs.from_frame(pd.DataFrame(curves)).metrics} == {"kl", "reward", "kl/H", "reward/H"}
+    assert {*logs.from_frame(pd.DataFrame(curves)).metrics} == {"kl", "reward", "kl/H", "reward/H", "loss/H"}
 
 
 BLIND = (

@@ -54,8 +54,13 @@ def _show(found: Diagnosis, name: str) -> None:
     if found.findings[1:]:
         console.say("\nAlso found, probably a consequence:")
         for finding in found.findings[1:]:
-            console.out.print(f"  from step {finding.step}: {finding.cause.title}", markup=False)
+            console.out.print(f"  from step {finding.step}: {_titled(finding)}", markup=False)
     _show_unknown(found)
+
+
+def _titled(finding: DetectedCause) -> str:
+    """The title of the cause, with the objective that shows it."""
+    return finding.cause.title + (f" (objective {finding.objective})" if finding.objective else "")
 
 
 def _show_cause(finding: DetectedCause) -> None:
@@ -64,7 +69,7 @@ def _show_cause(finding: DetectedCause) -> None:
     from grpo_lab.ui import console
 
     cause, out = finding.cause, console.out
-    out.print(f"{cause.title}  [from step {finding.step}; {cause.name}]", style="bold", markup=False)
+    out.print(f"{_titled(finding)}  [from step {finding.step}; {cause.name}]", style="bold", markup=False)
     out.print(console.indented(" ".join(cause.what.split()), 2))
     rows = [[str(e.step), e.metric, f"{e.value:.4g}", _range(e), e.says] for e in finding.evidence]
     out.print("\nEvidence")
@@ -116,6 +121,7 @@ def _tree(found: Diagnosis) -> dict[str, Any]:
             "cause": finding.cause.name,
             "title": finding.cause.title,
             "level": finding.cause.level,
+            "objective": finding.objective,
             "step": finding.step,
             "evidence": [{**asdict(e), "healthy": e.healthy} for e in finding.evidence],
             "suspects": finding.cause.suspects,

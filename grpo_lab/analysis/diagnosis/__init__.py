@@ -14,7 +14,7 @@ from grpo_lab.analysis import logs
 from grpo_lab.analysis.diagnosis.causes import Cause, Sightings, known_causes, known_symptoms
 from grpo_lab.analysis.diagnosis.symptoms import Seen, Unknown
 from grpo_lab.analysis.logs import Log
-from grpo_lab.metrics import METRICS
+from grpo_lab.metrics import metric, of_objective, of_run
 
 HEALTHY = "healthy"
 """The verdict if no logged metric shows a cause."""
@@ -33,7 +33,8 @@ class Evidence:
     @property
     def healthy(self) -> tuple[float, float]:
         """The metric's healthy range."""
-        return METRICS[self.metric].low, METRICS[self.metric].high
+        usual = metric(self.metric)
+        return usual.low, usual.high
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,11 @@ class DetectedCause:
     cause: Cause
     step: int
     evidence: tuple[Evidence, ...]
+
+    @property
+    def objective(self) -> str:
+        """The objective whose curves show the cause; empty if those of the run do."""
+        return next((e.metric.rpartition("/")[2] for e in self.evidence if e.metric != of_run(e.metric)), "")
 
 
 @dataclass(frozen=True)
@@ -85,16 +91,31 @@ def diagnose(source: str | Path | pd.DataFrame | Log | Any) -> Diagnosis:
     """
     log = _log(source)
     seen: Sightings = {name: symptom.look(log) for name, symptom in known_symptoms().items()}
+    of_each = [_of_objective(log, objective, seen) for objective in log.objectives]
     findings, possible = [], []
     for cause in known_causes():
+        shown = [each for each in of_each if cause.onset(each) and cause.holds(each)]
         onset, held = cause.onset(seen), cause.holds(seen)
-        if onset is None or held is False:
-            continue
-        if held:
-            findings.append(DetectedCause(cause, onset.step, _evidence(cause, seen)))
-        else:
+        if shown and not (held and len(shown) == len(of_each)):
+            findings += [_detected(cause, each, log) for each in shown]
+        elif onset and held:
+            findings.append(_detected(cause, seen, log))
+        elif onset and held is None and not cause.fallback:
             possible.append(PossibleCause(cause, onset.step, tuple(cause.lacks(seen))))
-    return Diagnosis(log, _ranked(findings), tuple(p for p in possible if not p.cause.fallback), _blind(seen))
+    return Diagnosis(log, _ranked(findings), tuple(possible), _blind(seen))
+
+
+def _of_objective(log: Log, objective: str, whole: Sightings) -> Sightings:
+    """The symptoms of one objective: those of its own curves, and of the run where it has none."""
+    own, known = log.of_objective(objective), known_symptoms()
+    has = {name: of_objective(symptom.metric, objective) in log.metrics for name, symptom in known.items()}
+    return {name: symptom.look(own) if has[name] else whole[name] for name, symptom in known.items()}
+
+
+def _detected(cause: Cause, seen: Sightings, log: Log) -> DetectedCause:
+    onset = cause.onset(seen)
+    assert onset is not None
+    return DetectedCause(cause, onset.step, _evidence(cause, seen, log))
 
 
 def _log(source: Any) -> Log:
@@ -114,10 +135,17 @@ def _ranked(findings: Sequence[DetectedCause]) -> tuple[DetectedCause, ...]:
     return tuple(sorted(kept, key=lambda finding: (finding.cause.level == "warning", finding.step)))
 
 
-def _evidence(cause: Cause, seen: Sightings) -> tuple[Evidence, ...]:
+def _evidence(cause: Cause, seen: Sightings, log: Log) -> tuple[Evidence, ...]:
     known = known_symptoms()
     found = [(name, sighting) for name, sighting in cause.evidence(seen) if isinstance(sighting, Seen)]
-    return tuple(Evidence(name, known[name].metric, s.step, s.value, known[name].says) for name, s in found)
+    return tuple(Evidence(name, s.metric, s.step, s.value, known[name].says + _others(s, log)) for name, s in found)
+
+
+def _others(seen: Seen, log: Log) -> str:
+    """The medians of the same curve of each objective, as " (medians: F 0.032, H 0)"; empty for one of the run."""
+    of_each = {each: log.metrics.get(of_objective(of_run(seen.metric), each)) for each in log.objectives}
+    medians = [f"{each} {curve.median():.3g}" for each, curve in of_each.items() if curve is not None]
+    return f" (medians: {', '.join(medians)})" if seen.metric != of_run(seen.metric) else ""
 
 
 def _blind(seen: Sightings) -> tuple[tuple[Unknown, tuple[Cause, ...]], ...]:

@@ -25,6 +25,8 @@ class Seen:
 
     step: int
     value: float
+    metric: str = field(default="", compare=False)
+    """The curve that showed it, as kl/F."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ class Symptom:
             return Unknown(self.metric, f"the first row is a mean over up to {log.updates_a_row} updates")
         place = _WHEN[self.when](self, self._mask(log, steps, values), values)
         if place is not None:
-            return Seen(int(steps[place]), float(values[place]))
+            return Seen(int(steps[place]), float(values[place]), str(series.name))
         if self.metric == "loss" and self.is_ and _may_hide(log):
             return Unknown("loss", "the logger may replace NaN and inf (logging_nan_inf_filter)")
         return None

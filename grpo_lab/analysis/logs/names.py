@@ -43,5 +43,5 @@ def choose(names: Iterable[str]) -> dict[str, str]:
             chosen[metric] = logged[found[0]]
     # TRL's names are as long, as in reward/std; an objective of ours has a KL and a reward.
     objectives = [name.removeprefix("kl/") for name in logged if name.startswith("kl/") and name not in METRICS]
-    each = [of_objective(metric, one) for one in objectives if f"reward/{one}" in logged for metric in chosen]
+    each = [of_objective(metric, one) for one in objectives if f"reward/{one}" in logged for metric in METRICS]
     return chosen | {name: logged[name] for name in each if name in logged}

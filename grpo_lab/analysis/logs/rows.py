@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from grpo_lab.analysis.logs.names import STEP_NAMES, choose
-from grpo_lab.metrics import OF_THE_MACHINE
+from grpo_lab.metrics import OF_THE_MACHINE, of_objective, of_run
 
 Columns = dict[str, tuple[NDArray[Any], NDArray[Any]]]
 """For each name the numbers of its rows and its values there, both of shape (rows with the name,)."""
@@ -37,6 +37,17 @@ class Log:
         """Every step with a metric other than its time, in order, of shape (steps,)."""
         indices = [series.index for name, series in self.metrics.items() if name not in OF_THE_MACHINE]
         return functools.reduce(pd.Index.union, indices, pd.Index([], dtype=np.int64)).to_numpy(np.int64)
+
+    @property
+    def objectives(self) -> list[str]:
+        """The names of the objectives that have curves of their own."""
+        return [name.removeprefix("kl/") for name in self.metrics if name != "kl" == of_run(name)]
+
+    def of_objective(self, objective: str) -> "Log":
+        """The log with an objective's curves in place of the run's."""
+        run = {name: series for name, series in self.metrics.items() if name == of_run(name)}
+        own = {name: of_objective(name, objective) for name in run}
+        return replace(self, metrics={name: self.metrics.get(own[name], series) for name, series in run.items()})
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -140,6 +151,10 @@ def make(columns: Columns, format: str, notes: Iterable[str] = (), hides_nan: bo
         again = series.index.duplicated(keep="last")
         repeated = max(repeated, int(again.sum()))
         metrics[metric] = series.loc[~again].sort_index()
+    for metric in ("reward", "kl"):  # a log may hold them for each objective alone
+        own = [series for name, series in metrics.items() if name != metric == of_run(name)]
+        if own and metric not in metrics:
+            metrics[metric] = pd.concat(own, axis=1, join="inner").mean(axis=1, skipna=False).rename(metric)
     said = [f"{repeated:,} steps were logged more than once; the last value is used"] if repeated else []
     return Log(metrics, format, hides_nan, (*notes, *said))
 
