@@ -329,6 +329,11 @@ def test_an_objective_with_a_small_kl_of_its_own_raises_nothing():
         assert diagnose(pd.DataFrame(curves)).verdict == HEALTHY
 
 
+def test_the_objective_that_is_left_out_is_named():
+    (found,) = diagnose(pd.DataFrame(SICK["objective-left-out"])).findings
+    assert [(each.metric, each.healthy) for each in found.evidence] == [("kl/H", (-0.01, 1)), ("kl", (-0.01, 1))]
+
+
 def test_names_with_a_slash_are_objectives_only_with_a_kl_and_a_reward():
     curves = {"kl": [0.1], "reward": [1.0], "kl/H": [0.1], "reward/H": [1.0], "reward/format": [1.0], "loss/H": [0.5]}
     assert {*logs.from_frame(pd.DataFrame(curves)).metrics} == {"kl", "reward", "kl/H", "reward/H"}

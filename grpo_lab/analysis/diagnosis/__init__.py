@@ -14,7 +14,7 @@ from grpo_lab.analysis import logs
 from grpo_lab.analysis.diagnosis.causes import Cause, Sightings, known_causes, known_symptoms
 from grpo_lab.analysis.diagnosis.symptoms import Seen, Unknown
 from grpo_lab.analysis.logs import Log
-from grpo_lab.metrics import METRICS
+from grpo_lab.metrics import metric
 
 HEALTHY = "healthy"
 """The verdict if no logged metric shows a cause."""
@@ -33,7 +33,7 @@ class Evidence:
     @property
     def healthy(self) -> tuple[float, float]:
         """The metric's healthy range."""
-        return METRICS[self.metric].low, METRICS[self.metric].high
+        return metric(self.metric).low, metric(self.metric).high
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def _ranked(findings: Sequence[DetectedCause]) -> tuple[DetectedCause, ...]:
 def _evidence(cause: Cause, seen: Sightings) -> tuple[Evidence, ...]:
     known = known_symptoms()
     found = [(name, sighting) for name, sighting in cause.evidence(seen) if isinstance(sighting, Seen)]
-    return tuple(Evidence(name, known[name].metric, s.step, s.value, known[name].says) for name, s in found)
+    return tuple(Evidence(name, s.metric or known[name].metric, s.step, s.value, known[name].says) for name, s in found)
 
 
 def _blind(seen: Sightings) -> tuple[tuple[Unknown, tuple[Cause, ...]], ...]:

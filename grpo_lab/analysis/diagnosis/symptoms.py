@@ -21,10 +21,11 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Seen:
-    """A symptom was seen: its first step, and the value there."""
+    """A symptom was seen: its first step, the value there, and the metric, where that of an objective shows it."""
 
     step: int
     value: float
+    metric: str = ""
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class Symptom:
             return Unknown(self.metric, f"the first row is a mean over up to {log.updates_a_row} updates")
         place = _WHEN[self.when](self, self._mask(log, steps, values), values)
         if place is not None:
-            return Seen(int(steps[place]), float(values[place]))
+            return Seen(int(steps[place]), float(values[place]), str(series.name) if self.objective else "")
         if self.metric == "loss" and self.is_ and _may_hide(log):
             return Unknown("loss", "the logger may replace NaN and inf (logging_nan_inf_filter)")
         return None
