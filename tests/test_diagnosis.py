@@ -374,6 +374,11 @@ def test_an_infinite_kl_of_one_objective_keeps_its_name():
     assert (found.cause.name, found.objective, found.evidence[0].metric) == ("kl-overflow", "H", "kl/H")
 
 
+def test_the_objective_that_is_left_out_is_named():
+    (found,) = diagnose(pd.DataFrame(SICK["objective-left-out"])).findings
+    assert [(each.metric, each.healthy) for each in found.evidence] == [("kl/H", (-0.01, 1)), ("kl", (-0.01, 1))]
+
+
 def test_names_with_a_slash_are_objectives_only_with_a_kl_and_a_reward():
     curves = {"kl": [0.1], "reward": [1.0], "kl/H": [0.1], "reward/H": [1.0], "reward/format": [1.0], "loss/H": [0.5]}
     assert {*logs.from_frame(pd.DataFrame(curves)).metrics} == {"kl", "reward", "kl/H", "reward/H", "loss/H"}
