@@ -102,6 +102,53 @@ def test_a_written_preset_holds_its_objectives(tmp_path):
     assert gl.preset(str(tmp_path / "healed.toml")) == config and len(config.objectives) == 2
 
 
+def dual(*overrides):
+    """The preset dual under a name of one's own."""
+    return gl.preset("dual").with_("run.name=mine", *overrides)
+
+
+def test_a_run_with_objectives_is_healed_and_keeps_them(tmp_path):
+    config = dual("loss.accumulation=zeroed", "objectives.H.weight=2", "objectives.H.sampling.temperature=0.9")
+    found = suggest(config)
+    assert found is not None and found.heal.change == ("loss.accumulation=add",)
+    write_preset(found.config, tmp_path / "healed.toml", "t", "w")
+    read = gl.preset(str(tmp_path / "healed.toml"))
+    assert read == found.config and read.objectives == config.objectives and read.loss.accumulation == "add"
+    assert suggest(dual()) is None
+
+
+def test_a_cause_that_one_objective_sets_is_found_and_changed_there():
+    """Each objective of `dual` has num_prompts of its own: that of the run counts for nothing."""
+    found = suggest(dual("objectives.F.num_prompts=1", "data.num_generations=4"))
+    assert found is not None and found.case.name == "small-batch"
+    assert found.heal.change == ("objectives.F.num_prompts=16", "data.num_generations=8")
+    assert [each.num_prompts for each in found.config.objectives] == [16, 96]
+    assert suggest(dual("data.num_prompts=1", "data.num_generations=4")) is None
+
+
+def test_a_cause_of_the_run_is_changed_where_objectives_inherit_it():
+    ill = gl.scenario("temperature-ignored").config()
+    assert ill.faults, "the fault is part of the cause"
+    temperature = ill.sampling.temperature
+    one = dual(f"sampling.temperature={temperature}", "objectives.F.sampling.temperature=1.0")
+    found = suggest(Config.from_dict(one.to_dict() | {"faults": ill.to_dict()["faults"]}))
+    assert found is not None and found.case.name == "temperature-ignored"
+    assert found.heal.change == ("sampling.temperature=1.0",)
+    both = dual(f"objectives.F.sampling.temperature={temperature}", f"objectives.H.sampling.temperature={temperature}")
+    found = suggest(Config.from_dict(both.to_dict() | {"faults": ill.to_dict()["faults"]}))
+    assert found is not None
+    assert found.heal.change == tuple(f"objectives.{name}.sampling.temperature=1.0" for name in "FH")
+
+
+def test_a_heal_of_an_objective_is_no_matter_of_a_run_without_it(tmp_path):
+    objectives = '[[objectives]]\nname = "F"\n[[objectives]]\nname = "H"\nbeta = 0.0\n'
+    heals = '[[heals]]\nchange = ["objectives.H.beta=0.1"]\nwhy = "w"\n'
+    (tmp_path / "mine.toml").write_text(TEXTS + objectives + heals)
+    case = gl.scenario(str(tmp_path / "mine.toml"))
+    assert holds(case.config(), case) and holds(dual("objectives.H.beta=0"), case)
+    assert not holds(gl.preset("plain"), case) and not holds(dual(), case)
+
+
 TEXTS = 'title = "t"\nsource = "s"\nstory = "y"\n'
 
 

@@ -3,18 +3,20 @@
 import json
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from grpo_lab.analysis.diagnosis import diagnose
 from grpo_lab.analysis.logs import from_events
 from grpo_lab.config.catalog import Heal, Scenario, scenario, scenario_names
-from grpo_lab.config.schema import SECTIONS, SWITCHES, Config
+from grpo_lab.config.schema import OBJECTIVES, SECTIONS, SWITCHES, Config
 from grpo_lab.events import Event
 
 _ABSENT = object()
+_OF_OBJECTIVES = {f"data.{name}": name for name in ("tasks", "rewards", "num_prompts")} | {"loss.beta": "beta"}
+"""Settings of a run that an objective may set for itself, beside those of `sampling`."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,8 @@ class Suggestion:
     @property
     def stop(self) -> tuple[str, ...]:
         """The first cure of the scenario: overrides that stop the failure and may leave the cause."""
-        return self.case.cures[0] if self.case.cures else ()
+        cure = self.case.cures[0] if self.case.cures else ()
+        return tuple(_placed(cure, self.config, {}))
 
 
 def suggest(config: Config, events: Sequence[Event] = ()) -> Suggestion | None:
@@ -44,7 +47,8 @@ def suggest(config: Config, events: Sequence[Event] = ()) -> Suggestion | None:
     >>> suggest(preset("stable")) is None
     True
     """
-    held = [(case, heal) for case in map(scenario, scenario_names()) for heal in case.heals[:1] if holds(config, case)]
+    known = [case for case in map(scenario, scenario_names()) if case.heals]
+    held = [(case, _heal_of(config, case)) for case in known if holds(config, case)]
     if not held:
         return None
     findings = diagnose(from_events(events)).findings if events else ()
@@ -58,15 +62,50 @@ def suggest(config: Config, events: Sequence[Event] = ()) -> Suggestion | None:
     return Suggestion(case, heal, config.with_(*heal.change))
 
 
+def _heal_of(config: Config, case: Scenario) -> Heal:
+    """The scenario's first heal, with its change at the places where a config holds the cause."""
+    ill = {path: (sick, well) for path, sick, well in _of_heal(case)}
+    return replace(case.heals[0], change=tuple(_placed(case.heals[0].change, config, ill)))
+
+
+def _placed(overrides: Sequence[str], config: Config, ill: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
+    """Yield each override at every place where a config has its setting, and has it as `ill` says if that is known."""
+    flat = _flat(config.to_dict())
+    for override in overrides:
+        path, mark, value = override.partition("=")
+        places = _places(config, path)
+        sick = [place for place in places if path in ill and _as_ill(flat.get(place, _ABSENT), *ill[path])]
+        yield from (f"{place}{mark}{value}" for place in sick or places)
+
+
+def _places(config: Config, path: str) -> list[str]:
+    """The paths at which a config has a setting: those of objectives with their own, and the run's where it counts."""
+    section, _, name = path.partition(".")
+    if section == OBJECTIVES:
+        return [path] if name.partition(".")[0] in [each.name for each in config.objectives] else []
+    own = path if section == "sampling" else _OF_OBJECTIVES.get(path)
+    of_each = [f"{OBJECTIVES}.{each.name}.{own}" for each in config.objectives if own]
+    set_there = [place for place in of_each if place in _flat(config.to_dict())]
+    return set_there if of_each and len(set_there) == len(of_each) else [*set_there, path]
+
+
 def holds(config: Config, case: Scenario) -> bool:
     """Whether every setting that the scenario's first heal changes is in a config as in the scenario.
 
-    A number counts as well if it is farther from the healed value than the scenario's.
+    A number counts as well if it is farther from the healed value than the scenario's. A setting that objectives have
+    for themselves counts where one of them has it as in the scenario.
     """
+    changes, mine = _of_heal(case), _flat(config.to_dict())
+    return bool(changes) and all(
+        any(_as_ill(mine.get(place, _ABSENT), sick, well) for place in _places(config, path))
+        for path, sick, well in changes
+    )
+
+
+def _of_heal(case: Scenario) -> list[tuple[str, Any, Any]]:
+    """(path, value before, value after) of every setting that the scenario's first heal changes."""
     ill = case.config()
-    changes = list(_changes(ill.to_dict(), ill.with_(*case.heals[0].change).to_dict()))
-    mine = _flat(config.to_dict())
-    return bool(changes) and all(_as_ill(mine.get(path, _ABSENT), sick, well) for path, sick, well in changes)
+    return _changes(ill.to_dict(), ill.with_(*case.heals[0].change).to_dict())
 
 
 def _as_ill(value: Any, sick: Any, well: Any) -> bool:
