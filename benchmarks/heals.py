@@ -44,7 +44,7 @@ def main(
     out: Annotated[Path, typer.Option(help="Page to write.")] = Path("benchmarks/results/heals.md"),
 ) -> None:
     """Train every trial, healed and not, and write a table of rewards and norms."""
-    names = [scenario(name).name for name in only or scenario_names()]
+    names = only or scenario_names()
     wanted = cells(names, {}, seeds, heals=True, first=first)
     runs = train(wanted, jobs)
     found: dict[tuple[str, str], list[Run]] = defaultdict(list)
