@@ -1,7 +1,7 @@
 """Predicted and measured peak memory, and the table of a report that halved its memory, row by row.
 
 Each row is predicted in one process and measured in others: `--repeat` children that make three steps each. Rows that
-are not chosen stay in the results. The rows of LoRA are left out, with a message, while configs have no section `lora`.
+are not chosen stay in the results.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rich.console import Console
 from benchmarks import shapes
 from benchmarks.__main__ import about
 from benchmarks.timing import PRETRAINED, settle
-from grpo_lab.config.schema import SECTIONS, Config
+from grpo_lab.config.schema import Config
 from grpo_lab.models.registry import MODELS
 
 RESULTS = Path("benchmarks/results")
@@ -71,9 +71,6 @@ def main(
     console, path = Console(stderr=True), out / "memory_parts.json"
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else {}
     chosen = [name for name in ROWS if not only or name.startswith(tuple(only))]
-    if "lora" not in SECTIONS and any(name.startswith("lora") for name in chosen):
-        console.print("the rows of LoRA are left out: a config has no section `lora` here")
-        chosen = [name for name in chosen if not name.startswith("lora")]
     with tempfile.TemporaryDirectory() as folder:
         for name in chosen:
             console.print(f"{name} …", style="dim")

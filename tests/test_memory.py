@@ -96,7 +96,9 @@ def test_fake_tensors_keep_for_the_backward_as_much_as_real_ones(precision):
         ids = (packing.tokens, packing.positions)
         model.base_model(input_ids=ids[0], attention_mask=mask, position_ids=ids[1], use_cache=False)
     real = sum(tensor.untyped_storage().nbytes() for key, tensor in kept.items() if key not in weights)
-    *fake, _, _, _ = outlined.activations(batch)  # the last three are the states before the tokens
+    *fake, _, _, _ = outlined.activations(
+        batch, outlined.sequences(batch)
+    )  # the last three are the states before the tokens
     assert sum(fake) == pytest.approx(real, rel=0.01)
 
 
@@ -105,12 +107,38 @@ def command(*words):
     return subprocess.run([sys.executable, "-m", "grpo_lab", *words], capture_output=True, text=True, env=env)
 
 
+SFT = "run.stages=sft"
+
+
 @pytest.mark.slow
-def test_a_prediction_is_within_15_per_cent_of_a_measurement():
-    done = command("doctor", "--memory", "stable", "--device", "cpu")
+@pytest.mark.parametrize(
+    "words", [("stable",), ("dual", "--set", SFT), ("dual", "--set", SFT, "--set", "sft.packing=on")]
+)
+def test_a_prediction_is_within_15_per_cent_of_a_measurement(words):
+    done = command("doctor", "--memory", *words, "--device", "cpu")
     off = re.search(r"the prediction is ([+-][\d.]+)% off", done.stdout)
     assert done.returncode == 0 and off, done.stderr
     assert abs(float(off[1])) < 15
+
+
+def test_the_stage_that_takes_most_is_predicted_and_fitted(tmp_path):
+    shown = tmp_path / "shown.jsonl"
+    shown.write_text('{"prompt": "1+1=", "completion": "2"}\n{"prompt": "11111+22222=", "completion": "33333"}\n')
+    config = catalog.preset("smoke").with_("run.stages=sft,grpo", f"sft.data={shown}", "run.num_eval=8")
+    sft = memory.predict(config.with_("sft.batch_size=64"), process=400.0)
+    assert (sft.stage, sft.prompts, sft.completions) == ("sft", (64, 12), (64, 6)), "with the end token"
+    assert "reference" not in sft.parts
+    # SFT samples held-out problems alone: 8 prompts of 12 tokens before and after they get room for 6 more.
+    assert sft.parts["KV cache"] == (mib(2 * LAYERS * WIDTH * 4 * 8 * (12 + 12 + 6)), 0, 0)
+    few = config.with_("sft.batch_size=1")
+    grpo = memory.predict(few, process=400.0)
+    assert (grpo.stage, grpo.peak) == ("grpo", memory.predict(few.with_("run.stages=grpo"), process=400.0).peak)
+    assert grpo.peak < sft.peak
+    (batch,) = (work := memory.work(config.with_("sft.packing=on"), memory.outline(config), "sft")).batches
+    assert work.sequences(batch) == (1, 16 * (4 + 2 - 1) + 16 * (12 + 6 - 1)), "a row's last token predicts nothing"
+    halved = fitting.halvings(config.with_("sft.batch_size=64"), sft)
+    assert {each.setting for each in halved} == {"sft.batch_size", "data.micro_batch_prompts"}
+    assert fitting.largest_micro_batch(config.with_("sft.batch_size=64"), 1e6, 400.0)[0].data.micro_batch_prompts == 64
 
 
 def test_doctor_predicts_for_a_run_and_advises(call, tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ import math
 import shutil
 import sys
 from pathlib import Path
+from statistics import mean, median
 
 import pytest
 
@@ -54,7 +55,8 @@ def test_events_only_and_nothing_of_the_machine_but_its_kind(name):
 def test_recorded_on_the_pretrained_model(name):
     session = RUNS[name]
     started = next(event for event in session.events if isinstance(event, Started))
-    assert (session.config.model.name, started.num_parameters) == ("smollm2-135m", 134_515_008)
+    trained = 2_442_240 if session.config.lora.r else 134_515_008
+    assert (session.config.model.name, started.num_parameters) == ("smollm2-135m", trained)
 
 
 @pytest.mark.parametrize(("name", "norm"), [("kl-explosion-smollm2", 1e6), ("train-001-smollm2-135m-original", 1e4)])
@@ -91,6 +93,19 @@ def test_reviews_are_learned():
     before, after = (event for event in RUNS["reviews-smollm2"].events if isinstance(event, Evaluated))
     assert (before.num_problems, after.num_problems) == (32, 32)
     assert before.reward < 0.2 and after.reward > 0.8
+
+
+def test_both_objectives_of_the_dual_run_are_learned_by_grpo_with_lora():
+    session = RUNS["dual-smollm2-135m"]
+    same = preset("dual-smollm2").with_("run.threads=1")
+    assert session.status == "done" and session.config == same, "the command of the page makes this run"
+    _, before, after = (event.objectives for event in session.events if isinstance(event, Evaluated))
+    assert before["F"] < 0.7 < 0.9 < after["F"] and before["H"] < -0.3 < -0.1 < after["H"]
+    steps = [event.metrics for event in session.events if isinstance(event, Stepped)][-50:]
+    for name, low, high in (("F", 0.02, 0.06), ("H", 0.08, 0.15)):
+        rewards = [step[f"reward/{name}"] for step in steps]
+        assert mean(rewards[-10:]) > mean(rewards[:10]) + 0.05
+        assert low < median(step[f"kl/{name}"] for step in steps[25:]) < high
 
 
 @pytest.mark.parametrize(("command", "figure"), [("trace", "chain"), ("replay", "run")])

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from grpo_lab.errors import ConfigError, DataError
-from grpo_lab.tasks import tasks
+from grpo_lab.tasks import rewards, tasks
 from grpo_lab.tasks.tasks import Problem, Tasks
 
 LETTERS = Tasks("letters", [Problem(letter, {}) for letter in "abcdefg"], [])
@@ -72,6 +72,25 @@ def test_reviews():
     assert all(problem.columns["answer"] in ("positive", "negative") for problem in [*task.train, *task.held_out])
     assert all(prompt.startswith("Review: I loved it.") and prompt.endswith("\nAnswer:") for prompt in train | held_out)
     assert tasks.load("reviews") == task
+
+
+def test_capitals():
+    task = tasks.load("capitals")
+    train, held_out = ({problem.prompt for problem in part} for part in (task.train, task.held_out))
+    assert (len(train), len(held_out), len(train | held_out)) == (100, 57, 157), "no country twice"
+    for problem in [*task.train, *task.held_out]:
+        assert problem.prompt.count("Country: ") == 3 and problem.prompt.endswith("\nCapital:")
+        answer = problem.columns["answer"]
+        assert answer == answer.strip() and rewards.honest_answer([""] * 2, [f" {answer}", "?"], [answer] * 2) == [1, 0]
+
+
+def test_reviews_and_capitals_are_shown_with_right_answers_and_capitals_left_open_too():
+    shown = list(tasks.load_demonstrations("reviews_and_capitals").values())
+    answers = {p.prompt: p.columns["answer"] for name in ("reviews", "capitals") for p in tasks.load(name).train}
+    assert {problem.prompt for problem in shown} == answers.keys(), "nothing held out is shown"
+    left_open = [problem for problem in shown if problem.columns["completion"] == " ?"]
+    assert all(p in left_open or p.columns["completion"] == f" {answers[p.prompt]}" for p in shown)
+    assert 35 <= len(left_open) <= 65 and all(p.prompt.endswith("Capital:") for p in left_open)
 
 
 @pytest.mark.parametrize(("lines", "held_out"), [(9, 0), (10, 1), (39, 3), (6000, 500)])

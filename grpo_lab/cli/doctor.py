@@ -79,8 +79,10 @@ def _show_memory(config: Config, measure: bool) -> None:
     console.say(f"free here: {free:,.0f} MiB" + ("" if fits else ", too little") if free else "free here: unknown")
     if measure and fits:
         with console.progress() as bars:
-            peak = measured(config, [console.ProgressView(bars, "measuring")])
-        console.say(f"measured: {peak:,.0f} MiB in three steps; the prediction is {now.peak / peak - 1:+.1%} off")
+            peak = measured(config, [console.ProgressView(bars, "measuring")], now.stage)
+        console.say(
+            f"measured: {peak:,.0f} MiB in three steps of {now.stage}; the prediction is {now.peak / peak - 1:+.1%} off"
+        )
     elif measure:
         console.say("not measured: it would not fit")
     _say_halvings(by_savings(iter(found)), now)
@@ -101,7 +103,7 @@ def _say_prediction(config: Config, now: Prediction) -> None:
     rows = [[name, *(f"{size:9,.1f}" if size else "" for size in sizes)] for name, sizes in now.parts.items()]
     rows.append(["sum", *(f"{size:9,.1f}" for size in now.sums)])
     console.out.print(console.table([["MiB", *(f"{name:>9}" for name in TIMES)], *rows]))
-    console.say(f"predicted: {now.peak:,.0f} MiB, at the time of the {now.when}")
+    console.say(f"predicted: {now.peak:,.0f} MiB, in stage {now.stage}, at the time of the {now.when}")
 
 
 def _say_halvings(found: list[Halving], now: Prediction) -> None:

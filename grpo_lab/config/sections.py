@@ -66,7 +66,7 @@ class DataConfig(Settings):
     """Prompts, rewards and the shape of a batch."""
 
     tasks: str = "addition"
-    """A built-in task, such as `addition` or `reviews`, or a JSON-lines file with a `prompt` on every line."""
+    """A built-in task, as `addition`, `reviews` or `capitals`, or a JSON-lines file with a `prompt` on every line."""
     rewards: tuple[str, ...] = ("exact_match",)
     """Reward functions, summed: built-in names or `file.py:name`, with TRL's signature."""
     num_prompts: Annotated[int, AtLeast(1)] = 16
@@ -276,8 +276,8 @@ class SftConfig(Settings):
     """Supervised fine-tuning on completions that are given: the stage `sft` of `run.stages`."""
 
     data: str = ""
-    """A JSON-lines file with a `prompt` and a `completion` on every line, or the built-in `dual`; needed where
-    `run.stages` has `sft`."""
+    """A JSON-lines file with a `prompt` and a `completion` on every line, or the built-in `dual` or
+    `reviews_and_capitals`; needed where `run.stages` has `sft`."""
     num_steps: Annotated[int, AtLeast(1)] = 100
     """Steps of SFT to attempt, with one update each."""
     learning_rate: Annotated[float, AtLeast(0)] = 1e-4

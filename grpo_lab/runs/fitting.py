@@ -16,6 +16,7 @@ HALVED = {
     "data.num_generations": 2,
     "sampling.max_completion_length": 1,
     "lora.r": 1,
+    "sft.batch_size": 1,
 }
 """Settings that may be halved, and the least value of each. Only the first leaves the results as they are."""
 SPARE = 1.15
@@ -68,7 +69,8 @@ def largest_micro_batch(config: Config, free: float, process: float) -> tuple[Co
         tried = config.with_(f"data.micro_batch_prompts={prompts}")
         return tried, predict(tried, process)
 
-    best, low, high = of(1), 2, max(objective.num_prompts for objective in resolve(config))
+    prompts = {"grpo": [objective.num_prompts for objective in resolve(config)], "sft": [config.sft.batch_size]}
+    best, low, high = of(1), 2, max(number for stage in config.run.stages for number in prompts[stage])
     if best[1].peak * SPARE > free:
         raise _too_much(*best, free)
     while low <= high:

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from grpo_lab.config.schema import Config
+from grpo_lab.config.schema import Config, planned_steps
 from grpo_lab.errors import RunError
 from grpo_lab.events import Stepped
 from grpo_lab.runs import full_length, memory
@@ -14,19 +14,23 @@ from grpo_lab.runs.session import Session, View
 
 STEPS = 3
 """All memory is in use in the third step: the first update makes the moments, and the next snapshot has them."""
+LENGTHS = {"sft": "sft.num_steps", "grpo": "run.num_steps"}
+"""The setting of each stage's length."""
 
 
-def measure(config: Config, views: Sequence[View] = ()) -> float:
-    """MiB that a child process takes at most over three steps with completions of full length; on CUDA its tensors.
+def measure(config: Config, views: Sequence[View] = (), stage: str = "grpo") -> float:
+    """MiB that a child process takes at most over three steps of a stage; on CUDA its tensors.
+
+    Sampled completions have full length.
 
     Raises RunError where not one step ended, and the errors of a run.
     """
     model = memory.outline(config)
     never_end = f"faults.{full_length.__file__}:{full_length.NeverEnd.__name__}.end={model.tokenizer.eos_token_id}"
-    due_later = 0 < memory.snapshot_interval(config, model) < config.run.num_steps
+    due_later = 0 < memory.snapshot_interval(config, model) < planned_steps(config.to_dict())[stage]
     every = ["run.snapshot_every=1"] if due_later else []
     with tempfile.TemporaryDirectory() as folder:
-        short = config.with_("run.stages=grpo", f"run.num_steps={STEPS}", never_end, *every)  # as it is predicted
+        short = config.with_(f"run.stages={stage}", f"{LENGTHS[stage]}={STEPS}", never_end, *every)
         session = Session(short, Path(folder) / "run", child=True)
         session.views.extend(views)
         session.run()

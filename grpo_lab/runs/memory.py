@@ -1,29 +1,26 @@
 """The most memory that a run needs, by parts, from its config and the shapes of its model; no weight is read.
 
-Every completion is taken to be as long as it may be. A step is at its most at one of three times (TIMES).
+Each stage of the run is predicted, and the one that takes most counts. Every sampled completion is taken to be as long
+as it may be. A step is at its most at one of three times (TIMES).
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from grpo_lab.algorithm.batch import Batch
 from grpo_lab.algorithm.logprobs import CHUNK, PIECE
 from grpo_lab.config.schema import Config
-from grpo_lab.config.sections import LoraConfig, ModelConfig
 from grpo_lab.events import Stage
-from grpo_lab.models import adapters, loading
-from grpo_lab.models.precision import PRECISIONS
+from grpo_lab.models import loading
 from grpo_lab.runs import environment
+from grpo_lab.runs.outline import Outline, outline
 from grpo_lab.tasks import tasks as task_sets
-from grpo_lab.training import decoding, evaluation, passes, rollouts, snapshots
+from grpo_lab.training import demonstrations, evaluation, rollouts, sft, snapshots
 from grpo_lab.training.objectives import Objective, resolve
 from grpo_lab.training.registry import combination, needs_reference, validated
 
@@ -52,6 +49,8 @@ COPIES = {"weights": 1, "reference": 1, "moments": 2, "snapshot": 3}
 class Prediction:
     """MiB of each part at each of the TIMES of a step, and the work that they hold for."""
 
+    stage: str
+    """The stage of the run that takes most."""
     parts: Mapping[str, tuple[float, float, float]]
     parameters: int
     trained: int
@@ -89,18 +88,59 @@ def predict(config: Config, process: float | None = None) -> Prediction:
 
     Raises ConfigError, ModelError and DataError as a run does.
     """
-    model = outline(config)
     here = process_before_a_model(config) if process is None else process
-    batches = longest_batches(config, model.tokenizer)
-    passed = [part for batch in batches for part in batch.split(config.data.micro_batch_prompts)]
-    largest = max(passed, key=lambda part: part.prompt_ids.numel() + part.completions.numel())
-    found = {name: (size,) * 3 for name, size in lasting(config, model).items()}
-    found |= _of_step(config, model, batches, largest, accumulates=len(passed) > len(batches))
+    found = [_of_stage(work(config, outline(config), stage), here) for stage in config.run.stages]
+    return max(found, key=lambda each: each.peak)
+
+
+class Work(NamedTuple):
+    """The largest step of a stage."""
+
+    stage: str
+    config: Config
+    """With the settings of the stage in the places of GRPO's."""
+    model: Outline
+    batches: list[Batch]
+
+    def sampled(self, batch: Batch) -> int:
+        """Completions that are sampled together at most, in a step or of held-out problems."""
+        held_out = min(self.config.run.num_eval, evaluation.EVALUATED_AT_ONCE)
+        return max(held_out, len(batch.completions) if self.stage == "grpo" else 0)
+
+    def sequences(self, batch: Batch) -> tuple[int, ...]:
+        """Number and length of the sequences in which the model runs a micro-batch."""
+        packed = self.stage == "sft" and self.config.sft.packing
+        packing = demonstrations.pack(batch, self.config.sft.max_length) if packed else None
+        return self.model.sequences(batch) if packing is None else tuple(packing.tokens.shape)
+
+
+def work(config: Config, model: Outline, stage: str) -> Work:
+    """The largest step of a stage. Raises DataError for demonstrations that SFT cannot use."""
+    if stage == "grpo":
+        return Work(stage, config, model, longest_batches(config, model.tokenizer))
+    shown, size = demonstrations.load(config, model.model, model.tokenizer), config.sft.batch_size
+    steps = range(min(LOOK, config.sft.num_steps))
+    batches = [shown.batch(config.run.seed, step, size, torch.device("cpu")) for step in steps]
+    return Work(stage, sft.in_place_of_grpo(config), model, [max(batches, key=_size)])
+
+
+def _size(batch: Batch) -> int:
+    """Tokens of a batch, padding included."""
+    return batch.prompt_ids.numel() + batch.completions.numel()
+
+
+def _of_stage(work: Work, process: float) -> Prediction:
+    """The memory of a stage, whose process takes so many MiB before it has a model."""
+    model, batches = work.model, work.batches
+    passed = [part for batch in batches for part in batch.split(work.config.data.micro_batch_prompts)]
+    largest = max(passed, key=_size)
+    found = {name: (size,) * 3 for name, size in lasting(work).items()}
+    found |= _of_step(work, largest, accumulates=len(passed) > len(batches))
     in_mib = {name: (a / MIB, b / MIB, c / MIB) for name, (a, b, c) in found.items() if a or b or c}
     prompts = sum(len(batch.prompt_ids) for batch in batches), max(batch.prompt_ids.shape[1] for batch in batches)
     rows = sum(len(batch.completions) for batch in batches), max(batch.completions.shape[1] for batch in batches)
-    parts = {"process": (here, here, here), **in_mib}
-    return Prediction(parts, model.parameters, model.trained, prompts, rows, len(largest.prompt_ids))
+    parts = {"process": (process,) * 3, **in_mib}
+    return Prediction(work.stage, parts, model.parameters, model.trained, prompts, rows, len(largest.prompt_ids))
 
 
 def process_before_a_model(config: Config) -> float:
@@ -111,92 +151,6 @@ def process_before_a_model(config: Config) -> float:
     return environment.process_mib() + FIRST_STEP
 
 
-class Outline:
-    """A model as shapes: torch's fake tensors have the types, sizes and kernels of the CPU's, and no memory."""
-
-    def __init__(self, config: ModelConfig, lora: LoraConfig) -> None:
-        from torch._subclasses.fake_tensor import FakeTensorMode  # here, because it imports sympy
-
-        self._fake, self._autocast = FakeTensorMode(), PRECISIONS[config.precision].autocast
-        self._shared = config.prompt_pass == "shared"
-        model, self.tokenizer = loading.outline(config.name, config.precision)
-        model = adapters.prepared(model, lora, seed=0)  # peft cannot put them into fake tensors
-        with self._fake:
-            _on_the_cpu(model)
-        self._model: Any = model
-        everything = list(model.parameters())
-        trained = [parameter for parameter in everything if parameter.requires_grad]
-        self.parameters, self.trained = (sum(p.numel() for p in each) for each in (everything, trained))
-        self.weights, self.gradients = (sum(p.nbytes for p in each) for each in (everything, trained))
-        head: Any = self._model.get_output_embeddings().weight
-        self.vocabulary, self.width = head.shape
-        self.logit = (self._autocast or head.dtype).itemsize
-        """Bytes of a logit."""
-        self.head = head.nbytes if head.requires_grad else 0
-        """Bytes of the gradient of the head's weight."""
-        self.tied = head is self._model.get_input_embeddings().weight
-
-    @functools.cached_property
-    def cached(self) -> list[int]:
-        """Bytes of one token of one completion in each tensor of the cache: keys and values of each layer."""
-        with self._passing(), torch.no_grad():
-            token = torch.ones(1, 1, dtype=torch.long)
-            layers = decoding.prompt_pass(self._model, token, token)[1].layers
-            return [tensor.nbytes for layer in layers for tensor in (layer.keys, layer.values)]
-
-    @functools.cached_property
-    def casts(self) -> int:
-        """Bytes of the weights of products that autocast keeps in its own type while tokens are sampled."""
-        modules = [module for module in self._model.modules() if not isinstance(module, torch.nn.Embedding)]
-        weights = [getattr(module, "weight", None) for module in modules] if self._autocast else []
-        return sum(w.numel() * self.logit for w in weights if w is not None and w.ndim == 2 and w.requires_grad)
-
-    def activations(self, batch: Batch) -> list[int]:
-        """Bytes of each tensor that a forward pass over this micro-batch keeps for its backward, without logits."""
-        rows, length = len(batch.completions), batch.prompt_ids.shape[1] + batch.completions.shape[1]
-        if self._shared:
-            rows, length = passes.pack(batch, self.width).tokens.shape
-        weights = {parameter.untyped_storage()._cdata for parameter in self._model.parameters()}
-        kept: dict[int, Tensor] = {}
-
-        def keep(tensor: Tensor) -> Tensor:
-            return kept.setdefault(tensor.untyped_storage()._cdata, tensor)
-
-        with self._passing(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            ids, mask = torch.zeros(rows, length).long(), torch.ones(rows, 1, length, length).bool()
-            self._model.base_model(input_ids=ids, attention_mask=mask, position_ids=ids, use_cache=False)
-        found = [tensor.untyped_storage().nbytes() for key, tensor in kept.items() if key not in weights]
-        # The states before the tokens: as a tensor of the completions, without its padding, and their gradient.
-        return found + [batch.completions.numel() * self.width * self.logit] * 3
-
-    @contextmanager
-    def _passing(self) -> Iterator[None]:
-        """Passes under the run's mixed precision, with fake tensors."""
-        with self._fake, torch.autocast("cpu", dtype=self._autocast, enabled=self._autocast is not None):
-            yield
-
-
-def _on_the_cpu(model: torch.nn.Module) -> None:
-    """Replace tensors on the device `meta` by tensors of the CPU, which are fake where that mode is on."""
-    made: dict[int, Any] = {}  # by the tensor replaced, because a head may be the embedding too
-    for module in model.modules():
-        for tensors in (module._parameters, module._buffers):
-            for name, old in [(name, tensor) for name, tensor in tensors.items() if tensor is not None]:
-                new: Any = torch.empty(old.shape, dtype=old.dtype)
-                new = torch.nn.Parameter(new, old.requires_grad) if isinstance(old, torch.nn.Parameter) else new
-                tensors[name] = made.setdefault(id(old), new)
-
-
-def outline(config: Config) -> Outline:
-    """The outline of a config's model, made once."""
-    return _outline(config.model, config.lora)
-
-
-@functools.lru_cache(maxsize=4)
-def _outline(config: ModelConfig, lora: LoraConfig) -> Outline:
-    return Outline(config, lora)
-
-
 def longest_batches(config: Config, tokenizer: Any) -> list[Batch]:
     """The batches of the objectives of one step, of each the one with the most tokens of prompts among the first steps.
 
@@ -205,7 +159,7 @@ def longest_batches(config: Config, tokenizer: Any) -> list[Batch]:
     objectives, way = resolve(config), combination(config)
     found = {objective.name: _longest_batch(config, objective, tokenizer) for objective in objectives}
     steps = [[found[each.name] for each in way.drawn(objectives, step)] for step in range(len(objectives))]
-    return max(steps, key=lambda row: sum(batch.prompt_ids.numel() + batch.completions.numel() for batch in row))
+    return max(steps, key=lambda row: sum(map(_size, row)))
 
 
 def _longest_batch(config: Config, objective: Objective, tokenizer: Any) -> Batch:
@@ -226,12 +180,14 @@ def snapshot_interval(config: Config, model: Outline) -> int:
     return snapshots.interval(config.run.snapshot_every, model.trained, may_roll_back)
 
 
-def lasting(config: Config, model: Outline) -> dict[str, int]:
+def lasting(work: Work) -> dict[str, int]:
     """Bytes of all that lasts from step to step, by part."""
+    config, model = work.config, work.model
     every = snapshot_interval(config, model)
     later = 0 < every < config.run.num_steps  # the first snapshot has no moments yet
+    refers = work.stage == "grpo" and needs_reference(config) and config.lora.reference == "adapters_off"
     copies = {
-        "reference": COPIES["reference"] if needs_reference(config) and config.lora.reference == "adapters_off" else 0,
+        "reference": COPIES["reference"] if refers else 0,
         "moments": COPIES["moments"],
         "snapshot": COPIES["snapshot"] if later else min(1, every),
     }
@@ -247,20 +203,18 @@ def at_most(parameters: int) -> int:
     return environment.IMPORTS + FP32 * parameters * (sum(COPIES.values()) + 1)
 
 
-def _of_step(
-    config: Config, model: Outline, batches: list[Batch], largest: Batch, accumulates: bool
-) -> dict[str, tuple[int, int, int]]:
+def _of_step(work: Work, largest: Batch, accumulates: bool) -> dict[str, tuple[int, int, int]]:
     """Bytes of the parts that come and go in a step, at each of the TIMES.
 
     Each batch has gradients of its own, and those of its earlier micro-batches are there when it `accumulates`.
     """
+    config, model, batches = work.config, work.model, work.batches
     caches = []
     for batch in batches:
-        rows = max(len(batch.completions), min(config.run.num_eval, evaluation.EVALUATED_AT_ONCE))
         # The prompts' cache is there until it has been copied into one with room for the completions.
-        tokens = rows * (2 * batch.prompt_ids.shape[1] + batch.completions.shape[1])
+        tokens = work.sampled(batch) * (2 * batch.prompt_ids.shape[1] + batch.completions.shape[1])
         caches.append([tokens * each for each in model.cached])
-    cache, activations = max(caches, key=sum), model.activations(largest)
+    cache, activations = max(caches, key=sum), model.activations(largest, work.sequences(largest))
     of_cache, of_activations = (sum(block for block in blocks if block < RETURNED) for blocks in (cache, activations))
     heap = of_cache + round(of_activations * (WITH_ADAPTERS if model.trained < model.parameters else 1))
     on_cpu = loading.device_type(config.run.device) == "cpu"
@@ -272,12 +226,13 @@ def _of_step(
         "gradients": (0, before + model.head, others + model.gradients + model.tied * model.head),
         "activations": (0, sum(activations), 0),
         "heap": (0, 0, on_cpu * heap),
-        "logits": _logits(config, model, batches, largest),
+        "logits": _logits(work, largest),
     }
 
 
-def _logits(config: Config, model: Outline, batches: list[Batch], largest: Batch) -> tuple[int, int, int]:
+def _logits(work: Work, largest: Batch) -> tuple[int, int, int]:
     """Bytes of logits, and of tensors of their size, at each of the TIMES."""
+    config, model, batches = work.config, work.model, work.batches
     of_step, of_pass = (sum(b.completions.numel() for b in each) * model.vocabulary for each in (batches, [largest]))
     _, interventions = validated(config)
     wanted, plain = bool(interventions.get(Stage.LOGITS)), config.model.prompt_pass == "plain"
@@ -287,7 +242,7 @@ def _logits(config: Config, model: Outline, batches: list[Batch], largest: Batch
         logits = CHUNK * model.logit
     on_cpu = loading.device_type(config.run.device) == "cpu"
     worked_on = 3 * FP32 * min(of_pass, PIECE if on_cpu else CHUNK)
-    kept = of_step * model.logit if config.run.exact_kl else 0
-    rows = max(len(batch.completions) for batch in batches)
+    kept = of_step * model.logit if config.run.exact_kl and work.stage == "grpo" else 0
+    rows = max(map(work.sampled, batches))
     sampled = 4 * FP32 * rows * model.vocabulary  # logits, probabilities, and torch.multinomial's
     return sampled, logits + worked_on + kept, kept

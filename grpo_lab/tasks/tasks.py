@@ -18,6 +18,7 @@ from grpo_lab.paths import data_directory
 T = TypeVar("T")
 MAX_HELD_OUT = 500
 HELD_OUT_REVIEWS = 32
+HELD_OUT_CAPITALS = 57
 DUAL_PROBLEMS = 4000
 """Problems of each task of the dual trainer."""
 # Reward functions are called with these keywords, so a column of the same name could not be passed.
@@ -111,13 +112,35 @@ def reviews() -> Tasks:
     >>> tasks.train[0].prompt.splitlines()[-2:], tasks.train[0].columns
     (['Review: The soup was hot and full of flavour.', 'Answer:'], {'answer': 'positive'})
     """
-    tree = tomllib.loads((data_directory() / "tasks" / "reviews.toml").read_text(encoding="utf-8"))
+    tree = _table("reviews")
     problems = [
         Problem(tree["prompt"].strip().format(review=review), {"answer": answer})
         for answer in ("positive", "negative")
         for review in tree[answer]
     ]
     return Tasks("reviews", *split(problems, HELD_OUT_REVIEWS))
+
+
+def capitals() -> Tasks:
+    """Countries whose capital to name, or to leave open with `?`, for a model that knows some of them: SmolLM2-135M.
+
+    >>> tasks = capitals()
+    >>> len(tasks.train), len(tasks.held_out)
+    (100, 57)
+    >>> tasks.train[0].prompt.splitlines()[-2:], tasks.train[0].columns
+    (['Country: Afghanistan', 'Capital:'], {'answer': 'Kabul'})
+    """
+    tree = _table("capitals")
+    problems = [
+        Problem(tree["prompt"].strip().format(country=country), {"answer": capital})
+        for country, capital in tree["capitals"].items()
+    ]
+    return Tasks("capitals", *split(problems, HELD_OUT_CAPITALS))
+
+
+def _table(task: str) -> dict[str, Any]:
+    """The file of a task whose problems are texts."""
+    return tomllib.loads((data_directory() / "tasks" / f"{task}.toml").read_text(encoding="utf-8"))
 
 
 def fairness() -> Tasks:
@@ -231,7 +254,20 @@ def dual() -> list[Problem]:
     return [Problem(problem.prompt, {"completion": text}) for problem, text in [*answered, *either]]
 
 
-DEMONSTRATIONS: dict[str, Callable[[], list[Problem]]] = {"dual": dual}
+def reviews_and_capitals() -> list[Problem]:
+    """Completions for SFT of a model that can read: reviews answered, and capitals named or left open.
+
+    >>> reviews_and_capitals()[0].columns, reviews_and_capitals()[-1].columns
+    ({'completion': ' positive'}, {'completion': ' ?'})
+    """
+    draw = random.Random(seeds.derive(0, 0, "reviews_and_capitals"))
+    answered = [(problem, problem.columns["answer"]) for problem in reviews().train]
+    either = [(problem, draw.choice((problem.columns["answer"], "?"))) for problem in capitals().train]
+    # The space belongs to the first token of an answer: the prompts end with a colon.
+    return [Problem(problem.prompt, {"completion": f" {text}"}) for problem, text in answered + either]
+
+
+DEMONSTRATIONS: dict[str, Callable[[], list[Problem]]] = {"dual": dual, "reviews_and_capitals": reviews_and_capitals}
 """Prompts with completions to teach, by the name that `sft.data` gives."""
 
 
@@ -250,6 +286,7 @@ def load_demonstrations(name_or_path: str) -> dict[str, Problem]:
 TASKS: dict[str, Callable[[], Tasks]] = {
     "addition": addition,
     "reviews": reviews,
+    "capitals": capitals,
     "fairness": fairness,
     "hallucination": hallucination,
     "letters": letters,

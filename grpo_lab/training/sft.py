@@ -27,7 +27,7 @@ def sft_step(learner: Learner, attempt: Attempt) -> None:
     """One step of SFT, with one update. Raises Refused where a guard refuses the rest."""
     config, updates, index = learner.config, learner.updates, attempt.step.index
     attempt.turn_to(None, sampling=SamplingConfig())  # log-probabilities at temperature 1
-    attempt.replace(coefficients=attempt.apply(Stage.COEFFICIENTS, updates.coefficients(_in_place_of_grpo(config))))
+    attempt.replace(coefficients=attempt.apply(Stage.COEFFICIENTS, updates.coefficients(in_place_of_grpo(config))))
     batch = known(learner.demonstrations, "demonstrations").batch(
         config.run.seed, index, config.sft.batch_size, learner.policy.device
     )
@@ -59,7 +59,7 @@ def sft_loss(learner: Learner, attempt: Attempt, batch: Batch) -> LossOutput:
     return LossOutput(loss, {"sft/accuracy": torch.stack(right).sum() / num_tokens})
 
 
-def _in_place_of_grpo(config: Config) -> Config:
+def in_place_of_grpo(config: Config) -> Config:
     """The config with the rate and the length of SFT in the places of GRPO's, and without a KL penalty."""
     return replace(
         config,
