@@ -58,7 +58,7 @@ def test_every_guard_has_its_section_with_every_setting(made):
 
 def test_a_guard_is_shown_with_its_presets_and_scenarios(made):
     section = sections(made["guards.md"])["`skip_nonfinite`"]
-    assert "On in: `dual`, `stable`." in section
+    assert "On in: `dual`, `dual-smollm2`, `stable`." in section
     stopped, not_stopped = re.findall(r"- (?:Stopped|Not stopped): (.+)", section)
     assert "[`clip-spreads-nan`](scenarios.md#clip-spreads-nan) (`guards.skip_nonfinite=on`)" in stopped
     assert "fp16-adam-epsilon" in not_stopped and "fp16-adam-epsilon" not in stopped
