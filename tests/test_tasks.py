@@ -5,7 +5,7 @@ import json
 import pytest
 
 from grpo_lab.errors import ConfigError, DataError
-from grpo_lab.tasks import rewards, tasks
+from grpo_lab.tasks import rewards, sft_data, tasks
 from grpo_lab.tasks.tasks import Problem, Tasks
 
 LETTERS = Tasks("letters", [Problem(letter, {}) for letter in "abcdefg"], [])
@@ -85,7 +85,7 @@ def test_capitals():
 
 
 def test_reviews_and_capitals_are_shown_with_right_answers_and_capitals_left_open_too():
-    shown = list(tasks.load_demonstrations("reviews_and_capitals").values())
+    shown = list(sft_data.load("reviews_and_capitals").values())
     answers = {p.prompt: p.columns["answer"] for name in ("reviews", "capitals") for p in tasks.load(name).train}
     assert {problem.prompt for problem in shown} == answers.keys(), "nothing held out is shown"
     left_open = [problem for problem in shown if problem.columns["completion"] == " ?"]

@@ -13,7 +13,7 @@ from torch import Tensor
 from grpo_lab.algorithm.batch import Batch
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import ConfigError, DataError
-from grpo_lab.tasks import tasks
+from grpo_lab.tasks import sft_data, tasks
 from grpo_lab.training import passes, rollouts
 from grpo_lab.training.passes import Head, Packing, Pass
 
@@ -53,7 +53,7 @@ def load(config: Config, model: Any, tokenizer: Any) -> Demonstrations:
     named = config.model.prompt_pass
     if config.sft.packing and named != "shared":
         raise ConfigError(f"sft.packing needs model.prompt_pass=shared, and it is {named}; set sft.packing=off")
-    problems = tasks.load_demonstrations(config.sft.data)
+    problems = sft_data.load(config.sft.data)
     completions = {place: problem.columns.get("completion") for place, problem in problems.items()}
     for place, text in completions.items():
         if not isinstance(text, str) or not text:
