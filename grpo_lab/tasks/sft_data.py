@@ -26,7 +26,7 @@ def reviews_and_capitals() -> list[Problem]:
     """Completions for SFT of a model that can read: reviews answered, and capitals named or left open.
 
     >>> reviews_and_capitals()[0].columns, reviews_and_capitals()[-1].columns
-    ({'completion': ' positive'}, {'completion': ' ?'})
+    ({'completion': ' positive'}, {'completion': ' Lusaka'})
     """
     draw = random.Random(seeds.derive(0, 0, "reviews_and_capitals"))
     answered = [(problem, problem.columns["answer"]) for problem in reviews().train]
