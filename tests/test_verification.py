@@ -185,16 +185,24 @@ def test_a_trainer_may_have_several_objectives(page):
     assert all(line.ok for line in lines), [line for line in lines if not line.ok]
     half = verify(page((whole, f"{parts}[:1]")))
     assert failed(half) == {"gradient"}, "the tokens of the other objective are missing"
+
+
+@pytest.mark.slow
+def test_the_combination_of_named_objectives_is_verified(page):
+    whole = "        return self.loop.cycle(reward, micro_batches)"
+    parts = """        rows = self.loop.cycle(reward, micro_batches)
+        rows["weights"] = rows["mask"] / rows["mask"].sum()
+        each = {name: value for name, value in rows.items() if torch.is_tensor(value)}
+        halves = zip("ab", (slice(0, 4), slice(4, 16)))
+        more = {"temperature": TEMPERATURE, "beta": BETA}
+        return [{"objective": o, **more, **{k: v[part] for k, v in each.items()}} for o, part in halves]"""
     attribute = "    num_iterations = MU\n"
-    named = (attribute, f'{attribute}    objectives, combination = "ab", "separate"\n')
-    each = parts.replace("[{", '[{"objective": name, "beta": BETA, ').replace("**half} for half in halves]", "{}")
-    each = each.replace("        each", '        rows["weights"] = rows["mask"] / rows["mask"].sum()\n        each')
-    named_parts = each.replace("{}", "**half} for name, half in zip('ab', halves)]")
-    lines = verify(page((whole, named_parts), named))
+    named = [(whole, parts), (attribute, f'{attribute}    objectives, combination = "ab", "separate"\n')]
+    lines = verify(page(*named))
     assert all(line.ok for line in lines), [line for line in lines if not line.ok]
     assert found(lines, "combination").ok and found(lines, "kl value (b)").ok
-    lost = ("advantages[:, None]\n", "advantages[:, None] * (torch.arange(len(ratio)) < 4)[:, None]\n")
-    assert "combination" in failed(verify(page((whole, named_parts), named, lost)))
+    lost = ('* rows["mask"]).sum()', '* rows["mask"] * (torch.arange(len(ratio)) < 4)[:, None]).sum()')
+    assert failed(verify(page(*named, lost))) == {"combination", "micro-batches"}
 
 
 @pytest.mark.slow
