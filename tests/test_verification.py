@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 import grpo_lab as gl
 from grpo_lab.algorithm import kl
 from grpo_lab.analysis.verification import checks, oracle, verify
-from grpo_lab.analysis.verification.runs import NotChecked
 from grpo_lab.cli.app import app
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Evaluated, Stage, Stepped
 from grpo_lab.models.registry import MODELS
+from grpo_lab.training import registry
 
 TINY = MODELS["tiny"].path
 END, OTHER = 256, 17
@@ -26,7 +26,10 @@ END, OTHER = 256, 17
 FAILED = {
     "plain": set(),
     "stable": set(),
-    "dual": set(),  # by its first objective
+    "dual": set(),
+    "dual-overwrite": {"combination"},
+    "dual-kl-hinge": {"kl value (F)", "kl value (H)", "kl gradient (F)", "kl gradient (H)"},
+    "dual-temperature-ignored": {"temperature (H)"},
     "original": {"temperature", "ratio"},
     "reported_fix": {"temperature", "ratio"},
     "accumulation-overwrite": {"micro-batches"},
@@ -35,6 +38,7 @@ FAILED = {
     "cuda-001": {"update size"},
     "dropout-mismatch": {"ratio", "gradient"},
     "fp16-adam-epsilon": {"update size"},
+    "judge-timeout-is-zero": {"unscored"},
     "kl-hinge": {"kl value", "kl gradient"},
     "lora-reference-adapters-on": {"reference"},
     "padding-unmasked": {"padding and prompt"},
@@ -64,6 +68,33 @@ def test_each_bug_fails_on_its_own_lines(name):
     assert failed(lines) == FAILED[name], [line for line in lines if not line.ok]
     if not FAILED[name]:
         assert all(line.ok for line in lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["separate", "pcgrad", "alternate"])
+def test_each_objective_and_each_combination_is_verified(way):
+    lines = verify("dual-overwrite", [f"loss.combination={way}"])
+    assert all(line.ok for line in lines), [line for line in lines if not line.ok]
+    assert [line.name for line in lines] == [
+        *(f"{name} ({objective})" for name in checks.EACH for objective in "HF"),
+        *checks.WHOLE,
+        "combination",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["pcgrad", "alternate"])
+def test_a_sum_in_place_of_another_combination_is_found(way, monkeypatch):
+    monkeypatch.setitem(registry.ALL_COMBINATIONS, way, registry.ALL_COMBINATIONS["separate"])
+    assert failed(verify("dual-overwrite", [f"loss.combination={way}"])) == {"combination"}
+
+
+@pytest.mark.slow
+def test_a_combination_that_cannot_be_told_is_not_verified():
+    lines = verify("dual-overwrite", ["loss.combination=normalize_then_sum", "objectives.H.beta=0"])
+    left = {line.name: line.measured for line in lines if not line.ok}
+    assert left.keys() == {"combination", "kl value (H)", "kl gradient (H)"}
+    assert left["combination"].endswith("and so is not verified") and left["kl value (H)"] == "the beta of H is 0"
 
 
 @pytest.mark.slow
@@ -157,6 +188,24 @@ def test_a_trainer_may_have_several_objectives(page):
 
 
 @pytest.mark.slow
+def test_the_combination_of_named_objectives_is_verified(page):
+    whole = "        return self.loop.cycle(reward, micro_batches)"
+    parts = """        rows = self.loop.cycle(reward, micro_batches)
+        rows["weights"] = rows["mask"] / rows["mask"].sum()
+        each = {name: value for name, value in rows.items() if torch.is_tensor(value)}
+        halves = zip("ab", (slice(0, 4), slice(4, 16)))
+        more = {"temperature": TEMPERATURE, "beta": BETA}
+        return [{"objective": o, **more, **{k: v[part] for k, v in each.items()}} for o, part in halves]"""
+    attribute = "    num_iterations = MU\n"
+    named = [(whole, parts), (attribute, f'{attribute}    objectives, combination = "ab", "separate"\n')]
+    lines = verify(page(*named))
+    assert all(line.ok for line in lines), [line for line in lines if not line.ok]
+    assert found(lines, "combination").ok and found(lines, "kl value (b)").ok
+    lost = ('* rows["mask"]).sum()', '* rows["mask"] * (torch.arange(len(ratio)) < 4)[:, None]).sum()')
+    assert failed(verify(page(*named, lost))) == {"combination", "micro-batches"}
+
+
+@pytest.mark.slow
 def test_a_check_without_what_it_needs_is_not_made(page):
     adapter = page(('"temperature": TEMPERATURE}', '"temperature": TEMPERATURE, "logprobs": None, "log_ratio": None}'))
     Path(adapter).write_text(Path(adapter).read_text().replace("    kl = staticmethod(k3)\n", ""))
@@ -174,7 +223,7 @@ def test_a_check_without_what_it_needs_is_not_made(page):
 def test_a_step_that_raises_fails_each_check_with_its_line(page):
     lines = verify(page(("        rows = self.sample()\n", "        rows = 1 / 0\n")))
     assert re.fullmatch(r"raised ZeroDivisionError: division by zero \(line \d+\)", found(lines, "ratio").measured)
-    assert failed(lines) == set(checks.CHECKS) - {"kl value", "kl gradient"}
+    assert failed(lines) == set(checks.EACH | checks.WHOLE) - {"kl value", "kl gradient"}
 
 
 @pytest.mark.parametrize(
@@ -210,9 +259,7 @@ class OnlyKL:
     def __init__(self, estimator):
         self.estimator = estimator
 
-    def optional(self, name):
-        if self.estimator is None:
-            raise NotChecked(name)
+    def kl(self, objective):
         return lambda logprobs, ref_logprobs: self.estimator(ref_logprobs - logprobs)
 
 
@@ -231,6 +278,13 @@ class OnlyKL:
 def test_value_and_gradient_of_an_estimator(estimator, value, gradient):
     assert checks.kl_value(only_kl(estimator))[0] is value
     assert checks.kl_gradient(only_kl(estimator))[0] is gradient
+
+
+def test_the_combinations_of_the_oracle():
+    against = torch.tensor([[1.0, 0.0], [-1.0, 1.0]])
+    assert oracle.projected(against).tolist() == [0.5, 1.5] and oracle.added(against).tolist() == [0, 1]
+    assert oracle.projected(against.abs()).tolist() == [2, 1], "nothing to project where none oppose each other"
+    assert torch.allclose(oracle.counts(against, 3 * against[1]), torch.tensor([0.0, 1.0]), atol=1e-5)
 
 
 def test_the_penalty_of_the_hinge_is_six_times_the_kl():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from grpo_lab.algorithm import kl as kl_estimators
-from grpo_lab.analysis.verification import cycles, oracle
+from grpo_lab.analysis.verification import oracle
+from grpo_lab.analysis.verification.combination import combination
 from grpo_lab.analysis.verification.cycles import Cycle, Trainer
 from grpo_lab.analysis.verification.runs import NotChecked, Runs, Wrong
 from grpo_lab.config import user_code
@@ -42,7 +43,14 @@ def check(fresh: Callable[[], Trainer]) -> list[Line]:
     small = sum(p.numel() for p in runs.trainer.model.parameters()) < SMALL
     torch.set_num_threads(1 if small else threads)  # a second thread brings a small model nothing
     try:
-        return [_line(name, one, runs) for name, one in CHECKS.items()]
+        each = {
+            f"{name} ({objective})" if objective else name: partial(one, objective=objective)
+            for name, one in EACH.items()
+            for objective in runs.objectives or [""]
+        }
+        return [
+            _line(name, one, runs) for name, one in {**each, **WHOLE, **(TOGETHER if runs.objectives else {})}.items()
+        ]
     finally:
         torch.set_num_threads(threads)
 
@@ -60,13 +68,12 @@ def _line(name: str, one: Callable[[Runs], Result], runs: Runs) -> Line:
         return Line(name, False, f"raised {user_code.said(error, runs.file)}")
 
 
-def temperature(runs: Runs) -> Result:
+def temperature(runs: Runs, objective: str = "") -> Result:
     """The log-probabilities of sampler and loss against the policy's at the temperature of the loss."""
     limit, worst, said = (0.2 if runs.half else 0.01), {"sampler": 0.0, "loss": 0.0}, ""
-    runs.tensors(runs.first, "logprobs")
-    for rows in runs.first.objectives:
+    for cycle, rows in runs.tables(runs.turn, "logprobs", objective):
         inside, wanted = runs.inside(rows), rows.get("temperature", 1.0)
-        policy = partial(_policy, runs, rows)
+        policy = partial(_policy, cycle.model, rows, inside)
         for who, name in (("sampler", "logprobs"), ("loss", "old_logprobs")):
             if rows.get(name) is None:
                 continue
@@ -80,9 +87,9 @@ def temperature(runs: Runs) -> Result:
     return max(worst.values()) <= limit, f"farthest from the policy: {shown} nats{said}", f"<= {limit:g} nats"
 
 
-def _policy(runs: Runs, rows: Mapping[str, Any], at: float) -> Tensor:
+def _policy(model: Any, rows: Mapping[str, Any], inside: Tensor, at: float) -> Tensor:
     """Log-probabilities (N,) of the sampled tokens under the policy before its update."""
-    return oracle.logprobs(runs.first.model, rows, at)[runs.inside(rows)]
+    return oracle.logprobs(model, rows, at)[inside]
 
 
 def _mismatch(own: Tensor, policy: Callable[[float], Tensor], wanted: float, limit: float) -> str:
@@ -98,24 +105,25 @@ def _mismatch(own: Tensor, policy: Callable[[float], Tensor], wanted: float, lim
     return "no temperature explains this, but penalties, old weights or dropout may"
 
 
-def ratio(runs: Runs) -> Result:
+def ratio(runs: Runs, objective: str = "") -> Result:
     """The log-ratio at the first update of each cycle, before anything has moved."""
     limit = 0.2 if runs.half else 1e-3
-    worst = [max(float(t.abs().max()) for t in runs.tensors(c, "log_ratio")) for c in runs.two if c]
-    shown = " and ".join(f"{value:.4f}" for value in worst)
-    return all(value <= limit for value in worst), f"largest |log-ratio| {shown} in cycles 1 and 2", f"<= {limit:g}"
+    found: dict[int, list[Tensor]] = {}
+    for cycle, rows in runs.tables(runs.cycles, "log_ratio", objective):
+        found.setdefault(cycle.number, []).append(rows["log_ratio"].flatten())
+    worst = {number: float(torch.cat(each).abs().max()) for number, each in found.items()}
+    shown = ", ".join(f"{value:.4f} in cycle {number}" for number, value in worst.items())
+    return all(value <= limit for value in worst.values()), f"largest |log-ratio| {shown}", f"<= {limit:g}"
 
 
-def reference(runs: Runs) -> Result:
-    """Whether the reference of the second cycle is still the policy before the first."""
-    first, second = runs.two
-    if second is None:
-        raise NotChecked("the weights are not finite after the first cycle")
-    runs.tensors(second, "ref_logprobs")
+def reference(runs: Runs, objective: str = "") -> Result:
+    """Whether the reference of a later cycle is still the policy before the first."""
+    if len(runs.cycles) <= runs.turns:
+        raise NotChecked(f"the weights are not finite after cycle {len(runs.cycles)}")
     away, moved = [], []
-    for rows in (rows for rows in second.objectives if rows.get("ref_logprobs") is not None):
+    for cycle, rows in runs.tables(runs.cycles[1:], "ref_logprobs", objective):
         inside, at = runs.inside(rows), rows.get("temperature", 1.0)
-        start, now = (oracle.logprobs(model, rows, at)[inside] for model in (first.model, second.model))
+        start, now = (_policy(model, rows, inside, at) for model in (runs.first.model, cycle.model))
         away.append((rows["ref_logprobs"][inside].float() - start).abs())
         moved.append((now - start).abs())
     distance, movement = float(torch.cat(away).mean()), float(torch.cat(moved).mean())
@@ -134,25 +142,25 @@ def _small_policies() -> tuple[Tensor, Tensor]:
     return scores.requires_grad_(), (scores.detach() + 0.2 * shift).log_softmax(dim=-1)
 
 
-def _penalties(runs: Runs, scores: Tensor, log_q: Tensor) -> Tensor:
+def _penalties(kl: Callable[..., Tensor], scores: Tensor, log_q: Tensor) -> Tensor:
     """The trainer's penalty (7,) for each token of the small vocabulary."""
-    return runs.optional("kl")(scores.log_softmax(dim=-1)[None], log_q[None])[0]
+    return kl(scores.log_softmax(dim=-1)[None], log_q[None])[0]
 
 
-def kl_value(runs: Runs) -> Result:
+def kl_value(runs: Runs, objective: str = "") -> Result:
     """The expected penalty, summed over a vocabulary of 7 tokens, against the KL."""
     scores, log_q = _small_policies()
     log_p = scores.detach().log_softmax(dim=-1)
-    value = float((log_p.exp() * _penalties(runs, scores, log_q).detach()).sum())
+    value = float((log_p.exp() * _penalties(runs.kl(objective), scores, log_q).detach()).sum())
     exact = float(kl_estimators.exact(log_p, log_q))
     return abs(value / exact - 1) <= 0.2, f"expected value {value:.4f}, KL {exact:.4f}", "within 20 %"
 
 
-def kl_gradient(runs: Runs) -> Result:
+def kl_gradient(runs: Runs, objective: str = "") -> Result:
     """The expected gradient of the penalty against those of KL(policy || reference) and KL(reference || policy)."""
     scores, log_q = _small_policies()
     log_p = scores.log_softmax(dim=-1)
-    loss = (log_p.detach().exp() * _penalties(runs, scores, log_q)).sum()
+    loss = (log_p.detach().exp() * _penalties(runs.kl(objective), scores, log_q)).sum()
     (found,) = torch.autograd.grad(loss, scores) if loss.requires_grad else (torch.zeros(7),)
     kls = (kl_estimators.exact(log_p, log_q), kl_estimators.exact(log_q, log_p))
     exact = [torch.autograd.grad(kl, scores, retain_graph=True)[0] for kl in kls]
@@ -162,22 +170,22 @@ def kl_gradient(runs: Runs) -> Result:
     return cosine >= 0.95 and 0.5 <= size <= 2, said, "0.5 to 2 x, cosine >= 0.95"
 
 
-def equal_rewards(runs: Runs) -> Result:
+def equal_rewards(runs: Runs, objective: str = "") -> Result:
     """Advantages of equal rewards."""
-    worst = _largest_advantage(runs, runs.equal)
+    worst = _largest_advantage(runs.tables(runs.equal, "advantages", objective))
     return worst <= 1e-6, f"largest |advantage| of equal rewards {worst:g}", "0"
 
 
-def unscored(runs: Runs) -> Result:
+def unscored(runs: Runs, objective: str = "") -> Result:
     """Advantages of equal rewards where every other completion has None: a 0 in its place would show."""
-    if not equal_rewards(runs)[0]:
+    if not equal_rewards(runs, objective)[0]:
         raise NotChecked("the advantages of equal rewards are not 0")
-    worst = _largest_advantage(runs, runs.cycle(cycles.every_other))
+    worst = _largest_advantage(runs.tables(runs.every_other, "advantages", objective))
     return worst <= 1e-6, f"largest |advantage| {worst:g} with None among equal rewards", "0"
 
 
-def _largest_advantage(runs: Runs, cycle: Cycle) -> float:
-    found = torch.cat([advantages.flatten() for advantages in runs.tensors(cycle, "advantages")])
+def _largest_advantage(tables: Sequence[tuple[Cycle, Mapping[str, Any]]]) -> float:
+    found = torch.cat([rows["advantages"].flatten() for _, rows in tables])
     return float(found.abs().max()) if len(found) else 0.0
 
 
@@ -243,7 +251,7 @@ def padding_and_prompt(runs: Runs) -> Result:
     return max(shares.values()) <= limit, f"{said} of the gradient", f"<= {limit:.0%}"
 
 
-CHECKS: dict[str, Callable[[Runs], Result]] = {
+EACH: dict[str, Callable[..., Result]] = {
     "temperature": temperature,
     "ratio": ratio,
     "reference": reference,
@@ -251,6 +259,9 @@ CHECKS: dict[str, Callable[[Runs], Result]] = {
     "kl gradient": kl_gradient,
     "equal rewards": equal_rewards,
     "unscored": unscored,
+}
+"""The checks of each objective, in the order of their lines."""
+WHOLE: dict[str, Callable[[Runs], Result]] = {
     "gradient": gradient,
     "micro-batches": micro_batches,
     "optimizer steps": optimizer_steps,
@@ -259,4 +270,6 @@ CHECKS: dict[str, Callable[[Runs], Result]] = {
     "end tokens": end_tokens,
     "padding and prompt": padding_and_prompt,
 }
-"""In the order of their lines."""
+"""The checks of the policy, which all objectives share."""
+TOGETHER: dict[str, Callable[[Runs], Result]] = {"combination": combination}
+"""The checks of several objectives."""

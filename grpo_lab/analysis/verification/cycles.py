@@ -25,7 +25,8 @@ class Trainer(Protocol):
         """Run one cycle (sample, score, update) and return its tensors, or a list of them for several objectives.
 
         Needed: `prompt_ids` and `prompt_mask` (B, S), padded on the left, and `completions` (B, T). Optional:
-        `logprobs` (B, T), the sampler's own; `temperature`; `log_ratio`, `ref_logprobs` (B, T); `advantages` (B,).
+        `logprobs` (B, T), the sampler's own; `temperature`; `log_ratio`, `ref_logprobs` (B, T); `advantages` (B,);
+        `objective`, its name; `weights` (B, T) of the tokens in the loss; `beta`.
         """
         ...
 
@@ -34,6 +35,8 @@ class Trainer(Protocol):
 class Cycle:
     """What a trainer did in one cycle."""
 
+    number: int = 1
+    """Its place among the cycles of its trainer."""
     objectives: list[Mapping[str, Any]] = field(default_factory=list)
     """The tensors that it returned, of each objective."""
     model: Any = None
@@ -57,9 +60,9 @@ class Cycle:
         return torch.cat(parts) if parts else torch.zeros(1)
 
 
-def run(trainer: Trainer, reward: Callable[..., list[float | None]], micro_batches: int = 1) -> Cycle:
+def run(trainer: Trainer, reward: Callable[..., list[float | None]], micro_batches: int = 1, number: int = 1) -> Cycle:
     """Run one cycle of a trainer and watch its optimizer. Raises ConfigError where it returns too little."""
-    cycle, before = Cycle(), []
+    cycle, before = Cycle(number), []
 
     def look(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         cycle.optimizer_steps += 1

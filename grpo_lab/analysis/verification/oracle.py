@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +39,52 @@ def logprobs(model: Any, rows: Mapping[str, Any], temperature: float) -> Tensor:
     """(B, T) log-probabilities of the completions' tokens, in nats."""
     found, tokens = logits(model, rows)
     return completion_logprobs(found, tokens, temperature)[:, rows["prompt_ids"].shape[1] - 1 :]
+
+
+def gradient(model: Any, names: Sequence[str], rows: Mapping[str, Any], kl: Callable[..., Tensor] | None) -> Tensor:
+    """(n,) the gradient of one objective's loss at the first update, where that of a ratio is its log-probability's."""
+    found, tokens = logits(model, rows)
+    chosen = completion_logprobs(found, tokens, rows.get("temperature", 1.0))[:, rows["prompt_ids"].shape[1] - 1 :]
+    if "old_logprobs" in rows and "log_ratio" in rows:
+        # The trainer's own values, to the bit: a penalty may have a kink where the policy is the reference.
+        chosen = chosen + (rows["old_logprobs"] + rows["log_ratio"] - chosen).detach()
+    per_token = -rows["advantages"][:, None] * chosen
+    if rows.get("beta") and kl:
+        per_token = per_token + rows["beta"] * kl(chosen, rows["ref_logprobs"].float())
+    inside = rows["weights"] != 0
+    named = dict(model.named_parameters())
+    loss = (rows["weights"][inside] * per_token[inside]).sum()
+    parts = torch.autograd.grad(loss, [named[name] for name in names], materialize_grads=True, allow_unused=True)
+    return torch.cat([part.flatten() for part in parts])
+
+
+def added(gradients: Tensor) -> Tensor:
+    """(n,) the sum of the objectives' gradients (k, n)."""
+    return gradients.sum(dim=0)
+
+
+def projected(gradients: Tensor) -> Tensor:
+    """(n,) the sum of the gradients (k, n), each without its part against another one: PCGrad.
+
+    >>> projected(torch.tensor([[1.0, 0.0], [-1.0, 1.0]]))
+    tensor([0.5000, 1.5000])
+    """
+    total = torch.zeros_like(gradients[0])
+    for place, mine in enumerate(gradients):
+        for other in (*gradients[:place], *gradients[place + 1 :]):
+            mine = mine - (mine @ other).clamp(max=0) / (other @ other).clamp(min=1e-30) * other
+        total = total + mine
+    return total
+
+
+COMBINATIONS = {"separate": added, "alternate": added, "pcgrad": projected}
+"""The ways to combine gradients that can be told apart; `alternate` has one objective a cycle."""
+
+
+def counts(gradients: Tensor, total: Tensor) -> Tensor:
+    """(k,) the factor of each objective's gradient (k, n) in the total (n,), by least squares, the largest being 1."""
+    found = torch.linalg.pinv(gradients @ gradients.T, hermitian=True) @ (gradients @ total)
+    return found / found.abs().max().clamp(min=1e-30)
 
 
 def parts(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -47,6 +47,9 @@ class Runs:
         if not isinstance(self.trainer.model, torch.nn.Module):
             raise ConfigError(f"the adapter's `model` is of type {type(self.trainer.model).__name__}; give a module")
         self.half = bool(getattr(self.trainer, "half_precision", False))
+        self.objectives: Sequence[str] = getattr(self.trainer, "objectives", ())
+        self.turns = len(self.objectives) if getattr(self.trainer, "combination", "") == "alternate" else 1
+        """Cycles until every objective has been trained."""
 
     def cycle(self, reward: Callable[..., Any], micro_batches: int = 1) -> Cycle:
         """The first cycle of a fresh trainer, without its copy of the model."""
@@ -55,11 +58,17 @@ class Runs:
         return cycle
 
     @cached_property
-    def two(self) -> tuple[Cycle, Cycle | None]:
-        """Two cycles of one trainer; the second is None where the first left weights that are not finite."""
-        trainer = self._fresh()
-        first = cycles.run(trainer, cycles.varied)
-        return first, cycles.run(trainer, cycles.varied) if math.isfinite(first.largest_move) else None
+    def cycles(self) -> list[Cycle]:
+        """Cycles of one trainer until it has trained the first objective again, or left weights that are not finite."""
+        trainer, found = self._fresh(), []
+        while not found or (len(found) <= self.turns and math.isfinite(found[-1].largest_move)):
+            found.append(cycles.run(trainer, cycles.varied, number=len(found) + 1))
+        return found
+
+    @property
+    def turn(self) -> list[Cycle]:
+        """The first of these cycles, in which each objective is trained once."""
+        return self.cycles[: self.turns]
 
     @cached_property
     def halves(self) -> Cycle:
@@ -67,14 +76,26 @@ class Runs:
         return self.cycle(cycles.varied, 2)
 
     @cached_property
-    def equal(self) -> Cycle:
-        """The first cycle with equal rewards."""
-        return self.cycle(cycles.equal)
+    def equal(self) -> list[Cycle]:
+        """Cycles with equal rewards."""
+        return self._turn_with(cycles.equal)
+
+    @cached_property
+    def every_other(self) -> list[Cycle]:
+        """Cycles with equal rewards and with None among them."""
+        return self._turn_with(cycles.every_other)
+
+    def _turn_with(self, reward: Callable[..., Any]) -> list[Cycle]:
+        trainer = self._fresh()
+        found = [cycles.run(trainer, reward) for _ in range(self.turns)]
+        for cycle in found:
+            cycle.model = None  # it may be large
+        return found
 
     @property
     def first(self) -> Cycle:
-        """The first of two cycles."""
-        return self.two[0]
+        """The first cycle."""
+        return self.cycles[0]
 
     def optional(self, name: str) -> Any:
         """An attribute that an adapter may lack."""
@@ -83,12 +104,20 @@ class Runs:
             raise NotChecked(f"the trainer gives no `{name}`")
         return found
 
-    def tensors(self, cycle: Cycle, name: str) -> list[Tensor]:
-        """A tensor of each objective that a step may leave out."""
-        found = [rows[name] for rows in cycle.objectives if rows.get(name) is not None]
+    def tables(self, among: Sequence[Cycle], name: str, objective: str = "") -> list[tuple[Cycle, Mapping[str, Any]]]:
+        """The tables of an objective, or of all, that have something which a step may leave out; with their cycles."""
+        each = [(cycle, rows) for cycle in among for rows in cycle.objectives]
+        found = [(cycle, rows) for cycle, rows in each if not objective or rows.get("objective") == objective]
+        found = [(cycle, rows) for cycle, rows in found if rows.get(name) is not None]
         if not found:
-            raise NotChecked(f"its step returns no `{name}`")
+            raise NotChecked(f"its step returns no `{name}`" + (f" of {objective}" if objective else ""))
         return found
+
+    def kl(self, objective: str = "") -> Callable[..., Tensor]:
+        """The penalty of the loss. Raises NotChecked for an objective without one."""
+        if objective and not any(rows["beta"] for _, rows in self.tables(self.turn, "beta", objective)):
+            raise NotChecked(f"the beta of {objective} is 0")
+        return self.optional("kl")
 
     @cached_property
     def terminators(self) -> list[int]:

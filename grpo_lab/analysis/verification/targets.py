@@ -20,18 +20,20 @@ from grpo_lab.errors import ConfigError
 from grpo_lab.events import Event, Stage, Stepped
 from grpo_lab.models import loading
 from grpo_lab.models.precision import PRECISIONS
-from grpo_lab.tasks import tasks
+from grpo_lab.tasks.rewards import REWARDS
 from grpo_lab.training import rollouts
 from grpo_lab.training.guards import GUARDS
-from grpo_lab.training.interventions import Intervention, Outcome, Step
-from grpo_lab.training.objectives import resolve
-from grpo_lab.training.registry import chosen_formulas, needs_reference
+from grpo_lab.training.interventions import Intervention, Outcome, Step, known
+from grpo_lab.training.objectives import COMBINATIONS, resolve
+from grpo_lab.training.registry import chosen_formulas
 from grpo_lab.training.trainer import train
 
 ADAPTER = "Adapter"
 """The name in a user's file, where none is given."""
 NUM_PROMPTS, NUM_GENERATIONS, LENGTH = 4, 4, 32
 """The most of a batch that is needed to verify a trainer."""
+REWARD = "verify"
+"""The name of the checks' own reward in a config."""
 NEUTRAL = {
     name: value
     for name, value in asdict(SamplingConfig()).items()
@@ -53,39 +55,44 @@ def adapter_of(target: str, settings: Sequence[str] = ()) -> Callable[[], Traine
 
 
 def own_trainer(config: Config) -> Callable[[], OwnTrainer]:
-    """A function that returns this project's trainer with a config, on a small batch, as an adapter.
-
-    Of several objectives it has the first.
-    """
-    data, (first, *_) = config.data, resolve(config)
-    small = replace(config, objectives=config.objectives[:1]).with_(
-        "run.num_steps=2",
+    """A function that returns this project's trainer with a config, on a small batch, as an adapter."""
+    data = config.data
+    objectives = tuple(
+        replace(each, rewards=None, num_prompts=each.num_prompts and NUM_PROMPTS) for each in config.objectives
+    )
+    small = replace(config, objectives=objectives).with_(
+        f"run.num_steps={1 + max(1, len(objectives))}",
         "run.num_eval=0",
         "run.stages=grpo",
         "run.exact_kl=false",
+        f"data.rewards={REWARD},",
+        "judge.workers=0",
         f"data.num_prompts={NUM_PROMPTS}",
         f"data.num_generations={min(data.num_generations, NUM_GENERATIONS)}",
         f"sampling.max_completion_length={min(config.sampling.max_completion_length, LENGTH)}",
     )
     model, tokenizer = loading.load(small.model.name, small.model.precision, small.run.device)
-    problems = tasks.load(first.tasks)
-    return lambda: OwnTrainer(small, copy.deepcopy(model), tokenizer, problems)
+    return lambda: OwnTrainer(small, copy.deepcopy(model), tokenizer)
 
 
 class OwnTrainer:
     """`grpo_lab.train` as an adapter; two guards, the last of their stages, keep the tensors that pass by."""
 
-    def __init__(self, config: Config, model: Any, tokenizer: Any, problems: tasks.Tasks) -> None:
+    def __init__(self, config: Config, model: Any, tokenizer: Any) -> None:
         self.model = model
         self.num_iterations = config.loss.num_iterations
         self.terminators = rollouts.terminators(model, tokenizer).tolist()
         self.pad_token_id = tokenizer.pad_token_id
         self.half_precision = not PRECISIONS[config.model.precision].exact(model.device)
-        self._config, self._tokenizer, self._problems = config, tokenizer, problems
+        several = [objective for objective in resolve(config) if objective.num_prompts and config.objectives[1:]]
+        self.objectives = [objective.name for objective in several]
+        # The mistake `overwrite` stands where the gradients should be added.
+        self.combination = config.loss.combination if config.loss.combination in COMBINATIONS else "separate"
+        self._config, self._tokenizer = config, tokenizer
         self._events: Iterator[Event] | None = None
         self._reward: Callable[..., list[float | None]] = lambda **_: []
-        self._seen: list[dict[str, Any]] = []
-        if needs_reference(config) and config.loss.beta:
+        self._seen: dict[str, dict[str, Any]] = {}
+        if any(objective.beta for objective in resolve(config)):
             estimator = chosen_formulas(config).kl_estimator
             self.kl = lambda logprobs, ref_logprobs: estimator(ref_logprobs - logprobs)
 
@@ -94,7 +101,7 @@ class OwnTrainer:
 
         Raises RuntimeError for a step that has no batch, and any error of the step.
         """
-        self._reward, self._seen = reward, []
+        self._reward, self._seen = reward, {}
         if self._events is None:
             self._events = self._begin(micro_batches)
         reasons = ["it ended"]
@@ -104,7 +111,7 @@ class OwnTrainer:
                 break
         if not self._seen:
             raise RuntimeError(f"the step was refused before its batch was complete: {'; '.join(reasons)}")
-        return self._seen
+        return list(self._seen.values())
 
     def _begin(self, micro_batches: int) -> Iterator[Event]:
         probes = {name: {} for name in ("verify_batch", "verify_log_ratio")}
@@ -114,10 +121,12 @@ class OwnTrainer:
         def reward(**columns: Any) -> list[float | None]:
             return self._reward(**columns)
 
-        events = train(watched, (self.model, self._tokenizer), self._problems, [reward])
-        with _registered(
-            _probe("verify_batch", Stage.BATCH, self._see_batch),
-            _probe("verify_log_ratio", Stage.LOG_RATIO, self._see_log_ratio),
+        events = train(watched, (self.model, self._tokenizer))
+        batch = _probe("verify_batch", Stage.BATCH, self._see_batch)
+        log_ratio = _probe("verify_log_ratio", Stage.LOG_RATIO, self._see_log_ratio)
+        with (
+            _registered(GUARDS, verify_batch=batch, verify_log_ratio=log_ratio),
+            _registered(REWARDS, **{REWARD: reward}),
         ):
             yield next(events)  # the trainer looks its guards up when it begins
         yield from events
@@ -129,12 +138,16 @@ class OwnTrainer:
         prompts = {name: getattr(batch, name)[batch.group] for name in ("prompt_ids", "prompt_mask")}
         more = {"logprobs": batch.sampling_logprobs, "temperature": step.sampling.temperature}
         more["filters"] = ", ".join(f"{k} = {v:g}" for k, v in asdict(step.sampling).items() if v != NEUTRAL.get(k, v))
-        self._seen.append({**rows, **prompts, **more})
+        name = known(step.objective, "objective").name
+        self._seen[name] = {"objective": name, **rows, **prompts, **more}
 
     def _see_log_ratio(self, log_ratio: Tensor, step: Step) -> None:
         if step.update == 0:
-            before = self._seen[-1].get("log_ratio", log_ratio.new_zeros(0))
-            self._seen[-1]["log_ratio"] = torch.cat([before, log_ratio.detach().flatten()])
+            name, use = known(step.objective, "objective").name, known(step.coefficients, "coefficients")
+            rows = self._seen[name]
+            rows["beta"] = use.betas.get(name, use.beta)
+            now = {"log_ratio": log_ratio.detach(), "weights": known(known(step.batch, "batch").weights, "weights")}
+            rows |= {key: torch.cat([rows.get(key, new[:0]), new]) for key, new in now.items()}
 
 
 def _probe(name: str, stage: Stage, see: Callable[[Any, Step], None]) -> type[Intervention]:
@@ -148,11 +161,11 @@ def _probe(name: str, stage: Stage, see: Callable[[Any, Step], None]) -> type[In
 
 
 @contextmanager
-def _registered(*guards: type[Intervention]) -> Iterator[None]:
-    """Guards that a config may name meanwhile."""
-    GUARDS.update({guard.name: guard for guard in guards})
+def _registered(registry: dict[str, Any], **more: Any) -> Iterator[None]:
+    """Guards or reward functions that a config may name meanwhile."""
+    registry.update(more)
     try:
         yield
     finally:
-        for guard in guards:
-            del GUARDS[guard.name]
+        for name in more:
+            del registry[name]
