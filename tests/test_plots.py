@@ -302,3 +302,69 @@ def test_no_pyplot():
     code = "import sys, grpo_lab.ui.plots; print('matplotlib.pyplot' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "False"
+
+
+# --- objectives -------------------------------------------------------------------------------------------------------
+
+DUAL = Started(preset("dual").with_("run.stages=grpo", "run.num_steps=20").to_dict(), 10, "cpu")
+
+
+def of_two(kl_of_h=0.12, start=DUAL):
+    """A run with the objectives F and H, whose means are far from both."""
+    metrics = {"grad_norm": 1.0, "kl": 5.0, "kl/F": 0.03, "kl/H": kl_of_h, "reward": 9.0, "reward/F": 0.6}
+    metrics |= {"reward/H": -0.2, "ratio/max": 1.0}
+    evaluated = Evaluated(0, 0.1, 8, {"F": 0.5, "H": -0.3})
+    return [start, evaluated, *(stepped(step, metrics=metrics) for step in range(20)), DONE]
+
+
+def test_each_objective_has_a_curve_and_its_band():
+    figure = plots.run_figure(of_two())
+    for name, heights in (("kl", (0.03, 0.12)), ("reward", (0.6, -0.2))):
+        assert not by_gid(figure, f"curve {name}"), "the mean hides one objective behind the other"
+        lines = [by_gid(figure, f"curve {name}/{objective}")[0] for objective in "FH"]
+        assert tuple(line.get_ydata()[-1] for line in lines) == heights
+        assert len({(line.get_color(), line.get_linestyle(), line.get_marker()) for line in lines}) == 2
+        (legend,) = [axes.get_legend() for axes in figure.axes if lines[0] in axes.lines]
+        assert {"F", "H"} <= {text.get_text() for text in legend.get_texts()}
+        assert lines[0].axes.get_ylim()[1] < 2, "the scale has no room for the mean"
+    for objective, band in (("F", (0.02, 0.06)), ("H", (0.08, 0.15))):
+        (area,) = by_gid(figure, f"band {objective}")
+        box = area.get_paths()[0].get_extents()
+        assert (box.y0, box.y1) == pytest.approx(band) and (box.x0, box.x1) == (-0.5, 19.5)
+    held = [by_gid(figure, f"held out reward/{objective}")[0].get_ydata()[0] for objective in "FH"]
+    assert held == [0.5, -0.3] and not by_gid(figure, "held out")
+
+
+def test_a_band_that_moves_while_the_model_trains_is_drawn_as_it_was():
+    start, *steps, end = of_two()
+    moved = Changed(10, ("objectives.H.kl_low=0.2", "objectives.H.kl_high=0.3"))
+    figure = plots.run_figure([start, *steps[:11], moved, *steps[11:], end])
+    boxes = [area.get_paths()[0].get_extents() for area in by_gid(figure, "band H")]
+    assert [(box.x0, box.x1, round(box.y1, 6)) for box in boxes] == [(-0.5, 9.5, 0.15), (9.5, 19.5, 0.3)]
+
+
+def test_runs_keep_their_colour_and_objectives_their_line():
+    figure = plots.comparison_figure({"one": of_two(), "two": of_two(0.1), "plain": run([0.5] * 20)})
+    found = {objective: by_gid(figure, f"curve kl/{objective}") for objective in "FH"}
+    for lines in found.values():
+        assert len(lines) == 2 and len({line.get_color() for line in lines}) == 2
+        assert len({line.get_linestyle() for line in lines}) == 1
+    assert {line.get_color() for line in found["F"]} == {line.get_color() for line in found["H"]}
+    assert found["F"][0].get_linestyle() != found["H"][0].get_linestyle()
+    legends = [axes.get_legend() for axes in figure.axes if axes.get_legend() and axes in {x.axes for x in found["F"]}]
+    assert [[text.get_text() for text in legend.get_texts()] for legend in legends] == [["F", "H"]]
+    assert len(by_gid(figure, "band H")) == 1, "equal bands are drawn once"
+    assert len(by_gid(figure, "curve kl")) == 1, "a run without objectives has its own curve"
+
+
+def test_the_words_name_each_objective_and_the_bands():
+    words = plots.alt_text(of_two())
+    assert "KL to reference, F 0.03 to 0.03, KL to reference, H 0.12 to 0.12, reward, F 0.6" in words
+    assert "bands of the KL: F 0.02 to 0.06, H 0.08 to 0.15" in words
+    assert "bands" not in plots.alt_text(GUARDED)
+
+
+def test_a_run_without_objectives_has_no_new_artist():
+    figure = plots.run_figure(GUARDED)
+    gids = {str(artist.get_gid()) for artist in figure.findobj()}
+    assert "curve kl" in gids and not [gid for gid in gids if "band" in gid or "/F" in gid]

@@ -15,6 +15,7 @@ from matplotlib.text import Annotation, Text
 from PIL import Image
 
 from grpo_lab.analysis.run_state import CURVES, Fold, fold
+from grpo_lab.config.catalog import preset
 from grpo_lab.config.schema import Config
 from grpo_lab.events import Action, Changed, Ended, Evaluated, LinkNote, Started, Stepped, Verdict
 from grpo_lab.runs.crashes import classify_crash
@@ -444,3 +445,31 @@ def test_two_threads_never_draw_letters_at_once(monkeypatch, tmp_path):
     assert (tmp_path / "a.png").exists()
     assert overlaps
     assert not any(overlaps)
+
+
+def test_objectives_have_curves_of_their_own_that_move():
+    config = preset("dual").with_("run.stages=grpo").to_dict()
+    events: list[Any] = [Started(config, 30, "cpu")]
+    values = {
+        "kl": 5.0,
+        "reward": 5.0,
+        "grad_norm": 1.0,
+        "ratio/max": 1.0,
+        "kl/H": 0.1,
+        "reward/F": 0.5,
+        "reward/H": 0.2,
+    }
+    events += [stepped(step, **values, **{"kl/F": 0.03 + 0.001 * step}) for step in range(20)]
+    figure = LiveFigure()
+    pixels(figure, events[:-1])
+    before = figure.backgrounds
+    moved = pixels(figure, events)
+    assert figure.backgrounds == before, "one more step moves points only"
+    assert line(figure, "kl", "curve kl/F").get_ydata()[-1] == pytest.approx(0.049)
+    assert list(line(figure, "reward", "curve reward/H").get_ydata()) == [0.2] * 20
+    assert (moved == pixels(LiveFigure(), events)).all()
+    kept = {
+        "kept": fold([Started(config, 30, "cpu"), *(stepped(step, **values, **{"kl/F": 0.01}) for step in range(9))])
+    }
+    pixels(figure, events, kept)
+    assert line(figure, "kl", "curve kl/F").get_ydata()[-1] == pytest.approx(0.049), "of the run in focus"

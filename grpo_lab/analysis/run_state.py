@@ -6,20 +6,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from grpo_lab.analysis.series import Series as Series
+from grpo_lab.analysis.series import Band, Series, bands
 from grpo_lab.analysis.series import decimate as decimate
 from grpo_lab.analysis.series import shown as shown
 from grpo_lab.analysis.tally import Tally, by_design, count
 from grpo_lab.config.schema import Config, planned_steps
 from grpo_lab.errors import GrpoLabError
 from grpo_lab.events import Action, Changed, Ended, Evaluated, Event, Started, Stepped, Verdict
-from grpo_lab.metrics import metric, of_run
+from grpo_lab.metrics import metric, of_objective, of_run
 from grpo_lab.runs.first_break import ChainBreak, first_break, statuses
 from grpo_lab.runs.summary import Learned, progress
 
 MULTINOMIAL = "torch.multinomial"
 CURVES = ("grad_norm", "kl", "reward", "ratio/max")
-"""The metrics that a screen draws, in order."""
+"""The metrics that a screen draws, in order; of each objective those of BY_OBJECTIVE."""
+BY_OBJECTIVE = ("kl", "reward")
 _WATCHED = ("grad_norm", "kl", "loss", "ratio/max")
 _DOING = {Verdict.SKIP_STEP: "skipping", Verdict.ROLL_BACK: "rolling back", Verdict.STOP: "stopping"}
 _RESULTS = {Learned.LEARNED: "done, learned", Learned.NOTHING: "done, learned nothing"}
@@ -58,6 +59,8 @@ class Screen:
     """Steps that were asked for; 0 if that is not known."""
     settings: tuple[tuple[int, dict[str, Any]], ...]
     """(step, configuration from it on), with one more entry for each change of the running model."""
+    objectives: dict[str, tuple[Band, ...]]
+    """Each objective that the run lists, with the bands for its KL."""
     series: dict[str, Series]
     evaluations: Series
     marks: tuple[Mark, ...]
@@ -75,6 +78,13 @@ class Screen:
     faults: dict[str, Tally]
     samples: tuple[tuple[str, str, float], ...]
     """Prompt, completion and reward of the last step with samples."""
+    evaluations_of: dict[str, Series]
+    """The held-out rewards of each objective."""
+
+    def curves(self, name: str) -> dict[str, str]:
+        """The metrics that a panel draws for one of CURVES, each with its objective; for a run without any its own."""
+        own = {of_objective(name, each): each for each in self.objectives if name in BY_OBJECTIVE}
+        return {each: own[each] for each in own if each in self.series} or {name: ""}
 
     def marked(self, kind: str) -> list[int]:
         """The steps with a mark of this kind."""
@@ -107,6 +117,7 @@ class Fold:
         self._settings: list[tuple[int, dict[str, Any]]] = []
         self._columns: dict[str, tuple[list[int], list[float]]] = {}
         self._evaluations: tuple[list[int], list[float]] = ([], [])
+        self._evaluations_of: dict[str, tuple[list[int], list[float]]] = {}
         self._num_problems: list[int] = []
         self._marks: list[Mark] = []
         self._strip: dict[int, dict[str, str]] = {}
@@ -133,6 +144,8 @@ class Fold:
         elif isinstance(event, Evaluated):
             _append(self._evaluations, event.step, event.reward)
             self._num_problems.append(event.num_problems)
+            for name, reward in event.objectives.items():
+                _append(self._evaluations_of.setdefault(name, ([], [])), event.step, reward)
         else:
             self._ended, self._result = event, self._learned()
 
@@ -150,6 +163,7 @@ class Fold:
             completed=self._completed,
             num_steps=sum(planned_steps(config).values()),
             settings=tuple(self._settings),
+            objectives=bands(self._settings),
             series={name: _series(columns) for name, columns in self._columns.items()},
             evaluations=_series(self._evaluations),
             marks=(*self._marks, *crashed),
@@ -162,6 +176,7 @@ class Fold:
             guards=dict(self._tallies["guard"]),
             faults=dict(self._tallies["fault"]),
             samples=self._samples,
+            evaluations_of={name: _series(columns) for name, columns in self._evaluations_of.items()},
         )
 
     def _step(self, event: Stepped) -> None:

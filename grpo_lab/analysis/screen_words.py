@@ -28,11 +28,15 @@ def describe(screen: Screen, say: Callable[[str], str] = str) -> str:
     done = screen.completed
     of = f" of {screen.num_steps}" if screen.num_steps > done else ""
     steps = f"{done}{of} step{'s' if done != 1 or of else ''}"
-    curves = [
-        text
+    drawn = [
+        (say(METRICS[name].label) + (f", {objective}" if objective else ""), screen.series.get(own, Series()))
         for name in CURVES
-        if (text := _curve_in_words(say(METRICS[name].label), screen.series.get(name, Series())))
+        for own, objective in screen.curves(name).items()
     ]
+    curves = [text for label, series in drawn if (text := _curve_in_words(label, series))]
+    bands = {name: spans[-1][1:] for name, spans in screen.objectives.items()}
+    kept_in = [f"{name} {low:g} to {high:g}" for name, (low, high) in bands.items() if not math.isnan(low)]
+    curves += [f"bands of the KL: {', '.join(kept_in)}"] if kept_in else []
     first = f"{screen.name or 'Run'}: {screen.status} after {steps}" + ("; " if curves else "") + ", ".join(curves)
     found = screen.first_break
     refused = [f"{kind}: {n}" for kind in ("skipped", "rolled back") if (n := len(screen.marked(kind)))]

@@ -1,7 +1,8 @@
 """One curve of a screen: its values by step, decimated for drawing, and its numbers as text."""
 
 import math
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,6 +12,24 @@ class Series(NamedTuple):
 
     steps: tuple[int, ...] = ()
     values: tuple[float, ...] = ()
+
+
+class Band(NamedTuple):
+    """The KL band of an objective from a step on; NaN where it has none."""
+
+    step: int
+    low: float
+    high: float
+
+
+def bands(settings: Iterable[tuple[int, Mapping[str, Any]]]) -> dict[str, tuple[Band, ...]]:
+    """Each objective that configs list, with its bands, from (step, config from it on)."""
+    found: dict[str, tuple[Band, ...]] = {}
+    for step, config in settings:
+        for table in config.get("objectives", ()):
+            band = Band(step, float(table.get("kl_low", math.nan)), float(table.get("kl_high", math.nan)))
+            found[table["name"]] = (*found.get(table["name"], ()), band)
+    return found
 
 
 def decimate(series: Series, limit: int = 600) -> Series:

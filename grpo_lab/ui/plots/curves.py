@@ -12,10 +12,11 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
-from grpo_lab.analysis.run_state import CURVES, Screen, Series, decimate
+from grpo_lab.analysis.run_state import BY_OBJECTIVE, CURVES, Screen, Series
 from grpo_lab.metrics import METRICS
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.ui.plots import style
+from grpo_lab.ui.plots.of_objectives import draw_objectives, edges, held_out, looks_of, rows_of
 from grpo_lab.ui.plots.scales import Scale, placed, scale_of, set_scale
 
 REFUSED = ("skipped", "rolled back", "stopped")
@@ -86,18 +87,21 @@ def draw(
 ) -> None:
     """Draw one metric of every run in one panel; of the run in `focus` also its limits, changes and crash.
 
-    Where one is in focus, every run shows its held-out reward, the others faded.
+    Where one is in focus, every run shows its held-out reward, the others faded. Of objectives each has its own curve:
+    its line is that of its place, its colour too where the run is alone.
 
     A single run is always in focus. `scale` replaces the scale that fits the values, `say` translates labels.
     """
     focus = next(iter(screens.values())) if len(screens) == 1 else focus
-    rows = [decimate(screen.series.get(name, Series())) for screen in screens.values()]
+    rows = [series for screen in screens.values() for series in rows_of(name, screen)]
     limits = thresholds(name, focus, say) if focus else []
     scale = scale or scale_of(name, numbers(name, rows, focus, screens.values()))
     set_scale(axes, scale)
-    for look, screen, series in reversed(list(zip(style.looks(rows), screens.values(), rows, strict=True))):
+    for look, screen in reversed(list(zip(style.looks(screens), screens.values(), strict=True))):
         kept = screen is not focus
-        _moving(axes, name, points(name, series, scale, screen if focus else None, kept), look, say, kept)
+        found = points(name, rows_of(name, screen), scale, screen, kept, bool(focus))
+        _moving(axes, found, looks_of(name, screen, None if len(screens) == 1 else look, look), say, kept)
+    named = name in BY_OBJECTIVE and draw_objectives(axes, name, screens, span[1])
     metric = METRICS[name]
     title = f"{say(metric.label)} ({say(metric.unit)})" if metric.unit else say(metric.label)
     axes.set_title(title, fontsize=style.LARGE, loc="left", pad=9)
@@ -111,6 +115,7 @@ def draw(
         _limits(axes, limits, crossed(name, focus), span[1])
         _happenings(axes, focus, say)
         _rescues(axes, focus, named=name in NAMED)
+    if focus or named:
         _legend(axes)
 
 
@@ -118,28 +123,35 @@ def numbers(name: str, rows: Iterable[Series], focus: Screen | None, screens: It
     """All numbers that a panel must show: of the curves, held-out problems and limits."""
     values = [value for series in rows for value in series.values]
     if focus and name == "reward":
-        values += [value for screen in screens for value in screen.evaluations.values]
+        values += [value for screen in screens for each in held_out(screen).values() for value in each.values]
+    values += edges(name, screens)
     if focus:
         values += [value for limit in thresholds(name, focus) for value in limit.values if not math.isnan(value)]
     return np.array(values, dtype=float)
 
 
-def points(name: str, series: Series, scale: Scale, screen: Screen | None = None, kept: bool = False) -> Points:
-    """The curve, crosses where it is not finite, and of a screen its held-out reward and, unless kept, refusals."""
-    steps, values = np.array(series.steps), np.array(series.values, dtype=float)
-    drawn, finite = placed(values, scale)
-    found: Points = {f"curve {name}": (steps, drawn)}
-    if not finite.all():
-        found[f"cross {name}"] = (steps[~finite], drawn[~finite])
-    if screen and not kept and name == "grad_norm":
+def points(
+    name: str, rows: Sequence[Series], scale: Scale, screen: Screen, kept: bool = False, more: bool = True
+) -> Points:
+    """The curves, crosses where they are not finite, and with `more` held-out rewards and, unless kept, refusals."""
+    found: Points = {}
+    for own, series in zip(screen.curves(name), rows, strict=True):
+        steps, values = np.array(series.steps), np.array(series.values, dtype=float)
+        drawn, finite = placed(values, scale)
+        found[f"curve {own}"] = (steps, drawn)
+        if not finite.all():
+            found[f"cross {own}"] = (steps[~finite], drawn[~finite])
+    if more and not kept and name == "grad_norm":
         norms = dict(zip(*screen.series.get(name, Series()), strict=True))
         for kind in REFUSED:
             few = thinned([step for step in screen.marked(kind) if step in norms])  # without a norm there is no height
             if len(few):
                 found[f"mark {kind}"] = (few, placed(np.array([norms[step] for step in few]), scale)[0])
-    if screen and name == "reward" and screen.evaluations.steps:
-        heights, _ = placed(np.array(screen.evaluations.values, dtype=float), scale)
-        found["held out"] = (np.array(screen.evaluations.steps) - 0.5, heights)  # evaluated before the step
+    if more and name == "reward":
+        for own, held in held_out(screen).items():
+            heights, _ = placed(np.array(held.values, dtype=float), scale)
+            gid = "held out" if own == name else f"held out {own}"
+            found[gid] = (np.array(held.steps) - 0.5, heights)  # evaluated before the step
     return found
 
 
@@ -170,12 +182,13 @@ def crossed(name: str, screen: Screen) -> tuple[bool, ...]:
     return tuple(it.line == "--" and any(value > it.last for value in values) for it in thresholds(name, screen))
 
 
-def _moving(axes: Axes, name: str, found: Points, look: style.Look, say: Callable[[str], str], kept: bool) -> None:
+def _moving(axes: Axes, found: Points, looks: Mapping[str, style.Look], say: Callable[[str], str], kept: bool) -> None:
     """Draw the moving points, each artist with its gid."""
-    held_out = {"marker": "D", "ls": "none", "mfc": "white", "mec": look.colour, "mew": 1.8, "ms": 8, "zorder": 4}
+    held_out = {"marker": "D", "ls": "none", "mfc": "white", "mew": 1.8, "ms": 8, "zorder": 4}
     held_out |= {"alpha": 0.5, "ms": 7, "zorder": 3} if kept else {}
     for gid, (x, y) in found.items():
         kind, _, rest = gid.partition(" ")
+        look = looks.get(rest.rpartition(" ")[2]) or next(iter(looks.values()))
         if kind == "curve":
             options = {"color": look.colour, "ls": look.line, "lw": 1.8, "ms": 4.5}
             options["marker"] = look.marker if len(x) <= style.FINE else "none"
@@ -185,7 +198,7 @@ def _moving(axes: Axes, name: str, found: Points, look: style.Look, say: Callabl
         elif kind == "mark":
             options = {**style.mark(rest), "ms": 9, "zorder": 6}
         else:
-            options = {**held_out, "label": say("held-out problems")}
+            options = {**held_out, "mec": look.colour, "label": say("held-out problems")}
         axes.plot(x, y, gid=gid, clip_on=False, **options)
 
 

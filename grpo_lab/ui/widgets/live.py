@@ -14,8 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
-from grpo_lab.analysis.run_state import CURVES, Screen, Series, decimate
+from grpo_lab.analysis.run_state import CURVES, Screen, Series
 from grpo_lab.ui.plots import curves, strip
+from grpo_lab.ui.plots.of_objectives import rows_of
 from grpo_lab.ui.plots.scales import Scale, scale_of
 from grpo_lab.ui.plots.style import DRAWING, FINE, Canvas, chinese_font, legible, name_runs, new_figure
 from grpo_lab.ui.widgets import html
@@ -94,7 +95,7 @@ class LiveFigure:
 
     def _draw(self, screen: Screen, kept: Mapping[str, Screen], whole: Sequence[Screen]) -> memoryview:
         steps = strip.span([screen, *kept.values(), *whole], ROOM)
-        series = {name: decimate(screen.series.get(name, Series())) for name in CURVES}
+        series = {name: rows_of(name, screen) for name in CURVES}
         scales = {name: self._scale(name, series[name], screen, [*kept.values(), *whole]) for name in CURVES}
         moves = {name: curves.points(name, series[name], scales[name], screen) for name in CURVES}
         cells, _ = strip.grid(screen, *steps)
@@ -113,8 +114,8 @@ class LiveFigure:
             artist.draw(renderer)
         return self._canvas.buffer_rgba()
 
-    def _scale(self, name: str, series: Series, screen: Screen, others: Sequence[Screen]) -> Scale:
-        rows = [series, *(decimate(other.series.get(name, Series())) for other in others)]
+    def _scale(self, name: str, series: Sequence[Series], screen: Screen, others: Sequence[Screen]) -> Scale:
+        rows = [*series, *(each for other in others for each in rows_of(name, other))]
         return scale_of(name, curves.numbers(name, rows, screen, [screen, *others]), steady=True)
 
     def _draw_background(self, screen: Screen, kept: Mapping[str, Screen], steps: Any, scales: Any, moves: Any) -> None:
@@ -169,7 +170,7 @@ def _legend(figure: Figure, kept: Mapping[str, Screen]) -> float:
 
 def _key(screen: Screen, kept: Mapping[str, Screen], steps: Any, scales: Any, moves: Any) -> object:
     """All that a background depends on: while the key stays the same, only points move."""
-    artists = {name: (tuple(found), len(found[f"curve {name}"][0]) > FINE) for name, found in moves.items()}
+    artists = {name: (tuple(found), len(next(iter(found.values()))[0]) > FINE) for name, found in moves.items()}
     happened = (screen.kinds(), tuple(screen.marked("changed")), screen.crash_step, tuple(curves.rescues(screen)))
     limits = (tuple(step for step, _ in screen.settings), [curves.crossed(name, screen) for name in CURVES])
     runs = tuple((name, id(other)) for name, other in kept.items())
