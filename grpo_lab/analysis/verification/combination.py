@@ -14,7 +14,8 @@ def combination(runs: Runs) -> tuple[bool, str, str]:
     """The gradient of each cycle's first update against the combination of the objectives' own."""
     way = runs.optional("combination")
     if way not in oracle.COMBINATIONS:
-        raise NotChecked(f"`{way}` pools rewards before there are gradients, and so is not verified")
+        known = ", ".join(oracle.COMBINATIONS)
+        raise NotChecked(f"`{way}` is none of {known}, which combine gradients; the combination is not verified")
     for name in runs.objectives:
         for needed in ("weights", "advantages"):
             runs.tables(runs.turn, needed, name)
@@ -22,7 +23,7 @@ def combination(runs: Runs) -> tuple[bool, str, str]:
     found = [_compared(runs, c, way) for c in runs.cycles if c.number <= runs.turns or c.optimizer_steps]
     if way == "pcgrad" and max(opposed for *_, opposed in found) <= limit:
         raise NotChecked(f"no gradients oppose each other in {len(found)} cycles, where `pcgrad` is the sum")
-    apart, said, _ = max(found, key=lambda each: each[0])
+    apart, said, _ = max(found, key=lambda each: (not each[0] <= limit, each[0]))  # NaN is too far
     return apart <= limit, f"{apart:.2%} away from `{way}` in {said}", f"<= {limit:.1%}"
 
 
@@ -44,4 +45,4 @@ def _compared(runs: Runs, cycle: Cycle, way: str) -> tuple[float, str, float]:
 def _distance(found: Tensor, wanted: Tensor) -> float:
     """The share of a gradient (n,) that the wanted one does not explain, up to a factor, which clipping changes."""
     factor = (found @ wanted / (wanted @ wanted).clamp(min=1e-30)).clamp(min=0)
-    return float((found - factor * wanted).norm() / found.norm())
+    return float((found - factor * wanted).norm() / found.norm().clamp(min=1e-30))
