@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -324,7 +325,7 @@ def test_each_objective_has_a_curve_and_its_band():
         lines = [by_gid(figure, f"curve {name}/{objective}")[0] for objective in "FH"]
         assert tuple(line.get_ydata()[-1] for line in lines) == heights
         assert len({(line.get_color(), line.get_linestyle(), line.get_marker()) for line in lines}) == 2
-        (legend,) = [axes.get_legend() for axes in figure.axes if lines[0] in axes.lines]
+        legend: Any = lines[0].axes.get_legend()
         assert {"F", "H"} <= {text.get_text() for text in legend.get_texts()}
         assert lines[0].axes.get_ylim()[1] < 2, "the scale has no room for the mean"
     for objective, band in (("F", (0.02, 0.06)), ("H", (0.08, 0.15))):
@@ -351,7 +352,9 @@ def test_runs_keep_their_colour_and_objectives_their_line():
         assert len({line.get_linestyle() for line in lines}) == 1
     assert {line.get_color() for line in found["F"]} == {line.get_color() for line in found["H"]}
     assert found["F"][0].get_linestyle() != found["H"][0].get_linestyle()
-    legends = [axes.get_legend() for axes in figure.axes if axes.get_legend() and axes in {x.axes for x in found["F"]}]
+    legends: list[Any] = [
+        axes.get_legend() for axes in figure.axes if axes.get_legend() and axes in {x.axes for x in found["F"]}
+    ]
     assert [[text.get_text() for text in legend.get_texts()] for legend in legends] == [["F", "H"]]
     assert len(by_gid(figure, "band H")) == 1, "equal bands are drawn once"
     assert len(by_gid(figure, "curve kl")) == 1, "a run without objectives has its own curve"
