@@ -450,16 +450,13 @@ def test_two_threads_never_draw_letters_at_once(monkeypatch, tmp_path):
 def test_objectives_have_curves_of_their_own_that_move():
     config = preset("dual").with_("run.stages=grpo").to_dict()
     events: list[Any] = [Started(config, 30, "cpu")]
-    values = {
-        "kl": 5.0,
-        "reward": 5.0,
-        "grad_norm": 1.0,
-        "ratio/max": 1.0,
-        "kl/H": 0.1,
-        "reward/F": 0.5,
-        "reward/H": 0.2,
-    }
-    events += [stepped(step, **values, **{"kl/F": 0.03 + 0.001 * step}) for step in range(20)]
+
+    def at(step: int, kl: float) -> Stepped:
+        run: dict[str, Any] = {"kl": 5.0, "reward": 5.0, "grad_norm": 1.0, "ratio/max": 1.0}
+        own: dict[str, Any] = {"kl/F": kl, "kl/H": 0.1, "reward/F": 0.5, "reward/H": 0.2}
+        return stepped(step, **run, **own)
+
+    events += [at(step, 0.03 + 0.001 * step) for step in range(20)]
     figure = LiveFigure()
     pixels(figure, events[:-1])
     before = figure.backgrounds
@@ -468,8 +465,6 @@ def test_objectives_have_curves_of_their_own_that_move():
     assert line(figure, "kl", "curve kl/F").get_ydata()[-1] == pytest.approx(0.049)
     assert list(line(figure, "reward", "curve reward/H").get_ydata()) == [0.2] * 20
     assert (moved == pixels(LiveFigure(), events)).all()
-    kept = {
-        "kept": fold([Started(config, 30, "cpu"), *(stepped(step, **values, **{"kl/F": 0.01}) for step in range(9))])
-    }
+    kept = {"kept": fold([Started(config, 30, "cpu"), *(at(step, 0.01) for step in range(9))])}
     pixels(figure, events, kept)
     assert line(figure, "kl", "curve kl/F").get_ydata()[-1] == pytest.approx(0.049), "of the run in focus"
