@@ -282,8 +282,10 @@ def test_everything_end_to_end(call, monkeypatch, tmp_path):
     assert verdict["NameError ends the run"] == verdict["sampler and trainer differ"] == "held"
     assert verdict["`zero_grad` before `step`: KL = 0.000, and no weight moves"] == "held"
     assert verdict["eight workers: a third less time for the judge"] == "held"
-    assert "fail: kl value, kl gradient." in page and "fail: gradient, update size." in page
-    assert "temperature" in re.findall(r"Run `temperature-ignored`.*\n.*fail: (.*)\.", page)[0]
+    failed = dict(re.findall(r"\*\*Run `(.*?)`\*\*.*\n.*fail: (.*)\.", page))
+    assert failed["hinge"] == "kl value (F), kl value (H), kl gradient (F), kl gradient (H)"
+    assert failed["zeroed"] == "gradient, update size, combination"
+    assert failed["temperature-ignored"].startswith("temperature (F), temperature (H)")
     assert len(ended["dual"].records["kl/exact/H"].dropna()) == 2
 
 
