@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -11,12 +12,21 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from grpo_lab.analysis.diagnosis.curves import (
+    PLACES,
+    STATES,
+    UNITS,
+    WHOLES,
+    Curve,
+    Mask,
+    finite,
+    first_true,
+    noise,
+    start,
+)
 from grpo_lab.analysis.logs import Log
 from grpo_lab.errors import ConfigError, unknown
 from grpo_lab.metrics import METRICS, of_run
-
-Curve = NDArray[np.float64]
-Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -40,36 +50,29 @@ class Unknown:
 Sighting = Seen | Unknown | None
 """None: the log would show the symptom, and does not."""
 
-_STATES: dict[str, Callable[[Curve], Mask]] = {
-    "nan": np.isnan,
-    "inf": np.isinf,
-    "nonfinite": lambda values: ~np.isfinite(values),
-    "whole": lambda values: np.isfinite(values) & (values == np.round(values)),
-}
-_OWN: dict[str, Callable[[Curve], float]] = {
-    "median": lambda values: float(np.median(values)),
-    "start": lambda values: float(np.mean(values[: max(2, len(values) // 10)])),
-    "largest": lambda values: float(np.max(values)),
-}
-"""The units of a limit that are computed from the finite values of the curve itself."""
 _FIRST_STEPS = 1
 """A log that begins after this step does not hold the run's first step. TRL and verl count from 1."""
 
 
 @dataclass(frozen=True)
 class Symptom:
-    """A condition on one curve; the comments of symptoms.toml explain the settings."""
+    """A condition on one curve, one setting or the crash; the comments of symptoms.toml explain the settings."""
 
-    metric: str
     says: str
+    metric: str = ""
+    setting: Sequence[str] = ()
+    crash: str = ""
+    function: str = ""
     is_: str = ""
     over: float | str | None = None
     under: float | str | None = None
     of: str = ""
+    since: str = ""
     least: float = -math.inf
     when: str = "once"
     steps: int = 1
     where: Mapping[str, Any] = field(default_factory=dict)
+    steady: Sequence[str] = ()
     objective: str = ""
 
     @staticmethod
@@ -80,26 +83,51 @@ class Symptom:
             if key not in known:
                 raise unknown(f"setting of symptom {name}", key, known)
         symptom = Symptom(**{"is_" if key == "is" else key: value for key, value in tree.items()})
-        for metric in (symptom.metric, *([symptom.where["metric"]] if symptom.where else [])):
+        named = (symptom.metric, *symptom.steady, *([symptom.where["metric"]] if symptom.where else []))
+        for metric in named if symptom.metric else ():
             if metric not in METRICS:
                 raise unknown(f"metric of symptom {name}", metric, METRICS)
-        if symptom.when not in _WHEN:
-            raise unknown(f"when of symptom {name}", symptom.when, _WHEN)
-        if symptom.objective not in ("", "lowest"):
-            raise unknown(f"objective of symptom {name}", symptom.objective, ["lowest"])
-        if symptom.is_ and symptom.is_ not in _STATES:
-            raise unknown(f"is of symptom {name}", symptom.is_, _STATES)
-        if not symptom.is_ and symptom.over is None and symptom.under is None:
-            raise ConfigError(f"symptom {name} has no condition: give `is`, `over` or `under`")
+        for key, value, choices in (
+            ("when", symptom.when, [*PLACES, *WHOLES]),
+            ("objective", symptom.objective, ["", "lowest"]),
+            ("function", symptom.function, ["", "any"]),
+            ("since", symptom.since, ["", "start"]),
+            ("is", symptom.is_, ["", *STATES]),
+        ):
+            if value not in choices:
+                raise unknown(f"{key} of symptom {name}", value, [choice for choice in choices if choice])
+        if not (symptom.is_ or symptom.crash or symptom.over is not None or symptom.under is not None):
+            raise ConfigError(f"symptom {name} has no condition: give `is`, `over`, `under` or `crash`")
         return symptom
 
     def look(self, log: Log) -> Sighting:
         """The first step that shows the symptom, None if no step does, or `Unknown` if the log cannot show it."""
+        if self.crash:
+            found = re.search(self.crash, log.crash)
+            return Seen(_last(log), math.nan, found[0]) if found else None
+        if self.setting:
+            return self._of_settings(log)
+        if self.function:
+            seen = [self._of_curve(log, series) for _, series in sorted(log.functions.items()) if len(series)]
+            return next((each for each in seen if isinstance(each, Seen)), None)
         series = self._lowest(log) if self.objective else log.metrics.get(self.metric)
         if series is None or not len(series):
             return None if self.objective else Unknown(self.metric, "not logged")
-        others = [name for name in (self.of, self.where.get("metric", "")) if name in METRICS]
-        for other in others:
+        return self._of_curve(log, series)
+
+    def _of_settings(self, log: Log) -> Sighting:
+        """The sighting in the settings that were found beside the log, the first of the names that is there."""
+        name = next((name for name in self.setting if name in log.settings), None)
+        if name is None:
+            return Unknown(self.setting[0], "no settings beside the log")
+        try:
+            value = float(log.settings[name])
+        except (TypeError, ValueError):
+            return None
+        return Seen(_last(log), value, name) if self.compare(np.array([value])).any() else None
+
+    def _of_curve(self, log: Log, series: pd.Series) -> Sighting:
+        for other in (name for name in (self.of, self.where.get("metric", "")) if name in METRICS):
             if other not in log.metrics:
                 return Unknown(other, "not logged")
         if len(series) < self.steps:
@@ -109,12 +137,23 @@ class Symptom:
             return Unknown(self.metric, f"the log begins at step {steps[0]}")
         if self.when == "first" and log.updates_a_row > 1:
             return Unknown(self.metric, f"the first row is a mean over up to {log.updates_a_row} updates")
-        place = _WHEN[self.when](self, self._mask(log, steps, values), values)
-        if place is not None:
+        measured = values - start(finite(values)) if self.since and len(finite(values)) else values
+        place = self._place(self._mask(log, steps, measured), measured)
+        if place is not None and all(_steady(log, name, steps[place]) for name in self.steady):
             return Seen(int(steps[place]), float(values[place]), str(series.name))
         if self.metric == "loss" and self.is_ and _may_hide(log):
             return Unknown("loss", "the logger may replace NaN and inf (logging_nan_inf_filter)")
         return None
+
+    def _place(self, mask: Mask, values: Curve) -> int | None:
+        """The place of the step that shows the symptom."""
+        if self.when in PLACES:
+            return PLACES[self.when](mask, values)
+        kept = finite(values)
+        if len(kept) < self.steps:
+            return None
+        whole = np.array([WHOLES[self.when](kept)])
+        return (first_true(mask) or 0) if self.compare(whole, self.unit(values)).any() else None
 
     def _lowest(self, log: Log) -> pd.Series | None:
         """The curve of the objective whose median is the lowest; None in the log of a run that lists no objectives."""
@@ -144,12 +183,12 @@ class Symptom:
 
     def unit(self, values: Curve) -> float:
         """The unit of the bound, from the curve itself; 1 if the bound is absolute."""
-        finite = values[np.isfinite(values)]
-        return _OWN[self.of](finite) if self.of in _OWN and len(finite) else 1.0
+        kept = finite(values)
+        return UNITS[self.of](kept) if self.of in UNITS and len(kept) else 1.0
 
     def _mask(self, log: Log, steps: NDArray[Any], values: Curve) -> Mask:
         if self.is_:
-            mask = _STATES[self.is_](values)
+            mask = STATES[self.is_](values)
         elif self.of in METRICS:
             mask = self.compare(values, log.metrics[self.of].reindex(steps).to_numpy(np.float64))
         else:
@@ -157,7 +196,7 @@ class Symptom:
         if self.where:
             other = log.metrics[self.where["metric"]].reindex(steps).to_numpy(np.float64)
             bounds = {key: value for key, value in self.where.items() if key != "metric"}
-            mask = mask & Symptom(self.where["metric"], "", **bounds).compare(other)
+            mask = mask & Symptom("", self.where["metric"], **bounds).compare(other)
         return mask
 
 
@@ -167,41 +206,23 @@ def _may_hide(log: Log) -> bool:
     return log.hides_nan and (norm is None or not bool(np.isfinite(norm).all()))
 
 
-Judge = Callable[[Symptom, Mask, Curve], int | None]
+def _last(log: Log) -> int:
+    """The last step of a log; 0 for a log without steps."""
+    return int(log.steps[-1]) if len(log.steps) else 0
 
 
-def _first_true(mask: Mask) -> int | None:
-    return int(np.argmax(mask)) if mask.any() else None
+def _steady(log: Log, name: str, step: int) -> bool:
+    """Whether a curve goes on at a step as before: its medians of four steps on either side differ by its noise only.
 
-
-def _share(least: float) -> Judge:
-    return lambda symptom, mask, values: _first_true(mask) if mask.mean() >= least else None
-
-
-def _late(symptom: Symptom, mask: Mask, values: Curve) -> int | None:
-    """The first step that shows it, if the median of the second half does, which no single spike moves."""
-    finite = values[np.isfinite(values)]
-    if len(finite) < symptom.steps:
-        return None
-    late = np.array([np.median(finite[len(finite) // 2 :])])
-    return _first_true(mask) if symptom.compare(late, symptom.unit(values)).any() else None
-
-
-def _alone(symptom: Symptom, mask: Mask, values: Curve) -> int | None:
-    """A jump of at most two steps, not in the first step, over before the end, and only a few times."""
-    place = _first_true(mask)
-    if place is None or place == 0 or mask.sum() > max(2, len(mask) // 10):
-        return None
-    back = np.flatnonzero(~mask[place:])
-    return place if len(back) and back[0] <= 2 and np.isfinite(values[place + back[0]]) else None
-
-
-_WHEN: dict[str, Judge] = {
-    "once": lambda symptom, mask, values: _first_true(mask),
-    "first": lambda symptom, mask, values: 0 if mask[0] else None,
-    "mostly": _share(0.5),
-    "always": _share(1.0),
-    "late": _late,
-    "alone": _alone,
-    "later": lambda symptom, mask, values: _first_true(mask) if mask[len(mask) // 2 :].any() else None,
-}
+    A curve that was not logged is taken for steady.
+    """
+    series = log.metrics.get(name)
+    if series is None:
+        return True
+    before, after = (
+        finite(half.to_numpy(np.float64)) for half in (series[series.index < step], series[series.index >= step])
+    )
+    if len(before) < 2 or len(after) < 2:
+        return True
+    jump = abs(float(np.median(after[:4]) - np.median(before[-4:])))
+    return jump <= 2.5 * noise(before) or jump <= 0.1 * abs(float(np.median(before)))

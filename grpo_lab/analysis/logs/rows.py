@@ -31,6 +31,14 @@ class Log:
     """Notes on the lines that were left out, and why."""
     updates_a_row: int = 1
     """The most updates in a row, whose metrics are means over them: the first row is not the start."""
+    source: str = ""
+    """The trainer that wrote it: grpo_lab, trl, verl, openrlhf or ms-swift; empty if unknown."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The settings that were found beside the log, under the trainer's own names, sections joined by dots."""
+    crash: str = ""
+    """The last exception of the console; empty if none was found."""
+    functions: Mapping[str, pd.Series] = field(default_factory=dict)
+    """The mean reward of each reward function, by its name."""
 
     @cached_property
     def steps(self) -> NDArray[np.int64]:
