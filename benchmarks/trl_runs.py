@@ -1,8 +1,8 @@
 """Runs of TRL's GRPOTrainer that go wrong in known ways, and healthy ones: the logs that `benchmarks.diagnosis` reads.
 
-A recipe draws a run's settings from a seed: every run differs in length, batch, rate, rewards and KL weight, and has the
-one mistake of its recipe. The folder of a run holds what Trainer leaves behind: trainer_state.json, training_args.bin
-and the console.
+A recipe draws a run's settings from a seed: every run differs in length, batch, rate, rewards and KL weight, and has
+the one mistake of its recipe. The folder of a run holds what Trainer leaves behind: trainer_state.json,
+training_args.bin and the console.
 """
 
 from __future__ import annotations
@@ -115,8 +115,9 @@ def set_arguments(**arguments: Any) -> Callable[[random.Random], Spec]:
         spec = usual(draw)
         drawn = {name: draw.choice(value) if isinstance(value, list) else value for name, value in arguments.items()}
         factor = drawn.pop("rate_factor", 1)
+        steps = drawn.pop("steps", spec.steps)
         rate = drawn.pop("learning_rate", spec.arguments["learning_rate"]) * factor
-        return replace(spec, arguments={**spec.arguments, "learning_rate": rate, **drawn})
+        return replace(spec, steps=steps, arguments={**spec.arguments, "learning_rate": rate, **drawn})
 
     return make
 
@@ -230,7 +231,7 @@ def by_format(draw: random.Random, spec: Spec) -> list[Reward]:
 
     @named("format")
     def form(completions: Sequence[str], **columns: Any) -> list[float | None]:
-        return [2.0 * text.strip().startswith(first) for text in completions]
+        return [3.0 * text.strip().startswith(first) for text in completions]
 
     return [accuracy(), form]
 
@@ -287,6 +288,7 @@ RECIPES: dict[str, Recipe] = {
     "healthy-other-loss": Recipe(
         set_arguments(loss_type=["grpo", "dr_grpo", "bnpo"], scale_rewards=["group", "batch", "none"])
     ),
+    "healthy-nan-rewards": Recipe(set_rewards(nan_now_and_then)),  # TRL leaves them out of their group
     "healthy-two-passes": Recipe(set_arguments(num_iterations=2, disable_dropout=True)),
     "healthy-logged-every-5": Recipe(set_arguments(logging_steps=[5, 10])),
     "rate-too-high": Recipe(set_arguments(**TOO_HIGH, beta=[0.02, 0.04]), ("learning-rate",), 2),
@@ -299,11 +301,10 @@ RECIPES: dict[str, Recipe] = {
     "reward-random": Recipe(set_rewards(chance, **ENOUGH), ("reward-random",)),
     "reward-outlier": Recipe(set_rewards(outlier, scale_rewards="none"), ("reward-outlier",)),
     "reward-scale": Recipe(set_rewards(scaled, scale_rewards="none"), ("reward-scale",)),
-    "reward-nan": Recipe(set_rewards(nan_now_and_then), ("reward-nan",)),
     "judge-down": Recipe(set_rewards(judge_down), ("judge",)),
     "length-rewarded": Recipe(set_rewards(by_length, **ENOUGH), ("length-rewarded",)),
     "brevity-rewarded": Recipe(set_rewards(by_brevity, **ENOUGH), ("brevity-rewarded",)),
-    "format-rewarded": Recipe(set_rewards(by_format, **ENOUGH), ("reward-conflict",)),
+    "format-rewarded": Recipe(set_rewards(by_format, **ENOUGH, steps=[60, 80]), ("reward-conflict",)),
     "temperature-low": Recipe(set_arguments(temperature=[0.05, 0.1]), ("temperature",)),
     "beta-high": Recipe(set_arguments(beta=[5.0, 10.0]), ("beta",)),
     "never-ends": Recipe(changed(without_terminator), ("terminator", "length-limit")),
@@ -312,7 +313,7 @@ RECIPES: dict[str, Recipe] = {
     "too-many-passes": Recipe(
         set_arguments(num_iterations=[8, 12], rate_factor=3, disable_dropout=True), ("num-iterations", "learning-rate")
     ),
-    "data-changes": Recipe(other_data, ("data", "reward-function")),
+    "data-changes": Recipe(other_data, ("data", "judge")),
 }
 
 

@@ -137,7 +137,7 @@ def test_each_rule_names_its_cause(cause):
     assert failures == ALSO.get(cause, set())
     first = found.findings[0]
     assert first.evidence[0].step == first.step
-    assert first.cause.suspects and first.cause.tell_apart and first.cause.remedies
+    assert first.suspects and first.cause.tell_apart and first.remedies
     assert first.cause.lab in LABS
 
 

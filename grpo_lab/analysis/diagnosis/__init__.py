@@ -3,6 +3,7 @@
 The diagnosis reads metrics only. Its rules are data: the symptoms and causes in data/diagnosis.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +12,22 @@ from typing import Any
 import pandas as pd
 
 from grpo_lab.analysis import logs
-from grpo_lab.analysis.diagnosis.causes import Cause, Sightings, known_causes, known_symptoms
+from grpo_lab.analysis.diagnosis.causes import LEVELS, Cause, Remedy, Sightings, Suspect, known_causes, known_symptoms
 from grpo_lab.analysis.diagnosis.symptoms import Seen, Unknown
 from grpo_lab.analysis.logs import Log
-from grpo_lab.metrics import metric, of_objective, of_run
+from grpo_lab.metrics import METRICS, metric, of_objective, of_run
 
 HEALTHY = "healthy"
 """The verdict if no logged metric shows a cause."""
+NOT_ENOUGH = "not-enough"
+"""The verdict if no logged metric shows a cause, and too little was logged to call the run healthy."""
+ENOUGH_STEPS = 6
+"""Rows that a curve needs to have a beginning and an end."""
+OUTCOME, MECHANISM = (
+    ("reward",),
+    ("grad_norm", "kl", "entropy", "loss", "clip_ratio/region_mean", "completions/mean_length"),
+)
+"""A healthy run shows its reward, and two metrics of what the updates do."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +42,9 @@ class Evidence:
 
     @property
     def healthy(self) -> tuple[float, float]:
-        """The metric's healthy range."""
+        """The metric's healthy range; a setting, a crash and a single reward function have none."""
+        if of_run(self.metric) not in METRICS:
+            return -math.inf, math.inf
         usual = metric(self.metric)
         return usual.low, usual.high
 
@@ -44,6 +56,10 @@ class DetectedCause:
     cause: Cause
     step: int
     evidence: tuple[Evidence, ...]
+    suspects: tuple[Suspect, ...] = ()
+    """The suspects that log and trainer leave possible, the most likely first."""
+    remedies: tuple[Remedy, ...] = ()
+    """The remedies that can be set in the trainer that wrote the log, for the likeliest suspects first."""
 
     @property
     def objective(self) -> str:
@@ -71,11 +87,16 @@ class Diagnosis:
     """Causes that fit the symptoms, and that the log cannot tell from the one found."""
     blind: tuple[tuple[Unknown, tuple[Cause, ...]], ...]
     """Each metric that the log lacks, with the causes that only this metric would show."""
+    lacking: tuple[str, ...] = ()
+    """What to log before the run can be called healthy."""
+    earlier: tuple["Diagnosis", ...] = ()
+    """Diagnoses of the runs that stand before this one in the same log."""
 
     @property
     def verdict(self) -> str:
-        """The name of the cause, or `healthy`."""
-        return self.findings[0].cause.name if self.findings else HEALTHY
+        """The name of the cause, `healthy`, or `not-enough`."""
+        named = [finding for finding in self.findings if finding.cause.level != "note"]
+        return named[0].cause.name if named else NOT_ENOUGH if self.lacking else HEALTHY
 
 
 def diagnose(source: str | Path | pd.DataFrame | Log | Any) -> Diagnosis:
@@ -94,6 +115,8 @@ def diagnose(source: str | Path | pd.DataFrame | Log | Any) -> Diagnosis:
     of_each = [_of_objective(log, objective, seen) for objective in log.objectives]
     findings, possible = [], []
     for cause in known_causes():
+        if not cause.suspected(seen, log.source):
+            continue
         shown = [each for each in of_each if cause.onset(each) and cause.holds(each)]
         onset, held = cause.onset(seen), cause.holds(seen)
         if shown and not (held and len(shown) == len(of_each)):
@@ -102,7 +125,22 @@ def diagnose(source: str | Path | pd.DataFrame | Log | Any) -> Diagnosis:
             findings.append(_detected(cause, seen, log))
         elif onset and held is None and not cause.fallback:
             possible.append(PossibleCause(cause, onset.step, tuple(cause.lacks(seen))))
-    return Diagnosis(log, _ranked(findings), tuple(possible), _blind(seen))
+    return Diagnosis(log, _ranked(findings), tuple(possible), _blind(seen), _lacking(log))
+
+
+def _lacking(log: Log) -> tuple[str, ...]:
+    """What a log lacks to show that a run is healthy."""
+    said = []
+    if len(log.steps) < ENOUGH_STEPS:
+        said.append(
+            f"{len(log.steps)} logged steps: log {ENOUGH_STEPS} at least, of a run of that length or every step"
+        )
+    said += [f"{name}: not logged" for name in OUTCOME if name not in log.metrics]
+    if sum(name in log.metrics for name in MECHANISM) < 2:
+        said.append(f"two of {', '.join(MECHANISM)}: not logged")
+    if log.crash:
+        said.append(f"the run ended in {log.crash!r}, and no logged metric shows why: log every step")
+    return tuple(said)
 
 
 def _of_objective(log: Log, objective: str, whole: Sightings) -> Sightings:
@@ -115,7 +153,9 @@ def _of_objective(log: Log, objective: str, whole: Sightings) -> Sightings:
 def _detected(cause: Cause, seen: Sightings, log: Log) -> DetectedCause:
     onset = cause.onset(seen)
     assert onset is not None
-    return DetectedCause(cause, onset.step, _evidence(cause, seen, log))
+    suspects = cause.suspected(seen, log.source)
+    evidence, remedies = _evidence(cause, seen, log), cause.advised(suspects, log.source)
+    return DetectedCause(cause, onset.step, evidence, suspects, remedies)
 
 
 def _log(source: Any) -> Log:
@@ -125,6 +165,8 @@ def _log(source: Any) -> Log:
         return logs.read(source)
     if isinstance(source, pd.DataFrame):
         return logs.from_frame(source)
+    if isinstance(source, Sequence):
+        return logs.formats.from_dicts(source, logs.TABLE)
     return logs.from_events(source.events)
 
 
@@ -132,7 +174,7 @@ def _ranked(findings: Sequence[DetectedCause]) -> tuple[DetectedCause, ...]:
     """The causes: failures before warnings, by step, then in the order of the file."""
     certain = [finding for finding in findings if not finding.cause.fallback]
     kept = certain if any(f.cause.level == "failure" for f in certain) else findings
-    return tuple(sorted(kept, key=lambda finding: (finding.cause.level == "warning", finding.step)))
+    return tuple(sorted(kept, key=lambda finding: (LEVELS.index(finding.cause.level), finding.step)))
 
 
 def _evidence(cause: Cause, seen: Sightings, log: Log) -> tuple[Evidence, ...]:

@@ -13,8 +13,12 @@ from grpo_lab.errors import ConfigError, unknown
 from grpo_lab.paths import data_directory
 
 Sightings = Mapping[str, Sighting]
-LEVELS = ("failure", "warning")
-"""A warning is named after every failure, even if it began earlier."""
+SETTINGS_OF = {"trl": "trl", "ms-swift": "trl", "verl": "verl"}
+"""For each trainer the field of a remedy that names its setting; ms-swift builds on TRL's trainer."""
+FRAMEWORKS = ("trl", "ms-swift", "verl", "openrlhf")
+"""Trainers whose loop cannot make the mistakes of an own loop."""
+LEVELS = ("failure", "warning", "note")
+"""A warning is named after every failure, even if it began earlier; a note alone leaves a run healthy."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,47 @@ class Remedy:
     here: str = ""
     trl: str = ""
     verl: str = ""
+    against: str = ""
+    """The suspect that it is for; empty if it is for the cause whichever suspect is right."""
+
+    def fits(self, source: str) -> bool:
+        """Whether the trainer that wrote the log leaves anything to set."""
+        return not getattr(self, SETTINGS_OF.get(source, "here")).startswith(("built in", "not with"))
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A concrete cause behind a symptom, and the symptoms that speak for and against it."""
+
+    says: str
+    name: str = ""
+    when: tuple[str, ...] = ()
+    against: tuple[str, ...] = ()
+    unless: tuple[str, ...] = ()
+
+    @staticmethod
+    def read(name: str, tree: Mapping[str, Any], symptoms: Mapping[str, Symptom]) -> Suspect:
+        """A suspect from its table. Raises ConfigError for an unknown setting or symptom."""
+        known = {f.name for f in fields(Suspect)} - {"name"}
+        for key, value in tree.items():
+            if key not in known:
+                raise unknown(f"setting of suspect {name}", key, known)
+            for symptom in value if key != "says" else ():
+                if symptom not in symptoms:
+                    raise unknown(f"symptom of suspect {name}", symptom, symptoms)
+        return Suspect(name=name, **{key: value if key == "says" else tuple(value) for key, value in tree.items()})
+
+    def rank(self, seen: Sightings) -> int | None:
+        """0 with support in the log, 1 without, 2 if the log speaks against the suspect, None if it rules it out."""
+
+        def shown(names: Sequence[str]) -> list[bool]:
+            return [isinstance(seen[name], Seen) for name in names]
+
+        if any(shown(self.unless)):
+            return None
+        if any(shown(self.against)):
+            return 2
+        return 0 if self.when and all(shown(self.when)) else 1
 
 
 @dataclass(frozen=True)
@@ -96,7 +141,10 @@ class Cause:
     """Reported only if no other cause is found."""
     also: tuple[str, ...] = ()
     """Symptoms that are evidence if seen, and are not conditions."""
-    suspects: tuple[str, ...] = ()
+    suspects: tuple[Suspect, ...] = ()
+    """The most likely first, before the log is asked."""
+    own_suspects: tuple[Suspect, ...] = ()
+    """Mistakes of an own training loop, named first; they are ruled out in `FRAMEWORKS`."""
     tell_apart: str = ""
     remedies: tuple[Remedy, ...] = ()
     lab: str = ""
@@ -104,7 +152,9 @@ class Cause:
     together: str = ""
 
     @staticmethod
-    def read(name: str, tree: Mapping[str, Any], symptoms: Mapping[str, Symptom]) -> Cause:
+    def read(
+        name: str, tree: Mapping[str, Any], symptoms: Mapping[str, Symptom], suspects: Mapping[str, Suspect]
+    ) -> Cause:
         """A cause from its table. Raises ConfigError for an unknown setting, symptom, relation or level."""
         known = {f.name for f in fields(Cause)} - {"name"}
         for key in tree:
@@ -116,6 +166,8 @@ class Cause:
         read: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in tree.items()}
         for kind in ("all", "any"):
             read[kind] = tuple(Condition.read(text, symptoms) for text in tree.get(kind, ()))
+        for kind in ("suspects", "own_suspects"):
+            read[kind] = tuple(suspects.get(text, Suspect(text)) for text in tree.get(kind, ()))
         read["remedies"] = tuple(Remedy(**remedy) for remedy in tree.get("remedies", ()))
         cause = Cause(name=name, **read)
         if not cause.all or cause.all[0].negated or cause.level not in LEVELS:
@@ -141,6 +193,20 @@ class Cause:
         found = [(name, seen[name]) for name in dict.fromkeys([*names, *self.also])]
         return [(name, sighting) for name, sighting in found if isinstance(sighting, Seen)]
 
+    def suspected(self, seen: Sightings, source: str) -> tuple[Suspect, ...]:
+        """The suspects that the log does not rule out, those with support in it first."""
+        possible = self.suspects if source in FRAMEWORKS else (*self.own_suspects, *self.suspects)
+        ranks = [(suspect.rank(seen), suspect) for suspect in possible]
+        kept = [(rank, suspect) for rank, suspect in ranks if rank is not None]
+        return tuple(suspect for _, suspect in sorted(kept, key=lambda pair: pair[0]))
+
+    def advised(self, suspected: Sequence[Suspect], source: str) -> tuple[Remedy, ...]:
+        """The remedies that can be set in the trainer that wrote the log, those of the likeliest suspects first."""
+        order = [suspect.name for suspect in suspected if suspect.name]
+        fitting = [remedy for remedy in self.remedies if remedy.fits(source)]
+        fitting = [remedy for remedy in fitting if not remedy.against or remedy.against in order]
+        return tuple(sorted(fitting, key=lambda remedy: order.index(remedy.against) if remedy.against else 0))
+
     def lacks(self, seen: Sightings) -> list[Unknown]:
         """The metrics that would have to be logged to decide."""
         found = [missing for c in (*self.all, *self.any) if c.holds(seen) is None for missing in c.unknown(seen)]
@@ -154,9 +220,16 @@ def known_symptoms() -> Mapping[str, Symptom]:
 
 
 @functools.cache
+def known_suspects() -> Mapping[str, Suspect]:
+    """Every suspect of data/diagnosis/suspects.toml. Raises ConfigError as `known_symptoms`."""
+    return {name: Suspect.read(name, table, known_symptoms()) for name, table in _tables("suspects").items()}
+
+
+@functools.cache
 def known_causes() -> Sequence[Cause]:
     """Every cause of data/diagnosis/causes.toml, the more specific first. Raises ConfigError as `known_symptoms`."""
-    return tuple(Cause.read(name, table, known_symptoms()) for name, table in _tables("causes").items())
+    tables, suspects = _tables("causes").items(), known_suspects()
+    return tuple(Cause.read(name, table, known_symptoms(), suspects) for name, table in tables)
 
 
 def _tables(name: str) -> dict[str, dict[str, Any]]:

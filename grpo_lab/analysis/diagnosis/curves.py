@@ -1,4 +1,4 @@
-"""What one curve shows: states of its values, the units of limits, its noise and trend, and when a mask is a symptom."""
+"""What one curve shows: states of its values, units of limits, noise and trend, and when a mask is a symptom."""
 
 from __future__ import annotations
 
@@ -54,18 +54,54 @@ def same_to_the_end(values: Curve) -> Mask:
     return np.logical_and.accumulate((values == values[-1])[::-1])[::-1]
 
 
+def level_noise(values: Curve) -> float:
+    """The noise of a curve, at least a twentieth of its first level: a smaller change of a mean is none."""
+    return max(noise(values), 0.05 * abs(start(values)))
+
+
+def outlier(values: Curve) -> Mask:
+    """Which values are farther from the median than 50 times the median distance, and farther than 3."""
+    distance = np.abs(values - np.median(finite(values))) if len(finite(values)) else np.zeros(len(values))
+    return np.isfinite(values) & (
+        distance > max(50 * float(np.median(finite(distance) if len(finite(distance)) else 0)), 3)
+    )
+
+
+def breaks(values: Curve) -> Mask:
+    """The one value from which on the curve has another level, if it changes from one value to the next, and stays.
+
+    The new level is lower, or exactly constant, as that of a judge that answers the same to everything.
+    """
+    mask = np.zeros(len(values), dtype=bool)
+    if len(values) < 8 or not np.isfinite(values).all():
+        return mask
+    inside = range(3, len(values) - 2)
+    place = max(inside, key=lambda k: abs(float(values[k : k + 5].mean() - values[max(0, k - 5) : k].mean())))
+    before, after = values[:place], values[place:]
+    usual = max(level_noise(before), noise(after))
+    jump = float(np.median(after[:5]) - np.median(before[-5:]))
+    at_once = abs(float(after[1] - before[-1])) > 0.6 * abs(jump)  # a row may be the mean of steps before and after
+    constant = np.ptp(after[1:]) == 0
+    lower = float(np.max(after[1:])) < float(np.min(before[-5:]))
+    enough = abs(jump) > (2 if constant else 3) * usual
+    mask[place] = enough and at_once and (constant or lower) and np.ptp(before[-5:]) > 0
+    return mask
+
+
 STATES: dict[str, Callable[[Curve], Mask]] = {
     "nan": np.isnan,
     "inf": np.isinf,
     "nonfinite": lambda values: ~np.isfinite(values),
     "whole": lambda values: np.isfinite(values) & (values == np.round(values)),
     "same": same_to_the_end,
+    "outlier": outlier,
+    "breaks": breaks,
 }
 UNITS: dict[str, Callable[[Curve], float]] = {
     "median": lambda values: float(np.median(values)),
     "start": lambda values: float(np.mean(values[: max(2, len(values) // 10)])),
     "largest": lambda values: float(np.max(values)),
-    "noise": noise,
+    "noise": level_noise,
 }
 """The units of a limit that are computed from the finite values of the curve itself."""
 
@@ -100,11 +136,10 @@ PLACES: dict[str, Callable[[Mask, Curve], int | None]] = {
     "first": lambda mask, values: 0 if mask[0] else None,
     "soon": soon,
     "mostly": share(0.5),
-    "nearly always": share(0.9),
+    "nearly always": lambda mask, values: share(0.9)(mask, values) if mask[0] else None,
     "always": share(1.0),
     "alone": alone,
     "later": lambda mask, values: first_true(mask) if mask[len(mask) // 2 :].any() else None,
-    "from inside": lambda mask, values: first_true(mask) if 2 <= (first_true(mask) or 0) <= len(mask) - 4 else None,
 }
 """For each `when` of a symptom that looks at steps, the step of a mask that shows it."""
 WHOLES: dict[str, Callable[[Curve], float]] = {

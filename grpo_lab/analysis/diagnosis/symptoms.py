@@ -61,6 +61,7 @@ class Symptom:
     says: str
     metric: str = ""
     setting: Sequence[str] = ()
+    like: str = ""
     crash: str = ""
     function: str = ""
     is_: str = ""
@@ -96,7 +97,7 @@ class Symptom:
         ):
             if value not in choices:
                 raise unknown(f"{key} of symptom {name}", value, [choice for choice in choices if choice])
-        if not (symptom.is_ or symptom.crash or symptom.over is not None or symptom.under is not None):
+        if not (symptom.is_ or symptom.crash or symptom.like or symptom.over is not None or symptom.under is not None):
             raise ConfigError(f"symptom {name} has no condition: give `is`, `over`, `under` or `crash`")
         return symptom
 
@@ -120,8 +121,11 @@ class Symptom:
         name = next((name for name in self.setting if name in log.settings), None)
         if name is None:
             return Unknown(self.setting[0], "no settings beside the log")
+        given = log.settings[name]
+        if self.like:
+            return Seen(_last(log), math.nan, f"{name}={given}") if re.search(self.like, str(given)) else None
         try:
-            value = float(log.settings[name])
+            value = float(given)
         except (TypeError, ValueError):
             return None
         return Seen(_last(log), value, name) if self.compare(np.array([value])).any() else None
@@ -137,15 +141,16 @@ class Symptom:
             return Unknown(self.metric, f"the log begins at step {steps[0]}")
         if self.when == "first" and log.updates_a_row > 1:
             return Unknown(self.metric, f"the first row is a mean over up to {log.updates_a_row} updates")
+        unit = self.unit(values)
         measured = values - start(finite(values)) if self.since and len(finite(values)) else values
-        place = self._place(self._mask(log, steps, measured), measured)
+        place = self._place(self._mask(log, steps, measured, unit), measured, unit)
         if place is not None and all(_steady(log, name, steps[place]) for name in self.steady):
             return Seen(int(steps[place]), float(values[place]), str(series.name))
         if self.metric == "loss" and self.is_ and _may_hide(log):
             return Unknown("loss", "the logger may replace NaN and inf (logging_nan_inf_filter)")
         return None
 
-    def _place(self, mask: Mask, values: Curve) -> int | None:
+    def _place(self, mask: Mask, values: Curve, unit: float) -> int | None:
         """The place of the step that shows the symptom."""
         if self.when in PLACES:
             return PLACES[self.when](mask, values)
@@ -153,7 +158,7 @@ class Symptom:
         if len(kept) < self.steps:
             return None
         whole = np.array([WHOLES[self.when](kept)])
-        return (first_true(mask) or 0) if self.compare(whole, self.unit(values)).any() else None
+        return (first_true(mask) or 0) if self.compare(whole, 1.0 if self.when == "trend" else unit).any() else None
 
     def _lowest(self, log: Log) -> pd.Series | None:
         """The curve of the objective whose median is the lowest; None in the log of a run that lists no objectives."""
@@ -186,13 +191,13 @@ class Symptom:
         kept = finite(values)
         return UNITS[self.of](kept) if self.of in UNITS and len(kept) else 1.0
 
-    def _mask(self, log: Log, steps: NDArray[Any], values: Curve) -> Mask:
+    def _mask(self, log: Log, steps: NDArray[Any], values: Curve, unit: float) -> Mask:
         if self.is_:
             mask = STATES[self.is_](values)
         elif self.of in METRICS:
             mask = self.compare(values, log.metrics[self.of].reindex(steps).to_numpy(np.float64))
         else:
-            mask = self.compare(values, self.unit(values))
+            mask = self.compare(values, unit)
         if self.where:
             other = log.metrics[self.where["metric"]].reindex(steps).to_numpy(np.float64)
             bounds = {key: value for key, value in self.where.items() if key != "metric"}
