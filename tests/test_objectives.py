@@ -456,3 +456,13 @@ def test_one_nan_in_the_kl_of_f_ends_the_plain_controller_for_both(base, tmp_pat
     assert [step.refused for step in plain] == [False, True, True, True, True]
     assert [math.isnan(step.metrics["beta/F"]) for step in plain] == [False, False, True, True, True]
     assert all(math.isfinite(step.metrics["beta/H"]) for step in plain)
+
+
+# --- the command line ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("option", "setting"), [("--data", "tasks"), ("--reward", "rewards")])
+def test_an_option_that_no_objective_uses_is_refused(call, tmp_path, option, setting):
+    code, out, err = call("train", "--preset", "dual", option, "mine", "--out", tmp_path / "out")
+    assert (code, out) == (2, "") and not (tmp_path / "out").exists()
+    assert f"{option}: every objective has {setting} of its own" in err and f"objectives.F.{setting}=" in err
