@@ -145,6 +145,12 @@ def test_each_run_differs_from_the_preset_by_its_mistake_alone():
     assert {config.run.seed for config in configs.values()} == {3}
 
 
+def test_the_runs_of_the_judge_train_an_objective_of_weight_0():
+    configs = configs_for(("objectives.F.weight=0",))
+    assert [each.weight for each in configs["dual"].objectives] == [0.0, 1.0]
+    assert [each.weight for each in configs["judge-4"].objectives] == [1.0], "H is off there"
+
+
 @pytest.mark.slow  # two seconds
 def test_memory_is_predicted_for_the_three_changes():
     found = memory_claims(configs_for(TINY)["dual"])
@@ -170,6 +176,12 @@ def test_the_page_has_every_fix_with_its_runs_and_measurements():
     assert "![norm \\[max\\] 5](one.png)" in page and "{" not in page
     for rows in re.findall(r"(?:^\|.*\|\n)+", page, flags=re.MULTILINE):
         assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows.splitlines()}) == 1, rows
+
+
+def test_the_page_says_which_objective_has_no_band():
+    asked = configs_for(("objectives.F.kl_low=none", "objectives.F.kl_high=none"))["dual"]
+    page = report(dict.fromkeys(RUNS, GOOD), (), {}, {}, "cmd", asked)
+    assert "Bands: F none, H 0.08 to 0.15." in page
 
 
 def test_every_rule_and_measurement_of_the_table_is_known():

@@ -161,6 +161,24 @@ def test_the_key_names_the_files_of_each_objective(tmp_path):
     assert len(set(keys)) == 4
 
 
+@pytest.mark.parametrize(
+    "named",
+    [
+        lambda file: {"run": {"stages": ["sft", "grpo"]}, "sft": {"data": file}},
+        lambda file: {"loss": {"kl_estimator": f"{file}:mine"}},
+        lambda file: {"guards": {f"{file}:Mine": {}}},
+    ],
+    ids=["sft", "formula", "guard"],
+)
+def test_the_key_names_every_file_that_a_config_names(tmp_path, named):
+    """A cell is trained again after an edit of any file that its run reads."""
+    file, keys = tmp_path / "mine.py", []
+    for text in ("one", "another"):
+        file.write_text(text)
+        keys.append(replace(cell(), config=cell().config.merged(named(str(file)))).key)
+    assert keys[0] != keys[1]
+
+
 def test_a_model_is_read_once_for_all_cells(monkeypatch):
     read = []
     monkeypatch.setattr("grpo_lab.analysis.matrix.cells.sha256", lambda path: read.append(path) or "digest")

@@ -115,6 +115,7 @@ def test_overrides_and_merged_tables_reach_one_objective():
         ("objectives.H.kl_low=0.5", r"kl_low = 0.5, kl_high = None: give both"),
         ("objectives.H.sampling.temp=1", r"^objectives.H.sampling: unknown setting 'temp'; did you mean 'temperature'"),
         ("objectives.H.sampling.temperature=-1", r"temperature = -1.0: must be above 0"),
+        ("objectives.F.name=G", r"objectives.F.name=G.*an objective keeps its name"),
         ("objectives.F=3", r"no override"),
         ("objectives.F.sampling.top_k.x=3", r"no override"),
         ("loss.combination=pcgard", r"'pcgard'; did you mean 'pcgrad'"),
@@ -403,6 +404,14 @@ def test_the_mean_kl_is_deaf_to_one_objective():
     assert heard["F"] < USE.betas["F"] and heard["H"] > USE.betas["H"]
 
 
+def test_the_proportional_part_waits_for_the_next_turn_of_an_objective():
+    """With `alternate`, the step before trained the other objective: its own last KL holds."""
+    guard = adaptive_beta(proportional=2)
+    betas = [guard(USE, after(**kl)).value.betas["F"] for kl in ({"kl_F": 0.08}, {"kl_H": 0.126}, {"kl_F": 0.04})]
+    assert betas == pytest.approx([0.1 * 1.02 * 4, 0.1 * 1.02 * 4, 0.1 * 1.02])
+    assert "KL 0.04, target 0.04" in guard(USE, after(kl_H=0.126)).reason
+
+
 def test_betas_of_a_run_move_apart(steps):
     found = steps(DUAL.with_("run.num_steps=4", "guards.adaptive_beta.gain=1", "objectives.F.kl_high=0.021"))
     ends = [(step.metrics["beta/F"], step.metrics["beta/H"]) for step in found]
@@ -447,3 +456,13 @@ def test_one_nan_in_the_kl_of_f_ends_the_plain_controller_for_both(base, tmp_pat
     assert [step.refused for step in plain] == [False, True, True, True, True]
     assert [math.isnan(step.metrics["beta/F"]) for step in plain] == [False, False, True, True, True]
     assert all(math.isfinite(step.metrics["beta/H"]) for step in plain)
+
+
+# --- the command line ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("option", "setting"), [("--data", "tasks"), ("--reward", "rewards")])
+def test_an_option_that_no_objective_uses_is_refused(call, tmp_path, option, setting):
+    code, out, err = call("train", "--preset", "dual", option, "mine", "--out", tmp_path / "out")
+    assert (code, out) == (2, "") and not (tmp_path / "out").exists()
+    assert f"{option}: every objective has {setting} of its own" in err and f"objectives.F.{setting}=" in err

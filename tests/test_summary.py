@@ -1,10 +1,13 @@
 """The summary of a run: what it learned, the refused steps, the first break and the end."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from grpo_lab.events import Ended, Evaluated, Stepped, Verdict
+from grpo_lab.analysis.run_state import fold
+from grpo_lab.config.catalog import preset
+from grpo_lab.events import Ended, Evaluated, Started, Stepped, Verdict
 from grpo_lab.runs.summary import Learned, progress, progress_of, summary
 
 NOISY = [0.30, 0.34, 0.28, 0.31, 0.33, 0.29, 0.32, 0.30, 0.31, 0.28, 0.33, 0.30]
@@ -36,6 +39,30 @@ def test_rewards_at_start_and_end_come_from_the_events():
     found = progress_of([Evaluated(0, 0.2, 250), *steps, Evaluated(8, 0.7, 250)])
     assert (found.start, found.end) == pytest.approx((0.05, 0.65))
     assert (found.before, found.after, found.learned) == (0.2, 0.7, Learned.LEARNED)
+
+
+def in_turn(combination):
+    """Rewards of two objectives, one 0.6 above the other, that both rise by 0.2; and a run's config."""
+    config = preset("dual").with_(f"loss.combination={combination}", "run.stages=grpo")
+    risen = [value + step / 60 + 0.6 * (step % 2) for step, value in enumerate(NOISY)]
+    steps = [Stepped(n, 1, Verdict.KEEP, {"reward": value}, (), ()) for n, value in enumerate(risen)]
+    return [Started(config.to_dict(), 9, "cpu"), *steps]
+
+
+def test_objectives_in_turn_are_no_noise():
+    events = in_turn("alternate")
+    found = progress_of(events)
+    assert found.learned is Learned.LEARNED and found.start == pytest.approx(0.62 + 0.5 / 60)
+    assert fold([*events, Ended("done")]).status == "done, learned"
+    assert progress_of(in_turn("separate")).learned is Learned.NOTHING, "without turns these are a step's own noise"
+
+
+def test_the_noise_of_an_evaluation_counts_the_prompts_of_all_objectives():
+    """The steps of `dual` have 128 prompts: their small noise is a large one for each prompt."""
+    start, *steps = in_turn("separate")
+    level = [replace(step, metrics={"reward": NOISY[step.step]}) for step in steps]
+    events = [start, Evaluated(0, -0.1, 200), *level, Evaluated(12, -0.05, 200)]
+    assert progress_of(events).learned is Learned.NOTHING
 
 
 def test_the_summary_says_first_what_a_user_asks_first():

@@ -15,7 +15,7 @@ from grpo_lab.errors import GrpoLabError
 from grpo_lab.events import Action, Changed, Ended, Evaluated, Event, Started, Stepped, Verdict
 from grpo_lab.metrics import metric, of_objective, of_run
 from grpo_lab.runs.first_break import ChainBreak, first_break, statuses
-from grpo_lab.runs.summary import Learned, progress
+from grpo_lab.runs.summary import Learned, progress_in
 
 MULTINOMIAL = "torch.multinomial"
 CURVES = ("grad_norm", "kl", "reward", "ratio/max")
@@ -215,8 +215,7 @@ class Fold:
         """The status of a finished run by what it learned; of a lost reward also the numbers."""
         rewards = self._columns.get("reward", ([], []))[1]
         held_out = list(zip(self._evaluations[1], self._num_problems, strict=True))
-        data = self._settings[0][1].get("data", {}) if self._settings else {}
-        found = progress(rewards, held_out, data.get("num_prompts", 1))
+        found = progress_in(self._settings[0][1] if self._settings else {}, rewards, held_out)
         if found.learned != Learned.LOST:
             return _RESULTS[found.learned], ""
         held = not math.isnan(found.after)

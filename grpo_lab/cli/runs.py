@@ -103,6 +103,7 @@ def train(
         *([f"data.rewards={','.join(reward)},"] if reward else []),
         *(settings or []),
     )
+    _check_used(config, tasks=data, rewards=reward)
     config = _fitted(config, child) if fit else config
     _train(config, out, as_json, child)
 
@@ -144,6 +145,16 @@ def _train(config: Config, out: Path | None, as_json: bool, child: bool = False)
             session.run()
         console.say_end(session)
     sys.exit(0 if session.status == "done" else 1)
+
+
+def _check_used(config: Config, **options: object) -> None:
+    """Raise ConfigError for --data or --reward where every objective has tasks or rewards of its own."""
+    for (setting, value), option in zip(options.items(), ("--data", "--reward"), strict=True):
+        if value and config.objectives and all(getattr(each, setting) for each in config.objectives):
+            one = f"--set objectives.{config.objectives[0].name}.{setting}="
+            raise ConfigError(
+                f"{option}: every objective has {setting} of its own, so it would change nothing; use {one}"
+            )
 
 
 def _fitted(config: Config, child: bool) -> Config:

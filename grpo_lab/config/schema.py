@@ -259,6 +259,8 @@ def _put_objective(tree: dict[str, Any], name: str, path: list[str], text: str, 
     match path:
         case [] if parse(text) is False:
             tree[OBJECTIVES].remove(there[name])
+        case ["name"]:
+            raise ConfigError(f"{override!r}: an objective keeps its name; give it another one in the preset's file")
         case ["sampling", setting]:
             _merge(tree, {OBJECTIVES: [{"name": name, "sampling": {setting: parse(text)}}]})
         case [setting]:

@@ -3,9 +3,10 @@
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from grpo_lab.events import Ended, Evaluated, Event, Started, Stepped, Verdict
 from grpo_lab.metrics import LINKS
@@ -80,17 +81,30 @@ def _verdict(gain: float, variance: float) -> Learned:
     return Learned.LEARNED if gain > 0 else Learned.LOST
 
 
+def progress_in(config: Mapping[str, Any], rewards: Sequence[float], held_out: Sequence[tuple[float, int]]) -> Progress:
+    """What a run with this config learned, as `progress` says it.
+
+    With `alternate`, neighbouring steps have the rewards of different objectives, so those of a turn are one number.
+    """
+    tables, usual = config.get("objectives", ()), config.get("data", {}).get("num_prompts", 1)
+    turn = max(1, len(tables)) if config.get("loss", {}).get("combination") == "alternate" else 1
+    turns = [rewards[first : first + turn] for first in range(0, len(rewards), turn)]
+    whole = [each for each in turns if len(each) == turn] or turns
+    num_prompts = sum(table.get("num_prompts", usual) for table in tables) if tables else usual
+    return progress([sum(each) / len(each) for each in whole], held_out, num_prompts)
+
+
 def progress_of(events: Iterable[Event]) -> Progress:
     """What a run learned, from its events."""
-    rewards, held_out, num_prompts = [], [], 1
+    rewards, held_out, config = [], [], {}
     for event in events:
         if isinstance(event, Started):
-            num_prompts = event.config["data"]["num_prompts"]
+            config = event.config
         elif isinstance(event, Stepped) and "reward" in event.metrics:
             rewards.append(event.metrics["reward"])
         elif isinstance(event, Evaluated):
             held_out.append((event.reward, event.num_problems))
-    return progress(rewards, held_out, num_prompts)
+    return progress_in(config, rewards, held_out)
 
 
 def summary(events: Sequence[Event]) -> str:

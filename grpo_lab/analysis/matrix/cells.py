@@ -163,7 +163,7 @@ def code_version(config: Config) -> str:
 
 
 def data_version(config: Config) -> str:
-    """A digest of the files that a run of this config reads: model, task, known crashes, the user's reward functions.
+    """A digest of the files that a run of this config reads: model, texts, known crashes, the user's code.
 
     A hub id counts by its name alone, because its version is unknown offline.
     """
@@ -171,8 +171,11 @@ def data_version(config: Config) -> str:
     model = MODELS[name].path if name in MODELS else Path(name).expanduser()
     files = [path for path in sorted(model.glob("*")) if path.suffix != ".md"]
     tasks = [part.tasks for part in parts if part.tasks]
-    files += [*(data_directory() / "tasks" / f"{task}.toml" for task in tasks), *map(Path, tasks)]
-    files += [Path(name.rpartition(":")[0] or name) for part in parts for name in part.rewards or ()]
+    files += [data_directory() / "tasks" / f"{task}.toml" for task in tasks]
+    files += [Path(text) for text in (*tasks, config.sft.data)]
+    code = [*(name for part in parts for name in part.rewards or ()), *config.guards, *config.faults]
+    code += [name for name in vars(config.loss).values() if isinstance(name, str)]
+    files += [Path(name.rpartition(":")[0] or name) for name in code]
     files += [data_directory() / "crashes.toml"]
     stats = [(path, path.stat()) for path in files if path.is_file()]
     return _digest("".join(_contents(path, stat.st_mtime_ns, stat.st_size) for path, stat in stats))

@@ -132,12 +132,15 @@ class AdaptiveBeta(Intervention):
         """Beta as the controller leaves it, and the reason if that is not as configured."""
         if not beta:  # no penalty is configured, and there may be no reference model
             return beta, ""
-        kl = step.last_metrics.get(f"kl/{objective}" if objective and self.by_objective else "kl", target)
-        key = f"factor {objective}".strip()
+        measured = step.last_metrics.get(f"kl/{objective}" if objective and self.by_objective else "kl")
+        key, last = f"factor {objective}".strip(), f"kl {objective}".strip()
+        # With `alternate` the step before may have trained another objective: then its own last KL holds.
+        kl = self.memory.get(last, target) if measured is None else measured
         factor = self.memory.get(key, 1.0)
-        if math.isfinite(kl):
+        if measured is not None and math.isfinite(measured):
             error = min(0.2, max(-0.2, kl / target - 1))
             factor = self._within(beta, factor * (1 + self.gain * error))
+            self.memory[last] = kl
         self.memory[key] = factor
         if math.isfinite(kl):
             factor = self._within(beta, factor * min(10.0, max(0.1, kl / target)) ** self.proportional)
