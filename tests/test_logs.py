@@ -227,6 +227,99 @@ def test_bad_files(write, name, text, says):
     assert caught.value.exit_code == 2 and name in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("names", "source"),
+    [
+        (["train/kl", "train/epoch"], "trl"),
+        (["rewards/right/mean", "kl"], "trl"),
+        (["actor/grad_norm", "training/global_step"], "verl"),
+        (["train/policy_loss", "train/actor_lr"], "openrlhf"),
+        (["reward", "epoch", "memory(GiB)"], "ms-swift"),
+        (["kl", "weights/max_move"], "grpo_lab"),
+        (["kl", "reward"], ""),
+    ],
+)
+def test_the_source_is_known_from_names(names, source):
+    frame = pd.DataFrame({name: [1.0, 2.0] for name in [*names, "grad_norm"]})
+    assert logs.from_frame(frame).source == source
+
+
+def test_single_reward_functions(write):
+    rows = [
+        {"step": n, "rewards/right/mean": n, "rewards/right/std": 0.1, "rewards/short": -n, "kl": 0} for n in (1, 2)
+    ]
+    log = logs.read(write("a.jsonl", "\n".join(map(json.dumps, rows))))
+    assert {name: series.to_dict() for name, series in log.functions.items()} == {
+        "right": {1: 1.0, 2: 2.0},
+        "short": {1: -1.0, 2: -2.0},
+    }
+
+
+def rows_of(steps, value):
+    return [{"step": step, "kl": value, "reward": step / 10} for step in steps]
+
+
+@pytest.mark.parametrize(
+    ("steps", "runs"),
+    [
+        ([1, 2, 3, 4, 1, 2, 3], 2),
+        ([1, 2, 1, 2, 3], 2),
+        ([0, 1, 2, 0, 1, 0, 1, 2, 3], 3),
+        ([10, 20, 30, 10, 20], 2),
+        ([1, 2, 3, 4, 10, 20, 30, 1, 2], 2),
+        ([1, 2, 3, 4, 5, 10, 15], 1),
+        ([1, 2, 3, 4, 5, 4, 5, 6], 1),
+        ([10, 20, 30, 40, 20, 30], 1),
+        ([0, 1, 1, 2, 3], 1),
+        ([0, 2, 1, 3, 4], 1),
+        ([5, 6, 7, 6], 1),
+    ],
+)
+def test_runs_in_one_file_are_told_apart(write, steps, runs):
+    path = write("many.jsonl", "\n".join(map(json.dumps, rows_of(steps, 0.5))))
+    found = logs.read_runs(path)
+    assert len(found) == runs
+    assert sum(len(log.steps) for log in found) == (len(set(steps)) if runs == 1 else len(steps))
+    last = logs.read(path)
+    assert last.frame.equals(found[-1].frame)
+    assert (f"{runs} runs" in " ".join(last.notes)) == (runs > 1)
+
+
+TRACEBACK = """Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+    trainer.train()
+RuntimeError: probability tensor contains either `inf`, `nan` or element < 0
+"""
+
+
+@pytest.mark.parametrize("before", ["", "(TaskRunner pid=7) ", "[rank0]: "])
+def test_the_crash_at_the_end_of_a_console(write, before):
+    text = "".join(before + line for line in TRACEBACK.splitlines(keepends=True))
+    says = "RuntimeError: probability tensor contains either `inf`, `nan` or element < 0"
+    lines = "{'loss': 0.1, 'kl': 0.1, 'reward': 1}\n" * 2
+    log = logs.read(write("a.log", lines + text))
+    assert log.crash == says and len(log.steps) == 2
+    assert logs.read(write("b.log", text + lines)).crash == ""
+    assert logs.read(write("c.log", VERL.format(step=1, kl=0.1, norm=1) + "\n" + text)).crash == says
+    bare = logs.read(write("d.log", "loading the model\n" + text))
+    assert bare.crash == says and len(bare.steps) == 0
+
+
+def test_the_crash_is_not_that_of_a_launcher(write):
+    launcher = (
+        "Traceback (most recent call last):\n  File 'x'\nsubprocess.CalledProcessError: Command 'x' returned 1.\n"
+    )
+    assert logs.read(write("a.log", TRACEBACK + launcher)).crash.startswith("RuntimeError: probability")
+
+
+def test_settings_of_an_own_run(tmp_path):
+    config = {"run": {"name": "kl-overflow", "seed": 3}, "loss": {"beta": 0.02}, "faults": {"nan_reward": {}}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "events.jsonl").write_text('{"event": "Stepped", "step": 0, "updates": 1, "metrics": {"kl": 0.1}}\n')
+    log = logs.read(tmp_path)
+    assert log.source == "grpo_lab" and log.settings == {"run.seed": 3, "loss.beta": 0.02}
+
+
 def test_bad_paths(tmp_path):
     with pytest.raises(LogError, match="No such file"):
         logs.read(tmp_path / "nowhere.log")

@@ -5,27 +5,31 @@ import functools
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
+from grpo_lab.analysis.logs.crash import exceptions
 from grpo_lab.analysis.logs.names import STEP_NAMES, choose
-from grpo_lab.analysis.logs.rows import Log, Rows, make, of_frame
+from grpo_lab.analysis.logs.rows import Log, Rows, of_frame
+from grpo_lab.analysis.logs.runs import logs_of
 from grpo_lab.errors import LogError
 
 NUMBER = r"[-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
+_JSON = re.compile(r'\{\s*("|\}|$)|\[\s*(\{|\]|$)')
+"""The beginning of an object, or of a list of objects; a console may begin with [2026-01-31 or [rank0]."""
 _VERL_LINE = re.compile(r"\bstep:\d+ - \S+:.*")
 _VERL_PAIR = re.compile(rf"([\w/.@()-]+):(?:np\.\w+\()?({NUMBER})\)?(?= - |\s*$)", re.IGNORECASE)
-_TRAINER_LINE = re.compile(r"^\s*\{'\w[^']*': ", re.MULTILINE)
+_TRAINER_LINE = re.compile(r"^[^\S\n]*\{'\w[^']*': .*", re.MULTILINE)
 _TRAINER_PAIR = re.compile(rf"'([^']+)': '?({NUMBER})'?", re.IGNORECASE)
 PIECE = 2**22
 
 
-def read_text(text: str, name: str) -> Log | None:
-    """The log in a text, or None if no format fits. Raises LogError for damaged JSON."""
+def read_text(text: str, name: str) -> list[Log]:
+    """The runs in a text, in order; none if no format fits. Raises LogError for damaged JSON."""
     first = next((line.strip() for line in text.split("\n", 50) if line.strip()), "")
-    if first.startswith(("{", "[")) and not first.startswith("{'"):
+    if _JSON.match(first):
         return _read_json(text, first, name)
     if "step:" in text and _VERL_LINE.search(text):
         return _read_verl(text)
@@ -34,28 +38,28 @@ def read_text(text: str, name: str) -> Log | None:
     return _read_csv(text, first)
 
 
-def from_dicts(found: Iterable[dict[str, Any]], format: str, notes: Sequence[str] = (), hides_nan: bool = False) -> Log:
-    """A log from dictionaries of metrics, one a step."""
+def from_dicts(found: Iterable[Mapping[str, Any]], format: str, notes: Sequence[str] = (), **about: Any) -> list[Log]:
+    """The runs in dictionaries of metrics, one a step; see `rows.make`."""
     rows = Rows()
     for row in found:
         rows.add(row)
-    return make(rows.columns(), format, notes, hides_nan)
+    return logs_of(rows.columns(), format, notes, **about)
 
 
-def _read_json(text: str, first: str, name: str) -> Log:
+def _read_json(text: str, first: str, name: str) -> list[Log]:
     """A JSON document of Trainer, or one document a line. Raises LogError for damaged JSON."""
     if _parsed(first) is None or text.strip() == first:
         whole = _parsed(text)
         if isinstance(whole, dict) and isinstance(whole.get("log_history"), list):
             whole = whole["log_history"]
         if isinstance(whole, list) and all(isinstance(row, dict) for row in whole):
-            return from_dicts(whole, "a Trainer's log_history", hides_nan=True)
+            return from_dicts(whole, "a Trainer's log_history", source="trl")
         if whole is None and _parsed(first) is None:
             raise LogError(f"{name}: damaged JSON, it ends or breaks off in the middle; give the whole file")
     return _read_json_lines(text, name)
 
 
-def _read_json_lines(text: str, name: str) -> Log:
+def _read_json_lines(text: str, name: str) -> list[Log]:
     rows, broken, own, count, updates = Rows(), [], False, 0, 1
     for piece in _pieces(text):
         if (table := _uniform_json(piece)) is not None:
@@ -71,8 +75,9 @@ def _read_json_lines(text: str, name: str) -> Log:
                 own = own or "event" in tree
                 updates = max(updates, tree["updates"]) if "event" in tree else updates
         count += len(lines)
-    log = make(rows.columns(), "a run of grpo_lab" if own else "JSON lines", _notes_on(broken, count, name))
-    return dataclasses.replace(log, updates_a_row=updates)
+    format, source = ("a run of grpo_lab", "grpo_lab") if own else ("JSON lines", "")
+    logs = logs_of(rows.columns(), format, _notes_on(broken, count, name), source=source)
+    return [dataclasses.replace(log, updates_a_row=updates) for log in logs]
 
 
 def _notes_on(broken: list[int], count: int, name: str) -> list[str]:
@@ -136,7 +141,7 @@ def _uniform(piece: str, words: list[str], names: list[str]) -> pd.DataFrame | N
     return table if all(dtype.kind in "fi" for dtype in table.dtypes) else None
 
 
-def _read_verl(text: str) -> Log:
+def _read_verl(text: str) -> list[Log]:
     """verl's console: `step:12 - actor/grad_norm:0.3 - …` between other output."""
     rows = Rows()
     for piece in _pieces(text):
@@ -149,30 +154,32 @@ def _read_verl(text: str) -> Log:
         else:
             for line in lines:
                 rows.add(dict(_VERL_PAIR.findall(line)))
-    return make(rows.columns(), "verl's console")
+    crashes = {len(_VERL_LINE.findall(text[:at])): said for at, said in exceptions(text)}
+    return logs_of(rows.columns(), "verl's console", source="verl", crashes=crashes)
 
 
-def _read_trainer_lines(text: str) -> Log:
+def _read_trainer_lines(text: str) -> list[Log]:
     """The output of Hugging Face's Trainer: {'loss': 0.1, 'grad_norm': 0.3, …}, without the step."""
-    lines = [line for line in text.split("\n") if _TRAINER_LINE.match(line)]
+    lines = [(line.start(), dict(_TRAINER_PAIR.findall(line[0]))) for line in _TRAINER_LINE.finditer(text)]
     notes = ["the lines have no step; they were counted"]
-    return from_dicts((dict(_TRAINER_PAIR.findall(line)) for line in lines), "a Trainer's console", notes, True)
+    crashes = {sum(place < at for place, _ in lines): said for at, said in exceptions(text)}
+    return from_dicts((row for _, row in lines), "a Trainer's console", notes, source="trl", crashes=crashes)
 
 
-def _read_csv(text: str, first: str) -> Log | None:
+def _read_csv(text: str, first: str) -> list[Log]:
     for separator in (",", "\t", ";"):
         names = [name.strip().strip('"') for name in first.split(separator)]
         if len(names) > 1 and choose(names):
             break
     else:
-        return None
+        return []
     read = functools.partial(pd.read_csv, sep=separator, skipinitialspace=True)
     text = text.lstrip("\n")
     frame = read(io.StringIO(text), low_memory=False)
     if frame.isna().to_numpy().any():  # an empty cell was not logged; the text nan was logged as NaN
         cells = read(io.StringIO(text), dtype=str, keep_default_na=False)
         frame = cells.astype(object).where(cells != "", None)
-    return make(of_frame(frame), "CSV")
+    return logs_of(of_frame(frame), "CSV")
 
 
 def _parsed(text: str) -> Any:

@@ -1,10 +1,11 @@
 """The names that trainers give to the metrics of `grpo_lab.metrics`, whose own names are TRL's."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Collection, Iterable
 
 from grpo_lab.metrics import METRICS, OTHER_NAMES, of_objective
 
-STEP_NAMES = ("step", "global_step", "_step", "training/global_step", "train/global_step", "iteration")
+STEP_NAMES = ("step", "global_step", "training/global_step", "train/global_step", "_step", "Step", "iteration")
 PREFIXES = ("train/", "rollout/")
 """The callbacks of TensorBoard and Weights & Biases put these before every name."""
 CUMULATIVE = ("num_tokens",)
@@ -16,10 +17,20 @@ TRL_ONLY = (
     "train_runtime",
     "clip_ratio/low_min",
 )
+TRAINERS = ("trl", "ms-swift")
+"""Frameworks built on Hugging Face's Trainer, which replaces a loss of NaN in its log by a finite number."""
+_ONLY = {
+    "ms-swift": re.compile(r"global_step/max_steps$|train_speed\(|memory\(GiB\)$"),
+    "verl": re.compile(r"(actor|critic|perf|timing_s|global_seqlen|response_length)/"),
+    "openrlhf": re.compile(r"(actor_lr|response_length|policy_loss|critic_loss|ptx_loss|total_length)$"),
+    "grpo_lab": re.compile(r"(ratio|log_ratio)/max$|weights/(max_move|nonfinite)$|kl/exact$"),
+}
+"""Names, without a callback's prefix, that only one framework logs; those that TRL alone logs are asked for last."""
+_FUNCTION = re.compile(r"rewards/(?P<name>.+?)(?P<mean>/mean)?$")
 
 
-def _bare(name: str) -> str:
-    """A name without a callback's prefix."""
+def bare(name: str) -> str:
+    """The name without a callback's prefix."""
     for prefix in PREFIXES:
         if name.startswith(prefix):
             return name.removeprefix(prefix)
@@ -32,7 +43,7 @@ def choose(names: Iterable[str]) -> dict[str, str]:
     >>> choose(["train/kl", "critic/score/mean", "critic/rewards/mean", "perf/mfu/actor"])
     {'reward': 'critic/rewards/mean', 'kl': 'train/kl'}
     """
-    logged = {_bare(name): name for name in reversed(list(names))}
+    logged = {bare(name): name for name in reversed(list(names))}
     is_trl = any(name in logged for name in TRL_ONLY)
     chosen = {}
     for metric in METRICS:
@@ -45,3 +56,29 @@ def choose(names: Iterable[str]) -> dict[str, str]:
     objectives = [name.removeprefix("kl/") for name in logged if name.startswith("kl/") and name not in METRICS]
     each = [of_objective(metric, one) for one in objectives if f"reward/{one}" in logged for metric in METRICS]
     return chosen | {name: logged[name] for name in each if name in logged}
+
+
+def source_of(names: Collection[str]) -> str:
+    """The framework that gives metrics these names; empty if they tell none.
+
+    >>> source_of(["actor/grad_norm", "step"]), source_of(["train/kl", "train/epoch"]), source_of(["kl"])
+    ('verl', 'trl', '')
+    """
+    known = [bare(name) for name in names]
+    found = (source for source, only in _ONLY.items() if any(only.match(name) for name in known))
+    return next(found, "trl" if any(name in TRL_ONLY or _FUNCTION.match(name) for name in known) else "")
+
+
+def reward_functions(names: Iterable[str]) -> dict[str, str]:
+    """For each reward function its name in the log: rewards/<name>/mean, or rewards/<name> of older TRL.
+
+    >>> reward_functions(["train/rewards/right/mean", "rewards/right/std", "rewards/short"])
+    {'right': 'train/rewards/right/mean', 'short': 'rewards/short'}
+    """
+    found = [(match, name) for name in names if (match := _FUNCTION.match(bare(name)))]
+    means = {match["name"]: name for match, name in found if match["mean"]}
+    return means | {
+        match["name"]: name
+        for match, name in found
+        if not match["mean"] and match["name"].removesuffix("/std") not in means
+    }

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from grpo_lab.analysis.logs.names import STEP_NAMES, choose
+from grpo_lab.analysis.logs.names import STEP_NAMES, TRAINERS, choose, reward_functions, source_of
 from grpo_lab.metrics import OF_THE_MACHINE, of_objective, of_run
 
 Columns = dict[str, tuple[NDArray[Any], NDArray[Any]]]
@@ -32,13 +32,15 @@ class Log:
     updates_a_row: int = 1
     """The most updates in a row, whose metrics are means over them: the first row is not the start."""
     source: str = ""
-    """The trainer that wrote it: grpo_lab, trl, verl, openrlhf or ms-swift; empty if unknown."""
+    """The framework that wrote it: grpo_lab, trl, verl, openrlhf or ms-swift; empty if its names tell none."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """The settings that were found beside the log, under the trainer's own names, sections joined by dots."""
+    """Settings found in the log or beside it, flat, under the framework's own names, as model_init_kwargs.dtype."""
     crash: str = ""
-    """The last exception of the console; empty if none was found."""
+    """The last exception of a traceback at the end of a console log; empty if there is none."""
     functions: Mapping[str, pd.Series] = field(default_factory=dict)
-    """The mean reward of each reward function, by its name."""
+    """The mean of each reward function by its name; the index is the step."""
+    name: str = ""
+    """The name of the run in a file of several runs; empty if it has none."""
 
     @cached_property
     def steps(self) -> NDArray[np.int64]:
@@ -135,7 +137,7 @@ def of_frame(frame: pd.DataFrame) -> Columns:
 
 def without_blank_rows(columns: Columns) -> Columns:
     """The columns without the rows that hold no number: `Session.records` has one for a step that a crash cut short."""
-    blank = np.ones(_size(columns), dtype=bool)
+    blank = np.ones(size(columns), dtype=bool)
     for metric, name in choose(columns).items():
         if metric not in OF_THE_MACHINE:
             rows, numbers = columns[name]
@@ -143,40 +145,53 @@ def without_blank_rows(columns: Columns) -> Columns:
     return {name: (rows[~blank[rows]], numbers[~blank[rows]]) for name, (rows, numbers) in columns.items()}
 
 
-def make(columns: Columns, format: str, notes: Iterable[str] = (), hides_nan: bool = False) -> Log:
+def make(columns: Columns, format: str, notes: Iterable[str] = (), hides_nan: bool = False, source: str = "") -> Log:
     """A log from columns: metrics by their names here, one value a step; of several values the last."""
     columns = {name: column for name, column in columns.items() if len(column[0])}
     steps = _steps(columns)
-    metrics: dict[str, pd.Series] = {}
-    repeated = 0
-    for metric, name in choose(columns).items():
-        rows, numbers = columns[name]
-        order = np.argsort(rows, kind="stable")
-        at = steps[rows[order]]
-        known = ~np.isnan(at)
-        index = pd.Index(at[known].astype(np.int64), name="step")
-        series = pd.Series(numbers[order][known], index=index, name=metric)
-        again = series.index.duplicated(keep="last")
-        repeated = max(repeated, int(again.sum()))
-        metrics[metric] = series.loc[~again].sort_index()
+    metrics = {metric: _series(columns[name], steps, metric) for metric, name in choose(columns).items()}
     for metric in ("reward", "kl"):  # a log may hold them for each objective alone
         own = [series for name, series in metrics.items() if name != metric == of_run(name)]
         if own and metric not in metrics:
             metrics[metric] = pd.concat(own, axis=1, join="inner").mean(axis=1, skipna=False).rename(metric)
+    functions = {name: _series(columns[column], steps, name) for name, column in reward_functions(columns).items()}
+    repeated = max((int(series.index.duplicated().sum()) for series in metrics.values()), default=0)
     said = [f"{repeated:,} steps were logged more than once; the last value is used"] if repeated else []
-    return Log(metrics, format, hides_nan, (*notes, *said))
+    source = source_of(columns) or source
+    return Log(
+        {name: _last_of_each_step(series) for name, series in metrics.items()},
+        format,
+        hides_nan or source in TRAINERS,
+        (*notes, *said),
+        source=source,
+        functions={name: _last_of_each_step(series) for name, series in functions.items()},
+    )
+
+
+def _series(column: tuple[NDArray[Any], NDArray[Any]], steps: NDArray[np.float64], name: str) -> pd.Series:
+    """The values of a column by step, in the order of their rows; rows without a step are left out."""
+    rows, numbers = column
+    order = np.argsort(rows, kind="stable")
+    at = steps[rows[order]]
+    known = ~np.isnan(at)
+    return pd.Series(numbers[order][known], index=pd.Index(at[known].astype(np.int64), name="step"), name=name)
+
+
+def _last_of_each_step(series: pd.Series) -> pd.Series:
+    return series.loc[~series.index.duplicated(keep="last")].sort_index()
 
 
 def _steps(columns: Columns) -> NDArray[np.float64]:
     """The step of every row, of shape (rows,), NaN for a row without one; rows are counted if no column has steps."""
     for name in STEP_NAMES:
         if name in columns:
-            steps = np.full(_size(columns), np.nan)
+            steps = np.full(size(columns), np.nan)
             rows, numbers = columns[name]
             steps[rows] = np.where(np.isfinite(numbers), numbers, np.nan)
             return steps
-    return np.arange(_size(columns), dtype=np.float64)
+    return np.arange(size(columns), dtype=np.float64)
 
 
-def _size(columns: Columns) -> int:
+def size(columns: Columns) -> int:
+    """The number of rows."""
     return 1 + max((int(rows.max()) for rows, _ in columns.values() if len(rows)), default=-1)

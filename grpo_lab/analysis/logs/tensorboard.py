@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from grpo_lab.analysis.logs.names import choose
+from grpo_lab.analysis.logs.names import choose, reward_functions, source_of
 from grpo_lab.analysis.logs.rows import Columns, Log, make
 from grpo_lab.errors import LogError
 
@@ -32,21 +32,22 @@ def read(path: Path) -> Log:
         raise LogError(f"{path} is a TensorBoard file; to read it: {INSTALL}, or export the scalars as CSV") from error
     folders = sorted({file.parent for file in event_files(path)}) if path.is_dir() else [path]
     columns: Columns = {}
-    hides_nan = False
+    hides_nan, source = False, ""
     for folder in folders:
         events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
         events.Reload()
         scalars = {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
         scalars |= {tag: _of_tensors(events, tag) for tag in events.Tags()["tensors"]}
         hides_nan = hides_nan or any(tag.startswith("train/") for tag in scalars)
-        for tag in choose(scalars).values():
+        source = source or source_of(scalars)
+        for tag in (*choose(scalars).values(), *reward_functions(scalars).values()):
             found = np.array(scalars[tag], dtype=np.float64).reshape(-1, 2)
             columns[tag] = (found[:, 0].astype(np.int64), found[:, 1])
     if not columns:
         raise LogError(f"{path}: TensorBoard files, but none of their scalars is a metric known here")
     last = max(int(rows.max()) for rows, _ in columns.values())
     columns["step"] = (np.arange(last + 1), np.arange(last + 1, dtype=np.float64))
-    return make(columns, "TensorBoard", hides_nan=hides_nan)
+    return make(columns, "TensorBoard", hides_nan=hides_nan, source=source)
 
 
 def _of_tensors(events: object, tag: str) -> list[tuple[int, float]]:
