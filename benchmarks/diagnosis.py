@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import typer
 
 from grpo_lab.analysis import logs
-from grpo_lab.analysis.diagnosis import HEALTHY, Diagnosis, diagnose, known_causes
+from grpo_lab.analysis.diagnosis import HEALTHY, NOT_ENOUGH, Diagnosis, diagnose, known_causes
 from grpo_lab.analysis.logs import Log
 from grpo_lab.analysis.markdown import table
 from grpo_lab.config import catalog
@@ -108,7 +108,7 @@ def graded(found: Diagnosis, truth: str) -> str:
         return "among those named"
     if found.verdict == HEALTHY:
         return "silent"
-    return "cannot tell" if found.findings[0].cause.fallback else "wrong"
+    return "cannot tell" if found.verdict == NOT_ENOUGH or found.findings[0].cause.fallback else "wrong"
 
 
 def runs(first: int, seeds: int, num_healthy: int, only: list[str]) -> Iterator[tuple[str, int, Config]]:

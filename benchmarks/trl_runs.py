@@ -159,7 +159,7 @@ def with_broken_backward(model: Any, tokenizer: Any) -> None:
 
 def fp16(draw: random.Random) -> Spec:
     """fp16 weights with AdamW's usual eps; the rate is moderate."""
-    return replace(set_arguments(learning_rate=[1e-5, 3e-5, 1e-4])(draw), change=in_half)
+    return replace(set_arguments(learning_rate=[3e-5, 1e-4, 3e-4])(draw), change=in_half)
 
 
 def from_call(draw: random.Random, spec: Spec) -> int:
@@ -227,11 +227,11 @@ def by_brevity(draw: random.Random, spec: Spec) -> list[Reward]:
 
 def by_format(draw: random.Random, spec: Spec) -> list[Reward]:
     """A format that right answers do not have, rewarded more than they are."""
-    first = draw.choice("789")
+    first = draw.choice(["89", "78", "56"])
 
     @named("format")
     def form(completions: Sequence[str], **columns: Any) -> list[float | None]:
-        return [3.0 * text.strip().startswith(first) for text in completions]
+        return [4.0 * text.strip().startswith(tuple(first)) for text in completions]
 
     return [accuracy(), form]
 
@@ -310,9 +310,6 @@ RECIPES: dict[str, Recipe] = {
     "never-ends": Recipe(changed(without_terminator), ("terminator", "length-limit")),
     "too-short": Recipe(set_arguments(max_completion_length=2), ("length-limit", "terminator")),
     "healthy-dropout": Recipe(changed(with_dropout, disable_dropout=False)),
-    "too-many-passes": Recipe(
-        set_arguments(num_iterations=[8, 12], rate_factor=3, disable_dropout=True), ("num-iterations", "learning-rate")
-    ),
     "data-changes": Recipe(other_data, ("data", "judge")),
 }
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from grpo_lab import diagnose
 from grpo_lab.analysis import logs
 from grpo_lab.analysis.diagnosis import HEALTHY, known_causes, known_symptoms
-from grpo_lab.analysis.diagnosis.causes import Cause, Condition
+from grpo_lab.analysis.diagnosis.causes import Cause, Condition, known_suspects
 from grpo_lab.analysis.diagnosis.symptoms import Seen, Symptom, Unknown
 from grpo_lab.cli import app
 from grpo_lab.config import catalog
@@ -85,7 +85,11 @@ SICK = {
         GOOD, frac_reward_zero_std=[0, 1, 0, 0, 1, 1, 0, 1, 0, 1], grad_norm=[5, 0.02, 7, 3, 0.1, 0.2, 14, 0.1, 6, 0.1]
     ),
     "networks-differ": changed(
-        GOOD, kl=[0.15] * 10, ratio__max=[2.8] * 10, clip_ratio__region_mean=[0.06, 0.12, 0.1, 0.08, 0.1] * 2
+        GOOD,
+        reward=[0.3, 0.31] * 5,
+        kl=[0.15] * 10,
+        ratio__max=[2.8] * 10,
+        clip_ratio__region_mean=[0.06, 0.12, 0.1, 0.08, 0.1] * 2,
     ),
     "stale-rollouts": changed(
         GOOD,
@@ -114,25 +118,66 @@ SICK = {
     | {"grad_norm": [1.0] * 4},
     "norm-spike": changed(GOOD, grad_norm=(5, 40.0)),
     "norm-explosion": changed(GOOD, grad_norm=[1, 1, 1, 1, 1, 300, 500, 900, 800, 2000]),
-    "reward-collapse": changed(GOOD, reward=[0.3, 0.3, 0.3, 0.1, 0.0, 0.0, 0.0, 0.0, 0.05, 0.0]),
+    "reward-collapse": changed(GOOD, reward=[0.3, 0.3, 0.26, 0.2, 0.16, 0.11, 0.04, 0.0, 0.02, 0.0]),
     "judge-escaped": changed(GOOD, judge__failed=[0.05, 0.06, 0.1, 0.1, 0.2, 0.4, 0.5, 0.7, 0.8, 0.9]),
+    "noise-in-the-passes": changed(GOOD, kl=[0.15 + kl for kl in GOOD["kl"]]),
     "drift": changed(GOOD, kl=[0, 0.1, 0.3, 0.6, 0.9, 1.2, 1.4, 1.6, 1.8, 2.0]),
     "nothing-to-learn-from": changed(GOOD, frac_reward_zero_std=[0.5, 0.6, 0.8, 0.9, 0.95, 1, 0.95, 0.95, 1, 0.95]),
     "cut-off": changed(GOOD, completions__clipped_ratio=[0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.9, 0.9, 0.95, 1.0]),
     "certain": changed(GOOD, entropy=[0.8, 0.5, 0.2, 0.05, 0.01, 0.004, 0.003, 0.002, 0.002, 0.001]),
 }
-ALSO = {"explosion": {"steps-too-large", "bad-batch"}}
+LONG = {name: [value for value in values for _ in range(2)] for name, values in GOOD.items()}
+WAVES = [0.02, -0.01, 0.0, 0.015, -0.02, 0.01, -0.015, 0.005, -0.005, 0.0] * 2
+SICK |= {
+    "broken-from-the-start": changed(GOOD, grad_norm=[NAN] * 10),
+    "weights-damaged": changed(GOOD, kl=[0, 1e6, 4e26, 2e5] + [1e4] * 6, reward=[0.3, 0.3] + [0.0] * 8),
+    "reward-constant": changed(GOOD, reward=[0.1] * 10, frac_reward_zero_std=[1.0] * 10),
+    "collapse-at-once": changed(GOOD, reward_std=[0.4] + [0.0] * 9, reward=[0.3, 0.02] + [0.0] * 8),
+    "reward-broke": changed(GOOD, reward=[0.3, 0.36, 0.27, 0.33, 0.31, 0.0, 0.0, 0.0, 0.0, 0.0]),
+    "reward-outlier": changed(GOOD, reward=(5, 3e5)),
+    "reward-scale": changed(GOOD, reward_std=[400.0] * 10, grad_norm=[900.0 * norm for norm in GOOD["grad_norm"]]),
+    "certain-from-the-start": changed(GOOD, entropy=[0.03, 0.02, 0.04, 0.03, 0.02, 0.03, 0.03, 0.02, 0.02, 0.03]),
+    "penalty-rules": changed(GOOD, kl=[0.1] * 10, loss=[0.5] * 10),
+    "never-ends": changed(GOOD, completions__clipped_ratio=[1.0] * 10),
+    "length-exploited": changed(
+        GOOD,
+        completions__mean_length=[3.5, 4.1, 5.2, 6.5, 7.3, 8.2, 9.1, 10.3, 11.0, 11.9],
+        completions__clipped_ratio=[0, 0, 0, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95],
+    ),
+    "brevity-exploited": changed(
+        GOOD, completions__mean_length=[3.5, 3.4, 3.0, 2.5, 2.0, 1.6, 1.2, 1.1, 1.0, 1.0], entropy=[0.5] * 10
+    ),
+    "reward-conflict": changed(
+        GOOD,
+        rewards__accuracy__mean=[0.3, 0.32, 0.27, 0.3, 0.2, 0.12, 0.1, 0.04, 0.0, 0.02],
+        rewards__format__mean=[0.0, 0.0, 0.1, 0.1, 0.2, 0.3, 0.3, 0.4, 0.44, 0.45],
+    ),
+    "learned-nothing": changed(
+        LONG,
+        reward=[0.3 + wave for wave in WAVES],
+        entropy=[0.8 + wave for wave in WAVES],
+        kl=[1e-5] * 20,
+        learning_rate=[1e-7] * 20,
+    ),
+    "reward-unmoved": changed(LONG, reward=[0.3 + wave for wave in WAVES], frac_reward_zero_std=[0.0] * 20),
+}
+ALSO = {
+    "explosion": {"steps-too-large"},
+    "weights-damaged": {"steps-too-large"},
+    "reward-scale": {"lost-unscale"},
+}
 """What may be named after the cause. Everywhere else one failure is named and no other."""
 
 
 def test_every_rule_has_curves():
-    assert set(SICK) == set(CAUSES)
+    assert {*SICK, "crashed"} == set(CAUSES)
 
 
 @pytest.mark.parametrize("cause", SICK)
 def test_each_rule_names_its_cause(cause):
     found = diagnose(pd.DataFrame(SICK[cause]))
-    assert found.verdict == cause, [(f.cause.name, f.step, f.evidence) for f in found.findings]
+    assert found.findings[0].cause.name == cause, [(f.cause.name, f.step, f.evidence) for f in found.findings]
+    assert found.verdict == (HEALTHY if CAUSES[cause].level == "note" else cause)
     failures = {f.cause.name for f in found.findings if f.cause.level == "failure"} - {cause}
     assert failures == ALSO.get(cause, set())
     first = found.findings[0]
@@ -144,7 +189,9 @@ def test_each_rule_names_its_cause(cause):
 def test_healthy_curves_raise_nothing():
     found = diagnose(pd.DataFrame(GOOD))
     assert found.verdict == HEALTHY and found.findings == () and found.possible == ()
-    assert [(missing.metric, missing.why) for missing, _ in found.blind] == [("kl/exact", "not logged")]
+    assert {(missing.metric, missing.why) for missing, _ in found.blind} == {
+        ("kl/exact", "not logged"), ("reward_std", "not logged"),
+    }  # fmt: skip
 
 
 def test_every_scenario_is_declared_in_one_class():
@@ -170,7 +217,7 @@ def test_cause_before_consequence():
 
 
 def test_failures_are_named_before_earlier_warnings():
-    curves = changed(GOOD, completions__clipped_ratio=[1.0] * 10, grad_norm=(8, NAN))
+    curves = changed(GOOD, completions__clipped_ratio=[0.6] * 10, grad_norm=(8, NAN))
     assert [f.cause.name for f in diagnose(pd.DataFrame(curves)).findings] == ["nan-gradient", "cut-off"]
 
 
@@ -278,7 +325,7 @@ def test_mistakes_in_symptoms(settings, says):
 )
 def test_mistakes_in_causes(settings, says):
     with pytest.raises(ConfigError, match=says):
-        Cause.read("c", {"title": "", "what": "", **settings}, known_symptoms())
+        Cause.read("c", {"title": "", "what": "", **settings}, known_symptoms(), known_suspects())
 
 
 @pytest.fixture(scope="module")

@@ -75,12 +75,12 @@ def _show_cause(finding: DetectedCause) -> None:
     out.print("\nEvidence")
     out.print(Padding(console.table([["step", "metric", "value", "healthy", "meaning"], *rows]), (0, 0, 0, 2)))
     out.print("\nSuspects, the most likely first")
-    for place, suspect in enumerate(cause.suspects, start=1):
-        out.print(console.indented(f"{place}. {suspect}", 2))
+    for place, suspect in enumerate(finding.suspects, start=1):
+        out.print(console.indented(f"{place}. {suspect.says}", 2))
     out.print("\nTo tell them apart")
     out.print(console.indented(cause.tell_apart, 2))
     out.print("\nTo try")
-    for place, remedy in enumerate(cause.remedies, start=1):
+    for place, remedy in enumerate(finding.remedies, start=1):
         out.print(console.indented(f"{place}. {remedy.do}", 2))
         for where, setting in (("here", remedy.here), ("TRL ", remedy.trl), ("verl", remedy.verl)):
             out.print(console.indented(f"{where}  {setting}", 5), soft_wrap=True)
@@ -124,9 +124,9 @@ def _tree(found: Diagnosis) -> dict[str, Any]:
             "objective": finding.objective,
             "step": finding.step,
             "evidence": [{**asdict(e), "healthy": e.healthy} for e in finding.evidence],
-            "suspects": finding.cause.suspects,
+            "suspects": [suspect.says for suspect in finding.suspects],
             "tell_apart": finding.cause.tell_apart,
-            "remedies": [asdict(remedy) for remedy in finding.cause.remedies],
+            "remedies": [asdict(remedy) for remedy in finding.remedies],
             "scenarios": finding.cause.scenarios,
             "lab": finding.cause.lab,
         }

@@ -4,8 +4,8 @@ The diagnosis reads metrics only. Its rules are data: the symptoms and causes in
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +99,12 @@ class Diagnosis:
         return named[0].cause.name if named else NOT_ENOUGH if self.lacking else HEALTHY
 
 
-def diagnose(source: str | Path | pd.DataFrame | Log | Any) -> Diagnosis:
-    """The diagnosis of a log file or folder, a DataFrame (one row a step, TRL's names), a `Log`, or a `Session`.
+def diagnose(source: str | Path | pd.DataFrame | Log | Sequence[Mapping[str, Any]] | Any) -> Diagnosis:
+    """The diagnosis of a log file or folder, a DataFrame (one row a step, TRL's names), rows as dictionaries (as
+    `trainer.state.log_history`), a `Log`, or a `Session`.
 
-    In a DataFrame, NaN means logged as NaN, and None means not logged. Raises LogError for a log that cannot be read.
+    In a DataFrame, NaN means logged as NaN, and None means not logged. Of a file with several runs, one after another,
+    it is that of the last; `earlier` holds the others. Raises LogError for a log that cannot be read.
 
     >>> import pandas as pd
     >>> inf, nan = float("inf"), float("nan")
@@ -110,7 +112,11 @@ def diagnose(source: str | Path | pd.DataFrame | Log | Any) -> Diagnosis:
     >>> diagnose(sick).verdict
     'kl-overflow'
     """
-    log = _log(source)
+    *earlier, last = map(_diagnosed, _logs(source))
+    return replace(last, earlier=tuple(earlier))
+
+
+def _diagnosed(log: Log) -> Diagnosis:
     seen: Sightings = {name: symptom.look(log) for name, symptom in known_symptoms().items()}
     of_each = [_of_objective(log, objective, seen) for objective in log.objectives]
     findings, possible = [], []
@@ -125,7 +131,7 @@ def diagnose(source: str | Path | pd.DataFrame | Log | Any) -> Diagnosis:
             findings.append(_detected(cause, seen, log))
         elif onset and held is None and not cause.fallback:
             possible.append(PossibleCause(cause, onset.step, tuple(cause.lacks(seen))))
-    return Diagnosis(log, _ranked(findings), tuple(possible), _blind(seen), _lacking(log))
+    return Diagnosis(log, _ranked(findings), tuple(possible), _blind(seen, log), _lacking(log))
 
 
 def _lacking(log: Log) -> tuple[str, ...]:
@@ -158,16 +164,17 @@ def _detected(cause: Cause, seen: Sightings, log: Log) -> DetectedCause:
     return DetectedCause(cause, onset.step, evidence, suspects, remedies)
 
 
-def _log(source: Any) -> Log:
+def _logs(source: Any) -> list[Log]:
+    """The runs of a source, in order."""
     if isinstance(source, Log):
-        return source
+        return [source]
     if isinstance(source, str | Path):
-        return logs.read(source)
+        return logs.read_runs(source)
     if isinstance(source, pd.DataFrame):
-        return logs.from_frame(source)
+        return [logs.from_frame(source)]
     if isinstance(source, Sequence):
-        return logs.formats.from_dicts(source, logs.TABLE)
-    return logs.from_events(source.events)
+        return [logs.from_dicts(source)]
+    return [logs.from_events(source.events)]
 
 
 def _ranked(findings: Sequence[DetectedCause]) -> tuple[DetectedCause, ...]:
@@ -190,11 +197,11 @@ def _others(seen: Seen, log: Log) -> str:
     return f" (medians: {', '.join(medians)})" if seen.metric != of_run(seen.metric) else ""
 
 
-def _blind(seen: Sightings) -> tuple[tuple[Unknown, tuple[Cause, ...]], ...]:
+def _blind(seen: Sightings, log: Log) -> tuple[tuple[Unknown, tuple[Cause, ...]], ...]:
     """Causes whose first symptom the log cannot show, by the metric that it lacks."""
     lacking: dict[Unknown, list[Cause]] = {}
     for cause in known_causes():
         first = seen[cause.all[0].symptom]
-        if isinstance(first, Unknown) and not cause.fallback:
+        if isinstance(first, Unknown) and not cause.fallback and cause.suspected(seen, log.source):
             lacking.setdefault(first, []).append(cause)
     return tuple((missing, tuple(found)) for missing, found in lacking.items())

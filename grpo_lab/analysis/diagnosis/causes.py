@@ -74,13 +74,17 @@ class Suspect:
 
 @dataclass(frozen=True)
 class Condition:
-    """`a`, `not a`, `a before b`, `a with b` (in the same step) or `a by b` (not after it); a and b are symptoms."""
+    """`a`, `a before b`, `a with b` (in the same step) or `a by b` (not after it), where a and b are symptoms.
+
+    After `not` it must not hold, and the log must show that; after `unless` a log that cannot show it is enough.
+    """
 
     text: str
     negated: bool
     symptom: str
     relation: str = ""
     other: str = ""
+    unless: bool = False
 
     @staticmethod
     def read(text: str, symptoms: Mapping[str, Symptom]) -> Condition:
@@ -89,19 +93,23 @@ class Condition:
         Raises ConfigError for a symptom or relation that does not exist, or a text with another number of words.
         """
         words = text.split()
-        negated = words[0] == "not"
+        negated = words[0] in ("not", "unless")
         words = words[1:] if negated else words
         if len(words) not in (1, 3):
-            raise ConfigError(f"condition {text!r}: write a, not a, a before b, a with b, or a by b")
+            raise ConfigError(f"condition {text!r}: write a, not a, unless a, a before b, a with b, or a by b")
         if len(words) == 3 and words[1] not in _RELATIONS:
             raise unknown(f"relation in condition {text!r}", words[1], _RELATIONS)
         for name in words[::2]:
             if name not in symptoms:
                 raise unknown(f"symptom in condition {text!r}", name, symptoms)
-        return Condition(text, negated, *words)
+        return Condition(text, negated, *words, unless=text.startswith("unless "))
 
     def holds(self, seen: Sightings) -> bool | None:
         """Whether the condition holds; None if the log does not show it."""
+        shown = self._shown(seen)
+        return True if shown is None and self.unless else shown
+
+    def _shown(self, seen: Sightings) -> bool | None:
         first, second = seen[self.symptom], seen[self.other] if self.other else None
         if isinstance(first, Unknown):
             return None

@@ -18,8 +18,13 @@ def finite(values: Curve) -> Curve:
 
 
 def start(values: Curve) -> float:
-    """The mean of the first tenth of a curve, and of three values at least."""
-    return float(np.mean(values[: max(3, len(values) // 10)]))
+    """The level at which a curve begins: the mean of its first tenth, and of three values at least.
+
+    If the first update changed the level already, the first value is the beginning.
+    """
+    first = values[: max(3, len(values) // 10)]
+    changed = len(first) > 2 and abs(float(first[0] - first[1:].mean())) > 3 * noise(values[1:])
+    return float(first[0] if changed else first.mean())
 
 
 def noise(values: Curve) -> float:
@@ -68,24 +73,44 @@ def outlier(values: Curve) -> Mask:
 
 
 def breaks(values: Curve) -> Mask:
-    """The one value from which on the curve has another level, if it changes from one value to the next, and stays.
+    """The one value from which on the curve has another level, for good: it is constant, or lower at once.
 
-    The new level is lower, or exactly constant, as that of a judge that answers the same to everything.
+    A mean of rewards that varied and is then exactly the same in each of four steps is not measured any more. A curve
+    that comes to rest varies less and less before.
     """
     mask = np.zeros(len(values), dtype=bool)
     if len(values) < 8 or not np.isfinite(values).all():
         return mask
-    inside = range(3, len(values) - 2)
-    place = max(inside, key=lambda k: abs(float(values[k : k + 5].mean() - values[max(0, k - 5) : k].mean())))
-    before, after = values[:place], values[place:]
-    usual = max(level_noise(before), noise(after))
-    jump = float(np.median(after[:5]) - np.median(before[-5:]))
-    at_once = abs(float(after[1] - before[-1])) > 0.6 * abs(jump)  # a row may be the mean of steps before and after
-    constant = np.ptp(after[1:]) == 0
-    lower = float(np.max(after[1:])) < float(np.min(before[-5:]))
-    enough = abs(jump) > (2 if constant else 3) * usual
-    mask[place] = enough and at_once and (constant or lower) and np.ptp(before[-5:]) > 0
+    constant = int(np.argmax(same_to_the_end(values)))
+    if 3 <= constant <= len(values) - 4:
+        before = values[:constant]
+        new = float(np.mean(before == values[-1])) < 0.2
+        mask[constant] = new and float(np.std(before[-5:])) > max(0.5 * noise(before), 1e-9)
+    else:
+        place = max(range(3, len(values) - 2), key=lambda k: float(values[k - 3 : k].mean() - values[k : k + 5].mean()))
+        before, after = values[:place], values[place:]
+        jump = float(np.median(before[-5:]) - np.median(after[:5]))
+        at_once = float(before[-1] - after[1]) > 0.6 * jump  # a row may be the mean of steps before and after
+        lower = float(np.max(after[1:])) < float(np.min(before[-5:]))
+        mask[place] = jump > 3 * max(level_noise(before), noise(after)) and at_once and lower
     return mask
+
+
+def below_first(values: Curve) -> Mask:
+    """The second value, if the first is above all others."""
+    mask = np.zeros(len(values), dtype=bool)
+    if len(values) > 1:
+        mask[1] = float(np.max(values[1:])) < float(values[0])
+    return mask
+
+
+def vanishes(values: Curve) -> Mask:
+    """The first of the values that are less than a fifth of the first one, if nearly all after it are."""
+    small = values < 0.2 * values[0]
+    place = first_true(small)
+    return (
+        small if place is not None and place <= 3 and small[place:].mean() > 0.8 else np.zeros(len(values), dtype=bool)
+    )
 
 
 STATES: dict[str, Callable[[Curve], Mask]] = {
@@ -96,6 +121,8 @@ STATES: dict[str, Callable[[Curve], Mask]] = {
     "same": same_to_the_end,
     "outlier": outlier,
     "breaks": breaks,
+    "below first": below_first,
+    "vanishes": vanishes,
 }
 UNITS: dict[str, Callable[[Curve], float]] = {
     "median": lambda values: float(np.median(values)),

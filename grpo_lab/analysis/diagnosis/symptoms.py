@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -50,6 +50,12 @@ class Unknown:
 Sighting = Seen | Unknown | None
 """None: the log would show the symptom, and does not."""
 
+SINCE: dict[str, Callable[[Curve], float]] = {
+    "": lambda values: 0.0,
+    "start": start,
+    "first": lambda values: float(values[0]),
+}
+"""For each `since` of a symptom, the number of which the values are the differences."""
 _FIRST_STEPS = 1
 """A log that begins after this step does not hold the run's first step. TRL and verl count from 1."""
 
@@ -92,7 +98,7 @@ class Symptom:
             ("when", symptom.when, [*PLACES, *WHOLES]),
             ("objective", symptom.objective, ["", "lowest"]),
             ("function", symptom.function, ["", "any"]),
-            ("since", symptom.since, ["", "start"]),
+            ("since", symptom.since, SINCE),
             ("is", symptom.is_, ["", *STATES]),
         ):
             if value not in choices:
@@ -142,7 +148,7 @@ class Symptom:
         if self.when == "first" and log.updates_a_row > 1:
             return Unknown(self.metric, f"the first row is a mean over up to {log.updates_a_row} updates")
         unit = self.unit(values)
-        measured = values - start(finite(values)) if self.since and len(finite(values)) else values
+        measured = values - SINCE[self.since](finite(values)) if len(finite(values)) else values
         place = self._place(self._mask(log, steps, measured, unit), measured, unit)
         if place is not None and all(_steady(log, name, steps[place]) for name in self.steady):
             return Seen(int(steps[place]), float(values[place]), str(series.name))
@@ -217,7 +223,7 @@ def _last(log: Log) -> int:
 
 
 def _steady(log: Log, name: str, step: int) -> bool:
-    """Whether a curve goes on at a step as before: its medians of four steps on either side differ by its noise only.
+    """Whether a curve goes on at a step as before: its means of two steps on either side differ by its noise only.
 
     A curve that was not logged is taken for steady.
     """
@@ -229,5 +235,6 @@ def _steady(log: Log, name: str, step: int) -> bool:
     )
     if len(before) < 2 or len(after) < 2:
         return True
-    jump = abs(float(np.median(after[:4]) - np.median(before[-4:])))
-    return jump <= 2.5 * noise(before) or jump <= 0.1 * abs(float(np.median(before)))
+    jump = abs(float(after[:2].mean() - before[-2:].mean()))
+    usual = METRICS[name].high if math.isfinite(METRICS[name].high) else 0.0
+    return jump <= max(3 * noise(before), 0.15 * abs(float(np.median(before))), 0.05 * usual)
