@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from grpo_lab import diagnose
 from grpo_lab.analysis import logs
-from grpo_lab.analysis.diagnosis import HEALTHY, known_causes, known_symptoms
-from grpo_lab.analysis.diagnosis.causes import Cause, Condition, known_suspects
+from grpo_lab.analysis.diagnosis import HEALTHY, NOT_ENOUGH, known_causes, known_symptoms
+from grpo_lab.analysis.diagnosis.causes import Cause, Condition, Suspect, known_suspects
 from grpo_lab.analysis.diagnosis.symptoms import Seen, Symptom, Unknown
 from grpo_lab.cli import app
 from grpo_lab.config import catalog
@@ -159,13 +159,16 @@ SICK |= {
         kl=[1e-5] * 20,
         learning_rate=[1e-7] * 20,
     ),
-    "reward-unmoved": changed(LONG, reward=[0.3 + wave for wave in WAVES], frac_reward_zero_std=[0.0] * 20),
+    "rewards-stopped": changed(
+        GOOD,
+        reward=[0.3, 0.1, -0.1, 0.02, 0.01, 0, 0, 0, 0, 0],
+        frac_reward_zero_std=[0.2, 0.1, 0.2, 0.3, 0.1] + [1.0] * 5,
+    ),
+    "reward-unmoved": changed(
+        LONG, reward=[0.3 + wave for wave in WAVES], entropy=[1.5 - entropy for entropy in LONG["entropy"]]
+    ),
 }
-ALSO = {
-    "explosion": {"steps-too-large"},
-    "weights-damaged": {"steps-too-large"},
-    "reward-scale": {"lost-unscale"},
-}
+ALSO = {"reward-scale": {"lost-unscale"}}
 """What may be named after the cause. Everywhere else one failure is named and no other."""
 
 
@@ -228,6 +231,132 @@ def test_what_the_log_lacks_is_named():
     assert lacks == {"zero-times-infinity": {"ratio/max"}, "nan-gradient": {"ratio/max"}}
 
 
+def logged(source="", settings=None, crash="", **curves):
+    """A log of healthy steps with other curves, a source, settings and a crash."""
+    log = logs.from_frame(pd.DataFrame(changed(GOOD, **curves)))
+    return dataclasses.replace(log, source=source, settings=settings or {}, crash=crash)
+
+
+def named(log):
+    """The first finding's cause and its suspects, by name or text."""
+    first = diagnose(log).findings[0]
+    return first.cause.name, [suspect.name or suspect.says for suspect in first.suspects]
+
+
+RISING_KL = [0, 0.3, 0.5, 0.6, 0.8, 0.9, 0.7, 0.9, 1.2, 1.1]
+FALLING = [0.3, 0.2, 0.2, 0.1, 0.1, 0.1, 0, 0.05, 0.1, 0]
+
+
+def test_a_framework_rules_out_the_mistakes_of_an_own_loop():
+    """TRL and verl cannot take the ratio against the reference, and add up micro-batches."""
+    curves = {name.replace("/", "__"): SICK["explosion"][name] for name in ("kl", "grad_norm", "ratio/max", "reward")}
+    assert named(logged(**curves))[1][0] == "the ratio is taken against the reference policy"
+    for source in ("trl", "ms-swift", "verl", "openrlhf"):
+        cause, suspects = named(logged(source, **curves))
+        assert cause == "explosion" and suspects[0] == "learning-rate"
+    overwritten = {"grad_norm": (6, 0.02)}
+    assert diagnose(logged(**overwritten)).verdict == "accumulation-overwrites"
+    assert diagnose(logged("trl", **overwritten)).verdict == HEALTHY
+
+
+def test_remedies_that_are_built_in_are_left_out():
+    found = diagnose(logged("verl", reward=(3, NAN))).findings[0]
+    assert [remedy.here for remedy in found.remedies] == ["guards.sanitize_rewards=on"]
+    assert len(found.cause.remedies) == 2
+
+
+@pytest.mark.parametrize(
+    ("rate", "settings", "first"),
+    [
+        (1e-5, {}, "number-format"),
+        (1e-2, {}, "learning-rate"),
+        (1e-5, {"model_init_kwargs.dtype": "float16"}, "number-format"),
+        (1e-5, {"model_init_kwargs.dtype": "float32"}, "learning-rate"),
+    ],
+)
+def test_settings_and_rate_order_the_suspects(rate, settings, first):
+    curves = {name: SICK["weights-damaged"][name] for name in ("kl", "reward")}
+    cause, suspects = named(logged("trl", settings, learning_rate=[rate] * 10, **curves))
+    assert cause == "weights-damaged" and suspects[0] == first
+
+
+def test_remedies_follow_the_suspects():
+    curves = {name: SICK["weights-damaged"][name] for name in ("kl", "reward")}
+    for rate, setting in ((1e-2, "learning_rate"), (1e-5, "bf16=True, and model_init_kwargs={'dtype': 'float32'}")):
+        found = diagnose(logged("trl", learning_rate=[rate] * 10, **curves)).findings[0]
+        assert found.remedies[0].trl == setting
+
+
+def test_a_suspect_is_ruled_out_by_its_setting():
+    noisy = {"kl": [0.15 + kl for kl in GOOD["kl"]]}
+    assert named(logged("trl", **noisy))[1][0] == "dropout"
+    assert "dropout" not in named(logged("trl", {"disable_dropout": True}, **noisy))[1]
+
+
+def test_a_crash_without_a_broken_metric_is_named():
+    crash = "RuntimeError: probability tensor contains either `inf`, `nan` or element < 0"
+    found = diagnose(logged("trl", crash=crash))
+    assert found.verdict == "crashed" and found.findings[0].step == 9
+    assert diagnose(logged("trl", crash="KeyError: 'answer'")).verdict == NOT_ENOUGH
+
+
+@pytest.mark.parametrize(
+    ("curves", "lacks"),
+    [
+        ({"reward": [0.3]}, "1 logged steps"),
+        ({"reward": GOOD["reward"]}, "two of grad_norm"),
+        ({name: GOOD[name] for name in ("kl", "grad_norm", "loss")}, "reward: not logged"),
+        ({"nothing": [1.0] * 10}, "0 logged steps"),
+        ({}, "0 logged steps"),
+    ],
+)
+def test_too_little_is_not_called_healthy(curves, lacks):
+    found = diagnose(pd.DataFrame(curves))
+    assert found.verdict == NOT_ENOUGH and any(lacks in said for said in found.lacking)
+
+
+def test_rows_as_dictionaries():
+    rows = [dict(zip(GOOD, row, strict=True)) for row in zip(*GOOD.values(), strict=True)]
+    assert diagnose(rows).verdict == HEALTHY
+    assert diagnose([*rows[:5], {**rows[5], "reward": NAN}, *rows[6:]]).verdict == "nan-reward"
+
+
+def test_every_run_of_a_log_is_diagnosed(tmp_path):
+    first = [{"step": n, "grad_norm": NAN, "reward": 0.2 + n % 3 / 10, "kl": 0.0, "loss": 0.0} for n in range(1, 11)]
+    second = [{"step": n, **{name: GOOD[name][n - 1] for name in GOOD}} for n in range(1, 11)]
+    (tmp_path / "log.jsonl").write_text("\n".join(json.dumps(row) for row in first + second))
+    found = diagnose(tmp_path / "log.jsonl")
+    assert found.verdict == HEALTHY and [each.verdict for each in found.earlier] == ["broken-from-the-start"]
+
+
+SOLVED = [1.0, 0.98, 1.0, 1.0, 0.99, 1.0, 1.0, 1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [
+        [-0.8, -0.7, -0.75, -0.6, -0.62, -0.5, -0.4, -0.42, -0.3, -0.25],
+        [-0.02, 0.1, 0.0, 0.2, 0.15, 0.3, 0.28, 0.4, 0.42, 0.5],
+        SOLVED,
+        [0.5, 0.7, 0.8, 0.9, 0.96, 0.99, 1.0, 1.0, 1.0, 1.0],
+        [0.0, 0.0, 0.016, 0.0, 0.031, 0.0, 0.05, 0.08, 0.1, 0.2],
+    ],
+    ids=["negative", "about 0", "solved", "to the top", "rare"],
+)
+def test_rewards_of_every_kind_may_be_healthy(reward):
+    """Also with the KL noise of dropout, which TRL has by default."""
+    assert diagnose(pd.DataFrame(changed(GOOD, reward=reward))).verdict == HEALTHY
+    noisy = [0.3 + kl * (-1) ** n for n, kl in enumerate(GOOD["kl"])]
+    assert diagnose(logged("trl", reward=reward, kl=noisy)).verdict == HEALTHY
+
+
+def test_a_policy_that_changes_with_its_reward_is_no_broken_judge():
+    reward = [0.3, 0.36, 0.27, 0.33, 0.31, 0.0, 0.0, 0.0, 0.0, 0.0]
+    assert diagnose(logged("trl", reward=reward)).verdict == "reward-broke"
+    entropy = [0.8, 0.8, 0.79, 0.78, 0.8, 0.2, 0.1, 0.1, 0.1, 0.1]
+    assert diagnose(logged("trl", reward=reward, entropy=entropy)).verdict == "reward-collapse"
+
+
 SEEN = {
     "early": Seen(1, 0.0),
     "late": Seen(5, 0.0),
@@ -240,6 +369,7 @@ SEEN = {
     ("text", "holds"),
     [
         ("early", True), ("never", False), ("dark", None),
+        ("unless never", True), ("unless dark", True), ("unless early", False),
         ("not early", False), ("not never", True), ("not dark", None),
         ("early before late", True), ("late before early", False), ("early before never", True),
         ("early before dark", None),
@@ -326,6 +456,24 @@ def test_mistakes_in_symptoms(settings, says):
 def test_mistakes_in_causes(settings, says):
     with pytest.raises(ConfigError, match=says):
         Cause.read("c", {"title": "", "what": "", **settings}, known_symptoms(), known_suspects())
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [({"wehn": ["kl_huge"]}, "did you mean 'when'"), ({"when": ["kl_hug"]}, "did you mean 'kl_huge'")],
+)
+def test_mistakes_in_suspects(settings, says):
+    with pytest.raises(ConfigError, match=says):
+        Suspect.read("s", {"says": "", **settings}, known_symptoms())
+
+
+def test_every_suspect_is_used_and_every_remedy_is_for_one():
+    used = {suspect.name for cause in CAUSES.values() for suspect in cause.suspects if suspect.name}
+    assert used == set(known_suspects())
+    for cause in CAUSES.values():
+        assert {remedy.against for remedy in cause.remedies} <= {"", *(suspect.name for suspect in cause.suspects)}, (
+            cause.name
+        )
 
 
 @pytest.fixture(scope="module")

@@ -85,7 +85,8 @@ def breaks(values: Curve) -> Mask:
     if 3 <= constant <= len(values) - 4:
         before = values[:constant]
         new = float(np.mean(before == values[-1])) < 0.2
-        mask[constant] = new and float(np.std(before[-5:])) > max(0.5 * noise(before), 1e-9)
+        lively = float(np.mean(np.abs(np.diff(values[constant - 3 : constant + 1])))) > 0.5 * noise(before) > 0
+        mask[constant] = new and lively
     else:
         place = max(range(3, len(values) - 2), key=lambda k: float(values[k - 3 : k].mean() - values[k : k + 5].mean()))
         before, after = values[:place], values[place:]
@@ -93,6 +94,15 @@ def breaks(values: Curve) -> Mask:
         at_once = float(before[-1] - after[1]) > 0.6 * jump  # a row may be the mean of steps before and after
         lower = float(np.max(after[1:])) < float(np.min(before[-5:]))
         mask[place] = jump > 3 * max(level_noise(before), noise(after)) and at_once and lower
+    return mask
+
+
+def stops(values: Curve) -> Mask:
+    """The one value from which on a share is 1, if each of the three before it was below 0.6."""
+    mask = np.zeros(len(values), dtype=bool)
+    place = int(np.argmax(same_to_the_end(values)))
+    if 3 <= place <= len(values) - 4 and values[-1] == 1:
+        mask[place] = float(np.max(values[place - 3 : place])) < 0.6
     return mask
 
 
@@ -121,6 +131,7 @@ STATES: dict[str, Callable[[Curve], Mask]] = {
     "same": same_to_the_end,
     "outlier": outlier,
     "breaks": breaks,
+    "stops": stops,
     "below first": below_first,
     "vanishes": vanishes,
 }
@@ -171,7 +182,7 @@ PLACES: dict[str, Callable[[Mask, Curve], int | None]] = {
 """For each `when` of a symptom that looks at steps, the step of a mask that shows it."""
 WHOLES: dict[str, Callable[[Curve], float]] = {
     "late": lambda values: float(np.median(values[len(values) // 2 :])),
-    "end": lambda values: float(np.median(values[-max(3, len(values) // 5) :])),
+    "end": lambda values: float(np.mean(values[-max(2, len(values) // 10) :])),
     "trend": trend,
 }
 """For each `when` of a symptom that looks at the whole curve, the number that its limits are compared with."""

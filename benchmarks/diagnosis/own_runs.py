@@ -1,4 +1,4 @@
-"""`python -m benchmarks.diagnosis`: how often the diagnosis names the cause of a run from its metrics alone.
+"""Runs of this project: every scenario, and healthy runs, diagnosed from their metrics alone.
 
 Runs of every scenario and healthy runs are recorded with seeds that no rule was tuned on (those were below 100), read
 back from their folders, and diagnosed three times: with all metrics of this project, and with those that TRL and verl
@@ -8,18 +8,11 @@ log.
 from __future__ import annotations
 
 import collections
-import json
 import random
-import shlex
 import shutil
-import tempfile
-import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from grpo_lab.analysis import logs
 from grpo_lab.analysis.diagnosis import HEALTHY, NOT_ENOUGH, Diagnosis, diagnose, known_causes
@@ -27,7 +20,6 @@ from grpo_lab.analysis.logs import Log
 from grpo_lab.analysis.markdown import table
 from grpo_lab.config import catalog
 from grpo_lab.config.schema import Config
-from grpo_lab.runs import environment
 from grpo_lab.runs.session import Session
 from grpo_lab.ui import console
 
@@ -154,43 +146,3 @@ def markdown(found: dict[str, Any]) -> str:
     views = [[view, *(str(row.get(kind, 0)) for kind in kinds)] for view, row in found["grades"].items()]
     misses = "\n".join(f"- {miss}" for miss in found["misses"])
     return f"{table(rows)}\n\n{table([['metrics, runs', *kinds], *views])}\n\n{misses}\n"
-
-
-def main(
-    first: Annotated[int, typer.Option(help="First seed; rules were tuned on seeds below 100.")] = 100,
-    seeds: Annotated[int, typer.Option(help="Runs of each scenario.")] = 10,
-    healthy_runs: Annotated[int, typer.Option(help="Healthy runs.")] = 40,
-    only: Annotated[list[str] | None, typer.Option(help="One scenario; may be given again.")] = None,
-    kept: Annotated[
-        Path | None, typer.Option("--runs", help="Folder in which runs are kept, and looked for before they are made.")
-    ] = None,
-    out: Annotated[Path, typer.Option(envvar="OUT", help="Folder of the results.")] = Path("benchmarks/results"),
-) -> None:
-    """Record, diagnose, and write diagnosis.json and diagnosis.md."""
-    warnings.simplefilter("ignore", UserWarning)  # a model with NaN weights is not saved, as expected here
-    started = time.perf_counter()
-    planned = list(runs(first, seeds, healthy_runs, only or []))
-    with tempfile.TemporaryDirectory() as scratch:
-        found = measure(planned, kept or Path(scratch))
-    about = {
-        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": _command(first, seeds, healthy_runs, only or []),
-        "seconds": round(time.perf_counter() - started),
-        "environment": environment.describe(),
-    }
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "diagnosis.json").write_text(json.dumps({**about, **found}, indent=2) + "\n", encoding="utf-8")
-    intro = f"# Blind diagnosis, counted\n\nMade by `{about['command']}`, with seeds that no rule was tuned on.\n\n"
-    (out / "diagnosis.md").write_text(intro + markdown(found), encoding="utf-8")
-    print(markdown(found))
-
-
-def _command(first: int, seeds: int, healthy_runs: int, only: Sequence[str]) -> str:
-    """The command that gives the same runs; the folders are left out."""
-    words = ["--first", first, "--seeds", seeds, "--healthy-runs", healthy_runs]
-    words += [word for name in only for word in ("--only", name)]
-    return shlex.join(["python", "-m", "benchmarks.diagnosis", *map(str, words)])
-
-
-if __name__ == "__main__":
-    typer.run(main)
