@@ -287,6 +287,16 @@ def test_remedies_follow_the_suspects():
         assert found.remedies[0].trl == setting
 
 
+def test_a_reward_that_falls_without_the_policy_is_a_matter_of_the_data():
+    falling = [0.5, 0.48, 0.42, 0.4, 0.33, 0.3, 0.2, 0.15, 0.12, 0.05]
+    assert named(logged("trl", reward=falling))[1][0] == "data"
+    moved = {"kl": [0.0, 0.05, 0.1, 0.2, 0.2, 0.25, 0.3, 0.3, 0.3, 0.3]}
+    assert named(logged("trl", reward=falling, **moved)) == named(
+        logged("trl", reward=falling, **moved, learning_rate=[1e-4] * 10)
+    )
+    assert named(logged("trl", reward=falling, **moved))[1][0] == "learning-rate"
+
+
 def test_a_suspect_is_ruled_out_by_its_setting():
     noisy = {"kl": [0.15 + kl for kl in GOOD["kl"]]}
     assert named(logged("trl", **noisy))[1][0] == "dropout"
