@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from grpo_lab.analysis import logs
+from grpo_lab.analysis.logs import uniform
 from grpo_lab.analysis.logs.names import OTHER_NAMES, choose
 from grpo_lab.analysis.logs.rows import Rows
 from grpo_lab.errors import LogError
@@ -135,7 +136,7 @@ def test_json_lines(write, lines):
 
 
 def test_pieces_of_different_kinds_keep_their_order(write, monkeypatch):
-    monkeypatch.setattr(logs.formats, "PIECE", 64)
+    monkeypatch.setattr(uniform, "PIECE", 64)
     lines = [json.dumps({"kl": n / 10, "reward": 1.0}) for n in range(20)]
     lines[7] = json.dumps({"reward": 1.0, "note": "odd", "kl": 0.7})
     assert logs.read(write("mixed.jsonl", "\n".join(lines))).metrics["kl"].tolist() == [n / 10 for n in range(20)]
@@ -332,6 +333,6 @@ def test_uniform_lines_are_not_parsed_one_by_one(write, monkeypatch):
     text = "\n".join(json.dumps({"step": n, "kl": n / 1000, "grad_norm": 1.0}) for n in range(1000))
     verl = "\n".join(VERL.format(step=n, kl=n / 1000, norm=1.0) for n in range(1000))
     monkeypatch.setattr(Rows, "add", None)
-    monkeypatch.setattr(logs.formats, "PIECE", 4096)
+    monkeypatch.setattr(uniform, "PIECE", 4096)
     for path in (write("big.jsonl", text), write("big.log", verl)):
         assert logs.read(path).metrics["kl"].tolist() == [n / 1000 for n in range(1000)]

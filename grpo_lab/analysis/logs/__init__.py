@@ -4,16 +4,17 @@ From a run folder only the metrics are read: no config, no verdict, no action of
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from grpo_lab.analysis.logs import formats, settings, tensorboard
-from grpo_lab.analysis.logs.crash import last_exception
+from grpo_lab.analysis.logs import files, formats, settings, tables, tensorboard
+from grpo_lab.analysis.logs.crash import crash_beside, last_exception
 from grpo_lab.analysis.logs.rows import Log as Log
 from grpo_lab.analysis.logs.rows import make, of_frame, without_blank_rows
+from grpo_lab.analysis.logs.runs import of_dicts
 from grpo_lab.errors import LogError
 from grpo_lab.events import Event, Stepped
 
@@ -21,46 +22,58 @@ FORMATS = (
     "a run folder of grpo_lab, or its events.jsonl",
     "trainer_state.json of TRL or transformers, its log_history, or the lines that Trainer prints",
     "verl's console (step:1 - actor/grad_norm:0.3 - …) or its file logger",
-    "JSON lines with a dictionary of metrics each",
+    "JSON lines with a dictionary of metrics each, as ms-swift's logging.jsonl",
     "TensorBoard event files or their folder",
-    "CSV with a header",
+    "CSV with a header, W&B's export of a panel, TensorBoard's CSV",
 )
 TABLE = "a table"
+PRINTED_BESIDE = ("trainer_state.json", "logging.jsonl")
+"""Logs that end before a crash, which only the console beside them shows."""
 
 
 def read(path: str | Path) -> Log:
-    """The metrics in a log file or folder, whose format is recognised from its content; of several runs the last.
+    """The metrics in a log file or folder, or in the standard input for "-"; of several runs the last.
 
-    Raises LogError for a path that does not exist, an empty file, an unknown format, or a log without a known metric.
+    The format is recognised from the content, also packed by gzip. Raises LogError for a path that does not exist, an
+    empty file, an unknown format, or a log with neither a known metric nor a traceback.
     """
     return read_runs(path)[-1]
 
 
 def read_runs(path: str | Path) -> list[Log]:
-    """The runs in a log file or folder, in their order: several in a file to which more than one run was appended.
+    """The runs in a log file or folder, or in the standard input for "-", in their order.
 
-    Raises LogError as `read` does.
+    There are several in a file to which more than one run was appended, and in an export of several runs. Raises
+    LogError as `read` does.
     """
     path = Path(path)
     try:
-        logs = _read_folder(path) if path.is_dir() else _read_file(path)
+        return _read_beside(_log_in(path) if path.is_dir() else path)
     except OSError as error:
         raise LogError(f"{path} cannot be read: {error.strerror or error}; give a log file or its folder") from error
-    if not any(len(log.steps) or log.crash for log in logs):
-        raise LogError(
-            f"{path} was read as {logs[0].format} and holds no metric known here, as reward, kl or grad_norm"
-        )
-    found = settings.beside(path)
-    return [dataclasses.replace(log, settings={**found, **log.settings}) for log in logs]
+
+
+def read_together(paths: Sequence[str | Path]) -> list[Log]:
+    """The runs in several CSV exports of W&B or TensorBoard, which hold one curve each. Raises LogError as `read`."""
+    try:
+        return _exports([Path(path) for path in paths])
+    except OSError as error:
+        raise LogError(f"{error.filename} cannot be read: {error.strerror}; give CSV exports") from error
 
 
 def from_dicts(found: Iterable[Mapping[str, Any]]) -> Log:
     """The metrics in dictionaries, one a step, as `trainer.state.log_history` of TRL; of several runs the last.
 
+    `diagnose` takes such a list too. A value that is None, or no number, was not logged. Raises LogError for rows of
+    another type.
+
     >>> from_dicts([{"step": 1, "kl": 0.1, "epoch": 0.1}, {"step": 2, "kl": 0.2}]).metrics["kl"].tolist()
     [0.1, 0.2]
     """
-    return formats.from_dicts(found, TABLE)[-1]
+    rows = list(found)
+    if wrong := [type(row).__name__ for row in rows if not isinstance(row, Mapping)]:
+        raise LogError(f"a row is a {wrong[0]}; give dictionaries with names and values, one a step")
+    return of_dicts(rows, TABLE)[-1]
 
 
 def from_frame(frame: pd.DataFrame) -> Log:
@@ -72,33 +85,84 @@ def from_events(events: Iterable[Event]) -> Log:
     """The metrics in the events of a run."""
     steps = [event for event in events if isinstance(event, Stepped)]
     found = ({"step": step.step, **step.metrics} for step in steps)
-    log = formats.from_dicts(found, "a run of grpo_lab", source="grpo_lab")[-1]
+    log = of_dicts(found, "a run of grpo_lab", source="grpo_lab")[-1]
     return dataclasses.replace(log, updates_a_row=max((step.updates for step in steps), default=1))
 
 
-def _read_folder(folder: Path) -> list[Log]:
-    """The runs in a folder. Raises LogError where there is none."""
-    if (folder / "events.jsonl").exists():
-        return _read_file(folder / "events.jsonl")
-    states = [folder / "trainer_state.json", *folder.glob("*/trainer_state.json")]
-    if found := [state for state in states if state.exists()]:
-        return _read_file(max(found, key=lambda state: (state.parent == folder, state.stat().st_size)))
-    if tensorboard.event_files(folder):
-        return [tensorboard.read(folder)]
+def _log_in(folder: Path) -> Path:
+    """The log in a folder; the folder itself if it holds TensorBoard files or CSV exports. Raises LogError for none."""
+    files.check_readable(folder)
+    for name in ("events.jsonl", "trainer_state.json", "logging.jsonl"):
+        if (folder / name).exists():
+            return folder / name
+    if states := [*folder.glob("*/trainer_state.json")]:
+        return max(states, key=lambda state: state.stat().st_size)
+    exports = _csv_files(folder)
+    if tensorboard.event_files(folder) or len(exports) > 1:
+        return folder
+    printed = sorted(path for kind in ("*.jsonl", "*.log", "*.out") for path in folder.glob(kind))
+    if len(exports or printed) == 1:
+        return (exports or printed)[0]
     raise LogError(
-        f"{folder} holds no log: no events.jsonl, trainer_state.json or TensorBoard file; give the file itself"
+        f"{folder} holds no log: no events.jsonl, trainer_state.json, logging.jsonl, TensorBoard file or CSV, and "
+        f"{len(printed)} files *.jsonl, *.log or *.out; give the file itself"
     )
 
 
-def _read_file(path: Path) -> list[Log]:
+def _csv_files(folder: Path) -> list[Path]:
+    return sorted([*folder.glob("*.csv"), *folder.glob("*.csv.gz")])
+
+
+def _read_beside(path: Path) -> list[Log]:
+    """The runs in a log, with what lies beside it. Raises LogError for a log without anything that is known here."""
+    found, notes = settings.beside(path) if str(path) != files.STDIN else ({}, [])
+    if path.is_dir():
+        logs = [tensorboard.read(path)] if tensorboard.event_files(path) else _exports(_csv_files(path))
+    else:
+        every = found.get("logging_steps", 1)
+        logs = _read_file(path, int(every) if isinstance(every, int | float) and every >= 1 else 1)
+    if not logs[-1].crash and path.name in PRINTED_BESIDE:
+        logs[-1] = dataclasses.replace(logs[-1], crash=crash_beside(path))
+    if not any(len(log.steps) or log.crash for log in logs):
+        raise LogError(
+            f"{path} was read as {logs[0].format} and holds no metric known here, as reward, kl or grad_norm"
+        )
+    return [
+        dataclasses.replace(
+            log,
+            settings={**found, **log.settings},
+            notes=(*log.notes, *notes),
+            hides_nan=log.hides_nan and found.get("logging_nan_inf_filter", True) is not False,
+        )
+        for log in logs
+    ]
+
+
+def _exports(paths: list[Path]) -> list[Log]:
+    """The runs in CSV exports of W&B or TensorBoard, which hold one curve each. Raises LogError for none."""
+    found = []
+    for path in paths:
+        text = files.text_of(files.content(path), str(path))
+        first = text.lstrip("\n").partition("\n")[0]
+        if not tables.of_tensorboard(first) or tables.named_in(path.name):
+            found.append(tables.parts_of(text, first, str(path)))
+    parts = tables.together(parts for _, parts, _ in found)
+    logs = tables.logs_of_parts(parts, found[0][0] if found else "CSV", [note for *_, notes in found for note in notes])
+    if not logs:
+        names = ", ".join(path.name for path in paths)
+        raise LogError(f"{names}: no metric known here, as train_kl.csv of TensorBoard or a W&B panel with train/kl")
+    return logs
+
+
+def _read_file(path: Path, logging_steps: int) -> list[Log]:
     """The runs in a file. Raises LogError for an empty file and an unknown format."""
-    data = path.read_bytes()
+    data = files.content(path)
     if not data.strip():
         raise LogError(f"{path} is empty; give the log of a run that made at least one step")
     if tensorboard.is_event_file(data):
         return [tensorboard.read(path)]
-    text = data.decode("utf-8-sig", errors="replace").replace("\r\n", "\n")
-    logs = formats.read_text(text, str(path))
+    text = files.text_of(data, str(path))
+    logs = formats.read_text(text, str(path), logging_steps)
     if not logs and (crash := last_exception(text)):
         return [Log({}, "a console without metrics", crash=crash)]
     if not logs:

@@ -1,12 +1,20 @@
 """The exception at the end of a console log."""
 
+import math
 import re
 from collections.abc import Iterator
+from pathlib import Path
+
+from grpo_lab.analysis.logs.files import tail
 
 _START = re.compile(r"Traceback \(most recent call last\)")
 _BEFORE = re.compile(r"(\x1b\[[\d;]*m|\(\w+ pid=\d+[^)]*\)|\[(?:rank|default)?\d+\]:|[│|╭╰─]+)\s?")
 """What ray, torchrun and rich put before a line."""
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:\([\w.]+\))?(?::.*)?$")
+CONSOLES = ("*.log", "*.out", "*.err", "*.txt", "*stderr*", "*stdout*")
+_METRICS = re.compile(r"\{'(?:loss|reward|grad_norm)': ")
+TOGETHER = 60
+"""Seconds between the last lines of one run's stdout and stderr, at most."""
 WRAPPERS = ("ChildFailedError", "CalledProcessError")
 """Launchers raise these after the process that they started has raised its own."""
 
@@ -31,3 +39,23 @@ def exceptions(text: str) -> Iterator[tuple[int, str]]:
             if bare and not bare[0].isspace() and _EXCEPTION.match(bare):
                 yield start.start(), bare
                 break
+
+
+def crash_beside(log: Path) -> str:
+    """The exception at the end of the newest console text beside a log or its checkpoint; empty if there is none.
+
+    A newer console with metrics and without a traceback tells of a later run that went on.
+    """
+    folders = [log.parent, *([log.parent.parent] if log.parent.name.startswith("checkpoint-") else [])]
+    found = {path for folder in folders for pattern in CONSOLES for path in folder.glob(pattern) if path.is_file()}
+    went_on = -math.inf
+    for path in sorted(found, key=lambda path: (-path.stat().st_mtime, path.name)):
+        text = tail(path)
+        tracebacks = [at for at, _ in exceptions(text)]
+        metrics = [match.start() for match in _METRICS.finditer(text)]
+        if tracebacks and tracebacks[-1] > max(metrics, default=-1):
+            newest = path.stat().st_mtime >= went_on - TOGETHER
+            return last_exception(text[max(metrics, default=0) :]) if newest else ""
+        if metrics:
+            went_on = max(went_on, path.stat().st_mtime)
+    return ""

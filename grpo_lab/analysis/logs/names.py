@@ -5,11 +5,30 @@ from collections.abc import Collection, Iterable
 
 from grpo_lab.metrics import METRICS, OTHER_NAMES, of_objective
 
-STEP_NAMES = ("step", "global_step", "training/global_step", "train/global_step", "_step", "Step", "iteration")
+OF_MAX_STEPS = "global_step/max_steps"
+"""ms-swift writes the step and the number of steps as one text, "10/100"."""
+STEP_NAMES = (
+    "step",
+    "global_step",
+    "training/global_step",
+    "train/global_step",
+    "_step",
+    "Step",
+    OF_MAX_STEPS,
+    "iteration",
+)
 PREFIXES = ("train/", "rollout/")
 """The callbacks of TensorBoard and Weights & Biases put these before every name."""
 CUMULATIVE = ("num_tokens",)
 """TRL counts these from the start of the run; here they are counted for each step."""
+NAMES = frozenset((*METRICS, *(name for names in OTHER_NAMES.values() for name in names)))
+"""All names of all metrics."""
+MEASURED = frozenset(
+    name
+    for metric in ("loss", "reward", "reward_std", "grad_norm", "kl", "entropy", "completions/mean_length")
+    for name in (metric, *OTHER_NAMES.get(metric, ()))
+)
+"""What a step measures, under all names; settings as learning_rate and beta are printed elsewhere too."""
 TRL_ONLY = (
     "epoch",
     "completions/mean_terminated_length",
@@ -26,6 +45,11 @@ _ONLY = {
     "grpo_lab": re.compile(r"(ratio|log_ratio)/max$|weights/(max_move|nonfinite)$|kl/exact$"),
 }
 """Names, without a callback's prefix, that only one framework logs; those that TRL alone logs are asked for last."""
+OF_CALLBACK = frozenset(
+    f"train/{name}"
+    for name in ("loss", "grad_norm", "learning_rate", "reward_std", "frac_reward_zero_std", "completions/mean_length")
+)
+"""Names that Hugging Face's callbacks for W&B and TensorBoard write, and OpenRLHF's do not."""
 _FUNCTION = re.compile(r"rewards/(?P<name>.+?)(?P<mean>/mean)?$")
 
 
@@ -37,14 +61,14 @@ def bare(name: str) -> str:
     return name
 
 
-def choose(names: Iterable[str]) -> dict[str, str]:
-    """For each metric that was logged, of the run or of one objective, its name in the log.
+def choose(names: Iterable[str], source: str = "") -> dict[str, str]:
+    """For each metric that was logged, of the run or of one objective, its name in the log of a source, if it is known.
 
     >>> choose(["train/kl", "critic/score/mean", "critic/rewards/mean", "perf/mfu/actor"])
     {'reward': 'critic/rewards/mean', 'kl': 'train/kl'}
     """
     logged = {bare(name): name for name in reversed(list(names))}
-    is_trl = any(name in logged for name in TRL_ONLY)
+    is_trl = source in TRAINERS or any(name in logged for name in TRL_ONLY)
     chosen = {}
     for metric in METRICS:
         if is_trl and metric in CUMULATIVE:
@@ -66,7 +90,8 @@ def source_of(names: Collection[str]) -> str:
     """
     known = [bare(name) for name in names]
     found = (source for source, only in _ONLY.items() if any(only.match(name) for name in known))
-    return next(found, "trl" if any(name in TRL_ONLY or _FUNCTION.match(name) for name in known) else "")
+    of_trl = any(name in TRL_ONLY or _FUNCTION.match(name) for name in known) or not OF_CALLBACK.isdisjoint(names)
+    return next(found, "trl" if of_trl else "")
 
 
 def reward_functions(names: Iterable[str]) -> dict[str, str]:

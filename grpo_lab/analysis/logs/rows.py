@@ -106,19 +106,19 @@ class Rows:
 def numeric(values: Sequence[Any]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """The positions of the values that are numbers, including texts such as "nan" and "Infinity", and the numbers."""
     try:
-        if None not in values:
-            return np.arange(len(values)), np.array(values, dtype=np.float64)
-    except (ValueError, TypeError):
+        if None not in values and (numbers := np.array(values, dtype=np.float64)).ndim == 1:
+            return np.arange(len(values)), numbers
+    except (ValueError, TypeError, OverflowError):
         pass  # a value that is no number: read them one by one
     kept: list[int] = []
-    numbers: list[float] = []
+    found: list[float] = []
     for place, value in enumerate(values):
         try:
-            numbers.append(float(value))
-        except (ValueError, TypeError):
+            found.append(float(value))
+        except (ValueError, TypeError, OverflowError):
             continue
         kept.append(place)
-    return np.array(kept, dtype=np.int64), np.array(numbers, dtype=np.float64)
+    return np.array(kept, dtype=np.int64), np.array(found, dtype=np.float64)
 
 
 def of_frame(frame: pd.DataFrame) -> Columns:
@@ -145,11 +145,18 @@ def without_blank_rows(columns: Columns) -> Columns:
     return {name: (rows[~blank[rows]], numbers[~blank[rows]]) for name, (rows, numbers) in columns.items()}
 
 
-def make(columns: Columns, format: str, notes: Iterable[str] = (), hides_nan: bool = False, source: str = "") -> Log:
-    """A log from columns: metrics by their names here, one value a step; of several values the last."""
+def make(
+    columns: Columns, format: str, notes: Iterable[str] = (), hides_nan: bool = False, count_by: int = 0, **about: Any
+) -> Log:
+    """A log from columns: metrics by their names here, one value a step; of several values the last.
+
+    Rows without a step are counted from 0, or from `count_by` in steps of it. `about` are more fields of the log; a
+    source that the names tell goes before the one given.
+    """
     columns = {name: column for name, column in columns.items() if len(column[0])}
-    steps = _steps(columns)
-    metrics = {metric: _series(columns[name], steps, metric) for metric, name in choose(columns).items()}
+    chosen = choose(columns, about.get("source", ""))
+    steps = _steps(columns, measured_rows(columns, chosen), count_by)
+    metrics = {metric: _series(columns[name], steps, metric) for metric, name in chosen.items()}
     for metric in ("reward", "kl"):  # a log may hold them for each objective alone
         own = [series for name, series in metrics.items() if name != metric == of_run(name)]
         if own and metric not in metrics:
@@ -157,14 +164,14 @@ def make(columns: Columns, format: str, notes: Iterable[str] = (), hides_nan: bo
     functions = {name: _series(columns[column], steps, name) for name, column in reward_functions(columns).items()}
     repeated = max((int(series.index.duplicated().sum()) for series in metrics.values()), default=0)
     said = [f"{repeated:,} steps were logged more than once; the last value is used"] if repeated else []
-    source = source_of(columns) or source
+    about["source"] = source_of(columns) or about.get("source", "")
     return Log(
         {name: _last_of_each_step(series) for name, series in metrics.items()},
         format,
-        hides_nan or source in TRAINERS,
+        hides_nan or about["source"] in TRAINERS,
         (*notes, *said),
-        source=source,
         functions={name: _last_of_each_step(series) for name, series in functions.items()},
+        **about,
     )
 
 
@@ -173,7 +180,7 @@ def _series(column: tuple[NDArray[Any], NDArray[Any]], steps: NDArray[np.float64
     rows, numbers = column
     order = np.argsort(rows, kind="stable")
     at = steps[rows[order]]
-    known = ~np.isnan(at)
+    known = np.abs(at) < 2**53  # a larger float is no exact number of a step
     return pd.Series(numbers[order][known], index=pd.Index(at[known].astype(np.int64), name="step"), name=name)
 
 
@@ -181,15 +188,24 @@ def _last_of_each_step(series: pd.Series) -> pd.Series:
     return series.loc[~series.index.duplicated(keep="last")].sort_index()
 
 
-def _steps(columns: Columns) -> NDArray[np.float64]:
-    """The step of every row, of shape (rows,), NaN for a row without one; rows are counted if no column has steps."""
+def measured_rows(columns: Columns, chosen: Mapping[str, str]) -> NDArray[np.int64]:
+    """The rows that hold one of the chosen metrics, in order."""
+    rows = [columns[name][0] for name in chosen.values()]
+    return np.unique(np.concatenate(rows)) if rows else np.array([], dtype=np.int64)
+
+
+def _steps(columns: Columns, measured: NDArray[np.int64], count_by: int) -> NDArray[np.float64]:
+    """The step of every row, of shape (rows,), NaN for a row without one; rows are counted if no column has steps.
+
+    The first column counts that has a step for at least half of the measured rows.
+    """
     for name in STEP_NAMES:
-        if name in columns:
+        rows, numbers = columns.get(name, (measured[:0], measured[:0]))
+        if len(rows) and 2 * np.isin(measured, rows).sum() >= len(measured):
             steps = np.full(size(columns), np.nan)
-            rows, numbers = columns[name]
             steps[rows] = np.where(np.isfinite(numbers), numbers, np.nan)
             return steps
-    return np.arange(size(columns), dtype=np.float64)
+    return np.arange(size(columns), dtype=np.float64) * (count_by or 1) + count_by
 
 
 def size(columns: Columns) -> int:

@@ -1,0 +1,102 @@
+"""verl's console: `step:12 - actor/grad_norm:0.3 - …` between other output, on one line or wrapped."""
+
+import re
+from collections.abc import Iterator
+
+from grpo_lab.analysis.logs.crash import exceptions
+from grpo_lab.analysis.logs.rows import Log, Rows
+from grpo_lab.analysis.logs.runs import logs_of
+from grpo_lab.analysis.logs.uniform import NUMBER, pieces, table_of
+
+_RECORD = re.compile(r"\bstep:\d+(?: -(?:[ \t]|$)|[ \t]*$)", re.MULTILINE)
+_LINE = re.compile(r"\bstep:\d+ - \S+:.*")
+_PAIR = re.compile(rf"([\w/.@()-]+):(?:np\.\w+\()?({NUMBER})\)?(?= - |\s*$)", re.IGNORECASE)
+_BEGUN = re.compile(r"[\w/.@()-]+(:\S*)?$")
+_PREFIX = re.compile(r"^(?:\x1b\[[\d;]*m)*(?:\(\w+ pid=\d+[^)]*\))?(?:\x1b\[[\d;]*m)*\s*")
+"""What ray puts before a line of a worker."""
+LOOKED_AT = 20
+"""Records whose next line is looked at to learn whether records are wrapped."""
+WIDTHS = range(70, 500)
+"""Widths at which a terminal cuts a line in the middle of a word."""
+
+
+def read_verl(text: str) -> list[Log]:
+    """The runs in the console of verl; none if it holds no record."""
+    text = _unwrapped(text)
+    rows, notes = Rows(), []
+    for piece in pieces(text):
+        if not (lines := _LINE.findall(piece)):
+            continue
+        names = [part.rpartition(":")[0] for part in lines[0].split(" - ")]
+        words = ["step:", *(f",{name}:" for name in names[1:]), ""]
+        if (table := table_of("\n".join(lines).replace(" - ", ","), words, names)) is not None:
+            rows.add_table(table)
+            continue
+        found = [dict(_PAIR.findall(line)) for line in lines]
+        if piece.endswith(lines[-1]) and len(found) > 1 and _is_cut(*map(list, found[-2:])):
+            found.pop()
+            notes.append("the last line is incomplete and was left out")
+        for row in found:
+            rows.add(row)
+    crashes = {len(_LINE.findall(text[:at])): said for at, said in exceptions(text)}
+    columns = rows.columns()
+    return logs_of(columns, "verl's console", notes, source="verl", crashes=crashes) if columns else []
+
+
+def _is_cut(before: list[str], last: list[str]) -> bool:
+    """Whether the last record has the names of the one before it, but not all."""
+    return len(last) < len(before) and last == before[: len(last)]
+
+
+def _unwrapped(text: str) -> str:
+    """The text with each record on one line, however it was wrapped; unchanged if nothing is wrapped."""
+    looked_at = list(_first_lines(text))
+    widths = {len(first) for first, _ in looked_at}
+    width = max(widths, default=0)
+    cut_at = {width, width - 1} if width in WIDTHS and min(widths) >= width - 1 else set()
+    if not any(_continues(first, following, cut_at) for first, following in looked_at):
+        return text
+    done, open_line = [], ""
+    for line in text.split("\n"):
+        if open_line and _continues(done[-1], line, cut_at if len(open_line) in cut_at else set()):
+            done[-1] = _joined(done[-1], _PREFIX.sub("", line))
+            open_line = line
+        else:
+            done.append(line)
+            open_line = line if _RECORD.search(line) else ""
+    return "\n".join(done)
+
+
+def _first_lines(text: str) -> Iterator[tuple[str, str]]:
+    """The first records' first lines, each with the line after it."""
+    for number, match in enumerate(_RECORD.finditer(text)):
+        if number == LOOKED_AT:
+            return
+        first, _, rest = text[text.rfind("\n", 0, match.start()) + 1 : match.end() + 50_000].partition("\n")
+        yield first, rest.partition("\n")[0]
+
+
+def _continues(record: str, line: str, cut_at: set[int]) -> bool:
+    """Whether a line goes on with a record: with whole metrics, or in the middle of a word where a terminal cut it."""
+    said = _PREFIX.sub("", line).strip()
+    if not said or _RECORD.search(line):
+        return False
+    *whole, last = said.removeprefix("- ").removesuffix(" -").split(" - ")
+    if said.startswith("- ") or record.rstrip().endswith(" -"):
+        return all(map(_PAIR.fullmatch, whole)) and bool(_BEGUN.match(last))
+    if not whole and "/" in last and _PAIR.fullmatch(last):
+        return True
+    parts = _joined(record, said).split(" - ")[1:]
+    return bool(cut_at and parts) and all(map(_PAIR.fullmatch, parts[:-1])) and bool(_BEGUN.match(parts[-1]))
+
+
+def _joined(record: str, said: str) -> str:
+    """A record and what its next line says, with one " - " between two metrics."""
+    record, said = record.rstrip(), said.rstrip()
+    if record.endswith(" -"):
+        return f"{record} {said.removeprefix('- ')}"
+    if said.startswith("- "):
+        return f"{record} {said}"
+    last = record.rpartition(" - ")[2]
+    whole = "/" in said and _PAIR.fullmatch(said) and (_PAIR.fullmatch(last) or _RECORD.search(last))
+    return f"{record} - {said}" if whole else record + said
