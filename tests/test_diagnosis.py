@@ -573,6 +573,22 @@ def test_a_log_may_hold_objectives_alone():
     assert diagnose(log).verdict == "objective-left-out" and log.metrics["reward"].iloc[0] == 0.3
 
 
+def test_objectives_that_take_turns_are_no_nan(tmp_path):
+    """A step logs the objective that it trained; `Session.records` marks what the others did not log."""
+    config = catalog.preset("dual").with_("loss.combination=alternate", "run.num_steps=4", "run.threads=1")
+    config = config.with_("sft.num_steps=2", "run.num_eval=0", "data.num_generations=4").with_guards({})
+    session = Session(config, tmp_path / "run").run()
+    records = session.records
+    assert records["kl/F"].isna().any() and set(records.attrs["not_logged"]) >= {"kl/F", "kl/H"}
+    for source in (session, records, records.iloc[1:]):
+        assert "nan-reward" not in [finding.cause.name for finding in diagnose(source).findings]
+    records.loc[records["reward"].last_valid_index(), "reward"] = NAN
+    assert diagnose(records).verdict == "nan-reward"
+    turns = [{"kl/F": 0.1, "reward/F": 0.5}, {"kl/H": 0.3, "reward/H": NAN}] * 5
+    log = logs.from_dicts(turns)
+    assert log.metrics["kl"].tolist() == [0.1, 0.3] * 5 and log.metrics["reward"].isna().sum() == 5
+
+
 def test_an_infinite_kl_of_one_objective_keeps_its_name():
     sick = changed(two(), kl__H=(3, INF), kl=(3, INF), grad_norm=[1.2] * 3 + [NAN] * 7)
     found = diagnose(pd.DataFrame(sick)).findings[0]

@@ -194,13 +194,19 @@ class Session:
 
     @property
     def records(self) -> pd.DataFrame:
-        """One row a step: verdict, committed updates and every metric."""
+        """One row a step: verdict, committed updates and every metric.
+
+        `attrs["not_logged"]` has, for each metric that some steps do not log, the rows whose NaN means just that.
+        """
         steps = [event for event in self.events if isinstance(event, Stepped)]
         rows = [
             {"step": e.step, "verdict": e.verdict.name, "updates": e.updates, "failed": e.failed, **e.metrics}
             for e in steps
         ]
-        return pd.DataFrame(rows)
+        frame = pd.DataFrame(rows)
+        absent = {name: [place for place, row in enumerate(rows) if name not in row] for name in frame.columns}
+        frame.attrs["not_logged"] = {name: places for name, places in absent.items() if places}
+        return frame
 
     def first_break(self) -> ChainBreak | None:
         """The first link of the chain that was not finite."""

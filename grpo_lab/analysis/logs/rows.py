@@ -122,14 +122,16 @@ def numeric(values: Sequence[Any]) -> tuple[NDArray[np.int64], NDArray[np.float6
 
 
 def of_frame(frame: pd.DataFrame) -> Columns:
-    """The columns of a table. None and pd.NA mean not logged, NaN means logged as NaN."""
+    """The columns of a table. None and pd.NA mean not logged, NaN means logged as NaN; see also `Session.records`."""
     columns: Columns = {}
+    not_logged = frame.attrs.get("not_logged", {})
     if frame.index.name in STEP_NAMES:
         frame = frame.reset_index()
     for name in frame.columns:
         values = frame[name]
         if isinstance(values.dtype, np.dtype) and values.dtype.kind in "fiu":
-            columns[str(name)] = (np.arange(len(frame)), values.to_numpy(np.float64))
+            kept = np.flatnonzero(~frame.index.isin(not_logged.get(name, ())))
+            columns[str(name)] = (kept, values.to_numpy(np.float64)[kept])
         elif not pd.api.types.is_bool_dtype(values.dtype):
             columns[str(name)] = numeric(values.astype(object).where(values.notna(), None).tolist())
     return columns
@@ -160,7 +162,9 @@ def make(
     for metric in ("reward", "kl"):  # a log may hold them for each objective alone
         own = [series for name, series in metrics.items() if name != metric == of_run(name)]
         if own and metric not in metrics:
-            metrics[metric] = pd.concat(own, axis=1, join="inner").mean(axis=1, skipna=False).rename(metric)
+            broken = pd.concat([series[series.isna()] for series in own])
+            mean = pd.concat(own, axis=1).mean(axis=1)  # of the objectives that a step has: they may take turns
+            metrics[metric] = mean.where(~mean.index.isin(broken.index)).rename(metric)
     functions = {name: _series(columns[column], steps, name) for name, column in reward_functions(columns).items()}
     repeated = max((int(series.index.duplicated().sum()) for series in metrics.values()), default=0)
     said = [f"{repeated:,} steps were logged more than once; the last value is used"] if repeated else []
