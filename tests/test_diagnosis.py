@@ -231,7 +231,7 @@ def test_what_the_log_lacks_is_named():
     assert lacks == {"zero-times-infinity": {"ratio/max"}, "nan-gradient": {"ratio/max"}}
 
 
-def logged(source="", settings=None, crash="", **curves):
+def logged(source: Any = "", settings: Any = None, crash: Any = "", **curves: Any):
     """A log of healthy steps with other curves, a source, settings and a crash."""
     log = logs.from_frame(pd.DataFrame(changed(GOOD, **curves)))
     return dataclasses.replace(log, source=source, settings=settings or {}, crash=crash)
@@ -579,7 +579,7 @@ def test_objectives_that_take_turns_are_no_nan(tmp_path):
     config = config.with_("sft.num_steps=2", "run.num_eval=0", "data.num_generations=4").with_guards({})
     session = Session(config, tmp_path / "run").run()
     records = session.records
-    assert records["kl/F"].isna().any() and set(records.attrs["not_logged"]) >= {"kl/F", "kl/H"}
+    assert records["kl/F"].isna().to_numpy().any() and set(records.attrs["not_logged"]) >= {"kl/F", "kl/H"}
     for source in (session, records, records.iloc[1:]):
         assert "nan-reward" not in [finding.cause.name for finding in diagnose(source).findings]
     records.loc[records["reward"].last_valid_index(), "reward"] = NAN

@@ -57,7 +57,7 @@ class Suspect:
             for symptom in value if key != "says" else ():
                 if symptom not in symptoms:
                     raise unknown(f"symptom of suspect {name}", symptom, symptoms)
-        return Suspect(name=name, **{key: value if key == "says" else tuple(value) for key, value in tree.items()})
+        return Suspect(tree["says"], name, *(tuple(tree.get(key, ())) for key in ("when", "against", "unless")))
 
     def rank(self, seen: Sightings) -> int | None:
         """0 with support in the log, 1 without, 2 if the log speaks against the suspect, None if it rules it out."""

@@ -230,9 +230,8 @@ def _steady(log: Log, name: str, step: int) -> bool:
     series = log.metrics.get(name)
     if series is None:
         return True
-    before, after = (
-        finite(half.to_numpy(np.float64)) for half in (series[series.index < step], series[series.index >= step])
-    )
+    steps, values = series.index.to_numpy(), series.to_numpy(np.float64)
+    before, after = finite(values[steps < step]), finite(values[steps >= step])
     if len(before) < 2 or len(after) < 2:
         return True
     jump = abs(float(after[:2].mean() - before[-2:].mean()))

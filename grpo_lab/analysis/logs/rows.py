@@ -162,9 +162,9 @@ def make(
     for metric in ("reward", "kl"):  # a log may hold them for each objective alone
         own = [series for name, series in metrics.items() if name != metric == of_run(name)]
         if own and metric not in metrics:
-            broken = pd.concat([series[series.isna()] for series in own])
+            broken = {step for series in own for step in series.index[series.isna().to_numpy()]}
             mean = pd.concat(own, axis=1).mean(axis=1)  # of the objectives that a step has: they may take turns
-            metrics[metric] = mean.where(~mean.index.isin(broken.index)).rename(metric)
+            metrics[metric] = mean.where(~mean.index.isin(broken)).rename(metric)
     functions = {name: _series(columns[column], steps, name) for name, column in reward_functions(columns).items()}
     repeated = max((int(series.index.duplicated().sum()) for series in metrics.values()), default=0)
     said = [f"{repeated:,} steps were logged more than once; the last value is used"] if repeated else []
