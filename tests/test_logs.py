@@ -203,6 +203,20 @@ def test_tensorboard(tmp_path):
         np.testing.assert_allclose(log.metrics["kl"], [0.1, 0.2, math.nan], rtol=1e-6)
 
 
+def test_runs_of_tensorboard_in_one_folder(tmp_path):
+    pytest.importorskip("tensorboard")
+    from torch.utils.tensorboard import SummaryWriter
+
+    for folder, tag, value in (("a", "train/kl", 0.1), ("a_of_reward", "train/reward", 1.0), ("b", "train/kl", 0.2)):
+        with SummaryWriter(str(tmp_path / folder)) as writer:
+            for step in (1, 2):
+                writer.add_scalar(tag, value, step)
+    first, last = logs.read_runs(tmp_path)
+    assert (first.name, last.name) == ("a", "b") and set(first.metrics) == {"reward", "kl"}
+    np.testing.assert_allclose(last.metrics["kl"], [0.2, 0.2], rtol=1e-6)
+    assert "2 runs: a, b" in last.notes[0]
+
+
 def test_tensorboard_that_is_not_installed(tmp_path, monkeypatch):
     (tmp_path / "events.out.tfevents.1").write_bytes(b"\x18\0\0\0\0\0\0\0....\x09\0\0\0\0\0\0\0\0\x1a\x0dbrain.Event:2")
     monkeypatch.setitem(sys.modules, "tensorboard.backend.event_processing.event_accumulator", None)
