@@ -318,6 +318,11 @@ def test_a_console_is_counted_in_steps_of_logging_steps(write):
     assert log.steps.tolist() == [10, 20, 30] and "logging_steps" in log.notes[0]
 
 
+def test_a_completion_that_looks_like_a_line_of_verl(write):
+    log = logs.read(write("a.log", "step:1 - think: yes\nstep:2 - a:3\n" + printed([1e-6] * 2)))
+    assert log.source == "trl" and log.steps.tolist() == [1, 2]
+
+
 def test_a_console_that_is_cut(write):
     log = logs.read(write("a.log", printed([1e-6] * 3)[:-40]))
     assert log.steps.tolist() == [1, 2] and "incomplete" in " ".join(log.notes)

@@ -10,6 +10,7 @@ import pytest
 
 from grpo_lab.analysis import logs
 from grpo_lab.analysis.logs import uniform
+from grpo_lab.analysis.logs.crash import last_exception
 from grpo_lab.analysis.logs.names import OTHER_NAMES, choose
 from grpo_lab.analysis.logs.rows import Rows
 from grpo_lab.errors import LogError
@@ -325,6 +326,28 @@ def test_the_crash_is_not_that_of_a_launcher(write):
         "Traceback (most recent call last):\n  File 'x'\nsubprocess.CalledProcessError: Command 'x' returned 1.\n"
     )
     assert logs.read(write("a.log", TRACEBACK + launcher)).crash.startswith("RuntimeError: probability")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            "Traceback (most recent call last):\n  File 'a'\nray.exceptions.RayTaskError(ValueError): ray::run()\n"
+            "  File 'b'\n    x\nValueError: 3\n(pid=2) INFO: bye\n",
+            "ValueError: 3",
+        ),
+        (
+            "Traceback (most recent call last):\n  File 'a'\nINFO: saved\nmy.OutOfMemoryError: full\n",
+            "my.OutOfMemoryError: full",
+        ),
+        ("Traceback (most recent call last):\n  File 'a'\n    x\nKeyboardInterrupt\n", "KeyboardInterrupt"),
+        ("Traceback (most recent call last):\n  File 'a'\nqueue.Empty\n", "queue.Empty"),
+        ("╭─ Traceback (most recent call last) ─╮\n│ a.py:1 in f │\n╰─────╯\nRuntimeError: 1\n", "RuntimeError: 1"),
+        ("Traceback (most recent call last):\n  File 'a'", ""),
+    ],
+)
+def test_the_last_line_of_a_traceback(text, says):
+    assert last_exception(text) == says
 
 
 def test_settings_of_an_own_run(tmp_path):

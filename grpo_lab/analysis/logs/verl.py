@@ -1,6 +1,7 @@
 """verl's console: `step:12 - actor/grad_norm:0.3 - …` between other output, on one line or wrapped."""
 
 import ast
+import bisect
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -45,7 +46,9 @@ def read_verl(text: str) -> list[Log]:
             notes.append("the last line is incomplete and was left out")
         for row in found:
             rows.add(row)
-    crashes = {len(_LINE.findall(text[:at])): said for at, said in exceptions(text)}
+    tracebacks = list(exceptions(text))
+    places = [line.start() for line in _LINE.finditer(text)] if tracebacks else []
+    crashes = {bisect.bisect(places, at): said for at, said in tracebacks}
     columns = rows.columns()
     about = {"source": "verl", "crashes": crashes, "settings": _printed_settings(text)}
     return logs_of(columns, "verl's console", notes, **about) if columns else []
