@@ -7,6 +7,7 @@ import json
 import math
 import os
 import pickle
+import random
 import sys
 import time
 import zipfile
@@ -317,6 +318,11 @@ def test_a_console_is_counted_in_steps_of_logging_steps(write):
     assert log.steps.tolist() == [10, 20, 30] and "logging_steps" in log.notes[0]
 
 
+def test_a_completion_that_looks_like_a_line_of_verl(write):
+    log = logs.read(write("a.log", "step:1 - think: yes\nstep:2 - a:3\n" + printed([1e-6] * 2)))
+    assert log.source == "trl" and log.steps.tolist() == [1, 2]
+
+
 def test_a_console_that_is_cut(write):
     log = logs.read(write("a.log", printed([1e-6] * 3)[:-40]))
     assert log.steps.tolist() == [1, 2] and "incomplete" in " ".join(log.notes)
@@ -419,9 +425,7 @@ def test_a_pickle_that_would_run_something_does_nothing(tmp_path, write, protoco
     assert planted.exists()  # so it would have
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"\x80\x02.", b"(((", b"cos\nsystem\n(S'x'\ntR.", os.urandom(500), b"\x80\x02]q\x00."]
-)
+@pytest.mark.parametrize("data", [b"", b"\x80\x02.", b"(((", b"cos\nsystem\n(S'x'\ntR.", b"\x80\x02]q\x00."])
 def test_damaged_arguments_are_noted(tmp_path, write, data):
     torch_file(tmp_path / "training_args.bin", data)
     log = logs.read(state(write))
@@ -430,10 +434,44 @@ def test_damaged_arguments_are_noted(tmp_path, write, data):
     assert "training_args.bin cannot be read" in " ".join(logs.read(state(write)).notes)
 
 
+def test_arguments_that_are_damaged_anywhere(tmp_path):
+    """Whatever is changed in a file, it is read or refused."""
+    draw = random.Random(0)
+    path = tmp_path / "training_args.bin"
+    for protocol in (0, 2, 4) * 60:
+        data = bytearray(pickle.dumps({"a": [1, "text", {"b": (2.0, None)}], "c": Malicious(open, "x")}, protocol))
+        for _ in range(draw.randint(1, 6)):
+            data[draw.randrange(len(data))] = draw.randrange(256)
+        torch_file(path, bytes(data))
+        packed = bytearray(path.read_bytes())
+        packed[draw.randrange(len(packed))] = draw.randrange(256)
+        for each in (path.read_bytes(), bytes(packed)):
+            path.write_bytes(each)
+            try:
+                assert isinstance(settings.flat(pickled.settings_in(path)), dict)
+            except (ValueError, OSError):
+                continue
+
+
 def test_settings_of_verl(write):
     write(".hydra/config.yaml", "actor_rollout_ref:\n  actor:\n    optim: {lr: 1e-6}\n    use_kl_loss: true\n")
     found = logs.read(write("main_ppo.log", "\n".join(RECORD.format(step=n, kl=0.1) for n in STEPS))).settings
     assert found["actor_rollout_ref.actor.optim.lr"] == 1e-6 and found["actor_rollout_ref.actor.use_kl_loss"] is True
+
+
+def test_settings_that_verl_prints(write):
+    import pprint
+
+    config = {"actor_rollout_ref": {"actor": {"optim": {"lr": 1e-06}, "kl_loss_coef": 0.001, "name": "x " * 60}}}
+    lines = pprint.pformat({**config, "data": {"train_batch_size": 32, "files": None}}).split("\n")
+    command = "+ python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo \\\n  actor_rollout_ref.rollout.n=8\n"
+    record = RECORD.format(step=1, kl=0.1) + "\n"
+    text = command + "".join(f"\x1b[36m(TaskRunner pid=7)\x1b[0m {line}\n" for line in lines) + record
+    found = logs.read(write("a.log", text)).settings
+    assert found["actor_rollout_ref.actor.optim.lr"] == 1e-6 and found["data.train_batch_size"] == 32
+    assert found["algorithm.adv_estimator"] == "grpo" and found["actor_rollout_ref.rollout.n"] == 8
+    cut = logs.read(write("b.log", text.replace("'data'", ""))).settings
+    assert cut == {"algorithm.adv_estimator": "grpo", "actor_rollout_ref.rollout.n": 8}
 
 
 def test_settings_of_something_else_are_left_out(write):
@@ -485,6 +523,14 @@ def test_dictionaries():
     assert len(logs.from_dicts([]).steps) == 0
     with pytest.raises(LogError, match="a row is a int; give dictionaries"):
         logs.from_dicts([{"kl": 1}, 3])  # type: ignore[list-item]
+
+
+def test_the_last_run_of_a_table():
+    rows = [{"step": step, "kl": kl} for kl in (0.1, 0.2) for step in (1, 2, 3)]
+    for log in (logs.from_dicts(rows), logs.from_frame(pd.DataFrame(rows))):
+        assert values(log, "kl") == {1: 0.2, 2: 0.2, 3: 0.2} and "2 runs" in log.notes[0]
+    rates = [{"kl": 0.1, "learning_rate": rate} for rate in (0.0, 2.0, 1.0, 3.0, 1.0)]
+    assert len(logs.from_dicts(rates).steps) == 5  # a rate that a guard lowers and raises tells nothing
 
 
 def test_a_table_with_ten_thousand_columns(write):

@@ -10,6 +10,7 @@ import pytest
 
 from grpo_lab.analysis import logs
 from grpo_lab.analysis.logs import uniform
+from grpo_lab.analysis.logs.crash import last_exception
 from grpo_lab.analysis.logs.names import OTHER_NAMES, choose
 from grpo_lab.analysis.logs.rows import Rows
 from grpo_lab.errors import LogError
@@ -203,6 +204,20 @@ def test_tensorboard(tmp_path):
         np.testing.assert_allclose(log.metrics["kl"], [0.1, 0.2, math.nan], rtol=1e-6)
 
 
+def test_runs_of_tensorboard_in_one_folder(tmp_path):
+    pytest.importorskip("tensorboard")
+    from torch.utils.tensorboard import SummaryWriter
+
+    for folder, tag, value in (("a", "train/kl", 0.1), ("a_of_reward", "train/reward", 1.0), ("b", "train/kl", 0.2)):
+        with SummaryWriter(str(tmp_path / folder)) as writer:
+            for step in (1, 2):
+                writer.add_scalar(tag, value, step)
+    first, last = logs.read_runs(tmp_path)
+    assert (first.name, last.name) == ("a", "b") and set(first.metrics) == {"reward", "kl"}
+    np.testing.assert_allclose(last.metrics["kl"], [0.2, 0.2], rtol=1e-6)
+    assert "2 runs: a, b" in last.notes[0]
+
+
 def test_tensorboard_that_is_not_installed(tmp_path, monkeypatch):
     (tmp_path / "events.out.tfevents.1").write_bytes(b"\x18\0\0\0\0\0\0\0....\x09\0\0\0\0\0\0\0\0\x1a\x0dbrain.Event:2")
     monkeypatch.setitem(sys.modules, "tensorboard.backend.event_processing.event_accumulator", None)
@@ -311,6 +326,28 @@ def test_the_crash_is_not_that_of_a_launcher(write):
         "Traceback (most recent call last):\n  File 'x'\nsubprocess.CalledProcessError: Command 'x' returned 1.\n"
     )
     assert logs.read(write("a.log", TRACEBACK + launcher)).crash.startswith("RuntimeError: probability")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            "Traceback (most recent call last):\n  File 'a'\nray.exceptions.RayTaskError(ValueError): ray::run()\n"
+            "  File 'b'\n    x\nValueError: 3\n(pid=2) INFO: bye\n",
+            "ValueError: 3",
+        ),
+        (
+            "Traceback (most recent call last):\n  File 'a'\nINFO: saved\nmy.OutOfMemoryError: full\n",
+            "my.OutOfMemoryError: full",
+        ),
+        ("Traceback (most recent call last):\n  File 'a'\n    x\nKeyboardInterrupt\n", "KeyboardInterrupt"),
+        ("Traceback (most recent call last):\n  File 'a'\nqueue.Empty\n", "queue.Empty"),
+        ("╭─ Traceback (most recent call last) ─╮\n│ a.py:1 in f │\n╰─────╯\nRuntimeError: 1\n", "RuntimeError: 1"),
+        ("Traceback (most recent call last):\n  File 'a'", ""),
+    ],
+)
+def test_the_last_line_of_a_traceback(text, says):
+    assert last_exception(text) == says
 
 
 def test_settings_of_an_own_run(tmp_path):

@@ -12,9 +12,10 @@ import pandas as pd
 
 from grpo_lab.analysis.logs import files, formats, settings, tables, tensorboard
 from grpo_lab.analysis.logs.crash import crash_beside, last_exception
+from grpo_lab.analysis.logs.names import STEP_NAMES
+from grpo_lab.analysis.logs.rows import Columns, Rows, make, of_frame, without_blank_rows
 from grpo_lab.analysis.logs.rows import Log as Log
-from grpo_lab.analysis.logs.rows import make, of_frame, without_blank_rows
-from grpo_lab.analysis.logs.runs import of_dicts
+from grpo_lab.analysis.logs.runs import logs_of, of_dicts
 from grpo_lab.errors import LogError
 from grpo_lab.events import Event, Stepped
 
@@ -70,15 +71,22 @@ def from_dicts(found: Iterable[Mapping[str, Any]]) -> Log:
     >>> from_dicts([{"step": 1, "kl": 0.1, "epoch": 0.1}, {"step": 2, "kl": 0.2}]).metrics["kl"].tolist()
     [0.1, 0.2]
     """
-    rows = list(found)
-    if wrong := [type(row).__name__ for row in rows if not isinstance(row, Mapping)]:
-        raise LogError(f"a row is a {wrong[0]}; give dictionaries with names and values, one a step")
-    return of_dicts(rows, TABLE)[-1]
+    rows = Rows()
+    for row in found:
+        if not isinstance(row, Mapping):
+            raise LogError(f"a row is a {type(row).__name__}; give dictionaries with names and values, one a step")
+        rows.add(row)
+    return _of_table(rows.columns())
 
 
 def from_frame(frame: pd.DataFrame) -> Log:
     """The metrics in a pandas DataFrame, one row a step; the step is a column, the index, or the number of the row."""
-    return make(without_blank_rows(of_frame(frame)), TABLE)
+    return _of_table(without_blank_rows(of_frame(frame)))
+
+
+def _of_table(columns: Columns) -> Log:
+    """The log in a table; of several runs the last, if their steps tell them apart."""
+    return logs_of(columns, TABLE)[-1] if any(name in columns for name in STEP_NAMES) else make(columns, TABLE)
 
 
 def from_events(events: Iterable[Event]) -> Log:
@@ -117,7 +125,7 @@ def _read_beside(path: Path) -> list[Log]:
     """The runs in a log, with what lies beside it. Raises LogError for a log without anything that is known here."""
     found, notes = settings.beside(path) if str(path) != files.STDIN else ({}, [])
     if path.is_dir():
-        logs = [tensorboard.read(path)] if tensorboard.event_files(path) else _exports(_csv_files(path))
+        logs = tensorboard.read(path) if tensorboard.event_files(path) else _exports(_csv_files(path))
     else:
         every = found.get("logging_steps", 1)
         logs = _read_file(path, int(every) if isinstance(every, int | float) and every >= 1 else 1)
@@ -160,7 +168,7 @@ def _read_file(path: Path, logging_steps: int) -> list[Log]:
     if not data.strip():
         raise LogError(f"{path} is empty; give the log of a run that made at least one step")
     if tensorboard.is_event_file(data):
-        return [tensorboard.read(path)]
+        return tensorboard.read(path)
     text = files.text_of(data, str(path))
     logs = formats.read_text(text, str(path), logging_steps)
     if not logs and (crash := last_exception(text)):

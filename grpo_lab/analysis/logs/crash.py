@@ -1,5 +1,6 @@
 """The exception at the end of a console log."""
 
+import itertools
 import math
 import re
 from collections.abc import Iterator
@@ -11,6 +12,11 @@ _START = re.compile(r"Traceback \(most recent call last\)")
 _BEFORE = re.compile(r"(\x1b\[[\d;]*m|\(\w+ pid=\d+[^)]*\)|\[(?:rank|default)?\d+\]:|[│|╭╰─]+)\s?")
 """What ray, torchrun and rich put before a line."""
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:\([\w.]+\))?(?::.*)?$")
+_ERROR = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit|Timeout|Expired)\b")
+_RAY = "RayTaskError("
+"""ray puts the name of its own exception before the traceback of the one that it passes on."""
+LONGEST = 50_000
+"""Characters of a traceback."""
 CONSOLES = ("*.log", "*.out", "*.err", "*.txt", "*stderr*", "*stdout*")
 _METRICS = re.compile(r"\{'(?:loss|reward|grad_norm)': ")
 TOGETHER = 60
@@ -32,13 +38,15 @@ def last_exception(text: str) -> str:
 
 def exceptions(text: str) -> Iterator[tuple[int, str]]:
     """Where each traceback in a text begins, and its last line."""
-    for start in _START.finditer(text):
-        end = text.find("\n", start.end())
-        for line in text[end + 1 : start.end() + 100_000].split("\n") if end >= 0 else ():
-            bare = _BEFORE.sub("", line).rstrip()
-            if bare and not bare[0].isspace() and _EXCEPTION.match(bare):
-                yield start.start(), bare
-                break
+    starts = [*_START.finditer(text)]
+    for start, after in itertools.pairwise([*starts, None]):
+        assert start is not None
+        lines = text[start.end() : after.start() if after else None][:LONGEST].split("\n")[1:]
+        bare = [_BEFORE.sub("", line).rstrip() for line in lines]
+        found = [line for line in bare if line and not line[0].isspace() and _EXCEPTION.match(line)]
+        sure = [line for line in found if _ERROR.match(line)]
+        if known := [line for line in sure if _RAY not in line] or sure or found:
+            yield start.start(), known[0]
 
 
 def crash_beside(log: Path) -> str:

@@ -17,5 +17,7 @@ def read_text(text: str, name: str, logging_steps: int = 1) -> list[Log]:
     first = next((line.strip() for line in text.split("\n", 50) if line.strip()), "")
     if _JSON.match(first):
         return read_json(text, first, name)
-    found = read_verl(text) if "step:" in text else []
-    return found or read_trainer(text, logging_steps) or read_csv(text, first, name)
+    of_verl = read_verl(text) if "step:" in text else []
+    if any(log.metrics for log in of_verl):  # a completion that a Trainer printed may look like verl's line
+        return of_verl
+    return read_trainer(text, logging_steps) or of_verl or read_csv(text, first, name)

@@ -6,7 +6,9 @@ class or function that it names stays a name, and nothing is imported or called.
 
 import io
 import pickletools
+import warnings
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +16,8 @@ from typing import Any
 
 LARGEST = 2**24
 """Bytes; the arguments of a training take some kilobytes."""
+DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError)
+"""What a damaged archive or pickle raises."""
 _MARK = object()
 
 
@@ -35,16 +39,15 @@ class Named:
 
 def settings_in(path: Path) -> dict[str, Any]:
     """The attributes of the object in a file that `torch.save` wrote. Raises ValueError for a file without them."""
-    with zipfile.ZipFile(path) as archive:
-        entry = next((each for each in archive.infolist() if each.filename.endswith("data.pkl")), None)
-        if entry is None or entry.file_size > LARGEST:
-            raise ValueError(f"no data.pkl of at most {LARGEST:,} bytes in it")
-        with archive.open(entry) as file:
-            data = file.read(LARGEST)
     try:
-        found = built(data)
-    except (IndexError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"its pickle is damaged: {error!r}") from error
+        with zipfile.ZipFile(path) as archive:
+            entry = next((each for each in archive.infolist() if each.filename.endswith("data.pkl")), None)
+            if entry is None or entry.file_size > LARGEST:
+                raise ValueError(f"no data.pkl of at most {LARGEST:,} bytes in it")
+            with archive.open(entry) as file:
+                found = built(file.read(LARGEST))
+    except DAMAGE as error:
+        raise ValueError(f"it is damaged: {error!r}") from error
     attributes = found.attributes if isinstance(found, Named) else found
     if not isinstance(attributes, Mapping):
         raise ValueError(f"it holds {type(found).__name__}, no arguments")
@@ -59,10 +62,12 @@ def plain(value: Any) -> Any:
 def built(data: bytes) -> Any:
     """What a pickle describes, of plain values and `Named`. Raises ValueError for opcodes that are not known here."""
     machine = _Machine()
-    for opcode, argument, _ in pickletools.genops(io.BytesIO(data)):
-        if opcode.name == "STOP":
-            break
-        machine.step(opcode.name, argument)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # an escape sequence in a damaged text
+        for opcode, argument, _ in pickletools.genops(io.BytesIO(data)):
+            if opcode.name == "STOP":
+                break
+            machine.step(opcode.name, argument)
     return machine.stack[-1]
 
 

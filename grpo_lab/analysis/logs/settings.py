@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -60,7 +59,7 @@ def _merged(files: Iterable[tuple[Path, Reader]]) -> tuple[dict[str, Any], list[
             if path.stat().st_size > LARGEST:
                 raise ValueError(f"it has more than {LARGEST:,} bytes")
             found = flat(read(path)) | found
-        except (OSError, ValueError, RecursionError, zipfile.BadZipFile) as error:
+        except (OSError, ValueError, RecursionError) as error:
             notes.append(f"the settings in {path.name} cannot be read: {(str(error) or repr(error)).splitlines()[0]}")
     return found, notes
 

@@ -1,5 +1,7 @@
 """TensorBoard's event files. Needs the package `tensorboard` (the extra of the same name), imported only here."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,33 +23,44 @@ def is_event_file(head: bytes) -> bool:
     return b"brain.Event:" in head[:64]
 
 
-def read(path: Path) -> Log:
-    """The scalars of an event file, or of all event files in a folder.
+def read(path: Path) -> list[Log]:
+    """The runs in an event file, or in the folders below a folder, the oldest first.
 
-    Raises LogError if the package `tensorboard` is missing, or no scalar is a known metric.
+    Folders that have no curve in common, as some writers make one for each curve, belong to one run. Raises LogError if
+    the package `tensorboard` is missing, or no scalar is a known metric.
     """
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ImportError as error:
         raise LogError(f"{path} is a TensorBoard file; to read it: {INSTALL}, or export the scalars as CSV") from error
-    folders = sorted({file.parent for file in event_files(path)}) if path.is_dir() else [path]
-    columns: Columns = {}
-    hides_nan, source = False, ""
-    for folder in folders:
+    newest = {file.parent: file.name for file in event_files(path)} if path.is_dir() else {path: ""}
+    runs: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    for folder in sorted(newest, key=lambda folder: (newest[folder], folder)):
         events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
         events.Reload()
         scalars = {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
         scalars |= {tag: _of_tensors(events, tag) for tag in events.Tags()["tensors"]}
-        hides_nan = hides_nan or any(tag.startswith("train/") for tag in scalars)
-        source = source or source_of(scalars)
-        for tag in (*choose(scalars).values(), *reward_functions(scalars).values()):
-            found = np.array(scalars[tag], dtype=np.float64).reshape(-1, 2)
-            columns[tag] = (found[:, 0].astype(np.int64), found[:, 1])
-    if not columns:
+        other = next((run for run in runs.values() if run.keys().isdisjoint(scalars)), None)
+        if other is None:
+            runs[folder.relative_to(path).as_posix() if path.is_dir() else ""] = scalars
+        else:
+            other.update(scalars)
+    logs = [_log(scalars, name) for name, scalars in runs.items() if choose(scalars)]
+    if not logs:
         raise LogError(f"{path}: TensorBoard files, but none of their scalars is a metric known here")
-    last = max(int(rows.max()) for rows, _ in columns.values())
-    columns["step"] = (np.arange(last + 1), np.arange(last + 1, dtype=np.float64))
-    return make(columns, "TensorBoard", hides_nan=hides_nan, source=source)
+    said = [f"the folder holds {len(logs)} runs: {', '.join(log.name for log in logs)}"] if len(logs) > 1 else []
+    return [replace(log, notes=(*log.notes, *said)) for log in logs]
+
+
+def _log(scalars: Mapping[str, list[tuple[int, float]]], name: str) -> Log:
+    """The log of one run's curves."""
+    tags = (*choose(scalars).values(), *reward_functions(scalars).values())
+    curves = {tag: np.array(scalars[tag], dtype=np.float64).reshape(-1, 2) for tag in tags}
+    steps = np.unique(np.concatenate([curve[:, 0] for curve in curves.values()]))
+    columns: Columns = {tag: (np.searchsorted(steps, curve[:, 0]), curve[:, 1]) for tag, curve in curves.items()}
+    columns["step"] = (np.arange(len(steps)), steps)
+    hides_nan = any(tag.startswith("train/") for tag in scalars)
+    return make(columns, "TensorBoard", hides_nan=hides_nan, source=source_of(scalars), name=name)
 
 
 def _of_tensors(events: object, tag: str) -> list[tuple[int, float]]:

@@ -1,11 +1,15 @@
 """verl's console: `step:12 - actor/grad_norm:0.3 - …` between other output, on one line or wrapped."""
 
+import ast
+import bisect
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from grpo_lab.analysis.logs.crash import exceptions
 from grpo_lab.analysis.logs.rows import Log, Rows
 from grpo_lab.analysis.logs.runs import logs_of
+from grpo_lab.analysis.logs.settings import flat
 from grpo_lab.analysis.logs.uniform import NUMBER, pieces, table_of
 
 _RECORD = re.compile(r"\bstep:\d+(?: -(?:[ \t]|$)|[ \t]*$)", re.MULTILINE)
@@ -14,6 +18,10 @@ _PAIR = re.compile(rf"([\w/.@()-]+):(?:np\.\w+\()?({NUMBER})\)?(?= - |\s*$)", re
 _BEGUN = re.compile(r"[\w/.@()-]+(:\S*)?$")
 _PREFIX = re.compile(r"^(?:\x1b\[[\d;]*m)*(?:\(\w+ pid=\d+[^)]*\))?(?:\x1b\[[\d;]*m)*\s*")
 """What ray puts before a line of a worker."""
+_CONFIG = re.compile(r"\{'(?:actor_rollout_ref|algorithm|critic|data)': ")
+_OVERRIDE = re.compile(r"(?<!\S)\+{0,2}((?:actor_rollout_ref|algorithm|critic|data|trainer)\.[\w.]+)=([^\s\\'\"]+)")
+LONGEST = 2**18
+"""Characters of a printed config."""
 LOOKED_AT = 20
 """Records whose next line is looked at to learn whether records are wrapped."""
 WIDTHS = range(70, 500)
@@ -38,9 +46,12 @@ def read_verl(text: str) -> list[Log]:
             notes.append("the last line is incomplete and was left out")
         for row in found:
             rows.add(row)
-    crashes = {len(_LINE.findall(text[:at])): said for at, said in exceptions(text)}
+    tracebacks = list(exceptions(text))
+    places = [line.start() for line in _LINE.finditer(text)] if tracebacks else []
+    crashes = {bisect.bisect(places, at): said for at, said in tracebacks}
     columns = rows.columns()
-    return logs_of(columns, "verl's console", notes, source="verl", crashes=crashes) if columns else []
+    about = {"source": "verl", "crashes": crashes, "settings": _printed_settings(text)}
+    return logs_of(columns, "verl's console", notes, **about) if columns else []
 
 
 def _is_cut(before: list[str], last: list[str]) -> bool:
@@ -100,3 +111,20 @@ def _joined(record: str, said: str) -> str:
     last = record.rpartition(" - ")[2]
     whole = "/" in said and _PAIR.fullmatch(said) and (_PAIR.fullmatch(last) or _RECORD.search(last))
     return f"{record} - {said}" if whole else record + said
+
+
+def _printed_settings(text: str) -> dict[str, Any]:
+    """The settings in the config that verl prints at its start, and in the command of a shell that traces (set -x)."""
+    given: dict[str, Any] = dict(_OVERRIDE.findall(text[:LONGEST]))
+    start = _CONFIG.search(text)
+    printed, depth = "", 0
+    for line in text[start.start() :][:LONGEST].split("\n") if start else ():
+        said = _PREFIX.sub("", line)
+        printed += said + "\n"
+        depth += said.count("{") - said.count("}")
+        if depth <= 0:
+            break
+    try:
+        return flat({**given, **flat(ast.literal_eval(printed or "{}"))})
+    except (ValueError, SyntaxError, RecursionError, MemoryError):  # cut, or other output between its lines
+        return flat(given)
