@@ -325,7 +325,10 @@ def test_the_crash_is_not_that_of_a_launcher(write):
     launcher = (
         "Traceback (most recent call last):\n  File 'x'\nsubprocess.CalledProcessError: Command 'x' returned 1.\n"
     )
-    assert logs.read(write("a.log", TRACEBACK + launcher)).crash.startswith("RuntimeError: probability")
+    lines = "{'loss': 0.1, 'kl': 0.1, 'reward': 1}\n" * 2
+    for before in ("", lines, VERL.format(step=1, kl=0.1, norm=1) + "\n"):
+        assert logs.read(write("a.log", before + TRACEBACK + launcher)).crash.startswith("RuntimeError: probability")
+    assert logs.read(write("b.log", lines + launcher)).crash.startswith("subprocess.CalledProcessError")
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
 """The exception at the end of a console log."""
 
+import bisect
 import itertools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from grpo_lab.analysis.logs.files import tail
@@ -31,9 +32,17 @@ def last_exception(text: str) -> str:
     >>> last_exception("Traceback (most recent call last):\\n  File 'a.py', line 1\\nValueError: 3\\n")
     'ValueError: 3'
     """
-    found = [exception for _, exception in exceptions(text)]
-    own = [each for each in found if not each.partition(":")[0].endswith(WRAPPERS)]
-    return (own or found or [""])[-1]
+    return by_rows(text, []).get(0, "")
+
+
+def by_rows(text: str, places: Sequence[int]) -> dict[int, str]:
+    """The last exception after each number of rows, from where the rows of a console begin."""
+    found: dict[int, str] = {}
+    for at, said in exceptions(text):
+        rows = bisect.bisect(places, at)
+        if rows not in found or not said.partition(":")[0].endswith(WRAPPERS):
+            found[rows] = said
+    return found
 
 
 def exceptions(text: str) -> Iterator[tuple[int, str]]:

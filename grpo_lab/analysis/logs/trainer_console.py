@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from grpo_lab.analysis.logs.crash import exceptions
+from grpo_lab.analysis.logs.crash import by_rows
 from grpo_lab.analysis.logs.names import MEASURED, STEP_NAMES, bare
 from grpo_lab.analysis.logs.rows import Log
 from grpo_lab.analysis.logs.runs import of_dicts
@@ -33,12 +33,11 @@ def read_trainer(text: str, logging_steps: int) -> list[Log]:
         every = f"as one every {logging_steps} (logging_steps)" if logging_steps > 1 else "from 1"
         notes.append(f"the lines have no step; they were counted {every}")
     places = [place for place, _ in found]
-    crashes = {bisect.bisect(places, at): said for at, said in exceptions(text)}
     fresh = [
         start.end() for start in _START.finditer(text) if not _RESUMED.search(text, start.end(), start.end() + NEAR)
     ]
     starts = [bisect.bisect(places, at) for at in fresh]
-    about = {"source": "trl", "crashes": crashes, "starts": starts, "count_by": logging_steps}
+    about = {"source": "trl", "crashes": by_rows(text, places), "starts": starts, "count_by": logging_steps}
     return of_dicts((row for _, row in found), "a Trainer's console", notes, **about) if found else []
 
 

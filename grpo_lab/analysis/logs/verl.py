@@ -1,12 +1,11 @@
 """verl's console: `step:12 - actor/grad_norm:0.3 - …` between other output, on one line or wrapped."""
 
 import ast
-import bisect
 import re
 from collections.abc import Iterator
 from typing import Any
 
-from grpo_lab.analysis.logs.crash import exceptions
+from grpo_lab.analysis.logs.crash import by_rows
 from grpo_lab.analysis.logs.rows import Log, Rows
 from grpo_lab.analysis.logs.runs import logs_of
 from grpo_lab.analysis.logs.settings import flat
@@ -46,9 +45,7 @@ def read_verl(text: str) -> list[Log]:
             notes.append("the last line is incomplete and was left out")
         for row in found:
             rows.add(row)
-    tracebacks = list(exceptions(text))
-    places = [line.start() for line in _LINE.finditer(text)] if tracebacks else []
-    crashes = {bisect.bisect(places, at): said for at, said in tracebacks}
+    crashes = by_rows(text, [line.start() for line in _LINE.finditer(text)]) if "Traceback" in text else {}
     columns = rows.columns()
     about = {"source": "verl", "crashes": crashes, "settings": _printed_settings(text)}
     return logs_of(columns, "verl's console", notes, **about) if columns else []
