@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from grpo_lab.analysis.diagnosis import diagnose
+    from grpo_lab.analysis.trl_callback import DiagnoseCallback
     from grpo_lab.config.catalog import preset, preset_names, scenario, scenario_names
     from grpo_lab.config.schema import Config
     from grpo_lab.errors import GrpoLabError
@@ -28,6 +29,7 @@ __path__.append(str(Path(__file__).parent / "training" / "short_paths"))  # keep
 _HOMES = {
     "ChainBreak": "runs.first_break",
     "Config": "config.schema",
+    "DiagnoseCallback": "analysis.trl_callback",
     "FAULTS": "training.faults",
     "GUARDS": "training.guards",
     "GrpoLabError": "errors",

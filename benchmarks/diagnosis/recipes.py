@@ -335,18 +335,19 @@ def record(name: str, seed: int, folder: Path) -> None:
                 model.zero_grad()
 
     with (folder / "console.log").open("w") as console, contextlib.redirect_stdout(console), loading.quiet():
-        trainer = _trainer(run, seed, folder)
+        made = trainer(run, seed, folder)
         if run.refuses_nan:
-            trainer.add_callback(Refusing())
+            made.add_callback(Refusing())
         try:
-            trainer.train()
+            made.train()
         except RuntimeError:
             traceback.print_exc(file=console)
-        trainer.state.save_to_json(str(folder / "trainer_state.json"))
-        torch.save(trainer.args, folder / "training_args.bin")
+        made.state.save_to_json(str(folder / "trainer_state.json"))
+        torch.save(made.args, folder / "training_args.bin")
 
 
-def _trainer(run: Spec, seed: int, folder: Path) -> Any:
+def trainer(run: Spec, seed: int, folder: Path) -> Any:
+    """TRL's trainer for a run."""
     import datasets
     from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportPrivateImportUsage]
 

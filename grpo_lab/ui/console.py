@@ -29,6 +29,12 @@ def say(text: str = "") -> None:
     out.print(text, markup=False, soft_wrap=True)
 
 
+def say_report(text: str) -> None:
+    """Print paragraphs on standard output; in a terminal, lines that begin at the left are bold."""
+    for line in text.split("\n"):
+        out.print(line, markup=False, soft_wrap=True, style="" if line.startswith(" ") else "bold")
+
+
 def report(text: str) -> None:
     """Print a line on standard error, without markup and wrapping."""
     err.print(text, markup=False, soft_wrap=True)

@@ -12,7 +12,9 @@ from typing import Any
 import pandas as pd
 
 from grpo_lab.analysis import logs
+from grpo_lab.analysis.diagnosis import report
 from grpo_lab.analysis.diagnosis.causes import LEVELS, Cause, Remedy, Sightings, Suspect, known_causes, known_symptoms
+from grpo_lab.analysis.diagnosis.comparison import Comparison
 from grpo_lab.analysis.diagnosis.symptoms import Seen, Unknown
 from grpo_lab.analysis.logs import Log
 from grpo_lab.metrics import METRICS, metric, of_objective, of_run
@@ -21,8 +23,6 @@ HEALTHY = "healthy"
 """The verdict if no logged metric shows a cause."""
 NOT_ENOUGH = "not-enough"
 """The verdict if no logged metric shows a cause, and too little was logged to call the run healthy."""
-ENOUGH_STEPS = 6
-"""Rows that a curve needs to have a beginning and an end."""
 OUTCOME, MECHANISM = (
     ("reward",),
     ("grad_norm", "kl", "entropy", "loss", "clip_ratio/region_mean", "completions/mean_length"),
@@ -98,6 +98,21 @@ class Diagnosis:
         named = [finding for finding in self.findings if finding.cause.level != "note"]
         return named[0].cause.name if named else NOT_ENOUGH if self.lacking else HEALTHY
 
+    def text(self, name: str = "") -> str:
+        """The whole diagnosis in words, as `grpo-lab diagnose` prints it."""
+        return report.text(self, name)
+
+    def tree(self) -> dict[str, Any]:
+        """The diagnosis as plain values, as `grpo-lab diagnose --json` prints it."""
+        return report.tree(self)
+
+    def compare(self, other: "Diagnosis", names: tuple[str, str] = ("first", "second")) -> Comparison:
+        """This run beside another one: settings that differ, levels of the curves, and the step at which they part."""
+        return Comparison(self, other, names)
+
+    def _repr_html_(self) -> str:
+        return report.html(self)
+
 
 def diagnose(source: str | Path | pd.DataFrame | Log | Sequence[Mapping[str, Any]] | Any) -> Diagnosis:
     """The diagnosis of a log file or folder, a DataFrame (one row a step, TRL's names), rows as dictionaries (as
@@ -137,9 +152,9 @@ def _diagnosed(log: Log) -> Diagnosis:
 def _lacking(log: Log) -> tuple[str, ...]:
     """What a log lacks to show that a run is healthy."""
     said = []
-    if len(log.steps) < ENOUGH_STEPS:
+    if len(log.steps) < report.FEW_ROWS:
         said.append(
-            f"{len(log.steps)} logged steps: log {ENOUGH_STEPS} at least, of a run of that length or every step"
+            f"{len(log.steps)} logged steps: log {report.FEW_ROWS} at least, of a run of that length or every step"
         )
     said += [f"{name}: not logged" for name in OUTCOME if name not in log.metrics]
     if sum(name in log.metrics for name in MECHANISM) < 2:

@@ -88,12 +88,12 @@ def breaks(values: Curve) -> Mask:
         lively = float(np.mean(np.abs(np.diff(values[constant - 3 : constant + 1])))) > 0.5 * noise(before) > 0
         mask[constant] = new and lively
     else:
-        place = max(range(3, len(values) - 2), key=lambda k: float(values[k - 3 : k].mean() - values[k : k + 5].mean()))
+        place = max(range(3, len(values) - 3), key=lambda k: float(values[k - 3 : k].mean() - values[k : k + 5].mean()))
         before, after = values[:place], values[place:]
         jump = float(np.median(before[-5:]) - np.median(after[:5]))
         at_once = float(before[-1] - after[1]) > 0.6 * jump  # a row may be the mean of steps before and after
         lower = float(np.max(after[1:])) < float(np.min(before[-5:]))
-        mask[place] = jump > 3 * max(level_noise(before), noise(after)) and at_once and lower
+        mask[place] = jump > 3.5 * max(level_noise(before), noise(after)) and at_once and lower
     return mask
 
 

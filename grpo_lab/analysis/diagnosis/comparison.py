@@ -1,0 +1,123 @@
+"""Two diagnosed runs side by side: what was set differently, where their curves part, and what became of each."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from grpo_lab.analysis.diagnosis.curves import finite, noise, start
+from grpo_lab.analysis.diagnosis.report import columns, headline
+from grpo_lab.events import encodable
+from grpo_lab.metrics import OF_THE_MACHINE
+
+if TYPE_CHECKING:
+    from grpo_lab.analysis.diagnosis import Diagnosis
+
+NOT_COMPARED = {"learning_rate", *OF_THE_MACHINE}
+PLACES = {"output_dir", "logging_dir", "run_name", "run.name", "trainer.experiment_name"}
+"""Settings that name the run."""
+FACTOR = 5
+"""Times its noise by which a curve leaves the other one."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """One curve in three numbers: its beginning, the median of its second half, and its largest magnitude."""
+
+    start: float
+    late: float
+    worst: float
+
+    @staticmethod
+    def of(values: np.ndarray) -> Level:
+        """The numbers of a curve, of shape (steps,); a value that is not finite is the worst."""
+        kept = finite(values)
+        if not len(kept):
+            return Level(math.nan, math.nan, math.nan)
+        worst = kept[np.argmax(np.abs(kept))] if len(kept) == len(values) else values[~np.isfinite(values)][0]
+        return Level(start(kept), float(np.median(kept[len(kept) // 2 :])), float(worst))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two diagnosed runs."""
+
+    first: Diagnosis
+    second: Diagnosis
+    names: tuple[str, str] = ("first", "second")
+
+    @property
+    def settings(self) -> dict[str, tuple[Any, Any]]:
+        """The settings that both logs have and that differ."""
+        one, two = self.first.log.settings, self.second.log.settings
+        both = [name for name in one if name in two and name not in PLACES]
+        return {name: (one[name], two[name]) for name in both if str(one[name]) != str(two[name])}
+
+    @property
+    def levels(self) -> dict[str, tuple[Level, Level]]:
+        """Each metric that both logs have, in three numbers a run."""
+        one, two = self.first.log.metrics, self.second.log.metrics
+        both = [name for name in one if name in two and name not in NOT_COMPARED]
+        return {name: (Level.of(one[name].to_numpy(float)), Level.of(two[name].to_numpy(float))) for name in both}
+
+    @property
+    def parting(self) -> tuple[int, str] | None:
+        """The first step at which a metric of one run leaves that of the other for good, and the metric.
+
+        A metric has left if, there and in the next two steps that both logs have, the two differ by more than five
+        times the noise of the less noisy one, or one of them is not finite. None if no metric does.
+        """
+        found = [(step, name) for name in self.levels if (step := self._parts(name)) is not None]
+        return min(found, default=None)
+
+    def _parts(self, name: str) -> int | None:
+        one, two = (each.log.metrics[name] for each in (self.first, self.second))
+        steps = one.index.intersection(two.index)
+        left, right = one.loc[steps].to_numpy(float), two.loc[steps].to_numpy(float)
+        if len(steps) < 3:
+            return None
+        usual = min(noise(finite(left)), noise(finite(right)))
+        with np.errstate(invalid="ignore"):
+            apart = (np.isfinite(left) != np.isfinite(right)) | (np.abs(left - right) > FACTOR * usual)
+        stay = apart[:-2] & apart[1:-1] & apart[2:]
+        return int(steps[int(np.argmax(stay))]) if stay.any() else None
+
+    def text(self) -> str:
+        """The comparison in words."""
+        lines = [f"{name}: {headline(each)}" for name, each in zip(self.names, (self.first, self.second), strict=True)]
+        if self.settings:
+            lines += ["", "Settings that differ", *columns([["", *self.names], *_rows(self.settings)])]
+        if self.levels:
+            head = ["", *(f"{of} {name}" for name in ("start", "late", "worst") for of in ("A", "B"))]
+            lines += [
+                "",
+                f"Curves: A is {self.names[0]}, B is {self.names[1]}",
+                *columns([head, *_numbers(self.levels)]),
+            ]
+        parting = self.parting
+        said = f"The runs part first at step {parting[0]}, in {parting[1]}." if parting else "No curve parts for good."
+        return "\n".join([*lines, "", said])
+
+    def tree(self) -> dict[str, Any]:
+        """The comparison as plain values."""
+        levels = {name: [vars(one), vars(two)] for name, (one, two) in self.levels.items()}
+        parting = {"step": self.parting[0], "metric": self.parting[1]} if self.parting else None
+        verdicts = [self.first.verdict, self.second.verdict]
+        settings = {name: [str(value) for value in pair] for name, pair in self.settings.items()}
+        about = {"names": self.names, "verdicts": verdicts, "settings": settings, "levels": levels, "parting": parting}
+        return encodable({**about, "diagnoses": [self.first.tree(), self.second.tree()]})
+
+
+def _rows(settings: dict[str, tuple[Any, Any]]) -> list[list[str]]:
+    return [[name, str(one), str(two)] for name, (one, two) in settings.items()]
+
+
+def _numbers(levels: dict[str, tuple[Level, Level]]) -> list[list[str]]:
+    rows = []
+    for name, (one, two) in levels.items():
+        pairs = zip(vars(one).values(), vars(two).values(), strict=True)
+        rows.append([name, *(f"{number:.4g}" for pair in pairs for number in pair)])
+    return rows

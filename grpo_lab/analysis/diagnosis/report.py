@@ -1,0 +1,213 @@
+"""A diagnosis in words: as text, as HTML for a notebook, and as plain values for JSON."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from grpo_lab.analysis.diagnosis.causes import SETTINGS_OF, Remedy
+from grpo_lab.events import encodable
+
+if TYPE_CHECKING:
+    from grpo_lab.analysis.diagnosis import DetectedCause, Diagnosis, Evidence
+
+WIDTH = 100
+TRAINERS = {"here": "here", "trl": "TRL", "verl": "verl"}
+NAMES = {"grpo_lab": "grpo_lab", "trl": "TRL", "verl": "verl", "openrlhf": "OpenRLHF", "ms-swift": "ms-swift"}
+NOTHING_WRONG = "Nothing wrong in the logged metrics."
+NOT_VISIBLE = "Not every failure is visible: compare once the gradients of a batch and its micro-batches."
+FEW_ROWS = 6
+"""Rows that a curve needs to have a beginning and an end."""
+
+
+def headline(found: Diagnosis) -> str:
+    """The verdict in one line."""
+    first = next(iter(found.findings), None)
+    if first is None or first.cause.level == "note":
+        return "Not enough to judge: the log lacks" if found.lacking else NOTHING_WRONG
+    said = f"{titled(first)}  [from step {first.step}; {first.cause.name}]"
+    return said if first.cause.level == "failure" else f"No failure; a warning: {said}"
+
+
+def titled(finding: DetectedCause) -> str:
+    """The title of the cause, with the objective that shows it."""
+    return finding.cause.title + (f" (objective {finding.objective})" if finding.objective else "")
+
+
+def text(found: Diagnosis, name: str = "") -> str:
+    """The whole diagnosis, its lines at most 100 characters wide where they can be broken.
+
+    Lines that begin at the left are headings and facts about the log; what they say is indented.
+    """
+    return "\n".join([*_of_log(found, name), "", *_of_findings(found), *_of_limits(found)])
+
+
+def _of_log(found: Diagnosis, name: str) -> Iterator[str]:
+    log, steps = found.log, found.log.steps
+    count = f"{len(steps):,} step{'s' * (len(steps) != 1)}" + (f" ({steps[0]} to {steps[-1]})" if len(steps) else "")
+    writer = [f"written by {NAMES[log.source]}"] if log.source in NAMES else []
+    settings = [f"{len(log.settings)} settings"] if log.settings else []
+    facts = ", ".join([log.format, count, f"{len(log.metrics)} metrics", *writer, *settings])
+    yield f"{name}: {facts}" if name else facts
+    few = [f"with {count}, most curves show no trend yet"] if len(steps) < FEW_ROWS else []
+    for note in (*log.notes, *few):
+        yield f"note: {note}"
+    if log.crash:
+        yield f"crash: {log.crash}"
+    for number, earlier in enumerate(found.earlier, start=1):
+        yield f"run {number} of {len(found.earlier) + 1} in this log: {headline(earlier)}"
+
+
+def _of_findings(found: Diagnosis) -> Iterator[str]:
+    yield headline(found)
+    if not found.findings or found.findings[0].cause.level == "note":
+        yield from (f"  {said}" for said in found.lacking or (NOT_VISIBLE,))
+    named = [finding for finding in found.findings if finding.cause.level != "note"]
+    for finding in named[:1]:
+        yield from _of_cause(finding, found.log.source)
+    if named[1:]:
+        yield "\nAlso found, probably a consequence:"
+        yield from (f"  from step {f.step}: {titled(f)} [{f.cause.level}; {f.cause.name}]" for f in named[1:])
+    for finding in found.findings:
+        if finding.cause.level == "note":
+            yield f"\nNoted from step {finding.step}: {titled(finding)}"
+            yield from _wrapped(finding.cause.what, 2)
+
+
+def _of_cause(finding: DetectedCause, source: str) -> Iterator[str]:
+    yield from _wrapped(finding.cause.what, 2)
+    yield "\nEvidence"
+    yield from columns([["step", "metric", "value", "healthy", "meaning"], *map(_row, finding.evidence)])
+    yield "\nSuspects, the most likely first"
+    for place, suspect in enumerate(finding.suspects, start=1):
+        yield from _wrapped(suspect.says, 2, f"{place}. ")
+    yield "\nTo tell them apart"
+    yield from _wrapped(finding.cause.tell_apart, 2)
+    yield "\nTo try"
+    for place, remedy in enumerate(finding.remedies, start=1):
+        yield from _wrapped(remedy.do, 2, f"{place}. ")
+        yield from (f"     {where:<4}  {setting}" for where, setting in settings_of(remedy, source))
+    yield f"\nShown in lab {finding.cause.lab}" + (", and by" if finding.cause.scenarios else "")
+    yield from (f"  grpo-lab train --scenario {name}" for name in finding.cause.scenarios)
+
+
+def _of_limits(found: Diagnosis) -> Iterator[str]:
+    if found.possible:
+        yield "\nWhat this log cannot rule out:"
+    for possible in found.possible:
+        lacks = "; ".join(f"{missing.metric}: {missing.why}" for missing in possible.lacks)
+        yield from _wrapped(f"from step {possible.step}: {possible.cause.title} ({lacks})", 2)
+    if found.blind:
+        yield "\nWhat this log cannot show:"
+    for missing, causes in found.blind:
+        yield from _wrapped(f"{missing.metric} ({missing.why}): {'; '.join(cause.title for cause in causes)}", 2)
+
+
+def settings_of(remedy: Remedy, source: str) -> list[tuple[str, str]]:
+    """The settings of a remedy, each with its trainer: that of the log's trainer alone, or all if it is not known."""
+    of_all = [(trainer, getattr(remedy, name)) for name, trainer in TRAINERS.items()]
+    own = {"grpo_lab": "here", **SETTINGS_OF}.get(source)
+    kept = [(TRAINERS[own], getattr(remedy, own))] if own else of_all if not source else []
+    return [(trainer, setting) for trainer, setting in kept if setting]
+
+
+def _row(evidence: Evidence) -> list[str]:
+    return [str(evidence.step), evidence.metric, f"{evidence.value:.4g}", healthy(evidence), evidence.says]
+
+
+def healthy(evidence: Evidence) -> str:
+    """The healthy range of an evidence's metric."""
+    low, high = (f"{bound:g}" for bound in evidence.healthy)
+    if low == "-inf":
+        return "finite" if high == "inf" else f"<= {high}"
+    return f">= {low}" if high == "inf" else f"{low} to {high}"
+
+
+def _wrapped(said: str, by: int, first: str = "") -> list[str]:
+    """A paragraph, indented, broken only between words."""
+    indent = " " * by
+    options = {"break_long_words": False, "break_on_hyphens": False}
+    return textwrap.wrap(
+        " ".join(said.split()),
+        WIDTH,
+        initial_indent=indent + first,
+        subsequent_indent=indent + " " * len(first),
+        **options,
+    )
+
+
+def columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Rows as columns, the last one as wide as it is."""
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]) - 1)]
+    for row in rows:
+        yield "  " + "  ".join([*(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)), row[-1]])
+
+
+def html(found: Diagnosis) -> str:
+    """The diagnosis for a notebook: verdict, evidence, suspects and remedies; the whole text folds out."""
+    first = next((finding for finding in found.findings if finding.cause.level != "note"), None)
+    parts = [f"<strong>{escape(headline(found))}</strong>"]
+    if first is None:
+        parts.append(_list("ul", found.lacking or (NOT_VISIBLE,)))
+    else:
+        head = "".join(f"<th>{name}</th>" for name in ("step", "metric", "value", "healthy", "meaning"))
+        body = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in _row(e)) + "</tr>" for e in first.evidence)
+        parts.append(f"<p>{escape(' '.join(first.cause.what.split()))}</p>")
+        parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
+        parts.append("<p>Suspects, the most likely first</p>" + _list("ol", [s.says for s in first.suspects]))
+        parts.append("<p>To try</p>" + _list("ol", [_in_a_line(r, found.log.source) for r in first.remedies]))
+    parts.append(f"<details><summary>The whole diagnosis</summary><pre>{escape(text(found))}</pre></details>")
+    return "<div>" + "".join(parts) + "</div>"
+
+
+def _list(kind: str, items: Sequence[str]) -> str:
+    return f"<{kind}>" + "".join(f"<li>{escape(item)}</li>" for item in items) + f"</{kind}>"
+
+
+def _in_a_line(remedy: Remedy, source: str) -> str:
+    settings = "; ".join(f"{trainer}: {setting}" for trainer, setting in settings_of(remedy, source))
+    return f"{remedy.do} ({settings})" if settings else remedy.do
+
+
+def tree(found: Diagnosis) -> dict[str, Any]:
+    """The diagnosis as plain values for JSON; NaN and inf are texts. docs/diagnose.md has the fields."""
+    log = found.log
+    about = {
+        "format": log.format,
+        "source": log.source,
+        "steps": len(log.steps),
+        "metrics": list(log.metrics),
+        "settings": len(log.settings),
+        "crash": log.crash,
+        "notes": log.notes,
+    }
+    possible = [
+        {"cause": p.cause.name, "step": p.step, "lacks": [asdict(missing) for missing in p.lacks]}
+        for p in found.possible
+    ]
+    blind = [{**asdict(missing), "causes": [cause.name for cause in causes]} for missing, causes in found.blind]
+    findings = [_tree_of(finding) for finding in found.findings]
+    earlier = [tree(each) for each in found.earlier]
+    limits = {"possible": possible, "cannot_show": blind, "lacking": found.lacking}
+    return encodable({"verdict": found.verdict, "log": about, "findings": findings, **limits, "earlier": earlier})
+
+
+def _tree_of(finding: DetectedCause) -> dict[str, Any]:
+    cause = finding.cause
+    return {
+        "cause": cause.name,
+        "title": cause.title,
+        "level": cause.level,
+        "objective": finding.objective,
+        "step": finding.step,
+        "evidence": [{**asdict(each), "healthy": each.healthy} for each in finding.evidence],
+        "suspects": [suspect.says for suspect in finding.suspects],
+        "suspect_names": [suspect.name for suspect in finding.suspects],
+        "tell_apart": cause.tell_apart,
+        "remedies": [asdict(remedy) for remedy in finding.remedies],
+        "scenarios": cause.scenarios,
+        "lab": cause.lab,
+    }

@@ -1,0 +1,65 @@
+"""The diagnosis as a callback of TRL's and transformers' trainers: it says during training what it sees."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from transformers import TrainerCallback
+
+from grpo_lab.analysis import logs
+from grpo_lab.analysis.diagnosis import NOT_ENOUGH, Diagnosis, diagnose
+from grpo_lab.analysis.diagnosis.report import headline
+from grpo_lab.errors import ConfigError
+
+
+class DiagnoseCallback(TrainerCallback):
+    """Diagnoses a run of TRL from the rows that its trainer logs, every few steps, and at the end.
+
+    A line is said whenever the headline changes; the whole diagnosis is said at the end of training, unless nothing is
+    wrong. `diagnosis` is the last one. With `stop_on_failure`, training ends at the next step after a failure, as with
+    `control.should_training_stop`; the trainer then saves as it always does.
+
+    >>> DiagnoseCallback(every=5).diagnosis is None
+    True
+
+    Raises ConfigError for `every` below 1.
+    """
+
+    def __init__(self, every: int = 10, stop_on_failure: bool = False, say: Callable[[str], Any] = print) -> None:
+        if every < 1:
+            raise ConfigError(f"every={every}: the callback diagnoses every so many steps; give 1 or more")
+        self.every, self.stop_on_failure, self.say = every, stop_on_failure, say
+        self.diagnosis: Diagnosis | None = None
+        self._said, self._next = "", every
+
+    def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Diagnose the rows so far, if as many steps as `every` were made since the last time."""
+        if state.global_step >= self._next:
+            self._next = state.global_step + self.every
+            self._look(args, state)
+            if self.stop_on_failure and self._failed():
+                control.should_training_stop = True
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Diagnose the whole run."""
+        self._look(args, state)
+        if self.diagnosis and self.diagnosis.findings:
+            self.say(self.diagnosis.text(f"{state.global_step} steps"))
+
+    def _look(self, args: Any, state: Any) -> None:
+        if not state.is_world_process_zero or not state.log_history:
+            return
+        settings = logs.settings.flat(args.to_dict())
+        log = dataclasses.replace(logs.from_dicts(state.log_history), source="trl", settings=settings, hides_nan=True)
+        if not len(log.steps):
+            return
+        self.diagnosis = diagnose(log)
+        line = headline(self.diagnosis)
+        if self.diagnosis.verdict != NOT_ENOUGH and line != self._said:
+            self._said = line
+            self.say(f"step {state.global_step}: {line}")
+
+    def _failed(self) -> bool:
+        return bool(self.diagnosis) and any(each.cause.level == "failure" for each in self.diagnosis.findings)
