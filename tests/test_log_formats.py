@@ -533,6 +533,19 @@ def test_the_last_run_of_a_table():
     assert len(logs.from_dicts(rates).steps) == 5  # a rate that a guard lowers and raises tells nothing
 
 
+def test_unusual_tables():
+    twice = pd.DataFrame([[1, 0.1, 0.2], [2, 0.3, 0.4]], columns=["step", "kl", "kl"])
+    assert values(logs.from_frame(twice), "kl") == {1: 0.2, 2: 0.4}
+    for empty in (pd.DataFrame(), pd.DataFrame({"step": []}), pd.DataFrame({"step": [], "kl": []})):
+        assert len(logs.from_frame(empty).steps) == 0
+    assert not logs.from_frame(pd.DataFrame({"colour": ["red"], "step": [1]})).metrics
+
+
+def test_packed_events_of_tensorboard(write):
+    with pytest.raises(LogError, match="unpack it first"):
+        logs.read(write("events.out.tfevents.1.gz", gzip.compress(b"\x18" + b"\0" * 11 + b"\x1a\x0dbrain.Event:2")))
+
+
 def test_a_table_with_ten_thousand_columns(write):
     names = ["step", *(f"layer.{n}/norm" for n in range(10_000)), "kl"]
     text = "\n".join(",".join(map(str, row)) for row in [names, *([step] * len(names) for step in STEPS)])

@@ -126,8 +126,8 @@ def of_frame(frame: pd.DataFrame) -> Columns:
     columns: Columns = {}
     if frame.index.name in STEP_NAMES:
         frame = frame.reset_index()
-    for name in frame.columns:
-        values = frame[name]
+    for place, name in enumerate(frame.columns):  # a name may be there twice
+        values = frame.iloc[:, place]
         if isinstance(values.dtype, np.dtype) and values.dtype.kind in "fiu":
             columns[str(name)] = (np.arange(len(frame)), values.to_numpy(np.float64))
         elif not pd.api.types.is_bool_dtype(values.dtype):
@@ -150,8 +150,8 @@ def make(
 ) -> Log:
     """A log from columns: metrics by their names here, one value a step; of several values the last.
 
-    Rows without a step are counted from 0, or from `count_by` in steps of it. `about` are more fields of the log; a
-    source that the names tell goes before the one given.
+    Rows without a step are counted from 0, or from `count_by` in steps of it. `about` are more fields of the log; where
+    no source is given, or TRL, the names may tell another one that uses the same Trainer.
     """
     columns = {name: column for name, column in columns.items() if len(column[0])}
     chosen = choose(columns, about.get("source", ""))
@@ -164,7 +164,8 @@ def make(
     functions = {name: _series(columns[column], steps, name) for name, column in reward_functions(columns).items()}
     repeated = max((int(series.index.duplicated().sum()) for series in metrics.values()), default=0)
     said = [f"{repeated:,} steps were logged more than once; the last value is used"] if repeated else []
-    about["source"] = source_of(columns) or about.get("source", "")
+    given = about.get("source", "")
+    about["source"] = given if given not in ("", TRAINERS[0]) else source_of(columns) or given
     return Log(
         {name: _last_of_each_step(series) for name, series in metrics.items()},
         format,
