@@ -68,6 +68,8 @@ def soft(text, width):
 
 WRAPPED = {
     "cut at 200 columns": lambda record: hard("(TaskRunner pid=7) " + record, 200),
+    "cut once in the middle of a number": lambda record: record.replace("orm:1.5 ", "orm:1\n.5 "),
+    "cut once in the middle of a name": lambda record: record.replace("rewards/mean", "rew\nards/mean"),
     "cut at 80 columns": lambda record: hard(record, 80),
     "cut at 80 columns, blanks at the end lost": lambda record: "\n".join(
         line.rstrip() for line in hard(record, 80).split("\n")
@@ -97,6 +99,13 @@ def test_lines_after_a_record_that_is_not_wrapped_stay_apart(write):
     record = "step:1 - actor/kl_loss:0.5 - actor/grad_norm:3"
     log = logs.read(write("verl.log", f"{record}\n12\nDone\n- done\n{record.replace('step:1', 'step:2')}\n9\n"))
     assert values(log, "grad_norm") == {1: 3.0, 2: 3.0}
+
+
+def test_a_rate_that_is_rounded_away(write):
+    rounded = "\n".join(RECORD.format(step=step, kl=0.5) for step in STEPS).replace("lr:2e-06", "lr:0.000")
+    log = logs.read(write("verl.log", rounded))
+    assert "learning_rate" not in log.metrics and "rounded" in log.notes[0]
+    assert values(logs.read(write("b.log", rounded.replace("lr:0.000", "lr:0.0"))), "learning_rate")[1] == 0.0
 
 
 def test_a_record_that_is_cut(write):
