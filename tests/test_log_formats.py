@@ -158,6 +158,18 @@ def test_the_panels_of_one_run_are_merged(tmp_path, write):
     assert values(log, "kl") == {0: 0.1, 1: 0.2} and values(log, "reward") == {0: 1.0, 1: 2.0}
 
 
+@pytest.mark.parametrize("by", ["\t", " | ", ","])
+def test_the_table_of_a_notebook(write, by):
+    header = ["Step", "Training Loss", "reward", "completions / mean_length", "rewards / right / mean", "entropy"]
+    rows = [["10", "-0.28", "13.4", "200.0", "0.5", "0"], ["20", "nan", "6.9", "300.0", "0.25", "No Log"]]
+    dashes = [["--"] * 6] if by == " | " else []
+    log = logs.read(write("copied.txt", "\n".join(by.join(row) for row in [header, *dashes, *rows])))
+    assert log.source == "trl" and log.hides_nan
+    assert values(log, "reward") == {10: 13.4, 20: 6.9} and math.isnan(values(log, "loss")[20])
+    assert values(log, "completions/mean_length")[10] == 200.0 and values(log, "entropy") == {10: 0.0}
+    assert log.functions["right"].to_dict() == {10: 0.5, 20: 0.25}
+
+
 def curve(found, first=1):
     return "Wall time,Step,Value\n" + "".join(f"17.5,{step},{value}\n" for step, value in enumerate(found, first))
 
