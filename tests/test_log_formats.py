@@ -68,6 +68,8 @@ def soft(text, width):
 
 WRAPPED = {
     "cut at 200 columns": lambda record: hard("(TaskRunner pid=7) " + record, 200),
+    "cut once in the middle of a number": lambda record: record.replace("orm:1.5 ", "orm:1\n.5 "),
+    "cut once in the middle of a name": lambda record: record.replace("rewards/mean", "rew\nards/mean"),
     "cut at 80 columns": lambda record: hard(record, 80),
     "cut at 80 columns, blanks at the end lost": lambda record: "\n".join(
         line.rstrip() for line in hard(record, 80).split("\n")
@@ -97,6 +99,13 @@ def test_lines_after_a_record_that_is_not_wrapped_stay_apart(write):
     record = "step:1 - actor/kl_loss:0.5 - actor/grad_norm:3"
     log = logs.read(write("verl.log", f"{record}\n12\nDone\n- done\n{record.replace('step:1', 'step:2')}\n9\n"))
     assert values(log, "grad_norm") == {1: 3.0, 2: 3.0}
+
+
+def test_a_rate_that_is_rounded_away(write):
+    rounded = "\n".join(RECORD.format(step=step, kl=0.5) for step in STEPS).replace("lr:2e-06", "lr:0.000")
+    log = logs.read(write("verl.log", rounded))
+    assert "learning_rate" not in log.metrics and "rounded" in log.notes[0]
+    assert values(logs.read(write("b.log", rounded.replace("lr:0.000", "lr:0.0"))), "learning_rate")[1] == 0.0
 
 
 def test_a_record_that_is_cut(write):
@@ -147,6 +156,18 @@ def test_the_panels_of_one_run_are_merged(tmp_path, write):
     write("export_2.csv", panel([("a", "train/reward")], values=(1, 2)))
     log = logs.read(tmp_path)
     assert values(log, "kl") == {0: 0.1, 1: 0.2} and values(log, "reward") == {0: 1.0, 1: 2.0}
+
+
+@pytest.mark.parametrize("by", ["\t", " | ", ","])
+def test_the_table_of_a_notebook(write, by):
+    header = ["Step", "Training Loss", "reward", "completions / mean_length", "rewards / right / mean", "entropy"]
+    rows = [["10", "-0.28", "13.4", "200.0", "0.5", "0"], ["20", "nan", "6.9", "300.0", "0.25", "No Log"]]
+    dashes = [["--"] * 6] if by == " | " else []
+    log = logs.read(write("copied.txt", "\n".join(by.join(row) for row in [header, *dashes, *rows])))
+    assert log.source == "trl" and log.hides_nan
+    assert values(log, "reward") == {10: 13.4, 20: 6.9} and math.isnan(values(log, "loss")[20])
+    assert values(log, "completions/mean_length")[10] == 200.0 and values(log, "entropy") == {10: 0.0}
+    assert log.functions["right"].to_dict() == {10: 0.5, 20: 0.25}
 
 
 def curve(found, first=1):
@@ -531,6 +552,19 @@ def test_the_last_run_of_a_table():
         assert values(log, "kl") == {1: 0.2, 2: 0.2, 3: 0.2} and "2 runs" in log.notes[0]
     rates = [{"kl": 0.1, "learning_rate": rate} for rate in (0.0, 2.0, 1.0, 3.0, 1.0)]
     assert len(logs.from_dicts(rates).steps) == 5  # a rate that a guard lowers and raises tells nothing
+
+
+def test_unusual_tables():
+    twice = pd.DataFrame([[1, 0.1, 0.2], [2, 0.3, 0.4]], columns=["step", "kl", "kl"])
+    assert values(logs.from_frame(twice), "kl") == {1: 0.2, 2: 0.4}
+    for empty in (pd.DataFrame(), pd.DataFrame({"step": []}), pd.DataFrame({"step": [], "kl": []})):
+        assert len(logs.from_frame(empty).steps) == 0
+    assert not logs.from_frame(pd.DataFrame({"colour": ["red"], "step": [1]})).metrics
+
+
+def test_packed_events_of_tensorboard(write):
+    with pytest.raises(LogError, match="unpack it first"):
+        logs.read(write("events.out.tfevents.1.gz", gzip.compress(b"\x18" + b"\0" * 11 + b"\x1a\x0dbrain.Event:2")))
 
 
 def test_a_table_with_ten_thousand_columns(write):

@@ -289,6 +289,10 @@ def rows_of(steps, value):
         ([0, 1, 1, 2, 3], 1),
         ([0, 2, 1, 3, 4], 1),
         ([5, 6, 7, 6], 1),
+        ([1, 2, 3, 1], 1),
+        ([*range(1, 20), 1], 2),
+        ([6, 5, 4, 3, 2, 1], 1),
+        ([3, 1, 6, 2, 5, 4, 9, 7], 1),
     ],
 )
 def test_runs_in_one_file_are_told_apart(write, steps, runs):

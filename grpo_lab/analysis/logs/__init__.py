@@ -168,6 +168,8 @@ def _read_file(path: Path, logging_steps: int) -> list[Log]:
     if not data.strip():
         raise LogError(f"{path} is empty; give the log of a run that made at least one step")
     if tensorboard.is_event_file(data):
+        if str(path) == files.STDIN or path.suffix == ".gz":
+            raise LogError(f"{path} holds TensorBoard's events, which are read from an unpacked file; unpack it first")
         return tensorboard.read(path)
     text = files.text_of(data, str(path))
     logs = formats.read_text(text, str(path), logging_steps)

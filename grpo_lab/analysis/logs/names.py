@@ -45,16 +45,22 @@ _ONLY = {
     "grpo_lab": re.compile(r"(ratio|log_ratio)/max$|weights/(max_move|nonfinite)$|kl/exact$"),
 }
 """Names, without a callback's prefix, that only one framework logs; those that TRL alone logs are asked for last."""
+OF_A_NOTEBOOK = "Training Loss"
 OF_CALLBACK = frozenset(
     f"train/{name}"
     for name in ("loss", "grad_norm", "learning_rate", "reward_std", "frac_reward_zero_std", "completions/mean_length")
-)
-"""Names that Hugging Face's callbacks for W&B and TensorBoard write, and OpenRLHF's do not."""
+) | {OF_A_NOTEBOOK}
+"""Names that Hugging Face's callbacks for W&B, TensorBoard and notebooks write, and OpenRLHF's do not."""
 _FUNCTION = re.compile(r"rewards/(?P<name>.+?)(?P<mean>/mean)?$")
 
 
 def bare(name: str) -> str:
-    """The name without a callback's prefix."""
+    """The name without a callback's prefix, and without the blanks and words of a notebook's table.
+
+    >>> bare("train/kl"), bare("rewards / right / mean"), bare("Training Loss")
+    ('kl', 'rewards/right/mean', 'loss')
+    """
+    name = name.replace(" / ", "/") if name != OF_A_NOTEBOOK else "loss"
     for prefix in PREFIXES:
         if name.startswith(prefix):
             return name.removeprefix(prefix)

@@ -127,8 +127,8 @@ def of_frame(frame: pd.DataFrame) -> Columns:
     not_logged = frame.attrs.get("not_logged", {})
     if frame.index.name in STEP_NAMES:
         frame = frame.reset_index()
-    for name in frame.columns:
-        values = frame[name]
+    for place, name in enumerate(frame.columns):  # a name may be there twice
+        values = frame.iloc[:, place]
         if isinstance(values.dtype, np.dtype) and values.dtype.kind in "fiu":
             kept = np.flatnonzero(~frame.index.isin(not_logged.get(name, ())))
             columns[str(name)] = (kept, values.to_numpy(np.float64)[kept])
@@ -152,8 +152,8 @@ def make(
 ) -> Log:
     """A log from columns: metrics by their names here, one value a step; of several values the last.
 
-    Rows without a step are counted from 0, or from `count_by` in steps of it. `about` are more fields of the log; a
-    source that the names tell goes before the one given.
+    Rows without a step are counted from 0, or from `count_by` in steps of it. `about` are more fields of the log; where
+    no source is given, or TRL, the names may tell another one that uses the same Trainer.
     """
     columns = {name: column for name, column in columns.items() if len(column[0])}
     chosen = choose(columns, about.get("source", ""))
@@ -168,7 +168,8 @@ def make(
     functions = {name: _series(columns[column], steps, name) for name, column in reward_functions(columns).items()}
     repeated = max((int(series.index.duplicated().sum()) for series in metrics.values()), default=0)
     said = [f"{repeated:,} steps were logged more than once; the last value is used"] if repeated else []
-    about["source"] = source_of(columns) or about.get("source", "")
+    given = about.get("source", "")
+    about["source"] = given if given not in ("", TRAINERS[0]) else source_of(columns) or given
     return Log(
         {name: _last_of_each_step(series) for name, series in metrics.items()},
         format,

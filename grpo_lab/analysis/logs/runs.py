@@ -15,6 +15,8 @@ from grpo_lab.analysis.logs.rows import Columns, Log, Rows, make, measured_rows,
 COUNTERS = (*STEP_NAMES, "num_tokens")
 """What grows from the start of a run to its end; TRL counts num_tokens over the whole run. The first logged decides."""
 NOTHING: Mapping[int, str] = MappingProxyType({})
+FAR = 5
+"""Steps that a last row must go back to be the first of a new run, not one out of order."""
 TOO_MANY = 1000
 """Rows out of order from which on they tell nothing."""
 
@@ -93,14 +95,15 @@ def _falls(values: NDArray[Any], slack: int) -> list[int]:
     """
     found, first = [], 0
     places = np.flatnonzero(values[1:] < values[:-1]) + 1
-    for place in places if len(places) < TOO_MANY else ():
+    disordered = 3 * len(places) > len(values) or len(places) > TOO_MANY
+    for place in () if disordered else places:
         before, after = values[first:place], values[place:]
-        if len(after) == 1:
-            break
         pace = float(np.median(np.diff(before))) if len(before) > 1 else 0.0
-        beginning = after[0] <= max(before[0], slack * max(pace, after[1] - after[0]))
-        goes_on = before.max() < after[1] <= before.max() + pace
-        if beginning and not goes_on:
+        ahead = after[1] - after[0] if len(after) > 1 else 0.0
+        alone = (
+            before.max() - after[0] < FAR * pace if len(after) == 1 else before.max() < after[1] <= before.max() + pace
+        )
+        if ahead >= 0 and after[0] <= max(before[0], slack * max(pace, ahead)) and not alone:
             found.append(int(place))
             first = int(place)
     return found

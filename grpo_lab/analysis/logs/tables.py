@@ -24,6 +24,7 @@ _TAG = re.compile(r"(?P<run>.*)-tag-(?P<tag>.*)$")
 _TAGS = {name.replace("/", "_"): name for name in sorted(NAMES - {"num_tokens"})}
 """Names as TensorBoard writes them in a file's name; its num_tokens may be a step's or those since the start."""
 _FUNCTION = re.compile(r"rewards_(.+)_mean$")
+_DASHES = re.compile(r"[\s|:-]*$")
 _OTHERS = ("eval", "val", "test", "ppo", "approx", "max", "min", "std", "old", "target")
 """Words before a metric's name that make it another metric."""
 
@@ -33,10 +34,17 @@ Parts = dict[str, Columns]
 
 def read_csv(text: str, first: str, name: str) -> list[Log]:
     """The runs in a CSV; none if its first line names no metric. Raises LogError for a damaged file."""
+    if " | " in first:  # a notebook's table as Markdown, whose second line is dashes
+        text = "\n".join("\t".join(_cells(line)) for line in text.split("\n") if not _DASHES.match(line))
+        first = "\t".join(_cells(first))
     format, parts, notes = parts_of(text, first, name)
     if "" in parts and format == "CSV":
         return logs_of(parts[""], format, notes, hides_nan=_of_a_callback(parts[""]))
     return logs_of_parts(parts, format, notes)
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
 
 
 def logs_of_parts(parts: Parts, format: str, notes: Iterable[str] = ()) -> list[Log]:

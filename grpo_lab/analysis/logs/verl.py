@@ -21,6 +21,7 @@ _CONFIG = re.compile(r"\{'(?:actor_rollout_ref|algorithm|critic|data)': ")
 _OVERRIDE = re.compile(r"(?<!\S)\+{0,2}((?:actor_rollout_ref|algorithm|critic|data|trainer)\.[\w.]+)=([^\s\\'\"]+)")
 LONGEST = 2**18
 """Characters of a printed config."""
+ROUNDED = " actor/lr:0.000 "
 LOOKED_AT = 20
 """Records whose next line is looked at to learn whether records are wrapped."""
 WIDTHS = range(70, 500)
@@ -47,6 +48,9 @@ def read_verl(text: str) -> list[Log]:
             rows.add(row)
     crashes = by_rows(text, [line.start() for line in _LINE.finditer(text)]) if "Traceback" in text else {}
     columns = rows.columns()
+    if ROUNDED in text and not columns["actor/lr"][1].any():  # older versions print three decimals
+        notes.append("actor/lr is rounded to 0.000 and was left out")
+        del columns["actor/lr"]
     about = {"source": "verl", "crashes": crashes, "settings": _printed_settings(text)}
     return logs_of(columns, "verl's console", notes, **about) if columns else []
 
@@ -89,13 +93,19 @@ def _continues(record: str, line: str, cut_at: set[int]) -> bool:
     said = _PREFIX.sub("", line).strip()
     if not said or _RECORD.search(line):
         return False
-    *whole, last = said.removeprefix("- ").removesuffix(" -").split(" - ")
+    first, *others = said.removeprefix("- ").removesuffix(" -").split(" - ")
     if said.startswith("- ") or record.rstrip().endswith(" -"):
-        return all(map(_PAIR.fullmatch, whole)) and bool(_BEGUN.match(last))
-    if not whole and "/" in last and _PAIR.fullmatch(last):
+        return all(map(_PAIR.fullmatch, [first, *others][:-1])) and bool(_BEGUN.match([first, *others][-1]))
+    if not others and "/" in first and _PAIR.fullmatch(first):
         return True
+    sure = any("/" in other and _PAIR.fullmatch(other) for other in others)  # no other output looks like this
     parts = _joined(record, said).split(" - ")[1:]
-    return bool(cut_at and parts) and all(map(_PAIR.fullmatch, parts[:-1])) and bool(_BEGUN.match(parts[-1]))
+    return (
+        (sure or bool(cut_at))
+        and bool(parts)
+        and all(map(_PAIR.fullmatch, parts[:-1]))
+        and bool(_BEGUN.match(parts[-1]))
+    )
 
 
 def _joined(record: str, said: str) -> str:
