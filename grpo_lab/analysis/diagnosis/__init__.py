@@ -3,9 +3,8 @@
 The diagnosis reads metrics only. Its rules are data: the symptoms and causes in data/diagnosis.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,15 @@ import pandas as pd
 
 from grpo_lab.analysis import logs
 from grpo_lab.analysis.diagnosis import report
-from grpo_lab.analysis.diagnosis.causes import LEVELS, Cause, Remedy, Sightings, Suspect, known_causes, known_symptoms
+from grpo_lab.analysis.diagnosis.causes import LEVELS, Cause, Sightings, known_causes, known_symptoms
 from grpo_lab.analysis.diagnosis.comparison import Comparison
+from grpo_lab.analysis.diagnosis.findings import ENOUGH_STEPS, DetectedCause, Evidence, Findings, PossibleCause
+from grpo_lab.analysis.diagnosis.findings import HEALTHY as HEALTHY
+from grpo_lab.analysis.diagnosis.findings import NOT_ENOUGH as NOT_ENOUGH
 from grpo_lab.analysis.diagnosis.symptoms import Seen, Unknown
 from grpo_lab.analysis.logs import Log
-from grpo_lab.metrics import METRICS, metric, of_objective, of_run
+from grpo_lab.metrics import of_objective, of_run
 
-HEALTHY = "healthy"
-"""The verdict if no logged metric shows a cause."""
-NOT_ENOUGH = "not-enough"
-"""The verdict if no logged metric shows a cause, and too little was logged to call the run healthy."""
 OUTCOME, MECHANISM = (
     ("reward",),
     ("grad_norm", "kl", "entropy", "loss", "clip_ratio/region_mean", "completions/mean_length"),
@@ -30,73 +28,8 @@ OUTCOME, MECHANISM = (
 """A healthy run shows its reward, and two metrics of what the updates do."""
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """One symptom: the step that showed it first, and the value there."""
-
-    symptom: str
-    metric: str
-    step: int
-    value: float
-    says: str
-
-    @property
-    def healthy(self) -> tuple[float, float]:
-        """The metric's healthy range; a setting, a crash and a single reward function have none."""
-        if of_run(self.metric) not in METRICS:
-            return -math.inf, math.inf
-        usual = metric(self.metric)
-        return usual.low, usual.high
-
-
-@dataclass(frozen=True)
-class DetectedCause:
-    """A cause that the log shows, its first step and its evidence."""
-
-    cause: Cause
-    step: int
-    evidence: tuple[Evidence, ...]
-    suspects: tuple[Suspect, ...] = ()
-    """The suspects that log and trainer leave possible, the most likely first."""
-    remedies: tuple[Remedy, ...] = ()
-    """The remedies that can be set in the trainer that wrote the log, for the likeliest suspects first."""
-
-    @property
-    def objective(self) -> str:
-        """The objective whose curves show the cause; empty if those of the run do."""
-        return next((e.metric.rpartition("/")[2] for e in self.evidence if e.metric != of_run(e.metric)), "")
-
-
-@dataclass(frozen=True)
-class PossibleCause:
-    """A cause that the log cannot rule out, and the metrics that it lacks."""
-
-    cause: Cause
-    step: int
-    lacks: tuple[Unknown, ...]
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """The diagnosis of one log."""
-
-    log: Log
-    findings: tuple[DetectedCause, ...]
-    """The cause first, then its probable consequences; empty if nothing is wrong."""
-    possible: tuple[PossibleCause, ...]
-    """Causes that fit the symptoms, and that the log cannot tell from the one found."""
-    blind: tuple[tuple[Unknown, tuple[Cause, ...]], ...]
-    """Each metric that the log lacks, with the causes that only this metric would show."""
-    lacking: tuple[str, ...] = ()
-    """What to log before the run can be called healthy."""
-    earlier: tuple["Diagnosis", ...] = ()
-    """Diagnoses of the runs that stand before this one in the same log."""
-
-    @property
-    def verdict(self) -> str:
-        """The name of the cause, `healthy`, or `not-enough`."""
-        named = [finding for finding in self.findings if finding.cause.level != "note"]
-        return named[0].cause.name if named else NOT_ENOUGH if self.lacking else HEALTHY
+class Diagnosis(Findings):
+    """The diagnosis of one log: what was found, and how it is said."""
 
     def text(self, name: str = "") -> str:
         """The whole diagnosis in words, as `grpo-lab diagnose` prints it."""
@@ -152,9 +85,9 @@ def _diagnosed(log: Log) -> Diagnosis:
 def _lacking(log: Log) -> tuple[str, ...]:
     """What a log lacks to show that a run is healthy."""
     said = []
-    if len(log.steps) < report.FEW_ROWS:
+    if len(log.steps) < ENOUGH_STEPS:
         said.append(
-            f"{len(log.steps)} logged steps: log {report.FEW_ROWS} at least, of a run of that length or every step"
+            f"{len(log.steps)} logged steps: log {ENOUGH_STEPS} at least, of a run of that length or every step"
         )
     said += [f"{name}: not logged" for name in OUTCOME if name not in log.metrics]
     if sum(name in log.metrics for name in MECHANISM) < 2:

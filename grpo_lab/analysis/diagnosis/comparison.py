@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from grpo_lab.analysis.diagnosis.curves import finite, noise, start
-from grpo_lab.analysis.diagnosis.report import columns, headline
+from grpo_lab.analysis.diagnosis.findings import Findings
+from grpo_lab.analysis.diagnosis.report import columns, headline, tree
 from grpo_lab.events import encodable
 from grpo_lab.metrics import OF_THE_MACHINE
-
-if TYPE_CHECKING:
-    from grpo_lab.analysis.diagnosis import Diagnosis
 
 NOT_COMPARED = {"learning_rate", *OF_THE_MACHINE}
 PLACES = {"output_dir", "logging_dir", "run_name", "run.name", "trainer.experiment_name"}
@@ -45,8 +43,8 @@ class Level:
 class Comparison:
     """Two diagnosed runs."""
 
-    first: Diagnosis
-    second: Diagnosis
+    first: Findings
+    second: Findings
     names: tuple[str, str] = ("first", "second")
 
     @property
@@ -108,7 +106,7 @@ class Comparison:
         verdicts = [self.first.verdict, self.second.verdict]
         settings = {name: [str(value) for value in pair] for name, pair in self.settings.items()}
         about = {"names": self.names, "verdicts": verdicts, "settings": settings, "levels": levels, "parting": parting}
-        return encodable({**about, "diagnoses": [self.first.tree(), self.second.tree()]})
+        return encodable({**about, "diagnoses": [tree(self.first), tree(self.second)]})
 
 
 def _rows(settings: dict[str, tuple[Any, Any]]) -> list[list[str]]:

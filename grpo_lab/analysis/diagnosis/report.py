@@ -6,24 +6,20 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from grpo_lab.analysis.diagnosis.causes import SETTINGS_OF, Remedy
+from grpo_lab.analysis.diagnosis.findings import ENOUGH_STEPS, DetectedCause, Evidence, Findings
 from grpo_lab.events import encodable
-
-if TYPE_CHECKING:
-    from grpo_lab.analysis.diagnosis import DetectedCause, Diagnosis, Evidence
 
 WIDTH = 100
 TRAINERS = {"here": "here", "trl": "TRL", "verl": "verl"}
 NAMES = {"grpo_lab": "grpo_lab", "trl": "TRL", "verl": "verl", "openrlhf": "OpenRLHF", "ms-swift": "ms-swift"}
 NOTHING_WRONG = "Nothing wrong in the logged metrics."
 NOT_VISIBLE = "Not every failure is visible: compare once the gradients of a batch and its micro-batches."
-FEW_ROWS = 6
-"""Rows that a curve needs to have a beginning and an end."""
 
 
-def headline(found: Diagnosis) -> str:
+def headline(found: Findings) -> str:
     """The verdict in one line."""
     first = next(iter(found.findings), None)
     if first is None or first.cause.level == "note":
@@ -37,7 +33,7 @@ def titled(finding: DetectedCause) -> str:
     return finding.cause.title + (f" (objective {finding.objective})" if finding.objective else "")
 
 
-def text(found: Diagnosis, name: str = "") -> str:
+def text(found: Findings, name: str = "") -> str:
     """The whole diagnosis, its lines at most 100 characters wide where they can be broken.
 
     Lines that begin at the left are headings and facts about the log; what they say is indented.
@@ -45,14 +41,14 @@ def text(found: Diagnosis, name: str = "") -> str:
     return "\n".join([*_of_log(found, name), "", *_of_findings(found), *_of_limits(found)])
 
 
-def _of_log(found: Diagnosis, name: str) -> Iterator[str]:
+def _of_log(found: Findings, name: str) -> Iterator[str]:
     log, steps = found.log, found.log.steps
     count = f"{len(steps):,} step{'s' * (len(steps) != 1)}" + (f" ({steps[0]} to {steps[-1]})" if len(steps) else "")
     writer = [f"written by {NAMES[log.source]}"] if log.source in NAMES else []
     settings = [f"{len(log.settings)} settings"] if log.settings else []
     facts = ", ".join([log.format, count, f"{len(log.metrics)} metrics", *writer, *settings])
     yield f"{name}: {facts}" if name else facts
-    few = [f"with {count}, most curves show no trend yet"] if len(steps) < FEW_ROWS else []
+    few = [f"with {count}, most curves show no trend yet"] if len(steps) < ENOUGH_STEPS else []
     for note in (*log.notes, *few):
         yield f"note: {note}"
     if log.crash:
@@ -61,7 +57,7 @@ def _of_log(found: Diagnosis, name: str) -> Iterator[str]:
         yield f"run {number} of {len(found.earlier) + 1} in this log: {headline(earlier)}"
 
 
-def _of_findings(found: Diagnosis) -> Iterator[str]:
+def _of_findings(found: Findings) -> Iterator[str]:
     yield headline(found)
     if not found.findings or found.findings[0].cause.level == "note":
         yield from (f"  {said}" for said in found.lacking or (NOT_VISIBLE,))
@@ -73,7 +69,8 @@ def _of_findings(found: Diagnosis) -> Iterator[str]:
         yield from (f"  from step {f.step}: {titled(f)} [{f.cause.level}; {f.cause.name}]" for f in named[1:])
     for finding in found.findings:
         if finding.cause.level == "note":
-            yield f"\nNoted from step {finding.step}: {titled(finding)}"
+            yield f"\nNoted from step {finding.step}"
+            yield from _wrapped(titled(finding) + ".", 2)
             yield from _wrapped(finding.cause.what, 2)
 
 
@@ -94,7 +91,7 @@ def _of_cause(finding: DetectedCause, source: str) -> Iterator[str]:
     yield from (f"  grpo-lab train --scenario {name}" for name in finding.cause.scenarios)
 
 
-def _of_limits(found: Diagnosis) -> Iterator[str]:
+def _of_limits(found: Findings) -> Iterator[str]:
     if found.possible:
         yield "\nWhat this log cannot rule out:"
     for possible in found.possible:
@@ -146,7 +143,7 @@ def columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  " + "  ".join([*(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)), row[-1]])
 
 
-def html(found: Diagnosis) -> str:
+def html(found: Findings) -> str:
     """The diagnosis for a notebook: verdict, evidence, suspects and remedies; the whole text folds out."""
     first = next((finding for finding in found.findings if finding.cause.level != "note"), None)
     parts = [f"<strong>{escape(headline(found))}</strong>"]
@@ -172,7 +169,7 @@ def _in_a_line(remedy: Remedy, source: str) -> str:
     return f"{remedy.do} ({settings})" if settings else remedy.do
 
 
-def tree(found: Diagnosis) -> dict[str, Any]:
+def tree(found: Findings) -> dict[str, Any]:
     """The diagnosis as plain values for JSON; NaN and inf are texts. docs/diagnose.md has the fields."""
     log = found.log
     about = {

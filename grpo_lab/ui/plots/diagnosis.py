@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from grpo_lab.analysis.diagnosis import Diagnosis, Evidence
+from grpo_lab.analysis.diagnosis.findings import Evidence, Findings
 from grpo_lab.analysis.diagnosis.report import headline
 from grpo_lab.metrics import METRICS, metric, of_run
 from grpo_lab.ui.plots import style
@@ -20,7 +20,7 @@ USUAL = ("reward", "grad_norm", "kl", "entropy", "loss")
 MOST = 6
 
 
-def figure(found: Diagnosis) -> Figure:
+def figure(found: Findings) -> Figure:
     """A plot for each metric that the first finding has as evidence, and beside them of the usual metrics.
 
     The healthy range is shaded; a line marks the step of the symptom; crosses at the edge are NaN and inf.
@@ -39,7 +39,7 @@ def figure(found: Diagnosis) -> Figure:
     return drawn
 
 
-def in_words(found: Diagnosis) -> str:
+def in_words(found: Findings) -> str:
     """The alternative text of the figure.
 
     >>> from grpo_lab import diagnose
@@ -49,7 +49,7 @@ def in_words(found: Diagnosis) -> str:
     return f"{headline(found)}. Curves: {', '.join(_curves(found)) or 'none'}."
 
 
-def _curves(found: Diagnosis) -> dict[str, tuple[pd.Series, Evidence | None]]:
+def _curves(found: Findings) -> dict[str, tuple[pd.Series, Evidence | None]]:
     """Each curve to draw with the evidence that it gives."""
     log = found.log
     first = next((finding for finding in found.findings if finding.cause.level != "note"), None)
