@@ -10,7 +10,7 @@ GRPO finds it and never moves, and no reward model is trained. One process and o
 checkpointing. The policy itself samples: no vLLM, no asynchronous sampler. A batch makes mu updates as a whole, then is
 forgotten: no replay, no minibatches (micro-batches only accumulate gradients), no importance weight for the sampler's
 mismatch. Groups without spread and cut-off completions are trained: no dynamic sampling, no overlong filter (DAPO). A
-completion is one turn of plain text: no chat template, no tools. An interrupted run starts again.
+completion is one turn of text: no tools. An interrupted run starts again.
 """
 
 from collections.abc import Iterator
