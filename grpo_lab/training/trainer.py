@@ -20,12 +20,12 @@ from grpo_lab.events import Changed, Ended, Event, Stage, Started, Verdict
 from grpo_lab.tasks.tasks import Tasks
 from grpo_lab.training.attempt import Attempt, Refused
 from grpo_lab.training.evaluation import evaluate
+from grpo_lab.training.given import public
 from grpo_lab.training.learner import Controls, Learner, Model, Rewards
 from grpo_lab.training.sft import sft_step
-from grpo_lab.training.torch_settings import own_settings
 
 
-@own_settings
+@public
 def train(
     config: Config, model: Model = None, tasks: Tasks | None = None, rewards: Rewards = None, controls: Controls = None
 ) -> Iterator[Event]:
