@@ -80,5 +80,5 @@ def test_right_types_are_taken(tmp_path):
 
 def test_an_argument_that_does_not_exist_is_python_s_own_error():
     with pytest.raises(TypeError, match="reward_funcs"):
-        gl.Session(SMOKE, reward_funcs=[score])
+        gl.Session(SMOKE, reward_funcs=[score])  # pyright: ignore[reportCallIssue]
     assert "config" in gl.Session.__init__.__annotations__ and gl.train.__doc__
