@@ -76,8 +76,9 @@ def test_a_second_sigterm_ends_at_once(tmp_path):
     assert end.value.code == 143 and session.ended == Ended("stopped", AT_ONCE) and session.saved_model is None
 
 
-def test_what_nohup_ignores_stays_ignored(tmp_path):
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, lambda number, frame: None], ids=["nohup", "own"])
+def test_what_the_process_ignores_or_handles_is_left_to_it(tmp_path, handler):
+    before = signal.signal(signal.SIGHUP, handler)
     try:
         session = Session(SMOKE, tmp_path / "run")
         session.views.append(Kill(signal.SIGHUP))
@@ -137,8 +138,9 @@ def check_whole(directory: Path):
 def test_a_killed_command_saves_its_weights(tmp_path, number, child):
     process = started(tmp_path, child)
     process.send_signal(number)
-    _, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 128 + number and "Traceback" not in err
+    assert f"model: {tmp_path / 'run' / 'model'}" in out
     check_whole(tmp_path / "run")
 
 

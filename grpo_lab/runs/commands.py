@@ -86,9 +86,9 @@ def signals(stop: Callable[[], None], stopping: threading.Event) -> Iterator[Non
     """Handle Ctrl-C as `ctrl_c` does, and SIGTERM and SIGHUP alike; each of them interrupts when it comes again.
 
     At the end SystemExit is raised where one of these two came, with 128 + its number, as shells tell it: 143 and 129.
-    A signal that the process ignores, as under nohup, goes on being ignored.
+    A signal that the process ignores, as under nohup, or handles itself is left to it.
     """
-    heeded = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+    heeded = [number for number in ENDING if signal.getsignal(number) is signal.SIG_DFL]
     caught: list[int] = []
     try:
         with _handled([signal.SIGINT, *heeded], stop, stopping, caught):
