@@ -1,9 +1,11 @@
 """Model folders of one's own are trained, saved and trained on: two end tokens, no padding token, a chat template."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -54,13 +56,15 @@ def drawn(model, tokenizer, count=16):
 def test_a_folder_is_trained_saved_and_trained_on(folders, tmp_path, kind, tasks):
     config = SMOKE.with_(tasks)
     first = Session(config.with_(f"model.name={folders / kind}"), tmp_path / "a", save_model=True).run(check=True)
-    assert first.records["ratio/max"][0] == pytest.approx(1, abs=1e-4)  # the sampler's numbers are those of the pass
-    assert first.records["completions/clipped_ratio"].between(0.2, 0.99).all()
+    assert first.records["ratio/max"].tolist()[0] == pytest.approx(
+        1, abs=1e-4
+    )  # the sampler's numbers are those of the pass
+    assert all(0.2 < share < 0.99 for share in first.records["completions/clipped_ratio"])
     saved = loading.load(str(first.saved_model))
     assert rollouts.terminators(*saved).tolist() == ENDS
     assert saved[1].chat_template == make_model.TEMPLATE and saved[1].pad_token == saved[1].eos_token
     second = Session(config.with_(f"model.name={first.saved_model}"), tmp_path / "b", save_model=True).run(check=True)
-    assert second.status == "done" and second.records["reward"].notna().all()
+    assert second.status == "done" and not any(map(math.isnan, second.records["reward"]))
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama"])
@@ -103,7 +107,7 @@ def test_tied_and_untied_heads_are_saved_whole(tmp_path, tied):
     transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**tree)).save_pretrained(tmp_path / "m")
     config = SMOKE.with_(SUMS, f"model.name={tmp_path / 'm'}")
     saved = Session(config, tmp_path / "run", save_model=True).run(check=True).saved_model
-    model, _ = loading.load(str(saved))
+    model: Any = loading.load(str(saved))[0]
     assert (model.get_input_embeddings().weight is model.get_output_embeddings().weight) == tied
 
 
@@ -160,6 +164,6 @@ def test_the_commands_of_the_page(folders, tmp_path):
     found = run(EXAMPLES / "remote_reward.py", sys.executable, *words)
     assert found.returncode == 0, found.stderr
     records = Session.open(tmp_path / "remote").records
-    assert (records["judge/failed"] == 0).all() and (records["judge/time"] > 0.5).all()  # failed calls were made again
+    assert not any(records["judge/failed"]) and min(records["judge/time"]) > 0.5  # failed calls were made again
     for name in ("make_model.py", "chats.jsonl", "rewards.py:correct", "remote_reward.py:remote", "sums.jsonl"):
         assert f"docs/examples/{name}" in page

@@ -31,7 +31,8 @@ RESERVED_COLUMNS = frozenset({"prompts", "completions"}) | OFFERED
 class Problem:
     """One prompt, and the columns by which reward functions judge its completions."""
 
-    prompt: Prompt
+    prompt: Any
+    """A `Prompt`: a text, as every built-in task has it, or a conversation."""
     columns: dict[str, Any]
 
     def answered(self, text: str) -> Prompt:
