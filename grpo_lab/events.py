@@ -138,6 +138,8 @@ class Stepped:
     actions: tuple[Action, ...]
     samples: tuple[tuple[str, str, float], ...] = ()
     failed: bool = False
+    extras: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Values that reward functions logged with `log_extra`, by column: one for each sample of an objective."""
 
     @property
     def refused(self) -> bool:
@@ -229,6 +231,7 @@ _READERS = {
         "links": tuple(LinkNote.read(note) for note in t["links"]),
         "actions": tuple(Action(**{**action, "verdict": Verdict[action["verdict"]]}) for action in t["actions"]),
         "samples": _samples(t["samples"]),
+        "extras": {name: tuple(values) for name, values in t.get("extras", {}).items()},
     },
     "Evaluated": lambda t: {
         **t,

@@ -52,7 +52,9 @@ def test_lines_are_broken_only_between_words():
         assert f"{name}]" in text or CAUSES[name].level == "note"
         long = [line for line in text.split("\n") if len(line) > WIDTH]
         assert all(
-            line.lstrip().startswith(("here", "TRL", "verl")) or line.startswith(("  0  ", "  from step")) or "  " in line.strip()
+            line.lstrip().startswith(("here", "TRL", "verl"))
+            or line.startswith(("  0  ", "  from step"))
+            or "  " in line.strip()
             for line in long
         ), long
 

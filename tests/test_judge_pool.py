@@ -86,7 +86,7 @@ def test_beginning_does_not_wait():
 
     begun = rewards.begin([waits], [Problem("?", {})], ["x"], ONCE)
     go.set()  # reached although the call has not answered
-    values, scorable, calls = begun.result()
+    values, scorable, calls, *_ = begun.result()
     assert (values.tolist(), scorable.tolist()) == ([0.5], [True])
     assert calls is not None and calls.failures == () and calls.failed == 0
 
@@ -137,7 +137,7 @@ def test_what_other_functions_say_does_not_turn_a_failed_call_into_a_0():
             raise ValueError
         return [None if completions == ["c"] else -1.0]
 
-    values, scorable, _ = judged(judge, ["a", "b", "c"], more=[rewards.exact_match])
+    values, scorable, *_ = judged(judge, ["a", "b", "c"], more=[rewards.exact_match])
     assert scorable.tolist() == [True, False, True]
     assert values[scorable].tolist() == [0.0, 1.0]
 
@@ -162,8 +162,9 @@ def test_a_call_that_hangs_does_not_keep_the_process():
 import threading
 from grpo_lab.config.sections import JudgeConfig
 from grpo_lab.tasks import judge_pool
-hang = lambda **_: threading.Event().wait()
-print(judge_pool.begin([hang], ["?"], ["x"], {}, JudgeConfig(workers=1, retries=0, timeout_s=0.03)).result().failures)
+from grpo_lab.tasks.reward_calls import Arguments
+hang, given = lambda **_: threading.Event().wait(), Arguments(["?"], ["x"], {})
+print(judge_pool.begin([hang], given, JudgeConfig(workers=1, retries=0, timeout_s=0.03)).result().failures)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout, done.stderr) == (0, "((0, 'timed out after 0.03 s'),)\n", "")

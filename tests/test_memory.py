@@ -154,6 +154,21 @@ def test_doctor_predicts_for_a_run_and_advises(call, tmp_path, monkeypatch):
     assert "32 completions" in out
 
 
+def test_the_table_of_models_shows_the_same_prediction(call, monkeypatch):
+    """It once left activations and logits out, and said half of what a run took."""
+    monkeypatch.setattr(environment, "process_mib", lambda: 400.0)
+    code, out, _ = call("doctor")
+    shown = re.search(r"tiny +[\d,]+ +([\d,]+) MiB", out)
+    assert code == 0 and shown
+    config = catalog.preset("stable").with_("model.name=tiny")
+    assert shown[1] == f"{memory.predict(config).peak:,.0f}"
+
+
+def test_a_model_that_does_not_fit_is_marked(call, monkeypatch):
+    monkeypatch.setattr(environment, "free_mib", lambda device: 100.0)
+    assert "MiB (too much)" in call("doctor")[1]
+
+
 def test_doctor_does_not_measure_a_run_that_would_not_fit(call, monkeypatch):
     monkeypatch.setattr(environment, "free_mib", lambda device: 100.0)
     code, out, _ = call("doctor", "--memory", "smoke")

@@ -1,4 +1,8 @@
-"""The command line. Exit codes: 0 done, 1 the run failed, crashed or was stopped, 2 bad usage, 130 interrupted."""
+"""The command line.
+
+Exit codes: 0 done, 1 the run failed, crashed or was stopped, 2 bad usage, 130 interrupted, 143 or 129 ended by SIGTERM
+or SIGHUP.
+"""
 
 import sys
 

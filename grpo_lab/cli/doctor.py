@@ -125,10 +125,9 @@ def _say_halvings(found: list[Halving], now: Prediction) -> None:
 
 
 def _show_machine() -> None:
-    """Print versions, device, memory, and the models that fit."""
+    """Print versions, device, memory, and the memory that a default run of each model takes at most."""
     from grpo_lab.models import registry
     from grpo_lab.runs import environment
-    from grpo_lab.runs.memory import at_most
     from grpo_lab.ui import console
 
     found = environment.describe()
@@ -139,10 +138,25 @@ def _show_machine() -> None:
     console.out.print(f"device {found['device']}, {found['cpu_count']} CPU cores, {found['threads']} torch threads")
     console.out.print(f"attention {found['attention']}")
     console.out.print(f"memory {memory / 2**30:.1f} GiB" if memory else "memory unknown")
-    rows = [["model", "parameters", "needs", "here"]]
+    needs = _default_runs([known.name for known in registry.MODELS.values() if known.present])
+    rows = [["model", "parameters", "a default run needs", "here"]]
     for known in registry.MODELS.values():
-        needed = at_most(known.parameters)
-        size = f"{needed / 2**20:.0f} MiB" + (" (too much)" if memory is not None and needed >= memory else "")
         here = "yes" if known.present else "no: " + known.origin
-        rows.append([known.name, f"{known.parameters:,}", size, here])
+        rows.append([known.name, f"{known.parameters:,}", needs.get(known.name, "known once it is here"), here])
     console.out.print(console.table(rows))
+    console.say("by parts, and for other settings: grpo-lab doctor --memory stable --model NAME")
+
+
+def _default_runs(names: list[str]) -> dict[str, str]:
+    """The predicted memory of the preset `stable` with each of these models, as it is shown."""
+    from grpo_lab.config import catalog
+    from grpo_lab.runs import environment
+    from grpo_lab.runs.memory import predict, process_before_a_model
+
+    configs = {name: catalog.preset("stable").with_(f"model.name={name}") for name in names}
+    shown, process = {}, None
+    for name, config in configs.items():
+        process = process_before_a_model(config) if process is None else process  # of this one, before it predicts
+        peak, free = predict(config, process).peak, environment.free_mib(config.run.device)
+        shown[name] = f"{peak:,.0f} MiB" + (" (too much)" if free is not None and peak >= free else "")
+    return shown

@@ -140,10 +140,13 @@ def _train(config: Config, out: Path | None, as_json: bool, child: bool = False)
         with contextlib.redirect_stdout(sys.stderr):  # a reward function may print
             session.run()
     else:
-        with console.progress() as bars:
-            session.views.append(console.ProgressView(bars, config.run.name))
-            session.run()
-        console.say_end(session)
+        try:
+            with console.progress() as bars:
+                session.views.append(console.ProgressView(bars, config.run.name))
+                session.run()
+        finally:  # also of a run that SIGTERM ended
+            if session.ended and session.status != "failed":
+                console.say_end(session)
     sys.exit(0 if session.status == "done" else 1)
 
 

@@ -189,7 +189,7 @@ def _checked(setting: Setting, value: Any) -> Any:
         return None
     kind = next(kind for kind in kinds if kind is not types.NoneType)
     value = _as_tuple(setting, kind, value) if typing.get_origin(kind) is tuple else _as_one(setting, kind, value)
-    if isinstance(value, float) and math.isnan(value):
+    if any(isinstance(each, float) and math.isnan(each) for each in (value if isinstance(value, tuple) else [value])):
         raise ConfigError(f"{setting.name} = nan: must be a number")
     if setting.limit and not setting.limit.accepts(value):
         raise ConfigError(f"{setting.name} = {value!r}: must be {setting.limit}")
@@ -212,6 +212,9 @@ def _as_one(setting: Setting, kind: type, value: Any) -> Any:
 def _as_tuple(setting: Setting, kind: Any, value: Any) -> tuple[Any, ...]:
     """The tuple of a list. Raises ConfigError for anything else."""
     element = typing.get_args(kind)[0]
+    if element is float:
+        given = value if isinstance(value, tuple | list) else [value]
+        return tuple(_as_one(setting, float, parse(each) if isinstance(each, str) else each) for each in given)
     value = (value,) if isinstance(value, element) else value
     if not isinstance(value, tuple | list):
         raise ConfigError(f"{setting.name} = {value!r}: must be of type tuple")

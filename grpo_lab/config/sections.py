@@ -69,6 +69,8 @@ class DataConfig(Settings):
     """A built-in task, as `addition`, `reviews` or `capitals`, or a JSON-lines file with a `prompt` on every line."""
     rewards: tuple[str, ...] = ("exact_match",)
     """Reward functions, summed: built-in names or `file.py:name`, with TRL's signature."""
+    reward_weights: tuple[float, ...] = ()
+    """The weight of each reward function in the sum, in their order; empty for 1 each."""
     num_prompts: Annotated[int, AtLeast(1)] = 16
     """Prompts (groups) a step."""
     num_generations: Annotated[int, AtLeast(1)] = 8
@@ -170,6 +172,8 @@ class ObjectiveConfig(Settings):
     """Its prompts, as `data.tasks` names them."""
     rewards: tuple[str, ...] | None = None
     """Its reward functions, as `data.rewards` names them."""
+    reward_weights: tuple[float, ...] | None = None
+    """The weights of its reward functions; without any, `data.reward_weights` holds if it has the run's functions."""
     weight: Annotated[float, AtLeast(0)] = 1.0
     """Its weight in the sum of the objectives."""
     num_prompts: Annotated[int | None, AtLeast(0)] = None

@@ -16,6 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from grpo_lab import seeds
 from grpo_lab.models.loading import quiet, sha256
 from grpo_lab.tasks import tasks
+from grpo_lab.tasks.conversations import tokenized
 from grpo_lab.tasks.tasks import Problem, Tasks
 
 CHECKED_FILES = ("model.safetensors", "tokenizer.json")
@@ -75,7 +76,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, problems: Sequence[Problem]) -> t
 
     Padded on the right, where no token attends; positions count from 0, as for the left-padded prompts of a rollout.
     """
-    prompts = tokenizer([problem.prompt for problem in problems]).input_ids
+    prompts = tokenized(tokenizer, [problem.prompt for problem in problems]).input_ids
     answers = tokenizer([problem.columns["answer"] + END for problem in problems]).input_ids
     width = max(len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True))
     tokens = torch.full((len(problems), width), token_id(tokenizer, PAD))

@@ -50,7 +50,7 @@ def load(
     with quiet():
         local = isinstance(source, Path) or not _hub_has(source)
         model = _load_model(source, PRECISIONS[precision].weights, local)
-        tokenizer = _load_tokenizer(source, local)
+        tokenizer = _load_tokenizer(source, local, _vocabulary(model))
     _check_finite(model, source)
     _check_vocabulary(model, tokenizer, source)
     _suit(model, precision, target.type)
@@ -74,7 +74,7 @@ def outline(name: str, precision: str) -> tuple[transformers.PreTrainedModel, tr
                     adapters.add_as_saved(model, Path(name).expanduser())
         except Exception as error:  # of any type, as for the model itself
             raise _unreadable("config", source, error) from error
-        tokenizer = _load_tokenizer(source, local)
+        tokenizer = _load_tokenizer(source, local, _vocabulary(model))
     _suit(model, precision, "cpu")
     return model.eval(), tokenizer
 
@@ -151,14 +151,23 @@ def _load_model(source: Path | str, dtype: torch.dtype, local: bool) -> transfor
     return model
 
 
-def _load_tokenizer(source: Path | str, local: bool) -> transformers.PreTrainedTokenizerFast:
-    """The tokenizer, set to pad prompts on the left. Raises ModelError without an end token."""
+def _load_tokenizer(source: Path | str, local: bool, vocabulary: int) -> transformers.PreTrainedTokenizerFast:
+    """The tokenizer, set to pad prompts on the left. Raises ModelError without an end token, or with one in prompts."""
+    options: dict[str, Any] = {"padding_side": "left", "local_files_only": local}
     try:
-        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(source, padding_side="left", local_files_only=local)
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(source, **options)
+        if len(tokenizer) > vocabulary:
+            # transformers adds the special tokens of a family, as Qwen2's, to a tokenizer of one's own; this adds none.
+            tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(source, **options)
     except Exception as error:  # the tokenizers library raises plain Exception
         raise _unreadable("tokenizer", source, error) from error
     if tokenizer.eos_token is None:
         raise ModelError(f"{source}: the tokenizer has no eos_token, so no completion could end; set one and save it")
+    if tokenizer("a").input_ids[-1:] == [tokenizer.eos_token_id]:
+        raise ModelError(
+            f"{source}: the tokenizer puts its end token {tokenizer.eos_token!r} behind every text, so every prompt "
+            "would end before its answer; save it with add_eos_token=False, or without that post-processor"
+        )
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token  # harmless: masks are made from positions, never from token ids
     return tokenizer
@@ -191,11 +200,15 @@ def _check_finite(model: transformers.PreTrainedModel, source: Path | str) -> No
             )
 
 
+def _vocabulary(model: transformers.PreTrainedModel) -> int:
+    """The number of tokens that a model has embeddings for."""
+    embeddings: Any = model.get_input_embeddings()
+    return embeddings.weight.shape[0]
+
+
 def _check_vocabulary(model: transformers.PreTrainedModel, tokenizer: Sized, source: Path | str) -> None:
     """Raise ModelError for a tokenizer with more ids than embeddings, which would destroy a CUDA context."""
-    embeddings: Any = model.get_input_embeddings()
-    rows = embeddings.weight.shape[0]
-    if len(tokenizer) > rows:
+    if len(tokenizer) > (rows := _vocabulary(model)):
         raise ModelError(
             f"{source}: the tokenizer has {len(tokenizer)} tokens, the model {rows}; use its own tokenizer"
         )

@@ -23,7 +23,7 @@ STDERR_LINES = 200
 GRACE = 60.0
 """Seconds in which a child has to finish its step after `stop`; a step of a large model may take that long."""
 GRACE_AT_ONCE = 5.0
-"""Seconds in which a child has to terminate before it is killed."""
+"""Seconds to wait for the last words of a dead child."""
 READY = '{"ready": true}'
 """The first line of a child's output: it has loaded all that a run needs."""
 OVER = "over"
@@ -148,15 +148,13 @@ class Child:
         self._write({"command": name, "overrides": list(overrides)})
 
     def stop(self, at_once: bool = False) -> None:
-        """Ask the child to end its run after the step, or `at_once`; terminate it, then kill it, if it does not."""
+        """Ask the child to end its run after the step; kill it if it does not within GRACE, or `at_once`."""
         self.command("stop")
         threading.Thread(target=self._insist, args=(self._over, 0.0 if at_once else GRACE), daemon=True).start()
 
     def _insist(self, over: threading.Event, patience: float) -> None:
-        for grace, force in ((patience, self._process.terminate), (GRACE_AT_ONCE, self._process.kill)):
-            if over.wait(grace):
-                return
-            force()
+        if not over.wait(patience):
+            self._process.kill()  # SIGTERM would only ask again
 
     def _listen(self) -> None:
         assert self._process.stderr is not None

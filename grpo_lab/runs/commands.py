@@ -70,20 +70,58 @@ class CommandQueue:
         self._pause_at = step
 
 
+ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+"""Signals that end the process after the run; Windows has no SIGHUP, by which a terminal says that it is gone."""
+
+
 @contextmanager
 def ctrl_c(stop: Callable[[], None], stopping: threading.Event) -> Iterator[None]:
     """Handle Ctrl-C: the first one calls `stop`, the next one interrupts. Outside the main thread nothing changes."""
+    with _handled([signal.SIGINT], stop, stopping, []):
+        yield
+
+
+@contextmanager
+def signals(stop: Callable[[], None], stopping: threading.Event) -> Iterator[None]:
+    """Handle Ctrl-C as `ctrl_c` does, and SIGTERM and SIGHUP alike; each of them interrupts when it comes again.
+
+    At the end SystemExit is raised where one of these two came, with 128 + its number, as shells tell it: 143 and 129.
+    A signal that the process ignores, as under nohup, or handles itself is left to it.
+    """
+    heeded = [number for number in ENDING if signal.getsignal(number) is signal.SIG_DFL]
+    caught: list[int] = []
+    try:
+        with _handled([signal.SIGINT, *heeded], stop, stopping, caught):
+            yield
+    finally:
+        if ending := [number for number in caught if number in ENDING]:
+            raise SystemExit(128 + ending[0])
+
+
+@contextmanager
+def _handled(
+    numbers: Sequence[int], stop: Callable[[], None], stopping: threading.Event, caught: list[int]
+) -> Iterator[None]:
+    """Let the first of these signals call `stop`; `caught` receives those that do not interrupt.
+
+    Schedulers send SIGTERM to a run's child process too, which has had the command to stop by then, and some send
+    SIGHUP right after it: neither may cost the weights.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def interrupted(number: int, frame: Any) -> None:
-        if stopping.is_set():
+    def handle(number: int, frame: Any) -> None:
+        stopped = stopping.is_set()
+        if stopped and (number == signal.SIGINT or number in caught):
             raise KeyboardInterrupt
-        stop()
+        caught.append(number)
+        if not stopped:
+            stop()
 
-    before = signal.signal(signal.SIGINT, interrupted)
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -194,15 +194,6 @@ def lasting(work: Work) -> dict[str, int]:
     return {"weights": model.weights} | {name: count * model.gradients for name, count in copies.items()}
 
 
-def at_most(parameters: int) -> int:
-    """Bytes of training all these parameters in fp32 with everything that lasts, without activations and logits.
-
-    >>> at_most(834_560) // 2**20
-    435
-    """
-    return environment.IMPORTS + FP32 * parameters * (sum(COPIES.values()) + 1)
-
-
 def _of_step(work: Work, largest: Batch, accumulates: bool) -> dict[str, tuple[int, int, int]]:
     """Bytes of the parts that come and go in a step, at each of the TIMES.
 

@@ -16,12 +16,13 @@ from grpo_lab.config.schema import Config
 from grpo_lab.errors import ConfigError, GrpoLabError, RunError
 from grpo_lab.events import Crash, Ended, Event, Stepped
 from grpo_lab.models import loading
-from grpo_lab.runs import run_folder
+from grpo_lab.runs import run_folder, step_table
 from grpo_lab.runs.child import Child
-from grpo_lab.runs.commands import CommandQueue, Stopped, ctrl_c
+from grpo_lab.runs.commands import CommandQueue, Stopped, signals
 from grpo_lab.runs.crashes import classify_crash, context_lost
 from grpo_lab.runs.first_break import ChainBreak, first_break
 from grpo_lab.tasks.tasks import Tasks
+from grpo_lab.training.given import checked
 from grpo_lab.training.registry import needs_reference, validated
 from grpo_lab.training.trainer import train
 
@@ -43,9 +44,10 @@ class Session:
     CUDA alone. A `Child` is used for this run and left ready for the next.
     `model`, `tasks` and `rewards` replace the configured ones; then the run is in this process.
 
-    Raises ConfigError for a bad guard, fault, formula or setting; RunError for these objects with a child.
+    Raises ConfigError for a bad setting and for a value of a wrong type; RunError for these objects with a child.
     """
 
+    @checked
     def __init__(
         self,
         config: Config,
@@ -92,21 +94,22 @@ class Session:
     def run(self, check: bool = False) -> Session:
         """Train to the end and return, also when the run crashed.
 
-        Ctrl-C ends it after the current step; a second one at once. Raises RunError for a crash when `check` is set,
-        and GrpoLabError for a mistake in model, data or rewards, which is recorded too.
+        Ctrl-C, SIGTERM and SIGHUP end it after the current step (see `signals`); a second one at once. Raises RunError
+        for a crash when `check` is set, and GrpoLabError for a mistake in model, data or rewards; both are recorded.
         """
-        try:
-            with self._writer() as write, ctrl_c(self.stop, self._commands.stopping):
-                for event in self._child_events() if self._in_child else self._events_here():
-                    write(event)
-                    self._keep(event)
-        except KeyboardInterrupt:
-            self._end_at_once()
-            raise
-        except GrpoLabError as error:
-            if not self.ended:
-                self._keep(Ended("failed", str(error)))
-            raise
+        with signals(self.stop, self._commands.stopping):
+            try:
+                with self._writer() as write:
+                    for event in self._child_events() if self._in_child else self._events_here():
+                        write(event)
+                        self._keep(event)
+            except KeyboardInterrupt:
+                self._end_at_once()
+                raise
+            except GrpoLabError as error:
+                if not self.ended:
+                    self._keep(Ended("failed", str(error)))
+                raise
         if check and self.crash:
             raise RunError(f"the run crashed: {self.crash.operator}: {self.crash.text}")
         return self
@@ -115,7 +118,12 @@ class Session:
         """The thread in which `run` goes on. Raises RunError without a child process."""
         if not self._in_child:
             raise RunError("only a session with child=True can start in the background")
-        thread = threading.Thread(target=self._run_quietly, name=f"session {self.directory.name}", daemon=True)
+
+        def run() -> None:
+            with suppress(GrpoLabError):  # the views have shown it; a thread cannot raise to a caller
+                self.run()
+
+        thread = threading.Thread(target=run, name=f"session {self.directory.name}", daemon=True)
         thread.start()
         return thread
 
@@ -194,28 +202,17 @@ class Session:
 
     @property
     def records(self) -> pd.DataFrame:
-        """One row a step: verdict, committed updates and every metric.
-
-        `attrs["not_logged"]` has, for each metric that some steps do not log, the rows whose NaN means just that.
-        """
-        steps = [event for event in self.events if isinstance(event, Stepped)]
-        rows = [
-            {"step": e.step, "verdict": e.verdict.name, "updates": e.updates, "failed": e.failed, **e.metrics}
-            for e in steps
-        ]
-        frame = pd.DataFrame(rows)
-        absent = {name: [place for place, row in enumerate(rows) if name not in row] for name in frame.columns}
-        frame.attrs["not_logged"] = {name: places for name, places in absent.items() if places}
-        return frame
+        """One row a step: verdict, committed updates and every metric; see `step_table.of`."""
+        return step_table.of(self.events)
 
     def first_break(self) -> ChainBreak | None:
         """The first link of the chain that was not finite."""
         return first_break(self.events)
 
     def _events_here(self) -> Iterator[Event]:
-        """The events of training in this process; the last one says how it ended."""
+        """The events of training in this process; the last one says how it ended. Then the weights are saved."""
         model, tasks, rewards = self._given
-        config, lost = self.config, False
+        config, lost, mistake = self.config, False, None
         try:
             model = model or loading.load(config.model.name, config.model.precision, config.run.device)
             for event in train(config, model, tasks, rewards, controls=self._commands):
@@ -226,14 +223,16 @@ class Session:
             yield Ended("stopped", BY_THE_USER)
         except GrpoLabError as error:
             yield Ended("failed", str(error))
-            raise
+            mistake = error
         except (Exception, SystemExit) as error:  # a reward function may call exit()
             ended = run_folder.write_crash(self.directory, error)
             if lost := context_lost(error):
                 self.leave(ended.message)
             yield ended
-        if self._save_model and model and not lost:
+        if self._save_model and model and not lost and (not mistake or len(self.records)):
             run_folder.save_model(self.directory, *model, merge=self.config.lora.save_merged)
+        if mistake:
+            raise mistake
 
     def _child_events(self) -> Iterator[Event]:
         """The events of a child process, and the end that a dead child could not write."""
@@ -270,10 +269,6 @@ class Session:
             ended = Ended("stopped", AT_ONCE)
             run_folder.write_last(self.directory, ended)
             self._keep(ended)
-
-    def _run_quietly(self) -> None:
-        with suppress(GrpoLabError):  # the views have shown it, and a thread cannot raise to a caller
-            self.run()
 
     @contextmanager
     def _writer(self) -> Iterator[Callable[[Event], None]]:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_lab.config.sections import JudgeConfig
 from grpo_lab.errors import ConfigError, RewardError
+from grpo_lab.tasks.conversations import Prompt, text_of
 from grpo_lab.tasks.judge_pool import CallFailed, brief, close_with
+from grpo_lab.tasks.reward_calls import OFFERED
 
 if TYPE_CHECKING:
     import httpx
@@ -47,12 +49,13 @@ class HttpJudge:
         self._client = httpx.AsyncClient(headers=headers, timeout=None, limits=httpx.Limits(max_connections=None))
         close_with(self, self._client.aclose)  # else its connections stay open as long as the process
 
-    async def __call__(self, prompts: Sequence[str], completions: Sequence[str], **columns: Any) -> list[float]:
+    async def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Prompt], **columns: Any) -> list[float]:
         """The reward of each completion. Raises CallFailed for an answer without a number."""
-        rows = zip(prompts, completions, strict=True)
+        own = {name: values for name, values in columns.items() if name not in OFFERED}
         filled = [
-            {name: values[row] for name, values in columns.items()} | {"prompt": prompt, "completion": completion}
-            for row, (prompt, completion) in enumerate(rows)
+            {name: values[row] for name, values in own.items()}
+            | {"prompt": text_of(prompt), "completion": text_of(text)}
+            for row, (prompt, text) in enumerate(zip(prompts, completions, strict=True))
         ]
         return [await self._score(fill(self._settings.prompt, values)) for values in filled]
 

@@ -12,12 +12,12 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from inspect import isawaitable
-from numbers import Real
 from typing import Any, NamedTuple
 
 from grpo_lab.config.sections import JudgeConfig
+from grpo_lab.tasks.reward_calls import Arguments, listed, number
 
 LONGEST_WAIT = 60.0
 """Seconds before a retry at most, whatever a server asks for."""
@@ -84,19 +84,10 @@ class Pending:
         return Calls(rows, failures, len(answers), time.perf_counter() - started)
 
 
-def begin(
-    functions: Sequence[Callable[..., Any]],
-    prompts: Sequence[str],
-    completions: Sequence[str],
-    columns: Mapping[str, Sequence[Any]],
-    settings: JudgeConfig,
-) -> Pending:
+def begin(functions: Sequence[Callable[..., Any]], given: Arguments, settings: JudgeConfig) -> Pending:
     """Begin to call each function for each completion, with lists of one, and return at once."""
-    calls = [
-        (function, {"prompts": [prompts[row]], "completions": [completions[row]]} | _row(columns, row))
-        for function in functions
-        for row in range(len(completions))
-    ]
+    rows = range(len(given.completions))
+    calls = [(function, given.to(function, [row])) for function in functions for row in rows]
     return Pending(len(functions), asyncio.run_coroutine_threadsafe(_all(calls, settings), _loop()))
 
 
@@ -125,10 +116,6 @@ def _wait(future: concurrent.futures.Future[list[Any]]) -> list[Any]:
     except BaseException:
         future.cancel()
         raise
-
-
-def _row(columns: Mapping[str, Sequence[Any]], row: int) -> dict[str, list[Any]]:
-    return {name: [values[row]] for name, values in columns.items()}
 
 
 @functools.cache
@@ -209,12 +196,13 @@ async def _caught(awaitable: Awaitable[Any]) -> Any:
 
 def number_of(answer: Any) -> float | None:
     """The one reward in an answer. Raises CallFailed, which is not tried again, for anything but a list of one."""
-    if not isinstance(answer, list | tuple) or len(answer) != 1:
+    values = listed(answer)
+    if values is None or len(values) != 1:
         raise CallFailed(f"answered {brief(repr(answer))}, not a list of one number", again=False)
-    if answer[0] is not None and not isinstance(answer[0], Real):
-        raise CallFailed(f"answered {brief(repr(answer[0]))}, no number", again=False)
     try:
-        return None if answer[0] is None else float(answer[0])
+        return number(values[0])
+    except TypeError:
+        raise CallFailed(f"answered {brief(repr(values[0]))}, no number", again=False) from None
     except OverflowError:
         raise CallFailed("answered a whole number beyond 1e308", again=False) from None
 

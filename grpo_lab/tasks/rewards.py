@@ -2,24 +2,34 @@
 
 import inspect
 import re
-from collections.abc import Callable, Sequence
-from numbers import Real
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from grpo_lab.config import user_code
 from grpo_lab.config.sections import JudgeConfig
-from grpo_lab.errors import GrpoLabError, RewardError
+from grpo_lab.errors import ConfigError, GrpoLabError, RewardError
 from grpo_lab.tasks import judge_pool
+from grpo_lab.tasks.conversations import Prompt, text_of
 from grpo_lab.tasks.http_judge import HttpJudge
+from grpo_lab.tasks.reward_calls import (
+    Arguments,
+    Log,
+    Rows,
+    TrainerState,
+    listed,
+    metrics_of,
+    named,
+    number,
+)
 from grpo_lab.tasks.tasks import Problem
 
 Reward = Callable[..., Any]
 
 
 def exact_match(
-    prompts: Sequence[str], completions: Sequence[str], answer: Sequence[Any], **columns: Any
+    prompts: Sequence[Prompt], completions: Sequence[Prompt], answer: Sequence[Any], **columns: Any
 ) -> list[float | None]:
     """1 for a completion that is the answer, else 0; surrounding space does not count. None where the answer is None.
 
@@ -27,11 +37,11 @@ def exact_match(
     [1.0, 0.0]
     """
     pairs = zip(completions, answer, strict=True)
-    return [None if wanted is None else float(text.strip() == str(wanted).strip()) for text, wanted in pairs]
+    return [None if wanted is None else float(text_of(text).strip() == str(wanted).strip()) for text, wanted in pairs]
 
 
 def brief_answer(
-    prompts: Sequence[str], completions: Sequence[str], answer: Sequence[Any], **columns: Any
+    prompts: Sequence[Prompt], completions: Sequence[Prompt], answer: Sequence[Any], **columns: Any
 ) -> list[float | None]:
     """1 / number of words for a completion that has the answer among its words, else 0: each further word costs.
 
@@ -40,7 +50,7 @@ def brief_answer(
     >>> brief_answer(["Sky?"] * 4, ["Blue.", "It is blue", "blue or red", "red"], answer=["blue"] * 4)
     [1.0, 0.3333333333333333, 0.3333333333333333, 0.0]
     """
-    words = [re.findall(r"\w+", completion.casefold()) for completion in completions]
+    words = [re.findall(r"\w+", text_of(completion).casefold()) for completion in completions]
     shares = [
         1 / len(found) if str(wanted).casefold() in found else 0.0 for found, wanted in zip(words, answer, strict=True)
     ]
@@ -48,7 +58,7 @@ def brief_answer(
 
 
 def honest_answer(
-    prompts: Sequence[str], completions: Sequence[str], answer: Sequence[Any], **columns: Any
+    prompts: Sequence[Prompt], completions: Sequence[Prompt], answer: Sequence[Any], **columns: Any
 ) -> list[float | None]:
     """1 for a completion that is the answer, 0 for `?`, and -1 for everything else, which is made up.
 
@@ -58,7 +68,7 @@ def honest_answer(
     [1.0, 0.0, -1.0]
     """
     right = exact_match(prompts, completions, answer)
-    left_open = [completion.strip() == "?" for completion in completions]
+    left_open = [text_of(completion).strip() == "?" for completion in completions]
     return [None if r is None else 0.0 if is_open else 2 * r - 1 for r, is_open in zip(right, left_open, strict=True)]
 
 
@@ -75,10 +85,10 @@ class CountingJudge:
         self._limit = settings.timeout_s
 
     def __call__(
-        self, prompts: Sequence[str], completions: Sequence[str], answer: Sequence[Any], **columns: Any
+        self, prompts: Sequence[Prompt], completions: Sequence[Prompt], answer: Sequence[Any], **columns: Any
     ) -> list[float]:
         """0 for a completion that is the answer, else -1. Raises TimeoutError for a number that is too high."""
-        given = [completion.strip() for completion in completions]
+        given = [text_of(completion).strip() for completion in completions]
         if any(int(text) > self._limit * self.SPEED for text in given if re.fullmatch("[0-9]+", text)):
             raise TimeoutError
         return [float(text == str(wanted).strip()) - 1 for text, wanted in zip(given, answer, strict=True)]
@@ -118,9 +128,13 @@ def _made(name: str, cls: Callable[..., Any], settings: JudgeConfig) -> Reward:
 
 
 def score(
-    functions: Sequence[Reward], prompts: Sequence[str], completions: Sequence[str], columns: dict[str, list[Any]]
+    functions: Sequence[Reward],
+    prompts: Sequence[Prompt],
+    completions: Sequence[Prompt],
+    columns: dict[str, list[Any]],
+    weights: Sequence[float] = (),
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sum of the functions' rewards, (B,) float32, and whether any of them judged each completion, (B,) bool.
+    """The weighted sum of the functions' rewards, (B,) float32, and whether any judged each completion, (B,) bool.
 
     None means that a function does not judge a completion, and adds nothing. A completion that no function judges is
     not scorable, and its 0.0 means nothing. NaN and inf pass: guards stop them. Raises RewardError for other results.
@@ -128,48 +142,66 @@ def score(
     >>> score([exact_match, lambda completions, **_: [0.5, None]], ["1+1=", "1+2="], ["2", "4"], {"answer": ["2", "3"]})
     (tensor([1.5000, 0.0000]), tensor([True, True]))
     """
-    if len(prompts) != len(completions):
-        raise RewardError(f"{len(prompts)} prompts but {len(completions)} completions; give one prompt a completion")
-    totals = [0.0] * len(completions)
-    scorable = [False] * len(completions)
-    answers = judge_pool.awaited([_called(function, prompts, completions, columns) for function in functions])
-    for function, answer in zip(functions, answers, strict=True):
-        for row, reward in enumerate(_rewards(function, answer, len(completions))):
+    given = Arguments(prompts, completions, columns)
+    return _summed(_answers(functions, given), weights_of(weights, functions), len(completions))
+
+
+def weights_of(weights: Sequence[float], functions: Sequence[Reward]) -> Sequence[float]:
+    """One weight for each function, 1 where none is given. Raises ConfigError for another number of weights."""
+    if weights and len(weights) != len(functions):
+        raise ConfigError(
+            f"data.reward_weights has {len(weights)} weights for {len(functions)} reward functions; give one each"
+        )
+    return weights or [1.0] * len(functions)
+
+
+def _summed(rows: Sequence[Rows], weights: Sequence[float], size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    totals, scorable = [0.0] * size, [False] * size
+    for rewards, weight in zip(rows, weights, strict=True):
+        for row, reward in enumerate(rewards):
             if reward is not None:
-                totals[row] += reward
+                totals[row] += weight * reward
                 scorable[row] = True
     return torch.tensor(totals, dtype=torch.float32), torch.tensor(scorable, dtype=torch.bool)
 
 
-def _called(function: Reward, prompts: Sequence[str], completions: Sequence[str], columns: dict[str, list[Any]]) -> Any:
+def _answers(functions: Sequence[Reward], given: Arguments) -> list[Rows]:
+    """The rewards of each function, called now. Raises RewardError for a function that raises or answers wrongly."""
+    size = len(given.completions)
+    if len(given.prompts) != size:
+        raise RewardError(f"{len(given.prompts)} prompts but {size} completions; give one prompt a completion")
+    answers = judge_pool.awaited([_called(function, given) for function in functions])
+    return [_rewards(function, answer, size) for function, answer in zip(functions, answers, strict=True)]
+
+
+def _called(function: Reward, given: Arguments) -> Any:
     """The function's answer, which may be awaitable, or the exception that it raised."""
     try:
-        return function(prompts=prompts, completions=completions, **columns)
+        return function(**given.to(function))
     except Exception as error:
         return error
 
 
-def _rewards(function: Reward, answer: Any, wanted: int) -> list[float | None]:
+def _rewards(function: Reward, answer: Any, wanted: int) -> Rows:
     """The reward for each completion in one function's answer, checked. Raises RewardError for anything else."""
-    name = getattr(function, "__name__", type(function).__name__)
+    (name,) = named([function])
     if isinstance(answer, BaseException):
         said = f"{type(answer).__name__}: {answer}"
         raise RewardError(f"reward {name} raised {said}; mend it or return None") from answer
-    if not isinstance(answer, list | tuple):
+    values = listed(answer)
+    if values is None:
         raise RewardError(f"reward {name} returned {type(answer).__name__}; return a list of float or None")
-    if len(answer) != wanted:
-        raise RewardError(f"reward {name} returned {len(answer)} values for {wanted} completions; return one each")
-    return [_number(value, f"reward {name}, completion {row}") for row, value in enumerate(answer)]
+    if len(values) != wanted:
+        raise RewardError(f"reward {name} returned {len(values)} values for {wanted} completions; return one each")
+    return [_number(value, f"reward {name}, completion {row}") for row, value in enumerate(values)]
 
 
 def _number(value: Any, where: str) -> float | None:
-    """None or a float, from bool and NumPy's numbers too. Raises RewardError for any other type."""
-    if value is None:
-        return None
-    if not isinstance(value, Real):
-        raise RewardError(f"{where}: {value!r} is of type {type(value).__name__}; return float or None")
+    """None or a float. Raises RewardError for anything else."""
     try:
-        return float(value)
+        return number(value)
+    except TypeError as error:
+        raise RewardError(f"{where}: {value!r} is {error}; return float or None") from error
     except OverflowError as error:
         raise RewardError(f"{where}: a whole number beyond 1e308; return float or None") from error
 
@@ -183,26 +215,47 @@ class Judged(NamedTuple):
     """(B,) bool."""
     calls: judge_pool.Calls | None
     """The calls in the pool; None where none is used."""
+    metrics: Mapping[str, float]
+    """Mean and deviation of each function, unless a built-in one is alone, and the numbers that were logged."""
+    log: Log
 
 
 class Judging:
     """A batch whose completions are being judged; `result` waits for the calls in the pool."""
 
-    def __init__(self, values: torch.Tensor, scorable: torch.Tensor, pending: judge_pool.Pending | None) -> None:
-        self._direct = values, scorable
-        self._pending = pending
+    def __init__(
+        self,
+        functions: Sequence[Reward],
+        given: Arguments,
+        weights: Sequence[float],
+        direct: Mapping[int, Rows],
+        pending: judge_pool.Pending | None,
+    ) -> None:
+        self._functions, self._given, self._weights = functions, given, weights
+        self._direct, self._pending = direct, pending
 
     def result(self) -> Judged:
-        """The sum of all rewards. A completion with a failed call is not scorable, whatever other functions say."""
-        if self._pending is None:
-            return Judged(*self._direct, None)
-        calls = self._pending.result()
-        values, scorable = self._direct
-        for rewards in calls.rewards:
-            values = values + torch.tensor([reward or 0.0 for reward in rewards])
-            scorable = scorable | torch.tensor([reward is not None for reward in rewards], dtype=torch.bool)
-        scorable[[row for row, _ in calls.failures]] = False
-        return Judged(values, scorable, calls)
+        """The weighted sum of all rewards. A completion with a failed call is not scorable, whatever others say."""
+        calls = self._pending.result() if self._pending else None
+        pooled = iter(calls.rewards if calls else ())
+        rows = [self._direct[place] if place in self._direct else next(pooled) for place in range(len(self._functions))]
+        values, scorable = _summed(rows, self._weights, len(self._given.completions))
+        if calls:
+            scorable[[row for row, _ in calls.failures]] = False
+        metrics = {} if _one_built_in(self._functions) else _metrics(self._functions, rows)
+        return Judged(values, scorable, calls, metrics | self._given.log.metrics, self._given.log)
+
+
+def _one_built_in(functions: Sequence[Reward]) -> bool:
+    """Whether there is one function, whose mean is the metric `reward`, and it comes with the package."""
+    return len(functions) == 1 and any(known in (functions[0], type(functions[0])) for known in REWARDS.values())
+
+
+def _metrics(functions: Sequence[Reward], rows: Sequence[Rows]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, rewards in zip(named(functions), rows, strict=True):
+        found |= metrics_of(name, rewards)
+    return found
 
 
 def begin(
@@ -210,26 +263,27 @@ def begin(
     problems: Sequence[Problem],
     completions: Sequence[str],
     settings: JudgeConfig | None = None,
+    weights: Sequence[float] = (),
+    completion_ids: Sequence[Sequence[int]] = (),
+    state: TrainerState | None = None,
 ) -> Judging:
-    """Begin to judge one completion a problem; the functions receive the problems' columns.
+    """Begin to judge one completion a problem; the functions receive the problems' columns, and what TRL passes.
 
     Functions that answer at once are called now, and all of them without a pool (`judge.workers = 0`).
-    Raises RewardError for a wrong answer of theirs.
+    Raises RewardError for a wrong answer of theirs, and ConfigError for another number of weights than functions.
     """
-    settings = settings or JudgeConfig()
+    settings, weights = settings or JudgeConfig(), weights_of(weights, functions)
     columns = {name: [problem.columns[name] for problem in problems] for name in problems[0].columns}
+    answers = [problem.answered(text) for problem, text in zip(problems, completions, strict=True)]
     prompts = [problem.prompt for problem in problems]
+    given = Arguments(prompts, answers, columns, completion_ids, state or TrainerState())
     pooled = [each for each in functions if settings.workers and each not in INSTANT.values()]
-    pending = judge_pool.begin(pooled, prompts, completions, columns, settings) if pooled else None
-    direct = [each for each in functions if each not in pooled]
-    return Judging(*score(direct, prompts, completions, columns), pending)
+    pending = judge_pool.begin(pooled, given, settings) if pooled else None
+    direct = [place for place, each in enumerate(functions) if each not in pooled]
+    answered = _answers([functions[place] for place in direct], given)
+    return Judging(functions, given, weights, dict(zip(direct, answered, strict=True)), pending)
 
 
-def judge(
-    functions: Sequence[Reward],
-    problems: Sequence[Problem],
-    completions: Sequence[str],
-    settings: JudgeConfig | None = None,
-) -> Judged:
-    """`begin`, and wait for the result."""
-    return begin(functions, problems, completions, settings).result()
+def judge(functions: Sequence[Reward], problems: Sequence[Problem], completions: Sequence[str], *more: Any) -> Judged:
+    """`begin` with the same arguments, and wait for the result."""
+    return begin(functions, problems, completions, *more).result()

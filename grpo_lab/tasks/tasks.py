@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 from grpo_lab import seeds
 from grpo_lab.errors import ConfigError, DataError, unknown
 from grpo_lab.paths import data_directory
+from grpo_lab.tasks.conversations import Prompt, is_conversation
+from grpo_lab.tasks.reward_calls import OFFERED
 
 T = TypeVar("T")
 MAX_HELD_OUT = 500
@@ -22,15 +24,20 @@ HELD_OUT_CAPITALS = 57
 DUAL_PROBLEMS = 4000
 """Problems of each task of the dual trainer."""
 # Reward functions are called with these keywords, so a column of the same name could not be passed.
-RESERVED_COLUMNS = frozenset({"prompts", "completions"})
+RESERVED_COLUMNS = frozenset({"prompts", "completions"}) | OFFERED
 
 
 @dataclass(frozen=True)
 class Problem:
     """One prompt, and the columns by which reward functions judge its completions."""
 
-    prompt: str
+    prompt: Any
+    """A `Prompt`: a text, as every built-in task has it, or a conversation."""
     columns: dict[str, Any]
+
+    def answered(self, text: str) -> Prompt:
+        """A completion as reward functions receive it: of a conversation a list of one message, as in TRL."""
+        return text if isinstance(self.prompt, str) else [{"role": "assistant", "content": text}]
 
 
 @dataclass(frozen=True)
@@ -182,9 +189,10 @@ def letters() -> Tasks:
 
 
 def from_jsonl(path: str | Path) -> Tasks:
-    """Problems from a file with one JSON object a line: a string `prompt`, and the same other columns in every line.
+    """Problems from a file with one JSON object a line: a `prompt`, and the same other columns in every line.
 
-    A tenth is held out (at most 500) when there are ten lines or more. Raises `DataError`, naming file and line.
+    Every prompt is a text, or every prompt is a conversation: a list of messages. A tenth is held out (at most 500)
+    when there are ten lines or more. Raises `DataError`, naming file and line.
     """
     path = Path(path)
     rows = read_jsonl(path)
@@ -193,6 +201,10 @@ def from_jsonl(path: str | Path) -> Tasks:
     for number, problem in rows.items():
         if (found := sorted(problem.columns)) != wanted:
             raise DataError(f"{path}:{number}: columns {found} differ from {wanted} in line {first}; make them equal")
+        if isinstance(problem.prompt, str) != isinstance(rows[first].prompt, str):
+            raise DataError(
+                f"{path}:{number}: prompts are texts and conversations; make all of one kind, as line {first}"
+            )
     return Tasks(path.stem, *split(list(rows.values()), min(len(rows) // 10, MAX_HELD_OUT)))
 
 
@@ -225,8 +237,11 @@ def _problem(line: str, where: str) -> Problem:
     if not isinstance(row, dict):
         raise DataError(f'{where}: is {type(row).__name__}; each line must be an object such as {{"prompt": "1+1="}}')
     prompt = row.pop("prompt", None)
-    if not isinstance(prompt, str) or not prompt:
-        raise DataError(f'{where}: "prompt" is {prompt!r}; it must be a string of at least one character')
+    if not prompt or not (isinstance(prompt, str) or is_conversation(prompt)):
+        raise DataError(
+            f'{where}: "prompt" is {prompt!r}; it must be a string of at least one character, or a list of messages '
+            'such as [{"role": "user", "content": "1+1="}]'
+        )
     if reserved := RESERVED_COLUMNS & row.keys():
         raise DataError(f"{where}: column {min(reserved)!r} is an argument of reward functions already; rename it")
     return Problem(prompt, row)

@@ -18,7 +18,7 @@ class Refused(Exception):
 class Attempt:
     """A step as the trainer runs it: interventions read `step`, the other fields record events.
 
-    `samples` are a few (prompt, completion, reward).
+    `samples` are a few (prompt, completion, reward), and `extras` the values that reward functions logged for them.
     """
 
     def __init__(self, step: Step, interventions: Arrangement) -> None:
@@ -26,6 +26,7 @@ class Attempt:
         self.actions: list[Action] = []
         self.verdict = Verdict.KEEP
         self.samples: tuple[tuple[str, str, float], ...] = ()
+        self.extras: dict[str, tuple[Any, ...]] = {}
         self.started = time.perf_counter()
         self._interventions = interventions
 

@@ -14,6 +14,7 @@ from grpo_lab.algorithm.batch import Batch
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import ConfigError, DataError
 from grpo_lab.tasks import sft_data, tasks
+from grpo_lab.tasks.conversations import tokenized
 from grpo_lab.training import passes, rollouts
 from grpo_lab.training.passes import Head, Packing, Pass
 
@@ -59,7 +60,7 @@ def load(config: Config, model: Any, tokenizer: Any) -> Demonstrations:
         if not isinstance(text, str) or not text:
             raise DataError(f'{place}: "completion" is {text!r}; it must be a string of at least one character')
     # As in GRPO, a prompt is encoded alone, and the tokens of its completion follow it.
-    prompts = tokenizer([problem.prompt for problem in problems.values()]).input_ids
+    prompts = tokenized(tokenizer, [problem.prompt for problem in problems.values()]).input_ids
     answers = tokenizer(list(completions.values()), add_special_tokens=False).input_ids
     ends = [[end] for end in rollouts.terminators(model, tokenizer).tolist()]
     end = ends[0] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]

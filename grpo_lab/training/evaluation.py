@@ -5,9 +5,8 @@ from collections.abc import Iterator, Sequence
 
 from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.events import Evaluated
-from grpo_lab.tasks import rewards
 from grpo_lab.tasks.tasks import Problem
-from grpo_lab.training import rollouts
+from grpo_lab.training import judging, rollouts
 from grpo_lab.training.learner import Learner
 from grpo_lab.training.objectives import Objective
 
@@ -23,17 +22,19 @@ def evaluate(learner: Learner, step: int) -> Iterator[Evaluated]:
     found = {}
     for objective in learner.objectives:
         if problems := learner.tasks[objective.name].held_out[: learner.config.run.num_eval]:
-            found[objective.name] = _mean_reward(learner, objective, problems)
+            found[objective.name] = _mean_reward(learner, objective, problems, step - learner.steps.start)
     if found:
         rewards = {name: reward for name, (reward, _) in found.items()}
         judged = sum(count for _, count in found.values())
         yield Evaluated(step, sum(rewards.values()) / len(rewards), judged, {n: r for n, r in rewards.items() if n})
 
 
-def _mean_reward(learner: Learner, objective: Objective, problems: Sequence[Problem]) -> tuple[float, int]:
-    """Mean reward of one completion of each problem, and the number of those that were scored."""
+def _mean_reward(learner: Learner, objective: Objective, problems: Sequence[Problem], done: int) -> tuple[float, int]:
+    """Mean reward of one completion of each problem after `done` steps, and the number of those that were scored."""
     learner.policy.eval()  # the last step may have left dropout on
     sampling = SamplingConfig(max_completion_length=objective.sampling.max_completion_length)
+    tasks = learner.tasks[objective.name]
+    state = judging.state(learner.config, tasks, objective.num_prompts, done)
     generator, total, judged = learner.generator(0, objective.purpose("evaluation")), 0.0, 0
     for first in range(0, len(problems), EVALUATED_AT_ONCE):
         part = problems[first : first + EVALUATED_AT_ONCE]
@@ -41,7 +42,7 @@ def _mean_reward(learner: Learner, objective: Objective, problems: Sequence[Prob
         with learner.autocast():
             batch = rollouts.sample(learner.policy, learner.tokenizer, prompts, 1, sampling, generator)
         completions = rollouts.texts(learner.tokenizer, batch)
-        judging = rewards.judge(learner.rewards[objective.name], part, completions, learner.config.judge)
-        values, scorable = judging.values, judging.scorable
+        given = (part, completions, batch, learner.config, state)
+        values, scorable, *_ = judging.begin(objective, learner.rewards[objective.name], *given).result()
         total, judged = total + float(values[scorable].sum()), judged + int(scorable.sum())
     return total / judged if judged else math.nan, judged

@@ -1,22 +1,63 @@
-"""The calls of a step's judge: their metrics, the reason of those that failed, and the limit of their share."""
+"""The judging of a step's completions: its start, its samples, its metrics, and the limit of failed calls."""
+
+from collections.abc import Sequence
 
 import torch
 
+from grpo_lab.algorithm.batch import Batch
+from grpo_lab.config.schema import Config
 from grpo_lab.events import Stage, Verdict
-from grpo_lab.tasks.judge_pool import Calls
+from grpo_lab.tasks import rewards
+from grpo_lab.tasks.reward_calls import TrainerState
+from grpo_lab.tasks.rewards import Judged, Judging, Reward
+from grpo_lab.tasks.tasks import Problem, Tasks
+from grpo_lab.training import rollouts
 from grpo_lab.training.attempt import Attempt, Refused
 from grpo_lab.training.interventions import exceeds
+from grpo_lab.training.objectives import Objective, Part
+
+SAMPLES = 4
+"""Completions that a step's event holds."""
 
 
-def check(attempt: Attempt, calls: Calls | None, part: int = 0) -> None:
-    """Note the share of failed calls and the seconds waited for them; nothing where there is no pool.
+def state(config: Config, tasks: Tasks, num_prompts: int, done: int) -> TrainerState:
+    """The progress of training after `done` steps of `num_prompts` prompts each, as reward functions read it."""
+    return TrainerState(done, config.run.num_steps, done * num_prompts / len(tasks.train))
+
+
+def begin(
+    by: Objective,
+    functions: Sequence[Reward],
+    problems: Sequence[Problem],
+    completions: Sequence[str],
+    batch: Batch,
+    config: Config,
+    now: TrainerState,
+) -> Judging:
+    """Begin to judge the completions of a batch by one objective, with a problem for each."""
+    ids = rollouts.token_ids(batch)
+    return rewards.begin(functions, problems, completions, config.judge, by.reward_weights, ids, now)
+
+
+def show(attempt: Attempt, part: Part, judged: Judged, objectives: int) -> None:
+    """Note the first completions of a few prompts, and the values that reward functions logged for these."""
+    size = len(judged.values) // len(part.problems)
+    rows = [place * size for place in range(len(part.problems))][: max(1, SAMPLES // objectives)]
+    attempt.samples += part.samples(judged.values[::size].tolist())[: len(rows)]
+    for column, values in judged.log.extras(rows).items():
+        attempt.extras[column] = attempt.extras.get(column, ()) + values
+
+
+def check(attempt: Attempt, judged: Judged, part: int = 0) -> None:
+    """Note the metrics of the reward functions; of a pool the share of failed calls and the seconds waited for them.
 
     An objective that scores several parts of a batch notes the mean over them.
     Raises Refused where the share is above `judge.max_failed`.
     """
+    recorder, limit, calls = attempt.step.recorder, attempt.step.config.judge.max_failed, judged.calls
+    recorder.metrics({name: torch.tensor(value, dtype=torch.float64) for name, value in judged.metrics.items()}, part)
     if calls is None:
         return
-    recorder, limit = attempt.step.recorder, attempt.step.config.judge.max_failed
     recorder.metric("judge/failed", torch.tensor(calls.failed), part)
     recorder.metric("judge/time", torch.tensor(calls.waited), part)
     if not calls.failures:

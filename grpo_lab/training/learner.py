@@ -19,7 +19,6 @@ from grpo_lab.errors import ConfigError
 from grpo_lab.events import LinkNote, Stage, Stepped, Verdict
 from grpo_lab.models import adapters, loading
 from grpo_lab.models.precision import PRECISIONS
-from grpo_lab.tasks import rewards as reward_functions
 from grpo_lab.tasks.tasks import Tasks
 from grpo_lab.training import (
     demonstrations,
@@ -44,8 +43,6 @@ Model = tuple[Any, Any] | None
 """A policy and its tokenizer in place of the configured ones."""
 Controls = Callable[[int], Sequence[str]] | None
 """Called at the top of each step; returns overrides for `Config.with_`, applied to the running model."""
-SAMPLES = 4
-"""Completions that a step's event holds."""
 
 
 class Learner:
@@ -151,10 +148,10 @@ class Learner:
             batch = rollouts.sample(*given, self.config.model.decode)
         repeated = [problem for problem in problems for _ in range(size)]
         completions = rollouts.texts(self.tokenizer, batch)
-        begun = {
-            by.name: reward_functions.begin(self.rewards[by.name], repeated, completions, self.config.judge)
-            for by in self.combination.scoring(objective, self.objectives)
-        }
+        state = judging.state(self.config, self.tasks[objective.name], len(problems), index - self.steps.start)
+        given = (repeated, completions, batch, self.config, state)
+        scoring = self.combination.scoring(objective, self.objectives)
+        begun = {by.name: judging.begin(by, self.rewards[by.name], *given) for by in scoring}
         return Part(objective, sampling, problems, batch, completions[::size], begun)
 
     def score(self, attempt: Attempt, part: Part) -> list[Scores]:
@@ -165,13 +162,13 @@ class Learner:
         """
         size, device, found = self.config.data.num_generations, part.batch.group.device, []
         for objective in self.combination.scoring(part.objective, self.objectives):
-            values, scorable, calls = part.judging[objective.name].result()
+            values, scorable, *_ = judged = part.judging[objective.name].result()
             if objective is part.objective:
-                attempt.samples += part.samples(values[::size].tolist())[: max(1, SAMPLES // len(self.objectives))]
+                judging.show(attempt, part, judged, len(self.objectives))
             elif not scorable.any():
                 continue  # it cannot judge these prompts
             attempt.turn_to(objective, sampling=part.sampling, scorable=scorable.view(-1, size).to(device))
-            judging.check(attempt, calls, part.objective.place)
+            judging.check(attempt, judged, part.objective.place)
             rewards = attempt.apply(Stage.REWARDS, values.view(-1, size).to(device))
             step_metrics.rewards(attempt.step, rewards, part.objective.place)
             found.append(Scores(rewards, known(attempt.step.scorable, "scorable"), objective.weight))
@@ -255,7 +252,7 @@ class Learner:
         metrics |= step_metrics.memory(self.policy.device)
         metrics["step_time"] = time.perf_counter() - attempt.started
         index, done, acted = attempt.step.index, self.updates.committed, tuple(attempt.actions)
-        return Stepped(index, done, attempt.verdict, metrics, links, acted, attempt.samples, failed)
+        return Stepped(index, done, attempt.verdict, metrics, links, acted, attempt.samples, failed, attempt.extras)
 
     def generator(self, step: int, purpose: str) -> torch.Generator:
         """Generator of the run's random draws for one purpose in one step."""

@@ -15,7 +15,8 @@ from grpo_lab.config.fields import build, settings_of
 from grpo_lab.config.schema import Config
 from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.errors import ConfigError
-from grpo_lab.tasks.rewards import Judging, Reward
+from grpo_lab.tasks.conversations import text_of
+from grpo_lab.tasks.rewards import Judging, Reward, weights_of
 from grpo_lab.tasks.rewards import load as load_reward
 from grpo_lab.tasks.tasks import Problem, Tasks
 from grpo_lab.tasks.tasks import load as load_tasks
@@ -39,6 +40,8 @@ class Objective:
     band: tuple[float, float] | None
     """The ends of the band for its KL, in nats per token."""
     sampling: SamplingConfig
+    reward_weights: tuple[float, ...] = ()
+    """One for each reward function; empty for 1 each."""
 
     def purpose(self, purpose: str) -> str:
         """The purpose of a random draw for this objective. The first one draws as the only one of a run does."""
@@ -63,7 +66,7 @@ class Part:
 
     def samples(self, rewards: Sequence[float]) -> tuple[tuple[str, str, float], ...]:
         """Each prompt with its first completion and the reward of that."""
-        prompts = (problem.prompt for problem in self.problems)
+        prompts = (text_of(problem.prompt) for problem in self.problems)
         return tuple(zip(prompts, self.first_completions, rewards, strict=True))
 
 
@@ -115,7 +118,18 @@ def resolve(config: Config) -> tuple[Objective, ...]:
     """
     data, loss = config.data, config.loss
     if not config.objectives:
-        only = ("", 0, data.tasks, data.rewards, 1.0, data.num_prompts, loss.beta, None, config.sampling)
+        only = (
+            "",
+            0,
+            data.tasks,
+            data.rewards,
+            1.0,
+            data.num_prompts,
+            loss.beta,
+            None,
+            config.sampling,
+            data.reward_weights,
+        )
         return (Objective(*only),)
     found = []
     for place, given in enumerate(config.objectives):
@@ -131,6 +145,7 @@ def resolve(config: Config) -> tuple[Objective, ...]:
                 loss.beta if given.beta is None else given.beta,
                 None if given.kl_low is None or given.kl_high is None else (given.kl_low, given.kl_high),
                 build(SamplingConfig, {**inherited, **given.sampling}, f"objectives.{given.name}.sampling"),
+                given.reward_weights or (() if given.rewards else data.reward_weights),
             )
         )
     _check_prompts(found, loss.combination)
@@ -152,6 +167,8 @@ def load_tasks_and_rewards(
             "name a file for each in [[objectives]]"
         )
     functions = {o.name: rewards or [load_reward(name, config.judge) for name in o.rewards] for o in objectives}
+    for objective in objectives:
+        weights_of(objective.reward_weights, functions[objective.name])
     found = {o.name: tasks or load_tasks(o.tasks) for o in objectives}
     columns = dict.fromkeys(name for each in found.values() for name in each.train[0].columns)
     wider = {name: tasks for name, tasks in found.items() if tasks.train[0].columns.keys() != columns.keys()}

@@ -17,6 +17,7 @@ from grpo_lab.algorithm.logprobs import entropies
 from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Stage
+from grpo_lab.tasks.conversations import Prompt, tokenized
 from grpo_lab.training.graph_decoding import DECODERS
 from grpo_lab.training.sampling_filters import SamplingFilters
 
@@ -26,9 +27,9 @@ def untouched(stage: Stage, value: Any, note: str = "") -> Any:
     return value
 
 
-def encode(tokenizer: Any, prompts: Sequence[str], device: torch.device) -> tuple[Tensor, Tensor]:
+def encode(tokenizer: Any, prompts: Sequence[Prompt], device: torch.device) -> tuple[Tensor, Tensor]:
     """(P, S) token ids padded on the left, and their mask."""
-    encoded = tokenizer(list(prompts), return_tensors="pt", padding=True, padding_side="left")
+    encoded = tokenized(tokenizer, prompts, return_tensors="pt", padding=True, padding_side="left")
     return encoded["input_ids"].to(device), encoded["attention_mask"].to(device)
 
 
@@ -46,7 +47,7 @@ def terminators(model: Any, tokenizer: Any) -> Tensor:
 def sample(
     model: Any,
     tokenizer: Any,
-    prompts: Sequence[str],
+    prompts: Sequence[Prompt],
     num_generations: int,
     sampling: SamplingConfig,
     generator: torch.Generator,
@@ -113,11 +114,15 @@ class _Tape:
         return Batch(prompt_ids, prompt_mask, group, *columns)
 
 
+def token_ids(batch: Batch) -> list[list[int]]:
+    """The tokens of each completion, its end token included, without padding."""
+    lengths = batch.completion_mask.sum(dim=1).tolist()
+    return [ids[:length] for ids, length in zip(batch.completions.tolist(), lengths, strict=True)]
+
+
 def texts(tokenizer: Any, batch: Batch) -> list[str]:
     """The completions as text, without special tokens."""
-    lengths = batch.completion_mask.sum(dim=1).tolist()
-    rows = [ids[:length] for ids, length in zip(batch.completions.tolist(), lengths, strict=True)]
-    return tokenizer.batch_decode(rows, skip_special_tokens=True)
+    return tokenizer.batch_decode(token_ids(batch), skip_special_tokens=True)
 
 
 def _check_length(model: Any, prompt_length: int, sampling: SamplingConfig) -> None:

@@ -10,7 +10,7 @@ GRPO finds it and never moves, and no reward model is trained. One process and o
 checkpointing. The policy itself samples: no vLLM, no asynchronous sampler. A batch makes mu updates as a whole, then is
 forgotten: no replay, no minibatches (micro-batches only accumulate gradients), no importance weight for the sampler's
 mismatch. Groups without spread and cut-off completions are trained: no dynamic sampling, no overlong filter (DAPO). A
-completion is one turn of plain text: no chat template, no tools. An interrupted run starts again.
+completion is one turn of text: no tools. An interrupted run starts again.
 """
 
 from collections.abc import Iterator
@@ -20,12 +20,12 @@ from grpo_lab.events import Changed, Ended, Event, Stage, Started, Verdict
 from grpo_lab.tasks.tasks import Tasks
 from grpo_lab.training.attempt import Attempt, Refused
 from grpo_lab.training.evaluation import evaluate
+from grpo_lab.training.given import public
 from grpo_lab.training.learner import Controls, Learner, Model, Rewards
 from grpo_lab.training.sft import sft_step
-from grpo_lab.training.torch_settings import own_settings
 
 
-@own_settings
+@public
 def train(
     config: Config, model: Model = None, tasks: Tasks | None = None, rewards: Rewards = None, controls: Controls = None
 ) -> Iterator[Event]:

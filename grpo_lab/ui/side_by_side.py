@@ -9,10 +9,9 @@ from pathlib import Path
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import RunError
 from grpo_lab.models.loading import locate
-from grpo_lab.models.registry import MODELS
 from grpo_lab.runs import environment
 from grpo_lab.runs.child_pool import kept, warm_child
-from grpo_lab.runs.memory import at_most
+from grpo_lab.runs.memory import MIB, predict
 from grpo_lab.runs.session import Session
 from grpo_lab.training.registry import validated
 from grpo_lab.ui import console
@@ -46,7 +45,7 @@ def run_all(configs: Mapping[str, Config], directory: Path) -> dict[str, Session
                 session.stop()
             session.run()
 
-    jobs = _jobs({config.model.name for config in configs.values()})
+    jobs = _jobs(configs.values())
     with console.progress() as bars, kept(jobs), ThreadPoolExecutor(jobs) as pool:
         running = [pool.submit(run, name) for name in configs]
         try:
@@ -61,8 +60,9 @@ def run_all(configs: Mapping[str, Config], directory: Path) -> dict[str, Session
     return {name: sessions[name] for name in configs}
 
 
-def _jobs(names: Iterable[str]) -> int:
-    """The number of runs that cores and memory have room for."""
+def _jobs(configs: Iterable[Config]) -> int:
+    """The number of runs that cores and memory have room for; of each model one config is looked at."""
     cores, memory = os.cpu_count() or 1, environment.memory_bytes()
-    largest = max((MODELS[name].parameters for name in names if name in MODELS), default=0)
-    return max(1, min(cores, memory // at_most(largest))) if memory and largest else cores
+    of_models = {config.model.name: config.with_("run.device=cpu") for config in configs}.values()
+    largest = max((predict(config).peak for config in of_models), default=0.0) if memory else 0.0
+    return max(1, min(cores, int((memory or 0) / MIB / largest))) if largest else cores

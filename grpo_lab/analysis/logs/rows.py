@@ -122,7 +122,7 @@ def numeric(values: Sequence[Any]) -> tuple[NDArray[np.int64], NDArray[np.float6
 
 
 def of_frame(frame: pd.DataFrame) -> Columns:
-    """The columns of a table. None and pd.NA mean not logged, NaN means logged as NaN; see also `Session.records`."""
+    """The columns of a table. None and pd.NA mean not logged, NaN means logged as NaN; see also `step_table.of`."""
     columns: Columns = {}
     not_logged = frame.attrs.get("not_logged", {})
     if frame.index.name in STEP_NAMES:

@@ -1,0 +1,190 @@
+"""A run that a signal or a raising reward function ends is whole, and its healthy weights are saved."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import grpo_lab as gl
+from grpo_lab.errors import RewardError
+from grpo_lab.events import Ended, Stepped
+from grpo_lab.models import loading
+from grpo_lab.runs.session import AT_ONCE, BY_THE_USER, Session
+
+SMOKE = gl.preset("smoke").with_("run.threads=1")
+LONG = ("--preset", "smoke", "--set", "run.threads=1", "--set", "run.num_steps=100000")
+BREAKS = """
+calls = []
+
+def breaks(completions, **columns):
+    calls.append(1)
+    if len(calls) == {at}:
+        {way}
+    return [float(sum(map(ord, text)) % 7) for text in completions]
+"""
+
+
+class Kill:
+    """A view that sends signals to this process after the first step."""
+
+    def __init__(self, *numbers):
+        self.numbers = numbers
+
+    def show(self, event):
+        if isinstance(event, Stepped) and event.step == 1:
+            for number in self.numbers:
+                os.kill(os.getpid(), number)
+
+
+def killed(directory, *numbers, **more):
+    session = Session(SMOKE.with_("run.num_steps=50"), directory, save_model=True, **more)
+    session.views.append(Kill(*numbers))
+    return session
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_the_run_ends_after_the_step_and_then_the_process(tmp_path, number):
+    before = signal.getsignal(number)
+    session = killed(tmp_path / "run", number)
+    with pytest.raises(SystemExit) as end:
+        session.run()
+    assert end.value.code == 128 + number and signal.getsignal(number) is before
+    again = Session.open(session.directory)
+    assert again.ended == Ended("stopped", BY_THE_USER) and len(again.records) == 2
+    assert again.saved_model and loading.load(str(again.saved_model))
+
+
+def test_sighup_right_after_sigterm_interrupts_nothing(tmp_path):
+    session = killed(tmp_path / "run", signal.SIGTERM, signal.SIGHUP)
+    with pytest.raises(SystemExit) as end:
+        session.run()
+    assert end.value.code == 143 and session.saved_model
+
+
+def test_a_second_sigterm_ends_at_once(tmp_path):
+    session = killed(tmp_path / "run", signal.SIGTERM, signal.SIGTERM)
+    with pytest.raises(SystemExit) as end:
+        session.run()
+    assert end.value.code == 143 and session.ended == Ended("stopped", AT_ONCE) and session.saved_model is None
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, lambda number, frame: None], ids=["nohup", "own"])
+def test_what_the_process_ignores_or_handles_is_left_to_it(tmp_path, handler):
+    before = signal.signal(signal.SIGHUP, handler)
+    try:
+        session = Session(SMOKE, tmp_path / "run")
+        session.views.append(Kill(signal.SIGHUP))
+        assert session.run().status == "done"
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def own(path, at, way="raise ValueError('no such answer')"):
+    path.write_text(BREAKS.format(at=at, way=way))
+    return f"data.rewards={path}:breaks"
+
+
+def test_a_reward_that_raises_leaves_the_weights_of_the_steps_before(tmp_path):
+    config = SMOKE.with_("run.num_steps=5", "optimizer.schedule=constant")
+    session = Session(config.with_(own(tmp_path / "mine.py", 3)), tmp_path / "run", save_model=True)
+    with pytest.raises(RewardError, match=r"reward breaks raised ValueError: no such answer; mend it or return None"):
+        session.run()
+    again = Session.open(tmp_path / "run")
+    assert again.status == "failed" and list(again.records["failed"]) == [False, False, True]
+    two = Session(config.with_(own(tmp_path / "mine.py", 99), "run.num_steps=2"), tmp_path / "two", save_model=True)
+    saved, expected = (loading.load(str(each.saved_model))[0].state_dict() for each in (again, two.run()))
+    assert all(torch.equal(saved[name], expected[name]) for name in expected)
+
+
+def test_a_mistake_before_the_first_step_saves_nothing(tmp_path):
+    session = Session(SMOKE.with_(f"data.rewards={tmp_path}/none.py:f"), tmp_path / "run", save_model=True)
+    with pytest.raises(RewardError):
+        session.run()
+    assert session.saved_model is None
+
+
+def started(tmp_path, *words, **more):
+    """The process of `grpo-lab train`, once it has made two steps."""
+    command = [sys.executable, "-m", "grpo_lab", "train", *LONG, "--out", str(tmp_path / "run"), *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
+    log = tmp_path / "run" / "events.jsonl"
+    for _ in range(1200):
+        if log.exists() and log.read_text().count('"Stepped"') >= 2:
+            return process
+        time.sleep(0.1)
+    raise AssertionError(process.communicate(process.kill()))
+
+
+def check_whole(directory: Path):
+    """The run is over, can be read, and its model loads."""
+    session = Session.open(directory)
+    assert session.status == "stopped" and session.saved_model
+    assert json.loads((directory / "events.jsonl").read_text().splitlines()[-1])["event"] == "Ended"
+    assert loading.load(str(session.saved_model)) and not list(directory.glob("*.part"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "child"), [(signal.SIGTERM, "--no-child"), (signal.SIGHUP, "--no-child"), (signal.SIGTERM, "--child")]
+)
+def test_a_killed_command_saves_its_weights(tmp_path, number, child):
+    process = started(tmp_path, child)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 128 + number and "Traceback" not in err
+    assert f"model: {tmp_path / 'run' / 'model'}" in out
+    check_whole(tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_signal_to_every_process_as_a_job_scheduler_sends_it(tmp_path):
+    process = started(tmp_path, "--child")
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert children
+    for pid in (process.pid, *map(int, children)):
+        os.kill(pid, signal.SIGTERM)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 143 and "Traceback" not in err
+    check_whole(tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_terminal_that_is_closed(tmp_path):
+    """The system sends SIGHUP, and every write to the terminal fails from then on."""
+    leader, terminal = pty.openpty()
+    words = [sys.executable, "-m", "grpo_lab", "train", *LONG, "--out", str(tmp_path / "run")]
+    take = "import fcntl, os, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0)"
+    code = f"{take}; os.execv(sys.argv[1], sys.argv[1:])"
+    process = subprocess.Popen([sys.executable, "-c", code, *words], stdin=terminal, stdout=terminal, stderr=terminal)
+    os.close(terminal)
+    reader = threading.Thread(target=drain, args=(leader, tmp_path / "run" / "events.jsonl"))
+    reader.start()
+    reader.join(120)
+    os.close(leader)
+    process.wait(120)
+    check_whole(tmp_path / "run")
+
+
+def drain(leader, log):
+    """Read what the command writes, until it has made two steps."""
+    while not (log.exists() and log.read_text().count('"Stepped"') >= 2):
+        os.read(leader, 10_000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("child", ["--no-child", "--child"])
+def test_a_command_whose_reward_raises_says_so_and_saves(tmp_path, child):
+    words = ["train", "--preset", "smoke", "--set", own(tmp_path / "mine.py", 3), "--out", tmp_path / "run", child]
+    done = subprocess.run([sys.executable, "-m", "grpo_lab", *map(str, words)], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "error: reward breaks raised ValueError: no such answer; mend it or return None\n"
+    session = Session.open(tmp_path / "run")
+    assert session.status == "failed" and session.saved_model and loading.load(str(session.saved_model))
