@@ -1,6 +1,6 @@
 """Logs of training runs, from this project and other trainers, as one table of metrics, which `diagnosis` reads.
 
-From a run folder only the metrics are read: no config, no verdict, no action of a guard or fault.
+From a run folder only metrics and settings are read: no verdict, no guard or fault, and no action of one.
 """
 
 import dataclasses
