@@ -1,4 +1,4 @@
-"""Formats of other writers, what lies beside a log, several runs in one, and input that is damaged."""
+"""Formats of other writers, files beside a log, several runs in one, and input that is damaged."""
 
 import csv
 import gzip
@@ -360,7 +360,7 @@ def test_a_console_that_is_cut(write):
     assert log.steps.tolist() == [1, 2] and "incomplete" in " ".join(log.notes)
 
 
-# What lies beside a log
+# Files beside a log
 
 
 def state(write, name="trainer_state.json"):
@@ -467,7 +467,7 @@ def test_damaged_arguments_are_noted(tmp_path, write, data):
 
 
 def test_arguments_that_are_damaged_anywhere(tmp_path):
-    """Whatever is changed in a file, it is read or refused."""
+    """A file changed at any place is read or refused."""
     draw = random.Random(0)
     path = tmp_path / "training_args.bin"
     for protocol in (0, 2, 4) * 60:

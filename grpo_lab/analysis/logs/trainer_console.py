@@ -1,4 +1,4 @@
-"""What Hugging Face's Trainer and its relatives print: {'loss': 0.1, 'grad_norm': 0.3, …}, between any other output."""
+"""The console of Hugging Face's Trainer and its relatives: {'loss': 0.1, 'grad_norm': 0.3, …} between other output."""
 
 import bisect
 import re
@@ -15,7 +15,7 @@ _LINE = re.compile(r"^(?P<before>[^\n{]*)(?P<row>\{'\w[^'\n]*':\s(?:[^\n]*\}|[^{
 """A dictionary on one line, one that a terminal wrapped, or one that is cut."""
 _PAIR = re.compile(rf"'([^']+)':\s*'?({NUMBER})'?", re.IGNORECASE)
 _GLOBAL_STEP = re.compile(r"Global step (\d+): $")
-"""What OpenRLHF prints before its dictionary."""
+"""The words of OpenRLHF before its dictionary."""
 _START = re.compile(r"\*{5} Running training \*{5}|==\(\(====\)\)==")
 """A line of transformers and one of Unsloth at the start of a training."""
 _RESUMED = re.compile(r"Continuing training from (?:a )?checkpoint")
