@@ -122,7 +122,7 @@ def _csv_files(folder: Path) -> list[Path]:
 
 
 def _read_beside(path: Path) -> list[Log]:
-    """The runs in a log, with settings and crash from files beside it. Raises LogError for a log without known metrics."""
+    """The runs in a log, with settings and crash from files beside it. Raises LogError for no known metric."""
     found, notes = settings.beside(path) if str(path) != files.STDIN else ({}, [])
     if path.is_dir():
         logs = tensorboard.read(path) if tensorboard.event_files(path) else _exports(_csv_files(path))

@@ -23,7 +23,7 @@ _MARK = object()
 
 @dataclass(eq=False)
 class Named:
-    """An object that a pickle would build by calling a class or function: its name, its arguments, and its attributes."""
+    """An object that a pickle would build by a call: the name that it calls, its arguments, and its attributes."""
 
     name: str
     arguments: tuple[Any, ...] = ()
@@ -60,7 +60,7 @@ def plain(value: Any) -> Any:
 
 
 def built(data: bytes) -> Any:
-    """The object in a pickle, made of plain values and `Named`. Raises ValueError for opcodes that are not known here."""
+    """The object in a pickle, of plain values and `Named`. Raises ValueError for opcodes that are not known here."""
     machine = _Machine()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # an escape sequence in a damaged text
