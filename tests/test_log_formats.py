@@ -1,4 +1,4 @@
-"""Formats of other writers, what lies beside a log, several runs in one, and input that is damaged."""
+"""Formats of other writers, files beside a log, several runs in one, and input that is damaged."""
 
 import csv
 import gzip
@@ -344,12 +344,23 @@ def test_a_completion_that_looks_like_a_line_of_verl(write):
     assert log.source == "trl" and log.steps.tolist() == [1, 2]
 
 
+@pytest.mark.parametrize("wrap", [hard, soft])
+@pytest.mark.parametrize("width", [37, 60, 80, 200])
+def test_a_dictionary_that_is_wrapped(write, wrap, width):
+    rows = [{"loss": 0.0, "grad_norm": 0.08656957, "reward": 0.1 * n, "kl": 0.00123456789, "epoch": 0.1} for n in STEPS]
+    text = "".join(wrap(str(row), width) + "\n 10%|█| 1/20 [00:24<27:11:00, 24.37s/it]\n" for row in rows)
+    log = logs.read(write("a.log", text))
+    assert values(log, "grad_norm") == dict.fromkeys(STEPS, 0.08656957)
+    assert values(log, "kl") == dict.fromkeys(STEPS, 0.00123456789)
+    assert values(log, "reward") == {n: 0.1 * n for n in STEPS}
+
+
 def test_a_console_that_is_cut(write):
     log = logs.read(write("a.log", printed([1e-6] * 3)[:-40]))
     assert log.steps.tolist() == [1, 2] and "incomplete" in " ".join(log.notes)
 
 
-# What lies beside a log
+# Files beside a log
 
 
 def state(write, name="trainer_state.json"):
@@ -456,7 +467,7 @@ def test_damaged_arguments_are_noted(tmp_path, write, data):
 
 
 def test_arguments_that_are_damaged_anywhere(tmp_path):
-    """Whatever is changed in a file, it is read or refused."""
+    """A file changed at any place is read or refused."""
     draw = random.Random(0)
     path = tmp_path / "training_args.bin"
     for protocol in (0, 2, 4) * 60:

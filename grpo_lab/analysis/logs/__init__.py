@@ -1,6 +1,6 @@
 """Logs of training runs, from this project and other trainers, as one table of metrics, which `diagnosis` reads.
 
-From a run folder only the metrics are read: no config, no verdict, no action of a guard or fault.
+From a run folder only metrics and settings are read: no verdict, no guard or fault, and no action of one.
 """
 
 import dataclasses
@@ -122,7 +122,7 @@ def _csv_files(folder: Path) -> list[Path]:
 
 
 def _read_beside(path: Path) -> list[Log]:
-    """The runs in a log, with what lies beside it. Raises LogError for a log without anything that is known here."""
+    """The runs in a log, with settings and crash from files beside it. Raises LogError for no known metric."""
     found, notes = settings.beside(path) if str(path) != files.STDIN else ({}, [])
     if path.is_dir():
         logs = tensorboard.read(path) if tensorboard.event_files(path) else _exports(_csv_files(path))

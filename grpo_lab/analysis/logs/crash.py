@@ -11,7 +11,7 @@ from grpo_lab.analysis.logs.files import tail
 
 _START = re.compile(r"Traceback \(most recent call last\)")
 _BEFORE = re.compile(r"(\x1b\[[\d;]*m|\(\w+ pid=\d+[^)]*\)|\[(?:rank|default)?\d+\]:|[│|╭╰─]+)\s?")
-"""What ray, torchrun and rich put before a line."""
+"""Prefixes of a line by ray, torchrun and rich."""
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:\([\w.]+\))?(?::.*)?$")
 _ERROR = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit|Timeout|Expired)\b")
 _RAY = "RayTaskError("

@@ -26,7 +26,7 @@ def content(path: Path) -> bytes:
     try:
         return gzip.decompress(data)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise LogError(f"{path}: damaged gzip, {error}; `gzip -dc {path} > log` unpacks what is left") from error
+        raise LogError(f"{path}: damaged gzip, {error}; `gzip -dc {path} > log` unpacks the rest") from error
 
 
 def text_of(data: bytes, name: str) -> str:

@@ -28,7 +28,7 @@ MEASURED = frozenset(
     for metric in ("loss", "reward", "reward_std", "grad_norm", "kl", "entropy", "completions/mean_length")
     for name in (metric, *OTHER_NAMES.get(metric, ()))
 )
-"""What a step measures, under all names; settings as learning_rate and beta are printed elsewhere too."""
+"""Measures of a step, under all names; settings as learning_rate and beta are printed elsewhere too."""
 TRL_ONLY = (
     "epoch",
     "completions/mean_terminated_length",

@@ -17,13 +17,13 @@ from typing import Any
 LARGEST = 2**24
 """Bytes; the arguments of a training take some kilobytes."""
 DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError)
-"""What a damaged archive or pickle raises."""
+"""Exceptions of a damaged archive or pickle."""
 _MARK = object()
 
 
 @dataclass(eq=False)
 class Named:
-    """What a pickle would build by calling a class or function: its name, its arguments, and its attributes."""
+    """An object that a pickle would build by a call: the name that it calls, its arguments, and its attributes."""
 
     name: str
     arguments: tuple[Any, ...] = ()
@@ -60,7 +60,7 @@ def plain(value: Any) -> Any:
 
 
 def built(data: bytes) -> Any:
-    """What a pickle describes, of plain values and `Named`. Raises ValueError for opcodes that are not known here."""
+    """The object in a pickle, of plain values and `Named`. Raises ValueError for opcodes that are not known here."""
     machine = _Machine()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # an escape sequence in a damaged text
@@ -97,7 +97,7 @@ class _Machine:
             raise ValueError(f"the opcode {name} is not known here")
 
     def _end(self, make: Callable[[list[Any], list[Any]], Any], taken: list[Any]) -> None:
-        """Push what is made of the values taken; None where it goes into an object that is on the stack already."""
+        """Push the value made of those taken; None is none: it went into an object that is on the stack already."""
         if (made := make(self.stack, taken)) is not None:
             self.stack.append(made)
 
@@ -174,4 +174,4 @@ _OF_TOP: dict[str, tuple[int, _Make]] = {
     "BINPERSID": (1, lambda stack, taken: Named("persistent")),
     "POP": (1, lambda stack, taken: None),
 }
-"""How many values each takes from the top of the stack, and what it makes of them."""
+"""The number of values that each takes from the top of the stack, and the function that makes one of them."""

@@ -13,7 +13,7 @@ from grpo_lab.analysis.logs.names import STEP_NAMES, bare, choose
 from grpo_lab.analysis.logs.rows import Columns, Log, Rows, make, measured_rows, size
 
 COUNTERS = (*STEP_NAMES, "num_tokens")
-"""What grows from the start of a run to its end; TRL counts num_tokens over the whole run. The first logged decides."""
+"""Columns that grow over a run, as TRL counts num_tokens; the first one that was logged decides."""
 NOTHING: Mapping[int, str] = MappingProxyType({})
 FAR = 5
 """Steps that a last row must go back to be the first of a new run, not one out of order."""

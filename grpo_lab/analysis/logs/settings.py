@@ -13,9 +13,9 @@ OF_TRAINING = frozenset(
 )
 """A YAML or JSON file with none of these on top tells of something else."""
 OF_A_MODEL = ("dtype", "torch_dtype")
-"""What config.json of a checkpoint tells of the weights that were saved."""
+"""Entries of a checkpoint's config.json: the number format of its weights."""
 NOT_READ = ("faults", "guards", "run.name")
-"""Sections of an own run's config that tell what was planted in it: a diagnosis is made without them."""
+"""Sections of an own run's config that tell of planted faults: a diagnosis is made without them."""
 Reader = Callable[[Path], dict[str, Any]]
 LARGEST = 2**20
 """Bytes of a file of settings."""
@@ -89,7 +89,7 @@ def _of_training(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def _own(path: Path) -> dict[str, Any]:
-    """The settings of a run of grpo_lab, without what was planted in it."""
+    """The settings of a run of grpo_lab, without its faults and guards."""
     tree = json.loads(path.read_text(encoding="utf-8"))
     hidden = tuple(f"{name}." for name in NOT_READ)
     return {name: value for name, value in flat(tree).items() if not f"{name}.".startswith(hidden)}

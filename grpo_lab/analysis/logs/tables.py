@@ -19,7 +19,7 @@ OF_TENSORBOARD = ["wall time", "step", "value"]
 _OF_A_RUN = re.compile(r"(?P<run>.+) - (?P<name>[^ ]+)$")
 _BOUNDS = ("__MIN", "__MAX")
 _AGAIN = re.compile(r" ?\(\d+\)$")
-"""What a browser puts behind the name of a file that is there already."""
+"""A browser's mark behind the name of a file that is there already."""
 _TAG = re.compile(r"(?P<run>.*)-tag-(?P<tag>.*)$")
 _TAGS = {name.replace("/", "_"): name for name in sorted(NAMES - {"num_tokens"})}
 """Names as TensorBoard writes them in a file's name; its num_tokens may be a step's or those since the start."""

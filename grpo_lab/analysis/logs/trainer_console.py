@@ -1,4 +1,4 @@
-"""What Hugging Face's Trainer and its relatives print: {'loss': 0.1, 'grad_norm': 0.3, …}, between any other output."""
+"""The console of Hugging Face's Trainer and its relatives: {'loss': 0.1, 'grad_norm': 0.3, …} between other output."""
 
 import bisect
 import re
@@ -11,10 +11,11 @@ from grpo_lab.analysis.logs.rows import Log
 from grpo_lab.analysis.logs.runs import of_dicts
 from grpo_lab.analysis.logs.uniform import NUMBER
 
-_LINE = re.compile(r"^(?P<before>[^\n{]*)(?P<row>\{'\w[^']*': [^\n]*)$", re.MULTILINE)
-_PAIR = re.compile(rf"'([^']+)': '?({NUMBER})'?", re.IGNORECASE)
+_LINE = re.compile(r"^(?P<before>[^\n{]*)(?P<row>\{'\w[^'\n]*':\s(?:[^\n]*\}|[^{}]{,20000}\}|[^\n]*))", re.MULTILINE)
+"""A dictionary on one line, one that a terminal wrapped, or one that is cut."""
+_PAIR = re.compile(rf"'([^']+)':\s*'?({NUMBER})'?", re.IGNORECASE)
 _GLOBAL_STEP = re.compile(r"Global step (\d+): $")
-"""What OpenRLHF prints before its dictionary."""
+"""The words of OpenRLHF before its dictionary."""
 _START = re.compile(r"\*{5} Running training \*{5}|==\(\(====\)\)==")
 """A line of transformers and one of Unsloth at the start of a training."""
 _RESUMED = re.compile(r"Continuing training from (?:a )?checkpoint")
@@ -44,7 +45,7 @@ def read_trainer(text: str, logging_steps: int) -> list[Log]:
 def _rows(text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Where each dictionary of metrics begins, and its numbers; those of an evaluation or of settings are left out."""
     for line in _LINE.finditer(text):
-        row = dict(_PAIR.findall(line["row"]))
+        row = dict(_PAIR.findall(line["row"].replace("\n", "")))
         if not MEASURED.isdisjoint(map(bare, row)):
             step = _GLOBAL_STEP.search(line["before"])
             yield line.start("row"), {"step": step[1], **row} if step else row

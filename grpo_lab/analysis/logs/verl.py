@@ -16,7 +16,7 @@ _LINE = re.compile(r"\bstep:\d+ - \S+:.*")
 _PAIR = re.compile(rf"([\w/.@()-]+):(?:np\.\w+\()?({NUMBER})\)?(?= - |\s*$)", re.IGNORECASE)
 _BEGUN = re.compile(r"[\w/.@()-]+(:\S*)?$")
 _PREFIX = re.compile(r"^(?:\x1b\[[\d;]*m)*(?:\(\w+ pid=\d+[^)]*\))?(?:\x1b\[[\d;]*m)*\s*")
-"""What ray puts before a line of a worker."""
+"""The prefix of ray before a line of a worker."""
 _CONFIG = re.compile(r"\{'(?:actor_rollout_ref|algorithm|critic|data)': ")
 _OVERRIDE = re.compile(r"(?<!\S)\+{0,2}((?:actor_rollout_ref|algorithm|critic|data|trainer)\.[\w.]+)=([^\s\\'\"]+)")
 LONGEST = 2**18
@@ -109,7 +109,7 @@ def _continues(record: str, line: str, cut_at: set[int]) -> bool:
 
 
 def _joined(record: str, said: str) -> str:
-    """A record and what its next line says, with one " - " between two metrics."""
+    """A record and the words of its next line, with one " - " between two metrics."""
     record, said = record.rstrip(), said.rstrip()
     if record.endswith(" -"):
         return f"{record} {said.removeprefix('- ')}"
