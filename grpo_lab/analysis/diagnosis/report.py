@@ -126,13 +126,13 @@ def healthy(evidence: Evidence) -> str:
 def _wrapped(said: str, by: int, first: str = "") -> list[str]:
     """A paragraph, indented, broken only between words."""
     indent = " " * by
-    options = {"break_long_words": False, "break_on_hyphens": False}
     return textwrap.wrap(
         " ".join(said.split()),
         WIDTH,
         initial_indent=indent + first,
         subsequent_indent=indent + " " * len(first),
-        **options,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 
