@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.config.schema import KEYS, Config
+from grpo_lab.config.schema import KEYS, Config, Switches
 from grpo_lab.errors import ConfigError, unknown
 from grpo_lab.metrics import LINKS, METRICS, of_objective
 from grpo_lab.paths import data_directory, data_tables
@@ -159,7 +159,14 @@ def preset(name: str) -> Config:
 
 def load_preset(name: str) -> Preset:
     """A preset with its title and story. Raises ConfigError for an unknown name or a mistake in its file."""
-    tree = _read(_find("presets", "preset", name))
+    path = _find("presets", "preset", name)
+    return _preset(path, name, path.stat().st_mtime_ns)
+
+
+@functools.cache
+def _preset(path: Path, name: str, changed: int) -> Preset:
+    """The preset in a file, read again only if the file changed."""
+    tree = _read(path)
     texts = _pop_texts(tree, name)
     _check_names(tree, [*KEYS], f"key of preset {name}")
     return Preset(name, **texts, config=Config().merged({"run": {"name": name}}).merged(tree))
@@ -236,6 +243,36 @@ def preset_names() -> list[str]:
 def scenario_names() -> list[str]:
     """The names of all scenarios."""
     return _names("scenarios")
+
+
+def from_file(path: Path) -> Config:
+    """The config in a TOML file, as `train --print-config` writes it; settings that it leaves out have their defaults.
+
+    Raises ConfigError for a file that cannot be read, bad TOML, an unknown name and a value outside its limit.
+    """
+    try:
+        return Config.from_dict(_read(path))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); give a TOML file of settings") from error
+    except ConfigError as error:
+        raise error if str(error).startswith(str(path)) else ConfigError(f"{path}: {error}") from error
+
+
+def guards_named(text: str) -> Switches:
+    """The guards that a text names: names, presets and `file.py:Mine` with commas between them, or `none`.
+
+    A guard has the settings that preset `stable` gives it, and one of a preset those of the preset.
+
+    >>> list(guards_named("original, warm_up")), guards_named("none")
+    (['clip_gradients', 'warm_up'], {})
+    """
+    stable, found = preset("stable").guards, dict[str, Any]()
+    for name in (part.strip() for part in text.split(",")):
+        if name in preset_names() or name.endswith(".toml"):
+            found |= preset(name).guards
+        elif name not in ("", "none"):
+            found[name] = dict(stable.get(name, {}))
+    return found
 
 
 def _names(folder: str) -> list[str]:
