@@ -1,5 +1,6 @@
 """From a run that broke to a config that learns: the scenario with the cause that its config holds, and its heal."""
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -132,10 +133,11 @@ def _of_objective(table: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in table.items() if name != "sampling"} | sampling
 
 
-def in_words(found: Suggestion) -> str:
-    """The change that stops and the change that heals, and why, a line each."""
+def in_words(found: Suggestion, width: int = 80) -> str:
+    """The change that stops and the change that heals, a line each, and why, in lines of `width` letters."""
     stop = [f"stop: {', '.join(found.stop)}"] if found.stop else []
-    return "\n".join([*stop, f"heal: {', '.join(found.heal.change)}", f"why: {' '.join(found.heal.why.split())}"])
+    why = textwrap.fill(f"why: {found.heal.why}", width, subsequent_indent="     ")
+    return "\n".join([*stop, f"heal: {', '.join(found.heal.change)}", why])
 
 
 def write_preset(config: Config, path: Path, title: str, why: str) -> None:

@@ -18,7 +18,7 @@ ENOUGH = 6
 """Steps that a curve needs to have a beginning and an end."""
 
 
-@app.command()
+@app.command(example="diagnose my_run/trainer_state.json")
 def diagnose(
     log: Annotated[Path, typer.Argument(help="A run folder, a log file, or a folder of TensorBoard files.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the diagnosis as JSON.")] = False,

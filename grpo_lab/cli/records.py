@@ -79,7 +79,9 @@ def suggest(run: Run, out: Out = None) -> None:
         sys.exit(1)
     path = _place(session.directory, out, "healed", ".toml")
     healing.write_preset(found.config, path, f"{session.config.run.name}, healed", found.heal.why)
-    console.say(f"cause: {found.case.title} ({found.case.name})\n{healing.in_words(found)}\nconfig: {path}")
+    console.say(
+        f"cause: {found.case.title} ({found.case.name})\n{healing.in_words(found, console.out.width)}\nconfig: {path}"
+    )
     console.say(f"next: grpo-lab train --preset {path}")
 
 

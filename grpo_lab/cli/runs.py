@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from grpo_lab.cli.app import INTERRUPTED, Device, Model, Out, app, given
-from grpo_lab.errors import ConfigError
+from grpo_lab.config.user_code import is_own
+from grpo_lab.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
     from grpo_lab.config.schema import Config
@@ -163,7 +164,7 @@ def _train(
     from grpo_lab.ui import console
 
     if print_config:
-        validated(config)
+        validated(config, own=True)
         print(toml.dumps(config), end="")
         sys.exit(0)
     session = Session(config, out, child=child or None, save_model=save is Save.LAST)
@@ -173,9 +174,12 @@ def _train(
         with contextlib.redirect_stdout(sys.stderr):  # a reward function may print
             session.run()
     else:
-        with _view(session, live):
-            session.run()
-        console.say_end(session)
+        try:
+            with _view(session, live):
+                session.run()
+        finally:  # also of a run that a signal ended
+            if session.ended and session.status != "failed":
+                console.say_end(session)
     by_user = session.ended is not None and session.ended.message.startswith(BY_THE_USER)
     sys.exit(0 if session.status == "done" else INTERRUPTED if by_user else 1)
 
@@ -228,7 +232,8 @@ def _config(
     Raises ConfigError for an unknown name, for two of the three, except for a scenario with its own preset, and for a
     heal without a scenario.
     """
-    from grpo_lab.config import catalog
+    from grpo_lab.config import catalog, toml
+    from grpo_lab.config.guard_names import guards_named
 
     if file and (preset or scenario):
         raise ConfigError("--config holds a whole config: give it without --preset and --scenario")
@@ -239,9 +244,16 @@ def _config(
     if heal and not scenario:
         raise ConfigError("--heal removes the cause of a scenario; name one with --scenario")
     if file:
-        config = catalog.from_file(file)
+        config = toml.load(file)
     elif scenario:
         config = catalog.scenario(scenario).config(heal=heal, model=model)
     else:
         config = catalog.preset(preset or "stable")
-    return config if guards is None else config.with_guards(catalog.guards_named(guards))
+    if guards is None:
+        return config
+    from grpo_lab.training.guards import GUARDS
+
+    for name in (named := guards_named(guards)):
+        if name not in GUARDS and not is_own(name):
+            raise unknown("guard", name, [*GUARDS, *catalog.preset_names(), "none"])
+    return config.with_guards(named)

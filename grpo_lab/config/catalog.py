@@ -1,8 +1,7 @@
 """Presets and scenarios: TOML files in data/, to which an instructor can add others without code.
 
-A preset is a whole configuration with a title. A scenario is the cause of a failure: overrides and faults laid over
-the preset `original`, with its symptoms, the cures that stop it, the heals after which the model learns, and its
-decoys, which look like cures and are none.
+A preset is a whole configuration with a title. A scenario is the cause of a failure: overrides and faults over a
+preset, with its symptoms, the cures that stop it, the heals after which the model learns, and its decoys.
 """
 
 import dataclasses
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.config.schema import KEYS, Config, Switches
+from grpo_lab.config.schema import KEYS, Config
 from grpo_lab.errors import ConfigError, unknown
 from grpo_lab.metrics import LINKS, METRICS, of_objective
 from grpo_lab.paths import data_directory, data_tables
@@ -130,7 +129,7 @@ class Scenario(Entry):
             raise ConfigError(f"scenario {self.name} names no heal; add [[heals]] to its file")
         config = config.merged(self.trial) if heal else config
         if model:
-            shared = model_settings()[model]["settings"] if model in model_settings() else {}
+            shared = model_settings().get(model, {}).get("settings", {})
             config = config.merged(shared).merged(self.models.get(model, {})).with_(f"model.name={model}")
         return config.with_(*self.heals[0].change) if heal else config
 
@@ -140,8 +139,7 @@ class Scenario(Entry):
         for model in ("tiny", *model_settings()):
             config = self.config(model=model)
             run = f"learning rate {config.optimizer.learning_rate:g}, {config.run.num_steps} steps"
-            tried = model == "tiny" or model in self.models
-            found[model] = run if tried else f"{run}; not tried on this model"
+            found[model] = run if model in ("tiny", *self.models) else f"{run}; not tried on this model"
         return found
 
 
@@ -163,9 +161,8 @@ def load_preset(name: str) -> Preset:
     return _preset(path, name, path.stat().st_mtime_ns)
 
 
-@functools.cache
+@functools.cache  # a file is read again if it changed
 def _preset(path: Path, name: str, changed: int) -> Preset:
-    """The preset in a file, read again only if the file changed."""
     tree = _read(path)
     texts = _pop_texts(tree, name)
     _check_names(tree, [*KEYS], f"key of preset {name}")
@@ -245,36 +242,6 @@ def scenario_names() -> list[str]:
     return _names("scenarios")
 
 
-def from_file(path: Path) -> Config:
-    """The config in a TOML file, as `train --print-config` writes it; settings that it leaves out have their defaults.
-
-    Raises ConfigError for a file that cannot be read, bad TOML, an unknown name and a value outside its limit.
-    """
-    try:
-        return Config.from_dict(_read(path))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}); give a TOML file of settings") from error
-    except ConfigError as error:
-        raise error if str(error).startswith(str(path)) else ConfigError(f"{path}: {error}") from error
-
-
-def guards_named(text: str) -> Switches:
-    """The guards that a text names: names, presets and `file.py:Mine` with commas between them, or `none`.
-
-    A guard has the settings that preset `stable` gives it, and one of a preset those of the preset.
-
-    >>> list(guards_named("original, warm_up")), guards_named("none")
-    (['clip_gradients', 'warm_up'], {})
-    """
-    stable, found = preset("stable").guards, dict[str, Any]()
-    for name in (part.strip() for part in text.split(",")):
-        if name in preset_names() or name.endswith(".toml"):
-            found |= preset(name).guards
-        elif name not in ("", "none"):
-            found[name] = dict(stable.get(name, {}))
-    return found
-
-
 def _names(folder: str) -> list[str]:
     return sorted(path.stem for path in (data_directory() / folder).glob("*.toml"))
 
@@ -297,9 +264,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _check_names(names: Iterable[str], known: list[str], kind: str) -> None:
     """Raise ConfigError for an unknown name."""
-    for name in names:
-        if name not in known:
-            raise unknown(kind, name, known)
+    for name in (name for name in names if name not in known):
+        raise unknown(kind, name, known)
 
 
 def _typed(tree: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
@@ -329,7 +295,6 @@ def _heals(tree: Mapping[str, Any], where: str) -> tuple[Heal, ...]:
 
 def _pop_texts(tree: dict[str, Any], name: str) -> dict[str, str]:
     """Take the texts out of the table. Raises ConfigError for an empty one."""
-    for key in _TEXTS:
-        if not isinstance(tree.get(key), str):
-            raise ConfigError(f"{name}.toml: {key} = {tree.get(key)!r}: every file needs a text there")
+    for key in (key for key in _TEXTS if not isinstance(tree.get(key), str)):
+        raise ConfigError(f"{name}.toml: {key} = {tree.get(key)!r}: every file needs a text there")
     return {key: tree.pop(key) for key in _TEXTS}

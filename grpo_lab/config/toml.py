@@ -1,11 +1,14 @@
-"""A config as TOML: the text that `tomllib` reads back as the same settings."""
+"""A config as TOML: the text, and the config of such a text."""
 
 import json
 import math
+import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from grpo_lab.config.schema import OBJECTIVES, SECTIONS, SWITCHES, Config
+from grpo_lab.errors import ConfigError
 
 
 def dumps(config: Config) -> str:
@@ -19,6 +22,21 @@ def dumps(config: Config) -> str:
     tree = config.to_dict()
     lines = [line for section in SECTIONS for line in table(section, tree[section])]
     return "\n".join([*lines, *tables(tree)]).lstrip() + "\n"
+
+
+def load(path: Path) -> Config:
+    """The config in a file; settings that it leaves out have their defaults.
+
+    Raises ConfigError for a file that cannot be read, bad TOML, an unknown name and a value outside its limit.
+    """
+    try:
+        return Config.from_dict(tomllib.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); give a TOML file of settings") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: not valid TOML ({error}); mend the file") from error
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def tables(tree: Mapping[str, Any]) -> list[str]:

@@ -183,7 +183,7 @@ def say_summary(session: Session) -> None:
     out.print(summary(session.events), markup=False)
     fine = not session.crash and progress_of(session.events).learned is Learned.LEARNED
     if not fine and (found := suggest(session.config, session.events)):
-        out.print(in_words(found), markup=False)
+        say(in_words(found, out.width))
 
 
 def say_verified(target: str, settings: Sequence[str]) -> int:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
-from grpo_lab.config.catalog import Expectation, guards_named, preset, preset_names, scenario, scenario_names
+from grpo_lab.config.catalog import Expectation, preset, preset_names, scenario, scenario_names
+from grpo_lab.config.guard_names import guards_named
 from grpo_lab.config.schema import Config, Switches
 from grpo_lab.config.user_code import is_own
 from grpo_lab.errors import unknown
