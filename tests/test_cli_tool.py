@@ -249,14 +249,13 @@ def test_the_live_view_says_step_status_and_guards():
 # --- help ------------------------------------------------------------------------------------------------------------
 
 
-def commands(group=None, path=()):
-    group = group or get_command(app)
+def commands(group, path=()):
     for name, each in group.commands.items():
         yield from commands(each, (*path, name)) if hasattr(each, "commands") else [((*path, name), each)]
 
 
 def test_every_command_states_its_exit_codes_and_an_example():
-    found = dict(commands())
+    found = dict(commands(get_command(app)))
     without = [path for path, each in found.items() if CODES not in (each.epilog or "")]
     bare = [path for path, each in found.items() if f"grpo-lab {' '.join(path)}" not in (each.epilog or "")]
     assert len(found) > 20 and without == bare == []
