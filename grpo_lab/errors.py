@@ -23,9 +23,13 @@ class ConfigError(GrpoLabError):
 class ModelError(GrpoLabError):
     """A model that cannot be found, read or trained."""
 
+    exit_code = 2
+
 
 class DataError(GrpoLabError):
-    """A file of prompts that is missing, empty or malformed."""
+    """A file of prompts, of a run or of a learner's progress that is missing, empty or malformed."""
+
+    exit_code = 2
 
 
 class RewardError(GrpoLabError):

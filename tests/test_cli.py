@@ -123,7 +123,7 @@ def test_guards_are_a_preset_or_names_or_none(run, tmp_path):
         assert list(found) == (["clip_gradients"] if names is None else names)
 
 
-def test_a_run_stopped_by_the_user_says_so_and_exits_1(tmp_path):
+def test_a_run_stopped_by_the_user_says_so_and_exits_130(tmp_path):
     words = [*SMOKE, "--set", "run.num_steps=100000", "--json", "--out", str(tmp_path / "a")]
     process = subprocess.Popen(
         [sys.executable, "-m", "grpo_lab.cli", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -133,7 +133,7 @@ def test_a_run_stopped_by_the_user_says_so_and_exits_1(tmp_path):
         pass
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=180)
-    assert process.returncode == 1 and err == ""
+    assert process.returncode == 130 and err == "interrupted\n"
     assert json.loads(out.splitlines()[-1]) == {
         "event": "Ended",
         "status": "stopped",
@@ -187,17 +187,17 @@ def make_mistakes(folder: Path) -> None:
         (2, ["--scenario", "broken.toml"], "broken.toml: not valid TOML"),
         (2, ["--scenario", "wrong.toml"], "loss.beta = -1.0: must be at least 0"),
         (2, ["--scenario", "absent.toml"], "unknown scenario 'absent.toml'"),
-        (1, ["--model", "./absent"], "no folder './absent'"),
-        (1, ["--model", "model"], "model: cannot load the model (SafetensorError"),
-        (1, ["--device", "cuda:99"], "device 'cuda:99' cannot be used here"),
-        (1, ["--data", "absent.jsonl"], "absent.jsonl: cannot be read"),
-        (1, ["--data", "no.jsonl"], 'no.jsonl:2: "prompt" is 3'),
+        (2, ["--model", "./absent"], "no folder './absent'"),
+        (2, ["--model", "model"], "model: cannot load the model (SafetensorError"),
+        (2, ["--device", "cuda:99"], "device 'cuda:99' cannot be used here"),
+        (2, ["--data", "absent.jsonl"], "absent.jsonl: cannot be read"),
+        (2, ["--data", "no.jsonl"], 'no.jsonl:2: "prompt" is 3'),
         (1, ["--reward", "bad.py:bad"], "reward bad raised KeyError: 'answers'; mend it"),
         (1, ["--reward", "bad.py:short"], "reward short returned 1 values for"),
-        (1, ["--reward", "bad.py:shorts"], "unknown name in bad.py 'shorts'; did you mean 'short'"),
-        (1, ["--reward", "syntax.py:f"], "importing it raised SyntaxError"),
-        (1, ["--reward", "absent.py:f"], "no file 'absent.py'"),
-        (1, ["--reward", "exact"], "unknown reward 'exact'; did you mean 'exact_match'"),
+        (2, ["--reward", "bad.py:shorts"], "unknown name in bad.py 'shorts'; did you mean 'short'"),
+        (2, ["--reward", "syntax.py:f"], "importing it raised SyntaxError"),
+        (2, ["--reward", "absent.py:f"], "no file 'absent.py'"),
+        (2, ["--reward", "exact"], "unknown reward 'exact'; did you mean 'exact_match'"),
         (1, ["--out", "file/run"], "file/run cannot be written after 0 steps: Not a directory"),
         (1, ["--out", "old"], "old already holds a run; choose another folder"),
     ],
@@ -215,7 +215,7 @@ def test_a_mistake_is_one_line(run, tmp_path, monkeypatch, code, words, message)
 @pytest.mark.parametrize("words", [["trace"], ["replay"]], ids=str)
 def test_a_folder_without_a_run_is_one_line(run, tmp_path, words):
     code, out, err = run(*words, tmp_path)
-    assert (code, out, err) == (1, "", f"error: {tmp_path} holds no run: config.json is missing\n")
+    assert (code, out, err) == (2, "", f"error: {tmp_path} holds no run: config.json is missing\n")
 
 
 def test_other_mistakes_are_one_line(run, tmp_path):

@@ -99,4 +99,4 @@ def test_the_command_finds_the_folder_of_the_learner(learner, monkeypatch, capsy
     _, out, _ = progress_command(monkeypatch, capsys, learner / "elsewhere")
     assert BEGUN in out
     code, out, said = progress_command(monkeypatch, capsys)
-    assert code == 1 and not out and "no answers/progress.jsonl" in said and "name the folder" in said
+    assert code == 2 and not out and "no answers/progress.jsonl" in said and "name the folder" in said

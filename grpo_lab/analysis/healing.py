@@ -1,7 +1,5 @@
 """From a run that broke to a config that learns: the scenario with the cause that its config holds, and its heal."""
 
-import json
-import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +8,7 @@ from typing import Any
 
 from grpo_lab.analysis.diagnosis import diagnose
 from grpo_lab.analysis.logs import from_events
+from grpo_lab.config import toml
 from grpo_lab.config.catalog import Heal, Scenario, scenario, scenario_names
 from grpo_lab.config.schema import OBJECTIVES, SECTIONS, SWITCHES, Config
 from grpo_lab.events import Event
@@ -134,30 +133,20 @@ def _of_objective(table: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in table.items() if name != "sampling"} | sampling
 
 
-def in_words(found: Suggestion) -> str:
-    """The change that stops and the change that heals, a line each, and why, in lines of 80 letters."""
+def in_words(found: Suggestion, width: int = 80) -> str:
+    """The change that stops and the change that heals, a line each, and why, in lines of `width` letters."""
     stop = [f"stop: {', '.join(found.stop)}"] if found.stop else []
-    why = textwrap.fill(f"why: {found.heal.why}", 80, subsequent_indent="     ")
+    why = textwrap.fill(f"why: {found.heal.why}", width, subsequent_indent="     ")
     return "\n".join([*stop, f"heal: {', '.join(found.heal.change)}", why])
 
 
 def write_preset(config: Config, path: Path, title: str, why: str) -> None:
     """Write a config as a preset's file: `grpo-lab train --preset FILE` trains it."""
     default = Config().to_dict()
-    lines = [f"{name} = {json.dumps(text)}" for name, text in (("title", title), ("source", "suggest"), ("story", why))]
+    lines = [f"{name} = {toml.value(text)}" for name, text in (("title", title), ("source", "suggest"), ("story", why))]
     for section in SECTIONS:
         mine = config.to_dict()[section]
         differing = {name: value for name, value in mine.items() if value != default[section][name]}
-        lines += _table(section, differing) if differing else []
-    for kind in SWITCHES:
-        for name, settings in config.to_dict()[kind].items():
-            lines += _table(f"{kind}.{json.dumps(name)}", settings)
-    for one in config.to_dict().get("objectives", ()):
-        lines += _table("[objectives]", _of_objective(one))
+        lines += toml.table(section, differing) if differing else []
+    lines += toml.tables(config.to_dict())
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def _table(name: str, settings: Mapping[str, Any]) -> list[str]:
-    """A TOML table. JSON writes strings, numbers, lists and truth values as TOML does, but for infinity."""
-    texts = {key: "inf" if value == math.inf else json.dumps(value) for key, value in settings.items()}
-    return ["", f"[{name}]", *(f"{key} = {text}" for key, text in texts.items())]

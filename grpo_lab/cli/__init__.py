@@ -1,7 +1,7 @@
 """The command line.
 
-Exit codes: 0 done, 1 the run failed, crashed or was stopped, 2 bad usage, 130 interrupted, 143 or 129 ended by SIGTERM
-or SIGHUP.
+Exit codes: 0 done, 1 the run failed, crashed or was stopped by a guard, 2 bad usage or a bad file, 130 Ctrl-C, 143 or
+129 ended by SIGTERM or SIGHUP.
 """
 
 import sys
@@ -21,11 +21,10 @@ from grpo_lab.cli import (  # noqa: F401
     models,
     records,
     runs,
+    settings,
 )
-from grpo_lab.cli.app import app
+from grpo_lab.cli.app import INTERRUPTED, app
 from grpo_lab.errors import GrpoLabError
-
-INTERRUPTED = 130
 
 
 def main() -> None:

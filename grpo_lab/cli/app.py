@@ -1,22 +1,65 @@
 """The application that commands register with, and their shared options."""
 
+from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
 
+T = TypeVar("T", bound=Callable[..., Any])
+CODES = (
+    "Exit codes: 0 done; 1 the run failed, crashed or was stopped by a guard; 2 bad usage or a bad file; 130 Ctrl-C; "
+    "143 or 129 ended by SIGTERM or SIGHUP."
+)
+INTERRUPTED = 130
+
+
+class _Application(typer.Typer):
+    """A Typer whose commands state their exit codes, and an example, below their help."""
+
+    def command(self, name: str | None = None, *, example: str = "", **options: Any) -> Callable[[T], T]:
+        """Register a command; `example` is a command line without `grpo-lab`."""
+        epilog = (f"Example: grpo-lab {example}\n\n" if example else "") + CODES
+        return super().command(name, epilog=epilog, **options)
+
+
 # Commands import the package when they run: torch takes seconds to import, and --help must be quick.
-app = typer.Typer(
+app = _Application(
     help="Reproduce, trace and stop failures of GRPO training.",
-    epilog="Exit codes: 0 done; 1 the run failed, crashed or was stopped; 2 bad usage; 130 interrupted.",
+    epilog=CODES,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 
+
+def sub(name: str, help: str, **options: Any) -> _Application:
+    """A group of commands below `grpo-lab NAME`."""
+    found = _Application(help=help, epilog=CODES, rich_markup_mode=None, **options)
+    app.add_typer(found, name=name)
+    return found
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"grpo-lab {version('grpo-lab')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_say_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Reproduce, trace and stop failures of GRPO training."""
+
+
 Model = Annotated[str | None, typer.Option("--model", help="tiny, smollm2-135m, a local folder, or a hub id.")]
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:1.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Output folder.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def given(model: str | None, device: str | None) -> tuple[str, ...]:

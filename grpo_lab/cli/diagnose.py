@@ -11,7 +11,7 @@ import typer
 from grpo_lab.cli.app import app
 
 
-@app.command()
+@app.command(example="diagnose my_run/trainer_state.json")
 def diagnose(
     log: Annotated[
         Path, typer.Argument(help="A run folder, a log file, a folder of TensorBoard files, or - for stdin.")
@@ -25,7 +25,7 @@ def diagnose(
     Reads run folders, trainer_state.json, consoles, JSON lines, CSV and TensorBoard of TRL, verl, OpenRLHF, ms-swift
     and W&B, and the settings and crash beside them (docs/logs.md). A second log is compared with the first.
 
-    Exit code 0 for any diagnosis, 2 for a log that cannot be read.
+    Exit code 0 for any diagnosis.
     """
     from grpo_lab.analysis.diagnosis import diagnose
     from grpo_lab.ui import console

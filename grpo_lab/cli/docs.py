@@ -8,7 +8,7 @@ import typer
 from grpo_lab.cli.app import Out, app
 
 
-@app.command()
+@app.command(example="docs --check")
 def docs(
     out: Out = None,
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 if a page is out of date.")] = False,

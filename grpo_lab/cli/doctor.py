@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from grpo_lab.runs.memory import Prediction
 
 
-@app.command()
+@app.command(example="doctor --memory stable")
 def doctor(
     target: Annotated[
         str | None,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from grpo_lab.cli.app import app
+from grpo_lab.cli.app import INTERRUPTED, app
 from grpo_lab.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ outside the sandbox. The inputs are drawn for each notebook from your secret, so
 answer does not prove its authorship."""
 
 
-@app.command()
+@app.command(example="grade submissions/ --out grades/")
 def grade(
     paths: Paths = None,
     out: Folder = Path("grades"),
@@ -110,7 +110,7 @@ def _course(rules: Rules) -> Course:
 
 
 def _grade(every: Sequence[Found], out: Path, course: Course, jobs: int) -> None:
-    """Grade with a progress bar, and write the reports; exit code 1 after Ctrl-C."""
+    """Grade with a progress bar, and write the reports; exit code 130 after Ctrl-C."""
     from grpo_lab.grading import class_run, reports
     from grpo_lab.grading.reports import marking
     from grpo_lab.ui import console
@@ -127,7 +127,7 @@ def _grade(every: Sequence[Found], out: Path, course: Course, jobs: int) -> None
     if results is None:
         message = f"stopped: finished results are saved in {out}; the same command continues from there"
         console.err.print(message, markup=False, soft_wrap=True)
-        raise typer.Exit(1)
+        raise typer.Exit(INTERRUPTED)
     if (sheet := out / marking.TO_MARK).exists():
         results = marking.with_marks(results, marking.read_marks(sheet))
     reports.write(results, out)

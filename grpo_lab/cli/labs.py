@@ -6,10 +6,9 @@ from typing import Annotated
 
 import typer
 
-from grpo_lab.cli.app import app
+from grpo_lab.cli.app import AsJson, sub
 
-labs_app = typer.Typer(help="The notebooks of the course.", no_args_is_help=True)
-app.add_typer(labs_app, name="labs")
+labs_app = sub("labs", "The notebooks of the course.", no_args_is_help=True)
 
 
 Labs = Annotated[list[str] | None, typer.Argument(metavar="[LAB]...", help="Labs; by default all.")]
@@ -23,7 +22,7 @@ def labs() -> None:
     """Generate notebooks from labs/src for learners, instructors and graders."""
 
 
-@labs_app.command()
+@labs_app.command(example="labs build --check")
 def build(
     names: Labs = None,
     edition: Annotated[str | None, typer.Option(help="learner or instructor; by default both.")] = None,
@@ -43,7 +42,7 @@ def build(
         raise RunError(f"out of date: {', '.join(map(str, stale))}; run grpo-lab labs build")
 
 
-@labs_app.command()
+@labs_app.command(example="labs release out/")
 def release(out: Out, names: Labs = None, force: Force = False, folder: Source = Path("labs")) -> None:
     """Write the learners' edition to a folder: notebooks and a README, without solutions."""
     from grpo_lab.course.editions.release import release, write_new
@@ -51,7 +50,7 @@ def release(out: Out, names: Labs = None, force: Force = False, folder: Source =
     _say(write_new(release(folder, out, names or ()), force))
 
 
-@labs_app.command()
+@labs_app.command(example="labs solutions out/")
 def solutions(out: Out, names: Labs = None, force: Force = False, folder: Source = Path("labs")) -> None:
     """Write the reference submission to a folder: the learners' notebooks with every answer filled in."""
     from grpo_lab.course.editions.release import reference, write_new
@@ -59,7 +58,7 @@ def solutions(out: Out, names: Labs = None, force: Force = False, folder: Source
     _say(write_new(reference(folder, out, names or ()), force))
 
 
-@labs_app.command()
+@labs_app.command(example="labs nbgrader course/")
 def nbgrader(
     out: Out,
     names: Labs = None,
@@ -76,7 +75,7 @@ def nbgrader(
     _say(write_new(course(folder, out, names or (), reference), force))
 
 
-@labs_app.command("open")
+@labs_app.command("open", example="labs open --no-browser")
 def open_labs(
     browser: Annotated[bool, typer.Option(help="Open a browser window, or only print the address.")] = True,
 ) -> None:
@@ -90,11 +89,12 @@ def open_labs(
     jupyterlab.start([f"--ServerApp.root_dir={work.resolve()}", *([] if browser else ["--no-browser"])])
 
 
-@labs_app.command()
+@labs_app.command(example="labs progress")
 def progress(
     folder: Annotated[
         Path | None, typer.Argument(metavar="[DIR]", help="Folder of the notebooks; by default here, work/ or labs/.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """List every exercise of every lab: passed, attempted or open."""
     from grpo_lab.course import progress
@@ -107,7 +107,15 @@ def progress(
     if not found:
         where = " or ".join(map(str, folders))
         raise DataError(f"no {progress.FILE} in {where}: check an exercise first, or name the folder of its notebook")
-    console.say(progress_view.as_text(progress.rows(found)))
+    rows = progress.rows(found)
+    if as_json:
+        return console.say_json(
+            [
+                {"lab": r.lab.name, "exercise": r.exercise.name, "title": r.exercise.title, "status": r.status}
+                for r in rows
+            ]
+        )
+    console.say(progress_view.as_text(rows))
 
 
 def _say(written: Iterable[Path]) -> None:

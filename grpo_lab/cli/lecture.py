@@ -9,7 +9,7 @@ from grpo_lab.cli import jupyterlab
 from grpo_lab.cli.app import app
 
 
-@app.command()
+@app.command(example="lecture --no-browser")
 def lecture(
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Port of the server; by default a free one.")

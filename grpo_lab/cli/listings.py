@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from grpo_lab.cli.app import app
+from grpo_lab.cli.app import AsJson, app
 
 if TYPE_CHECKING:
     from grpo_lab.config.catalog import Scenario
+    from grpo_lab.training.interventions import Intervention
 
 
-@app.command()
+@app.command(example="scenarios cuda-001")
 def scenarios(
     name: Annotated[str | None, typer.Argument(help="A scenario, to see its cures and heals.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """List the failures that can be reproduced, or describe one: what stops it, what heals it, and why."""
+    from dataclasses import asdict
+
     from grpo_lab.config.catalog import scenario, scenario_names
     from grpo_lab.ui import console
 
+    if as_json:
+        return console.say_json(
+            asdict(scenario(name)) if name else [asdict(scenario(each)) for each in scenario_names()]
+        )
     if name:
         return _describe(scenario(name))
     rows = [[found.name, found.title, found.source] for found in map(scenario, scenario_names())]
@@ -40,25 +48,41 @@ def _describe(case: Scenario) -> None:
     console.say(f"try it: grpo-lab train --scenario {case.name} --heal")
 
 
-@app.command()
-def presets() -> None:
+@app.command(example="presets --json")
+def presets(as_json: AsJson = False) -> None:
     """List the ready-made configurations."""
     from grpo_lab.config.catalog import load_preset, preset_names
     from grpo_lab.ui import console
 
-    rows = [[p.name, p.title, ", ".join(p.config.guards) or "none"] for p in map(load_preset, preset_names())]
+    found = [load_preset(name) for name in preset_names()]
+    if as_json:
+        texts = [{"name": p.name, "title": p.title, "source": p.source, "story": p.story} for p in found]
+        return console.say_json([t | {"config": p.config.to_dict()} for t, p in zip(texts, found, strict=True)])
+    rows = [[p.name, p.title, ", ".join(p.config.guards) or "none"] for p in found]
     console.out.print(console.table([["preset", "description", "guards"], *rows]))
 
 
-@app.command()
-def guards() -> None:
+@app.command(example="guards")
+def guards(as_json: AsJson = False) -> None:
     """List the guards, each with its stage and the texts `Stops`, `Costs` and `Hides`."""
     from grpo_lab.config.fields import settings_of
     from grpo_lab.training.guards import GUARDS
     from grpo_lab.ui import console
 
+    if as_json:
+        from grpo_lab.ui.docs_pages.guards import docstring
+
+        return console.say_json([_tree(name, guard, *docstring(guard)) for name, guard in GUARDS.items()])
     for name, guard in GUARDS.items():
         console.out.print(f"[bold]{name}[/bold]  at {guard.stage}")
         console.out.print(console.indented(" ".join((guard.__doc__ or "").split()), 2))
         for setting in settings_of(guard).values():
             console.out.print(console.indented(f"{setting.name} = {setting.default}: {setting.help}", 4))
+
+
+def _tree(name: str, guard: type[Intervention], about: str, notes: dict[str, str]) -> dict[str, Any]:
+    """A guard as plain values."""
+    from grpo_lab.config.fields import settings_of
+
+    settings = {each.name: {"default": each.default, "help": each.help} for each in settings_of(guard).values()}
+    return {"name": name, "stage": str(guard.stage), "meaning": about, **notes, "settings": settings}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from grpo_lab.cli.app import Device, Model, app, given
+from grpo_lab.cli.app import INTERRUPTED, Device, Model, app, given
 
 if TYPE_CHECKING:
     from grpo_lab.analysis.matrix.cells import Cell
@@ -27,17 +27,21 @@ DERIVED, LEARNS = "derived", "learns"
 
 
 Scenarios = Annotated[list[str] | None, typer.Option(help="A scenario, your own .toml, or `healthy`; repeatable.")]
-Guards = Annotated[list[str] | None, typer.Option(help="A guard; repeatable.")]
+Guards = Annotated[
+    list[str] | None, typer.Option("--guards", help="Columns of their own: guards and presets, as a,b,stable,none.")
+]
+Guard = Annotated[list[str] | None, typer.Option("--guard", hidden=True, help="The older name of --guards.")]
 Columns = Annotated[list[str] | None, typer.Option(help="Only these columns of the table; repeatable.")]
 Steps = Annotated[int | None, typer.Option(min=1, help="Steps of a run; by default those of its file, at least 12.")]
 Learn = Annotated[list[str] | None, typer.Option(help="With --derive: a scenario that has to be learned; repeatable.")]
 Folder = Annotated[Path, typer.Option(help="Output folder; its finished cells are not run again.")]
 
 
-@app.command()
+@app.command(example="matrix --scenario cuda-001 --guards clip_gradients,stable")
 def matrix(
     scenario: Scenarios = None,
-    guard: Guards = None,
+    guards: Guards = None,
+    older: Guard = None,
     column: Columns = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds of each cell: 0, 1, …")] = 3,
     steps: Steps = None,
@@ -58,7 +62,8 @@ def matrix(
     from grpo_lab.analysis.matrix.pool import Pool
     from grpo_lab.analysis.matrix.results import Journal
 
-    names, lessons, guard_sets = rows(scenario or ()), rows(learn) if learn else [], columns(guard or ())
+    guard = [name.strip() for text in (*(guards or ()), *(older or ())) for name in text.split(",") if name.strip()]
+    names, lessons, guard_sets = rows(scenario or ()), rows(learn) if learn else [], columns(guard)
     overrides = given(model, device)
     wanted = only(column, cells(names, guard_sets, seeds, steps, overrides, heals=not guard))
     journal, pool = Journal(out / CELLS), Pool(limit, out / "runs" if keep else None)
@@ -77,7 +82,13 @@ def matrix(
     finally:
         pool.close()
         journal.close()
-    options = {"scenario": scenario, "guard": guard, "column": column, "seeds": [seeds], "steps": steps and [steps]}
+    options = {
+        "scenario": scenario,
+        "guards": [",".join(guard)] if guard else None,
+        "column": column,
+        "seeds": [seeds],
+        "steps": steps and [steps],
+    }
     options |= {"learn": learn, "model": model and [model], "device": device and [device]}
     _write(out, results, _command(options, derive), found)
 
@@ -89,7 +100,7 @@ def _command(options: Mapping[str, Sequence[object] | None], derive: bool) -> st
 
 
 def _finish(wanted: Sequence[Cell], journal: Journal, pool: Pool, jobs: int, out: Path) -> list[Measurement]:
-    """Run the unfinished cells, with a bar; exit with code 1 after Ctrl-C."""
+    """Run the unfinished cells, with a bar; exit with code 130 after Ctrl-C."""
     from grpo_lab.analysis.matrix.pool import run_all
     from grpo_lab.ui import console
 
@@ -107,7 +118,7 @@ def _finish(wanted: Sequence[Cell], journal: Journal, pool: Pool, jobs: int, out
         console.report(
             f"stopped: {done} of {len(unique)} cells are finished in {out}; the same command goes on from there"
         )
-        raise typer.Exit(1)
+        raise typer.Exit(INTERRUPTED)
     return journal.of(wanted)
 
 

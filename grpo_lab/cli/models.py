@@ -4,26 +4,28 @@ from typing import Annotated
 
 import typer
 
-from grpo_lab.cli.app import Out, app
+from grpo_lab.cli.app import AsJson, Out, sub
 
-models_app = typer.Typer(help="List, build and download models.", invoke_without_command=True)
-app.add_typer(models_app, name="models")
+models_app = sub("models", "List, build and download models.", invoke_without_command=True)
 
 
 @models_app.callback()
-def models(context: typer.Context) -> None:
+def models(context: typer.Context, as_json: AsJson = False) -> None:
     """List the models that can be trained."""
     from grpo_lab.models.registry import MODELS
     from grpo_lab.ui import console
 
-    if context.invoked_subcommand is None:
+    if context.invoked_subcommand is None and as_json:
+        trees = [(m, {"name": m.name, "parameters": m.parameters, "present": m.present}) for m in MODELS.values()]
+        console.say_json([tree | {"path": str(m.path) if m.present else None, "origin": m.origin} for m, tree in trees])
+    elif context.invoked_subcommand is None:
         places = {m: str(m.path) if m.present else f"not here: {m.origin}" for m in MODELS.values()}
         rows = [[m.name, f"{m.parameters:,}", place] for m, place in places.items()]
         console.out.print(console.table([["model", "parameters", "where"], *rows]))
         console.say("--model also accepts a local folder and a hub id")
 
 
-@models_app.command()
+@models_app.command(example="models build tiny --out my_tiny")
 def build(
     name: Annotated[str, typer.Argument(help="`tiny`.")],
     out: Out = None,
@@ -44,7 +46,7 @@ def build(
     console.out.print(f"{folder}: {built['accuracy']:.1%} of held-out problems exact at T = 1")
 
 
-@models_app.command()
+@models_app.command(example="models fetch smollm2-135m")
 def fetch(name: Annotated[str, typer.Argument(help="`smollm2-135m`.")]) -> None:
     """Download a pretrained model into the cache folder, once.
 

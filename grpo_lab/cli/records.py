@@ -1,41 +1,76 @@
 """Commands that read recorded runs."""
 
+from __future__ import annotations
+
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from grpo_lab.cli.app import Out, app
+from grpo_lab.cli.app import AsJson, Out, app
+
+if TYPE_CHECKING:
+    from grpo_lab.runs.session import Session
 
 Run = Annotated[Path, typer.Argument(help="A run folder, or the name of a recording; see `grpo-lab recordings`.")]
 
 
-@app.command()
-def trace(run: Run, out: Out = None) -> None:
+@app.command(example="trace cuda-001-smollm2-135m-original")
+def trace(run: Run, out: Out = None, as_json: AsJson = False) -> None:
     """Show which link of the chain broke first in a recorded run, and draw the chain."""
-    from grpo_lab.runs.recordings import find
-    from grpo_lab.runs.session import Session
     from grpo_lab.ui import console, plots
 
-    session = Session.open(find(run))
-    console.say_summary(session)
+    session = _opened(run)
+    if not as_json:
+        console.say_summary(session)
     figure = plots.strip_figure(session.events, title=session.config.run.name)
-    console.say(f"figure: {plots.save(figure, _place(session.directory, out, 'chain'))}")
+    path = plots.save(figure, _place(session.directory, out, "chain"))
+    if as_json:
+        return console.say_json(_traced(session) | {"figure": str(path)})
+    console.say(f"figure: {path}")
 
 
-@app.command()
+def _opened(run: Path) -> Session:
+    """The session of a run folder or a recording. Raises DataError, as for any bad file, if it cannot be read."""
+    from grpo_lab.errors import DataError, RunError
+    from grpo_lab.runs.recordings import find
+    from grpo_lab.runs.session import Session
+
+    try:
+        return Session.open(find(run))
+    except RunError as error:
+        raise DataError(str(error)) from error
+
+
+def _traced(session: Session) -> dict[str, Any]:
+    """The result of a run as plain values: status, crash, first break and the status of each link by step."""
+    from dataclasses import asdict
+
+    from grpo_lab.runs.first_break import statuses
+
+    found = session.first_break()
+    return {
+        "run": str(session.directory),
+        "name": session.config.run.name,
+        "status": session.status,
+        "message": session.ended.message if session.ended else "",
+        "crash": asdict(session.crash) if session.crash else None,
+        "first_break": asdict(found) if found else None,
+        "links": {str(step): row for step, row in statuses(session.events).items()},
+    }
+
+
+@app.command(example="suggest runs/my_run")
 def suggest(run: Run, out: Out = None) -> None:
     """Write the healed config of a run that broke, as a preset's file, with the reason.
 
     Exit code 1 if the config of the run holds no known cause.
     """
     from grpo_lab.analysis import healing
-    from grpo_lab.runs.recordings import find
-    from grpo_lab.runs.session import Session
     from grpo_lab.ui import console
 
-    session = Session.open(find(run))
+    session = _opened(run)
     found = healing.suggest(session.config, session.events)
     if found is None:
         console.say(
@@ -44,22 +79,22 @@ def suggest(run: Run, out: Out = None) -> None:
         sys.exit(1)
     path = _place(session.directory, out, "healed", ".toml")
     healing.write_preset(found.config, path, f"{session.config.run.name}, healed", found.heal.why)
-    console.say(f"cause: {found.case.title} ({found.case.name})\n{healing.in_words(found)}\nconfig: {path}")
+    console.say(
+        f"cause: {found.case.title} ({found.case.name})\n{healing.in_words(found, console.out.width)}\nconfig: {path}"
+    )
     console.say(f"next: grpo-lab train --preset {path}")
 
 
-@app.command()
+@app.command(example="replay cuda-001-smollm2-135m-original --speed 4")
 def replay(
     run: Run,
     speed: Annotated[float, typer.Option(min=0.0, help="Factor on the recorded speed; 0 shows all at once.")] = 0.0,
     out: Out = None,
 ) -> None:
     """Show a recorded run step by step, without training, and draw its curves."""
-    from grpo_lab.runs.recordings import find
-    from grpo_lab.runs.session import Session
     from grpo_lab.ui import console, plots
 
-    session = Session.open(find(run))
+    session = _opened(run)
     with console.progress() as bars:
         for _ in session.replay(console.ProgressView(bars, session.config.run.name), speed):
             pass
@@ -69,16 +104,23 @@ def replay(
     console.say(f"figure: {path}")
 
 
-@app.command()
-def recordings() -> None:
+@app.command(example="recordings --json")
+def recordings(as_json: AsJson = False) -> None:
     """List the recorded runs, to trace and replay without training."""
-    from grpo_lab.runs.recordings import find, recording_names
-    from grpo_lab.runs.session import Session
+    from grpo_lab.runs.recordings import recording_names
     from grpo_lab.ui import console
 
+    found = {name: _opened(Path(name)) for name in recording_names()}
+    if as_json:
+        return console.say_json(
+            [
+                {"name": name, "model": s.config.model.name, "steps": len(s.records), "status": s.status}
+                | {"message": s.ended.message if s.ended else "", "path": str(s.directory)}
+                for name, s in found.items()
+            ]
+        )
     rows = [["recording", "model", "steps", "result"]]
-    for name in recording_names():
-        session = Session.open(find(name))
+    for name, session in found.items():
         end = session.ended.message if session.ended else ""
         rows.append([name, session.config.model.name, str(len(session.records)), f"{session.status}  {end}".strip()])
     console.out.print(console.table(rows))

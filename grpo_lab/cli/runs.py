@@ -4,22 +4,37 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from grpo_lab.cli.app import Device, Model, Out, app, given
-from grpo_lab.errors import ConfigError
+from grpo_lab.cli.app import INTERRUPTED, Device, Model, Out, app, given
+from grpo_lab.config.user_code import is_own
+from grpo_lab.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
     from grpo_lab.config.schema import Config
+    from grpo_lab.runs.session import Session
 
 Settings = Annotated[list[str] | None, typer.Option("--set", help="section.setting=value; may be repeated.")]
 Json = Annotated[bool, typer.Option("--json", help="Print events as JSON lines.")]
+PrintConfig = Annotated[bool, typer.Option("--print-config", help="Print the config as TOML; train nothing.")]
+Live = Annotated[bool, typer.Option("--live", help="Draw the curves in the terminal.")]
 
 
-@app.command()
+class Save(StrEnum):
+    """Weights that a run keeps."""
+
+    NONE, LAST = "none", "last"
+
+
+Saved = Annotated[Save, typer.Option("--save", help="Weights to keep: none, or the last ones if they are healthy.")]
+
+
+@app.command(example="reproduce")
 def reproduce(
     model: Model = None,
     device: Device = None,
@@ -53,7 +68,7 @@ def reproduce(
         console.say(f"next: {what}\n    {command}")
 
 
-@app.command()
+@app.command(example="dual --set run.num_steps=20 --set sft.num_steps=60")
 def dual(settings: Settings = None, out: Out = None) -> None:
     """Train two objectives by SFT, then GRPO, with each mistake of the fifth report on and off; write figures, a page.
 
@@ -68,13 +83,15 @@ def dual(settings: Settings = None, out: Out = None) -> None:
     console.say(f"\nreport: {page}")
 
 
-@app.command()
+@app.command(example="train --scenario cuda-001 --guards stable")
 def train(
-    preset: Annotated[str | None, typer.Option(help="A preset; see `grpo-lab presets`.")] = None,
+    preset: Annotated[str | None, typer.Option(help="A preset, or a preset's .toml; see `grpo-lab presets`.")] = None,
     scenario: Annotated[str | None, typer.Option(help="A scenario, or the path of your own .toml.")] = None,
     guards: Annotated[
-        str | None, typer.Option(help="A preset's guards, or names: a,b,file.py:Mine. `none` for none.")
+        str | None, typer.Option(help="Guards: names, presets and file.py:Mine, as a,b. `none` for none.")
     ] = None,
+    config: Annotated[Path | None, typer.Option(help="A TOML file, as --print-config writes it.")] = None,
+    print_config: PrintConfig = False,
     heal: Annotated[
         bool, typer.Option("--heal", help="Remove the scenario's cause, so that the model learns.")
     ] = False,
@@ -85,6 +102,8 @@ def train(
     reward: Annotated[list[str] | None, typer.Option(help="A reward: built-in name or file.py:name.")] = None,
     out: Out = None,
     as_json: Json = False,
+    live: Live = False,
+    save: Saved = Save.LAST,
     child: Annotated[
         bool, typer.Option(help="Train in a child process, whose crash leaves this one alive; always on a GPU.")
     ] = False,
@@ -94,21 +113,20 @@ def train(
 ) -> None:
     """Train once; the run's folder holds config, events and the final healthy weights.
 
-    Ctrl-C ends the run after the current step and saves the weights. Exit code 0 if the run reached its end, 1 if it
-    crashed or was stopped, by a guard or by you.
+    The config is that of --config, --preset or --scenario; then --guards; then the options of single settings; then
+    --set. Ctrl-C ends the run after the current step and saves the weights; then the exit code is 130.
     """
-    config = _config(preset, scenario, guards, heal, model or "").with_(
+    found = _config(config, preset, scenario, guards, heal, model or "").with_(
         *given(model, device),
         *([f"data.tasks={data}"] if data else []),
         *([f"data.rewards={','.join(reward)},"] if reward else []),
         *(settings or []),
     )
-    _check_used(config, tasks=data, rewards=reward)
-    config = _fitted(config, child) if fit else config
-    _train(config, out, as_json, child)
+    _check_used(found, tasks=data, rewards=reward)
+    _train(_fitted(found, child) if fit else found, out, as_json, child, live, save, print_config)
 
 
-@app.command()
+@app.command(example="sft --data shown.jsonl")
 def sft(
     data: Annotated[str, typer.Option(help="A JSON-lines file with a prompt and a completion on every line.")],
     settings: Settings = None,
@@ -116,24 +134,41 @@ def sft(
     device: Device = None,
     out: Out = None,
     as_json: Json = False,
+    live: Live = False,
+    save: Saved = Save.LAST,
+    print_config: PrintConfig = False,
 ) -> None:
     """Train on given completions, under the guards of `stable`; the run's folder holds the weights, as with `train`.
 
-    To go on with GRPO in the same run: `grpo-lab train --set run.stages=sft,grpo --set sft.data=FILE`. Exit codes are
-    those of `train`.
+    To go on with GRPO in the same run: `grpo-lab train --set run.stages=sft,grpo --set sft.data=FILE`.
     """
     from grpo_lab.config import catalog
 
     stage = ("run.name=sft", "run.stages=sft", f"sft.data={data}")
-    _train(catalog.preset("stable").with_(*given(model, device), *stage, *(settings or [])), out, as_json)
+    config = catalog.preset("stable").with_(*given(model, device), *stage, *(settings or []))
+    _train(config, out, as_json, live=live, save=save, print_config=print_config)
 
 
-def _train(config: Config, out: Path | None, as_json: bool, child: bool = False) -> NoReturn:
-    """Train by a config, and exit with the code of its result."""
-    from grpo_lab.runs.session import Session
+def _train(
+    config: Config,
+    out: Path | None,
+    as_json: bool,
+    child: bool = False,
+    live: bool = False,
+    save: Save = Save.LAST,
+    print_config: bool = False,
+) -> NoReturn:
+    """Train by a config, or print it, and exit with the code of the result."""
+    from grpo_lab.config import toml
+    from grpo_lab.runs.session import BY_THE_USER, Session
+    from grpo_lab.training.registry import validated
     from grpo_lab.ui import console
 
-    session = Session(config, out, child=child or None, save_model=True)
+    if print_config:
+        validated(config, own=True)
+        print(toml.dumps(config), end="")
+        sys.exit(0)
+    session = Session(config, out, child=child or None, save_model=save is Save.LAST)
     console.say_warnings()
     if as_json:
         session.views.append(console.JsonView())
@@ -141,13 +176,30 @@ def _train(config: Config, out: Path | None, as_json: bool, child: bool = False)
             session.run()
     else:
         try:
-            with console.progress() as bars:
-                session.views.append(console.ProgressView(bars, config.run.name))
+            with _view(session, live):
                 session.run()
-        finally:  # also of a run that SIGTERM ended
+        finally:  # also of a run that a signal ended
             if session.ended and session.status != "failed":
                 console.say_end(session)
-    sys.exit(0 if session.status == "done" else 1)
+    by_user = session.ended is not None and session.ended.message.startswith(BY_THE_USER)
+    sys.exit(0 if session.status == "done" else INTERRUPTED if by_user else 1)
+
+
+@contextlib.contextmanager
+def _view(session: Session, live: bool) -> Iterator[None]:
+    """Show the run while it goes on: curves in a terminal if they are wanted, else one line."""
+    from grpo_lab.ui import console
+
+    if live and console.out.is_terminal:
+        from grpo_lab.ui.live_terminal import LiveView
+
+        with LiveView(console.out) as view:
+            session.views.append(view)
+            yield
+    else:
+        with console.progress() as bars:
+            session.views.append(console.ProgressView(bars, session.config.run.name))
+            yield
 
 
 def _check_used(config: Config, **options: object) -> None:
@@ -183,25 +235,36 @@ def _fitted(config: Config, child: bool) -> Config:
     return found
 
 
-def _config(preset: str | None, scenario: str | None, guards: str | None, heal: bool, model: str) -> Config:
-    """The config of a preset or scenario with these guards, and of a scenario with the settings of a model.
+def _config(
+    file: Path | None, preset: str | None, scenario: str | None, guards: str | None, heal: bool, model: str
+) -> Config:
+    """The config of a file, preset or scenario with these guards, and of a scenario with the settings of a model.
 
-    Raises ConfigError for an unknown name, for a scenario with another preset than its own, and for a heal without a
-    scenario.
+    Raises ConfigError for an unknown name, for two of the three, except for a scenario with its own preset, and for a
+    heal without a scenario.
     """
-    from grpo_lab.config import catalog
+    from grpo_lab.config import catalog, toml
+    from grpo_lab.config.guard_names import guards_named
 
+    if file and (preset or scenario):
+        raise ConfigError("--config holds a whole config: give it without --preset and --scenario")
     if preset and scenario and catalog.scenario(scenario).preset != preset:
         raise ConfigError(
             "--preset and --scenario are mutually exclusive; give one of them, and --guards for the guards"
         )
     if heal and not scenario:
         raise ConfigError("--heal removes the cause of a scenario; name one with --scenario")
-    found = catalog.scenario(scenario).config(heal=heal, model=model) if scenario else None
-    config = found or catalog.preset(preset or "stable")
+    if file:
+        config = toml.load(file)
+    elif scenario:
+        config = catalog.scenario(scenario).config(heal=heal, model=model)
+    else:
+        config = catalog.preset(preset or "stable")
     if guards is None:
         return config
-    if guards in catalog.preset_names():
-        return config.with_guards(catalog.preset(guards).guards)
-    names = [] if guards == "none" else [name.strip() for name in guards.split(",") if name.strip()]
-    return config.with_guards({name: dict(catalog.preset("stable").guards.get(name, {})) for name in names})
+    from grpo_lab.training.guards import GUARDS
+
+    for name in (named := guards_named(guards)):
+        if name not in GUARDS and not is_own(name):
+            raise unknown("guard", name, [*GUARDS, *catalog.preset_names(), "none"])
+    return config.with_guards(named)

@@ -1,8 +1,7 @@
 """Presets and scenarios: TOML files in data/, to which an instructor can add others without code.
 
-A preset is a whole configuration with a title. A scenario is the cause of a failure: overrides and faults laid over
-the preset `original`, with its symptoms, the cures that stop it, the heals after which the model learns, and its
-decoys, which look like cures and are none.
+A preset is a whole configuration with a title. A scenario is the cause of a failure: overrides and faults over a
+preset, with its symptoms, the cures that stop it, the heals after which the model learns, and its decoys.
 """
 
 import dataclasses
@@ -130,7 +129,7 @@ class Scenario(Entry):
             raise ConfigError(f"scenario {self.name} names no heal; add [[heals]] to its file")
         config = config.merged(self.trial) if heal else config
         if model:
-            shared = model_settings()[model]["settings"] if model in model_settings() else {}
+            shared = model_settings().get(model, {}).get("settings", {})
             config = config.merged(shared).merged(self.models.get(model, {})).with_(f"model.name={model}")
         return config.with_(*self.heals[0].change) if heal else config
 
@@ -140,8 +139,7 @@ class Scenario(Entry):
         for model in ("tiny", *model_settings()):
             config = self.config(model=model)
             run = f"learning rate {config.optimizer.learning_rate:g}, {config.run.num_steps} steps"
-            tried = model == "tiny" or model in self.models
-            found[model] = run if tried else f"{run}; not tried on this model"
+            found[model] = run if model in ("tiny", *self.models) else f"{run}; not tried on this model"
         return found
 
 
@@ -159,7 +157,13 @@ def preset(name: str) -> Config:
 
 def load_preset(name: str) -> Preset:
     """A preset with its title and story. Raises ConfigError for an unknown name or a mistake in its file."""
-    tree = _read(_find("presets", "preset", name))
+    path = _find("presets", "preset", name)
+    return _preset(path, name, path.stat().st_mtime_ns)
+
+
+@functools.cache  # a file is read again if it changed
+def _preset(path: Path, name: str, changed: int) -> Preset:
+    tree = _read(path)
     texts = _pop_texts(tree, name)
     _check_names(tree, [*KEYS], f"key of preset {name}")
     return Preset(name, **texts, config=Config().merged({"run": {"name": name}}).merged(tree))
@@ -260,9 +264,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _check_names(names: Iterable[str], known: list[str], kind: str) -> None:
     """Raise ConfigError for an unknown name."""
-    for name in names:
-        if name not in known:
-            raise unknown(kind, name, known)
+    for name in (name for name in names if name not in known):
+        raise unknown(kind, name, known)
 
 
 def _typed(tree: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
@@ -292,7 +295,6 @@ def _heals(tree: Mapping[str, Any], where: str) -> tuple[Heal, ...]:
 
 def _pop_texts(tree: dict[str, Any], name: str) -> dict[str, str]:
     """Take the texts out of the table. Raises ConfigError for an empty one."""
-    for key in _TEXTS:
-        if not isinstance(tree.get(key), str):
-            raise ConfigError(f"{name}.toml: {key} = {tree.get(key)!r}: every file needs a text there")
+    for key in (key for key in _TEXTS if not isinstance(tree.get(key), str)):
+        raise ConfigError(f"{name}.toml: {key} = {tree.get(key)!r}: every file needs a text there")
     return {key: tree.pop(key) for key in _TEXTS}

@@ -36,7 +36,7 @@ def named(kind: str, name: str, registered: Mapping[str, T], error: type[GrpoLab
     if is_own(name):
         return load(name, error)
     if name not in registered:
-        raise unknown(kind, name, [*registered, FORM], error)
+        raise _usage(unknown(kind, name, [*registered, FORM], error))
     return registered[name]
 
 
@@ -47,14 +47,14 @@ def load(name: str, error: type[GrpoLabError] = ConfigError) -> Any:
     """
     file, _, name_there = name.rpartition(":")
     if not Path(file).is_file():
-        raise error(f"{name}: no file {file!r} in {Path.cwd()}; give {FORM}")
+        raise _usage(error(f"{name}: no file {file!r} in {Path.cwd()}; give {FORM}"))
     module = execute(Path(file), error)
     if not hasattr(module, name_there):
         defined = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise unknown(f"name in {file}", name_there, defined, error)
+        raise _usage(unknown(f"name in {file}", name_there, defined, error))
     loaded = getattr(module, name_there)
     if not callable(loaded):
-        raise error(f"{name}: {name_there!r} is of type {type(loaded).__name__}; name a function or a class")
+        raise _usage(error(f"{name}: {name_there!r} is of type {type(loaded).__name__}; name a function or a class"))
     return loaded
 
 
@@ -77,8 +77,14 @@ def executed(source: bytes | str, path: Path, error: type[GrpoLabError] = Config
         exec(compile(source, str(path), "exec"), vars(module))
     except (Exception, SystemExit) as raised:
         del sys.modules[module.__name__]
-        raise error(f"{path}: importing it raised {said(raised, path)}; mend the file") from raised
+        raise _usage(error(f"{path}: importing it raised {said(raised, path)}; mend the file")) from raised
     return module
+
+
+def _usage(error: GrpoLabError) -> GrpoLabError:
+    """The error with the exit code of a bad file: of whatever kind, it came up before anything ran."""
+    error.exit_code = ConfigError.exit_code
+    return error
 
 
 def said(error: BaseException, path: str | Path) -> str:

@@ -1,27 +1,62 @@
 """The output of the command line: progress of a run, tables, and messages in one line."""
 
+from __future__ import annotations
+
+import json
 import sys
+import time
 import warnings
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.box import Box
 from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
-from grpo_lab.analysis.healing import in_words, suggest
 from grpo_lab.config.schema import planned_steps
-from grpo_lab.events import Ended, Evaluated, Event, Started, Stepped, to_json
-from grpo_lab.runs.session import Session
-from grpo_lab.runs.summary import Learned, progress_of, summary
+from grpo_lab.events import Ended, Evaluated, Event, Started, Stepped, encodable, to_json
+
+if TYPE_CHECKING:  # torch takes seconds to import, and lists of names need none of it
+    from grpo_lab.runs.session import Session
 
 NARROW = Box("    \n    \n ── \n    \n    \n    \n    \n    \n")
 """A rule below the header, and blanks between columns."""
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+WHOLE = 10_000
+"""Columns where no terminal reads: lines stay whole in pipes and files, whatever COLUMNS says."""
+EVERY = 10.0
+"""Seconds between two lines of progress where standard error is no terminal."""
+
+
+class _Lines(Console):
+    """A console that leaves lines whole, and without blanks at their ends, where it is no terminal."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print as rich does."""
+        if self.is_terminal:
+            return super().print(*objects, **options)
+        with self.capture() as text:
+            super().print(*objects, **options)
+        self.file.write("\n".join(line.rstrip(" ") for line in text.get().split("\n")))
+
+
+def _console(stderr: bool) -> Console:
+    stream = sys.stderr if stderr else sys.stdout
+    return _Lines(stderr=stderr, highlight=False, width=None if stream and stream.isatty() else WHOLE)
+
+
+out, err = _console(stderr=False), _console(stderr=True)
 
 
 def say(text: str = "") -> None:
@@ -40,11 +75,39 @@ def report(text: str) -> None:
     err.print(text, markup=False, soft_wrap=True)
 
 
+def say_json(tree: Any) -> None:
+    """Print values as JSON on standard output; NaN and inf are strings."""
+    print(json.dumps(encodable(tree), indent=2, allow_nan=False, ensure_ascii=False))
+
+
+class _Bars(Progress):
+    """Bars in a terminal; elsewhere a plain line at most every EVERY seconds."""
+
+    def __init__(self, *columns: Any, **options: Any) -> None:
+        super().__init__(*columns, **options)
+        self._due = time.monotonic() + EVERY
+
+    def update(self, task_id: TaskID, **changes: Any) -> None:
+        """Update a bar, or print its line where there are no bars and one is due."""
+        super().update(task_id, **changes)
+        if self.disable and time.monotonic() >= self._due:
+            self._due = time.monotonic() + EVERY
+            report(_line(self.tasks[self.task_ids.index(task_id)]))
+
+
+def _line(task: Any) -> str:
+    """A bar as text: count, time that is left, and note."""
+    total = "" if task.total is None else f" of {task.total:,.0f}"
+    left = "" if task.time_remaining is None else f", ETA {task.time_remaining:,.0f} s"
+    return f"{task.description}: {task.completed:,.0f}{total}{left}  {task.fields.get('note', '')}".rstrip()
+
+
 def progress() -> Progress:
-    """A progress bar on standard error, if that is a terminal; standard output is for results."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    """Progress on standard error, bars in a terminal and lines elsewhere; standard output is for results."""
+    count = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    times = (TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn())
     note = TextColumn("{task.fields[note]}", markup=False)  # may contain a user's name
-    return Progress(*columns, note, console=err, disable=not err.is_terminal)
+    return _Bars(*count, *times, note, console=err, disable=not err.is_terminal)
 
 
 class ProgressView:
@@ -76,8 +139,9 @@ def in_numbers(event: Stepped) -> str:
 def table(rows: Iterable[Sequence[str]], title: str | None = None, gap: int = 2) -> Table:
     """A table whose first row is the header, with `gap` blanks between columns."""
     header, *body = rows
+    box, padding = (NARROW, gap - 1) if out.is_terminal else (None, gap)  # a rule is no row where a program reads
     grid = Table(
-        title=title, title_justify="left", box=NARROW, pad_edge=False, padding=(0, gap - 1, 0, 0), show_edge=False
+        title=title, title_justify="left", box=box, pad_edge=False, padding=(0, padding, 0, 0), show_edge=False
     )
     for index, name in enumerate(header):
         is_name = index == 0 and all(" " not in row[0] for row in body)
@@ -89,7 +153,7 @@ def table(rows: Iterable[Sequence[str]], title: str | None = None, gap: int = 2)
 
 def indented(text: str, by: int) -> Padding:
     """Text with every line indented, as wide as the terminal."""
-    return Padding(Text(text), (0, 0, 0, by))
+    return Padding(Text(text), (0, 0, 0, by), expand=False)
 
 
 def say_warnings() -> None:
@@ -119,10 +183,13 @@ def say_end(session: Session) -> None:
 
 def say_summary(session: Session) -> None:
     """Print the result of a run, and what stops and heals its cause if it did not learn."""
+    from grpo_lab.analysis.healing import in_words, suggest
+    from grpo_lab.runs.summary import Learned, progress_of, summary
+
     out.print(summary(session.events), markup=False)
     fine = not session.crash and progress_of(session.events).learned is Learned.LEARNED
     if not fine and (found := suggest(session.config, session.events)):
-        out.print(in_words(found), markup=False)
+        say(in_words(found, out.width))
 
 
 def say_verified(target: str, settings: Sequence[str]) -> int:

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
-from grpo_lab.config.catalog import Expectation, preset, scenario, scenario_names
+from grpo_lab.config.catalog import Expectation, preset, preset_names, scenario, scenario_names
+from grpo_lab.config.guard_names import guards_named
 from grpo_lab.config.schema import Config, Switches
+from grpo_lab.config.user_code import is_own
 from grpo_lab.errors import unknown
 from grpo_lab.events import encodable
 from grpo_lab.models.loading import sha256
@@ -72,20 +74,21 @@ def settings_of_guards() -> dict[str, dict]:
 def columns(guards: Sequence[str] = ()) -> dict[str, Switches]:
     """The columns: no guard, each alone, the reported guards, `stable`, and `stable` without each of its own.
 
-    With `guards` only the columns about these: each alone, and `stable` without each.
-    Raises ConfigError for a guard that does not exist.
+    With `guards` only the columns about these: each alone, and `stable` without each; a preset's name or a user's
+    `file.py:Mine` is a column too. Raises ConfigError for a guard that does not exist.
 
-    >>> list(columns(["warm_up"]))
-    ['none', 'warm_up', 'stable', 'stable - warm_up']
+    >>> list(columns(["warm_up", "original"]))
+    ['none', 'warm_up', 'original', 'stable', 'stable - warm_up']
     """
+    known = [*GUARDS, *preset_names(), NONE]
     for name in guards:
-        if name not in GUARDS:
-            raise unknown("guard", name, GUARDS)
-    alone, stable = settings_of_guards(), preset(STABLE).guards
+        if name not in known and not is_own(name):
+            raise unknown("guard", name, known)
+    stable = preset(STABLE).guards
     wanted = guards or list(GUARDS)
-    found: dict[str, Switches] = {NONE: {}, **{name: {name: alone[name]} for name in GUARDS if name in wanted}}
-    if not guards:
-        found[REPORTED] = preset(REPORTED).guards
+    others = [name for name in guards if name not in GUARDS] or ([] if guards else [REPORTED])
+    found: dict[str, Switches] = {NONE: {}}
+    found |= {name: guards_named(name) for name in (*(name for name in GUARDS if name in wanted), *others)}
     found[STABLE] = stable
     for name in stable:
         if name in wanted:

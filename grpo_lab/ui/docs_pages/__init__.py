@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from grpo_lab.ui.docs_pages import guards, metrics, scenarios
+from grpo_lab.ui.docs_pages import guards, metrics, scenarios, settings
 
 COMMAND = "grpo-lab docs"
 NOTICE = f"<!-- Made by `{COMMAND}` from code and data: change those, and run it again. -->\n\n"
@@ -13,6 +13,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "guards.md": guards.page,
     "scenarios.md": scenarios.page,
     "metrics.md": metrics.page,
+    "settings.md": settings.page,
 }
 
 

@@ -1,0 +1,64 @@
+"""A config as TOML: the text, and the config of such a text."""
+
+import json
+import math
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from grpo_lab.config.schema import OBJECTIVES, SECTIONS, SWITCHES, Config
+from grpo_lab.errors import ConfigError
+
+
+def dumps(config: Config) -> str:
+    """The whole config. Settings without a value, which TOML cannot hold, are left out: none is their default.
+
+    >>> import tomllib
+    >>> config = Config().with_("guards.clip_gradients.max_norm=0.3", "loss.beta=0.04")
+    >>> Config.from_dict(tomllib.loads(dumps(config))) == config
+    True
+    """
+    tree = config.to_dict()
+    lines = [line for section in SECTIONS for line in table(section, tree[section])]
+    return "\n".join([*lines, *tables(tree)]).lstrip() + "\n"
+
+
+def load(path: Path) -> Config:
+    """The config in a file; settings that it leaves out have their defaults.
+
+    Raises ConfigError for a file that cannot be read, bad TOML, an unknown name and a value outside its limit.
+    """
+    try:
+        return Config.from_dict(tomllib.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); give a TOML file of settings") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: not valid TOML ({error}); mend the file") from error
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def tables(tree: Mapping[str, Any]) -> list[str]:
+    """The tables of guards, faults and objectives of a config, as `Config.to_dict` gives them."""
+    switches = [(f"{kind}.{value(name)}", each) for kind in SWITCHES for name, each in tree[kind].items()]
+    rows = [*switches, *((f"[{OBJECTIVES}]", each) for each in tree.get(OBJECTIVES, ()))]
+    return [line for name, settings in rows for line in table(name, settings)]
+
+
+def table(name: str, settings: Mapping[str, Any]) -> list[str]:
+    """A table of settings, a line each."""
+    return ["", f"[{name}]", *(f"{key} = {value(each)}" for key, each in settings.items() if each is not None)]
+
+
+def value(each: Any) -> str:
+    """A value. JSON writes strings, numbers and truth values as TOML does, but for infinity and the sign DEL."""
+    if isinstance(each, Mapping):
+        return (
+            "{" + ", ".join(f"{value(name)} = {value(item)}" for name, item in each.items() if item is not None) + "}"
+        )
+    if isinstance(each, list | tuple):
+        return "[" + ", ".join(map(value, each)) + "]"
+    if isinstance(each, float) and not math.isfinite(each):
+        return str(each)
+    return json.dumps(each, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,0 +1,122 @@
+"""The live view of a run in a terminal: the panel's curves as sparklines, the status, and the guards that acted."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from grpo_lab.analysis.run_state import CURVES, Fold, Screen, shown
+from grpo_lab.analysis.series import Series
+from grpo_lab.events import Event
+from grpo_lab.metrics import metric, of_run
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+NAN, INF = "×", "∞"
+LINEAR = ("reward",)
+"""Curves without a logarithmic scale."""
+FRAMES = 5
+"""Frames a second."""
+
+
+class LiveView:
+    """A session's view: redraws the screen of the run in place while it is entered."""
+
+    def __init__(self, console: Console) -> None:
+        self._fold, self._lock, self._begun = Fold(), threading.Lock(), time.monotonic()
+        self._console = console
+        self._live = Live(console=console, get_renderable=self._frame, refresh_per_second=FRAMES)
+
+    def __enter__(self) -> LiveView:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def show(self, event: Event) -> None:
+        """Take the next event; the next frame shows it."""
+        with self._lock:
+            self._fold.add(event)
+
+    def _frame(self) -> Group:
+        with self._lock:  # the frames are drawn in a thread of their own
+            screen = self._fold.screen()
+        lines = drawn(screen, self._console.width, time.monotonic() - self._begun)
+        return Group(*(Text(line, no_wrap=True, overflow="ellipsis") for line in lines))
+
+
+def drawn(screen: Screen, width: int, seconds: float) -> list[str]:
+    """The lines of a screen: name and progress, a curve a line, the status, and the guards that acted."""
+    left = seconds / screen.completed * (screen.num_steps - screen.completed) if screen.completed else math.nan
+    eta = "" if screen.over or math.isnan(left) else f"  ETA {left:,.0f} s"
+    head = f"{screen.name}  step {screen.completed} of {screen.num_steps}  {seconds:,.0f} s{eta}"
+    curves = [(name, screen.series.get(name, Series())) for key in CURVES for name in screen.curves(key)]
+    labels = [
+        metric(name).label + (f" {owner}" if owner else "")
+        for key in CURVES
+        for name, owner in screen.curves(key).items()
+    ]
+    wide = max(map(len, labels))
+    lines = [head]
+    for (name, series), label in zip(curves, labels, strict=True):
+        last = shown(series.values[-1]) if series.values else "-"
+        room = max(8, width - wide - 12)
+        lines.append(f"{label:<{wide}}  {last:>8}  {sparkline(series.values, room, of_run(name) not in LINEAR)}")
+    acted = ", ".join(f"{name} (step {tally.since})" for name, tally in screen.rescues())
+    why = f": {' '.join(screen.message.split())}" if screen.message else ""
+    return [
+        *lines,
+        f"{screen.status}{why}",
+        f"guards: {acted or 'none acted'}",
+        *(["Ctrl-C: stop and save"] * (not screen.over)),
+    ]
+
+
+def sparkline(values: Sequence[float], width: int, log: bool = False) -> str:
+    """A curve in blocks, at most `width` of them; several values of one block give their mean, with `log` the largest.
+
+    `log` scales by magnitude, where 0 and less are the lowest block. NaN and infinity have signs of their own.
+
+    >>> sparkline([0.0, 1.0, float("nan"), float("inf"), 0.5], 8)
+    '▁█×∞▅'
+    """
+    size = math.ceil(len(values) / width) or 1
+    one = _largest if log else statistics.fmean
+    found = [one(values[at : at + size]) for at in range(0, len(values), size)]
+    scaled = [_scaled(value, log) for value in found]
+    finite = [value for value in scaled if math.isfinite(value)]
+    low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
+    floor = [
+        low if value == -math.inf and math.isfinite(each) else value for value, each in zip(scaled, found, strict=True)
+    ]
+    return "".join(_block(value, low, high) for value in floor)
+
+
+def _largest(values: Iterable[float]) -> float:
+    """NaN if there is one, else the value of the largest magnitude."""
+    return max(values, key=lambda value: math.inf if math.isnan(value) else abs(value))
+
+
+def _scaled(value: float, log: bool) -> float:
+    if not log or not math.isfinite(value):
+        return value
+    return math.log10(value) if value > 0 else -math.inf
+
+
+def _block(value: float, low: float, high: float) -> str:
+    if math.isnan(value):
+        return NAN
+    if math.isinf(value):
+        return INF
+    share = (value - low) / (high - low) if high > low else 0.0
+    return BLOCKS[round(share * (len(BLOCKS) - 1))]

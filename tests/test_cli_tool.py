@@ -1,0 +1,267 @@
+"""The command line as a tool: settings, config files, JSON, pipes, a terminal, exit codes."""
+
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import tomllib
+
+import pytest
+from typer.main import get_command
+
+import grpo_lab as gl
+from grpo_lab.analysis.run_state import fold
+from grpo_lab.cli.app import CODES, app
+from grpo_lab.config import toml
+from grpo_lab.config.catalog import preset_names, scenario_names
+from grpo_lab.config.guard_names import guards_named
+from grpo_lab.config.schema import SECTIONS, Config
+from grpo_lab.events import Ended, Started, Stepped, Verdict
+from grpo_lab.training.guards import GUARDS
+from grpo_lab.ui import console
+from grpo_lab.ui.docs_pages.settings import described
+from grpo_lab.ui.live_terminal import drawn, sparkline
+
+SMOKE = ["train", "--preset", "smoke", "--set", "run.threads=1", "--set", "run.num_steps=2"]
+
+
+def in_a_pipe(*words, **env):
+    command = [sys.executable, "-m", "grpo_lab.cli", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **env})
+
+
+def in_a_terminal(*words, **env):
+    """The exit code and the output of a command in a pseudo-terminal of COLUMNS."""
+    process, terminal = pty.fork()
+    if not process:
+        os.environ.update(TERM="xterm", LINES="40", **env)
+        os.execv(sys.executable, [sys.executable, "-m", "grpo_lab.cli", *map(str, words)])
+    parts = []
+    while select.select([terminal], [], [], 60)[0]:
+        try:
+            parts.append(os.read(terminal, 65536))
+        except OSError:  # Linux says so where the other side is closed
+            break
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), b"".join(parts).decode()
+
+
+# --- settings and config files ---------------------------------------------------------------------------------------
+
+
+def test_every_key_is_listed_with_its_meaning(call):
+    code, out, _ = call("settings", "--json")
+    found = {each["key"]: each for each in json.loads(out)}
+    keys = {f"{section}.{name}" for section in SECTIONS for name in Config().to_dict()[section]}
+    assert code == 0 and keys < set(found) and "guards.clip_gradients.max_norm" in found
+    assert [key for key in keys if not found[key]["meaning"]] == []
+    assert found["loss.beta"] | {"meaning": ""} == {
+        "key": "loss.beta",
+        "meaning": "",
+        "type": "float",
+        "limit": "at least 0",
+        "default": 0.02,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("los", "did you mean 'loss'"), ("loss.bet", "did you mean 'loss.beta'"), ("guards.warm_upp", "guards.warm_up.")],
+)
+def test_an_unknown_setting_gives_the_nearest(call, name, message):
+    code, out, err = call("settings", name)
+    assert (code, out) == (2, "") and message in err and err.count("\n") == 1
+
+
+def test_one_section_or_key_is_listed():
+    assert [each.key for each in described("loss.beta")] == ["loss.beta"]
+    assert {each.key.partition(".")[0] for each in described("loss")} == {"loss"}
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_config_as_toml_reads_back_as_the_same(name):
+    config = gl.preset(name)
+    assert Config.from_dict(tomllib.loads(toml.dumps(config))) == config
+
+
+@pytest.mark.parametrize("text", ["*2", 'a "b"\n{completion}', "\x7f{completion}", "\U0001f600{completion}", "c:\\d"])
+def test_any_text_survives_toml(text):
+    config = Config().merged({"model": {"name": f"x{text}"}, "guards": {"file.py:Mine": {"a": [text, 1.5, True]}}})
+    assert Config.from_dict(tomllib.loads(toml.dumps(config))) == config
+
+
+def test_print_config_trains_nothing_and_round_trips(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["--scenario", "dual-overwrite", "--guards", "stable", "--set", "objectives.F.weight=0.25"]
+    code, text, err = call("train", *words, "--print-config")
+    assert (code, err) == (0, "") and "weight = 0.25" in text
+    (tmp_path / "a.toml").write_text(text)
+    assert call("train", "--config", "a.toml", "--print-config") == (0, text, "")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.toml"]
+
+
+def test_set_lies_over_guards_and_these_over_the_file(call, tmp_path):
+    file = tmp_path / "a.toml"
+    file.write_text("[loss]\nbeta = 0.5\n[sampling]\ntemperature = 0.5\n[guards.warm_up]\n")
+    words = ["--config", file, "--guards", "clip_gradients", "--set", "loss.beta=0.7"]
+    code, text, _ = call("train", *words, "--set", "guards.clip_gradients.max_norm=0.3", "--print-config")
+    tree = tomllib.loads(text)
+    assert code == 0 and tree["guards"] == {"clip_gradients": {"max_norm": 0.3}}
+    assert (tree["loss"]["beta"], tree["sampling"]["temperature"]) == (0.7, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "message"),
+    [
+        ("[los]\n", [], "a.toml: unknown section 'los'; did you mean 'loss'"),
+        ("[loss]\nbetta = 1\n", [], "a.toml: unknown setting of loss 'betta'; did you mean 'beta'"),
+        ("[loss]\nbeta = -1\n", [], "a.toml: loss.beta = -1.0: must be at least 0"),
+        ("loss = [", [], "a.toml: not valid TOML"),
+        ("[guards.warm_upp]\n", [], "unknown guard 'warm_upp'; did you mean 'warm_up'"),
+        ("", ["--preset", "stable"], "--config holds a whole config"),
+        ("", ["--guards", "stabel"], "unknown guard 'stabel'; did you mean 'stable'"),
+        ("", ["--guards", "absent.py:Mine"], "absent.py:Mine: no file 'absent.py'"),
+    ],
+)
+def test_a_bad_config_file_is_one_line(call, tmp_path, monkeypatch, text, words, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.toml").write_text(text)
+    code, out, err = call("train", "--config", "a.toml", *words, "--print-config")
+    assert (code, out, err.count("\n")) == (2, "", 1) and message in err
+
+
+# --- guards, JSON, weights -------------------------------------------------------------------------------------------
+
+
+def test_guards_are_named_in_one_way():
+    stable = dict(gl.preset("stable").guards)
+    assert guards_named("stable") == stable and guards_named("none") == guards_named("") == {}
+    assert list(guards_named("original, skip_spikes,mine.py:Mine")) == ["clip_gradients", "skip_spikes", "mine.py:Mine"]
+
+
+@pytest.mark.slow
+def test_the_matrix_takes_guards_and_presets_as_columns(call, tmp_path):
+    words = ["--scenario", "fp16-adam-epsilon", "--guards", "representable_epsilon,original", "--seeds", "1"]
+    code, _, err = call("matrix", *words, "--column", "original", "--steps", "1", "--jobs", "1", "--out", tmp_path)
+    assert code == 0, err
+    assert "original" in (tmp_path / "cells.csv").read_text()
+    assert "--guards representable_epsilon,original" in (tmp_path / "findings.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "names"),
+    [
+        (["scenarios"], "name", scenario_names()),
+        (["presets"], "name", preset_names()),
+        (["guards"], "name", list(GUARDS)),
+        (["models"], "name", ["tiny", "smollm2-135m"]),
+    ],
+)
+def test_lists_are_json(call, words, key, names):
+    code, out, err = call(*words, "--json")
+    assert (code, err) == (0, "") and [each[key] for each in json.loads(out)] == names
+
+
+def test_a_recording_is_traced_as_json(call, tmp_path):
+    code, out, err = call("trace", "lecture-cuda-001", "--json", "--out", tmp_path)
+    found = json.loads(out)
+    assert (code, err) == (0, "") and found["status"] == "crashed"
+    assert found["crash"]["operator"] == "torch.multinomial" and found["first_break"]["step"] == 0
+
+
+@pytest.mark.parametrize(("save", "kept"), [("none", False), ("last", True)])
+def test_weights_are_kept_on_request(call, tmp_path, save, kept):
+    code, out, _ = call(*SMOKE, "--save", save, "--out", tmp_path / "a")
+    assert code == 0 and (tmp_path / "a" / "model").exists() is kept and ("model: " in out) is kept
+
+
+# --- pipes and terminals ---------------------------------------------------------------------------------------------
+
+
+def test_lines_are_whole_in_a_pipe():
+    done = in_a_pipe("scenarios", COLUMNS="40")
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0 and len(lines) == 1 + len(scenario_names())
+    assert "\x1b" not in done.stdout and all(line == line.rstrip() for line in lines)
+
+
+def test_lines_are_as_wide_as_the_terminal():
+    code, out = in_a_terminal("scenarios", COLUMNS="60", NO_COLOR="1")
+    lines = re.sub(r"\x1b\[\d*m", "", out).splitlines()
+    assert code == 0 and len(lines) > 2 * len(scenario_names()) and max(map(len, lines)) <= 60
+    assert "\x1b[3" not in out, "no colour"
+
+
+def test_a_list_of_names_imports_no_torch():
+    code = "import sys; sys.argv = ['grpo-lab', 'scenarios']\nfrom grpo_lab.cli import main\ntry: main()\n"
+    code += "except SystemExit: pass\nprint('torch' in sys.modules, 'pandas' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False False"
+
+
+def test_progress_in_a_pipe_is_plain_lines(monkeypatch, capsys):
+    monkeypatch.setattr(console, "EVERY", 0.0)
+    with console.progress() as bars:
+        view = console.ProgressView(bars, "mine")
+        view.show(Started({"run": {"num_steps": 4, "stages": ["grpo"]}}, 1, "cpu"))
+        for step in range(2):
+            metrics = {"reward": 0.5, "grad_norm": 2.0, "kl": 0.01}
+            view.show(Stepped(step, 1, Verdict.KEEP, metrics, (), ()))
+    out, err = capsys.readouterr()
+    assert out == "" and "\r" not in err and "\x1b" not in err
+    assert re.fullmatch(r"mine: 2 of 4, ETA \d+ s  reward 0.5 norm 2 kl 0.01", err.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_the_live_view_draws_in_a_terminal_and_ends_cleanly(tmp_path):
+    code, out = in_a_terminal(*SMOKE, "--live", "--save", "none", "--out", tmp_path / "a", COLUMNS="80")
+    assert code == 0 and "gradient norm" in out and "step 2 of 2" in out and "end: done" in out
+    assert out.count("\x1b[?25l") == out.count("\x1b[?25h") == 1, "the cursor is shown again"
+
+
+def test_live_without_a_terminal_is_plain(call, tmp_path):
+    code, out, err = call(*SMOKE, "--live", "--save", "none", "--out", tmp_path / "a")
+    assert code == 0 and "end: done" in out and "\x1b" not in out + err
+
+
+def test_a_sparkline_marks_what_is_not_finite_and_scales_by_magnitude():
+    nan, inf = float("nan"), float("inf")
+    assert sparkline([1.0, 10.0, 1000.0, 0.0, nan, inf], 10, log=True) == "▁▃█▁×∞"
+    assert sparkline([1.0, 1000.0, nan, 1.0], 2, log=True) == "▁×"
+    assert sparkline([], 10) == "" and sparkline([3.0, 3.0], 10) == "▁▁"
+    assert len(sparkline([1.0] * 1000, 50)) == 50
+
+
+def test_the_live_view_says_step_status_and_guards():
+    events = [
+        Started({"run": {"name": "mine", "num_steps": 2}}, 1, "cpu"),
+        Stepped(0, 1, Verdict.KEEP, {"reward": 0.5}, (), ()),
+    ]
+    lines = drawn(fold(events), 60, 3.0)
+    assert lines[0] == "mine  step 1 of 2  3 s  ETA 3 s" and lines[-1].startswith("Ctrl-C")
+    assert any(line.startswith("reward ") and line.endswith("▁") for line in lines)
+    done = drawn(fold([*events, Ended("failed", "no\nfile")]), 60, 3.0)
+    assert done[-2:] == ["failed: no file", "guards: none acted"]
+
+
+# --- help ------------------------------------------------------------------------------------------------------------
+
+
+def commands(group, path=()):
+    for name, each in group.commands.items():
+        yield from commands(each, (*path, name)) if hasattr(each, "commands") else [((*path, name), each)]
+
+
+def test_every_command_states_its_exit_codes_and_an_example():
+    found = dict(commands(get_command(app)))
+    without = [path for path, each in found.items() if CODES not in (each.epilog or "")]
+    bare = [path for path, each in found.items() if f"grpo-lab {' '.join(path)}" not in (each.epilog or "")]
+    assert len(found) > 20 and without == bare == []
+
+
+def test_the_version_is_that_of_the_package(call):
+    from importlib.metadata import version
+
+    assert call("--version") == (0, f"grpo-lab {version('grpo-lab')}\n", "")
