@@ -175,7 +175,7 @@ def test_the_command(sample_lab, run):
     [
         (["simple", "--folder", "."], 2, "unknown lab 'simple'; did you mean 'sample'?"),
         (["--edition", "learners", "--folder", "."], 2, "unknown edition 'learners'; did you mean 'learner'?"),
-        ([], 1, "no lab in labs/src; run this in the checkout"),
+        ([], 2, "no lab in labs/src; run this in the checkout"),
     ],
 )
 def test_mistakes_of_the_command(sample_lab, run, words, code, message):

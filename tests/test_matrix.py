@@ -461,7 +461,7 @@ def test_ctrl_c_lets_running_cells_end_and_says_how_to_go_on(run, monkeypatch, t
     words = ["--scenario", "cuda-001", "--guard", "warm_up", "--jobs", jobs, "--out", tmp_path / "out"]
     code, complained = run(*words)
     lines = (tmp_path / "out" / "cells.jsonl").read_text().splitlines()
-    assert code == 1 and 3 <= len(lines) == len(begun) < 12
+    assert code == 130 and 3 <= len(lines) == len(begun) < 12
     assert f"stopped: {len(lines)} of 12 cells are finished" in complained and "goes on from there" in complained
     assert run(*words)[0] == 0 and len(begun) == 12
 

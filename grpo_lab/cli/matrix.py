@@ -62,7 +62,7 @@ def matrix(
     from grpo_lab.analysis.matrix.pool import Pool
     from grpo_lab.analysis.matrix.results import Journal
 
-    guard = [name.strip() for text in (*(guards or ()), *(older or ())) for name in text.split(",") if name.strip()]
+    guard = _split((*(guards or ()), *(older or ())))
     names, lessons, guard_sets = rows(scenario or ()), rows(learn) if learn else [], columns(guard)
     overrides = given(model, device)
     wanted = only(column, cells(names, guard_sets, seeds, steps, overrides, heals=not guard))
@@ -82,15 +82,14 @@ def matrix(
     finally:
         pool.close()
         journal.close()
-    options = {
-        "scenario": scenario,
-        "guards": [",".join(guard)] if guard else None,
-        "column": column,
-        "seeds": [seeds],
-        "steps": steps and [steps],
-    }
+    told = [",".join(guard)] if guard else None
+    options = {"scenario": scenario, "guards": told, "column": column, "seeds": [seeds], "steps": steps and [steps]}
     options |= {"learn": learn, "model": model and [model], "device": device and [device]}
     _write(out, results, _command(options, derive), found)
+
+
+def _split(texts: Sequence[str]) -> list[str]:
+    return [name.strip() for text in texts for name in text.split(",") if name.strip()]
 
 
 def _command(options: Mapping[str, Sequence[object] | None], derive: bool) -> str:

@@ -175,7 +175,7 @@ def test_a_class_goes_on_after_a_kill_and_after_ctrl_c(grade, unprobed, interrup
         hand_in(tmp_path / "class" / student / "05_kl.ipynb", student, **WRITTEN, k3=k3)
     interrupt()
     code, _, err = grade("class", *options)
-    assert code == 1
+    assert code == 130
     assert "stopped: finished results are saved in out; the same command continues from there" in err
     second = kept()
     assert len(second) == 3 and first.items() <= second.items()
@@ -272,7 +272,7 @@ def test_a_class_with_nothing_to_grade(grade):
     student, options = "[red]ann", ("--require-tier", "0")
     Path("class", student).mkdir(parents=True)
     code, _, err = grade("class", *options)
-    assert code == 1 and "no notebook (*.ipynb) in class" in err
+    assert code == 2 and "no notebook (*.ipynb) in class" in err
     Path("class", student, "05_kl.ipynb").write_text("{")
     code, out, err = grade("class", *rules(), *options)
     assert code == 0 and student in out and "not a notebook" in out
