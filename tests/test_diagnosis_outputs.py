@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 import types
 
 import numpy as np
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 
 import grpo_lab as gl
 from grpo_lab import diagnose
-from grpo_lab.analysis.diagnosis.report import WIDTH, headline
+from grpo_lab.analysis.diagnosis.report import WIDTH, headline, settings_of
 from grpo_lab.cli import app
 from grpo_lab.errors import ConfigError
 from grpo_lab.ui.plots import diagnosis as figures
@@ -165,6 +166,32 @@ def test_callback_says_what_is_new_and_stops():
     assert callback.diagnosis.log.settings["model_init_kwargs.dtype"] == "float32"
     callback.on_train_end(*trainer(SICK["reward-broke"], 10), control)
     assert "Suspects, the most likely first" in said[-1]
+
+
+@pytest.mark.parametrize("cause", SICK)
+def test_every_line_stays_within_the_columns(cause):
+    found = gl.diagnose(pd.DataFrame(SICK[cause]))
+    kept = [setting for remedy in found.findings[0].remedies for _, setting in settings_of(remedy, found.log.source)]
+    lines = [line for line in found.text().splitlines() if line != headline(found) and not line.endswith(tuple(kept))]
+    assert max(map(len, lines)) <= WIDTH
+
+
+def test_callback_reports_a_training_that_raises(monkeypatch):
+    said = []
+
+    def hook(*error):
+        said.append("traceback")
+
+    monkeypatch.setattr(sys, "excepthook", hook)
+    callback, control = gl.DiagnoseCallback(every=1, say=said.append), TrainerControl()
+    callback.on_train_begin(*trainer(GOOD, 1), control)
+    callback.on_log(*trainer(GOOD, 8), control)
+    sys.excepthook(ValueError, ValueError("bad reward"), None)
+    assert said[-2] == "traceback" and "crash: ValueError: bad reward" in said[-1]
+    assert "Not enough to judge" in said[-1] and sys.excepthook is hook
+    callback.on_train_begin(*trainer(GOOD, 1), control)
+    callback.on_train_end(*trainer(GOOD, 10), control)
+    assert sys.excepthook is hook
 
 
 def test_callback_is_quiet_about_a_healthy_run():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -18,8 +19,9 @@ class DiagnoseCallback(TrainerCallback):
     """Diagnoses a run of TRL from the rows that its trainer logs, every few steps, and at the end.
 
     A line is said whenever the headline changes; the whole diagnosis is said at the end of training, unless nothing is
-    wrong. `diagnosis` is the last one. With `stop_on_failure`, training ends at the next step after a failure, as with
-    `control.should_training_stop`; the trainer then saves as it always does.
+    wrong, and after the traceback of an exception that ends the program. `diagnosis` is the last one. With
+    `stop_on_failure`, training ends at the next step after a failure, as with `control.should_training_stop`; the
+    trainer then saves as it always does.
 
     >>> DiagnoseCallback(every=5).diagnosis is None
     True
@@ -33,9 +35,18 @@ class DiagnoseCallback(TrainerCallback):
         self.every, self.stop_on_failure, self.say = every, stop_on_failure, say
         self.diagnosis: Diagnosis | None = None
         self._said, self._next = "", every
+        self._hook: Callable[..., Any] | None = None
+        self._last: tuple[Any, Any] | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Wait for an exception: a trainer tells its callbacks nothing of it."""
+        if self._hook is None:
+            self._hook, sys.excepthook = sys.excepthook, self._raised
+        self._last = args, state
 
     def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Diagnose the rows so far, if as many steps as `every` were made since the last time."""
+        self._last = args, state
         if state.global_step >= self._next:
             self._next = state.global_step + self.every
             self._look(args, state)
@@ -44,15 +55,31 @@ class DiagnoseCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Diagnose the whole run."""
+        self._put_back()
         self._look(args, state)
         if self.diagnosis and self.diagnosis.findings:
             self.say(self.diagnosis.text(f"{state.global_step} steps"))
 
-    def _look(self, args: Any, state: Any) -> None:
+    def _put_back(self) -> None:
+        if self._hook is not None:
+            sys.excepthook, self._hook = self._hook, None
+
+    def _raised(self, kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        """Let the traceback be shown, then say what the rows so far show, if there are any."""
+        assert self._hook is not None
+        self._hook(kind, error, trace)
+        self._put_back()
+        if self._last:
+            self._look(*self._last, f"{kind.__name__}: {error}")
+        if self.diagnosis:
+            self.say(self.diagnosis.text())
+
+    def _look(self, args: Any, state: Any, crash: str = "") -> None:
         if not state.is_world_process_zero or not state.log_history:
             return
         settings = logs.settings.flat(args.to_dict())
-        log = dataclasses.replace(logs.from_dicts(state.log_history), source="trl", settings=settings, hides_nan=True)
+        about = {"source": "trl", "settings": settings, "hides_nan": True, "crash": crash}
+        log = dataclasses.replace(logs.from_dicts(state.log_history), **about)
         if not len(log.steps):
             return
         self.diagnosis = diagnose(log)

@@ -18,7 +18,7 @@ def diagnose(
     ],
     other: Annotated[Path | None, typer.Argument(help="A second log, to compare the first with.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the diagnosis as JSON.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw the evidence into this file: PNG, SVG or PDF.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the evidence into this PNG file.")] = None,
 ) -> None:
     """Diagnose a run: the first failure, its evidence, suspects and remedies in the trainer that wrote the log.
 

@@ -66,7 +66,8 @@ def _of_findings(found: Findings) -> Iterator[str]:
         yield from _of_cause(finding, found.log.source)
     if named[1:]:
         yield "\nAlso found, probably a consequence:"
-        yield from (f"  from step {f.step}: {titled(f)} [{f.cause.level}; {f.cause.name}]" for f in named[1:])
+        for also in named[1:]:
+            yield from _wrapped(f"from step {also.step}: {titled(also)} [{also.cause.level}; {also.cause.name}]", 2)
     for finding in found.findings:
         if finding.cause.level == "note":
             yield f"\nNoted from step {finding.step}"
@@ -137,10 +138,14 @@ def _wrapped(said: str, by: int, first: str = "") -> list[str]:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Rows as columns, the last one as wide as it is."""
+    """Rows as columns, the last one broken between words where it would be too wide."""
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]) - 1)]
+    by = 2 + sum(width + 2 for width in widths)
     for row in rows:
-        yield "  " + "  ".join([*(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)), row[-1]])
+        left = "  " + "".join(f"{cell:<{width}}  " for cell, width in zip(row, widths, strict=False))
+        first, *rest = _wrapped(row[-1], by) if row[-1] and by < WIDTH - 20 else [" " * by + row[-1]]
+        yield (left + first[by:]).rstrip()
+        yield from rest
 
 
 def html(found: Findings) -> str:
