@@ -141,7 +141,11 @@ def test_a_run_on_cuda_is_in_a_child_unless_it_is_told_otherwise(tmp_path, cuda)
 
 def test_a_child_on_cuda_starts_no_child_of_its_own(tmp_path, cuda, monkeypatch):
     monkeypatch.setattr(worker.threading, "Timer", lambda *_, **__: SimpleNamespace(start=list))
-    order = {"config": SMOKE.with_("run.device=auto").to_dict(), "directory": str(tmp_path / "run"), "save_model": 0}
+    order = {
+        "config": SMOKE.with_("run.device=auto").to_dict(),
+        "directory": str(tmp_path / "run"),
+        "save_model": False,
+    }
     ordered = queue.SimpleQueue()
     worker._listen(Session, io.BytesIO(json.dumps(order).encode()), ordered)
     session = ordered.get()

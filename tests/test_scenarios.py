@@ -8,6 +8,7 @@ import math
 import statistics
 from dataclasses import dataclass, field
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -364,6 +365,10 @@ def test_a_scenario_may_be_laid_over_another_preset():
     assert config.guards == gl.preset("original").guards
 
 
+NOTHING: Any = SimpleNamespace(named_parameters=None), SimpleNamespace(batch_decode=None)
+"""A policy and a tokenizer that hold nothing."""
+
+
 def test_a_user_s_setting_comes_last():
     config = gl.scenario("train-001").config(guards="stable").with_("optimizer.learning_rate=*0.5", "loss.beta=0.3")
     assert config.optimizer.learning_rate == pytest.approx(1e-5 * 30 / 2) and config.loss.beta == 0.3
@@ -377,7 +382,7 @@ def test_a_user_s_setting_comes_last():
         (lambda: gl.preset("stabel"), "unknown preset 'stabel'; did you mean 'stable'"),
         (lambda: gl.scenario("cuda-001").config(guards="stabel"), "unknown preset 'stabel'; did you mean 'stable'"),
         (
-            lambda: next(gl.train(gl.scenario("cuda-001").config(guards=("clamp_logratio",)), ("", ""))),
+            lambda: next(gl.train(gl.scenario("cuda-001").config(guards=("clamp_logratio",)), NOTHING)),
             "unknown guard 'clamp_logratio'; did you mean 'clamp_log_ratio'",
         ),
     ],

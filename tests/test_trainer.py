@@ -5,6 +5,7 @@ import dataclasses
 import gc
 import json
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -744,7 +745,8 @@ def test_without_a_model_the_configured_one_is_loaded():
 )
 def test_a_mistake_in_the_config_shows_before_anything_is_loaded(override, message):
     with pytest.raises(ConfigError, match=message):
-        next(gl.train(SMOKE.with_(override), ("no model", "no tokenizer")))
+        nothing: Any = SimpleNamespace(named_parameters=None), SimpleNamespace(batch_decode=None)
+        next(gl.train(SMOKE.with_(override), nothing))
 
 
 # --- evaluation and events -----------------------------------------------------------------------------------------

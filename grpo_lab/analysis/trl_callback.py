@@ -10,7 +10,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from grpo_lab.analysis import logs
-from grpo_lab.analysis.diagnosis import NOT_ENOUGH, Diagnosis, diagnose
+from grpo_lab.analysis.diagnosis import Diagnosis, diagnose
 from grpo_lab.analysis.diagnosis.report import headline
 from grpo_lab.errors import ConfigError
 
@@ -18,7 +18,7 @@ from grpo_lab.errors import ConfigError
 class DiagnoseCallback(TrainerCallback):
     """Diagnoses a run of TRL from the rows that its trainer logs, every few steps, and at the end.
 
-    A line is said whenever the headline changes; the whole diagnosis is said at the end of training, unless nothing is
+    Every `every` steps it says the headline; the whole diagnosis is said at the end of training, unless nothing is
     wrong, and after the traceback of an exception that ends the program. `diagnosis` is the last one. With
     `stop_on_failure`, training ends at the next step after a failure, as with `control.should_training_stop`; the
     trainer then saves as it always does.
@@ -34,7 +34,7 @@ class DiagnoseCallback(TrainerCallback):
             raise ConfigError(f"every={every}: the callback diagnoses every so many steps; give 1 or more")
         self.every, self.stop_on_failure, self.say = every, stop_on_failure, say
         self.diagnosis: Diagnosis | None = None
-        self._said, self._next = "", every
+        self._next = every
         self._hook: Callable[..., Any] | None = None
         self._last: tuple[Any, Any] | None = None
 
@@ -50,6 +50,8 @@ class DiagnoseCallback(TrainerCallback):
         if state.global_step >= self._next:
             self._next = state.global_step + self.every
             self._look(args, state)
+            if self.diagnosis:
+                self.say(f"step {state.global_step}: {headline(self.diagnosis)}")
             if self.stop_on_failure and self._failed():
                 control.should_training_stop = True
 
@@ -80,13 +82,8 @@ class DiagnoseCallback(TrainerCallback):
         settings = logs.settings.flat(args.to_dict())
         about = {"source": "trl", "settings": settings, "hides_nan": True, "crash": crash}
         log = dataclasses.replace(logs.from_dicts(state.log_history), **about)
-        if not len(log.steps):
-            return
-        self.diagnosis = diagnose(log)
-        line = headline(self.diagnosis)
-        if self.diagnosis.verdict != NOT_ENOUGH and line != self._said:
-            self._said = line
-            self.say(f"step {state.global_step}: {line}")
+        if len(log.steps):
+            self.diagnosis = diagnose(log)
 
     def _failed(self) -> bool:
         return bool(self.diagnosis) and any(each.cause.level == "failure" for each in self.diagnosis.findings)

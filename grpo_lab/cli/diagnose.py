@@ -28,8 +28,11 @@ def diagnose(
     Exit code 0 for any diagnosis.
     """
     from grpo_lab.analysis.diagnosis import diagnose
+    from grpo_lab.errors import ConfigError
     from grpo_lab.ui import console
 
+    if plot and plot.suffix != ".png":
+        raise ConfigError(f"--plot {plot}: figures are written as PNG; give a name that ends in .png")
     found = diagnose(log)
     comparison = found.compare(diagnose(other), (str(log), str(other))) if other else None
     if plot:

@@ -23,7 +23,7 @@ def headline(found: Findings) -> str:
     """The verdict in one line."""
     first = next(iter(found.findings), None)
     if first is None or first.cause.level == "note":
-        return "Not enough to judge: the log lacks" if found.lacking else NOTHING_WRONG
+        return "Not enough to judge" if found.lacking else NOTHING_WRONG
     said = f"{titled(first)}  [from step {first.step}; {first.cause.name}]"
     return said if first.cause.level == "failure" else f"No failure; a warning: {said}"
 
