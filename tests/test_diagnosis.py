@@ -607,7 +607,7 @@ def test_names_with_a_slash_are_objectives_only_with_a_kl_and_a_reward():
 
 
 BLIND = (
-    "dual-overwrite",
+    pytest.param("dual-overwrite", marks=pytest.mark.slow),
     pytest.param("dual-kl-hinge", marks=pytest.mark.slow),
     pytest.param("dual-temperature-ignored", marks=pytest.mark.slow),
     "clip-spreads-nan",
@@ -616,9 +616,9 @@ BLIND = (
     "single-generation",
     "nan-reward",
     "kl-overflow",
-    "bad-batch",
-    "accumulation-zeroed",
-    "padding-unmasked",
+    pytest.param("bad-batch", marks=pytest.mark.slow),
+    pytest.param("accumulation-zeroed", marks=pytest.mark.slow),
+    pytest.param("padding-unmasked", marks=pytest.mark.slow),
 )
 
 

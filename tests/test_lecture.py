@@ -63,7 +63,7 @@ def test_the_checkout_has_the_notebook(monkeypatch, tmp_path):
 def test_without_labs_or_jupyterlab_the_way_out_is_named(lecture_command, tmp_path, monkeypatch):
     monkeypatch.setattr(command, "LECTURE", Path("labs/of_nobody.ipynb"))
     told, code, said = lecture_command()
-    assert (told, code) == ([], 1)
+    assert (told, code) == ([], 2)
     assert said.startswith(f"error: no labs/of_nobody.ipynb in {tmp_path} or ") and "checkout" in said
     (tmp_path / "labs").mkdir()
     (tmp_path / "labs" / "of_nobody.ipynb").touch()

@@ -149,7 +149,7 @@ def test_doctor_predicts_for_a_run_and_advises(call, tmp_path, monkeypatch):
         code, out, err = call("doctor", "--memory", name, "--no-measure")
         assert (code, err) == (0, "")
         assert "128 completions of up to 8" in out and "activations" in out and "predicted: " in out
-        assert re.search(r"halve first.*\n─+\ndata\.num_prompts +16 -> 8", out)
+        assert re.search(r"halve first.*\ndata\.num_prompts +16 -> 8", out)
     _, out, _ = call("doctor", "--memory", "stable", "--no-measure", "--set", "data.num_prompts=4")
     assert "32 completions" in out
 

@@ -209,7 +209,7 @@ def test_a_command_writes_and_overwrites_when_told_to(command, written, run):
     assert run(*command) == (0, "", "")
     Path(paths[-1]).write_text("mine")
     code, out, error = run(*command)
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     assert error == (
         f"error: already there, and different: {paths[-1]}; write to another folder, or overwrite with --force\n"
     )

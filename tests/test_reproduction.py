@@ -1,6 +1,7 @@
 """The before/after table says what was measured, whichever way it turns out."""
 
 import dataclasses
+import io
 import math
 import re
 import threading
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 from grpo_lab.analysis import reproduction
 from grpo_lab.analysis.markdown import escaped
@@ -125,11 +127,12 @@ def test_the_claims_are_tried_on_the_fix_and_on_the_healed_runs():
 
 
 def test_the_terminal_table_has_one_line_a_row_at_80_columns(monkeypatch):
-    monkeypatch.setattr(console.out, "_width", 80)
+    terminal = Console(width=80, file=io.StringIO(), force_terminal=True, color_system=None, legacy_windows=False)
+    monkeypatch.setattr(console, "out", terminal)
     broken = first_break([step(3, NAN)])
     worst = cell(scenario="fp16-adam-epsilon", grad_norm=1.14e8, first_break=broken, nonfinite=999, crash="x")
-    with console.out.capture() as captured:
-        console.out.print(console.table(brief([worst, CELL]), gap=1))
+    with terminal.capture() as captured:
+        terminal.print(console.table(brief([worst, CELL]), gap=1))
     shown = captured.get().splitlines()
     assert len(shown) == 4 and max(map(len, shown)) <= 80
     assert " ".join(shown[2].split()) == "fp16-adam-epsilon reported_fix 10 1.1e+08 gradients, 3 >99% yes 0.3>0.8"

@@ -191,8 +191,8 @@ def run(monkeypatch, capsys, tmp_path):
     ("words", "code", "said"),
     [
         ([], 2, "name a folder of notebooks"),
-        (["nowhere"], 1, "nowhere: no such file or folder"),
-        (["."], 1, "no notebook (*.ipynb)"),
+        (["nowhere"], 2, "nowhere: no such file or folder"),
+        (["."], 2, "no notebook (*.ipynb)"),
         ([".", "--rules", "none.toml"], 2, "--print-rules"),
         ([".", "--rules", "bad.toml"], 2, "did you mean 'seconds'"),
         ([".", "--jobs", "0"], 2, "--jobs"),
