@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import math
+import re
 import warnings
 from typing import Any
 
@@ -211,6 +212,17 @@ def test_settings_named_as_ours_exist():
     assert len(settings) > 20
     for override in settings:
         validated(config.with_(override))  # which knows the names of guards and formulas too, and raises
+
+
+@pytest.mark.slow
+def test_settings_named_as_trl_s_exist():
+    trl = pytest.importorskip("trl")
+    known = {each.name for each in dataclasses.fields(trl.GRPOConfig)}
+    known |= {"reward_funcs", "train_dataset", "peft_config", "processing_class"}  # arguments of GRPOTrainer
+    texts = [remedy.trl for cause in CAUSES.values() for remedy in cause.remedies]
+    named = {word for text in texts for word in re.findall(r"\b([a-z]+(?:_[a-z]+)+)=|^([a-z]+(?:_[a-z]+)+)", text)}
+    found = {word for pair in named for word in pair if word}
+    assert len(found) > 8 and found <= known
 
 
 def test_cause_before_consequence():
