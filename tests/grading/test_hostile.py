@@ -1,4 +1,7 @@
-"""A class in which all students but one attack the grader: points, findings, and proof that no attack succeeded."""
+"""A class in which all students but one attack the grader: points, findings, and proof that no attack succeeded.
+
+Grading that class takes 40 s of a core, so that its tests are slow ones.
+"""
 
 import json
 import math
@@ -173,6 +176,7 @@ def mark(graded, student, name):
     return next(mark for mark in graded.results[student].marks if mark.exercise == name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("student", "name"), PLACES, ids=[HANDED_IN[who][1][name] for who, name in PLACES])
 def test_an_attack_earns_what_its_answer_is_worth(graded, student, name):
     attack, found = ATTACKS[HANDED_IN[student][1][name]], mark(graded, student, name)
@@ -184,6 +188,7 @@ def test_an_attack_earns_what_its_answer_is_worth(graded, student, name):
         assert (found.status, found.points) == (RIGHT, found.out_of), said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("student", HANDED_IN)
 def test_right_answers_beside_an_attack_earn_all_their_points(graded, student):
     lab, attacks = HANDED_IN[student]
@@ -193,14 +198,17 @@ def test_right_answers_beside_an_attack_earn_all_their_points(graded, student):
     assert [found for found in beside if found.status == RIGHT and found.points != found.out_of] == []
 
 
+@pytest.mark.slow
 def test_nothing_of_the_class_is_alive(graded):
     assert graded.left == []
 
 
+@pytest.mark.slow
 def test_no_file_was_touched_nobody_was_reached_and_nobody_was_harmed(graded):
     assert graded.world.traces() == []
 
 
+@pytest.mark.slow
 def test_reports_are_all_there_whole_and_nothing_else(graded):
     count = len(graded.results)
     files = sorted(file.relative_to(graded.out) for file in graded.out.rglob("*") if file.is_file())
@@ -223,12 +231,14 @@ def test_reports_are_all_there_whole_and_nothing_else(graded):
             json.loads(text)
 
 
+@pytest.mark.slow
 def test_what_a_notebook_says_of_itself_counts_for_nothing(graded):
     result = graded.results[HONEST]
     assert result.score == result.out_of == sum(found.out_of for found in result.marks if found.status == RIGHT)
     assert result.tier == 2 and result.trust.startswith("Bubblewrap.")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("student", "problem"),
     [("huge", "larger than 10,485,760 bytes"), ("malformed", "nested too deeply"), ("linked", "a symbolic link")],
@@ -239,12 +249,14 @@ def test_a_file_that_is_no_notebook(graded, student, problem):
     assert result.seconds < RULES.total_seconds
 
 
+@pytest.mark.slow
 def test_time_is_bounded(graded):
     """Every wait has an end: those of the attacks that never do, and of the sandboxes that are started anew."""
     for result in graded.results.values():
         assert result.seconds < RULES.total_seconds
 
 
+@pytest.mark.slow
 def test_memory_is_watched(graded):
     (found,) = mark(graded, "stays", "culprit").findings
     (used,) = re.findall(r"it used ([\d,]+) MB", found.got)
