@@ -19,6 +19,7 @@ from grpo_lab.config import toml
 from grpo_lab.config.catalog import preset_names, scenario_names
 from grpo_lab.config.guard_names import guards_named
 from grpo_lab.config.schema import SECTIONS, Config
+from grpo_lab.errors import ConfigError
 from grpo_lab.events import Ended, Started, Stepped, Verdict
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.ui import console
@@ -102,6 +103,14 @@ def test_print_config_trains_nothing_and_round_trips(call, tmp_path, monkeypatch
     assert [path.name for path in tmp_path.iterdir()] == ["a.toml"]
 
 
+@pytest.mark.parametrize("text", ["", ",", " , "])
+def test_no_name_is_not_taken_for_no_guard(text):
+    """As an empty variable of a shell gives it."""
+    assert guards_named("none") == {}
+    with pytest.raises(ConfigError, match="or none"):
+        guards_named(text)
+
+
 def test_set_lies_over_guards_and_these_over_the_file(call, tmp_path):
     file = tmp_path / "a.toml"
     file.write_text("[loss]\nbeta = 0.5\n[sampling]\ntemperature = 0.5\n[guards.warm_up]\n")
@@ -137,7 +146,7 @@ def test_a_bad_config_file_is_one_line(call, tmp_path, monkeypatch, text, words,
 
 def test_guards_are_named_in_one_way():
     stable = dict(gl.preset("stable").guards)
-    assert guards_named("stable") == stable and guards_named("none") == guards_named("") == {}
+    assert guards_named("stable") == stable and guards_named("none") == {}
     assert list(guards_named("original, skip_spikes,mine.py:Mine")) == ["clip_gradients", "skip_spikes", "mine.py:Mine"]
 
 

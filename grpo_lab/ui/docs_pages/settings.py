@@ -36,15 +36,18 @@ def page() -> str:
 
 
 def described(name: str = "") -> list[Described]:
-    """The settings of a section, as `loss` or `guards.warm_up`, a single one, or all of them.
+    """The settings of a section, as `loss` or `guards.warm_up`, a single one, those of a bare name, or all of them.
 
     Raises ConfigError for a name that is neither, with the nearest ones.
 
     >>> [(each.key, each.limit) for each in described("loss.beta")]
     [('loss.beta', 'at least 0')]
+    >>> [each.key for each in described("learning_rate")]
+    ['optimizer.learning_rate', 'sft.learning_rate']
     """
     every = [each for section, cls in _classes(name.partition(".")[0]).items() for each in _of(section, cls)]
     found = [each for each in every if not name or each.key == name or each.key.startswith(f"{name}.")]
+    found = found or [each for each in every if each.key.rpartition(".")[2] == name]
     if not found:
         there = [each.key for each in every if each.key.startswith(name.partition(".")[0] + ".")]
         raise unknown("section or setting", name, there or [*SECTIONS, "objectives", *SWITCHES])
