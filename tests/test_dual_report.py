@@ -280,7 +280,8 @@ def test_everything_end_to_end(call, monkeypatch, tmp_path):
     monkeypatch.setattr("warnings.showwarning", None)
     code, out, err = call(*words(tmp_path / "out"))
     folder = tmp_path / "out"
-    assert (code, err) == (0, "") and out.endswith(f"report: {folder / 'report.md'}\n")
+    assert code == 0 and out.endswith(f"report: {folder / 'report.md'}\n")
+    assert all(re.match(r".+: [\d,]+( of [\d,]+)?", line) for line in err.splitlines())  # progress, every ten seconds
     ended = {name: Session.open(folder / name) for name in RUNS}
     assert {name for name, session in ended.items() if session.status == "done"} == {
         name for name in RUNS if name not in ("torch-unbound", "delta-undefined")
