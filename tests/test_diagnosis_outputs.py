@@ -143,9 +143,20 @@ def test_figure_draws_evidence_and_marks_what_is_not_finite(tmp_path):
         assert figures.figure(diagnose(pd.DataFrame(curves))) is not None
     (tmp_path / "log.jsonl").write_text(rows(SICK["explosion"]))
     shown = invoke(tmp_path / "log.jsonl", "--plot", tmp_path / "evidence.png")
+    assert shown.exit_code == 0 and (tmp_path / "evidence.png").read_bytes().startswith(b"\x89PNG")
     refused = invoke(tmp_path / "log.jsonl", "--plot", tmp_path / "evidence.svg").exception
     assert isinstance(refused, ConfigError) and "ends in .png" in str(refused)
-    assert shown.exit_code == 0 and (tmp_path / "evidence.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_figure_of_two_runs_draws_both_and_shows_the_evidence_of_the_one_that_failed():
+    healthy = diagnose(pd.DataFrame(GOOD))
+    broken = diagnose(pd.DataFrame(changed(CUT, kl=[0, 200, 5000, NAN], loss=(3, NAN), grad_norm=(3, NAN))))
+    figure = figures.figure(healthy, broken, names=("mine", "other"))
+    loss = figure.axes[0]
+    curves = [line for line in loss.lines if line.get_marker() not in ("x", None, "None")]
+    assert loss.get_title(loc="left").startswith("loss: the loss is not finite") and len(curves) == 2
+    assert [text.get_text() for text in figure.legends[0].texts] == ["A is mine", "B is other"]
+    assert figures.in_words(healthy, broken, names=("mine", "other")).startswith("A: Nothing wrong")
 
 
 def trainer(curves, step):

@@ -38,7 +38,9 @@ def diagnose(
     if plot:
         from grpo_lab.ui.plots import diagnosis, save
 
-        console.report(f"figure: {save(diagnosis.figure(found), plot)}")
+        runs = [comparison.first, comparison.second] if comparison else [found]
+        names = comparison.names if comparison else ()
+        console.report(f"figure: {save(diagnosis.figure(*runs, names=names), plot)}")
     shown = comparison or found
     if as_json:
         typer.echo(json.dumps(shown.tree(), indent=2, allow_nan=False))

@@ -2,6 +2,7 @@
 
 import math
 import textwrap
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -9,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from grpo_lab.analysis.diagnosis.causes import LEVELS
 from grpo_lab.analysis.diagnosis.findings import Evidence, Findings
 from grpo_lab.analysis.diagnosis.report import headline
 from grpo_lab.metrics import METRICS, metric, of_run
@@ -20,61 +22,75 @@ USUAL = ("reward", "grad_norm", "kl", "entropy", "loss")
 MOST = 6
 
 
-def figure(found: Findings) -> Figure:
+def figure(*runs: Findings, names: Sequence[str] = ()) -> Figure:
     """A plot for each metric that the first finding has as evidence, and beside them of the usual metrics.
 
-    The healthy range is shaded; a line marks the step of the symptom; crosses at the edge are NaN and inf.
+    The healthy range is shaded; a line marks the step of the symptom; crosses at the edge are NaN and inf. Two runs
+    share the plots, which then show the evidence of the first one with a failure, and get a legend of their names.
     """
-    curves = _curves(found)
+    curves = _curves(runs)
     rows = max(1, math.ceil(len(curves) / 2))
-    drawn = style.new_figure(1.1 + 2.6 * rows)
+    head = 0.3 * len(runs) + 0.35 * bool(names)
+    drawn = style.new_figure(0.8 + head + 2.6 * rows)
     height = drawn.get_size_inches()[1]
-    style.write(drawn, 0.3, headline(found), 100, fontsize=style.LARGE)
+    for number, line in enumerate(_titles(runs, names)):
+        style.write(drawn, 0.3 * (number + 1), line, 100, fontsize=style.LARGE)
+    if names:
+        named = [f"{letter} is {name}" for letter, name in zip("AB", names, strict=True)]
+        style.name_runs(drawn, named, 0.01, 0.3 * len(runs) + 0.15, len(named))
     plots = drawn.subplots(rows, 2, squeeze=False).ravel()
-    drawn.subplots_adjust(left=0.06, right=0.985, top=1 - 0.95 / height, bottom=0.55 / height, hspace=0.55, wspace=0.13)
-    for axes, (name, (series, shown)) in zip(plots, curves.items(), strict=False):
-        _draw(axes, name, series, shown)
+    top = 1 - (head + 0.65) / height
+    drawn.subplots_adjust(left=0.06, right=0.985, top=top, bottom=0.55 / height, hspace=0.55, wspace=0.13)
+    for axes, (name, shown) in zip(plots, curves.items(), strict=False):
+        _draw(axes, name, [_known(found)[name] for found in runs if name in _known(found)], shown)
     for axes in plots[len(curves) :]:
         axes.remove()
     return drawn
 
 
-def in_words(found: Findings) -> str:
+def in_words(*runs: Findings, names: Sequence[str] = ()) -> str:
     """The alternative text of the figure.
 
     >>> from grpo_lab import diagnose
     >>> in_words(diagnose([{"reward": 0.1, "grad_norm": 1.0, "loss": 0.1}] * 9)).partition("Curves")[2]
     ': reward, grad_norm, loss.'
     """
-    return f"{headline(found)}. Curves: {', '.join(_curves(found)) or 'none'}."
+    said = " ".join(f"{title.rstrip('.')}." for title in _titles(runs, names))
+    return f"{said} Curves: {', '.join(_curves(runs)) or 'none'}."
 
 
-def _curves(found: Findings) -> dict[str, tuple[pd.Series, Evidence | None]]:
-    """Each curve to draw with the evidence that it gives."""
-    log = found.log
-    first = next((finding for finding in found.findings if finding.cause.level != "note"), None)
-    known = {**{f"rewards/{name}/mean": series for name, series in log.functions.items()}, **log.metrics}
-    shown = {
-        each.metric: (known[each.metric], each) for each in (first.evidence if first else ()) if each.metric in known
-    }
-    usual = {name: (log.metrics[name], None) for name in USUAL if name in log.metrics}
-    return dict(
-        list({**shown, **{name: usual[name] for name in usual if name not in shown}}.items())[: max(len(shown), 4)][
-            :MOST
-        ]
-    )
+def _titles(runs: Sequence[Findings], names: Sequence[str]) -> list[str]:
+    return [f"{letter}: {headline(run)}" if names else headline(run) for letter, run in zip("AB", runs, strict=False)]
 
 
-def _draw(axes: Axes, name: str, series: pd.Series, shown: Evidence | None) -> None:
-    steps, values = series.index.to_numpy(), series.to_numpy(np.float64)
+def _known(found: Findings) -> dict[str, pd.Series]:
+    """The curves of a run by name, with those of its reward functions."""
+    return {**{f"rewards/{name}/mean": series for name, series in found.log.functions.items()}, **found.log.metrics}
+
+
+def _curves(runs: Sequence[Findings]) -> dict[str, Evidence | None]:
+    """The metrics to draw, each with the evidence that it gives."""
+    told = [finding for found in runs for finding in found.findings if finding.cause.level != "note"]
+    told.sort(key=lambda finding: LEVELS.index(finding.cause.level))
+    known = {name for found in runs for name in _known(found)}
+    shown = {each.metric: each for each in (told[0].evidence if told else ()) if each.metric in known}
+    usual = {name: None for name in USUAL if name in known and name not in shown}
+    return dict(list({**shown, **usual}.items())[: max(len(shown), 4)][:MOST])
+
+
+def _draw(axes: Axes, name: str, each: Sequence[pd.Series], shown: Evidence | None) -> None:
     usual = metric(name) if of_run(name) in METRICS else None
+    values = np.concatenate([series.to_numpy(np.float64) for series in each])
     scale = scale_of(of_run(name) if of_run(name) in SCALES else "kl", values)
     set_scale(axes, scale)
-    heights, finite = placed(values, scale)
     if usual and (math.isfinite(usual.low) or math.isfinite(usual.high)):
         axes.axhspan(max(usual.low, scale.low), min(usual.high, scale.high), color=style.GREEN, alpha=0.12, lw=0)
-    axes.plot(steps, np.where(finite, heights, np.nan), color=style.BLUE, lw=1.6, marker="o", ms=3)
-    axes.plot(steps[~finite], heights[~finite], ls="none", marker="x", color=style.VERMILLION, ms=6, clip_on=False)
+    for series, look in zip(each, style.RUNS, strict=False):
+        steps = series.index.to_numpy()
+        heights, finite = placed(series.to_numpy(np.float64), scale)
+        line = {"color": look.colour, "ls": look.line, "marker": look.marker}
+        axes.plot(steps, np.where(finite, heights, np.nan), lw=1.6, ms=3, **line)
+        axes.plot(steps[~finite], heights[~finite], ls="none", marker="x", color=style.VERMILLION, ms=6, clip_on=False)
     if shown:
         axes.axvline(shown.step, color=style.VERMILLION, lw=1.2, ls="--")
     said = f"{name}: {shown.says}" if shown else name
