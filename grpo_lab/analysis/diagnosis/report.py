@@ -45,7 +45,7 @@ def _of_log(found: Findings, name: str) -> Iterator[str]:
     log, steps = found.log, found.log.steps
     count = f"{len(steps):,} step{'s' * (len(steps) != 1)}" + (f" ({steps[0]} to {steps[-1]})" if len(steps) else "")
     writer = [f"written by {NAMES[log.source]}"] if log.source in NAMES else []
-    settings = [f"{len(log.settings)} settings"] if log.settings else []
+    settings = [f"{len(log.settings)} setting{'s' * (len(log.settings) != 1)}"] if log.settings else []
     facts = ", ".join([log.format, count, f"{len(log.metrics)} metrics", *writer, *settings])
     yield f"{name}: {facts}" if name else facts
     few = [f"with {count}, most curves show no trend yet"] if len(steps) < ENOUGH_STEPS else []

@@ -29,7 +29,7 @@ FORMATS = (
 )
 TABLE = "a table"
 PRINTED_BESIDE = ("trainer_state.json", "logging.jsonl")
-"""Logs that end before a crash, which only the console beside them shows."""
+"""Logs that end before a crash, which only the console beside them shows, and that a run may leave without a row."""
 
 
 def read(path: str | Path) -> Log:
@@ -131,7 +131,7 @@ def _read_beside(path: Path) -> list[Log]:
         logs = _read_file(path, int(every) if isinstance(every, int | float) and every >= 1 else 1)
     if not logs[-1].crash and path.name in PRINTED_BESIDE:
         logs[-1] = dataclasses.replace(logs[-1], crash=crash_beside(path))
-    if not any(len(log.steps) or log.crash for log in logs):
+    if path.name not in PRINTED_BESIDE and not any(len(log.steps) or log.crash for log in logs):
         raise LogError(
             f"{path} was read as {logs[0].format} and holds no metric known here, as reward, kl or grad_norm"
         )
