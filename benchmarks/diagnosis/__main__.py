@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.diagnosis import own_runs, trl_runs
+from benchmarks.diagnosis import own_runs, trl_remedies, trl_runs
 from grpo_lab.runs import environment
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
@@ -54,6 +54,19 @@ def trl(
     with tempfile.TemporaryDirectory() as scratch:
         found = trl_runs.measure(range(first, first + seeds), only or [], kept or Path(scratch))
     _write(out, "diagnosis_trl", "Blind diagnosis of runs of TRL, counted", found, trl_runs.markdown(found), started)
+
+
+@app.command()
+def remedies(
+    first: First = 300,
+    seeds: Annotated[int, typer.Option(help="Runs of each recipe.")] = 2,
+    only: Only = None,
+    out: Out = RESULTS,
+) -> None:
+    """Runs of TRL's GRPOTrainer with each remedy that the diagnosis of the broken one names: trl_remedies.{json,md}."""
+    started = time.perf_counter()
+    found = trl_remedies.measure(range(first, first + seeds), only or [])
+    _write(out, "trl_remedies", "Remedies of the diagnosis, tried in TRL", found, trl_remedies.markdown(found), started)
 
 
 def _write(out: Path, name: str, title: str, found: dict[str, Any], text: str, started: float) -> None:

@@ -319,11 +319,10 @@ def spec(name: str, seed: int) -> Spec:
     return RECIPES[name.partition("#")[0]].make(random.Random(f"{name} {seed}"))
 
 
-def record(name: str, seed: int, folder: Path) -> None:
-    """Train, and leave Trainer's files in the folder."""
+def train(run: Spec, seed: int, folder: Path) -> Any:
+    """Train, leave Trainer's files in the folder, and return TRL's trainer."""
     from transformers import TrainerCallback
 
-    run = spec(name, seed)
     folder.mkdir(parents=True, exist_ok=True)
 
     class Refusing(TrainerCallback):
@@ -344,6 +343,7 @@ def record(name: str, seed: int, folder: Path) -> None:
             traceback.print_exc(file=console)
         made.state.save_to_json(str(folder / "trainer_state.json"))
         torch.save(made.args, folder / "training_args.bin")
+    return made
 
 
 def trainer(run: Spec, seed: int, folder: Path) -> Any:

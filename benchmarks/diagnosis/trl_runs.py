@@ -12,7 +12,6 @@ from typing import Any
 from benchmarks.diagnosis import recipes
 from grpo_lab.analysis.diagnosis import Diagnosis, diagnose
 from grpo_lab.analysis.markdown import table
-from grpo_lab.errors import LogError
 from grpo_lab.ui import console
 
 VIEWS = {
@@ -41,15 +40,12 @@ def graded(found: Diagnosis, truth: Sequence[str]) -> str:
     return "other" if place is None else GRADES[min(place, 2)]
 
 
-def diagnosed(folder: Path, files: Sequence[str]) -> Diagnosis | None:
-    """The diagnosis of a run from some of its files; None for a log without a row, which is an error of its own."""
+def diagnosed(folder: Path, files: Sequence[str]) -> Diagnosis:
+    """The diagnosis of a run from some of its files."""
     with tempfile.TemporaryDirectory() as scratch:
         for name in files:
             shutil.copy(folder / name, scratch)
-        try:
-            return diagnose(scratch)
-        except LogError:
-            return None
+        return diagnose(scratch)
 
 
 def measure(seeds: Sequence[int], only: Sequence[str], kept: Path) -> dict[str, Any]:
@@ -71,13 +67,13 @@ def measure(seeds: Sequence[int], only: Sequence[str], kept: Path) -> dict[str, 
             bars.update(task, note=f"{name}, seed {seed}")
             folder = kept / f"{name}-{seed}"
             if not (folder / "training_args.bin").exists():
-                recipes.record(name, seed, folder)
+                recipes.train(recipes.spec(name, seed), seed, folder)
             for view, files in VIEWS.items():
                 found = diagnosed(folder, files)
-                grade = graded(found, recipes.RECIPES[name].truth) if found else "not enough"
+                grade = graded(found, recipes.RECIPES[name].truth)
                 grades[view][name][grade] += 1
                 if grade not in ("first", "healthy"):
-                    misses.append(f"{view}, {name}, seed {seed}: {grade}; {found.verdict if found else 'no row'}")
+                    misses.append(f"{view}, {name}, seed {seed}: {grade}; {found.verdict}")
             bars.advance(task)
     return {
         "grades": {view: {name: dict(row) for name, row in rows.items()} for view, rows in grades.items()},
