@@ -275,9 +275,10 @@ def test_the_section_survives_json_and_is_fixed_in_a_run():
         list(gl.train(LORA.with_("run.num_steps=1"), controls=lambda index: ("lora.dropout=0.1",)))
 
 
-def test_adapters_on_needs_adapters():
-    with pytest.raises(ConfigError, match=r"lora.reference = 'adapters_on' needs adapters: set lora.r"):
-        LORA.with_("lora.r=0", "lora.reference=adapters_on")
+@pytest.mark.parametrize("setting", ["reference=adapters_on", "target_modules=c_attn", "modules_to_save=ln_1"])
+def test_what_needs_adapters_is_refused_without(setting):
+    with pytest.raises(ConfigError, match=rf"lora.{setting.partition('=')[0]} = .* needs adapters: set lora.r"):
+        LORA.with_("lora.r=0", f"lora.{setting}")
 
 
 # --- files ---------------------------------------------------------------------------------------------------------

@@ -269,10 +269,13 @@ class LoraConfig(Settings):
     """Where the final model is saved, also save it with the adapters added to its weights, in `model-merged`."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for the mistake `adapters_on` where there are no adapters."""
+        """Raise ConfigError for what needs adapters where there are none."""
         super().__post_init__()
-        if self.reference == "adapters_on" and not self.r:
-            raise ConfigError("reference = 'adapters_on' needs adapters: set lora.r to 1 or more")
+        given = {"target_modules": self.target_modules, "modules_to_save": self.modules_to_save}
+        given["reference"] = self.reference if self.reference == "adapters_on" else ""
+        for name, value in given.items():
+            if value and not self.r:
+                raise ConfigError(f"{name} = {value!r} needs adapters: set lora.r to 1 or more")
 
 
 @dataclass(frozen=True)
