@@ -193,6 +193,7 @@ def test_nothing_of_a_learners_is_html(lab):
     assert "Double it: not yet, 1 of 2 right" in feedback_view.as_text(exercise, found)
 
 
+@pytest.mark.slow
 def test_runs_lie_in_the_labs_folder_and_share_a_child(lab, capsys, monkeypatch):
     config = preset("smoke")
     try:

@@ -122,6 +122,7 @@ def say_times(name, notebook):
 
 
 LONG = (
+    "02_explosion",
     "03_error_chain",
     "04_guards",
     "05_kl",

@@ -301,6 +301,7 @@ def breaks_as_told(run) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_cuda_001_breaks_as_told_on_nine_of_ten_fresh_seeds():
     case = gl.scenario("cuda-001")
     told = [breaks_as_told(attempt(case, f"run.seed={seed}")) for seed in range(100, 110)]

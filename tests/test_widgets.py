@@ -150,6 +150,7 @@ def cells(monkeypatch):
     return Cells
 
 
+@pytest.mark.slow
 def test_a_panel_stands_where_its_run_is_awaited(panel, seen, cells):
     """In one cell it is shown once; in a later cell it moves there, and a picture stays behind."""
     one = panel()
@@ -193,6 +194,7 @@ def test_the_browser_is_told_when_a_run_begins_and_what_the_picture_shows(panel,
     assert one._controls.image.value == light
 
 
+@pytest.mark.slow
 def test_a_pace_slows_a_run_and_changes_no_number(panel, seen):
     fast, slow = panel(), panel(pace=4)
     begin = time.monotonic()
@@ -326,6 +328,7 @@ def test_a_crash_is_explained_and_healed_in_one_click(panel, seen):
     assert run(one).status == "done"
 
 
+@pytest.mark.slow
 def test_a_killed_child_leaves_the_panel_usable(panel, seen):
     one = panel(overrides=LONG)
     one.start()
@@ -351,6 +354,7 @@ def test_started_twice_quickly_it_starts_once(panel, tmp_path):
     assert len(list((tmp_path / "runs").iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_two_panels_at_once(panel):
     both = [panel(overrides=LONG), panel(overrides=LONG)]
     for one in both:
@@ -364,6 +368,7 @@ def test_two_panels_at_once(panel):
     until("the other goes on", lambda: len(steps(both[1])) > now)
 
 
+@pytest.mark.slow
 def test_reset_while_it_runs_does_not_wait(panel, seen):
     one = panel(overrides=LONG)
     one.set("loss.beta=0.3")

@@ -93,6 +93,7 @@ def finish(thread):
     assert not thread.is_alive()
 
 
+@pytest.mark.slow
 def test_a_child_tells_the_same_events_whatever_a_reward_prints(tmp_path):
     (tmp_path / "noisy.py").write_text(NOISY)
     config = SMOKE.with_(f"data.rewards={tmp_path / 'noisy.py'}:noisy,")
@@ -143,6 +144,7 @@ def warm():
     assert not child.alive
 
 
+@pytest.mark.slow
 def test_a_child_is_ready_also_when_it_is_asked_again_or_after_a_run(tmp_path, warm):
     new = Child()
     Session(SMOKE, tmp_path / "run", child=new).run()

@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 from playwright.sync_api import expect
 
 LECTURE = "from grpo_lab.ui.widgets import Lecture\n\nLecture()"
@@ -17,6 +18,7 @@ def shows_step(nb, words: str) -> None:
     expect(nb.find("time").locator(".widget-readout")).to_have_text(words)
 
 
+@pytest.mark.slow
 def test_lecture_trains_live_in_a_view_of_its_own(notebook):
     nb = notebook(LECTURE)
     nb.run_cell(0)

@@ -59,6 +59,7 @@ def test_start_moves_the_plot_a_slider_acts_and_stop_answers(notebook, wait_unti
     expect(nb.output(2)).to_contain_text("stopped")
 
 
+@pytest.mark.slow
 def test_stop_answers_while_a_cell_awaits_and_after_a_reload(notebook, wait_until):
     nb = notebook(
         IMPORT + "\n" + LONG + "\npanel",
