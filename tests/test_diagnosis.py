@@ -269,6 +269,8 @@ def test_a_framework_rules_out_the_mistakes_of_an_own_loop():
         assert cause == "explosion" and suspects[0] == "learning-rate"
     overwritten = {"grad_norm": (6, 0.02)}
     assert diagnose(logged(**overwritten)).verdict == "accumulation-overwrites"
+    in_turns = dataclasses.replace(logged(**overwritten), settings={"loss.combination": "alternate"})
+    assert diagnose(in_turns).verdict == HEALTHY, "objectives of unequal weights have such norms"
     assert diagnose(logged("trl", **overwritten)).verdict == HEALTHY
 
 
