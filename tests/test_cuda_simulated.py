@@ -90,6 +90,7 @@ def test_a_run_in_this_process_that_loses_the_context_ends_as_crashed(tmp_path, 
     assert Session.open(session.directory).ended == session.ended and not session.saved_model
 
 
+@pytest.mark.slow
 def test_a_child_whose_context_is_whole_takes_another_run_after_a_crash(tmp_path, losing):
     """It has the workspace that a deterministic run on CUDA needs, too."""
     child = Child()

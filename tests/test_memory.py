@@ -111,9 +111,7 @@ SFT = "run.stages=sft"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "words", [("stable",), ("dual", "--set", SFT), ("dual", "--set", SFT, "--set", "sft.packing=on")]
-)
+@pytest.mark.parametrize("words", [("stable",), ("dual", "--set", SFT, "--set", "sft.packing=on")])
 def test_a_prediction_is_within_15_per_cent_of_a_measurement(words):
     done = command("doctor", "--memory", *words, "--device", "cpu")
     off = re.search(r"the prediction is ([+-][\d.]+)% off", done.stdout)

@@ -122,6 +122,7 @@ def say_times(name, notebook):
 
 
 LONG = (
+    "00_start",
     "02_explosion",
     "03_error_chain",
     "04_guards",
@@ -131,12 +132,12 @@ LONG = (
     "08_mystery_runs",
     "09_two_objectives",
 )
-"""Labs that are executed with the slow tests only: other labs train the same runs."""
+"""Labs that are executed with the slow tests only: they train, or a browser runs them too."""
 
 
 NAMES = [name for name in build.lab_names(LABS) if name in registry.LABS]
-CASES = [(name, FEWEST) for name in NAMES if name not in LONG]
-CASES += [pytest.param(name, notebook_mode.SHORT, marks=pytest.mark.slow) for name in NAMES]
+CASES = [pytest.param(name, FEWEST, marks=[pytest.mark.slow] if name in LONG else []) for name in NAMES]
+CASES += [pytest.param("02_explosion", notebook_mode.SHORT, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize(("name", "steps"), CASES)

@@ -132,14 +132,14 @@ def test_it_survives_under_the_stable_guards(name):
     assert bool(moves) == (name not in REFUSED_WHOLE)
 
 
-def listed(kind):
-    """(scenario, overrides) for every cure or decoy in the files; all but the first of a short scenario are slow."""
+def listed(kind, quick=1):
+    """(scenario, overrides) for every cure or decoy in the files; all but the first `quick` of a scenario are slow."""
     return [
         pytest.param(
             name,
             overrides,
             id=f"{name}: {', '.join(overrides)}",
-            marks=[pytest.mark.slow] if place or name in LENGTHY else [],
+            marks=[pytest.mark.slow] if place >= quick or name in LENGTHY else [],
         )
         for name in NAMES
         for place, overrides in enumerate(getattr(gl.scenario(name), kind))
@@ -154,7 +154,7 @@ def test_each_cure_stops_it(name, overrides):
     assert sum(step.updates for step in run.steps) > 0, "a run that never trains is not cured"
 
 
-@pytest.mark.parametrize(("name", "overrides"), listed("decoys"))
+@pytest.mark.parametrize(("name", "overrides"), listed("decoys", quick=0))
 def test_each_decoy_does_not(name, overrides):
     assert attempt(gl.scenario(name), SEED, *overrides).shown
 

@@ -132,9 +132,7 @@ def check_whole(directory: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "child"), [(signal.SIGTERM, "--no-child"), (signal.SIGHUP, "--no-child"), (signal.SIGTERM, "--child")]
-)
+@pytest.mark.parametrize(("number", "child"), [(signal.SIGHUP, "--no-child"), (signal.SIGTERM, "--child")])
 def test_a_killed_command_saves_its_weights(tmp_path, number, child):
     process = started(tmp_path, child)
     process.send_signal(number)

@@ -402,6 +402,7 @@ def test_giving_up_waiting_stops_the_run(panel):
     assert one.session.status == "stopped"
 
 
+@pytest.mark.slow
 def test_runs_are_kept_opened_and_exported(panel, tmp_path, seen):
     one = panel()
     with pytest.raises(RunError, match="no run on screen"):

@@ -156,6 +156,7 @@ def test_a_child_is_ready_also_when_it_is_asked_again_or_after_a_run(tmp_path, w
     new.close()
 
 
+@pytest.mark.slow
 def test_a_warm_child_runs_what_a_new_one_would(tmp_path, warm):
     """Also after another config, a crash and a mistake."""
     pid, unset = warm.pid, Session(SMOKE.with_("run.threads=0"), tmp_path / "unset", child=warm).run()
@@ -228,6 +229,7 @@ def slow(completions, **_):
 """
 
 
+@pytest.mark.slow
 def test_a_second_stop_ends_a_child_that_does_not_come_back(tmp_path):
     (tmp_path / "slow.py").write_text(SLOW)
     session = Session(LONG.with_(f"data.rewards={tmp_path / 'slow.py'}:slow,"), tmp_path / "run", child=True)

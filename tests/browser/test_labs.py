@@ -76,7 +76,7 @@ ALONE_SAVED_SAID = (
 
 @pytest.mark.parametrize(
     ("lab", "guard"),
-    [("00_start", "sanitize_rewards"), ("04_guards", "clamp_log_ratio")],
+    [("00_start", "sanitize_rewards")],
 )
 @pytest.mark.slow
 def test_a_guard_switched_on_during_the_run_saves_it(lab, guard, notebook):

@@ -34,6 +34,7 @@ def test_lecture_trains_live_in_a_view_of_its_own(notebook):
     expect(view.locator(".grpo-lab-banner")).to_contain_text("probability tensor contains either")
 
 
+@pytest.mark.slow
 def test_lecture_by_keys(notebook):
     nb = notebook(LECTURE, document=True)
     nb.run_cell(0)
