@@ -170,12 +170,70 @@ SICK |= {
         LONG, reward=[0.3 + wave for wave in WAVES], entropy=[1.5 - entropy for entropy in LONG["entropy"]]
     ),
 }
-ALSO = {"reward-scale": {"lost-unscale"}}
+MOVED = [0.8, 0.78, 0.7, 0.64, 0.6, 0.57, 0.52, 0.5, 0.48, 0.45, 0.44, 0.42, 0.4, 0.39]
+SICK |= {
+    "weights-reset": changed(
+        LONG,
+        entropy=[*MOVED, 0.79, 0.78, 0.72, 0.66, 0.62, 0.58],
+        reward=[0.3 + 0.9 * (0.8 - entropy) for entropy in MOVED] + [0.3, 0.31, 0.36, 0.42, 0.45, 0.5],
+    ),
+    "rewards-end": changed(GOOD, reward=GOOD["reward"][:5] + [pd.NA] * 5),
+    "prompts-changed": changed(
+        GOOD,
+        reward=[0.3, 0.36, 0.27, 0.33, 0.31, 0.0, 0.0, 0.0, 0.0, 0.0],
+        entropy=[0.5] * 10,
+        completions__mean_length=[3.0] * 5 + [6.0] * 5,
+    ),
+    "noise-from-the-start": changed(GOOD, entropy=[5.5] * 10, reward=[0.0] * 10, frac_reward_zero_std=[1.0] * 10),
+    "bonus-rules": changed(
+        GOOD,
+        entropy=[0.8 + 0.2 * step for step in range(10)],
+        loss=[-0.8 - 0.2 * step for step in range(10)],
+        reward=[0.3 - 0.03 * step for step in range(10)],
+    ),
+    "masked-away": changed(
+        GOOD, grad_norm=[0.0] * 4 + [3.0] + [0.0] * 5, completions__clipped_ratio=[1.0] * 10, reward=[0.1, 0.12] * 5
+    ),
+    "schedule-over": changed(LONG, learning_rate=[1e-4] * 5 + [1e-9] * 15),
+    "noise-amplified": changed(GOOD, reward_std=[3e-4] * 10, reward=[5e-4, 4e-4] * 5, frac_reward_zero_std=[0.0] * 10),
+    "clipped-at-once": changed(GOOD, clip_ratio__region_mean=[0.2] * 3 + [0.0] * 7),
+}
+SET = {
+    "sampler-changed": {"repetition_penalty": 3.0},
+    "greedy": {"top_k": 1},
+    "clip-off": {"epsilon": 20.0},
+}
+"""Causes that settings alone show."""
+ALSO = {"reward-scale": {"lost-unscale"}, "noise-from-the-start": {"reward-constant"}}
 """What may be named after the cause. Everywhere else one failure is named and no other."""
 
 
 def test_every_rule_has_curves():
-    assert {*SICK, "crashed"} == set(CAUSES)
+    assert {*SICK, *SET, "crashed"} == set(CAUSES)
+
+
+@pytest.mark.parametrize("cause", SET)
+def test_each_setting_that_is_a_mistake_is_a_warning(cause):
+    found = diagnose(logged("trl", SET[cause]))
+    assert found.verdict == cause and found.findings[0].cause.level == "warning"
+    assert diagnose(logged("trl", {"repetition_penalty": 1.05, "top_k": 50, "epsilon": 0.28})).verdict == HEALTHY
+
+
+@pytest.mark.parametrize(
+    ("suspect", "given"),
+    [
+        ("adam-epsilon-large", {"adam_epsilon": 1.0}),
+        ("weight-decay", {"weight_decay": 200}),
+        ("norm-limit", {"max_grad_norm": 1e-9}),
+    ],
+)
+def test_a_setting_that_explains_it_is_the_first_suspect(suspect, given):
+    """Without it the suspect is not named at all."""
+    curves = {"reward": [0.3 + wave for wave in WAVES], "entropy": [0.8 + wave for wave in WAVES]}
+    flat = changed(LONG, **curves, learning_rate=[1e-4] * 20, kl=[1e-5] * 20, frac_reward_zero_std=[0.0] * 20)
+    log = dataclasses.replace(logs.from_frame(pd.DataFrame(flat)), source="trl")
+    assert suspect not in named(log)[1]
+    assert named(dataclasses.replace(log, settings=given))[1][0] == suspect
 
 
 @pytest.mark.parametrize("cause", SICK)

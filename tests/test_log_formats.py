@@ -675,3 +675,12 @@ def test_the_arguments_that_trl_saves(tmp_path, write):
         assert found[name] == getattr(arguments, name), name
     assert found["model_init_kwargs.dtype"] == "float16"
     assert found["lr_scheduler_type"] == "linear" and found["save_strategy"] == "steps"
+
+
+def test_a_batch_with_two_updates_is_one_run(write):
+    """TRL with num_iterations=2 logs the reward of a batch in every other row: rows of two shapes take turns."""
+    odd = [{"step": step, "loss": 0.1, "reward": 0.3, "num_tokens": 9.0 * step} for step in range(1, 40, 2)]
+    even = [{"step": step, "loss": 0.1, "grad_norm": 1.0} for step in range(2, 41, 2)]
+    rows = sorted([*odd, *even], key=lambda row: row["step"])
+    (log,) = logs.read_runs(write("trainer_state.json", json.dumps({"log_history": rows})))
+    assert log.steps.tolist() == list(range(1, 41)) and not log.notes

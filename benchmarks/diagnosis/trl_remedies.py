@@ -72,7 +72,7 @@ REPAIRS: dict[str, Repair] = {
     "bf16=True, and model_init_kwargs={'dtype': 'float32'}": wide,
     "bf16=True": wide,
     "return None from the reward function": other_rewards(none_for_zero),
-    "max_completion_length": argument("max_completion_length", lambda now: now * 4),
+    "max_completion_length": argument("max_completion_length", lambda now: min(4 * now, 32)),
     "generation_kwargs={'eos_token_id': …}, or processing_class.eos_token": lambda run, remedy: replace(
         run, change=lambda model, tokenizer: None
     ),

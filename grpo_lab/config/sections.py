@@ -271,9 +271,11 @@ class LoraConfig(Settings):
     def __post_init__(self) -> None:
         """Raise ConfigError for what needs adapters where there are none."""
         super().__post_init__()
-        given = {"target_modules": self.target_modules, "modules_to_save": self.modules_to_save}
-        given["reference"] = self.reference if self.reference == "adapters_on" else ""
-        for name, value in given.items():
+        for name, value in (
+            ("target_modules", self.target_modules),
+            ("modules_to_save", self.modules_to_save),
+            ("reference", self.reference.replace("adapters_off", "")),
+        ):
             if value and not self.r:
                 raise ConfigError(f"{name} = {value!r} needs adapters: set lora.r to 1 or more")
 

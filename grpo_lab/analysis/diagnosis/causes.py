@@ -46,6 +46,7 @@ class Suspect:
     when: tuple[str, ...] = ()
     against: tuple[str, ...] = ()
     unless: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
 
     @staticmethod
     def read(name: str, tree: Mapping[str, Any], symptoms: Mapping[str, Symptom]) -> Suspect:
@@ -57,7 +58,8 @@ class Suspect:
             for symptom in value if key != "says" else ():
                 if symptom not in symptoms:
                     raise unknown(f"symptom of suspect {name}", symptom, symptoms)
-        return Suspect(tree["says"], name, *(tuple(tree.get(key, ())) for key in ("when", "against", "unless")))
+        kinds = ("when", "against", "unless", "needs")
+        return Suspect(tree["says"], name, *(tuple(tree.get(key, ())) for key in kinds))
 
     def rank(self, seen: Sightings) -> int | None:
         """0 with support in the log, 1 without, 2 if the log speaks against the suspect, None if it rules it out."""
@@ -65,11 +67,11 @@ class Suspect:
         def shown(names: Sequence[str]) -> list[bool]:
             return [isinstance(seen[name], Seen) for name in names]
 
-        if any(shown(self.unless)):
+        if any(shown(self.unless)) or not all(shown(self.needs)):
             return None
         if any(shown(self.against)):
             return 2
-        return 0 if self.when and all(shown(self.when)) else 1
+        return 0 if self.needs or (self.when and all(shown(self.when))) else 1
 
 
 @dataclass(frozen=True)

@@ -123,6 +123,22 @@ def vanishes(values: Curve) -> Mask:
     )
 
 
+def returns(values: Curve) -> Mask:
+    """The one value from which on a curve that had left its first level is back there, at once."""
+    mask = np.zeros(len(values), dtype=bool)
+    if len(values) < 16 or not np.isfinite(values).all():
+        return mask
+    jumps = [abs(float(values[k : k + 3].mean() - values[k - 3 : k].mean())) for k in range(8, len(values) - 3)]
+    place = 8 + int(np.argmax(jumps))
+    began = float(values[:2].mean())
+    away, back = (
+        float(part) - began for part in (np.median(values[place - 5 : place]), values[place : place + 2].mean())
+    )
+    least = 3 * max(noise(values[:place]), 0.02 * abs(began))
+    mask[place] = abs(away) > least and abs(back) < 0.4 * abs(away)
+    return mask
+
+
 STATES: dict[str, Callable[[Curve], Mask]] = {
     "nan": np.isnan,
     "inf": np.isinf,
@@ -134,6 +150,7 @@ STATES: dict[str, Callable[[Curve], Mask]] = {
     "stops": stops,
     "below first": below_first,
     "vanishes": vanishes,
+    "returns": returns,
 }
 UNITS: dict[str, Callable[[Curve], float]] = {
     "median": lambda values: float(np.median(values)),

@@ -56,6 +56,8 @@ SINCE: dict[str, Callable[[Curve], float]] = {
     "first": lambda values: float(values[0]),
 }
 """For each `since` of a symptom, the number of which the values are the differences."""
+ENDS = "ends"
+"""The state of a curve that is logged no more while others are."""
 _FIRST_STEPS = 1
 """A log that begins after this step does not hold the run's first step. TRL and verl count from 1."""
 
@@ -99,7 +101,7 @@ class Symptom:
             ("objective", symptom.objective, ["", "lowest"]),
             ("function", symptom.function, ["", "any"]),
             ("since", symptom.since, SINCE),
-            ("is", symptom.is_, ["", *STATES]),
+            ("is", symptom.is_, ["", *STATES, ENDS]),
         ):
             if value not in choices:
                 raise unknown(f"{key} of symptom {name}", value, [choice for choice in choices if choice])
@@ -110,7 +112,7 @@ class Symptom:
     def look(self, log: Log) -> Sighting:
         """The first step that shows the symptom, None if no step does, or `Unknown` if the log cannot show it."""
         if self.crash:
-            found = re.search(self.crash, log.crash)
+            found = re.search(self.crash, log.crash) if self.when != "first" or not len(log.steps) else None
             return Seen(_last(log), math.nan, found[0]) if found else None
         if self.setting:
             return self._of_settings(log)
@@ -120,7 +122,7 @@ class Symptom:
         series = self._lowest(log) if self.objective else log.metrics.get(self.metric)
         if series is None or not len(series):
             return None if self.objective else Unknown(self.metric, "not logged")
-        return self._of_curve(log, series)
+        return _end(log, series) if self.is_ == ENDS else self._of_curve(log, series)
 
     def _of_settings(self, log: Log) -> Sighting:
         """The sighting in the settings that were found beside the log, the first of the names that is there."""
@@ -209,6 +211,15 @@ class Symptom:
             bounds = {key: value for key, value in self.where.items() if key != "metric"}
             mask = mask & Symptom("", self.where["metric"], **bounds).compare(other)
         return mask
+
+
+def _end(log: Log, series: pd.Series) -> Sighting:
+    """The first step after the last value of a curve, if four rows follow, and three times its widest gap."""
+    steps = log.steps
+    places = np.searchsorted(steps, series.index.to_numpy())
+    missing = len(steps) - 1 - int(places[-1])
+    gap = int(np.diff(places).max()) if len(places) > 1 else 1
+    return Seen(int(steps[places[-1] + 1]), math.nan, str(series.name)) if missing >= max(4, 3 * gap) else None
 
 
 def _may_hide(log: Log) -> bool:

@@ -89,7 +89,7 @@ class Rows:
         self._count += len(table)
 
     def columns(self) -> Columns:
-        """The columns of all rows."""
+        """The columns of all rows, each in the order of the rows."""
         parts = {name: list(found) for name, found in self._parts.items()}
         for names, (positions, values) in self._blocks.items():
             for place, name in enumerate(names):
@@ -99,7 +99,8 @@ class Rows:
         for name, found in parts.items():
             rows, numbers = (np.concatenate(pieces) for pieces in zip(*found, strict=True))
             if len(rows):
-                joined[name] = (rows, numbers)
+                order = np.argsort(rows, kind="stable")
+                joined[name] = (rows[order], numbers[order])
         return joined
 
 
