@@ -128,7 +128,7 @@ def test_comparison():
     )
     broken = diagnose(logged("trl", grad_norm=[1.2, 1.5, 1.1, 1.4, *[NAN] * 6]))
     assert diagnose(slow).compare(broken).parting == (4, "grad_norm")
-    assert np.isnan(diagnose(slow).compare(broken).levels["grad_norm"][1].worst)
+    assert np.isnan(diagnose(slow).compare(broken).levels["grad_norm"][1].largest)
 
 
 def test_figure_draws_evidence_and_marks_what_is_not_finite(tmp_path):
@@ -146,6 +146,21 @@ def test_figure_draws_evidence_and_marks_what_is_not_finite(tmp_path):
     assert shown.exit_code == 0 and (tmp_path / "evidence.png").read_bytes().startswith(b"\x89PNG")
     refused = invoke(tmp_path / "log.jsonl", "--plot", tmp_path / "evidence.svg").exception
     assert isinstance(refused, ConfigError) and "ends in .png" in str(refused)
+
+
+def test_evidence_shows_the_last_value_and_a_crash_none(tmp_path):
+    drift = diagnose(pd.DataFrame(SICK["drift"])).findings[0].evidence[0]
+    assert (drift.value, drift.last) == (1.2, 2.0)
+    (tmp_path / "train.log").write_text("Traceback (most recent call last):\nRuntimeError: probability tensor is nan\n")
+    crashed = diagnose(tmp_path / "train.log")
+    assert "objective" not in crashed.text() and crashed.findings[0].suspects[0].name == "weights"
+    refused = invoke(tmp_path / "train.log", "--plot", tmp_path / "evidence.png").exception
+    assert isinstance(refused, ConfigError) and "no metric to draw" in str(refused)
+
+
+def test_a_comparison_names_the_suspects_of_the_run_that_failed():
+    both = diagnose(pd.DataFrame(GOOD)).compare(diagnose(pd.DataFrame(SICK["penalty-rules"])))
+    assert "\n  1. a KL weight (beta)" in both.text()
 
 
 def test_the_figure_of_two_runs_draws_both_and_shows_the_evidence_of_the_one_that_failed():

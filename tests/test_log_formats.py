@@ -684,3 +684,18 @@ def test_a_batch_with_two_updates_is_one_run(write):
     rows = sorted([*odd, *even], key=lambda row: row["step"])
     (log,) = logs.read_runs(write("trainer_state.json", json.dumps({"log_history": rows})))
     assert log.steps.tolist() == list(range(1, 41)) and not log.notes
+
+
+def test_a_folder_of_several_runs_is_refused_and_named(tmp_path, write):
+    for run in ("first", "second"):
+        state(write, f"{run}/trainer_state.json")
+    with pytest.raises(LogError, match="holds 2 runs: first, second; give one of them"):
+        logs.read(tmp_path)
+
+
+def test_an_entropy_bonus_makes_no_other_trainer(write):
+    """TRL logs policy_loss where it has one."""
+    rows = [
+        {"step": step, "loss": 0.1, "policy_loss": 0.2, "reward": 0.3, "frac_reward_zero_std": 0.1} for step in (1, 2)
+    ]
+    assert logs.read(write("trainer_state.json", json.dumps({"log_history": rows}))).source == "trl"

@@ -38,6 +38,9 @@ def diagnose(
     if plot:
         from grpo_lab.ui.plots import diagnosis, save
 
+        if not found.log.metrics:
+            raise ConfigError(f"--plot: {log} holds no metric to draw; leave --plot out")
+
         runs = [comparison.first, comparison.second] if comparison else [found]
         names = comparison.names if comparison else ()
         console.report(f"figure: {save(diagnosis.figure(*runs, names=names), plot)}")

@@ -3,6 +3,7 @@
 The diagnosis reads metrics only. Its rules are data: the symptoms and causes in data/diagnosis.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -135,14 +136,25 @@ def _ranked(findings: Sequence[DetectedCause]) -> tuple[DetectedCause, ...]:
 def _evidence(cause: Cause, seen: Sightings, log: Log) -> tuple[Evidence, ...]:
     known = known_symptoms()
     found = [(name, sighting) for name, sighting in cause.evidence(seen) if isinstance(sighting, Seen)]
-    return tuple(Evidence(name, s.metric, s.step, s.value, known[name].says + _others(s, log)) for name, s in found)
+    return tuple(
+        Evidence(name, s.metric, s.step, s.value, _last(s, log), known[name].says + _others(s, log))
+        for name, s in found
+    )
+
+
+def _last(seen: Seen, log: Log) -> float:
+    """The last value of the curve that shows a symptom; NaN for a setting or a crash."""
+    curve = log.metrics.get(seen.metric)
+    return float(curve.iloc[-1]) if curve is not None else math.nan
 
 
 def _others(seen: Seen, log: Log) -> str:
     """The medians of the same curve of each objective, as " (medians: F 0.032, H 0)"; empty for one of the run."""
     of_each = {each: log.metrics.get(of_objective(of_run(seen.metric), each)) for each in log.objectives}
     medians = [f"{each} {curve.median():.3g}" for each, curve in of_each.items() if curve is not None]
-    return f" (medians: {', '.join(medians)})" if seen.metric != of_run(seen.metric) else ""
+    return (
+        f" (medians: {', '.join(medians)})" if seen.metric in log.metrics and seen.metric != of_run(seen.metric) else ""
+    )
 
 
 def _blind(seen: Sightings, log: Log) -> tuple[tuple[Unknown, tuple[Cause, ...]], ...]:

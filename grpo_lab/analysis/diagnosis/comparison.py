@@ -10,7 +10,7 @@ import numpy as np
 
 from grpo_lab.analysis.diagnosis.curves import finite, noise, start
 from grpo_lab.analysis.diagnosis.findings import Findings
-from grpo_lab.analysis.diagnosis.report import columns, headline, tree
+from grpo_lab.analysis.diagnosis.report import columns, headline, suspected, tree
 from grpo_lab.events import encodable
 from grpo_lab.metrics import OF_THE_MACHINE
 
@@ -27,16 +27,16 @@ class Level:
 
     start: float
     late: float
-    worst: float
+    largest: float
 
     @staticmethod
     def of(values: np.ndarray) -> Level:
-        """The numbers of a curve, of shape (steps,); a value that is not finite is the worst."""
+        """The numbers of a curve, of shape (steps,); a value that is not finite is the largest."""
         kept = finite(values)
         if not len(kept):
             return Level(math.nan, math.nan, math.nan)
-        worst = kept[np.argmax(np.abs(kept))] if len(kept) == len(values) else values[~np.isfinite(values)][0]
-        return Level(start(kept), float(np.median(kept[len(kept) // 2 :])), float(worst))
+        largest = kept[np.argmax(np.abs(kept))] if len(kept) == len(values) else values[~np.isfinite(values)][0]
+        return Level(start(kept), float(np.median(kept[len(kept) // 2 :])), float(largest))
 
 
 @dataclass(frozen=True)
@@ -85,11 +85,13 @@ class Comparison:
 
     def text(self) -> str:
         """The comparison in words."""
-        lines = [f"{name}: {headline(each)}" for name, each in zip(self.names, (self.first, self.second), strict=True)]
+        lines = []
+        for name, each in zip(self.names, (self.first, self.second), strict=True):
+            lines += [f"{name}: {headline(each)}", *suspected(each)]
         if self.settings:
             lines += ["", "Settings that differ", *columns([["", *self.names], *_rows(self.settings)])]
         if self.levels:
-            head = ["", *(f"{of} {name}" for name in ("start", "late", "worst") for of in ("A", "B"))]
+            head = ["", *(f"{of} {name}" for name in ("start", "late", "largest") for of in ("A", "B"))]
             lines += [
                 "",
                 f"Curves: A is {self.names[0]}, B is {self.names[1]}",

@@ -20,12 +20,13 @@ ENOUGH_STEPS = 6
 
 @dataclass(frozen=True)
 class Evidence:
-    """One symptom: the step that showed it first, and the value there."""
+    """One symptom: the step that showed it first, the value there, and the last value of that curve."""
 
     symptom: str
     metric: str
     step: int
     value: float
+    last: float
     says: str
 
     @property
@@ -52,7 +53,8 @@ class DetectedCause:
     @property
     def objective(self) -> str:
         """The objective whose curves show the cause; empty if those of the run do."""
-        return next((e.metric.rpartition("/")[2] for e in self.evidence if e.metric != of_run(e.metric)), "")
+        names = [evidence.metric for evidence in self.evidence if of_run(evidence.metric) in METRICS]
+        return next((name.rpartition("/")[2] for name in names if name != of_run(name)), "")
 
 
 @dataclass(frozen=True)

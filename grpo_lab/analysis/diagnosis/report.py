@@ -11,7 +11,10 @@ from typing import Any
 from grpo_lab.analysis.diagnosis.causes import SETTINGS_OF, Remedy
 from grpo_lab.analysis.diagnosis.findings import ENOUGH_STEPS, DetectedCause, Evidence, Findings
 from grpo_lab.events import encodable
+from grpo_lab.metrics import METRICS, of_run
 
+HEAD = ("step", "metric", "value", "last", "healthy", "meaning")
+"""The columns of the evidence: the value in the first step that shows it, and the last one."""
 WIDTH = 100
 TRAINERS = {"here": "here", "trl": "TRL", "verl": "verl"}
 NAMES = {"grpo_lab": "grpo_lab", "trl": "TRL", "verl": "verl", "openrlhf": "OpenRLHF", "ms-swift": "ms-swift"}
@@ -78,7 +81,7 @@ def _of_findings(found: Findings) -> Iterator[str]:
 def _of_cause(finding: DetectedCause, source: str) -> Iterator[str]:
     yield from _wrapped(finding.cause.what, 2)
     yield "\nEvidence"
-    yield from columns([["step", "metric", "value", "healthy", "meaning"], *map(_row, finding.evidence)])
+    yield from columns([[*HEAD], *map(_row, finding.evidence)])
     yield "\nSuspects, the most likely first"
     for place, suspect in enumerate(finding.suspects, start=1):
         yield from _wrapped(suspect.says, 2, f"{place}. ")
@@ -92,6 +95,13 @@ def _of_cause(finding: DetectedCause, source: str) -> Iterator[str]:
     yield from (f"  grpo-lab train --scenario {name}" for name in finding.cause.scenarios)
 
 
+def suspected(found: Findings) -> Iterator[str]:
+    """The likeliest two suspects of the first finding, a line each."""
+    named = [finding for finding in found.findings if finding.cause.level != "note"]
+    for place, suspect in enumerate(named[0].suspects[:2] if named else (), start=1):
+        yield from _wrapped(suspect.says, 2, f"{place}. ")
+
+
 def _of_limits(found: Findings) -> Iterator[str]:
     if found.possible:
         yield "\nWhat this log cannot rule out:"
@@ -100,8 +110,9 @@ def _of_limits(found: Findings) -> Iterator[str]:
         yield from _wrapped(f"from step {possible.step}: {possible.cause.title} ({lacks})", 2)
     if found.blind:
         yield "\nWhat this log cannot show:"
-    for missing, causes in found.blind:
-        yield from _wrapped(f"{missing.metric} ({missing.why}): {'; '.join(cause.title for cause in causes)}", 2)
+    for why in dict.fromkeys(missing.why for missing, _ in found.blind):
+        names = [missing.metric for missing, _ in found.blind if missing.why == why]
+        yield from _wrapped(f"{', '.join(names)} ({why})", 2)
 
 
 def settings_of(remedy: Remedy, source: str) -> list[tuple[str, str]]:
@@ -113,7 +124,8 @@ def settings_of(remedy: Remedy, source: str) -> list[tuple[str, str]]:
 
 
 def _row(evidence: Evidence) -> list[str]:
-    return [str(evidence.step), evidence.metric, f"{evidence.value:.4g}", healthy(evidence), evidence.says]
+    numbers = [f"{evidence.value:.4g}", f"{evidence.last:.4g}" if of_run(evidence.metric) in METRICS else ""]
+    return [str(evidence.step), evidence.metric, *numbers, healthy(evidence), evidence.says]
 
 
 def healthy(evidence: Evidence) -> str:
@@ -155,7 +167,7 @@ def html(found: Findings) -> str:
     if first is None:
         parts.append(_list("ul", found.lacking or (NOT_VISIBLE,)))
     else:
-        head = "".join(f"<th>{name}</th>" for name in ("step", "metric", "value", "healthy", "meaning"))
+        head = "".join(f"<th>{name}</th>" for name in HEAD)
         body = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in _row(e)) + "</tr>" for e in first.evidence)
         parts.append(f"<p>{escape(' '.join(first.cause.what.split()))}</p>")
         parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
