@@ -178,7 +178,7 @@ SICK |= {
         reward=[0.3 + 0.9 * (0.8 - entropy) for entropy in MOVED] + [0.3, 0.31, 0.36, 0.42, 0.45, 0.5],
     ),
     "rewards-end": changed(GOOD, reward=GOOD["reward"][:5] + [pd.NA] * 5),
-    "prompts-changed": changed(
+    "fell-at-once": changed(
         GOOD,
         reward=[0.3, 0.36, 0.27, 0.33, 0.31, 0.0, 0.0, 0.0, 0.0, 0.0],
         entropy=[0.5] * 10,
