@@ -34,8 +34,11 @@ class Spec:
     change: Callable[[Any, Any], None] = lambda model, tokenizer: None
     refuses_nan: bool = False
     """Whether updates with a gradient that is not finite are left out, as under a loss scaler."""
-    wrong_after: int | None = None
-    """From this step on, the answers in the data are unreachable."""
+    rows: Callable[[int, list[dict[str, Any]]], list[dict[str, Any]]] = lambda step, rows: rows
+    """The rows of a step in place of the task's."""
+    callbacks: Callable[[], Sequence[Any]] = tuple
+    optimizer: Callable[[Any], Any] | None = None
+    """The optimizer of a model in place of AdamW."""
 
 
 def named(name: str) -> Callable[[Reward], Reward]:
@@ -239,7 +242,8 @@ def by_format(draw: random.Random, spec: Spec) -> list[Reward]:
 def other_data(draw: random.Random) -> Spec:
     """Answers that cannot be found, from a step on, at a rate that hardly moves the policy."""
     spec = set_arguments(rate_factor=0.02, beta=[0.02, 0.04])(draw)
-    return replace(spec, wrong_after=from_call(draw, spec))
+    start = from_call(draw, spec)
+    return replace(spec, rows=lambda step, rows: [{**row, "answer": "-1"} for row in rows] if step >= start else rows)
 
 
 @dataclass(frozen=True)
@@ -314,11 +318,6 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
-def spec(name: str, seed: int) -> Spec:
-    """The run of a recipe and a seed."""
-    return RECIPES[name.partition("#")[0]].make(random.Random(f"{name} {seed}"))
-
-
 def train(run: Spec, seed: int, folder: Path) -> Any:
     """Train, leave Trainer's files in the folder, and return TRL's trainer."""
     from transformers import TrainerCallback
@@ -356,10 +355,10 @@ def trainer(run: Spec, seed: int, folder: Path) -> Any:
     run.change(model, tokenizer)
     iterations = run.arguments.get("num_iterations", 1)
     task = tasks.load("addition")
-    batches = (task.batch(seed, step, run.prompts) for step in range(-(-run.steps // iterations)))
-    rows = [{"prompt": problem.prompt, **problem.columns} for batch in batches for problem in batch]
-    for row in rows[(run.wrong_after if run.wrong_after is not None else run.steps) * run.prompts :]:
-        row["answer"] = "-1"
+    rows = []
+    for step in range(-(-run.steps // iterations)):
+        batch = task.batch(seed, step, run.prompts)
+        rows += run.rows(step, [{"prompt": problem.prompt, **problem.columns} for problem in batch])
     arguments: dict[str, Any] = {
         "per_device_train_batch_size": run.prompts * run.arguments["num_generations"],
         "gradient_accumulation_steps": 1,
@@ -380,4 +379,6 @@ def trainer(run: Spec, seed: int, folder: Path) -> Any:
         reward_funcs=cast(Any, list(run.rewards)),
         args=GRPOConfig(output_dir=str(folder), **arguments),
         train_dataset=datasets.Dataset.from_list(rows),
+        callbacks=list(run.callbacks()),
+        optimizers=(run.optimizer(model) if run.optimizer else None, None),
     )

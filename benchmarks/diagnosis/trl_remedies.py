@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.diagnosis import recipes
+from benchmarks.diagnosis import recipes, trl_runs
 from benchmarks.diagnosis.recipes import Reward, Spec
 from grpo_lab.analysis.diagnosis import Diagnosis, diagnose
 from grpo_lab.analysis.diagnosis.causes import Remedy
@@ -123,7 +123,7 @@ def trained(run: Spec, seed: int) -> tuple[Diagnosis, float]:
 
 def measure(seeds: Sequence[int], only: Sequence[str]) -> dict[str, Any]:
     """A row for each broken run and each remedy that its diagnosis names and that can be set."""
-    chosen = [name for name, recipe in recipes.RECIPES.items() if recipe.truth and (not only or name in only)]
+    chosen = [name for name, recipe in trl_runs.RECIPES.items() if recipe.truth and (not only or name in only)]
     start = accuracy(*loading.load("tiny", "fp32", "cpu"))
     rows = []
     with console.progress() as bars:
@@ -138,7 +138,7 @@ def measure(seeds: Sequence[int], only: Sequence[str]) -> dict[str, Any]:
 
 def tried(name: str, seed: int) -> list[dict[str, Any]]:
     """The remedies of one broken run."""
-    run = recipes.spec(name, seed)
+    run = trl_runs.spec(name, seed)
     found, before = trained(run, seed)
     remedies = [remedy for finding in found.findings[:1] for remedy in finding.remedies[:FIRST]]
     row: dict[str, Any] = {"recipe": name, "seed": seed, "verdict": found.verdict, "before": before}

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import collections
+import random
 import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.diagnosis import recipes
+from benchmarks.diagnosis import blind_recipes, recipes
+from benchmarks.diagnosis.recipes import Recipe, Spec
 from grpo_lab.analysis.diagnosis import Diagnosis, diagnose
 from grpo_lab.analysis.markdown import table
 from grpo_lab.ui import console
 
+SETS: dict[str, dict[str, Recipe]] = {
+    "recipes beside which the rules were written": recipes.RECIPES,
+    "recipes by an engineer who had not read the rules": blind_recipes.BLIND,
+}
+RECIPES = {name: recipe for chosen in SETS.values() for name, recipe in chosen.items()}
 VIEWS = {
     "trainer_state.json alone": ("trainer_state.json",),
     "with settings and console": ("trainer_state.json", "training_args.bin", "console.log"),
@@ -21,6 +28,11 @@ VIEWS = {
 """The files of a run's folder that the diagnosis is given."""
 GRADES = ("first", "second", "later", "other", "not enough", "silent")
 """Places of the true cause among the suspects; `other` are named; nothing is: `not enough` to judge, or `silent`."""
+
+
+def spec(name: str, seed: int) -> Spec:
+    """The run of a recipe and a seed."""
+    return RECIPES[name].make(random.Random(f"{name} {seed}"))
 
 
 def suspects(found: Diagnosis) -> list[str]:
@@ -50,12 +62,9 @@ def diagnosed(folder: Path, files: Sequence[str]) -> Diagnosis:
 
 def measure(seeds: Sequence[int], only: Sequence[str], kept: Path) -> dict[str, Any]:
     """Grades of every recipe and view, and each run whose cause is not the first."""
-    chosen = [name for name in recipes.RECIPES if not only or name in only]
+    chosen = [name for name in RECIPES if not only or name in only]
     planned = [
-        (name, seed * recipes.RECIPES[name].times + n)
-        for seed in seeds
-        for name in chosen
-        for n in range(recipes.RECIPES[name].times)
+        (name, seed * RECIPES[name].times + n) for seed in seeds for name in chosen for n in range(RECIPES[name].times)
     ]
     grades: dict[str, dict[str, collections.Counter[str]]] = {
         view: collections.defaultdict(collections.Counter) for view in VIEWS
@@ -67,10 +76,10 @@ def measure(seeds: Sequence[int], only: Sequence[str], kept: Path) -> dict[str, 
             bars.update(task, note=f"{name}, seed {seed}")
             folder = kept / f"{name}-{seed}"
             if not (folder / "training_args.bin").exists():
-                recipes.train(recipes.spec(name, seed), seed, folder)
+                recipes.train(spec(name, seed), seed, folder)
             for view, files in VIEWS.items():
                 found = diagnosed(folder, files)
-                grade = graded(found, recipes.RECIPES[name].truth)
+                grade = graded(found, RECIPES[name].truth)
                 grades[view][name][grade] += 1
                 if grade not in ("first", "healthy"):
                     misses.append(f"{view}, {name}, seed {seed}: {grade}; {found.verdict}")
@@ -84,23 +93,28 @@ def measure(seeds: Sequence[int], only: Sequence[str], kept: Path) -> dict[str, 
 def markdown(found: dict[str, Any]) -> str:
     """The results as tables in Markdown."""
     parts = []
-    for view, grades in found["grades"].items():
-        sick = {name: row for name, row in grades.items() if recipes.RECIPES[name].truth}
-        total: collections.Counter[str] = collections.Counter()
-        for row in sick.values():
-            total.update(row)
-        runs = sum(total.values())
-        rows = [["broken run", "true cause", *GRADES]]
-        for name, row in sick.items():
-            rows.append(
-                [name, " or ".join(recipes.RECIPES[name].truth), *(str(row.get(grade, "")) for grade in GRADES)]
-            )
-        rows.append([f"all {runs}", "", *(str(total[grade]) for grade in GRADES)])
-        healthy = [(name, row) for name, row in grades.items() if name not in sick]
-        alarms = sum(row.get("false alarm", 0) for _, row in healthy)
-        count = sum(sum(row.values()) for _, row in healthy)
-        first, second = total["first"], total["first"] + total["second"]
-        said = f"True cause first in {first} of {runs}, first or second in {second}. " if runs else ""
-        parts.append(f"## {view}\n\n{said}A failure is named on {alarms} of {count} healthy runs.\n\n{table(rows)}")
+    for title, chosen in SETS.items():
+        for view, grades in found["grades"].items():
+            rows = {name: row for name, row in grades.items() if name in chosen}
+            if rows:
+                parts.append(f"## {title[0].upper()}{title[1:]}: {view}\n\n{_tables(rows)}")
     misses = "\n".join(f"- {miss}" for miss in found["misses"])
     return "\n\n".join(parts) + f"\n\n{misses}\n"
+
+
+def _tables(grades: dict[str, dict[str, int]]) -> str:
+    """The broken runs by recipe and grade, and the healthy ones in a sentence."""
+    sick = {name: row for name, row in grades.items() if RECIPES[name].truth}
+    total: collections.Counter[str] = collections.Counter()
+    for row in sick.values():
+        total.update(row)
+    runs = sum(total.values())
+    rows = [["broken run", "true cause", *GRADES]]
+    for name, row in sick.items():
+        rows.append([name, " or ".join(RECIPES[name].truth), *(str(row.get(grade, "")) for grade in GRADES)])
+    rows.append([f"all {runs}", "", *(str(total[grade]) for grade in GRADES)])
+    healthy = [row for name, row in grades.items() if name not in sick]
+    alarms, count = sum(row.get("false alarm", 0) for row in healthy), sum(sum(row.values()) for row in healthy)
+    first, second = total["first"], total["first"] + total["second"]
+    said = f"True cause first in {first} of {runs}, first or second in {second}. " if runs else ""
+    return f"{said}A failure is named on {alarms} of {count} healthy runs.\n\n{table(rows)}"
