@@ -62,7 +62,10 @@ class Suspect:
         return Suspect(tree["says"], name, *(tuple(tree.get(key, ())) for key in kinds))
 
     def rank(self, seen: Sightings) -> int | None:
-        """0 with support in the log, 1 without, 2 if the log speaks against the suspect, None if it rules it out."""
+        """0 with support in the log, 1 without, 2 if the log speaks against the suspect.
+
+        None if the log rules it out, or does not show what it needs.
+        """
 
         def shown(names: Sequence[str]) -> list[bool]:
             return [isinstance(seen[name], Seen) for name in names]
