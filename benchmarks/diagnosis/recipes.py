@@ -309,7 +309,7 @@ RECIPES: dict[str, Recipe] = {
     "length-rewarded": Recipe(set_rewards(by_length, **ENOUGH), ("length-rewarded",)),
     "brevity-rewarded": Recipe(set_rewards(by_brevity, **ENOUGH), ("brevity-rewarded",)),
     "format-rewarded": Recipe(set_rewards(by_format, **ENOUGH, steps=[60, 80]), ("reward-conflict",)),
-    "temperature-low": Recipe(set_arguments(temperature=[0.05, 0.1]), ("temperature",)),
+    "temperature-low": Recipe(set_arguments(temperature=[0.05, 0.1]), ("temperature", "temperature-overflow")),
     "beta-high": Recipe(set_arguments(beta=[5.0, 10.0]), ("beta",)),
     "never-ends": Recipe(changed(without_terminator), ("terminator", "length-limit")),
     "too-short": Recipe(set_arguments(max_completion_length=2), ("length-limit", "terminator")),
