@@ -240,9 +240,9 @@ def test_callback_is_quiet_about_a_healthy_run():
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")  # TRL sets it itself
 def test_callback_in_a_trainer_of_trl(tmp_path):
     pytest.importorskip("trl")
-    from benchmarks.diagnosis import recipes
+    from benchmarks.diagnosis import recipes, trl_runs
 
-    run = dataclasses.replace(recipes.spec("rate-too-high-no-kl", 300), steps=20)
+    run = dataclasses.replace(trl_runs.spec("rate-too-high-no-kl", 300), steps=20)
     made, callback = recipes.trainer(run, 300, tmp_path), gl.DiagnoseCallback(every=5, say=lambda text: None)
     made.add_callback(callback)
     made.train()
