@@ -233,7 +233,10 @@ def test_a_setting_that_explains_it_is_the_first_suspect(suspect, given):
     flat = changed(LONG, **curves, learning_rate=[1e-4] * 20, kl=[1e-5] * 20, frac_reward_zero_std=[0.0] * 20)
     log = dataclasses.replace(logs.from_frame(pd.DataFrame(flat)), source="trl")
     assert suspect not in named(log)[1]
-    assert named(dataclasses.replace(log, settings=given))[1][0] == suspect
+    explained = dataclasses.replace(log, settings=given)
+    assert named(explained)[1][0] == suspect
+    (setting,) = given
+    assert setting in [evidence.metric for evidence in diagnose(explained).findings[0].evidence]
 
 
 @pytest.mark.parametrize("cause", SICK)

@@ -203,7 +203,8 @@ class Cause:
     def evidence(self, seen: Sightings) -> list[tuple[str, Seen]]:
         """The symptoms that are evidence for the cause, its first condition first."""
         names = [c.symptom for c in (*self.all, *self.any) if not c.negated and c.holds(seen)]
-        found = [(name, seen[name]) for name in dict.fromkeys([*names, *self.also])]
+        needed = [name for suspect in self.suspects if suspect.rank(seen) is not None for name in suspect.needs]
+        found = [(name, seen[name]) for name in dict.fromkeys([*names, *needed, *self.also])]
         return [(name, sighting) for name, sighting in found if isinstance(sighting, Seen)]
 
     def suspected(self, seen: Sightings, source: str) -> tuple[Suspect, ...]:

@@ -132,7 +132,7 @@ def healthy(evidence: Evidence) -> str:
     """The healthy range of an evidence's metric."""
     low, high = (f"{bound:g}" for bound in evidence.healthy)
     if low == "-inf":
-        return "finite" if high == "inf" else f"<= {high}"
+        return ("finite" if of_run(evidence.metric) in METRICS else "") if high == "inf" else f"<= {high}"
     return f">= {low}" if high == "inf" else f"{low} to {high}"
 
 
