@@ -78,8 +78,11 @@ REPAIRS: dict[str, Repair] = {
     ),
     "reward_weights": weights,
     "bound the rewards in the reward function": other_rewards(bounded),
+    "reward_funcs, as get_soft_overlong_punishment": lambda run, remedy: replace(run, rewards=(recipes.accuracy(),)),
 }
 """What a remedy means for a run, by its setting in TRL, or by its words where it has none."""
+TO_READ = ("log_completions=True",)
+"""Settings that change what is logged, and nothing else."""
 
 
 def literal(remedy: Remedy) -> Repair | None:
@@ -95,6 +98,8 @@ def literal(remedy: Remedy) -> Repair | None:
 
 def repair(remedy: Remedy) -> Repair | None:
     """How a remedy changes a run; None for one that is advice to a reader."""
+    if remedy.trl in TO_READ:
+        return None
     return REPAIRS.get(remedy.trl or remedy.do) or literal(remedy)
 
 
@@ -138,27 +143,33 @@ def measure(seeds: Sequence[int], only: Sequence[str]) -> dict[str, Any]:
 
 def tried(name: str, seed: int) -> list[dict[str, Any]]:
     """The remedies of one broken run."""
-    run = trl_runs.spec(name, seed)
-    found, before = trained(run, seed)
-    remedies = [remedy for finding in found.findings[:1] for remedy in finding.remedies[:FIRST]]
+    found, before = trained(trl_runs.spec(name, seed), seed)
     row: dict[str, Any] = {"recipe": name, "seed": seed, "verdict": found.verdict, "before": before}
     rows = []
-    for remedy in remedies:
+    for remedy in advised(found)[:FIRST]:
         change = repair(remedy)
         if change is not None:
-            rows.append({**row, **followed(run, seed, remedy, change)})
+            rows.append({**row, **followed(name, seed, remedy, change)})
     return rows or [{**row, "remedy": "", "times": 0, "after": None, "verdict after": ""}]
 
 
-def followed(run: Spec, seed: int, remedy: Remedy, change: Repair) -> dict[str, Any]:
+def advised(found: Diagnosis) -> list[Remedy]:
+    """The remedies of the first finding; none if there are remarks alone."""
+    named = [finding for finding in found.findings if finding.cause.level != "note"]
+    return [remedy for finding in named[:1] for remedy in finding.remedies]
+
+
+def followed(name: str, seed: int, remedy: Remedy, change: Repair) -> dict[str, Any]:
     """The run with a remedy, which is followed again while the diagnosis names it again and it changes a setting."""
     row: dict[str, Any] = {}
     times, again = 0, True
     while again and times < PATIENCE:
-        before, run, times = run, change(run, remedy), times + 1
+        before = run = trl_runs.spec(name, seed)  # anew each time: reward functions count their calls
+        times += 1
+        for _ in range(times):
+            before, run = run, change(run, remedy)
         found, after = trained(run, seed)
-        named = [each for finding in found.findings[:1] for each in finding.remedies]
-        again = remedy in named and run.arguments != before.arguments
+        again = remedy in advised(found) and run.arguments != before.arguments
         row = {"remedy": remedy.trl or remedy.do, "times": times, "after": after, "verdict after": found.verdict}
     return row
 
