@@ -246,7 +246,9 @@ BLIND: dict[str, Recipe] = {
     "top-k": Recipe(set_arguments(top_k=1, **STILL), ("top-k",)),
     "repetition-penalty": Recipe(set_arguments(repetition_penalty=[2.0, 3.0]), ("penalties",)),
     "entropy-bonus": Recipe(set_arguments(entropy_coef=[1.0, 3.0], learning_rate=[3e-4, 4e-4]), ("entropy-bonus",)),
-    "masked": Recipe(set_arguments(max_completion_length=[1, 2], mask_truncated_completions=True), ("masked",)),
+    "masked": Recipe(
+        set_arguments(max_completion_length=[1, 2], mask_truncated_completions=True), ("masked", "masked-set")
+    ),
     "new-embedding": Recipe(changed(with_new_embedding), ("weights-not-loaded",)),
     "nan-weights": Recipe(changed(with_nan), ("weights",)),
     "dropout-in-the-ratio": Recipe(set_arguments(num_iterations=2, disable_dropout=False, steps=80), ("dropout",)),
@@ -257,7 +259,7 @@ BLIND: dict[str, Recipe] = {
     "answers-shifted": Recipe(with_rows(shifted), ("reward-function", "reward-random")),
     "brevity-drowns": Recipe(
         set_rewards(drowned, reward_weights=[[1.0, 20.0], [1.0, 50.0]], learning_rate=[3e-4, 5e-4]),
-        ("brevity-rewarded",),
+        ("brevity-rewarded", "reward-conflict"),
     ),
     "noise-amplified": Recipe(
         lambda draw: replace(set_rewards(noise_alone, scale_rewards="group")(draw), rows=hard(draw)), ("reward-noise",)
