@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from grpo_lab.config.fields import FrozenDict, build, parse, settings_of, typed
+from grpo_lab.config.loss_section import LossConfig
 from grpo_lab.config.sections import (
     DataConfig,
     JudgeConfig,
     LoraConfig,
-    LossConfig,
     ModelConfig,
     ObjectiveConfig,
     OptimizerConfig,
