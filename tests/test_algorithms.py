@@ -4,9 +4,11 @@ TRL's loss is computed by the trainers' own `_compute_loss`, on log-probabilitie
 computed as in a step: from the config, through `micro_batch_loss`.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,13 +25,13 @@ from grpo_lab.config.catalog import preset, scenario
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Stepped
+from grpo_lab.training import trainer
 from grpo_lab.training.attempt import Attempt
 from grpo_lab.training.interventions import Coefficients, Step
 from grpo_lab.training.objectives import resolve
 from grpo_lab.training.policy_loss import micro_batch_loss
 from grpo_lab.training.recorder import Recorder
 from grpo_lab.training.registry import Formulas, chosen_formulas
-from grpo_lab.training.trainer import train
 
 ROWS, WIDTH, LONGEST = 8, 6, 10
 
@@ -51,8 +53,9 @@ def given(seed: int, spread: float = 0.5) -> Given:
     moves = torch.randn(4, ROWS, WIDTH, generator=generator)
     logprobs = -moves[0].abs() - 0.2
     lengths = torch.tensor([6, 5, 4, 3, 2, 1, 6, 3])
-    others = (logprobs + spread * move for move in moves[1:])
-    return Given(logprobs, *others, torch.arange(WIDTH) < lengths[:, None], torch.randn(ROWS, generator=generator))
+    old, ref, sampler = (logprobs + spread * move for move in moves[1:])
+    mask = torch.arange(WIDTH) < lengths[:, None]
+    return Given(logprobs, old, ref, sampler, mask, torch.randn(ROWS, generator=generator))
 
 
 def config_of(name: str, *overrides: str) -> Config:
@@ -90,9 +93,9 @@ class Accelerator:
         return tensor
 
 
-def trl_trainer(module: str, trainer: str, logprobs: Tensor, **settings: Any) -> Any:
+def trl_trainer(module: str, name: str, logprobs: Tensor, **settings: Any) -> Any:
     """TRL's trainer without a model: its loss reads these attributes, and these log-probabilities."""
-    cls = getattr(pytest.importorskip(f"trl.trainer.{module}"), trainer)
+    cls = getattr(pytest.importorskip(f"trl.trainer.{module}"), name)
     found = object.__new__(cls)
     options = ("delta", "sapo_temperature_pos", "sapo_temperature_neg")
     args = {
@@ -129,7 +132,7 @@ def trl(config: Config, given: Given, delta: float | None = None, **settings: An
     soft = {name: getattr(loss, name) for name in ("sapo_temperature_pos", "sapo_temperature_neg")}
     ranges = {"epsilon_low": loss.epsilon, "epsilon_high": high, "beta": loss.beta}
     weight = settings.pop("importance_sampling_ratio", None)
-    trainer = trl_trainer(*names, logprobs, **{**ranges, **soft, "delta": delta, **settings})
+    their_trainer = trl_trainer(*names, logprobs, **{**ranges, **soft, "delta": delta, **settings})
     ids = torch.zeros(ROWS, WIDTH, dtype=torch.long)
     inputs = {
         **{"prompt_ids": ids[:, :1], "prompt_mask": ids[:, :1], "completion_ids": ids, "completion_mask": mask},
@@ -137,7 +140,7 @@ def trl(config: Config, given: Given, delta: float | None = None, **settings: An
         **{"num_items_in_batch": mask.sum(), "importance_sampling_ratio": weight},
         "old_logps": (given.old * mask).sum(dim=1),
     }
-    found = trainer._compute_loss(None, inputs)
+    found = their_trainer._compute_loss(None, inputs)
     return found.detach(), torch.autograd.grad(found, logprobs)[0]
 
 
@@ -166,7 +169,7 @@ OF_TRL: dict[str, tuple[tuple[str, ...], Callable[[Given], dict[str, Any]]]] = {
     ),
 }
 """For each algorithm that TRL has: overrides that let the tensors reach its limits, and TRL's settings."""
-TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
+TOLERANCE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.1])
@@ -254,7 +257,7 @@ def test_every_algorithm_has_its_texts_and_runs():
         found = algorithm(name)
         assert found.title and len(found.differs) > 40 and found.paper.startswith("https://")
         config = preset("smoke").with_("run.threads=1", "run.num_steps=2").with_algorithm(name)
-        steps = [event for event in train(config) if isinstance(event, Stepped)]
+        steps = [event for event in trainer.train(config) if isinstance(event, Stepped)]
         assert [step.verdict for step in steps] == [0, 0] and not any(step.failed for step in steps), name
 
 
@@ -273,6 +276,11 @@ def test_the_way_there_does_not_matter(name):
 
 def test_grpo_is_the_default_but_for_the_aggregation():
     assert Config().with_algorithm("grpo") == Config().with_("loss.aggregation=sequence")
+
+
+def test_the_trainer_knows_no_algorithm_but_its_own():
+    words = set(re.findall(r"[a-z_]+", Path(trainer.__file__).read_text(encoding="utf-8").lower()))
+    assert "grpo" in words and words & (set(algorithm_names()) - {"grpo"}) == set()
 
 
 def test_what_an_algorithm_does_not_name_stays():

@@ -69,7 +69,7 @@ def sapo(
             [ 1.]])
     """
     gains = advantages[:, None].to(log_weights.dtype)
-    tau = torch.where(gains > 0, limits.temperature_pos, limits.temperature_neg).to(gains.dtype)
+    tau = torch.full_like(gains, limits.temperature_neg).masked_fill(gains > 0, limits.temperature_pos)
     return -torch.sigmoid(tau * (log_weights.exp() - 1)) * 4 / tau * gains
 
 
