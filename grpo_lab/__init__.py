@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from grpo_lab.analysis.diagnosis import diagnose
     from grpo_lab.analysis.trl_callback import DiagnoseCallback
+    from grpo_lab.config.algorithms import algorithm_names
     from grpo_lab.config.catalog import preset, preset_names, scenario, scenario_names
     from grpo_lab.config.schema import Config
     from grpo_lab.errors import GrpoLabError
@@ -36,6 +37,7 @@ _HOMES = {
     "Panel": "ui.widgets",
     "Lab": "ui.notebook",
     "Session": "runs.session",
+    "algorithm_names": "config.algorithms",
     "classify_crash": "runs.crashes",
     "diagnose": "analysis.diagnosis",
     "first_break": "runs.first_break",

@@ -14,7 +14,9 @@ collect_ignore = ["labs/sample.py"]  # a notebook's source, no module
 if find_spec("jaxtyping") and find_spec("beartype"):
     from jaxtyping import install_import_hook
 
-    tensor_modules = [f"grpo_lab.algorithm.{name}" for name in ("advantages", "losses", "kl", "logprobs")]
+    tensor_modules = [
+        f"grpo_lab.algorithm.{name}" for name in ("advantages", "importance", "kl", "logprobs", "losses", "surrogates")
+    ]
     install_import_hook(tensor_modules, "beartype.beartype")
 
 if find_spec("hypothesis"):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from grpo_lab.config.algorithms import algorithm_names
 from grpo_lab.config.catalog import preset_names, scenario_names
 from grpo_lab.models import loading
 from grpo_lab.models.registry import MODELS
@@ -55,6 +56,7 @@ def command(*words):
     [
         (["scenarios"], scenario_names()),
         (["presets"], preset_names()),
+        (["algorithms"], algorithm_names()),
         (["guards"], [*GUARDS, "Stops:", "max_norm = 1.0"]),
         (["models"], ["tiny", "834,560", "--model"]),
         (["doctor"], ["python 3.", "torch 2.", "CPU cores", "attention sdpa: flash, ", "tiny", "MiB"]),

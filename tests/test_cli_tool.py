@@ -16,6 +16,7 @@ import grpo_lab as gl
 from grpo_lab.analysis.run_state import fold
 from grpo_lab.cli.app import CODES, app
 from grpo_lab.config import toml
+from grpo_lab.config.algorithms import algorithm_names
 from grpo_lab.config.catalog import preset_names, scenario_names
 from grpo_lab.config.guard_names import guards_named
 from grpo_lab.config.schema import SECTIONS, Config
@@ -164,6 +165,7 @@ def test_the_matrix_takes_guards_and_presets_as_columns(call, tmp_path):
     [
         (["scenarios"], "name", scenario_names()),
         (["presets"], "name", preset_names()),
+        (["algorithms"], "name", algorithm_names()),
         (["guards"], "name", list(GUARDS)),
         (["models"], "name", ["tiny", "smollm2-135m"]),
     ],

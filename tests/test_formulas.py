@@ -13,7 +13,8 @@ from grpo_lab.config.schema import Config
 from grpo_lab.errors import ConfigError
 from grpo_lab.training.registry import FORMULAS, chosen_formulas
 
-LOG_RATIOS, KL_ESTIMATORS, ADVANTAGES, MASKS, ACCUMULATIONS = FORMULAS.values()
+LOG_RATIOS, KL_ESTIMATORS = FORMULAS["log_ratio"], FORMULAS["kl_estimator"]
+ADVANTAGES, MASKS, ACCUMULATIONS = FORMULAS["advantage_scale"], FORMULAS["completion_mask"], FORMULAS["accumulation"]
 
 
 def batch(pad: int = 0) -> Batch:
@@ -96,7 +97,7 @@ def test_the_exact_kl_is_what_k1_and_k3_estimate():
     assert (hinge < kl.exact(log_p, log_q)).any()
 
 
-@pytest.mark.parametrize("setting", ["log_ratio", "kl_estimator", "advantage_scale", "completion_mask", "accumulation"])
+@pytest.mark.parametrize("setting", FORMULAS)
 def test_an_unknown_formula_is_refused_by_name(setting):
     with pytest.raises(ConfigError, match=f"unknown loss.{setting} 'nonsense'"):
         chosen_formulas(Config().with_(f"loss.{setting}=nonsense"))

@@ -224,6 +224,9 @@ AGGREGATE = [
     Case((VALUES, tensor([[1, 1, 0], [0, 0, 0]]), "token"), 2.0),
     Case((VALUES, tensor([[1, 1, 0], [0, 0, 0]]), "sequence"), 2.0),
     Case((VALUES, tensor([[1, 1, 0], [0, 0, 0]]), "constant"), 4 / 3),
+    # sums 9 and 7, mean 8; of one completion with tokens its sum
+    Case((VALUES, MASK, "sum"), 8.0),
+    Case((VALUES, tensor([[1, 1, 0], [0, 0, 0]]), "sum", 8), 4.0),
     # no token at all
     Case((VALUES, torch.zeros(2, 3), "token"), 0.0),
     Case((VALUES, torch.zeros(2, 3), "sequence"), 0.0),
@@ -232,6 +235,8 @@ AGGREGATE = [
 AGGREGATE_MUTANTS: dict[str, Callable[..., Tensor]] = {
     "sequence for token": lambda v, m, how, *n: aggregate(v, m, "sequence" if how == "token" else how, *n),
     "token for sequence": lambda v, m, how, *n: aggregate(v, m, "token" if how == "sequence" else how, *n),
+    "sequence for sum": lambda v, m, how, *n: aggregate(v, m, "sequence" if how == "sum" else how, *n),
+    "constant for sum": lambda v, m, how, *n: aggregate(v, m, "constant" if how == "sum" else how, *n),
     "token for constant": lambda v, m, how, *n: aggregate(v, m, "token" if how == "constant" else how, *n),
     "0 times NaN": lambda v, m, how, *n: (v * token_weights(m, how, *n)).sum(),
     "mean over padding too": lambda v, m, how, *n: v.masked_fill(m == 0, 0.0).mean(),
@@ -532,7 +537,7 @@ def test_padding_never_changes_a_loss(values, padding, dead_row):
         assert close(of_length(wider, wider_mask), of_length(per_token, mask), 1e-5)
 
 
-@pytest.mark.parametrize("how", ["token", "sequence", "constant"])
+@pytest.mark.parametrize("how", ["token", "sequence", "constant", "sum"])
 def test_padding_gets_no_gradient(how):
     values = VALUES.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(aggregate(values, MASK, how), values)
@@ -540,7 +545,7 @@ def test_padding_gets_no_gradient(how):
     assert not gradient[MASK == 0].any()
 
 
-@pytest.mark.parametrize("how", ["token", "sequence", "constant"])
+@pytest.mark.parametrize("how", ["token", "sequence", "constant", "sum"])
 def test_micro_batches_add_up_to_the_batch(how):
     mask = tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0], [0, 0, 0]])
     values = torch.arange(12.0).view(4, 3)

@@ -72,15 +72,26 @@ def said(events):
     return [(action.name, action.reason) for event in events if isinstance(event, Stepped) for action in event.actions]
 
 
+def unclipped(steps, leave_out):
+    """The steps without the shares of clipped tokens, which a surrogate of a user's own does not have."""
+    return [{name: step[name] for name in step if not (leave_out and "clip_ratio" in name)} for step in steps]
+
+
 @pytest.mark.parametrize("setting", FORMULAS)
 def test_a_formula_of_a_file_is_the_formula(own, setting):
     """Two registered ones, copied, give each its own numbers: the copy is used, and nothing else."""
-    config = SMOKE.with_("data.micro_batch_prompts=2", "optimizer.learning_rate=1e-2", "sampling.temperature=0.7")
+    changes = (
+        "data.micro_batch_prompts=2",
+        "optimizer.learning_rate=1e-2",
+        "sampling.top_k=4",
+        "loss.num_iterations=2",
+    )
+    config = SMOKE.with_(*changes)
     found = []
     for which in list(FORMULAS[setting])[:2]:
         name = own(FORMULA.format(name="mine", setting=setting, which=which), "mine")
         found.append(numbers(config.with_(f"loss.{setting}={name}")))
-        assert found[-1] == numbers(config.with_(f"loss.{setting}={which}"))
+        assert found[-1] == unclipped(numbers(config.with_(f"loss.{setting}={which}")), setting == "surrogate")
     assert found[0] != found[1]
 
 

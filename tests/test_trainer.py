@@ -191,7 +191,7 @@ def every_third_unscorable(completions, **_):
     return [None if row % 3 == 1 else len(text) / 2 + row % 2 for row, text in enumerate(completions)]
 
 
-@pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "constant", "sum"])
 @pytest.mark.parametrize("micro", [1, 3])
 def test_micro_batches_add_up_to_the_gradient_of_the_batch(run, seen, aggregation, micro):
     switches, kept = seen

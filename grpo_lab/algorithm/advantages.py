@@ -1,6 +1,9 @@
-"""Group-relative advantages: the reward of a completion compared with the others of its prompt."""
+"""Advantages: the reward of a completion compared with those of other completions."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -30,9 +33,50 @@ def group_advantages(
     count = judged.sum(dim=1, keepdim=True)
     centred = (kept - kept.sum(dim=1, keepdim=True) / count.clamp(min=1)).masked_fill(~judged, 0.0)
     advantages = centred / SCALES[scale](centred, kept, judged, eps)
+    return advantages.masked_fill(_equal(rewards, judged) | ~judged, 0.0)
+
+
+def leave_one_out_advantages(
+    rewards: Float[Tensor, "P G"], scorable: Bool[Tensor, "P G"] | None = None
+) -> Float[Tensor, "P G"]:
+    """A = r - mean of the group's other rewards, in the unit of the rewards (RLOO, https://arxiv.org/abs/2402.14740).
+
+    The baseline does not depend on the completion's own reward: A is G / (G - 1) times r - mean of the group.
+    Completions that are not `scorable` are left out of the baselines and get 0. A completion without another one gets
+    0, too, and so do equal rewards.
+
+    >>> leave_one_out_advantages(torch.tensor([[1.0, 0.0, 0.0, 0.0], [3.0, 1.0, 1.0, 3.0]]))
+    tensor([[ 1.0000, -0.3333, -0.3333, -0.3333],
+            [ 1.3333, -1.3333, -1.3333,  1.3333]])
+    """
+    judged = torch.ones_like(rewards, dtype=torch.bool) if scorable is None else scorable
+    kept = rewards.masked_fill(~judged, 0.0)
+    others = (judged.sum(dim=1, keepdim=True) - 1).clamp(min=1)
+    advantages = kept - (kept.sum(dim=1, keepdim=True) - kept) / others
+    return advantages.masked_fill(_equal(rewards, judged) | ~judged, 0.0)
+
+
+def global_advantages(
+    rewards: Float[Tensor, "P G"], eps: float = 1e-6, scorable: Bool[Tensor, "P G"] | None = None
+) -> Float[Tensor, "P G"]:
+    """A = (r - mean of the batch) / (std of the batch + eps), ddof 1 (REINFORCE++, https://arxiv.org/abs/2501.03262).
+
+    No group is compared within itself: a prompt that all its completions solve is above the mean and is learned from. A
+    batch of equal rewards gets zeros. Completions that are not `scorable` are left out of both and get 0.
+
+    >>> global_advantages(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), eps=0.0)
+    tensor([[ 0.5000,  0.5000],
+            [ 0.5000, -1.5000]])
+    """
+    judged = None if scorable is None else scorable.reshape(1, -1)
+    return group_advantages(rewards.reshape(1, -1), "group", eps, judged).view_as(rewards)
+
+
+def _equal(rewards: Tensor, judged: Tensor) -> Tensor:
+    """(P, 1) bool: groups whose scorable rewards are all equal."""
     highest = rewards.masked_fill(~judged, -torch.inf).amax(dim=1, keepdim=True)
     lowest = rewards.masked_fill(~judged, torch.inf).amin(dim=1, keepdim=True)
-    return advantages.masked_fill((highest == lowest) | ~judged, 0.0)
+    return highest == lowest
 
 
 def _group_std(centred: Tensor, kept: Tensor, judged: Tensor, eps: float) -> Tensor:
@@ -52,3 +96,9 @@ def _one(centred: Tensor, kept: Tensor, judged: Tensor, eps: float) -> Tensor:
 
 SCALES = {"group": _group_std, "batch": _batch_std, "none": _one}
 """Divisors of the centred rewards, eps included, by name."""
+ADVANTAGES: dict[str, Callable[..., Tensor]] = {
+    **{name: partial(group_advantages, scale=name) for name in SCALES},
+    "leave_one_out": leave_one_out_advantages,
+    "global": global_advantages,
+}
+"""From rewards (P, G) and `scorable` (P, G) to advantages (P, G), by the setting `loss.advantage_scale`."""

@@ -41,6 +41,8 @@ class Batch:
     """(B, T) of the reference, where one is used."""
     weights: Tensor | None = None
     """(B, T): the weight of each token in the loss of the whole batch."""
+    ended: Tensor | None = None
+    """(B,) bool: completions that reached their end token; the others were cut off at the length limit."""
 
     def rows(self, index: Tensor) -> Batch:
         """The batch with the completions of this index (b,) only; its prompts stay."""

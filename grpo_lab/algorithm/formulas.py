@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 from grpo_lab.algorithm import kl
-from grpo_lab.algorithm.advantages import SCALES, group_advantages
+from grpo_lab.algorithm.advantages import ADVANTAGES
 from grpo_lab.algorithm.batch import Batch
+from grpo_lab.algorithm.importance import CORRECTIONS, LEVELS
+from grpo_lab.algorithm.surrogates import SURROGATES
 
 
 def log_ratio_to_old(logprobs: Tensor, batch: Batch) -> Tensor:
@@ -28,6 +29,16 @@ def mask_by_position(batch: Batch, pad: int) -> Tensor:
     return batch.completion_mask
 
 
+def mask_without_truncated(batch: Batch, pad: int) -> Tensor:
+    """(B, T) bool: `mask_by_position`, and nothing of a completion that was cut off at the length limit.
+
+    The reward of an answer that was not finished says little about it (DAPO, section 3.4,
+    https://arxiv.org/abs/2503.14476; TRL's mask_truncated_completions).
+    """
+    assert batch.ended is not None
+    return batch.completion_mask & batch.ended[:, None]
+
+
 def add_gradients(loss: Tensor, optimizer: Optimizer) -> None:
     """Add the gradients of a loss () to those of the micro-batches before."""
     loss.backward()
@@ -36,8 +47,11 @@ def add_gradients(loss: Tensor, optimizer: Optimizer) -> None:
 FORMULAS: dict[str, dict[str, Callable[..., Any]]] = {
     "log_ratio": {"old": log_ratio_to_old},
     "kl_estimator": kl.ESTIMATORS,
-    "advantage_scale": {name: partial(group_advantages, scale=name) for name in SCALES},
-    "completion_mask": {"position": mask_by_position},
+    "advantage_scale": ADVANTAGES,
+    "completion_mask": {"position": mask_by_position, "not_truncated": mask_without_truncated},
     "accumulation": {"add": add_gradients},
+    "importance_sampling_level": LEVELS,
+    "surrogate": SURROGATES,
+    "importance_sampling_mode": CORRECTIONS,
 }
 """By the setting of `loss` that selects one, then by name."""

@@ -68,8 +68,9 @@ def token_weights(
 
     `token`: 1 / all tokens (DAPO, https://arxiv.org/abs/2503.14476). `sequence`: 1 / (completions x own length)
     (DeepSeekMath, https://arxiv.org/abs/2402.03300). `constant`: 1 / (completions x max_completion_length) (Dr. GRPO,
-    https://arxiv.org/abs/2503.20783); without a length, the width of the mask, which differs between batches. Weigh the
-    whole batch and split the weights with it: micro-batches then add up to one batch. Empty rows do not count.
+    https://arxiv.org/abs/2503.20783); without a length, the width of the mask, which differs between batches. `sum`:
+    1 / completions (REINFORCE; LUSPO, https://arxiv.org/abs/2602.05261). Weigh the whole batch and split the weights
+    with it: micro-batches then add up to one batch. Empty rows do not count.
 
     >>> token_weights(torch.tensor([[1, 1], [1, 0]]), "sequence")
     tensor([[0.2500, 0.2500],
@@ -85,6 +86,7 @@ def token_weights(
         "token": lengths.sum().clamp(min=1),
         "sequence": rows * lengths.clamp(min=1),
         "constant": rows * (max_completion_length or mask.shape[1]),
+        "sum": rows,
     }
     return mask / totals[how]
 

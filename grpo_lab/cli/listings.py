@@ -1,4 +1,4 @@
-"""Commands that list scenarios, presets and guards."""
+"""Commands that list scenarios, presets, algorithms and guards."""
 
 from __future__ import annotations
 
@@ -60,6 +60,24 @@ def presets(as_json: AsJson = False) -> None:
         return console.say_json([t | {"config": p.config.to_dict()} for t, p in zip(texts, found, strict=True)])
     rows = [[p.name, p.title, ", ".join(p.config.guards) or "none"] for p in found]
     console.out.print(console.table([["preset", "description", "guards"], *rows]))
+
+
+@app.command(example="algorithms --json")
+def algorithms(as_json: AsJson = False) -> None:
+    """List the algorithms for `train --algorithm`, each with what differs from GRPO, its settings and its paper."""
+    from dataclasses import asdict
+
+    from grpo_lab.config.algorithms import algorithm, algorithm_names
+    from grpo_lab.ui import console
+
+    found = [algorithm(name) for name in algorithm_names()]
+    if as_json:
+        return console.say_json([asdict(each) for each in found])
+    for each in found:
+        console.out.print(f"[bold]{each.name}[/bold]  {each.title}")
+        settings = ", ".join(f"loss.{name}={value}" for name, value in each.loss.items())
+        for text in (each.differs, settings, each.paper):
+            console.out.print(console.indented(text, 2))
 
 
 @app.command(example="guards")

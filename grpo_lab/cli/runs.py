@@ -87,6 +87,9 @@ def dual(settings: Settings = None, out: Out = None) -> None:
 def train(
     preset: Annotated[str | None, typer.Option(help="A preset, or a preset's .toml; see `grpo-lab presets`.")] = None,
     scenario: Annotated[str | None, typer.Option(help="A scenario, or the path of your own .toml.")] = None,
+    algorithm: Annotated[
+        str | None, typer.Option(help="An algorithm's formulas, or its .toml; see `grpo-lab algorithms`.")
+    ] = None,
     guards: Annotated[
         str | None, typer.Option(help="Guards: names, presets and file.py:Mine, as a,b. `none` for none.")
     ] = None,
@@ -113,10 +116,11 @@ def train(
 ) -> None:
     """Train once; the run's folder holds config, events and the final healthy weights.
 
-    The config is that of --config, --preset or --scenario; then --guards; then the options of single settings; then
-    --set. Ctrl-C ends the run after the current step and saves the weights; then the exit code is 130.
+    The config is that of --config, --preset or --scenario; then --algorithm; then --guards; then the options of single
+    settings; then --set. Ctrl-C ends the run after the current step and saves the weights; then the exit code is 130.
     """
-    found = _config(config, preset, scenario, guards, heal, model or "").with_(
+    found = _config(config, preset, scenario, guards, heal, model or "")
+    found = (found.with_algorithm(algorithm) if algorithm else found).with_(
         *given(model, device),
         *([f"data.tasks={data}"] if data else []),
         *([f"data.rewards={','.join(reward)},"] if reward else []),

@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from grpo_lab.config.algorithms import settings_for
 from grpo_lab.config.fields import FrozenDict, build, parse, settings_of, typed
+from grpo_lab.config.loss_section import LossConfig
 from grpo_lab.config.sections import (
     DataConfig,
     JudgeConfig,
     LoraConfig,
-    LossConfig,
     ModelConfig,
     ObjectiveConfig,
     OptimizerConfig,
@@ -53,7 +54,9 @@ class Config:
     """Without any, the run has one, which `data`, `sampling` and `loss` describe."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for guards or faults that are no table, objectives that teach nothing, SFT without data."""
+        """Raise ConfigError for guards or faults that are no table, objectives that teach nothing, a group of one
+        without a baseline, and SFT without data.
+        """
         for kind in SWITCHES:
             for name, settings in _table(getattr(self, kind), kind).items():
                 _table(settings, f"{kind}.{name}")
@@ -61,6 +64,11 @@ class Config:
         names = [objective.name for objective in self.objectives]
         if names and not any(objective.weight for objective in self.objectives):
             raise ConfigError(f"objectives: the weights of {', '.join(names)} are all 0; give one of them at least")
+        if self.loss.advantage_scale == "leave_one_out" and self.data.num_generations == 1:
+            raise ConfigError(
+                "data.num_generations = 1 with loss.advantage_scale = 'leave_one_out': a group of one has no others; "
+                "use at least 2, or loss.advantage_scale=global, which needs no groups"
+            )
         if "sft" in self.run.stages and not self.sft.data:
             raise ConfigError("run.stages has sft, and sft.data names no file; give sft.data=FILE.jsonl")
 
@@ -84,6 +92,18 @@ class Config:
         mine = self.to_dict()
         _merge(mine, tree)
         return Config.from_dict(mine)
+
+    def with_algorithm(self, name: str) -> Config:
+        """A copy whose formulas are those of an algorithm: a name of `algorithm_names()`, or a file of one.
+
+        A setting of another algorithm goes back to its default; beta, and a wrong formula that causes a failure, stay.
+        Raises ConfigError for an unknown name, with the nearest ones, and for a group of one that has to be compared.
+
+        >>> config = Config().with_algorithm("cispo")
+        >>> config.loss.surrogate, config.with_algorithm("gspo").loss.surrogate
+        ('cispo', 'clip')
+        """
+        return self.merged({"loss": settings_for(name, dataclasses.asdict(self.loss))})
 
     def with_guards(self, guards: Switches) -> Config:
         """A copy with these guards in place of its own."""

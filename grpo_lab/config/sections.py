@@ -111,40 +111,6 @@ class SamplingConfig(Settings):
 
 
 @dataclass(frozen=True)
-class LossConfig(Settings):
-    """The GRPO objective (DeepSeekMath, eq. 3), with the places where implementations differ."""
-
-    epsilon: Annotated[float, Between(0, 1)] = 0.2
-    """The ratio is clipped below at 1 - epsilon."""
-    epsilon_high: Annotated[float | None, Between(0)] = None
-    """The ratio is clipped above at 1 + epsilon_high; none uses epsilon."""
-    beta: Annotated[float, AtLeast(0)] = 0.02
-    """Weight of the KL penalty; 0 loads no reference model."""
-    kl_estimator: str = "k3"
-    """`k1`, `k2`, `k3`, `hinge`, a named wrong formula, or `file.py:name`: (delta) -> penalty, both (b, T)."""
-    log_ratio: str = "old"
-    """The policy that the current one is compared with: `old` (the one that sampled), a named wrong formula, or
-    `file.py:name`: (logprobs, batch) -> log-ratio (b, T)."""
-    aggregation: Annotated[str, OneOf("token", "sequence", "constant")] = "token"
-    """Mean over tokens, mean over completions of their means, or the sum divided by the number of completions times
-    `sampling.max_completion_length`."""
-    advantage_scale: str = "group"
-    """Standard deviation that divides the advantages: `group`, `batch`, `none`, a named wrong formula, or
-    `file.py:name`: (rewards (P, G), scorable=...) -> advantages (P, G)."""
-    completion_mask: str = "position"
-    """The tokens that are trained: `position` (up to the end token), a named wrong mask, or `file.py:name`:
-    (batch, pad) -> mask (B, T)."""
-    accumulation: str = "add"
-    """How gradients of micro-batches add up: `add`, a wrong way by name, or `file.py:name`: (loss, optimizer)."""
-    combination: str = "separate"
-    """How several objectives are combined: `separate` (the sum of their losses), `alternate` (one a step), `pcgrad`
-    (no part of a gradient against another's), `sum_then_normalize` or `normalize_then_sum` (of rewards: every objective
-    scores all completions; the second is GDPO), or a named wrong way."""
-    num_iterations: Annotated[int, AtLeast(1)] = 1
-    """Updates on each batch of completions (the mu of the paper)."""
-
-
-@dataclass(frozen=True)
 class OptimizerConfig(Settings):
     """AdamW and its schedule."""
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from grpo_lab import seeds
 from grpo_lab.algorithm.batch import Batch
 from grpo_lab.algorithm.combinations import Scores, scorable_by_any
-from grpo_lab.algorithm.losses import LossOutput, clipped_surrogate, token_weights, weighted_sum
+from grpo_lab.algorithm.losses import LossOutput, token_weights
 from grpo_lab.config.schema import Config, planned_steps
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import LinkNote, Stage, Stepped, Verdict
@@ -25,6 +25,7 @@ from grpo_lab.training import (
     graph_decoding,
     judging,
     passes,
+    policy_loss,
     rollouts,
     snapshots,
     step_metrics,
@@ -182,14 +183,15 @@ class Learner:
     def compute_logprobs(self, attempt: Attempt, part: Part, advantages: Tensor) -> Batch:
         """The scorable rows of the part with their advantages (P, G), old and reference log-probabilities.
 
-        Raises Refused where no completion was scored.
+        Raises Refused where no completion was scored, and where none of those that were has a token to train.
         """
         scorable = known(attempt.step.scorable, "scorable").flatten()
-        if not bool(scorable.any()):
-            reason = f"none of {len(scorable)} completions was scored"
-            attempt.record_action("trainer", Stage.REWARDS, Verdict.SKIP_STEP, reason)
-            raise Refused
         mask = self.formulas.completion_mask(part.batch, self.tokenizer.pad_token_id)
+        for stage, left, what in ((Stage.REWARDS, scorable, "was scored"), (Stage.BATCH, mask[scorable], "is trained")):
+            if not bool(left.any()):
+                reason = f"none of {len(scorable)} completions {what}"
+                attempt.record_action("trainer", stage, Verdict.SKIP_STEP, reason)
+                raise Refused
         batch = replace(part.batch, advantages=advantages.flatten(), completion_mask=mask)
         batch = batch.rows(scorable.nonzero()[:, 0])
         ref_logprobs = None
@@ -208,30 +210,10 @@ class Learner:
         return replace(part, batch=replace(batch, weights=weights), num_tokens=mask.sum())
 
     def loss(self, attempt: Attempt, batch: Batch) -> LossOutput:
-        """The micro-batch's part of the objective, to be minimised: weighted clipped surrogate + beta * KL."""
+        """The micro-batch's part of the objective, to be minimised."""
         attempt.replace(batch=batch)
-        step, recorder, outside = attempt.step, self.recorder, ~batch.completion_mask
-        use, num_tokens = known(step.coefficients, "coefficients"), known(step.num_tokens, "num_tokens")
-        beta = use.betas.get(known(step.objective, "objective").name, use.beta)
-        assert batch.advantages is not None and batch.weights is not None
-        metrics: dict[str, Tensor] = {}
-        logprobs = self._completion_logprobs(attempt, self.policy, batch, "current").masked_fill(outside, 0.0)
-        recorder.tensor("logprobs", logprobs, step.update)
-        log_ratio = self.formulas.log_ratio(logprobs, batch).masked_fill(outside, 0.0)
-        log_ratio = attempt.apply(Stage.LOG_RATIO, log_ratio)
-        log_ratio.register_hook(lambda gradient: recorder.tensor("log_ratio_gradient", gradient, step.update))
-        ratio = log_ratio.detach().exp()
-        recorder.tensor("ratio", ratio, step.update)
-        per_token = clipped_surrogate(log_ratio, batch.advantages, use.epsilon, use.epsilon_high, use.delta)
-        if self.reference is not None:
-            assert batch.ref_logprobs is not None
-            delta = attempt.apply(Stage.KL_DELTA, (batch.ref_logprobs - logprobs).masked_fill(outside, 0.0))
-            kl = self.formulas.kl_estimator(delta)
-            metrics["kl"] = kl.float().sum() / num_tokens
-            if beta:  # 0 * inf is NaN, so weight 0 leaves the penalty out
-                per_token = per_token + beta * kl
-        metrics |= step_metrics.clipping(use, ratio.float(), batch.advantages, num_tokens)
-        return LossOutput(weighted_sum(per_token, batch.weights), metrics)
+        logprobs = self._completion_logprobs(attempt, self.policy, batch, "current")
+        return policy_loss.micro_batch_loss(attempt, batch, self.formulas, logprobs)
 
     def backward(self, attempt: Attempt, output: LossOutput) -> None:
         """Note the loss after stage LOSS, and its metrics; add its gradients to those of the batch so far."""

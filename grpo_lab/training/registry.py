@@ -17,7 +17,7 @@ from grpo_lab.training.objectives import COMBINATIONS, Combination, resolve
 from grpo_lab.training.observers import OBSERVERS, MeasureExactKL
 
 FORMULAS: dict[str, dict[str, Callable[..., Any]]] = {
-    setting: {**known, **wrong.FORMULAS[setting]} for setting, known in right.FORMULAS.items()
+    setting: {**known, **wrong.FORMULAS.get(setting, {})} for setting, known in right.FORMULAS.items()
 }
 """The right formulas and then the wrong ones, by the setting of `loss` that selects one."""
 ALL_COMBINATIONS = {**COMBINATIONS, **wrong.COMBINATIONS}
@@ -32,6 +32,9 @@ class Formulas(NamedTuple):
     advantage_scale: Any
     completion_mask: Any
     accumulation: Any
+    importance_sampling_level: Any
+    surrogate: Any
+    importance_sampling_mode: Any
 
 
 def validated(config: Config, own: bool = False) -> tuple[Formulas, Arrangement]:

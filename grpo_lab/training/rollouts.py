@@ -80,7 +80,7 @@ def sample(
             alive, tokens = alive[going], tokens[going]
             decoder.keep(going)
         decoder.advance(tokens)
-    return tape.batch(prompt_ids, prompt_mask, group)
+    return tape.batch(prompt_ids, prompt_mask, group, ends)
 
 
 @dataclass
@@ -108,10 +108,11 @@ class _Tape:
         self.entropy[alive, column] = entropy
         self.width = column + 1
 
-    def batch(self, prompt_ids: Tensor, prompt_mask: Tensor, group: Tensor) -> Batch:
-        """Cut to the longest completion."""
+    def batch(self, prompt_ids: Tensor, prompt_mask: Tensor, group: Tensor, ends: Tensor) -> Batch:
+        """Cut to the longest completion; `ends` (E,) are the tokens that end one."""
         columns = (t[:, : self.width] for t in (self.completions, self.mask, self.logprobs, self.entropy))
-        return Batch(prompt_ids, prompt_mask, group, *columns)
+        ended = (torch.isin(self.completions, ends) & self.mask).any(dim=1)
+        return Batch(prompt_ids, prompt_mask, group, *columns, ended=ended)
 
 
 def token_ids(batch: Batch) -> list[list[int]]:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from grpo_lab.algorithm.batch import Batch
-from grpo_lab.training.interventions import Coefficients, Step, known
+from grpo_lab.algorithm.surrogates import Limits
+from grpo_lab.training.interventions import Step, known
 from grpo_lab.training.recorder import Recorder
 
 
@@ -48,19 +49,35 @@ def sampler(recorder: Recorder, batch: Batch, old: Tensor) -> None:
     recorder.metric("sampling/sampling_logp_difference/max", gap.max())
 
 
-def clipping(use: Coefficients, ratio: Tensor, advantages: Tensor, num_tokens: Tensor) -> dict[str, Tensor]:
-    """The share of the whole batch's tokens that the clip range takes out of the gradient, by metric.
+def clipping(
+    surrogate: str, limits: Limits, ratio: Tensor, advantages: Tensor, num_tokens: Tensor
+) -> dict[str, Tensor]:
+    """The share of the whole batch's tokens that a surrogate clips, by metric; nothing for one that clips none.
 
     `ratio` (b, T) and `advantages` (b,) are those of one micro-batch.
     """
-    high = use.epsilon if use.epsilon_high is None else use.epsilon_high
-    low_side = (ratio < 1 - use.epsilon) & (advantages < 0)[:, None]
-    high_side = (ratio > 1 + high) & (advantages > 0)[:, None]
+    return CLIPPING[surrogate](limits, ratio, advantages, num_tokens) if surrogate in CLIPPING else {}
+
+
+def _out_of_the_gradient(limits: Limits, ratio: Tensor, advantages: Tensor, num_tokens: Tensor) -> dict[str, Tensor]:
+    """The tokens that PPO's clip range takes out of the gradient."""
+    low_side = (ratio < 1 - limits.epsilon) & (advantages < 0)[:, None]
+    high_side = (ratio > limits.highest) & (advantages > 0)[:, None]
     return {
         "clip_ratio/low_mean": low_side.sum() / num_tokens,
         "clip_ratio/high_mean": high_side.sum() / num_tokens,
         "clip_ratio/region_mean": (low_side | high_side).sum() / num_tokens,
     }
+
+
+def _with_a_bounded_weight(limits: Limits, ratio: Tensor, advantages: Tensor, num_tokens: Tensor) -> dict[str, Tensor]:
+    """The tokens with a positive advantage whose weight CISPO bounds; they keep a gradient."""
+    bounded = (ratio > limits.highest) & (advantages > 0)[:, None]
+    return {"cispo_clip_ratio": bounded.sum() / num_tokens}
+
+
+CLIPPING = {"clip": _out_of_the_gradient, "cispo": _with_a_bounded_weight}
+"""By the setting `loss.surrogate`."""
 
 
 def memory(device: torch.device) -> dict[str, float]:

@@ -5,12 +5,12 @@ for each step
     advantage = (reward - mean of its group) / standard deviation of its group
     for each of mu updates: minimise  -min(ratio A, clip(ratio) A) + beta KL(policy || reference)
 
+Advantage, ratio, surrogate and KL are formulas that the config names (`algorithm/formulas.py`); these are the defaults.
 Algorithm 1 of DeepSeekMath (https://arxiv.org/abs/2402.03300) without its outer loop: the reference is the policy as
 GRPO finds it and never moves, and no reward model is trained. One process and one device: no parallelism, no gradient
 checkpointing. The policy itself samples: no vLLM, no asynchronous sampler. A batch makes mu updates as a whole, then is
-forgotten: no replay, no minibatches (micro-batches only accumulate gradients), no importance weight for the sampler's
-mismatch. Groups without spread and cut-off completions are trained: no dynamic sampling, no overlong filter (DAPO). A
-completion is one turn of text: no tools. An interrupted run starts again.
+forgotten: no replay, no minibatches (micro-batches only accumulate gradients). Groups without spread are trained: no
+dynamic sampling. A completion is one turn of text: no tools. An interrupted run starts again.
 """
 
 from collections.abc import Iterator

@@ -25,7 +25,10 @@ WRONG = {
         "True": {"right_one = 1.5": "right_one = True"},
     },
     "advantages": {
-        **{f"loss.advantage_scale={name}": BY_SCALE.format(name) for name in ("group_naive", "batch", "none")},
+        **{
+            f"loss.advantage_scale={name}": BY_SCALE.format(name)
+            for name in ("group_naive", "batch", "none", "leave_one_out", "global")
+        },
         "biased std": {STD: STD.replace("True", "True, correction=0")},
         "sign flipped": {"return (centred": "return (-centred"},
         "the mean of everything": {MEAN: "rewards.mean()"},

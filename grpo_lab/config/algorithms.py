@@ -1,0 +1,87 @@
+"""Algorithms: TOML files in data/algorithms, each a choice of formulas for the section `loss` of a config."""
+
+import functools
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo_lab.config.fields import FrozenDict, settings_of
+from grpo_lab.config.loss_section import LossConfig
+from grpo_lab.errors import ConfigError, unknown
+from grpo_lab.paths import data_directory
+
+_TEXTS = ("title", "paper", "differs")
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A named choice of formulas."""
+
+    name: str
+    title: str
+    paper: str
+    """Link to its paper."""
+    differs: str
+    """What differs from GRPO."""
+    loss: Mapping[str, Any]
+    """Its settings of `loss`; the others are those of the config."""
+
+
+def algorithm_names() -> list[str]:
+    """The names of all algorithms.
+
+    >>> algorithm_names()[:3]
+    ['bnpo', 'cispo', 'dapo']
+    """
+    return sorted(path.stem for path in (data_directory() / "algorithms").glob("*.toml"))
+
+
+def algorithm(name: str) -> Algorithm:
+    """An algorithm by name, or from a file of the user's own (`path/to/mine.toml`).
+
+    Raises ConfigError for an unknown name, with the nearest ones, and for a mistake in its file.
+
+    >>> dict(algorithm("dr_grpo").loss)
+    {'advantage_scale': 'none', 'aggregation': 'constant'}
+    """
+    path = Path(name) if name.endswith(".toml") else data_directory() / "algorithms" / f"{name}.toml"
+    if not path.is_file():
+        raise unknown("algorithm", name, algorithm_names())
+    return _read(path, path.stat().st_mtime_ns)
+
+
+def settings_for(name: str, loss: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of `loss` that change where a config with these settings takes up an algorithm.
+
+    A setting that the algorithm does not name goes back to its default if it has the value of another algorithm. Any
+    other value stays: beta, and a wrong formula, which is the cause of a scenario.
+    Raises ConfigError as `algorithm` does.
+
+    >>> settings_for("grpo", {"surrogate": "cispo", "epsilon_high": 4.0, "kl_estimator": "k3_exp"})
+    {'surrogate': 'clip', 'epsilon_high': None, 'aggregation': 'sequence'}
+    """
+    of_all = {pair for each in algorithm_names() for pair in algorithm(each).loss.items()}
+    defaults = settings_of(LossConfig)
+    back = {key: defaults[key].default for key, value in loss.items() if (key, value) in of_all}
+    return {**back, **algorithm(name).loss}
+
+
+@functools.cache  # a file is read again if it changed
+def _read(path: Path, changed: int) -> Algorithm:
+    """The algorithm in a file. Raises ConfigError for bad TOML and for anything but the three texts and [loss]."""
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML ({error}); mend the file") from error
+    for key in (key for key in tree if key not in (*_TEXTS, "loss")):
+        raise unknown(f"key of algorithm {path.stem}", key, (*_TEXTS, "loss"))
+    for key in (key for key in _TEXTS if not isinstance(tree.get(key), str)):
+        raise ConfigError(f"{path.name}: {key} = {tree.get(key)!r}: every algorithm needs a text there")
+    loss, known = tree.get("loss"), settings_of(LossConfig)
+    if not isinstance(loss, dict):
+        raise ConfigError(f"{path.name}: loss = {loss!r}: must be a table; write [loss] above the settings")
+    for key in (key for key in loss if key not in known):
+        raise unknown(f"setting of algorithm {path.stem}, [loss]", key, known)
+    return Algorithm(path.stem, tree["title"], tree["paper"], " ".join(tree["differs"].split()), FrozenDict(loss))

@@ -1,0 +1,45 @@
+"""The loss of one micro-batch, put together from the formulas that the config names."""
+
+from torch import Tensor
+
+from grpo_lab.algorithm.batch import Batch
+from grpo_lab.algorithm.losses import LossOutput, weighted_sum
+from grpo_lab.algorithm.surrogates import Limits
+from grpo_lab.events import Stage
+from grpo_lab.training import step_metrics
+from grpo_lab.training.attempt import Attempt
+from grpo_lab.training.interventions import known
+from grpo_lab.training.registry import Formulas
+
+
+def micro_batch_loss(attempt: Attempt, batch: Batch, formulas: Formulas, logprobs: Tensor) -> LossOutput:
+    """The micro-batch's part of the objective: weighted sum over its tokens of surrogate + beta * KL, and its metrics.
+
+    `logprobs` (b, T) are those of the policy as it is, in nats, with a gradient.
+    """
+    step, recorder, outside = attempt.step, attempt.step.recorder, ~batch.completion_mask
+    use, num_tokens = known(step.coefficients, "coefficients"), known(step.num_tokens, "num_tokens")
+    settings, beta = step.config.loss, use.betas.get(known(step.objective, "objective").name, use.beta)
+    assert batch.advantages is not None and batch.weights is not None
+    metrics: dict[str, Tensor] = {}
+    logprobs = logprobs.masked_fill(outside, 0.0)
+    recorder.tensor("logprobs", logprobs, step.update)
+    log_ratio = formulas.log_ratio(logprobs, batch).masked_fill(outside, 0.0)
+    log_ratio = attempt.apply(Stage.LOG_RATIO, log_ratio)
+    log_ratio.register_hook(lambda gradient: recorder.tensor("log_ratio_gradient", gradient, step.update))
+    log_weights = formulas.importance_sampling_level(log_ratio, batch.completion_mask)
+    ratio = log_weights.detach().exp()
+    recorder.tensor("ratio", ratio, step.update)
+    temperatures = settings.sapo_temperature_pos, settings.sapo_temperature_neg
+    limits = Limits(use.epsilon, use.epsilon_high, use.delta, *temperatures)
+    per_token = formulas.surrogate(log_weights, logprobs, batch.advantages, limits)
+    bounds = settings.importance_sampling_clip_min, settings.importance_sampling_clip_max
+    per_token = formulas.importance_sampling_mode(per_token, batch, *bounds)
+    if batch.ref_logprobs is not None:
+        delta = attempt.apply(Stage.KL_DELTA, (batch.ref_logprobs - logprobs).masked_fill(outside, 0.0))
+        kl = formulas.kl_estimator(delta)
+        metrics["kl"] = kl.float().sum() / num_tokens
+        if beta:  # 0 * inf is NaN, so weight 0 leaves the penalty out
+            per_token = per_token + beta * kl
+    metrics |= step_metrics.clipping(settings.surrogate, limits, ratio.float(), batch.advantages, num_tokens)
+    return LossOutput(weighted_sum(per_token, batch.weights), metrics)

@@ -1,0 +1,350 @@
+"""Algorithms by name: their loss is TRL's, in value and gradient; how a config takes one up; bad input.
+
+TRL's loss is computed by the trainers' own `_compute_loss`, on log-probabilities that the test chooses. Ours is
+computed as in a step: from the config, through `micro_batch_loss`.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import grpo_lab as gl
+from grpo_lab.algorithm.batch import Batch
+from grpo_lab.algorithm.losses import token_weights
+from grpo_lab.algorithm.surrogates import SURROGATES
+from grpo_lab.config.algorithms import algorithm, algorithm_names
+from grpo_lab.config.catalog import preset, scenario
+from grpo_lab.config.schema import Config
+from grpo_lab.errors import ConfigError
+from grpo_lab.events import Stepped
+from grpo_lab.training import trainer
+from grpo_lab.training.attempt import Attempt
+from grpo_lab.training.interventions import Coefficients, Step
+from grpo_lab.training.objectives import resolve
+from grpo_lab.training.policy_loss import micro_batch_loss
+from grpo_lab.training.recorder import Recorder
+from grpo_lab.training.registry import Formulas, chosen_formulas
+
+ROWS, WIDTH, LONGEST = 8, 6, 10
+
+
+@dataclass
+class Given:
+    """Log-probabilities (8, 6) of a policy and of those that it is compared with, a mask, and advantages (8,)."""
+
+    logprobs: Tensor
+    old: Tensor
+    ref: Tensor
+    sampler: Tensor
+    mask: Tensor
+    advantages: Tensor
+
+
+def given(seed: int, spread: float = 0.5) -> Given:
+    generator = torch.Generator().manual_seed(seed)
+    moves = torch.randn(4, ROWS, WIDTH, generator=generator)
+    logprobs = -moves[0].abs() - 0.2
+    lengths = torch.tensor([6, 5, 4, 3, 2, 1, 6, 3])
+    old, ref, sampler = (logprobs + spread * move for move in moves[1:])
+    mask = torch.arange(WIDTH) < lengths[:, None]
+    return Given(logprobs, old, ref, sampler, mask, torch.randn(ROWS, generator=generator))
+
+
+def config_of(name: str, *overrides: str) -> Config:
+    """The config of an algorithm, with a KL in the loss that TRL has, too, and clip ranges that the tensors reach."""
+    changes = ("loss.beta=0.1", "loss.kl_estimator=k3", f"sampling.max_completion_length={LONGEST}", *overrides)
+    return Config().with_algorithm(name).with_(*changes)
+
+
+def ours(config: Config, given: Given, **wrong: Any) -> tuple[Tensor, Tensor]:
+    """Loss and gradient, by the config's formulas but for those that are `wrong`."""
+    logprobs, mask, loss = given.logprobs.clone().requires_grad_(), given.mask, config.loss
+    once, rows = torch.ones(1, 1, dtype=torch.long), torch.zeros(ROWS, dtype=torch.long)
+    weights = token_weights(mask, loss.aggregation, config.sampling.max_completion_length)
+    ids, floats = torch.zeros(ROWS, WIDTH, dtype=torch.long), (given.sampler, given.sampler, given.advantages)
+    ref = given.ref if loss.beta else None
+    batch = Batch(once, once, rows, ids, mask, *floats, given.old, ref, weights)
+    use = Coefficients(1e-3, loss.beta, loss.epsilon, loss.epsilon_high, 1e-8, wrong.pop("delta", None))
+    step = Step(0, config, config.sampling, None, Recorder(), coefficients=use, batch=batch, num_tokens=mask.sum())
+    attempt = Attempt(step, {})
+    attempt.turn_to(resolve(config)[0])
+    formulas: Formulas = chosen_formulas(config)._replace(**wrong)
+    found = micro_batch_loss(attempt, batch, formulas, logprobs).loss
+    return found.detach(), torch.autograd.grad(found, logprobs)[0]
+
+
+class Accelerator:
+    """One process: what TRL's accelerator gathers and reduces there."""
+
+    num_processes = 1
+
+    def reduce(self, tensor: Tensor, reduction: str) -> Tensor:
+        return tensor
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+
+def trl_trainer(module: str, name: str, logprobs: Tensor, **settings: Any) -> Any:
+    """TRL's trainer without a model: its loss reads these attributes, and these log-probabilities."""
+    cls = getattr(pytest.importorskip(f"trl.trainer.{module}"), name)
+    found = object.__new__(cls)
+    options = ("delta", "sapo_temperature_pos", "sapo_temperature_neg")
+    args = {
+        "use_bias_correction_kl": False,
+        "steps_per_generation": 1,
+        **{name: settings.pop(name) for name in options},
+    }
+    entropies = torch.zeros_like(logprobs)
+    found.__dict__.update(
+        accelerator=Accelerator(),
+        args=SimpleNamespace(**args),
+        model=SimpleNamespace(training=True),
+        current_gradient_accumulation_steps=1,
+        max_completion_length=LONGEST,
+        top_entropy_quantile=1.0,
+        off_policy_mask_threshold=None,
+        use_vllm=False,
+        vllm_importance_sampling_correction=False,
+        importance_sampling_level="token",
+        _entropy_bonus_enabled=False,
+        aux_loss_enabled=False,
+        _metrics=defaultdict(lambda: defaultdict(list)),
+        _get_per_token_logps_and_entropies=lambda *args, **more: (logprobs, entropies, None),
+    )
+    found.__dict__.update(settings)
+    return found
+
+
+def trl(config: Config, given: Given, delta: float | None = None, **settings: Any) -> tuple[Tensor, Tensor]:
+    """Loss and gradient of TRL's GRPOTrainer, or of its RLOOTrainer for loss_type `rloo`."""
+    logprobs, mask, loss = given.logprobs.clone().requires_grad_(), given.mask.long(), config.loss
+    high = loss.epsilon if loss.epsilon_high is None else loss.epsilon_high
+    names = ("rloo_trainer", "RLOOTrainer") if settings["loss_type"] == "rloo" else ("grpo_trainer", "GRPOTrainer")
+    soft = {name: getattr(loss, name) for name in ("sapo_temperature_pos", "sapo_temperature_neg")}
+    ranges = {"epsilon_low": loss.epsilon, "epsilon_high": high, "beta": loss.beta}
+    weight = settings.pop("importance_sampling_ratio", None)
+    their_trainer = trl_trainer(*names, logprobs, **{**ranges, **soft, "delta": delta, **settings})
+    ids = torch.zeros(ROWS, WIDTH, dtype=torch.long)
+    inputs = {
+        **{"prompt_ids": ids[:, :1], "prompt_mask": ids[:, :1], "completion_ids": ids, "completion_mask": mask},
+        **{"advantages": given.advantages, "old_per_token_logps": given.old, "ref_per_token_logps": given.ref},
+        **{"num_items_in_batch": mask.sum(), "importance_sampling_ratio": weight},
+        "old_logps": (given.old * mask).sum(dim=1),
+    }
+    found = their_trainer._compute_loss(None, inputs)
+    return found.detach(), torch.autograd.grad(found, logprobs)[0]
+
+
+def token_truncated(given: Given, most: float = 2.0) -> Tensor:
+    """TRL's weight of vLLM's mismatch, mode token_truncate, which it computes where it samples."""
+    return torch.clamp(torch.exp((given.old - given.sampler) * given.mask), max=most)
+
+
+WIDE = ("loss.epsilon=0.2", "loss.epsilon_high=0.3")
+OF_TRL: dict[str, tuple[tuple[str, ...], Callable[[Given], dict[str, Any]]]] = {
+    "grpo": ((), lambda given: {"loss_type": "grpo"}),
+    "dr_grpo": ((), lambda given: {"loss_type": "dr_grpo"}),
+    "dapo": ((), lambda given: {"loss_type": "dapo"}),
+    "bnpo": ((), lambda given: {"loss_type": "bnpo"}),
+    "gspo": (WIDE, lambda given: {"loss_type": "grpo", "importance_sampling_level": "sequence"}),
+    "cispo": (("loss.epsilon_high=0.3",), lambda given: {"loss_type": "cispo", "epsilon_high": 1.3}),
+    "sapo": (("loss.sapo_temperature_neg=2",), lambda given: {"loss_type": "sapo"}),
+    "luspo": (WIDE, lambda given: {"loss_type": "luspo", "importance_sampling_level": "sequence"}),
+    "rloo": (("loss.beta=0",), lambda given: {"loss_type": "rloo"}),
+    "tis": (
+        (),
+        lambda given: {
+            **{"loss_type": "grpo", "use_vllm": True, "vllm_importance_sampling_correction": True},
+            "importance_sampling_ratio": token_truncated(given),
+        },
+    ),
+}
+"""For each algorithm that TRL has: overrides that let the tensors reach its limits, and TRL's settings."""
+TOLERANCE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+@pytest.mark.parametrize("name", OF_TRL)
+def test_value_and_gradient_are_those_of_trl(name, beta):
+    overrides, settings = OF_TRL[name]
+    config = config_of(name, f"loss.beta={beta}", *overrides)
+    for seed in range(5):
+        tensors = given(seed)
+        loss, gradient = ours(config, tensors)
+        right_loss, right_gradient = trl(config, tensors, **settings(tensors))
+        torch.testing.assert_close(loss, right_loss, **TOLERANCE)
+        torch.testing.assert_close(gradient, right_gradient, **TOLERANCE)
+        assert gradient[tensors.mask].any() and not gradient[~tensors.mask].any()
+
+
+@pytest.mark.parametrize("name", ["grpo", "dapo", "gspo"])
+def test_the_dual_clip_is_that_of_trl(name):
+    config, tensors = config_of(name, *WIDE), given(1, spread=1.5)
+    theirs = trl(config, tensors, delta=1.5, **OF_TRL[name][1](tensors))
+    for found, right in zip(ours(config, tensors, delta=1.5), theirs, strict=True):
+        torch.testing.assert_close(found, right, **TOLERANCE)
+    assert not torch.allclose(ours(config, tensors)[1], theirs[1], **TOLERANCE)
+
+
+OTHERS = {
+    "grpo": ("dr_grpo", "gspo", "cispo", "sapo", "dapo"),
+    "dr_grpo": ("grpo", "bnpo"),
+    "dapo": ("grpo", "dr_grpo"),
+    "bnpo": ("grpo", "dr_grpo"),
+    "gspo": ("grpo", "luspo", "rloo"),
+    "cispo": ("dapo", "sapo"),
+    "sapo": ("grpo", "cispo"),
+    "luspo": ("gspo", "grpo"),
+    "rloo": ("grpo", "gspo"),
+    "tis": ("grpo", "dapo"),
+}
+
+
+@pytest.mark.parametrize(("name", "wrong"), [(name, wrong) for name, others in OTHERS.items() for wrong in others])
+def test_another_algorithm_is_not_taken_for_it(name, wrong):
+    """The comparison with TRL would fail for the formulas of another algorithm."""
+    overrides, settings = OF_TRL[name]
+    tensors, config = given(0), config_of(name, *overrides)
+    gradient = ours(config_of(wrong, *OF_TRL[wrong][0], f"loss.beta={config.loss.beta}"), tensors)[1]
+    assert not torch.allclose(gradient, trl(config, tensors, **settings(tensors))[1], **TOLERANCE)
+
+
+def test_gspo_token_has_the_loss_of_gspo_and_its_gradient():
+    """TRL 1.16 has no such level. With one advantage for all tokens of a completion the two are equal."""
+    tensors = given(2)
+    for found, right in zip(
+        ours(config_of("gspo_token", *WIDE), tensors), ours(config_of("gspo", *WIDE), tensors), strict=True
+    ):
+        torch.testing.assert_close(found, right, **TOLERANCE)
+
+
+def test_a_correction_leaves_the_kl_alone():
+    config, tensors = config_of("tis"), given(3)
+    tensors.advantages = torch.zeros(ROWS)
+    torch.testing.assert_close(ours(config, tensors), ours(config_of("grpo"), tensors))
+    everything = {"importance_sampling_mode": lambda losses, batch, low, high: losses + 1.0}
+    assert not torch.equal(ours(config, tensors, **everything)[0], ours(config, tensors)[0])
+
+
+# A config takes up an algorithm --------------------------------------------------------------------------------------
+
+
+def test_every_algorithm_has_its_texts_and_runs():
+    names = {
+        "grpo",
+        "dr_grpo",
+        "dapo",
+        "bnpo",
+        "rloo",
+        "reinforce_plus_plus",
+        "gspo",
+        "gspo_token",
+        "cispo",
+        "sapo",
+        "tis",
+    }
+    assert names <= set(gl.algorithm_names()) == set(algorithm_names())
+    for name in algorithm_names():
+        found = algorithm(name)
+        assert found.title and len(found.differs) > 40 and found.paper.startswith("https://")
+        config = preset("smoke").with_("run.threads=1", "run.num_steps=2").with_algorithm(name)
+        steps = [event for event in trainer.train(config) if isinstance(event, Stepped)]
+        assert [step.verdict for step in steps] == [0, 0] and not any(step.failed for step in steps), name
+
+
+def test_no_two_algorithms_are_the_same():
+    losses = [Config().with_algorithm(name).loss for name in algorithm_names()]
+    assert len(set(losses)) == len(losses)
+
+
+@pytest.mark.parametrize("name", algorithm_names())
+def test_the_way_there_does_not_matter(name):
+    direct = Config().with_algorithm(name)
+    for other in algorithm_names():
+        assert Config().with_algorithm(other).with_algorithm(name) == direct, other
+    assert Config.from_dict(direct.to_dict()) == direct
+
+
+def test_grpo_is_the_default_but_for_the_aggregation():
+    assert Config().with_algorithm("grpo") == Config().with_("loss.aggregation=sequence")
+
+
+def test_the_trainer_knows_no_algorithm_but_its_own():
+    words = set(re.findall(r"[a-z_]+", Path(trainer.__file__).read_text(encoding="utf-8").lower()))
+    assert "grpo" in words and words & (set(algorithm_names()) - {"grpo"}) == set()
+
+
+def test_what_an_algorithm_does_not_name_stays():
+    case = scenario("train-001").config(guards="stable")
+    config = case.with_algorithm("gspo")
+    for setting in ("log_ratio", "kl_estimator", "beta", "advantage_scale", "completion_mask", "accumulation"):
+        assert getattr(config.loss, setting) == getattr(case.loss, setting)
+    assert config.guards == case.guards and config.loss.log_ratio == "reference"
+    assert scenario("padding-unmasked").config().with_algorithm("grpo").loss.completion_mask == "all"
+
+
+def test_each_part_can_be_set_alone():
+    config = Config().with_algorithm("gspo").with_("loss.surrogate=sapo", "loss.advantage_scale=leave_one_out")
+    tensors = given(4)
+    whole = config.with_("loss.beta=0", f"sampling.max_completion_length={LONGEST}")
+    assert ours(whole, tensors)[1].any()
+    assert not torch.allclose(ours(whole, tensors)[1], ours(whole, tensors, surrogate=SURROGATES["clip"])[1])
+
+
+def test_an_unknown_algorithm_is_refused_with_the_nearest_names():
+    with pytest.raises(ConfigError, match="unknown algorithm 'gspo_tokn'; did you mean 'gspo_token'"):
+        Config().with_algorithm("gspo_tokn")
+
+
+def test_a_group_of_one_has_no_one_to_leave_out():
+    alone = ("data.num_generations=1", "data.allow_single_generation=true")
+    for first in (
+        lambda: Config().with_(*alone).with_algorithm("rloo"),
+        lambda: Config().with_algorithm("rloo").with_(*alone),
+    ):
+        with pytest.raises(ConfigError, match=r"num_generations = 1 .*leave_one_out.*use at least 2"):
+            first()
+    assert Config().with_(*alone).with_algorithm("reinforce_plus_plus").data.num_generations == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('title = "A"\npaper = "B"\n[loss]\n', "differs = None"),
+        ('title = "A"\npaper = "B"\ndiffers = "C"\n', "loss = None: must be a table"),
+        ('title = "A"\npaper = "B"\ndiffers = "C"\n[loss]\nsurogate = "clip"', "did you mean 'surrogate'"),
+        ('title = "A"\npaper = "B"\ndiffers = "C"\nurl = "D"\n[loss]\n', "unknown key of algorithm mine 'url'"),
+        ('title = "A"\npaper = "B"\ndiffers = "C"\n[loss]\nepsilon = 7.0', "loss.epsilon = 7.0"),
+        ("title = ", "not valid TOML"),
+    ],
+)
+def test_a_mistake_in_an_algorithm_of_ones_own_is_named(tmp_path, text, message):
+    (tmp_path / "mine.toml").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        Config().with_algorithm(str(tmp_path / "mine.toml"))
+
+
+def test_an_algorithm_of_ones_own(tmp_path):
+    text = 'title = "A"\npaper = "B"\ndiffers = "C"\n[loss]\nsurrogate = "unclipped"\nbeta = 0.5'
+    (tmp_path / "mine.toml").write_text(text)
+    loss = Config().with_algorithm("cispo").with_algorithm(str(tmp_path / "mine.toml")).loss
+    assert (loss.surrogate, loss.beta, loss.epsilon_high) == ("unclipped", 0.5, None)
+
+
+def test_the_command_line_takes_an_algorithm(call):
+    code, out, err = call(
+        "train", "--preset", "smoke", "--algorithm", "cispo", "--set", "loss.beta=0.5", "--print-config"
+    )
+    assert (code, err) == (0, "")
+    assert 'surrogate = "cispo"' in out and "beta = 0.5" in out
+    code, _, err = call("train", "--preset", "smoke", "--algorithm", "cisp", "--print-config")
+    assert code == 2 and "unknown algorithm 'cisp'; did you mean 'cispo'" in err
