@@ -142,8 +142,10 @@ def test_a_run_on_cuda_is_in_a_child_unless_it_is_told_otherwise(tmp_path, cuda)
 
 def test_a_child_on_cuda_starts_no_child_of_its_own(tmp_path, cuda, monkeypatch):
     monkeypatch.setattr(worker.threading, "Timer", lambda *_, **__: SimpleNamespace(start=list))
+    monkeypatch.chdir(tmp_path)  # the worker goes there
     order = {
         "config": SMOKE.with_("run.device=auto").to_dict(),
+        "cwd": str(tmp_path),
         "directory": str(tmp_path / "run"),
         "save_model": False,
     }

@@ -157,6 +157,13 @@ def test_a_child_is_ready_also_when_it_is_asked_again_or_after_a_run(tmp_path, w
 
 
 @pytest.mark.slow
+def test_a_warm_child_follows_its_parent_to_another_folder(tmp_path, warm, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert Session(SMOKE, "here", child=warm).run().status == "done"
+    assert Session.open(tmp_path / "here").status == "done"
+
+
+@pytest.mark.slow
 def test_a_warm_child_runs_what_a_new_one_would(tmp_path, warm):
     """Also after another config, a crash and a mistake."""
     pid, unset = warm.pid, Session(SMOKE.with_("run.threads=0"), tmp_path / "unset", child=warm).run()

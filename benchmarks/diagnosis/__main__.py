@@ -85,8 +85,9 @@ def _write(out: Path, name: str, title: str, found: dict[str, Any], text: str, s
 
 
 def _lasting(words: list[str]) -> list[str]:
-    """The command's words without the folder of its runs."""
-    return words[: words.index("--runs")] + words[words.index("--runs") + 2 :] if "--runs" in words else words
+    """The command's words without folders of this machine."""
+    folders = [place for place, word in enumerate(words) if word in ("--runs", "--out")]
+    return [word for place, word in enumerate(words) if place not in folders and place - 1 not in folders]
 
 
 if __name__ == "__main__":

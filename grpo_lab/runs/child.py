@@ -5,6 +5,7 @@ It takes the commands that `runs.commands` lists, and acts on them at the top of
 
 import collections
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -71,7 +72,8 @@ class Child:
         self._last = last
         self._over = threading.Event()
         self._stderr.clear()  # `stderr` holds the output of this run alone
-        self._write({"config": config.to_dict(), "directory": str(directory), "save_model": save_model})
+        place = {"cwd": os.getcwd(), "directory": str(directory)}  # a warm child may have been started elsewhere
+        self._write({"config": config.to_dict(), **place, "save_model": save_model})
 
     def events(self) -> Iterator[Event]:
         """The run's events, until it is over or the child is dead. Raises the GrpoLabError that ended the run."""

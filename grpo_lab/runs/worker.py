@@ -82,6 +82,7 @@ def _listen(make: Any, lines: IO[bytes], ordered: queue.SimpleQueue[Any]) -> Non
             session.command(message["command"], message["overrides"])
             continue
         try:
+            os.chdir(message["cwd"])
             config = Config.from_dict(message["config"])
             session = make(config, message["directory"], child=False, save_model=message["save_model"])
             ordered.put(session)
