@@ -72,6 +72,17 @@ def global_advantages(
     return group_advantages(rewards.reshape(1, -1), "group", eps, judged).view_as(rewards)
 
 
+def rewards_as_they_are(
+    rewards: Float[Tensor, "P G"], scorable: Bool[Tensor, "P G"] | None = None
+) -> Float[Tensor, "P G"]:
+    """A = r, 0 where a completion is not `scorable`: for a critic, or a comparison of tokens, which has the baseline.
+
+    >>> rewards_as_they_are(torch.tensor([[1.0, 2.0]]), scorable=torch.tensor([[True, False]]))
+    tensor([[1., 0.]])
+    """
+    return rewards if scorable is None else rewards.masked_fill(~scorable, 0.0)
+
+
 def _equal(rewards: Tensor, judged: Tensor) -> Tensor:
     """(P, 1) bool: groups whose scorable rewards are all equal."""
     highest = rewards.masked_fill(~judged, -torch.inf).amax(dim=1, keepdim=True)
@@ -100,5 +111,6 @@ ADVANTAGES: dict[str, Callable[..., Tensor]] = {
     **{name: partial(group_advantages, scale=name) for name in SCALES},
     "leave_one_out": leave_one_out_advantages,
     "global": global_advantages,
+    "reward": rewards_as_they_are,
 }
 """From rewards (P, G) and `scorable` (P, G) to advantages (P, G), by the setting `loss.advantage_scale`."""

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from grpo_lab.algorithm import kl
 from grpo_lab.algorithm.advantages import ADVANTAGES
 from grpo_lab.algorithm.batch import Batch
+from grpo_lab.algorithm.credit import CREDIT
 from grpo_lab.algorithm.importance import CORRECTIONS, LEVELS
 from grpo_lab.algorithm.surrogates import SURROGATES
 
@@ -50,6 +51,7 @@ FORMULAS: dict[str, dict[str, Callable[..., Any]]] = {
     "advantage_scale": ADVANTAGES,
     "completion_mask": {"position": mask_by_position, "not_truncated": mask_without_truncated},
     "accumulation": {"add": add_gradients},
+    "credit_assignment": CREDIT,
     "importance_sampling_level": LEVELS,
     "surrogate": SURROGATES,
     "importance_sampling_mode": CORRECTIONS,

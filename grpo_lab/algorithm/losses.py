@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from grpo_lab.algorithm.shapes import Float, Shaped
+from grpo_lab.algorithm.shapes import Bool, Float, Shaped
 
 
 class LossOutput(NamedTuple):
@@ -19,7 +19,7 @@ class LossOutput(NamedTuple):
 
 def clipped_surrogate(
     log_ratio: Float[Tensor, "B T"],
-    advantages: Float[Tensor, "B"],
+    advantages: Float[Tensor, "B"] | Float[Tensor, "B T"],
     epsilon: float = 0.2,
     epsilon_high: float | None = None,
     delta: float | None = None,
@@ -37,12 +37,21 @@ def clipped_surrogate(
     tensor([[3.]])
     """
     ratio = log_ratio.exp()
-    advantages = advantages[:, None].to(ratio.dtype)
+    advantages = of_tokens(advantages).to(ratio.dtype)
     clipped = ratio.clamp(1 - epsilon, 1 + (epsilon if epsilon_high is None else epsilon_high))
     objective = torch.min(ratio * advantages, clipped * advantages)
     if delta is not None:
         objective = torch.where(advantages < 0, torch.max(objective, delta * advantages), objective)
     return -objective
+
+
+def of_tokens(advantages: Float[Tensor, "B"] | Float[Tensor, "B T"]) -> Tensor:
+    """Advantages (B, 1) of all tokens alike, or (B, T) as they are.
+
+    >>> of_tokens(torch.tensor([1.0, 2.0])).shape
+    torch.Size([2, 1])
+    """
+    return advantages if advantages.dim() == 2 else advantages[:, None]
 
 
 def policy_loss(
@@ -89,6 +98,16 @@ def token_weights(
         "sum": rows,
     }
     return mask / totals[how]
+
+
+def highest(entropy: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], share: float) -> Bool[Tensor, "B T"]:
+    """The tokens of the mask whose entropy is at or above its (1 - share) quantile: the forks of a completion
+    (https://arxiv.org/abs/2506.01939; TRL's top_entropy_quantile).
+
+    >>> highest(torch.tensor([[0.1, 0.9, 0.5, 7.0]]), torch.tensor([[True, True, True, False]]), share=0.5)
+    tensor([[False,  True,  True, False]])
+    """
+    return mask & (entropy >= torch.quantile(entropy[mask].float(), 1 - share))
 
 
 def aggregate(

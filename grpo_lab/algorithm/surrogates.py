@@ -2,7 +2,8 @@
 
 A log-weight is the log-ratio at the level of `importance.LEVELS`, in nats. Every surrogate has the gradient
 -A * gradient of the log-probability where the policy is the one that sampled; they differ in how they hold back updates
-of a policy that has moved away. Each is a function (log_weights (b, T), logprobs (b, T), advantages (b,), limits).
+of a policy that has moved away. Each is a function (log_weights (b, T), logprobs (b, T), advantages, limits), of which
+advantages are (b,), or (b, T) where each token has its own.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from grpo_lab.algorithm.losses import clipped_surrogate
+from grpo_lab.algorithm.losses import clipped_surrogate, of_tokens
 from grpo_lab.algorithm.shapes import Float
+
+Advantages = Float[Tensor, "B"] | Float[Tensor, "B T"]
 
 
 class Limits(NamedTuple):
@@ -33,14 +36,14 @@ class Limits(NamedTuple):
 
 
 def clip(
-    log_weights: Float[Tensor, "B T"], logprobs: Float[Tensor, "B T"], advantages: Float[Tensor, "B"], limits: Limits
+    log_weights: Float[Tensor, "B T"], logprobs: Float[Tensor, "B T"], advantages: Advantages, limits: Limits
 ) -> Float[Tensor, "B T"]:
     """`clipped_surrogate` (PPO, eq. 7, https://arxiv.org/abs/1707.06347), with the dual clip of `limits.delta`."""
     return clipped_surrogate(log_weights, advantages, limits.epsilon, limits.epsilon_high, limits.delta)
 
 
 def cispo(
-    log_weights: Float[Tensor, "B T"], logprobs: Float[Tensor, "B T"], advantages: Float[Tensor, "B"], limits: Limits
+    log_weights: Float[Tensor, "B T"], logprobs: Float[Tensor, "B T"], advantages: Advantages, limits: Limits
 ) -> Float[Tensor, "B T"]:
     """-sg[min(r, 1 + epsilon_high)] A log pi per token, sg without gradient (CISPO, https://arxiv.org/abs/2506.13585,
     eq. 4).
@@ -53,11 +56,11 @@ def cispo(
     tensor([[1.2000, 0.5000]])
     """
     weights = log_weights.detach().exp().clamp(max=limits.highest)
-    return -weights * advantages[:, None].to(weights.dtype) * logprobs
+    return -weights * of_tokens(advantages).to(weights.dtype) * logprobs
 
 
 def sapo(
-    log_weights: Float[Tensor, "B T"], logprobs: Float[Tensor, "B T"], advantages: Float[Tensor, "B"], limits: Limits
+    log_weights: Float[Tensor, "B T"], logprobs: Float[Tensor, "B T"], advantages: Advantages, limits: Limits
 ) -> Float[Tensor, "B T"]:
     """-(4 / tau) sigmoid(tau (r - 1)) A per token: a soft gate for a hard clip (SAPO, https://arxiv.org/abs/2511.20347).
 
@@ -68,24 +71,24 @@ def sapo(
     tensor([[-2.],
             [ 1.]])
     """
-    gains = advantages[:, None].to(log_weights.dtype)
+    gains = of_tokens(advantages).to(log_weights.dtype)
     tau = torch.full_like(gains, limits.temperature_neg).masked_fill(gains > 0, limits.temperature_pos)
     return -torch.sigmoid(tau * (log_weights.exp() - 1)) * 4 / tau * gains
 
 
 def unclipped(
-    log_weights: Float[Tensor, "B T"], logprobs: Float[Tensor, "B T"], advantages: Float[Tensor, "B"], limits: Limits
+    log_weights: Float[Tensor, "B T"], logprobs: Float[Tensor, "B T"], advantages: Advantages, limits: Limits
 ) -> Float[Tensor, "B T"]:
     """-r A per token: importance sampling without a bound (PPO, eq. 6, https://arxiv.org/abs/1707.06347).
 
     >>> unclipped(torch.log(torch.tensor([[2.0]])), torch.zeros(1, 1), torch.tensor([3.0]), Limits())
     tensor([[-6.]])
     """
-    return -log_weights.exp() * advantages[:, None].to(log_weights.dtype)
+    return -log_weights.exp() * of_tokens(advantages).to(log_weights.dtype)
 
 
 def reinforce(
-    log_weights: Float[Tensor, "B T"], logprobs: Float[Tensor, "B T"], advantages: Float[Tensor, "B"], limits: Limits
+    log_weights: Float[Tensor, "B T"], logprobs: Float[Tensor, "B T"], advantages: Advantages, limits: Limits
 ) -> Float[Tensor, "B T"]:
     """-A log pi per token (REINFORCE, https://link.springer.com/article/10.1007/BF00992696): no ratio at all.
 
@@ -94,7 +97,7 @@ def reinforce(
     >>> reinforce(torch.zeros(1, 1), torch.tensor([[-0.5]]), torch.tensor([3.0]), Limits())
     tensor([[1.5000]])
     """
-    return -advantages[:, None].to(logprobs.dtype) * logprobs
+    return -of_tokens(advantages).to(logprobs.dtype) * logprobs
 
 
 SURROGATES: dict[str, Callable[[Tensor, Tensor, Tensor, Limits], Tensor]] = {

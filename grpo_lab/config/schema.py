@@ -143,6 +143,11 @@ class Config:
         for section in KEYS:
             if section not in LIVE_SECTIONS and getattr(changed, section) != getattr(self, section):
                 raise ConfigError(f"{section}.* is fixed once a run has started; {', '.join(LIVE_SECTIONS)} may change")
+        for name in FIXED_OF_LOSS:
+            if getattr(changed.loss, name) != getattr(self.loss, name):
+                raise ConfigError(
+                    f"loss.{name} is fixed once a run has started; start it with the critic that you want"
+                )
         fixed = [
             [getattr(o, name) for o in config.objectives for name in FIXED_OF_OBJECTIVES] for config in (self, changed)
         ]
@@ -170,6 +175,8 @@ SECTIONS: dict[str, Any] = {
 """The class of each section."""
 LIVE_SECTIONS = ("sampling", "loss", "optimizer", "guards", OBJECTIVES)
 """Sections whose settings may change while a model trains; the others are fixed when the run starts."""
+FIXED_OF_LOSS = ("critic", "critic_from")
+"""Settings of `loss` that are fixed when the run starts."""
 FIXED_OF_OBJECTIVES = ("name", "tasks", "rewards", "num_prompts")
 """Settings of an objective that are fixed when the run starts."""
 

@@ -13,31 +13,31 @@ from torch import Tensor
 from grpo_lab import seeds
 from grpo_lab.algorithm.batch import Batch
 from grpo_lab.algorithm.combinations import Scores, scorable_by_any
-from grpo_lab.algorithm.losses import LossOutput, token_weights
+from grpo_lab.algorithm.losses import LossOutput, highest, token_weights
 from grpo_lab.config.schema import Config, planned_steps
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import LinkNote, Stage, Stepped, Verdict
 from grpo_lab.models import adapters, loading
-from grpo_lab.models.precision import PRECISIONS
 from grpo_lab.tasks.tasks import Tasks
 from grpo_lab.training import (
+    critics,
     demonstrations,
     graph_decoding,
     judging,
-    passes,
     policy_loss,
     rollouts,
+    shaping,
     snapshots,
     step_metrics,
     torch_settings,
 )
 from grpo_lab.training.attempt import Attempt, Refused
+from grpo_lab.training.forward import Forward
 from grpo_lab.training.interventions import Step, known
 from grpo_lab.training.objectives import Objective, Part, Rewards, load_tasks_and_rewards, resolve
 from grpo_lab.training.recorder import Recorder
 from grpo_lab.training.reference import REFERENCES
 from grpo_lab.training.registry import carry_over, combination, needs_reference, validated
-from grpo_lab.training.sampling_filters import is_plain
 from grpo_lab.training.updates import Updates
 
 Model = tuple[Any, Any] | None
@@ -63,16 +63,16 @@ class Learner:
         self.config = config
         self.objectives, self.combination = resolve(config), combination(config)
         self.tasks, self.rewards = load_tasks_and_rewards(self.objectives, config, tasks, rewards)
-        self.precision = PRECISIONS[config.model.precision]
         given, self.tokenizer = model or loading.load(config.model.name, config.model.precision, config.run.device)
         self.policy = adapters.prepared(given, config.lora, config.run.seed)
         graph_decoding.check(config.model.decode, self.policy.device)
         torch_settings.prepare(config.run, self.policy.device)
-        passes.check(self.policy.eval(), config.model.prompt_pass)
+        self.forward = Forward(config, self.policy)
         known_models = (config, self.policy, self.tokenizer)
         self.demonstrations = demonstrations.load(*known_models) if "sft" in config.run.stages else None
         self.reference: Any = None
         self._will_have_reference = needs_reference(config)
+        self.critic: critics.NoCritic = critics.NoCritic()
         self.recorder = Recorder()
         self.steps = range(0)
         self.updates = Updates(self.policy, config)
@@ -92,10 +92,13 @@ class Learner:
         arranged = self.interventions.items()
         self.interventions = {at: [(kind, replace(each)) for kind, each in row] for at, row in arranged}  # no memory
         self.last_verdict, self.last_metrics = Verdict.KEEP, {}
-        self.updates = Updates(self.policy, self.config)
+        if stage == "grpo":
+            make, loss = critics.CRITICS[self.config.loss.critic], self.config.loss
+            self.critic = make(self.policy, self.forward.run, loss.critic_from)
+            if self._will_have_reference:
+                self.reference = REFERENCES[self.config.lora.reference](self.policy)
+        self.updates = Updates(self.critic.beside(self.policy), self.config)
         self.updates.snapshots.every = self._snapshot_interval()
-        if stage == "grpo" and self._will_have_reference:
-            self.reference = REFERENCES[self.config.lora.reference](self.policy)
         return self.steps
 
     def _snapshot_interval(self) -> int:
@@ -132,20 +135,21 @@ class Learner:
         """The objectives whose prompts step `index` has."""
         return self.combination.drawn(self.objectives, index)
 
-    def sample(self, attempt: Attempt, objective: Objective) -> Part:
+    def sample(self, attempt: Attempt, objective: Objective, draw: int = 0) -> Part:
         """Sample completions of the objective's prompts of this step from the policy as it is, and begin to judge them.
 
-        Slow judges work on while the next objective's completions are sampled.
+        Slow judges work on while the next objective's completions are sampled. A further `draw` has other prompts.
         """
         index, size = attempt.step.index, self.config.data.num_generations
         attempt.turn_to(objective, sampling=objective.sampling)
         sampling = attempt.apply(Stage.SAMPLING, objective.sampling)
         attempt.replace(sampling=sampling)
-        problems = self.tasks[objective.name].batch(self.config.run.seed, index, objective.num_prompts)
+        drawn = (self.config.run.seed, index, objective.num_prompts, draw)
+        problems = shaping.problems(self.tasks[objective.name], *drawn)
         prompts = [problem.prompt for problem in problems]
-        generator = self.generator(index, objective.purpose("sampling"))
+        generator = self.generator(index, objective.purpose("sampling") + (f"/{draw}" if draw else ""))
         given = (self.policy, self.tokenizer, prompts, size, sampling, generator, attempt.apply)
-        with self.autocast():
+        with self.forward.autocast():
             batch = rollouts.sample(*given, self.config.model.decode)
         repeated = [problem for problem in problems for _ in range(size)]
         completions = rollouts.texts(self.tokenizer, batch)
@@ -153,7 +157,15 @@ class Learner:
         given = (repeated, completions, batch, self.config, state)
         scoring = self.combination.scoring(objective, self.objectives)
         begun = {by.name: judging.begin(by, self.rewards[by.name], *given) for by in scoring}
-        return Part(objective, sampling, problems, batch, completions[::size], begun)
+        number = objective.place + draw * len(self.objectives)
+        return Part(objective, sampling, problems, batch, completions[::size], begun, number)
+
+    def judged(self, attempt: Attempt, part: Part) -> shaping.Scored:
+        """The part and its `score`, after further draws for groups without spread and with the KL that rewards pay."""
+        again = partial(self.sample, attempt, part.objective)
+        part, scores = shaping.with_spread(attempt, part, again, partial(self.score, attempt))
+        attempt.turn_to(part.objective, sampling=part.sampling)
+        return self._penalised(attempt, part), scores
 
     def score(self, attempt: Attempt, part: Part) -> list[Scores]:
         """The rewards of every objective that scores this part's completions, as stage REWARDS left them.
@@ -169,16 +181,28 @@ class Learner:
             elif not scorable.any():
                 continue  # it cannot judge these prompts
             attempt.turn_to(objective, sampling=part.sampling, scorable=scorable.view(-1, size).to(device))
-            judging.check(attempt, judged, part.objective.place)
+            judging.check(attempt, judged, part.number)
+            longest, share = part.sampling.max_completion_length, self.config.loss.soft_overlong
+            values = shaping.overlong(values, part.batch, longest, share)
             rewards = attempt.apply(Stage.REWARDS, values.view(-1, size).to(device))
-            step_metrics.rewards(attempt.step, rewards, part.objective.place)
+            step_metrics.rewards(attempt.step, rewards, part.number)
             found.append(Scores(rewards, known(attempt.step.scorable, "scorable"), objective.weight))
         return found
 
     def advantages(self, attempt: Attempt, part: Part, scores: Sequence[Scores]) -> Tensor:
         """Advantages (P, G) of this part's completions, before any guard."""
         attempt.turn_to(part.objective, scorable=scorable_by_any(scores))
-        return self.combination.advantages(scores, self.formulas.advantage_scale)
+        return self.combination.advantages(shaping.paid(scores, part.batch.penalties), self.formulas.advantage_scale)
+
+    def _penalised(self, attempt: Attempt, part: Part) -> Part:
+        """The part with what its rewards pay for the KL, for which its log-probabilities are computed now."""
+        if self.config.loss.kl_place == "loss":
+            return part
+        mask = self.formulas.completion_mask(part.batch, self.tokenizer.pad_token_id)
+        batch = self.forward.before_updates(attempt, replace(part.batch, completion_mask=mask), self.reference)
+        use = known(attempt.step.coefficients, "coefficients")
+        penalties = shaping.k1_of_each_token(batch, use.betas.get(part.objective.name, use.beta))
+        return replace(part, batch=replace(batch, penalties=penalties))
 
     def compute_logprobs(self, attempt: Attempt, part: Part, advantages: Tensor) -> Batch:
         """The scorable rows of the part with their advantages (P, G), old and reference log-probabilities.
@@ -194,26 +218,34 @@ class Learner:
                 raise Refused
         batch = replace(part.batch, advantages=advantages.flatten(), completion_mask=mask)
         batch = batch.rows(scorable.nonzero()[:, 0])
-        ref_logprobs = None
-        if self.reference is not None:
-            with self.reference:
-                ref_logprobs = self._logprobs(attempt, self.policy, batch, "reference")
-        batch = replace(batch, old_logprobs=self._old_logprobs(attempt, batch), ref_logprobs=ref_logprobs)
+        if batch.old_logprobs is None:
+            batch = self.forward.before_updates(attempt, batch, self.reference)
         step_metrics.batch(self.recorder, batch, rollouts.terminators(self.policy, self.tokenizer))
         return batch
+
+    def assign_credit(self, batch: Batch) -> Batch:
+        """The batch with the advantages of its tokens, and with the values of a critic before the updates."""
+        loss = self.config.loss
+        with self.forward.autocast():
+            batch = self.critic.judge(batch, self.config.data.micro_batch_prompts)
+        return self.formulas.credit_assignment(batch, loss.gamma, loss.lam)
 
     def add_token_weights(self, attempt: Attempt, part: Part, batch: Batch) -> Part:
         """The part with the weight of each token in the loss, taken over all its rows that are left."""
         mask, longest = batch.completion_mask, attempt.step.sampling.max_completion_length
         weight = self.combination.loss_weight(part.objective)
         weights = token_weights(mask, self.config.loss.aggregation, longest) * weight
+        if (share := self.config.loss.top_entropy_quantile) < 1:
+            weights = weights.masked_fill(~highest(batch.entropy, mask, share), 0.0)
         return replace(part, batch=replace(batch, weights=weights), num_tokens=mask.sum())
 
     def loss(self, attempt: Attempt, batch: Batch) -> LossOutput:
         """The micro-batch's part of the objective, to be minimised."""
         attempt.replace(batch=batch)
-        logprobs = self._completion_logprobs(attempt, self.policy, batch, "current")
-        return policy_loss.micro_batch_loss(attempt, batch, self.formulas, logprobs)
+        logprobs = self.forward.logprobs(attempt, batch)
+        output = policy_loss.micro_batch_loss(attempt, batch, self.formulas, logprobs)
+        with self.forward.autocast():
+            return self.critic.add_loss(output, batch, self.config.loss, known(attempt.step.num_tokens, "num_tokens"))
 
     def backward(self, attempt: Attempt, output: LossOutput) -> None:
         """Note the loss after stage LOSS, and its metrics; add its gradients to those of the batch so far."""
@@ -240,34 +272,6 @@ class Learner:
         """Generator of the run's random draws for one purpose in one step."""
         seed = seeds.derive(self.config.run.seed, step, purpose)
         return torch.Generator(self.policy.device).manual_seed(seed)
-
-    def autocast(self) -> torch.autocast:
-        """The run's mixed precision, as a context manager."""
-        dtype = self.precision.autocast
-        return torch.autocast(self.policy.device.type, dtype=dtype, enabled=dtype is not None)
-
-    def _completion_logprobs(self, attempt: Attempt, model: Any, batch: Batch, note: str) -> Tensor:
-        """Log-probabilities (b, T) of the completions under a model, in nats."""
-        with self.autocast():
-            found = passes.logprobs(model, passes.PASSES[self.config.model.prompt_pass], batch, attempt, note)
-        return found.to(self.precision.loss)
-
-    @torch.no_grad()
-    def _logprobs(self, attempt: Attempt, model: Any, batch: Batch, note: str) -> Tensor:
-        """Log-probabilities (B, T) of the whole batch without gradient, one micro-batch at a time."""
-        rows = []
-        for part in batch.split(self.config.data.micro_batch_prompts):
-            attempt.replace(batch=part)
-            rows.append(self._completion_logprobs(attempt, model, part, note))
-        return torch.cat(rows).masked_fill(~batch.completion_mask, 0.0)
-
-    def _old_logprobs(self, attempt: Attempt, batch: Batch) -> Tensor:
-        """Log-probabilities (B, T) under the policy that sampled: the sampler's own, or computed if those differ."""
-        if self.precision.exact(self.policy.device) and is_plain(attempt.step.sampling):
-            return batch.sampling_logprobs
-        old = self._logprobs(attempt, self.policy, batch, "old")
-        step_metrics.sampler(self.recorder, batch, old)
-        return old
 
     def _read(self, failed: bool) -> tuple[tuple[LinkNote, ...], dict[str, float]]:
         try:

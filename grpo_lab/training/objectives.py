@@ -12,6 +12,7 @@ from grpo_lab.algorithm import combinations
 from grpo_lab.algorithm.batch import Batch
 from grpo_lab.algorithm.combinations import AdvantageScale, Gradients, Scores
 from grpo_lab.config.fields import build, settings_of
+from grpo_lab.config.loss_section import LossConfig
 from grpo_lab.config.schema import Config
 from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.errors import ConfigError
@@ -61,8 +62,15 @@ class Part:
     """The first completion of each prompt."""
     judging: Mapping[str, Judging]
     """The judging of the completions, by the objective that scores them."""
+    number: int
+    """Its number among the parts of the step, further draws included."""
     num_tokens: Tensor | None = None
     """() int: trained tokens."""
+
+    @property
+    def group_size(self) -> int:
+        """Completions of each prompt."""
+        return len(self.batch.group) // len(self.problems)
 
     def samples(self, rewards: Sequence[float]) -> tuple[tuple[str, str, float], ...]:
         """Each prompt with its first completion and the reward of that."""
@@ -131,6 +139,7 @@ def resolve(config: Config) -> tuple[Objective, ...]:
             data.reward_weights,
         )
         return (Objective(*only),)
+    _check_shaping(loss)
     found = []
     for place, given in enumerate(config.objectives):
         inherited = {name: getattr(config.sampling, name) for name in settings_of(SamplingConfig)}
@@ -179,6 +188,16 @@ def _with_columns(tasks: Tasks, columns: Mapping[str, None]) -> Tasks:
     """The same tasks, with None in each column that a problem lacks."""
     parts = [[Problem(p.prompt, {**columns, **p.columns}) for p in part] for part in (tasks.train, tasks.held_out)]
     return Tasks(tasks.name, *parts)
+
+
+def _check_shaping(loss: LossConfig) -> None:
+    """Raise ConfigError where the rewards of several objectives are pooled, and a setting needs those of one."""
+    if loss.combination in POOLED and (loss.dynamic_sampling or loss.kl_place == "reward"):
+        name, back = ("dynamic_sampling", 0) if loss.dynamic_sampling else ("kl_place", "loss")
+        raise ConfigError(
+            f"loss.{name} = {getattr(loss, name)!r} with loss.combination = {loss.combination!r}: a completion has a "
+            f"reward of each objective there; use loss.{name}={back}, or loss.combination=separate"
+        )
 
 
 def _check_prompts(objectives: Sequence[Objective], name: str) -> None:

@@ -10,6 +10,7 @@ from grpo_lab.training import step_metrics
 from grpo_lab.training.attempt import Attempt
 from grpo_lab.training.interventions import known
 from grpo_lab.training.registry import Formulas
+from grpo_lab.training.shaping import IN_THE_LOSS
 
 
 def micro_batch_loss(attempt: Attempt, batch: Batch, formulas: Formulas, logprobs: Tensor) -> LossOutput:
@@ -39,7 +40,7 @@ def micro_batch_loss(attempt: Attempt, batch: Batch, formulas: Formulas, logprob
         delta = attempt.apply(Stage.KL_DELTA, (batch.ref_logprobs - logprobs).masked_fill(outside, 0.0))
         kl = formulas.kl_estimator(delta)
         metrics["kl"] = kl.float().sum() / num_tokens
-        if beta:  # 0 * inf is NaN, so weight 0 leaves the penalty out
-            per_token = per_token + beta * kl
+        if share := beta * IN_THE_LOSS[settings.kl_place]:  # 0 * inf is NaN, so weight 0 leaves the penalty out
+            per_token = per_token + share * kl
     metrics |= step_metrics.clipping(settings.surrogate, limits, ratio.float(), batch.advantages, num_tokens)
     return LossOutput(weighted_sum(per_token, batch.weights), metrics)

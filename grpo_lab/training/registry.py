@@ -32,6 +32,7 @@ class Formulas(NamedTuple):
     advantage_scale: Any
     completion_mask: Any
     accumulation: Any
+    credit_assignment: Any
     importance_sampling_level: Any
     surrogate: Any
     importance_sampling_mode: Any

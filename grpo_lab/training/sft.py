@@ -51,9 +51,9 @@ def sft_loss(learner: Learner, attempt: Attempt, batch: Batch) -> LossOutput:
     def count(logits: Tensor, tokens: Tensor) -> None:
         right.append((logits.argmax(dim=-1) == tokens).sum())
 
-    with learner.autocast():
+    with learner.forward.autocast():
         found = passes.logprobs(learner.policy, run, batch, attempt, "current", count)
-    logprobs = found.to(learner.precision.loss).masked_fill(outside, 0.0)
+    logprobs = found.to(learner.forward.precision.loss).masked_fill(outside, 0.0)
     recorder.tensor("logprobs", logprobs)
     loss = weighted_sum(-logprobs, known(batch.weights, "weights"))
     return LossOutput(loss, {"sft/accuracy": torch.stack(right).sum() / num_tokens})

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from grpo_lab.algorithm.batch import Batch
+from grpo_lab.algorithm.losses import of_tokens
 from grpo_lab.algorithm.surrogates import Limits
 from grpo_lab.training.interventions import Step, known
 from grpo_lab.training.recorder import Recorder
@@ -54,15 +55,15 @@ def clipping(
 ) -> dict[str, Tensor]:
     """The share of the whole batch's tokens that a surrogate clips, by metric; nothing for one that clips none.
 
-    `ratio` (b, T) and `advantages` (b,) are those of one micro-batch.
+    `ratio` (b, T) and `advantages`, (b,) or (b, T), are those of one micro-batch.
     """
     return CLIPPING[surrogate](limits, ratio, advantages, num_tokens) if surrogate in CLIPPING else {}
 
 
 def _out_of_the_gradient(limits: Limits, ratio: Tensor, advantages: Tensor, num_tokens: Tensor) -> dict[str, Tensor]:
     """The tokens that PPO's clip range takes out of the gradient."""
-    low_side = (ratio < 1 - limits.epsilon) & (advantages < 0)[:, None]
-    high_side = (ratio > limits.highest) & (advantages > 0)[:, None]
+    low_side = (ratio < 1 - limits.epsilon) & (of_tokens(advantages) < 0)
+    high_side = (ratio > limits.highest) & (of_tokens(advantages) > 0)
     return {
         "clip_ratio/low_mean": low_side.sum() / num_tokens,
         "clip_ratio/high_mean": high_side.sum() / num_tokens,
@@ -72,7 +73,7 @@ def _out_of_the_gradient(limits: Limits, ratio: Tensor, advantages: Tensor, num_
 
 def _with_a_bounded_weight(limits: Limits, ratio: Tensor, advantages: Tensor, num_tokens: Tensor) -> dict[str, Tensor]:
     """The tokens with a positive advantage whose weight CISPO bounds; they keep a gradient."""
-    bounded = (ratio > limits.highest) & (advantages > 0)[:, None]
+    bounded = (ratio > limits.highest) & (of_tokens(advantages) > 0)
     return {"cispo_clip_ratio": bounded.sum() / num_tokens}
 
 

@@ -5,12 +5,11 @@ for each step
     advantage = (reward - mean of its group) / standard deviation of its group
     for each of mu updates: minimise  -min(ratio A, clip(ratio) A) + beta KL(policy || reference)
 
-Advantage, ratio, surrogate and KL are formulas that the config names (`algorithm/formulas.py`); these are the defaults.
-Algorithm 1 of DeepSeekMath (https://arxiv.org/abs/2402.03300) without its outer loop: the reference is the policy as
-GRPO finds it and never moves, and no reward model is trained. One process and one device: no parallelism, no gradient
-checkpointing. The policy itself samples: no vLLM, no asynchronous sampler. A batch makes mu updates as a whole, then is
-forgotten: no replay, no minibatches (micro-batches only accumulate gradients). Groups without spread are trained: no
-dynamic sampling. A completion is one turn of text: no tools. An interrupted run starts again.
+Advantage, ratio, surrogate, credit and KL are formulas that the config names; these are the defaults, Algorithm 1 of
+DeepSeekMath (https://arxiv.org/abs/2402.03300) without its outer loop: the reference is the policy as GRPO finds it and
+never moves, and no reward model is trained. One process and one device: no parallelism, no gradient checkpointing. The
+policy itself samples: no vLLM, no asynchronous sampler. A batch makes mu updates as a whole, then is forgotten: no
+replay, no minibatches. A completion is one turn of text: no tools. An interrupted run starts again.
 """
 
 from collections.abc import Iterator
@@ -64,9 +63,10 @@ def grpo_step(learner: Learner, attempt: Attempt) -> None:
     attempt.replace(coefficients=attempt.apply(Stage.COEFFICIENTS, updates.coefficients(learner.config)))
     sampled, parts = [learner.sample(attempt, objective) for objective in learner.drawn(attempt.step.index)], []
     for part in sampled:
-        advantages = attempt.apply(Stage.ADVANTAGES, learner.advantages(attempt, part, learner.score(attempt, part)))
+        part, scores = learner.judged(attempt, part)
+        advantages = attempt.apply(Stage.ADVANTAGES, learner.advantages(attempt, part, scores))
         batch = attempt.apply(Stage.BATCH, learner.compute_logprobs(attempt, part, advantages))
-        parts.append(learner.add_token_weights(attempt, part, batch))
+        parts.append(learner.add_token_weights(attempt, part, learner.assign_credit(batch)))
     for update in range(learner.config.loss.num_iterations):
         updates.begin(attempt, update)
         for part in parts:

@@ -1,0 +1,66 @@
+"""The policy's passes over batches: log-probabilities in a run's precision, one micro-batch at a time."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo_lab.algorithm.batch import Batch
+from grpo_lab.config.schema import Config
+from grpo_lab.models.precision import PRECISIONS
+from grpo_lab.training import passes, step_metrics
+from grpo_lab.training.attempt import Attempt
+from grpo_lab.training.sampling_filters import is_plain
+
+Reference = AbstractContextManager[None] | None
+"""The block in which the policy is its reference; None for a run without one."""
+
+
+class Forward:
+    """A policy with a run's precision, pass and micro-batches. Raises ModelError as `passes.check` does."""
+
+    def __init__(self, config: Config, policy: Any) -> None:
+        self.precision = PRECISIONS[config.model.precision]
+        self.run = passes.PASSES[config.model.prompt_pass]
+        self._policy, self._micro_batch_prompts = policy, config.data.micro_batch_prompts
+        passes.check(policy.eval(), config.model.prompt_pass)
+
+    def autocast(self) -> torch.autocast:
+        """The run's mixed precision, as a context manager."""
+        dtype = self.precision.autocast
+        return torch.autocast(self._policy.device.type, dtype=dtype, enabled=dtype is not None)
+
+    def logprobs(self, attempt: Attempt, batch: Batch, note: str = "current") -> Tensor:
+        """Log-probabilities (b, T) of a micro-batch's completions under the policy as it is, in nats."""
+        with self.autocast():
+            found = passes.logprobs(self._policy, self.run, batch, attempt, note)
+        return found.to(self.precision.loss)
+
+    def before_updates(self, attempt: Attempt, batch: Batch, reference: Reference) -> Batch:
+        """The batch with log-probabilities (B, T) under the reference, where there is one, and the old policy."""
+        ref_logprobs = None
+        if reference is not None:
+            with reference:
+                ref_logprobs = self._of_all(attempt, batch, "reference")
+        return replace(batch, old_logprobs=self._old(attempt, batch), ref_logprobs=ref_logprobs)
+
+    @torch.no_grad()
+    def _of_all(self, attempt: Attempt, batch: Batch, note: str) -> Tensor:
+        """Log-probabilities (B, T) of the whole batch without gradient."""
+        rows = []
+        for part in batch.split(self._micro_batch_prompts):
+            attempt.replace(batch=part)
+            rows.append(self.logprobs(attempt, part, note))
+        return torch.cat(rows).masked_fill(~batch.completion_mask, 0.0)
+
+    def _old(self, attempt: Attempt, batch: Batch) -> Tensor:
+        """Log-probabilities (B, T) under the policy that sampled: the sampler's own, or computed if those differ."""
+        if self.precision.exact(self._policy.device) and is_plain(attempt.step.sampling):
+            return batch.sampling_logprobs
+        old = self._of_all(attempt, batch, "old")
+        step_metrics.sampler(attempt.step.recorder, batch, old)
+        return old

@@ -1,0 +1,114 @@
+"""What a step does between sampling and advantages: it draws again for groups without spread, and changes rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from grpo_lab import seeds
+from grpo_lab.algorithm.batch import Batch, joined
+from grpo_lab.algorithm.combinations import Scores
+from grpo_lab.algorithm.credit import soft_overlong
+from grpo_lab.events import Stage, Verdict
+from grpo_lab.tasks.tasks import Problem, Tasks
+from grpo_lab.training.attempt import Attempt, Refused
+from grpo_lab.training.objectives import Part
+
+Scored = tuple[Part, list[Scores]]
+"""A part of a step's batch, and the scores of each objective that scores it."""
+
+
+def problems(tasks: Tasks, seed: int, step: int, count: int, draw: int) -> list[Problem]:
+    """The prompts of a step's draw: the first one follows the epochs; others are random, by seed, step and draw."""
+    own = (seeds.derive(seed, step, f"prompts/{draw}"), 0) if draw else (seed, step)
+    return tasks.batch(*own, count)
+
+
+def with_spread(
+    attempt: Attempt, first: Part, draw: Callable[[int], Part], score: Callable[[Part], list[Scores]]
+) -> Scored:
+    """The part and its scores, groups of equal rewards replaced by groups of further draws (DAPO, eq. 11,
+    https://arxiv.org/abs/2503.14476).
+
+    Where `loss.dynamic_sampling` further draws find too few, the step goes on with fewer groups, and an action says so.
+    Raises Refused where no group has spread.
+    """
+    limit, wanted, size = attempt.step.config.loss.dynamic_sampling, len(first.problems), first.group_size
+    scored, draws = (first, score(first)), 0
+    if not limit:
+        return scored
+    found = [_chosen(*scored, wanted)]
+    while (missing := wanted - sum(len(part.problems) for part, _ in found)) and draws < limit:
+        draws += 1
+        more = draw(draws)
+        found.append(_chosen(more, score(more), missing))
+    attempt.step.recorder.metric("dynamic_sampling/draws", torch.tensor(float(draws)), first.number)
+    if missing:
+        verdict = Verdict.SKIP_STEP if missing == wanted else Verdict.KEEP
+        reason = (
+            f"{wanted - missing} of {wanted} groups have spread after {1 + draws} draws of {wanted * size} completions"
+        )
+        attempt.record_action("dynamic_sampling", Stage.REWARDS, verdict, reason)
+        if missing == wanted:
+            raise Refused
+    return _joined([(part, scores) for part, scores in found if part.problems])
+
+
+def _chosen(part: Part, scores: list[Scores], most: int) -> Scored:
+    """The groups of a part whose rewards differ, this many at most, and their scores."""
+    (one,) = scores  # `objectives.resolve` refuses dynamic sampling where several objectives score a batch
+    high, low = (one.rewards.masked_fill(~one.scorable, end) for end in (-torch.inf, torch.inf))
+    index = (high.amax(dim=1) > low.amin(dim=1)).nonzero()[:most, 0]
+    kept = index.tolist()
+    chosen = replace(
+        part,
+        problems=[part.problems[place] for place in kept],
+        first_completions=[part.first_completions[place] for place in kept],
+        batch=part.batch.groups(index),
+    )
+    return chosen, [one._replace(rewards=one.rewards[index], scorable=one.scorable[index])]
+
+
+def _joined(found: list[Scored]) -> Scored:
+    parts, scores = zip(*found, strict=True)
+    whole = replace(
+        parts[0],
+        problems=[problem for part in parts for problem in part.problems],
+        first_completions=[text for part in parts for text in part.first_completions],
+        batch=joined([part.batch for part in parts]),
+    )
+    rewards, scorable = (torch.cat([getattr(one, name) for (one,) in scores]) for name in ("rewards", "scorable"))
+    return whole, [scores[0][0]._replace(rewards=rewards, scorable=scorable)]
+
+
+def overlong(values: Tensor, batch: Batch, longest: int, share: float) -> Tensor:
+    """Rewards (B,) minus `soft_overlong` of the completions' lengths; as they are where the share is 0."""
+    return (
+        values + soft_overlong(batch.completion_mask.sum(dim=1).to(values.device), longest, share) if share else values
+    )
+
+
+def paid(scores: Sequence[Scores], penalties: Tensor | None) -> Sequence[Scores]:
+    """The scores, of whose rewards each completion pays the penalties (B, T) of its tokens, where there are any."""
+    if penalties is None:
+        return scores
+    (one,) = scores  # `objectives.resolve` refuses it where several objectives score a batch
+    return [one._replace(rewards=one.rewards - penalties.sum(dim=1).view_as(one.rewards))]
+
+
+def k1_of_each_token(batch: Batch, beta: float) -> Tensor | None:
+    """beta x (old_logprobs - ref_logprobs), (B, T) in nats: k1 of each token, whose mean over samples is the KL.
+
+    None without a reference, which a run with beta 0 does not load.
+    """
+    if batch.ref_logprobs is None:
+        return None
+    assert batch.old_logprobs is not None
+    return (beta * (batch.old_logprobs - batch.ref_logprobs)).masked_fill(~batch.completion_mask, 0.0)
+
+
+IN_THE_LOSS = {"loss": 1.0, "reward": 0.0}
+"""The share of the KL penalty that the loss holds, by the setting `loss.kl_place`."""

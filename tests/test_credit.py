@@ -1,0 +1,356 @@
+"""Advantages of tokens, critics, dynamic sampling and rewards that depend on length or KL."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, tensor
+
+from grpo_lab.algorithm import credit
+from grpo_lab.algorithm.batch import Batch, joined
+from grpo_lab.algorithm.losses import highest
+from grpo_lab.config.schema import Config
+from grpo_lab.errors import ConfigError, ModelError
+from grpo_lab.events import Stage, Stepped, Verdict
+from grpo_lab.training.critics import PolicyAndCritic
+from grpo_lab.training.interventions import Intervention, Outcome, Step
+from grpo_lab.training.learner import Learner
+from grpo_lab.training.trainer import train
+
+LENGTHS = [5, 4, 1, 3]
+GAMMA, LAM = 0.9, 0.7
+
+
+def given(penalised: bool = True) -> Batch:
+    """Four completions of up to 5 tokens in float64, with rewards, penalties and values; NaN outside of the mask."""
+    generator = torch.Generator().manual_seed(1)
+    penalties, values = torch.randn(2, 4, 5, generator=generator, dtype=torch.float64)
+    mask = torch.arange(5) < tensor(LENGTHS)[:, None]
+    penalties, values = penalties.masked_fill(~mask, torch.nan) / 5, values.masked_fill(~mask, torch.nan)
+    rewards = tensor([1.0, 0.0, 1.0, -0.5], dtype=torch.float64)
+    paid = rewards - penalties.nansum(dim=1) if penalised else rewards
+    ids, blank = torch.zeros(2, 3, dtype=torch.long), torch.zeros(4, 5, dtype=torch.float64)
+    group, tokens = tensor([0, 0, 1, 1]), torch.zeros(4, 5, dtype=torch.long)
+    shown = penalties if penalised else None
+    return Batch(ids, ids, group, tokens, mask, blank, blank, advantages=paid, penalties=shown, values=values)
+
+
+def by_hand(batch: Batch, lam: float | None) -> list[list[float]]:
+    """GAE in plain Python, before it is whitened; the reward to go where `lam` is None."""
+    rows = []
+    for b, length in enumerate(LENGTHS):
+        paid = [0.0] * length if batch.penalties is None else batch.penalties[b, :length].tolist()
+        assert batch.advantages is not None and batch.values is not None
+        rewards = [-penalty for penalty in paid]
+        rewards[-1] += float(batch.advantages[b]) + sum(paid)
+        if lam is None:
+            rows.append([sum(GAMMA ** (s - t) * rewards[s] for s in range(t, length)) for t in range(length)])
+            continue
+        values = [*batch.values[b, :length].tolist(), 0.0]
+        errors = [rewards[t] + GAMMA * values[t + 1] - values[t] for t in range(length)]
+        rows.append([sum((GAMMA * lam) ** (s - t) * errors[s] for s in range(t, length)) for t in range(length)])
+    return rows
+
+
+def whitened(rows: list[list[float]]) -> Tensor:
+    every = [value for row in rows for value in row]
+    mean = sum(every) / len(every)
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in every) / (len(every) - 1))
+    table = [[(value - mean) / deviation for value in row] + [0.0] * (5 - len(row)) for row in rows]
+    return tensor(table, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("penalised", [True, False])
+@pytest.mark.parametrize(("how", "lam"), [("gae", LAM), ("gae", 1.0), ("gae", 0.0), ("reward_to_go", None)])
+def test_advantages_of_tokens_are_those_by_hand(how, lam, penalised):
+    batch = given(penalised)
+    found = credit.CREDIT[how](batch, GAMMA, LAM if lam is None else lam)
+    assert found.advantages is not None
+    torch.testing.assert_close(found.advantages, whitened(by_hand(batch, lam)), rtol=1e-6, atol=1e-6)
+    if how == "gae":
+        assert found.returns is not None and batch.values is not None
+        for b, row in enumerate(by_hand(batch, lam)):
+            expected = tensor(row, dtype=torch.float64) + batch.values[b, : len(row)]
+            torch.testing.assert_close(found.returns[b, : len(row)], expected)
+
+
+def test_wrong_variants_are_not_taken_for_them():
+    batch = given()
+    right = credit.generalised(batch, GAMMA, LAM).advantages
+    assert right is not None and batch.values is not None
+    behind_the_end = replace(batch, values=batch.values.nan_to_num(0.3), completion_mask=torch.ones(4, 5).bool())
+    paid_twice = replace(batch, penalties=None)
+    for wrong in (
+        credit.generalised(batch, LAM, GAMMA).advantages,
+        credit.generalised(behind_the_end, GAMMA, LAM).advantages,
+        credit.generalised(paid_twice, GAMMA, LAM).advantages,
+        credit.reward_to_go(batch, GAMMA, LAM).advantages,
+    ):
+        assert wrong is not None and not torch.allclose(wrong, right, atol=1e-2)
+
+
+def test_equal_advantages_are_zeros_and_no_rounding():
+    mask = torch.ones(3, 4, dtype=torch.bool)
+    assert credit.whitened(torch.full((3, 4), 0.1), mask).tolist() == torch.zeros(3, 4).tolist()
+    assert credit.whitened(torch.ones(3, 4), torch.zeros_like(mask)).tolist() == torch.zeros(3, 4).tolist()
+
+
+def test_the_loss_of_a_value_by_hand():
+    values = torch.linspace(-2, 2, 81, dtype=torch.float64)[None].requires_grad_()
+    old, returns = torch.full_like(values, 0.1).detach(), torch.full_like(values, 0.7).detach()
+    found = credit.value_loss(values, old, returns, 0.2)
+    (slope,) = torch.autograd.grad(found.sum(), values)
+    for value, loss, gradient in zip(values[0].tolist(), found[0].tolist(), slope[0].tolist(), strict=True):
+        plain, held = (value - 0.7) ** 2, (min(max(value, -0.1), 0.3) - 0.7) ** 2
+        assert loss == pytest.approx(max(plain, held) / 2)
+        if abs(value - 0.3) > 0.01 and abs(value + 0.1) > 0.01 and abs(value - 1.1) > 0.01:
+            assert gradient == pytest.approx(value - 0.7 if plain >= held else 0.0)
+
+
+def test_a_batch_of_several_draws():
+    def drawn(width: int, prompt: int, first: int) -> Batch:
+        ids = torch.arange(2 * prompt).view(2, prompt) + first
+        tokens = torch.arange(4 * width).view(4, width) + first
+        mask, floats = torch.ones(4, width).bool(), tokens.float()
+        ended = tensor([True, False, True, True])
+        return Batch(ids, torch.ones_like(ids), tensor([0, 0, 1, 1]), tokens, mask, floats, floats, ended=ended)
+
+    one, other = drawn(3, 2, 100).groups(tensor([1])), drawn(2, 4, 500)
+    whole = joined([one, other])
+    assert one.group.tolist() == [0, 0] and one.prompt_ids.tolist() == [[102, 103]]
+    assert one.completions.tolist() == [[106, 107, 108], [109, 110, 111]]
+    assert whole.prompt_ids.tolist() == [[0, 0, 102, 103], [500, 501, 502, 503], [504, 505, 506, 507]]
+    assert whole.prompt_mask.tolist() == [[0, 0, 1, 1], [1] * 4, [1] * 4]
+    assert whole.group.tolist() == [0, 0, 1, 1, 2, 2]
+    assert whole.completions[2].tolist() == [500, 501, 0] and whole.completion_mask[2].tolist() == [True, True, False]
+    assert whole.ended is not None and whole.ended.tolist() == [True, True, True, False, True, True]
+    assert whole.advantages is None
+
+
+def small(*overrides: str) -> Config:
+    sizes = ("data.num_prompts=6", "data.num_generations=4", "run.num_steps=2", "run.num_eval=8")
+    return Config().with_(*sizes, *overrides)
+
+
+def steps(config: Config, **given) -> list[Stepped]:
+    return [event for event in train(config, **given) if isinstance(event, Stepped)]
+
+
+@pytest.mark.parametrize("critic", ["own", "trunk"])
+@pytest.mark.parametrize("how", ["shared", "plain"])
+def test_a_critic_learns_beside_the_policy(critic, how):
+    config = small(f"model.prompt_pass={how}", "run.num_steps=12")
+    config = config.with_algorithm("ppo").with_(f"loss.critic={critic}", "loss.vf_coef=1")
+    found = steps(config)
+    assert found[0].metrics["critic/values/mean"] == 0.0  # its head begins as 0
+    assert found[0].metrics["critic/vf_loss"] > 0
+    assert abs(found[-1].metrics["critic/values/mean"]) > 0.05
+    assert all(math.isfinite(step.metrics["grad_norm"]) for step in found)
+
+
+def test_both_ways_of_a_pass_give_a_critic_the_same_values():
+    values = []
+    for how in ("shared", "plain"):
+        config = small("run.num_steps=3", f"model.prompt_pass={how}").with_algorithm("ppo")
+        values.append(steps(config)[-1].metrics["critic/values/mean"])
+    assert values[0] == pytest.approx(values[1], rel=1e-3) and values[0] != 0
+
+
+def test_a_trunk_that_is_shared_is_trained_once_and_the_policy_keeps_its_head():
+    config = small().with_algorithm("ppo").with_("loss.critic=trunk")
+    learner = Learner(config, None)
+    before = sum(p.numel() for p in learner.policy.parameters())
+    head = learner.policy.get_output_embeddings()
+    learner.begin_stage("grpo")
+    assert isinstance(learner.updates.policy, PolicyAndCritic)
+    assert learner.updates.num_parameters == before + learner.policy.config.hidden_size + 1
+    assert learner.policy.get_output_embeddings() is head
+    assert not any("critic" in name for name in learner.policy.state_dict())
+
+
+def test_guards_see_the_gradients_of_the_critic():
+    config = small("guards.clip_gradients.max_norm=0.01").with_algorithm("ppo").with_("loss.vf_coef=100")
+    (action, *_) = steps(config)[0].actions
+    assert action.name == "clip_gradients"
+    without = small("guards.clip_gradients.max_norm=0.01").with_algorithm("ppo").with_("loss.vf_coef=0")
+    assert steps(config)[0].metrics["grad_norm"] > 5 * steps(without)[0].metrics["grad_norm"]
+
+
+def test_a_rollback_takes_the_critic_back():
+    config = small().with_algorithm("ppo")
+    learner = Learner(config, None)
+    learner.begin_stage("grpo")
+    head = learner.updates.policy.critic.get_output_embeddings().weight
+    learner.updates.begin_step(0)
+    with torch.no_grad():
+        head.fill_(3.0)
+    learner.updates.end_step(Verdict.ROLL_BACK, healthy=None)
+    assert head.abs().max() == 0
+
+
+def test_a_run_with_a_critic_can_be_made_again():
+    config = small().with_algorithm("ppo")
+    first, second = ([s.metrics["loss"] for s in steps(config)] for _ in range(2))
+    assert first == second
+
+
+def test_a_critic_begins_as_a_reward_model(tmp_path):
+    from transformers import AutoModelForSequenceClassification
+
+    policy = Learner(small(), None).policy
+    settings = policy.config.to_dict()
+    of_the_kind = type(policy.config)(**{**settings, "num_labels": 1, "pad_token_id": 0})
+    model = AutoModelForSequenceClassification.from_config(of_the_kind)
+    with torch.no_grad():
+        model.score.weight.fill_(0.01)
+    model.save_pretrained(tmp_path / "reward")
+    config = small().with_algorithm("ppo").with_(f"loss.critic_from={tmp_path / 'reward'}")
+    assert steps(config)[0].metrics["critic/values/mean"] != 0
+
+    two = type(policy.config)(**{**settings, "num_labels": 2, "pad_token_id": 0})
+    AutoModelForSequenceClassification.from_config(two).save_pretrained(tmp_path / "two")
+    with pytest.raises(ModelError, match=r"value head, weight has the shape \(2, .*needs \(1, .*num_labels=1"):
+        steps(config.with_(f"loss.critic_from={tmp_path / 'two'}"))
+    with pytest.raises(ModelError, match="no reward model can be loaded"):
+        steps(config.with_(f"loss.critic_from={tmp_path / 'nothing'}"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["loss.credit_assignment=gae"], "GAE needs the values of a critic; use loss.critic=own"),
+        (["loss.critic=own"], "nothing would use its values; use loss.credit_assignment=gae"),
+        (["loss.critic_from=there"], "use loss.critic=own"),
+        (["loss.critic=huge"], "one of none, trunk, own"),
+        (["loss.kl_place=both"], "one of loss, reward"),
+        (["loss.dynamic_sampling=-1"], "at least 0"),
+        (["loss.soft_overlong=1.5"], "at most 1"),
+        (["loss.lam=2"], "at most 1"),
+    ],
+)
+def test_bad_settings_are_refused_with_a_way_out(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        Config().with_(*overrides)
+
+
+def test_a_critic_is_there_from_the_start_or_not_at_all():
+    config = small()
+    with pytest.raises(ConfigError, match=r"loss\.critic is fixed once a run has started"):
+        config.changed_live("loss.critic=own", "loss.credit_assignment=gae")
+
+
+@pytest.mark.parametrize("setting", ["dynamic_sampling=2", "kl_place=reward"])
+def test_pooled_rewards_refuse_what_needs_those_of_one_objective(setting):
+    config = small(f"loss.{setting}", "loss.combination=normalize_then_sum")
+    with pytest.raises(ConfigError, match=r"loss\.combination=separate"):
+        steps(config.merged({"objectives": [{"name": "F"}, {"name": "H"}]}))
+
+
+def length_or_luck(completions, **columns):
+    """1 for one completion in four, 0 for others: some groups have spread."""
+    return [float(sum(map(ord, text)) % 4 == 0) for text in completions]
+
+
+def test_groups_without_spread_are_drawn_again():
+    config = small("loss.dynamic_sampling=5", "run.num_steps=4")
+    plain = steps(small("run.num_steps=4"), rewards=[length_or_luck])
+    found = steps(config, rewards=[length_or_luck])
+    assert any(step.metrics["frac_reward_zero_std"] > 0 for step in plain)
+    assert any(step.metrics["dynamic_sampling/draws"] > 0 for step in found)
+    assert any(
+        step.metrics["num_tokens"] != other.metrics["num_tokens"] for step, other in zip(found, plain, strict=True)
+    )
+    assert [a for step in found for a in step.actions] == []
+
+
+def test_only_groups_with_spread_are_trained():
+    seen: list[Tensor] = []
+
+    class Watch(Intervention):
+        name, stage = "watch", Stage.ADVANTAGES
+
+        def __call__(self, value: Tensor, step: Step) -> Outcome:
+            seen.append(value)
+            return Outcome(value)
+
+    config = small("loss.dynamic_sampling=8")
+    learner = Learner(config, None, [length_or_luck])
+    learner.interventions = {**learner.interventions, Watch.stage: [("guard", Watch())]}
+    learner.begin_stage("grpo")
+    for index in range(2):
+        attempt = learner.begin(index)
+        part, scores = learner.judged(attempt, learner.sample(attempt, learner.objectives[0]))
+        (one,) = scores
+        assert one.rewards.shape == (6, 4) and len(part.problems) == 6 and len(part.batch.group) == 24
+        assert (one.rewards.amax(dim=1) > one.rewards.amin(dim=1)).all()
+        assert part.batch.group.tolist() == [g for g in range(6) for _ in range(4)]
+        attempt.apply(Watch.stage, learner.advantages(attempt, part, scores))
+    assert all(bool(value.abs().sum(dim=1).all()) for value in seen) and len(seen) == 2
+
+
+def test_a_run_without_any_spread_says_so_and_goes_on():
+    config = small("loss.dynamic_sampling=3", "run.num_steps=2")
+    found = steps(config, rewards=[lambda completions, **columns: [1.0] * len(completions)])
+    assert [step.verdict for step in found] == [Verdict.SKIP_STEP] * 2
+    (action,) = found[0].actions
+    assert action.name == "dynamic_sampling"
+    assert action.reason == "0 of 6 groups have spread after 4 draws of 24 completions"
+    assert found[0].metrics["dynamic_sampling/draws"] == 3
+
+
+def test_too_few_groups_with_spread_train_as_many_as_there_are():
+    lucky = iter([1.0] + [0.0] * 10_000)
+    config = small("loss.dynamic_sampling=2", "run.num_steps=1", "run.num_eval=0")
+    (found,) = steps(config, rewards=[lambda completions, **columns: [next(lucky) for _ in completions]])
+    (action,) = found.actions
+    assert (found.verdict, action.reason) == (Verdict.KEEP, "1 of 6 groups have spread after 3 draws of 24 completions")
+    assert found.updates == 1
+
+
+def test_long_completions_lose_reward():
+    assert credit.soft_overlong(tensor([0, 6, 7, 8]), 8, 0.25).tolist() == [0.0, 0.0, -0.5, -1.0]
+    constant = [lambda completions, **columns: [1.0] * len(completions)]
+    (plain,) = steps(small("run.num_steps=1"), rewards=constant)
+    (found,) = steps(small("run.num_steps=1", "loss.soft_overlong=1"), rewards=constant)
+    (mean,) = {plain.metrics["reward"]}
+    assert mean == 1.0 and found.metrics["reward"] == pytest.approx(1 - found.metrics["completions/mean_length"] / 8)
+
+
+@pytest.mark.parametrize("name", ["rloo", "reinforce_plus_plus", "ppo"])
+def test_the_kl_is_paid_by_the_reward_and_not_again_in_the_loss(name):
+    config = small("loss.beta=0.5").with_algorithm(name)
+    learner = Learner(config, None)
+    learner.begin_stage("grpo")
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in learner.policy.parameters():
+            parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
+    attempt = learner.begin(0)
+    attempt.replace(coefficients=learner.updates.coefficients(config))
+    part, scores = learner.judged(attempt, learner.sample(attempt, learner.objectives[0]))
+    (one,), batch, mask = scores, part.batch, part.batch.completion_mask
+    assert batch.old_logprobs is not None and batch.ref_logprobs is not None and batch.penalties is not None
+    delta = torch.where(mask, batch.old_logprobs - batch.ref_logprobs, 0.0)
+    torch.testing.assert_close(batch.penalties, 0.5 * delta)
+    paid = one.rewards - 0.5 * delta.sum(dim=1).view(6, 4)
+    others = (paid.sum(dim=1, keepdim=True) - paid) / 3
+    advantages = learner.advantages(attempt, part, scores)
+    torch.testing.assert_close(advantages, paid - others if name == "rloo" else paid)
+    assigned = learner.assign_credit(learner.compute_logprobs(attempt, part, advantages))
+    weighed = learner.add_token_weights(attempt, part, assigned)
+    attempt.turn_to(part.objective, sampling=part.sampling, num_tokens=weighed.num_tokens)
+    with_kl = learner.loss(attempt, weighed.batch)
+    attempt.replace(coefficients=replace(learner.updates.coefficients(config), beta=50.0))
+    torch.testing.assert_close(learner.loss(attempt, weighed.batch).loss, with_kl.loss)
+    assert with_kl.metrics["kl"] > 0
+
+
+def test_only_forks_are_trained():
+    entropy, mask = torch.rand(6, 9, generator=torch.Generator().manual_seed(0)), torch.ones(6, 9).bool()
+    mask[0] = False
+    chosen = highest(entropy, mask, 0.2)
+    assert chosen.sum() == 9 and not chosen[0].any()
+    assert entropy[chosen].min() >= entropy[mask & ~chosen].max()
+    losses = [steps(small("run.num_steps=1", f"loss.top_entropy_quantile={share}"))[0] for share in (1.0, 0.2)]
+    assert losses[0].metrics["grad_norm"] != losses[1].metrics["grad_norm"]
