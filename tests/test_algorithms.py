@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.distributions import Categorical
 
 import grpo_lab as gl
 from grpo_lab.algorithm.batch import Batch
@@ -29,7 +30,7 @@ from grpo_lab.training import trainer
 from grpo_lab.training.attempt import Attempt
 from grpo_lab.training.interventions import Coefficients, Step
 from grpo_lab.training.objectives import resolve
-from grpo_lab.training.policy_loss import micro_batch_loss
+from grpo_lab.training.policy_loss import add_entropy_bonus, micro_batch_loss, with_forks
 from grpo_lab.training.recorder import Recorder
 from grpo_lab.training.registry import Formulas, chosen_formulas
 
@@ -46,6 +47,8 @@ class Given:
     sampler: Tensor
     mask: Tensor
     advantages: Tensor
+    logits: Tensor | None = None
+    """(8, 6, 5), of which log-probabilities and entropies are made, in place of `logprobs`."""
 
 
 def given(seed: int, spread: float = 0.5) -> Given:
@@ -68,23 +71,29 @@ def ours(config: Config, given: Given, **wrong: Any) -> tuple[Tensor, Tensor]:
     """Loss and gradient, by the config's formulas but for those that are `wrong`."""
     logprobs, mask, loss = given.logprobs.clone().requires_grad_(), given.mask, config.loss
     once, rows = torch.ones(1, 1, dtype=torch.long), torch.zeros(ROWS, dtype=torch.long)
-    weights = token_weights(mask, loss.aggregation, config.sampling.max_completion_length)
-    ids, floats = torch.zeros(ROWS, WIDTH, dtype=torch.long), (given.sampler, given.sampler, given.advantages)
+    weights, whole = token_weights(mask, loss.aggregation, config.sampling.max_completion_length), []
+    entropy = given.sampler
+    if given.logits is not None:
+        logprobs = given.logits.clone().requires_grad_()
+        whole, entropy = [logprobs], Categorical(logits=given.logits).entropy()
+    ids, floats = torch.zeros(ROWS, WIDTH, dtype=torch.long), (given.sampler, entropy, given.advantages)
     ref = given.ref if loss.beta else None
-    batch = Batch(once, once, rows, ids, mask, *floats, given.old, ref, weights)
+    batch = with_forks(Batch(once, once, rows, ids, mask, *floats, given.old, ref, weights), loss)
     use = Coefficients(1e-3, loss.beta, loss.epsilon, loss.epsilon_high, 1e-8, wrong.pop("delta", None))
     step = Step(0, config, config.sampling, None, Recorder(), coefficients=use, batch=batch, num_tokens=mask.sum())
     attempt = Attempt(step, {})
     attempt.turn_to(resolve(config)[0])
     formulas: Formulas = chosen_formulas(config)._replace(**wrong)
-    found = micro_batch_loss(attempt, batch, formulas, logprobs).loss
+    chosen = logprobs if given.logits is None else logprobs.log_softmax(dim=-1)[..., 0]
+    output = micro_batch_loss(attempt, batch, formulas, chosen)
+    found = add_entropy_bonus(attempt, output, batch, whole if loss.entropy_coef else []).loss
     return found.detach(), torch.autograd.grad(found, logprobs)[0]
 
 
 class Accelerator:
     """One process: what TRL's accelerator gathers and reduces there."""
 
-    num_processes = 1
+    num_processes, sync_gradients = 1, True
 
     def reduce(self, tensor: Tensor, reduction: str) -> Tensor:
         return tensor
@@ -92,9 +101,12 @@ class Accelerator:
     def gather(self, tensor: Tensor) -> Tensor:
         return tensor
 
+    def pad_across_processes(self, tensor: Tensor, dim: int, pad_index: float) -> Tensor:
+        return tensor
 
-def trl_trainer(module: str, name: str, logprobs: Tensor, **settings: Any) -> Any:
-    """TRL's trainer without a model: its loss reads these attributes, and these log-probabilities."""
+
+def trl_trainer(module: str, name: str, logprobs: Tensor, entropies: Tensor, **settings: Any) -> Any:
+    """TRL's trainer without a model: its loss reads these attributes, log-probabilities and entropies."""
     cls = getattr(pytest.importorskip(f"trl.trainer.{module}"), name)
     found = object.__new__(cls)
     options = ("delta", "sapo_temperature_pos", "sapo_temperature_neg")
@@ -103,7 +115,6 @@ def trl_trainer(module: str, name: str, logprobs: Tensor, **settings: Any) -> An
         "steps_per_generation": 1,
         **{name: settings.pop(name) for name in options},
     }
-    entropies = torch.zeros_like(logprobs)
     found.__dict__.update(
         accelerator=Accelerator(),
         args=SimpleNamespace(**args),
@@ -126,13 +137,17 @@ def trl_trainer(module: str, name: str, logprobs: Tensor, **settings: Any) -> An
 
 def trl(config: Config, given: Given, delta: float | None = None, **settings: Any) -> tuple[Tensor, Tensor]:
     """Loss and gradient of TRL's GRPOTrainer, or of its RLOOTrainer for loss_type `rloo`."""
-    logprobs, mask, loss = given.logprobs.clone().requires_grad_(), given.mask.long(), config.loss
+    leaf, mask, loss = given.logprobs.clone().requires_grad_(), given.mask.long(), config.loss
+    logprobs, entropies = leaf, torch.zeros_like(leaf)
+    if given.logits is not None:
+        leaf = given.logits.clone().requires_grad_()
+        logprobs, entropies = leaf.log_softmax(dim=-1)[..., 0], Categorical(logits=leaf).entropy()
     high = loss.epsilon if loss.epsilon_high is None else loss.epsilon_high
     names = ("rloo_trainer", "RLOOTrainer") if settings["loss_type"] == "rloo" else ("grpo_trainer", "GRPOTrainer")
     soft = {name: getattr(loss, name) for name in ("sapo_temperature_pos", "sapo_temperature_neg")}
     ranges = {"epsilon_low": loss.epsilon, "epsilon_high": high, "beta": loss.beta}
     weight = settings.pop("importance_sampling_ratio", None)
-    their_trainer = trl_trainer(*names, logprobs, **{**ranges, **soft, "delta": delta, **settings})
+    their_trainer = trl_trainer(*names, logprobs, entropies, **{**ranges, **soft, "delta": delta, **settings})
     ids = torch.zeros(ROWS, WIDTH, dtype=torch.long)
     inputs = {
         **{"prompt_ids": ids[:, :1], "prompt_mask": ids[:, :1], "completion_ids": ids, "completion_mask": mask},
@@ -141,7 +156,7 @@ def trl(config: Config, given: Given, delta: float | None = None, **settings: An
         "old_logps": (given.old * mask).sum(dim=1),
     }
     found = their_trainer._compute_loss(None, inputs)
-    return found.detach(), torch.autograd.grad(found, logprobs)[0]
+    return found.detach(), torch.autograd.grad(found, leaf)[0]
 
 
 def token_truncated(given: Given, most: float = 2.0) -> Tensor:
@@ -184,6 +199,23 @@ def test_value_and_gradient_are_those_of_trl(name, beta):
         torch.testing.assert_close(loss, right_loss, **TOLERANCE)
         torch.testing.assert_close(gradient, right_gradient, **TOLERANCE)
         assert gradient[tensors.mask].any() and not gradient[~tensors.mask].any()
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dapo", "cispo"])
+@pytest.mark.parametrize(("share", "coefficient"), [(0.4, 0.0), (1.0, 0.03), (0.4, 0.03)])
+def test_forks_and_the_entropy_bonus_are_those_of_trl(name, share, coefficient):
+    tensors = given(4)
+    tensors.logits = torch.randn(ROWS, WIDTH, 5, generator=torch.Generator().manual_seed(5))
+    logprobs = tensors.logits.log_softmax(dim=-1)[..., 0]
+    tensors.old, tensors.ref = (logprobs + 0.3 * torch.randn_like(logprobs) for _ in range(2))
+    overrides = (f"loss.top_entropy_quantile={share}", f"loss.entropy_coef={coefficient}", *OF_TRL[name][0])
+    bonus = {"_entropy_bonus_enabled": coefficient > 0, "use_adaptive_entropy": False, "entropy_coef": coefficient}
+    settings = {**OF_TRL[name][1](tensors), **bonus, "top_entropy_quantile": share}
+    found, right = ours(config_of(name, *overrides), tensors), trl(config_of(name, *overrides), tensors, **settings)
+    for mine, theirs in zip(found, right, strict=True):
+        torch.testing.assert_close(mine, theirs, **TOLERANCE)
+    plain = ours(config_of(name, *OF_TRL[name][0]), tensors)
+    assert not torch.allclose(plain[1], right[1], **TOLERANCE)
 
 
 @pytest.mark.parametrize("name", ["grpo", "dapo", "gspo"])

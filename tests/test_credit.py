@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -354,3 +355,22 @@ def test_only_forks_are_trained():
     assert entropy[chosen].min() >= entropy[mask & ~chosen].max()
     losses = [steps(small("run.num_steps=1", f"loss.top_entropy_quantile={share}"))[0] for share in (1.0, 0.2)]
     assert losses[0].metrics["grad_norm"] != losses[1].metrics["grad_norm"]
+
+
+def test_forks_are_those_of_trl():
+    trainer = pytest.importorskip("trl.trainer.grpo_trainer").GRPOTrainer
+    alone = SimpleNamespace(pad_across_processes=lambda tensor, **options: tensor, gather=lambda tensor: tensor)
+    generator = torch.Generator().manual_seed(3)
+    entropy, mask = torch.rand(8, 7, generator=generator), torch.rand(8, 7, generator=generator) > 0.3
+    for share in (0.05, 0.2, 0.5, 0.9):
+        expected = trainer.get_high_entropy_mask(SimpleNamespace(accelerator=alone), entropy, mask, 1 - share)
+        assert torch.equal(highest(entropy, mask, share), expected)
+
+
+def test_the_penalty_for_length_is_that_of_trl():
+    of_trl = pytest.importorskip("trl.rewards").get_soft_overlong_punishment(
+        max_completion_len=100, soft_punish_cache=20
+    )
+    lengths = [1, 79, 80, 81, 90, 99, 100]
+    expected = of_trl([[0] * length for length in lengths])
+    torch.testing.assert_close(credit.soft_overlong(tensor(lengths), 100, 0.2), tensor(expected))

@@ -49,6 +49,8 @@ class Batch:
     """(B, T) of the critic before the updates: the reward that it expects before each token."""
     returns: Tensor | None = None
     """(B, T): the reward that the critic should have expected."""
+    forks: Tensor | None = None
+    """(B, T): 1 / their number at the tokens of high entropy, 0 at others; None where all are trained alike."""
     ended: Tensor | None = None
     """(B,) bool: completions that reached their end token; the others were cut off at the length limit."""
 

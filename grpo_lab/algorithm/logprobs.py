@@ -121,6 +121,16 @@ def entropies(logits: Float[Tensor, "... V"], temperature: float = 1.0) -> Float
         return torch.cat(found).view(logits.shape[:-1])
 
 
+def differentiable_entropies(logits: Float[Tensor, "... V"], temperature: float = 1.0) -> Float[Tensor, "..."]:
+    """`entropies` with a gradient, which takes a few tensors of the size of the logits.
+
+    >>> differentiable_entropies(torch.zeros(1, 4, requires_grad=True))
+    tensor([1.3863], grad_fn=<NegBackward0>)
+    """
+    logp = _scaled(logits, temperature).log_softmax(dim=-1)
+    return -(logp.exp() * logp.clamp(min=torch.finfo(logp.dtype).min)).sum(dim=-1)
+
+
 def _scaled(scores: Tensor, temperature: float) -> Tensor:
     """scores / temperature in fp32; the scores themselves, without a copy, where that is the same."""
     return scores.float() if temperature == 1 else scores.float() / temperature

@@ -76,6 +76,8 @@ class LossConfig(Settings):
     """The last part of max_completion_length in which the reward falls, by 1 at its end (DAPO); 0 for none."""
     top_entropy_quantile: Annotated[float, Between(0, 1)] = 1.0
     """The share of tokens that are trained, those with the highest entropy when they were sampled; 1 trains all."""
+    entropy_coef: Annotated[float, AtLeast(0)] = 0.0
+    """Weight of the entropy, a mean over tokens in nats, that is subtracted from the loss; 0 for no bonus."""
     completion_mask: str = "position"
     """The tokens that are trained: `position` (up to the end token), `not_truncated` (the same, but none of a
     completion that was cut off), a named wrong mask, or `file.py:name`: (batch, pad) -> mask (B, T)."""

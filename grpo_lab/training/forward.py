@@ -34,10 +34,15 @@ class Forward:
         dtype = self.precision.autocast
         return torch.autocast(self._policy.device.type, dtype=dtype, enabled=dtype is not None)
 
-    def logprobs(self, attempt: Attempt, batch: Batch, note: str = "current") -> Tensor:
-        """Log-probabilities (b, T) of a micro-batch's completions under the policy as it is, in nats."""
+    def logprobs(
+        self, attempt: Attempt, batch: Batch, note: str = "current", whole: list[Tensor] | None = None
+    ) -> Tensor:
+        """Log-probabilities (b, T) of a micro-batch's completions under the policy as it is, in nats.
+
+        A list as `whole` receives all logits (b, T, V), with their gradient; without it they may be made in parts.
+        """
         with self.autocast():
-            found = passes.logprobs(self._policy, self.run, batch, attempt, note)
+            found = passes.logprobs(self._policy, self.run, batch, attempt, note, whole=whole)
         return found.to(self.precision.loss)
 
     def before_updates(self, attempt: Attempt, batch: Batch, reference: Reference) -> Batch:

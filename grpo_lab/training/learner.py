@@ -13,7 +13,7 @@ from torch import Tensor
 from grpo_lab import seeds
 from grpo_lab.algorithm.batch import Batch
 from grpo_lab.algorithm.combinations import Scores, scorable_by_any
-from grpo_lab.algorithm.losses import LossOutput, highest, token_weights
+from grpo_lab.algorithm.losses import LossOutput, token_weights
 from grpo_lab.config.schema import Config, planned_steps
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import LinkNote, Stage, Stepped, Verdict
@@ -235,15 +235,16 @@ class Learner:
         mask, longest = batch.completion_mask, attempt.step.sampling.max_completion_length
         weight = self.combination.loss_weight(part.objective)
         weights = token_weights(mask, self.config.loss.aggregation, longest) * weight
-        if (share := self.config.loss.top_entropy_quantile) < 1:
-            weights = weights.masked_fill(~highest(batch.entropy, mask, share), 0.0)
-        return replace(part, batch=replace(batch, weights=weights), num_tokens=mask.sum())
+        batch = policy_loss.with_forks(replace(batch, weights=weights), self.config.loss)
+        return replace(part, batch=batch, num_tokens=mask.sum())
 
     def loss(self, attempt: Attempt, batch: Batch) -> LossOutput:
         """The micro-batch's part of the objective, to be minimised."""
         attempt.replace(batch=batch)
-        logprobs = self.forward.logprobs(attempt, batch)
+        whole: list[Tensor] = []
+        logprobs = self.forward.logprobs(attempt, batch, whole=whole if self.config.loss.entropy_coef else None)
         output = policy_loss.micro_batch_loss(attempt, batch, self.formulas, logprobs)
+        output = policy_loss.add_entropy_bonus(attempt, output, batch, whole)
         with self.forward.autocast():
             return self.critic.add_loss(output, batch, self.config.loss, known(attempt.step.num_tokens, "num_tokens"))
 

@@ -106,18 +106,21 @@ def logprobs(
     attempt: Attempt,
     note: str,
     watch: Callable[[Tensor, Tensor], None] = ignore,
+    whole: list[Tensor] | None = None,
 ) -> Tensor:
     """Log-probabilities (B, T) of the completions' tokens under a model, in nats; without a meaning outside the mask.
 
-    Large logits of the shared pass are never there as a whole, unless an intervention wants them; `watch` receives
-    them in parts, as `ignore` does.
+    Large logits of the shared pass are never there as a whole, unless an intervention wants them or a list is given as
+    `whole`, which receives them with their gradient; `watch` receives them in parts, as `ignore` does.
     """
     hidden, head = run(model, batch)
     step, mask, tokens = attempt.step, batch.completion_mask, batch.completions
     small = mask.numel() * model.config.vocab_size <= CHUNK
     # A subclass, such as a quantised layer, multiplies in its own way.
-    if type(head) is not torch.nn.Linear or small or attempt.intervenes(Stage.LOGITS):
+    if type(head) is not torch.nn.Linear or small or attempt.intervenes(Stage.LOGITS) or whole is not None:
         logits = attempt.apply(Stage.LOGITS, head(hidden), note)
+        if whole is not None:
+            whole.append(logits)
         watch(logits.detach(), torch.where(mask, tokens, -1))
         return completion_logprobs(logits, tokens, step.sampling.temperature)
 

@@ -1,16 +1,39 @@
 """The loss of one micro-batch, put together from the formulas that the config names."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from torch import Tensor
 
 from grpo_lab.algorithm.batch import Batch
-from grpo_lab.algorithm.losses import LossOutput, weighted_sum
+from grpo_lab.algorithm.logprobs import differentiable_entropies
+from grpo_lab.algorithm.losses import LossOutput, highest, weighted_sum
 from grpo_lab.algorithm.surrogates import Limits
+from grpo_lab.config.loss_section import LossConfig
 from grpo_lab.events import Stage
 from grpo_lab.training import step_metrics
 from grpo_lab.training.attempt import Attempt
 from grpo_lab.training.interventions import known
 from grpo_lab.training.registry import Formulas
 from grpo_lab.training.shaping import IN_THE_LOSS
+
+
+def with_forks(batch: Batch, loss: LossConfig) -> Batch:
+    """The batch with its `forks`, where the loss needs to know them: taken over all its rows."""
+    if loss.top_entropy_quantile == 1 and not loss.entropy_coef:
+        return batch
+    forks = highest(batch.entropy, batch.completion_mask, loss.top_entropy_quantile).float()
+    return replace(batch, forks=forks / forks.sum().clamp(min=1))
+
+
+def add_entropy_bonus(attempt: Attempt, output: LossOutput, batch: Batch, logits: Sequence[Tensor]) -> LossOutput:
+    """The loss minus entropy_coef times the mean entropy of the forks, for logits (b, T, V) that were kept for it."""
+    loss, sampling = output.loss, attempt.step.sampling
+    for each in logits:
+        assert batch.forks is not None
+        bonus = weighted_sum(differentiable_entropies(each, sampling.temperature), batch.forks)
+        loss = loss - attempt.step.config.loss.entropy_coef * bonus.to(loss.dtype)
+    return output._replace(loss=loss)
 
 
 def micro_batch_loss(attempt: Attempt, batch: Batch, formulas: Formulas, logprobs: Tensor) -> LossOutput:
@@ -34,6 +57,8 @@ def micro_batch_loss(attempt: Attempt, batch: Batch, formulas: Formulas, logprob
     temperatures = settings.sapo_temperature_pos, settings.sapo_temperature_neg
     limits = Limits(use.epsilon, use.epsilon_high, use.delta, *temperatures)
     per_token = formulas.surrogate(log_weights, logprobs, batch.advantages, limits)
+    if batch.forks is not None:
+        per_token = per_token.masked_fill(batch.forks == 0, 0.0)
     bounds = settings.importance_sampling_clip_min, settings.importance_sampling_clip_max
     per_token = formulas.importance_sampling_mode(per_token, batch, *bounds)
     if batch.ref_logprobs is not None:
