@@ -13,6 +13,14 @@ from grpo_lab.errors import ConfigError, unknown
 from grpo_lab.paths import data_directory
 
 _TEXTS = ("title", "paper", "differs")
+USED_BY = {
+    "clip": ("ratio", "epsilon", "epsilon_high", "delta"),
+    "cispo": ("ratio", "epsilon", "epsilon_high"),
+    "sapo": ("ratio", "sapo_temperature_pos", "sapo_temperature_neg"),
+    "unclipped": ("ratio",),
+    "reinforce": (),
+}
+"""The parts of the loss that each surrogate uses; one of a user's file may use all."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +74,39 @@ def settings_for(name: str, loss: Mapping[str, Any]) -> dict[str, Any]:
     defaults = settings_of(LossConfig)
     back = {key: defaults[key].default for key, value in loss.items() if (key, value) in of_all}
     return {**back, **algorithm(name).loss}
+
+
+def algorithm_of(loss: Mapping[str, Any]) -> str:
+    """The algorithm whose formulas these settings of `loss` already are: to take it up changes no formula; or "".
+
+    Numbers, as epsilon, do not count. A setting that is absent has its default.
+
+    >>> algorithm_of({"surrogate": "cispo"}), algorithm_of({"surrogate": "cispo", "aggregation": "sum"})
+    ('cispo', '')
+    """
+    given = {name: loss.get(name, setting.default) for name, setting in settings_of(LossConfig).items()}
+    chosen = _formulas(given)
+    found = (name for name in algorithm_names() if {**chosen, **_formulas(settings_for(name, chosen))} == chosen)
+    return next(found, "")
+
+
+def unused(loss: Mapping[str, Any]) -> dict[str, str]:
+    """The parts of a loss that its formulas do not use, each with the setting that is the reason.
+
+    >>> unused({"surrogate": "reinforce", "beta": 0.1})["delta"], unused({"surrogate": "clip", "beta": 0.0})["kl"]
+    ('loss.surrogate=reinforce', 'loss.beta=0')
+    """
+    surrogate, paid = loss.get("surrogate", "clip"), loss.get("kl_place", "loss")
+    parts = {part for used in USED_BY.values() for part in used}
+    found = dict.fromkeys(sorted(parts.difference(USED_BY.get(surrogate, parts))), f"loss.surrogate={surrogate}")
+    if loss.get("beta", 1) == 0:
+        return found | {"beta": "loss.beta=0", "kl": "loss.beta=0"}
+    return found | ({"kl": f"loss.kl_place={paid}"} if paid != "loss" else {})
+
+
+def _formulas(loss: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that are names."""
+    return {name: value for name, value in loss.items() if isinstance(value, str)}
 
 
 @functools.cache  # a file is read again if it changed

@@ -1,11 +1,13 @@
 """The objects that a config names: its interventions, arranged by stage, and its formulas."""
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from grpo_lab.algorithm import formulas as right
-from grpo_lab.config import fields, user_code
+from grpo_lab.config import algorithms, fields, user_code
+from grpo_lab.config.loss_section import LossConfig
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import ConfigError, unknown
 from grpo_lab.events import Stage
@@ -76,6 +78,20 @@ def needs_reference(config: Config) -> bool:
     loss = config.loss
     penalised = any(objective.beta > 0 for objective in resolve(config))
     return penalised or loss.log_ratio == "reference" or user_code.is_own(loss.log_ratio)
+
+
+def without_effect(config: Config) -> list[str]:
+    """A sentence on each guard, and each setting of `loss` away from its default, that the formulas do not use.
+
+    >>> without_effect(Config().with_("loss.surrogate=reinforce", "guards.dual_clip=on"))
+    ['guards.dual_clip has no effect under loss.surrogate=reinforce']
+    """
+    loss, usual = dataclasses.asdict(config.loss), dataclasses.asdict(LossConfig())
+    idle = algorithms.unused(loss | {"beta": max(objective.beta for objective in resolve(config))})
+    found = {f"loss.{name}": why for name, why in idle.items() if name != "beta" and loss.get(name) != usual.get(name)}
+    guards = {name: GUARDS[name].acts_on for name in config.guards if name in GUARDS}
+    found |= {f"guards.{name}": idle[part] for name, part in guards.items() if part in idle}
+    return [f"{name} has no effect under {why}" for name, why in found.items()]
 
 
 def arrange(

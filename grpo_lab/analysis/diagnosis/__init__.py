@@ -15,6 +15,7 @@ from grpo_lab.analysis import logs
 from grpo_lab.analysis.diagnosis import report
 from grpo_lab.analysis.diagnosis.causes import LEVELS, Cause, Sightings, known_causes, known_symptoms
 from grpo_lab.analysis.diagnosis.comparison import Comparison
+from grpo_lab.analysis.diagnosis.effects import effective
 from grpo_lab.analysis.diagnosis.findings import ENOUGH_STEPS, DetectedCause, Evidence, Findings, PossibleCause
 from grpo_lab.analysis.diagnosis.findings import HEALTHY as HEALTHY
 from grpo_lab.analysis.diagnosis.findings import NOT_ENOUGH as NOT_ENOUGH
@@ -109,7 +110,7 @@ def _detected(cause: Cause, seen: Sightings, log: Log) -> DetectedCause:
     onset = cause.onset(seen)
     assert onset is not None
     suspects = cause.suspected(seen, log.source)
-    evidence, remedies = _evidence(cause, seen, log), cause.advised(suspects, log.source)
+    evidence, remedies = _evidence(cause, seen, log), effective(cause.advised(suspects, log.source), log)
     return DetectedCause(cause, onset.step, evidence, suspects, remedies)
 
 

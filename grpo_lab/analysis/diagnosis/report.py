@@ -10,6 +10,7 @@ from typing import Any
 
 from grpo_lab.analysis.diagnosis.causes import SETTINGS_OF, Remedy
 from grpo_lab.analysis.diagnosis.findings import ENOUGH_STEPS, DetectedCause, Evidence, Findings
+from grpo_lab.analysis.logs.algorithm import algorithm_in, algorithm_in_words
 from grpo_lab.events import encodable
 from grpo_lab.metrics import METRICS, of_run
 
@@ -51,6 +52,8 @@ def _of_log(found: Findings, name: str) -> Iterator[str]:
     settings = [f"{len(log.settings)} setting{'s' * (len(log.settings) != 1)}"] if log.settings else []
     facts = ", ".join([log.format, count, f"{len(log.metrics)} metrics", *writer, *settings])
     yield f"{name}: {facts}" if name else facts
+    if algorithm := algorithm_in_words(log):
+        yield f"algorithm: {algorithm}"
     few = [f"with {count}, most curves show no trend yet"] if len(steps) < ENOUGH_STEPS else []
     for note in (*log.notes, *few):
         yield f"note: {note}"
@@ -192,6 +195,7 @@ def tree(found: Findings) -> dict[str, Any]:
     about = {
         "format": log.format,
         "source": log.source,
+        "algorithm": algorithm_in(log),
         "steps": len(log.steps),
         "metrics": list(log.metrics),
         "settings": len(log.settings),

@@ -25,6 +25,7 @@ from grpo_lab.analysis.diagnosis.curves import (
     start,
 )
 from grpo_lab.analysis.logs import Log
+from grpo_lab.analysis.logs.algorithm import OWN, formulas_in, settings_that_tell
 from grpo_lab.errors import ConfigError, unknown
 from grpo_lab.metrics import METRICS, of_run
 
@@ -83,6 +84,7 @@ class Symptom:
     where: Mapping[str, Any] = field(default_factory=dict)
     steady: Sequence[str] = ()
     objective: str = ""
+    void: Mapping[str, str] = field(default_factory=dict)
 
     @staticmethod
     def read(name: str, tree: Mapping[str, Any]) -> Symptom:
@@ -119,6 +121,8 @@ class Symptom:
         if self.function:
             seen = [self._of_curve(log, series) for _, series in sorted(log.functions.items()) if len(series)]
             return next((each for each in seen if isinstance(each, Seen)), None)
+        if why := self._void(log):
+            return Unknown(self.metric, f"{why}: it tells of no failure there")
         series = self._lowest(log) if self.objective else log.metrics.get(self.metric)
         if series is None or not len(series):
             return None if self.objective else Unknown(self.metric, "not logged")
@@ -126,10 +130,13 @@ class Symptom:
 
     def _of_settings(self, log: Log) -> Sighting:
         """The sighting in the settings that were found beside the log, the first of the names that is there."""
-        name = next((name for name in self.setting if name in log.settings), None)
+        settings = {**settings_that_tell(log), **log.settings}
+        name = next((name for name in self.setting if name in settings), None)
         if name is None:
             return Unknown(self.setting[0], "no settings beside the log")
-        given = log.settings[name]
+        if self._void(log):
+            return None
+        given = settings[name]
         if self.like:
             return Seen(_last(log), math.nan, f"{name}={given}") if re.search(self.like, str(given)) else None
         try:
@@ -137,6 +144,12 @@ class Symptom:
         except (TypeError, ValueError):
             return None
         return Seen(_last(log), value, name) if self.compare(np.array([value])).any() else None
+
+    def _void(self, log: Log) -> str:
+        """The formula under which the symptom tells of no failure, as "loss.surrogate=cispo"; "" if there is none."""
+        given = formulas_in(log) if self.void else {}
+        fits = (name for name, pattern in self.void.items() if re.fullmatch(pattern, str(given.get(name, ""))))
+        return next((f"{OWN}{name}={given[name]}" for name in fits), "")
 
     def _of_curve(self, log: Log, series: pd.Series) -> Sighting:
         for other in (name for name in (self.of, self.where.get("metric", "")) if name in METRICS):
