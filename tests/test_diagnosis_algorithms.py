@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -57,7 +58,7 @@ VERL_OF = {
 }
 
 
-def log(source="trl", settings=None, **curves):
+def log(source: Any = "trl", settings: Any = None, **curves: Any) -> logs.Log:
     table = {**HEALTHY_CURVES, **{name.replace("__", "/"): values for name, values in curves.items()}}
     series = {name: pd.Series(values, index=range(1, len(values) + 1), name=name) for name, values in table.items()}
     return logs.Log(series, source=source, settings=settings or {})

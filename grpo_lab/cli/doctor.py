@@ -92,6 +92,8 @@ def _say_prediction(config: Config, now: Prediction) -> None:
     from grpo_lab.runs.memory import TIMES
     from grpo_lab.ui import console
 
+    for note in console.notes(config):
+        console.say(note)
     (prompts, prompt_length), (completions, length) = now.prompts, now.completions
     console.say(
         f"model {config.model.name}, {now.parameters:,} parameters, {now.trained:,} trained, {config.model.precision}"

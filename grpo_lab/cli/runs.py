@@ -170,10 +170,12 @@ def _train(
 
     if print_config:
         validated(config, own=True)
-        print(toml.dumps(config), end="")
+        print("".join(f"# {note}\n" for note in console.notes(config)) + toml.dumps(config), end="")
         sys.exit(0)
     session = Session(config, out, child=child or None, save_model=save is Save.LAST)
     console.say_warnings()
+    for note in console.notes(config):
+        console.report(note)
     if as_json:
         session.views.append(console.JsonView())
         with contextlib.redirect_stdout(sys.stderr):  # a reward function may print

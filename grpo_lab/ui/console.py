@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import time
@@ -29,6 +30,7 @@ from grpo_lab.config.schema import planned_steps
 from grpo_lab.events import Ended, Evaluated, Event, Started, Stepped, encodable, to_json
 
 if TYPE_CHECKING:  # torch takes seconds to import, and lists of names need none of it
+    from grpo_lab.config.schema import Config
     from grpo_lab.runs.session import Session
 
 NARROW = Box("    \n    \n ── \n    \n    \n    \n    \n    \n")
@@ -160,6 +162,20 @@ def say_warnings() -> None:
     """Show each later warning as one line on standard error, without file and line number."""
 
     warnings.showwarning = lambda message, *_, **__: report(f"warning: {message}")
+
+
+def notes(config: Config) -> list[str]:
+    """The algorithm whose formulas a config has, if it is one, and what has no effect under them, a line each.
+
+    >>> from grpo_lab.config.schema import Config
+    >>> notes(Config().with_algorithm("cispo").with_("guards.dual_clip=on"))
+    ['algorithm: cispo', 'guards.dual_clip has no effect under loss.surrogate=cispo']
+    """
+    from grpo_lab.config.algorithms import algorithm_of
+    from grpo_lab.training.registry import without_effect
+
+    name = algorithm_of(dataclasses.asdict(config.loss))
+    return [*([f"algorithm: {name}"] if name else []), *without_effect(config)]
 
 
 class JsonView:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from grpo_lab.analysis.markdown import assignments, code, first_sentence, one_line, overrides, render
+from grpo_lab.config.algorithms import USED_BY, algorithm, algorithm_names, unused
 from grpo_lab.config.catalog import Preset, Scenario, load_preset, preset_names, scenario, scenario_names
 from grpo_lab.config.fields import settings_of
 from grpo_lab.events import Stage
@@ -58,6 +59,7 @@ def _section(name: str, guard: type[Intervention], presets: Sequence[Preset], ca
         "stage": guard.stage,
         "what": what,
         "sections": sections,
+        "idle": _idle(guard.acts_on),
         "promise": changes if guard.changes_healthy_runs else "A healthy run is bit-identical with it",
         "settings": [["setting", "default", "must be", "what"], *settings],
         "presets": ", ".join(f"`{preset.name}`" for preset in presets if name in preset.config.guards),
@@ -66,6 +68,16 @@ def _section(name: str, guard: type[Intervention], presets: Sequence[Preset], ca
             "Not stopped": list(_mentions(name, "decoys", cases)),
         },
     }
+
+
+def _idle(part: str) -> str:
+    """When a guard of this part of the loss has no effect, in words."""
+    if part in ("beta", "kl"):
+        return "No effect without a KL penalty (`loss.beta=0`)" + ", or with one in the reward" * (part == "kl")
+    without = [f"`{name}`" for name, used in USED_BY.items() if part not in used]
+    named = [f"`{name}`" for name in algorithm_names() if part in unused({"beta": 1, **algorithm(name).loss})]
+    algorithms = f": algorithms {', '.join(named)}" if named else ""
+    return f"No effect with `loss.surrogate` = {', '.join(without)}{algorithms}" if part and without else ""
 
 
 def _mentions(name: str, kind: str, cases: list[Scenario]) -> Iterator[str]:
