@@ -7,6 +7,7 @@ import pytest
 
 from grpo_lab.analysis.run_state import fold
 from grpo_lab.analysis.screen_words import describe
+from grpo_lab.config.algorithms import algorithm_names
 from grpo_lab.config.catalog import preset
 from grpo_lab.events import Action, Ended, Evaluated, LinkNote, Stage, Started, Stepped, Verdict
 from grpo_lab.paths import data_tables
@@ -42,6 +43,7 @@ def test_every_text_with_english_elsewhere_has_a_translation_and_nothing_else_ha
     expected = {f"crash.{kind}" for kind in (*CRASHES, "unknown")}
     expected |= {f"break.{key}.{part}" for key in BREAKS for part in ("operator", "explanation")}
     expected |= {f"guard.{name}.{part}" for name in GUARDS for part in ("does", "Stops", "Costs", "Hides")}
+    expected |= {f"algorithm.{name}" for name in algorithm_names()}
     expected |= {f"heal.{name}" for name in lecture.SCENARIOS} | {f"setting.{name}" for name in SLIDERS}
     assert {key for key in words if not key.startswith(("reason.", "alt."))} == expected
     assert [key for key, said in words.items() if not said.strip()] == []

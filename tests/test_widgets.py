@@ -12,6 +12,7 @@ from IPython.core.formatters import DisplayFormatter
 
 from grpo_lab.analysis.run_state import fold
 from grpo_lab.analysis.screen_words import describe
+from grpo_lab.config.algorithms import algorithm, algorithm_names
 from grpo_lab.config.catalog import preset, scenario
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import ConfigError, ModelError, RunError
@@ -289,6 +290,25 @@ def test_settings_act_on_the_running_model(panel, seen):
     assert one._render_state.screens()[0].marked("changed") == [1]
 
 
+def test_an_algorithm_acts_on_the_running_model_and_one_with_a_critic_on_the_next_run(panel, seen):
+    one = panel(overrides=LONG)
+    one.step()
+    until("the first step", lambda: len(steps(one)) == 1)
+    one._controls.sources.algorithm.value = "cispo"
+    assert "loss.surrogate=cispo" in words(one) and "from the next step" in words(one)
+    one.step()
+    until("the second step", lambda: len(steps(one)) == 2)
+    assert "cispo_clip_ratio" in steps(one)[1].metrics and "cispo_clip_ratio" not in steps(one)[0].metrics
+    one._controls.sources.algorithm.value = "ppo"
+    assert "next run" in words(one) and "fixed once a run has started" in words(one)
+    assert one.config.loss.critic == "own"
+    one._controls.sources.algorithm.value = "gspo"
+    one.step()
+    until("the third step", lambda: len(steps(one)) == 3)
+    changes = [text for event in one.session.events if isinstance(event, Changed) for text in event.overrides]  # type: ignore
+    assert one.session.config.with_(*changes).loss == one.config.loss  # type: ignore
+
+
 def test_what_a_running_model_cannot_take_acts_in_the_next_run(panel, seen):
     one = panel(overrides=(*LONG, "loss.beta=0"))
     one.step()
@@ -475,6 +495,42 @@ def test_menus_make_configs(panel):
     assert one.config == preset("plain").with_("run.seed=7")
     one.reset()
     assert (sources.preset.value, sources.seed.value) == ("smoke", 0)
+
+
+def test_the_menu_of_algorithms_changes_the_formulas_and_shows_which_they_are(panel):
+    one = panel()
+    sources, made = one._controls.sources, one.config
+    names = [value for _, value in sources.algorithm.options]
+    assert names == ["", *algorithm_names()] and sources.algorithm.value == ""
+    for name in algorithm_names():
+        sources.algorithm.value = name
+        assert one.config == made.with_algorithm(name)
+        assert sources.algorithm.value == name
+        assert algorithm(name).differs in sources.algorithm.tooltip
+    sources.algorithm.value = ""
+    assert one.config == made
+    sources.scenario.value = "cuda-001"
+    assert sources.algorithm.value == "grpo"
+    one.set("loss.surrogate=sapo")
+    assert sources.algorithm.value == "sapo"
+    one.reset()
+    assert (one.config, sources.algorithm.value) == (made, "")
+
+
+def test_an_algorithm_that_makes_a_guard_idle_says_so(panel):
+    one = panel()
+    one.switch("dual_clip", True)
+    assert "no effect" not in one._render_state.note
+    one._controls.sources.algorithm.value = "cispo"
+    assert "guards.dual_clip has no effect under loss.surrogate=cispo" in one._render_state.note
+
+
+def test_an_algorithm_that_the_groups_do_not_allow_is_refused(panel):
+    one = panel()
+    one.set("data.num_generations=1", "data.allow_single_generation=true")
+    one._controls.sources.algorithm.value = "rloo"
+    assert "leave_one_out" in one._render_state.note
+    assert one._controls.sources.algorithm.value == ""
 
 
 def test_only_what_a_lab_asks_for_is_shown(panel):

@@ -82,6 +82,22 @@ def test_stop_answers_while_a_cell_awaits_and_after_a_reload(notebook, wait_unti
 
 
 @pytest.mark.slow
+def test_an_algorithm_is_chosen_during_a_run(notebook):
+    changes = "print([event.overrides for event in panel.session.events if isinstance(event, Changed)])"
+    nb = notebook(f"{IMPORT}\n{LONG}\npanel", changes)
+    nb.run_cell(0)
+    begin(nb)
+    nb.find("panel").get_by_role("tab", name="Scenario").click()
+    nb.find("set-algorithm").locator("select").select_option("cispo")
+    status(nb, "loss.surrogate=cispo")
+    expect(nb.find("panel").get_by_text("Clipped importance sampling weights")).to_be_visible()
+    nb.find("stop").click()
+    status(nb, "stopped")
+    nb.run_cell(1)
+    expect(nb.output(1)).to_contain_text("loss.surrogate=cispo")
+
+
+@pytest.mark.slow
 def test_an_awaited_run_is_steered_on_one_screen_in_both_themes_and_leaves_a_picture(notebook, server):
     """With Shift+Enter the panel was above the view for the whole run, and a dark theme hid its labels."""
     options = "guards=('clamp_log_ratio',), guards_shown=('clamp_log_ratio', 'clamp_kl'), pause_at=4, pace=20"

@@ -14,11 +14,11 @@ from grpo_lab.errors import GrpoLabError, RunError
 from grpo_lab.models import loading
 from grpo_lab.runs import child_pool, notebook_mode, recordings
 from grpo_lab.runs.session import Session
-from grpo_lab.training.registry import validated
+from grpo_lab.training.registry import validated, without_effect
 from grpo_lab.ui.widgets import exports, html, notebook_display
 from grpo_lab.ui.widgets.controls_view import ControlsView
 from grpo_lab.ui.widgets.live import LiveFigure
-from grpo_lab.ui.widgets.messages import text
+from grpo_lab.ui.widgets.messages import reworded, text
 from grpo_lab.ui.widgets.render_state import RenderState
 from grpo_lab.ui.widgets.runner import Run, Runner
 from grpo_lab.ui.widgets.sources import config_of
@@ -177,8 +177,8 @@ class Panel:
 
     def choose(self, config: Config) -> None:
         """Use a whole config for the next run."""
-        self.config = config
-        self.tell(text("panel.chosen") if self._runner.running else "")
+        self.config, now = config, [text("panel.chosen")] if self._runner.running else []
+        self.tell(" · ".join([*now, *map(reworded, without_effect(config))]))
 
     def set(self, *overrides: str) -> None:
         """Change settings of the next run, and of a running model at its next step where it accepts them.
@@ -189,7 +189,7 @@ class Panel:
             changed = self.config.with_(*overrides)
             validated(changed)
             self.config = changed
-            self.tell(self._runner.act_now(overrides))
+            self.tell(" · ".join([self._runner.act_now(overrides), *map(reworded, without_effect(changed))]))
 
     def switch(self, guard: str, on: bool) -> None:
         """Switch a guard on or off, as `set` does."""

@@ -1,27 +1,30 @@
-"""The starting point of a run: a preset, a scenario on it, the guards, the model and the seed."""
+"""The starting point of a run: a preset, a scenario on it, the algorithm, the guards, the model and the seed."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import ipywidgets
 
-from grpo_lab.config import catalog
+from grpo_lab.config import algorithms, catalog
 from grpo_lab.config.schema import Config
 from grpo_lab.ui.widgets import html, parts
-from grpo_lab.ui.widgets.messages import text
+from grpo_lab.ui.widgets.messages import text, translated
 
 STYLE = {"description_width": "84px"}
 MODELS = ("tiny", "smollm2-135m")
 
 
 class Sources:
-    """Menus that make a config. They call `chosen` with a whole config and `changed` with an override."""
+    """Menus that make a config. They call `chosen` with a whole config and `changed` with overrides."""
 
-    def __init__(self, chosen: Callable[[Config], None], changed: Callable[[str], None]) -> None:
+    def __init__(self, chosen: Callable[[Config], None], changed: Callable[..., None]) -> None:
         self._chosen, self._changed, self._muted = chosen, changed, parts.Muted()
         self._described: tuple[Any, Any] | None = None
         self.preset = _menu("preset", "panel.none", catalog.preset_names())
         self.scenario = _menu("scenario", "panel.none", catalog.scenario_names())
+        self.algorithm = _menu("algorithm", "panel.own_formulas", algorithms.algorithm_names())
+        self._loss: dict[str, Any] = {}
         self.guards = _menu("guards_of", "panel.own_guards", catalog.preset_names())
         words = {"style": STYLE, "continuous_update": False}
         names = {"description": text("setting.model"), "tooltip": text("panel.model_help")}
@@ -30,10 +33,11 @@ class Sources:
         self._about = parts.words("about")
         for menu in (self.preset, self.scenario, self.guards):
             menu.observe(self._choose, "value")
+        self.algorithm.observe(self._take_up, "value")
         for path, box in (("model.name", self.model), ("run.seed", self.seed)):
             box.observe(lambda change, path=path: self._override(path, change["new"]), "value")
             box.add_class(f"grpo-lab-set-{'model' if box is self.model else 'seed'}")
-        self.widgets = [self.preset, self.scenario, self.guards, self.model, self.seed, self._about]
+        self.widgets = [*(self.preset, self.scenario, self.algorithm, self.guards, self.model, self.seed, self._about)]
 
     def show(self, config: Config, of_preset: str = "", of_scenario: str = "", of_guards: str | None = None) -> None:
         """Show the config's model and seed, and the names of its parts; other names stay."""
@@ -43,6 +47,9 @@ class Sources:
             if of_guards is not None:
                 self.guards.value = of_guards
             self.model.value, self.seed.value = config.model.name, config.run.seed
+            self._loss = dataclasses.asdict(config.loss)
+            self.algorithm.value = algorithms.algorithm_of(self._loss)
+            self.algorithm.tooltip = described(self.algorithm.value)
         self._describe()
 
     def _choose(self, change: Any) -> None:
@@ -55,6 +62,18 @@ class Sources:
         config = config_of(self.scenario.value or None, self.preset.value or None, guards)
         self._describe()
         self._chosen(config.with_(f"run.seed={self.seed.value}"))
+
+    def _take_up(self, change: Any) -> None:
+        """Change the formulas to those of an algorithm, or go back to those of scenario and preset."""
+        if not change["new"]:
+            self._choose(change)
+        elif not self._muted:
+            refused = self._loss["critic"] != "none"  # a running model took none of these settings
+            loss = self._loss | algorithms.settings_for(change["new"], self._loss)
+            found = [(name, value) for name, value in loss.items() if refused or self._loss[name] != value]
+            self._changed(*(f"loss.{name}={'none' if value is None else value}" for name, value in found))
+            self._described = None
+            self._about.value = html.prose(change["new"], described(change["new"]), {})
 
     def _override(self, path: str, value: Any) -> None:
         if not self._muted and str(value):
@@ -72,6 +91,14 @@ class Sources:
         elif self.preset.value:
             found = catalog.load_preset(self.preset.value)
         self._about.value = html.prose(found.name, found.title, {}) if found else ""
+
+
+def described(name: str) -> str:
+    """An algorithm's title and what differs from GRPO, in the panel's language; for "" the help of the menu."""
+    if not name:
+        return text("panel.algorithm_help")
+    found = algorithms.algorithm(name)
+    return translated(f"algorithm.{name}", f"{found.title}. {found.differs}")
 
 
 def config_of(base: str | Config | None, preset: str | None, guards: str | tuple[str, ...] | None) -> Config:
