@@ -160,6 +160,9 @@ def test_trl_s_delta_and_verl_s_clip_ratio_c_are_named_only_where_they_act(name,
     for source in settings:
         found = advised(diagnose(log(source, settings[source], **curves)))
         assert not any("delta" in text.split() or "clip_ratio_c" in text or "dual_clip" in text for text in found)
+    for mode in ("gspo", "clip_cov"):
+        found = advised(diagnose(log("verl", {f"{ACTOR}policy_loss.loss_mode": mode}, **curves)))
+        assert not any("clip_ratio_c" in text for text in found)
     under_grpo = advised(diagnose(log("trl", TRL_OF["grpo"], **EXPLODING)))
     assert "delta" in under_grpo
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from grpo_lab.analysis.diagnosis.causes import SETTINGS_OF, Remedy
 from grpo_lab.analysis.logs import Log
-from grpo_lab.analysis.logs.algorithm import formulas_in, settings_that_tell
+from grpo_lab.analysis.logs.algorithm import IDLE, formulas_in, settings_that_tell, told_by
 from grpo_lab.config.algorithms import unused
 from grpo_lab.training.guards import GUARDS
 
@@ -21,8 +21,10 @@ ELSEWHERE = {
 
 def effective(remedies: Iterable[Remedy], log: Log) -> tuple[Remedy, ...]:
     """The remedies that can change the log's run, each with the settings that can; those without settings stay."""
-    parts = unused({"beta": log.settings.get("beta", 1), **formulas_in(log)})
-    idle = {name for part in parts for name in (f"loss.{part}", *ELSEWHERE.get(part, ()))}
+    beta = {"beta": 1} if log.objectives else {}  # each has its own
+    parts = unused({"beta": log.settings.get("beta", 1), **formulas_in(log), **beta})
+    idle = {name for told in told_by(log).values() for name in told.get(IDLE, ())}
+    idle |= {name for part in parts for name in (f"loss.{part}", *ELSEWHERE.get(part, ()))}
     idle |= {f"guards.{name}" for name, guard in GUARDS.items() if guard.acts_on in parts}
     settings = settings_that_tell(log)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from grpo_lab.analysis.diagnosis.causes import SETTINGS_OF, Remedy
 from grpo_lab.analysis.diagnosis.findings import ENOUGH_STEPS, DetectedCause, Evidence, Findings
-from grpo_lab.analysis.logs.algorithm import algorithm_in, algorithm_in_words
+from grpo_lab.analysis.logs.algorithm import OWN, algorithm_in, settings_that_tell
 from grpo_lab.events import encodable
 from grpo_lab.metrics import METRICS, of_run
 
@@ -52,8 +52,9 @@ def _of_log(found: Findings, name: str) -> Iterator[str]:
     settings = [f"{len(log.settings)} setting{'s' * (len(log.settings) != 1)}"] if log.settings else []
     facts = ", ".join([log.format, count, f"{len(log.metrics)} metrics", *writer, *settings])
     yield f"{name}: {facts}" if name else facts
-    if algorithm := algorithm_in_words(log):
-        yield f"algorithm: {algorithm}"
+    told = [f"{name}={value}" for name, value in settings_that_tell(log).items() if not name.startswith(OWN)]
+    if algorithm := algorithm_in(log):
+        yield f"algorithm: {algorithm}" + (f" ({', '.join(told)})" if told else "")
     few = [f"with {count}, most curves show no trend yet"] if len(steps) < ENOUGH_STEPS else []
     for note in (*log.notes, *few):
         yield f"note: {note}"

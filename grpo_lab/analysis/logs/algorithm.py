@@ -2,7 +2,7 @@
 
 import functools
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from grpo_lab.analysis.logs.rows import Log
@@ -10,8 +10,8 @@ from grpo_lab.config.algorithms import algorithm_of
 from grpo_lab.paths import data_directory
 
 OWN = "loss."
-NAME = "algorithm"
-"""The key of data/diagnosis/algorithms.toml for the name that a trainer gives its algorithm."""
+NAME, IDLE = "algorithm", "without_effect"
+"""The keys of data/diagnosis/algorithms.toml that are no settings of `loss`."""
 
 
 def formulas_in(log: Log) -> dict[str, Any]:
@@ -20,7 +20,7 @@ def formulas_in(log: Log) -> dict[str, Any]:
     >>> formulas_in(Log({}, settings={"importance_sampling_level": "sequence"}))
     {'importance_sampling_level': 'sequence'}
     """
-    found = {name: value for told in _told(log).values() for name, value in told.items() if name != NAME}
+    found = {name: value for told in told_by(log).values() for name, value in told.items() if name not in (NAME, IDLE)}
     return found | {name.removeprefix(OWN): value for name, value in log.settings.items() if name.startswith(OWN)}
 
 
@@ -30,32 +30,22 @@ def algorithm_in(log: Log) -> str:
     >>> algorithm_in(Log({}, settings={"loss_type": "grpo", "importance_sampling_level": "sequence"}))
     'gspo'
     """
-    formulas, named = formulas_in(log), [told[NAME] for told in _told(log).values() if NAME in told]
+    formulas, named = formulas_in(log), [told[NAME] for told in told_by(log).values() if NAME in told]
     known = "surrogate" in formulas or "aggregation" in formulas
     return (algorithm_of(formulas) if known else "") or (named[-1] if named else "")
 
 
-def algorithm_in_words(log: Log) -> str:
-    """The algorithm and the settings that tell it, as "gspo (loss_type=grpo, importance_sampling_level=sequence)"."""
-    said = ", ".join(f"{name}={value}" for name, value in settings_that_tell(log).items() if not name.startswith(OWN))
-    return algorithm_in(log) + (f" ({said})" if said and algorithm_in(log) else "")
+def told_by(log: Log) -> dict[str, Mapping[str, Any]]:
+    """What each setting or metric of a log tells, by its name."""
+    given = {**dict.fromkeys(log.metrics, True), **log.settings}
+    found = {name: values.get(str(given[name]), values.get("*")) for name, values in _table().items() if name in given}
+    return {name: told for name, told in found.items() if told is not None}
 
 
 def settings_that_tell(log: Log) -> dict[str, Any]:
     """The settings of a log's run that tell its formulas, under the trainer's own names and under ours."""
-    theirs = {name: log.settings[name] for name in _told(log) if name in log.settings}
+    theirs = {name: log.settings[name] for name in told_by(log) if name in log.settings}
     return theirs | {OWN + name: value for name, value in formulas_in(log).items()}
-
-
-def _told(log: Log) -> dict[str, Mapping[str, Any]]:
-    """What each setting or metric of a log tells."""
-    return {name: told for name, values in _table().items() for told in _of_value(log, name, values)}
-
-
-def _of_value(log: Log, name: str, values: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    given = log.settings.get(name, name in log.metrics or None)
-    if given is not None and (told := values.get(str(given), values.get("*"))) is not None:
-        yield told
 
 
 @functools.cache
