@@ -112,6 +112,16 @@ def test_no_clip_is_judged_where_nothing_is_clipped(name):
         assert diagnose(log(settings={**TRL_OF[name], "epsilon": 3.0}, **curves)).verdict == HEALTHY
 
 
+@pytest.mark.parametrize("name", ["cispo", "sapo", "gspo", "luspo", "grpo"])
+def test_samples_of_an_older_policy_are_known_by_their_ratio_where_the_clip_tells_nothing(name):
+    settings = {f"loss.{key}": value for key, value in Config().with_algorithm(name).to_dict()["loss"].items()}
+    stale = {"ratio/max": [1.0, *([2.1, 1.9, 2.6, 2.2] * 3)][:STEPS]}
+    found = diagnose(log("grpo_lab", settings, **stale))
+    assert found.verdict == (HEALTHY if name == "grpo" else "stale-ratio")  # of grpo the clipped share decides
+    twice = {"ratio/max": [1.1, *([1.2, 1.9, 1.3, 2.2] * 3)][:STEPS]}
+    assert diagnose(log("grpo_lab", settings, **twice)).verdict == HEALTHY
+
+
 def test_a_wide_clip_range_is_a_mistake_only_where_it_is_used():
     wide = {"epsilon": 3.0}
     assert diagnose(log(settings={**TRL_OF["grpo"], **wide})).verdict == "clip-off"
