@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from typing import Any
 
 import pandas as pd
@@ -11,9 +13,8 @@ import grpo_lab as gl
 from grpo_lab.algorithm.surrogates import SURROGATES
 from grpo_lab.analysis import logs
 from grpo_lab.analysis.diagnosis import HEALTHY, diagnose
-from grpo_lab.analysis.diagnosis.causes import known_causes
 from grpo_lab.analysis.logs.algorithm import algorithm_in, formulas_in
-from grpo_lab.config.algorithms import USED_BY, algorithm_of, unused
+from grpo_lab.config.algorithms import PART_OF, USED_BY, algorithm_of, unused
 from grpo_lab.config.schema import Config
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.training.registry import without_effect
@@ -194,8 +195,12 @@ def test_an_overflow_behind_a_weight_without_gradient_is_not_zero_times_infinity
 def test_the_parts_of_a_loss_are_declared_for_every_surrogate_and_guard():
     assert USED_BY.keys() == SURROGATES.keys()
     parts = {part for used in USED_BY.values() for part in used} | {"beta", "kl", ""}
-    assert {guard.acts_on for guard in GUARDS.values()} <= parts
-    assert all(symptom for symptom in known_causes())
+    assert set(PART_OF) <= set(GUARDS) and set(PART_OF.values()) <= parts
+
+
+def test_a_diagnosis_needs_no_torch():
+    code = "import sys, grpo_lab.analysis.diagnosis; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_guards_and_settings_without_effect_are_named_with_the_reason():

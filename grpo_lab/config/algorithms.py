@@ -21,6 +21,8 @@ USED_BY = {
     "reinforce": (),
 }
 """The parts of the loss that each surrogate uses; one of a user's file may use all."""
+PART_OF = {"dual_clip": "delta", "clamp_log_ratio": "ratio", "clamp_kl": "kl", "adaptive_beta": "beta"}
+"""The part of the loss that a guard changes, for each guard of a part that not every algorithm has."""
 
 
 @dataclass(frozen=True)

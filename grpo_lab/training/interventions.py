@@ -124,8 +124,6 @@ class Intervention(fields.Settings):
     stage: ClassVar[Stage]
     changes_healthy_runs: ClassVar[str] = ""
     """Why a healthy run is not bit-identical with this on; empty where it is."""
-    acts_on: ClassVar[str] = ""
-    """The part of the loss that it changes, of `grpo_lab.config.algorithms.unused`; empty if every algorithm has it."""
     may_roll_back: ClassVar[bool] = False
     """Whether it can ask for a snapshot to go back to."""
 

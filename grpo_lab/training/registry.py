@@ -89,7 +89,7 @@ def without_effect(config: Config) -> list[str]:
     loss, usual = dataclasses.asdict(config.loss), dataclasses.asdict(LossConfig())
     idle = algorithms.unused(loss | {"beta": max(objective.beta for objective in resolve(config))})
     found = {f"loss.{name}": why for name, why in idle.items() if name != "beta" and loss.get(name) != usual.get(name)}
-    guards = {name: GUARDS[name].acts_on for name in config.guards if name in GUARDS}
+    guards = {name: algorithms.PART_OF.get(name) for name in config.guards}
     found |= {f"guards.{name}": idle[part] for name, part in guards.items() if part in idle}
     return [f"{name} has no effect under {why}" for name, why in found.items()]
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 from grpo_lab.analysis.diagnosis.causes import SETTINGS_OF, Remedy
 from grpo_lab.analysis.logs import Log
 from grpo_lab.analysis.logs.algorithm import IDLE, formulas_in, settings_that_tell, told_by
-from grpo_lab.config.algorithms import unused
-from grpo_lab.training.guards import GUARDS
+from grpo_lab.config.algorithms import PART_OF, unused
 
 TRAINERS = ("here", "trl", "verl")
 ELSEWHERE = {
@@ -25,7 +24,7 @@ def effective(remedies: Iterable[Remedy], log: Log) -> tuple[Remedy, ...]:
     parts = unused({"beta": log.settings.get("beta", 1), **formulas_in(log), **beta})
     idle = {name for told in told_by(log).values() for name in told.get(IDLE, ())}
     idle |= {name for part in parts for name in (f"loss.{part}", *ELSEWHERE.get(part, ()))}
-    idle |= {f"guards.{name}" for name, guard in GUARDS.items() if guard.acts_on in parts}
+    idle |= {f"guards.{name}" for name, part in PART_OF.items() if part in parts}
     settings = settings_that_tell(log)
 
     def acts(setting: str) -> bool:

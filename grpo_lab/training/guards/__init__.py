@@ -1,4 +1,7 @@
-"""Guards: each protects a value at one stage of the step. To add one, write its class and list it here."""
+"""Guards: each protects a value at one stage of the step. To add one, write its class and list it here.
+
+A guard of a part of the loss that not every algorithm has, as the ratio, is also listed in `config.algorithms.PART_OF`.
+"""
 
 from grpo_lab.training.guards.adaptive import AdaptiveBeta, AdaptiveLearningRate, SkipOutliers
 from grpo_lab.training.guards.coefficients import DualClip, RepresentableEpsilon, Rollback, WarmUp

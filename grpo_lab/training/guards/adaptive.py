@@ -98,7 +98,6 @@ class AdaptiveBeta(Intervention):
 
     name = "adaptive_beta"
     stage = Stage.COEFFICIENTS
-    acts_on = "beta"
     changes_healthy_runs = "it moves beta after every step whose KL is not the target"
 
     target: Annotated[float, Between(0)] = 0.1

@@ -47,7 +47,6 @@ class DualClip(Intervention):
 
     name = "dual_clip"
     stage = Stage.COEFFICIENTS
-    acts_on = "delta"
 
     delta: Annotated[float, Between(1)] = 3.0
     """Largest ratio that counts where the advantage is negative."""

@@ -86,7 +86,6 @@ class ClampLogRatio(_Clamp):
 
     name = "clamp_log_ratio"
     stage = Stage.LOG_RATIO
-    acts_on = "ratio"
     limit: Annotated[float, Between(0)] = 5.0
     """Largest magnitude of a log-ratio, in nats."""
 
@@ -101,6 +100,5 @@ class ClampKL(_Clamp):
 
     name = "clamp_kl"
     stage = Stage.KL_DELTA
-    acts_on = "kl"
     limit: Annotated[float, Between(0)] = 10.0
     """Largest magnitude of the difference, in nats."""

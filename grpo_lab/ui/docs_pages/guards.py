@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from grpo_lab.analysis.markdown import assignments, code, first_sentence, one_line, overrides, render
-from grpo_lab.config.algorithms import USED_BY, algorithm, algorithm_names, unused
+from grpo_lab.config.algorithms import PART_OF, USED_BY, algorithm, algorithm_names, unused
 from grpo_lab.config.catalog import Preset, Scenario, load_preset, preset_names, scenario, scenario_names
 from grpo_lab.config.fields import settings_of
 from grpo_lab.events import Stage
@@ -59,7 +59,7 @@ def _section(name: str, guard: type[Intervention], presets: Sequence[Preset], ca
         "stage": guard.stage,
         "what": what,
         "sections": sections,
-        "idle": _idle(guard.acts_on),
+        "idle": _idle(PART_OF.get(name, "")),
         "promise": changes if guard.changes_healthy_runs else "A healthy run is bit-identical with it",
         "settings": [["setting", "default", "must be", "what"], *settings],
         "presets": ", ".join(f"`{preset.name}`" for preset in presets if name in preset.config.guards),
