@@ -21,7 +21,7 @@ import typer
 
 from benchmarks import update_matrix
 from grpo_lab import cli
-from grpo_lab.analysis.matrix.cells import HEALTHY, Cell, cells, columns, only, rows
+from grpo_lab.analysis.matrix.cells import HEALTHY, Cell, cells, columns, only, replaced, rows
 from grpo_lab.analysis.matrix.cells import _contents as contents
 from grpo_lab.analysis.matrix.cells import _meaning as meaning
 from grpo_lab.analysis.matrix.derivation import Derivation, derive
@@ -29,11 +29,13 @@ from grpo_lab.analysis.matrix.findings import Findings
 from grpo_lab.analysis.matrix.page import page, summary
 from grpo_lab.analysis.matrix.pool import Pool, run_all
 from grpo_lab.analysis.matrix.results import Fate, Journal, Measurement, from_json, measure, to_csv
+from grpo_lab.config.algorithms import algorithm_names
 from grpo_lab.config.catalog import TRIAL, Expectation, preset, scenario, scenario_names
 from grpo_lab.errors import ConfigError, RunError
 from grpo_lab.events import Action, Crash, Ended, Evaluated, LinkNote, Stepped, Verdict
 from grpo_lab.models.registry import MODELS
 from grpo_lab.training.guards import GUARDS
+from grpo_lab.ui.plots import heat_map_in_words
 
 INF, NAN = math.inf, math.nan
 SMOKE = preset("smoke").with_("run.threads=1", "run.num_steps=1", "data.num_prompts=2")
@@ -91,6 +93,48 @@ def test_only_the_columns_asked_for_are_run():
     assert only(None, found) == found
     with pytest.raises(ConfigError, match="heald"):
         only(["heald"], found)
+
+
+def test_an_algorithm_is_a_column_without_guards_that_keeps_the_cause():
+    found = {one.column: one for one in cells(["train-001", HEALTHY], {"none": {}}, 1, algorithms=["gspo", "ppo"])[:3]}
+    assert list(found) == ["none", "gspo", "ppo"]
+    plain = found["none"].config
+    for name in ("gspo", "ppo"):
+        assert found[name].config == plain.with_algorithm(name) != plain
+        assert (found[name].config.loss.log_ratio, found[name].config.guards) == ("reference", {})
+        assert found[name].key != found["none"].key
+
+
+@pytest.mark.parametrize(
+    ("case", "algorithm", "by"),
+    [
+        ("kl-hinge", "reinforce_plus_plus", ["loss.kl_place=reward"]),
+        ("kl-overflow", "ppo", ["loss.kl_place=reward"]),
+        ("kl-overflow", "gspo", []),
+        ("padding-unmasked", "dapo", ["loss.completion_mask=not_truncated"]),
+        ("single-generation", "rloo", ["loss.advantage_scale=leave_one_out"]),
+        ("verl-nan-logprob", "reinforce_plus_plus", []),
+    ],
+)
+def test_where_an_algorithm_replaces_the_cause_there_is_no_cell(case, algorithm, by):
+    assert replaced(scenario(case), algorithm) == by
+    columns_of_it = [one.column for one in cells([case], {"none": {}}, 1, algorithms=[algorithm, "grpo"])]
+    assert columns_of_it == ["none", *([] if by else [algorithm]), "grpo"]
+
+
+def test_the_cause_is_left_in_every_cell_of_an_algorithm():
+    """What the heal changes is as wrong as without the algorithm."""
+    for one in cells(scenario_names(), {"none": {}}, 1, algorithms=algorithm_names()):
+        case = scenario(one.scenario)
+        healed = one.config.with_(*case.heals[0].change)
+        assert healed != one.config, (one.scenario, one.column)
+        assert one.config.faults == case.config().faults
+
+
+def test_a_symptom_that_an_algorithm_cannot_log_is_not_waited_for():
+    found = {one.column: one.expect for one in cells(["stale-rollouts"], {}, 1, algorithms=["sapo", "gspo"])}
+    assert found["gspo"] == scenario("stale-rollouts").expect
+    assert found["sapo"] == Expectation(metrics={"ratio/max": 1.3})
 
 
 @pytest.mark.parametrize(
@@ -473,6 +517,7 @@ def test_ctrl_c_lets_running_cells_end_and_says_how_to_go_on(run, monkeypatch, t
         (["--scenario", "cuda-01"], 2, "unknown scenario 'cuda-01'; did you mean 'cuda-001'"),
         (["--scenario", "no/such.toml"], 2, "unknown scenario 'no/such.toml'"),
         (["--guard", "clip_gradient"], 2, "unknown guard 'clip_gradient'; did you mean 'clip_gradients'"),
+        (["--algorithm", "gsp"], 2, "unknown algorithm 'gsp'; did you mean 'gspo'"),
         (["--seeds", "0"], 2, "--seeds"),
         (["--steps", "0"], 2, "--steps"),
         (["--jobs", "0"], 2, "--jobs"),
@@ -594,6 +639,34 @@ def test_the_terminal_is_told_in_short(found):
         ["a", "crashed", "skip_nonfinite", "broken 2, crashed 1", "stopped"],
         ["b", "shown", "skip_spikes", "halted 1, idle 1, stopped 1", "shown"],
     ]
+
+
+def test_algorithms_have_a_table_of_their_own():
+    rows_of_it = [
+        *table("a none crashed crashed\na gspo stopped crashed\na grpo crashed crashed\nb none shown shown"),
+        *(result("b", "gspo", seed, Fate.STOPPED, after=0.3 + 0.1 * (seed + 1)) for seed in range(2)),
+    ]
+    found = Findings(rows_of_it)
+    text = page(found, ("heat_map.png", heat_map_in_words(found)), "grpo-lab matrix")
+    assert "| a | crashed | stopped 1, crashed 1, 0 of 2 learn | crashed |" in text
+    assert "| b | shown, 0 of 2 learn | stopped, 1 of 2 learn | - |" in text
+    assert "# Which algorithm stops which failure" in text and "Which guards of" not in text
+    assert "Heat map, 2 scenarios by 3 columns of algorithms, 2 seeds. Stopped by: b: gspo." in text
+    assert summary(found)[1:] == [["a", "crashed", "none"], ["b", "shown", "gspo"]]
+    assert "## Algorithms" not in page(Findings(SAID), ("a.png", "b"), "c")
+
+
+def test_algorithms_stand_beside_guards(run, monkeypatch, tmp_path):
+    fake(monkeypatch, lambda one: result(one.scenario, one.column, one.seed))
+    words = ["--scenario", "cuda-001", "--algorithms", "gspo,ppo", "--algorithm", "grpo", "--seeds", 1]
+    assert run(*words, "--out", tmp_path / "a")[0] == 0
+    assert run(*words, "--guards", "warm_up", "--column", "warm_up", "--column", "ppo", "--out", tmp_path / "b")[0] == 0
+    read = [csv.DictReader((tmp_path / name / "cells.csv").read_text().splitlines()) for name in "ab"]
+    assert [[row["column"] for row in rows_of_it] for rows_of_it in read] == [
+        ["none", "gspo", "ppo", "grpo"],
+        ["warm_up", "ppo"],
+    ]
+    assert "--scenario cuda-001 --algorithms gspo,ppo,grpo --seeds 1" in (tmp_path / "a" / "findings.md").read_text()
 
 
 # --- deriving ------------------------------------------------------------------------------------------------------

@@ -30,6 +30,10 @@ Scenarios = Annotated[list[str] | None, typer.Option(help="A scenario, your own 
 Guards = Annotated[
     list[str] | None, typer.Option("--guards", help="Columns of their own: guards and presets, as a,b,stable,none.")
 ]
+Algorithms = Annotated[
+    list[str] | None,
+    typer.Option("--algorithms", "--algorithm", help="Columns without guards: algorithms, as grpo,gspo,mine.toml."),
+]
 Guard = Annotated[list[str] | None, typer.Option("--guard", hidden=True, help="The older name of --guards.")]
 Columns = Annotated[list[str] | None, typer.Option(help="Only these columns of the table; repeatable.")]
 Steps = Annotated[int | None, typer.Option(min=1, help="Steps of a run; by default those of its file, at least 12.")]
@@ -42,6 +46,7 @@ def matrix(
     scenario: Scenarios = None,
     guards: Guards = None,
     older: Guard = None,
+    algorithms: Algorithms = None,
     column: Columns = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds of each cell: 0, 1, …")] = 3,
     steps: Steps = None,
@@ -58,14 +63,15 @@ def matrix(
 
     Ctrl-C stops after the running cells; the same command goes on. Writes cells.csv, heat_map.png and findings.md.
     """
-    from grpo_lab.analysis.matrix.cells import cells, columns, only, rows
+    from grpo_lab.analysis.matrix.cells import NONE, cells, columns, only, rows
     from grpo_lab.analysis.matrix.pool import Pool
     from grpo_lab.analysis.matrix.results import Journal
 
-    guard = _split((*(guards or ()), *(older or ())))
-    names, lessons, guard_sets = rows(scenario or ()), rows(learn) if learn else [], columns(guard)
+    guard, chosen = _split((*(guards or ()), *(older or ()))), _split(algorithms or ())
+    names, lessons = rows(scenario or ()), rows(learn) if learn else []
+    guard_sets = columns(guard) if guard or not chosen else {NONE: {}}
     overrides = given(model, device)
-    wanted = only(column, cells(names, guard_sets, seeds, steps, overrides, heals=not guard))
+    wanted = only(column, cells(names, guard_sets, seeds, steps, overrides, not (guard or chosen), algorithms=chosen))
     journal, pool = Journal(out / CELLS), Pool(limit, out / "runs" if keep else None)
 
     def finish(more: Sequence[Cell]) -> list[Measurement]:
@@ -82,8 +88,8 @@ def matrix(
     finally:
         pool.close()
         journal.close()
-    told = [",".join(guard)] if guard else None
-    options = {"scenario": scenario, "guards": told, "column": column, "seeds": [seeds], "steps": steps and [steps]}
+    told = {name: [",".join(some)] for name, some in (("guards", guard), ("algorithms", chosen)) if some}
+    options = {"scenario": scenario, **told, "column": column, "seeds": [seeds], "steps": steps and [steps]}
     options |= {"learn": learn, "model": model and [model], "device": device and [device]}
     _write(out, results, _command(options, derive), found)
 

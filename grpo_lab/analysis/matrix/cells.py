@@ -1,4 +1,4 @@
-"""The cells of the matrix: a scenario, or a healthy run, under one column of guards with one seed."""
+"""The cells of the matrix: a scenario, or a healthy run, under guards or an algorithm, with one seed."""
 
 import ast
 import dataclasses
@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
-from grpo_lab.config.catalog import Expectation, preset, preset_names, scenario, scenario_names
+from grpo_lab.analysis.markdown import plain
+from grpo_lab.config.algorithms import algorithm
+from grpo_lab.config.catalog import Expectation, Scenario, preset, preset_names, scenario, scenario_names
 from grpo_lab.config.guard_names import guards_named
 from grpo_lab.config.schema import Config, Switches
 from grpo_lab.config.user_code import is_own
@@ -29,6 +31,8 @@ STEPS, AT_LEAST = 30, 12
 """Default steps, above the 10 of a warm-up: of a healthy run, and of a scenario whose file asks for fewer."""
 HELD_OUT = 250
 """Held-out problems before the first step and after the last, whose rewards show the progress."""
+IDLES = {"kl_place": "kl_estimator"}
+"""Settings of algorithms by which another setting has no effect: a KL in the reward leaves none in the loss."""
 DECIDE = [
     "config",
     "tasks",
@@ -101,6 +105,27 @@ def without(guard: str) -> str:
     return f"{STABLE} - {guard}"
 
 
+def replaced(case: Scenario, name: str) -> list[str]:
+    """The settings of an algorithm that take the place of a scenario's cause: those that its cures and heals change.
+
+    >>> replaced(scenario("kl-hinge"), "rloo"), replaced(scenario("train-001"), "rloo")
+    (['loss.kl_place=reward'], [])
+    """
+    changes = [change for row in (*case.cures, *(heal.change for heal in case.heals)) for change in row]
+    healing = {change.partition("=")[0] for change in changes}
+    before = vars(case.config().loss)
+    found = {key: value for key, value in algorithm(name).loss.items() if value != before[key]}
+    return [f"loss.{key}={plain(value)}" for key, value in found.items() if f"loss.{IDLES.get(key, key)}" in healing]
+
+
+def visible(expect: Expectation | None, config: Config) -> Expectation | None:
+    """The symptom without the metrics that a run of this config never logs: without PPO's clip no token is clipped."""
+    if not expect or config.loss.surrogate == "clip":
+        return expect
+    logged = {name: value for name, value in expect.metrics.items() if not name.startswith("clip_ratio/")}
+    return dataclasses.replace(expect, metrics=logged)
+
+
 def rows(scenarios: Sequence[str] = ()) -> list[str]:
     """The given scenarios, or the healthy run and all scenarios. Raises ConfigError for an unknown one."""
     known = [HEALTHY, *scenario_names()]
@@ -119,10 +144,13 @@ def cells(
     heals: bool = False,
     trial: bool = False,
     first: int = 0,
+    algorithms: Sequence[str] = (),
 ) -> list[Cell]:
     """Every scenario under every column with as many seeds from `first` on; STEPS explains the default number of steps.
 
     With `heals` also under UNHEALED and HEALED, as long as the scenario's trial; with `trial` every run is a trial.
+    Each of `algorithms` is a column without guards; it has no cell where it has replaced the scenario's cause.
+    Raises ConfigError for an unknown scenario or algorithm.
     """
     found = []
     for name in scenarios:
@@ -131,6 +159,9 @@ def cells(
         expect, within = (case.expect, config.run.num_steps) if case else (None, STEPS)
         config = config.merged(case.trial) if case and trial else config.with_(f"run.num_steps={max(within, AT_LEAST)}")
         configs = {column: config.with_guards(guards) for column, guards in guard_sets.items()}
+        for each in algorithms:
+            if not (case and replaced(case, each)):
+                configs[each] = config.with_guards({}).with_algorithm(each)
         if heals and case and case.heals:
             configs[UNHEALED] = case.config(guards=STABLE).merged(case.trial)
             configs[HEALED] = case.config(guards=STABLE, heal=True)
@@ -141,7 +172,8 @@ def cells(
             first, first + seeds
         ):  # the outer loop, so that a busy minute does not slow all seeds of one column
             for column, one in configs.items():
-                found.append(Cell(config.run.name, column, seed, one.with_(f"run.seed={seed}"), expect, within))
+                seeded = one.with_(f"run.seed={seed}")
+                found.append(Cell(config.run.name, column, seed, seeded, visible(expect, one), within))
     return found
 
 

@@ -8,6 +8,7 @@ from operator import attrgetter
 
 from grpo_lab.analysis.matrix.cells import HEALED, HEALTHY, NONE, STABLE, UNHEALED, without
 from grpo_lab.analysis.matrix.results import Fate, Measurement
+from grpo_lab.config.algorithms import algorithm_names
 from grpo_lab.training.guards import GUARDS
 
 THROUGH = (Fate.STOPPED, Fate.REFUSED)
@@ -74,9 +75,23 @@ class Findings:
         """The columns that hold one guard alone."""
         return [name for name in self.columns if name in GUARDS]
 
-    def stoppers(self, scenario: str) -> list[str]:
-        """Guards that alone stop the failure in every run that counts."""
-        return [guard for guard in self.guards if self.share(scenario, guard) == 1]
+    @property
+    def algorithms(self) -> list[str]:
+        """The columns that hold an algorithm."""
+        known = algorithm_names()
+        return [name for name in self.columns if name in known or name.endswith(".toml")]
+
+    def stoppers(self, scenario: str, columns: Sequence[str] | None = None) -> list[str]:
+        """Guards, or other `columns`, that alone stop the failure in every run that counts."""
+        return [name for name in (self.guards if columns is None else columns) if self.share(scenario, name) == 1]
+
+    def outcome(self, scenario: str, column: str) -> str:
+        """The fates of all runs under a column, and how many of them learned: `crashed`, `shown, 2 of 3 learn`."""
+        cells = self.cells(scenario, column)
+        fates = Counter(result.fate for result in cells)
+        words = [f"{fate} {count}" if len(fates) > 1 else fate for fate, count in fates.most_common()]
+        learned = f"{sum(result.learned for result in cells)} of {len(cells)} learn"
+        return ", ".join([*words, *([learned] if any(result.survived for result in cells) else [])]) or "-"
 
     def partial(self, scenario: str) -> list[str]:
         """Guards that alone stop the failure on some seeds only, or refuse every step that shows it."""

@@ -29,7 +29,8 @@ def page(found: Findings, figure: tuple[str, str], command: str, derived: Deriva
         reported=REPORTED,
         stable=STABLE,
         stable_source=load_preset(STABLE).source,
-        failures=_failures(found),
+        failures=_failures(found) if _guarded(found) else [],
+        algorithms=_algorithms(found),
         titles={name: _title(name) for name in found.scenarios},
         needed=[[guard, ", ".join(found.needed_for(guard)) or needed] for guard in found.left_out()],
         heals=_heals(found),
@@ -42,12 +43,29 @@ def page(found: Findings, figure: tuple[str, str], command: str, derived: Deriva
 
 
 def summary(found: Findings) -> list[list[str]]:
-    """A table for the terminal, its header first: the guards that stop each failure."""
+    """A table for the terminal, its header first: the guards, or the algorithms, that stop each failure."""
+    if not _guarded(found):
+        named = ((name, found.word(name, NONE), found.stoppers(name, found.algorithms)) for name in found.scenarios)
+        body = [[name, none, ", ".join(stoppers) or "none"] for name, none, stoppers in named]
+        return [["scenario", "no guard", "stopped by an algorithm"], *body]
     rows = [["scenario", "no guard", "stopped by one guard", REPORTED, STABLE]]
     for name in found.scenarios:
         words = [found.word(name, column) for column in (NONE, REPORTED, STABLE)]
         rows.append([name, words[0], ", ".join(found.stoppers(name)) or "none", *words[1:]])
     return rows
+
+
+def _guarded(found: Findings) -> bool:
+    """Whether guards were measured, and not algorithms alone."""
+    return bool(found.guards or STABLE in found.columns or not found.algorithms)
+
+
+def _algorithms(found: Findings) -> list[list[str]]:
+    """A row for each scenario and a column for each algorithm; no rows if none was measured."""
+    if not (names := found.algorithms):
+        return []
+    body = [[name, *(found.outcome(name, column) for column in (NONE, *names))] for name in found.scenarios]
+    return [["scenario", NONE, *names], *body]
 
 
 def _machine() -> str:

@@ -29,12 +29,12 @@ _LEFT, _CELL = 2.35, 0.27
 """Inches: room for the names of scenarios, and the height of a cell."""
 
 
-def heat_map_figure(found: Findings, title: str = "Which guard stops which failure") -> Figure:
+def heat_map_figure(found: Findings, title: str = "") -> Figure:
     """A figure with a row for each scenario, the healthy run on top, and a column for each set of guards."""
-    names = found.scenarios
+    names, what = found.scenarios, "guard" if found.guards or not found.algorithms else "algorithm"
     top, bottom = 3.35 if found.has_healthy else 2.95, 0.75
     figure = new_figure(height := top + _CELL * max(1, len(names)) + bottom)
-    write(figure, 0.35, title, 70, fontsize=TITLE, fontweight="bold")
+    write(figure, 0.35, title or f"Which {what} stops which failure", 70, fontsize=TITLE, fontweight="bold")
     subtitle = f"Share of {found.seeds} seeds in which the failure was stopped; cells show the number of seeds"
     write(figure, 0.7, subtitle, 150, fontsize=NORMAL, color="#333333")
     width, panels = (12 - _LEFT - 0.2) / 12, []
@@ -64,6 +64,10 @@ def heat_map_in_words(found: Findings) -> str:
     stopped = [name for name in found.scenarios if found.share(name, STABLE) == 1]
     never = [name for name in found.scenarios if not found.stoppers(name)]
     alone = "; ".join(f"{name}: {', '.join(found.stoppers(name))}" for name in found.scenarios if name not in never)
+    by_algorithm = ((name, found.stoppers(name, found.algorithms)) for name in found.scenarios)
+    also = [f"{name}: {', '.join(stoppers)}" for name, stoppers in by_algorithm if stoppers]
+    if found.algorithms and not found.guards:
+        return f"Heat map, {size.replace('of guards', 'of algorithms')} Stopped by: {'; '.join(also) or 'none'}."
     parts = [
         f"Heat map, {size}",
         f"stable stops {len(stopped)} of {len(found.scenarios)} on every seed"
@@ -117,7 +121,7 @@ def _columns(panels: list[Axes], found: Findings) -> None:
     labels = [legible(column, 34) for column in found.columns]
     upper.set_xticks(range(len(labels)), labels, rotation=90, fontsize=SMALL - 1)
     upper.tick_params(length=0)
-    kinds = [_kind(column) for column in found.columns]
+    kinds = ["algorithm" if column in found.algorithms else _kind(column) for column in found.columns]
     edges = [index - 0.5 for index in range(1, len(kinds)) if kinds[index] != kinds[index - 1]]
     for panel in panels:
         low, high = sorted(panel.get_ylim())
