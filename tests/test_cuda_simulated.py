@@ -174,14 +174,14 @@ def mine():
     before = settings()
     torch.set_num_threads(3)
     torch.set_deterministic_debug_mode("warn")
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = True
     yield settings()
     torch_settings._write(before)
 
 
 def test_a_run_has_its_own_settings_of_torch_and_its_caller_keeps_his(mine, fault):
     seen = []
-    torch.backends.cuda.enable_cudnn_sdp(True)
-    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = True
     seen_by = fault("loss", lambda value, step: seen.append(settings()))
     events = train(SMOKE.with_(seen_by, "run.deterministic=true"))
     for _ in zip(range(2), events, strict=False):

@@ -109,7 +109,7 @@ def soft_overlong(lengths: Shaped[Tensor, "B"], longest: int, share: float) -> F
     tensor([ 0.0000,  0.0000, -0.5000, -1.0000])
     """
     begin = (1 - share) * longest
-    return -((lengths - begin) / (longest - begin)).clamp(0, 1)
+    return ((begin - lengths) / (longest - begin)).clamp(-1, 0)
 
 
 def value_loss(

@@ -27,7 +27,7 @@ WRONG = {
     "advantages": {
         **{
             f"loss.advantage_scale={name}": BY_SCALE.format(name)
-            for name in ("group_naive", "batch", "none", "leave_one_out", "global")
+            for name in ("group_naive", "batch", "none", "leave_one_out", "global", "reward")
         },
         "biased std": {STD: STD.replace("True", "True, correction=0")},
         "sign flipped": {"return (centred": "return (-centred"},
