@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from sys import intern
-from typing import Any
+from typing import Any, get_args
 
 from grpo_lab.errors import RunError
 
@@ -159,6 +159,28 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True)
+class Checkpointed:
+    """The state before `step` is on disk, or could not be written: then `problem` says why, and training goes on."""
+
+    step: int
+    seconds: float
+    bytes: int
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A run goes on before `step`, with a checkpoint's state or from its start; see `lineage` for `kept`."""
+
+    step: int
+    kept: int
+    """Number of events before it that hold; those after them were lost with the process that made them."""
+    reason: str = ""
+    overrides: tuple[str, ...] = ()
+    """Changes of the running model at this step."""
+
+
+@dataclass(frozen=True, slots=True)
 class Crash:
     """An error that ended a run, classified."""
 
@@ -177,8 +199,23 @@ class Ended:
     crash: Crash | None = None
 
 
-Event = Started | Changed | Stepped | Evaluated | Ended
-EVENTS: dict[str, type] = {cls.__name__: cls for cls in (Started, Changed, Stepped, Evaluated, Ended)}
+Event = Started | Changed | Stepped | Evaluated | Checkpointed | Resumed | Ended
+EVENTS: dict[str, type] = {cls.__name__: cls for cls in get_args(Event)}
+
+
+def lineage(events: Iterable[Event]) -> list[Event]:
+    """The events of a log that led to its last one: without those that a later `Resumed` replaced.
+
+    >>> found = lineage([Ended("crashed"), Resumed(0, kept=0), Ended("done")])
+    >>> [type(event).__name__ for event in found]
+    ['Resumed', 'Ended']
+    """
+    found: list[Event] = []
+    for event in events:
+        if isinstance(event, Resumed):
+            del found[event.kept :]
+        found.append(event)
+    return found
 
 
 def to_json(event: Event) -> str:
@@ -238,5 +275,6 @@ _READERS = {
         "reward": float(t["reward"]),
         "objectives": {name: float(reward) for name, reward in t.get("objectives", {}).items()},
     },
+    "Resumed": lambda t: {**t, "overrides": tuple(t["overrides"])},
     "Ended": lambda t: {**t, "crash": Crash(**t["crash"]) if t["crash"] else None},
 }

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 from grpo_lab.analysis.series import Band, Series, bands
 from grpo_lab.analysis.series import decimate as decimate
 from grpo_lab.analysis.series import shown as shown
+from grpo_lab.analysis.step_status import leaves_poisoned, status_of, worst_action
 from grpo_lab.analysis.tally import Tally, by_design, count
 from grpo_lab.config.schema import Config, planned_steps
 from grpo_lab.errors import GrpoLabError
-from grpo_lab.events import Action, Changed, Ended, Evaluated, Event, Started, Stepped, Verdict
-from grpo_lab.metrics import metric, of_objective, of_run
+from grpo_lab.events import Changed, Ended, Evaluated, Event, Resumed, Started, Stepped, Verdict
+from grpo_lab.metrics import of_objective
 from grpo_lab.runs.first_break import ChainBreak, first_break, statuses
 from grpo_lab.runs.summary import Learned, progress_in
 
@@ -21,8 +22,6 @@ MULTINOMIAL = "torch.multinomial"
 CURVES = ("grad_norm", "kl", "reward", "ratio/max")
 """The metrics that a screen draws, in order; of each objective those of BY_OBJECTIVE."""
 BY_OBJECTIVE = ("kl", "reward")
-_WATCHED = ("grad_norm", "kl", "loss", "ratio/max")
-_DOING = {Verdict.SKIP_STEP: "skipping", Verdict.ROLL_BACK: "rolling back", Verdict.STOP: "stopping"}
 _RESULTS = {Learned.LEARNED: "done, learned", Learned.NOTHING: "done, learned nothing"}
 _RESULTS |= {Learned.LOST: "done, reward lost", Learned.UNKNOWN: "done"}
 _KINDS = {Verdict.SKIP_STEP: "skipped", Verdict.ROLL_BACK: "rolled back", Verdict.STOP: "stopped"}
@@ -114,6 +113,7 @@ class Fold:
     """
 
     def __init__(self) -> None:
+        self._events: list[Event] = []
         self._settings: list[tuple[int, dict[str, Any]]] = []
         self._columns: dict[str, tuple[list[int], list[float]]] = {}
         self._evaluations: tuple[list[int], list[float]] = ([], [])
@@ -133,6 +133,9 @@ class Fold:
 
     def add(self, event: Event) -> None:
         """Take the next event."""
+        if isinstance(event, Resumed):
+            return self._resume(event)
+        self._events.append(event)
         self._begun = True
         self._first_break = self._first_break or first_break([event])
         if isinstance(event, Started):
@@ -146,7 +149,7 @@ class Fold:
             self._num_problems.append(event.num_problems)
             for name, reward in event.objectives.items():
                 _append(self._evaluations_of.setdefault(name, ([], [])), event.step, reward)
-        else:
+        elif isinstance(event, Ended):
             self._ended, self._result = event, self._learned()
 
     def screen(self) -> Screen:
@@ -190,7 +193,7 @@ class Fold:
         for action in event.actions:
             if action.kind in self._tallies:
                 count(self._tallies[action.kind], action, event.step)
-        worst = _worst(event)
+        worst = worst_action(event)
         guards = [action.name for action in event.actions if action.kind == "guard"]
         acted = ("by design" if all(map(by_design, guards)) else "acted") if guards else ""
         if kind := _KINDS.get(event.verdict, acted):
@@ -199,7 +202,18 @@ class Fold:
         if "probabilities" in row:
             row[MULTINOMIAL] = "healthy"
         self._strip[event.step] = self._rows.setdefault(tuple(row.items()), row)  # most rows are equal: keep one object
-        self._poisoned = _leaves_poisoned(event, self._poisoned)
+        self._poisoned = leaves_poisoned(event, self._poisoned)
+
+    def _resume(self, event: Resumed) -> None:
+        """Forget the events that were lost, and mark the step at which the run goes on."""
+        again = Fold()
+        for kept in self._events[: event.kept]:
+            again.add(kept)
+        vars(self).update(vars(again))
+        self._events.append(event)
+        self._marks.append(Mark(event.step, "changed", f"resumed: {event.reason}".removesuffix(": ")))
+        if event.overrides:
+            self._change(Changed(event.step, event.overrides))
 
     def _change(self, event: Changed) -> None:
         self._marks.append(Mark(event.step, "changed", ", ".join(event.overrides)))
@@ -247,7 +261,7 @@ class Fold:
             return ended.status + (", poisoned" if self._poisoned else ""), ended.message
         if not self._last:
             return ("starting" if self._begun else "waiting"), ""
-        return ("poisoned", "weights are NaN or inf") if self._poisoned else _status_of(self._last)
+        return ("poisoned", "weights are NaN or inf") if self._poisoned else status_of(self._last)
 
 
 def fold(events: Iterable[Event]) -> Screen:
@@ -269,31 +283,3 @@ def _append(columns: tuple[list[int], list[float]], step: int, value: float) -> 
 
 def _series(columns: tuple[list[int], list[float]]) -> Series:
     return Series(tuple(columns[0]), tuple(columns[1]))
-
-
-def _worst(event: Stepped) -> Action | None:
-    """The last of the most severe actions of a step, without those of faults."""
-    actions = [action for action in event.actions if action.kind != "fault"]
-    return max(reversed(actions), key=lambda action: action.verdict, default=None)
-
-
-def _status_of(last: Stepped) -> tuple[str, str]:
-    """The status of a run with finite weights, by its last step, and the reason."""
-    worst = _worst(last)
-    if last.verdict in _DOING:
-        return _DOING[last.verdict], f"{worst.name}: {worst.reason}" if worst else ""
-    watched = [(name, value) for name, value in last.metrics.items() if of_run(name) in _WATCHED]
-    for name, value in sorted(watched, key=lambda pair: _WATCHED.index(of_run(pair[0]))):
-        usual = metric(name)
-        if not usual.low <= value <= usual.high:
-            return "spiking", f"{usual.label} {shown(value)}, usual up to {usual.high:g}"
-    return "healthy", ""
-
-
-def _leaves_poisoned(event: Stepped, before: bool) -> bool:
-    """Whether the weights after a step hold NaN or inf; if the step has no note of them, the answer `before` it."""
-    if event.verdict >= Verdict.ROLL_BACK:
-        return False
-    if notes := [note for note in event.links if note.link == "weights"]:
-        return notes[-1].broken
-    return event.metrics["weights/nonfinite"] > 0 if "weights/nonfinite" in event.metrics else before

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from grpo_lab.cli.app import INTERRUPTED, Device, Model, Out, app, given
+from grpo_lab.cli.app import Device, Model, Out, app, given
+from grpo_lab.cli.shown_runs import go_on, run_and_exit
 from grpo_lab.config.user_code import is_own
 from grpo_lab.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
     from grpo_lab.config.schema import Config
-    from grpo_lab.runs.session import Session
 
 Settings = Annotated[list[str] | None, typer.Option("--set", help="section.setting=value; may be repeated.")]
 Json = Annotated[bool, typer.Option("--json", help="Print events as JSON lines.")]
@@ -113,12 +111,28 @@ def train(
     fit: Annotated[
         bool, typer.Option("--fit", help="Train with the largest data.micro_batch_prompts that fits in free memory.")
     ] = False,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with the run in this folder from its newest checkpoint, to the bit.")
+    ] = None,
+    recover: Annotated[
+        list[str] | None, typer.Option(help="With --resume: section.setting=value to change there; may be repeated.")
+    ] = None,
 ) -> None:
-    """Train once; the run's folder holds config, events and the final healthy weights.
+    """Train once; the run's folder holds config, events, checkpoints and the final healthy weights.
 
     The config is that of --config, --preset or --scenario; then --algorithm; then --guards; then the options of single
     settings; then --set. Ctrl-C ends the run after the current step and saves the weights; then the exit code is 130.
+    A run that was stopped, killed or that crashed goes on with --resume.
     """
+    if resume:
+        own = (preset, scenario, algorithm, guards, config, settings, model, device, data, reward, out)
+        if any(own) or heal or fit or print_config:
+            raise ConfigError("--resume goes on with the run's own config; to change a setting there: --recover a.b=c")
+        return go_on(resume, recover or (), as_json, child, live, save is Save.LAST)
+    if recover:
+        raise ConfigError(
+            "--recover changes a run that goes on: name it with --resume; else use --set run.recover=a.b=c"
+        )
     found = _config(config, preset, scenario, guards, heal, model or "")
     found = (found.with_algorithm(algorithm) if algorithm else found).with_(
         *given(model, device),
@@ -164,7 +178,7 @@ def _train(
 ) -> NoReturn:
     """Train by a config, or print it, and exit with the code of the result."""
     from grpo_lab.config import toml
-    from grpo_lab.runs.session import BY_THE_USER, Session
+    from grpo_lab.runs.session import Session
     from grpo_lab.training.registry import validated
     from grpo_lab.ui import console
 
@@ -172,40 +186,7 @@ def _train(
         validated(config, own=True)
         print("".join(f"# {note}\n" for note in console.notes(config)) + toml.dumps(config), end="")
         sys.exit(0)
-    session = Session(config, out, child=child or None, save_model=save is Save.LAST)
-    console.say_warnings()
-    for note in console.notes(config):
-        console.report(note)
-    if as_json:
-        session.views.append(console.JsonView())
-        with contextlib.redirect_stdout(sys.stderr):  # a reward function may print
-            session.run()
-    else:
-        try:
-            with _view(session, live):
-                session.run()
-        finally:  # also of a run that a signal ended
-            if session.ended and session.status != "failed":
-                console.say_end(session)
-    by_user = session.ended is not None and session.ended.message.startswith(BY_THE_USER)
-    sys.exit(0 if session.status == "done" else INTERRUPTED if by_user else 1)
-
-
-@contextlib.contextmanager
-def _view(session: Session, live: bool) -> Iterator[None]:
-    """Show the run while it goes on: curves in a terminal if they are wanted, else one line."""
-    from grpo_lab.ui import console
-
-    if live and console.out.is_terminal:
-        from grpo_lab.ui.live_terminal import LiveView
-
-        with LiveView(console.out) as view:
-            session.views.append(view)
-            yield
-    else:
-        with console.progress() as bars:
-            session.views.append(console.ProgressView(bars, session.config.run.name))
-            yield
+    run_and_exit(Session(config, out, child=child or None, save_model=save is Save.LAST), as_json, live)
 
 
 def _check_used(config: Config, **options: object) -> None:

@@ -29,7 +29,9 @@ from grpo_lab.errors import ConfigError, unknown
 
 __all__ = ["Annotated", "AtLeast", "Between", "OneOf", "Setting", "Settings", "parse", "settings_of", "typed"]
 
-_WORDS = {"true": True, "on": True, "false": False, "off": False, "none": None, "inf": math.inf}
+NONE = "none"
+"""The text that stands for no value, on the command line and in TOML."""
+_WORDS = {"true": True, "on": True, "false": False, "off": False, NONE: None, "inf": math.inf}
 _JSON_STRINGS = ("inf", "-inf", "nan")
 """How config.json and events.jsonl hold the numbers that JSON lacks."""
 
@@ -185,7 +187,7 @@ def typed(setting: Setting, text: str) -> Any:
 def _checked(setting: Setting, value: Any) -> Any:
     """The value in the setting's type; a ConfigError names the value and the limit."""
     kinds = typing.get_args(setting.kind) if isinstance(setting.kind, types.UnionType) else (setting.kind,)
-    if value is None and types.NoneType in kinds:
+    if value in (None, NONE) and types.NoneType in kinds:
         return None
     kind = next(kind for kind in kinds if kind is not types.NoneType)
     value = _as_tuple(setting, kind, value) if typing.get_origin(kind) is tuple else _as_one(setting, kind, value)

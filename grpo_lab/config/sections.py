@@ -39,6 +39,13 @@ class RunConfig(Settings):
     snapshot_every: Annotated[int, AtLeast(0)] = 0
     """Steps between in-memory snapshots for rollback. 0 picks 1 below ten million parameters; above, where a snapshot
     is a large copy of weights and moments, 10 if a guard may roll back, and else none."""
+    checkpoint_minutes: Annotated[float | None, AtLeast(0)] = 10.0
+    """Minutes between two checkpoints in the run's folder; 0 for one at every step that can have one; `none` for none.
+    One is also written when a run is stopped. They never change what is trained."""
+    max_restarts: Annotated[int, AtLeast(0)] = 0
+    """How often a run that crashed goes on by itself from its last checkpoint."""
+    recover: tuple[str, ...] = ()
+    """Settings that each such restart changes: guards.check_weights=on, optimizer.learning_rate=*0.5."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a stage that does not exist or comes twice, and for no stage at all."""

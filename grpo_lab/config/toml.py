@@ -7,19 +7,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from grpo_lab.config.fields import NONE
 from grpo_lab.config.schema import OBJECTIVES, SECTIONS, SWITCHES, Config
 from grpo_lab.errors import ConfigError
 
 
 def dumps(config: Config) -> str:
-    """The whole config. Settings without a value, which TOML cannot hold, are left out: none is their default.
+    """The whole config. TOML has no None: it is left out where it is the default, and is the text "none" elsewhere.
 
     >>> import tomllib
     >>> config = Config().with_("guards.clip_gradients.max_norm=0.3", "loss.beta=0.04")
     >>> Config.from_dict(tomllib.loads(dumps(config))) == config
     True
     """
-    tree = config.to_dict()
+    tree, usual = config.to_dict(), Config().to_dict()
+    for section in SECTIONS:
+        named = {key: NONE for key, each in tree[section].items() if each is None and usual[section][key] is not None}
+        tree[section] |= named
     lines = [line for section in SECTIONS for line in table(section, tree[section])]
     return "\n".join([*lines, *tables(tree)]).lstrip() + "\n"
 

@@ -25,6 +25,19 @@ def is_own(name: str) -> bool:
     return ":" in name
 
 
+def files_of(tree: Mapping[str, Any]) -> list[Path]:
+    """The files of user code that a config names, as `Config.to_dict` gives it.
+
+    >>> files_of({"guards": {"mine.py:Mine": {}}, "loss": {"kl_estimator": "k3"}, "data": {"rewards": ["a.py:score"]}})
+    [PosixPath('a.py'), PosixPath('mine.py')]
+    """
+    parts = [tree.get("data", {}), tree.get("loss", {}), *tree.get("objectives", ())]
+    values = [value for part in parts for value in part.values()]
+    lists = [value for value in values if isinstance(value, list | tuple)]
+    names = [*tree.get("guards", ()), *tree.get("faults", ()), *values, *(each for some in lists for each in some)]
+    return sorted({Path(name.rpartition(":")[0]) for name in names if isinstance(name, str) and is_own(name)})
+
+
 def named(kind: str, name: str, registered: Mapping[str, T], error: type[GrpoLabError] = ConfigError) -> T:
     """The registered object of that name, or the function or class of a user's file.
 

@@ -19,6 +19,7 @@ from grpo_lab import errors
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import GrpoLabError, RunError
 from grpo_lab.events import Event, encodable, from_json
+from grpo_lab.runs.resume import Resume
 
 STDERR_LINES = 200
 GRACE = 60.0
@@ -62,8 +63,15 @@ class Child:
         self._ready = self._ready or self._process.stdout.readline().rstrip() == READY
         return self._ready
 
-    def begin(self, config: Config, directory: Path, save_model: bool = False, last: bool = False) -> None:
-        """Order a run; the run before must be over. After the `last` run the child ends.
+    def begin(
+        self,
+        config: Config,
+        directory: Path,
+        save_model: bool = False,
+        last: bool = False,
+        resume: Resume | None = None,
+    ) -> None:
+        """Order a run, or to go on with one; the run before must be over. After the `last` run the child ends.
 
         Raises RunError when the child is dead.
         """
@@ -73,7 +81,8 @@ class Child:
         self._over = threading.Event()
         self._stderr.clear()  # `stderr` holds the output of this run alone
         place = {"cwd": os.getcwd(), "directory": str(directory)}  # a warm child may have been started elsewhere
-        self._write({"config": config.to_dict(), **place, "save_model": save_model})
+        order = {"config": config.to_dict(), **place, "save_model": save_model}
+        self._write(order | ({"resume": resume._asdict()} if resume else {}))
 
     def events(self) -> Iterator[Event]:
         """The run's events, until it is over or the child is dead. Raises the GrpoLabError that ended the run."""

@@ -10,7 +10,8 @@ from grpo_lab.config.schema import Config, planned_steps
 from grpo_lab.errors import RunError
 from grpo_lab.events import Stepped
 from grpo_lab.runs import full_length, memory
-from grpo_lab.runs.session import Session, View
+from grpo_lab.runs.record import View
+from grpo_lab.runs.session import Session
 
 STEPS = 3
 """All memory is in use in the third step: the first update makes the moments, and the next snapshot has them."""

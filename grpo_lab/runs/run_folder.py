@@ -1,6 +1,7 @@
 """The folder of a run: config, environment and events; each event is on disk before a view shows it."""
 
 import json
+import os
 import shutil
 import time
 import traceback
@@ -10,18 +11,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import GrpoLabError, RunError
-from grpo_lab.events import Ended, Event, encodable, from_json, to_json
+from grpo_lab.events import Ended, Event, encodable, from_json, lineage, to_json
 from grpo_lab.models import adapters, loading
 from grpo_lab.runs import environment
 from grpo_lab.runs.crashes import classify_crash
 from grpo_lab.training.recorder import count_nonfinite
 
 EVENTS, CONFIG, ENVIRONMENT, TRACEBACK = "events.jsonl", "config.json", "environment.json", "traceback.txt"
-MODEL, MERGED = "model", "model-merged"
+MODEL, MERGED, LOCK = "model", "model-merged", ".lock"
 MOST = 1000
 """Folders of one name."""
 
@@ -61,7 +63,7 @@ def read(folder: Path) -> tuple[Config, list[Event]]:
     """
     try:
         config = Config.from_dict(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
-        return config, whole_events(folder)
+        return config, lineage(whole_events(folder))
     except FileNotFoundError as error:
         raise RunError(f"{folder} holds no run: {Path(error.filename).name} is missing") from error
     except OSError as error:
@@ -93,22 +95,65 @@ def begin(folder: Path, config: Config) -> None:
 
 @contextmanager
 def writer(folder: Path, config: Config) -> Iterator[Callable[[Event], None]]:
-    """A function that appends an event to the file, flushed line by line."""
-    _write_json(folder / ENVIRONMENT, environment.describe(config.run.threads, config.run.device))
-    with (folder / EVENTS).open("x", encoding="utf-8") as file:
+    """A function that appends an event to the file, flushed line by line, after the events that are there.
 
-        def append(event: Event) -> None:
-            file.write(to_json(event) + "\n")
-            file.flush()
+    Raises RunError while another process writes the run.
+    """
+    with held(folder):
+        about = environment.describe(config.run.threads, config.run.device)
+        _write_json(folder / ENVIRONMENT, about | {"pid": os.getpid()})
+        cut_half_line(folder)
+        with (folder / EVENTS).open("a", encoding="utf-8") as file:
 
-        yield append
+            def append(event: Event) -> None:
+                file.write(to_json(event) + "\n")
+                file.flush()
+
+            yield append
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold the folder for this process; the hold dies with the process. Raises RunError if another one holds it."""
+    try:
+        with FileLock(folder / LOCK, timeout=0):
+            yield
+    except Timeout as error:
+        with suppress(OSError, ValueError):
+            pid = json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8")).get("pid")
+            raise RunError(f"{folder} is written by process {pid}; wait for its end, or stop it") from error
+        raise RunError(f"{folder} is written by another process; wait for its end, or stop it") from error
+
+
+def num_lines(folder: Path) -> int:
+    """The number of whole lines in the file of events; 0 where there is no such file."""
+    return (folder / EVENTS).read_bytes().count(b"\n") if (folder / EVENTS).exists() else 0
+
+
+def cut_half_line(folder: Path) -> None:
+    """Remove a last line that a killed process left half-written."""
+    with (folder / EVENTS).open("a+b") as file:
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
+
+
+def reopen(folder: Path) -> None:
+    """Make a folder ready for the run in it to go on: the traceback of its crash gets a number.
+
+    Raises RunError while another process writes the run, and where no run began.
+    """
+    if not (folder / CONFIG).exists():
+        raise RunError(f"{folder} holds no run: {CONFIG} is missing; give the folder of a run that began")
+    with held(folder):
+        cut_half_line(folder)
+        if (folder / TRACEBACK).exists():
+            (folder / TRACEBACK).rename(next_free(folder / TRACEBACK))
 
 
 def write_last(folder: Path, event: Event) -> None:
     """Append an event for a dead process, in place of a half-written last line."""
-    with (folder / EVENTS).open("a+b") as file:
-        file.seek(0)
-        file.truncate(file.read().rfind(b"\n") + 1)
+    cut_half_line(folder)
+    with (folder / EVENTS).open("ab") as file:
         file.write(to_json(event).encode() + b"\n")
 
 
@@ -139,12 +184,18 @@ def save_model(folder: Path, policy: Any, tokenizer: Any, merge: bool = False) -
         _save(folder / MERGED, adapters.merged(policy), tokenizer)
 
 
+def write_model(folder: Path, policy: Any, tokenizer: Any) -> None:
+    """Write policy and tokenizer into a folder, from which `--model` takes them."""
+    with loading.quiet():
+        policy.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
 def _save(folder: Path, policy: Any, tokenizer: Any) -> None:
     part = folder.with_name(f"{folder.name}.part")  # a half-written model must not look complete
     try:
-        with loading.quiet():
-            policy.save_pretrained(part)
-            tokenizer.save_pretrained(part)
+        write_model(part, policy, tokenizer)
+        shutil.rmtree(folder, ignore_errors=True)  # of the same run before it went on
         part.rename(folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(part, ignore_errors=True)
@@ -152,4 +203,7 @@ def _save(folder: Path, policy: Any, tokenizer: Any) -> None:
 
 
 def _write_json(path: Path, tree: Any) -> None:
-    path.write_text(json.dumps(tree, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    """Write a file so that a killed process leaves it whole, or as it was."""
+    aside = path.with_name(f".{path.name}")
+    aside.write_text(json.dumps(tree, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    aside.replace(path)

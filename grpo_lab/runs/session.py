@@ -1,42 +1,42 @@
-"""One run as an experiment: its config, its events on disk and in memory, and methods to start, stop and reopen it."""
+"""One run as an experiment: its config, its events on disk and in memory; methods to start, stop, reopen, resume it."""
 
 from __future__ import annotations
 
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import pandas as pd
-
-from grpo_lab.config.schema import Config
-from grpo_lab.errors import ConfigError, GrpoLabError, RunError
-from grpo_lab.events import Crash, Ended, Event, Stepped
+from grpo_lab.config.schema import Config, planned_steps
+from grpo_lab.errors import GrpoLabError, RunError
+from grpo_lab.events import Ended, Event, Resumed, Stepped, lineage
 from grpo_lab.models import loading
-from grpo_lab.runs import run_folder, step_table
+from grpo_lab.runs import run_folder
+from grpo_lab.runs.checkpoints import Checkpoints
 from grpo_lab.runs.child import Child
-from grpo_lab.runs.commands import CommandQueue, Stopped, signals
+from grpo_lab.runs.commands import Stopped, signals
 from grpo_lab.runs.crashes import classify_crash, context_lost
-from grpo_lab.runs.first_break import ChainBreak, first_break
+from grpo_lab.runs.record import View
+from grpo_lab.runs.resume import Resume, after_a_crash
+from grpo_lab.runs.steering import Steered
 from grpo_lab.tasks.tasks import Tasks
 from grpo_lab.training.given import checked
-from grpo_lab.training.registry import needs_reference, validated
+from grpo_lab.training.registry import validated
 from grpo_lab.training.trainer import train
 
 BY_THE_USER, AT_ONCE = "by the user", "by the user, at once"
 
 
-class View(Protocol):
-    """An object that shows events. A view that raises is reported once and left out; training goes on."""
+class _Resuming:
+    """`Session.resume(folder)` is the session that goes on with a run; `session.resume()` goes on after `pause`."""
 
-    def show(self, event: Event) -> None:
-        """Show one event; `run` calls it in the order of the events."""
+    def __get__(self, session: Session | None, owner: type[Session]) -> Callable[..., Any]:
+        return owner.reopened if session is None else session.go_on
 
 
-class Session:
+class Session(Steered):
     """A run: configured, going on, over, crashed, or read back from its folder.
 
     `run` makes the folder; without `directory` it is runs/<time>-<name>, with a number if another run has it.
@@ -59,22 +59,21 @@ class Session:
         save_model: bool = False,
     ) -> None:
         validated(config)
+        validated(config.changed_live(*config.run.recover))
         given = bool(model or tasks or rewards)
         if child and given:
             raise RunError("a child process loads its own model, tasks and rewards: name them in the config")
+        if model and config.run.max_restarts:
+            raise RunError("run.max_restarts: a restart loads the model again: name it in the config")
         child = not given and loading.device_type(config.run.device) == "cuda" if child is None else child
-        self.config = config
-        self.directory = Path(directory) if directory else run_folder.default_folder(config)
+        super().__init__(config, Path(directory) if directory else run_folder.default_folder(config), bool(child))
         self._any_free = not directory
-        self.events: list[Event] = []
+        self._resume: Resume | None = None
+        self.restarts_left = config.run.max_restarts
         self.views: list[View] = []
         self._given = (model, tasks, rewards)
-        self._in_child, self._save_model = bool(child), save_model
+        self._save_model = save_model
         self._lent_child = child if isinstance(child, Child) else None
-        self._child: Child | None = None
-        self._commands = CommandQueue()
-        self._before_child: list[tuple[str, Sequence[str]]] = []
-        self._commanding = threading.RLock()  # reentrant, for a signal handler in a commanding thread
         self.leave: Callable[[str], None] = lambda error: None  # called when the CUDA context is lost, before `Ended`
 
     @staticmethod
@@ -91,6 +90,43 @@ class Session:
         session.events = events
         return session
 
+    resume = _Resuming()
+
+    @classmethod
+    def reopened(
+        cls,
+        directory: str | Path,
+        recover: Sequence[str] = (),
+        model: tuple[Any, Any] | None = None,
+        tasks: Tasks | None = None,
+        rewards: Sequence[Callable[..., Any]] | None = None,
+        child: bool | Child | None = None,
+        save_model: bool = False,
+        reason: str = "",
+    ) -> Session:
+        """The session whose `run` goes on with a run that was killed, stopped or crashed, from its newest checkpoint.
+
+        Without one it begins again. `recover` changes settings of the running model, as `set` does. What the run was
+        given in place of names is given again: the model as it was at the first step.
+
+        Raises RunError for a folder without a run, one that is done and one that another process writes; ConfigError
+        for a setting that is fixed during a run.
+        """
+        folder = Path(directory)
+        run_folder.reopen(folder)
+        config, _ = run_folder.read(folder)
+        session = cls(config, folder, model, tasks, rewards, child, save_model)
+        session.go_on_from(Resume(reason, tuple(recover)))
+        if session.status == "done":
+            way_out = f"to train its weights further: --model {folder / run_folder.MODEL}"
+            raise RunError(f"{folder} is done, after {len(session.records)} steps; {way_out}")
+        validated(config.changed_live(*recover), own=True)
+        return session
+
+    def go_on_from(self, resume: Resume) -> None:
+        """Let `run` go on with the run in its folder."""
+        self._resume, self.events = resume, run_folder.read(self.directory)[1]
+
     def run(self, check: bool = False) -> Session:
         """Train to the end and return, also when the run crashed.
 
@@ -100,7 +136,9 @@ class Session:
         with signals(self.stop, self._commands.stopping):
             try:
                 with self._writer() as write:
-                    for event in self._child_events() if self._in_child else self._events_here():
+                    for event in self.events:  # of a run that goes on
+                        self._show(event)
+                    for event in self._attempts():
                         write(event)
                         self._keep(event)
             except KeyboardInterrupt:
@@ -127,97 +165,38 @@ class Session:
         thread.start()
         return thread
 
-    def stop(self) -> None:
-        """End the run after the current step; called again, a child process ends at once."""
-        self.command("stop")
-
-    def pause(self) -> None:
-        """Wait at the top of the next step."""
-        self.command("pause")
-
-    def resume(self) -> None:
-        """Go on after `pause`."""
-        self.command("resume")
-
-    def advance(self) -> None:
-        """One step while paused."""
-        self.command("step")
-
-    def set(self, *overrides: str) -> None:
-        """Change settings of the running model at the top of the next step, with overrides as `Config.with_` takes.
-
-        Raises ConfigError for a setting that is fixed during a run and for a bad value; the run goes on.
-        """
-        changed = self.config.changed_live(*overrides)
-        validated(changed, own=True)
-        if needs_reference(changed) and not needs_reference(self.config):
-            raise ConfigError("this run has no reference model: it started with loss.beta = 0; start it with more")
-        self.command("set", overrides)
-
-    def command(self, name: str, overrides: Sequence[str] = ()) -> None:
-        """Give one of the commands that `runs.commands` lists; the overrides of `set` are not checked here."""
-        with self._commanding:
-            again = name == "stop" and self._commands.stopping.is_set()
-            self._commands.command(name, overrides)
-            if self._child and name == "stop":
-                self._child.stop(at_once=again or not self.events)
-            elif self._child:
-                self._child.command(name, overrides)
-            elif self._in_child:
-                self._before_child.append((name, overrides))
-
-    def replay(self, view: View, speed: float = 0.0) -> Iterator[Event]:
-        """Show the recorded events to a view and yield them, `speed` times as fast as they came; 0 does not wait."""
-        for event in self.events:
-            if speed and isinstance(event, Stepped):
-                time.sleep(event.metrics["step_time"] / speed)
-            view.show(event)
-            yield event
-
-    @property
-    def ended(self) -> Ended | None:
-        """The event that closed the run, if it was closed."""
-        last = self.events[-1] if self.events else None
-        return last if isinstance(last, Ended) else None
-
-    @property
-    def status(self) -> str:
-        """The state: `new`, `running` (or cut off), `done`, `stopped`, `crashed` or `failed`.
-
-        `stopped` is by a guard or the user, with the weights as they were; `failed` is a mistake in config, model,
-        data, rewards or folder, which `run` raises too.
-        """
-        return self.ended.status if self.ended else "running" if self.events else "new"
-
-    @property
-    def crash(self) -> Crash | None:
-        """The classified error that ended the run, if one did."""
-        return self.ended.crash if self.ended else None
-
-    @property
-    def saved_model(self) -> Path | None:
-        """The folder of the final weights, if they were saved."""
-        path = self.directory / run_folder.MODEL
-        return path if path.is_dir() else None
-
-    @property
-    def records(self) -> pd.DataFrame:
-        """One row a step: verdict, committed updates and every metric; see `step_table.of`."""
-        return step_table.of(self.events)
-
-    def first_break(self) -> ChainBreak | None:
-        """The first link of the chain that was not finite."""
-        return first_break(self.events)
+    def _attempts(self) -> Iterator[Event]:
+        """The events of the run and of its restarts, without the end of an attempt that is followed by another one."""
+        while True:
+            crashed = None
+            for event in self._child_events() if self._in_child else self._events_here():
+                if (
+                    isinstance(event, Ended)
+                    and event.crash
+                    and self.restarts_left
+                    and not self._commands.stopping.is_set()
+                ):
+                    crashed = event
+                else:
+                    yield event
+            if crashed is None:
+                return
+            self.restarts_left -= 1
+            restarts = self.config.run.max_restarts - self.restarts_left
+            self._resume = after_a_crash(crashed.message, restarts, self.events)
 
     def _events_here(self) -> Iterator[Event]:
         """The events of training in this process; the last one says how it ended. Then the weights are saved."""
         model, tasks, rewards = self._given
         config, lost, mistake = self.config, False, None
+        stopping, steps = self._commands.stopping.is_set, sum(planned_steps(config.to_dict()).values())
+        checkpoints = Checkpoints(self.directory, config, self._resume, lambda: len(self.events), stopping)
         try:
             model = model or loading.load(config.model.name, config.model.precision, config.run.device)
-            for event in train(config, model, tasks, rewards, controls=self._commands):
+            for event in train(config, model, tasks, rewards, self._commands, checkpoints):
                 yield event
-                if self._commands.stopping.is_set() and not isinstance(event, Ended):
+                more = isinstance(event, Stepped) and event.step + 1 < steps  # and a checkpoint before the next step
+                if stopping() and not more and not isinstance(event, Ended):
                     raise Stopped
         except Stopped:
             yield Ended("stopped", BY_THE_USER)
@@ -236,17 +215,22 @@ class Session:
 
     def _child_events(self) -> Iterator[Event]:
         """The events of a child process, and the end that a dead child could not write."""
+        seen, last = run_folder.num_lines(self.directory), None
         with self._commanding:
             if not self._commands.stopping.is_set():
-                self._child = self._lent_child or Child()
-                self._child.begin(self.config, self.directory, self._save_model, last=not self._lent_child)
+                lent = self._lent_child if self._lent_child and self._lent_child.alive else None
+                self._child = lent or Child()
+                self._child.begin(self.config, self.directory, self._save_model, lent is None, self._resume)
                 for command in self._before_child:
                     self._child.command(*command)
-        if self._child:
-            yield from self._child.events()
-        if not self.ended and (self.directory / run_folder.EVENTS).exists():
-            yield from run_folder.whole_events(self.directory)[len(self.events) :]  # written before the child died
-        if not self.ended:
+        for event in self._child.events() if self._child else ():
+            seen, last = seen + 1, event
+            yield event
+        if not isinstance(last, Ended) and (self.directory / run_folder.EVENTS).exists():
+            for event in run_folder.whole_events(self.directory)[seen:]:  # written before the child died
+                last = event
+                yield event
+        if not isinstance(last, Ended):
             ended = self._end_of_child()
             run_folder.write_last(self.directory, ended)
             yield ended
@@ -276,7 +260,8 @@ class Session:
         try:
             if self._any_free:
                 self.directory, self._any_free = run_folder.new_folder(self.directory), False
-            run_folder.begin(self.directory, self.config)
+            if not self._resume:
+                run_folder.begin(self.directory, self.config)
             here = not self._in_child
             with run_folder.writer(self.directory, self.config) if here else nullcontext(lambda event: None) as append:
                 yield append
@@ -288,8 +273,13 @@ class Session:
             ) from error
 
     def _keep(self, event: Event) -> None:
-        """Keep the event, then show it to the views."""
+        """Keep the event, without those that a resume replaces, then show it to the views."""
         self.events.append(event)
+        if isinstance(event, Resumed):
+            self.events[:] = lineage(self.events)
+        self._show(event)
+
+    def _show(self, event: Event) -> None:
         for view in list(self.views):
             try:
                 view.show(event)

@@ -17,6 +17,7 @@ from grpo_lab.config.schema import Config
 from grpo_lab.errors import GrpoLabError
 from grpo_lab.events import to_json
 from grpo_lab.runs.child import GRACE, OVER, READY
+from grpo_lab.runs.resume import Resume
 
 
 def main() -> int:
@@ -85,6 +86,9 @@ def _listen(make: Any, lines: IO[bytes], ordered: queue.SimpleQueue[Any]) -> Non
             os.chdir(message["cwd"])
             config = Config.from_dict(message["config"])
             session = make(config, message["directory"], child=False, save_model=message["save_model"])
+            session.restarts_left = 0  # the parent restarts a run, in this process or in another one
+            if resume := message.get("resume"):
+                session.go_on_from(Resume(**resume | {"overrides": tuple(resume["overrides"])}))
             ordered.put(session)
         except GrpoLabError as error:
             ordered.put(error)

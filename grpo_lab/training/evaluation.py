@@ -17,8 +17,10 @@ EVALUATED_AT_ONCE = 256
 def evaluate(learner: Learner, step: int) -> Iterator[Evaluated]:
     """Yield the mean reward of held-out problems sampled at temperature 1; nothing where `run.num_eval` is 0.
 
-    The reward of several objectives is the mean of their rewards.
+    The reward of several objectives is the mean of their rewards. A run that went on from a later step has it already.
     """
+    if step <= learner.resumed_at:
+        return
     found = {}
     for objective in learner.objectives:
         if problems := learner.tasks[objective.name].held_out[: learner.config.run.num_eval]:

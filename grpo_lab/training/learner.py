@@ -75,6 +75,8 @@ class Learner:
         self.critic: critics.NoCritic = critics.NoCritic()
         self.recorder = Recorder()
         self.steps = range(0)
+        self.resumed_at = -1
+        """The step at which the run went on from a checkpoint; -1 for a run that begins."""
         self.updates = Updates(self.policy, config)
         self.updates.snapshots.every = self._snapshot_interval()
         num_parameters = sum(p.numel() for p in self.policy.parameters())
@@ -113,6 +115,10 @@ class Learner:
         changed = self.config.changed_live(*overrides)
         if needs_reference(changed) and not self._will_have_reference:
             raise ConfigError("this run has no reference model: it started with loss.beta = 0; start it with more")
+        self.configure(changed)
+
+    def configure(self, changed: Config) -> None:
+        """Take over a config that differs from the run's in settings that may change while a model trains."""
         chosen, interventions = validated(changed, own=True)
         carry_over(self.interventions, interventions)
         self.config, self.formulas, self.interventions = changed, chosen, interventions

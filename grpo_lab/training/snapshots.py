@@ -38,10 +38,14 @@ class Snapshots:
         moments = {(parameter, name): value for parameter, state in states for name, value in state.items()}
         return {(parameter, "weight"): parameter for parameter in self._parameters} | moments
 
+    def due(self, step: int) -> bool:
+        """Whether no snapshot older than `step` is needed from it on: it takes one, or none are taken."""
+        return not (self.every and self._kept and step % self.every)
+
     @torch.no_grad()
     def take(self, step: int, updates: int) -> None:
         """Copy weights and moments before `step`, which hold this many `updates`, if a snapshot is due."""
-        if not self.every or (self._kept and step % self.every):
+        if not self.every or not self.due(step):
             return
         state = self._state()
         self._kept |= {key: torch.empty_like(value) for key, value in state.items() if key not in self._kept}

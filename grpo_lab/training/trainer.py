@@ -9,35 +9,42 @@ Advantage, ratio, surrogate, credit and KL are formulas that the config names; t
 DeepSeekMath (https://arxiv.org/abs/2402.03300) without its outer loop: the reference is the policy as GRPO finds it and
 never moves, and no reward model is trained. One process and one device: no parallelism, no gradient checkpointing. The
 policy itself samples: no vLLM, no asynchronous sampler. A batch makes mu updates as a whole, then is forgotten: no
-replay, no minibatches. A completion is one turn of text: no tools. An interrupted run starts again.
+replay, no minibatches. A completion is one turn of text: no tools.
 """
 
 from collections.abc import Iterator
 
 from grpo_lab.config.schema import Config
-from grpo_lab.events import Changed, Ended, Event, Stage, Started, Verdict
+from grpo_lab.events import Changed, Ended, Event, Stage, Verdict
 from grpo_lab.tasks.tasks import Tasks
 from grpo_lab.training.attempt import Attempt, Refused
 from grpo_lab.training.evaluation import evaluate
 from grpo_lab.training.given import public
 from grpo_lab.training.learner import Controls, Learner, Model, Rewards
+from grpo_lab.training.learner_state import NO_CHECKPOINTS, NoCheckpoints
 from grpo_lab.training.sft import sft_step
 
 
 @public
 def train(
-    config: Config, model: Model = None, tasks: Tasks | None = None, rewards: Rewards = None, controls: Controls = None
+    config: Config,
+    model: Model = None,
+    tasks: Tasks | None = None,
+    rewards: Rewards = None,
+    controls: Controls = None,
+    checkpoints: NoCheckpoints = NO_CHECKPOINTS,
 ) -> Iterator[Event]:
-    """Train a policy and yield its events; nothing is printed, plotted or saved here.
+    """Train a policy and yield its events; nothing is printed or plotted here, and `checkpoints` alone writes files.
 
     A `model` that is given is trained in place. Raises ConfigError for a config that cannot run, and any error of a
     step after a last `Stepped(failed=True)`, which holds everything that was recorded before it.
     """
     learner = Learner(config, model, rewards, tasks)
-    yield Started(config.to_dict(), learner.updates.num_parameters, str(learner.policy.device))
+    yield from checkpoints.open(learner)
     yield from evaluate(learner, 0)
     for stage in config.run.stages:
-        for index in learner.begin_stage(stage):
+        for index in checkpoints.begin_stage(learner, stage):
+            yield from checkpoints.offer(learner, index)
             if overrides := tuple(controls(index)) if controls else ():
                 learner.change(overrides)
                 yield Changed(index, overrides)

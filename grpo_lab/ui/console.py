@@ -27,7 +27,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo_lab.config.schema import planned_steps
-from grpo_lab.events import Ended, Evaluated, Event, Started, Stepped, encodable, to_json
+from grpo_lab.events import Ended, Evaluated, Event, Resumed, Started, Stepped, encodable, to_json
 
 if TYPE_CHECKING:  # torch takes seconds to import, and lists of names need none of it
     from grpo_lab.config.schema import Config
@@ -127,6 +127,8 @@ class ProgressView:
             self._bars.update(self._task, completed=event.step + (not event.failed), note=in_numbers(event))
         elif isinstance(event, Evaluated):
             self._bars.update(self._task, note=f"held-out reward {event.reward:.3f}")
+        elif isinstance(event, Resumed):
+            self._bars.update(self._task, completed=event.step, note=f"resumed: {event.reason}".removesuffix(": "))
         elif isinstance(event, Ended):
             self._bars.update(self._task, note=event.status)
 

@@ -11,6 +11,7 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from grpo_lab.analysis.markdown import plain
+from grpo_lab.config import user_code
 from grpo_lab.config.algorithms import algorithm
 from grpo_lab.config.catalog import Expectation, Scenario, preset, preset_names, scenario, scenario_names
 from grpo_lab.config.guard_names import guards_named
@@ -208,9 +209,7 @@ def data_version(config: Config) -> str:
     tasks = [part.tasks for part in parts if part.tasks]
     files += [data_directory() / "tasks" / f"{task}.toml" for task in tasks]
     files += [Path(text) for text in (*tasks, config.sft.data)]
-    code = [*(name for part in parts for name in part.rewards or ()), *config.guards, *config.faults]
-    code += [name for name in vars(config.loss).values() if isinstance(name, str)]
-    files += [Path(name.rpartition(":")[0] or name) for name in code]
+    files += user_code.files_of(config.to_dict())
     files += [data_directory() / "crashes.toml"]
     stats = [(path, path.stat()) for path in files if path.is_file()]
     return _digest("".join(_contents(path, stat.st_mtime_ns, stat.st_size) for path, stat in stats))

@@ -1,0 +1,36 @@
+"""The status of one step in words: healthy, spiking, refused, or with broken weights."""
+
+from grpo_lab.analysis.series import shown
+from grpo_lab.events import Action, Stepped, Verdict
+from grpo_lab.metrics import metric, of_run
+
+_WATCHED = ("grad_norm", "kl", "loss", "ratio/max")
+_DOING = {Verdict.SKIP_STEP: "skipping", Verdict.ROLL_BACK: "rolling back", Verdict.STOP: "stopping"}
+
+
+def worst_action(event: Stepped) -> Action | None:
+    """The last of the most severe actions of a step, without those of faults."""
+    actions = [action for action in event.actions if action.kind != "fault"]
+    return max(reversed(actions), key=lambda action: action.verdict, default=None)
+
+
+def status_of(last: Stepped) -> tuple[str, str]:
+    """The status of a run with finite weights, by its last step, and the reason."""
+    worst = worst_action(last)
+    if last.verdict in _DOING:
+        return _DOING[last.verdict], f"{worst.name}: {worst.reason}" if worst else ""
+    watched = [(name, value) for name, value in last.metrics.items() if of_run(name) in _WATCHED]
+    for name, value in sorted(watched, key=lambda pair: _WATCHED.index(of_run(pair[0]))):
+        usual = metric(name)
+        if not usual.low <= value <= usual.high:
+            return "spiking", f"{usual.label} {shown(value)}, usual up to {usual.high:g}"
+    return "healthy", ""
+
+
+def leaves_poisoned(event: Stepped, before: bool) -> bool:
+    """Whether the weights after a step hold NaN or inf; if the step has no note of them, the answer `before` it."""
+    if event.verdict >= Verdict.ROLL_BACK:
+        return False
+    if notes := [note for note in event.links if note.link == "weights"]:
+        return notes[-1].broken
+    return event.metrics["weights/nonfinite"] > 0 if "weights/nonfinite" in event.metrics else before

@@ -1,0 +1,66 @@
+"""Runs that a command begins or goes on with, shown in the terminal until they end."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from grpo_lab.cli.app import INTERRUPTED
+
+if TYPE_CHECKING:
+    from grpo_lab.runs.session import Session
+
+
+def go_on(folder: Path, recover: Sequence[str], as_json: bool, child: bool, live: bool, save_model: bool) -> NoReturn:
+    """Go on with the run in a folder, and exit with the code of the result."""
+    from grpo_lab.errors import DataError, RunError
+    from grpo_lab.runs.session import Session
+
+    try:
+        session = Session.resume(folder, recover, child=child or None, save_model=save_model)
+    except RunError as error:
+        raise DataError(str(error)) from error
+    run_and_exit(session, as_json, live)
+
+
+def run_and_exit(session: Session, as_json: bool, live: bool) -> NoReturn:
+    """Train, show the run while it goes on, and exit with the code of the result."""
+    from grpo_lab.runs.session import BY_THE_USER
+    from grpo_lab.ui import console
+
+    console.say_warnings()
+    for note in console.notes(session.config):
+        console.report(note)
+    if as_json:
+        session.views.append(console.JsonView())
+        with contextlib.redirect_stdout(sys.stderr):  # a reward function may print
+            session.run()
+    else:
+        try:
+            with _view(session, live):
+                session.run()
+        finally:  # also of a run that a signal ended
+            if session.ended and session.status != "failed":
+                console.say_end(session)
+    by_user = session.ended is not None and session.ended.message.startswith(BY_THE_USER)
+    sys.exit(0 if session.status == "done" else INTERRUPTED if by_user else 1)
+
+
+@contextlib.contextmanager
+def _view(session: Session, live: bool) -> Iterator[None]:
+    """Show the run while it goes on: curves in a terminal if they are wanted, else one line."""
+    from grpo_lab.ui import console
+
+    if live and console.out.is_terminal:
+        from grpo_lab.ui.live_terminal import LiveView
+
+        with LiveView(console.out) as view:
+            session.views.append(view)
+            yield
+    else:
+        with console.progress() as bars:
+            session.views.append(console.ProgressView(bars, session.config.run.name))
+            yield

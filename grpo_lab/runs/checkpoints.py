@@ -1,0 +1,163 @@
+"""The checkpoints of a run: when one is written, and how a run goes on from one, to the bit.
+
+A checkpoint is a snapshot on disk: the state before a step, written only where weights and moments are finite and a
+snapshot is due. So neither the writing of checkpoints nor a resume changes what is trained.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo_lab.config import user_code
+from grpo_lab.config.schema import Config
+from grpo_lab.errors import ModelError, RunError
+from grpo_lab.events import Checkpointed, Event, Resumed
+from grpo_lab.models import loading
+from grpo_lab.runs import checkpoint_files, environment, run_folder
+from grpo_lab.runs.resume import Resume
+from grpo_lab.training import learner_state
+from grpo_lab.training.learner import Learner
+
+FOLDER = "checkpoints"
+VERSION = 1
+"""Of the state in a checkpoint."""
+
+
+class Checkpoints(learner_state.NoCheckpoints):
+    """Writes and reads the checkpoints of one run folder.
+
+    `num_events` tells the length of the log so far, and `stopping` whether the run is to end at this step.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: Config,
+        resume: Resume | None,
+        num_events: Callable[[], int],
+        stopping: Callable[[], bool],
+    ) -> None:
+        self._folder, self._minutes, self._resume = folder / FOLDER, config.run.checkpoint_minutes, resume
+        self._num_events, self._stopping = num_events, stopping
+        self._written_at, self._restarts = time.monotonic(), 0
+        self._stage = self._model = ""
+        self._restored: dict[str, Any] = {}
+
+    def open(self, learner: Learner) -> Iterator[Event]:
+        """Yield the events with which the run begins or goes on.
+
+        Raises RunError where all checkpoints are broken or of another version, and ModelError for another model.
+        """
+        checkpoint_files.sweep(self._folder)
+        if self._minutes is not None or self._resume:
+            self._model = _digest(learner.policy.parameters())
+        if self._resume:
+            yield self._resumed(learner, self._resume)
+        if learner.resumed_at < 0:
+            yield from super().open(learner)
+
+    def _resumed(self, learner: Learner, resume: Resume) -> Resumed:
+        """Read the newest checkpoint, and say from where and with which changes the run goes on."""
+        state, problems = checkpoint_files.newest_whole(self._folder, resume.below)
+        why = [resume.reason, *problems]
+        if state is None:
+            state, why = {"step": -1, "events": 0, "restarts": 0}, [*why, "there is no checkpoint: from the start"]
+        else:
+            self._check(state)
+            if not learner.config.run.threads:
+                torch.set_num_threads(state["surroundings"]["threads"])
+            why += _differences(state["surroundings"], _surroundings(learner))
+        checkpoint_files.remove_after(self._folder, state["step"])
+        self._restarts = state["restarts"] if resume.restarts is None else resume.restarts
+        again = max(0, self._restarts - state["restarts"])
+        overrides = (*(learner.config.run.recover * again), *resume.overrides)
+        learner.resumed_at, self._restored = state["step"], state | {"overrides": overrides}
+        return Resumed(max(0, state["step"]), state["events"], "; ".join(filter(None, why)), overrides)
+
+    def _check(self, state: dict[str, Any]) -> None:
+        if state.get("version") != VERSION:
+            raise RunError(
+                f"{self._folder} holds checkpoints of format {state.get('version')}, and this version reads {VERSION}: "
+                "resume with the version of grpo_lab that wrote them"
+            )
+        if state["model"] != self._model:
+            raise ModelError(
+                f"{self._folder.parent}: model.name holds other weights than those that the run began with; put those "
+                "back, or begin another run"
+            )
+
+    def begin_stage(self, learner: Learner, stage: str) -> range:
+        """Begin a stage with the state of the checkpoint, if it is of this stage; return the steps that are left."""
+        self._stage, steps, state = stage, learner.begin_stage(stage), self._restored
+        if state.get("stage", stage) != stage:
+            return range(steps.stop, steps.stop)
+        if "stage" in state:
+            learner_state.put_back(learner, state)
+            steps = range(state["step"], steps.stop)
+        if state.get("overrides"):
+            learner.change(state["overrides"])
+        self._restored = {}
+        return steps
+
+    def offer(self, learner: Learner, index: int) -> Iterator[Event]:
+        """Write a checkpoint of the state before step `index` if one is due; a full disk stops no training."""
+        due = self._minutes is not None and time.monotonic() - self._written_at >= 60 * self._minutes
+        stopping = self._minutes is not None and self._stopping()
+        there = checkpoint_files.exists(self._folder, index)
+        if not (due or stopping) or there or not learner_state.may_be_taken(learner, index):
+            return
+        begun, size, problem = time.monotonic(), 0, ""
+        also = partial(run_folder.write_model, policy=learner.policy, tokenizer=learner.tokenizer)
+        try:
+            size = checkpoint_files.write(self._folder, index, self._state(learner, index), also)
+        except OSError as error:
+            problem = error.strerror or str(error)
+        self._written_at = time.monotonic()
+        yield Checkpointed(index, self._written_at - begun, size, problem)
+
+    def _state(self, learner: Learner, index: int) -> dict[str, Any]:
+        return {
+            "version": VERSION,
+            "step": index,
+            "stage": self._stage,
+            "events": self._num_events(),
+            "restarts": self._restarts,
+            "model": self._model,
+            "surroundings": _surroundings(learner),
+            **learner_state.taken(learner),
+        }
+
+
+def _surroundings(learner: Learner) -> dict[str, Any]:
+    """What the last bits of a step depend on beside the state; only texts and numbers."""
+    here = environment.describe(torch.get_num_threads(), str(learner.policy.device))
+    files = {str(path): loading.sha256(path) for path in user_code.files_of(learner.config.to_dict()) if path.is_file()}
+    problems = [problem for tasks in learner.tasks.values() for problem in tasks.train]
+    told = json.dumps([(problem.prompt, problem.columns) for problem in problems], default=repr)
+    versions = {name: here["packages"][name] for name in ("torch", "transformers")}
+    tasks = hashlib.sha256(told.encode()).hexdigest()
+    return {**versions, "device": here["device"], "threads": here["threads"], **files, "tasks": tasks}
+
+
+def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """A sentence on each part of the surroundings that is another one."""
+    changed = [name for name in old if old[name] != new.get(name)]
+    short = {name: "" if len(str(old[name])) == 64 else f" ({old[name]}, now {new.get(name)})" for name in changed}
+    return [f"not bit-exact from here: another {name}{short[name]}" for name in changed]
+
+
+def _digest(tensors: Iterable[Tensor]) -> str:
+    """SHA-256 of the bits of tensors."""
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()

@@ -1,0 +1,128 @@
+"""The state of a learner at the top of a step, as plain values and tensors: all that the steps before it have left.
+
+The rest follows from the config: random draws from (seed, step, purpose), prompts and learning rate from the step, the
+reference from the model that the run began with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo_lab.algorithm.batch import Batch
+from grpo_lab.config.schema import Config
+from grpo_lab.errors import RunError
+from grpo_lab.events import Event, Started, Verdict
+from grpo_lab.training.interventions import Intervention
+from grpo_lab.training.learner import Learner
+from grpo_lab.training.recorder import count_nonfinite
+from grpo_lab.training.reference import Reference
+
+WEIGHTS, MOMENTS = "weights", "moments"
+
+
+def may_be_taken(learner: Learner, index: int) -> bool:
+    """Whether the state before step `index` can be gone on from, to the bit.
+
+    Its weights and moments are finite, and the step begins with a snapshot, which a later rollback finds again.
+    """
+    updates = learner.updates
+    if not (updates.healthy and updates.snapshots.due(index)):
+        return False
+    moments = [value for state in updates.optimizer.state.values() for value in state.values()]
+    return count_nonfinite([*updates.parameters, *moments]) == 0
+
+
+def taken(learner: Learner) -> dict[str, Any]:
+    """The state, with tensors that go on to change: write or copy them before the next step."""
+    updates = learner.updates
+    states = ((name, updates.optimizer.state.get(p, {})) for name, p in _trained(learner))
+    return {
+        "updates": updates.count,
+        "scaler": updates.scaler.state_dict(),
+        "verdict": learner.last_verdict.name,
+        "metrics": learner.last_metrics,
+        "config": learner.config.to_dict(),
+        "interventions": {name: each.state_dict() for name, each in _with_memory(learner)},
+        "reference": _reference_of_a_later_stage(learner),
+        WEIGHTS: {name: p.detach() for name, p in _trained(learner)},
+        MOMENTS: {name: dict(state) for name, state in states},
+    }
+
+
+def put_back(learner: Learner, state: Mapping[str, Any]) -> None:
+    """Give a learner at the beginning of a stage the state of a later step in it.
+
+    Raises RunError for weights or moments of other names and shapes, or that are not finite.
+    """
+    learner.configure(Config.from_dict(state["config"]))
+    names, weights, moments = {name for name, _ in _trained(learner)}, state[WEIGHTS], state[MOMENTS]
+    shapes = {name: p.shape for name, p in _trained(learner)}
+    if names != set(weights) or any(weights[name].shape != shape for name, shape in shapes.items()):
+        raise RunError("the weights are not those of this run's model")
+    if count_nonfinite([*weights.values(), *(value for each in moments.values() for value in each.values())]):
+        raise RunError("weights or moments are not finite")
+    with torch.no_grad():
+        for name, parameter in _trained(learner):
+            parameter.copy_(weights[name])
+        if isinstance(learner.reference, Reference):
+            for kept, value in zip(learner.reference.parameters(), state["reference"], strict=bool(state["reference"])):
+                kept.copy_(value)
+    updates = learner.updates
+    known = {place: moments[name] for place, (name, _) in enumerate(_trained(learner)) if moments.get(name)}
+    updates.optimizer.load_state_dict({**updates.optimizer.state_dict(), "state": known})
+    updates.scaler.load_state_dict(state["scaler"])
+    updates.count = state["updates"]
+    learner.last_verdict, learner.last_metrics = Verdict[state["verdict"]], dict(state["metrics"])
+    for name, intervention in _with_memory(learner):
+        intervention.load_state_dict(_moved(state["interventions"].get(name, {}), learner.policy.device))
+
+
+class NoCheckpoints:
+    """A run that begins at its first step and leaves no checkpoint; `runs.checkpoints` has one that does both."""
+
+    def open(self, learner: Learner) -> Iterator[Event]:
+        """Yield the event with which the run begins."""
+        yield Started(learner.config.to_dict(), learner.updates.num_parameters, str(learner.policy.device))
+
+    def begin_stage(self, learner: Learner, stage: str) -> range:
+        """Begin a stage, and return its steps that are to be made."""
+        return learner.begin_stage(stage)
+
+    def offer(self, learner: Learner, index: int) -> Iterator[Event]:
+        """Write a checkpoint of the state before step `index` if one is due, and yield its event."""
+        yield from ()
+
+
+NO_CHECKPOINTS = NoCheckpoints()
+
+
+def _trained(learner: Learner) -> Iterator[tuple[str, Tensor]]:
+    return zip(learner.updates.names, learner.updates.parameters, strict=True)
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    """The same nested values with every tensor on this device."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, Batch):
+        return replace(value, **{field.name: _moved(getattr(value, field.name), device) for field in fields(value)})
+    if isinstance(value, Mapping):
+        return {name: _moved(each, device) for name, each in value.items()}
+    return [_moved(each, device) for each in value] if isinstance(value, list) else value
+
+
+def _with_memory(learner: Learner) -> Iterator[tuple[str, Intervention]]:
+    """Guards and faults by name. Observers keep nothing from one step to the next."""
+    for row in learner.interventions.values():
+        yield from ((f"{kind}s.{each.name}", each) for kind, each in row if kind != "observer")
+
+
+def _reference_of_a_later_stage(learner: Learner) -> Sequence[Tensor]:
+    """The reference's tensors where they are not those of the model that the run began with: after another stage."""
+    later = learner.steps.start > 0 and isinstance(learner.reference, Reference)
+    return list(learner.reference.parameters()) if later else []
