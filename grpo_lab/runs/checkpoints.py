@@ -51,6 +51,7 @@ class Checkpoints(learner_state.NoCheckpoints):
         self._written_at, self._restarts = time.monotonic(), 0
         self._stage = self._model = ""
         self._restored: dict[str, Any] = {}
+        self._surroundings: dict[str, Any] = {}
 
     def open(self, learner: Learner) -> Iterator[Event]:
         """Yield the events with which the run begins or goes on.
@@ -59,7 +60,7 @@ class Checkpoints(learner_state.NoCheckpoints):
         """
         checkpoint_files.sweep(self._folder)
         if self._minutes is not None or self._resume:
-            self._model = _digest(learner.policy.parameters())
+            self._model, self._surroundings = _digest(learner.policy.parameters()), _surroundings(learner)
         if self._resume:
             yield self._resumed(learner, self._resume)
         if learner.resumed_at < 0:
@@ -75,7 +76,8 @@ class Checkpoints(learner_state.NoCheckpoints):
             self._check(state)
             if not learner.config.run.threads:
                 torch.set_num_threads(state["surroundings"]["threads"])
-            why += _differences(state["surroundings"], _surroundings(learner))
+                self._surroundings["threads"] = torch.get_num_threads()
+            why += _differences(state["surroundings"], self._surroundings)
         checkpoint_files.remove_after(self._folder, state["step"])
         self._restarts = state["restarts"] if resume.restarts is None else resume.restarts
         again = max(0, self._restarts - state["restarts"])
@@ -132,7 +134,7 @@ class Checkpoints(learner_state.NoCheckpoints):
             "events": self._num_events(),
             "restarts": self._restarts,
             "model": self._model,
-            "surroundings": _surroundings(learner),
+            "surroundings": self._surroundings,
             **learner_state.taken(learner),
         }
 

@@ -106,8 +106,9 @@ class Session(Steered):
     ) -> Session:
         """The session whose `run` goes on with a run that was killed, stopped or crashed, from its newest checkpoint.
 
-        Without one it begins again. `recover` changes settings of the running model, as `set` does. What the run was
-        given in place of names is given again: the model as it was at the first step.
+        Without one it begins again, and so does the rest of a run that was killed before it saved its model.
+        `recover` changes settings of the running model, as `set` does. Give again what the run was given in place of
+        names; the model as it was at the first step.
 
         Raises RunError for a folder without a run, one that is done and one that another process writes; ConfigError
         for a setting that is fixed during a run.
@@ -117,7 +118,7 @@ class Session(Steered):
         config, _ = run_folder.read(folder)
         session = cls(config, folder, model, tasks, rewards, child, save_model)
         session.go_on_from(Resume(reason, tuple(recover)))
-        if session.status == "done":
+        if session.status == "done" and (session.saved_model or not save_model):
             way_out = f"to train its weights further: --model {folder / run_folder.MODEL}"
             raise RunError(f"{folder} is done, after {len(session.records)} steps; {way_out}")
         validated(config.changed_live(*recover), own=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from grpo_lab.events import Ended, Evaluated, Event, Started, Stepped, Verdict
+from grpo_lab.events import Ended, Evaluated, Event, Resumed, Started, Stepped, Verdict
 from grpo_lab.metrics import LINKS
 from grpo_lab.runs.first_break import first_break, statuses
 
@@ -115,6 +115,11 @@ def summary(events: Sequence[Event]) -> str:
         *_progress_in_words(progress_of(events), crashed),
         *_objectives_in_words(events),
         _refused_in_words(events),
+        *(
+            f"resumed: at step {event.step}" + f", {event.reason}" * bool(event.reason)
+            for event in events
+            if isinstance(event, Resumed)
+        ),
     ]
     for step, row in statuses(events).items():
         warned = [LINKS[link].label for link, status in row.items() if status == "warning"]

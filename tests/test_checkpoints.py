@@ -1,0 +1,548 @@
+"""A run that is cut off anywhere goes on from its newest checkpoint, to the bit, and never from a broken one."""
+
+import errno
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import grpo_lab as gl
+from grpo_lab.errors import ConfigError, ModelError, RunError
+from grpo_lab.events import Changed, Checkpointed, Ended, Evaluated, Resumed, Stage, Stepped, lineage, to_json
+from grpo_lab.models import loading
+from grpo_lab.runs import checkpoint_files, checkpoints, run_folder
+from grpo_lab.runs.record import Record
+from grpo_lab.runs.session import Session
+from grpo_lab.training import learner_state
+from grpo_lab.training.interventions import Outcome
+
+SMALL = gl.preset("stable").with_(
+    *("run.num_steps=5", "run.threads=1", "run.checkpoint_minutes=0", "run.num_eval=4"),
+    *("data.num_prompts=2", "data.num_generations=4", "sampling.max_completion_length=4"),
+)
+CUT = 3
+"""The steps that are made before a run is cut off."""
+
+
+class Cut:
+    """A view that stops its session after some steps, and changes a setting before that."""
+
+    def __init__(self, session, after=CUT, change=()):
+        self.session, self.after, self.change = session, after, change
+
+    def show(self, event):
+        if isinstance(event, Stepped) and event.step == 0 and self.change:
+            self.session.set(*self.change)
+        if isinstance(event, Stepped) and event.step + 1 == self.after:
+            self.session.stop()
+
+
+def session_of(config, folder, cut=0, change=(), **more):
+    session = Session(config, folder, child=False, save_model=True, **more)
+    session.views.append(Cut(session, cut, change))
+    return session
+
+
+def told(events):
+    """The events without times, and without those that tell of checkpoints."""
+    trees = [json.loads(to_json(event)) for event in events if not isinstance(event, Checkpointed | Resumed)]
+    for tree in trees:
+        for name in ("step_time", "run.memory"):
+            tree.get("metrics", {}).pop(name, None)
+    return trees
+
+
+def weights(session):
+    """The final weights, by name."""
+    return {
+        name: value for path in session.saved_model.glob("*.safetensors") for name, value in load_file(path).items()
+    }
+
+
+def same(one, other):
+    """Whether two sessions have told the same and left the same weights, to the bit."""
+    mine, theirs = weights(one), weights(other)
+    equal = mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+    return equal and told(one.events) == told(other.events)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run of SMALL that nothing cuts off."""
+    return session_of(SMALL, tmp_path_factory.mktemp("whole") / "run").run()
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """The folder of a run of SMALL that was stopped after CUT steps; to be copied."""
+    return session_of(SMALL, tmp_path_factory.mktemp("stopped") / "run", CUT).run().directory
+
+
+@pytest.fixture
+def cut_off(stopped, tmp_path):
+    """A folder of one's own of that run."""
+    return Path(shutil.copytree(stopped, tmp_path / "cut"))
+
+
+def resumed(folder, **more):
+    return Session.resume(folder, child=False, save_model=True, **more).run()
+
+
+# --- the same bits ---------------------------------------------------------------------------------------------------
+
+CASES = {
+    "fp32": (),
+    "bf16_pure": ("model.precision=bf16_pure",),
+    "fp16, loss scale, 2 updates": ("model.precision=fp16", "loss.num_iterations=2"),
+    "cosine": ("optimizer.schedule=cosine",),
+    "adaptive guards": ("guards.adaptive_learning_rate=on", "guards.adaptive_beta=on", "guards.skip_outliers=on"),
+    "rollback before the cut": (
+        *(
+            "faults.nan_gradient.at_step=1",
+            "guards.skip_nonfinite=off",
+            "guards.check_weights=on",
+            "guards.rollback=on",
+        ),
+    ),
+    "a fault that keeps batches": ("faults.stale_batch.lag=2",),
+    "a critic": ("loss.credit_assignment=gae", "loss.critic=own"),
+    "adapters": ("lora.r=2",),
+    "snapshots every two steps": ("run.snapshot_every=2",),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_that_was_stopped_and_went_on_is_the_run_that_was_not(name, tmp_path):
+    config = SMALL.with_(*CASES[name])
+    one = session_of(config, tmp_path / "whole").run()
+    session_of(config, tmp_path / "cut", CUT).run()
+    other = resumed(tmp_path / "cut")
+    assert other.status == "done" and [type(e) for e in other.events].count(Resumed) == 1
+    assert same(one, other)
+    assert same(one, Session.open(tmp_path / "cut")), "and it reads back as the same"
+
+
+@pytest.mark.parametrize("cut", [1, 3])
+def test_both_stages_of_a_run_go_on(tmp_path, cut):
+    data = tmp_path / "shown.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"{n}+1=", "completion": str(n + 1)}) + "\n" for n in range(1, 9)))
+    config = SMALL.with_("run.stages=sft,grpo", f"sft.data={data}", "sft.num_steps=2", "sft.batch_size=4")
+    one = session_of(config, tmp_path / "whole").run()
+    session_of(config, tmp_path / "cut", cut).run()
+    assert same(one, resumed(tmp_path / "cut"))
+
+
+def test_a_change_of_the_running_model_goes_on_with_it(tmp_path):
+    change = ("optimizer.learning_rate=*0.5", "guards.clip_gradients.max_norm=0.1")
+    one = session_of(SMALL, tmp_path / "whole", change=change).run()
+    session_of(SMALL, tmp_path / "cut", CUT, change).run()
+    assert same(one, resumed(tmp_path / "cut"))
+    assert any(isinstance(event, Changed) for event in one.events)
+
+
+def test_without_a_checkpoint_it_begins_again_with_the_same_bits(whole, tmp_path):
+    session_of(SMALL.with_("run.checkpoint_minutes=none"), tmp_path / "cut", CUT).run()
+    other = resumed(tmp_path / "cut")
+    (event,) = (event for event in other.events if isinstance(event, Resumed))
+    assert (event.step, event.reason) == (0, "there is no checkpoint: from the start")
+    assert weights(other).keys() == weights(whole).keys() and told(other.events)[1:] == told(whole.events)[1:]
+
+
+def test_checkpoints_change_nothing(whole, tmp_path):
+    without = session_of(SMALL.with_("run.checkpoint_minutes=none"), tmp_path / "run").run()
+    assert told(without.events)[1:] == told(whole.events)[1:] and not (without.directory / "checkpoints").exists()
+
+
+STORED = {
+    "updates": lambda value: 0,
+    "scaler": lambda value: {**value, "scale": 1.0},
+    "metrics": lambda value: {},
+    "config": lambda value: SMALL.to_dict(),
+    "interventions": lambda value: {},
+    "moments": lambda value: {},
+    "weights": lambda value: {name: tensor + 0.01 for name, tensor in value.items()},
+    "verdict": lambda value: "SKIP_STEP",
+}
+
+
+@pytest.mark.parametrize("item", STORED)
+def test_every_stored_item_matters(item, tmp_path, monkeypatch, fault):
+    """Without one of them a run goes on differently: none is stored for nothing."""
+    reads = fault(Stage.BATCH, lambda batch, step: Outcome(batch, step.last_verdict, f"{sorted(step.last_metrics)}"))
+    config = SMALL.with_(
+        *("model.precision=fp16", "optimizer.schedule=cosine", "faults.stale_batch.lag=2", reads, "run.num_eval=0")
+    )
+    change = ("optimizer.learning_rate=*30",)
+    one = session_of(config, tmp_path / "whole", change=change).run()
+    cut = session_of(config, tmp_path / "cut", CUT, change).run().directory
+    shutil.copytree(cut, tmp_path / "mutant")
+    assert same(one, resumed(cut))
+    real = learner_state.put_back
+    monkeypatch.setattr(
+        learner_state, "put_back", lambda learner, state: real(learner, state | {item: STORED[item](state[item])})
+    )
+    assert not same(one, resumed(tmp_path / "mutant"))
+
+
+def test_the_state_has_no_other_items(stopped):
+    newest, _ = checkpoint_files.newest_whole(stopped / "checkpoints")
+    assert newest is not None
+    about = {"version", "step", "stage", "events", "restarts", "model", "surroundings"}
+    assert set(newest) == {*STORED, *about, "reference"}
+
+
+# --- killed anywhere -------------------------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """The end of a process in the middle of an operation."""
+
+
+@pytest.fixture
+def killed_at(monkeypatch):
+    """Let the filesystem operations of checkpoints and run folders fail from the n-th on, as in a process that died."""
+    count = {"made": 0, "limit": -1}
+
+    def counted(operation):
+        def act(*args, **kwargs):
+            count["made"] += 1
+            if 0 <= count["limit"] < count["made"]:
+                raise Killed
+            return operation(*args, **kwargs)
+
+        return act
+
+    for owner, names in {
+        checkpoint_files.os: ("rename", "fsync"),
+        checkpoint_files.shutil: ("rmtree",),
+        checkpoint_files: ("save_file",),
+        Path: ("write_text", "write_bytes", "mkdir", "rename", "replace"),
+        run_folder: ("to_json", "write_model"),
+    }.items():
+        for name in names:
+            monkeypatch.setattr(owner, name, counted(getattr(owner, name)))
+
+    def begin(limit):
+        count.update(made=0, limit=limit)
+        return count
+
+    return begin
+
+
+@pytest.mark.parametrize("every", [23, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_process_that_dies_at_any_operation_leaves_a_run_that_goes_on(whole, tmp_path, killed_at, every):
+    """Whole operations only: a write that was cut off in the middle is the next test's."""
+    count = killed_at(-1)
+    session_of(SMALL, tmp_path / "counted").run()
+    total = count["made"]
+    assert total > 60
+    for number, limit in enumerate(range(3, total, every)):  # before the third there is no config, and no run
+        folder = tmp_path / str(number)
+        killed_at(limit)
+        with pytest.raises(Killed):
+            session_of(SMALL, folder).run()
+        killed_at(-1)
+        other = resumed(folder)
+        assert other.status == "done" and same(whole, other), limit
+        assert not [path for path in (folder / "checkpoints").iterdir() if path.name.startswith(".tmp-")]
+
+
+@pytest.mark.slow
+def test_thirty_real_kills(whole, tmp_path):
+    chance = random.Random(0)
+    folder = tmp_path / "run"
+    program = (
+        "import json, sys\nfrom pathlib import Path\n"
+        "from grpo_lab.config.schema import Config\nfrom grpo_lab.runs.session import Session\n"
+        "folder = sys.argv[1]\n"
+        "begun = Path(folder, 'config.json').exists()\n"
+        "session = Session.resume(folder, child=False, save_model=True) if begun else "
+        "Session(Config.from_dict(json.loads(sys.argv[2])), folder, child=False, save_model=True)\nsession.run()\n"
+    )
+    config = json.dumps(SMALL.with_("run.num_steps=60").to_dict())
+    kills = 0
+    for _ in range(60):
+        process = subprocess.Popen([sys.executable, "-c", program, str(folder), config], stderr=subprocess.DEVNULL)
+        events = folder / "events.jsonl"
+        before = events.stat().st_size if events.exists() else 0
+        while process.poll() is None and not (events.exists() and events.stat().st_size > before):
+            time.sleep(0.005)
+        time.sleep(chance.random() * 0.3)
+        process.kill()
+        if process.wait() == 0:
+            break
+        kills += 1
+    session = Session.open(folder)
+    if session.status != "done":
+        session = resumed(folder)
+    assert kills >= 10 and session.status == "done"
+    one = session_of(SMALL.with_("run.num_steps=60"), tmp_path / "whole").run()
+    assert same(one, session)
+
+
+def test_a_last_line_that_was_cut_in_half_is_dropped(whole, cut_off):
+    log = cut_off / "events.jsonl"
+    log.write_bytes(log.read_bytes()[:-40])
+    assert same(whole, resumed(cut_off))
+
+
+# --- broken checkpoints ----------------------------------------------------------------------------------------------
+
+
+def newest(folder):
+    return sorted((folder / "checkpoints").glob("checkpoint-*"))[-1]
+
+
+def files_of(folder):
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def test_every_flipped_bit_and_every_cut_is_seen(cut_off):
+    chance, place = random.Random(0), newest(cut_off)
+    assert {"training.safetensors", "state.json", "manifest.json", "model.safetensors"} <= {
+        p.name for p in files_of(place)
+    }
+    for path in files_of(place):
+        whole = path.read_bytes()
+        for _ in range(20):
+            at = chance.randrange(len(whole))
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ (1 << chance.randrange(8))]) + whole[at + 1 :])
+            with pytest.raises(RunError, match=place.name):
+                checkpoint_files.read(place)
+        for _ in range(8):
+            path.write_bytes(whole[: chance.randrange(len(whole))])
+            with pytest.raises(RunError, match=place.name):
+                checkpoint_files.read(place)
+        path.unlink()
+        with pytest.raises(RunError, match=place.name):
+            checkpoint_files.read(place)
+        path.write_bytes(whole)
+    assert checkpoint_files.read(place)["step"] == CUT
+
+
+def test_a_broken_checkpoint_is_put_aside_and_the_older_one_is_taken(whole, cut_off):
+    (newest(cut_off) / "state.json").unlink()
+    other = resumed(cut_off)
+    (event,) = (event for event in other.events if isinstance(event, Resumed))
+    assert event.step == CUT - 1 and "checkpoint-000003: cannot be read" in event.reason
+    assert (cut_off / "checkpoints" / "broken-checkpoint-000003").is_dir() and same(whole, other)
+
+
+def test_where_all_are_broken_there_is_no_silent_new_beginning(cut_off):
+    for path in (cut_off / "checkpoints").glob("checkpoint-*"):
+        (path / "manifest.json").write_text("{}")
+    log = (cut_off / "events.jsonl").read_bytes()
+    with pytest.raises(RunError, match=r"no checkpoint in .* is whole.*train again into another folder"):
+        resumed(cut_off)
+    assert (cut_off / "events.jsonl").read_bytes().startswith(log), "nothing is lost"
+
+
+def test_weights_that_are_not_finite_are_neither_written_nor_taken(tmp_path, cut_off, monkeypatch):
+    breaks = ("faults.nan_gradient.at_step=1", "guards.rollback=off", "guards.skip_nonfinite=off")
+    config = SMALL.with_(*breaks, "guards.check_weights=off", "guards.clip_gradients=off")
+    session = Session(config, tmp_path / "broken", child=False).run()
+    assert [event.step for event in session.events if isinstance(event, Checkpointed)] == [0, 1]
+    real = checkpoint_files.read
+
+    def poisoned(path):
+        state = real(path)
+        next(iter(state["moments"].values()))["exp_avg"].view(-1)[0] = torch.nan
+        return state
+
+    monkeypatch.setattr(checkpoint_files, "read", poisoned)
+    with pytest.raises(RunError, match="not finite"):
+        resumed(cut_off)
+
+
+@pytest.mark.parametrize("at", ["save_file", "write_model"])
+def test_a_full_disk_stops_no_training_and_leaves_no_rubbish(whole, tmp_path, monkeypatch, at):
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_files if at == "save_file" else run_folder, at, full)
+        session = Session(SMALL, tmp_path / "run", child=False).run()
+    found = [event for event in session.events if isinstance(event, Checkpointed)]
+    assert session.status == "done" and told(session.events) == told(whole.events)
+    assert found and {event.problem for event in found} == {"No space left on device"}
+    assert not list((tmp_path / "run" / "checkpoints").iterdir())
+
+
+def test_a_guard_that_keeps_what_cannot_be_stored_is_named(tmp_path, fault):
+    def act(value, step):
+        held["self"].memory["odd"] = object()
+
+    held = {}
+    name = fault(Stage.LOSS, act)
+    from grpo_lab.training.faults import FAULTS
+
+    call = FAULTS["of_this_test"].__call__
+    FAULTS["of_this_test"].__call__ = lambda self, value, step: held.update(self=self) or call(self, value, step)
+    session = Session(SMALL.with_(name), tmp_path / "run", child=False).run()
+    (problem, *_) = [event.problem for event in session.events if isinstance(event, Checkpointed) and event.problem]
+    assert "faults.of_this_test/memory/odd is a object" in problem
+
+
+def test_two_are_kept_and_each_is_a_model(whole):
+    folder = whole.directory / "checkpoints"
+    assert [path.name for path in sorted(folder.iterdir())] == ["checkpoint-000003", "checkpoint-000004"]
+    policy, _ = loading.load(str(folder / "checkpoint-000004"))
+    state = checkpoint_files.read(folder / "checkpoint-000004")
+    assert all(torch.equal(parameter, state["weights"][name]) for name, parameter in policy.named_parameters())
+
+
+# --- refusals, and what is said --------------------------------------------------------------------------------------
+
+
+def test_runs_that_cannot_go_on(whole, cut_off, tmp_path):
+    with pytest.raises(RunError, match=r"is done, after 5 steps; .*--model"):
+        Session.resume(whole.directory)
+    with pytest.raises(RunError, match=r"holds no run: config.json is missing"):
+        Session.resume(tmp_path / "nothing")
+    with pytest.raises(ConfigError, match=r"run\.\* is fixed"):
+        Session.resume(cut_off, recover=["run.num_steps=9"])
+    with pytest.raises(ConfigError, match="unknown guard 'no_such'"):
+        Session.resume(cut_off, recover=["guards.no_such=on"])
+    with pytest.raises(ConfigError, match=r"run\.\* is fixed"):
+        Session(SMALL.with_("run.recover=run.seed=3,"), tmp_path / "new")
+
+
+def test_a_run_that_another_process_writes_is_refused_with_its_number(cut_off):
+    hold = (
+        "import sys\nfrom pathlib import Path\nfrom grpo_lab.runs import run_folder\n"
+        "with run_folder.held(Path(sys.argv[1])):\n    print('held', flush=True)\n    sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, str(cut_off)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        about = cut_off / "environment.json"
+        about.write_text(json.dumps(json.loads(about.read_text()) | {"pid": 4321}))
+        with pytest.raises(RunError, match="is written by process 4321"):
+            Session.resume(cut_off)
+        process.kill()
+    assert Session.resume(cut_off, child=False).status == "stopped", "a hold dies with its process"
+
+
+def test_another_model_is_refused(cut_off):
+    policy, tokenizer = loading.load("tiny")
+    with torch.no_grad():
+        next(policy.parameters()).view(-1)[0] += 1
+    with pytest.raises(ModelError, match="other weights than those that the run began with"):
+        resumed(cut_off, model=(policy, tokenizer))
+
+
+def test_a_format_of_another_version_is_refused(cut_off, monkeypatch):
+    monkeypatch.setattr(checkpoints, "VERSION", 2)
+    with pytest.raises(RunError, match="format 1, and this version reads 2"):
+        resumed(cut_off)
+
+
+def test_other_surroundings_go_on_and_are_named(cut_off, monkeypatch):
+    real = checkpoints._surroundings
+    monkeypatch.setattr(
+        checkpoints, "_surroundings", lambda learner: real(learner) | {"torch": "9.9", "tasks": "0" * 64}
+    )
+    reason = next(event.reason for event in resumed(cut_off).events if isinstance(event, Resumed))
+    assert f"not bit-exact from here: another torch ({torch.__version__}, now 9.9)" in reason
+    assert "another tasks" in reason
+
+
+def test_a_change_at_the_resume_holds_from_there_on(cut_off):
+    session = resumed(cut_off, recover=["optimizer.learning_rate=1e-9"])
+    rates = session.records["learning_rate"]
+    assert (rates[CUT:] <= 1e-9).all() and rates[CUT - 1] > 1e-9
+    assert next(e.overrides for e in session.events if isinstance(e, Resumed)) == ("optimizer.learning_rate=1e-9",)
+
+
+def test_resume_after_a_pause_is_another_method():
+    session = Session(SMALL, child=False)
+    assert session.resume == session.go_on and Session.resume == Session.reopened
+    assert isinstance(session, Record)
+
+
+# --- restarts --------------------------------------------------------------------------------------------------------
+
+
+def crashing(fault, *steps, times=99):
+    """The override of a fault that raises at these steps, so often in all."""
+    left = [times]
+
+    def act(value, step):
+        if step.index in steps and left[0]:
+            left[0] -= 1
+            raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
+
+    return fault(Stage.LOSS, act)
+
+
+def test_a_run_that_crashed_goes_on_by_itself(whole, tmp_path, fault):
+    config = SMALL.with_(crashing(fault, 3, times=1), "run.max_restarts=2")
+    session = Session(config, tmp_path / "run", child=False, save_model=True).run()
+    (event,) = (event for event in session.events if isinstance(event, Resumed))
+    assert session.status == "done" and event.step == 3 and event.reason.startswith("restart 1 after a crash: Runtime")
+    assert told(session.events)[1:] == told(whole.events)[1:]
+    assert (tmp_path / "run" / "traceback.txt").exists()
+
+
+def test_each_restart_without_progress_goes_further_back_and_changes_more(tmp_path, fault):
+    halves = ("run.max_restarts=3", "run.recover=optimizer.learning_rate=*0.5,")
+    config = SMALL.with_(crashing(fault, 3), *halves, "guards.warm_up=off", "optimizer.schedule=constant")
+    session = Session(config, tmp_path / "run", child=False)
+    seen = []
+    session.views.append(type("Seen", (), {"show": lambda self, event: seen.append(event)})())
+    session.run()
+    found = [event for event in seen if isinstance(event, Resumed)]
+    assert session.status == "crashed" and len([e for e in seen if isinstance(e, Ended)]) == 1
+    assert [event.step for event in found] == [3, 2, 3], (
+        "the second went one back, and made the third's checkpoint again"
+    )
+    assert [len(event.overrides) for event in found] == [1, 2, 1]
+    rate = SMALL.optimizer.learning_rate
+    assert session.records["learning_rate"].dropna().iloc[-1] == pytest.approx(rate / 4)
+
+
+def test_restarts_need_a_model_that_can_be_loaded_again(tmp_path):
+    with pytest.raises(RunError, match="a restart loads the model again"):
+        Session(SMALL.with_("run.max_restarts=1"), tmp_path, model=loading.load("tiny"))
+
+
+def test_a_child_that_is_killed_is_replaced(tmp_path):
+    config = SMALL.with_("run.num_steps=30", "run.max_restarts=1", "run.num_eval=0")
+    session = Session(config, tmp_path / "run", child=True, save_model=True)
+    killed = []
+
+    def show(event):
+        if isinstance(event, Stepped) and event.step == 10 and not killed:
+            killed.append(session._child.pid)
+            os.kill(session._child.pid, signal.SIGKILL)
+
+    session.views.append(type("Killer", (), {"show": lambda self, event: show(event)})())
+    session.run()
+    assert killed and session.status == "done"
+    (event,) = (event for event in session.events if isinstance(event, Resumed))
+    assert event.step >= 10 and "SIGKILL" in event.reason
+    one = Session(config, tmp_path / "whole", child=False, save_model=True).run()
+    assert same(one, session) and same(one, Session.open(tmp_path / "run"))
+
+
+# --- readers ---------------------------------------------------------------------------------------------------------
+
+
+def test_readers_see_each_step_once(cut_off):
+    raw = resumed(cut_off).directory / "events.jsonl"
+    lines = [json.loads(line) for line in raw.read_text().splitlines()]
+    assert [line["status"] for line in lines if line["event"] == "Ended"] == ["stopped", "done"]
+    session = Session.open(cut_off)
+    assert list(session.records.index) == list(range(5)) and session.status == "done"
+    assert [event.step for event in session.events if isinstance(event, Evaluated)] == [0, 5]
+    assert lineage(run_folder.whole_events(cut_off)) == session.events
