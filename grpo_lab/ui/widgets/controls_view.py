@@ -20,9 +20,16 @@ from grpo_lab.ui.widgets.switches import Switches
 from grpo_lab.ui.widgets.timeline import Timeline
 
 _CSS = Path(__file__).with_name("panel.css")
-_BUTTONS = {"start": "start", "pause": "toggle", "step": "step", "stop": "stop", "reset": "reset"}
+_BUTTONS = {"start": "start", "go_on": "go_on", "pause": "toggle", "step": "step", "stop": "stop", "reset": "reset"}
 """The buttons above the figure, and the method of the panel that each calls."""
-_ICONS = {"start": "play", "pause": "pause", "step": "step-forward", "stop": "stop", "reset": "refresh"}
+_ICONS = {
+    "start": "play",
+    "go_on": "repeat",
+    "pause": "pause",
+    "step": "step-forward",
+    "stop": "stop",
+    "reset": "refresh",
+}
 _ICONS |= {"healthy": "heart", "keep": "clone", "clear": "eraser", "export": "download"}
 _LOOKS = {"start": "primary", "stop": "danger"}
 PACES = (10.0, 5.0, 2.0, 1.0, 0.5)
@@ -74,9 +81,10 @@ class ControlsView:
         for each in (*self.rows, self.switches, self.sources):
             each.show(config)
 
-    def show_running(self, running: bool, paused: bool) -> None:
-        """Enable the buttons that can be pressed."""
+    def show_running(self, running: bool, paused: bool, can_go_on: bool) -> None:
+        """Enable the buttons that can be pressed; to go on with a run is offered where one was cut off."""
         buttons = self._buttons
+        buttons["go_on"].layout.display = "" if can_go_on and not running else "none"
         buttons["start"].disabled = running
         buttons["pause"].disabled = buttons["stop"].disabled = not running
         self.browser.running = running

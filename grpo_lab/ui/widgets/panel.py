@@ -2,8 +2,9 @@
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ from grpo_lab.config.catalog import preset as preset_config
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import GrpoLabError, RunError
 from grpo_lab.models import loading
-from grpo_lab.runs import child_pool, notebook_mode, recordings
+from grpo_lab.runs import notebook_mode, recordings
 from grpo_lab.runs.session import Session
 from grpo_lab.training.registry import validated, without_effect
-from grpo_lab.ui.widgets import exports, html, notebook_display
+from grpo_lab.ui.widgets import exports, notebook_display
 from grpo_lab.ui.widgets.controls_view import ControlsView
+from grpo_lab.ui.widgets.displayed import Displayed
 from grpo_lab.ui.widgets.live import LiveFigure
 from grpo_lab.ui.widgets.messages import reworded, text
 from grpo_lab.ui.widgets.render_state import RenderState
@@ -27,7 +29,7 @@ HEALTHY = "stable"
 """The preset of `Panel.healthy`."""
 
 
-class Panel:
+class Panel(Displayed):
     """A run to watch and control. In a notebook, the last expression of a cell shows it.
 
     Start trains `what`, a scenario's name or a whole config; without it, `preset` or the config of the recording.
@@ -90,13 +92,26 @@ class Panel:
         Raises ConfigError for settings that cannot be run, ModelError for a model that is not here; the run on screen
         stays.
         """
+        loading.locate(self.config.model.name)
+        self._begin(partial(self._runner.start, self.config))
+
+    def go_on(self) -> None:
+        """Go on with the run on screen, which crashed or was stopped or killed, from its newest checkpoint.
+
+        Settings that may change while a model trains are those of the panel: switch a guard on before.
+        Raises RunError where there is no such run.
+        """
+        if self.session is None or not self._can_go_on():
+            raise RunError(text("panel.nothing_to_go_on_with"))
+        self._begin(partial(self._runner.go_on, self.session, self.config))
+
+    def _begin(self, start: Callable[..., Future[Run]]) -> None:
         with self._commanding:
             if self._runner.running:
                 return
-            loading.locate(self.config.model.name)
             feed = self._render_state.feed()
             first = {"pace": self._pace, "pause_at": self._render_state.pause_at}
-            over = self._runner.start(self.config, feed, first if self._watched else {})
+            over = start(feed, first if self._watched else {})
             self._render_state.begin(feed)
             self.session = session = self._runner.session
             assert session is not None
@@ -263,6 +278,11 @@ class Panel:
         self._refresh()
         self._place.update(self._figure())
 
+    def _can_go_on(self) -> bool:
+        """Whether the run on screen is one of this panel's that ended before its last step."""
+        ended = ("crashed", "stopped", "running", "failed")
+        return self.session is not None and self.session.directory.parent == self._runs and self.session.status in ended
+
     def _show_runs(self) -> None:
         self._controls.show_runs(recordings.recording_names(), exports.run_folders(self._runs))
 
@@ -274,26 +294,5 @@ class Panel:
     def _refresh(self) -> None:
         """Update buttons, sliders, menus and the figure."""
         self._controls.show_config(self.config)
-        self._controls.show_running(self._runner.running, self._render_state.paused)
+        self._controls.show_running(self._runner.running, self._render_state.paused, self._can_go_on())
         self._render_state.refresh()
-
-    def _figure(self) -> str:
-        screens = self._render_state.screens()
-        return html.figure(LiveFigure().both(*screens), screens[0])
-
-    def _show(self) -> None:
-        """Show the panel in the cell that runs."""
-        self._place.show(self._repr_mimebundle_(), self._figure() if self.session and not self.running else "")
-
-    def _ipython_display_(self) -> None:
-        if not self._watched:
-            raise NotImplementedError("IPython then asks for the bundle")
-        self._show()
-
-    def _repr_mimebundle_(self, **keywords: Any) -> Any:
-        words = {"text/plain": f"Panel: {html.described(self._render_state.screens()[0])}"}
-        if self._watched:
-            child_pool.warm_up()
-            self._render_state.refresh()
-            return {**(self.widget._repr_mimebundle_(**keywords) or {}), **words}
-        return words | ({"text/html": self._figure()} if self.session else {})

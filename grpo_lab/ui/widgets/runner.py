@@ -1,23 +1,27 @@
 """One run at a time in a child process of the pool, shown by a view and controlled from any thread."""
 
+import shutil
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from html import escape
 from pathlib import Path
 from types import MappingProxyType
 
 from grpo_lab.analysis.run_state import fold
+from grpo_lab.config.changes import live_changes
 from grpo_lab.config.schema import LIVE_SECTIONS, Config
 from grpo_lab.errors import ConfigError, GrpoLabError
-from grpo_lab.runs import child_pool, notebook_mode, run_folder
+from grpo_lab.runs import checkpoints, child_pool, notebook_mode, run_folder
 from grpo_lab.runs.child import Child
 from grpo_lab.runs.record import View
 from grpo_lab.runs.session import Session
 from grpo_lab.training.registry import validated
 from grpo_lab.ui.widgets import html
 from grpo_lab.ui.widgets.messages import text
+
+CHECKPOINT_MINUTES = 0.1
 
 
 class Run(Session):
@@ -52,21 +56,38 @@ class Runner:
 
         Raises ConfigError for a config that cannot be run, RunError for a folder that cannot be made.
         """
+
+        def make(child: Child) -> Run:
+            directory = run_folder.new_folder(self.runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{config.run.name}")
+            return Run(_with_checkpoints(notebook_mode.settled(config)), directory, child=child)
+
+        validated(config)
+        return self._begin(make, view, commands)
+
+    def go_on(
+        self, old: Session, config: Config, view: View, commands: Mapping[str, object] = MappingProxyType({})
+    ) -> Future[Run]:
+        """Go on with a run that is over, from its newest checkpoint, with the settings of `config` that may change.
+
+        Raises RunError for a run that cannot go on.
+        """
+        recover = live_changes(old.config, config)
+        return self._begin(lambda child: Run.resume(old.directory, recover, child=child), view, commands)
+
+    def _begin(self, make: Callable[[Child], Run], view: View, commands: Mapping[str, object]) -> Future[Run]:
         with self._starting:
             if self.over and self.running:
                 return self.over
-            validated(config)
-            directory = run_folder.new_folder(self.runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{config.run.name}")
             child, before = child_pool.take(), (self.session, self.over)
             try:
-                session = Run(notebook_mode.settled(config), directory, child=child)
+                session = make(child)
                 session.views.append(view)
                 for name, value in commands.items():
                     session.command(name, (str(value),))
                 self.session, self.over = session, Future()
                 self.over.set_running_or_notify_cancel()  # cancelling the wait for it must not end the run
                 work = (session, child, self.over)
-                threading.Thread(target=_run, args=work, name=f"run {directory.name}", daemon=True).start()
+                threading.Thread(target=_run, args=work, name=f"run {session.directory.name}", daemon=True).start()
             except BaseException:
                 self.session, self.over = before
                 child_pool.give_back(child)
@@ -93,11 +114,19 @@ class Runner:
         return text("panel.acts_now" if len(live) == len(overrides) else "panel.acts_partly", what=what)
 
 
+def _with_checkpoints(config: Config) -> Config:
+    """The config with a checkpoint every few seconds, where the model is small and the run has any."""
+    small = config.model.name == "tiny" and config.run.checkpoint_minutes
+    return config.with_(f"run.checkpoint_minutes={CHECKPOINT_MINUTES}") if small else config
+
+
 def _run(session: Run, child: Child, over: Future[Run]) -> None:
     """The thread of a run. The future resolves last, when the child can take the next run."""
     failure: BaseException | None = None
     try:
         session.run()
+        if session.status == "done":
+            shutil.rmtree(session.directory / checkpoints.FOLDER, ignore_errors=True)
     except GrpoLabError:
         pass  # the view has it: the last event is `failed`, with the reason
     except BaseException as error:
