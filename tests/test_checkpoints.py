@@ -16,8 +16,10 @@ import torch
 from safetensors.torch import load_file
 
 import grpo_lab as gl
+from grpo_lab.analysis.run_state import Fold
 from grpo_lab.errors import ConfigError, ModelError, RunError
-from grpo_lab.events import Changed, Checkpointed, Ended, Evaluated, Resumed, Stage, Stepped, lineage, to_json
+from grpo_lab.events import Changed, Checkpointed, Ended, Evaluated, Resumed, Stage, Started, Stepped, lineage, to_json
+from grpo_lab.metrics import OF_THE_MACHINE
 from grpo_lab.models import loading
 from grpo_lab.runs import checkpoint_files, checkpoints, run_folder
 from grpo_lab.runs.record import Record
@@ -56,7 +58,7 @@ def told(events):
     """The events without times, and without those that tell of checkpoints."""
     trees = [json.loads(to_json(event)) for event in events if not isinstance(event, Checkpointed | Resumed)]
     for tree in trees:
-        for name in ("step_time", "run.memory"):
+        for name in OF_THE_MACHINE:
             tree.get("metrics", {}).pop(name, None)
     return trees
 
@@ -519,15 +521,17 @@ def test_restarts_need_a_model_that_can_be_loaded_again(tmp_path):
 def test_a_child_that_is_killed_is_replaced(tmp_path):
     config = SMALL.with_("run.num_steps=30", "run.max_restarts=1", "run.num_eval=0")
     session = Session(config, tmp_path / "run", child=True, save_model=True)
-    killed = []
+    killed, seen = [], []
 
     def show(event):
+        seen.append(event)
         if isinstance(event, Stepped) and event.step == 10 and not killed:
             killed.append(session._child.pid)
             os.kill(session._child.pid, signal.SIGKILL)
 
     session.views.append(type("Killer", (), {"show": lambda self, event: show(event)})())
     session.run()
+    assert len([event for event in seen if isinstance(event, Started)]) == 1, "none is shown twice"
     assert killed and session.status == "done"
     (event,) = (event for event in session.events if isinstance(event, Resumed))
     assert event.step >= 10 and "SIGKILL" in event.reason
@@ -535,7 +539,31 @@ def test_a_child_that_is_killed_is_replaced(tmp_path):
     assert same(one, session) and same(one, Session.open(tmp_path / "run"))
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_a_crash_of_the_report_in_a_child_ends_in_a_run_that_is_done(tmp_path, seed):
+    recover = "run.recover=guards.skip_nonfinite=on,guards.representable_epsilon=on,optimizer.learning_rate=*0.5"
+    here = ("run.threads=1", "run.num_steps=6", "run.checkpoint_minutes=0", "run.max_restarts=3", recover)
+    config = gl.scenario("cuda-001").config(guards="original").with_(*here, f"run.seed={seed}")
+    session = Session(config, tmp_path / "run", child=True).run()
+    resumes = [event for event in session.events if isinstance(event, Resumed)]
+    assert session.status == "done" and resumes and "multinomial" in (tmp_path / "run" / "events.jsonl").read_text()
+    assert len(session.records) == 6 and session.records["weights/nonfinite"].max() == 0
+
+
 # --- readers ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_view_of_a_run_that_goes_on_sees_it_from_its_start(cut_off):
+    session = Session.resume(cut_off, child=False)
+    folds = [Fold(), Fold()]
+    session.views.append(type("View", (), {"show": lambda self, event: folds[0].add(event)})())
+    session.run()
+    for event in run_folder.whole_events(cut_off):  # with those that were lost
+        folds[1].add(event)
+    screens = [fold.screen() for fold in folds]
+    assert screens[0] == screens[1] and screens[0].completed == 5 and screens[0].status.startswith("done")
+    assert screens[0].series["reward"].steps == (0, 1, 2, 3, 4)
+    assert [mark.text for mark in screens[0].marks if mark.kind == "changed"] == ["resumed"]
 
 
 def test_readers_see_each_step_once(cut_off):

@@ -69,6 +69,7 @@ class Session(Steered):
         super().__init__(config, Path(directory) if directory else run_folder.default_folder(config), bool(child))
         self._any_free = not directory
         self._resume: Resume | None = None
+        self._unseen = 0  # events of before, which no view has seen
         self.restarts_left = config.run.max_restarts
         self.views: list[View] = []
         self._given = (model, tasks, rewards)
@@ -122,6 +123,7 @@ class Session(Steered):
             way_out = f"to train its weights further: --model {folder / run_folder.MODEL}"
             raise RunError(f"{folder} is done, after {len(session.records)} steps; {way_out}")
         validated(config.changed_live(*recover), own=True)
+        session._unseen = len(session.events)
         return session
 
     def go_on_from(self, resume: Resume) -> None:
@@ -137,7 +139,7 @@ class Session(Steered):
         with signals(self.stop, self._commands.stopping):
             try:
                 with self._writer() as write:
-                    for event in self.events:  # of a run that goes on
+                    for event in self.events[: self._unseen]:
                         self._show(event)
                     for event in self._attempts():
                         write(event)
