@@ -318,14 +318,14 @@ def test_every_flipped_bit_and_every_cut_is_seen(cut_off):
         for _ in range(20):
             at = chance.randrange(len(whole))
             path.write_bytes(whole[:at] + bytes([whole[at] ^ (1 << chance.randrange(8))]) + whole[at + 1 :])
-            with pytest.raises(RunError, match=place.name):
+            with pytest.raises(RunError, match=r"cannot be read|differs"):
                 checkpoint_files.read(place)
         for _ in range(8):
             path.write_bytes(whole[: chance.randrange(len(whole))])
-            with pytest.raises(RunError, match=place.name):
+            with pytest.raises(RunError, match=r"cannot be read|differs"):
                 checkpoint_files.read(place)
         path.unlink()
-        with pytest.raises(RunError, match=place.name):
+        with pytest.raises(RunError, match="cannot be read"):
             checkpoint_files.read(place)
         path.write_bytes(whole)
     assert checkpoint_files.read(place)["step"] == CUT
@@ -357,12 +357,13 @@ def test_weights_that_are_not_finite_are_neither_written_nor_taken(tmp_path, cut
 
     def poisoned(path):
         state = real(path)
-        next(iter(state["moments"].values()))["exp_avg"].view(-1)[0] = torch.nan
+        if path.name == newest(cut_off).name:
+            next(iter(state["moments"].values()))["exp_avg"].view(-1)[0] = torch.nan
         return state
 
     monkeypatch.setattr(checkpoint_files, "read", poisoned)
-    with pytest.raises(RunError, match="not finite"):
-        resumed(cut_off)
+    (event,) = (event for event in resumed(cut_off).events if isinstance(event, Resumed))
+    assert event.step == CUT - 1 and "checkpoint-000003: 1 of its weights and moments are not finite" in event.reason
 
 
 @pytest.mark.parametrize("at", ["save_file", "write_model"])
@@ -574,3 +575,5 @@ def test_readers_see_each_step_once(cut_off):
     assert list(session.records.index) == list(range(5)) and session.status == "done"
     assert [event.step for event in session.events if isinstance(event, Evaluated)] == [0, 5]
     assert lineage(run_folder.whole_events(cut_off)) == session.events
+    found = gl.diagnose(cut_off)
+    assert len(found.log.steps) == 5 and found.log.metrics["reward"].tolist() == session.records["reward"].tolist()

@@ -81,19 +81,23 @@ def remove_after(folder: Path, step: int) -> None:
             _remove(path)
 
 
-def newest_whole(folder: Path, below: int | None = None) -> tuple[dict[str, Any] | None, list[str]]:
+def newest_whole(
+    folder: Path, below: int | None = None, check: Callable[[dict[str, Any]], None] = lambda state: None
+) -> tuple[dict[str, Any] | None, list[str]]:
     """The state of the newest whole checkpoint, of a step below `below`; and why newer ones were put aside.
 
-    A broken one is renamed, so that it is not tried again. Raises RunError where all that were there are broken.
+    A broken one, or one for which `check` raises RunError, is renamed, so that it is not tried again. Raises RunError
+    where all that were there are broken.
     """
     problems = []
     for path in _newest_first(folder):
         if below is not None and _step_of(path) >= below:
             continue
         try:
-            return read(path), problems
+            check(state := read(path))
+            return state, problems
         except RunError as error:
-            problems.append(str(error))
+            problems.append(f"{path.name}: {error}")
             path.rename(path.with_name(BROKEN + path.name))
     if problems:
         raise RunError(f"no checkpoint in {folder} is whole: {'; '.join(problems)}; train again into another folder")
@@ -106,11 +110,11 @@ def read(path: Path) -> dict[str, Any]:
         written = (path / MANIFEST).read_bytes()
         names = json.loads(written)["files"]
         if written != _manifest(path, names):
-            raise RunError(f"{path.name}: a file differs from {MANIFEST}")
+            raise RunError(f"a file differs from {MANIFEST}")
         tree = json.loads((path / STATE).read_text(encoding="utf-8"))
         return _with_tensors(tree, load_file(path / TENSORS))
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise RunError(f"{path.name}: cannot be read ({type(error).__name__}: {error})") from error
+        raise RunError(f"cannot be read ({type(error).__name__}: {error})") from error
 
 
 def _manifest(folder: Path, names: Mapping[str, Any] | None = None) -> bytes:

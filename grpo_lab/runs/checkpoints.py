@@ -68,7 +68,7 @@ class Checkpoints(learner_state.NoCheckpoints):
 
     def _resumed(self, learner: Learner, resume: Resume) -> Resumed:
         """Read the newest checkpoint, and say from where and with which changes the run goes on."""
-        state, problems = checkpoint_files.newest_whole(self._folder, resume.below)
+        state, problems = checkpoint_files.newest_whole(self._folder, resume.below, learner_state.check_finite)
         why = [resume.reason, *problems]
         if state is None:
             state, why = {"step": -1, "events": 0, "restarts": 0}, [*why, "there is no checkpoint: from the start"]

@@ -33,8 +33,13 @@ def may_be_taken(learner: Learner, index: int) -> bool:
     updates = learner.updates
     if not (updates.healthy and updates.snapshots.due(index)):
         return False
-    moments = [value for state in updates.optimizer.state.values() for value in state.values()]
-    return count_nonfinite([*updates.parameters, *moments]) == 0
+    return count_nonfinite([*updates.parameters, *_moments(updates.optimizer.state)]) == 0
+
+
+def check_finite(state: Mapping[str, Any]) -> None:
+    """Raise RunError for a state whose weights or moments are not finite."""
+    if broken := count_nonfinite([*state[WEIGHTS].values(), *_moments(state[MOMENTS])]):
+        raise RunError(f"{broken} of its weights and moments are not finite")
 
 
 def taken(learner: Learner) -> dict[str, Any]:
@@ -57,15 +62,13 @@ def taken(learner: Learner) -> dict[str, Any]:
 def put_back(learner: Learner, state: Mapping[str, Any]) -> None:
     """Give a learner at the beginning of a stage the state of a later step in it.
 
-    Raises RunError for weights or moments of other names and shapes, or that are not finite.
+    Raises RunError for weights of other names or shapes.
     """
     learner.configure(Config.from_dict(state["config"]))
     names, weights, moments = {name for name, _ in _trained(learner)}, state[WEIGHTS], state[MOMENTS]
     shapes = {name: p.shape for name, p in _trained(learner)}
     if names != set(weights) or any(weights[name].shape != shape for name, shape in shapes.items()):
         raise RunError("the weights are not those of this run's model")
-    if count_nonfinite([*weights.values(), *(value for each in moments.values() for value in each.values())]):
-        raise RunError("weights or moments are not finite")
     with torch.no_grad():
         for name, parameter in _trained(learner):
             parameter.copy_(weights[name])
@@ -99,6 +102,11 @@ class NoCheckpoints:
 
 
 NO_CHECKPOINTS = NoCheckpoints()
+
+
+def _moments(states: Mapping[Any, Mapping[str, Tensor]]) -> list[Tensor]:
+    """The moments in AdamW's states; its count of steps, which may be on another device, is left out."""
+    return [value for state in states.values() for name, value in state.items() if name != "step"]
 
 
 def _trained(learner: Learner) -> Iterator[tuple[str, Tensor]]:

@@ -14,6 +14,8 @@ from grpo_lab.errors import LogError
 
 OF_STATE = ("logging_steps", "max_steps", "num_train_epochs", "train_batch_size")
 """Settings in trainer_state.json."""
+RESUMED = '{"event": "Resumed"'
+"""How a line of `events.jsonl` begins that says which events before it hold."""
 
 
 def read_json(text: str, first: str, name: str) -> list[Log]:
@@ -33,7 +35,7 @@ def read_json(text: str, first: str, name: str) -> list[Log]:
 
 def _read_json_lines(text: str, name: str) -> list[Log]:
     rows, broken, own, count, updates = Rows(), [], False, 0, 1
-    for piece in pieces(text):
+    for piece in pieces(_without_lost_events(text)):
         if (table := _uniform_json(piece)) is not None:
             rows.add_table(table)
             count += len(table)
@@ -50,6 +52,18 @@ def _read_json_lines(text: str, name: str) -> list[Log]:
     format, source = ("a run of grpo_lab", "grpo_lab") if own else ("JSON lines", "")
     logs = logs_of(rows.columns(), format, _notes_on(broken, count, name), source=source)
     return [dataclasses.replace(log, updates_a_row=updates) for log in logs]
+
+
+def _without_lost_events(text: str) -> str:
+    """The lines of `events.jsonl` without those that a resume replaced, as `events.lineage` leaves them out."""
+    if RESUMED not in text:
+        return text
+    found: list[str] = []
+    for line in text.splitlines():
+        if line.startswith(RESUMED):
+            del found[json.loads(line)["kept"] :]
+        found.append(line)
+    return "\n".join(found) + "\n"
 
 
 def _notes_on(broken: list[int], count: int, name: str) -> list[str]:
