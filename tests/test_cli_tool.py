@@ -50,6 +50,44 @@ def in_a_terminal(*words, **env):
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), b"".join(parts).decode()
 
 
+# --- a run that goes on ------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_was_stopped_goes_on_from_the_command_line(call, tmp_path):
+    config = gl.preset("smoke").with_("run.threads=1", "run.num_steps=6", "run.checkpoint_minutes=0")
+    session = gl.Session(config, tmp_path / "run", child=False)
+    stop = type(
+        "Stop", (), {"show": lambda self, event: isinstance(event, Stepped) and event.step == 2 and session.stop()}
+    )
+    session.views.append(stop())
+    session.run()
+    code, out, err = call("train", "--resume", tmp_path / "run", "--recover", "loss.beta=0.5", "--json")
+    events = [json.loads(line) for line in out.splitlines()]
+    assert (code, err) == (0, "")
+    assert [event["step"] for event in events if event["event"] == "Stepped"] == list(range(6))
+    (resumed,) = (event for event in events if event["event"] == "Resumed")
+    assert (resumed["step"], resumed["overrides"]) == (3, ["loss.beta=0.5"])
+    assert gl.Session.open(tmp_path / "run").saved_model
+    code, out, _ = call("trace", tmp_path / "run", "--out", tmp_path)
+    assert code == 0 and "resumed: at step 3" in out
+    code, _, err = call("train", "--resume", tmp_path / "run")
+    assert code == 2 and "is done, after 6 steps" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--resume", "nothing"), "holds no run: config.json is missing"),
+        (("--resume", "nothing", "--preset", "smoke"), "--resume goes on with the run's own config"),
+        (("--resume", "nothing", "--set", "loss.beta=1"), "--resume goes on with the run's own config"),
+        (("--recover", "loss.beta=1"), "--recover changes a run that goes on"),
+    ],
+)
+def test_what_cannot_go_on_is_refused(call, words, message):
+    code, out, err = call("train", *words)
+    assert (code, out) == (2, "") and message in err and err.count("\n") == 1
+
+
 # --- settings and config files ---------------------------------------------------------------------------------------
 
 

@@ -16,10 +16,10 @@ from grpo_lab.config.algorithms import algorithm, algorithm_names
 from grpo_lab.config.catalog import preset, scenario
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import ConfigError, ModelError, RunError
-from grpo_lab.events import Changed, Ended, Stepped, Verdict
+from grpo_lab.events import Changed, Ended, Resumed, Stepped, Verdict
 from grpo_lab.runs import child_pool, notebook_mode
 from grpo_lab.training.guards import GUARDS
-from grpo_lab.ui.widgets import Panel, notebook_display
+from grpo_lab.ui.widgets import Panel, notebook_display, runner
 from grpo_lab.ui.widgets.runner import Run, Runner
 from grpo_lab.ui.widgets.sliders import SLIDERS, SliderRow
 
@@ -360,6 +360,32 @@ def test_a_killed_child_leaves_the_panel_usable(panel, seen):
     one.reset()
     one.set("run.num_steps=1")
     assert run(one).status == "done"
+
+
+def test_a_killed_run_goes_on_with_the_guard_that_was_switched_on_since(panel, seen, monkeypatch):
+    monkeypatch.setattr(runner, "CHECKPOINT_MINUTES", 0)
+    one = panel(overrides=("run.num_steps=12",))
+    button = find(one, "go_on")
+    assert button.layout.display == "none"
+    with pytest.raises(RunError, match="no run of this panel was cut off"):
+        one.go_on()
+    one.start()
+    until("it has trained", lambda: len(steps(one)) > 5)
+    os.kill(one._runner.session._child.pid, signal.SIGKILL)  # type: ignore
+    finish(one)
+    before, folder = len(steps(one)), one.session.directory  # type: ignore
+    assert button.layout.display == "" and "crashed" in words(one)
+    one.switch("clamp_kl", True)
+    button.click()
+    finish(one)
+    assert one.session is not None and one.session.status == "done" and one.session.directory == folder
+    (event,) = (event for event in one.session.events if isinstance(event, Resumed))
+    assert 0 < event.step <= before and event.overrides == ("guards.clamp_kl=on",)
+    assert [step.step for step in steps(one)] == list(range(12))
+    assert button.layout.display == "none" and "resumed" in str(one._render_state.screens()[0].marks)
+    assert not (folder / "checkpoints").exists()
+    one.open("cuda-001-smollm2-135m-original")
+    assert button.layout.display == "none", "a recording does not go on"
 
 
 def test_started_twice_quickly_it_starts_once(panel, tmp_path):
