@@ -50,7 +50,7 @@ def in_a_terminal(*words, **env):
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), b"".join(parts).decode()
 
 
-# --- a run that goes on ------------------------------------------------------------------------------------------------
+# --- a run that goes on ----------------------------------------------------------------------------------------------
 
 
 def test_a_run_that_was_stopped_goes_on_from_the_command_line(call, tmp_path):
