@@ -275,6 +275,7 @@ _READERS = {
         "reward": float(t["reward"]),
         "objectives": {name: float(reward) for name, reward in t.get("objectives", {}).items()},
     },
+    "Checkpointed": lambda t: {**t, "seconds": float(t["seconds"])},
     "Resumed": lambda t: {**t, "overrides": tuple(t["overrides"])},
     "Ended": lambda t: {**t, "crash": Crash(**t["crash"]) if t["crash"] else None},
 }

@@ -353,11 +353,11 @@ def test_weights_that_are_not_finite_are_neither_written_nor_taken(tmp_path, cut
     config = SMALL.with_(*breaks, "guards.check_weights=off", "guards.clip_gradients=off")
     session = Session(config, tmp_path / "broken", child=False).run()
     assert [event.step for event in session.events if isinstance(event, Checkpointed)] == [0, 1]
-    real = checkpoint_files.read
+    real, poisonous = checkpoint_files.read, newest(cut_off)
 
     def poisoned(path):
         state = real(path)
-        if path.name == newest(cut_off).name:
+        if path == poisonous:
             next(iter(state["moments"].values()))["exp_avg"].view(-1)[0] = torch.nan
         return state
 

@@ -13,11 +13,13 @@ from grpo_lab.events import (
     EVENTS,
     Action,
     Changed,
+    Checkpointed,
     Crash,
     Ended,
     Evaluated,
     Event,
     LinkNote,
+    Resumed,
     Started,
     Stepped,
     Verdict,
@@ -50,6 +52,8 @@ KINDS: dict[str, st.SearchStrategy[Event]] = {
         failed=st.booleans(),
     ),
     "Evaluated": st.builds(Evaluated, COUNTS, NUMBERS, COUNTS),
+    "Checkpointed": st.builds(Checkpointed, COUNTS, NUMBERS, COUNTS, TEXT),
+    "Resumed": st.builds(Resumed, COUNTS, COUNTS, TEXT, st.lists(TEXT, max_size=3).map(tuple)),
     "Ended": st.builds(Ended, TEXT, TEXT, st.none() | CRASHES),
 }
 

@@ -221,7 +221,9 @@ class Session(Steered):
         seen, last = run_folder.num_lines(self.directory), None
         with self._commanding:
             if not self._commands.stopping.is_set():
-                lent = self._lent_child if self._lent_child and self._lent_child.alive else None
+                lent = self._lent_child
+                if self._resume and lent and not lent.alive:
+                    lent = None  # it died with the attempt before
                 self._child = lent or Child()
                 self._child.begin(self.config, self.directory, self._save_model, lent is None, self._resume)
                 for command in self._before_child:
