@@ -122,7 +122,15 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+QUICK = ("fp16, loss scale, 2 updates", "adaptive guards", "snapshots every two steps")
+"""The cases that `make test` tries; `make check` tries all."""
+
+
+def some_slow(names, quick):
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("name", some_slow(CASES, QUICK))
 def test_a_run_that_was_stopped_and_went_on_is_the_run_that_was_not(name, tmp_path):
     config = SMALL.with_(*CASES[name])
     one = session_of(config, tmp_path / "whole").run()
@@ -176,7 +184,7 @@ STORED = {
 }
 
 
-@pytest.mark.parametrize("item", STORED)
+@pytest.mark.parametrize("item", some_slow(STORED, ("moments", "interventions")))
 def test_every_stored_item_matters(item, tmp_path, monkeypatch, fault):
     """Without one of them a run goes on differently: none is stored for nothing."""
     reads = fault(Stage.BATCH, lambda batch, step: Outcome(batch, step.last_verdict, f"{sorted(step.last_metrics)}"))
@@ -540,6 +548,7 @@ def test_a_child_that_is_killed_is_replaced(tmp_path):
     assert same(one, session) and same(one, Session.open(tmp_path / "run"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_a_crash_of_the_report_in_a_child_ends_in_a_run_that_is_done(tmp_path, seed):
     recover = "run.recover=guards.skip_nonfinite=on,guards.representable_epsilon=on,optimizer.learning_rate=*0.5"

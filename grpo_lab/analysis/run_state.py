@@ -1,5 +1,6 @@
 """The state of a run for a screen: a pure function of its events, without any drawing."""
 
+import bisect
 import functools
 import math
 from collections.abc import Iterable
@@ -113,7 +114,6 @@ class Fold:
     """
 
     def __init__(self) -> None:
-        self._events: list[Event] = []
         self._settings: list[tuple[int, dict[str, Any]]] = []
         self._columns: dict[str, tuple[list[int], list[float]]] = {}
         self._evaluations: tuple[list[int], list[float]] = ([], [])
@@ -135,7 +135,6 @@ class Fold:
         """Take the next event."""
         if isinstance(event, Resumed):
             return self._resume(event)
-        self._events.append(event)
         self._begun = True
         self._first_break = self._first_break or first_break([event])
         if isinstance(event, Started):
@@ -205,12 +204,20 @@ class Fold:
         self._poisoned = leaves_poisoned(event, self._poisoned)
 
     def _resume(self, event: Resumed) -> None:
-        """Forget the events that were lost, and mark the step at which the run goes on."""
-        again = Fold()
-        for kept in self._events[: event.kept]:
-            again.add(kept)
-        vars(self).update(vars(again))
-        self._events.append(event)
+        """Forget what was lost, and mark the step at which the run goes on. Tallies count lost actions too."""
+        columns = [(each, event.step) for each in self._columns.values()]
+        columns += [(each, event.step + 1) for each in (self._evaluations, *self._evaluations_of.values())]
+        for (steps, values), end in columns:  # a step is evaluated before it is made
+            place = bisect.bisect_left(steps, end)
+            del steps[place:], values[place:]
+        del self._num_problems[len(self._evaluations[0]) :]
+        self._marks = [mark for mark in self._marks if mark.step < event.step]
+        self._settings = [each for each in self._settings if each[0] < event.step or each is self._settings[0]]
+        self._strip = {step: row for step, row in self._strip.items() if step < event.step}
+        if self._first_break and self._first_break.step >= event.step:
+            self._first_break = None
+        self._completed = min(self._completed, event.step)
+        self._poisoned, self._last, self._failed_step, self._ended = False, None, None, None
         self._marks.append(Mark(event.step, "changed", f"resumed: {event.reason}".removesuffix(": ")))
         if event.overrides:
             self._change(Changed(event.step, event.overrides))

@@ -16,9 +16,9 @@ from torch import Tensor
 from grpo_lab.algorithm.batch import Batch
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import RunError
-from grpo_lab.events import Event, Started, Verdict
+from grpo_lab.events import Changed, Event, Started, Verdict
 from grpo_lab.training.interventions import Intervention
-from grpo_lab.training.learner import Learner
+from grpo_lab.training.learner import Controls, Learner
 from grpo_lab.training.recorder import count_nonfinite
 from grpo_lab.training.reference import Reference
 
@@ -102,6 +102,14 @@ class NoCheckpoints:
 
 
 NO_CHECKPOINTS = NoCheckpoints()
+
+
+def before_step(learner: Learner, index: int, checkpoints: NoCheckpoints, controls: Controls) -> Iterator[Event]:
+    """Yield what happens at the top of a step: a checkpoint where one is due, then changes of the running model."""
+    yield from checkpoints.offer(learner, index)
+    if overrides := tuple(controls(index)) if controls else ():
+        learner.change(overrides)
+        yield Changed(index, overrides)
 
 
 def _moments(states: Mapping[Any, Mapping[str, Tensor]]) -> list[Tensor]:

@@ -5,23 +5,21 @@ for each step
     advantage = (reward - mean of its group) / standard deviation of its group
     for each of mu updates: minimise  -min(ratio A, clip(ratio) A) + beta KL(policy || reference)
 
-Advantage, ratio, surrogate, credit and KL are formulas that the config names; these are the defaults, Algorithm 1 of
-DeepSeekMath (https://arxiv.org/abs/2402.03300) without its outer loop: the reference is the policy as GRPO finds it and
-never moves, and no reward model is trained. One process and one device: no parallelism, no gradient checkpointing. The
-policy itself samples: no vLLM, no asynchronous sampler. A batch makes mu updates as a whole, then is forgotten: no
-replay, no minibatches. A completion is one turn of text: no tools.
+Advantage, ratio, surrogate, credit and KL are formulas that the config names; by default Algorithm 1 of DeepSeekMath
+(https://arxiv.org/abs/2402.03300) without its outer loop: the reference never moves, no reward model is trained. One
+process, one device, one turn a completion; no gradient checkpointing, vLLM, asynchronous sampler, replay, minibatches.
 """
 
 from collections.abc import Iterator
 
 from grpo_lab.config.schema import Config
-from grpo_lab.events import Changed, Ended, Event, Stage, Verdict
+from grpo_lab.events import Ended, Event, Stage, Verdict
 from grpo_lab.tasks.tasks import Tasks
 from grpo_lab.training.attempt import Attempt, Refused
 from grpo_lab.training.evaluation import evaluate
 from grpo_lab.training.given import public
 from grpo_lab.training.learner import Controls, Learner, Model, Rewards
-from grpo_lab.training.learner_state import NO_CHECKPOINTS, NoCheckpoints
+from grpo_lab.training.learner_state import NO_CHECKPOINTS, NoCheckpoints, before_step
 from grpo_lab.training.sft import sft_step
 
 
@@ -34,20 +32,16 @@ def train(
     controls: Controls = None,
     checkpoints: NoCheckpoints = NO_CHECKPOINTS,
 ) -> Iterator[Event]:
-    """Train a policy and yield its events; nothing is printed or plotted here, and `checkpoints` alone writes files.
+    """Train a policy, in place if it is given as `model`, and yield events; `checkpoints` alone writes files.
 
-    A `model` that is given is trained in place. Raises ConfigError for a config that cannot run, and any error of a
-    step after a last `Stepped(failed=True)`, which holds everything that was recorded before it.
+    Raises ConfigError for a config that cannot run, and any error of a step after a last `Stepped(failed=True)`.
     """
     learner = Learner(config, model, rewards, tasks)
     yield from checkpoints.open(learner)
     yield from evaluate(learner, 0)
     for stage in config.run.stages:
         for index in checkpoints.begin_stage(learner, stage):
-            yield from checkpoints.offer(learner, index)
-            if overrides := tuple(controls(index)) if controls else ():
-                learner.change(overrides)
-                yield Changed(index, overrides)
+            yield from before_step(learner, index, checkpoints, controls)
             attempt = learner.begin(index)
             try:
                 STEPS[stage](learner, attempt)
@@ -66,8 +60,7 @@ def train(
 
 def grpo_step(learner: Learner, attempt: Attempt) -> None:
     """One step of GRPO; a run with one goal has one objective. Raises Refused where a guard refuses the rest."""
-    updates = learner.updates
-    attempt.replace(coefficients=attempt.apply(Stage.COEFFICIENTS, updates.coefficients(learner.config)))
+    attempt.replace(coefficients=attempt.apply(Stage.COEFFICIENTS, learner.updates.coefficients(learner.config)))
     sampled, parts = [learner.sample(attempt, objective) for objective in learner.drawn(attempt.step.index)], []
     for part in sampled:
         part, scores = learner.judged(attempt, part)
@@ -75,13 +68,13 @@ def grpo_step(learner: Learner, attempt: Attempt) -> None:
         batch = attempt.apply(Stage.BATCH, learner.compute_logprobs(attempt, part, advantages))
         parts.append(learner.add_token_weights(attempt, part, learner.assign_credit(batch)))
     for update in range(learner.config.loss.num_iterations):
-        updates.begin(attempt, update)
+        learner.updates.begin(attempt, update)
         for part in parts:
             attempt.turn_to(part.objective, sampling=part.sampling, num_tokens=part.num_tokens)
             for micro_batch in part.batch.split(learner.config.data.micro_batch_prompts):
                 learner.backward(attempt, learner.loss(attempt, micro_batch))
-            updates.set_aside()
-        updates.commit(attempt, learner.combination.gradients)
+            learner.updates.set_aside()
+        learner.updates.commit(attempt, learner.combination.gradients)
 
 
 STEPS = {"sft": sft_step, "grpo": grpo_step}
