@@ -53,13 +53,21 @@ def in_a_terminal(*words, **env):
 # --- a run that goes on ----------------------------------------------------------------------------------------------
 
 
+class Stops:
+    """A view that stops its session after three steps."""
+
+    def __init__(self, session):
+        self.session = session
+
+    def show(self, event):
+        if isinstance(event, Stepped) and event.step == 2:
+            self.session.stop()
+
+
 def test_a_run_that_was_stopped_goes_on_from_the_command_line(call, tmp_path):
     config = gl.preset("smoke").with_("run.threads=1", "run.num_steps=6", "run.checkpoint_minutes=0")
     session = gl.Session(config, tmp_path / "run", child=False)
-    stop = type(
-        "Stop", (), {"show": lambda self, event: isinstance(event, Stepped) and event.step == 2 and session.stop()}
-    )
-    session.views.append(stop())
+    session.views.append(Stops(session))
     session.run()
     code, out, err = call("train", "--resume", tmp_path / "run", "--recover", "loss.beta=0.5", "--json")
     events = [json.loads(line) for line in out.splitlines()]
