@@ -14,10 +14,14 @@ class Displayed:
 
     session: Session | None
     widget: Any
-    running: bool
     _watched: bool
     _render_state: RenderState
     _place: notebook_display.Place
+
+    @property
+    def running(self) -> bool:
+        """Whether a run of this panel is going on."""
+        raise NotImplementedError
 
     def _figure(self) -> str:
         screens = self._render_state.screens()
