@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from grpo_lab.errors import GrpoLabError
     from grpo_lab.runs.crashes import classify_crash
     from grpo_lab.runs.first_break import ChainBreak, first_break
+    from grpo_lab.runs.hosted_guards import Guards
     from grpo_lab.runs.session import Session
     from grpo_lab.training.faults import FAULTS
     from grpo_lab.training.guards import GUARDS
@@ -34,6 +35,7 @@ _HOMES = {
     "FAULTS": "training.faults",
     "GUARDS": "training.guards",
     "GrpoLabError": "errors",
+    "Guards": "runs.hosted_guards",
     "Panel": "ui.widgets",
     "Lab": "ui.notebook",
     "Session": "runs.session",

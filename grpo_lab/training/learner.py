@@ -38,6 +38,7 @@ from grpo_lab.training.objectives import Objective, Part, Rewards, load_tasks_an
 from grpo_lab.training.recorder import Recorder
 from grpo_lab.training.reference import REFERENCES
 from grpo_lab.training.registry import carry_over, combination, needs_reference, validated
+from grpo_lab.training.transaction import last_weights
 from grpo_lab.training.updates import Updates
 
 Model = tuple[Any, Any] | None
@@ -264,11 +265,11 @@ class Learner:
     def end(self, attempt: Attempt, failed: bool = False) -> Stepped:
         """Carry out the step's verdict, and return its event."""
         links, metrics = self._read(failed)
-        weights = [note for note in links if note.link == Stage.WEIGHTS][-1:]
-        self.updates.end_step(attempt.verdict, not weights[0].broken if weights else None)
+        weights = last_weights(links)
+        self.updates.end_step(attempt.verdict, weights)
         self.last_verdict, self.last_metrics = attempt.verdict, metrics
         if not failed:
-            metrics |= {"weights/nonfinite": weights[0].nonfinite} if weights else {}
+            metrics |= {"weights/nonfinite": weights.nonfinite} if weights else {}
             metrics |= self.updates.metrics(attempt.step)
         metrics |= step_metrics.memory(self.policy.device)
         metrics["step_time"] = time.perf_counter() - attempt.started

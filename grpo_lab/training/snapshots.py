@@ -35,8 +35,11 @@ class Snapshots:
     def _state(self) -> dict[tuple[Tensor, str], Tensor]:
         """Weights and moments as they are now, each by its parameter and name."""
         states = self._optimizer.state.items()
-        moments = {(parameter, name): value for parameter, state in states for name, value in state.items()}
-        return {(parameter, "weight"): parameter for parameter in self._parameters} | moments
+        moments = {(p, name): value for p, state in states for name, value in state.items()}
+        kept = {
+            key: value for key, value in moments.items() if isinstance(value, Tensor)
+        }  # others: of other optimizers
+        return {(parameter, "weight"): parameter for parameter in self._parameters} | kept
 
     def due(self, step: int) -> bool:
         """Whether no snapshot older than `step` is needed from it on: it takes one, or none are taken."""

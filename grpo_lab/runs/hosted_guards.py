@@ -1,0 +1,219 @@
+"""Guards in a training loop that is not this project's: a plain one of PyTorch, or another trainer's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+
+from grpo_lab.config.guard_names import guards_named
+from grpo_lab.config.schema import Config
+from grpo_lab.errors import ConfigError, unknown
+from grpo_lab.events import Action, Stage, Started, Stepped, Verdict, to_json
+from grpo_lab.runs import run_folder
+from grpo_lab.training import snapshots
+from grpo_lab.training.attempt import Attempt, Refused
+from grpo_lab.training.interventions import Coefficients, Step
+from grpo_lab.training.recorder import Recorder
+from grpo_lab.training.registry import validated
+from grpo_lab.training.transaction import Transaction, last_weights
+
+
+class Report(NamedTuple):
+    """The outcome of a step: what the guards decided and did, and what was measured."""
+
+    step: int
+    verdict: Verdict
+    reason: str
+    actions: tuple[Action, ...]
+    metrics: Mapping[str, float]
+
+    @property
+    def refused(self) -> bool:
+        """Whether the weights are those of before the step, or of an older snapshot."""
+        return self.verdict >= Verdict.SKIP_STEP
+
+    @property
+    def stop(self) -> bool:
+        """Whether a guard asks for the end of training."""
+        return self.verdict == Verdict.STOP
+
+
+class Guards:
+    """Guards of a loop: `step` takes the place of `optimizer.step()`; `at` passes a value of another stage.
+
+        guards = gl.Guards("warm_up", "skip_nonfinite", "check_weights", "rollback")
+        for batch in batches:
+            log_ratio = guards.at("log_ratio", logprobs - old_logprobs)
+            loss(log_ratio, batch).backward()
+            report = guards.step(model, optimizer)
+
+    Names are those of guards, with settings as "clip_gradients.max_norm=0.3", of presets, and of your own `file.py:Mine`.
+    A refused step leaves weights, moments and the optimizer's count as they were; learning rate and eps are set for the
+    step and put back, so that a scheduler's rate stays its own. `scaler` is the loop's GradScaler. With `events`, a new
+    folder, `grpo-lab trace` reads what happened.
+
+    >>> Guards("stable").names
+    ('warm_up', 'representable_epsilon', 'clamp_kl', 'skip_nonfinite')
+
+    Raises ConfigError for an unknown guard or setting, RunError for a folder that holds a run.
+    """
+
+    def __init__(
+        self, *names: str, scaler: Any = None, events: str | Path | None = None, snapshot_every: int = 0
+    ) -> None:
+        self.config = _config_of(names).with_(f"run.snapshot_every={snapshot_every}", "run.name=hosted")
+        _, self._interventions = validated(self.config, own=True)
+        self._scaler, self._recorder = scaler, Recorder()
+        self._index, self._last_verdict = 0, Verdict.KEEP
+        self._last_metrics: Mapping[str, float] = {}
+        self._attempt: Attempt | None = None
+        self._transaction: Transaction | None = None
+        self._folder = Path(events) if events else None
+        if self._folder:
+            run_folder.begin(self._folder, self.config)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The guards, in the order in which they act at a stage."""
+        return tuple(self.config.guards)
+
+    def at(self, stage: str | Stage, value: Any) -> Any:
+        """The value of a stage as its guards leave it. Where one refuses the step, `step` makes no update.
+
+        Raises ConfigError for an unknown stage.
+        """
+        if stage not in list(Stage):
+            raise unknown("stage", str(stage), [*Stage])
+        if stage in (Stage.COEFFICIENTS, Stage.GRADIENTS, Stage.WEIGHTS):
+            raise ConfigError(f"stage {stage} belongs to `step`, which passes its value itself")
+        try:
+            return self._begun().apply(Stage(stage), value)
+        except Refused:
+            return value
+
+    def step(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, **metrics: float) -> Report:
+        """Make an update by the gradients that are there, unless a guard refuses it, and clear them.
+
+        `metrics` are numbers of the loop that guards of the next step read, as kl.
+        """
+        attempt = self.begin_step(model, optimizer)
+        with self.coefficients(attempt, optimizer):
+            if attempt.verdict < Verdict.SKIP_STEP:
+                try:
+                    self.transaction.make(attempt)
+                except Refused:
+                    pass  # the reason is in the attempt's actions
+        return self.end_step(attempt, metrics)
+
+    @property
+    def transaction(self) -> Transaction:
+        """The updates of the loop's model; there is none before the first step."""
+        assert self._transaction is not None
+        return self._transaction
+
+    def begin_step(self, model: Any, optimizer: Any) -> Attempt:
+        """The step as its guards have left it so far, with a snapshot taken if one is due."""
+        if self._transaction is None or self._transaction.optimizer is not optimizer:
+            self._transaction = self._bound(model, optimizer)
+        attempt, transaction = self._begun(), self._transaction
+        moved = partial(transaction.largest_move, self._index)
+        attempt.replace(policy=model, optimizer=optimizer, largest_move=moved)
+        transaction.begin_step(self._index)
+        return attempt
+
+    @contextmanager
+    def coefficients(self, attempt: Attempt, optimizer: Any) -> Iterator[None]:
+        """Let guards change learning rate and eps of the optimizer within the block."""
+        groups = optimizer.param_groups
+        before = [{name: group[name] for name in ("lr", "eps") if name in group} for group in groups]
+        rate, eps = float(before[0]["lr"]), float(before[0].get("eps", 1e-8))
+        loss = self.config.loss
+        usual = Coefficients(rate, loss.beta, loss.epsilon, loss.epsilon_high, eps)
+        attempt.replace(coefficients=usual)
+        try:
+            use = attempt.apply(Stage.COEFFICIENTS, usual)
+            attempt.replace(coefficients=use)
+            for group in groups:
+                group["lr"] = group["lr"] * (use.learning_rate / rate) if rate else group["lr"]
+                if use.adam_eps != eps and "eps" in group:
+                    group["eps"] = max(group["eps"], use.adam_eps)
+        except Refused:
+            pass  # `attempt.verdict` says so
+        try:
+            yield
+        finally:
+            for group, values in zip(groups, before, strict=True):
+                group.update(values)
+
+    def end_step(self, attempt: Attempt, metrics: Mapping[str, float] = MappingProxyType({})) -> Report:
+        """Carry out the verdict of the guards, and begin the next step."""
+        links, measured = self._recorder.flush()
+        self.transaction.end_step(attempt.verdict, last_weights(links))
+        measured |= self.transaction.metrics(attempt.step) | metrics
+        actions = tuple(attempt.actions)
+        event = Stepped(self._index, self.transaction.committed, attempt.verdict, measured, links, actions)
+        if self._folder:
+            with (self._folder / run_folder.EVENTS).open("a", encoding="utf-8") as file:
+                file.write(to_json(event) + "\n")
+        reason = attempt.reason if actions else ""
+        self._index, self._attempt = self._index + 1, None
+        self._last_verdict, self._last_metrics = attempt.verdict, measured
+        return Report(event.step, event.verdict, reason, actions, measured)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the guards keep, for the loop's own checkpoint; tensors are shared."""
+        return {
+            "step": self._index,
+            "verdict": self._last_verdict.name,
+            "metrics": dict(self._last_metrics),
+            "guards": {each.name: each.state_dict() for row in self._interventions.values() for _, each in row},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what a `state_dict` holds; a guard that is not in it begins anew."""
+        self._index, self._last_verdict = state["step"], Verdict[state["verdict"]]
+        self._last_metrics = dict(state["metrics"])
+        for row in self._interventions.values():
+            for _, each in row:
+                each.load_state_dict(state["guards"].get(each.name, {}))
+
+    def _begun(self) -> Attempt:
+        """The step that is going on, begun if it was not."""
+        if self._attempt is None:
+            last = (self._last_verdict, MappingProxyType(self._last_metrics))
+            step = Step(self._index, self.config, self.config.sampling, None, self._recorder, None, *last)
+            self._attempt = Attempt(step, self._interventions)
+        return self._attempt
+
+    def _bound(self, model: Any, optimizer: Any) -> Transaction:
+        """The updates of a model by an optimizer. Raises ConfigError for one that trains none of the model's weights."""
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad and id(p) in held]
+        if not trained:
+            raise ConfigError(
+                "the optimizer holds no weight of this model that requires a gradient; give both together"
+            )
+        names, parameters = zip(*trained, strict=True)
+        scaler = self._scaler or torch.amp.GradScaler(parameters[0].device.type, enabled=False)
+        made = Transaction(model, names, parameters, optimizer, scaler)
+        rolls_back = any(each.may_roll_back for row in self._interventions.values() for _, each in row)
+        made.snapshots.every = snapshots.interval(self.config.run.snapshot_every, made.num_parameters, rolls_back)
+        if self._folder and not self._index:
+            started = Started(self.config.to_dict(), made.num_parameters, str(parameters[0].device))
+            (self._folder / run_folder.EVENTS).write_text(to_json(started) + "\n", encoding="utf-8")
+        return made
+
+
+def _config_of(names: tuple[str, ...]) -> Config:
+    """The config with these guards. Raises ConfigError for no name, and for an override that is no guard's."""
+    if not names:
+        raise ConfigError("Guards() has no name; give names of guards or presets")
+    plain = [name for name in names if "=" not in name]
+    config = Config().with_guards(guards_named(",".join(plain)) if plain else {})
+    return config.with_(*(f"guards.{name}" for name in names if "=" in name))
