@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from grpo_lab.errors import GrpoLabError
     from grpo_lab.runs.crashes import classify_crash
     from grpo_lab.runs.first_break import ChainBreak, first_break
+    from grpo_lab.runs.guard_callback import GuardCallback
     from grpo_lab.runs.hosted_guards import Guards
     from grpo_lab.runs.session import Session
     from grpo_lab.training.faults import FAULTS
@@ -35,6 +36,7 @@ _HOMES = {
     "FAULTS": "training.faults",
     "GUARDS": "training.guards",
     "GrpoLabError": "errors",
+    "GuardCallback": "runs.guard_callback",
     "Guards": "runs.hosted_guards",
     "Panel": "ui.widgets",
     "Lab": "ui.notebook",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -53,7 +53,7 @@ class Guards:
             loss(log_ratio, batch).backward()
             report = guards.step(model, optimizer)
 
-    Names are those of guards, with settings as "clip_gradients.max_norm=0.3", of presets, and of your own `file.py:Mine`.
+    Names are those of guards, with settings as "clip_gradients.max_norm=0.3", of presets, and your own `file.py:Mine`.
     A refused step leaves weights, moments and the optimizer's count as they were; learning rate and eps are set for the
     step and put back, so that a scheduler's rate stays its own. `scaler` is the loop's GradScaler. With `events`, a new
     folder, `grpo-lab trace` reads what happened.
@@ -105,10 +105,8 @@ class Guards:
         attempt = self.begin_step(model, optimizer)
         with self.coefficients(attempt, optimizer):
             if attempt.verdict < Verdict.SKIP_STEP:
-                try:
+                with suppress(Refused):  # the reason is in the attempt's actions
                     self.transaction.make(attempt)
-                except Refused:
-                    pass  # the reason is in the attempt's actions
         return self.end_step(attempt, metrics)
 
     @property
@@ -192,7 +190,7 @@ class Guards:
         return self._attempt
 
     def _bound(self, model: Any, optimizer: Any) -> Transaction:
-        """The updates of a model by an optimizer. Raises ConfigError for one that trains none of the model's weights."""
+        """The updates of a model by an optimizer. Raises ConfigError for one that trains no weight of the model."""
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad and id(p) in held]
         if not trained:

@@ -1,0 +1,160 @@
+"""Guards in a plain training loop: what they refuse leaves no trace, and where they are silent nothing changes."""
+
+import copy
+import json
+
+import pytest
+import torch
+
+import grpo_lab as gl
+from grpo_lab.errors import ConfigError, RunError
+from grpo_lab.events import Verdict
+from grpo_lab.runs.session import Session
+
+
+def loop(steps, *names, breaks=(), seed=0, guards=None, schedule=False, **options):
+    """A model trained for some steps, its optimizer, its guards and their reports; NaN gradients at `breaks`."""
+    generator = torch.Generator().manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3, generator=generator)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step) if schedule else None
+    guards = guards or (gl.Guards(*names, **options) if names else None)
+    reports, seen = [], []
+    for index in range(steps):
+        inputs = torch.randn(16, 4, generator=generator)
+        loss = (model(inputs)[:, 0] - inputs.sum(dim=1)).square().mean()
+        loss.backward()
+        if index in breaks:
+            next(model.parameters()).grad[0, 0] = torch.nan
+        seen.append(copy.deepcopy((model.state_dict(), optimizer.state_dict())))
+        if guards:
+            reports.append(guards.step(model, optimizer))
+        else:
+            optimizer.step()
+            optimizer.zero_grad()
+        if scheduler:
+            scheduler.step()
+    return model, optimizer, guards, reports, seen
+
+
+def tensors(model, optimizer):
+    """Weights and all that the optimizer keeps of them."""
+    states = [value for state in optimizer.state_dict()["state"].values() for value in state.values()]
+    return [*model.state_dict().values(), *states]
+
+
+def equal(one, other):
+    return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_silent_guards_change_no_bit():
+    names = ("skip_nonfinite", "check_weights", "rollback", "representable_epsilon", "clip_gradients.max_norm=1e9")
+    bare, guarded = loop(20, schedule=True), loop(20, *names, schedule=True)
+    assert equal(tensors(*bare[:2]), tensors(*guarded[:2]))
+    assert {report.verdict for report in guarded[3]} == {Verdict.KEEP} and guarded[3][-1].step == 19
+
+
+def test_a_refused_step_leaves_weights_moments_and_count():
+    model, optimizer, _, reports, seen = loop(3, "skip_nonfinite", breaks=(2,))
+    before = [*seen[2][0].values(), *(v for state in seen[2][1]["state"].values() for v in state.values())]
+    assert equal(tensors(model, optimizer), before)
+    assert reports[2].refused and reports[2].verdict == Verdict.SKIP_STEP
+    assert reports[2].reason == "grad norm nan is not finite" and not reports[1].refused
+    assert all(parameter.grad is None for parameter in model.parameters())
+    bare, *_ = loop(3, breaks=(2,))
+    assert any(value.isnan().any() for value in bare.state_dict().values()), "without the guard the weights are gone"
+
+
+def test_the_rate_of_a_scheduler_stays_its_own():
+    _, optimizer, _, reports, _ = loop(6, "warm_up.steps=4", schedule=True)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-2 * 0.9**6)
+    rates = [report.metrics["learning_rate"] for report in reports]
+    assert rates == pytest.approx([1e-2 * 0.9**step * min(1, (step + 1) / 4) for step in range(6)])
+
+
+def test_broken_weights_go_back_and_training_that_fails_again_stops():
+    def infinite(grad):
+        return grad * float("inf")
+
+    model, optimizer, guards, reports, _ = loop(3, "check_weights.patience=1")
+    good = [value.clone() for value in tensors(model, optimizer)]
+    for verdict in (Verdict.ROLL_BACK, Verdict.STOP):
+        sum(parameter.sum() for parameter in model.parameters()).backward()
+        for parameter in model.parameters():
+            parameter.grad = infinite(parameter.grad)
+        report = guards.step(model, optimizer)
+        assert report.verdict == verdict and report.stop == (verdict == Verdict.STOP)
+        assert equal(tensors(model, optimizer), good)
+    assert not reports[-1].refused
+
+
+def test_values_of_other_stages_pass_their_guards():
+    guards = gl.Guards("clamp_log_ratio", "skip_nonfinite")
+    clamped = guards.at("log_ratio", torch.tensor([[100.0, 0.1]]))
+    assert clamped.max() < 100 and clamped[0, 1] == torch.tensor(0.1)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.ones(1, 2)).sum().backward()
+    report = guards.step(model, optimizer)
+    assert [action.name for action in report.actions] == ["clamp_log_ratio"] and report.verdict == Verdict.CHANGED
+    model(torch.ones(1, 2)).sum().backward()
+    assert guards.step(model, optimizer).verdict == Verdict.KEEP
+
+
+def test_a_stage_that_refuses_makes_the_step_refuse():
+    guards = gl.Guards("check_probabilities")
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    guards.at("probabilities", torch.tensor([[torch.nan, 0.5]]))
+    model(torch.ones(1, 2)).sum().backward()
+    before = copy.deepcopy(model.state_dict())
+    assert guards.step(model, optimizer).refused
+    assert equal(list(before.values()), list(model.state_dict().values()))
+
+
+def test_guards_go_on_from_their_state():
+    names = ("skip_spikes.threshold=1e-6", "skip_spikes.patience=2", "rollback")
+    *_, guards, reports, _ = loop(6, *names)
+    *_, first, some, _ = loop(3, *names)
+    state = json.loads(json.dumps(first.state_dict()))
+    again = gl.Guards(*names)
+    again.load_state_dict(state)
+    *_, more, _ = loop(3, guards=again)
+    assert [each.verdict for each in (*some, *more)] == [each.verdict for each in reports]
+    assert [each.step for each in more] == [3, 4, 5] and guards.names == ("skip_spikes", "rollback")
+
+
+def test_a_scaled_loss_is_unscaled_for_the_guards():
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    guards = gl.Guards("skip_nonfinite", scaler=scaler)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+    report = guards.step(model, optimizer)
+    assert report.metrics["grad_norm"] == pytest.approx(3**0.5) and report.metrics["loss_scale"] == 1024
+
+
+def test_what_happened_can_be_traced(tmp_path):
+    loop(4, "check_weights", breaks=(2,), events=tmp_path / "run")
+    session = Session.open(tmp_path / "run")
+    found = session.first_break()
+    assert found is not None and (found.link, found.step) == ("gradients", 2)
+    assert list(session.records.index) == [0, 1, 2, 3]
+    with pytest.raises(RunError, match="already holds a run"):
+        gl.Guards("check_weights", events=tmp_path / "run")
+
+
+def test_names_that_do_not_exist():
+    with pytest.raises(ConfigError, match="did you mean 'warm_up'"):
+        gl.Guards("warm_upp")
+    with pytest.raises(ConfigError, match="has no name"):
+        gl.Guards()
+    with pytest.raises(ConfigError, match="did you mean 'log_ratio'"):
+        gl.Guards("stable").at("log_ratios", torch.zeros(1))
+    with pytest.raises(ConfigError, match="belongs to `step`"):
+        gl.Guards("stable").at("gradients", torch.zeros(1))
+    model, other = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    with pytest.raises(ConfigError, match="holds no weight of this model"):
+        gl.Guards("stable").step(model, torch.optim.AdamW(other.parameters()))
