@@ -2,9 +2,11 @@
 
 import copy
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 
 import grpo_lab as gl
 from grpo_lab.errors import ConfigError, RunError
@@ -158,3 +160,91 @@ def test_names_that_do_not_exist():
     model, other = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
     with pytest.raises(ConfigError, match="holds no weight of this model"):
         gl.Guards("stable").step(model, torch.optim.AdamW(other.parameters()))
+
+
+# --- transformers' and TRL's trainers --------------------------------------------------------------------------------
+
+
+def test_what_a_callback_cannot_hold_is_named():
+    with pytest.raises(ConfigError, match=r"clamp_logits: a callback of a Trainer does not see .* it can hold warm_up"):
+        gl.GuardCallback("clamp_logits", "warm_up")
+    with pytest.raises(ConfigError, match="did you mean 'skip_nonfinite'"):
+        gl.GuardCallback("skip_nonfinit")
+    for given, message in (
+        ({"deepspeed": "zero3.json"}, "DeepSpeed makes the update itself"),
+        ({"fp16": True}, "fp16"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            gl.GuardCallback("warm_up").on_train_begin(SimpleNamespace(**given), None, None)
+
+
+class NanGradient(transformers.TrainerCallback):
+    """Makes one gradient NaN before the guards see it."""
+
+    def on_pre_optimizer_step(self, args, state, control, **given):
+        if state.global_step == 2:
+            next(given["model"].parameters()).grad.view(-1)[0] = torch.nan
+
+
+class Seen(transformers.TrainerCallback):
+    """Keeps weights and moments after each step."""
+
+    def __init__(self):
+        self.states = []
+
+    def on_step_end(self, args, state, control, **given):
+        self.states.append([value.clone() for value in tensors(given["model"], given["optimizer"].optimizer)])
+
+
+def trained_by_trl(folder, *callbacks, steps=4, **arguments):
+    """A trainer of TRL on the tiny model, after training."""
+    pytest.importorskip("trl")
+    from benchmarks.diagnosis import recipes
+
+    usual = {"num_generations": 4, "max_completion_length": 4, "learning_rate": 1e-4, "logging_steps": 1}
+    spec = recipes.Spec(steps, 2, {**usual, **arguments}, (recipes.accuracy(),), callbacks=lambda: callbacks)
+    made = recipes.trainer(spec, 0, folder)
+    made.train()
+    return made
+
+
+OF_TRL = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")  # TRL sets it itself
+
+
+@OF_TRL
+def test_a_refused_step_of_trl_leaves_no_trace(tmp_path):
+    seen, guards = Seen(), gl.GuardCallback("skip_nonfinite", "check_weights", events=tmp_path / "guards")
+    trained_by_trl(tmp_path / "guarded", NanGradient(), guards, seen)
+    assert equal(seen.states[1], seen.states[2]), "weights, moments and AdamW's count are those of before"
+    assert not equal(seen.states[2], seen.states[3]), "and training goes on"
+    assert guards.report is not None and guards.report.step == 3 and not guards.report.refused
+    found = Session.open(tmp_path / "guards").first_break()
+    assert found is not None and (found.link, found.step) == ("gradients", 2)
+    bare = trained_by_trl(tmp_path / "bare", NanGradient(), steps=3)
+    assert all(value.isnan().any() for value in bare.model.state_dict().values())
+
+
+@OF_TRL
+@pytest.mark.slow
+def test_silent_guards_change_no_bit_of_trl(tmp_path):
+    names = ("skip_nonfinite", "check_weights", "rollback", "dual_clip.delta=1e9")
+    seen = [Seen(), Seen()]
+    clipped = {"steps": 20, "max_grad_norm": 0.1, "lr_scheduler_type": "cosine"}
+    one = trained_by_trl(tmp_path / "bare", seen[0], **clipped)
+    other = trained_by_trl(tmp_path / "guarded", gl.GuardCallback(*names), seen[1], **clipped)
+    assert len(seen[0].states) == 20 and all(map(equal, *(each.states for each in seen)))
+    norms = [[row["grad_norm"] for row in made.state.log_history if "grad_norm" in row] for made in (one, other)]
+    assert norms[0] == norms[1] and other.args.delta == 1e9
+
+
+@OF_TRL
+def test_a_guard_that_stops_ends_the_training_of_trl(tmp_path):
+    class AlwaysNan(NanGradient):
+        def on_pre_optimizer_step(self, args, state, control, **given):
+            next(given["model"].parameters()).grad.view(-1)[0] = torch.nan
+
+    names = ("skip_nonfinite.patience=1", "rollback.max_rollbacks=1", "rollback.patience=1")
+    guards = gl.GuardCallback(*names)
+    made = trained_by_trl(tmp_path, AlwaysNan(), guards, steps=40)
+    assert guards.report is not None and guards.report.stop and made.state.global_step < 40
+    assert all(value.isfinite().all() for value in made.model.state_dict().values())
