@@ -221,7 +221,7 @@ def test_a_refused_step_of_trl_leaves_no_trace(tmp_path):
     found = Session.open(tmp_path / "guards").first_break()
     assert found is not None and (found.link, found.step) == ("gradients", 2)
     bare = trained_by_trl(tmp_path / "bare", NanGradient(), steps=3)
-    assert all(value.isnan().any() for value in bare.model.state_dict().values())
+    assert any(value.isnan().any() for value in bare.model.state_dict().values())
 
 
 @OF_TRL

@@ -89,7 +89,7 @@ class Guards:
         Raises ConfigError for an unknown stage.
         """
         if stage not in list(Stage):
-            raise unknown("stage", str(stage), [*Stage])
+            raise unknown("stage", str(stage), [each.value for each in Stage])
         if stage in (Stage.COEFFICIENTS, Stage.GRADIENTS, Stage.WEIGHTS):
             raise ConfigError(f"stage {stage} belongs to `step`, which passes its value itself")
         try:
@@ -212,6 +212,10 @@ def _config_of(names: tuple[str, ...]) -> Config:
     """The config with these guards. Raises ConfigError for no name, and for an override that is no guard's."""
     if not names:
         raise ConfigError("Guards() has no name; give names of guards or presets")
-    plain = [name for name in names if "=" not in name]
-    config = Config().with_guards(guards_named(",".join(plain)) if plain else {})
-    return config.with_(*(f"guards.{name}" for name in names if "=" in name))
+    config = Config()
+    for name in names:
+        if "=" in name:
+            config = config.with_(f"guards.{name}")
+        else:
+            config = config.with_guards({**config.guards, **guards_named(name)})
+    return config
