@@ -2,7 +2,11 @@
 
 import copy
 import json
+import re
+import sys
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +15,7 @@ import transformers
 import grpo_lab as gl
 from grpo_lab.errors import ConfigError, RunError
 from grpo_lab.events import Verdict
+from grpo_lab.runs.guard_callback import POSSIBLE, GuardCallback
 from grpo_lab.runs.session import Session
 
 
@@ -248,3 +253,23 @@ def test_a_guard_that_stops_ends_the_training_of_trl(tmp_path):
     made = trained_by_trl(tmp_path, AlwaysNan(), guards, steps=40)
     assert guards.report is not None and guards.report.stop and made.state.global_step < 40
     assert all(value.isfinite().all() for value in made.model.state_dict().values())
+
+
+def test_the_snippets_of_the_page_run(monkeypatch, capsys):
+    page = (Path(__file__).parents[1] / "docs" / "your-own-trainer.md").read_text(encoding="utf-8")
+    plain, stages, trl = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(plain, names)
+    exec(stages, names)
+    assert names["report"].step == 9 and float(names["log_ratio"].max()) < 120
+    made = {}
+    fake = SimpleNamespace(GRPOTrainer=lambda *given, **more: made.update(more))
+    monkeypatch.setitem(sys.modules, "trl", fake)
+    monkeypatch.setattr(gl, "GuardCallback", lambda *names, events: GuardCallback(*names))
+    exec(trl, names | {name: None for name in ("model", "rewards", "arguments", "data")})
+    assert made["callbacks"][0].guards.names == ("warm_up", "skip_nonfinite", "check_weights")
+    rows = re.findall(r"^\| (`.*)", page, re.MULTILINE)
+    table = {name: row for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[0])}
+    assert set(table) == set(gl.GUARDS), "each guard has its row"
+    for name, row in table.items():
+        assert (row.split("|")[2].strip().startswith("yes")) == (name in POSSIBLE), name
