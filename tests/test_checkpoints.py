@@ -150,7 +150,7 @@ def test_a_run_that_was_stopped_and_went_on_is_the_run_that_was_not(name, tmp_pa
     assert same(one, Session.open(tmp_path / "cut")), "and it reads back as the same"
 
 
-@pytest.mark.parametrize("cut", [1, 3])
+@pytest.mark.parametrize("cut", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_both_stages_of_a_run_go_on(tmp_path, cut):
     data = tmp_path / "shown.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"{n}+1=", "completion": str(n + 1)}) + "\n" for n in range(1, 9)))
@@ -390,7 +390,7 @@ def test_weights_that_are_not_finite_are_neither_written_nor_taken(tmp_path, cut
     assert event.step == CUT - 1 and "checkpoint-000003: 1 of its weights and moments are not finite" in event.reason
 
 
-@pytest.mark.parametrize("at", ["save_file", "write_model"])
+@pytest.mark.parametrize("at", ["save_file", pytest.param("write_model", marks=pytest.mark.slow)])
 def test_a_full_disk_stops_no_training_and_leaves_no_rubbish(whole, tmp_path, monkeypatch, at):
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -544,13 +544,13 @@ def test_restarts_need_a_model_that_can_be_loaded_again(tmp_path):
 
 
 def test_a_child_that_is_killed_is_replaced(tmp_path):
-    config = SMALL.with_("run.num_steps=30", "run.max_restarts=1", "run.num_eval=0")
+    config = SMALL.with_("run.num_steps=10", "run.max_restarts=1", "run.num_eval=0")
     session = Session(config, tmp_path / "run", child=True, save_model=True)
     killed, seen = [], []
 
     def show(event):
         seen.append(event)
-        if isinstance(event, Stepped) and event.step == 10 and not killed:
+        if isinstance(event, Stepped) and event.step == 3 and not killed:
             assert session._child is not None
             killed.append(session._child.pid)
             os.kill(session._child.pid, signal.SIGKILL)
@@ -560,7 +560,7 @@ def test_a_child_that_is_killed_is_replaced(tmp_path):
     assert len([event for event in seen if isinstance(event, Started)]) == 1, "none is shown twice"
     assert killed and session.status == "done"
     (event,) = (event for event in session.events if isinstance(event, Resumed))
-    assert event.step >= 10 and "SIGKILL" in event.reason
+    assert event.step >= 3 and "SIGKILL" in event.reason
     one = Session(config, tmp_path / "whole", child=False, save_model=True).run()
     assert same(one, session) and same(one, Session.open(tmp_path / "run"))
 

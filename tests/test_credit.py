@@ -186,7 +186,7 @@ def test_a_rollback_takes_the_critic_back():
     learner.updates.begin_step(0)
     with torch.no_grad():
         head.fill_(3.0)
-    learner.updates.end_step(Verdict.ROLL_BACK, healthy=None)
+    learner.updates.end_step(Verdict.ROLL_BACK, None)
     assert head.abs().max() == 0
 
 

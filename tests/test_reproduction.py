@@ -181,6 +181,7 @@ def small(monkeypatch):
     torch.set_num_threads(threads)
 
 
+@pytest.mark.slow
 def test_everything_end_to_end(small, tmp_path, capsys):
     page = reproduce.reproduce_all(tmp_path / "out", ())
     assert page == tmp_path / "out" / "report.md"

@@ -24,13 +24,13 @@ from grpo_lab.tasks.tasks import addition
 
 NAMES = gl.scenario_names()
 HERE = ("run.threads=1", "run.device=cpu")
-LONG = ("truncated-sampling",)
-"""Scenarios that need a minute: all about them is slow."""
-LENGTHY = (*LONG, "train-001", "dual-overwrite", "dual-kl-hinge")
+LONG = ("truncated-sampling", "train-001")
+"""Scenarios that take long: all about them is slow."""
+LENGTHY = (*LONG, "dual-overwrite", "dual-kl-hinge")
 """Scenarios whose cures and decoys are all slow: each run has many updates, or two batches a step."""
 EACH = pytest.mark.parametrize("name", NAMES)
-REPORTED = ("train-001", "cuda-001", "fp16-adam-epsilon")
-"""Scenarios that the stable guards meet in `make test`; they meet the others with the slow tests."""
+REPORTED = ("cuda-001", "fp16-adam-epsilon")
+"""Reported scenarios that the stable guards meet in `make test`; they meet the others with the slow tests."""
 MARGIN = 1
 """Steps that a cured run goes on after the one in which it would have failed. float16 is slow on a CPU."""
 SEED = "run.seed=1"

@@ -250,6 +250,7 @@ def test_a_second_stop_ends_a_child_that_does_not_come_back(tmp_path):
     assert session.ended == Ended("stopped", AT_ONCE) and session.crash is None
 
 
+@pytest.mark.slow
 def test_no_orphan_is_left_by_a_parent_that_is_killed(tmp_path):
     code = f"""
 import json, grpo_lab

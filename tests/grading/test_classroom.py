@@ -192,6 +192,7 @@ def test_a_class_goes_on_after_a_kill_and_after_ctrl_c(grade, unprobed, interrup
     assert kept() == third
 
 
+@pytest.mark.slow
 def test_a_grade_worker_that_is_killed_costs_one_exercise(grade, unprobed, tmp_path):
     hand_in(tmp_path / "class" / "ann" / "05_kl.ipynb", **WRITTEN, k3=HOLDS)
     hand_in(tmp_path / "class" / "bob" / "05_kl.ipynb", **WRITTEN)
