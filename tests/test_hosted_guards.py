@@ -19,7 +19,7 @@ from grpo_lab.runs.guard_callback import POSSIBLE, GuardCallback
 from grpo_lab.runs.session import Session
 
 
-def loop(steps, *names, breaks=(), seed=0, guards=None, schedule=False, **options):
+def loop(steps, *names, breaks=(), seed=0, given=None, schedule=False, **options):
     """A model trained for some steps, its optimizer, its guards and their reports; NaN gradients at `breaks`."""
     generator = torch.Generator().manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
@@ -27,14 +27,16 @@ def loop(steps, *names, breaks=(), seed=0, guards=None, schedule=False, **option
         torch.nn.init.normal_(parameter, std=0.3, generator=generator)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step) if schedule else None
-    guards = guards or (gl.Guards(*names, **options) if names else None)
+    guards: Any = given or (gl.Guards(*names, **options) if names else None)
     reports, seen = [], []
     for index in range(steps):
         inputs = torch.randn(16, 4, generator=generator)
         loss = (model(inputs)[:, 0] - inputs.sum(dim=1)).square().mean()
         loss.backward()
         if index in breaks:
-            next(model.parameters()).grad[0, 0] = torch.nan
+            gradient = next(model.parameters()).grad
+            assert gradient is not None
+            gradient[0, 0] = torch.nan
         seen.append(copy.deepcopy((model.state_dict(), optimizer.state_dict())))
         if guards:
             reports.append(guards.step(model, optimizer))
@@ -88,7 +90,7 @@ def test_broken_weights_go_back_and_training_that_fails_again_stops():
     model, optimizer, guards, reports, _ = loop(3, "check_weights.patience=1")
     good = [value.clone() for value in tensors(model, optimizer)]
     for verdict in (Verdict.ROLL_BACK, Verdict.STOP):
-        sum(parameter.sum() for parameter in model.parameters()).backward()
+        torch.stack([parameter.sum() for parameter in model.parameters()]).sum().backward()
         for parameter in model.parameters():
             parameter.grad = infinite(parameter.grad)
         report = guards.step(model, optimizer)
@@ -128,7 +130,7 @@ def test_guards_go_on_from_their_state():
     state = json.loads(json.dumps(first.state_dict()))
     again = gl.Guards(*names)
     again.load_state_dict(state)
-    *_, more, _ = loop(3, guards=again)
+    *_, more, _ = loop(3, given=again)
     assert [each.verdict for each in (*some, *more)] == [each.verdict for each in reports]
     assert [each.step for each in more] == [3, 4, 5] and guards.names == ("skip_spikes", "rollback")
 

@@ -153,7 +153,7 @@ class Guards:
         """Carry out the verdict of the guards, and begin the next step."""
         links, measured = self._recorder.flush()
         self.transaction.end_step(attempt.verdict, last_weights(links))
-        measured |= self.transaction.metrics(attempt.step) | metrics
+        measured |= {**self.transaction.metrics(attempt.step), **metrics}
         actions = tuple(attempt.actions)
         event = Stepped(self._index, self.transaction.committed, attempt.verdict, measured, links, actions)
         if self._folder:
