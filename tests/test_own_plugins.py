@@ -191,6 +191,7 @@ def test_registered_names_are_still_helped_with():
         chosen_formulas(SMOKE.with_("loss.kl_estimator=k4"))
 
 
+@pytest.mark.slow
 def test_a_child_runs_it_and_its_parent_does_not(own, tmp_path):
     """What a learner wrote runs where the run goes on, and a run is still shown when the file is gone."""
     mark, child = tmp_path / "ran in", Child()

@@ -362,6 +362,7 @@ def test_a_killed_child_leaves_the_panel_usable(panel, seen):
     assert run(one).status == "done"
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_with_the_guard_that_was_switched_on_since(panel, seen, monkeypatch):
     monkeypatch.setattr(runner, "CHECKPOINT_MINUTES", 0)
     one = panel(overrides=("run.num_steps=12",))

@@ -70,6 +70,7 @@ def test_a_step_moves_pixels_and_no_background():
     assert (pixels(figure, EVENTS[:12]) == pictures[-1]).all()
 
 
+@pytest.mark.slow
 def test_what_moved_there_looks_as_if_drawn_anew():
     figure = LiveFigure()
     for count in range(1, len(STORY) + 1):
@@ -302,6 +303,7 @@ def test_the_screen_of_a_long_run_keeps_no_event():
     assert held / 2000 < 1000  # bytes a step; the event itself has several thousand
 
 
+@pytest.mark.slow
 def test_a_run_as_long_as_it_likes_needs_few_backgrounds():
     figure, folded = LiveFigure(), Fold()
     folded.add(started(100_000))

@@ -240,6 +240,7 @@ def test_a_notebook_that_takes_too_long_is_told_from_one_that_is_wrong(grade, un
     assert statuses("bob")["pulls"] == RIGHT
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_costs_nothing_that_was_graded(grade, unprobed, tmp_path, monkeypatch):
     """And two notebooks of the same student and name, from two folders, stay two."""
     for folder in ("monday", "tuesday"):
@@ -268,6 +269,7 @@ def test_a_disk_that_is_full_costs_nothing_that_was_graded(grade, unprobed, tmp_
     assert len(list(Path("out/pages").glob("ann-05-kl-*.html"))) == 2
 
 
+@pytest.mark.slow
 def test_a_class_with_nothing_to_grade(grade):
     """In the plain process, since that was asked for: reports name it. A student's name means nothing to a table."""
     student, options = "[red]ann", ("--require-tier", "0")

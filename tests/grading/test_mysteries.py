@@ -43,6 +43,7 @@ def test_nothing_gives_the_cause_away(number):
     assert steps and not any(step.actions or step.verdict for step in steps)
 
 
+@pytest.mark.slow
 def test_others_can_be_made(tmp_path, monkeypatch):
     monkeypatch.setattr(mysteries, "key", lambda seed: {1: "explosion", 2: "optimizer-overflow"})
     mysteries.make(tmp_path, seed=7)

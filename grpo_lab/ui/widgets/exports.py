@@ -7,7 +7,7 @@ from typing import Any
 
 from grpo_lab.analysis.run_state import fold
 from grpo_lab.errors import RunError
-from grpo_lab.runs.run_folder import EVENTS
+from grpo_lab.runs.run_folder import EVENTS, LOCK
 from grpo_lab.runs.session import Session
 from grpo_lab.ui.widgets.messages import text
 
@@ -23,8 +23,8 @@ class Exported(type(Path())):  # pyright: ignore[reportGeneralTypeIssues, report
 
 
 def zipped(run: Path, png: bytes, home: Path) -> Path:
-    """Write the files of a run and its figure to <home>/<run>.zip, without a saved model; returns its path."""
-    files = {f"{run.name}/{file.name}": file for file in sorted(run.iterdir()) if file.is_file()}
+    """Write the files of a run and its figure to <home>/<run>.zip, without models and checkpoints; returns its path."""
+    files = {f"{run.name}/{file.name}": file for file in sorted(run.iterdir()) if file.is_file() and file.name != LOCK}
     home.mkdir(parents=True, exist_ok=True)
     return write_zip(home / f"{run.name}.zip", {**files, f"{run.name}/{FIGURE}": png}.items())
 
