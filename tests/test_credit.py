@@ -338,7 +338,7 @@ def test_the_kl_is_paid_by_the_reward_and_not_again_in_the_loss(name):
     others = (paid.sum(dim=1, keepdim=True) - paid) / 3
     advantages = learner.advantages(attempt, part, scores)
     torch.testing.assert_close(advantages, paid - others if name == "rloo" else paid)
-    assigned = learner.assign_credit(learner.compute_logprobs(attempt, part, advantages))
+    assigned = learner.assign_credit(attempt, learner.compute_logprobs(attempt, part, advantages))
     weighed = learner.add_token_weights(attempt, part, assigned)
     attempt.turn_to(part.objective, sampling=part.sampling, num_tokens=weighed.num_tokens)
     with_kl = learner.loss(attempt, weighed.batch)

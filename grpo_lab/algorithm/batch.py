@@ -92,6 +92,8 @@ class Batch:
 
 def joined(batches: Sequence[Batch]) -> Batch:
     """One batch of all prompts and completions, padded to the longest with 0, which no mask shows."""
+    if len(batches) == 1:
+        return batches[0]
     widths = {name: max(getattr(batch, name).shape[1] for batch in batches) for name in ("prompt_ids", "completions")}
     prompts = [0, *itertools.accumulate(len(batch.prompt_ids) for batch in batches)]
     whole: dict[str, Tensor | None] = {}

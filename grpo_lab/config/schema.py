@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from grpo_lab.config import shares
 from grpo_lab.config.algorithms import settings_for
 from grpo_lab.config.fields import FrozenDict, build, parse, settings_of, typed
 from grpo_lab.config.loss_section import LossConfig
@@ -55,7 +56,7 @@ class Config:
 
     def __post_init__(self) -> None:
         """Raise ConfigError for guards or faults that are no table, objectives that teach nothing, a group of one
-        without a baseline, and SFT without data.
+        without a baseline, SFT without data, and prompts that processes cannot share.
         """
         for kind in SWITCHES:
             for name, settings in _table(getattr(self, kind), kind).items():
@@ -71,6 +72,7 @@ class Config:
             )
         if "sft" in self.run.stages and not self.sft.data:
             raise ConfigError("run.stages has sft, and sft.data names no file; give sft.data=FILE.jsonl")
+        shares.check(self)
 
     def with_(self, *overrides: str) -> Config:
         """A copy with settings changed: `"loss.beta=0.04"`, `"optimizer.learning_rate=*100"` (times the value there),

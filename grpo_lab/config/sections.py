@@ -39,6 +39,13 @@ class RunConfig(Settings):
     snapshot_every: Annotated[int, AtLeast(0)] = 0
     """Steps between in-memory snapshots for rollback. 0 picks 1 below ten million parameters; above, where a snapshot
     is a large copy of weights and moments, 10 if a guard may roll back, and else none."""
+    processes: Annotated[int, AtLeast(1)] = 1
+    """Processes that share the prompts of each step and have the same weights; on GPUs one each."""
+    streams: Annotated[int, AtLeast(0)] = 0
+    """Random streams of sampling, each for an equal share of a step's prompts; 0 for one in each process. Runs with the
+    same number sample alike on any number of processes."""
+    peer_minutes: Annotated[float, AtLeast(0.01)] = 10.0
+    """Minutes that a process waits for the others before the run ends."""
     checkpoint_minutes: Annotated[float | None, AtLeast(0)] = 10.0
     """Minutes between two checkpoints in the run's folder; 0 for one at every step that can have one; `none` for none.
     One is also written when a run is stopped. They never change what is trained."""

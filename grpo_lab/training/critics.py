@@ -18,6 +18,8 @@ from grpo_lab.config.loss_section import LossConfig
 from grpo_lab.errors import ModelError
 from grpo_lab.models import loading
 from grpo_lab.training import passes
+from grpo_lab.training.attempt import Attempt
+from grpo_lab.training.world import ALONE, World
 
 
 class NoCritic:
@@ -27,7 +29,7 @@ class NoCritic:
         """The module whose weights are trained."""
         return policy
 
-    def judge(self, batch: Batch, micro_batch_prompts: int) -> Batch:
+    def judge(self, attempt: Attempt, batch: Batch, micro_batch_prompts: int, world: World = ALONE) -> Batch:
         """The batch with the values that the critic gives it before the updates."""
         return batch
 
@@ -58,9 +60,11 @@ class Critic(NoCritic):
         return PolicyAndCritic(policy, self.model)
 
     @torch.no_grad()
-    def judge(self, batch: Batch, micro_batch_prompts: int) -> Batch:
+    def judge(self, attempt: Attempt, batch: Batch, micro_batch_prompts: int, world: World = ALONE) -> Batch:
         """The batch with `values` (B, T), computed one micro-batch at a time."""
-        return replace(batch, values=torch.cat([self._values(part) for part in batch.split(micro_batch_prompts)]))
+        with world.meeting(attempt) as meeting:
+            meeting.say([self._values(part) for part in world.own(batch, micro_batch_prompts)])
+        return replace(batch, values=torch.cat([row for rows in meeting.heard for row in rows]))
 
     def add_loss(self, output: LossOutput, batch: Batch, loss: LossConfig, num_tokens: Tensor) -> LossOutput:
         """The loss plus vf_coef times `value_loss`, weighted as the policy's tokens are, and the critic's metrics."""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.events import Evaluated
@@ -45,6 +46,7 @@ def _mean_reward(learner: Learner, objective: Objective, problems: Sequence[Prob
             batch = rollouts.sample(learner.policy, learner.tokenizer, prompts, 1, sampling, generator)
         completions = rollouts.texts(learner.tokenizer, batch)
         given = (part, completions, batch, learner.config, state)
-        values, scorable, *_ = judging.begin(objective, learner.rewards[objective.name], *given).result()
+        judge = partial(judging.at_once, objective, learner.rewards[objective.name], *given)
+        values, scorable, *_ = learner.world.hear(judge)
         total, judged = total + float(values[scorable].sum()), judged + int(scorable.sum())
     return total / judged if judged else math.nan, judged

@@ -15,6 +15,7 @@ from grpo_lab.models.precision import PRECISIONS
 from grpo_lab.training import passes, step_metrics
 from grpo_lab.training.attempt import Attempt
 from grpo_lab.training.sampling_filters import is_plain
+from grpo_lab.training.world import ALONE, World
 
 Reference = AbstractContextManager[None] | None
 """The block in which the policy is its reference; None for a run without one."""
@@ -23,10 +24,10 @@ Reference = AbstractContextManager[None] | None
 class Forward:
     """A policy with a run's precision, pass and micro-batches. Raises ModelError as `passes.check` does."""
 
-    def __init__(self, config: Config, policy: Any) -> None:
+    def __init__(self, config: Config, policy: Any, world: World = ALONE) -> None:
         self.precision = PRECISIONS[config.model.precision]
         self.run = passes.PASSES[config.model.prompt_pass]
-        self._policy, self._micro_batch_prompts = policy, config.data.micro_batch_prompts
+        self._policy, self._micro_batch_prompts, self._world = policy, config.data.micro_batch_prompts, world
         passes.check(policy.eval(), config.model.prompt_pass)
 
     def autocast(self) -> torch.autocast:
@@ -57,10 +58,13 @@ class Forward:
     def _of_all(self, attempt: Attempt, batch: Batch, note: str) -> Tensor:
         """Log-probabilities (B, T) of the whole batch without gradient."""
         rows = []
-        for part in batch.split(self._micro_batch_prompts):
-            attempt.replace(batch=part)
-            rows.append(self.logprobs(attempt, part, note))
-        return torch.cat(rows).masked_fill(~batch.completion_mask, 0.0)
+        with self._world.meeting(attempt) as meeting:
+            for part in self._world.own(batch, self._micro_batch_prompts):
+                attempt.replace(batch=part)
+                rows.append(self.logprobs(attempt, part, note))
+            meeting.say(rows)
+        found = [row for rows in meeting.heard for row in rows]
+        return torch.cat(found).masked_fill(~batch.completion_mask, 0.0)
 
     def _old(self, attempt: Attempt, batch: Batch) -> Tensor:
         """Log-probabilities (B, T) under the policy that sampled: the sampler's own, or computed if those differ."""

@@ -1,6 +1,7 @@
 """The judging of a step's completions: its start, its samples, its metrics, and the limit of failed calls."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -37,6 +38,11 @@ def begin(
     """Begin to judge the completions of a batch by one objective, with a problem for each."""
     ids = rollouts.token_ids(batch)
     return rewards.begin(functions, problems, completions, config.judge, by.reward_weights, ids, now)
+
+
+def at_once(*given: Any) -> Judged:
+    """The rewards of what `begin` takes."""
+    return begin(*given).result()
 
 
 def show(attempt: Attempt, part: Part, judged: Judged, objectives: int) -> None:

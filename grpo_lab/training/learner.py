@@ -1,7 +1,8 @@
 """The models of a run, and the parts of a step that need them; `train` puts these parts in order."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from grpo_lab import seeds
-from grpo_lab.algorithm.batch import Batch
+from grpo_lab.algorithm.batch import Batch, joined
 from grpo_lab.algorithm.combinations import Scores, scorable_by_any
 from grpo_lab.algorithm.losses import LossOutput, token_weights
 from grpo_lab.config.schema import Config, planned_steps
@@ -40,6 +41,7 @@ from grpo_lab.training.reference import REFERENCES
 from grpo_lab.training.registry import carry_over, combination, needs_reference, validated
 from grpo_lab.training.transaction import last_weights
 from grpo_lab.training.updates import Updates
+from grpo_lab.training.world import ALONE, World
 
 Model = tuple[Any, Any] | None
 """A policy and its tokenizer in place of the configured ones."""
@@ -54,21 +56,18 @@ class Learner:
     """
 
     def __init__(
-        self,
-        config: Config,
-        model: Model,
-        rewards: Rewards = None,
-        tasks: Tasks | None = None,
+        self, config: Config, model: Model, rewards: Rewards = None, tasks: Tasks | None = None, world: World = ALONE
     ) -> None:
         self.formulas, self.interventions = validated(config, own=True)
-        self.config = config
+        self.config, self.world = config, world
         self.objectives, self.combination = resolve(config), combination(config)
         self.tasks, self.rewards = load_tasks_and_rewards(self.objectives, config, tasks, rewards)
         given, self.tokenizer = model or loading.load(config.model.name, config.model.precision, config.run.device)
         self.policy = adapters.prepared(given, config.lora, config.run.seed)
         graph_decoding.check(config.model.decode, self.policy.device)
         torch_settings.prepare(config.run, self.policy.device)
-        self.forward = Forward(config, self.policy)
+        world.give([*self.policy.parameters(), *self.policy.buffers()])
+        self.forward = Forward(config, self.policy, world)
         known_models = (config, self.policy, self.tokenizer)
         self.demonstrations = demonstrations.load(*known_models) if "sft" in config.run.stages else None
         self.reference: Any = None
@@ -78,7 +77,7 @@ class Learner:
         self.steps = range(0)
         self.resumed_at = -1
         """The step at which the run went on from a checkpoint; -1 for a run that begins."""
-        self.updates = Updates(self.policy, config)
+        self.updates = Updates(self.policy, config, world)
         self.updates.snapshots.every = self._snapshot_interval()
         num_parameters = sum(p.numel() for p in self.policy.parameters())
         torch.set_num_threads(torch_settings.num_threads(config.run, num_parameters))
@@ -100,7 +99,7 @@ class Learner:
             self.critic = make(self.policy, self.forward.run, loss.critic_from)
             if self._will_have_reference:
                 self.reference = REFERENCES[self.config.lora.reference](self.policy)
-        self.updates = Updates(self.critic.beside(self.policy), self.config)
+        self.updates = Updates(self.critic.beside(self.policy), self.config, self.world)
         self.updates.snapshots.every = self._snapshot_interval()
         return self.steps
 
@@ -153,16 +152,19 @@ class Learner:
         attempt.replace(sampling=sampling)
         drawn = (self.config.run.seed, index, objective.num_prompts, draw)
         problems = shaping.problems(self.tasks[objective.name], *drawn)
-        prompts = [problem.prompt for problem in problems]
-        generator = self.generator(index, objective.purpose("sampling") + (f"/{draw}" if draw else ""))
-        given = (self.policy, self.tokenizer, prompts, size, sampling, generator, attempt.apply)
-        with self.forward.autocast():
-            batch = rollouts.sample(*given, self.config.model.decode)
+        prompts = [problem.prompt for problem in self.world.share(problems)]
+        purpose = objective.purpose("sampling") + (f"/{draw}" if draw else "")
+        streams = rollouts.streams(purpose, self.config.run.streams or self.world.size)
+        generators = [self.generator(index, stream) for stream in self.world.share(streams)]
+        given = (self.policy, self.tokenizer, prompts, size, sampling, generators, attempt.apply)
+        with self.world.meeting(attempt) as meeting, self.forward.autocast():
+            meeting.say(rollouts.sample(*given, self.config.model.decode))
+        batch = joined(meeting.heard)
         repeated = [problem for problem in problems for _ in range(size)]
         completions = rollouts.texts(self.tokenizer, batch)
         state = judging.state(self.config, self.tasks[objective.name], len(problems), index - self.steps.start)
         given = (repeated, completions, batch, self.config, state)
-        scoring = self.combination.scoring(objective, self.objectives)
+        scoring = self.world.with_first(self.combination.scoring(objective, self.objectives))
         begun = {by.name: judging.begin(by, self.rewards[by.name], *given) for by in scoring}
         number = objective.place + draw * len(self.objectives)
         return Part(objective, sampling, problems, batch, completions[::size], begun, number)
@@ -182,7 +184,7 @@ class Learner:
         """
         size, device, found = self.config.data.num_generations, part.batch.group.device, []
         for objective in self.combination.scoring(part.objective, self.objectives):
-            values, scorable, *_ = judged = part.judging[objective.name].result()
+            values, scorable, *_ = judged = self.world.hear(partial(part.judged_by, objective.name))
             if objective is part.objective:
                 judging.show(attempt, part, judged, len(self.objectives))
             elif not scorable.any():
@@ -207,9 +209,7 @@ class Learner:
             return part
         mask = self.formulas.completion_mask(part.batch, self.tokenizer.pad_token_id)
         batch = self.forward.before_updates(attempt, replace(part.batch, completion_mask=mask), self.reference)
-        use = known(attempt.step.coefficients, "coefficients")
-        penalties = shaping.k1_of_each_token(batch, use.betas.get(part.objective.name, use.beta))
-        return replace(part, batch=replace(batch, penalties=penalties))
+        return replace(part, batch=shaping.with_penalties(attempt, batch, part.objective))
 
     def compute_logprobs(self, attempt: Attempt, part: Part, advantages: Tensor) -> Batch:
         """The scorable rows of the part with their advantages (P, G), old and reference log-probabilities.
@@ -230,11 +230,11 @@ class Learner:
         step_metrics.batch(self.recorder, batch, rollouts.terminators(self.policy, self.tokenizer))
         return batch
 
-    def assign_credit(self, batch: Batch) -> Batch:
+    def assign_credit(self, attempt: Attempt, batch: Batch) -> Batch:
         """The batch with the advantages of its tokens, and with the values of a critic before the updates."""
         loss = self.config.loss
         with self.forward.autocast():
-            batch = self.critic.judge(batch, self.config.data.micro_batch_prompts)
+            batch = self.critic.judge(attempt, batch, self.config.data.micro_batch_prompts, self.world)
         return self.formulas.credit_assignment(batch, loss.gamma, loss.lam)
 
     def add_token_weights(self, attempt: Attempt, part: Part, batch: Batch) -> Part:
@@ -244,6 +244,14 @@ class Learner:
         weights = token_weights(mask, self.config.loss.aggregation, longest) * weight
         batch = policy_loss.with_forks(replace(batch, weights=weights), self.config.loss)
         return replace(part, batch=batch, num_tokens=mask.sum())
+
+    @contextmanager
+    def shared(self, attempt: Attempt, part: Part) -> Iterator[Iterator[Batch]]:
+        """A block for backward passes of this rank's micro-batches of a part; then the gradients are set aside."""
+        attempt.turn_to(part.objective, sampling=part.sampling, num_tokens=part.num_tokens)
+        with self.world.meeting(attempt):
+            yield self.world.own(part.batch, self.config.data.micro_batch_prompts)
+        self.updates.set_aside()
 
     def loss(self, attempt: Attempt, batch: Batch) -> LossOutput:
         """The micro-batch's part of the objective, to be minimised."""

@@ -7,13 +7,11 @@ reference from the model that the run began with.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from grpo_lab.algorithm.batch import Batch
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import RunError
 from grpo_lab.events import Changed, Event, Started, Verdict
@@ -21,6 +19,7 @@ from grpo_lab.training.interventions import Intervention
 from grpo_lab.training.learner import Controls, Learner
 from grpo_lab.training.recorder import count_nonfinite
 from grpo_lab.training.reference import Reference
+from grpo_lab.training.world import moved
 
 WEIGHTS, MOMENTS = "weights", "moments"
 
@@ -82,7 +81,7 @@ def put_back(learner: Learner, state: Mapping[str, Any]) -> None:
     updates.count = state["updates"]
     learner.last_verdict, learner.last_metrics = Verdict[state["verdict"]], dict(state["metrics"])
     for name, intervention in _with_memory(learner):
-        intervention.load_state_dict(_moved(state["interventions"].get(name, {}), learner.policy.device))
+        intervention.load_state_dict(moved(state["interventions"].get(name, {}), learner.policy.device))
 
 
 class NoCheckpoints:
@@ -107,7 +106,7 @@ NO_CHECKPOINTS = NoCheckpoints()
 def before_step(learner: Learner, index: int, checkpoints: NoCheckpoints, controls: Controls) -> Iterator[Event]:
     """Yield what happens at the top of a step: a checkpoint where one is due, then changes of the running model."""
     yield from checkpoints.offer(learner, index)
-    if overrides := tuple(controls(index)) if controls else ():
+    if overrides := learner.world.hear(lambda: tuple(controls(index)) if controls else ()):
         learner.change(overrides)
         yield Changed(index, overrides)
 
@@ -119,17 +118,6 @@ def _moments(states: Mapping[Any, Mapping[str, Tensor]]) -> list[Tensor]:
 
 def _trained(learner: Learner) -> Iterator[tuple[str, Tensor]]:
     return zip(learner.updates.names, learner.updates.parameters, strict=True)
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    """The same nested values with every tensor on this device."""
-    if isinstance(value, Tensor):
-        return value.to(device)
-    if isinstance(value, Batch):
-        return replace(value, **{field.name: _moved(getattr(value, field.name), device) for field in fields(value)})
-    if isinstance(value, Mapping):
-        return {name: _moved(each, device) for name, each in value.items()}
-    return [_moved(each, device) for each in value] if isinstance(value, list) else value
 
 
 def _with_memory(learner: Learner) -> Iterator[tuple[str, Intervention]]:

@@ -17,7 +17,7 @@ from grpo_lab.config.schema import Config
 from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.errors import ConfigError
 from grpo_lab.tasks.conversations import text_of
-from grpo_lab.tasks.rewards import Judging, Reward, weights_of
+from grpo_lab.tasks.rewards import Judged, Judging, Reward, weights_of
 from grpo_lab.tasks.rewards import load as load_reward
 from grpo_lab.tasks.tasks import Problem, Tasks
 from grpo_lab.tasks.tasks import load as load_tasks
@@ -61,11 +61,15 @@ class Part:
     first_completions: Sequence[str]
     """The first completion of each prompt."""
     judging: Mapping[str, Judging]
-    """The judging of the completions, by the objective that scores them."""
+    """The judging of the completions, by the objective that scores them; with the first rank alone."""
     number: int
     """Its number among the parts of the step, further draws included."""
     num_tokens: Tensor | None = None
     """() int: trained tokens."""
+
+    def judged_by(self, name: str) -> Judged:
+        """The rewards that an objective gives the completions; waits for slow judges."""
+        return self.judging[name].result()
 
     @property
     def group_size(self) -> int:

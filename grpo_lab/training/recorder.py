@@ -47,6 +47,15 @@ class _Pending(NamedTuple):
     numel: int
     facts: dict[str, float]
     nonfinite: float | None = None
+    rank: str = ""
+    """The process that noted it, where several train together."""
+
+
+class Notes(NamedTuple):
+    """Notes and metrics of a part of a step, as numbers that another process can read."""
+
+    pending: Sequence[_Pending]
+    metrics: Sequence[tuple[str, str, int, Number]]
 
 
 class Recorder:
@@ -129,6 +138,27 @@ class Recorder:
         total, *each = torch.hstack([norms.norm(), norms]).tolist()
         self._pending[-1] = last._replace(nonfinite=_count_broken(last, each), tensors=())
         return total
+
+    def mark(self) -> tuple[int, int]:
+        """The place in the step's notes and metrics from which `take` takes them."""
+        return len(self._pending), len(self._metrics)
+
+    def take(self, mark: tuple[int, int]) -> Notes:
+        """Take away the notes and metrics since the mark, moved to the host at once."""
+        pending, self._pending = self._pending[mark[0] :], self._pending[: mark[0]]
+        metrics, self._metrics = self._metrics[mark[1] :], self._metrics[: mark[1]]
+        numbers = _on_host([number for note in pending for number in note.statistics] + [row[-1] for row in metrics])
+        read = []
+        for note in pending:
+            values = list(itertools.islice(numbers, len(note.names) or len(note.statistics)))
+            broken = _count_broken(note, values) if note.names and note.nonfinite is None else note.nonfinite
+            read.append(note._replace(statistics=values, tensors=(), nonfinite=broken))
+        return Notes(read, [(name, whose, update, next(numbers)) for name, whose, update, _ in metrics])
+
+    def put(self, notes: Notes, rank: int) -> None:
+        """Add the notes and metrics of a process; those of several processes are merged like those of micro-batches."""
+        self._pending += [note._replace(rank=f"rank {rank}") for note in notes.pending]
+        self._metrics += notes.metrics
 
     def flush(self) -> tuple[tuple[LinkNote, ...], dict[str, float]]:
         """The notes and metrics since the last flush, moved to the host at once.
@@ -217,7 +247,7 @@ def count_nonfinite(tensors: Sequence[Tensor]) -> int:
 
 def _tensor_note(note: _Pending, values: list[float]) -> LinkNote:
     low, high, *counts = values
-    where = note.note
+    where = f"{note.rank} {note.note}".strip()
     if note.shape:
         *counts, place = counts
         index = ", ".join(str(int(i)) for i in np.unravel_index(int(place), note.shape))

@@ -50,14 +50,15 @@ def sample(
     prompts: Sequence[Prompt],
     num_generations: int,
     sampling: SamplingConfig,
-    generator: torch.Generator,
+    generator: torch.Generator | Sequence[torch.Generator],
     apply: Callable[..., Any] = untouched,
     decode: str = "eager",
 ) -> Batch:
     """Draw `num_generations` completions of each prompt: softmax, then torch.multinomial, one token at a time.
 
-    Rows that have ended leave the computation. `apply` receives the logits and the next-token distribution of every
-    token. Raises ConfigError where the model has too few positions or no end token.
+    Rows that have ended leave the computation. Several generators draw for equal shares of the prompts. `apply`
+    receives the logits and the next-token distribution of every token. Raises ConfigError where the model has too few
+    positions or no end token.
     """
     prompt_ids, prompt_mask = encode(tokenizer, prompts, model.device)
     _check_length(model, prompt_ids.shape[1], sampling)
@@ -67,10 +68,12 @@ def sample(
     ends = terminators(model, tokenizer)
     decoder = DECODERS[decode](model, prompt_ids, prompt_mask, group, sampling.max_completion_length)
     alive = torch.arange(len(group), device=model.device)
+    generators = [generator] if isinstance(generator, torch.Generator) else generator
+    ends_of = [(len(group) * end // len(generators), each) for end, each in enumerate(generators, start=1)]
     for position in range(sampling.max_completion_length):
         logits = apply(Stage.LOGITS, decoder.logits, "sampling")[:, -1].float()
         probabilities = apply(Stage.PROBABILITIES, filters(logits, alive).softmax(dim=-1))
-        tokens = torch.multinomial(probabilities, 1, generator=generator)
+        tokens = _drawn(probabilities, alive, ends_of)
         tape.write(alive, position, tokens, probabilities, entropies(logits, sampling.temperature))
         filters.seen(alive, tokens)
         going = (~torch.isin(tokens[:, 0], ends)).nonzero()[:, 0]  # the only wait for the device
@@ -81,6 +84,26 @@ def sample(
             decoder.keep(going)
         decoder.advance(tokens)
     return tape.batch(prompt_ids, prompt_mask, group, ends)
+
+
+def streams(purpose: str, count: int) -> list[str]:
+    """The purposes of this many random streams; the first one draws as the only one of a run does.
+
+    >>> streams("sampling", 2)
+    ['sampling', 'sampling/stream-1']
+    """
+    return [purpose + (f"/stream-{number}" if number else "") for number in range(count)]
+
+
+def _drawn(probabilities: Tensor, alive: Tensor, streams: Sequence[tuple[int, torch.Generator]]) -> Tensor:
+    """(b, 1) tokens of the rows `alive` (b,); each stream is a generator and the end of the rows that it draws for."""
+    (_, first), *others = streams
+    if not others:
+        return torch.multinomial(probabilities, 1, generator=first)
+    ends = torch.searchsorted(alive, torch.tensor([end for end, _ in streams], device=alive.device)).tolist()
+    parts = zip([0, *ends], ends, streams, strict=False)
+    drawn = [torch.multinomial(probabilities[a:b], 1, generator=each) for a, b, (_, each) in parts if b > a]
+    return torch.cat(drawn)
 
 
 @dataclass

@@ -35,8 +35,9 @@ def sft_step(learner: Learner, attempt: Attempt) -> None:
     learner.recorder.metric("num_tokens", batch.completion_mask.sum())
     updates.begin(attempt, 0)
     attempt.replace(num_tokens=batch.completion_mask.sum())
-    for micro_batch in batch.split(config.data.micro_batch_prompts):
-        learner.backward(attempt, sft_loss(learner, attempt, micro_batch))
+    with learner.world.meeting(attempt):
+        for micro_batch in learner.world.own(batch, config.data.micro_batch_prompts):
+            learner.backward(attempt, sft_loss(learner, attempt, micro_batch))
     updates.set_aside()
     updates.commit(attempt, combinations.add)
 

@@ -15,7 +15,8 @@ from grpo_lab.algorithm.credit import soft_overlong
 from grpo_lab.events import Stage, Verdict
 from grpo_lab.tasks.tasks import Problem, Tasks
 from grpo_lab.training.attempt import Attempt, Refused
-from grpo_lab.training.objectives import Part
+from grpo_lab.training.interventions import known
+from grpo_lab.training.objectives import Objective, Part
 
 Scored = tuple[Part, list[Scores]]
 """A part of a step's batch, and the scores of each objective that scores it."""
@@ -97,6 +98,12 @@ def paid(scores: Sequence[Scores], penalties: Tensor | None) -> Sequence[Scores]
         return scores
     (one,) = scores  # `objectives.resolve` refuses it where several objectives score a batch
     return [one._replace(rewards=one.rewards - penalties.sum(dim=1).view_as(one.rewards))]
+
+
+def with_penalties(attempt: Attempt, batch: Batch, objective: Objective) -> Batch:
+    """The batch with the penalties of its tokens, by the step's weight of the objective's KL."""
+    use = known(attempt.step.coefficients, "coefficients")
+    return replace(batch, penalties=k1_of_each_token(batch, use.betas.get(objective.name, use.beta)))
 
 
 def k1_of_each_token(batch: Batch, beta: float) -> Tensor | None:

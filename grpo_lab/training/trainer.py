@@ -5,9 +5,8 @@ for each step
     advantage = (reward - mean of its group) / standard deviation of its group
     for each of mu updates: minimise  -min(ratio A, clip(ratio) A) + beta KL(policy || reference)
 
-Advantage, ratio, surrogate, credit and KL are formulas that the config names; by default Algorithm 1 of DeepSeekMath
-(https://arxiv.org/abs/2402.03300) without its outer loop: the reference never moves, no reward model is trained. One
-process, one device, one turn a completion; no gradient checkpointing, vLLM, asynchronous sampler, replay, minibatches.
+Advantage, ratio, surrogate, credit and KL are formulas that the config names, by default those of DeepSeekMath
+(https://arxiv.org/abs/2402.03300). Left out: gradient checkpointing, vLLM, asynchronous sampling, replay, turns.
 """
 
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from grpo_lab.training.given import public
 from grpo_lab.training.learner import Controls, Learner, Model, Rewards
 from grpo_lab.training.learner_state import NO_CHECKPOINTS, NoCheckpoints, before_step
 from grpo_lab.training.sft import sft_step
+from grpo_lab.training.world import ALONE, World
 
 
 @public
@@ -31,12 +31,13 @@ def train(
     rewards: Rewards = None,
     controls: Controls = None,
     checkpoints: NoCheckpoints = NO_CHECKPOINTS,
+    world: World = ALONE,
 ) -> Iterator[Event]:
     """Train a policy, in place if it is given as `model`, and yield events; `checkpoints` alone writes files.
 
     Raises ConfigError for a config that cannot run, and any error of a step after a last `Stepped(failed=True)`.
     """
-    learner = Learner(config, model, rewards, tasks)
+    learner = Learner(config, model, rewards, tasks, world)
     yield from checkpoints.open(learner)
     yield from evaluate(learner, 0)
     for stage in config.run.stages:
@@ -66,14 +67,13 @@ def grpo_step(learner: Learner, attempt: Attempt) -> None:
         part, scores = learner.judged(attempt, part)
         advantages = attempt.apply(Stage.ADVANTAGES, learner.advantages(attempt, part, scores))
         batch = attempt.apply(Stage.BATCH, learner.compute_logprobs(attempt, part, advantages))
-        parts.append(learner.add_token_weights(attempt, part, learner.assign_credit(batch)))
+        parts.append(learner.add_token_weights(attempt, part, learner.assign_credit(attempt, batch)))
     for update in range(learner.config.loss.num_iterations):
         learner.updates.begin(attempt, update)
         for part in parts:
-            attempt.turn_to(part.objective, sampling=part.sampling, num_tokens=part.num_tokens)
-            for micro_batch in part.batch.split(learner.config.data.micro_batch_prompts):
-                learner.backward(attempt, learner.loss(attempt, micro_batch))
-            learner.updates.set_aside()
+            with learner.shared(attempt, part) as micro_batches:
+                for micro_batch in micro_batches:
+                    learner.backward(attempt, learner.loss(attempt, micro_batch))
         learner.updates.commit(attempt, learner.combination.gradients)
 
 

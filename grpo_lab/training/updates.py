@@ -15,6 +15,7 @@ from grpo_lab.training.attempt import Attempt
 from grpo_lab.training.interventions import Coefficients, known
 from grpo_lab.training.objectives import resolve
 from grpo_lab.training.transaction import Transaction
+from grpo_lab.training.world import ALONE, World
 
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda done: 1.0,
@@ -29,7 +30,7 @@ class Updates(Transaction):
     Raises ModelError for a policy without a trainable weight.
     """
 
-    def __init__(self, policy: Any, config: Config) -> None:
+    def __init__(self, policy: Any, config: Config, world: World = ALONE) -> None:
         trained = [(name, p) for name, p in policy.named_parameters() if p.requires_grad]
         if not trained:
             raise ModelError(f"model {config.model.name!r} has no weight that requires a gradient: unfreeze some")
@@ -40,6 +41,7 @@ class Updates(Transaction):
         scaler = torch.amp.GradScaler(policy.device.type, enabled=PRECISIONS[config.model.precision].scaler)
         super().__init__(policy, names, parameters, optimizer, scaler)
         self._set_aside: list[Gradients] = []
+        self._world = world
 
     def coefficients(self, config: Config) -> Coefficients:
         """The step's coefficients as configured and scheduled, before any guard."""
@@ -64,7 +66,8 @@ class Updates(Transaction):
             group["weight_decay"] = configured.weight_decay
 
     def set_aside(self) -> None:
-        """Take one objective's gradients out of the policy, so that those of the next begin with none."""
+        """Take one objective's gradients, of all ranks, out of the policy; those of the next begin with none."""
+        self._world.add_up(self.parameters)
         self._set_aside.append([p.grad for p in self.parameters])
         self.optimizer.zero_grad()
 

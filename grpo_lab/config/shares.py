@@ -1,0 +1,26 @@
+"""Whether the prompts of a step can be shared out among processes and random streams."""
+
+from typing import Any
+
+from grpo_lab.errors import ConfigError
+
+
+def check(config: Any) -> None:
+    """Raise ConfigError where processes or streams would not get equal shares of the prompts of a step."""
+    processes, streams = config.run.processes, config.run.streams or config.run.processes
+    if streams % processes:
+        raise ConfigError(
+            f"run.streams = {streams} with run.processes = {processes}: each process needs the same number of streams; "
+            f"use {processes} or a multiple of it"
+        )
+    prompts = {"data.num_prompts": config.data.num_prompts}
+    prompts |= {f"objectives.{each.name}.num_prompts": each.num_prompts for each in config.objectives}
+    if "sft" in config.run.stages:
+        prompts["sft.batch_size"] = config.sft.batch_size
+    for name, count in prompts.items():
+        if count and count % streams:
+            over = "more processes than prompts" if count < processes else "unequal shares"
+            raise ConfigError(
+                f"{name} = {count} with run.processes = {processes} and {streams} random streams: {over}; "
+                f"use {streams} prompts or a multiple of it"
+            )
