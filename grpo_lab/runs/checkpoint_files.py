@@ -104,6 +104,11 @@ def newest_whole(
     return None, []
 
 
+def read_step(folder: Path, step: int) -> dict[str, Any]:
+    """The state before this step, which has a checkpoint. Raises RunError as `read` does."""
+    return read(folder / NAME.format(step))
+
+
 def read(path: Path) -> dict[str, Any]:
     """The state in a checkpoint. Raises RunError for one with a file missing, changed or cut off."""
     try:

@@ -32,7 +32,38 @@ VERSION = 1
 """Of the state in a checkpoint."""
 
 
-class Checkpoints(learner_state.NoCheckpoints):
+class _Restored(learner_state.NoCheckpoints):
+    """A run that goes on from a checkpoint, once `open` knows which."""
+
+    def __init__(self) -> None:
+        self._stage, self._restored = "", dict[str, Any]()
+
+    def begin_stage(self, learner: Learner, stage: str) -> range:
+        """Begin a stage with the state of the checkpoint, if it is of this stage; return the steps that are left."""
+        self._stage, steps, state = stage, learner.begin_stage(stage), self._restored
+        if state.get("stage", stage) != stage:
+            return range(steps.stop, steps.stop)
+        if "stage" in state:
+            learner_state.put_back(learner, state)
+            steps = range(state["step"], steps.stop)
+        if state.get("overrides"):
+            learner.change(state["overrides"])
+        self._restored = {}
+        return steps
+
+
+class PeerCheckpoints(_Restored):
+    """The checkpoints of a run for a process that is not its first one: it reads the one that the first one names."""
+
+    def open(self, learner: Learner) -> Iterator[Event]:
+        """Go on where the first process does; the events are those of that one."""
+        folder, learner.resumed_at, overrides = learner.world.hear(tuple)
+        whole = checkpoint_files.read_step(Path(folder), learner.resumed_at) if learner.resumed_at >= 0 else {}
+        self._restored = {**whole, "overrides": overrides}
+        yield from ()
+
+
+class Checkpoints(_Restored):
     """Writes and reads the checkpoints of one run folder.
 
     `num_events` tells the length of the log so far, and `stopping` whether the run is to end at this step.
@@ -46,11 +77,11 @@ class Checkpoints(learner_state.NoCheckpoints):
         num_events: Callable[[], int],
         stopping: Callable[[], bool],
     ) -> None:
+        super().__init__()
         self._folder, self._minutes, self._resume = folder / FOLDER, config.run.checkpoint_minutes, resume
         self._num_events, self._stopping = num_events, stopping
         self._written_at, self._restarts = time.monotonic(), 0
-        self._stage = self._model = ""
-        self._restored: dict[str, Any] = {}
+        self._model = ""
         self._surroundings: dict[str, Any] = {}
 
     def open(self, learner: Learner) -> Iterator[Event]:
@@ -63,6 +94,8 @@ class Checkpoints(learner_state.NoCheckpoints):
             self._model, self._surroundings = _digest(learner.policy.parameters()), _surroundings(learner)
         if self._resume:
             yield self._resumed(learner, self._resume)
+        going_on = (str(self._folder.resolve()), learner.resumed_at, self._restored.get("overrides", ()))
+        learner.world.hear(lambda: going_on)
         if learner.resumed_at < 0:
             yield from super().open(learner)
 
@@ -96,19 +129,6 @@ class Checkpoints(learner_state.NoCheckpoints):
                 f"{self._folder.parent}: model.name holds other weights than those that the run began with; put those "
                 "back, or begin another run"
             )
-
-    def begin_stage(self, learner: Learner, stage: str) -> range:
-        """Begin a stage with the state of the checkpoint, if it is of this stage; return the steps that are left."""
-        self._stage, steps, state = stage, learner.begin_stage(stage), self._restored
-        if state.get("stage", stage) != stage:
-            return range(steps.stop, steps.stop)
-        if "stage" in state:
-            learner_state.put_back(learner, state)
-            steps = range(state["step"], steps.stop)
-        if state.get("overrides"):
-            learner.change(state["overrides"])
-        self._restored = {}
-        return steps
 
     def offer(self, learner: Learner, index: int) -> Iterator[Event]:
         """Write a checkpoint of the state before step `index` if one is due; a full disk stops no training."""

@@ -18,13 +18,13 @@ from grpo_lab.runs.checkpoints import Checkpoints
 from grpo_lab.runs.child import Child
 from grpo_lab.runs.commands import Stopped, signals
 from grpo_lab.runs.crashes import classify_crash, context_lost
+from grpo_lab.runs.processes import trained
 from grpo_lab.runs.record import View
 from grpo_lab.runs.resume import Resume, after_a_crash
 from grpo_lab.runs.steering import Steered
 from grpo_lab.tasks.tasks import Tasks
 from grpo_lab.training.given import checked
 from grpo_lab.training.registry import validated
-from grpo_lab.training.trainer import train
 
 BY_THE_USER, AT_ONCE = "by the user", "by the user, at once"
 
@@ -63,6 +63,10 @@ class Session(Steered):
         given = bool(model or tasks or rewards)
         if child and given:
             raise RunError("a child process loads its own model, tasks and rewards: name them in the config")
+        if given and config.run.processes > 1:
+            raise RunError(
+                "run.processes: the others load model, tasks and rewards themselves: name them in the config"
+            )
         if model and config.run.max_restarts:
             raise RunError("run.max_restarts: a restart loads the model again: name it in the config")
         child = not given and loading.device_type(config.run.device) == "cuda" if child is None else child
@@ -196,7 +200,7 @@ class Session(Steered):
         checkpoints = Checkpoints(self.directory, config, self._resume, lambda: len(self.events), stopping)
         try:
             model = model or loading.load(config.model.name, config.model.precision, config.run.device)
-            for event in train(config, model, tasks, rewards, self._commands, checkpoints):
+            for event in trained(config, model, tasks, rewards, self._commands, checkpoints):
                 yield event
                 more = isinstance(event, Stepped) and event.step + 1 < steps  # and a checkpoint before the next step
                 if stopping() and not more and not isinstance(event, Ended):

@@ -242,6 +242,23 @@ class Processes(World):
             raise PeerFailed(f"another process does not answer: {self._lost() or error}") from error
 
 
+def new_store(port: int = 0) -> Any:
+    """The store by which the processes of this machine meet: a new one, or the one behind this port."""
+    import torch.distributed
+
+    distributed: Any = torch.distributed
+    return distributed.TCPStore("127.0.0.1", port, is_master=not port, wait_for_workers=False)
+
+
+def launchers_store() -> tuple[Any, int]:
+    """The store of the processes that `torchrun` has started, on any number of machines, and the rank of this one."""
+    import torch.distributed
+
+    distributed: Any = torch.distributed
+    store, rank, _ = next(distributed.rendezvous("env://"))
+    return distributed.PrefixStore("grpo_lab", store), rank
+
+
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """Yield neighbours of one type that hold BUCKET elements together, or the one that starts with more."""
     bucket: list[Tensor] = []

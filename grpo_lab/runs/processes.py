@@ -1,0 +1,193 @@
+"""The processes of a run: the first one starts the others on this machine, or `torchrun` has started all of them.
+
+The first one is the run as everybody knows it, with its folder, views and commands. The others only train; they end
+when it does. Run as a program, this module is one of the others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, cast
+
+import torch
+
+from grpo_lab.config.schema import Config
+from grpo_lab.errors import ConfigError, GrpoLabError
+from grpo_lab.events import Event, encodable
+from grpo_lab.models import loading
+from grpo_lab.runs.checkpoints import PeerCheckpoints
+from grpo_lab.training.trainer import train
+from grpo_lab.training.world import ALONE, PeerFailed, Processes, World, launchers_store, new_store
+
+LAST_WORDS, GRACE = 2.0, 5.0
+"""Seconds in which a lost process may turn out to be dead, and in which one ends that was told to."""
+
+
+def trained(config: Config, *given: Any) -> Iterator[Event]:
+    """The events of `train`, by as many processes as the config says. Raises as `train` does, and as `Processes`."""
+    with _world(config) as world:
+        yield from train(placed(config, world.rank), *given, world=world)
+
+
+def take_part(config: Config, world: Processes) -> int:
+    """Train as one of the other processes; return the exit code. An error is told to all, and printed here."""
+    try:
+        for _ in train(placed(config, world.rank), checkpoints=PeerCheckpoints(), world=world):
+            pass
+    except (PeerFailed, GrpoLabError) as error:
+        print(str(error).partition("\n")[0], file=sys.stderr)
+        return 1
+    finally:
+        world.close()
+    return 0
+
+
+def started_by_torchrun(environment: Mapping[str, str] = os.environ) -> int:
+    """The number of processes that `torchrun` or `accelerate launch` has started; 0 where this one is alone.
+
+    >>> started_by_torchrun({"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "node1"}), started_by_torchrun({})
+    (4, 0)
+    """
+    size = int(environment.get("WORLD_SIZE", 0)) if {"RANK", "MASTER_ADDR"} <= environment.keys() else 0
+    return size if size > 1 else 0
+
+
+def joined(config: Config) -> Processes:
+    """The world of the processes that `torchrun` has started. Raises ConfigError for another number of them."""
+    if (size := started_by_torchrun()) != config.run.processes:
+        raise ConfigError(
+            f"run.processes = {config.run.processes}, and the launcher started {size} processes; give it that number"
+        )
+    store, rank = launchers_store()
+    return Processes(store, rank, size, config.run.peer_minutes)
+
+
+def placed(config: Config, rank: int) -> Config:
+    """The config with the GPU of this process, where several share a machine and none is named.
+
+    >>> from grpo_lab.config.catalog import preset
+    >>> placed(preset("smoke").with_("run.device=cuda", "run.processes=2"), 1).run.device
+    'cuda:1'
+    """
+    if config.run.processes == 1 or ":" in config.run.device or loading.device_type(config.run.device) != "cuda":
+        return config
+    return config.with_(f"run.device=cuda:{os.environ.get('LOCAL_RANK', rank)}")
+
+
+@contextmanager
+def _world(config: Config) -> Iterator[World]:
+    """The world of a run in its first process; at the end the others end too."""
+    if config.run.processes == 1:
+        yield ALONE
+        return
+    if started_by_torchrun():
+        world = joined(config)
+        try:
+            yield world
+        finally:
+            world.close()
+        return
+    _share_cores(config)
+    peers = Peers(config)
+    try:
+        world = Processes(peers.store, 0, config.run.processes, config.run.peer_minutes, peers.last_words)
+        try:
+            yield world
+        finally:
+            world.close()
+    finally:
+        peers.close()
+
+
+class Peers:
+    """The other processes of a run on this machine, and the store by which all of them meet."""
+
+    def __init__(self, config: Config) -> None:
+        self.store = new_store()
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        for rank in range(1, config.run.processes):
+            self._processes[rank] = subprocess.Popen(
+                [sys.executable, "-u", "-m", "grpo_lab.runs.processes"],
+                stdin=subprocess.PIPE,
+                stdout=sys.stderr.fileno() if _has_number(sys.stderr) else subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C reaches the first process alone
+            )
+            self._tell(rank, {"rank": rank, "port": self.store.port, "config": encodable(config.to_dict())})
+
+    def _tell(self, rank: int, order: dict[str, Any]) -> None:
+        stdin = self._processes[rank].stdin
+        assert stdin is not None
+        with suppress(BrokenPipeError):  # it is dead, and `last_words` says so
+            stdin.write(json.dumps(order).encode() + b"\n")
+            stdin.flush()
+
+    def last_words(self) -> str:
+        """The ranks that are dead, and how they ended; empty where all live."""
+        deadline = time.monotonic() + LAST_WORDS
+        while not (dead := {r: p for r, p in self._processes.items() if p.poll() is not None}):
+            if time.monotonic() > deadline:
+                return ""
+            time.sleep(0.05)
+        return "; ".join(f"rank {rank} {_end(process.returncode)}" for rank, process in dead.items())
+
+    def close(self) -> None:
+        """End all that still live."""
+        for process in self._processes.values():
+            with suppress(BrokenPipeError):
+                assert process.stdin is not None
+                process.stdin.close()
+        for process in self._processes.values():
+            try:
+                process.wait(GRACE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _end(code: int) -> str:
+    import signal
+
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+
+
+def _has_number(stream: Any) -> bool:
+    try:
+        return stream.fileno() >= 0
+    except (OSError, ValueError, AttributeError):
+        return False  # in a notebook, or under a test that captures it
+
+
+def _share_cores(config: Config) -> None:
+    """Give each process of this machine its part of the cores, where the run does not say how many."""
+    if not config.run.threads:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // config.run.processes))
+
+
+def main(lines: Any = None) -> int:
+    """Take part in the run of the process that wrote the order; return the exit code."""
+    lines = lines or open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115, a lock held in a read blocks exit
+    order = json.loads(cast(bytes, lines.readline()))
+    threading.Thread(target=_end_with, args=(lines,), daemon=True).start()
+    config = Config.from_dict(order["config"])
+    _share_cores(config)
+    return take_part(
+        config, Processes(new_store(order["port"]), order["rank"], config.run.processes, config.run.peer_minutes)
+    )
+
+
+def _end_with(lines: Any, end: Callable[[int], Any] = os._exit) -> None:
+    """End this process when the first one has closed the pipe, or is dead."""
+    while lines.readline():
+        pass
+    end(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
