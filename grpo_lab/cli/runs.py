@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from grpo_lab.cli.app import Device, Model, Out, app, given
-from grpo_lab.cli.shown_runs import go_on, run_and_exit
+from grpo_lab.cli.shown_runs import go_on, run_and_exit, shared_by, take_part_unless_first
 from grpo_lab.config.user_code import is_own
 from grpo_lab.errors import ConfigError, unknown
 
@@ -108,6 +108,9 @@ def train(
     child: Annotated[
         bool, typer.Option(help="Train in a child process, whose crash leaves this one alive; always on a GPU.")
     ] = False,
+    processes: Annotated[
+        int | None, typer.Option(help="Processes that share each step's prompts; a launcher such as torchrun says it.")
+    ] = None,
     fit: Annotated[
         bool, typer.Option("--fit", help="Train with the largest data.micro_batch_prompts that fits in free memory.")
     ] = False,
@@ -125,7 +128,7 @@ def train(
     A run that was stopped, killed or that crashed goes on with --resume.
     """
     if resume:
-        own = (preset, scenario, algorithm, guards, config, settings, model, device, data, reward, out)
+        own = (preset, scenario, algorithm, guards, config, settings, model, device, data, reward, out, processes)
         if any(own) or heal or fit or print_config:
             raise ConfigError("--resume goes on with the run's own config; to change a setting there: --recover a.b=c")
         return go_on(resume, recover or (), as_json, child, live, save is Save.LAST)
@@ -136,6 +139,7 @@ def train(
     found = _config(config, preset, scenario, guards, heal, model or "")
     found = (found.with_algorithm(algorithm) if algorithm else found).with_(
         *given(model, device),
+        *shared_by(processes),
         *([f"data.tasks={data}"] if data else []),
         *([f"data.rewards={','.join(reward)},"] if reward else []),
         *(settings or []),
@@ -186,7 +190,8 @@ def _train(
         validated(config, own=True)
         print("".join(f"# {note}\n" for note in console.notes(config)) + toml.dumps(config), end="")
         sys.exit(0)
-    run_and_exit(Session(config, out, child=child or None, save_model=save is Save.LAST), as_json, live)
+    launched = take_part_unless_first(config)
+    run_and_exit(Session(config, out, child=child or launched, save_model=save is Save.LAST), as_json, live)
 
 
 def _check_used(config: Config, **options: object) -> None:

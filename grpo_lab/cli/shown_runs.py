@@ -11,19 +11,44 @@ from typing import TYPE_CHECKING, NoReturn
 from grpo_lab.cli.app import INTERRUPTED
 
 if TYPE_CHECKING:
+    from grpo_lab.config.schema import Config
     from grpo_lab.runs.session import Session
 
 
 def go_on(folder: Path, recover: Sequence[str], as_json: bool, child: bool, live: bool, save_model: bool) -> NoReturn:
     """Go on with the run in a folder, and exit with the code of the result."""
     from grpo_lab.errors import DataError, RunError
+    from grpo_lab.runs import run_folder
     from grpo_lab.runs.session import Session
 
     try:
-        session = Session.resume(folder, recover, child=child or None, save_model=save_model)
+        launched = take_part_unless_first(run_folder.read(folder)[0])
+        session = Session.resume(folder, recover, child=child or launched, save_model=save_model)
     except RunError as error:
         raise DataError(str(error)) from error
     run_and_exit(session, as_json, live)
+
+
+def shared_by(processes: int | None) -> list[str]:
+    """The override for the number of processes: as asked for, or as many as a launcher has started."""
+    from grpo_lab.runs.processes import started_by_torchrun
+
+    count = processes or started_by_torchrun()
+    return [f"run.processes={count}"] if count else []
+
+
+def take_part_unless_first(config: Config) -> bool | None:
+    """Train and exit as one of the processes that a launcher has started, unless this is the first one of them.
+
+    Return False for the first one, which trains in its own process, and None where no launcher is at work.
+    """
+    from grpo_lab.runs import processes
+
+    if not processes.started_by_torchrun():
+        return None
+    if not processes.is_first():
+        sys.exit(processes.take_part(config, processes.joined(config)))
+    return False
 
 
 def run_and_exit(session: Session, as_json: bool, live: bool) -> NoReturn:

@@ -57,7 +57,8 @@ class PeerCheckpoints(_Restored):
 
     def open(self, learner: Learner) -> Iterator[Event]:
         """Go on where the first process does; the events are those of that one."""
-        folder, learner.resumed_at, overrides = learner.world.hear(tuple)
+        told: Any = learner.world.hear(tuple)  # the first process knows what
+        folder, learner.resumed_at, overrides = told
         whole = checkpoint_files.read_step(Path(folder), learner.resumed_at) if learner.resumed_at >= 0 else {}
         self._restored = {**whole, "overrides": overrides}
         yield from ()

@@ -59,6 +59,11 @@ def started_by_torchrun(environment: Mapping[str, str] = os.environ) -> int:
     return size if size > 1 else 0
 
 
+def is_first() -> bool:
+    """Whether this is the first of the processes that a launcher has started."""
+    return os.environ["RANK"] == "0"
+
+
 def joined(config: Config) -> Processes:
     """The world of the processes that `torchrun` has started. Raises ConfigError for another number of them."""
     if (size := started_by_torchrun()) != config.run.processes:
