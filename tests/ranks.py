@@ -1,0 +1,182 @@
+"""One of several processes that train together, as a program: it makes runs of CASES and writes their results.
+
+Arguments: the port of the store, the rank, the number of processes, the file for the results, and the cases to make.
+"""
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from grpo_lab.algorithm.batch import joined
+from grpo_lab.config.catalog import preset
+from grpo_lab.config.schema import Config
+from grpo_lab.errors import GrpoLabError
+from grpo_lab.events import Ended, Evaluated, Stage, Stepped, Verdict, encodable
+from grpo_lab.models import loading
+from grpo_lab.training import learner, rollouts
+from grpo_lab.training.faults import FAULTS
+from grpo_lab.training.interventions import Intervention, Outcome
+from grpo_lab.training.trainer import train
+from grpo_lab.training.world import ALONE, PeerFailed, Processes, World, new_store
+
+TIMED = {"step_time", "run.memory"}
+RANKS = "run.streams=2", "data.micro_batch_prompts=2"
+"""One process with these settings that samples in two parts computes what two processes compute."""
+
+
+def smoke(*overrides: str) -> Config:
+    """Three steps of four prompts, with all guards of `stable`."""
+    guarded = preset("smoke").with_guards(preset("stable").guards)
+    return guarded.with_("run.num_eval=8", "guards.warm_up=off", *RANKS, *overrides)
+
+
+ALIKE: dict[str, Config] = {
+    "healthy": smoke(),
+    "no guard": preset("smoke").with_(*RANKS),
+    "four updates": smoke("loss.num_iterations=2", "optimizer.schedule=cosine"),
+    "bf16": smoke("model.precision=bf16"),
+    "fp16": smoke("model.precision=fp16"),
+    "critic": smoke().with_algorithm("ppo"),
+    "lora": smoke("lora.r=4"),
+    "dynamic sampling": smoke("loss.dynamic_sampling=2", "data.num_generations=2", "loss.kl_place=reward"),
+    "two objectives": Config.from_dict(
+        smoke("loss.combination=pcgrad").to_dict()
+        | {
+            "objectives": [
+                {"name": "sums", "num_prompts": 4},
+                {"name": "more", "num_prompts": 4, "beta": 0.1},
+            ]
+        }
+    ),
+    "plain pass": smoke("model.prompt_pass=plain", "loss.aggregation=sequence"),
+    "nan gradient": smoke("faults.nan_gradient=on"),
+    "nan reward": smoke("faults.nan_reward=on"),
+    "corrupt sample": smoke("faults.corrupt_sample=on"),
+    "huge loss": smoke("faults.scale_loss=on", "faults.scale_loss.factor=1e30"),
+    "shifted ratio": smoke("faults.shift_log_ratio=on", "faults.shift_kl_delta=on"),
+    "filtered logits": smoke("faults.filter_logits=on"),
+    "stale": smoke("faults.stale_batch=on"),
+    "unguarded nan": preset("smoke").with_(*RANKS, "faults.nan_gradient=on", "faults.nan_gradient.at_step=0"),
+}
+"""Runs of two processes that one process makes alike, to the bit."""
+
+
+@dataclass(frozen=True)
+class OnTheSecond(Intervention):
+    """Harms a value of the second process alone, in step 1."""
+
+    harm = staticmethod(lambda value: value * float("nan"))
+
+    def __call__(self, value, step):
+        mine = step.index == 1 and torch.distributed.is_initialized() and torch.distributed.get_rank() == 1
+        return Outcome(self.harm(value) if mine and step.note in ("", "sampling") else value)
+
+
+def _raise(value: object) -> object:
+    raise ValueError("the second process broke")
+
+
+HARMS: dict[str, tuple[Stage, Callable]] = {
+    "nan_logits": (Stage.LOGITS, lambda value: value * float("nan")),
+    "nan_log_ratio": (Stage.LOG_RATIO, lambda value: value * float("nan")),
+    "nan_kl": (Stage.KL_DELTA, lambda value: value * float("nan")),
+    "nan_loss": (Stage.LOSS, lambda value: value * float("nan")),
+    "inf_log_ratio": (Stage.LOG_RATIO, lambda value: value + 200),
+    "breaks": (Stage.LOSS, _raise),
+}
+for _name, (_stage, _harm) in HARMS.items():
+    FAULTS[_name] = type(
+        _name, (OnTheSecond,), {"name": _name, "stage": _stage, "harm": staticmethod(_harm), "__doc__": "A harm."}
+    )
+ONE_SIDED: dict[str, Config] = {
+    name: smoke(f"faults.{name}=on", "guards.clamp_logits=off" if name == "nan_logits" else "run.seed=0")
+    for name in HARMS
+}
+"""Runs of which only the second process has a fault."""
+DROPOUT = {"dropout": smoke("faults.dropout_on=on")}
+"""Each process draws its own zeros, as each micro-batch does."""
+MUTANTS: dict[str, Config] = {"mean instead of sum": smoke(), "own totals": smoke(), "own advantages": smoke()}
+FOUR = {"four": smoke("run.streams=4", "data.micro_batch_prompts=1")}
+CASES = ALIKE | ONE_SIDED | DROPOUT | MUTANTS
+
+
+def run(config: Config, world: World = ALONE) -> dict:
+    """The verdicts, metrics, actions and weights of a run, and the error that ended it."""
+    policy, tokenizer = loading.load(config.model.name, config.model.precision, "cpu")
+    found: dict = {"steps": [], "links": [], "actions": [], "error": "", "end": ""}
+    try:
+        for event in train(config, (policy, tokenizer), world=world):
+            if isinstance(event, Stepped):
+                kept = {name: value for name, value in event.metrics.items() if name not in TIMED}
+                found["steps"].append({"verdict": event.verdict.name, **kept})
+                found["links"].append([(n.link, n.magnitude, n.nonfinite, n.numel, n.where) for n in event.links])
+                found["actions"] += [(a.name, Verdict(a.verdict).name, a.reason) for a in event.actions]
+            elif isinstance(event, Evaluated):
+                found["steps"].append({"reward": event.reward})
+            elif isinstance(event, Ended):
+                found["end"] = event.status
+    except (PeerFailed, GrpoLabError, ValueError, RuntimeError) as error:
+        found["error"] = f"{type(error).__name__}: {error}".partition("\n")[0]
+    tensors = [p.detach().contiguous().view(-1).view(torch.uint8) for p in policy.parameters()]
+    found["weights"] = hashlib.sha256(torch.cat(tensors).numpy().tobytes()).hexdigest()
+    return encodable(found)
+
+
+def in_parts(*given):
+    """Sample the share of each random stream on its own, as several processes do."""
+    model, tokenizer, prompts, size, sampling, generators, *rest = given
+    if not isinstance(generators, list):
+        return SAMPLE(*given)  # for an evaluation
+    each = len(prompts) // len(generators)
+    shares = [(prompts[place * each : (place + 1) * each], [one]) for place, one in enumerate(generators)]
+    return joined([SAMPLE(model, tokenizer, share, size, sampling, one, *rest) for share, one in shares])
+
+
+SAMPLE = rollouts.sample
+
+
+def mutate(name: str, world: Processes) -> None:
+    """Break the processes' common work in one known way."""
+    add_up, token_weights = world.add_up, learner.token_weights
+    if name == "mean instead of sum":
+
+        def mean(parameters):
+            add_up(parameters)
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    parameter.grad /= world.size
+
+        world.add_up = mean
+    elif name == "own totals":
+        learner.token_weights = lambda *given: token_weights(*given) * world.size
+    elif name == "own advantages":
+        learner.Learner.advantages = lambda self, *given: ADVANTAGES(self, *given) + self.world.rank  # type: ignore
+
+
+ADVANTAGES = learner.Learner.advantages
+
+
+def main(port: str, rank: str, size: str, file: str, *names: str) -> None:
+    """Make the runs, and write their results."""
+    torch.set_num_threads(1)
+    world = Processes(new_store(int(port)), int(rank), int(size), minutes=2.0)
+    results = {}
+    for name in names:
+        undo = learner.token_weights, learner.Learner.advantages
+        if name in MUTANTS:
+            mutate(name, world)
+        config = (CASES | FOUR)[name].with_(f"run.processes={size}", "data.micro_batch_prompts=0")
+        results[name] = run(config, world)
+        learner.token_weights, learner.Learner.advantages = undo
+        world.__dict__.pop("add_up", None)
+    Path(file).write_text(json.dumps(results), encoding="utf-8")
+    world.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

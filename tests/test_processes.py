@@ -1,0 +1,182 @@
+"""Several processes that train one policy: the same verdicts and the same weights as one."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from grpo_lab.config.catalog import preset
+from grpo_lab.errors import ConfigError, RunError
+from grpo_lab.events import Resumed, Stepped
+from grpo_lab.runs.session import Session
+from grpo_lab.training import rollouts
+from grpo_lab.training.world import Processes, new_store
+
+sys.path.insert(0, str(Path(__file__).parent))
+import ranks
+
+
+def together(folder, size, names):
+    """The results of the cases by rank, made by that many processes."""
+    store = new_store()
+    command = [sys.executable, "-W", "ignore", ranks.__file__, str(store.port)]
+    files = [folder / f"{rank}.json" for rank in range(size)]
+    processes = [
+        subprocess.Popen([*command, str(rank), str(size), str(file), *names]) for rank, file in enumerate(files)
+    ]
+    assert [process.wait(timeout=300) for process in processes] == [0] * size
+    return [json.loads(file.read_text()) for file in files]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """The results of all cases, made by two processes."""
+    return together(tmp_path_factory.mktemp("ranks"), 2, list(ranks.CASES))
+
+
+def alone(name, monkeypatch):
+    """The result of one process that does what two do, one after the other."""
+    monkeypatch.setattr(rollouts, "sample", ranks.in_parts)
+    torch.set_num_threads(1)
+    return json.loads(json.dumps(ranks.run((ranks.CASES | ranks.FOUR)[name])))
+
+
+@pytest.mark.parametrize("name", ranks.ALIKE)
+def test_two_processes_make_the_steps_of_one_to_the_bit(name, two, monkeypatch):
+    expected = alone(name, monkeypatch)
+    for found in two:
+        for what in ("error", "end", "steps", "weights"):
+            assert found[name][what] == expected[what], what
+    assert len(expected["steps"]) >= 2
+
+
+def test_the_alike_runs_are_not_all_the_same(two):
+    first = two[0]
+    assert len({first[name]["weights"] for name in ranks.ALIKE}) > 10
+    assert {step["verdict"] for name in ranks.ALIKE for step in first[name]["steps"] if "verdict" in step} >= {
+        "KEEP",
+        "CHANGED",
+        "SKIP_STEP",
+    }
+
+
+@pytest.mark.parametrize("name", ranks.ONE_SIDED | ranks.DROPOUT)
+def test_a_fault_of_one_process_has_the_same_verdict_on_both(name, two):
+    first, second = (found[name] for found in two)
+    assert first["weights"] == second["weights"] and first["steps"] == second["steps"]
+    assert first["actions"] == second["actions"] and first["links"] == second["links"]
+
+
+@pytest.mark.parametrize("name", ["nan_log_ratio", "nan_kl", "nan_loss", "inf_log_ratio"])
+def test_a_nan_of_one_process_is_refused_by_both(name, two):
+    assert [step.get("verdict") for step in two[0][name]["steps"]] == [None, "KEEP", "SKIP_STEP", "KEEP", None]
+
+
+def test_actions_and_notes_say_which_process_they_are_from(two):
+    changes = [reason for name, _, reason in two[0]["nan_kl"]["actions"] if name == "clamp_kl"]
+    assert changes and all(reason.startswith("rank 1: ") for reason in changes)
+    broken = [
+        where for link, *_, count, _, where in two[0]["nan_log_ratio"]["links"][1] if link == "log_ratio" and count
+    ]
+    assert broken and all(where.startswith("rank 1") for where in broken)
+
+
+def test_an_error_of_one_process_ends_both_and_names_it(two):
+    first, second = (found["breaks"] for found in two)
+    assert first["error"] == "PeerFailed: rank 1: ValueError: the second process broke"
+    assert second["error"] == "ValueError: the second process broke"
+    assert two[0]["nan_logits"]["error"].startswith("PeerFailed: rank 1: RuntimeError: probability tensor contains")
+
+
+@pytest.mark.parametrize("name", ranks.MUTANTS)
+def test_a_wrong_way_to_share_a_step_is_seen(name, two):
+    assert two[0][name]["weights"] != two[0]["healthy"]["weights"]
+
+
+@pytest.mark.slow
+def test_four_processes_make_the_steps_of_one_up_to_rounding(tmp_path, monkeypatch):
+    expected = alone("four", monkeypatch)
+    found = together(tmp_path, 4, ["four"])
+    assert len({each["four"]["weights"] for each in found}) == 1
+    for mine, other in zip(found[0]["four"]["steps"], expected["steps"], strict=True):
+        for name in ("reward", "grad_norm", "kl", "num_tokens"):
+            assert mine.get(name, 0.0) == pytest.approx(other.get(name, 0.0), rel=1e-5, abs=1e-6)
+
+
+def test_runs_with_as_many_streams_sample_alike_on_any_number_of_processes(tmp_path):
+    texts = []
+    for processes in (1, 2):
+        config = preset("smoke").with_("run.streams=2", "run.num_steps=1", f"run.processes={processes}")
+        session = Session(config, tmp_path / str(processes), save_model=True).run(check=True)
+        texts.append([event.samples for event in session.events if isinstance(event, Stepped)])
+    assert texts[0] == texts[1]
+
+
+def test_prompts_that_processes_cannot_share_are_refused():
+    for overrides, message in (
+        (("run.processes=8",), "more processes than prompts"),
+        (("run.processes=3",), "unequal shares"),
+        (("run.processes=2", "run.streams=3"), "run.streams = 3 with run.processes = 2"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            preset("smoke").with_(*overrides)
+    with pytest.raises(RunError, match=r"run\.processes: .* name them in the config"):
+        Session(preset("smoke").with_("run.processes=2"), rewards=[lambda completions, **_: [0.0] * len(completions)])
+
+
+def test_a_process_that_never_comes_is_named():
+    with pytest.raises(RunError, match=r"process 1 of 2 did not come within 0\.01 minutes \(run\.peer_minutes\)"):
+        Processes(new_store(), 0, 2, minutes=0.01)
+
+
+KILLS = """
+import psutil, os
+from pathlib import Path
+
+def score(completions, **columns):
+    marker = Path({marker!r})
+    marker.write_text((marker.read_text() if marker.exists() else "") + "x")
+    if len(marker.read_text()) == 3:
+        for child in psutil.Process().children():
+            child.kill()
+    return [float(len(each)) for each in completions]
+"""
+
+
+def killing(tmp_path, *overrides):
+    """A run of two processes, the second of which is killed in step 2, before the first has judged it."""
+    tmp_path.mkdir(exist_ok=True)
+    reward = tmp_path / "kills.py"
+    reward.write_text(KILLS.format(marker=str(tmp_path / "marker")))
+    return preset("smoke").with_("run.processes=2", "run.num_steps=4", f"data.rewards={reward}:score,", *overrides)
+
+
+def test_a_killed_process_ends_the_run_and_is_named(tmp_path):
+    session = Session(killing(tmp_path), tmp_path / "run").run()
+    assert session.status == "crashed" and len(session.records) == 3
+    assert session.ended is not None and "rank 1 was ended by SIGKILL" in session.ended.message
+
+
+@pytest.mark.slow
+def test_a_run_with_a_killed_process_goes_on_by_itself_to_the_same_weights(tmp_path):
+    config = killing(tmp_path, "run.checkpoint_minutes=0", "run.max_restarts=1")
+    killed = Session(config, tmp_path / "killed", child=True, save_model=True).run()
+    assert killed.status == "done" and any(isinstance(event, Resumed) for event in killed.events)
+    whole = Session(config, tmp_path / "whole", save_model=True).run()  # the marker is longer by now
+    files = [session.directory / "model" / "model.safetensors" for session in (killed, whole)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+@pytest.mark.slow
+def test_torchrun_starts_all_processes_of_the_same_run(tmp_path):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "grpo_lab"]
+    ours = [sys.executable, "-m", "grpo_lab"]
+    settings = ["--preset", "smoke", "--set", "run.streams=2", "--set", "run.checkpoint_minutes=0"]
+    for name, command in (("torchrun", torchrun), ("ours", [*ours])):
+        more = ["--processes", "2"] if name == "ours" else []
+        subprocess.run([*command, "train", *settings, *more, "--out", str(tmp_path / name)], check=True)
+    weights = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("torchrun", "ours")]
+    assert weights[0] == weights[1]
