@@ -119,6 +119,7 @@ def test_prompts_that_processes_cannot_share_are_refused():
     for overrides, message in (
         (("run.processes=8",), "more processes than prompts"),
         (("run.processes=3",), "unequal shares"),
+        (("run.processes=2", "loss.accumulation=step_inside"), "drift apart"),
         (("run.processes=2", "run.streams=3"), "run.streams = 3 with run.processes = 2"),
     ):
         with pytest.raises(ConfigError, match=message):

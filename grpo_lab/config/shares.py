@@ -6,12 +6,17 @@ from grpo_lab.errors import ConfigError
 
 
 def check(config: Any) -> None:
-    """Raise ConfigError where processes or streams would not get equal shares of the prompts of a step."""
+    """Raise ConfigError where processes or streams would not get equal shares of a step, or would drift apart."""
     processes, streams = config.run.processes, config.run.streams or config.run.processes
     if streams % processes:
         raise ConfigError(
             f"run.streams = {streams} with run.processes = {processes}: each process needs the same number of streams; "
             f"use {processes} or a multiple of it"
+        )
+    if processes > 1 and config.loss.accumulation == "step_inside":
+        raise ConfigError(
+            f"loss.accumulation = 'step_inside' with run.processes = {processes}: each process would update by its own "
+            "gradients, and they would drift apart; show it with one process"
         )
     prompts = {"data.num_prompts": config.data.num_prompts}
     prompts |= {f"objectives.{each.name}.num_prompts": each.num_prompts for each in config.objectives}
