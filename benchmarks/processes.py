@@ -1,7 +1,8 @@
 """`python -m benchmarks.processes`: the speed of several processes, their messages, and both at scale on paper.
 
 Speed: the preset `stable` with a large batch, by one process and by several in turns, a thread each; ratios of the
-medians of their step times. Messages: the bytes that one process sends in a step, counted. On paper: the formulas of docs/scale.md.
+medians of their step times. Messages: the bytes that one process sends in a step, counted. On paper: the formulas of
+docs/scale.md.
 """
 
 from __future__ import annotations
@@ -138,8 +139,9 @@ Made by `python -m benchmarks.processes` on a CPU, torch {tree["environment"]["p
 
 ## Speed
 
-{count} processes with a thread each made the steps of the preset `stable` with {BATCH[0]} and {BATCH[1]} {statistics.median(ratios):.2f} times as fast
-as one process with one thread: the median of {len(ratios)} pairs, from {min(ratios):.2f} to {max(ratios):.2f}.
+{count} processes with a thread each made the steps of the preset `stable` with {BATCH[0]} and {BATCH[1]}
+{statistics.median(ratios):.2f} times as fast as one process with one thread: the median of {len(ratios)} pairs, from
+{min(ratios):.2f} to {max(ratios):.2f}.
 
 ## Messages
 
