@@ -59,6 +59,8 @@ def _options(
 Model = Annotated[str | None, typer.Option("--model", help="tiny, smollm2-135m, a local folder, or a hub id.")]
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:1.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Output folder.")]
+Backend = Annotated[str, typer.Option(help="Where tasks run: local, dask or ray; see docs/fan-out.md.")]
+Scheduler = Annotated[str, typer.Option(help="Address of a dask or ray cluster; without it one starts here.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

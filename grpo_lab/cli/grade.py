@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from grpo_lab.cli.app import INTERRUPTED, app
+from grpo_lab.cli.app import INTERRUPTED, Backend, Scheduler, app
 from grpo_lab.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from grpo_lab.grading.rules import Rules
     from grpo_lab.grading.sandbox.tiers import Tier
     from grpo_lab.grading.submissions import Found
+    from grpo_lab.runs.clusters import Cluster
 
 Paths = Annotated[list[Path] | None, typer.Argument(metavar="PATH...", help="Folders of notebooks, or notebooks.")]
 Folder = Annotated[Path, typer.Option(help="Folder for reports; results already in it are not computed again.")]
@@ -45,6 +46,8 @@ def grade(
     require_tier: Required = None,
     attempt: Attempt = None,
     explain: Annotated[bool, typer.Option("--explain", help="Explain the limits of a grade; grade nothing.")] = False,
+    backend: Backend = "local",
+    scheduler: Scheduler = "",
     print_rules: Annotated[bool, typer.Option("--print-rules", help="Print a grading.toml with the defaults.")] = False,
 ) -> None:
     """Grade notebooks: run their answers again in a sandbox on fresh inputs, and write reports.
@@ -60,6 +63,7 @@ def grade(
         )
     from grpo_lab.grading import rules as ruling
     from grpo_lab.grading import submissions
+    from grpo_lab.runs import clusters
 
     given = {"attempt": attempt, "tier": require_tier}
     ruled = dataclasses.replace(
@@ -71,7 +75,7 @@ def grade(
         _explain(ruled)
     elif paths:
         every = submissions.found(paths)
-        _grade(every, out, _course(ruled), jobs)
+        _grade(every, out, _course(ruled), jobs, clusters.connect(backend, scheduler, jobs))
     else:
         raise typer.BadParameter("name a folder of notebooks, or notebooks", param_hint="PATH...")
 
@@ -109,12 +113,13 @@ def _course(rules: Rules) -> Course:
     return Course(rules, challenges.secret(Path(rules.secret), made))
 
 
-def _grade(every: Sequence[Found], out: Path, course: Course, jobs: int) -> None:
+def _grade(every: Sequence[Found], out: Path, course: Course, jobs: int, cluster: Cluster | None = None) -> None:
     """Grade with a progress bar, and write the reports; exit code 130 after Ctrl-C."""
     from grpo_lab.grading import class_run, reports
     from grpo_lab.grading.reports import marking
     from grpo_lab.ui import console
 
+    clients = class_run.FarClients(course, cluster) if cluster else class_run.Clients(course, jobs)
     store = class_run.ResultStore(out / "results", course)
     with console.progress() as bars:
         task = bars.add_task("notebooks", total=len(every), note="")
@@ -123,7 +128,7 @@ def _grade(every: Sequence[Found], out: Path, course: Course, jobs: int) -> None
             earned = result.problem or f"{result.score:g} of {result.out_of:g}"
             bars.update(task, advance=1, note=f"{result.student}: {earned}"[:60])
 
-        results = class_run.grade(every, course, store, jobs, tell)
+        results = class_run.grade(every, course, store, clients, tell)
     if results is None:
         message = f"stopped: finished results are saved in {out}; the same command continues from there"
         console.err.print(message, markup=False, soft_wrap=True)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from grpo_lab.cli.app import INTERRUPTED, Device, Model, app, given
+from grpo_lab.cli.app import INTERRUPTED, Backend, Device, Model, Scheduler, app, given
 
 if TYPE_CHECKING:
     from grpo_lab.analysis.matrix.cells import Cell
     from grpo_lab.analysis.matrix.derivation import Derivation, Run
-    from grpo_lab.analysis.matrix.pool import Pool
+    from grpo_lab.analysis.matrix.pool import FarPool, Pool
     from grpo_lab.analysis.matrix.results import Journal, Measurement
     from grpo_lab.config.schema import Switches
 
@@ -58,24 +58,28 @@ def matrix(
     keep: Annotated[bool, typer.Option("--keep", help="Keep the folder of every run.")] = False,
     derive: Annotated[bool, typer.Option("--derive", help="Also find a smallest set of guards.")] = False,
     learn: Learn = None,
+    backend: Backend = "local",
+    scheduler: Scheduler = "",
 ) -> None:
     """Measure which guard stops which failure: one short run for every scenario, guard and seed.
 
     Ctrl-C stops after the running cells; the same command goes on. Writes cells.csv, heat_map.png and findings.md.
     """
     from grpo_lab.analysis.matrix.cells import NONE, cells, columns, only, rows
-    from grpo_lab.analysis.matrix.pool import Pool
+    from grpo_lab.analysis.matrix.pool import FarPool, Pool
     from grpo_lab.analysis.matrix.results import Journal
+    from grpo_lab.runs import clusters
 
     guard, chosen = _split((*(guards or ()), *(older or ()))), _split(algorithms or ())
     names, lessons = rows(scenario or ()), rows(learn) if learn else []
     guard_sets = columns(guard) if guard or not chosen else {NONE: {}}
     overrides = given(model, device)
     wanted = only(column, cells(names, guard_sets, seeds, steps, overrides, not (guard or chosen), algorithms=chosen))
-    journal, pool = Journal(out / CELLS), Pool(limit, out / "runs" if keep else None)
+    cluster, folder = clusters.connect(backend, scheduler, jobs), out / "runs" if keep else None
+    journal, pool = Journal(out / CELLS), FarPool(cluster, limit, folder) if cluster else Pool(limit, folder)
 
     def finish(more: Sequence[Cell]) -> list[Measurement]:
-        return _finish(more, journal, pool, jobs, out)
+        return _finish(more, journal, pool, cluster.jobs if cluster else jobs, out)
 
     try:
         results, found = finish(wanted), None
@@ -104,7 +108,7 @@ def _command(options: Mapping[str, Sequence[object] | None], derive: bool) -> st
     return shlex.join(["grpo-lab", "matrix", *words, *(["--derive"] if derive else [])])
 
 
-def _finish(wanted: Sequence[Cell], journal: Journal, pool: Pool, jobs: int, out: Path) -> list[Measurement]:
+def _finish(wanted: Sequence[Cell], journal: Journal, pool: Pool | FarPool, jobs: int, out: Path) -> list[Measurement]:
     """Run the unfinished cells, with a bar; exit with code 130 after Ctrl-C."""
     from grpo_lab.analysis.matrix.pool import run_all
     from grpo_lab.ui import console

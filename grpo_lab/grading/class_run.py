@@ -1,20 +1,25 @@
 """Grade a class: several workers at a time; each result is saved at once, and no submission can stop another."""
 
+import atexit
 import hashlib
 import json
 import os
 import queue
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
+from functools import cache
 from pathlib import Path
 
+from grpo_lab.errors import ConfigError, RunError
 from grpo_lab.grading import notebooks
 from grpo_lab.grading.grader import Course
 from grpo_lab.grading.reports.files import write_all
-from grpo_lab.grading.results import Result
+from grpo_lab.grading.results import FAULT, Result
+from grpo_lab.grading.sandbox import tier_checks
 from grpo_lab.grading.sandbox.confinement import MIB
 from grpo_lab.grading.submissions import Found
 from grpo_lab.grading.worker_client import WorkerClient
+from grpo_lab.runs.clusters import Cluster, WorkerLost
 from grpo_lab.runs.parallel import side_by_side
 
 
@@ -46,40 +51,105 @@ class ResultStore:
         return self._folder / f"{hashlib.sha256(identity.encode()).hexdigest()[:24]}.json"
 
 
+class Clients:
+    """Grade workers of this machine, `jobs` at a time."""
+
+    def __init__(self, course: Course, jobs: int) -> None:
+        self.jobs = jobs
+        self._every = [WorkerClient(course) for _ in range(jobs)]
+        self._idle: queue.SimpleQueue[WorkerClient] = queue.SimpleQueue()
+        for client in self._every:
+            self._idle.put(client)
+
+    def grade(self, found: Found) -> Result:
+        """The result of one notebook. Raises RunError where no worker can start."""
+        client = self._idle.get()
+        try:
+            return client.grade(found)
+        finally:
+            self._idle.put(client)
+
+    def stop(self) -> None:
+        """End the running workers at once."""
+        for client in self._every:
+            client.stop()
+
+    def close(self) -> None:
+        """End all workers."""
+        for client in self._every:
+            client.close()
+
+
+class FarClients:
+    """Grade workers on the workers of a cluster, which see the submissions' folder and receive the secret.
+
+    Raises ConfigError for a cluster whose messages others can read.
+    """
+
+    def __init__(self, course: Course, cluster: Cluster) -> None:
+        if not cluster.private:
+            raise ConfigError(
+                "the secret travels to the workers, and this cluster's messages are open: use dask with an address of "
+                "tls://, ray with RAY_USE_TLS=1, or a cluster of this machine (no --scheduler)"
+            )
+        self.jobs, self._course, self._cluster = cluster.jobs, course, cluster
+
+    def grade(self, found: Found) -> Result:
+        """The result of one notebook. Raises RunError for a worker of another version."""
+        there = found._replace(root=found.root.resolve(), file=found.file.resolve())
+        try:
+            return self._cluster.run(grade_there, self._course, there)
+        except WorkerLost as error:
+            return self._course.result(found.student, found.file.name, problem=f"{FAULT}{error}")
+
+    def stop(self) -> None:
+        """Leave the cluster at once."""
+        self._cluster.close()
+
+    close = stop
+
+
+def grade_there(course: Course, found: Found) -> Result:
+    """The result of a notebook, on a worker. Raises RunError where it does not see the file, or no sandbox works."""
+    if not found.file.is_file():
+        raise RunError(f"a worker does not see {found.file}; put the submissions where all workers see them")
+    return _client(course).grade(found)
+
+
+@cache
+def _client(course: Course) -> WorkerClient:
+    """The client of this worker, whose grade worker waits for the next notebook, after its sandbox was probed."""
+    tier_checks.working(course.rules.tier, course.rules.limits)
+    client = WorkerClient(course)
+    atexit.register(client.close)
+    return client
+
+
 def grade(
-    every: Sequence[Found], course: Course, store: ResultStore, jobs: int, tell: Callable[[Result], None]
+    every: Sequence[Found],
+    course: Course,
+    store: ResultStore,
+    clients: Clients | FarClients,
+    tell: Callable[[Result], None],
 ) -> list[Result] | None:
     """The results of all notebooks in the order given, or None after Ctrl-C; finished results are saved either way.
 
     Raises RunError where no worker can start or a result cannot be written.
     """
     results = {found: result for found in every if (result := store.find(found))}
-    clients = [WorkerClient(course) for _ in range(jobs)]
-    idle: queue.SimpleQueue[WorkerClient] = queue.SimpleQueue()
-    for client in clients:
-        idle.put(client)
 
     def one(found: Found) -> tuple[Found, Result]:
-        client = idle.get()
-        try:
-            return found, client.grade(found)
-        finally:
-            idle.put(client)
-
-    def stop() -> None:
-        for client in clients:
-            client.stop()
+        return found, clients.grade(found)
 
     try:
         todo = [found for found in every if found not in results]
         for result in results.values():
             tell(result)
-        with closing(side_by_side(todo, one, jobs, stop)) as graded:
+        with closing(side_by_side(todo, one, clients.jobs, clients.stop)) as graded:
             for found, result in graded:
                 store.save(found, result)
                 results[found] = result
                 tell(result)
     finally:
-        for client in clients:
-            client.close()
+        clients.close()
     return [results[found] for found in every] if len(results) == len(every) else None

@@ -1,17 +1,21 @@
 """Runs cells in parallel, each in a child process that is kept for the next cell; a child that dies loses one cell."""
 
+import atexit
 import queue
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from grpo_lab.analysis.matrix.cells import Cell
 from grpo_lab.analysis.matrix.results import Journal, Measurement, measure
-from grpo_lab.errors import GrpoLabError
+from grpo_lab.errors import GrpoLabError, RunError
 from grpo_lab.events import Ended
 from grpo_lab.runs.child import Child
+from grpo_lab.runs.clusters import Cluster, WorkerLost
 from grpo_lab.runs.parallel import side_by_side
 from grpo_lab.runs.run_folder import next_free
 from grpo_lab.runs.session import Session
@@ -87,10 +91,47 @@ class Pool:
         return measure(cell, session.events, status, " ".join(ended.message.split())[:200])
 
 
+class FarPool:
+    """Workers of a cluster that run cells, each in a child process of its own, as `Pool` does here."""
+
+    def __init__(self, cluster: Cluster, limit: float, keep: Path | None = None) -> None:
+        self._cluster, self._given = cluster, (limit, keep.resolve() if keep else None)
+
+    def run(self, cell: Cell) -> Measurement:
+        """The measurement of a cell, also if its workers died. Raises RunError for a worker with other code or data."""
+        try:
+            return self._cluster.run(run_cell, cell, cell.key, *self._given)
+        except WorkerLost as error:
+            return measure(cell, [], "died: worker", str(error))
+
+    def stop(self) -> None:
+        """Leave the running cells."""
+        self._cluster.close()
+
+    def close(self) -> None:
+        """Leave the cluster."""
+        self._cluster.close()
+
+
+def run_cell(cell: Cell, key: str, limit: float, keep: Path | None) -> Measurement:
+    """The measurement of a cell, on a worker. Raises RunError where the worker's data give it another key."""
+    if replace(cell).key != key:  # a copy computes its own
+        raise RunError(f"a worker reads other data than this machine for {cell.scenario}: model, tasks or files differ")
+    return _pool(limit, keep).run(cell)
+
+
+@cache
+def _pool(limit: float, keep: Path | None) -> Pool:
+    """The pool of this worker, whose child waits for the next cell."""
+    pool = Pool(limit, keep)
+    atexit.register(pool.close)
+    return pool
+
+
 def run_all(
     cells: Sequence[Cell],
     journal: Journal,
-    pool: Pool,
+    pool: Pool | FarPool,
     jobs: int,
     tell: Callable[[Measurement], None] = lambda result: None,
 ) -> bool:
