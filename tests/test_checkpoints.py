@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -443,6 +444,15 @@ def test_runs_that_cannot_go_on(whole, cut_off, tmp_path):
         Session(SMALL.with_("run.recover=run.seed=3,"), tmp_path / "new")
 
 
+def test_a_resume_that_is_refused_leaves_the_traceback_where_it_is(cut_off):
+    (cut_off / "traceback.txt").write_text("of the crash")
+    with pytest.raises(ConfigError, match="unknown guard 'no_such'"):
+        Session.resume(cut_off, recover=["guards.no_such=on"])
+    assert not (cut_off / "traceback.txt-2").exists()
+    resumed(cut_off)
+    assert (cut_off / "traceback.txt-2").read_text() == "of the crash" and not (cut_off / "traceback.txt").exists()
+
+
 def test_a_run_that_another_process_writes_is_refused_with_its_number(cut_off):
     hold = (
         "import sys\nfrom pathlib import Path\nfrom grpo_lab.runs import run_folder\n"
@@ -518,7 +528,7 @@ def test_a_run_that_crashed_goes_on_by_itself(whole, tmp_path, fault):
     (event,) = (event for event in session.events if isinstance(event, Resumed))
     assert session.status == "done" and event.step == 3 and event.reason.startswith("restart 1 after a crash: Runtime")
     assert told(session.events)[1:] == told(whole.events)[1:]
-    assert (tmp_path / "run" / "traceback.txt").exists()
+    assert "probability tensor" in (tmp_path / "run" / "traceback.txt-2").read_text()
 
 
 def test_each_restart_without_progress_goes_further_back_and_changes_more(tmp_path, fault):
@@ -576,6 +586,72 @@ def test_a_crash_of_the_report_in_a_child_ends_in_a_run_that_is_done(tmp_path, s
     assert session.status == "done" and resumes and "multinomial" in (tmp_path / "run" / "events.jsonl").read_text()
     broken = [event.metrics["weights/nonfinite"] for event in session.events if isinstance(event, Stepped)]
     assert len(broken) == 6 and not any(broken)
+
+
+HANGS = """
+import os, time
+from pathlib import Path
+
+calls = []
+
+def hangs(completions, **columns):
+    calls.append(1)
+    mark = Path({mark!r})
+    if len(calls) == {at} and not mark.exists():
+        mark.touch()
+        time.sleep(9999)
+    return [float(sum(map(ord, text)) % 7) for text in completions]
+"""
+
+
+def test_a_child_that_hangs_is_replaced(tmp_path):
+    (tmp_path / "hangs.py").write_text(HANGS.format(mark=str(tmp_path / "mark"), at=3))
+    reward = (f"data.rewards={tmp_path / 'hangs.py'}:hangs,", "run.num_eval=0")
+    config = SMALL.with_(*reward, "run.max_restarts=1", "run.hang_minutes=0.2")
+    session = Session(config, tmp_path / "run", child=True, save_model=True).run()
+    (event,) = (event for event in session.events if isinstance(event, Resumed))
+    assert session.status == "done" and (event.step, len(session.records)) == (2, 5)
+    assert event.reason == "restart 1 after a crash: no event for 0.2 minutes; the child was ended"
+    assert "in hangs" in (tmp_path / "run" / "traceback.txt-2").read_text(), "it says where"
+    one = session_of(config, tmp_path / "whole").run()
+    assert same(one, session)
+
+
+@pytest.mark.slow
+def test_a_child_that_hangs_without_restarts_ends_as_a_crash(tmp_path):
+    (tmp_path / "hangs.py").write_text(HANGS.format(mark=str(tmp_path / "mark"), at=1))
+    config = SMALL.with_(f"data.rewards={tmp_path / 'hangs.py'}:hangs,", "run.hang_minutes=0.1", "run.num_eval=0")
+    session = Session(config, tmp_path / "run", child=True).run()
+    assert session.crash and (session.status, session.crash.kind) == ("crashed", "hang")
+
+
+@pytest.mark.slow
+def test_a_pause_is_no_hang(tmp_path):
+    config = SMALL.with_("run.hang_minutes=0.1", "run.num_eval=0")
+    session = Session(config, tmp_path / "run", child=True)
+    session.views.append(Calls(lambda event: isinstance(event, Stepped) and event.step == 1 and session.pause()))
+    thread = session.start()
+    thread.join(15)
+    assert thread.is_alive() and not session.ended, "it waits for longer than a hang may last"
+    session.go_on()
+    thread.join(60)
+    assert session.status == "done"
+
+
+@pytest.mark.parametrize("child", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_run_that_is_stopped_while_it_is_paused_leaves_a_checkpoint(whole, tmp_path, child):
+    config = SMALL.with_("run.checkpoint_minutes=1000")
+    session = Session(config, tmp_path / "cut", child=child, save_model=True)
+    session.command("pause_at", [str(CUT)])
+
+    def stop_soon(event):
+        if isinstance(event, Stepped) and event.step + 1 == CUT:
+            threading.Timer(0.5, session.stop).start()  # by then it has asked for a checkpoint, and waits
+
+    session.views.append(Calls(stop_soon))
+    session.run()
+    assert [event.step for event in session.events if isinstance(event, Checkpointed)] == [CUT]
+    assert told(resumed(tmp_path / "cut").events)[1:] == told(whole.events)[1:]
 
 
 # --- readers ---------------------------------------------------------------------------------------------------------

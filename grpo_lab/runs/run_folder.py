@@ -138,7 +138,7 @@ def cut_half_line(folder: Path) -> None:
 
 
 def reopen(folder: Path) -> None:
-    """Make a folder ready for the run in it to go on: the traceback of its crash gets a number.
+    """Make a folder ready for the run in it to go on.
 
     Raises RunError while another process writes the run, and where no run began.
     """
@@ -146,8 +146,12 @@ def reopen(folder: Path) -> None:
         raise RunError(f"{folder} holds no run: {CONFIG} is missing; give the folder of a run that began")
     with held(folder):
         cut_half_line(folder)
-        if (folder / TRACEBACK).exists():
-            (folder / TRACEBACK).rename(next_free(folder / TRACEBACK))
+
+
+def number_traceback(folder: Path) -> None:
+    """Keep the traceback of an earlier crash under a name with a number, so that a next one does not replace it."""
+    if (folder / TRACEBACK).exists():
+        (folder / TRACEBACK).rename(next_free(folder / TRACEBACK))
 
 
 def write_last(folder: Path, event: Event) -> None:
@@ -160,9 +164,14 @@ def write_last(folder: Path, event: Event) -> None:
 def write_crash(folder: Path, error: BaseException) -> Ended:
     """Write the traceback of an error, and return the end of the run that it broke."""
     text = "".join(traceback.format_exception(error))
-    (folder / TRACEBACK).write_text(text, encoding="utf-8")
+    write_traceback(folder, text)
     first = str(error).strip().partition("\n")[0]
     return Ended("crashed", type(error).__name__ + (f": {first}" if first else ""), classify_crash(text))
+
+
+def write_traceback(folder: Path, text: str) -> None:
+    """Write where a process was when it crashed."""
+    (folder / TRACEBACK).write_text(text, encoding="utf-8")
 
 
 def read_crash(folder: Path) -> str:
