@@ -74,14 +74,14 @@ def read(folder: Path) -> tuple[Config, list[Event]]:
         raise RunError(f"{folder} cannot be read: {CONFIG} or {EVENTS} is damaged: {error}") from error
 
 
-def whole_events(folder: Path) -> list[Event]:
+def whole_events(folder: Path, name: str = EVENTS) -> list[Event]:
     """The events of a run, without a last line that was cut off. Raises RunError for a damaged line."""
     events = []
-    for number, line in enumerate((folder / EVENTS).read_text(encoding="utf-8").split("\n")[:-1], start=1):
+    for number, line in enumerate((folder / name).read_text(encoding="utf-8").split("\n")[:-1], start=1):
         try:
             events.append(from_json(line))
         except RunError as error:
-            raise RunError(f"{folder / EVENTS}:{number}: {error}; delete that line to read the rest") from error
+            raise RunError(f"{folder / name}:{number}: {error}; delete that line to read the rest") from error
     return events
 
 
