@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -468,6 +469,38 @@ def test_a_run_that_another_process_writes_is_refused_with_its_number(cut_off):
             Session.resume(cut_off)
         process.kill()
     assert Session.resume(cut_off, child=False).status == "stopped", "a hold dies with its process"
+
+
+@pytest.mark.parametrize(
+    "what", ["no folder", "no run", "a newer version", "an event of a newer version", "done", "in use"]
+)
+def test_the_command_refuses_a_run_that_cannot_go_on(whole, cut_off, tmp_path, call, what):
+    place, words = {
+        "no folder": (tmp_path / "none", "holds no run: config.json is missing; give the folder of a run that began"),
+        "no run": (tmp_path, "holds no run: config.json is missing; give the folder of a run that began"),
+        "a newer version": (cut_off, "or of another version of grpo_lab: unknown setting of run 'of_tomorrow'"),
+        "an event of a newer version": (cut_off, "or take the version of grpo_lab that wrote it"),
+        "done": (whole.directory, "is done, after 5 steps; to train its weights further: --model"),
+        "in use": (cut_off, "is written by process"),
+    }[what]
+    if what == "a newer version":
+        tree = json.loads((cut_off / "config.json").read_text())
+        tree["run"]["of_tomorrow"] = 1
+        (cut_off / "config.json").write_text(json.dumps(tree))
+    if what == "an event of a newer version":
+        with (cut_off / "events.jsonl").open("a") as log:
+            log.write('{"event": "Tomorrow"}\n')
+    with run_folder.held(cut_off) if what == "in use" else nullcontext():
+        code, out, errors = call("train", "--resume", place)
+    assert (code, out) == (2, "") and words in " ".join(errors.split()) and "Traceback" not in errors
+
+
+def test_the_command_refuses_checkpoints_of_another_version(cut_off, call, monkeypatch):
+    monkeypatch.setattr(checkpoints, "VERSION", 2)
+    code, _, errors = call("train", "--resume", cut_off)
+    assert code == 1 and "resume with the version of grpo_lab that wrote them" in " ".join(errors.split())
+    monkeypatch.undo()
+    assert resumed(cut_off).status == "done", "the refusal has spoilt nothing"
 
 
 def test_another_model_is_refused(cut_off):

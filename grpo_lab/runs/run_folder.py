@@ -71,7 +71,9 @@ def read(folder: Path) -> tuple[Config, list[Event]]:
     except RunError:
         raise
     except (ValueError, GrpoLabError) as error:
-        raise RunError(f"{folder} cannot be read: {CONFIG} or {EVENTS} is damaged: {error}") from error
+        raise RunError(
+            f"{folder} cannot be read: {CONFIG} or {EVENTS} is damaged, or of another version of grpo_lab: {error}"
+        ) from error
 
 
 def whole_events(folder: Path, name: str = EVENTS) -> list[Event]:
@@ -81,7 +83,10 @@ def whole_events(folder: Path, name: str = EVENTS) -> list[Event]:
         try:
             events.append(from_json(line))
         except RunError as error:
-            raise RunError(f"{folder / name}:{number}: {error}; delete that line to read the rest") from error
+            raise RunError(
+                f"{folder / name}:{number}: {error}; delete that line to read the rest, "
+                "or take the version of grpo_lab that wrote it"
+            ) from error
     return events
 
 
