@@ -71,9 +71,8 @@ def read(folder: Path) -> tuple[Config, list[Event]]:
     except RunError:
         raise
     except (ValueError, GrpoLabError) as error:
-        raise RunError(
-            f"{folder} cannot be read: {CONFIG} or {EVENTS} is damaged, or of another version of grpo_lab: {error}"
-        ) from error
+        why = f"{CONFIG} or {EVENTS} is damaged: {error}"
+        raise RunError(f"{folder} cannot be read: {why}; or another version of grpo_lab wrote it") from error
 
 
 def whole_events(folder: Path, name: str = EVENTS) -> list[Event]:
