@@ -20,8 +20,6 @@ from typing import Annotated, Any
 
 import typer
 
-from grpo_lab.metrics import OF_THE_MACHINE
-
 ROOT = Path(__file__).parents[1]
 STEPS = 30
 SETTINGS = ("run.threads=1", "run.device=cpu", "run.num_eval=20")
@@ -129,43 +127,23 @@ def record(checkout: Path, folder: Path, chosen: list[Case]) -> None:
 
 def compare(case: Case, old: Path, new: Path) -> Comparison:
     """Compare the events of two folders, each with the one in the same place."""
+    # Imported here: the other checkout, which runs this file too, may not have it.
+    from grpo_lab.analysis.run_difference import differing, fields_of
+
     texts = [(folder / "events.jsonl").read_text(encoding="utf-8") for folder in (old, new)]
     events = [[json.loads(line) for line in text.splitlines()] for text in texts]
     found = Comparison(case, events=len(events[1]))
     for before, after in zip_longest(*events, fillvalue={}):
         step = after.get("step", before.get("step", -1))
+        known = dict(fields_of(before))
         for name, pair in differing(before, after):
+            if name.startswith("Started.config.") and name not in known:
+                continue  # a setting that only the new checkout has
             if name.rpartition(".")[2] in WORDS and None not in pair:
                 found.rewritten += 1
             else:
                 found.differences.setdefault(name, (step, *pair))
     return found
-
-
-def differing(before: dict[str, Any], after: dict[str, Any]) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """Names and values that differ between two events; None where an event lacks the name."""
-    old, new = dict(_flat(before)), dict(_flat(after))
-    for name in {**old, **new}:
-        added = name.startswith("Started.config.") and name not in old
-        if old.get(name) != new.get(name) and not added and name.rpartition(".metrics.")[2] not in OF_THE_MACHINE:
-            yield name, (old.get(name), new.get(name))
-
-
-def _flat(event: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Every number and text of an event by its path; a link or an action is named, not numbered."""
-
-    def walk(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-        if isinstance(value, dict):
-            for key, inner in value.items():
-                yield from walk(f"{path}.{key}", inner)
-        elif isinstance(value, list):
-            for place, inner in enumerate(value):
-                label = inner.get("link") or inner.get("name") if isinstance(inner, dict) else ""
-                yield from walk(f"{path}[{place}{' ' + label if label else ''}]", inner)
-        else:
-            yield path, value
-
-    yield from walk(str(event.get("event", "")), event)
 
 
 def _show(found: list[Comparison]) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from grpo_lab.analysis.diagnosis import diagnose
+    from grpo_lab.analysis.run_difference import difference
     from grpo_lab.analysis.trl_callback import DiagnoseCallback
     from grpo_lab.config.algorithms import algorithm_names
     from grpo_lab.config.catalog import preset, preset_names, scenario, scenario_names
@@ -44,6 +45,7 @@ _HOMES = {
     "algorithm_names": "config.algorithms",
     "classify_crash": "runs.crashes",
     "diagnose": "analysis.diagnosis",
+    "difference": "analysis.run_difference",
     "first_break": "runs.first_break",
     "preset": "config.catalog",
     "preset_names": "config.catalog",

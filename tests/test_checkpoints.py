@@ -8,6 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -443,6 +445,15 @@ def test_runs_that_cannot_go_on(whole, cut_off, tmp_path):
         Session(SMALL.with_("run.recover=run.seed=3,"), tmp_path / "new")
 
 
+def test_a_resume_that_is_refused_leaves_the_traceback_where_it_is(cut_off):
+    (cut_off / "traceback.txt").write_text("of the crash")
+    with pytest.raises(ConfigError, match="unknown guard 'no_such'"):
+        Session.resume(cut_off, recover=["guards.no_such=on"])
+    assert not (cut_off / "traceback.txt-2").exists()
+    resumed(cut_off)
+    assert (cut_off / "traceback.txt-2").read_text() == "of the crash" and not (cut_off / "traceback.txt").exists()
+
+
 def test_a_run_that_another_process_writes_is_refused_with_its_number(cut_off):
     hold = (
         "import sys\nfrom pathlib import Path\nfrom grpo_lab.runs import run_folder\n"
@@ -458,6 +469,38 @@ def test_a_run_that_another_process_writes_is_refused_with_its_number(cut_off):
             Session.resume(cut_off)
         process.kill()
     assert Session.resume(cut_off, child=False).status == "stopped", "a hold dies with its process"
+
+
+@pytest.mark.parametrize(
+    "what", ["no folder", "no run", "a newer version", "an event of a newer version", "done", "in use"]
+)
+def test_the_command_refuses_a_run_that_cannot_go_on(whole, cut_off, tmp_path, call, what):
+    place, words = {
+        "no folder": (tmp_path / "none", "holds no run: config.json is missing; give the folder of a run that began"),
+        "no run": (tmp_path, "holds no run: config.json is missing; give the folder of a run that began"),
+        "a newer version": (cut_off, "unknown setting of run 'of_tomorrow'"),
+        "an event of a newer version": (cut_off, "or take the version of grpo_lab that wrote it"),
+        "done": (whole.directory, "is done, after 5 steps; to train its weights further: --model"),
+        "in use": (cut_off, "is written by process"),
+    }[what]
+    if what == "a newer version":
+        tree = json.loads((cut_off / "config.json").read_text())
+        tree["run"]["of_tomorrow"] = 1
+        (cut_off / "config.json").write_text(json.dumps(tree))
+    if what == "an event of a newer version":
+        with (cut_off / "events.jsonl").open("a") as log:
+            log.write('{"event": "Tomorrow"}\n')
+    with run_folder.held(cut_off) if what == "in use" else nullcontext():
+        code, out, errors = call("train", "--resume", place)
+    assert (code, out) == (2, "") and words in " ".join(errors.split()) and "Traceback" not in errors
+
+
+def test_the_command_refuses_checkpoints_of_another_version(cut_off, call, monkeypatch):
+    monkeypatch.setattr(checkpoints, "VERSION", 2)
+    code, _, errors = call("train", "--resume", cut_off)
+    assert code == 1 and "resume with the version of grpo_lab that wrote them" in " ".join(errors.split())
+    monkeypatch.undo()
+    assert resumed(cut_off).status == "done", "the refusal has spoilt nothing"
 
 
 def test_another_model_is_refused(cut_off):
@@ -518,7 +561,7 @@ def test_a_run_that_crashed_goes_on_by_itself(whole, tmp_path, fault):
     (event,) = (event for event in session.events if isinstance(event, Resumed))
     assert session.status == "done" and event.step == 3 and event.reason.startswith("restart 1 after a crash: Runtime")
     assert told(session.events)[1:] == told(whole.events)[1:]
-    assert (tmp_path / "run" / "traceback.txt").exists()
+    assert "probability tensor" in (tmp_path / "run" / "traceback.txt-2").read_text()
 
 
 def test_each_restart_without_progress_goes_further_back_and_changes_more(tmp_path, fault):
@@ -576,6 +619,73 @@ def test_a_crash_of_the_report_in_a_child_ends_in_a_run_that_is_done(tmp_path, s
     assert session.status == "done" and resumes and "multinomial" in (tmp_path / "run" / "events.jsonl").read_text()
     broken = [event.metrics["weights/nonfinite"] for event in session.events if isinstance(event, Stepped)]
     assert len(broken) == 6 and not any(broken)
+
+
+HANGS = """
+import os, time
+from pathlib import Path
+
+calls = []
+
+def hangs(completions, **columns):
+    calls.append(1)
+    mark = Path({mark!r})
+    if len(calls) == {at} and not mark.exists():
+        mark.touch()
+        time.sleep(9999)
+    return [float(sum(map(ord, text)) % 7) for text in completions]
+"""
+
+
+@pytest.mark.slow
+def test_a_child_that_hangs_is_replaced(tmp_path):
+    (tmp_path / "hangs.py").write_text(HANGS.format(mark=str(tmp_path / "mark"), at=3))
+    reward = (f"data.rewards={tmp_path / 'hangs.py'}:hangs,", "run.num_eval=0")
+    config = SMALL.with_(*reward, "run.max_restarts=1", "run.hang_minutes=0.2")
+    session = Session(config, tmp_path / "run", child=True, save_model=True).run()
+    (event,) = (event for event in session.events if isinstance(event, Resumed))
+    assert session.status == "done" and (event.step, len(session.records)) == (2, 5)
+    assert event.reason == "restart 1 after a crash: no event for 0.2 minutes; the child was ended"
+    assert "in hangs" in (tmp_path / "run" / "traceback.txt-2").read_text(), "it says where"
+    one = session_of(config, tmp_path / "whole").run()
+    assert same(one, session)
+
+
+@pytest.mark.slow
+def test_a_child_that_hangs_without_restarts_ends_as_a_crash(tmp_path):
+    (tmp_path / "hangs.py").write_text(HANGS.format(mark=str(tmp_path / "mark"), at=1))
+    config = SMALL.with_(f"data.rewards={tmp_path / 'hangs.py'}:hangs,", "run.hang_minutes=0.1", "run.num_eval=0")
+    session = Session(config, tmp_path / "run", child=True).run()
+    assert session.crash and (session.status, session.crash.kind) == ("crashed", "hang")
+
+
+@pytest.mark.slow
+def test_a_pause_is_no_hang(tmp_path):
+    config = SMALL.with_("run.hang_minutes=0.1", "run.num_eval=0")
+    session = Session(config, tmp_path / "run", child=True)
+    session.views.append(Calls(lambda event: isinstance(event, Stepped) and event.step == 1 and session.pause()))
+    thread = session.start()
+    thread.join(15)
+    assert thread.is_alive() and not session.ended, "it waits for longer than a hang may last"
+    session.go_on()
+    thread.join(60)
+    assert session.status == "done"
+
+
+@pytest.mark.parametrize("child", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_run_that_is_stopped_while_it_is_paused_leaves_a_checkpoint(whole, tmp_path, child):
+    config = SMALL.with_("run.checkpoint_minutes=1000")
+    session = Session(config, tmp_path / "cut", child=child, save_model=True)
+    session.command("pause_at", [str(CUT)])
+
+    def stop_soon(event):
+        if isinstance(event, Stepped) and event.step + 1 == CUT:
+            threading.Timer(0.5, session.stop).start()  # by then it has asked for a checkpoint, and waits
+
+    session.views.append(Calls(stop_soon))
+    session.run()
+    assert [event.step for event in session.events if isinstance(event, Checkpointed)] == [CUT]
+    assert told(resumed(tmp_path / "cut").events)[1:] == told(whole.events)[1:]
 
 
 # --- readers ---------------------------------------------------------------------------------------------------------

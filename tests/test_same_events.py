@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from benchmarks.same_events import Case, cases, compare, differing, record
+from benchmarks.same_events import Case, cases, compare, record
+from grpo_lab.analysis.run_difference import differing
 from grpo_lab.config.catalog import scenario_names
 
 CASE = Case("preset", "smoke", "alone", 0)

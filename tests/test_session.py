@@ -301,7 +301,7 @@ def test_stop_while_paused_takes_no_further_step(tmp_path):
     timer = threading.Timer(0.5, session.stop)
     session.views.append(View(Started, lambda event: timer.start()))
     session.run()
-    assert kinds(session) == ["Started", "Ended"] and session.status == "stopped"
+    assert kinds(session) == ["Started", "Checkpointed", "Ended"] and session.status == "stopped"
 
 
 @pytest.mark.parametrize("override", ["run.num_steps=5", "model.name=x", "guards.no_such=on", "loss.beta=-1"])

@@ -17,6 +17,7 @@ import grpo_lab as gl
 from grpo_lab.errors import RewardError
 from grpo_lab.events import Ended, Stepped
 from grpo_lab.models import loading
+from grpo_lab.runs import commands
 from grpo_lab.runs.session import AT_ONCE, BY_THE_USER, Session
 
 SMOKE = gl.preset("smoke").with_("run.threads=1")
@@ -69,7 +70,16 @@ def test_sighup_right_after_sigterm_interrupts_nothing(tmp_path):
     assert end.value.code == 143 and session.saved_model
 
 
-def test_a_second_sigterm_ends_at_once(tmp_path):
+def test_two_sigterms_at_once_are_one_request(tmp_path):
+    """`timeout` sends it to the process, and then to its group."""
+    session = killed(tmp_path / "run", signal.SIGTERM, signal.SIGTERM)
+    with pytest.raises(SystemExit) as end:
+        session.run()
+    assert end.value.code == 143 and session.ended == Ended("stopped", BY_THE_USER) and session.saved_model
+
+
+def test_a_second_sigterm_ends_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(commands, "ONE_REQUEST", 0)
     session = killed(tmp_path / "run", signal.SIGTERM, signal.SIGTERM)
     with pytest.raises(SystemExit) as end:
         session.run()

@@ -61,6 +61,31 @@ def _traced(session: Session) -> dict[str, Any]:
     }
 
 
+@app.command(example="diff runs/one runs/other")
+def diff(
+    first: Annotated[Path, typer.Argument(help="A run folder, its events.jsonl, or the name of a recording.")],
+    second: Annotated[Path, typer.Argument(help="The run to compare it with.")],
+    as_json: AsJson = False,
+) -> None:
+    """Compare two runs, events field by field and the final weights; exit code 1 if they differ.
+
+    Times, memory, checkpoints and what a resume replaced do not count.
+    """
+    from grpo_lab.analysis.run_difference import difference
+    from grpo_lab.errors import DataError, RunError
+    from grpo_lab.ui import console
+
+    try:
+        found = difference(first, second)
+    except RunError as error:
+        raise DataError(str(error)) from error
+    if as_json:
+        console.say_json(found.tree())
+    else:
+        console.say(found.text)
+    sys.exit(int(not found.same))
+
+
 @app.command(example="suggest runs/my_run")
 def suggest(run: Run, out: Out = None) -> None:
     """Write the healed config of a run that broke, as a preset's file, with the reason.

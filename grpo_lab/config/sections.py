@@ -53,6 +53,9 @@ class RunConfig(Settings):
     """How often a run that crashed goes on by itself from its last checkpoint."""
     recover: tuple[str, ...] = ()
     """Settings that each such restart changes: guards.check_weights=on, optimizer.learning_rate=*0.5."""
+    hang_minutes: Annotated[float | None, Between(0, 10080)] = None
+    """Minutes without an event after which a child process counts as crashed; time in a pause does not count. Give more
+    than the longest step, evaluation or loading of the model takes. `none` waits for ever."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a stage that does not exist or comes twice, and for no stage at all."""

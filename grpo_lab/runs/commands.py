@@ -4,6 +4,7 @@
 `pause_at` with the step before which to pause.
 """
 
+import math
 import queue
 import signal
 import threading
@@ -70,6 +71,8 @@ class CommandQueue:
         self._pause_at = step
 
 
+ONE_REQUEST = 1.0
+"""Seconds in which the same signal is the same request: `timeout` sends SIGTERM to the process and to its group."""
 ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 """Signals that end the process after the run; Windows has no SIGHUP, by which a terminal says that it is gone."""
 
@@ -111,8 +114,13 @@ def _handled(
         yield
         return
 
+    came: dict[int, float] = {}
+
     def handle(number: int, frame: Any) -> None:
-        stopped = stopping.is_set()
+        stopped, now = stopping.is_set(), time.monotonic()
+        if number in ENDING and now - came.get(number, -math.inf) < ONE_REQUEST:
+            return
+        came[number] = now
         if stopped and (number == signal.SIGINT or number in caught):
             raise KeyboardInterrupt
         caught.append(number)

@@ -17,6 +17,8 @@ class _Known(NamedTuple):
 
 _CRASHES = rows(_Known, data_tables("crashes"))
 """By kind; the first pattern that matches counts."""
+HANG = "hang"
+"""The kind of a run that its watchdog ended."""
 
 
 def classify_crash(text: str) -> Crash:

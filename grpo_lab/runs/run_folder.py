@@ -71,17 +71,21 @@ def read(folder: Path) -> tuple[Config, list[Event]]:
     except RunError:
         raise
     except (ValueError, GrpoLabError) as error:
-        raise RunError(f"{folder} cannot be read: {CONFIG} or {EVENTS} is damaged: {error}") from error
+        why = f"{CONFIG} or {EVENTS} is damaged: {error}"
+        raise RunError(f"{folder} cannot be read: {why}; or another version of grpo_lab wrote it") from error
 
 
-def whole_events(folder: Path) -> list[Event]:
+def whole_events(folder: Path, name: str = EVENTS) -> list[Event]:
     """The events of a run, without a last line that was cut off. Raises RunError for a damaged line."""
     events = []
-    for number, line in enumerate((folder / EVENTS).read_text(encoding="utf-8").split("\n")[:-1], start=1):
+    for number, line in enumerate((folder / name).read_text(encoding="utf-8").split("\n")[:-1], start=1):
         try:
             events.append(from_json(line))
         except RunError as error:
-            raise RunError(f"{folder / EVENTS}:{number}: {error}; delete that line to read the rest") from error
+            raise RunError(
+                f"{folder / name}:{number}: {error}; delete that line to read the rest, "
+                "or take the version of grpo_lab that wrote it"
+            ) from error
     return events
 
 
@@ -138,7 +142,7 @@ def cut_half_line(folder: Path) -> None:
 
 
 def reopen(folder: Path) -> None:
-    """Make a folder ready for the run in it to go on: the traceback of its crash gets a number.
+    """Make a folder ready for the run in it to go on.
 
     Raises RunError while another process writes the run, and where no run began.
     """
@@ -146,8 +150,12 @@ def reopen(folder: Path) -> None:
         raise RunError(f"{folder} holds no run: {CONFIG} is missing; give the folder of a run that began")
     with held(folder):
         cut_half_line(folder)
-        if (folder / TRACEBACK).exists():
-            (folder / TRACEBACK).rename(next_free(folder / TRACEBACK))
+
+
+def number_traceback(folder: Path) -> None:
+    """Keep the traceback of an earlier crash under a name with a number, so that a next one does not replace it."""
+    if (folder / TRACEBACK).exists():
+        (folder / TRACEBACK).rename(next_free(folder / TRACEBACK))
 
 
 def write_last(folder: Path, event: Event) -> None:
@@ -160,9 +168,14 @@ def write_last(folder: Path, event: Event) -> None:
 def write_crash(folder: Path, error: BaseException) -> Ended:
     """Write the traceback of an error, and return the end of the run that it broke."""
     text = "".join(traceback.format_exception(error))
-    (folder / TRACEBACK).write_text(text, encoding="utf-8")
+    write_traceback(folder, text)
     first = str(error).strip().partition("\n")[0]
     return Ended("crashed", type(error).__name__ + (f": {first}" if first else ""), classify_crash(text))
+
+
+def write_traceback(folder: Path, text: str) -> None:
+    """Write where a process was when it crashed."""
+    (folder / TRACEBACK).write_text(text, encoding="utf-8")
 
 
 def read_crash(folder: Path) -> str:

@@ -17,7 +17,7 @@ from grpo_lab.runs import run_folder
 from grpo_lab.runs.checkpoints import Checkpoints
 from grpo_lab.runs.child import Child
 from grpo_lab.runs.commands import Stopped, signals
-from grpo_lab.runs.crashes import classify_crash, context_lost
+from grpo_lab.runs.crashes import HANG, classify_crash, context_lost
 from grpo_lab.runs.processes import trained
 from grpo_lab.runs.record import View
 from grpo_lab.runs.resume import Resume, after_a_crash
@@ -176,6 +176,8 @@ class Session(Steered):
         """The events of the run and of its restarts, without the end of an attempt that is followed by another one."""
         while True:
             crashed = None
+            if self._resume:
+                run_folder.number_traceback(self.directory)
             for event in self._child_events() if self._in_child else self._events_here():
                 if (
                     isinstance(event, Ended)
@@ -200,7 +202,7 @@ class Session(Steered):
         checkpoints = Checkpoints(self.directory, config, self._resume, lambda: len(self.events), stopping)
         try:
             model = model or loading.load(config.model.name, config.model.precision, config.run.device)
-            for event in trained(config, model, tasks, rewards, self._commands, checkpoints):
+            for event in trained(config, model, tasks, rewards, self.controls, checkpoints):
                 yield event
                 more = isinstance(event, Stepped) and event.step + 1 < steps  # and a checkpoint before the next step
                 if stopping() and not more and not isinstance(event, Ended):
@@ -251,7 +253,11 @@ class Session(Steered):
         assert self._child is not None
         stderr, error = self._child.stderr, run_folder.read_crash(self.directory)
         message = stderr.splitlines()[-1] if error and stderr and not self._child.signal else self._child.last_words
-        return Ended("crashed", message, classify_crash(stderr + error))
+        crash = classify_crash(stderr + error)
+        if crash.kind == HANG:
+            run_folder.write_traceback(self.directory, stderr)
+            message = f"no event for {self.config.run.hang_minutes:g} minutes; the child was ended"
+        return Ended("crashed", message, crash)
 
     def _end_at_once(self) -> None:
         """End the child after a second Ctrl-C, and record the end."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from grpo_lab.config.schema import Config
@@ -22,6 +22,7 @@ class Steered(Record):
         self._in_child = in_child
         self._child: Child | None = None
         self._commands = CommandQueue()
+        self.controls: Callable[[int], Sequence[str]] = self._commands  # a watchdog may stand before them
         self._before_child: list[tuple[str, Sequence[str]]] = []
         self._commanding = threading.RLock()  # reentrant, for a signal handler in a commanding thread
 

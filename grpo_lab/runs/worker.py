@@ -10,6 +10,7 @@ import os
 import queue
 import sys
 import threading
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import IO, Any
 
@@ -18,6 +19,7 @@ from grpo_lab.errors import GrpoLabError
 from grpo_lab.events import to_json
 from grpo_lab.runs.child import GRACE, OVER, READY
 from grpo_lab.runs.resume import Resume
+from grpo_lab.runs.watchdog import watched
 
 
 def main() -> int:
@@ -52,7 +54,9 @@ def _train(session: Any, stream: IO[str]) -> GrpoLabError | None:
             raise session
         session.leave = _leave
         session.views.append(SimpleNamespace(show=lambda event: _print(stream, to_json(event))))
-        session.run()
+        minutes = session.config.run.hang_minutes
+        with nullcontext() if minutes is None else watched(session, minutes):
+            session.run()
     except GrpoLabError as error:
         print(error, file=sys.stderr)
         return error

@@ -106,7 +106,12 @@ NO_CHECKPOINTS = NoCheckpoints()
 def before_step(learner: Learner, index: int, checkpoints: NoCheckpoints, controls: Controls) -> Iterator[Event]:
     """Yield what happens at the top of a step: a checkpoint where one is due, then changes of the running model."""
     yield from checkpoints.offer(learner, index)
-    if overrides := learner.world.hear(lambda: tuple(controls(index)) if controls else ()):
+    try:
+        overrides = learner.world.hear(lambda: tuple(controls(index)) if controls else ())
+    except Exception:  # stopped, perhaps while it was paused: then no checkpoint was due before
+        yield from checkpoints.offer(learner, index)
+        raise
+    if overrides:
         learner.change(overrides)
         yield Changed(index, overrides)
 
