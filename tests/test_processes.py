@@ -124,7 +124,7 @@ def test_prompts_that_processes_cannot_share_are_refused():
     ):
         with pytest.raises(ConfigError, match=message):
             preset("smoke").with_(*overrides)
-    with pytest.raises(RunError, match=r"run\.processes: .* name them in the config"):
+    with pytest.raises(RunError, match=r"another process loads .* name them in the config"):
         Session(preset("smoke").with_("run.processes=2"), rewards=[lambda completions, **_: [0.0] * len(completions)])
 
 

@@ -61,12 +61,8 @@ class Session(Steered):
         validated(config)
         validated(config.changed_live(*config.run.recover))
         given = bool(model or tasks or rewards)
-        if child and given:
-            raise RunError("a child process loads its own model, tasks and rewards: name them in the config")
-        if given and config.run.processes > 1:
-            raise RunError(
-                "run.processes: the others load model, tasks and rewards themselves: name them in the config"
-            )
+        if given and (child or config.run.processes > 1):
+            raise RunError("another process loads model, tasks and rewards itself: name them in the config")
         if model and config.run.max_restarts:
             raise RunError("run.max_restarts: a restart loads the model again: name it in the config")
         child = not given and loading.device_type(config.run.device) == "cuda" if child is None else child
