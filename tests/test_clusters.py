@@ -26,7 +26,7 @@ QUIET = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::Resour
 @pytest.fixture(scope="module", params=["dask", "ray"])
 def cluster(request):
     """A cluster of one worker on this machine."""
-    pytest.importorskip({"dask": "distributed"}.get(request.param, request.param))
+    pytest.importorskip({"dask": "distributed", "ray": "ray"}[request.param])
     found = clusters.connect(request.param, "", 1)
     assert found is not None
     yield found
@@ -158,7 +158,7 @@ def test_ctrl_c_of_a_terminal_leaves_the_workers_alone(tmp_path):
 def test_a_class_is_graded_on_workers_as_it_is_here(cluster, tmp_path):
     notebook = Path(__file__).parents[1] / "labs" / "instructor" / "01_grpo_by_hand.ipynb"
     course = Course(rules.read(None), b"secret")
-    every = [Found("anna", tmp_path, tmp_path / "anna.ipynb")]
+    every = [Found("anna", tmp_path / "anna.ipynb", tmp_path)]
     every[0].file.write_bytes(notebook.read_bytes())
     scores = []
     for name, clients in (("far", FarClients(course, cluster)), ("here", class_run.Clients(course, 1))):
