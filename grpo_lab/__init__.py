@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from grpo_lab.runs.crashes import classify_crash
     from grpo_lab.runs.first_break import ChainBreak, first_break
     from grpo_lab.runs.guard_callback import GuardCallback
+    from grpo_lab.runs.guarded_trainer import guarded
     from grpo_lab.runs.hosted_guards import Guards
     from grpo_lab.runs.session import Session
     from grpo_lab.training.faults import FAULTS
@@ -45,6 +46,7 @@ _HOMES = {
     "classify_crash": "runs.crashes",
     "diagnose": "analysis.diagnosis",
     "first_break": "runs.first_break",
+    "guarded": "runs.guarded_trainer",
     "preset": "config.catalog",
     "preset_names": "config.catalog",
     "scenario": "config.catalog",

@@ -83,17 +83,37 @@ class Guards:
         """The guards, in the order in which they act at a stage."""
         return tuple(self.config.guards)
 
-    def at(self, stage: str | Stage, value: Any) -> Any:
+    @property
+    def stages(self) -> Mapping[str, Stage]:
+        """The stage of each guard, in the order in which they act."""
+        return {each.name: stage for stage, row in self._interventions.items() for kind, each in row if kind == "guard"}
+
+    @property
+    def refused(self) -> bool:
+        """Whether a guard has refused the step that is going on."""
+        return self._begun().verdict >= Verdict.SKIP_STEP
+
+    @property
+    def scorable(self) -> torch.Tensor | None:
+        """(P, G) bool: completions that count after stage REWARDS; None before it."""
+        return self._begun().step.scorable
+
+    def at(self, stage: str | Stage, value: Any, **known: Any) -> Any:
         """The value of a stage as its guards leave it. Where one refuses the step, `step` makes no update.
 
+        `known` are fields of the step that guards read, as `scorable` (P, G) of rewards; by default all are scorable.
         Raises ConfigError for an unknown stage.
         """
         if stage not in list(Stage):
             raise unknown("stage", str(stage), [each.value for each in Stage])
         if stage in (Stage.COEFFICIENTS, Stage.GRADIENTS, Stage.WEIGHTS):
             raise ConfigError(f"stage {stage} belongs to `step`, which passes its value itself")
+        if stage == Stage.REWARDS and "scorable" not in known:
+            known["scorable"] = torch.ones_like(value, dtype=torch.bool)
+        attempt = self._begun()
+        attempt.replace(**known)
         try:
-            return self._begun().apply(Stage(stage), value)
+            return attempt.apply(Stage(stage), value)
         except Refused:
             return value
 
@@ -126,13 +146,13 @@ class Guards:
         return attempt
 
     @contextmanager
-    def coefficients(self, attempt: Attempt, optimizer: Any) -> Iterator[None]:
-        """Let guards change learning rate and eps of the optimizer within the block."""
+    def coefficients(self, attempt: Attempt, optimizer: Any, beta: float | None = None) -> Iterator[None]:
+        """Let guards change learning rate and eps of the optimizer within the block; the loop's `beta` is read only."""
         groups = optimizer.param_groups
         before = [{name: group[name] for name in ("lr", "eps") if name in group} for group in groups]
         rate, eps = float(before[0]["lr"]), float(before[0].get("eps", 1e-8))
         loss = self.config.loss
-        usual = Coefficients(rate, loss.beta, loss.epsilon, loss.epsilon_high, eps)
+        usual = Coefficients(rate, loss.beta if beta is None else beta, loss.epsilon, loss.epsilon_high, eps)
         attempt.replace(coefficients=usual)
         try:
             use = attempt.apply(Stage.COEFFICIENTS, usual)
