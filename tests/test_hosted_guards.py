@@ -16,6 +16,7 @@ import grpo_lab as gl
 from grpo_lab.errors import ConfigError, RunError
 from grpo_lab.events import Verdict
 from grpo_lab.runs.guard_callback import POSSIBLE, GuardCallback
+from grpo_lab.runs.guarded_trainer import Host
 from grpo_lab.runs.session import Session
 
 
@@ -259,19 +260,38 @@ def test_a_guard_that_stops_ends_the_training_of_trl(tmp_path):
 
 def test_the_snippets_of_the_page_run(monkeypatch, capsys):
     page = (Path(__file__).parents[1] / "docs" / "your-own-trainer.md").read_text(encoding="utf-8")
-    plain, stages, trl = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    plain, stages, subclass, callback = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     names: dict[str, Any] = {}
     exec(plain, names)
     exec(stages, names)
     assert names["report"].step == 9 and float(names["log_ratio"].max()) < 120
-    made = {}
+    made, asked = {}, []
     fake = SimpleNamespace(GRPOTrainer=lambda *given, **more: made.update(more))
     monkeypatch.setitem(sys.modules, "trl", fake)
     monkeypatch.setattr(gl, "GuardCallback", lambda *names, events: GuardCallback(*names))
-    exec(trl, names | {name: None for name in ("model", "rewards", "arguments", "data")})
+    monkeypatch.setattr(gl, "guarded", lambda trainer: asked.append(trainer) or trainer)
+    names |= {name: None for name in ("model", "rewards", "arguments", "data")}
+    exec(subclass, names)
+    assert asked == [fake.GRPOTrainer] and (made["guards"], made["events"]) == ("stable", "runs/mine")
+    exec(callback, names)
     assert made["callbacks"][0].guards.names == ("warm_up", "skip_nonfinite", "check_weights")
     rows = re.findall(r"^\| (`.*)", page, re.MULTILINE)
     table = {name: row for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[0])}
     assert set(table) == set(gl.GUARDS), "each guard has its row"
     for name, row in table.items():
-        assert (row.split("|")[2].strip().startswith("yes")) == (name in POSSIBLE), name
+        cells = [cell.strip().startswith("yes") for cell in row.split("|")[2:4]]
+        assert cells == [name in POSSIBLE, name in Host.holds], name
+
+
+@OF_TRL
+def test_the_trainer_of_the_page_trains(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[1] / "docs" / "your-own-trainer.md").read_text(encoding="utf-8")
+    [snippet] = [code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "gl.guarded" in code]
+    monkeypatch.chdir(tmp_path)
+    bare = trained_by_trl(tmp_path / "bare", steps=1)
+    names = {"gl": gl, "model": bare.model, "rewards": bare.reward_funcs, "arguments": bare.args}
+    names["data"] = bare.train_dataset
+    exec(snippet, names)
+    names["trainer"].train()
+    assert names["trainer"].guard_host.guards.names == gl.Guards("stable").names
+    assert len(Session.open(tmp_path / "runs" / "mine").records) == 1

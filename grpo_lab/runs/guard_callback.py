@@ -105,6 +105,10 @@ class GuardCallback(TrainerCallback):
         if self.report.stop:
             control.should_training_stop = True
 
+    def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Write down that training is over."""
+        self.guards.close(self.report.reason if self.report and self.report.stop else "")
+
     def measured(self, state: Any) -> dict[str, float]:
         """What guards of the next step read: the KL that the trainer logged last."""
         logged = state.log_history[-1] if state.log_history else {}

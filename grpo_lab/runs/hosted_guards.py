@@ -14,7 +14,7 @@ import torch
 from grpo_lab.config.guard_names import guards_named
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import ConfigError, unknown
-from grpo_lab.events import Action, Stage, Started, Stepped, Verdict, to_json
+from grpo_lab.events import Action, Ended, Event, Stage, Started, Stepped, Verdict, to_json
 from grpo_lab.runs import run_folder
 from grpo_lab.training import snapshots
 from grpo_lab.training.attempt import Attempt, Refused
@@ -176,13 +176,21 @@ class Guards:
         measured |= {**self.transaction.metrics(attempt.step), **metrics}
         actions = tuple(attempt.actions)
         event = Stepped(self._index, self.transaction.committed, attempt.verdict, measured, links, actions)
-        if self._folder:
-            with (self._folder / run_folder.EVENTS).open("a", encoding="utf-8") as file:
-                file.write(to_json(event) + "\n")
+        self._write(event)
         reason = attempt.reason if actions else ""
         self._index, self._attempt = self._index + 1, None
         self._last_verdict, self._last_metrics = attempt.verdict, measured
         return Report(event.step, event.verdict, reason, actions, measured)
+
+    def close(self, stopped: str = "") -> None:
+        """Write to the run folder that training is over, and, where it was stopped early, the reason."""
+        self._write(Ended("stopped", stopped) if stopped else Ended("done"))
+
+    def _write(self, event: Event) -> None:
+        """Append an event to the run folder, if there is one."""
+        if self._folder:
+            with (self._folder / run_folder.EVENTS).open("a", encoding="utf-8") as file:
+                file.write(to_json(event) + "\n")
 
     def state_dict(self) -> dict[str, Any]:
         """What the guards keep, for the loop's own checkpoint; tensors are shared."""
