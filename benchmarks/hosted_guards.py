@@ -134,12 +134,13 @@ def page(tree: dict[str, Any], plan: Plan) -> str:
             [name, *(f"{clock['median']:.3f} ({clock['low']:.3f} to {clock['high']:.3f})" for clock in (cpu, wall))]
         )
     header = ["TRL with guards / bare TRL", "processor time: median (quartiles)", "wall clock: median (quartiles)"]
+    bare = f"{tree['milliseconds']['bare']['cpu']:.0f} ms"
     bits = "to the bit" if tree["same_bits"] else "NOT to the bit"
     return f"""# Guards in TRL
 
 Made by `python -m benchmarks.hosted_guards` on a CPU with one thread, torch {tree["environment"]["packages"]["torch"]}:
-{plan.blocks} blocks of {plan.steps} steps of each trainer in turns, tiny model, 16 prompts with 8 completions of at most 8
-tokens. A step of bare TRL took {tree["milliseconds"]["bare"]["cpu"]:.0f} ms of processor time. All guards that leave a
+{plan.blocks} blocks of {plan.steps} steps of each trainer in turns, tiny model, 16 prompts with 8 completions of up to
+8 tokens. A step of bare TRL took {bare} of processor time. All guards that leave a
 healthy run as it is were on. After the last step all weights were equal {bits}.
 
 {markdown.table([header, *rows])}

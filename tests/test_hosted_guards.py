@@ -147,8 +147,10 @@ def test_a_scaled_loss_is_unscaled_for_the_guards():
 
 
 def test_what_happened_can_be_traced(tmp_path):
-    loop(4, "check_weights", breaks=(2,), events=tmp_path / "run")
+    *_, guards, _, _ = loop(4, "check_weights", breaks=(2,), events=tmp_path / "run")
+    guards.close("enough")
     session = Session.open(tmp_path / "run")
+    assert session.status == "stopped" and session.ended is not None and session.ended.message == "enough"
     found = session.first_break()
     assert found is not None and (found.link, found.step) == ("gradients", 2)
     assert list(session.records.index) == [0, 1, 2, 3]
@@ -180,6 +182,7 @@ def test_what_a_callback_cannot_hold_is_named():
         gl.GuardCallback("skip_nonfinit")
     for given, message in (
         ({"deepspeed": "zero3.json"}, "DeepSpeed makes the update itself"),
+        ({"fsdp": True}, "FSDP gives each process a part"),
         ({"fp16": True}, "fp16"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -226,8 +229,9 @@ def test_a_refused_step_of_trl_leaves_no_trace(tmp_path):
     assert equal(seen.states[1], seen.states[2]), "weights, moments and AdamW's count are those of before"
     assert not equal(seen.states[2], seen.states[3]), "and training goes on"
     assert guards.report is not None and guards.report.step == 3 and not guards.report.refused
-    found = Session.open(tmp_path / "guards").first_break()
-    assert found is not None and (found.link, found.step) == ("gradients", 2)
+    session = Session.open(tmp_path / "guards")
+    found = session.first_break()
+    assert session.status == "done" and found is not None and (found.link, found.step) == ("gradients", 2)
     bare = trained_by_trl(tmp_path / "bare", NanGradient(), steps=3)
     assert any(value.isnan().any() for value in bare.model.state_dict().values())
 
