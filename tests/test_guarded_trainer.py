@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from benchmarks.diagnosis.recipes import in_half
 from grpo_lab.algorithm.batch import Batch
 from grpo_lab.config.guard_names import guards_named
 from grpo_lab.errors import ConfigError, RunError
-from grpo_lab.events import Stage, Verdict
+from grpo_lab.events import Stage, Stepped, Verdict
 from grpo_lab.runs.guard_callback import POSSIBLE
 from grpo_lab.runs.guarded_trainer import INSIDE, NEEDS, see_batch
 from grpo_lab.runs.session import Session
@@ -73,7 +73,7 @@ def test_a_refused_step_leaves_no_trace_and_the_chain_can_be_traced(tmp_path):
     session = Session.open(tmp_path / "run")
     found = session.first_break()
     assert found is not None and (found.link, found.step) == ("gradients", 2)
-    links = {note.link for event in session.events if hasattr(event, "links") for note in event.links}
+    links = {note.link for event in session.events if isinstance(event, Stepped) for note in event.links}
     assert {"rewards", "advantages", "log_ratio", "kl_delta", "gradients", "weights"} <= links
 
 
@@ -103,7 +103,7 @@ def advantages_of(base, kept):
 def test_an_infinite_reward_costs_its_completion_and_not_its_group(tmp_path, broken):
     values = [1.0, 0.0, broken, 0.0, 1.0, 0.0, 1.0, 0.0]
     as_none, bare, guarded = [], [], []
-    given = {"steps": 1}
+    given: Any = {"steps": 1}
     none = [None if value == broken else value for value in values]
     trained(tmp_path / "a", base=advantages_of(trl.GRPOTrainer, as_none), reward=by_call(none), **given)
     trained(tmp_path / "b", base=advantages_of(trl.GRPOTrainer, bare), reward=by_call(values), **given)
@@ -264,7 +264,7 @@ def by_trl(names, factors, half, folder, guarded):
     given = {"learning_rate": RATE, "max_grad_norm": 0.0, "beta": 0.0, "lr_scheduler_type": "constant"}
     given |= {"optim": "adamw_torch" if half else "adamw_torch_fused", "change": in_half if half else None}
     made = trained(folder, *before, guards=names if guarded else None, steps=len(factors), train=False, **given)
-    host = callback or made.guard_host
+    host: Any = callback or made.guard_host
     host.guards.config = host.guards.config.with_("run.snapshot_every=1")
     made.add_callback(Tells())
     made.train()
@@ -347,7 +347,8 @@ def loss_of_trl(guard, values, folder):
 @pytest.mark.parametrize("guard", LOSS)
 def test_a_guard_of_the_loss_has_one_outcome_in_every_host(guard, tmp_path):
     found = []
-    for host in (loss_of_learner, loss_of_loop, lambda *given: loss_of_trl(*given, tmp_path)):
+    hosts: Any = (loss_of_learner, loss_of_loop, lambda name, values: loss_of_trl(name, values, tmp_path))
+    for host in hosts:
         values = batch_of(*LOSS[guard])
         loss, actions = host(guard, values)
         loss.backward()
@@ -473,7 +474,7 @@ def test_other_classes_and_other_versions_are_refused(monkeypatch):
         (SimpleNamespace(**dict.fromkeys(NEEDS)), "it is no class"),
     ):
         with pytest.raises(ConfigError, match=message):
-            gl.guarded(given)
+            gl.guarded(cast(Any, given))
     monkeypatch.setattr(trl.GRPOTrainer, "_compute_loss", lambda self, model, inputs: inputs["advantages"])
     with pytest.raises(ConfigError, match=r"_compute_loss does not use .*old_per_token_logps"):
         gl.guarded(Later)
@@ -497,7 +498,7 @@ def test_trainers_that_make_no_update_of_their_own_are_refused(change, message):
 
     class Other(trl.GRPOTrainer):
         def __init__(self):
-            vars(self).update({**usual, **change})
+            self.__dict__.update({**usual, **change})
 
     with pytest.raises(ConfigError, match=message):
         gl.guarded(Other)(guards="stable")
