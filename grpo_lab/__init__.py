@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from grpo_lab.runs.crashes import classify_crash
     from grpo_lab.runs.first_break import ChainBreak, first_break
     from grpo_lab.runs.guard_callback import GuardCallback
+    from grpo_lab.runs.guarded_trainer import guarded
     from grpo_lab.runs.hosted_guards import Guards
     from grpo_lab.runs.session import Session
     from grpo_lab.training.faults import FAULTS
@@ -47,6 +48,7 @@ _HOMES = {
     "diagnose": "analysis.diagnosis",
     "difference": "analysis.run_difference",
     "first_break": "runs.first_break",
+    "guarded": "runs.guarded_trainer",
     "preset": "config.catalog",
     "preset_names": "config.catalog",
     "scenario": "config.catalog",

@@ -16,6 +16,7 @@ import grpo_lab as gl
 from grpo_lab.errors import ConfigError, RunError
 from grpo_lab.events import Verdict
 from grpo_lab.runs.guard_callback import POSSIBLE, GuardCallback
+from grpo_lab.runs.guarded_trainer import Host
 from grpo_lab.runs.session import Session
 
 
@@ -146,8 +147,10 @@ def test_a_scaled_loss_is_unscaled_for_the_guards():
 
 
 def test_what_happened_can_be_traced(tmp_path):
-    loop(4, "check_weights", breaks=(2,), events=tmp_path / "run")
+    *_, guards, _, _ = loop(4, "check_weights", breaks=(2,), events=tmp_path / "run")
+    guards.close("enough")
     session = Session.open(tmp_path / "run")
+    assert session.status == "stopped" and session.ended is not None and session.ended.message == "enough"
     found = session.first_break()
     assert found is not None and (found.link, found.step) == ("gradients", 2)
     assert list(session.records.index) == [0, 1, 2, 3]
@@ -179,6 +182,7 @@ def test_what_a_callback_cannot_hold_is_named():
         gl.GuardCallback("skip_nonfinit")
     for given, message in (
         ({"deepspeed": "zero3.json"}, "DeepSpeed makes the update itself"),
+        ({"fsdp": True}, "FSDP gives each process a part"),
         ({"fp16": True}, "fp16"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -225,8 +229,9 @@ def test_a_refused_step_of_trl_leaves_no_trace(tmp_path):
     assert equal(seen.states[1], seen.states[2]), "weights, moments and AdamW's count are those of before"
     assert not equal(seen.states[2], seen.states[3]), "and training goes on"
     assert guards.report is not None and guards.report.step == 3 and not guards.report.refused
-    found = Session.open(tmp_path / "guards").first_break()
-    assert found is not None and (found.link, found.step) == ("gradients", 2)
+    session = Session.open(tmp_path / "guards")
+    found = session.first_break()
+    assert session.status == "done" and found is not None and (found.link, found.step) == ("gradients", 2)
     bare = trained_by_trl(tmp_path / "bare", NanGradient(), steps=3)
     assert any(value.isnan().any() for value in bare.model.state_dict().values())
 
@@ -259,19 +264,38 @@ def test_a_guard_that_stops_ends_the_training_of_trl(tmp_path):
 
 def test_the_snippets_of_the_page_run(monkeypatch, capsys):
     page = (Path(__file__).parents[1] / "docs" / "your-own-trainer.md").read_text(encoding="utf-8")
-    plain, stages, trl = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    plain, stages, subclass, callback = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     names: dict[str, Any] = {}
     exec(plain, names)
     exec(stages, names)
     assert names["report"].step == 9 and float(names["log_ratio"].max()) < 120
-    made = {}
+    made, asked = {}, []
     fake = SimpleNamespace(GRPOTrainer=lambda *given, **more: made.update(more))
     monkeypatch.setitem(sys.modules, "trl", fake)
     monkeypatch.setattr(gl, "GuardCallback", lambda *names, events: GuardCallback(*names))
-    exec(trl, names | {name: None for name in ("model", "rewards", "arguments", "data")})
+    monkeypatch.setattr(gl, "guarded", lambda trainer: asked.append(trainer) or trainer)
+    names |= {name: None for name in ("model", "rewards", "arguments", "data")}
+    exec(subclass, names)
+    assert asked == [fake.GRPOTrainer] and (made["guards"], made["events"]) == ("stable", "runs/mine")
+    exec(callback, names)
     assert made["callbacks"][0].guards.names == ("warm_up", "skip_nonfinite", "check_weights")
     rows = re.findall(r"^\| (`.*)", page, re.MULTILINE)
     table = {name: row for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[0])}
     assert set(table) == set(gl.GUARDS), "each guard has its row"
     for name, row in table.items():
-        assert (row.split("|")[2].strip().startswith("yes")) == (name in POSSIBLE), name
+        cells = [cell.strip().startswith("yes") for cell in row.split("|")[2:4]]
+        assert cells == [name in POSSIBLE, name in Host.holds], name
+
+
+@OF_TRL
+def test_the_trainer_of_the_page_trains(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[1] / "docs" / "your-own-trainer.md").read_text(encoding="utf-8")
+    [snippet] = [code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "gl.guarded" in code]
+    monkeypatch.chdir(tmp_path)
+    bare = trained_by_trl(tmp_path / "bare", steps=1)
+    names = {"gl": gl, "model": bare.model, "rewards": bare.reward_funcs, "arguments": bare.args}
+    names["data"] = bare.train_dataset
+    exec(snippet, names)
+    names["trainer"].train()
+    assert names["trainer"].guard_host.guards.names == gl.Guards("stable").names
+    assert len(Session.open(tmp_path / "runs" / "mine").records) == 1

@@ -345,8 +345,8 @@ def train(run: Spec, seed: int, folder: Path) -> Any:
     return made
 
 
-def trainer(run: Spec, seed: int, folder: Path) -> Any:
-    """TRL's trainer for a run."""
+def trainer(run: Spec, seed: int, folder: Path, make: Any = None) -> Any:
+    """The trainer of TRL for a run, or what `make` makes in its place."""
     import datasets
     from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportPrivateImportUsage]
 
@@ -373,7 +373,7 @@ def trainer(run: Spec, seed: int, folder: Path) -> Any:
         "disable_tqdm": True,
         **run.arguments,
     }
-    return GRPOTrainer(
+    return (make or GRPOTrainer)(
         model=model,
         processing_class=tokenizer,
         reward_funcs=cast(Any, list(run.rewards)),

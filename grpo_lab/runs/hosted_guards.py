@@ -14,7 +14,7 @@ import torch
 from grpo_lab.config.guard_names import guards_named
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import ConfigError, unknown
-from grpo_lab.events import Action, Stage, Started, Stepped, Verdict, to_json
+from grpo_lab.events import Action, Ended, Event, Stage, Started, Stepped, Verdict, to_json
 from grpo_lab.runs import run_folder
 from grpo_lab.training import snapshots
 from grpo_lab.training.attempt import Attempt, Refused
@@ -83,17 +83,37 @@ class Guards:
         """The guards, in the order in which they act at a stage."""
         return tuple(self.config.guards)
 
-    def at(self, stage: str | Stage, value: Any) -> Any:
+    @property
+    def stages(self) -> Mapping[str, Stage]:
+        """The stage of each guard, in the order in which they act."""
+        return {each.name: stage for stage, row in self._interventions.items() for kind, each in row if kind == "guard"}
+
+    @property
+    def refused(self) -> bool:
+        """Whether a guard has refused the step that is going on."""
+        return self._begun().verdict >= Verdict.SKIP_STEP
+
+    @property
+    def scorable(self) -> torch.Tensor | None:
+        """(P, G) bool: completions that count after stage REWARDS; None before it."""
+        return self._begun().step.scorable
+
+    def at(self, stage: str | Stage, value: Any, **known: Any) -> Any:
         """The value of a stage as its guards leave it. Where one refuses the step, `step` makes no update.
 
+        `known` are fields of the step that guards read, as `scorable` (P, G) of rewards; by default all are scorable.
         Raises ConfigError for an unknown stage.
         """
         if stage not in list(Stage):
             raise unknown("stage", str(stage), [each.value for each in Stage])
         if stage in (Stage.COEFFICIENTS, Stage.GRADIENTS, Stage.WEIGHTS):
             raise ConfigError(f"stage {stage} belongs to `step`, which passes its value itself")
+        if stage == Stage.REWARDS and "scorable" not in known:
+            known["scorable"] = torch.ones_like(value, dtype=torch.bool)
+        attempt = self._begun()
+        attempt.replace(**known)
         try:
-            return self._begun().apply(Stage(stage), value)
+            return attempt.apply(Stage(stage), value)
         except Refused:
             return value
 
@@ -126,13 +146,13 @@ class Guards:
         return attempt
 
     @contextmanager
-    def coefficients(self, attempt: Attempt, optimizer: Any) -> Iterator[None]:
-        """Let guards change learning rate and eps of the optimizer within the block."""
+    def coefficients(self, attempt: Attempt, optimizer: Any, beta: float | None = None) -> Iterator[None]:
+        """Let guards change learning rate and eps of the optimizer within the block; the loop's `beta` is read only."""
         groups = optimizer.param_groups
         before = [{name: group[name] for name in ("lr", "eps") if name in group} for group in groups]
         rate, eps = float(before[0]["lr"]), float(before[0].get("eps", 1e-8))
         loss = self.config.loss
-        usual = Coefficients(rate, loss.beta, loss.epsilon, loss.epsilon_high, eps)
+        usual = Coefficients(rate, loss.beta if beta is None else beta, loss.epsilon, loss.epsilon_high, eps)
         attempt.replace(coefficients=usual)
         try:
             use = attempt.apply(Stage.COEFFICIENTS, usual)
@@ -153,16 +173,26 @@ class Guards:
         """Carry out the verdict of the guards, and begin the next step."""
         links, measured = self._recorder.flush()
         self.transaction.end_step(attempt.verdict, last_weights(links))
+        if not self._folder:
+            attempt.replace(largest_move=lambda: None)  # a pass over all weights, for the record alone
         measured |= {**self.transaction.metrics(attempt.step), **metrics}
         actions = tuple(attempt.actions)
         event = Stepped(self._index, self.transaction.committed, attempt.verdict, measured, links, actions)
-        if self._folder:
-            with (self._folder / run_folder.EVENTS).open("a", encoding="utf-8") as file:
-                file.write(to_json(event) + "\n")
+        self._write(event)
         reason = attempt.reason if actions else ""
         self._index, self._attempt = self._index + 1, None
         self._last_verdict, self._last_metrics = attempt.verdict, measured
         return Report(event.step, event.verdict, reason, actions, measured)
+
+    def close(self, stopped: str = "") -> None:
+        """Write to the run folder that training is over, and, where it was stopped early, the reason."""
+        self._write(Ended("stopped", stopped) if stopped else Ended("done"))
+
+    def _write(self, event: Event) -> None:
+        """Append an event to the run folder, if there is one."""
+        if self._folder:
+            with (self._folder / run_folder.EVENTS).open("a", encoding="utf-8") as file:
+                file.write(to_json(event) + "\n")
 
     def state_dict(self) -> dict[str, Any]:
         """What the guards keep, for the loop's own checkpoint; tensors are shared."""

@@ -17,8 +17,8 @@
 # You need from labs 2 and 3: the explosion through the KL, and the chain from a finite loss to NaN weights.
 
 # %% [markdown] tags=["instructor"]
-# **Plan, 55 minutes.** Recording and prediction 5 · seven together 7 · one alone 9 · a run saved 6 · your own guard with its
-# runs 10 · skipping 4 · hidden failures 4 · the smallest set 13 (it may run into the break) · questions.
+# **Plan, 60 minutes.** Recording and prediction 5 · seven together 7 · one alone 9 · a run saved 6 · your own guard with its
+# runs 10 · skipping 4 · hidden failures 4 · the smallest set 13 (it may run into the break) · the guard at home 4 · questions.
 #
 # **Say.** "After an explosion people add guards. They rarely remove one. Today we ask of each guard: what happens
 # without it?"
@@ -423,7 +423,89 @@ await panel.run()
 # step.
 
 # %% [markdown]
-# ## 12. Ask yourself
+# ## 12. Take the guard home
+#
+# Your own training loop is not this one. Here is a plain one of PyTorch: it teaches the tiny model to write sums, by
+# cross-entropy on `12+7=19`. In step 5 one element of one gradient becomes NaN. `update` makes the update. First run it
+# without a guard:
+
+# %%
+import torch
+from grpo_lab.models.loading import load
+from grpo_lab.tasks.tasks import addition
+
+sums = addition()
+
+def loss_of(model, tokenizer, step):
+    rows = [problem.prompt + problem.columns["answer"] for problem in sums.batch(seed=0, step=step, num_prompts=16)]
+    tokens = tokenizer(rows, padding=True, return_tensors="pt")
+    wanted = tokens["input_ids"].masked_fill(tokens["attention_mask"] == 0, -100)[:, 1:]
+    return torch.nn.functional.cross_entropy(model(**tokens).logits[:, :-1].transpose(1, 2), wanted)
+
+def bare(model, optimizer):
+    optimizer.step()
+    optimizer.zero_grad()
+
+# %%
+def my_loop(update):
+    model, tokenizer = load("tiny", "fp32", "cpu")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    for step in range(10):
+        loss = loss_of(model, tokenizer, step)
+        loss.backward()
+        if step == 5:
+            model.transformer.wte.weight.grad[0, 0] = torch.nan
+        update(model, optimizer)
+    broken = sum(int(weight.isnan().sum()) for weight in model.parameters())
+    print(f"loss {loss.item():.2f}, weights that are NaN: {broken:,} of {model.num_parameters():,}")
+
+my_loop(bare)
+
+# %% [markdown]
+# One NaN in one gradient made one weight NaN; the next loss was NaN, and then all gradients and weights but those of
+# positions that no text reaches. Now the same loop with two guards. `guards.step` takes the place of both lines of
+# `bare`: it sees the gradients before the update and the weights after it, and a refused update leaves no trace in
+# weights and moments, as in section 7. With `events` it writes a run folder:
+
+# %%
+from grpo_lab.runs.run_folder import new_folder
+
+home = new_folder(lab.runs / "at_home")
+guards = gl.Guards("skip_nonfinite", "check_weights", events=home)
+my_loop(guards.step)
+guards.close()
+
+# %% [markdown]
+# The folder is a run like every other in this course. `Session.open` reads it, and so does `grpo-lab trace` in a
+# terminal:
+
+# %%
+at_home = gl.Session.open(home)
+print(at_home.first_break())
+at_home.records[["step", "verdict", "grad_norm"]]
+
+# %% [markdown]
+# In TRL it takes two lines. A callback holds the ten guards of gradients and weights in any trainer of transformers:
+#
+# ```python
+# trainer = GRPOTrainer(..., callbacks=[gl.GuardCallback("warm_up", "skip_nonfinite", events="runs/mine")])
+# ```
+#
+# A subclass of GRPOTrainer holds six more, of rewards, advantages, batch and loss, as `clamp_log_ratio` and `clamp_kl`:
+#
+# ```python
+# trainer = gl.guarded(GRPOTrainer)(..., guards="stable", events="runs/mine")
+# ```
+#
+# The page *your-own-trainer* in docs says what each guard can and cannot do in each of these.
+
+# %% [markdown] tags=["instructor"]
+# **Ask.** "Which guards of this lab can a loop hold that only sees gradients?" Those of the last two stages on the
+# board. A guard nearer to the cause must be passed its value: `guards.at("log_ratio", log_ratio)`. **Say.** "TRL's own
+# `GRPOConfig(delta=…)` is dual clip: it clamps after `exp`, so section 4 applies to it."
+
+# %% [markdown]
+# ## 13. Ask yourself
 
 # %%
 lab.questions()

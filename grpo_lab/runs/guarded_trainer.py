@@ -1,0 +1,263 @@
+"""Guards inside TRL's GRPOTrainer: a subclass in which they also see rewards, advantages, the batch and the loss."""
+
+from __future__ import annotations
+
+import inspect
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from grpo_lab.algorithm.batch import Batch
+from grpo_lab.errors import ConfigError, RunError
+from grpo_lab.events import Stage
+from grpo_lab.runs.guard_callback import POSSIBLE, STAGES, GuardCallback, refuse
+from grpo_lab.runs.hosted_guards import Guards
+from grpo_lab.runs.watched_logprobs import watched
+
+TRIED = "1.16"
+"""The version of TRL with which `guarded` is tested."""
+INSIDE = (
+    *("sanitize_rewards", "clamp_advantages", "drop_nonfinite_samples"),
+    *("clamp_log_ratio", "clamp_kl", "adaptive_beta"),
+)
+"""Guards that a guarded trainer holds beside those of the callback."""
+NEEDS: Mapping[str, frozenset[str]] = {
+    "_calculate_rewards": frozenset({"reward_funcs"}),
+    "_generate_and_score_completions": frozenset(
+        {"_calculate_rewards", "advantages", "prompt_ids", "prompt_mask", "completion_ids", "completion_mask"}
+        | {"num_items_in_batch", "old_per_token_logps", "ref_per_token_logps"}
+    ),
+    "_get_per_token_logps_and_entropies": frozenset({"logits_to_keep"}),
+    "_compute_loss": frozenset(
+        {"_get_per_token_logps_and_entropies", "old_per_token_logps", "ref_per_token_logps", "advantages", "beta"}
+    ),
+}
+"""Methods of the trainer that are overridden, and the names that each must use."""
+
+
+def guarded(trainer: type) -> Any:
+    """The subclass of TRL's GRPOTrainer that takes `guards=`, and `events=` for `grpo-lab trace`.
+
+        trainer = gl.guarded(GRPOTrainer)(model, rewards, args=args, train_dataset=data, guards="stable")
+
+    `guards` are names with settings, as `gl.Guards` takes them. Where all are silent, training is that of the bare
+    trainer to the bit.
+
+    Raises ConfigError for a class that is not such a trainer or one of another version of TRL.
+    """
+    name = getattr(trainer, "__name__", repr(trainer))
+    absent = [method for method in NEEDS if not hasattr(trainer, method)]
+    if not isinstance(trainer, type) or absent:
+        lacks = f" has no {', '.join(absent)}" if absent else " is no class"
+        raise ConfigError(
+            f"gl.guarded({name}): it{lacks}; it takes TRL's GRPOTrainer or a subclass, tried with TRL {TRIED}. "
+            "For any other Trainer of transformers use gl.GuardCallback"
+        )
+    for method, words in NEEDS.items():
+        if lost := words - _words(trainer, method):
+            raise ConfigError(
+                f"gl.guarded({name}): {method} does not use {', '.join(sorted(lost))}, so that guards would see "
+                f"nothing there. It was tried with TRL {TRIED}: install that version, or use gl.GuardCallback"
+            )
+    return type(f"Guarded{name}", (_Guarded, trainer), {"__doc__": f"{name} with guards; see grpo_lab.guarded."})
+
+
+def _words(trainer: type, method: str) -> set[str]:
+    """The names and keys that a method uses, in whichever class of the trainer defines it."""
+    found: set[str] = set()
+    for each in trainer.__mro__:
+        code = getattr(inspect.unwrap(vars(each).get(method, lambda: None)), "__code__", None)
+        if code is not None:
+            keys = [key for const in code.co_consts for key in (const if isinstance(const, tuple) else (const,))]
+            found |= {*code.co_names, *code.co_varnames, *(key for key in keys if isinstance(key, str))}
+    return found
+
+
+class Host(GuardCallback):
+    """The callback of a guarded trainer: it begins each step before completions are sampled."""
+
+    holds = (*POSSIBLE, *INSIDE)
+    stages = (*STAGES, Stage.REWARDS, Stage.ADVANTAGES, Stage.BATCH, Stage.LOG_RATIO, Stage.KL_DELTA)
+    reach = (
+        "TRL computes log-probabilities and samples without handing out logits, probabilities or sampling settings. "
+        "check_weights catches broken weights one step earlier, before they are sampled from; temperature and top_p "
+        f"are settings of GRPOConfig. A guarded trainer can hold {', '.join(holds)}"
+    )
+
+    def __init__(self, trainer: Any, names: Sequence[str], events: str | Path | None, snapshot_every: int) -> None:
+        super().__init__(*names, events=events, snapshot_every=snapshot_every)
+        self.trainer, self.beta = trainer, trainer.beta
+        self.kls: list[float] = []
+        self.watch: Callable[[Tensor], Tensor] | None = None
+        if "adaptive_beta" in self.guards.names and not self.beta:
+            raise ConfigError("adaptive_beta: the trainer's beta is 0, so there is no KL; set GRPOConfig(beta=0.04)")
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Begin the step, with the beta that guards give it."""
+        self.beta, self.kls = self.trainer.beta, []
+        attempt = self.begun(given["model"], given["optimizer"], self.beta)
+        if attempt.step.coefficients is not None:
+            self.trainer.beta = attempt.step.coefficients.beta
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """End the step, and give the trainer its own beta back."""
+        super().on_optimizer_step(args, state, control, **given)
+        self.trainer.beta = self.beta
+
+    def measured(self, state: Any) -> dict[str, float]:
+        """The KL of this step, over its micro-batches."""
+        return {"kl": statistics.fmean(self.kls)} if self.kls else {}
+
+    @contextmanager
+    def differences(self, inputs: Mapping[str, Any]) -> Iterator[None]:
+        """Let guards see the log-ratio and the KL's difference while the loss of a micro-batch is computed.
+
+        Raises RunError where TRL took no difference of log-probabilities: guards would have seen nothing.
+        """
+        seen: dict[Stage, Tensor | None] = {}
+        outside = _trained(inputs) == 0
+        reference = inputs.get("ref_per_token_logps")
+
+        def see(stage: Stage, difference: Tensor) -> Tensor:
+            """The difference (B, T) as guards leave it; the very same one where they are silent."""
+            if stage not in seen:
+                before = difference.masked_fill(outside, 0.0)
+                after = self.guards.at(stage, before)
+                seen[stage] = None if after is before else after
+            changed = seen[stage]
+            return difference if changed is None else changed
+
+        self.watch = lambda logprobs: watched(logprobs, reference, see)
+        try:
+            yield
+        finally:
+            self.watch = None
+        if Stage.LOG_RATIO not in seen:
+            raise RunError(f"gl.guarded: TRL computed its loss without a log-ratio; it was tried with TRL {TRIED}")
+
+
+class _Guarded(cast(Any, object)):
+    """The methods of a guarded trainer; the trainer's own class comes after it."""
+
+    def __init__(
+        self,
+        *given: Any,
+        guards: str | Sequence[str],
+        events: str | Path | None = None,
+        snapshot_every: int = 0,
+        **more: Any,
+    ) -> None:
+        names = [guards] if isinstance(guards, str) else list(guards)
+        Guards(*names)  # an unknown name is said before a model is loaded
+        super().__init__(*given, **more)
+        refuse(self.args)
+        _refuse_several(self)
+        self.guard_host = Host(self, names, events, snapshot_every)
+        self.add_callback(self.guard_host)
+
+    def _calculate_rewards(self, *given: Any, **more: Any) -> Tensor:
+        rewards = super()._calculate_rewards(*given, **more)
+        return see_rewards(self.guard_host.guards, rewards, self.num_generations) if self.model.training else rewards
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        output = super()._generate_and_score_completions(inputs)
+        return see_batch(self.guard_host.guards, output, self.num_generations) if self.model.training else output
+
+    def _get_per_token_logps_and_entropies(self, *given: Any, **more: Any) -> tuple[Any, ...]:
+        logprobs, *others = super()._get_per_token_logps_and_entropies(*given, **more)
+        watch = self.guard_host.watch
+        return (watch(logprobs) if watch else logprobs, *others)
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        if not self.model.training:
+            return super()._compute_loss(model, inputs)
+        with self.guard_host.differences(inputs):
+            loss = super()._compute_loss(model, inputs)
+        self.guard_host.kls += self._metrics["train"]["kl"][-1:]
+        return loss
+
+
+def _refuse_several(trainer: Any) -> None:
+    """Refuse a trainer whose weights or decisions are in several processes. Raises ConfigError."""
+    for name, on in (("DeepSpeed", trainer.is_deepspeed_enabled), ("FSDP", trainer.is_fsdp_enabled)):
+        if on:
+            raise ConfigError(
+                f"gl.guarded: {name} makes the update itself, so no guard can refuse it; train without it"
+            )
+    if trainer.accelerator.num_processes > 1:
+        raise ConfigError(
+            f"gl.guarded: {trainer.accelerator.num_processes} processes would refuse different steps, each by its own "
+            "completions; train with one, or use gl.GuardCallback, whose guards see the gradients of all"
+        )
+
+
+def see_rewards(guards: Guards, rewards: Tensor, size: int) -> Tensor:
+    """Rewards (B, functions) as guards leave them, group by group; NaN is TRL's sign for "not scored"."""
+    for place in range(rewards.shape[1]):
+        values = rewards[:, place].view(-1, size)
+        scored = ~values.isnan()
+        before = values.masked_fill(~scored, 0.0)
+        after = guards.at(Stage.REWARDS, before, scorable=scored)
+        if after is not before or guards.scorable is not scored:
+            assert guards.scorable is not None
+            rewards[:, place] = after.masked_fill(~guards.scorable, torch.nan).flatten()
+    return rewards
+
+
+def see_batch(guards: Guards, output: dict[str, Any], size: int) -> dict[str, Any]:
+    """TRL's batch with advantages and rows as guards leave them."""
+    before = output["advantages"].view(-1, size)
+    after = guards.at(Stage.ADVANTAGES, before)
+    if after is not before:
+        output = {**output, "advantages": after.flatten()}
+    refused, batch = guards.refused, _as_batch(output)
+    left = guards.at(Stage.BATCH, batch)
+    if left is not batch:
+        return without_rows(output, left.group)
+    return without_rows(output, left.group[:0]) if guards.refused and not refused else output
+
+
+def without_rows(output: dict[str, Any], kept: Tensor) -> dict[str, Any]:
+    """TRL's batch with all rows but `kept` (b,) masked, so that no token of them is trained.
+
+    They stay in place, because TRL splits the batch into micro-batches of equal size.
+    """
+    gone = torch.ones(len(output["completion_ids"]), dtype=torch.bool, device=kept.device)
+    gone[kept] = False
+    masked = dict(output)
+    for name in ("completion_mask", "tool_mask", "advantages", "importance_sampling_ratio", *_LOGPROBS):
+        if (value := output.get(name)) is not None:
+            masked[name] = value.masked_fill(gone.view(-1, *[1] * (value.dim() - 1)), 0)
+    masked["num_items_in_batch"] = _trained(masked).sum()
+    return masked
+
+
+_LOGPROBS = ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps")
+
+
+def _trained(inputs: Mapping[str, Any]) -> Tensor:
+    """(B, T): 1 where a token of a completion is trained."""
+    mask = inputs["completion_mask"]
+    return mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
+
+
+def _as_batch(output: Mapping[str, Any]) -> Batch:
+    """TRL's batch as guards read it; each completion is a group of its own. TRL handles NaN of vLLM's own numbers."""
+    completions, nothing = output["completion_ids"], output["completion_mask"].float() * 0
+    return Batch(
+        prompt_ids=output["prompt_ids"],
+        prompt_mask=output["prompt_mask"],
+        group=torch.arange(len(completions), device=completions.device),
+        completions=completions,
+        completion_mask=_trained(output).bool(),
+        sampling_logprobs=nothing,
+        entropy=nothing,
+        advantages=output["advantages"],
+        old_logprobs=output.get("old_per_token_logps"),
+        ref_logprobs=output.get("ref_per_token_logps"),
+    )

@@ -1,0 +1,522 @@
+"""Guards inside TRL's GRPOTrainer: they see rewards, advantages, the batch and the loss, as in the learner."""
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+import transformers
+
+import grpo_lab as gl
+from benchmarks.diagnosis.recipes import in_half
+from grpo_lab.algorithm.batch import Batch
+from grpo_lab.config.guard_names import guards_named
+from grpo_lab.errors import ConfigError, RunError
+from grpo_lab.events import Stage, Stepped, Verdict
+from grpo_lab.runs.guard_callback import POSSIBLE
+from grpo_lab.runs.guarded_trainer import INSIDE, NEEDS, see_batch
+from grpo_lab.runs.session import Session
+from grpo_lab.training import policy_loss
+from grpo_lab.training.attempt import Refused
+from grpo_lab.training.learner import Learner
+from tests.test_hosted_guards import OF_TRL, NanGradient, Seen, equal
+
+trl = pytest.importorskip("trl")
+pytestmark = OF_TRL
+
+
+def trained(
+    folder, *callbacks, guards=None, steps=3, base=None, reward=None, train=True, events=None, change=None, **arguments
+):
+    """A trainer of TRL on the tiny model, guarded if there are guards, after training."""
+    from benchmarks.diagnosis import recipes
+
+    usual = {"num_generations": 4, "max_completion_length": 4, "learning_rate": 1e-4, "logging_steps": 1, "beta": 0.04}
+    rewards = (reward or recipes.accuracy(),)
+    spec = recipes.Spec(steps, 2, {**usual, **arguments}, rewards, callbacks=lambda: callbacks)
+    spec = replace(spec, change=change) if change else spec
+    base = base or trl.GRPOTrainer
+    make: Any = base if guards is None else lambda **given: gl.guarded(base)(guards=guards, events=events, **given)
+    made = recipes.trainer(spec, 0, folder, make)
+    if train:
+        made.train()
+    return made
+
+
+ALL = (*POSSIBLE, *INSIDE)
+SILENT = ("skip_nonfinite", "check_weights", "rollback", "sanitize_rewards", "clamp_advantages")
+SILENT += ("drop_nonfinite_samples", "clamp_log_ratio.limit=1e6", "clamp_kl.limit=1e6", "dual_clip.delta=1e9")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"steps": 6}, {"steps": 8, "num_iterations": 2, "gradient_accumulation_steps": 2, "loss_type": "grpo"}],
+    ids=["plain", "accumulated"],
+)
+def test_silent_guards_change_no_bit(tmp_path, arguments):
+    seen = [Seen(), Seen()]
+    arguments = {**arguments, "max_grad_norm": 0.1, "lr_scheduler_type": "cosine"}
+    bare = trained(tmp_path / "bare", seen[0], **arguments)
+    made = trained(tmp_path / "guarded", seen[1], guards=SILENT, **arguments)
+    assert len(seen[0].states) == arguments["steps"] and all(map(equal, *(each.states for each in seen)))
+    assert made.guard_host.report.verdict == Verdict.KEEP and made.guard_host.report.step == arguments["steps"] - 1
+    rows = [[{**row, "step_time": 0} for row in each.state.log_history[:-1]] for each in (bare, made)]
+    assert repr(rows[0]) == repr(rows[1])
+
+
+def test_a_refused_step_leaves_no_trace_and_the_chain_can_be_traced(tmp_path):
+    seen = Seen()
+    trained(tmp_path, NanGradient(), seen, guards="stable", steps=4, events=tmp_path / "run")
+    assert equal(seen.states[1], seen.states[2]) and not equal(seen.states[2], seen.states[3])
+    session = Session.open(tmp_path / "run")
+    found = session.first_break()
+    assert found is not None and (found.link, found.step) == ("gradients", 2)
+    links = {note.link for event in session.events if isinstance(event, Stepped) for note in event.links}
+    assert {"rewards", "advantages", "log_ratio", "kl_delta", "gradients", "weights"} <= links
+
+
+def by_call(values):
+    """A reward function with these rewards at its first call, and 0 or 1 later."""
+    calls = iter(range(1000))
+
+    def score(completions, **columns):
+        return list(values) if next(calls) == 0 else [float(i % 2) for i in range(len(completions))]
+
+    return score
+
+
+def advantages_of(base, kept):
+    """A trainer that keeps the advantages of each batch."""
+
+    class Keeps(base):
+        def _generate_and_score_completions(self, inputs):
+            output = super()._generate_and_score_completions(inputs)
+            kept.append(output["advantages"].clone())
+            return output
+
+    return Keeps
+
+
+@pytest.mark.parametrize("broken", [math.inf, -math.inf])
+def test_an_infinite_reward_costs_its_completion_and_not_its_group(tmp_path, broken):
+    values = [1.0, 0.0, broken, 0.0, 1.0, 0.0, 1.0, 0.0]
+    as_none, bare, guarded = [], [], []
+    given: Any = {"steps": 1}
+    none = [None if value == broken else value for value in values]
+    trained(tmp_path / "a", base=advantages_of(trl.GRPOTrainer, as_none), reward=by_call(none), **given)
+    trained(tmp_path / "b", base=advantages_of(trl.GRPOTrainer, bare), reward=by_call(values), **given)
+    base = advantages_of(trl.GRPOTrainer, guarded)
+    made = trained(tmp_path / "c", base=base, reward=by_call(values), guards="sanitize_rewards", **given)
+    assert torch.equal(guarded[0], as_none[0]) and guarded[0][0] > 0
+    assert not torch.equal(bare[0][:4], as_none[0][:4]), "without the guard the group is lost"
+    [action] = made.guard_host.report.actions
+    assert (action.name, action.reason) == ("sanitize_rewards", "1 of 8 rewards were not finite")
+
+
+def with_broken(base, name, value, rows):
+    """A trainer whose batches have this value in some rows."""
+
+    class Broken(base):
+        def _generate_and_score_completions(self, inputs):
+            output = super()._generate_and_score_completions(inputs)
+            broken = output[name].clone()
+            broken[rows] = value
+            return {**output, name: broken}
+
+    return Broken
+
+
+def test_a_broken_sample_is_left_out_and_a_broken_batch_refused(tmp_path):
+    base = with_broken(trl.GRPOTrainer, "ref_per_token_logps", torch.nan, [1])
+    made = trained(tmp_path / "one", base=base, guards="drop_nonfinite_samples", steps=1)
+    assert all(value.isfinite().all() for value in made.model.state_dict().values())
+    assert made.guard_host.report.actions[0].reason == "1 of 8 completions were not finite"
+    bare = trained(tmp_path / "bare", base=base, steps=1)
+    assert any(value.isnan().any() for value in bare.model.state_dict().values())
+    seen = Seen()
+    base = with_broken(trl.GRPOTrainer, "ref_per_token_logps", torch.nan, list(range(8)))
+    made = trained(tmp_path / "all", seen, base=base, guards="drop_nonfinite_samples", steps=2)
+    assert made.guard_host.report.verdict == Verdict.SKIP_STEP
+    fresh = trained(tmp_path / "fresh", steps=1, train=False)
+    assert equal(list(made.model.state_dict().values()), list(fresh.model.state_dict().values()))
+
+
+def test_advantages_are_clamped(tmp_path):
+    kept: list[torch.Tensor] = []
+    given = {"reward": by_call([1, 0, 0, 0] * 2), "steps": 1}
+
+    class Sees(trl.GRPOTrainer):
+        def _compute_loss(self, model, inputs):
+            kept.append(inputs["advantages"])
+            return super()._compute_loss(model, inputs)
+
+    made = trained(tmp_path, base=Sees, guards="clamp_advantages.limit=1", **given)
+    assert float(kept[0].max()) == 1.0 and made.guard_host.report.actions[0].name == "clamp_advantages"
+
+
+def test_adaptive_beta_moves_beta_for_the_step_and_gives_it_back(tmp_path):
+    betas = []
+
+    class Sees(trl.GRPOTrainer):
+        def _compute_loss(self, model, inputs):
+            betas.append(self.beta)
+            return super()._compute_loss(model, inputs)
+
+    made = trained(tmp_path, base=Sees, guards=("adaptive_beta.target=1e-9", "skip_nonfinite"), steps=4)
+    assert betas[0] == made.beta == 0.04, "and the trainer has its own again"
+    kls = [row["kl"] for row in made.state.log_history if "kl" in row]
+    factors = [beta / 0.04 for beta in betas]
+    expected, factor = [1.0], 1.0
+    for kl in kls[:-1]:
+        factor *= 1 + 0.1 * min(0.2, max(-0.2, kl / 1e-9 - 1))
+        expected.append(factor)
+    assert factors == pytest.approx(expected) and factors[-1] != 1
+    with pytest.raises(ConfigError, match="beta is 0"):
+        trained(tmp_path / "off", guards="adaptive_beta", beta=0.0, train=False)
+
+
+# --- the same guard, the same inputs: the learner, a loop, TRL -------------------------------------------------------
+
+RATE = 1e-3
+NAN_AT_2 = (1.0, 1.0, math.nan, 1.0, 1.0)
+SPIKE_AT_2 = (1.0, 1.0, 1e4, 1.0, 1.0)
+UPDATES = {
+    "warm_up.steps=3": (1.0,) * 5,
+    "adaptive_learning_rate.warm_up=1": SPIKE_AT_2,
+    "representable_epsilon": (1.0,) * 2,
+    "rollback.patience=1": NAN_AT_2,
+    "skip_nonfinite": NAN_AT_2,
+    "skip_spikes.threshold=500": SPIKE_AT_2,
+    "skip_outliers.warm_up=2": SPIKE_AT_2,
+    "clip_gradients.max_norm=0.3": SPIKE_AT_2,
+    "check_weights": NAN_AT_2,
+}
+"""Guards of an update, each with the factors by which one gradient is multiplied, step by step."""
+MORE = {"rollback.patience=1": ("skip_nonfinite",)}
+"""Guards without which another has nothing to answer to."""
+
+
+def gradient(parameter, factor):
+    """A gradient of this parameter, other for each element."""
+    return (torch.linspace(-1e-3, 1e-3, parameter.numel()) * factor).view_as(parameter).to(parameter.dtype)
+
+
+def by_learner(names, factors, half):
+    """Weights after the learner's own transaction, and (verdict, reasons) of each step."""
+    config = gl.Config().with_("run.device=cpu", f"optimizer.learning_rate={RATE}", "optimizer.adam_eps=1e-8")
+    config = config.with_("optimizer.weight_decay=0", "optimizer.adam_beta2=0.999", "loss.beta=0")
+    guards = gl.Guards(*names).config.guards
+    learner = Learner(config.with_guards(guards).with_("run.snapshot_every=1"), loaded(half))
+    told = []
+    for index, factor in enumerate(factors):
+        attempt = learner.begin(index)
+        try:
+            usual = learner.updates.coefficients(learner.config)
+            attempt.replace(coefficients=attempt.apply(Stage.COEFFICIENTS, usual))
+            learner.updates.begin(attempt, 0)
+            for parameter in learner.updates.parameters:
+                parameter.grad = gradient(parameter, factor)
+            learner.updates.make(attempt)
+        except Refused:
+            pass
+        event = learner.end(attempt)
+        told.append((event.verdict, [(a.name, a.reason) for a in event.actions]))
+    return list(learner.policy.state_dict().values()), told
+
+
+def loaded(half):
+    from grpo_lab.models import loading
+
+    model, tokenizer = loading.load("tiny", "fp32", "cpu")
+    return (model.half() if half else model), tokenizer
+
+
+def by_loop(names, factors, half):
+    """The same in a plain loop."""
+    model, _ = loaded(half)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0, fused=None if half else True)
+    guards, told = gl.Guards(*names, snapshot_every=1), []
+    for factor in factors:
+        for parameter in model.parameters():
+            parameter.grad = gradient(parameter, factor)
+        report = guards.step(model, optimizer)
+        told.append((report.verdict, [(a.name, a.reason) for a in report.actions]))
+    return list(model.state_dict().values()), told
+
+
+def by_trl(names, factors, half, folder, guarded):
+    """The same in TRL: a callback before the guards sets the gradients."""
+    told: list[Any] = []
+
+    class Sets(transformers.TrainerCallback):
+        def on_pre_optimizer_step(self, args, state, control, **given):
+            for parameter in given["model"].parameters():
+                parameter.grad = gradient(parameter, factors[state.global_step])
+
+    class Tells(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **given):
+            told.append((host.report.verdict, [(a.name, a.reason) for a in host.report.actions]))
+
+    callback = None if guarded else gl.GuardCallback(*names, snapshot_every=1)
+    before = (Sets(),) if callback is None else (Sets(), callback)
+    given = {"learning_rate": RATE, "max_grad_norm": 0.0, "beta": 0.0, "lr_scheduler_type": "constant"}
+    given |= {"optim": "adamw_torch" if half else "adamw_torch_fused", "change": in_half if half else None}
+    made = trained(folder, *before, guards=names if guarded else None, steps=len(factors), train=False, **given)
+    host: Any = callback or made.guard_host
+    host.guards.config = host.guards.config.with_("run.snapshot_every=1")
+    made.add_callback(Tells())
+    made.train()
+    return list(made.model.state_dict().values()), told
+
+
+@pytest.mark.parametrize("guarded", [False, True], ids=["callback", "guarded"])
+@pytest.mark.parametrize("name", UPDATES)
+def test_a_guard_of_the_update_has_one_outcome_in_every_host(name, guarded, tmp_path):
+    names, factors, half = (name, *MORE.get(name, ())), UPDATES[name], name == "representable_epsilon"
+    learner, told = by_learner(names, factors, half)
+    assert any(actions for _, actions in told), "the guard acts"
+    for weights, others in (by_loop(names, factors, half), by_trl(names, factors, half, tmp_path, guarded)):
+        assert others == told
+        assert equal(weights, learner)
+
+
+LOSS = {
+    "clamp_log_ratio": (120.0, 0.0),
+    "clamp_kl": (0.0, 120.0),
+    "dual_clip": (3.0, 0.0),
+    "skip_nonfinite": (0.5, 0.1),
+}
+"""Guards of the loss, each with the shift of one token's log-ratio and of its distance from the reference."""
+
+
+def batch_of(shift, distance):
+    """Log-probabilities (2, 3), old and reference ones, advantages (2,) and mask; one token is shifted."""
+    logprobs = torch.tensor([[-1.0, -2.0, -0.5], [-0.7, -1.5, -3.0]], requires_grad=True)
+    old, reference = logprobs.detach().clone(), logprobs.detach().clone() + 0.1
+    old[1, 0] -= shift
+    reference[0, 1] += distance
+    return logprobs, old, reference, torch.tensor([1.0, -1.0]), torch.tensor([[1, 1, 1], [1, 1, 0]])
+
+
+def loss_of_learner(guard, values):
+    logprobs, old, reference, advantages, mask = values
+    config = gl.Config().with_("loss.beta=0.04", "loss.epsilon=0.2", "run.device=cpu").with_guards(guards_named(guard))
+    learner = Learner(config, loaded(False))
+    attempt = learner.begin(0)
+    attempt.replace(coefficients=attempt.apply(Stage.COEFFICIENTS, learner.updates.coefficients(config)))
+    attempt.turn_to(learner.objectives[0], num_tokens=mask.sum())
+    zeros = torch.zeros_like(old)
+    batch = Batch(mask, mask, torch.arange(2), mask, mask.bool(), zeros, zeros, advantages, old, reference)
+    batch = replace(batch, weights=mask / mask.sum())
+    output = policy_loss.micro_batch_loss(attempt, batch, learner.formulas, logprobs)
+    return output.loss, attempt.actions
+
+
+def loss_of_loop(guard, values):
+    logprobs, old, reference, advantages, mask = values
+    guards, outside = gl.Guards(guard), mask == 0
+    ratio = guards.at("log_ratio", (logprobs - old).masked_fill(outside, 0.0)).exp()
+    delta = guards.at("kl_delta", (reference - logprobs).masked_fill(outside, 0.0))
+    surrogate = torch.min(ratio * advantages[:, None], ratio.clamp(0.8, 1.2) * advantages[:, None])
+    loss = (0.04 * (torch.expm1(delta) - delta) - surrogate) * mask
+    model = torch.nn.Linear(1, 1)
+    model(torch.ones(1, 1)).sum().backward()
+    report = guards.step(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    return loss.sum() / mask.sum(), report.actions
+
+
+def loss_of_trl(guard, values, folder):
+    logprobs, old, reference, advantages, mask = values
+
+    class Fixed(trl.GRPOTrainer):
+        def _get_per_token_logps_and_entropies(self, *given, **more):
+            return logprobs, torch.zeros_like(old), None
+
+    made = trained(folder, base=Fixed, guards=guard, train=False, epsilon=0.2, use_bias_correction_kl=False)
+    made.current_gradient_accumulation_steps = 1
+    made.guard_host.on_train_begin(made.args, made.state, made.control)
+    made.model.train()
+    inputs = {"prompt_ids": mask, "prompt_mask": mask, "completion_ids": mask, "completion_mask": mask}
+    inputs |= {"advantages": advantages, "old_per_token_logps": old, "ref_per_token_logps": reference}
+    loss = made._compute_loss(made.model, {**inputs, "num_items_in_batch": mask.sum()})
+    return loss, made.guard_host.guards._begun().actions
+
+
+@pytest.mark.parametrize("guard", LOSS)
+def test_a_guard_of_the_loss_has_one_outcome_in_every_host(guard, tmp_path):
+    found = []
+    hosts: Any = (loss_of_learner, loss_of_loop, lambda name, values: loss_of_trl(name, values, tmp_path))
+    for host in hosts:
+        values = batch_of(*LOSS[guard])
+        loss, actions = host(guard, values)
+        loss.backward()
+        found.append((loss.detach(), values[0].grad, [(a.name, a.verdict, a.reason) for a in actions]))
+    if guard == "dual_clip":
+        del found[1]  # a coefficient, which a loop reads by itself
+    for loss, slope, actions in found[1:]:
+        torch.testing.assert_close(loss, found[0][0])
+        torch.testing.assert_close(slope, found[0][1])
+        assert actions == found[0][2]
+    acted = {name for name, *_ in found[0][2]}
+    assert acted == ({guard} if guard.startswith("clamp") else set())
+    assert found[0][1].isfinite().all()
+
+
+BATCH = {
+    "sanitize_rewards": ("rewards", torch.tensor([[1.0, 0.0, math.inf, 0.0], [0.0, 1.0, 1.0, 0.0]])),
+    "clamp_advantages.limit=1": ("advantages", torch.tensor([[1.5, -0.5, -0.5, -0.5], [0.5, -0.5, 0.5, -0.5]])),
+    "drop_nonfinite_samples": ("batch", torch.tensor([[0.1, 0.2, 0.3, 0.4], [0.1, math.nan, 0.3, 0.4]])),
+}
+"""Guards of the batch, each with its stage and values: of `batch`, the reference log-probability of each completion."""
+
+
+def rows_of(reference):
+    """A batch of 8 completions of one token with these reference log-probabilities (2, 4)."""
+    flat, ones = reference.reshape(8, 1), torch.ones(8, 1, dtype=torch.long)
+    zeros = torch.zeros(8, 1)
+    return Batch(ones, ones, torch.arange(8), ones, ones.bool(), zeros, zeros, zeros[:, 0], None, flat)
+
+
+def through_trl(made, stage, value):
+    """What TRL's own methods hand on after the guards, in the form of the stage."""
+    if stage == "rewards":
+        made.reward_funcs[0] = lambda completions, **columns: value.flatten().tolist()
+        rewards = made._calculate_rewards([{}] * 8, [""] * 8, [""] * 8, [[1]] * 8)
+        return rewards.view(2, 4).isfinite(), rewards.view(2, 4).nan_to_num(0.0)
+    ones = torch.ones(8, 1, dtype=torch.long)
+    output = {"prompt_ids": ones, "prompt_mask": ones, "completion_ids": ones, "completion_mask": ones}
+    output |= {"advantages": torch.zeros(8), "num_items_in_batch": torch.tensor(8)}
+    output |= {"advantages": value.flatten()} if stage == "advantages" else {"ref_per_token_logps": value.view(8, 1)}
+    left = see_batch(made.guard_host.guards, output, 4)
+    if stage == "advantages":
+        return left["advantages"].view(2, 4)
+    assert left["num_items_in_batch"] == left["completion_mask"].sum() and left["ref_per_token_logps"].isfinite().all()
+    return left["completion_mask"][:, 0].nonzero()[:, 0]
+
+
+@pytest.mark.parametrize("name", BATCH)
+def test_a_guard_of_the_batch_has_one_outcome_in_every_host(name, tmp_path):
+    stage, value = BATCH[name]
+    given = rows_of(value) if stage == "batch" else value
+    attempt = Learner(gl.Config().with_guards(gl.Guards(name).config.guards), loaded(False)).begin(0)
+    attempt.replace(scorable=torch.ones(2, 4, dtype=torch.bool))
+    of_learner = attempt.apply(Stage(stage), given)
+    loop = gl.Guards(name)
+    of_loop = loop.at(stage, given)
+    made = trained(tmp_path, guards=name, train=False)
+    made.model.train()
+    of_trl = through_trl(made, stage, value)
+    if stage == "rewards":
+        of_learner, of_loop = (attempt.step.scorable, of_learner), (loop.scorable, of_loop)
+    elif stage == "batch":
+        of_learner, of_loop = of_learner.group, of_loop.group
+    torch.testing.assert_close(of_loop, of_learner, rtol=0, atol=0)
+    torch.testing.assert_close(of_trl, of_learner, rtol=0, atol=0)
+    told = [[(a.name, a.verdict, a.reason) for a in each._begun().actions] for each in (loop, made.guard_host.guards)]
+    assert told == [[(a.name, a.verdict, a.reason) for a in attempt.actions]] * 2 and len(told[0]) == 1
+
+
+def test_adaptive_beta_has_one_outcome_in_the_learner_and_in_trl(tmp_path):
+    kls = [0.5, math.nan, 0.01, 0.2]
+    learner = Learner(gl.Config().with_("loss.beta=0.04", "guards.adaptive_beta=on"), loaded(False))
+    of_learner = []
+    for index, kl in enumerate((None, *kls[:-1])):
+        learner.last_metrics = {} if kl is None else {"kl": kl}
+        usual = learner.updates.coefficients(learner.config)
+        of_learner.append(learner.begin(index).apply(Stage.COEFFICIENTS, usual).beta)
+    of_trl: list[float] = []
+
+    class Tells(trl.GRPOTrainer):
+        def _compute_loss(self, model, inputs):
+            loss = super()._compute_loss(model, inputs)
+            self._metrics["train"]["kl"][-1] = kls[len(of_trl)]
+            of_trl.append(self.beta)
+            return loss
+
+    trained(tmp_path, base=Tells, guards="adaptive_beta", steps=4)
+    assert of_trl == of_learner and len(set(of_trl)) > 2
+
+
+def test_every_guard_that_trl_can_hold_is_compared():
+    compared = {name.split(".")[0] for name in (*UPDATES, *LOSS, *BATCH)} | {"adaptive_beta"}
+    assert compared == set(ALL) and set(gl.GUARDS) - compared == {
+        "clamp_logits",
+        "check_probabilities",
+        "safe_sampling",
+    }
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["clamp_logits", "check_probabilities", "safe_sampling"])
+def test_what_trl_does_not_show_is_an_error_with_a_way_out(name, tmp_path):
+    with pytest.raises(ConfigError, match=f"^{name}: TRL computes .* check_weights catches"):
+        trained(tmp_path / "trl", guards=(name, "skip_nonfinite"), train=False, events=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_unknown_names_are_said_before_a_model_is_loaded():
+    with pytest.raises(ConfigError, match="did you mean 'clamp_kl'"):
+        gl.guarded(trl.GRPOTrainer)("no model", None, guards="clamp_kll")
+
+
+class Later(trl.GRPOTrainer):
+    """As a version of TRL whose loss is computed in another way."""
+
+
+def test_other_classes_and_other_versions_are_refused(monkeypatch):
+    for given, message in (
+        (transformers.Trainer, r"Trainer\): it has no _calculate_rewards, .* tried with TRL 1\.16\. .*GuardCallback"),
+        (trl.GRPOConfig, "it has no _calculate_rewards"),
+        (SimpleNamespace(**dict.fromkeys(NEEDS)), "it is no class"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            gl.guarded(cast(Any, given))
+    monkeypatch.setattr(trl.GRPOTrainer, "_compute_loss", lambda self, model, inputs: inputs["advantages"])
+    with pytest.raises(ConfigError, match=r"_compute_loss does not use .*old_per_token_logps"):
+        gl.guarded(Later)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"is_deepspeed_enabled": True}, "DeepSpeed makes the update itself"),
+        ({"is_fsdp_enabled": True}, "FSDP makes the update itself"),
+        ({"accelerator": SimpleNamespace(num_processes=2)}, "2 processes would refuse different steps"),
+        ({"args": SimpleNamespace(deepspeed="zero3.json")}, "DeepSpeed makes the update itself"),
+        ({"args": SimpleNamespace(fsdp=True)}, "FSDP gives each process a part"),
+        ({"args": SimpleNamespace(fp16=True)}, "fp16=True"),
+    ],
+    ids=["deepspeed", "fsdp", "processes", "deepspeed argument", "fsdp argument", "fp16"],
+)
+def test_trainers_that_make_no_update_of_their_own_are_refused(change, message):
+    usual = {"args": SimpleNamespace(), "is_deepspeed_enabled": False, "is_fsdp_enabled": False}
+    usual["accelerator"] = SimpleNamespace(num_processes=1)
+
+    class Other(trl.GRPOTrainer):
+        def __init__(self):
+            self.__dict__.update({**usual, **change})
+
+    with pytest.raises(ConfigError, match=message):
+        gl.guarded(Other)(guards="stable")
+
+
+def test_a_loss_without_a_log_ratio_is_said_and_not_passed_over(tmp_path):
+    class Blind(trl.GRPOTrainer):
+        def _compute_loss(self, model, inputs):
+            return sum(parameter.sum() for parameter in model.parameters())
+
+    with pytest.raises(RunError, match="without a log-ratio"):
+        trained(tmp_path, base=Blind, guards="clamp_log_ratio", steps=1)
+
+
+def test_evaluation_is_not_guarded(tmp_path):
+    made = trained(
+        tmp_path, guards=("skip_nonfinite", "clamp_advantages.limit=0.1"), steps=1, reward=by_call([0.0] * 8)
+    )
+    count = made.guard_host.report.step
+    made.evaluate(made.train_dataset.select(range(2)))
+    assert not made.guard_host.guards._begun().actions and made.guard_host.report.step == count
