@@ -129,6 +129,25 @@ def replay(
     console.say(f"figure: {path}")
 
 
+@app.command(example="export runs/my_run --to tensorboard")
+def export(
+    run: Run,
+    to: Annotated[str, typer.Option(help="tensorboard, wandb or trackio; see docs/trackers.md.")],
+    out: Out = None,
+) -> None:
+    """Write a recorded run to an experiment tracker, whose files are in its folder or in that of --out."""
+    from grpo_lab.paths import data_directory
+    from grpo_lab.ui import console, trackers
+
+    trackers.check([to])
+    session = _opened(run)
+    ships = session.directory.resolve().is_relative_to(data_directory().resolve())
+    folder = out or (Path("runs") / session.directory.name if ships else session.directory)
+    with console.err.status(f"writing to {to}"):
+        trackers.export(to, session, folder)
+    console.say(f"{len(session.records)} steps of {session.directory} are in {to}, under {folder}")
+
+
 @app.command(example="recordings --json")
 def recordings(as_json: AsJson = False) -> None:
     """List the recorded runs, to trace and replay without training."""

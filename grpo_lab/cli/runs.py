@@ -29,6 +29,7 @@ class Save(StrEnum):
     NONE, LAST = "none", "last"
 
 
+Track = Annotated[str, typer.Option("--track", help="Trackers that follow: tensorboard, wandb, trackio, as a,b.")]
 Saved = Annotated[Save, typer.Option("--save", help="Weights to keep: none, or the last ones if they are healthy.")]
 
 
@@ -105,6 +106,7 @@ def train(
     as_json: Json = False,
     live: Live = False,
     save: Saved = Save.LAST,
+    track: Track = "",
     child: Annotated[
         bool, typer.Option(help="Train in a child process, whose crash leaves this one alive; always on a GPU.")
     ] = False,
@@ -131,7 +133,7 @@ def train(
         own = (preset, scenario, algorithm, guards, config, settings, model, device, data, reward, out, processes)
         if any(own) or heal or fit or print_config:
             raise ConfigError("--resume goes on with the run's own config; to change a setting there: --recover a.b=c")
-        return go_on(resume, recover or (), as_json, child, live, save is Save.LAST)
+        return go_on(resume, recover or (), as_json, child, live, save is Save.LAST, track)
     if recover:
         raise ConfigError(
             "--recover changes a run that goes on: name it with --resume; else use --set run.recover=a.b=c"
@@ -145,7 +147,7 @@ def train(
         *(settings or []),
     )
     _check_used(found, tasks=data, rewards=reward)
-    _train(_fitted(found, child) if fit else found, out, as_json, child, live, save, print_config)
+    _train(_fitted(found, child) if fit else found, out, as_json, child, live, save, print_config, track)
 
 
 @app.command(example="sft --data shown.jsonl")
@@ -179,6 +181,7 @@ def _train(
     live: bool = False,
     save: Save = Save.LAST,
     print_config: bool = False,
+    track: str = "",
 ) -> NoReturn:
     """Train by a config, or print it, and exit with the code of the result."""
     from grpo_lab.config import toml
@@ -191,7 +194,7 @@ def _train(
         print("".join(f"# {note}\n" for note in console.notes(config)) + toml.dumps(config), end="")
         sys.exit(0)
     launched = take_part_unless_first(config)
-    run_and_exit(Session(config, out, child=child or launched, save_model=save is Save.LAST), as_json, live)
+    run_and_exit(Session(config, out, child=child or launched, save_model=save is Save.LAST), as_json, live, track)
 
 
 def _check_used(config: Config, **options: object) -> None:

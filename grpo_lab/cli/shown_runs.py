@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from grpo_lab.runs.session import Session
 
 
-def go_on(folder: Path, recover: Sequence[str], as_json: bool, child: bool, live: bool, save_model: bool) -> NoReturn:
+def go_on(
+    folder: Path, recover: Sequence[str], as_json: bool, child: bool, live: bool, save_model: bool, track: str = ""
+) -> NoReturn:
     """Go on with the run in a folder, and exit with the code of the result."""
     from grpo_lab.errors import DataError, RunError
     from grpo_lab.runs import run_folder
@@ -26,7 +28,7 @@ def go_on(folder: Path, recover: Sequence[str], as_json: bool, child: bool, live
         session = Session.resume(folder, recover, child=child or launched, save_model=save_model)
     except RunError as error:
         raise DataError(str(error)) from error
-    run_and_exit(session, as_json, live)
+    run_and_exit(session, as_json, live, track)
 
 
 def shared_by(processes: int | None) -> list[str]:
@@ -51,11 +53,12 @@ def take_part_unless_first(config: Config) -> bool | None:
     return False
 
 
-def run_and_exit(session: Session, as_json: bool, live: bool) -> NoReturn:
-    """Train, show the run while it goes on, and exit with the code of the result."""
+def run_and_exit(session: Session, as_json: bool, live: bool, track: str = "") -> NoReturn:
+    """Train, show the run while it goes on, also to these trackers, and exit with the code of the result."""
     from grpo_lab.runs.session import BY_THE_USER
-    from grpo_lab.ui import console
+    from grpo_lab.ui import console, trackers
 
+    session.views += trackers.views(track, session)
     console.say_warnings()
     for note in console.notes(session.config):
         console.report(note)
