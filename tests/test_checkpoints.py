@@ -586,6 +586,7 @@ def test_restarts_need_a_model_that_can_be_loaded_again(tmp_path):
         Session(SMALL.with_("run.max_restarts=1"), tmp_path, model=loading.load("tiny"))
 
 
+@pytest.mark.slow
 def test_a_child_that_is_killed_is_replaced(tmp_path):
     config = SMALL.with_("run.num_steps=10", "run.max_restarts=1", "run.num_eval=0")
     session = Session(config, tmp_path / "run", child=True, save_model=True)

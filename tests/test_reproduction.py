@@ -204,6 +204,7 @@ def test_everything_end_to_end(small, tmp_path, capsys):
     assert "weights, 0" in shown and "A healthy task" in shown and "No crash in" in shown
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_the_children_too(small, tmp_path, monkeypatch):
     sessions, begun = [], threading.Event()
 

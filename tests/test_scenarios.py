@@ -268,6 +268,7 @@ def test_a_corrupt_sample_spikes_one_step_while_the_reward_shows_nothing():
     assert min(rewards) <= rewards[5] <= max(rewards)
 
 
+@pytest.mark.slow
 def test_train_001_explodes_while_everything_is_finite():
     run = alone("train-001")
     norms = [step.metrics["grad_norm"] for step in run.steps]
