@@ -1,10 +1,14 @@
 """Several processes that train one policy: the same verdicts and the same weights as one."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -181,3 +185,33 @@ def test_torchrun_starts_all_processes_of_the_same_run(tmp_path):
         subprocess.run([*command, "train", *settings, *more, "--out", str(tmp_path / name)], check=True)
     weights = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("torchrun", "ours")]
     assert weights[0] == weights[1]
+
+
+@pytest.mark.slow
+def test_the_others_end_with_the_first_process(tmp_path):
+    command = [sys.executable, "-m", "grpo_lab", "train", "--preset", "smoke", "--processes", "2"]
+    first = subprocess.Popen([*command, "--set", "run.num_steps=5000", "--out", str(tmp_path / "run")])
+    events = tmp_path / "run" / "events.jsonl"
+    while not (events.exists() and events.read_text().count("\n") > 2):
+        assert first.poll() is None
+        time.sleep(0.1)
+    others = psutil.Process(first.pid).children()
+    first.kill()
+    first.wait()
+    assert others and not psutil.wait_procs(others, timeout=60)[1]
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_all_and_is_no_error(tmp_path):
+    command = [sys.executable, "-m", "grpo_lab", "train", "--preset", "smoke", "--processes", "2"]
+    command += ["--set", "run.num_steps=5000", "--out", str(tmp_path / "run")]
+    first = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    events = tmp_path / "run" / "events.jsonl"
+    while not (events.exists() and events.read_text().count("\n") > 2):
+        assert first.poll() is None
+        time.sleep(0.1)
+    others = psutil.Process(first.pid).children()
+    os.killpg(first.pid, signal.SIGINT)
+    error = first.communicate(timeout=60)[1]
+    assert first.returncode == 130 and "rank" not in error and "Traceback" not in error, error
+    assert not psutil.wait_procs(others, timeout=60)[1]

@@ -37,11 +37,13 @@ def trained(config: Config, *given: Any) -> Iterator[Event]:
 
 
 def take_part(config: Config, world: Processes) -> int:
-    """Train as one of the other processes; return the exit code. An error is told to all, and printed here."""
+    """Train as one of the other processes; return the exit code. An error is told to all; the first one reports it."""
     try:
         for _ in train(placed(config, world.rank), checkpoints=PeerCheckpoints(), world=world):
             pass
-    except (PeerFailed, GrpoLabError) as error:
+    except PeerFailed:
+        return 1  # the process that failed reports it; so ends a run that the user stopped, too
+    except GrpoLabError as error:
         print(str(error).partition("\n")[0], file=sys.stderr)
         return 1
     finally:
@@ -99,6 +101,7 @@ def _world(config: Config) -> Iterator[World]:
         finally:
             world.close()
         return
+    threads = torch.get_num_threads()
     _share_cores(config)
     peers = Peers(config)
     try:
@@ -109,6 +112,7 @@ def _world(config: Config) -> Iterator[World]:
             world.close()
     finally:
         peers.close()
+        torch.set_num_threads(threads)
 
 
 class Peers:
