@@ -98,11 +98,13 @@ ONE_SIDED: dict[str, Config] = {
     for name in HARMS
 }
 """Runs of which only the second process has a fault."""
+RAGGED = {"ragged": smoke("loss.dynamic_sampling=1", "data.num_generations=2")}
+"""Three groups are left of four, which the processes share in another way than micro-batches of two."""
 DROPOUT = {"dropout": smoke("faults.dropout_on=on")}
 """Each process draws its own zeros, as each micro-batch does."""
 MUTANTS: dict[str, Config] = {"mean instead of sum": smoke(), "own totals": smoke(), "own advantages": smoke()}
 FOUR = {"four": smoke("run.streams=4", "data.micro_batch_prompts=1")}
-CASES = ALIKE | ONE_SIDED | DROPOUT | MUTANTS
+CASES = ALIKE | ONE_SIDED | DROPOUT | RAGGED | MUTANTS
 
 
 def run(config: Config, world: World = ALONE) -> dict:

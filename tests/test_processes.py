@@ -54,6 +54,8 @@ def test_two_processes_make_the_steps_of_one_to_the_bit(name, two, monkeypatch):
     for found in two:
         for what in ("error", "end", "steps", "weights"):
             assert found[name][what] == expected[what], what
+        noted, theirs = ([[note[:4] for note in step] for step in each["links"]] for each in (found[name], expected))
+        assert noted == theirs
     assert len(expected["steps"]) >= 2
 
 
@@ -67,7 +69,20 @@ def test_the_alike_runs_are_not_all_the_same(two):
     }
 
 
-@pytest.mark.parametrize("name", ranks.ONE_SIDED | ranks.DROPOUT)
+def test_no_group_is_lost_where_processes_have_unequal_shares(two, monkeypatch):
+    expected, drawn = alone("ragged", monkeypatch), []
+    for mine, other in zip(two[0]["ragged"]["steps"], expected["steps"], strict=True):
+        drawn.append(mine.get("dynamic_sampling/draws", 0.0))
+        for name in ("num_tokens", "grad_norm", "kl", "reward"):
+            assert mine.get(name, 0.0) == pytest.approx(other.get(name, 0.0), rel=1e-4, abs=1e-6)
+    reasons = [reason for name, _, reason in two[0]["ragged"]["actions"] if name == "dynamic_sampling"]
+    assert any(reason.startswith("3 of 4 groups") for reason in reasons) and max(drawn) == 1
+
+
+WHOLE = [*sorted(ranks.ONE_SIDED.keys() - {"breaks", "nan_logits"}), *ranks.DROPOUT, *ranks.RAGGED]
+
+
+@pytest.mark.parametrize("name", WHOLE)
 def test_a_fault_of_one_process_has_the_same_verdict_on_both(name, two):
     first, second = (found[name] for found in two)
     assert first["weights"] == second["weights"] and first["steps"] == second["steps"]
@@ -93,6 +108,8 @@ def test_an_error_of_one_process_ends_both_and_names_it(two):
     assert first["error"] == "PeerFailed: rank 1: ValueError: the second process broke"
     assert second["error"] == "ValueError: the second process broke"
     assert two[0]["nan_logits"]["error"].startswith("PeerFailed: rank 1: RuntimeError: probability tensor contains")
+    broken = [where for link, *_, count, _, where in two[0]["nan_logits"]["links"][1] if link == "logits" and count]
+    assert broken and all(where.startswith("rank 1") for where in broken), "the chain of the first process names it"
 
 
 @pytest.mark.parametrize("name", ranks.MUTANTS)

@@ -21,11 +21,12 @@ from torch import Tensor
 
 from grpo_lab.algorithm.batch import Batch
 from grpo_lab.errors import RunError
-from grpo_lab.events import Action, Verdict
+from grpo_lab.events import Action
 from grpo_lab.training.attempt import Attempt, Refused
 from grpo_lab.training.recorder import Notes
 
 T = TypeVar("T")
+Rows = TypeVar("Rows", Sequence[Any], Tensor)
 BUCKET = 2**22
 """Elements of gradients that are added up at once, so that no second copy of all gradients is made."""
 SHORTEST, LONGEST = 0.0002, 0.02
@@ -57,8 +58,8 @@ class World:
         """Yield the micro-batches of this rank's share of the prompts; a share without completions has none."""
         yield from batch.split(micro_batch_prompts)
 
-    def share(self, rows: Sequence[T]) -> Sequence[T]:
-        """This rank's part of rows whose number is a multiple of the size: the ranks' parts follow each other."""
+    def share(self, rows: Rows) -> Rows:
+        """This rank's part of the rows, or of a tensor's; the ranks' parts follow each other."""
         return rows
 
     def with_first(self, rows: Sequence[T]) -> Sequence[T]:
@@ -121,10 +122,11 @@ class Processes(World):
 
     def _await_all(self, timeout: timedelta) -> None:
         """Wait until every rank has come to the store."""
+        deadline = time.monotonic() + timeout.total_seconds()
         self._store.set(f"here/{self.rank}", "")
         for rank in range(self.size):
             try:
-                self._store.wait([f"here/{rank}"], timeout)
+                self._store.wait([f"here/{rank}"], timedelta(seconds=max(0.001, deadline - time.monotonic())))
             except RuntimeError as error:
                 raise RunError(
                     f"process {rank} of {self.size} did not come within {timeout.total_seconds() / 60:g} minutes "
@@ -136,14 +138,13 @@ class Processes(World):
         self._dist.destroy_process_group()
 
     def own(self, batch: Batch, micro_batch_prompts: int) -> Iterator[Batch]:
-        mine = self.share(range(len(batch.prompt_ids)))
-        part = batch.groups(torch.arange(mine[0], mine[-1] + 1, device=batch.group.device))
+        part = batch.groups(self.share(torch.arange(len(batch.prompt_ids), device=batch.group.device)))
         if len(part.group):
             yield from part.split(micro_batch_prompts)
 
-    def share(self, rows: Sequence[T]) -> Sequence[T]:
-        each = len(rows) // self.size
-        return rows[self.rank * each : (self.rank + 1) * each]
+    def share(self, rows: Rows) -> Rows:
+        begin, end = (rank * len(rows) // self.size for rank in (self.rank, self.rank + 1))
+        return rows[begin:end]
 
     def with_first(self, rows: Sequence[T]) -> Sequence[T]:
         return () if self.rank else rows
@@ -156,20 +157,22 @@ class Processes(World):
             yield meeting
         except Exception as raised:
             error = raised
-        refused = isinstance(error, Refused)
-        failed = "" if error is None or refused else "".join(traceback.format_exception(error))
-        told = _Told(moved(meeting.said, "cpu"), attempt.actions[before:], recorder.take(mark), refused, failed)
-        heard = self._exchange(told)
-        if error and not refused:
+        if error and not isinstance(error, Refused):
+            readable = attempt.step.policy.device.type == "cpu"  # nothing is, after a device-side assert
+            notes = recorder.take(mark) if readable else Notes((), ())
+            self._exchange(_Told(None, (), notes, False, "".join(traceback.format_exception(error))))
+            recorder.put(notes, self.rank)
             raise error
-        for rank, each in enumerate(heard):
-            if each.failed:
-                raise PeerFailed(f"rank {rank}: {each.failed.strip().splitlines()[-1]}\n{each.failed}")
+        said, refused = moved(meeting.said, "cpu"), error is not None
+        heard = self._exchange(_Told(said, attempt.actions[before:], recorder.take(mark), refused, ""))
         del attempt.actions[before:]
         for rank, each in enumerate(heard):
             attempt.actions += [replace(action, reason=f"rank {rank}: {action.reason}") for action in each.actions]
             recorder.put(each.notes, rank)
-        attempt.verdict = max([attempt.verdict, *(action.verdict for action in attempt.actions)], default=Verdict.KEEP)
+        attempt.verdict = max([attempt.verdict, *(action.verdict for action in attempt.actions)])
+        for rank, each in enumerate(heard):
+            if each.failed:
+                raise PeerFailed(f"rank {rank}: {each.failed.strip().splitlines()[-1]}\n{each.failed}")
         if any(each.refused for each in heard):
             raise Refused
         meeting.heard = [moved(each.said, attempt.step.policy.device) for each in heard]
