@@ -89,10 +89,15 @@ HARMS: dict[str, tuple[Stage, Callable]] = {
     "inf_log_ratio": (Stage.LOG_RATIO, lambda value: value + 200),
     "breaks": (Stage.LOSS, _raise),
 }
-for _name, (_stage, _harm) in HARMS.items():
-    FAULTS[_name] = type(
-        _name, (OnTheSecond,), {"name": _name, "stage": _stage, "harm": staticmethod(_harm), "__doc__": "A harm."}
-    )
+
+
+def register_harms() -> None:
+    """Make the harms faults, in a process that only makes these runs."""
+    for name, (stage, harm) in HARMS.items():
+        words = {"name": name, "stage": stage, "harm": staticmethod(harm), "__doc__": "A harm."}
+        FAULTS[name] = type(name, (OnTheSecond,), words)
+
+
 ONE_SIDED: dict[str, Config] = {
     name: smoke(f"faults.{name}=on", "guards.clamp_logits=off" if name == "nan_logits" else "run.seed=0")
     for name in HARMS
@@ -166,6 +171,7 @@ ADVANTAGES = learner.Learner.advantages
 def main(port: str, rank: str, size: str, file: str, *names: str) -> None:
     """Make the runs, and write their results."""
     torch.set_num_threads(1)
+    register_harms()
     world = Processes(new_store(int(port)), int(rank), int(size), minutes=2.0)
     results = {}
     for name in names:

@@ -142,7 +142,7 @@ def test_check_raises_for_a_run_that_crashed(tmp_path, monkeypatch):
         raise AssertionError
         yield
 
-    monkeypatch.setattr("grpo_lab.runs.session.train", lost)
+    monkeypatch.setattr("grpo_lab.runs.processes.train", lost)
     with pytest.raises(RunError, match="the run crashed"):
         Session(SMOKE, tmp_path / "run").run(check=True)
     ended = Session.open(tmp_path / "run").ended

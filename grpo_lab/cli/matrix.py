@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -81,7 +82,7 @@ def matrix(
     def finish(more: Sequence[Cell]) -> list[Measurement]:
         return _finish(more, journal, pool, cluster.jobs if cluster else jobs, out)
 
-    try:
+    with closing(pool), closing(journal):
         results, found = finish(wanted), None
         if derive:
             found = _derive(
@@ -89,17 +90,17 @@ def matrix(
                 lambda guards: finish(cells(names, {DERIVED: guards}, seeds, steps, overrides)),
                 lambda guards: finish(cells(lessons, {LEARNS: guards}, seeds, None, overrides, trial=True)),
             )
-    finally:
-        pool.close()
-        journal.close()
-    told = {name: [",".join(some)] for name, some in (("guards", guard), ("algorithms", chosen)) if some}
-    options = {"scenario": scenario, **told, "column": column, "seeds": [seeds], "steps": steps and [steps]}
-    options |= {"learn": learn, "model": model and [model], "device": device and [device]}
-    _write(out, results, _command(options, derive), found)
+    options = {"scenario": scenario, "guards": _joined(guard), "algorithms": _joined(chosen), "column": column}
+    once = {"seeds": [seeds], "steps": steps and [steps], "model": model and [model], "device": device and [device]}
+    _write(out, results, _command({**options, **once, "learn": learn}, derive), found)
 
 
 def _split(texts: Sequence[str]) -> list[str]:
     return [name.strip() for text in texts for name in text.split(",") if name.strip()]
+
+
+def _joined(names: Sequence[str]) -> list[str]:
+    return [",".join(names)] if names else []
 
 
 def _command(options: Mapping[str, Sequence[object] | None], derive: bool) -> str:

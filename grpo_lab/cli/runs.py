@@ -193,7 +193,7 @@ def _train(
         validated(config, own=True)
         print("".join(f"# {note}\n" for note in console.notes(config)) + toml.dumps(config), end="")
         sys.exit(0)
-    launched = take_part_unless_first(config)
+    launched = take_part_unless_first(lambda: config)
     run_and_exit(Session(config, out, child=child or launched, save_model=save is Save.LAST), as_json, live, track)
 
 

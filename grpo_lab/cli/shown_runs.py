@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -24,7 +24,7 @@ def go_on(
     from grpo_lab.runs.session import Session
 
     try:
-        launched = take_part_unless_first(run_folder.read(folder)[0])
+        launched = take_part_unless_first(lambda: run_folder.read(folder)[0])
         session = Session.resume(folder, recover, child=child or launched, save_model=save_model)
     except RunError as error:
         raise DataError(str(error)) from error
@@ -39,7 +39,7 @@ def shared_by(processes: int | None) -> list[str]:
     return [f"run.processes={count}"] if count else []
 
 
-def take_part_unless_first(config: Config) -> bool | None:
+def take_part_unless_first(config: Callable[[], Config]) -> bool | None:
     """Train and exit as one of the processes that a launcher has started, unless this is the first one of them.
 
     Return False for the first one, which trains in its own process, and None where no launcher is at work.
@@ -49,7 +49,7 @@ def take_part_unless_first(config: Config) -> bool | None:
     if not processes.started_by_torchrun():
         return None
     if not processes.is_first():
-        sys.exit(processes.take_part(config, processes.joined(config)))
+        sys.exit(processes.take_part(found := config(), processes.joined(found)))
     return False
 
 

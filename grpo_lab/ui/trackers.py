@@ -244,7 +244,7 @@ def check(names: Sequence[str]) -> None:
         if name not in TRACKERS:
             raise unknown("tracker", name, TRACKERS)
         if importlib.util.find_spec(name) is None:
-            raise ConfigError(f"tracker {name} is not installed: pip install 'grpo-lab[{name}]'")
+            raise ConfigError(f"tracker {name} is not installed: pip install {name}")
 
 
 def views(names: str, record: Record) -> list[Tracker]:
