@@ -20,6 +20,7 @@ import typer
 
 from grpo_lab.analysis import markdown
 from grpo_lab.config.catalog import preset
+from grpo_lab.config.schema import Config
 from grpo_lab.runs import environment
 from grpo_lab.runs.session import Session
 from grpo_lab.training.world import Processes
@@ -44,7 +45,7 @@ def main(
     out: Annotated[Path, typer.Option(envvar="OUT", help="Folder of the results.")] = Path("benchmarks/results"),
 ) -> None:
     """Measure, compute and write processes.{json,md}."""
-    ratios, sent = [], {}
+    ratios, most, sent = [], [], {}
     with console.progress() as bars, TemporaryDirectory() as folder:
         task = bars.add_task("pairs", total=pairs, note="")
         for number in range(pairs):
@@ -54,11 +55,13 @@ def main(
                     took[count] = step_time(Path(folder) / f"{number}-{count}", count, number, steps)
                 sent = {name: total / steps for name, total in bytes_sent.items()} if count > 1 else sent
             ratios.append(round(took[1] / took[processes], 3))
+            most.append(round(processes * took[1] / apart(Path(folder) / f"{number}-apart", processes, steps), 3))
             bars.update(task, advance=1, note=f"{ratios[-1]:.2f} times as fast")
     tree = {
         "environment": environment.describe(threads=1),
         "processes": processes,
         "times as fast": ratios,
+        "of this machine": most,
         "bytes a step": {name: round(value) for name, value in sent.items()},
     }
     out.mkdir(parents=True, exist_ok=True)
@@ -69,16 +72,24 @@ def main(
 
 def step_time(folder: Path, processes: int, seed: int, steps: int) -> float:
     """The median seconds of a step of a run, whose last steps are all counted."""
-    config = preset("stable").with_(
-        *BATCH,
-        "run.device=cpu",
-        "run.threads=1",
-        f"run.processes={processes}",
-        f"run.seed={seed}",
-        f"run.num_steps={steps}",
-    )
-    session = Session(config.with_("run.checkpoint_minutes=none"), folder, child=False).run(check=True)
+    session = Session(settings(processes, seed, steps), folder, child=False).run(check=True)
     return statistics.median(session.records["step_time"].iloc[SETTLED:])
+
+
+def apart(folder: Path, runs: int, steps: int) -> float:
+    """The median seconds of a step where that many runs of one process each go on side by side."""
+    sessions = [Session(settings(1, seed, steps), folder / str(seed), child=True) for seed in range(runs)]
+    for thread in [session.start() for session in sessions]:
+        thread.join()
+    return statistics.fmean(statistics.median(session.records["step_time"].iloc[SETTLED:]) for session in sessions)
+
+
+def settings(processes: int, seed: int, steps: int) -> Config:
+    """The config of a run that is measured."""
+    here = ("run.device=cpu", "run.threads=1", "run.checkpoint_minutes=none")
+    return preset("stable").with_(
+        *BATCH, *here, f"run.processes={processes}", f"run.seed={seed}", f"run.num_steps={steps}"
+    )
 
 
 @contextmanager
@@ -126,6 +137,7 @@ def _bytes(number: float) -> str:
 def page(tree: dict[str, Any]) -> str:
     """The results in Markdown."""
     ratios, sent, count = tree["times as fast"], tree["bytes a step"], tree["processes"]
+    most = tree["of this machine"]
     header = [
         "model",
         *(f"{ranks} ranks send" for ranks in RANKS),
@@ -141,7 +153,9 @@ Made by `python -m benchmarks.processes` on a CPU, torch {tree["environment"]["p
 
 {count} processes with a thread each made the steps of the preset `stable` with {BATCH[0]} and {BATCH[1]}
 {statistics.median(ratios):.2f} times as fast as one process with one thread: the median of {len(ratios)} pairs, from
-{min(ratios):.2f} to {max(ratios):.2f}.
+{min(ratios):.2f} to {max(ratios):.2f}. As many runs without anything in common, side by side, made
+{statistics.median(most):.2f} times the steps of one in the same time ({min(most):.2f} to {max(most):.2f}): that is what
+this machine can give.
 
 ## Messages
 
