@@ -239,6 +239,7 @@ def test_a_figure_that_cannot_be_written_is_one_line(run, crashed, tmp_path):
     assert code == 1 and err.startswith(f"error: {copy / 'chain.png'}: Is a directory") and err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_mistake_in_a_child_is_the_same_line(run, tmp_path):
     make_mistakes(tmp_path)
     words = ["--reward", f"{tmp_path / 'bad.py'}:bad", "--child", "--out", tmp_path / "a"]

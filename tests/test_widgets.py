@@ -97,6 +97,7 @@ def run(panel):
     return asyncio.run(panel.run())
 
 
+@pytest.mark.slow
 def test_headless_it_is_the_same_run(panel):
     one = panel()
     session = run(one)
@@ -433,6 +434,7 @@ def test_reset_while_it_runs_does_not_wait(panel, seen):
     assert one._render_state.screens()[0].completed == 2  # nothing of the run that was left
 
 
+@pytest.mark.slow
 def test_giving_up_waiting_stops_the_run(panel):
     one = panel(overrides=LONG)
 

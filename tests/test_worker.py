@@ -115,6 +115,7 @@ def test_the_end_of_a_killed_child_takes_the_place_of_its_half_line(tmp_path):
     assert run_folder.whole_events(tmp_path) == [Started({}, 1, "cpu"), Ended("crashed")]
 
 
+@pytest.mark.slow
 def test_commands_reach_the_child(tmp_path):
     """Those given before the process exists, too."""
     session = Session(LONG, tmp_path / "run", child=True, save_model=True)
