@@ -17,7 +17,7 @@ from grpo_lab.errors import ConfigError, RunError
 from grpo_lab.events import Resumed, Stepped
 from grpo_lab.runs.session import Session
 from grpo_lab.training import rollouts
-from grpo_lab.training.world import Processes, new_store
+from grpo_lab.training.replicas import Processes, new_store
 
 sys.path.insert(0, str(Path(__file__).parent))
 import ranks

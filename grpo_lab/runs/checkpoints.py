@@ -9,13 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from grpo_lab.config import user_code
 from grpo_lab.config.schema import Config
@@ -57,10 +56,20 @@ class PeerCheckpoints(_Restored):
 
     def open(self, learner: Learner) -> Iterator[Event]:
         """Go on where the first process does; the events are those of that one."""
-        told: Any = learner.world.hear(tuple)  # the first process knows what
+        if learner.world.hear(bool):  # the first process knows what
+            _digest(learner)
+        told: Any = learner.world.hear(tuple)
         folder, learner.resumed_at, overrides = told
         whole = checkpoint_files.read_step(Path(folder), learner.resumed_at) if learner.resumed_at >= 0 else {}
         self._restored = {**whole, "overrides": overrides}
+        yield from ()
+
+    def offer(self, learner: Learner, index: int) -> Iterator[Event]:
+        """Give this rank's parts of the weights for a checkpoint that the first process writes."""
+        if learner.world.hear(bool) and learner_state.may_be_taken(learner, index):
+            learner_state.taken(learner)
+            with learner.world.parts.written(learner.policy):
+                pass
         yield from ()
 
 
@@ -91,8 +100,8 @@ class Checkpoints(_Restored):
         Raises RunError where all checkpoints are broken or of another version, and ModelError for another model.
         """
         checkpoint_files.sweep(self._folder)
-        if self._minutes is not None or self._resume:
-            self._model, self._surroundings = _digest(learner.policy.parameters()), _surroundings(learner)
+        if learner.world.hear(lambda: self._minutes is not None or bool(self._resume)):
+            self._model, self._surroundings = _digest(learner), _surroundings(learner)
         if self._resume:
             yield self._resumed(learner, self._resume)
         going_on = (str(self._folder.resolve()), learner.resumed_at, self._restored.get("overrides", ()))
@@ -135,15 +144,17 @@ class Checkpoints(_Restored):
         """Write a checkpoint of the state before step `index` if one is due; a full disk stops no training."""
         due = self._minutes is not None and time.monotonic() - self._written_at >= 60 * self._minutes
         stopping = self._minutes is not None and self._stopping()
-        there = checkpoint_files.exists(self._folder, index)
-        if not (due or stopping) or there or not learner_state.may_be_taken(learner, index):
+        wanted = (due or stopping) and not checkpoint_files.exists(self._folder, index)
+        if not learner.world.hear(lambda: wanted) or not learner_state.may_be_taken(learner, index):
             return
         begun, size, problem = time.monotonic(), 0, ""
-        also = partial(run_folder.write_model, policy=learner.policy, tokenizer=learner.tokenizer)
-        try:
-            size = checkpoint_files.write(self._folder, index, self._state(learner, index), also)
-        except OSError as error:
-            problem = error.strerror or str(error)
+        state = self._state(learner, index)
+        with learner.world.parts.written(learner.policy) as policy:
+            also = partial(run_folder.write_model, policy=policy, tokenizer=learner.tokenizer)
+            try:
+                size = checkpoint_files.write(self._folder, index, state, also)
+            except OSError as error:
+                problem = error.strerror or str(error)
         self._written_at = time.monotonic()
         yield Checkpointed(index, self._written_at - begun, size, problem)
 
@@ -178,9 +189,10 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     return [f"not bit-exact from here: another {name}{short[name]}" for name in changed]
 
 
-def _digest(tensors: Iterable[Tensor]) -> str:
-    """SHA-256 of the bits of tensors."""
+def _digest(learner: Learner) -> str:
+    """SHA-256 of the bits of the policy's weights."""
     found = hashlib.sha256()
-    for tensor in tensors:
-        found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    with learner.world.parts.written(learner.policy) as policy:
+        for tensor in policy.parameters():
+            found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()

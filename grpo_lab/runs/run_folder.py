@@ -20,7 +20,7 @@ from grpo_lab.events import Ended, Event, encodable, from_json, lineage, to_json
 from grpo_lab.models import adapters, loading
 from grpo_lab.runs import environment
 from grpo_lab.runs.crashes import classify_crash
-from grpo_lab.training.recorder import count_nonfinite
+from grpo_lab.training.parts import count_nonfinite
 
 EVENTS, CONFIG, ENVIRONMENT, TRACEBACK = "events.jsonl", "config.json", "environment.json", "traceback.txt"
 MODEL, MERGED, LOCK = "model", "model-merged", ".lock"

@@ -42,7 +42,7 @@ def _mean_reward(learner: Learner, objective: Objective, problems: Sequence[Prob
     for first in range(0, len(problems), EVALUATED_AT_ONCE):
         part = problems[first : first + EVALUATED_AT_ONCE]
         prompts = [problem.prompt for problem in part]
-        with learner.forward.autocast():
+        with learner.forward.without_gradient():
             batch = rollouts.sample(learner.policy, learner.tokenizer, prompts, 1, sampling, generator)
         completions = rollouts.texts(learner.tokenizer, batch)
         given = (part, completions, batch, learner.config, state)

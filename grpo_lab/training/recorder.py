@@ -17,6 +17,7 @@ from torch import Tensor
 from grpo_lab.errors import ModelError
 from grpo_lab.events import LinkNote
 from grpo_lab.metrics import of_objective
+from grpo_lab.training.parts import WHOLE, Whole, count_broken
 
 LOCATE_LIMIT = 2**14
 """Largest number of elements of a tensor whose worst element is located; in larger ones the search is too slow."""
@@ -61,7 +62,8 @@ class Notes(NamedTuple):
 class Recorder:
     """Collects the notes and metrics of one step, in order of time."""
 
-    def __init__(self) -> None:
+    def __init__(self, parts: Whole = WHOLE) -> None:
+        self._parts = parts
         self._listed: tuple[Any, tuple[str, ...], tuple[Tensor, ...]] = None, (), ()
         self._pending: list[_Pending] = []
         self._metrics: list[tuple[str, str, int, Number]] = []
@@ -110,15 +112,15 @@ class Recorder:
         """
         if not tensors:
             raise ModelError(f"nothing to note for {link}: no parameter has a gradient; is the whole model frozen?")
-        numel = sum(tensor.numel() for tensor in tensors)
         norms = torch.stack(torch._foreach_norm(tensors, 2, dtype=torch.float32))  # type: ignore[attr-defined]
-        self._pending.append(_Pending(link, update, "", (), (norms,), names, tensors, numel, facts or {}))
+        norms, numel, broken = self._parts.measured(tensors, norms)
+        self._pending.append(_Pending(link, update, "", (), (norms,), names, tensors, numel, facts or {}, broken))
         return norms
 
     def named_parameters(self, policy: Any) -> tuple[tuple[str, ...], tuple[Tensor, ...]]:
         """Names and tensors of a policy's trained parameters, listed once: that takes about as long as reading all."""
         if self._listed[0] is not policy:
-            trained = {name: parameter for name, parameter in policy.named_parameters() if parameter.requires_grad}
+            trained = dict(self._parts.trained(policy))
             self._listed = policy, tuple(trained), tuple(trained.values())
         return self._listed[1:]
 
@@ -136,7 +138,7 @@ class Recorder:
         (norms,) = last.statistics
         assert isinstance(norms, Tensor)
         total, *each = torch.hstack([norms.norm(), norms]).tolist()
-        self._pending[-1] = last._replace(nonfinite=_count_broken(last, each), tensors=())
+        self._pending[-1] = last._replace(nonfinite=_broken(last, each), tensors=())
         return total
 
     def mark(self) -> tuple[int, int]:
@@ -151,7 +153,7 @@ class Recorder:
         read = []
         for note in pending:
             values = list(itertools.islice(numbers, len(note.names) or len(note.statistics)))
-            broken = _count_broken(note, values) if note.names and note.nonfinite is None else note.nonfinite
+            broken = _broken(note, values) if note.names else note.nonfinite
             read.append(note._replace(statistics=values, tensors=(), nonfinite=broken))
         return Notes(read, [(name, whose, update, next(numbers)) for name, whose, update, _ in metrics])
 
@@ -240,11 +242,6 @@ def _on_host(numbers: Sequence[Number]) -> Iterator[float]:
         yield from itertools.islice(moved, number.numel()) if isinstance(number, Tensor) else (number,)
 
 
-def count_nonfinite(tensors: Sequence[Tensor]) -> int:
-    """Number of elements of these tensors, of any shape, that are NaN or inf, counted with one transfer."""
-    return int(torch.stack([(~tensor.isfinite()).sum() for tensor in tensors]).sum())
-
-
 def _tensor_note(note: _Pending, values: list[float]) -> LinkNote:
     low, high, *counts = values
     where = f"{note.rank} {note.note}".strip()
@@ -258,16 +255,17 @@ def _tensor_note(note: _Pending, values: list[float]) -> LinkNote:
 
 def _parameters_note(note: _Pending, norms: list[float]) -> LinkNote:
     sizes = [norm if math.isfinite(norm) else math.inf for norm in norms]
-    nonfinite = _count_broken(note, norms) if note.nonfinite is None else note.nonfinite
+    nonfinite = _broken(note, norms)
     where = note.names[sizes.index(max(sizes))]  # the first that is not finite, or else the largest
     magnitude = math.sqrt(sum(norm * norm for norm in norms))
     return LinkNote(note.link, note.update, magnitude, nonfinite, note.numel, where, note.facts)
 
 
-def _count_broken(note: _Pending, norms: list[float]) -> float:
-    """Number of elements not finite. Only tensors whose norm is not finite are read."""
-    suspects = [tensor for tensor, norm in zip(note.tensors, norms, strict=True) if not math.isfinite(norm)]
-    return float(count_nonfinite(suspects)) if suspects else 0.0
+def _broken(note: _Pending, norms: list[float]) -> float:
+    """Number of elements not finite. Only tensors whose norm is not finite are read, where they were not before."""
+    if note.nonfinite is not None:
+        return note.nonfinite
+    return count_broken(note.tensors, norms)
 
 
 def _worse(old: LinkNote, new: LinkNote) -> LinkNote:

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from grpo_lab.errors import RunError
+from grpo_lab.training.parts import WHOLE, Whole
 
 SMALL = 10_000_000
 """Parameters below which a run takes one thread, and a snapshot before every step, even if no guard can roll back."""
@@ -27,8 +28,10 @@ class Snapshots:
     One is taken every `every` steps, the first at once; 0 takes none.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], optimizer: Optimizer, every: int = 0) -> None:
-        self._parameters, self._optimizer, self.every = parameters, optimizer, every
+    def __init__(
+        self, parameters: Sequence[Tensor], optimizer: Optimizer, every: int = 0, parts: Whole = WHOLE
+    ) -> None:
+        self._parameters, self._optimizer, self.every, self._parts = parameters, optimizer, every, parts
         self._kept: dict[tuple[Tensor, str], Tensor] = {}
         self._step, self._updates = -1, 0
 
@@ -77,8 +80,8 @@ class Snapshots:
         """Largest change of any single weight since `step` began, or None where no snapshot was taken there."""
         if step != self._step:
             return None
-        ends = [torch.aminmax(p - self._kept[p, "weight"]) for p in self._parameters]
-        return float(torch.stack([end for pair in ends for end in pair]).abs().max())
+        ends = [torch.aminmax(p - self._kept[p, "weight"]) for p in self._parameters if p.numel()]
+        return self._parts.largest(float(torch.stack([end for pair in ends for end in pair]).abs().max()))
 
 
 def _copy(into: list[Tensor], values: list[Tensor]) -> None:

@@ -31,7 +31,7 @@ class Updates(Transaction):
     """
 
     def __init__(self, policy: Any, config: Config, world: World = ALONE) -> None:
-        trained = [(name, p) for name, p in policy.named_parameters() if p.requires_grad]
+        trained = world.parts.trained(policy)
         if not trained:
             raise ModelError(f"model {config.model.name!r} has no weight that requires a gradient: unfreeze some")
         names, parameters = zip(*trained, strict=True)
@@ -39,7 +39,7 @@ class Updates(Transaction):
         fused = all(p.dtype == torch.float32 for p in parameters) or None  # None: as torch chooses
         optimizer = torch.optim.AdamW(parameters, fused=fused)
         scaler = torch.amp.GradScaler(policy.device.type, enabled=PRECISIONS[config.model.precision].scaler)
-        super().__init__(policy, names, parameters, optimizer, scaler)
+        super().__init__(policy, names, parameters, optimizer, scaler, world.parts)
         self._set_aside: list[Gradients] = []
         self._world = world
 

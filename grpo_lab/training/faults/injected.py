@@ -97,5 +97,5 @@ class NanGradient(AtOneStep):
         """Set one element of one gradient of the policy to NaN."""
         _, gradients = step.recorder.named_gradients(value)
         chosen = gradients[int(torch.randint(len(gradients), (1,), generator=self.generator(step)))]
-        chosen.view(-1)[0] = torch.nan
+        chosen.view(-1)[:1] = torch.nan  # of a part, there may be no element
         return Outcome(value, Verdict.CHANGED, f"1 of {sum(g.numel() for g in gradients)} gradients set to NaN")

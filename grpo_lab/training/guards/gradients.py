@@ -83,7 +83,9 @@ class ClipGradients(Intervention):
         norm = known(step.grad_norm, "grad_norm")
         if norm <= self.max_norm:
             return Outcome(value)
-        torch.nn.utils.clip_grads_with_norm_(value.parameters(), self.max_norm, torch.tensor(norm))
+        torch.nn.utils.clip_grads_with_norm_(
+            step.recorder.named_parameters(value)[1], self.max_norm, torch.tensor(norm)
+        )
         step.recorder.parameters("clipped_gradients", *step.recorder.named_gradients(value), step.update)
         step.recorder.count_now()
         return Outcome(value, Verdict.CHANGED, exceeds("grad norm", norm, self.max_norm))

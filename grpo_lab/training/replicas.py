@@ -1,0 +1,245 @@
+"""Processes with the same weights each: all add up their gradients, and make the same update."""
+
+from __future__ import annotations
+
+import pickle
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from grpo_lab.algorithm.batch import Batch
+from grpo_lab.errors import RunError
+from grpo_lab.events import Action
+from grpo_lab.training.attempt import Attempt, Refused
+from grpo_lab.training.recorder import Notes
+from grpo_lab.training.world import Meeting, PeerFailed, Rows, World, moved
+
+T = TypeVar("T")
+BUCKET = 2**22
+"""Elements of gradients that are added up at once, so that no second copy of all gradients is made."""
+SHORTEST, LONGEST = 0.0002, 0.02
+"""Seconds after which a rank that waits for the first one asks again."""
+
+
+class Agreed(Refused):
+    """A refusal of which all ranks know."""
+
+
+class _Told(NamedTuple):
+    """The words of one rank at the end of a block."""
+
+    said: Any
+    actions: Sequence[Action]
+    notes: Notes
+    refused: bool
+    failed: str
+
+
+class Processes(World):
+    """Several processes, connected by a store of `torch.distributed`; `lost` explains why one does not answer.
+
+    Raises RunError where not all of them come within the time.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, minutes: float, lost: Callable[[], str] = str) -> None:
+        import torch.distributed as dist
+
+        self.rank, self.size, self._store, self._lost, self._told = rank, size, store, lost, 0
+        self._timeout = timeout = timedelta(minutes=minutes)
+        self._await_all(timeout)
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+        self._dist = dist
+
+    def _await_all(self, timeout: timedelta) -> None:
+        """Wait until every rank has come to the store."""
+        deadline = time.monotonic() + timeout.total_seconds()
+        self._store.set(f"here/{self.rank}", "")
+        for rank in range(self.size):
+            try:
+                self._store.wait([f"here/{rank}"], timedelta(seconds=max(0.001, deadline - time.monotonic())))
+            except RuntimeError as error:
+                raise RunError(
+                    f"process {rank} of {self.size} did not come within {timeout.total_seconds() / 60:g} minutes "
+                    f"(run.peer_minutes); {self._lost() or 'is it started, and does it reach the first one?'}"
+                ) from error
+
+    def close(self) -> None:
+        """Leave the others."""
+        self._dist.destroy_process_group()
+
+    def place(self, policy: Any) -> Any:
+        for tensor in (*policy.parameters(), *policy.buffers()):
+            self._dist.broadcast(tensor.detach(), src=0)
+        return policy
+
+    def own(self, batch: Batch, micro_batch_prompts: int) -> Iterator[Batch]:
+        yield from self._of(self.rank, batch, micro_batch_prompts)
+
+    def _of(self, rank: int, batch: Batch, micro_batch_prompts: int) -> Iterator[Batch]:
+        """Yield the micro-batches of a rank's share."""
+        part = batch.groups(self._share(rank, torch.arange(len(batch.prompt_ids), device=batch.group.device)))
+        if len(part.group):
+            yield from part.split(micro_batch_prompts)
+
+    def share(self, rows: Rows) -> Rows:
+        return self._share(self.rank, rows)
+
+    def _share(self, rank: int, rows: Rows) -> Rows:
+        return rows[rank * len(rows) // self.size : (rank + 1) * len(rows) // self.size]
+
+    def with_first(self, rows: Sequence[T]) -> Sequence[T]:
+        return () if self.rank else rows
+
+    @contextmanager
+    def meeting(self, attempt: Attempt) -> Iterator[Meeting]:
+        meeting = Meeting()
+        self._begin(attempt)
+        try:
+            yield meeting
+        except (Agreed, PeerFailed):
+            raise  # all ranks know
+        except Refused:
+            self._hear_all(attempt, refused=True)
+        except Exception as error:
+            readable = attempt.step.policy.device.type == "cpu"  # nothing is, after a device-side assert
+            notes = attempt.step.recorder.take(self._mark) if readable else Notes((), ())
+            attempt.step.recorder.put(notes, self.rank)
+            self._report("".join(traceback.format_exception(error)), notes, error)
+            raise
+        heard = self._hear_all(attempt, meeting.said)
+        meeting.heard = [moved(each.said, attempt.step.policy.device) for each in heard]
+
+    def _begin(self, attempt: Attempt) -> None:
+        """Keep the place from which actions and notes are told to the others."""
+        self._before, self._mark = len(attempt.actions), attempt.step.recorder.mark()
+
+    def _hear_all(self, attempt: Attempt, said: Any = None, refused: bool = False) -> list[_Told]:
+        """Exchange words; then actions, verdict and notes are those of all ranks. Raises as `meeting` does."""
+        recorder, actions = attempt.step.recorder, attempt.actions[self._before :]
+        heard = self._exchange(_Told(moved(said, "cpu"), actions, recorder.take(self._mark), refused, ""))
+        del attempt.actions[self._before :]
+        for rank, each in enumerate(heard):
+            attempt.actions += [replace(action, reason=f"rank {rank}: {action.reason}") for action in each.actions]
+            recorder.put(each.notes, rank)
+        attempt.verdict = max([attempt.verdict, *(action.verdict for action in attempt.actions)])
+        for rank, each in enumerate(heard):
+            if each.failed:
+                raise PeerFailed(named(rank, each.failed))
+        if any(each.refused for each in heard):
+            raise Agreed
+        self._begin(attempt)
+        return heard
+
+    def _report(self, failed: str, notes: Notes, error: Exception) -> None:
+        """Tell the others of an error of this rank."""
+        self._exchange(_Told(None, (), notes, False, failed))
+
+    def _exchange(self, told: _Told) -> list[_Told]:
+        heard: list[Any] = [None] * self.size
+        self._with_others(lambda: self._dist.all_gather_object(heard, told))
+        return heard
+
+    def _with_others(self, work: Callable[[], Any]) -> None:
+        """Do what needs all ranks. Raises PeerFailed where one of them does not answer."""
+        try:
+            work()
+        except RuntimeError as error:
+            raise PeerFailed(self._why() or f"another process does not answer: {error}") from error
+
+    def _why(self) -> str:
+        """The reason why another rank does not answer, as far as it is known."""
+        return (lost := self._lost()) and f"another process does not answer: {lost}"
+
+    def hear(self, make: Callable[[], T]) -> T:
+        key, self._told = f"told/{self._told}", self._told + 1
+        if self.rank == 0:
+            return self._tell(key, make)
+        value, failed = pickle.loads(self._wait(key))
+        if self._store.add(f"{key}/read", 1) == self.size - 1:
+            self._store.delete_key(key)
+            self._store.delete_key(f"{key}/read")
+        if failed:
+            raise PeerFailed(named(0, failed))
+        return value
+
+    def _tell(self, key: str, make: Callable[[], T]) -> T:
+        try:
+            value = make()
+        except BaseException as error:  # an interrupt too: the others must not wait
+            self._store.set(key, pickle.dumps((None, "".join(traceback.format_exception(error)))))
+            raise
+        self._store.set(key, pickle.dumps((value, "")))
+        return value
+
+    def _wait(self, key: str) -> bytes:
+        """The value of a key, once it is there. Raises PeerFailed where the store, and so the first rank, is gone."""
+        pause = SHORTEST
+        try:
+            while not self._store.check([key]):
+                time.sleep(pause)
+                pause = min(2 * pause, LONGEST)
+            return self._store.get(key)
+        except RuntimeError as error:
+            raise PeerFailed(f"rank 0 does not answer: {self._lost() or error}") from error
+
+    @torch.no_grad()
+    def add_up(self, parameters: Sequence[Tensor]) -> None:
+        anywhere = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32)
+        self._reduce(anywhere)
+        found: list[Tensor] = []
+        for parameter, there in zip(parameters, anywhere.tolist(), strict=True):
+            if there:
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                found.append(parameter.grad)
+        for bucket in _buckets(found):
+            flat = torch.cat([tensor.flatten() for tensor in bucket])
+            self._reduce(flat)
+            for tensor, part in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
+                tensor.copy_(part.view_as(tensor))
+
+    def _reduce(self, values: Tensor) -> None:
+        """Add up values over all ranks, in place. A NaN on one of them is a NaN in the sum."""
+        self._with_others(lambda: self._dist.all_reduce(values))
+
+
+def named(rank: int, failed: str) -> str:
+    """The traceback of a rank, behind a line that names rank and error."""
+    return f"rank {rank}: {failed.strip().splitlines()[-1]}\n{failed}"
+
+
+def new_store(port: int = 0) -> Any:
+    """The store by which the processes of this machine meet: a new one, or the one behind this port."""
+    import torch.distributed
+
+    distributed: Any = torch.distributed
+    return distributed.TCPStore("127.0.0.1", port, is_master=not port, wait_for_workers=False)
+
+
+def launchers_store() -> tuple[Any, int]:
+    """The store of the processes that `torchrun` has started, on any number of machines, and the rank of this one."""
+    import torch.distributed
+
+    distributed: Any = torch.distributed
+    store, rank, _ = next(distributed.rendezvous("env://"))
+    return distributed.PrefixStore("grpo_lab", store), rank
+
+
+def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield neighbours of one type that hold BUCKET elements together, or the one that starts with more."""
+    bucket: list[Tensor] = []
+    for tensor in tensors:
+        size = sum(each.numel() for each in bucket)
+        if bucket and (size + tensor.numel() > BUCKET or tensor.dtype != bucket[0].dtype):
+            yield bucket
+            bucket = []
+        bucket.append(tensor)
+    if bucket:
+        yield bucket
