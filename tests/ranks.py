@@ -23,8 +23,8 @@ from grpo_lab.training import learner, rollouts
 from grpo_lab.training.faults import FAULTS
 from grpo_lab.training.interventions import Intervention, Outcome
 from grpo_lab.training.replicas import Processes, new_store
-from grpo_lab.training.trainer import train
 from grpo_lab.training.shards import Sharded
+from grpo_lab.training.trainer import train
 from grpo_lab.training.world import ALONE, PeerFailed, World
 
 TIMED = {"step_time", "run.memory"}
@@ -73,11 +73,15 @@ ALIKE: dict[str, Config] = {
 class OnTheSecond(Intervention):
     """Harms a value of the second process alone, in step 1."""
 
-    harm = staticmethod(lambda value: value * float("nan"))
+    harm = staticmethod(lambda value: (value * float("nan"),))
 
     def __call__(self, value, step):
         mine = step.index == 1 and torch.distributed.is_initialized() and torch.distributed.get_rank() == 1
-        return Outcome(self.harm(value) if mine and step.note in ("", "sampling") else value)
+        return Outcome(*self.harm(value)) if mine and step.note in ("", "sampling") else Outcome(value)
+
+
+def _nan(value: torch.Tensor) -> tuple:
+    return (value * float("nan"),)
 
 
 def _raise(value: object) -> object:
@@ -85,11 +89,12 @@ def _raise(value: object) -> object:
 
 
 HARMS: dict[str, tuple[Stage, Callable]] = {
-    "nan_logits": (Stage.LOGITS, lambda value: value * float("nan")),
-    "nan_log_ratio": (Stage.LOG_RATIO, lambda value: value * float("nan")),
-    "nan_kl": (Stage.KL_DELTA, lambda value: value * float("nan")),
-    "nan_loss": (Stage.LOSS, lambda value: value * float("nan")),
-    "inf_log_ratio": (Stage.LOG_RATIO, lambda value: value + 200),
+    "nan_logits": (Stage.LOGITS, _nan),
+    "nan_log_ratio": (Stage.LOG_RATIO, _nan),
+    "nan_kl": (Stage.KL_DELTA, _nan),
+    "nan_loss": (Stage.LOSS, _nan),
+    "inf_log_ratio": (Stage.LOG_RATIO, lambda value: (value + 200,)),
+    "refuses": (Stage.LOG_RATIO, lambda value: (value, Verdict.SKIP_STEP, "the second process refused")),
     "breaks": (Stage.LOSS, _raise),
 }
 
@@ -113,7 +118,11 @@ DROPOUT = {"dropout": smoke("faults.dropout_on=on")}
 MUTANTS: dict[str, Config] = {"mean instead of sum": smoke(), "own totals": smoke(), "own advantages": smoke()}
 FOUR = {"four": smoke("run.streams=4", "data.micro_batch_prompts=1")}
 CASES = ALIKE | ONE_SIDED | DROPOUT | RAGGED | MUTANTS
-OF_KIND = {"replicas": (), "plain": ("model.prompt_pass=plain",), "shards": ("model.prompt_pass=plain", "run.fsdp=true")}
+OF_KIND = {
+    "replicas": (),
+    "plain": ("model.prompt_pass=plain",),
+    "shards": ("model.prompt_pass=plain", "run.fsdp=true"),
+}
 WORLDS = {"plain": Processes, "replicas": Processes, "shards": Sharded}
 SHARDED = [name for name in ALIKE if name not in ("fp16", "critic", "lora", "two objectives", "plain pass")]
 """Cases that processes with a part of every weight make."""
@@ -136,7 +145,8 @@ def run(config: Config, world: World = ALONE) -> dict:
                 found["end"] = event.status
     except (PeerFailed, GrpoLabError, ValueError, RuntimeError) as error:
         found["error"] = f"{type(error).__name__}: {error}".partition("\n")[0]
-    world.parts.give_back()
+    if not found["error"]:
+        world.parts.give_back()
     tensors = [p.detach().contiguous().view(-1).view(torch.uint8) for p in policy.parameters()]
     found["weights"] = hashlib.sha256(torch.cat(tensors).numpy().tobytes()).hexdigest()
     return encodable(found)

@@ -111,7 +111,8 @@ def train(
         bool, typer.Option(help="Train in a child process, whose crash leaves this one alive; always on a GPU.")
     ] = False,
     processes: Annotated[
-        int | None, typer.Option(help="Processes that share each step's prompts; a launcher such as torchrun says it.")
+        int | None,
+        typer.Option(help="Processes that share each step's prompts, also with --resume; a launcher says it itself."),
     ] = None,
     fit: Annotated[
         bool, typer.Option("--fit", help="Train with the largest data.micro_batch_prompts that fits in free memory.")
@@ -130,10 +131,10 @@ def train(
     A run that was stopped, killed or that crashed goes on with --resume.
     """
     if resume:
-        own = (preset, scenario, algorithm, guards, config, settings, model, device, data, reward, out, processes)
+        own = (preset, scenario, algorithm, guards, config, settings, model, device, data, reward, out)
         if any(own) or heal or fit or print_config:
             raise ConfigError("--resume goes on with the run's own config; to change a setting there: --recover a.b=c")
-        return go_on(resume, recover or (), as_json, child, live, save is Save.LAST, track)
+        return go_on(resume, recover or (), as_json, child, live, save is Save.LAST, track, processes)
     if recover:
         raise ConfigError(
             "--recover changes a run that goes on: name it with --resume; else use --set run.recover=a.b=c"

@@ -16,16 +16,26 @@ if TYPE_CHECKING:
 
 
 def go_on(
-    folder: Path, recover: Sequence[str], as_json: bool, child: bool, live: bool, save_model: bool, track: str = ""
+    folder: Path,
+    recover: Sequence[str],
+    as_json: bool,
+    child: bool,
+    live: bool,
+    save_model: bool,
+    track: str = "",
+    processes: int | None = None,
 ) -> NoReturn:
     """Go on with the run in a folder, and exit with the code of the result."""
+    from grpo_lab.config.shares import resized
     from grpo_lab.errors import DataError, RunError
     from grpo_lab.runs import run_folder
+    from grpo_lab.runs.processes import started_by_torchrun
     from grpo_lab.runs.session import Session
 
+    count = processes or started_by_torchrun() or None
     try:
-        launched = take_part_unless_first(lambda: run_folder.read(folder)[0])
-        session = Session.resume(folder, recover, child=child or launched, save_model=save_model)
+        launched = take_part_unless_first(lambda: resized(run_folder.read(folder)[0], count))
+        session = Session.resume(folder, recover, child=child or launched, save_model=save_model, processes=count)
     except RunError as error:
         raise DataError(str(error)) from error
     run_and_exit(session, as_json, live, track)

@@ -33,6 +33,18 @@ def check(config: Any) -> None:
             )
 
 
+def resized(config: Any, processes: int | None) -> Any:
+    """The config of a run that goes on with another number of processes; None for as many as it has.
+
+    It keeps its random streams, and so the tokens that it samples, where the processes can share them out.
+    """
+    if processes in (None, config.run.processes):
+        return config
+    streams = config.run.streams or config.run.processes
+    streams, fsdp = 0 if streams % processes else streams, config.run.fsdp and processes > 1
+    return config.with_(f"run.processes={processes}", f"run.streams={streams}", f"run.fsdp={fsdp}")
+
+
 def _check_parts(config: Any) -> None:
     """Raise ConfigError for what needs whole weights in each process."""
     wanted = {

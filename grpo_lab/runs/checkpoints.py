@@ -179,7 +179,8 @@ def _surroundings(learner: Learner) -> dict[str, Any]:
     told = json.dumps([(problem.prompt, problem.columns) for problem in problems], default=repr)
     versions = {name: here["packages"][name] for name in ("torch", "transformers")}
     tasks = hashlib.sha256(told.encode()).hexdigest()
-    return {**versions, "device": here["device"], "threads": here["threads"], **files, "tasks": tasks}
+    counts = {"threads": here["threads"], "number of processes": learner.config.run.processes}
+    return {**versions, "device": here["device"], **counts, **files, "tasks": tasks}
 
 
 def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

@@ -97,6 +97,11 @@ def begin(folder: Path, config: Config) -> None:
     _write_json(folder / CONFIG, encodable(config.to_dict()))
 
 
+def go_on(folder: Path, config: Config) -> None:
+    """Write the config with which the run in the folder goes on."""
+    _write_json(folder / CONFIG, encodable(config.to_dict()))
+
+
 @contextmanager
 def writer(folder: Path, config: Config) -> Iterator[Callable[[Event], None]]:
     """A function that appends an event to the file, flushed line by line, after the events that are there.

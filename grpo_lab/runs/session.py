@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lab.config.schema import Config, planned_steps
+from grpo_lab.config.shares import resized
 from grpo_lab.errors import GrpoLabError, RunError
 from grpo_lab.events import Ended, Event, Resumed, Stepped, lineage
 from grpo_lab.models import loading
@@ -104,19 +105,20 @@ class Session(Steered):
         child: bool | Child | None = None,
         save_model: bool = False,
         reason: str = "",
+        processes: int | None = None,
     ) -> Session:
         """The session whose `run` goes on with a run that was killed, stopped or crashed, from its newest checkpoint.
 
         Without one it begins again, and so does the rest of a run that was killed before it saved its model.
         `recover` changes settings of the running model, as `set` does. Give again what the run was given in place of
-        names; the model as it was at the first step.
+        names; the model as it was at the first step. Another number of `processes` rounds in another way.
 
         Raises RunError for a folder without a run, one that is done and one that another process writes; ConfigError
         for a setting that is fixed during a run.
         """
         folder = Path(directory)
         run_folder.reopen(folder)
-        config, _ = run_folder.read(folder)
+        config = resized(run_folder.read(folder)[0], processes)
         session = cls(config, folder, model, tasks, rewards, child, save_model)
         session.go_on_from(Resume(reason, tuple(recover)))
         if session.status == "done" and (session.saved_model or not save_model):
@@ -271,8 +273,7 @@ class Session(Steered):
         try:
             if self._any_free:
                 self.directory, self._any_free = run_folder.new_folder(self.directory), False
-            if not self._resume:
-                run_folder.begin(self.directory, self.config)
+            (run_folder.go_on if self._resume else run_folder.begin)(self.directory, self.config)
             here = not self._in_child
             with run_folder.writer(self.directory, self.config) if here else nullcontext(lambda event: None) as append:
                 yield append

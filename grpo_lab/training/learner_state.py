@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from grpo_lab.config.schema import Config
+from grpo_lab.config.shares import resized
 from grpo_lab.errors import RunError
 from grpo_lab.events import Changed, Event, Started, Verdict
 from grpo_lab.training.interventions import Intervention
@@ -68,7 +69,7 @@ def put_back(learner: Learner, state: Mapping[str, Any]) -> None:
 
     Raises RunError for weights of other names or shapes.
     """
-    learner.configure(Config.from_dict(state["config"]))
+    learner.configure(resized(Config.from_dict(state["config"]), learner.config.run.processes))
     names, weights, moments = {name for name, _ in _trained(learner)}, state[WEIGHTS], state[MOMENTS]
     parts = learner.world.parts
     shapes = {name: parts.shape(p) for name, p in _trained(learner)}
