@@ -53,6 +53,7 @@ class Processes(World):
 
         self.rank, self.size, self._store, self._lost, self._told = rank, size, store, lost, 0
         self._timeout = timeout = timedelta(minutes=minutes)
+        self._before, self._mark = 0, (0, 0)
         self._await_all(timeout)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)

@@ -8,8 +8,10 @@ different times. Optimizer, guards and snapshots see the parts as ordinary tenso
 from __future__ import annotations
 
 import copy
+import ctypes
 import math
 import pickle
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -89,6 +91,9 @@ class Shards(Whole):
 
         self._attend, self._group, self._dist = attend, group, dist
         self._rank, self._size = group.rank(), group.size()
+        self._given: Any = None
+        self._all: list[Any] = []
+        self._modules: list[Any] = []
         self._mine: dict[str, torch.nn.Parameter] = {}
         self._of: dict[Tensor, Any] = {}
         """The whole weight, a DTensor, by this rank's part of it."""
@@ -99,6 +104,7 @@ class Shards(Whole):
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
         mesh = DeviceMesh.from_group(self._group, policy.device.type)
+        _return_freed_memory()
         made, self._given = copy.deepcopy(policy), policy
         self._empty()
         lists = [module for module in made.modules() if isinstance(module, torch.nn.ModuleList)]
@@ -198,7 +204,14 @@ class Shards(Whole):
         kept = trained.detach().clone()
         with torch.no_grad():
             trained.copy_(other)
-        return kept
+            return other.copy_(kept)
+
+
+def _return_freed_memory() -> None:
+    """Let glibc return every freed weight to the system: it would keep more and more of those that layers gather."""
+    mmap_threshold, large = -3, 2**17
+    if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):
+        mallopt(mmap_threshold, large)
 
 
 def _without_tokens(batch: Batch) -> Batch:
