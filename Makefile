@@ -4,7 +4,7 @@ OUT ?= benchmarks/results
 # Threads that wait without spinning: on a busy machine two of them are otherwise many times slower than one.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test lab check gpu gpu-1 gpu-2 gpu-3 bench instructor
+.PHONY: demo test lab check slow gpu gpu-1 gpu-2 gpu-3 bench instructor
 .NOTPARALLEL:  # two stamps would run pip in one .venv at the same time
 
 demo: .venv/.core
@@ -23,7 +23,10 @@ lab: .venv/.lab
 check: .venv/.dev
 	.venv/bin/ruff format --check . && .venv/bin/ruff check . && .venv/bin/pyright
 	$(MAKE) test
-	$(PYTEST) -m slow
+
+# Longer runs of the same, and the tests with TRL, which the extra `bench` brings. CI runs them after `make check`.
+slow: .venv/.dev .venv/.bench .venv/.packages
+	$(PYTEST) -m "slow or trl"
 
 # The system's Python: a GPU machine brings its own torch, at its own version, so warnings there are not errors. Each of
 # the three calls adds to gpu.json, so that they can be made one at a time; a failure of one does not stop the next.

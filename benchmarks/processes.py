@@ -119,7 +119,7 @@ def on_paper() -> list[list[str]]:
     for name, parameters in MODELS.items():
         sent = [2 * (ranks - 1) / ranks * 4 * parameters for ranks in RANKS]
         memory = (WEIGHTS + SNAPSHOT + REFERENCE) * parameters
-        sharded = memory / RANKS[1]
+        sharded = memory / RANKS[1] + 4 * parameters  # all weights are gathered for sampling
         seconds = f"{sent[-1] / LINK:.3g} s"
         rows.append([name, *(_bytes(each) for each in sent), seconds, _bytes(memory), _bytes(sharded)])
     return rows
@@ -164,7 +164,8 @@ and added up {sent["gradients"] / 1e3:.1f} kB of gradients.
 
 ## On paper
 
-Replicas in fp32, one update a step; see docs/scale.md for the formulas. Nothing in this table was measured.
+Replicas in fp32, one update a step; the last column is `run.fsdp`. See docs/scale.md for the formulas. Nothing in this
+table was measured.
 
 {markdown.table([header, *on_paper()])}
 """

@@ -134,7 +134,7 @@ CASES = {
 
 
 QUICK = ("fp16, loss scale, 2 updates", "adaptive guards", "snapshots every two steps")
-"""The cases that `make test` tries; `make check` tries all."""
+"""The cases that `make test` tries; `make slow` tries all."""
 
 
 def some_slow(names, quick):

@@ -357,6 +357,7 @@ def test_only_forks_are_trained():
     assert losses[0].metrics["grad_norm"] != losses[1].metrics["grad_norm"]
 
 
+@pytest.mark.trl
 def test_forks_are_those_of_trl():
     trainer = pytest.importorskip("trl.trainer.grpo_trainer").GRPOTrainer
     alone = SimpleNamespace(pad_across_processes=lambda tensor, **options: tensor, gather=lambda tensor: tensor)
@@ -367,6 +368,7 @@ def test_forks_are_those_of_trl():
         assert torch.equal(highest(entropy, mask, share), expected)
 
 
+@pytest.mark.trl
 def test_the_penalty_for_length_is_that_of_trl():
     of_trl = pytest.importorskip("trl.rewards").get_soft_overlong_punishment(
         max_completion_len=100, soft_punish_cache=20

@@ -275,6 +275,7 @@ def test_settings_named_as_ours_exist():
         validated(config.with_(override))  # which knows the names of guards and formulas too, and raises
 
 
+@pytest.mark.trl
 @pytest.mark.slow
 def test_settings_named_as_trl_s_exist():
     trl = pytest.importorskip("trl")

@@ -236,6 +236,7 @@ def test_callback_is_quiet_about_a_healthy_run():
         gl.DiagnoseCallback(every=0)
 
 
+@pytest.mark.trl
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")  # TRL sets it itself
 def test_callback_in_a_trainer_of_trl(tmp_path):

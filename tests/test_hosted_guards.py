@@ -222,6 +222,7 @@ def trained_by_trl(folder, *callbacks, steps=4, **arguments):
 OF_TRL = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")  # TRL sets it itself
 
 
+@pytest.mark.trl
 @OF_TRL
 def test_a_refused_step_of_trl_leaves_no_trace(tmp_path):
     seen, guards = Seen(), gl.GuardCallback("skip_nonfinite", "check_weights", events=tmp_path / "guards")
@@ -236,6 +237,7 @@ def test_a_refused_step_of_trl_leaves_no_trace(tmp_path):
     assert any(value.isnan().any() for value in bare.model.state_dict().values())
 
 
+@pytest.mark.trl
 @OF_TRL
 @pytest.mark.slow
 def test_silent_guards_change_no_bit_of_trl(tmp_path):
@@ -249,6 +251,7 @@ def test_silent_guards_change_no_bit_of_trl(tmp_path):
     assert norms[0] == norms[1] and other.args.delta == 1e9
 
 
+@pytest.mark.trl
 @OF_TRL
 def test_a_guard_that_stops_ends_the_training_of_trl(tmp_path):
     class AlwaysNan(NanGradient):
@@ -287,6 +290,7 @@ def test_the_snippets_of_the_page_run(monkeypatch, capsys):
         assert cells == [name in POSSIBLE, name in Host.holds], name
 
 
+@pytest.mark.trl
 @OF_TRL
 def test_the_trainer_of_the_page_trains(tmp_path, monkeypatch):
     page = (Path(__file__).parents[1] / "docs" / "your-own-trainer.md").read_text(encoding="utf-8")

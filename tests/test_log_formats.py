@@ -649,6 +649,7 @@ def test_a_folder_without_permission(tmp_path, monkeypatch):
         logs.read(tmp_path)
 
 
+@pytest.mark.trl
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_arguments_that_trl_saves(tmp_path, write):

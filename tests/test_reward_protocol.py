@@ -62,6 +62,7 @@ def test_ids_end_with_the_end_token_and_hold_no_padding():
     assert any(ids[-1] == end for ids in seen) and all(end not in ids[:-1] for ids in seen)
 
 
+@pytest.mark.trl
 def test_the_arguments_are_those_of_trl():
     """Of TRL 1.16, without environments, which are not part of this trainer."""
     trainer = pytest.importorskip("trl.trainer.grpo_trainer")
@@ -158,6 +159,7 @@ def test_a_function_that_judges_nothing_has_no_mean():
     }
 
 
+@pytest.mark.trl
 def test_statistics_are_those_of_trl():
     values = torch.tensor([1.0, math.nan, 4.0, 9.0])
     utils = pytest.importorskip("trl.trainer.utils")

@@ -1,6 +1,6 @@
 """Every scenario fails alone as its file says, survives under `stable`, heals with its cures, not with its decoys.
 
-The first cure and the first decoy of each are tried in `make test`, all of them in `make check`.
+The first cure and the first decoy of each are tried in `make test`, all of them in `make slow`.
 """
 
 import copy
