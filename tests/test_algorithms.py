@@ -187,6 +187,7 @@ OF_TRL: dict[str, tuple[tuple[str, ...], Callable[[Given], dict[str, Any]]]] = {
 TOLERANCE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
 
 
+@pytest.mark.trl
 @pytest.mark.parametrize("beta", [0.0, 0.1])
 @pytest.mark.parametrize("name", OF_TRL)
 def test_value_and_gradient_are_those_of_trl(name, beta):
@@ -201,6 +202,7 @@ def test_value_and_gradient_are_those_of_trl(name, beta):
         assert gradient[tensors.mask].any() and not gradient[~tensors.mask].any()
 
 
+@pytest.mark.trl
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dapo", "cispo"])
 @pytest.mark.parametrize(("share", "coefficient"), [(0.4, 0.0), (1.0, 0.03), (0.4, 0.03)])
 def test_forks_and_the_entropy_bonus_are_those_of_trl(name, share, coefficient):
@@ -218,6 +220,7 @@ def test_forks_and_the_entropy_bonus_are_those_of_trl(name, share, coefficient):
     assert not torch.allclose(plain[1], right[1], **TOLERANCE)
 
 
+@pytest.mark.trl
 @pytest.mark.parametrize("name", ["grpo", "dapo", "gspo"])
 def test_the_dual_clip_is_that_of_trl(name):
     config, tensors = config_of(name, *WIDE), given(1, spread=1.5)
@@ -241,6 +244,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.trl
 @pytest.mark.parametrize(("name", "wrong"), [(name, wrong) for name, others in OTHERS.items() for wrong in others])
 def test_another_algorithm_is_not_taken_for_it(name, wrong):
     """The comparison with TRL would fail for the formulas of another algorithm."""

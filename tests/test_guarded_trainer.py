@@ -23,9 +23,8 @@ from grpo_lab.training.attempt import Refused
 from grpo_lab.training.learner import Learner
 from tests.test_hosted_guards import OF_TRL, NanGradient, Seen, equal
 
-pytestmark = pytest.mark.trl
 trl = pytest.importorskip("trl")
-pytestmark = OF_TRL
+pytestmark = [OF_TRL, pytest.mark.trl]
 
 
 def trained(
