@@ -38,6 +38,7 @@ def together(folder, size, names, kind="replicas"):
     return [json.loads(file.read_text()) for file in files]
 
 
+FSDP = ("run.fsdp=true", "model.prompt_pass=plain")
 QUICK = ["healthy", "four updates", "fp16", "lora", "two objectives", "nan gradient", "shifted ratio", "unguarded nan"]
 """The runs that `make test` compares with those of one process; the others are slow."""
 LATER = [name for name in ranks.ALIKE if name not in QUICK]
@@ -208,8 +209,19 @@ def test_a_killed_process_ends_the_run_and_is_named(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_with_a_killed_process_goes_on_by_itself_to_the_same_weights(tmp_path):
-    config = killing(tmp_path, "run.checkpoint_minutes=0", "run.max_restarts=1")
+def test_a_run_whose_parts_of_weights_are_lost_saves_no_model(tmp_path):
+    with pytest.warns(
+        UserWarning, match="parts of its weights are lost with a process; go on from the last checkpoint"
+    ):
+        session = Session(killing(tmp_path, *FSDP), tmp_path / "run", save_model=True).run()
+    assert session.ended is not None and "rank 1 was ended by SIGKILL" in session.ended.message
+    assert not (tmp_path / "run" / "model").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [(), FSDP], ids=["whole", "parts"])
+def test_a_run_with_a_killed_process_goes_on_by_itself_to_the_same_weights(tmp_path, settings):
+    config = killing(tmp_path, "run.checkpoint_minutes=0", "run.max_restarts=1", *settings)
     killed = Session(config, tmp_path / "killed", child=True, save_model=True).run()
     assert killed.status == "done" and any(isinstance(event, Resumed) for event in killed.events)
     whole = Session(config, tmp_path / "whole", save_model=True).run()  # the marker is longer by now
@@ -316,9 +328,6 @@ def alike(name, found, whole):
             same = value if isinstance(value, str) or value is None else pytest.approx(value, rel=1e-5, nan_ok=True)
             assert mine[metric] == same, metric
     assert part["steps"] == found[1][name]["steps"], "both ranks have the same numbers"
-
-
-FSDP = ("run.fsdp=true", "model.prompt_pass=plain")
 
 
 @pytest.mark.slow
