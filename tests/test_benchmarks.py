@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[1]
 FEW = ("data.num_prompts=2", "data.num_generations=2", "run.num_steps=2")
 
 
+@pytest.mark.slow
 def test_a_benchmark_that_does_not_run_is_not_imported():
     code = "import sys, benchmarks.__main__; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -125,6 +125,7 @@ def test_guards_are_a_preset_or_names_or_none(run, tmp_path):
         assert list(found) == (["clip_gradients"] if names is None else names)
 
 
+@pytest.mark.slow
 def test_a_run_stopped_by_the_user_says_so_and_exits_130(tmp_path):
     words = [*SMOKE, "--set", "run.num_steps=100000", "--json", "--out", str(tmp_path / "a")]
     process = subprocess.Popen(

@@ -66,6 +66,7 @@ def test_a_task_runs_on_a_worker_and_its_error_arrives(cluster, tmp_path):
         cluster.run(refuse)
 
 
+@pytest.mark.slow
 @QUIET
 def test_a_killed_worker_costs_its_task_one_more_try(cluster, tmp_path):
     assert cluster.run(die_once, str(tmp_path / "pids")) == "done"

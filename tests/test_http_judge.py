@@ -314,6 +314,7 @@ def test_a_server_killed_in_mid_step_ends_in_refused_steps(serve):
     assert "raised ConnectError: " in said(second)[0] and said(third)[0].startswith("share 1 > 0.5; 16 of 16 calls")
 
 
+@pytest.mark.slow
 def test_a_server_that_is_too_slow_for_some(serve):
     released = threading.Event()
 

@@ -157,6 +157,7 @@ def test_a_call_that_hangs_is_left_behind():
     assert found.calls.failed == 0.5
 
 
+@pytest.mark.slow
 def test_a_call_that_hangs_does_not_keep_the_process():
     code = """
 import threading

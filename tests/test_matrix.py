@@ -240,6 +240,7 @@ def test_comments_docstrings_and_layout_are_no_other_code(tmp_path):
     assert one == same and len({one, other, longer}) == 3
 
 
+@pytest.mark.slow
 def test_every_module_that_a_child_loads_counts_as_code():
     """But for those that decide nothing, and those that count only where their guard or fault is on."""
     from grpo_lab.analysis.matrix.cells import DECIDE

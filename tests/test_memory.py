@@ -139,6 +139,7 @@ def test_the_stage_that_takes_most_is_predicted_and_fitted(tmp_path):
     assert fitting.largest_micro_batch(config.with_("sft.batch_size=64"), 1e6, 400.0)[0].data.micro_batch_prompts == 64
 
 
+@pytest.mark.slow
 def test_doctor_predicts_for_a_run_and_advises(call, tmp_path, monkeypatch):
     monkeypatch.setattr(environment, "process_mib", lambda: 400.0)
     config = Config().with_(*WORK)

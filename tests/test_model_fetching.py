@@ -214,6 +214,7 @@ def test_what_a_killed_fetch_left_is_cleared_away_and_a_running_one_s_is_not(con
     assert {path.name for path in converted.iterdir()} == {NAME, ".fetching-new"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")
 def test_an_interrupt_ends_pip_and_leaves_nothing(cache, tmp_path):
     """A pip that never ends is interrupted as soon as it has begun."""

@@ -197,6 +197,7 @@ def test_a_dead_model_has_no_green_badge():
     assert box and box.get_facecolor()[:3] == to_rgb(VERMILLION)
 
 
+@pytest.mark.slow
 def test_no_number_of_a_log_axis_is_drawn_at_its_edge():
     for values in ([3.0, 1e15], [0.0, 1.0, 812.0], [1e-9, 0.0, 1e9, INF], [-3.0, 0.0, 5.0]):
         for name in ("grad_norm", "ratio/max"):
@@ -299,6 +300,7 @@ def test_text_is_what_the_font_can_draw():
     assert legible("x" * 50, 10) == "x" * 9 + "…"
 
 
+@pytest.mark.slow
 def test_no_pyplot():
     code = "import sys, grpo_lab.ui.plots; print('matplotlib.pyplot' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

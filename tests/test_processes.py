@@ -153,6 +153,7 @@ def test_four_processes_make_the_steps_of_one_up_to_rounding(tmp_path, monkeypat
             assert mine.get(name, 0.0) == pytest.approx(other.get(name, 0.0), rel=1e-5, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_runs_with_as_many_streams_sample_alike_on_any_number_of_processes(tmp_path):
     texts = []
     for processes in (1, 2):

@@ -108,6 +108,7 @@ def test_headless_it_is_the_same_run(panel):
     assert repr(session).startswith("smoke: done after 3 steps")
 
 
+@pytest.mark.slow
 def test_watched_it_is_drawn_and_told(panel, seen):
     one = panel()
     assert "application/vnd.jupyter.widget-view+json" in one._repr_mimebundle_()
@@ -234,6 +235,7 @@ def test_headless_nobody_could_resume(panel):
     assert run(panel(pause_at=1, pace=0.001)).status == "done"
 
 
+@pytest.mark.slow
 def test_a_recording_of_a_model_that_is_not_here_stays_on_screen(panel, seen, monkeypatch, tmp_path):
     monkeypatch.setenv("GRPO_LAB_CACHE", str(tmp_path))
     one = panel(recording="kl-explosion-smollm2")
@@ -310,6 +312,7 @@ def test_an_algorithm_acts_on_the_running_model_and_one_with_a_critic_on_the_nex
     assert one.session.config.with_(*changes).loss == one.config.loss  # type: ignore
 
 
+@pytest.mark.slow
 def test_what_a_running_model_cannot_take_acts_in_the_next_run(panel, seen):
     one = panel(overrides=(*LONG, "loss.beta=0"))
     one.step()
@@ -333,6 +336,7 @@ def test_a_mistake_is_told_and_taken_back(panel, seen):
         panel(guards_shown=("clamp",))
 
 
+@pytest.mark.slow
 def test_a_crash_is_explained_and_healed_in_one_click(panel, seen):
     one = panel("cuda-001")
     session = run(one)
@@ -479,6 +483,7 @@ def test_runs_are_kept_opened_and_exported(panel, tmp_path, seen):
     assert repr(again.session.events) == repr(first.events)
 
 
+@pytest.mark.slow
 def test_a_recording_is_scrubbed(panel, seen):
     one = panel(recording="kl-explosion-smollm2")
     assert "step 7" in words(one)

@@ -28,6 +28,7 @@ STUB = "%%exercise guess\nanswer = ...  # your answer"
 RUN = 'run = lab.run(gl.preset("smoke"), "short")'
 
 
+@pytest.mark.slow
 def test_run_all_stops_a_learner_at_the_first_question(notebook):
     nb = notebook(copy=LABS / "02_explosion.ipynb")
     nb.run_all()

@@ -57,6 +57,7 @@ def test_a_lesson_teaches_and_no_guard_acts():
     assert learned.right and quiet.right
 
 
+@pytest.mark.slow
 def test_a_lesson_that_is_refused_teaches_nothing():
     learned, quiet = trials.learns(HEALTHY.with_guards(SKIPS_ALL), seed=1)
     assert not learned.right and "0 updates" in learned.got
