@@ -70,7 +70,7 @@ def open_to_all(path):
     return all(each.stat().st_mode & 0o001 for each in path.parents) and bool(path.stat().st_mode & 0o004)
 
 
-@pytest.mark.parametrize("name", ["network", "writes_files", "privileges", "memory", "reads_frames"])
+@pytest.mark.parametrize("name", ["network", "writes_files", "privileges", "memory", "memory_of_the_kernel", "reads_frames"])
 def test_in_every_tier_an_answer_gets_nothing_of_these(sandbox, world, name):
     assert attacked(sandbox, world, name) == "nothing"
     assert world.traces() == []
@@ -81,6 +81,23 @@ def test_in_every_tier_an_answer_gets_nothing_of_these(sandbox, world, name):
 )
 def test_in_every_tier_processes_are_counted(sandbox, world, name, said):
     assert said in attacked(sandbox, world, name)
+
+
+IDLE_FORKS = """
+import os, time
+
+def answer():
+    kept = b"x" * (400 << 20)
+    for _ in range(6):
+        if not os.fork():
+            time.sleep(600)
+    time.sleep(1)
+    return len(kept)
+"""
+
+
+def test_in_every_tier_memory_that_processes_share_is_counted_once(sandbox):
+    assert given_by(sandbox, IDLE_FORKS) == 400 << 20
 
 
 @pytest.mark.parametrize("name", ["daemon", "hops"])
