@@ -70,7 +70,9 @@ def open_to_all(path):
     return all(each.stat().st_mode & 0o001 for each in path.parents) and bool(path.stat().st_mode & 0o004)
 
 
-@pytest.mark.parametrize("name", ["network", "writes_files", "privileges", "memory", "memory_of_the_kernel", "reads_frames"])
+@pytest.mark.parametrize(
+    "name", ["network", "writes_files", "privileges", "memory", "memory_of_the_kernel", "reads_frames"]
+)
 def test_in_every_tier_an_answer_gets_nothing_of_these(sandbox, world, name):
     assert attacked(sandbox, world, name) == "nothing"
     assert world.traces() == []

@@ -7,12 +7,12 @@ import ctypes
 import fcntl
 import os
 import select
-import sys
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 MACHINE = ("x86_64", "aarch64").index(os.uname().machine)
 PAGE = 4096
 MANY = 20_000
+FILE = "/bin/sh"
 
 
 def called(numbers, *arguments):
@@ -29,11 +29,11 @@ def size(number):
 
 def pages_of_files():
     """Pages in a pipe cannot be reclaimed, and a page of a large folio keeps the whole folio."""
-    os.splice(os.open(sys.executable, os.O_RDONLY), os.pipe()[1], PAGE)
+    os.splice(os.open(FILE, os.O_RDONLY), os.pipe()[1], PAGE)
 
 
 def pages_sent_to_pipes():
-    os.sendfile(os.pipe()[1], os.open(sys.executable, os.O_RDONLY), 0, PAGE)
+    os.sendfile(os.pipe()[1], os.open(FILE, os.O_RDONLY), 0, PAGE)
 
 
 def pages_twice():
@@ -52,13 +52,13 @@ def large_pipes():
 
 def locks():
     """A lock for every other byte of a file: 200 bytes of the kernel each, without any limit."""
-    with open(sys.executable, "rb") as file:
+    with open(FILE, "rb") as file:
         for place in range(0, 2 * MANY, 2):
             fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, place)
 
 
 def a_lock_of_an_open_file():
-    fcntl.flock(os.open(sys.executable, os.O_RDONLY), fcntl.LOCK_SH | fcntl.LOCK_NB)
+    fcntl.flock(os.open(FILE, os.O_RDONLY), fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 def watches():
