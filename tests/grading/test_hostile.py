@@ -105,7 +105,12 @@ HANDED_IN = {
     ),
     "strikes": (
         "01_grpo_by_hand",
-        {"advantages": "kills_server", "slope": "stops_server", "flipped": "memory_of_the_kernel"},
+        {
+            "advantages": "kills_server",
+            "slope": "stops_server",
+            "flipped": "memory_of_the_kernel",
+            "policy_loss": "memory_of_mappings",
+        },
     ),
 }
 """Students with their lab, the attacks in place of some answers, and right answers in the others."""

@@ -26,6 +26,8 @@ TICK = 0.1
 """Seconds between two measurements of memory."""
 COSTLY = ("RssAnon:", "RssShmem:", "VmSwap:")
 """Linux's names for memory that no file backs."""
+MAPPING, LINK = 256, 64
+"""Bytes that the kernel keeps for a mapping, and for each process in the chain of forks that it came through."""
 SHARES = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:")
 """The same memory, where each page is divided by the number of processes that map it."""
 
@@ -200,7 +202,9 @@ class Sandbox:
 
     def _used(self, measured: Callable[[int], int]) -> float:
         """Memory of all processes of the sandbox, in MB; `measured` gives the bytes of one process."""
-        return sum(measured(pid) for pid in descendants() if pid not in self._before) / MIB
+        processes = [pid for pid in descendants() if pid not in self._before]
+        kept = sum(mappings_of(pid) for pid in processes) * (MAPPING + LINK * len(processes))
+        return (sum(measured(pid) for pid in processes) + kept) / MIB
 
 
 def _given(reply: Mapping[str, Any]) -> Given:
@@ -254,6 +258,13 @@ def shares_of(process: int) -> int:
     The sum over all processes counts every page once. Where Linux does not show the shares: the full bytes.
     """
     return _largest(process, "smaps_rollup", SHARES) or memory_of(process)
+
+
+def mappings_of(process: int) -> int:
+    """The number of this process's mappings; the kernel's records of them are no memory of any process."""
+    with suppress(OSError):  # the process has just ended
+        return Path(f"/proc/{process}/maps").read_bytes().count(b"\n")
+    return 0
 
 
 def _largest(process: int, file: str, names: tuple[str, ...]) -> int:
