@@ -43,8 +43,8 @@ outside the sandbox. The inputs are drawn for each notebook from your secret, so
 answer does not prove its authorship."""
 
 NO_ISOLATION = """\
-WARNING: NO ISOLATION. Every answer runs as you. It can read the grader's secret, other submissions and all your files, \
-and end your processes. Do not trust these grades, nor this account, if a student could have meant harm."""
+WARNING: NO ISOLATION. Every answer runs as you. It can read the grader's secret, other submissions and all your \
+files, and end your processes. Do not trust these grades if a student could have meant harm."""
 
 
 @app.command(example="grade submissions/ --out grades/")

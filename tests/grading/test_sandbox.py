@@ -438,7 +438,7 @@ def test_a_plain_process_is_refused_to_ordinary_users_before_it_is_probed(monkey
     monkeypatch.setattr(tier_checks, "unusable", lambda tier, limits: probed.append(tier))
     monkeypatch.setattr(os, "getuid", lambda: user)
     if refused:
-        with pytest.raises(ConfigError, match="is refused for user 1000: .* the grader's secret .*--no-isolation"):
+        with pytest.raises(ConfigError, match=r"is refused for user 1000: .* the grader's secret .*--no-isolation"):
             tier_checks.working(required, LIMITS, no_isolation=False)
         assert not probed
     else:
