@@ -29,12 +29,22 @@ Required = Annotated[
     int | None,
     typer.Option(min=0, max=2, help="2, the default: bubblewrap. 0: a plain process, for use inside a container only."),
 ]
+NoIsolation = Annotated[
+    bool,
+    typer.Option(
+        "--no-isolation", help="Allow tier 0 without being root: answers can read your files, secret included."
+    ),
+]
 Attempt = Annotated[int | None, typer.Option(min=1, help="Another number draws other inputs for the same notebooks.")]
 TRUST = """\
 A grade computed on the student's own machine is self-assessment: the owner of a machine can change any result on it. \
 These grades are computed here. The sandbox runs an answer, receives only inputs and returns data; scoring happens \
 outside the sandbox. The inputs are drawn for each notebook from your secret, so memorised answers fail. A right \
 answer does not prove its authorship."""
+
+NO_ISOLATION = """\
+WARNING: NO ISOLATION. Every answer runs as you. It can read the grader's secret, other submissions and all your \
+files, and end your processes. Do not trust these grades if a student could have meant harm."""
 
 
 @app.command(example="grade submissions/ --out grades/")
@@ -44,6 +54,7 @@ def grade(
     rules: RulesFile = None,
     jobs: Annotated[int, typer.Option(min=1, help="Notebooks at a time.")] = os.cpu_count() or 1,
     require_tier: Required = None,
+    no_isolation: NoIsolation = False,
     attempt: Attempt = None,
     explain: Annotated[bool, typer.Option("--explain", help="Explain the limits of a grade; grade nothing.")] = False,
     backend: Backend = "local",
@@ -59,13 +70,13 @@ def grade(
     if sys.platform != "linux":
         raise ConfigError(
             f"grading is not possible on {sys.platform}: its sandbox needs Linux. Grade in a virtual machine, or in a "
-            "container with --require-tier 0"
+            "container with --require-tier 0 (and --no-isolation where the container's user is not root)"
         )
     from grpo_lab.grading import rules as ruling
     from grpo_lab.grading import submissions
     from grpo_lab.runs import clusters
 
-    given = {"attempt": attempt, "tier": require_tier}
+    given = {"attempt": attempt, "tier": require_tier, "no_isolation": no_isolation or None}
     ruled = dataclasses.replace(
         ruling.read(rules), **{name: value for name, value in given.items() if value is not None}
     )
@@ -94,7 +105,10 @@ def _tier(rules: Rules) -> Tier:
     from grpo_lab.ui import console
 
     with console.err.status("probing the sandbox"):
-        return tier_checks.working(rules.tier, rules.limits)
+        tier = tier_checks.working(rules.tier, rules.limits, rules.no_isolation)
+    if tier.exposed:
+        console.err.print(NO_ISOLATION, markup=False, style="bold red")
+    return tier
 
 
 def _course(rules: Rules) -> Course:

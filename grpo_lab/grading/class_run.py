@@ -119,7 +119,7 @@ def grade_there(course: Course, found: Found) -> Result:
 @cache
 def _client(course: Course) -> WorkerClient:
     """The client of this worker, whose grade worker waits for the next notebook, after its sandbox was probed."""
-    tier_checks.working(course.rules.tier, course.rules.limits)
+    tier_checks.working(course.rules.tier, course.rules.limits, course.rules.no_isolation)
     client = WorkerClient(course)
     atexit.register(client.close)
     return client

@@ -42,6 +42,9 @@ class Rules(Settings):
     tier: Annotated[int, AtLeast(0, 2)] = 2
     """The containment of answers: 2 is bubblewrap, and where it does not work nothing is graded; 0 is a plain process
     with limits, for use only in a container that is itself the sandbox. 1 means 2."""
+    no_isolation: bool = False
+    """Allow tier 0 for a user other than root. Answers then run as that user: they can read the secret and all other
+    files of the user, and end the user's processes."""
     secret: str = "grading.secret"
     """The file with the secret from which the challenges are drawn, relative to this file. It is made if it does not
     exist. Keep it: the same secret grades the same submission alike. Keep it away from students."""

@@ -15,6 +15,7 @@ from grpo_lab.course.editions import build
 from grpo_lab.course.exercises import Values
 from grpo_lab.course.registry import LABS, lab_page
 from grpo_lab.grading.reports import marking
+from grpo_lab.grading.sandbox import tier_checks
 from tests.grading import mutants
 
 SOURCES = Path(__file__).parents[2] / "labs"
@@ -214,10 +215,28 @@ def test_the_rules_printed_are_the_rules(run, tmp_path):
 
 
 def test_it_explains_what_a_grade_is_worth(run):
-    code, text, _ = run("--explain", "--require-tier", "0")
+    code, text, _ = run("--explain", "--require-tier", "0", "--no-isolation")
     text = " ".join(text.split())
     assert code == 0
     assert "self-assessment" in text and "Here: tier 0. " in text and "Not contained" in text
+
+
+def test_a_plain_process_needs_another_word_from_an_ordinary_user_and_is_announced_loudly(run, monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    monkeypatch.setattr(tier_checks, "unusable", lambda tier, limits: "")
+    (tmp_path / "rules.toml").write_text("tier = 0\nno_isolation = true\n")
+    code, text, complained = run("--explain", "--require-tier", "0")
+    assert code == 2 and "Here: tier" not in text
+    assert "refused for user 1000" in complained and "--no-isolation" in complained and "Traceback" not in complained
+    for words in (("--require-tier", "0", "--no-isolation"), ("--rules", "rules.toml")):
+        code, _, complained = run("--explain", *words)
+        assert code == 0 and "WARNING: NO ISOLATION. Every answer runs as you." in complained
+
+
+def test_isolated_grading_gives_no_warning(run, monkeypatch):
+    monkeypatch.setattr(tier_checks, "unusable", lambda tier, limits: "")
+    code, _, complained = run("--explain", "--no-isolation")
+    assert code == 0 and "NO ISOLATION" not in complained
 
 
 def test_where_there_is_no_linux_it_says_so(run, monkeypatch):

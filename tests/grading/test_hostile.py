@@ -103,7 +103,15 @@ HANDED_IN = {
             "forecast": "memory_of_the_dead",
         },
     ),
-    "strikes": ("01_grpo_by_hand", {"advantages": "kills_server", "slope": "stops_server"}),
+    "strikes": (
+        "01_grpo_by_hand",
+        {
+            "advantages": "kills_server",
+            "slope": "stops_server",
+            "flipped": "memory_of_the_kernel",
+            "policy_loss": "memory_of_mappings",
+        },
+    ),
 }
 """Students with their lab, the attacks in place of some answers, and right answers in the others."""
 PLACES = [(student, name) for student, (_, attacks) in HANDED_IN.items() for name in attacks]

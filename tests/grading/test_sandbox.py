@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import secrets
 import signal
 import sys
@@ -70,7 +71,9 @@ def open_to_all(path):
     return all(each.stat().st_mode & 0o001 for each in path.parents) and bool(path.stat().st_mode & 0o004)
 
 
-@pytest.mark.parametrize("name", ["network", "writes_files", "privileges", "memory", "reads_frames"])
+@pytest.mark.parametrize(
+    "name", ["network", "writes_files", "privileges", "memory", "memory_of_the_kernel", "reads_frames"]
+)
 def test_in_every_tier_an_answer_gets_nothing_of_these(sandbox, world, name):
     assert attacked(sandbox, world, name) == "nothing"
     assert world.traces() == []
@@ -81,6 +84,30 @@ def test_in_every_tier_an_answer_gets_nothing_of_these(sandbox, world, name):
 )
 def test_in_every_tier_processes_are_counted(sandbox, world, name, said):
     assert said in attacked(sandbox, world, name)
+
+
+IDLE_FORKS = """
+import os, time
+
+def answer():
+    kept = b"x" * (400 << 20)
+    for _ in range(6):
+        if not os.fork():
+            time.sleep(600)
+    time.sleep(1)
+    return len(kept)
+"""
+
+
+def test_in_every_tier_memory_that_processes_share_is_counted_once(sandbox):
+    assert given_by(sandbox, IDLE_FORKS) == 400 << 20
+
+
+@pytest.mark.parametrize("tier", [0, 2])
+def test_in_every_tier_the_records_of_mappings_are_counted(contained, world, tier):
+    one = Sandbox(contained(tier), replace(LIMITS, memory_mb=256, processes=24, seconds=20.0))
+    assert re.search(ATTACKS["memory_of_mappings"].said, attacked(one, world, "memory_of_mappings"))
+    one.close()
 
 
 @pytest.mark.parametrize("name", ["daemon", "hops"])
@@ -398,8 +425,23 @@ def test_a_tier_that_does_not_start_says_why(wrap, why):
 def test_a_tier_that_does_not_work_is_replaced_by_no_other(monkeypatch, required, tier, way_out):
     probed: list[Tier] = []
     monkeypatch.setattr(tier_checks, "unusable", lambda tier, limits: probed.append(tier))
-    assert tier_checks.working(required, LIMITS) is tier
+    assert tier_checks.working(required, LIMITS, no_isolation=True) is tier
     monkeypatch.setattr(tier_checks, "unusable", lambda tier, limits: probed.append(tier) or "it is broken")
     with pytest.raises(ConfigError, match=rf"tier {tier.number} \({tier.name}\) does not .*: it is broken.*{way_out}"):
-        tier_checks.working(required, LIMITS)
+        tier_checks.working(required, LIMITS, no_isolation=True)
     assert probed == [tier, tier]
+
+
+@pytest.mark.parametrize(("user", "required", "refused"), [(0, 0, False), (1000, 0, True), (1000, 2, False)])
+def test_a_plain_process_is_refused_to_ordinary_users_before_it_is_probed(monkeypatch, user, required, refused):
+    probed: list[Tier] = []
+    monkeypatch.setattr(tier_checks, "unusable", lambda tier, limits: probed.append(tier))
+    monkeypatch.setattr(os, "getuid", lambda: user)
+    if refused:
+        with pytest.raises(ConfigError, match=r"is refused for user 1000: .* the grader's secret .*--no-isolation"):
+            tier_checks.working(required, LIMITS, no_isolation=False)
+        assert not probed
+    else:
+        tier_checks.working(required, LIMITS, no_isolation=False)
+    tier_checks.working(required, LIMITS, no_isolation=True)
+    assert len(probed) == 2 - refused

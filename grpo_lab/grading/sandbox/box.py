@@ -7,7 +7,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,10 @@ TICK = 0.1
 """Seconds between two measurements of memory."""
 COSTLY = ("RssAnon:", "RssShmem:", "VmSwap:")
 """Linux's names for memory that no file backs."""
+MAPPING, LINK = 256, 64
+"""Bytes that the kernel keeps for a mapping, and for each process in the chain of forks that it came through."""
+SHARES = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:")
+"""The same memory, where each page is divided by the number of processes that map it."""
 
 
 class Failed(NotYet):
@@ -153,7 +157,12 @@ class Sandbox:
                     raise Failed(f"no answer within {self._limits.seconds:g} s")
                 if now > self._looked + TICK:
                     self._looked = now
-                    if (used := self._used() - self._need) > self._limits.memory_mb:
+                    most = self._limits.memory_mb + self._need
+                    # The shares need a walk through all pages, and are no more than the plain sum.
+                    if (
+                        self._used(memory_of) > most
+                        and (used := self._used(shares_of) - self._need) > self._limits.memory_mb
+                    ):
                         raise Failed(f"it used {used:,.0f} MB; at most {self._limits.memory_mb:,}")
                 if selector.select(TICK):
                     return
@@ -189,11 +198,13 @@ class Sandbox:
                 said = words.read(20_000).decode(errors="replace").strip().split("\n")[-1]
                 raise RunError(f"the sandbox does not start: {said or 'it printed no reason'}")
         self._spared = frozenset(descendants())
-        self._need = 2 * self._used()  # a forked answer begins as a copy of the program
+        self._need = 2 * self._used(memory_of)  # a forked answer begins as a copy of the program
 
-    def _used(self) -> float:
-        """Memory of all processes of the sandbox, in MB."""
-        return memory_of(pid for pid in descendants() if pid not in self._before) / MIB
+    def _used(self, measured: Callable[[int], int]) -> float:
+        """Memory of all processes of the sandbox, in MB; `measured` gives the bytes of one process."""
+        processes = [pid for pid in descendants() if pid not in self._before]
+        kept = sum(mappings_of(pid) for pid in processes) * (MAPPING + LINK * len(processes))
+        return (sum(measured(pid) for pid in processes) + kept) / MIB
 
 
 def _given(reply: Mapping[str, Any]) -> Given:
@@ -236,19 +247,40 @@ def descendants() -> list[int]:
     return found
 
 
-def memory_of(processes: Iterable[int]) -> int:
-    """The bytes of these processes that no file backs."""
-    total = 0
-    for process in processes:
-        with suppress(OSError):  # the process has just ended
-            # All threads share the memory, but a thread that has ended reports none.
-            total += max((_told_by(thread) for thread in Path(f"/proc/{process}/task").iterdir()), default=0)
-    return total
+def memory_of(process: int) -> int:
+    """The bytes of this process that no file backs; memory that it shares with others is counted in full."""
+    return _largest(process, "status", COSTLY)
 
 
-def _told_by(thread: Path) -> int:
+def shares_of(process: int) -> int:
+    """The bytes of this process that no file backs, with its share of what several processes map.
+
+    The sum over all processes counts every page once. Where Linux does not show the shares: the full bytes.
+    """
+    return _largest(process, "smaps_rollup", SHARES) or memory_of(process)
+
+
+def mappings_of(process: int) -> int:
+    """The number of this process's mappings; the kernel's records of them are no memory of any process."""
+    with suppress(OSError):  # the process has just ended
+        return Path(f"/proc/{process}/maps").read_bytes().count(b"\n")
+    return 0
+
+
+def _largest(process: int, file: str, names: tuple[str, ...]) -> int:
+    """The sum of these lines: all threads share the memory, but a thread that has ended reports none."""
+    found = 0
+    with suppress(OSError):  # the process has just ended
+        for thread in Path(f"/proc/{process}/task").iterdir():
+            found = max(found, _told_by(thread / file, names))
+            if found:
+                break
+    return found
+
+
+def _told_by(file: Path, names: tuple[str, ...]) -> int:
     with suppress(OSError):
-        lines = (line.split() for line in (thread / "status").read_text().split("\n") if line.startswith(COSTLY))
+        lines = (line.split() for line in file.read_text().split("\n") if line.startswith(names))
         return sum(int(words[1]) * 1024 for words in lines)
     return 0
 

@@ -52,6 +52,9 @@ def confine(limits: Limits, user: int | None) -> None:
         resource.RLIMIT_FSIZE: 0,  # not one byte into any file; pipes are not files
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_NOFILE: 256,
+        resource.RLIMIT_MEMLOCK: 0,
+        resource.RLIMIT_MSGQUEUE: 0,
+        resource.RLIMIT_SIGPENDING: 64,  # timers and waiting signals are records of the kernel
     }
     for which, most in caps.items():
         resource.setrlimit(which, (most, most))

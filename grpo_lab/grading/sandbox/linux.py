@@ -5,6 +5,7 @@ import os
 from contextlib import suppress
 
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 22, 36, 38
+PR_SET_NAME, PR_GET_NAME = 15, 16
 _libc = ctypes.CDLL(None, use_errno=True)
 
 

@@ -2,8 +2,9 @@
 
 Namespaces and limits leave these gaps: sockets in the file system; writes to an existing file through a memory map,
 outside the limit on file sizes; shared memory, which can outlive all processes and is uncounted once unmapped; pages
-that `vmsplice` puts into a pipe, each of which keeps an uncounted huge page of 2 MiB; rules that the kernel stores for
-descriptors; new namespaces with a root user. Needs no privilege. Numbers of system calls differ between machines.
+that `vmsplice`, `splice`, `tee` and `sendfile` put into a pipe, each of which keeps an uncounted huge page of 2 MiB;
+records that the kernel stores for descriptors and files (locks, watches, rules, filters), which no limit bounds and no
+process shows; new namespaces with a root user. Needs no privilege. Numbers of system calls differ between machines.
 """
 
 import ctypes
@@ -11,8 +12,16 @@ import errno
 import os
 import platform
 from collections.abc import Iterator
+from fcntl import F_DUPFD, F_DUPFD_CLOEXEC, F_GETFD, F_GETFL, F_GETPIPE_SZ, F_SETFD, F_SETFL
 
-from grpo_lab.grading.sandbox.linux import PR_SET_SECCOMP, prctl
+from grpo_lab.grading.sandbox.linux import (
+    PR_GET_NAME,
+    PR_SET_NAME,
+    PR_SET_NO_NEW_PRIVS,
+    PR_SET_PDEATHSIG,
+    PR_SET_SECCOMP,
+    prctl,
+)
 
 MODE_FILTER = 2
 MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -32,7 +41,10 @@ REFUSED = {
     # Memory that outlives its processes or is charged to none:
     "shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186), "mq_open": (240, 180),
     "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219), "io_setup": (206, 0),
-    "vmsplice": (278, 75), "landlock_create_ruleset": (444, 444),
+    "vmsplice": (278, 75), "splice": (275, 76), "tee": (276, 77), "sendfile": (40, 71), "copy_file_range": (326, 285),
+    "memfd_create": (319, 279), "memfd_secret": (447, 447), "landlock_create_ruleset": (444, 444),
+    "epoll_create": (213, None), "epoll_create1": (291, 20), "inotify_init": (253, None), "inotify_init1": (294, 26),
+    "fanotify_init": (300, 262), "flock": (73, 32), "seccomp": (317, 277),
     # Namespaces and mounts:
     "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "fsopen": (430, 430), "open_tree": (428, 428),
     # Other processes:
@@ -50,6 +62,12 @@ WITH_FLAGS = {
     "mmap": ((9, 222), 3, MAP_SHARED | MAP_HUGETLB),
 }  # fmt: skip
 """Numbers, argument and flags: refused with any of these flags in this argument."""
+ONLY_WITH = {
+    "fcntl": ((72, 25), 1, (F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC, F_GETPIPE_SZ)),
+    "prctl": ((157, 167), 0, (PR_SET_PDEATHSIG, PR_SET_NAME, PR_GET_NAME, PR_SET_NO_NEW_PRIVS)),
+}  # fmt: skip
+"""Numbers, argument and values: refused with any other value in this argument. That leaves out locks of files, sizes of
+pipes, filters, and the attribute that hides a process's memory from the grader (PR_SET_DUMPABLE)."""
 OTHER_NUMBERS = 0x40000000
 """From here on, x86_64 repeats the same calls (x32)."""
 LOAD, EQUAL, AT_LEAST, ANY_OF, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -97,6 +115,14 @@ def _filter(machine: int) -> Iterator[tuple[int, int, int, int]]:
             yield EQUAL, 0, 4, number
             yield LOAD, 0, 0, ARGUMENTS + 8 * argument
             yield ANY_OF, 0, 1, flags
+            yield RETURN, 0, 0, REFUSE | errno.EPERM
+            yield RETURN, 0, 0, ALLOW
+    for numbers, argument, values in ONLY_WITH.values():
+        if (number := numbers[machine]) is not None:
+            yield EQUAL, 0, len(values) + 3, number
+            yield LOAD, 0, 0, ARGUMENTS + 8 * argument
+            for left, value in zip(range(len(values), 0, -1), values, strict=True):
+                yield EQUAL, left, 0, value
             yield RETURN, 0, 0, REFUSE | errno.EPERM
             yield RETURN, 0, 0, ALLOW
     yield RETURN, 0, 0, ALLOW

@@ -38,9 +38,19 @@ PROMISED = {0: NEVER, 2: (*NEVER, "read a world-readable file", "see the grader'
 """The attempts that must fail, by tier."""
 
 
-def working(required: int, limits: Limits) -> Tier:
-    """The required tier, after a successful probe; no other tier replaces it. Raises ConfigError where it fails."""
+def working(required: int, limits: Limits, no_isolation: bool) -> Tier:
+    """The required tier, after a successful probe; no other tier replaces it.
+
+    Raises ConfigError where the probe fails, and where answers would run as the grader's user without `no_isolation`.
+    """
     tier = at_least(required)
+    if tier.exposed and not no_isolation:
+        raise ConfigError(
+            f"tier {tier.number} ({tier.name}) is refused for user {os.getuid()}: answers would run as you, so they "
+            "could read the grader's secret and your other files, and end your processes. Install bubblewrap and leave "
+            "out --require-tier 0, or grade as root in a container that is itself the sandbox. To grade without "
+            "isolation all the same, pass --no-isolation, or set no_isolation = true in the rules"
+        )
     if why := unusable(tier, limits):
         raise ConfigError(f"tier {tier.number} ({tier.name}) does not work here: {why}. {tier.mend}")
     return tier

@@ -28,6 +28,11 @@ class Tier:
     """The command that starts the sandbox's program."""
 
     @property
+    def exposed(self) -> bool:
+        """Whether an answer would run as the grader's own user, with that user's files and processes in reach."""
+        return not self.number and os.getuid() != 0
+
+    @property
     def trust(self) -> str:
         """The statement for reports: the limits of the tier and the remaining risks."""
         return (
