@@ -74,7 +74,7 @@ def grade(
     elif explain:
         _explain(ruled)
     elif paths:
-        every = submissions.found(paths)
+        every = submissions.found(paths, [out, Path(ruled.secret), *([rules] if rules else [])])
         _grade(every, out, _course(ruled), jobs, clusters.connect(backend, scheduler, jobs))
     else:
         raise typer.BadParameter("name a folder of notebooks, or notebooks", param_hint="PATH...")

@@ -14,11 +14,12 @@ import stat
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_lab.course import answers, registry
 from grpo_lab.course.exercises import LabPage
+from grpo_lab.errors import DataError
+from grpo_lab.grading import archives
 from grpo_lab.grading.reports.plain import printable
 from grpo_lab.grading.submissions import LINK, Found
 
@@ -69,11 +70,11 @@ class _Refused(Exception):
 
 def read(found: Found, max_bytes: int) -> Submission:
     """The answers in a notebook. Every fault of the file becomes a `problem` or a note, never an exception."""
-    submission = Submission(found.student, printable(found.file.relative_to(found.root).as_posix()))
+    submission = Submission(found.student, printable(found.path))
     try:
         if found.problem:
             raise _Refused(found.problem)
-        data = _bytes(found.file, max_bytes)
+        data = _bytes(found, max_bytes)
         submission = dataclasses.replace(submission, digest=hashlib.sha256(data).hexdigest())
         if len(data) > max_bytes:
             raise _Refused(f"larger than {max_bytes:,} bytes; clear its outputs, save it and hand it in again")
@@ -88,20 +89,24 @@ def read(found: Found, max_bytes: int) -> Submission:
 def digest(found: Found, max_bytes: int) -> str:
     """The digest that `read` will give, or an empty text for a file that cannot be read whole."""
     try:
-        data = _bytes(found.file, max_bytes)
+        data = _bytes(found, max_bytes)
     except _Refused:
         return ""
     return hashlib.sha256(data).hexdigest() if len(data) <= max_bytes else ""
 
 
-def _bytes(file: Path, max_bytes: int) -> bytes:
-    """The file's bytes, at most one more than allowed. Raises _Refused for a link, a pipe or an unreadable file."""
+def _bytes(found: Found, max_bytes: int) -> bytes:
+    """The notebook's bytes, at most one more than allowed. Raises _Refused for a link, a pipe or an unreadable file."""
+    file = found.file
     try:
         with open(
             file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
         ) as opened:
             if stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
-                return opened.read(max_bytes + 1)
+                most = max_bytes + 1
+                return archives.content(opened, found.member, most) if found.member else opened.read(most)
+    except DataError as error:
+        raise _Refused(str(error)) from error
     except IsADirectoryError:
         pass
     except OSError as error:

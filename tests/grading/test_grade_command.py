@@ -192,7 +192,6 @@ def run(monkeypatch, capsys, tmp_path):
     [
         ([], 2, "name a folder of notebooks"),
         (["nowhere"], 2, "nowhere: no such file or folder"),
-        (["."], 2, "no notebook (*.ipynb)"),
         ([".", "--rules", "none.toml"], 2, "--print-rules"),
         ([".", "--rules", "bad.toml"], 2, "did you mean 'seconds'"),
         ([".", "--jobs", "0"], 2, "--jobs"),
