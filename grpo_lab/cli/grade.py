@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -30,6 +30,10 @@ Required = Annotated[
     typer.Option(min=0, max=2, help="2, the default: bubblewrap. 0: a plain process, for use inside a container only."),
 ]
 Attempt = Annotated[int | None, typer.Option(min=1, help="Another number draws other inputs for the same notebooks.")]
+Keep = Annotated[
+    Literal["latest", "best"],
+    typer.Option(help="Of several notebooks of a student for a lab, count the one changed last, or the best."),
+]
 TRUST = """\
 A grade computed on the student's own machine is self-assessment: the owner of a machine can change any result on it. \
 These grades are computed here. The sandbox runs an answer, receives only inputs and returns data; scoring happens \
@@ -45,6 +49,7 @@ def grade(
     jobs: Annotated[int, typer.Option(min=1, help="Notebooks at a time.")] = os.cpu_count() or 1,
     require_tier: Required = None,
     attempt: Attempt = None,
+    keep: Keep = "latest",
     explain: Annotated[bool, typer.Option("--explain", help="Explain the limits of a grade; grade nothing.")] = False,
     backend: Backend = "local",
     scheduler: Scheduler = "",
@@ -75,7 +80,7 @@ def grade(
         _explain(ruled)
     elif paths:
         every = submissions.found(paths, [out, Path(ruled.secret), *([rules] if rules else [])])
-        _grade(every, out, _course(ruled), jobs, clusters.connect(backend, scheduler, jobs))
+        _grade(every, out, _course(ruled), jobs, clusters.connect(backend, scheduler, jobs), keep)
     else:
         raise typer.BadParameter("name a folder of notebooks, or notebooks", param_hint="PATH...")
 
@@ -113,9 +118,9 @@ def _course(rules: Rules) -> Course:
     return Course(rules, challenges.secret(Path(rules.secret), made))
 
 
-def _grade(every: Sequence[Found], out: Path, course: Course, jobs: int, cluster: Cluster | None = None) -> None:
+def _grade(every: Sequence[Found], out: Path, course: Course, jobs: int, cluster: Cluster | None, keep: str) -> None:
     """Grade with a progress bar, and write the reports; exit code 130 after Ctrl-C."""
-    from grpo_lab.grading import class_run, reports
+    from grpo_lab.grading import class_run, repeats, reports
     from grpo_lab.grading.reports import marking
     from grpo_lab.ui import console
 
@@ -134,7 +139,11 @@ def _grade(every: Sequence[Found], out: Path, course: Course, jobs: int, cluster
         console.err.print(message, markup=False, soft_wrap=True)
         raise typer.Exit(INTERRUPTED)
     if (sheet := out / marking.TO_MARK).exists():
-        results = marking.with_marks(results, marking.read_marks(sheet))
+        marks = marking.read_marks(sheet)
+        for line in marking.unplaced(results, marks):
+            console.err.print(f"warning: {line}", markup=False, soft_wrap=True)
+        results = marking.with_marks(results, marks)
+    results = repeats.one_each(every, results, keep)
     reports.write(results, out)
     _say(results, out)
 
@@ -143,10 +152,11 @@ def _say(results: Sequence[Result], out: Path) -> None:
     """Print a summary of the class; exit code 1 where the grader itself failed, because a person has to look then."""
     from grpo_lab.ui import console
 
-    rows = [("student", "lab", "score", "of", "to mark", "problem")]
+    rows = [("student", "lab", "score", "of", "to mark", "problem or warning")]
     for result in results:
+        said = [each for each in (result.problem, *result.warnings) if each]
         points = (f"{result.score:g}", f"{result.out_of:g}", str(len(result.by_hand) or ""))
-        rows.append((result.student, result.lab or result.file, *points, result.problem))
+        rows.append((result.student, result.lab or result.file, *points, "; ".join(said)))
     console.out.print(console.table(rows))
     console.out.print(f"reports: {out / 'index.html'}", markup=False, soft_wrap=True)
     if lost := [result for result in results if result.incomplete]:

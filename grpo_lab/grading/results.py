@@ -62,6 +62,8 @@ class Result:
     marks: Sequence[Mark] = ()
     problem: str = ""
     """The reason why nothing was graded: too large, malformed, not a notebook of a lab."""
+    warnings: Sequence[str] = ()
+    """Lines for a person to look at: another notebook of the same student, a mark that does not count."""
     seconds: float = 0.0
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The limits and the scoring in force; of the secret, only the fingerprint."""
@@ -95,6 +97,10 @@ class Result:
         """The same result with this mark in the place of its exercise's."""
         marks = [mark if each.exercise == mark.exercise else each for each in self.marks]
         return dataclasses.replace(self, marks=marks)
+
+    def warned(self, *warnings: str) -> Result:
+        """The same result with more warnings."""
+        return dataclasses.replace(self, warnings=[*self.warnings, *warnings]) if warnings else self
 
     def to_json(self) -> str:
         """The result as one line of JSON."""

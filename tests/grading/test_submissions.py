@@ -45,7 +45,13 @@ def test_students_are_named_by_folder_or_file(tmp_path, file, student):
 
 def test_files_are_found_once_in_order(tmp_path):
     put(tmp_path, "b/2.ipynb", "b/1.ipynb", "a/x.ipynb", "a/notes.txt", "c.ipynb")
-    expected = [("a", "a/notes.txt", NOT_READ), ("a", "a/x.ipynb", ""), ("b", "b/1.ipynb", ""), ("b", "b/2.ipynb", ""), ("c", "c.ipynb", "")]
+    expected = [
+        ("a", "a/notes.txt", NOT_READ),
+        ("a", "a/x.ipynb", ""),
+        ("b", "b/1.ipynb", ""),
+        ("b", "b/2.ipynb", ""),
+        ("c", "c.ipynb", ""),
+    ]
     assert seen(tmp_path) == expected
     assert seen(tmp_path, tmp_path / "a", tmp_path / "b" / ".." / "c.ipynb") == expected
 
@@ -78,7 +84,16 @@ def test_links_are_reported_and_not_followed(tmp_path):
     }.items():
         (class_ / name).parent.mkdir(exist_ok=True)
         (class_ / name).symlink_to(target)
-    links = ["bob/x.ipynb", "cleo/x.ipynb", "dan/x.ipynb", "eve", "fay/all", "gus/x.ipynb", "hal/data.csv", "ivy/itself"]
+    links = [
+        "bob/x.ipynb",
+        "cleo/x.ipynb",
+        "dan/x.ipynb",
+        "eve",
+        "fay/all",
+        "gus/x.ipynb",
+        "hal/data.csv",
+        "ivy/itself",
+    ]
     expected = [("ann", "ann/x.ipynb", ""), *((link.partition("/")[0], link, LINK) for link in links)]
     assert seen(class_) == expected
     assert seen(class_ / "eve") == [("eve", "eve", LINK)]  # also those that a shell's * has named

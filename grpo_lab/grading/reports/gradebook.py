@@ -16,12 +16,12 @@ from grpo_lab.grading.results import BY_HAND, FAILED, Mark, Result
 _PERSON = ("assignment", "duedate", "timestamp", "student_id", "last_name", "first_name", "email")
 NBGRADER = (*_PERSON, "raw_score", "late_submission_penalty", "score", "max_score")
 """The columns of nbgrader's CsvExportPlugin, in its order."""
-OURS = ("to_mark", "not_graded", "problem")
+OURS = ("to_mark", "not_graded", "problem", "warnings")
 _FORMULA = re.compile(r"(^|[;\t\n])(?=\s*[=+\-@＝＋－＠])|^(?=[\t\n])")
 
 
 def for_nbgrader(results: Sequence[Result]) -> str:
-    """nbgrader's export and three columns more. Due dates, names and penalties are unknown, so empty or 0."""
+    """nbgrader's export and four columns more. Due dates, names and penalties are unknown, so empty or 0."""
     rows: list[list[str | float]] = [[*NBGRADER, *OURS]]
     for result in results:
         score = _points(result.score)
@@ -68,7 +68,7 @@ def _most(result: Result, results: Sequence[Result]) -> float:
 
 def _ours(result: Result) -> list[str | float]:
     failed = sum(mark.status == FAILED for mark in result.marks)
-    return [len(result.by_hand), failed, result.problem]
+    return [len(result.by_hand), failed, result.problem, "; ".join(result.warnings)]
 
 
 def _earned(mark: Mark) -> str | float:

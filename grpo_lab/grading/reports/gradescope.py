@@ -34,6 +34,7 @@ def _about(result: Result) -> str:
     lines = [f"{result.lab or 'No lab'}, attempt {result.attempt}: {number(result.score)} of {number(result.out_of)}"]
     if result.problem:
         lines.append(f"Nothing was graded: {shortened(result.problem)}")
+    lines += [f"Warning: {shortened(warning)}" for warning in result.warnings]
     if result.by_hand:
         points = sum(mark.out_of for mark in result.by_hand)
         lines.append(f"{len(result.by_hand)} to be marked by a person, for up to {number(points)} points more")
