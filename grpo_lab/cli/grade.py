@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
@@ -30,6 +31,10 @@ Required = Annotated[
     typer.Option(min=0, max=2, help="2, the default: bubblewrap. 0: a plain process, for use inside a container only."),
 ]
 Attempt = Annotated[int | None, typer.Option(min=1, help="Another number draws other inputs for the same notebooks.")]
+Labs = Annotated[
+    list[str] | None,
+    typer.Option("--lab", help="Grade this lab only; repeatable. Others are not in the CSVs."),
+]
 Keep = Annotated[
     Literal["latest", "best"],
     typer.Option(help="Of several notebooks of a student for a lab, count the one changed last, or the best."),
@@ -41,6 +46,15 @@ outside the sandbox. The inputs are drawn for each notebook from your secret, so
 answer does not prove its authorship."""
 
 
+class Reported(NamedTuple):
+    """How the results are reported."""
+
+    keep: str
+    """The rule for several notebooks of a student for a lab."""
+    results_json: Path | None
+    """Gradescope's file for one submission."""
+
+
 @app.command(example="grade submissions/ --out grades/")
 def grade(
     paths: Paths = None,
@@ -49,7 +63,12 @@ def grade(
     jobs: Annotated[int, typer.Option(min=1, help="Notebooks at a time.")] = os.cpu_count() or 1,
     require_tier: Required = None,
     attempt: Attempt = None,
+    lab: Labs = None,
     keep: Keep = "latest",
+    results_json: Annotated[
+        Path | None,
+        typer.Option(help="Also write all results, as those of one submission, to this file for Gradescope."),
+    ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Explain the limits of a grade; grade nothing.")] = False,
     backend: Backend = "local",
     scheduler: Scheduler = "",
@@ -57,7 +76,7 @@ def grade(
 ) -> None:
     """Grade notebooks: run their answers again in a sandbox on fresh inputs, and write reports.
 
-    Ctrl-C stops after the notebooks in progress; the same command continues from there. The next run counts the marks
+    Ctrl-C stops after the notebooks in progress; the same command continues from there; the exit code is 130. The next run counts the marks
     that a person has entered in to_mark.csv. Exit code 1: something could not be graded. Exit code 2: the sandbox does
     not work, or an option or rule is wrong.
     """
@@ -66,11 +85,12 @@ def grade(
             f"grading is not possible on {sys.platform}: its sandbox needs Linux. Grade in a virtual machine, or in a "
             "container with --require-tier 0"
         )
+    sys.executable = os.path.normpath(sys.executable)  # `..` in it would name folders that the sandbox does not have
     from grpo_lab.grading import rules as ruling
     from grpo_lab.grading import submissions
     from grpo_lab.runs import clusters
 
-    given = {"attempt": attempt, "tier": require_tier}
+    given = {"attempt": attempt, "tier": require_tier, "labs": tuple(lab) if lab else None}
     ruled = dataclasses.replace(
         ruling.read(rules), **{name: value for name, value in given.items() if value is not None}
     )
@@ -80,7 +100,9 @@ def grade(
         _explain(ruled)
     elif paths:
         every = submissions.found(paths, [out, Path(ruled.secret), *([rules] if rules else [])])
-        _grade(every, out, _course(ruled), jobs, clusters.connect(backend, scheduler, jobs), keep)
+        _grade(
+            every, out, _course(ruled), jobs, clusters.connect(backend, scheduler, jobs), Reported(keep, results_json)
+        )
     else:
         raise typer.BadParameter("name a folder of notebooks, or notebooks", param_hint="PATH...")
 
@@ -118,7 +140,9 @@ def _course(rules: Rules) -> Course:
     return Course(rules, challenges.secret(Path(rules.secret), made))
 
 
-def _grade(every: Sequence[Found], out: Path, course: Course, jobs: int, cluster: Cluster | None, keep: str) -> None:
+def _grade(
+    every: Sequence[Found], out: Path, course: Course, jobs: int, cluster: Cluster | None, how: Reported
+) -> None:
     """Grade with a progress bar, and write the reports; exit code 130 after Ctrl-C."""
     from grpo_lab.grading import class_run, repeats, reports
     from grpo_lab.grading.reports import marking
@@ -126,12 +150,17 @@ def _grade(every: Sequence[Found], out: Path, course: Course, jobs: int, cluster
 
     clients = class_run.FarClients(course, cluster) if cluster else class_run.Clients(course, jobs)
     store = class_run.ResultStore(out / "results", course)
+    done = itertools.count(1)
     with console.progress() as bars:
         task = bars.add_task("notebooks", total=len(every), note="")
 
         def tell(result: Result) -> None:
             earned = result.problem or f"{result.score:g} of {result.out_of:g}"
-            bars.update(task, advance=1, note=f"{result.student}: {earned}"[:60])
+            note = f"{result.student}: {earned}"[:60]
+            if console.err.is_terminal:
+                bars.update(task, advance=1, note=note)
+            else:
+                console.report(f"{next(done)} of {len(every)}: {note}")
 
         results = class_run.grade(every, course, store, clients, tell)
     if results is None:
@@ -143,8 +172,8 @@ def _grade(every: Sequence[Found], out: Path, course: Course, jobs: int, cluster
         for line in marking.unplaced(results, marks):
             console.err.print(f"warning: {line}", markup=False, soft_wrap=True)
         results = marking.with_marks(results, marks)
-    results = repeats.one_each(every, results, keep)
-    reports.write(results, out)
+    results = repeats.one_each(every, results, how.keep)
+    reports.write(results, out, how.results_json)
     _say(results, out)
 
 

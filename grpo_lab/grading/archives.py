@@ -1,7 +1,6 @@
 """Read the files in a zip archive, which is hostile input; nothing is unpacked to disk.
 
-A file's bytes are read from the archive into memory, at most one more than allowed, so that neither a path in the archive
-nor a zip bomb has an effect.
+A file's bytes are read into memory, up to a limit, so that neither a path in the archive nor a zip bomb has an effect.
 """
 
 import stat

@@ -74,8 +74,8 @@ def read_marks(path: Path) -> list[Marking]:
 def with_marks(results: Sequence[Result], marks: Iterable[Marking]) -> list[Result]:
     """The results with the points and comments of marked texts.
 
-    A mark that cannot count, because its notebook has changed or its points are out of range, is a warning in the results
-    of its student and lab. `unplaced` lists the marks that have no such result.
+    A mark that cannot count, because its notebook has changed or its points are out of range, is a warning in the
+    results of its student and lab. `unplaced` lists the marks that have no such result.
     """
     answers, given, warnings = _answers(results), {}, defaultdict(list)
     for marking in marks:
