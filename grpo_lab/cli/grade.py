@@ -76,9 +76,9 @@ def grade(
 ) -> None:
     """Grade notebooks: run their answers again in a sandbox on fresh inputs, and write reports.
 
-    Ctrl-C stops after the notebooks in progress; the same command continues from there; the exit code is 130. The next run counts the marks
-    that a person has entered in to_mark.csv. Exit code 1: something could not be graded. Exit code 2: the sandbox does
-    not work, or an option or rule is wrong.
+    Ctrl-C stops after the notebooks in progress; the exit code is 130. The same command continues from there, and
+    counts the marks that a person has entered in to_mark.csv. Exit code 1: something could not be graded. Exit code 2:
+    the sandbox does not work, or an option or rule is wrong.
     """
     if sys.platform != "linux":
         raise ConfigError(
