@@ -67,7 +67,7 @@ def grade(
     keep: Keep = "latest",
     results_json: Annotated[
         Path | None,
-        typer.Option(help="Also write all results, as those of one submission, to this file for Gradescope."),
+        typer.Option(help="Take all files as one student's, and also write Gradescope's results.json to this file."),
     ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Explain the limits of a grade; grade nothing.")] = False,
     backend: Backend = "local",
@@ -172,7 +172,7 @@ def _grade(
         for line in marking.unplaced(results, marks):
             console.err.print(f"warning: {line}", markup=False, soft_wrap=True)
         results = marking.with_marks(results, marks)
-    results = repeats.one_each(every, results, how.keep)
+    results = repeats.one_each(every, results, how.keep, alone=how.results_json is not None)
     reports.write(results, out, how.results_json)
     _say(results, out)
 

@@ -14,18 +14,21 @@ LATEST, BEST = "latest", "best"
 RULES = (LATEST, BEST)
 
 
-def one_each(every: Sequence[Found], results: Sequence[Result], rule: str = LATEST) -> list[Result]:
+def one_each(
+    every: Sequence[Found], results: Sequence[Result], rule: str = LATEST, alone: bool = False
+) -> list[Result]:
     """The results with one for each student and lab, in the order given; its warnings name the others.
 
-    A notebook that could be graded goes before one that could not. Among equals, the one changed last counts, then the
-    last path. Files of no lab are all kept. Raises ConfigError for an unknown rule.
+    With `alone`, all files are one student's, whatever their names. A notebook that could be graded goes before one
+    that could not. Among equals, the one changed last counts, then the last path. Files of no lab are all kept. Raises
+    ConfigError for an unknown rule.
     """
     if rule not in RULES:
         raise ConfigError(f"unknown rule {rule!r} for several notebooks of a student; use {' or '.join(RULES)}")
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for place, result in enumerate(results):
         if result.lab:
-            groups[result.student, result.lab].append(place)
+            groups["" if alone else result.student, result.lab].append(place)
 
     def worth(place: int) -> tuple[bool, float, float, str]:
         result = results[place]

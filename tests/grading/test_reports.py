@@ -276,6 +276,8 @@ def test_one_notebook_counts_for_a_student_and_a_lab(tmp_path):
         (warning,) = next(each for each in kept if each.file == counts.file).warnings
         assert f"3 notebooks of this lab: {counts.file} counts (rule: {rule})" in warning
         assert "zz (not a notebook)" in warning
+    alone = repeats.one_each(every, results, "best", alone=True)  # else one submission earned its points twice
+    assert len([each for each in alone if each.lab]) == 1
     with pytest.raises(ConfigError, match="latest or best"):
         repeats.one_each(every, results, "worst")
 

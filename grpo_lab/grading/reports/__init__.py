@@ -16,7 +16,8 @@ def write(results: Sequence[Result], out: Path, submission: Path | None = None) 
     """Write all reports below `out`, each whole or not at all, and return their paths.
 
     The file `submission`, if named, gets all results as one Gradescope results.json. Marks that a person entered in an
-    earlier to_mark.csv stay in the file; `marking.with_marks` puts them into the results. Raises DataError for a to_mark.csv that cannot be read, RunError for a folder that cannot be written.
+    earlier to_mark.csv stay in the file; `marking.with_marks` puts them into the results. Raises DataError for a
+    to_mark.csv that cannot be read, RunError for a folder that cannot be written.
     """
     names = names_of(results)
     contents = {
