@@ -53,5 +53,7 @@ def changed(found: Found) -> float:
 def _told(counts: Result, others: Sequence[Result], rule: str) -> list[str]:
     if not others:
         return []
+    alike = counts.file in {each.file for each in others}  # in two folders of submissions
+    name = f"{counts.file}, SHA-256 {counts.digest[:8]}," if alike else counts.file
     rest = ", ".join(f"{each.file} ({each.problem or f'{number(each.score)} points'})" for each in others)
-    return [f"{len(others) + 1} notebooks of this lab: {counts.file} counts (rule: {rule}), not {rest}"]
+    return [f"{len(others) + 1} notebooks of this lab: {name} counts (rule: {rule}), not {rest}"]
