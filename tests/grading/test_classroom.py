@@ -274,10 +274,9 @@ def test_a_class_with_nothing_to_grade(grade):
     """In the plain process, since that was asked for: reports name it. A student's name means nothing to a table."""
     student, options = "[red]ann", ("--require-tier", "0")
     Path("class", student).mkdir(parents=True)
-    code, out, _ = grade("class", *options)
-    assert (
-        code == 0 and student in out and "an empty folder" in out and len(list(Path("out/gradescope").iterdir())) == 1
-    )
+    code, out, _ = grade("class", *rules(), *options)
+    assert code == 0 and student in out and "an empty folder" in out
+    assert len(list(Path("out/gradescope").iterdir())) == 1
     Path("class", student, "05_kl.ipynb").write_text("{")
     code, out, err = grade("class", *rules(), *options)
     assert code == 0 and student in out and "not a notebook" in out
