@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
@@ -36,6 +37,14 @@ NoIsolation = Annotated[
     ),
 ]
 Attempt = Annotated[int | None, typer.Option(min=1, help="Another number draws other inputs for the same notebooks.")]
+Labs = Annotated[
+    list[str] | None,
+    typer.Option("--lab", help="Grade this lab only; repeatable. Others are not in the CSVs."),
+]
+Keep = Annotated[
+    Literal["latest", "best"],
+    typer.Option(help="Of several notebooks of a student for a lab, count the one changed last, or the best."),
+]
 TRUST = """\
 A grade computed on the student's own machine is self-assessment: the owner of a machine can change any result on it. \
 These grades are computed here. The sandbox runs an answer, receives only inputs and returns data; scoring happens \
@@ -47,6 +56,15 @@ WARNING: NO ISOLATION. Every answer runs as you. It can read the grader's secret
 files, and end your processes. Do not trust these grades if a student could have meant harm."""
 
 
+class Reported(NamedTuple):
+    """How the results are reported."""
+
+    keep: str
+    """The rule for several notebooks of a student for a lab."""
+    results_json: Path | None
+    """Gradescope's file for one submission."""
+
+
 @app.command(example="grade submissions/ --out grades/")
 def grade(
     paths: Paths = None,
@@ -56,6 +74,12 @@ def grade(
     require_tier: Required = None,
     no_isolation: NoIsolation = False,
     attempt: Attempt = None,
+    lab: Labs = None,
+    keep: Keep = "latest",
+    results_json: Annotated[
+        Path | None,
+        typer.Option(help="Take all files as one student's, and also write Gradescope's results.json to this file."),
+    ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Explain the limits of a grade; grade nothing.")] = False,
     backend: Backend = "local",
     scheduler: Scheduler = "",
@@ -63,20 +87,22 @@ def grade(
 ) -> None:
     """Grade notebooks: run their answers again in a sandbox on fresh inputs, and write reports.
 
-    Ctrl-C stops after the notebooks in progress; the same command continues from there. The next run counts the marks
-    that a person has entered in to_mark.csv. Exit code 1: something could not be graded. Exit code 2: the sandbox does
-    not work, or an option or rule is wrong.
+    Ctrl-C stops after the notebooks in progress; the exit code is 130. The same command continues from there, and
+    counts the marks that a person has entered in to_mark.csv. Exit code 1: something could not be graded. Exit code 2:
+    the sandbox does not work, or an option or rule is wrong.
     """
     if sys.platform != "linux":
         raise ConfigError(
             f"grading is not possible on {sys.platform}: its sandbox needs Linux. Grade in a virtual machine, or in a "
             "container with --require-tier 0 (and --no-isolation where the container's user is not root)"
         )
+    sys.executable = os.path.normpath(sys.executable)  # `..` in it would name folders that the sandbox does not have
     from grpo_lab.grading import rules as ruling
     from grpo_lab.grading import submissions
     from grpo_lab.runs import clusters
 
-    given = {"attempt": attempt, "tier": require_tier, "no_isolation": no_isolation or None}
+    given = {"attempt": attempt, "tier": require_tier, "labs": tuple(lab) if lab else None}
+    given |= {"no_isolation": no_isolation or None}
     ruled = dataclasses.replace(
         ruling.read(rules), **{name: value for name, value in given.items() if value is not None}
     )
@@ -85,8 +111,10 @@ def grade(
     elif explain:
         _explain(ruled)
     elif paths:
-        every = submissions.found(paths)
-        _grade(every, out, _course(ruled), jobs, clusters.connect(backend, scheduler, jobs))
+        every = submissions.found(paths, [out, Path(ruled.secret), *([rules] if rules else [])])
+        _grade(
+            every, out, _course(ruled), jobs, clusters.connect(backend, scheduler, jobs), Reported(keep, results_json)
+        )
     else:
         raise typer.BadParameter("name a folder of notebooks, or notebooks", param_hint="PATH...")
 
@@ -127,20 +155,27 @@ def _course(rules: Rules) -> Course:
     return Course(rules, challenges.secret(Path(rules.secret), made))
 
 
-def _grade(every: Sequence[Found], out: Path, course: Course, jobs: int, cluster: Cluster | None = None) -> None:
+def _grade(
+    every: Sequence[Found], out: Path, course: Course, jobs: int, cluster: Cluster | None, how: Reported
+) -> None:
     """Grade with a progress bar, and write the reports; exit code 130 after Ctrl-C."""
-    from grpo_lab.grading import class_run, reports
+    from grpo_lab.grading import class_run, repeats, reports
     from grpo_lab.grading.reports import marking
     from grpo_lab.ui import console
 
     clients = class_run.FarClients(course, cluster) if cluster else class_run.Clients(course, jobs)
     store = class_run.ResultStore(out / "results", course)
+    done = itertools.count(1)
     with console.progress() as bars:
         task = bars.add_task("notebooks", total=len(every), note="")
 
         def tell(result: Result) -> None:
             earned = result.problem or f"{result.score:g} of {result.out_of:g}"
-            bars.update(task, advance=1, note=f"{result.student}: {earned}"[:60])
+            note = f"{result.student}: {earned}"[:60]
+            if console.err.is_terminal:
+                bars.update(task, advance=1, note=note)
+            else:
+                console.report(f"{next(done)} of {len(every)}: {note}")
 
         results = class_run.grade(every, course, store, clients, tell)
     if results is None:
@@ -148,8 +183,12 @@ def _grade(every: Sequence[Found], out: Path, course: Course, jobs: int, cluster
         console.err.print(message, markup=False, soft_wrap=True)
         raise typer.Exit(INTERRUPTED)
     if (sheet := out / marking.TO_MARK).exists():
-        results = marking.with_marks(results, marking.read_marks(sheet))
-    reports.write(results, out)
+        marks = marking.read_marks(sheet)
+        for line in marking.unplaced(results, marks):
+            console.err.print(f"warning: {line}", markup=False, soft_wrap=True)
+        results = marking.with_marks(results, marks)
+    results = repeats.one_each(every, results, how.keep, alone=how.results_json is not None)
+    reports.write(results, out, how.results_json)
     _say(results, out)
 
 
@@ -157,10 +196,11 @@ def _say(results: Sequence[Result], out: Path) -> None:
     """Print a summary of the class; exit code 1 where the grader itself failed, because a person has to look then."""
     from grpo_lab.ui import console
 
-    rows = [("student", "lab", "score", "of", "to mark", "problem")]
+    rows = [("student", "lab", "score", "of", "to mark", "problem or warning")]
     for result in results:
+        said = [each for each in (result.problem, *result.warnings) if each]
         points = (f"{result.score:g}", f"{result.out_of:g}", str(len(result.by_hand) or ""))
-        rows.append((result.student, result.lab or result.file, *points, result.problem))
+        rows.append((result.student, result.lab or result.file, *points, "; ".join(said)))
     console.out.print(console.table(rows))
     console.out.print(f"reports: {out / 'index.html'}", markup=False, soft_wrap=True)
     if lost := [result for result in results if result.incomplete]:

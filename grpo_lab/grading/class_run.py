@@ -3,7 +3,6 @@
 import atexit
 import hashlib
 import json
-import os
 import queue
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
@@ -46,8 +45,7 @@ class ResultStore:
         write_all({self._path(found, result.digest): result.to_json().encode()})
 
     def _path(self, found: Found, digest: str) -> Path:
-        file = os.path.relpath(found.file, found.root)
-        identity = json.dumps([found.student, file, digest, self._course.settings()], sort_keys=True)
+        identity = json.dumps([found.student, found.path, digest, self._course.settings()], sort_keys=True)
         return self._folder / f"{hashlib.sha256(identity.encode()).hexdigest()[:24]}.json"
 
 
@@ -111,7 +109,7 @@ class FarClients:
 
 def grade_there(course: Course, found: Found) -> Result:
     """The result of a notebook, on a worker. Raises RunError where it does not see the file, or no sandbox works."""
-    if not found.file.is_file():
+    if not (found.problem or found.file.is_file()):
         raise RunError(f"a worker does not see {found.file}; put the submissions where all workers see them")
     return _client(course).grade(found)
 

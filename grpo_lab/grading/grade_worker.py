@@ -44,8 +44,8 @@ def main() -> int:
     print(READY, file=replies, flush=True)
     with mysteries.of_seed(course.rules.mysteries):
         for line in sys.stdin:
-            student, file, root, problem, before = json.loads(line)
-            found = Found(student, Path(file), Path(root), problem)
+            student, file, root, problem, member, before = json.loads(line)
+            found = Found(student, Path(file), Path(root), problem, member)
             for result in grader.results(found, Result.from_json(before) if before else None):
                 print(result.to_json(), file=replies, flush=True)
     return 0

@@ -105,6 +105,8 @@ class Grader:
         """The mark of one exercise. An answer's failure is a finding; a failure of the grader is noted and earns 0."""
         note = submission.notes.get(exercise.name, "")
         source = submission.answers.get(exercise.name)
+        if exercise.name in submission.undecided:
+            return Mark.unearned(exercise, FAILED, note)
         if source is None:
             return Mark.unearned(exercise, UNANSWERED, note)
         try:

@@ -14,11 +14,12 @@ import stat
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_lab.course import answers, registry
 from grpo_lab.course.exercises import LabPage
+from grpo_lab.errors import DataError
+from grpo_lab.grading import archives
 from grpo_lab.grading.reports.plain import printable
 from grpo_lab.grading.submissions import LINK, Found
 
@@ -44,13 +45,15 @@ class Submission:
     file: str
     """The notebook's path below the folder of submissions."""
     lab: str = ""
-    """The lab's name; empty if the file is not a notebook of a lab."""
+    """The lab's name. For a file that cannot be graded, the one lab that its path names, or an empty text."""
     digest: str = ""
     """SHA-256 of the bytes that were read, in hex."""
     answers: Mapping[str, str] = field(default_factory=dict)
     """The source of each answer by exercise, with the line numbers of its cell."""
     notes: Mapping[str, str] = field(default_factory=dict)
     """One line by exercise: why there is no answer, or how it was found."""
+    undecided: frozenset[str] = frozenset()
+    """The exercises of whose cells a person has to choose one; their notes say why."""
     problem: str = ""
     """The reason why nothing can be graded, in one line."""
 
@@ -63,45 +66,53 @@ class NotebookCell(NamedTuple):
     source: str
 
 
+class _Undecided(Exception):
+    """Several cells can be the answer, and a person has to choose; the message gives the reason."""
+
+
 class _Refused(Exception):
     """A file or a cell is refused; the message gives the reason and the way out in one line."""
 
 
 def read(found: Found, max_bytes: int) -> Submission:
     """The answers in a notebook. Every fault of the file becomes a `problem` or a note, never an exception."""
-    submission = Submission(found.student, printable(found.file.relative_to(found.root).as_posix()))
+    submission = Submission(found.student, printable(found.path))
     try:
         if found.problem:
             raise _Refused(found.problem)
-        data = _bytes(found.file, max_bytes)
+        data = _bytes(found, max_bytes)
         submission = dataclasses.replace(submission, digest=hashlib.sha256(data).hexdigest())
         if len(data) > max_bytes:
             raise _Refused(f"larger than {max_bytes:,} bytes; clear its outputs, save it and hand it in again")
         cells = _cells(_tree(data))
         lab = _lab(cells)
     except _Refused as refused:
-        return dataclasses.replace(submission, problem=str(refused))
-    sources, notes = _answers(registry.lab_page(lab), cells)
-    return dataclasses.replace(submission, lab=lab, answers=sources, notes=notes)
+        return dataclasses.replace(submission, problem=str(refused), lab=_lab_in_path(found.path))
+    sources, notes, undecided = _answers(registry.lab_page(lab), cells)
+    return dataclasses.replace(submission, lab=lab, answers=sources, notes=notes, undecided=undecided)
 
 
 def digest(found: Found, max_bytes: int) -> str:
     """The digest that `read` will give, or an empty text for a file that cannot be read whole."""
     try:
-        data = _bytes(found.file, max_bytes)
+        data = _bytes(found, max_bytes)
     except _Refused:
         return ""
     return hashlib.sha256(data).hexdigest() if len(data) <= max_bytes else ""
 
 
-def _bytes(file: Path, max_bytes: int) -> bytes:
-    """The file's bytes, at most one more than allowed. Raises _Refused for a link, a pipe or an unreadable file."""
+def _bytes(found: Found, max_bytes: int) -> bytes:
+    """The notebook's bytes, at most one more than allowed. Raises _Refused for a link, a pipe or an unreadable file."""
+    file = found.file
     try:
         with open(
             file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
         ) as opened:
             if stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
-                return opened.read(max_bytes + 1)
+                most = max_bytes + 1
+                return archives.content(opened, found.member, most) if found.member else opened.read(most)
+    except DataError as error:
+        raise _Refused(str(error)) from error
     except IsADirectoryError:
         pass
     except OSError as error:
@@ -113,7 +124,7 @@ def _tree(data: bytes) -> Any:
     """The parsed JSON. Raises _Refused for text that two parsers could read differently."""
     try:
         return json.loads(
-            data.decode("utf-8-sig"),
+            _text(data),
             object_pairs_hook=_unique,
             parse_constant=_no_constant,
             parse_int=_short_int,
@@ -121,8 +132,31 @@ def _tree(data: bytes) -> Any:
         )
     except RecursionError:
         raise _Refused(f"nested too deeply for a notebook; {AGAIN}") from None
-    except ValueError as error:  # also for bytes that are not UTF-8
+    except UnicodeDecodeError:
+        raise _Refused(f"not a notebook: its characters cannot be read; {AGAIN}") from None
+    except ValueError as error:
         raise _Refused(f"not a notebook: {printable(str(error))}; {AGAIN}") from None
+
+
+def _text(data: bytes) -> str:
+    """The text of a file: UTF-8, UTF-16 or UTF-32, else Latin-1, in which some editors of Windows save.
+
+    >>> [_text("é {}".encode(encoding)) for encoding in ("utf-8-sig", "utf-16", "latin-1")]
+    ['é {}', 'é {}', 'é {}']
+    """
+    encoding = json.detect_encoding(data)
+    try:
+        return data.decode(encoding)
+    except UnicodeDecodeError:
+        if encoding != "utf-8":
+            raise
+        return data.decode("latin-1")
+
+
+def _lab_in_path(path: str) -> str:
+    """The lab that a path names, or an empty text for none or several."""
+    named = [lab for lab in registry.LABS if re.search(rf"(?<![^\W_]){lab}(?![^\W_])", path, flags=re.IGNORECASE)]
+    return named[0] if len(named) == 1 else ""
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -188,38 +222,45 @@ def _ids(page: LabPage) -> dict[str, str]:
     return {page.cell_id(name): name for name in page.exercises}
 
 
-def _answers(page: LabPage, cells: Sequence[NotebookCell]) -> tuple[dict[str, str], dict[str, str]]:
-    """Sources and notes by exercise."""
+def _answers(page: LabPage, cells: Sequence[NotebookCell]) -> tuple[dict[str, str], dict[str, str], frozenset[str]]:
+    """Sources and notes by exercise, and the exercises of whose cells a person has to choose one."""
     by_id, by_name = defaultdict(list), defaultdict(list)
     for cell in cells:
         by_id[cell.identity].append(cell)
         if cell.kind == "code":
             by_name[_asked_by(cell.source)].append(cell)
-    sources, notes = {}, {}
+    sources, notes, undecided = {}, {}, set()
     for identity, name in _ids(page).items():
         try:
             cell, note = _chosen(name, by_id[identity], by_name[name])
             sources[name] = _source(name, cell)
         except _Refused as refused:
             note = str(refused)
+        except _Undecided as several:
+            note = str(several)
+            undecided.add(name)
         if note:
             notes[name] = note
-    return sources, notes
+    return sources, notes, frozenset(undecided)
 
 
 def _chosen(name: str, given: Sequence[NotebookCell], named: Sequence[NotebookCell]) -> tuple[NotebookCell, str]:
-    """The exercise's cell by its id, else by its first line; and a note. Raises _Refused for none or several."""
+    """The exercise's cell by its id, else by its first line; and a note. Raises _Refused or _Undecided."""
     line = f"%%{answers.MAGIC} {name}"
     if len(given) > 1:
-        raise _Refused(f"{len(given)} cells have the id of this exercise's cell; keep one of them")
+        raise _Undecided(f"{_count(given)} have the id of this exercise's cell; a person decides which one counts")
     if given:
         copies = any(cell is not given[0] for cell in named)
         return given[0], f"other cells begin with `{line}` too; the one that came with the notebook counts" * copies
     if not named:
         raise _Refused("its cell is not there any more; copy it from the notebook that the course gave you")
     if len(named) > 1:
-        raise _Refused(f"{len(named)} cells begin with `{line}`; keep one of them")
+        raise _Undecided(f"{_count(named)} begin with `{line}`; a person decides which one counts")
     return named[0], f"its cell has lost its id; found by its first line, `{line}`"
+
+
+def _count(cells: Sequence[NotebookCell]) -> str:
+    return "two cells" if len(cells) == 2 else f"{len(cells)} cells"
 
 
 def _source(name: str, cell: NotebookCell) -> str:

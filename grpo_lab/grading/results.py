@@ -11,8 +11,11 @@ from typing import Any
 from grpo_lab.course.exercises import Exercise, Finding
 
 RIGHT, WRONG, UNANSWERED, BY_HAND, MARKED, FAILED = "right", "wrong", "unanswered", "by hand", "marked", "not graded"
-"""The statuses of a mark. `by hand` waits for a person, whose points make it `marked`. `not graded` is a failure of the
-grader, not of the student; the note gives the reason."""
+"""The statuses of a mark.
+
+`by hand` waits for a person, whose points make it `marked`. `not graded` is for a person to look at: the grader
+failed, or several cells can be the answer; the note gives the reason.
+"""
 FAULT = "the grader failed: "
 """The beginning of every problem that the grader caused."""
 NOT_REACHED = "not reached: the grade worker was lost before this exercise"
@@ -49,7 +52,7 @@ class Result:
 
     student: str
     lab: str
-    """The lab's name; empty if the file is not a notebook of a lab."""
+    """The lab's name, by the notebook or else by the file's path; empty where neither names one."""
     file: str
     """The notebook's path below the folder of submissions."""
     digest: str
@@ -62,6 +65,8 @@ class Result:
     marks: Sequence[Mark] = ()
     problem: str = ""
     """The reason why nothing was graded: too large, malformed, not a notebook of a lab."""
+    warnings: Sequence[str] = ()
+    """Lines for a person to look at: another notebook of the same student, a mark that does not count."""
     seconds: float = 0.0
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The limits and the scoring in force; of the secret, only the fingerprint."""
@@ -83,7 +88,7 @@ class Result:
 
     @property
     def incomplete(self) -> bool:
-        """Whether the grader failed somewhere, so that a person has to look."""
+        """Whether something was not graded, so that a person has to look."""
         return self.problem.startswith(FAULT) or any(mark.status == FAILED for mark in self.marks)
 
     @property
@@ -95,6 +100,10 @@ class Result:
         """The same result with this mark in the place of its exercise's."""
         marks = [mark if each.exercise == mark.exercise else each for each in self.marks]
         return dataclasses.replace(self, marks=marks)
+
+    def warned(self, *warnings: str) -> Result:
+        """The same result with more warnings."""
+        return dataclasses.replace(self, warnings=[*self.warnings, *warnings]) if warnings else self
 
     def to_json(self) -> str:
         """The result as one line of JSON."""

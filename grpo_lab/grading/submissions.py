@@ -1,20 +1,25 @@
-"""Find the submitted notebooks and their students in the folder layouts of people and tools."""
+"""Find everything that was handed in, and its students, in the folder layouts of people and tools."""
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
 from grpo_lab.course import registry
 from grpo_lab.errors import DataError
+from grpo_lab.grading import archives
 from grpo_lab.grading.reports.plain import printable
 
 LINK = "a symbolic link, and links are not followed; hand in the file itself"
+EMPTY = "an empty folder; hand in the notebook"
+NOT_READ = "not a notebook (*.ipynb) and not a zip; hand in the notebook"
+OF_TOOLS = ("timestamp.txt", "thumbs.db", "desktop.ini", "__macosx")
+"""Files and folders that tools and systems put beside a submission, in lower case; they have no row."""
 
 
 class Found(NamedTuple):
-    """A submitted notebook, or a link or folder in its place."""
+    """A submitted notebook, or the file, link or folder in its place."""
 
     student: str
     file: Path
@@ -22,58 +27,95 @@ class Found(NamedTuple):
     """The folder of submissions that holds it."""
     problem: str = ""
     """The reason why it must not be opened."""
+    member: str = ""
+    """The notebook's name in `file`, which is a zip; empty for a notebook that is not in a zip."""
+
+    @property
+    def path(self) -> str:
+        """The path below the folder of submissions, and in the zip."""
+        path = os.path.relpath(self.file, self.root)
+        return f"{path}/{self.member}" if self.member else path
 
 
-def found(paths: Sequence[Path]) -> list[Found]:
-    """Every notebook below these folders and files, once, in the order of their paths.
+def found(paths: Sequence[Path], skip: Sequence[Path] = ()) -> list[Found]:
+    """Every file and every empty folder below these folders and files, once, in the order of their paths.
 
-    Links to notebooks and folders are reported, not followed. Hidden files and folders, such as .ipynb_checkpoints, are
-    skipped. Raises DataError for a path that does not exist, and where there is no notebook.
+    Notebooks in a zip are read from it. A file that is no notebook, an empty folder and a link have a `problem`; links
+    are not followed. Hidden files, such as .ipynb_checkpoints, files of tools (`OF_TOOLS`) and the paths in `skip` are
+    left out. Raises DataError for a path that does not exist, and where there is nothing.
     """
-    every: dict[Path, Found] = {}
+    every: dict[tuple[Path, str], Found] = {}
+    skipped = {os.path.abspath(path) for path in skip}
     for path in paths:
         if not os.path.lexists(path):
             raise DataError(f"{path}: no such file or folder; name the folder that holds the submissions")
-        for each in _below(Path(os.path.abspath(path))):
-            every.setdefault(each.file, each)
+        for each in _below(Path(os.path.abspath(path)), skipped):
+            every.setdefault((each.file, each.member), each)
     if not every:
         named = ", ".join(map(str, paths)) or "nothing"
         raise DataError(f"no notebook (*.ipynb) in {named}; name the folder that holds the submissions, or their files")
-    return [every[file] for file in sorted(every)]
+    return [every[key] for key in sorted(every)]
 
 
-def _below(path: Path) -> Iterator[Found]:
+def _below(path: Path, skipped: Set[str]) -> Iterator[Found]:
     if os.path.islink(path):
         yield _found(path, path.parent, LINK)
     elif os.path.isdir(path):
-        yield from _in_folder(path)
-    elif _is_notebook(path.name):
-        yield _found(path, path.parent)
+        yield from _in_folder(path, skipped)
+    else:
+        yield from _in_file(path, path.parent)
 
 
-def _in_folder(root: Path) -> Iterator[Found]:
-    """All notebooks below a folder, without recursion: folders may be nested deeper than Python's stack."""
+def _in_folder(root: Path, skipped: Set[str]) -> Iterator[Found]:
+    """Everything below a folder, without recursion: folders may be nested deeper than Python's stack."""
     folders = [str(root)]
     while folders:
         folder = folders.pop()
+        base = root if folder != str(root) else root.parent
         try:
             with os.scandir(folder) as entries:
-                seen = [entry for entry in entries if not entry.name.startswith(".")]
+                seen = [entry for entry in entries if not _is_of_tools(entry.name) and entry.path not in skipped]
         except OSError as error:
-            problem = f"a folder that cannot be listed: {error.strerror}"
-            yield _found(Path(folder), root if folder != str(root) else root.parent, problem)
+            yield _found(Path(folder), base, f"a folder that cannot be listed: {error.strerror}")
             continue
+        if not seen:
+            yield _found(Path(folder), base, EMPTY)
         for entry in seen:
             if entry.is_dir(follow_symlinks=False):
                 folders.append(entry.path)
-            elif entry.is_symlink() and (_is_notebook(entry.name) or os.path.isdir(entry.path)):
+            elif entry.is_symlink():
                 yield _found(Path(entry.path), root, LINK)
-            elif _is_notebook(entry.name):
-                yield _found(Path(entry.path), root)
+            else:
+                yield from _in_file(Path(entry.path), root)
 
 
-def _is_notebook(name: str) -> bool:
-    return name.lower().endswith(".ipynb") and not name.startswith(".")
+def _in_file(file: Path, root: Path) -> Iterator[Found]:
+    """A notebook, the files of a zip, or a file that is neither, with the reason."""
+    if file.suffix.lower() == ".ipynb":
+        yield _found(file, root)
+    elif file.suffix.lower() == ".zip" and file.is_file():
+        yield from _in_zip(_found(file, root))
+    else:
+        yield _found(file, root, NOT_READ)
+
+
+def _in_zip(archive: Found) -> Iterator[Found]:
+    try:
+        inside = archives.members(archive.file)
+    except (DataError, OSError) as error:
+        problem = str(error) if isinstance(error, DataError) else f"cannot be read: {error.strerror}"
+        yield archive._replace(problem=problem)
+        return
+    names = [name for name in inside if not any(_is_of_tools(part) for part in name.split("/") if part != "..")]
+    if not names:
+        yield archive._replace(problem="a zip without files; hand in the notebook")
+    for name in names:
+        problem = inside[name] or ("" if name.lower().endswith(".ipynb") else NOT_READ)
+        yield archive._replace(member=name, problem=problem)
+
+
+def _is_of_tools(name: str) -> bool:
+    return name.startswith(".") or name.lower() in OF_TOOLS
 
 
 def _found(file: Path, root: Path, problem: str = "") -> Found:
@@ -92,7 +134,7 @@ def _student(file: Path, root: Path) -> str:
     folder, *inside = file.relative_to(root).parts
     if inside:
         return printable(folder)
-    stem = re.sub(r"\.ipynb\Z", "", folder, flags=re.IGNORECASE)
+    stem = folder if os.path.isdir(file) else re.sub(r"\.\w{1,5}\Z", "", folder)
     labs = "|".join(registry.LABS)
     without = re.fullmatch(rf"(?:{labs})[-_. ]+(.+)|(.+?)[-_. ]+(?:{labs})", stem, flags=re.DOTALL)
     if stem in registry.LABS:

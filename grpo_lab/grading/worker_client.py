@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 from grpo_lab.errors import RunError
 from grpo_lab.grading.grade_worker import READY
@@ -20,6 +21,17 @@ from grpo_lab.grading.submissions import Found
 
 START, GRACE = 300.0, 60.0
 """Seconds that a worker may take to start and to end; a busy machine needs many."""
+SCRATCH = "grpo-lab-grade-"
+"""The beginning of a worker's temporary folder; the number of the grader's process follows."""
+
+
+def sweep(folder: Path) -> None:
+    """Remove the empty folders of graders that were killed before they could do so; others' folders stay."""
+    for left in folder.glob(f"{SCRATCH}*-*"):
+        process = left.name.removeprefix(SCRATCH).partition("-")[0]
+        if process.isdigit() and not Path("/proc", process).exists():
+            with suppress(OSError):  # not empty, another user's, or removed by a grader that starts at the same time
+                left.rmdir()
 
 
 class _Lost(Exception):
@@ -101,7 +113,9 @@ class WorkerClient:
             raise RunError("stopped")
         if self._process:
             return
-        self._folder = tempfile.TemporaryDirectory(prefix="grpo-lab-", ignore_cleanup_errors=True)
+        sweep(Path(tempfile.gettempdir()))
+        prefix = f"{SCRATCH}{os.getpid()}-"
+        self._folder = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
         with tempfile.TemporaryFile() as errors:
             self._process = subprocess.Popen(
                 # -P: a module in the current folder, perhaps a student's, must not be imported.

@@ -16,6 +16,7 @@ from grpo_lab.course.exercises import Values
 from grpo_lab.course.registry import LABS, lab_page
 from grpo_lab.grading.reports import marking
 from grpo_lab.grading.sandbox import tier_checks
+from grpo_lab.grading.worker_client import SCRATCH, sweep
 from tests.grading import mutants
 
 SOURCES = Path(__file__).parents[2] / "labs"
@@ -193,10 +194,11 @@ def run(monkeypatch, capsys, tmp_path):
     [
         ([], 2, "name a folder of notebooks"),
         (["nowhere"], 2, "nowhere: no such file or folder"),
-        (["."], 2, "no notebook (*.ipynb)"),
         ([".", "--rules", "none.toml"], 2, "--print-rules"),
         ([".", "--rules", "bad.toml"], 2, "did you mean 'seconds'"),
         ([".", "--jobs", "0"], 2, "--jobs"),
+        ([".", "--lab", "05"], 2, "did you mean '05_kl'"),
+        ([".", "--keep", "first"], 2, "--keep"),
         ([".", "--require-tier", "3"], 2, "--require-tier"),
     ],
 )
@@ -212,6 +214,25 @@ def test_the_rules_printed_are_the_rules(run, tmp_path):
     (tmp_path / "grading.toml").write_text(text)
     assert code == 0 and "attempt = 3" in text
     assert run("--rules", "grading.toml", "--print-rules")[1].count("attempt = 3") == 1
+
+
+def test_the_labs_of_the_command_line_are_a_rule(run):
+    assert 'labs = ["05_kl", "04_guards"]' in run("--lab", "05_kl", "--lab", "04_guards", "--print-rules")[1]
+
+
+def test_the_help_names_the_exit_code_of_ctrl_c(run):
+    assert "exit code is 130" in " ".join(run("--help")[1].split())
+
+
+def test_folders_of_killed_graders_are_swept(tmp_path):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    dead, full, alive = (f"{SCRATCH}{number}-" for number in (f"{ended.pid}-a", f"{ended.pid}-b", f"{os.getpid()}-c"))
+    for name in (dead, full, alive, "grpo-lab-other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / full / "kept").touch()
+    sweep(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {full, alive, "grpo-lab-other"}
 
 
 def test_it_explains_what_a_grade_is_worth(run):

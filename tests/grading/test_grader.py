@@ -86,6 +86,12 @@ def test_the_same_attempt_asks_the_same_of_the_same_file_and_something_else_of_a
     assert [finding.got for finding in first] != [finding.got for finding in other]
 
 
+def test_cells_that_a_person_chooses_from_are_not_graded(grader):
+    handed_in = replace(submission("05_kl", notes={"k3": "two cells begin alike"}), undecided=frozenset({"k3"}))
+    mark = grader.mark(handed_in, exercise("05_kl", "k3"))
+    assert (mark.status, mark.points, mark.note) == (FAILED, 0.0, "two cells begin alike")
+
+
 def test_what_is_not_there_earns_nothing_and_says_so(grader):
     for notes in ({}, {"k3": "its cell is empty"}):
         mark = grader.mark(submission("05_kl", notes=notes), exercise("05_kl", "k3"))

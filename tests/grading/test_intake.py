@@ -113,7 +113,7 @@ def test_nothing_else_of_a_notebook_is_kept(grade):
     ("data", "problem"),
     [
         (b"", "not a notebook: Expecting value"),
-        (b"\xff\xfe\x00", "not a notebook: 'utf-8' codec can't decode"),
+        (b"\xff\xfe\x00", "not a notebook: its characters cannot be read"),
         (b"{", "not a notebook: Expecting property name"),
         (b"[" * 1_000_000, "nested too deeply"),
         (b'{"a":' * 100_000, "nested too deeply"),
@@ -193,6 +193,37 @@ def test_a_pipe_a_folder_and_nothing_keep_nobody_waiting(tmp_path):
     assert problems == [regular, regular, "cannot be read: No such file or directory"]
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "latin-1"])
+def test_other_encodings_are_read(grade, encoding):
+    tree = with_k3(code("%%exercise k3\nk3 = 'é'", "05_kl-k3"))
+    data = json.dumps(tree, ensure_ascii=False).encode(encoding, "replace")
+    assert grade(data).answers["k3"] == "# %%exercise k3\nk3 = 'é'\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "lab"),
+    [
+        ("ann/05_kl/x.ipynb", "05_kl"),
+        ("ann_05_kl.ipynb", "05_kl"),
+        ("ann/05_KL (1).ipynb", "05_kl"),
+        ("05_klaus.ipynb", ""),
+        ("105_kl.ipynb", ""),
+        ("05_kl/04_guards.ipynb", ""),
+    ],
+)
+def test_an_unreadable_notebook_keeps_the_lab_of_its_name(tmp_path, path, lab):
+    (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / path).write_text("{")
+    unreadable = read(Found("ann", tmp_path / path, tmp_path), MOST)
+    assert (unreadable.lab, "not a notebook" in unreadable.problem) == (lab, True)
+
+
+def test_two_cells_of_an_exercise_wait_for_a_person(grade):
+    assert grade(with_k3(code(GIVEN, "x"), code(GIVEN, "y"))).undecided == {"k3"}
+    assert grade(with_k3(code(GIVEN, "05_kl-k3"), code(GIVEN, "05_kl-k3"))).undecided == {"k3"}
+    assert grade(with_k3(code(GIVEN, "05_kl-k3"), code(GIVEN, "y"))).undecided == frozenset()
+
+
 # --- which lab ---------------------------------------------------------------------------------------------------
 
 
@@ -248,8 +279,8 @@ GIVEN = "%%exercise k3\nimport torch\n\n\ndef k3(delta):\n    return delta\n"
         ([code("k3 = 1", "05_kl-k3")], "k3 = 1\n", ""),  # the magic's line is gone, the cell is ours
         ([code(GIVEN, "x")], f"# {GIVEN}", "lost its id; found by its first line"),
         ([code(GIVEN, "05_kl-k3"), code("%%exercise k3\n1", "x")], f"# {GIVEN}", "the one that came with"),
-        ([code(GIVEN, "05_kl-k3"), code(GIVEN, "05_kl-k3")], None, "2 cells have the id"),
-        ([code(GIVEN, "x"), code(GIVEN, "y")], None, "2 cells begin with `%%exercise k3`; keep one"),
+        ([code(GIVEN, "05_kl-k3"), code(GIVEN, "05_kl-k3")], None, "two cells have the id"),
+        ([code(GIVEN, "x"), code(GIVEN, "y")], None, "two cells begin with `%%exercise k3`; a person"),
         ([], None, "its cell is not there any more; copy it"),
         ([code(f"# mine\n{GIVEN}", "x")], None, "its cell is not there any more"),
         ([{**code(GIVEN, "05_kl-k3"), "cell_type": "markdown"}], None, "is of type markdown; make it a code cell"),

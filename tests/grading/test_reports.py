@@ -5,6 +5,8 @@ import csv
 import hashlib
 import io
 import json
+import os
+import re
 import resource
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -14,12 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_lab.course.exercises import Finding
-from grpo_lab.errors import DataError, RunError
-from grpo_lab.grading import reports
+from grpo_lab.errors import ConfigError, DataError, RunError
+from grpo_lab.grading import repeats, reports
 from grpo_lab.grading.reports import gradebook, gradescope, marking, pages
 from grpo_lab.grading.reports.files import name_of
 from grpo_lab.grading.reports.plain import visible
 from grpo_lab.grading.results import BY_HAND, FAILED, MARKED, RIGHT, UNANSWERED, WRONG, Mark, Result
+from grpo_lab.grading.submissions import Found
 
 FINE = Finding(True, "two deltas", "[1, 2]", "[1, 2]", "")
 OFF = Finding(False, "near 0", "0", "5e-09", "No digits are left.")
@@ -97,6 +100,16 @@ def test_gradescope_says_got_expected_and_why_as_text():
 def test_gradescope_of_what_could_not_be_graded():
     told = gradescope.document(ZOE)
     assert told["score"] == 0 and told["tests"] == [] and "512 MB" in told["output"]
+
+
+def test_gradescope_has_one_document_for_a_submission_of_several_files(tmp_path):
+    pdf = replace(ZOE, lab="", file="ann/report.pdf", problem="not a notebook")
+    told = gradescope.of_submission([pdf, ANN])
+    assert told["score"] == 3.0 and len(told["tests"]) == len(MARKS) and "report.pdf: not a notebook" in told["output"]
+    assert gradescope.of_submission([pdf]) == gradescope.document(pdf)
+    assert [test["number"] for test in gradescope.of_submission([ANN, BEN])["tests"]] == [*map(str, range(1, 11))]
+    reports.write([pdf, ANN], tmp_path / "out", tmp_path / "results.json")
+    assert json.loads((tmp_path / "results.json").read_text()) == told
 
 
 def test_a_marked_text_has_its_points_and_the_comment():
@@ -204,33 +217,69 @@ def test_marks_come_back_for_any_name(tmp_path_factory, student, other):
 
 
 @pytest.mark.parametrize("mark", ["5", "-1", "nan", "inf", "good", "1 2"])
-def test_a_mark_is_a_number_from_0_to_the_points(sheet, mark):
-    with pytest.raises(DataError, match=rf"row 2 \(ann, 05_kl, why\): mark '{mark}' .*0 to 4"):
-        marking.read_marks(sheet(ann_gets(mark)))
+def test_a_mark_out_of_range_is_a_warning_in_its_row_and_stops_no_report(sheet, mark):
+    marks = marking.read_marks(sheet(lambda row: row.update(mark=mark if row["student"] == "ann" else "3")))
+    ann, ben = marking.with_marks([ANN, BEN], marks)
+    (warning,) = ann.warnings
+    assert f"row 2 (ann, 05_kl, why): mark {mark!r} is not valid" in warning and "0 to 4" in warning
+    assert (ann.score, ben.score, list(ben.warnings)) == (ANN.score, BEN.score + 3, [])
+    assert warning in rows(gradebook.for_nbgrader([ann]))[0]["warnings"]
+    assert warning.split("'")[0] in gradescope.document(ann)["output"]
+    assert "row 2 (ann" in Page(pages.of_notebook(ann)).words and "row 2 (ann" in Page(pages.of_class([ann], "a")).words
 
 
 @pytest.mark.parametrize(
-    ("column", "value", "message"),
+    ("column", "value", "message", "has_row"),
     [
-        ("student", "anne", "no notebook of student 'anne'.*correct the name"),
-        ("lab", "05_KL", "no notebook of lab '05_KL'"),
-        ("digest", "dd" * 32, "changed since.*dddddddd then, a1a1a1a1 now.*delete the row"),
-        ("exercise", "k4", "exercise 'k4' has no text to mark .why has one.; delete the row"),
-        ("points", "9", "mark 7 is above the 4 points"),
+        ("student", "anne", "no notebook of student 'anne'.*correct the name", False),
+        ("lab", "05_KL", "no notebook of lab '05_KL'", False),
+        ("digest", "dd" * 32, "changed since.*dddddddd then, a1a1a1a1 now.*delete the row", True),
+        ("exercise", "k4", "exercise 'k4' has no text to mark .why has one.; delete the row", True),
+        ("points", "9", "mark 7 is above the 4 points", True),
     ],
 )
-def test_a_mark_about_something_else_is_refused(sheet, column, value, message):
-    marks = marking.read_marks(
-        sheet(lambda row: row.update({column: value, "mark": "7" if column == "points" else "1"}))
-    )
-    with pytest.raises(DataError, match=f"^to_mark.csv, row 2 .*{message}"):
-        marking.with_marks([ANN, BEN], marks)
+def test_a_mark_about_something_else_is_a_warning(sheet, column, value, message, has_row):
+    def enter(row):
+        if row["student"] == "ann":
+            row.update({"mark": "7" if column == "points" else "1", column: value})
+
+    marks = marking.read_marks(sheet(enter))
+    ann, ben = marking.with_marks([ANN, BEN], marks)
+    lines = [*ann.warnings, *marking.unplaced([ANN, BEN], marks)]
+    assert len(lines) == 1 and re.search(f"^to_mark.csv, row 2 .*{message}", lines[0])
+    assert bool(ann.warnings) == has_row and not ben.warnings and ann.score == ANN.score
 
 
-def test_all_marks_that_are_refused_are_named_at_once(sheet):
-    marks = marking.read_marks(sheet(lambda row: row.update(mark="1", digest="dd" * 32)))
-    with pytest.raises(DataError, match=r"(?s)row 2 \(ann.*row 3 \(ben"):
-        marking.with_marks([ANN, BEN], marks)
+def test_tables_leave_out_the_labs_that_are_not_graded():
+    here = {"labs": ["05_kl"]}
+    graded = replace(ANN, settings=here)
+    other = replace(ZOE, lab="04_guards", problem="the lab 04_guards, which is not graded here", settings=here)
+    unknown = replace(ZOE, student="pdf", lab="", settings=here)
+    for table in (gradebook.for_nbgrader, gradebook.by_exercise):
+        found = rows(table([graded, other, unknown]))
+        assert [row.get("student_id") or row.get("student") for row in found] == ["ann", "pdf"]
+    assert len(rows(gradebook.for_nbgrader([ANN, replace(other, settings={"labs": []})]))) == 2
+
+
+def test_one_notebook_counts_for_a_student_and_a_lab(tmp_path):
+    new, old = replace(ANN, file="new", marks=MARKS[1:]), replace(ANN, file="old")
+    broken = replace(ANN, file="zz", marks=(), problem="not a notebook")
+    pdf = replace(broken, lab="", file="r.pdf")
+    results = [broken, new, BEN, old, pdf]
+    for time, name in enumerate(("old", "new", "zz", "r.pdf", BEN.file.replace("/", "-")), start=1):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (time, time))
+    every = [Found(each.student, tmp_path / each.file.replace("/", "-"), tmp_path) for each in results]
+    for rule, counts in (("latest", new), ("best", old)):
+        kept = repeats.one_each(every, results, rule)
+        assert sorted(each.file for each in kept) == sorted([counts.file, BEN.file, pdf.file])
+        (warning,) = next(each for each in kept if each.file == counts.file).warnings
+        assert f"3 notebooks of this lab: {counts.file} counts (rule: {rule})" in warning
+        assert "zz (not a notebook)" in warning
+    alone = repeats.one_each(every, results, "best", alone=True)  # else one submission earned its points twice
+    assert len([each for each in alone if each.lab]) == 1
+    with pytest.raises(ConfigError, match="latest or best"):
+        repeats.one_each(every, results, "worst")
 
 
 def test_two_marks_of_one_answer_contradict(sheet):
@@ -325,13 +374,13 @@ def test_the_students_page_says_everything():
         assert word in words
     for word in ("got 0 expected 5e-09 why No digits are left.", "✓ 1 of 3 right", "up to 4 points", MARKS[-1].text):
         assert word in words
-    assert "The grader failed here, not you" in words and "the sandbox did not start" in words
+    assert "This was not graded" in words and "the sandbox did not start" in words
 
 
 def test_the_class_page_says_who_what_and_how_much():
     page = Page(pages.of_class([ANN, BEN, ZOE], ["a", "b", "z"]))
     words = " ".join(page.words.split())
-    for word in ("3 notebooks, 1 of them could not", "2 texts to be marked", "2 exercises that the grader failed"):
+    for word in ("3 notebooks, 1 of them could not", "2 texts to be marked", "2 exercises that were not graded"):
         assert word in words
     assert "! the file has 512 MB" in words and "Tier 0: Limits only." in words and f"Tier 2: {TRUST}" in words
     assert [dict(attrs)["href"] for tag, attrs in page.elements if tag == "a"] == [

@@ -1,12 +1,15 @@
 """Students and their notebooks: folder layouts, links that are not followed, and other files among them."""
 
 import os
+import stat
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from grpo_lab.errors import DataError
-from grpo_lab.grading.submissions import LINK, found
+from grpo_lab.grading import archives, notebooks
+from grpo_lab.grading.submissions import EMPTY, LINK, NOT_READ, found
 
 
 def put(root, *files):
@@ -16,7 +19,7 @@ def put(root, *files):
 
 
 def seen(*paths):
-    return [(each.student, each.file.relative_to(each.root).as_posix(), each.problem) for each in found(paths)]
+    return [(each.student, each.path, each.problem) for each in found(paths)]
 
 
 @pytest.mark.parametrize(
@@ -42,7 +45,13 @@ def test_students_are_named_by_folder_or_file(tmp_path, file, student):
 
 def test_files_are_found_once_in_order(tmp_path):
     put(tmp_path, "b/2.ipynb", "b/1.ipynb", "a/x.ipynb", "a/notes.txt", "c.ipynb")
-    expected = [("a", "a/x.ipynb", ""), ("b", "b/1.ipynb", ""), ("b", "b/2.ipynb", ""), ("c", "c.ipynb", "")]
+    expected = [
+        ("a", "a/notes.txt", NOT_READ),
+        ("a", "a/x.ipynb", ""),
+        ("b", "b/1.ipynb", ""),
+        ("b", "b/2.ipynb", ""),
+        ("c", "c.ipynb", ""),
+    ]
     assert seen(tmp_path) == expected
     assert seen(tmp_path, tmp_path / "a", tmp_path / "b" / ".." / "c.ipynb") == expected
 
@@ -75,7 +84,16 @@ def test_links_are_reported_and_not_followed(tmp_path):
     }.items():
         (class_ / name).parent.mkdir(exist_ok=True)
         (class_ / name).symlink_to(target)
-    links = ["bob/x.ipynb", "cleo/x.ipynb", "dan/x.ipynb", "eve", "fay/all", "gus/x.ipynb"]
+    links = [
+        "bob/x.ipynb",
+        "cleo/x.ipynb",
+        "dan/x.ipynb",
+        "eve",
+        "fay/all",
+        "gus/x.ipynb",
+        "hal/data.csv",
+        "ivy/itself",
+    ]
     expected = [("ann", "ann/x.ipynb", ""), *((link.partition("/")[0], link, LINK) for link in links)]
     assert seen(class_) == expected
     assert seen(class_ / "eve") == [("eve", "eve", LINK)]  # also those that a shell's * has named
@@ -115,10 +133,63 @@ def test_names_that_are_no_text_can_be_written_down(tmp_path):
     assert student == "\\udcff\\n\\u202eann" and student.encode()
 
 
+def test_everything_handed_in_has_a_row(tmp_path):
+    put(tmp_path, "ann/report.pdf", "bob/timestamp.txt", "cy/05_kl.ipynb", "dan/a/x.py", "report_eve.pdf")
+    (tmp_path / "fay" / "empty").mkdir(parents=True)
+    assert seen(tmp_path) == [
+        ("ann", "ann/report.pdf", NOT_READ),
+        ("bob", "bob", EMPTY),
+        ("cy", "cy/05_kl.ipynb", ""),
+        ("dan", "dan/a/x.py", NOT_READ),
+        ("fay", "fay/empty", EMPTY),
+        ("report_eve", "report_eve.pdf", NOT_READ),
+    ]
+    assert seen(tmp_path / "fay" / "empty") == [("empty", "empty", EMPTY)]
+    assert len(found([tmp_path], skip=[tmp_path / "ann", tmp_path / "report_eve.pdf"])) == 4
+
+
+def zipped(path, **files):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+
+
+def test_notebooks_are_read_from_a_zip(tmp_path):
+    zipped(tmp_path / "05_kl_ann.zip", **{"a/05_kl.ipynb": "{}", "__MACOSX/a/._05_kl.ipynb": "", "r.pdf": ""})
+    one, two = found([tmp_path])
+    assert (one.student, one.path, one.problem) == ("ann", "05_kl_ann.zip/a/05_kl.ipynb", "")
+    assert (two.path, two.problem) == ("05_kl_ann.zip/r.pdf", NOT_READ)
+    read = notebooks.read(one, 100)
+    assert "names no version" in read.problem and read.digest == notebooks.digest(one, 100) != ""
+    assert read.file == "05_kl_ann.zip/a/05_kl.ipynb"
+
+
+def test_a_zip_can_neither_lead_out_nor_fill_the_memory(tmp_path):
+    link = zipfile.ZipInfo("link.ipynb")
+    link.external_attr = (stat.S_IFLNK | 0o777) << 16
+    with zipfile.ZipFile(tmp_path / "ann.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("../../out.ipynb", "{}")
+        archive.writestr("/root.ipynb", "{}")
+        archive.writestr("bomb.ipynb", b"0" * 50_000_000)
+        archive.writestr(link, "/etc/passwd")
+    up, root, bomb, linked = found([tmp_path])
+    assert "leads out" in root.problem and "leads out" in up.problem
+    assert linked.problem == archives.LINK_IN_ZIP and bomb.problem == ""
+    assert "larger than 1,000 bytes" in notebooks.read(bomb, 1_000).problem
+    assert [path.name for path in tmp_path.iterdir()] == ["ann.zip"]
+
+
+def test_a_zip_that_cannot_be_read_has_a_row(tmp_path):
+    (tmp_path / "bad.zip").write_bytes(b"PK\x03\x04 no zip")
+    zipped(tmp_path / "many.zip", **{f"{number}.ipynb": "" for number in range(archives.MAX_FILES + 1)})
+    zipped(tmp_path / "none.zip")
+    bad, many, none = found([tmp_path])
+    assert "cannot be read" in bad.problem and "201 files" in many.problem and "without files" in none.problem
+
+
 def test_nothing_found_says_what_to_name(tmp_path):
-    put(tmp_path, "ann/notes.txt")
-    for paths in ([tmp_path], [tmp_path / "ann" / "notes.txt"], []):
-        with pytest.raises(DataError, match=r"no notebook .* name the folder"):
-            found(paths)
+    with pytest.raises(DataError, match=r"no notebook .* name the folder"):
+        found([])
     with pytest.raises(DataError, match="nowhere: no such file"):
         found([tmp_path, tmp_path / "nowhere"])

@@ -12,11 +12,12 @@ from grpo_lab.grading.reports.files import names_of, write_all
 from grpo_lab.grading.results import Result
 
 
-def write(results: Sequence[Result], out: Path) -> list[Path]:
+def write(results: Sequence[Result], out: Path, submission: Path | None = None) -> list[Path]:
     """Write all reports below `out`, each whole or not at all, and return their paths.
 
-    Marks that a person entered in an earlier to_mark.csv stay in the file; `marking.with_marks` puts them into the
-    results. Raises DataError for a to_mark.csv that cannot be read, RunError for a folder that cannot be written.
+    The file `submission`, if named, gets all results as one Gradescope results.json. Marks that a person entered in an
+    earlier to_mark.csv stay in the file; `marking.with_marks` puts them into the results. Raises DataError for a
+    to_mark.csv that cannot be read, RunError for a folder that cannot be written.
     """
     names = names_of(results)
     contents = {
@@ -29,4 +30,7 @@ def write(results: Sequence[Result], out: Path) -> list[Path]:
     for name, result in zip(names, results, strict=True):
         contents[f"gradescope/{name}.json"] = json.dumps(gradescope.document(result), indent=2).encode()
         contents[f"pages/{name}.html"] = pages.of_notebook(result).encode()
-    return write_all({out / name: content for name, content in contents.items()})
+    files = {out / name: content for name, content in contents.items()}
+    if submission:
+        files[submission] = json.dumps(gradescope.of_submission(results), indent=2).encode()
+    return write_all(files)

@@ -16,14 +16,14 @@ from grpo_lab.grading.results import BY_HAND, FAILED, Mark, Result
 _PERSON = ("assignment", "duedate", "timestamp", "student_id", "last_name", "first_name", "email")
 NBGRADER = (*_PERSON, "raw_score", "late_submission_penalty", "score", "max_score")
 """The columns of nbgrader's CsvExportPlugin, in its order."""
-OURS = ("to_mark", "not_graded", "problem")
+OURS = ("to_mark", "not_graded", "problem", "warnings")
 _FORMULA = re.compile(r"(^|[;\t\n])(?=\s*[=+\-@＝＋－＠])|^(?=[\t\n])")
 
 
 def for_nbgrader(results: Sequence[Result]) -> str:
-    """nbgrader's export and three columns more. Due dates, names and penalties are unknown, so empty or 0."""
+    """nbgrader's export and four columns more. Due dates, names and penalties are unknown, so empty or 0."""
     rows: list[list[str | float]] = [[*NBGRADER, *OURS]]
-    for result in results:
+    for result in graded(results):
         score = _points(result.score)
         person = [result.lab, "", "", result.student, "", "", ""]
         rows.append([*person, score, 0.0, score, _points(_most(result, results)), *_ours(result)])
@@ -32,6 +32,7 @@ def for_nbgrader(results: Sequence[Result]) -> str:
 
 def by_exercise(results: Sequence[Result]) -> str:
     """A table with a column `<lab>/<exercise>` for each exercise: its points, or the status that explains why not."""
+    results = graded(results)
     exercises = list(dict.fromkeys((result.lab, mark.exercise) for result in results for mark in result.marks))
     head = ["student", "lab", "file", "attempt", "tier", "score", "max_score", *OURS]
     rows: list[list[str | float]] = [[*head, *("/".join(each) for each in exercises)]]
@@ -41,6 +42,11 @@ def by_exercise(results: Sequence[Result]) -> str:
         points = [earned.get(each, "") for each in exercises]
         rows.append([*told, _points(_most(result, results)), *_ours(result), *points])
     return table(rows)
+
+
+def graded(results: Sequence[Result]) -> list[Result]:
+    """The results without those of labs that the rules leave out. A file of no lab stays, for a person to look at."""
+    return [each for each in results if not each.lab or each.lab in (each.settings.get("labs") or [each.lab])]
 
 
 def cell(text: str) -> str:
@@ -68,7 +74,7 @@ def _most(result: Result, results: Sequence[Result]) -> float:
 
 def _ours(result: Result) -> list[str | float]:
     failed = sum(mark.status == FAILED for mark in result.marks)
-    return [len(result.by_hand), failed, result.problem]
+    return [len(result.by_hand), failed, result.problem, "; ".join(result.warnings)]
 
 
 def _earned(mark: Mark) -> str | float:

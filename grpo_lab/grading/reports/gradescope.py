@@ -4,6 +4,7 @@ https://gradescope-autograders.readthedocs.io/en/latest/specs/. Every text has t
 as it is, so that nothing in an answer is rendered as HTML or Markdown.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from grpo_lab.course.exercises import Finding
@@ -30,10 +31,31 @@ def document(result: Result) -> dict[str, Any]:
     }
 
 
+def of_submission(results: Sequence[Result]) -> dict[str, Any]:
+    """The content of results.json for one submission of several files: all tests in one list, and a line for each file.
+
+    Raises ValueError for no result.
+    """
+    graded = [result for result in results if result.marks] or results[:1]
+    if not graded:
+        raise ValueError("no result")
+    documents = [document(result) for result in graded]
+    tests = [test for each in documents for test in each["tests"]]
+    rest = [f"{result.file}: {shortened(result.problem)}" for result in results if result not in graded]
+    return {
+        **documents[0],
+        "score": round(sum(each["score"] for each in documents), 6),
+        "execution_time": round(sum(each["execution_time"] for each in documents), 3),
+        "output": visible("\n".join([*(each["output"] for each in documents), *rest])),
+        "tests": [{**test, "number": str(place)} for place, test in enumerate(tests, start=1)],
+    }
+
+
 def _about(result: Result) -> str:
     lines = [f"{result.lab or 'No lab'}, attempt {result.attempt}: {number(result.score)} of {number(result.out_of)}"]
     if result.problem:
         lines.append(f"Nothing was graded: {shortened(result.problem)}")
+    lines += [f"Warning: {shortened(warning)}" for warning in result.warnings]
     if result.by_hand:
         points = sum(mark.out_of for mark in result.by_hand)
         lines.append(f"{len(result.by_hand)} to be marked by a person, for up to {number(points)} points more")

@@ -6,6 +6,7 @@ Student, lab, exercise and the file's digest, as the table holds them, identify 
 import csv
 import dataclasses
 import io
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -37,7 +38,9 @@ class Marking(NamedTuple):
     points: float
     comment: str
     where: str
-    """File, row and answer, for error messages."""
+    """File, row and answer, for warnings."""
+    problem: str = ""
+    """The reason why the mark cannot count, in whatever notebook."""
 
 
 def to_mark(results: Sequence[Result], path: Path) -> bytes:
@@ -60,31 +63,43 @@ def to_mark(results: Sequence[Result], path: Path) -> bytes:
 def read_marks(path: Path) -> list[Marking]:
     """The marks in a to_mark.csv. An empty mark means not marked yet.
 
-    Raises DataError for a file that is missing or not such a table, and for a mark outside 0 to the exercise's points.
+    A mark outside 0 to the exercise's points has a `problem`. Raises DataError for a file that is missing or not such a
+    table.
     """
     entered = [(answer, *found) for answer, found in _entered(path).items()]
     marked = [each for each in entered if each[2]["mark"].strip()]
-    return [Marking(answer, _points(row, where), row["comment"].strip(), where) for answer, where, row in marked]
+    return [_marking(answer, where, row) for answer, where, row in marked]
 
 
 def with_marks(results: Sequence[Result], marks: Iterable[Marking]) -> list[Result]:
     """The results with the points and comments of marked texts.
 
-    Raises DataError, which lists the marks whose notebook or exercise is not among the results or has changed since.
+    A mark that cannot count, because its notebook has changed or its points are out of range, is a warning in the
+    results of its student and lab. `unplaced` lists the marks that have no such result.
     """
-    answers, given, complaints = _answers(results), {}, []
+    answers, given, warnings = _answers(results), {}, defaultdict(list)
     for marking in marks:
-        given[marking.answer] = marking
         if complaint := _complaint(marking, answers, results):
-            complaints.append(f"{marking.where}: {complaint}")
-    if complaints:
-        raise DataError("\n".join(complaints))
+            warnings[marking.answer[:2]].append(f"{marking.where}: {complaint}")
+        else:
+            given[marking.answer] = marking
 
     def marked(result: Result, mark: Mark) -> Mark:
         found = given.get(_answer(result, mark)) if mark.status in _FOR_A_PERSON else None
         return dataclasses.replace(mark, status=MARKED, points=found.points, note=found.comment) if found else mark
 
-    return [dataclasses.replace(result, marks=[marked(result, mark) for mark in result.marks]) for result in results]
+    return [
+        dataclasses.replace(result, marks=[marked(result, mark) for mark in result.marks]).warned(
+            *warnings[cell(result.student), cell(result.lab)]
+        )
+        for result in results
+    ]
+
+
+def unplaced(results: Sequence[Result], marks: Iterable[Marking]) -> list[str]:
+    """One line for each mark whose student or lab is not among the results, so that no row can hold its warning."""
+    rows, answers = {(cell(result.student), cell(result.lab)) for result in results}, _answers(results)
+    return [f"{each.where}: {_complaint(each, answers, results)}" for each in marks if each.answer[:2] not in rows]
 
 
 def _answer(result: Result, mark: Mark) -> Answer:
@@ -105,6 +120,8 @@ def _row(answer: Answer, mark: Mark) -> Row:
 def _complaint(marking: Marking, answers: Mapping[Answer, Mark], results: Sequence[Result]) -> str:
     """The reason why a mark cannot be used, or an empty text."""
     answer = marking.answer
+    if marking.problem:
+        return marking.problem
     if answer in answers:
         most = answers[answer].out_of
         return "" if marking.points <= most else f"mark {number(marking.points)} is above the {most} points; lower it"
@@ -156,13 +173,12 @@ def _rows(path: Path) -> list[tuple[int, Row]]:
     return [(place, dict(zip(head, line, strict=True))) for place, line in enumerate(lines, start=2) if any(line)]
 
 
-def _points(row: Row, where: str) -> float:
-    """The mark, with a decimal comma or point. Raises DataError for one outside 0 to the exercise's points."""
+def _marking(answer: Answer, where: str, row: Row) -> Marking:
+    """The mark in a row, with a decimal comma or point; its `problem` tells of one outside 0 to the points."""
     try:
         mark, most = (float(row[name].strip().replace(",", ".")) for name in ("mark", "points"))
     except ValueError:
         mark = most = float("nan")
-    if not 0 <= mark <= most:
-        limits = f"give a number from 0 to {row['points']}, or leave it empty for not marked yet"
-        raise DataError(f"{where}: mark {row['mark']!r} is not valid; {limits}")
-    return mark
+    limits = f"give a number from 0 to {row['points']}, or leave it empty for not marked yet"
+    problem = "" if 0 <= mark <= most else f"mark {row['mark']!r} is not valid; {limits}"
+    return Marking(answer, mark, row["comment"].strip(), where, problem)

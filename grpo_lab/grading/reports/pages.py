@@ -53,6 +53,11 @@ class Lab(NamedTuple):
         """Number of notebooks that could not be graded."""
         return sum(bool(result.problem) for result, _, _ in self.rows)
 
+    @property
+    def flagged(self) -> bool:
+        """Whether a notebook has a problem or a warning."""
+        return any(result.problem or result.warnings for result, _, _ in self.rows)
+
 
 def of_class(results: Sequence[Result], names: Sequence[str]) -> str:
     """The page about all notebooks; `names` are the names of their own pages, in the same order."""

@@ -1,0 +1,66 @@
+"""Read the files in a zip archive, which is hostile input; nothing is unpacked to disk.
+
+A file's bytes are read into memory, up to a limit, so that neither a path in the archive nor a zip bomb has an effect.
+"""
+
+import stat
+import zipfile
+import zlib
+from collections import Counter
+from pathlib import Path
+from typing import BinaryIO
+
+from grpo_lab.errors import DataError
+
+MAX_FILES = 200
+"""Limit on the files in an archive."""
+MAX_ZIP = 100 * 2**20
+"""Limit on an archive's size, in bytes."""
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""Methods of compression that are read; the others can ask for gigabytes of memory."""
+LINK_IN_ZIP = "a symbolic link in a zip, and links are not followed; hand in the file itself"
+_AGAIN = "hand in the notebook itself"
+_FAULTS = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, ValueError, EOFError, OSError)
+"""Exceptions that `zipfile` raises for damaged, encrypted and unknown archives."""
+
+
+def members(archive: Path) -> dict[str, str]:
+    """The files in an archive by name, each with the reason why it must not be read, or an empty text.
+
+    Raises DataError, with the reason in one line, for an archive that cannot be read.
+    """
+    if archive.stat().st_size > MAX_ZIP:
+        raise DataError(f"a zip larger than {MAX_ZIP:,} bytes; {_AGAIN}")
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            files = [each for each in opened.infolist() if not each.is_dir()]
+    except _FAULTS as error:
+        raise DataError(f"a zip that cannot be read; {_AGAIN}") from error
+    if len(files) > MAX_FILES:
+        raise DataError(f"a zip of {len(files):,} files, and at most {MAX_FILES} are read; {_AGAIN}")
+    times = Counter(each.filename for each in files)
+    return {each.filename: _problem(each, times[each.filename]) for each in files}
+
+
+def content(opened: BinaryIO, member: str, most: int) -> bytes:
+    """The bytes of a file in an open archive, at most `most`. Raises DataError where it cannot be read."""
+    try:
+        with zipfile.ZipFile(opened) as archive, archive.open(member) as file:
+            return file.read(most)
+    except (*_FAULTS, KeyError) as error:
+        raise DataError(f"damaged in its zip; {_AGAIN}") from error
+
+
+def _problem(file: zipfile.ZipInfo, times: int) -> str:
+    """The reason why a file in an archive must not be read, or an empty text."""
+    if stat.S_ISLNK(file.external_attr >> 16):
+        return LINK_IN_ZIP
+    if times > 1:
+        return f"{times} files of its zip have this name; {_AGAIN}"
+    if file.filename.startswith(("/", "\\")) or ".." in file.filename.replace("\\", "/").split("/"):
+        return f"its name in the zip leads out of the folder; {_AGAIN}"
+    if file.flag_bits & 0x1:
+        return f"its zip has a password; {_AGAIN}"
+    if file.compress_type not in METHODS:
+        return f"its zip is compressed in a way that is not read; {_AGAIN}"
+    return ""

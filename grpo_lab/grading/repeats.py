@@ -1,0 +1,59 @@
+"""Several notebooks of one student for one lab: one of them counts, by a stated rule."""
+
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+
+from grpo_lab.errors import ConfigError
+from grpo_lab.grading.reports.plain import number
+from grpo_lab.grading.results import Result
+from grpo_lab.grading.submissions import Found
+
+LATEST, BEST = "latest", "best"
+"""Rules: the notebook that was changed last, or the one with the highest score."""
+RULES = (LATEST, BEST)
+
+
+def one_each(
+    every: Sequence[Found], results: Sequence[Result], rule: str = LATEST, alone: bool = False
+) -> list[Result]:
+    """The results with one for each student and lab, in the order given; its warnings name the others.
+
+    With `alone`, all files are one student's, whatever their names. A notebook that could be graded goes before one
+    that could not. Among equals, the one changed last counts, then the last path. Files of no lab are all kept. Raises
+    ConfigError for an unknown rule.
+    """
+    if rule not in RULES:
+        raise ConfigError(f"unknown rule {rule!r} for several notebooks of a student; use {' or '.join(RULES)}")
+    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for place, result in enumerate(results):
+        if result.lab:
+            groups["" if alone else result.student, result.lab].append(place)
+
+    def worth(place: int) -> tuple[bool, float, float, str]:
+        result = results[place]
+        score = result.score if rule == BEST else 0.0
+        return not result.problem, score, changed(every[place]), result.file
+
+    kept: dict[int, Result] = {place: result for place, result in enumerate(results) if not result.lab}
+    for places in groups.values():
+        best, *others = sorted(places, key=worth, reverse=True)
+        kept[best] = results[best].warned(*_told(results[best], [results[other] for other in others], rule))
+    return [kept[place] for place in sorted(kept)]
+
+
+def changed(found: Found) -> float:
+    """The time of the last change of the file on disk, in seconds; 0 where it is gone."""
+    try:
+        return os.lstat(found.file).st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _told(counts: Result, others: Sequence[Result], rule: str) -> list[str]:
+    if not others:
+        return []
+    alike = counts.file in {each.file for each in others}  # in two folders of submissions
+    name = f"{counts.file}, SHA-256 {counts.digest[:8]}," if alike else counts.file
+    rest = ", ".join(f"{each.file} ({each.problem or f'{number(each.score)} points'})" for each in others)
+    return [f"{len(others) + 1} notebooks of this lab: {name} counts (rule: {rule}), not {rest}"]
