@@ -1,6 +1,7 @@
 """Compares a result with its expected value, and shows values in a line."""
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +21,14 @@ class OfForm(str):
     """A difference of type, shape or length, found before any number was compared."""
 
 
+@dataclass(frozen=True)
+class Span:
+    """The numbers from `low` to `high`, which are all right: an expected value of a question with several answers."""
+
+    low: float
+    high: float
+
+
 def differs(got: Any, expected: Any) -> str:
     """The difference in a few words, or an empty text. NaN equals NaN; a tuple equals a list of the same items.
 
@@ -35,6 +44,8 @@ def differs(got: Any, expected: Any) -> str:
         return _tensors(got, expected)
     if isinstance(got, Tensor) and got.numel() == 1 and not got.shape:
         got = got.item()
+    if isinstance(expected, Span):
+        return _numbers(got, max(expected.low, min(got, expected.high)) if is_number(got) else expected.low)
     if isinstance(expected, bool | str) or expected is None:
         right = type(got) is type(expected) and got == expected
         return "" if right else "the value differs" if type(got) is type(expected) else _kinds(got, expected)
@@ -133,6 +144,9 @@ def shown(value: Any, digits: int = DIGITS) -> str:
         return f"{_nested(value, digits)} {_dtype(value)}"
     if isinstance(value, float):
         return f"{value:.{digits}g}"
+    if isinstance(value, Span):
+        low, high = shown(value.low, digits), shown(value.high, digits)
+        return low if low == high else f"{low} to {high}"
     if isinstance(value, dict):
         return "{" + _joined([f"{name!r}: {shown(item, digits)}" for name, item in value.items()]) + "}"
     if isinstance(value, tuple | list):
