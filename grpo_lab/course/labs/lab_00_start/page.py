@@ -7,7 +7,7 @@ from typing import Any
 
 from grpo_lab.config.catalog import preset
 from grpo_lab.course import judges, pages, trials
-from grpo_lab.course.compare import is_number, shown
+from grpo_lab.course.compare import is_number, other_kind, shown
 from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
 from grpo_lab.course.relations import changed, scaled
 from grpo_lab.errors import ConfigError
@@ -34,8 +34,9 @@ def reading(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
 
 def _read(right: bool, what: str, got: Any, expected: str, why: str) -> Finding:
     """The finding about one fact; a text in place of a value has its own reason."""
-    why = "This is a text. Write the value without quotes." if isinstance(got, str) else why
-    return Finding(right, what, shown(got), expected, why)
+    kind = other_kind(got, "True or False" if expected.startswith("True") else "a number")
+    quotes = " Write the value without quotes." if isinstance(got, str) else ""
+    return Finding(right, what, shown(got), expected, f"{kind}{quotes}" if kind else why)
 
 
 def steps_out_of_range(norms: Sequence[float], limit: float) -> list[int]:
@@ -78,9 +79,9 @@ def learning_rate(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     """Whether the reward rises in a short run at this rate. Raises ConfigError for anything but a number."""
     rate = values["learning_rate"]
     if not is_number(rate):
-        raise ConfigError(f"learning_rate = {rate!r}: write a number, such as 1e-3")
+        raise ConfigError(f"{other_kind(rate, 'a number')} Write it as in learning_rate = 1e-3")
     config = preset("plain").with_(f"optimizer.learning_rate={rate}")
-    # The lesson is the one that the learner saw: a rate near the limit teaches enough in one lesson and not in the next.
+    # The lesson is the one that the learner saw: a rate near the limit can teach enough in one lesson alone.
     yield next(trials.learns(config, 0, f"12 steps at {rate:g}"))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from grpo_lab import seeds
 from grpo_lab.config.catalog import scenario
 from grpo_lab.course import pages
-from grpo_lab.course.compare import beside, is_number, shown
+from grpo_lab.course.compare import beside, is_number, other_kind, shown
 from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
 from grpo_lab.course.probes import as_a_bool, one_norm
 from grpo_lab.course.relations import changed, lines_alike, scaled
@@ -41,6 +41,7 @@ def _judge_order(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     order = values["order"]
     if not isinstance(order, tuple | list) or sorted(map(str, order)) != sorted(CHAIN):
         why = "Copy the eight texts as they are written, and change their order alone."
+        why = other_kind(order, "a tuple", "a list") or why
         yield Finding(False, "the eight links", shown(order), "each of the eight once", why)
         return
     place = {link: order.index(link) for link in CHAIN}
@@ -187,7 +188,8 @@ RATE, LARGEST_MOVE = 1e-5, 1e-3
 def _judge_epsilon(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     eps = values["adam_eps"]
     if not is_number(eps) or not 0 <= eps < math.inf:
-        yield Finding(False, "adam_eps", shown(eps), "a number", "AdamW's eps is a small number, 0 or above.")
+        why = other_kind(eps, "a number") or "AdamW's eps is a small number, 0 or above."
+        yield Finding(False, "adam_eps", shown(eps), "a number", why)
         return
     stored = float(torch.tensor(eps, dtype=torch.float16))
     why = "fp16 rounds it to 0, and because g² underflows too the update is 0 / 0."
@@ -209,8 +211,8 @@ def _judge_epsilon(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
 def _one_step(eps: float) -> tuple[float, float]:
     """The number of broken weights and the largest move after one update of fp16-adam-epsilon at the reports' rate.
 
-    The batch is the same for learners and graders. Moves are multiples of what fp16 resolves, so that for an eps near a
-    limit the batch decides, and a number that passed in the notebook would fail. One number cannot be fitted to a batch.
+    The batch is the same for learners and graders: for an eps near a limit the batch decides, because moves are
+    multiples of what fp16 resolves, and no number that passed in the notebook may fail. One number fits no batch.
     """
     draw = seeds.derive(0, 0, "adam_eps") % 2**31
     settings = (f"optimizer.adam_eps={eps!r}", f"optimizer.learning_rate={RATE}", "run.num_steps=1", f"run.seed={draw}")

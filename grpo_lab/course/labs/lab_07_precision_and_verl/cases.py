@@ -13,7 +13,7 @@ from grpo_lab.algorithm.batch import Batch
 from grpo_lab.config.catalog import scenario
 from grpo_lab.config.schema import Config, Switches
 from grpo_lab.course import pages
-from grpo_lab.course.compare import Span, shown
+from grpo_lab.course.compare import Span, other_kind, shown
 from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
 from grpo_lab.course.probes import as_floats, ratio_in_a_batch
 from grpo_lab.course.relations import changed, padded, permuted, repeated, scaled, shifted
@@ -195,7 +195,8 @@ def _judge_cures(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     given = values["cures"]
     known = isinstance(given, tuple | list | str) and all(isinstance(x, str) and x in REMEDIES for x in given)
     if not known:
-        why = 'Give the letters in a tuple, as in ("a", "b"); one letter needs a comma behind it.'
+        kind = other_kind(given, "a tuple", "a list", "a text")
+        why = f'{kind} Give the letters in a tuple, as in ("a", "b"); one letter needs a comma behind it.'.lstrip()
         yield Finding(False, "cures", shown(given), f"letters of {', '.join(REMEDIES)}", why)
         return
     stops = {override for (override, *others) in scenario("bad-batch").cures if not others}
