@@ -58,7 +58,8 @@ NEAR = {
     "01_grpo_by_hand/policy_loss": {
         "epsilon 0.2 always": {"ratio.clamp(1 - epsilon, 1 + epsilon_high)": "ratio.clamp(0.8, 1.2)"},
         "log clipped": {
-            "ratio.clamp(1 - epsilon, 1 + epsilon_high)": "(logprobs - old_logprobs).clamp(-epsilon, epsilon_high).exp()"
+            "ratio.clamp(1 - epsilon, 1 + epsilon_high)": "(logprobs - old_logprobs)"
+            ".clamp(-epsilon, epsilon_high).exp()"
         },
         "detached clip": {"clipped * advantages)": "clipped * advantages).detach() + 0 * logprobs"},
         "per completion": {"clipped * advantages)": "clipped * advantages).mean(1, keepdim=True)"},

@@ -52,7 +52,7 @@ RIGHT = {
         "        rows.append(torch.zeros_like(row) if flat else (row - row.mean()) / (row.std() + 1e-6))\n"
         "    return torch.stack(rows)",
         "the std from squares": {
-            "rewards.std(dim=1, keepdim=True)": "(centred.square().sum(1, keepdim=True) / (rewards.shape[1] - 1)).sqrt()"
+            "rewards.std(dim=1, keepdim=True)": "(centred.square().sum(1, True) / (rewards.shape[1] - 1)).sqrt()"
         },
     },
     "01_grpo_by_hand/policy_loss": {
@@ -66,7 +66,7 @@ RIGHT = {
         "expanded": {"advantages[:, None]": "advantages.unsqueeze(-1).expand_as(logprobs)"},
     },
     "01_grpo_by_hand/slope": {
-        "named": "def slope(f, x, h):\n    left, right = x - h, x + h\n    return (f(right) - f(left)) / (right - left)",
+        "named": "def slope(f, x, h):\n    a, b = x - h, x + h\n    return (f(b) - f(a)) / (b - a)",
         "halved": {"/ (2 * h)": "/ h / 2"},
     },
     "01_grpo_by_hand/aggregate": {
@@ -140,7 +140,8 @@ RIGHT = {
     "05_kl/expected_gradient": {
         "no_grad": {"log_p.exp().detach()": "theta.detach().softmax(0)"},
         "dot": {
-            "(log_p.exp().detach() * estimator(log_ref - log_p)).sum()": "log_p.exp().detach() @ estimator(log_ref - log_p)"
+            "(log_p.exp().detach() * estimator(log_ref - log_p)).sum()": "log_p.exp().detach() "
+            "@ estimator(log_ref - log_p)"
         },
     },
     PULLS: {"unpacked": 'k1, k2, k3, hinge = "cabd"', "in a tuple": 'k1, k2, k3, hinge = ("c", "a", "b", "d")'},
@@ -190,7 +191,8 @@ RIGHT = {
         "def largest_log_ratio(dtype):\n    return LIMITS[dtype]",
         "by numpy": {"math.log(": "np.log(", "import math": "import numpy as np"},
         "a tensor": {
-            "return math.log(torch.finfo(getattr(torch, dtype)).max)": "return torch.tensor(math.log(torch.finfo(getattr(torch, dtype)).max))"
+            "return math": "return torch.tensor(math",
+            ".max)": ".max))",
         },
         "of the exponents": "def largest_log_ratio(dtype):\n"
         '    return {"float16": 16, "bfloat16": 128, "float32": 128, "float64": 1024}[dtype] * 0.6931',

@@ -26,7 +26,7 @@ def reading(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     right = step == int(spike["step"])
     yield _read(right, "spike_step", step, "the step of the largest gradient norm", why)
     why = "The axis is logarithmic. The numbers themselves are in the tab Runs, under Table."
-    right = is_number(norm) and math.isclose(norm, spike["grad_norm"], rel_tol=0.1)
+    right = is_number(norm) and abs(norm / spike["grad_norm"] - 1) <= 0.1
     yield _read(right, "spike_norm", norm, "that norm, within 10 %", why)
     why = "Compare the reward of that step with the steps before and after: is it outside of its usual range?"
     yield _read(noticed is False, "reward_noticed", noticed, "True or False", why)
@@ -65,6 +65,9 @@ def range_cases(seed: int) -> list[Case]:
         ("the last norms are NaN", broken, 10.0, f"{nan}list all other steps."),
         ("a lower limit", spiked, 0.4, "Every norm is above 0.4, so every step is listed."),
     )
+    if seed:
+        low = round(draw.uniform(0.01, 0.1), 3)
+        rows += (("small norms", [2 * low, low / 2, 3 * low], low, "The limit is the one handed in, however small."),)
     return cases_by(steps_out_of_range, [(what, {"norms": given, "limit": at}, why) for what, given, at, why in rows])
 
 

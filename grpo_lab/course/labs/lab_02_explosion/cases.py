@@ -53,7 +53,7 @@ def _gradient_cases(seed: int) -> Sequence[Case]:
         (1 + far, -size, *TEXTS["open_side"]),
         (0.16, size, *TEXTS["upper_end"]),
         (0.2, size, *TEXTS["above_the_end"]),
-        (-0.2, -size, *TEXTS["lower_end"]),
+        (-0.21, -size, *TEXTS["lower_end"]),
         (-0.24, -size, *TEXTS["below_the_end"]),
         (17 + 2 * far, -1.0, *TEXTS["far_out"]),
     ]

@@ -94,8 +94,9 @@ def _accepts_cases(seed: int) -> Sequence[Case]:
 def _drawn_rows(generator: torch.Generator) -> list[tuple[Tensor, str, str]]:
     """Three to eight rows more, each with one number replaced at random, by one that is accepted or not."""
     found = []
-    for value in torch.randint(5, (int(torch.randint(3, 9, (1,), generator=generator)),), generator=generator).tolist():
-        new = (0.0, 3.0, math.nan, math.inf, -1e-4)[value]
+    values = (0.0, 3.0, math.nan, math.inf, -1e-4)
+    drawn = torch.randint(5, (int(torch.randint(2, 8, (1,), generator=generator)),), generator=generator).tolist()
+    for new in (values[-1], *(values[place] for place in drawn)):
         given = torch.rand(2, 4, generator=generator) + 0.1
         given.view(-1)[torch.randint(8, (1,), generator=generator)] = new
         found.append((given, f"weights, and one of them {new:g}", "Every number counts; only NaN, inf and < 0 fail."))
@@ -165,7 +166,8 @@ def _guard_cases(seed: int) -> Sequence[Case]:
         ("reason", large, large, "the number in the reason", "A guard that acts gives a reason with the number in it."),
     ]
     if seed:
-        drawn = torch.rand(8, generator=generator, dtype=torch.float64).mul(20).tolist()
+        below, above, *drawn = torch.rand(10, generator=generator, dtype=torch.float64).tolist()
+        drawn = [9.2 + 0.7 * below, 10.1 + 0.7 * above, *(20 * x for x in drawn)]
         why = "The threshold is 10: a norm of at most 10 passes."
         rows += [("verdict", x, "KEEP" if x <= 10 else "SKIP_STEP", f"norm {x:.4g}", why) for x in drawn]
     return [Case(what, {"grad_norm": norm, "look": look}, expected, why) for look, norm, expected, what, why in rows]
