@@ -1,6 +1,7 @@
 """Compares a result with its expected value, and shows values in a line."""
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +21,18 @@ class OfForm(str):
     """A difference of type, shape or length, found before any number was compared."""
 
 
+@dataclass(frozen=True)
+class Span:
+    """The numbers from `low` to `high`, which are all right: an expected value of a question with several answers."""
+
+    low: float
+    high: float
+
+    def nearest(self, number: float) -> float:
+        """The number of the span that is nearest to this one; `low` for NaN."""
+        return max(self.low, min(number, self.high)) if number == number else self.low
+
+
 def differs(got: Any, expected: Any) -> str:
     """The difference in a few words, or an empty text. NaN equals NaN; a tuple equals a list of the same items.
 
@@ -35,6 +48,8 @@ def differs(got: Any, expected: Any) -> str:
         return _tensors(got, expected)
     if isinstance(got, Tensor) and got.numel() == 1 and not got.shape:
         got = got.item()
+    if isinstance(expected, Span):
+        return _numbers(got, expected.nearest(got) if isinstance(got, int | float) else expected.low)
     if isinstance(expected, bool | str) or expected is None:
         right = type(got) is type(expected) and got == expected
         return "" if right else "the value differs" if type(got) is type(expected) else _kinds(got, expected)
@@ -56,8 +71,39 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def kind(value: Any) -> str:
+    """The kind of plain data that a value is, in words.
+
+    >>> kind("1.5"), kind(1.5), kind((1, 2)), kind(True)
+    ('a text', 'a number', 'a tuple', 'True or False')
+    """
+    return next((words for types, words in _KINDS if isinstance(value, types)), f"a {type(value).__name__}")
+
+
+def other_kind(got: Any, *wanted: str) -> str:
+    """The reason why a value of another kind than the wanted ones is wrong, or an empty text.
+
+    >>> other_kind("1.5", "a number"), other_kind(1.5, "a number")
+    ('This is a text; a number is wanted.', '')
+    """
+    return "" if kind(got) in wanted else f"This is {kind(got)}; {' or '.join(wanted)} is wanted."
+
+
+_KINDS = (
+    (bool, "True or False"),
+    (int | float | Span, "a number"),
+    (str, "a text"),
+    (tuple, "a tuple"),
+    (list, "a list"),
+    (dict, "a dictionary"),
+    (Tensor, "a tensor"),
+    (type(None), "None"),
+)
+"""The kinds of plain data; a bool is an int, too."""
+
+
 def _kinds(got: Any, expected: Any) -> str:
-    return OfForm(f"it is of type {type(got).__name__}, not {type(expected).__name__}")
+    return OfForm(f"this is {kind(got)}; {kind(expected)} is wanted")
 
 
 def _numbers(got: Any, expected: float) -> str:
@@ -133,6 +179,9 @@ def shown(value: Any, digits: int = DIGITS) -> str:
         return f"{_nested(value, digits)} {_dtype(value)}"
     if isinstance(value, float):
         return f"{value:.{digits}g}"
+    if isinstance(value, Span):
+        low, high = shown(value.low, digits), shown(value.high, digits)
+        return low if low == high else f"{low} to {high}"
     if isinstance(value, dict):
         return "{" + _joined([f"{name!r}: {shown(item, digits)}" for name, item in value.items()]) + "}"
     if isinstance(value, tuple | list):

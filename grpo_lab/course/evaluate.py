@@ -4,6 +4,7 @@
 gives the cases, `run` calls the answer there, and `judged` compares the plain data that comes back.
 """
 
+import copy
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import Tensor
 from grpo_lab.course import answers
 from grpo_lab.course.answers import Answer, Given, NotPlain
 from grpo_lab.course.compare import OfForm, differs, shown, shown_apart
-from grpo_lab.course.exercises import Case, Exercise, Finding, Function, Values
+from grpo_lab.course.exercises import Case, Exercise, Finding, Function, Mistake, Values
 from grpo_lab.course.relations import applied
 from grpo_lab.course.time_limit import time_limit
 from grpo_lab.errors import GrpoLabError, NotYet
@@ -70,7 +71,10 @@ def judged(
     """The findings about an answer's results; a right one needs no reason and has none."""
     if isinstance(given, list):
         may_be_none = any(case.expected is None for case in cases)
-        found = [_about_case(case, each, may_be_none) for case, each in zip(cases, given, strict=True)]
+        assert isinstance(exercise.check, Function)
+        pairs = list(zip(cases, given, strict=True))
+        known = _known(exercise.check, pairs)
+        found = [_about_case(case, each, may_be_none, known) for case, each in pairs]
     else:
         assert isinstance(exercise.check, Values)
         found = _about_values(exercise.check, {name: _without_tensors(each) for name, each in given.items()}, seed)
@@ -82,19 +86,49 @@ def all_right(findings: Sequence[Finding]) -> bool:
     return bool(findings) and all(finding.right for finding in findings)
 
 
-def _about_case(case: Case, given: Given, may_be_none: bool) -> Finding:
+def folded(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings, with one in place of all wrong ones that have the same reason; it counts the others.
+
+    >>> twice = [Finding(False, "one", "1", "2", "Twice."), Finding(False, "two", "2", "4", "Twice.")]
+    >>> [finding.what for finding in folded(twice)]
+    ['one, and 1 more like it']
+    """
+    same: dict[object, list[Finding]] = {}
+    for place, finding in enumerate(findings):
+        reason = (finding.why, finding.got if finding.why == NO_VALUE else "")
+        same.setdefault(place if finding.right else reason, []).append(finding)
+    return [
+        first._replace(what=f"{first.what}, and {len(others)} more like it") if others else first
+        for first, *others in same.values()
+    ]
+
+
+NO_VALUE = "No comparable value came back; mend that first."
+
+
+def _about_case(case: Case, given: Given, may_be_none: bool, known: str) -> Finding:
     if given.error:
-        expected = shown(case.expected)
-        return Finding(False, case.what, given.error, expected, "No comparable value came back; mend that first.")
+        return Finding(False, case.what, given.error, shown(case.expected), NO_VALUE)
     difference = differs(given.value, case.expected)
     # The case's own text explains a wrong value, and would explain another mistake where the form is wrong.
     wrong_form = isinstance(difference, OfForm) and not (given.value is None and may_be_none)
-    why = "Mend that first." if wrong_form else case.why
+    why = "Mend that first." if wrong_form else known or case.why
     why = f"{difference[:1].upper()}{difference[1:]}. {why}"
     got, expected = shown(given.value), shown(case.expected)
     if difference:
         got, expected = shown_apart(given.value, case.expected)
     return Finding(not difference, case.what, got, expected, why)
+
+
+def _known(check: Function, pairs: Sequence[tuple[Case, Given]]) -> str:
+    """The reason of the first known mistake with all of the wrong values, or an empty text."""
+
+    def made(mistake: Mistake) -> bool:
+        results = ((case, check.probe(mistake.function, copy.deepcopy(case.inputs))) for case, _ in wrong)
+        return all(not differs(given.value, result) for (_, given), (_, result) in zip(wrong, results, strict=True))
+
+    wrong = [(case, given) for case, given in pairs if not given.error and differs(given.value, case.expected)]
+    return next((mistake.why for mistake in check.mistakes if wrong and made(mistake)), "")
 
 
 def _without_tensors(given: Given) -> Given:

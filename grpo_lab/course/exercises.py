@@ -58,6 +58,13 @@ def cases_by(
     return [Case(what, inputs, probe(reference, inputs), why) for what, inputs, why in rows]
 
 
+class Mistake(NamedTuple):
+    """A known wrong way to compute a function, and the reason for every answer that gives its results."""
+
+    why: str
+    function: Callable[..., Any]
+
+
 @dataclass(frozen=True)
 class Function:
     """A check that calls one function of the answer."""
@@ -69,6 +76,8 @@ class Function:
     """Calls the function and returns the data to compare, for example a gradient. One of probes.py."""
     relations: tuple[Relation, ...] = ()
     """Derive further cases without another call of the reference solution. Most are from relations.py."""
+    mistakes: tuple[Mistake, ...] = ()
+    """The first that gives all of an answer's wrong values gives the reason, in place of those of the cases."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from grpo_lab.course.compare import is_number, shown
+from grpo_lab.course.compare import is_number, other_kind, shown
 from grpo_lab.course.exercises import Finding, Prediction, Values
 
 
@@ -15,7 +15,8 @@ def choice(right: str, wrong: Mapping[str, str], name: str = "answer") -> Values
         got = values[name]
         why = wrong.get(got) if isinstance(got, str) else None
         expected = "another letter" if why else f"one of {letters}{'' if got == right else ', in quotes'}"
-        yield Finding(got == right, "the letter chosen", shown(got), expected, why or "This is none of them.")
+        why = other_kind(got, "a text") or why or "This is none of them."
+        yield Finding(got == right, "the letter chosen", shown(got), expected, why)
 
     return Values((name,), judge)
 
@@ -26,7 +27,7 @@ def prediction(letters: str, outcome: str, runs: int = 1, name: str = "answer") 
     def judge(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
         got = values[name]
         made = isinstance(got, str) and len(got) == 1 and got in letters
-        why = "A prediction is one of the letters; it need not come true."
+        why = other_kind(got, "a text") or "A prediction is one of the letters; it need not come true."
         yield Finding(made, "your prediction", shown(got), f"one of {', '.join(letters)}, in quotes", why)
 
     return Prediction((name,), judge, outcome, runs)
@@ -38,7 +39,7 @@ def text(words: int = 5, name: str = "answer") -> Values:
     def judge(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
         got = values[name]
         count = len(got.split()) if isinstance(got, str) else 0
-        why = "Write it in your own words; a person reads it."
+        why = other_kind(got, "a text") or "Write it in your own words; a person reads it."
         yield Finding(count >= words, "your words", f"{count} words", f"{words} words or more", why)
 
     return Values((name,), judge)
@@ -52,15 +53,22 @@ def saved_run(guard: str, step: int) -> Values:
     """A check of four readings of the learner's run: its end, the guard that acted, in which step, the last reward."""
 
     def judge(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
-        why = "The run must reach its end. If it crashed, start again and switch the guard on earlier."
+        why = other_kind(values["ended"], "a text")
+        why = why or "The run must reach its end. If it crashed, start again and switch the guard on earlier."
         yield Finding(values["ended"] == "done", "ended", shown(values["ended"]), "the end of a run that lives", why)
-        why = "It is the guard that you switched on; the panel and the record name each guard that acted."
+        why = other_kind(values["guard"], "a text")
+        why = why or "It is the guard that you switched on; the panel and the record name each guard that acted."
         yield Finding(values["guard"] == guard, "guard", shown(values["guard"]), "a guard by its name, in quotes", why)
-        why = "A guard acts when the fault does: look for the mark on the curves. Steps are counted from 0."
+        why = other_kind(values["acted"], "a number")
+        why = why or "A guard acts when the fault does: look for the mark on the curves. Steps are counted from 0."
         yield Finding(values["acted"] == step, "acted", shown(values["acted"]), "the step that the guard saved", why)
         got = values["held_out"]
         right = is_number(got) and LEAST_SAVED <= got <= 1
-        why = "The second diamond in the plot, and `after` in the summary. A lower one belongs to another run."
+        why = other_kind(got, "a number") or (
+            "It is a share, from 0 to 1, and not a percentage."
+            if is_number(got) and got > 1
+            else "The second diamond in the plot, and `after` in the summary. A lower one belongs to another run."
+        )
         yield Finding(right, "held_out", shown(got), f"the reward after the run, at least {LEAST_SAVED:g}", why)
 
     return Values(("ended", "guard", "acted", "held_out"), judge)

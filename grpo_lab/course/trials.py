@@ -22,7 +22,7 @@ from grpo_lab.analysis.matrix.results import Fate, Measurement, measure
 from grpo_lab.config import user_code
 from grpo_lab.config.catalog import Expectation, scenario
 from grpo_lab.config.schema import Config, Switches
-from grpo_lab.course.compare import beside, shown
+from grpo_lab.course.compare import beside, other_kind, shown
 from grpo_lab.course.exercises import Finding
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Event, Stepped, Verdict
@@ -89,7 +89,8 @@ def affordable(config: Config) -> Config:
 def _texts(value: Any, what: str) -> tuple[str, ...]:
     """The tuple of texts. Raises ConfigError for anything else."""
     if not isinstance(value, tuple | list) or not all(isinstance(text, str) for text in value):
-        raise ConfigError(f'{what} = {value!r}: write a tuple of texts, as in ("first", "second"), or ("only",)')
+        kind = other_kind(value, "a tuple", "a list") or f"{what} = {value!r}:"
+        raise ConfigError(f'{kind} Write a tuple of texts, as in ("first", "second"), or ("only",)')
     return tuple(value)
 
 

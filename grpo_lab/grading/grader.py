@@ -6,7 +6,7 @@ from importlib.metadata import version
 from typing import Any
 
 from grpo_lab.course.answers import Given
-from grpo_lab.course.evaluate import all_right, asked, judged
+from grpo_lab.course.evaluate import all_right, asked, folded, judged
 from grpo_lab.course.exercises import Exercise, Finding, Function, Values
 from grpo_lab.course.registry import lab_page
 from grpo_lab.errors import NotYet, Unanswered
@@ -123,7 +123,7 @@ class Grader:
             return replace(Mark.unearned(exercise, BY_HAND, note), text="\n\n".join(map(str, given)))
         points = exercise.points * SCORING[self._course.rules.scoring](findings)
         earned = Mark.unearned(exercise, RIGHT if right else WRONG, note)
-        return replace(earned, points=points, findings=findings)
+        return replace(earned, points=points, findings=folded(findings))
 
     def _findings(self, submission: Submission, exercise: Exercise, source: str) -> tuple[list[Finding], list[Any]]:
         """The findings, and the values that the answer named.

@@ -69,7 +69,7 @@ def test_cases_follow_the_seed(write):
         ("return x", "float32", "3 of 3 elements differ. Every number twice."),
         ("return (2 * x).double()", "float64", "The type is float64, not float32"),
         ("return (2 * x)[:2]", "float32", r"The shape is \(2,\), not \(3,\)[^E]*$"),
-        ("return (2 * x).tolist()", r"\[", "It is of type list, not Tensor"),
+        ("return (2 * x).tolist()", r"\[", "This is a list; a tensor is wanted"),
         ("y = 2 * x", "None", "Nothing is returned[^E]*$"),
         ("return 1 / 0", r"ZeroDivisionError: division by zero \(line 2\)", "No comparable value[^E]*$"),
         ("raise SystemExit(0)", r"SystemExit: 0 \(line 2\)", "No comparable value"),
@@ -346,12 +346,12 @@ def test_a_mistake_that_judging_finds_is_a_finding(write):
         (math.inf, math.inf, ""),
         (-math.inf, math.inf, "the number differs"),
         (math.nan, 1.0, "the number differs"),
-        (True, 1.0, "it is of type bool, not float"),
-        (1, True, "it is of type int, not bool"),
+        (True, 1.0, "this is True or False; a number is wanted"),
+        (1, True, "this is a number; True or False is wanted"),
         (tensor(True), True, ""),
         (tensor(1.0), 1.0, ""),
-        (tensor([1.0]), 1.0, "it is of type Tensor, not float"),
-        (1.0, tensor(1.0), "it is of type float, not Tensor"),
+        (tensor([1.0]), 1.0, "this is a tensor; a number is wanted"),
+        (1.0, tensor(1.0), "this is a number; a tensor is wanted"),
         ("b", "b", ""),
         ("a", "b", "the value differs"),
         ([1, 2.0], (1, 2), ""),
@@ -406,7 +406,7 @@ def test_shared_judges(write):
     letter = choice("b", {"a": "Look again.", "c": "No."})
     assert rights(letter, "answer = 'b'", write) == [True]
     assert evaluate.check(exercise(letter), write("answer = 'a'"))[0].why == "Look again."
-    assert evaluate.check(exercise(letter), write("answer = 3"))[0].why == "This is none of them."
+    assert evaluate.check(exercise(letter), write("answer = 'e'"))[0].why == "This is none of them."
     assert "b" not in evaluate.check(exercise(letter), write("answer = 'a'"))[0].expected.split()
     for source, right in (("'c'", True), ("'ab'", False), ("''", False), ("1", False)):
         assert rights(prediction("abc", "a"), f"answer = {source}", write) == [right], source

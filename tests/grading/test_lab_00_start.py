@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from grpo_lab.course import trials
+from grpo_lab.course.exercises import Finding
 from grpo_lab.course.labs.lab_00_start.page import RECORDING
 from grpo_lab.runs.recordings import recording_names
 
@@ -48,3 +49,15 @@ def test_a_rate_is_told_its_direction_and_nothing_of_refused_steps(findings, mon
     monkeypatch.setattr(trials, "judged", lambda session: outcome)
     (found,) = findings("learning_rate", learning_rate=1e-3)
     assert not found.right and said in found.why and "refused" not in found.why
+
+
+def test_a_rate_has_the_same_lesson_in_the_notebook_and_in_grading(findings, monkeypatch):
+    asked = []
+
+    def lesson(config, seed, what):
+        asked.append(seed)
+        yield Finding(True, what, "", "", "")
+
+    monkeypatch.setattr(trials, "learns", lesson)
+    assert all(findings("learning_rate", seed, learning_rate=1e-3)[0].right for seed in (0, 1, 2**31))
+    assert len(asked) == 3 and len({*asked}) == 1

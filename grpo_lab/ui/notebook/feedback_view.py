@@ -10,7 +10,7 @@ from typing import Any
 
 from grpo_lab.config.schema import Config, planned_steps
 from grpo_lab.course import trials
-from grpo_lab.course.evaluate import all_right
+from grpo_lab.course.evaluate import all_right, folded
 from grpo_lab.course.exercises import Exercise, Finding
 from grpo_lab.events import Ended, Event, Started, Stepped
 from grpo_lab.runs.notebook_mode import headless, without_answers
@@ -86,7 +86,7 @@ def show(text: str, html: str = "", display_id: str | None = None, update: bool 
 def as_text(exercise: Exercise, findings: Sequence[Finding], note: str = "") -> str:
     """The feedback in plain lines."""
     lines = [f"{exercise.title}: {_verdict(exercise, findings)}"]
-    for found in findings:
+    for found in folded(findings):
         lines.append(f"{_word(exercise, found)}: {found.what}")
         if not found.right:
             lines += [f"    got       {found.got}", f"    expected  {found.expected}", f"    why       {found.why}"]
@@ -98,7 +98,7 @@ def as_html(exercise: Exercise, findings: Sequence[Finding], note: str = "", ans
     columns = ["", "case", "got", "expected", *([] if all_right(findings) else ["why"])]
     head = "".join(f'<th scope="col" style="{_CELL}">{name}</th>' for name in columns)
     rows = []
-    for found in findings:
+    for found in folded(findings):
         word = f'<strong style="white-space:nowrap">{_word(exercise, found)}</strong>'
         texts = (word, escape(found.what), _code(found.got), _code(found.expected), escape(found.why))
         cells = [f'<td style="{_CELL}">{text}</td>' for text in texts[: len(columns)]]

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from grpo_lab.course import registry
+from grpo_lab.course.compare import Span
 from grpo_lab.course.exercises import Function, call
 
 INSTRUCTOR = Path(__file__).parents[3] / "labs" / "instructor"
@@ -114,6 +115,8 @@ def hard_coded() -> Iterator[Mutant]:
 
 def _written(value: Any) -> str:
     """In Python, with every digit, of which a tensor shows four."""
+    if isinstance(value, Span):
+        return repr(value.high)
     return f"tensor({value.tolist()!r})" if isinstance(value, Tensor) else repr(value)
 
 

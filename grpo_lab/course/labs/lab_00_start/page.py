@@ -7,7 +7,7 @@ from typing import Any
 
 from grpo_lab.config.catalog import preset
 from grpo_lab.course import judges, pages, trials
-from grpo_lab.course.compare import is_number, shown
+from grpo_lab.course.compare import is_number, other_kind, shown
 from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
 from grpo_lab.course.relations import changed, scaled
 from grpo_lab.errors import ConfigError
@@ -26,7 +26,7 @@ def reading(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     right = step == int(spike["step"])
     yield _read(right, "spike_step", step, "the step of the largest gradient norm", why)
     why = "The axis is logarithmic. The numbers themselves are in the tab Runs, under Table."
-    right = is_number(norm) and math.isclose(norm, spike["grad_norm"], rel_tol=0.1)
+    right = is_number(norm) and abs(norm / spike["grad_norm"] - 1) <= 0.1
     yield _read(right, "spike_norm", norm, "that norm, within 10 %", why)
     why = "Compare the reward of that step with the steps before and after: is it outside of its usual range?"
     yield _read(noticed is False, "reward_noticed", noticed, "True or False", why)
@@ -34,8 +34,9 @@ def reading(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
 
 def _read(right: bool, what: str, got: Any, expected: str, why: str) -> Finding:
     """The finding about one fact; a text in place of a value has its own reason."""
-    why = "This is a text. Write the value without quotes." if isinstance(got, str) else why
-    return Finding(right, what, shown(got), expected, why)
+    kind = other_kind(got, "True or False" if expected.startswith("True") else "a number")
+    quotes = " Write the value without quotes." if isinstance(got, str) else ""
+    return Finding(right, what, shown(got), expected, f"{kind}{quotes}" if kind else why)
 
 
 def steps_out_of_range(norms: Sequence[float], limit: float) -> list[int]:
@@ -64,6 +65,9 @@ def range_cases(seed: int) -> list[Case]:
         ("the last norms are NaN", broken, 10.0, f"{nan}list all other steps."),
         ("a lower limit", spiked, 0.4, "Every norm is above 0.4, so every step is listed."),
     )
+    if seed:
+        low = round(draw.uniform(0.01, 0.1), 3)
+        rows += (("small norms", [2 * low, low / 2, 3 * low], low, "The limit is the one handed in, however small."),)
     return cases_by(steps_out_of_range, [(what, {"norms": given, "limit": at}, why) for what, given, at, why in rows])
 
 
@@ -78,9 +82,10 @@ def learning_rate(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     """Whether the reward rises in a short run at this rate. Raises ConfigError for anything but a number."""
     rate = values["learning_rate"]
     if not is_number(rate):
-        raise ConfigError(f"learning_rate = {rate!r}: write a number, such as 1e-3")
+        raise ConfigError(f"{other_kind(rate, 'a number')} Write it as in learning_rate = 1e-3")
     config = preset("plain").with_(f"optimizer.learning_rate={rate}")
-    yield next(trials.learns(config, seed, f"12 steps at {rate:g}"))
+    # The lesson is the one that the learner saw: a rate near the limit can teach enough in one lesson alone.
+    yield next(trials.learns(config, 0, f"12 steps at {rate:g}"))
 
 
 LAB = pages.page(

@@ -10,8 +10,8 @@ import torch
 from grpo_lab.algorithm.advantages import group_advantages
 from grpo_lab.algorithm.losses import aggregate, policy_loss
 from grpo_lab.course import pages
-from grpo_lab.course.compare import is_number, shown
-from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
+from grpo_lab.course.compare import is_number, other_kind, shown
+from grpo_lab.course.exercises import Case, Finding, Function, Mistake, Values, cases_by
 from grpo_lab.course.probes import by_logprobs, of_a_curve
 from grpo_lab.course.relations import lines_alike, padded, permuted, repeated, scaled, shifted
 
@@ -27,11 +27,42 @@ def _generator(seed: int) -> torch.Generator:
 HAND = {"right_one": 1.5, "wrong_one": -0.5, "ratio": 1.649, "loss_right": -1.8, "loss_wrong": 0.824}
 """Rewards 1 0 0 0: mean 1/4, squares 9/16 + 3 x 1/16 = 3/4, / 3 = 1/4, std 1/2. A ratio of e^0.5 = 1.649."""
 
+_SQUARE = "This divides by the variance. The std is its square root."
+_OVER_FOUR = "This std divides the sum of squares by 4. A sample's std divides by one less than the number of rewards."
+_SIGN = "The size is right and the sign is not: a loss is minus the product that counts."
+SLIPS: dict[str, dict[float, str]] = {
+    "right_one": {
+        math.sqrt(3): _OVER_FOUR,
+        0.75: "This is reward - mean. Divide it by the std of the group.",
+        3.0: _SQUARE,
+    },
+    "wrong_one": {
+        -math.sqrt(1 / 3): _OVER_FOUR,
+        -0.25: "This is reward - mean. Divide it by the std of the group.",
+        -1.0: _SQUARE,
+        0.5: "The size is right and the sign is not: a wrong one did worse than its group, so it is below 0.",
+    },
+    "ratio": {
+        0.5: "This is the log-ratio; the ratio is exp of it.",
+        math.exp(-0.5): "This is the old policy over the new one.",
+    },
+    "loss_right": {1.8: _SIGN, -1.5 * math.exp(0.5): "This ratio is not clipped: it is at most 1.2 here."},
+    "loss_wrong": {
+        -0.5 * math.exp(0.5): _SIGN,
+        0.6: "This is the clipped product. Compare the two: which one is smaller?",
+    },
+}
+"""Wrong numbers that name their mistake."""
+
 
 def _judge_hand(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     for name, number in HAND.items():
         got, (what, why) = values[name], TEXTS[name]
         right = is_number(got) and math.isclose(got, number, rel_tol=5e-3)
+        known = (
+            text for wrong, text in SLIPS[name].items() if is_number(got) and math.isclose(got, wrong, rel_tol=5e-3)
+        )
+        why = other_kind(got, "a number") or next(known, why)
         yield Finding(right, what, shown(got), "the number, to two or three digits", why)
 
 
@@ -117,6 +148,16 @@ ADVANTAGES = Function(
     "advantages",
     _advantage_cases,
     relations=(*lines_alike("rewards"), scaled("rewards"), shifted("rewards", by=(-1.0, 1.0, 3.0))),
+    mistakes=(
+        Mistake(
+            "The std divides by the size of the group. A sample's std divides by one less, as torch does by default.",
+            lambda rewards: (rewards - rewards.mean(1, True)) / rewards.std(1, correction=0, keepdim=True),
+        ),
+        Mistake(
+            "This is reward - mean. Divide it by the standard deviation of the group.",
+            lambda rewards: rewards - rewards.mean(1, True),
+        ),
+    ),
 )
 POLICY_LOSS = Function(
     "policy_loss",

@@ -13,8 +13,8 @@ from grpo_lab.algorithm import kl
 from grpo_lab.algorithm.batch import Batch
 from grpo_lab.algorithm.losses import clipped_surrogate
 from grpo_lab.course import pages, relations
-from grpo_lab.course.compare import is_number, shown
-from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
+from grpo_lab.course.compare import is_number, other_kind, shown
+from grpo_lab.course.exercises import Case, Finding, Function, Mistake, Values, cases_by
 from grpo_lab.course.probes import by_delta, in_a_batch
 
 TEXTS = pages.case_texts("02_explosion")
@@ -53,7 +53,7 @@ def _gradient_cases(seed: int) -> Sequence[Case]:
         (1 + far, -size, *TEXTS["open_side"]),
         (0.16, size, *TEXTS["upper_end"]),
         (0.2, size, *TEXTS["above_the_end"]),
-        (-0.2, -size, *TEXTS["lower_end"]),
+        (-0.21, -size, *TEXTS["lower_end"]),
         (-0.24, -size, *TEXTS["below_the_end"]),
         (17 + 2 * far, -1.0, *TEXTS["far_out"]),
     ]
@@ -70,7 +70,8 @@ def _gradient_cases(seed: int) -> Sequence[Case]:
 def _judge_nats(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     nats = values["nats"]
     if not is_number(nats) or not -300 < nats < 300:
-        yield Finding(False, "nats", shown(nats), "a number of nats", "A log-ratio is a number, here below 20.")
+        why = other_kind(nats, "a number") or "A log-ratio is a number, here below 20."
+        yield Finding(False, "nats", shown(nats), "a number of nats", why)
         return
     slope = math.exp(nats)
     right = abs(slope / REPORTED_NORM - 1) < 0.02
@@ -82,6 +83,10 @@ def _why_not_nats(nats: float) -> str:
     for base in (2, 10):
         if abs(base**nats / REPORTED_NORM - 1) < 0.1:
             return f"This is the logarithm to base {base}. Nats are natural: the slope on the open side is e^nats."
+    if round(nats, 1) == round(math.log(REPORTED_NORM), 1):
+        return f"Nearly: e^{nats:.4g} is {abs(math.exp(nats) / REPORTED_NORM - 1):.0%} away. Give two decimals."
+    if abs(math.exp(-nats) / REPORTED_NORM - 1) < 0.1:
+        return "The size is right and the sign is not: e^nats is far above 1."
     return "The slope on the open side is e^nats: which number has this exponential? Give two decimals."
 
 
@@ -203,4 +208,18 @@ LOG_RATIO = Function(
         relations.without_use("ref_logprobs", "sampling_logprobs"),
     ),
 )
-BOUNDED = Function("k3", _k3_cases, by_delta, (relations.elementwise("delta"),))
+BOUNDED = Function(
+    "k3",
+    _k3_cases,
+    by_delta,
+    (relations.elementwise("delta"),),
+    (
+        Mistake("The bound is missing below -10: it holds on both sides.", lambda delta: kl.k3(delta.clamp(max=10))),
+        Mistake("The bound is missing above 10: it holds on both sides.", lambda delta: kl.k3(delta.clamp(min=-10))),
+        Mistake(
+            "The exponent is bounded, and the term - delta is not: both terms take the bounded delta.",
+            lambda delta: torch.expm1(delta.clamp(-10, 10)) - delta,
+        ),
+        Mistake("This is k3 of -delta: reference minus policy is the other way round.", lambda delta: _bounded(-delta)),
+    ),
+)

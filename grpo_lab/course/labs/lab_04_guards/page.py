@@ -5,7 +5,7 @@ from typing import Any
 
 from grpo_lab.config.catalog import preset
 from grpo_lab.course import judges, pages, trials
-from grpo_lab.course.compare import shown
+from grpo_lab.course.compare import other_kind, shown
 from grpo_lab.course.exercises import Finding, Values
 from grpo_lab.course.labs.lab_04_guards import cases
 from grpo_lab.errors import ConfigError
@@ -18,7 +18,8 @@ def alone(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     """One run a scenario, under the one guard named for it. Raises ConfigError for another form of answer."""
     answer = values["answer"]
     if not isinstance(answer, dict) or sorted(answer, key=str) != sorted(ALONE):
-        raise ConfigError(f"answer = {shown(answer)}: write one line a scenario: {', '.join(ALONE)}")
+        kind = other_kind(answer, "a dictionary") or f"answer = {shown(answer)}:"
+        raise ConfigError(f"{kind} Write one line a scenario: {', '.join(ALONE)}")
     for name in ALONE:
         why = "Find the first link that breaks, then a guard that sits before it or refuses the update that follows."
         yield trials.stops(name, trials.guards_of((answer[name],)), seed, why, "run.num_steps=6")

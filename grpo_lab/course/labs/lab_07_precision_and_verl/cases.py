@@ -13,7 +13,7 @@ from grpo_lab.algorithm.batch import Batch
 from grpo_lab.config.catalog import scenario
 from grpo_lab.config.schema import Config, Switches
 from grpo_lab.course import pages
-from grpo_lab.course.compare import shown
+from grpo_lab.course.compare import Span, other_kind, shown
 from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
 from grpo_lab.course.probes import as_floats, ratio_in_a_batch
 from grpo_lab.course.relations import changed, padded, permuted, repeated, scaled, shifted
@@ -31,15 +31,23 @@ def _generator(seed: int) -> torch.Generator:
 # The largest log-ratio -----------------------------------------------------------------------------------------------
 
 
-def _largest_log_ratio(dtype: str) -> float:
-    return math.log(torch.finfo(getattr(torch, dtype)).max)
+def _largest_log_ratio(dtype: str) -> Span:
+    """From the largest x of the format to the x whose exponential lies half a spacing above the largest number.
+
+    Everything below rounds to a finite number, so that a search among all x ends at the second, and one among the
+    numbers of the format at the first: 88.5 and 88.72 in bf16. The logarithm of the largest number lies between them.
+    """
+    of = torch.finfo(getattr(torch, dtype))
+    limit = math.log(of.max)
+    spacing = of.eps * 2 ** math.floor(math.log2(limit))
+    return Span(math.floor(limit / spacing) * spacing, limit + math.log((2 - of.eps / 2) / (2 - of.eps)))
 
 
 def _largest_cases(seed: int) -> Sequence[Case]:
     why = "e^x overflows where it exceeds the largest number of the dtype, which torch.finfo gives. Solve for x."
     names = ["float16", "float32", "bfloat16", "float64"]
-    if seed:
-        names += ["float8_e4m3fn", "float8_e5m2"]  # an answer with the four numbers in a table fails
+    if seed:  # so that an answer cannot count on the number of each
+        names += random.Random(seed).choices(names, k=8)
     return cases_by(_largest_log_ratio, [(f"dtype '{name}'", {"dtype": name}, why) for name in names])
 
 
@@ -187,7 +195,8 @@ def _judge_cures(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     given = values["cures"]
     known = isinstance(given, tuple | list | str) and all(isinstance(x, str) and x in REMEDIES for x in given)
     if not known:
-        why = 'Give the letters in a tuple, as in ("a", "b"); one letter needs a comma behind it.'
+        kind = other_kind(given, "a tuple", "a list", "a text")
+        why = f'{kind} Give the letters in a tuple, as in ("a", "b"); one letter needs a comma behind it.'.lstrip()
         yield Finding(False, "cures", shown(given), f"letters of {', '.join(REMEDIES)}", why)
         return
     stops = {override for (override, *others) in scenario("bad-batch").cures if not others}

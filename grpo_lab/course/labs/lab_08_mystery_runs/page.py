@@ -7,7 +7,7 @@ from typing import Any
 from grpo_lab.config.catalog import preset
 from grpo_lab.config.schema import Config
 from grpo_lab.course import judges, mysteries, pages, trials
-from grpo_lab.course.compare import shown
+from grpo_lab.course.compare import other_kind, shown
 from grpo_lab.course.exercises import Finding, Function, Values
 from grpo_lab.course.labs.lab_08_mystery_runs import cases as repairs
 from grpo_lab.course.labs.lab_08_mystery_runs import first_break_cases as chains
@@ -36,7 +36,8 @@ def verdicts(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
 def _well_formed(answer: Any) -> Finding:
     what, expected = "your list", "eight lines, 1 to 8, each with one of the names"
     if not isinstance(answer, dict) or sorted(answer, key=str) != list(range(1, 9)):
-        return Finding(False, what, shown(answer), expected, "Each of the runs 1 to 8 gets one line.")
+        why = other_kind(answer, "a dictionary") or "Each of the runs 1 to 8 gets one line."
+        return Finding(False, what, shown(answer), expected, why)
     strangers = [name for name in answer.values() if name not in NAMES]
     why = f"Not among the names: {shown(strangers)}. They are: {', '.join(NAMES)}."
     return Finding(not strangers, what, f"{8 - len(strangers)} of 8 filled in", expected, why)
