@@ -3,13 +3,14 @@
 import pytest
 
 from grpo_lab.course import evaluate
-from grpo_lab.course.exercises import Finding
+from grpo_lab.course.exercises import Finding, Function
 from grpo_lab.course.registry import exercise
 from tests.grading import mutants
 
 
-def wrong(lab, name, changes, load, seed=0):
-    """The wrong findings about a changed reference solution, or about a whole cell."""
+def wrong(place, changes, load, seed=0):
+    """The wrong findings about a changed reference solution, or about a whole cell; `place` is lab/exercise."""
+    lab, _, name = place.partition("/")
     source = changes if isinstance(changes, str) else mutants.changed(mutants.solution(lab, name), changes)
     return [found for found in evaluate.check(exercise(lab, name), load(source), seed) if not found.right]
 
@@ -45,7 +46,7 @@ KINDS = [
 @pytest.mark.parametrize(("place", "changes", "why"), KINDS)
 def test_the_kind_of_a_value_comes_first(load, place, changes, why):
     """Before: `right_one = "1.5"` was told how to compute the std."""
-    assert wrong(*place.split("/"), changes, load)[0].why.startswith(why)
+    assert wrong(place, changes, load)[0].why.startswith(why)
 
 
 MISTAKES = [
@@ -64,13 +65,13 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("place", "changes", "why"), MISTAKES)
 def test_a_known_mistake_is_named(load, place, changes, why):
-    found = wrong(*place.split("/"), changes, load)
+    found = wrong(place, changes, load)
     assert found and all(why in each.why for each in found), found
 
 
 def test_a_population_std_is_named_wherever_it_can_be_told(load):
     std = "rewards.std(dim=1, keepdim=True)"
-    found = wrong("01_grpo_by_hand", "advantages", {std: std.replace("True", "True, correction=0")}, load)
+    found = wrong("01_grpo_by_hand/advantages", {std: std.replace("True", "True, correction=0")}, load)
     assert len(found) >= 2 and all("one less" in each.why for each in found), found
 
 
@@ -79,6 +80,7 @@ def test_known_mistakes_are_wrong_and_named_on_fresh_inputs(load, seed):
     """A mistake's function is no right answer, and every finding that it causes names it."""
     for lab, name in (("01_grpo_by_hand", "advantages"), ("02_explosion", "bounded")):
         task = exercise(lab, name)
+        assert isinstance(task.check, Function)
         for mistake in task.check.mistakes:
             found = evaluate.check(task, {task.check.name: mistake.function}, seed)
             wrong = [each.why for each in found if not each.right]
