@@ -112,9 +112,8 @@ def grade(
         _explain(ruled)
     elif paths:
         every = submissions.found(paths, [out, Path(ruled.secret), *([rules] if rules else [])])
-        _grade(
-            every, out, _course(ruled), jobs, clusters.connect(backend, scheduler, jobs), Reported(keep, results_json)
-        )
+        cluster = clusters.connect(backend, scheduler, jobs)
+        _grade(every, out, _course(ruled), jobs, cluster, Reported(keep, results_json))
     else:
         raise typer.BadParameter("name a folder of notebooks, or notebooks", param_hint="PATH...")
 
