@@ -35,8 +35,8 @@ class Sharded(Processes):
     agree that none refused it. A rank that fails says why in the store, and the others read it when its passes end.
     """
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, *given: Any, **settings: Any) -> None:
+        super().__init__(*given, **settings)
         self._shards = Shards(self._with_others, self._dist.new_group(timeout=self._timeout))
         self.parts = self._shards
 
@@ -140,8 +140,10 @@ class Shards(Whole):
     @contextmanager
     def written(self, policy: Any) -> Iterator[Any]:
         self.give_back()
-        yield self._given
-        self._empty()
+        try:
+            yield self._given
+        finally:
+            self._empty()
 
     def give_back(self) -> None:
         for mine, theirs in zip(self._all, self._given.parameters(), strict=True):
