@@ -1,4 +1,4 @@
-"""The folder of the files that ship with the package, and their tables."""
+"""The folders of the files that ship with the package, and their tables."""
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -18,12 +18,33 @@ def data_directory() -> Path:
 
     Raises DataError if neither exists.
     """
+    return _shipped("data", "data", "presets")
+
+
+def labs_directory() -> Path:
+    """The checkout's labs/ folder, or the copy inside an installed package, which has no instructor's edition.
+
+    >>> (labs_directory() / "lecture.ipynb").is_file()
+    True
+
+    Raises DataError if neither exists.
+    """
+    return _shipped("labs", "course/labs/notebooks", "src")
+
+
+def is_installed(path: Path) -> bool:
+    """Whether a file or folder is inside the package, where nothing of the user's is written."""
+    return path.resolve().is_relative_to(Path(__file__).resolve().parent)
+
+
+def _shipped(name: str, installed: str, holds: str) -> Path:
+    """A folder that the wheel has at another place than the checkout, known by a folder that it holds."""
     package = Path(__file__).parent
-    # The package's own first: a data/ beside an installed package, in site-packages, may belong to another one.
-    for candidate in (package / "data", package.parent / "data"):
-        if (candidate / "presets").is_dir():
+    # The package's own first: a folder beside an installed package, in site-packages, may belong to another one.
+    for candidate in (package / installed, package.parent / name):
+        if (candidate / holds).is_dir():
             return candidate
-    raise DataError(f"no data folder beside or inside {package}: install grpo_lab again")
+    raise DataError(f"no {name} folder beside or inside {package}: install grpo_lab again")
 
 
 def data_tables(name: str) -> dict[str, Any]:

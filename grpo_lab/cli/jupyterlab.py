@@ -6,9 +6,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from grpo_lab.errors import DataError, GrpoLabError
-from grpo_lab.paths import data_directory
+from grpo_lab.paths import data_directory, is_installed, labs_directory
 
-LECTURE = Path("labs/lecture.ipynb")
+LECTURE = "lecture.ipynb"
 
 
 def start(arguments: Sequence[str]) -> None:
@@ -27,14 +27,17 @@ def start(arguments: Sequence[str]) -> None:
 
 
 def lecture_notebook() -> Path:
-    """The path of labs/lecture.ipynb, below the current folder or in the checkout of this package.
+    """The path of lecture.ipynb in labs/ below the current folder, or in the labs that ship with the package.
 
     Raises DataError if neither has it.
     """
-    here = (Path.cwd(), Path(__file__).resolve().parents[2])
+    here = (Path.cwd() / "labs", labs_directory())
     for folder in here:
         if (folder / LECTURE).is_file():
             return folder / LECTURE
-    raise DataError(
-        f"no {LECTURE} in {here[0]} or {here[1]}: the checkout has the labs, the installed package does not"
-    )
+    raise DataError(f"no {LECTURE} in {here[0]} or {here[1]}: install grpo_lab again")
+
+
+def work_folder(labs: Path) -> Path:
+    """The folder for copies of the labs: beside them, or below the current folder if they are inside the package."""
+    return (Path.cwd() if is_installed(labs) else labs.parent) / "work"

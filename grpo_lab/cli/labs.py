@@ -14,7 +14,9 @@ labs_app = sub("labs", "The notebooks of the course.", no_args_is_help=True)
 Labs = Annotated[list[str] | None, typer.Argument(metavar="[LAB]...", help="Labs; by default all.")]
 Out = Annotated[Path, typer.Argument(metavar="DIR", help="Output folder.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite files that differ.")]
-Source = Annotated[Path, typer.Option(help="Folder that holds src/.")]
+Source = Annotated[
+    Path | None, typer.Option(help="Folder that holds src/; by default labs/ here, or the package's own.")
+]
 
 
 @labs_app.callback()
@@ -43,19 +45,19 @@ def build(
 
 
 @labs_app.command(example="labs release out/")
-def release(out: Out, names: Labs = None, force: Force = False, folder: Source = Path("labs")) -> None:
+def release(out: Out, names: Labs = None, force: Force = False, folder: Source = None) -> None:
     """Write the learners' edition to a folder: notebooks and a README, without solutions."""
     from grpo_lab.course.editions.release import release, write_new
 
-    _say(write_new(release(folder, out, names or ()), force))
+    _say(write_new(release(_sources(folder), out, names or ()), force))
 
 
 @labs_app.command(example="labs solutions out/")
-def solutions(out: Out, names: Labs = None, force: Force = False, folder: Source = Path("labs")) -> None:
+def solutions(out: Out, names: Labs = None, force: Force = False, folder: Source = None) -> None:
     """Write the reference submission to a folder: the learners' notebooks with every answer filled in."""
     from grpo_lab.course.editions.release import reference, write_new
 
-    _say(write_new(reference(folder, out, names or ()), force))
+    _say(write_new(reference(_sources(folder), out, names or ()), force))
 
 
 @labs_app.command(example="labs nbgrader course/")
@@ -66,13 +68,13 @@ def nbgrader(
         bool, typer.Option("--reference", help="Also submit the reference, as the student `reference`.")
     ] = False,
     force: Force = False,
-    folder: Source = Path("labs"),
+    folder: Source = None,
 ) -> None:
     """Write a course folder for nbgrader: settings, and source/ with the cells that nbgrader grades."""
     from grpo_lab.course.editions.nbgrader import course
     from grpo_lab.course.editions.release import write_new
 
-    _say(write_new(course(folder, out, names or (), reference), force))
+    _say(write_new(course(_sources(folder), out, names or (), reference), force))
 
 
 @labs_app.command("open", example="labs open --no-browser")
@@ -84,8 +86,8 @@ def open_labs(
     from grpo_lab.course.editions.release import copies, write
 
     labs = jupyterlab.lecture_notebook().parent
-    work = labs.parent / "work"
-    _say(path.relative_to(labs.parent) for path in write(copies(labs, work)))
+    work = jupyterlab.work_folder(labs)
+    _say(path.relative_to(work.parent) for path in write(copies(labs, work)))
     jupyterlab.start([f"--ServerApp.root_dir={work.resolve()}", *([] if browser else ["--no-browser"])])
 
 
@@ -116,6 +118,15 @@ def progress(
             ]
         )
     console.say(progress_view.as_text(rows))
+
+
+def _sources(folder: Path | None) -> Path:
+    """The folder of --folder, or the first of labs/ here and the package's own that has sources."""
+    from grpo_lab.course.editions.build import SOURCES
+    from grpo_lab.paths import labs_directory
+
+    here = Path("labs")
+    return folder or (here if (here / SOURCES).is_dir() else labs_directory())
 
 
 def _say(written: Iterable[Path]) -> None:

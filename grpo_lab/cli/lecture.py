@@ -20,7 +20,21 @@ def lecture(
 
     Press Shift+Enter once to begin. Ctrl-C in the terminal ends the server.
     """
-    jupyterlab.start(server_arguments(jupyterlab.lecture_notebook(), port, browser))
+    jupyterlab.start(server_arguments(_notebook(), port, browser))
+
+
+def _notebook() -> Path:
+    """The notebook to open: if it is the package's own, a copy in work/, because JupyterLab saves what it opens."""
+    from grpo_lab.course.editions.build import write
+    from grpo_lab.paths import is_installed
+
+    notebook = jupyterlab.lecture_notebook()
+    if not is_installed(notebook):
+        return notebook
+    copy = jupyterlab.work_folder(notebook.parent) / notebook.name
+    if not copy.exists():
+        write({copy: notebook.read_text(encoding="utf-8")})
+    return copy
 
 
 def server_arguments(notebook: Path, port: int | None, browser: bool) -> list[str]:

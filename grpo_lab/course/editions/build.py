@@ -95,7 +95,7 @@ def made(folder: Path, name: str, edition: str) -> Any:
         import jupytext
         import nbformat
     except ImportError as error:
-        raise DataError(f"{error.name} is not installed: pip install -e .[dev], or .[instructor]") from error
+        raise DataError(f"{error.name} is not installed: pip install jupytext nbformat") from error
     path = folder / SOURCES / f"{name}.py"
     source = jupytext.reads(path.read_text(encoding="utf-8"), fmt="py:percent")
     page = registry.lab_page(name) if name in registry.LABS else None
