@@ -313,7 +313,8 @@ def test_parts_of_weights_are_trained_as_whole_ones_in_all_runs(tmp_path):
         for name in group:
             if name in broken:
                 errors = [found[kind][0][name]["error"] for kind in ("plain", "shards")]
-                assert errors[0] == errors[1] and "probability tensor" in errors[0]
+                # Where both break at once, one may name the other, which said it first.
+                assert all("RuntimeError: probability tensor" in error for error in errors)
             else:
                 alike(name, found["shards"], found["plain"][0][name])
 

@@ -28,12 +28,14 @@ def take() -> Child:
             child = _idle.pop()
             if child.alive:
                 return child
+            child.close()  # its pipes
     return Child()
 
 
 def give_back(child: Child) -> None:
     """Keep a child for the next run after its own is over. A dead child is replaced, a superfluous one is ended."""
     if not child.alive:
+        child.close()
         warm_up()
         return
     with _lock:

@@ -1,6 +1,6 @@
 """Gives a number that says that it is equal to every other one.
 
-Said: the number differs|of type float, not
+Said: the number differs|[Tt]his is a number;
 """
 
 

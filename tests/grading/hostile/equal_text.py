@@ -1,6 +1,6 @@
 """Gives a text of its own kind, which is equal to every other one, and its own upper case.
 
-Said: of type str, not|the value differs
+Said: [Tt]his is a text;|the value differs
 """
 
 

@@ -1,6 +1,6 @@
 r"""Cuts its memory into 50,000 mappings and forks a chain: the kernel keeps records of each, for each ancestor.
 
-Said: it used [\d,]+ MB; at most \d+
+Said: it used [\d,]+ MB; at most \d+|no answer within
 """
 
 import ctypes
