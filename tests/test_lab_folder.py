@@ -63,6 +63,21 @@ def test_the_work_of_a_learner_is_kept(open_labs, tmp_path):
     assert said.out == "work/README.md written\n"
 
 
+def test_the_labs_of_an_installed_package_are_copied_to_the_current_folder(open_labs, monkeypatch, tmp_path):
+    package, here = tmp_path / "site-packages" / "grpo_lab", tmp_path / "here"
+    (package / "data" / "presets").mkdir(parents=True)
+    (tmp_path / "labs" / "src").mkdir()
+    (package / "course" / "labs").mkdir(parents=True)
+    (tmp_path / "labs").rename(package / "course" / "labs" / "notebooks")
+    monkeypatch.setattr("grpo_lab.paths.__file__", str(package / "paths.py"))
+    here.mkdir()
+    monkeypatch.chdir(here)
+    (told,), code, said = open_labs()
+    assert not code and told[0] == f"--ServerApp.root_dir={here / 'work'}"
+    assert {path.name for path in (here / "work").iterdir()} == {"00_start.ipynb", "lecture.ipynb", "README.md"}
+    assert "work/00_start.ipynb written\n" in said.out
+
+
 def test_git_ignores_what_a_learner_does():
     if not shutil.which("git") or not (ROOT / ".git").exists():
         pytest.skip("no git, or no checkout")

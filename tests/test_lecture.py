@@ -49,6 +49,22 @@ def test_the_command_opens_the_notebook_alone(lecture_command, tmp_path):
     assert json.loads(Path(ours, "labconfig", "page_config.json").read_text()) and users == "/of/the/user"
 
 
+def test_the_lecture_of_an_installed_package_is_opened_as_a_copy_that_is_kept(lecture_command, monkeypatch, tmp_path):
+    package, here = tmp_path / "site-packages" / "grpo_lab", tmp_path / "here"
+    for folder in ("data/presets", "course/labs/notebooks/src"):
+        (package / folder).mkdir(parents=True)
+    (package / "course" / "labs" / "notebooks" / "lecture.ipynb").write_text("of the package")
+    monkeypatch.setattr("grpo_lab.paths.__file__", str(package / "paths.py"))
+    here.mkdir()
+    monkeypatch.chdir(here)
+    (told,), code, _ = lecture_command()
+    assert not code and told[0] == f"--ServerApp.root_dir={here / 'work'}"
+    assert (here / "work" / "lecture.ipynb").read_text() == "of the package"
+    (here / "work" / "lecture.ipynb").write_text("saved by JupyterLab")
+    lecture_command()
+    assert (here / "work" / "lecture.ipynb").read_text() == "saved by JupyterLab"
+
+
 def test_root_in_a_container_may_open_it(lecture_command, monkeypatch):
     monkeypatch.setattr("os.geteuid", lambda: 0)
     (told,), code, _ = lecture_command("--no-browser")
@@ -61,10 +77,10 @@ def test_the_checkout_has_the_notebook(monkeypatch, tmp_path):
 
 
 def test_without_labs_or_jupyterlab_the_way_out_is_named(lecture_command, tmp_path, monkeypatch):
-    monkeypatch.setattr(command, "LECTURE", Path("labs/of_nobody.ipynb"))
+    monkeypatch.setattr(command, "LECTURE", "of_nobody.ipynb")
     told, code, said = lecture_command()
     assert (told, code) == ([], 2)
-    assert said.startswith(f"error: no labs/of_nobody.ipynb in {tmp_path} or ") and "checkout" in said
+    assert said.startswith(f"error: no of_nobody.ipynb in {tmp_path / 'labs'} or ") and "install grpo_lab again" in said
     (tmp_path / "labs").mkdir()
     (tmp_path / "labs" / "of_nobody.ipynb").touch()
     monkeypatch.setattr(command, "find_spec", lambda name: None)

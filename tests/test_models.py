@@ -255,6 +255,18 @@ def test_data_is_found_in_a_wheel_first(monkeypatch, tmp_path):
         loading.load("tiny")
 
 
+def test_labs_are_found_in_a_wheel_first(monkeypatch, tmp_path):
+    package = tmp_path / "site-packages" / "grpo_lab"
+    monkeypatch.setattr(paths, "__file__", str(package / "paths.py"))
+    (package.parent / "labs" / "src").mkdir(parents=True)
+    assert paths.labs_directory() == package.parent / "labs" and not paths.is_installed(paths.labs_directory())
+    (package / "course" / "labs" / "notebooks").mkdir(parents=True)
+    assert paths.labs_directory() == package.parent / "labs"  # an empty folder holds no labs
+    (package / "course" / "labs" / "notebooks" / "src").mkdir()
+    assert paths.labs_directory() == package / "course" / "labs" / "notebooks"
+    assert paths.is_installed(paths.labs_directory())
+
+
 def test_verify_sees_a_changed_file(folder):
     loading.verify(folder)
     edit_weights(folder, lambda weights: weights["transformer.ln_f.bias"].add_(1))

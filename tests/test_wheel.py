@@ -1,0 +1,207 @@
+"""The wheel in an environment and a folder without the checkout; `make wheel` tries the one in dist/.
+
+The environment borrows its dependencies from the one that runs the tests, by a .pth file. Python reads no .pth file of
+a folder that is added in this way, so that an editable install of the checkout is not seen.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from grpo_lab.course.editions.nbgrader import course
+from grpo_lab.course.editions.release import reference, release
+from grpo_lab.runs.recordings import recording_names
+from grpo_lab.ui import docs_pages
+
+ROOT = Path(__file__).parents[1]
+LABS = ROOT / "labs"
+PLACES = {"grpo_lab/": "grpo_lab/", "data/": "grpo_lab/data/", "labs/": "grpo_lab/course/labs/notebooks/"}
+"""A folder of the checkout, and its place in the wheel."""
+OUTSIDE = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+SHOW_ALL = """
+import sys
+from grpo_lab import cli
+from grpo_lab.runs.recordings import recording_names
+for name in recording_names():
+    for command in ("trace", "replay"):
+        sys.argv = ["grpo-lab", command, name]
+        try:
+            cli.main()
+        except SystemExit as end:
+            if end.code:
+                raise
+"""
+EXECUTE = """
+import os, subprocess, sys, nbformat
+from nbclient import NotebookClient
+from grpo_lab.paths import data_directory
+os.environ["JUPYTER_PATH"] = str(data_directory() / "jupyter")
+book = nbformat.read(sys.argv[1], as_version=4)
+NotebookClient(book, timeout=120).execute(cwd="work", stderr=subprocess.DEVNULL)  # the kernel warns about TCP there
+print([output.get("data", {}).get("text/plain", output) for cell in book.cells for output in cell.get("outputs", ())])
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel that GRPO_LAB_WHEEL names, or one that is built here."""
+    if named := os.environ.get("GRPO_LAB_WHEEL"):
+        return Path(named).resolve()
+    out = tmp_path_factory.mktemp("dist")
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        str(out),
+    ]
+    subprocess.run([*pip, str(ROOT)], check=True)
+    (built,) = out.iterdir()
+    return built
+
+
+@pytest.fixture(scope="module")
+def unpacked(wheel, tmp_path_factory):
+    """The folder of an unpacked wheel, which holds the package as site-packages does."""
+    folder = tmp_path_factory.mktemp("unpacked")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def environment(wheel, tmp_path_factory):
+    """The bin/ of a virtual environment with the wheel, and site-packages there."""
+    home = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
+    (packages,) = home.glob("lib/python*/site-packages")
+    (packages / "dependencies.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")))
+    pip = [sys.executable, "-m", "pip", "--python", str(home / "bin" / "python"), "install", "--quiet", "--no-deps"]
+    subprocess.run([*pip, "--no-index", "--no-compile", str(wheel)], check=True)
+    return home / "bin", packages
+
+
+@pytest.fixture
+def run(environment, tmp_path):
+    """Runs a program of the environment in an empty folder and returns its output; nothing is on standard error."""
+
+    def call(program, *words):
+        done = subprocess.run(
+            [str(environment[0] / program), *words], cwd=tmp_path, env=OUTSIDE, capture_output=True, text=True
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout
+
+    return call
+
+
+def texts(folder):
+    """The text of every file below a folder."""
+    return {path.relative_to(folder): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_wheel_holds_every_file_of_the_package_but_the_model_answers(wheel):
+    if not shutil.which("git") or not (ROOT / ".git").exists():
+        pytest.skip("no git, or no checkout")
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *PLACES]
+    files = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    kept = [name for name in files if not name.startswith("labs/instructor/") and (ROOT / name).exists()]
+    expected = {re.sub(r"^\w+/", lambda top: PLACES[top[0]], name) for name in kept}
+    with zipfile.ZipFile(wheel) as archive:
+        assert {name for name in archive.namelist() if ".dist-info/" not in name} == expected
+
+
+def test_the_unpacked_wheel_releases_a_lab_and_hides_its_solution(unpacked, tmp_path):
+    """The sandbox hides one folder of the package from answers; the sources of the labs are below it."""
+    code = (
+        "from grpo_lab import cli, paths; from grpo_lab.grading.sandbox.confinement import HIDDEN;"
+        "print(paths.labs_directory().relative_to(HIDDEN)); cli.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "labs", "release", "out", "00_start"],
+        cwd=tmp_path,
+        env={**OUTSIDE, "PYTHONPATH": str(unpacked)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.stdout, done.stderr) == ("notebooks\nout/README.md written\nout/00_start.ipynb written\n", "")
+    assert (tmp_path / "out" / "00_start.ipynb").read_bytes() == (LABS / "00_start.ipynb").read_bytes()
+
+
+@pytest.mark.slow
+def test_the_package_is_the_installed_one(run, environment):
+    where = run("python", "-c", "import grpo_lab; print(grpo_lab.__file__)")
+    assert Path(where.strip()) == environment[1] / "grpo_lab" / "__init__.py"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [(["release"], release), (["solutions"], reference), (["nbgrader"], course)],
+    ids=["release", "solutions", "nbgrader"],
+)
+def test_it_writes_the_labs_that_the_checkout_writes(run, tmp_path, words, expected):
+    run("grpo-lab", "labs", *words, "out")
+    assert texts(tmp_path) == {path: text for path, text in expected(LABS, Path("out")).items()}
+
+
+@pytest.mark.slow
+def test_it_writes_the_pages_that_the_checkout_writes(run, tmp_path):
+    run("grpo-lab", "docs")
+    assert texts(tmp_path / "docs") == {Path(name): text for name, text in docs_pages.render().items()}
+    run("grpo-lab", "docs", "--check")
+
+
+@pytest.mark.slow
+def test_every_recording_is_traced_and_replayed_and_no_file_of_the_package_changes(run, environment, tmp_path):
+    def files():
+        package = environment[1] / "grpo_lab"
+        return {path: path.stat().st_mtime_ns for path in package.rglob("*") if "__pycache__" not in str(path)}
+
+    before, names = files(), recording_names()
+    figures = {f"{name}-{kind}.png" for name in names for kind in ("chain", "run")}
+    assert [row["name"] for row in json.loads(run("grpo-lab", "recordings", "--json"))] == names
+    run("python", "-c", SHOW_ALL)
+    assert {path.name for path in tmp_path.iterdir()} == figures
+    assert files() == before
+
+
+@pytest.mark.slow
+def test_the_lecture_is_served_from_a_copy_and_shows_its_panel(run, environment, tmp_path):
+    own = {f"JUPYTER_{kind}_DIR": str(tmp_path / kind) for kind in ("CONFIG", "DATA", "RUNTIME")}
+    log, address = tmp_path / "log", re.compile(r"(http://127\.0\.0\.1:\d+)/doc/tree/lecture\.ipynb\?(token=\w+)")
+    with log.open("wb") as out:
+        server = subprocess.Popen(
+            [str(environment[0] / "grpo-lab"), "lecture", "--no-browser"],
+            cwd=tmp_path,
+            env={**OUTSIDE, **own},
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        end = time.monotonic() + 60
+        while not (found := address.search(log.read_text())):
+            assert server.poll() is None and time.monotonic() < end, log.read_text()
+            time.sleep(0.1)
+        with urllib.request.urlopen(f"{found[1]}/api/contents/lecture.ipynb?{found[2]}", timeout=30) as answer:
+            served = json.load(answer)
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait(30)
+    assert [cell["id"] for cell in served["content"]["cells"]] == ["lecture-00", "lecture-01"]
+    assert (tmp_path / "work" / "lecture.ipynb").read_bytes() == (LABS / "lecture.ipynb").read_bytes()
+    assert "Lecture(" in run("python", "-c", EXECUTE, "work/lecture.ipynb")
