@@ -42,13 +42,13 @@ for name in recording_names():
                 raise
 """
 EXECUTE = """
-import os, subprocess, sys, nbformat
+import json, os, subprocess, sys, nbformat
 from nbclient import NotebookClient
 from grpo_lab.paths import data_directory
 os.environ["JUPYTER_PATH"] = str(data_directory() / "jupyter")
 book = nbformat.read(sys.argv[1], as_version=4)
 NotebookClient(book, timeout=120).execute(cwd="work", stderr=subprocess.DEVNULL)  # the kernel warns about TCP there
-print([output.get("data", {}).get("text/plain", output) for cell in book.cells for output in cell.get("outputs", ())])
+print(json.dumps([output["data"]["text/plain"] for cell in book.cells for output in cell.get("outputs", ())]))
 """
 
 
@@ -97,7 +97,11 @@ def environment(wheel, tmp_path_factory):
 
 @pytest.fixture
 def run(environment, tmp_path):
-    """Runs a program of the environment in an empty folder and returns its output; nothing is on standard error."""
+    """Runs a program of the environment in an empty folder and returns its output.
+
+    Nothing is on standard error, and the test leaves the installed package as it was.
+    """
+    before = files(environment[1] / "grpo_lab")
 
     def call(program, *words):
         done = subprocess.run(
@@ -106,7 +110,14 @@ def run(environment, tmp_path):
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout
 
-    return call
+    yield call
+    assert files(environment[1] / "grpo_lab") == before
+
+
+def files(package):
+    """Every file of a package but bytecode, with the time of its last change."""
+    found = (path for path in package.rglob("*") if "__pycache__" not in path.parts)
+    return {path: path.stat().st_mtime_ns for path in found if path.is_file()}
 
 
 def texts(folder):
@@ -167,26 +178,27 @@ def test_it_writes_the_pages_that_the_checkout_writes(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_every_recording_is_traced_and_replayed_and_no_file_of_the_package_changes(run, environment, tmp_path):
-    def files():
-        package = environment[1] / "grpo_lab"
-        return {path: path.stat().st_mtime_ns for path in package.rglob("*") if "__pycache__" not in str(path)}
-
-    before, names = files(), recording_names()
-    figures = {f"{name}-{kind}.png" for name in names for kind in ("chain", "run")}
+def test_every_recording_is_traced_and_replayed(run, tmp_path):
+    names = recording_names()
     assert [row["name"] for row in json.loads(run("grpo-lab", "recordings", "--json"))] == names
     run("python", "-c", SHOW_ALL)
-    assert {path.name for path in tmp_path.iterdir()} == figures
-    assert files() == before
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"{name}-{kind}.png" for name in names for kind in ("chain", "run")
+    }
 
 
 @pytest.mark.slow
-def test_the_lecture_is_served_from_a_copy_and_shows_its_panel(run, environment, tmp_path):
+@pytest.mark.parametrize(
+    ("words", "page", "copied"),
+    [(["lecture"], "doc/tree/lecture.ipynb", "lecture.ipynb"), (["labs", "open"], "lab", "*.*")],
+    ids=["lecture", "labs open"],
+)
+def test_the_lecture_is_served_from_a_copy_and_shows_its_panel(run, environment, tmp_path, words, page, copied):
     own = {f"JUPYTER_{kind}_DIR": str(tmp_path / kind) for kind in ("CONFIG", "DATA", "RUNTIME")}
-    log, address = tmp_path / "log", re.compile(r"(http://127\.0\.0\.1:\d+)/doc/tree/lecture\.ipynb\?(token=\w+)")
+    log, address = tmp_path / "log", re.compile(rf"(http://127\.0\.0\.1:\d+)/{page}\?(token=\w+)")
     with log.open("wb") as out:
         server = subprocess.Popen(
-            [str(environment[0] / "grpo-lab"), "lecture", "--no-browser"],
+            [str(environment[0] / "grpo-lab"), *words, "--no-browser"],
             cwd=tmp_path,
             env={**OUTSIDE, **own},
             stdout=out,
@@ -203,5 +215,7 @@ def test_the_lecture_is_served_from_a_copy_and_shows_its_panel(run, environment,
         server.send_signal(signal.SIGTERM)
         server.wait(30)
     assert [cell["id"] for cell in served["content"]["cells"]] == ["lecture-00", "lecture-01"]
-    assert (tmp_path / "work" / "lecture.ipynb").read_bytes() == (LABS / "lecture.ipynb").read_bytes()
-    assert "Lecture(" in run("python", "-c", EXECUTE, "work/lecture.ipynb")
+    made = {path.name: path.read_bytes() for path in (tmp_path / "work").iterdir() if path.is_file()}
+    assert made == {path.name: path.read_bytes() for path in LABS.glob(copied)}
+    (panel,) = json.loads(run("python", "-c", EXECUTE, "work/lecture.ipynb"))
+    assert panel.startswith("VBox(")
