@@ -199,7 +199,7 @@ def _grade(
         results = marking.with_marks(results, marks)
     results = repeats.one_each(every, results, how.keep, alone=how.results_json is not None)
     results = copies.flagged(results)
-    reports.write(results, out, how.results_json)
+    reports.write(results, out, how.results_json, how.roster.students if how.roster else ())
     _say(results, out)
 
 
@@ -209,7 +209,7 @@ def _say(results: Sequence[Result], out: Path) -> None:
 
     rows = [("student", "lab", "score", "of", "to mark", "problem or warning")]
     for result in results:
-        said = [each for each in (result.problem, *result.warnings) if each]
+        said = [each for each in (result.problem, *result.warnings, *result.flags) if each]
         points = (f"{result.score:g}", f"{result.out_of:g}", str(len(result.by_hand) or ""))
         rows.append((result.student, result.lab or result.file, *points, "; ".join(said)))
     console.out.print(console.table(rows))

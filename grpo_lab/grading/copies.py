@@ -1,5 +1,6 @@
 """Answers that several students share: flagged for a person, because the same answer is no proof of copying."""
 
+import dataclasses
 import hashlib
 import io
 import tokenize
@@ -15,7 +16,7 @@ _LAYOUT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tok
 _SHOWN = 16
 """Hexadecimal digits of a fingerprint."""
 _NAMED = 5
-"""Students that a warning names."""
+"""Students that a flag names."""
 
 
 def fingerprint(exercise: Exercise, source: str) -> str:
@@ -31,6 +32,8 @@ def fingerprint(exercise: Exercise, source: str) -> str:
 def hash_of(source: str) -> str:
     """The hash of a source's tokens; of its words, where it is no Python.
 
+    Tokens are joined without a mark between them: Python 3.12 cuts an f-string into several.
+
     >>> hash_of("def f(x):  # mine\\n    return x") == hash_of("def f( x ):\\n\\n  return x\\n")
     True
     """
@@ -39,11 +42,11 @@ def hash_of(source: str) -> str:
         words = [token.string for token in tokens if token.type not in _LAYOUT]
     except (SyntaxError, tokenize.TokenError):
         words = source.split()
-    return hashlib.sha256("\0".join(words).encode()).hexdigest()[:_SHOWN]
+    return hashlib.sha256("".join(words).encode()).hexdigest()[:_SHOWN]
 
 
 def flagged(results: Sequence[Result]) -> list[Result]:
-    """The results with a warning for each set of answers that other students have too.
+    """The results with a flag for each set of answers that other students have too.
 
     An answer that equals the reference is not counted, nor are those of members of one group.
     """
@@ -58,7 +61,10 @@ def flagged(results: Sequence[Result]) -> list[Result]:
             for other, _ in marks:
                 if _apart(results[place], results[other]):
                     alike[place][other].append(mark)
-    return [result.warned(*_told(result, results, alike[place])) for place, result in enumerate(results)]
+    return [
+        dataclasses.replace(result, flags=[*result.flags, *_told(result, results, alike[place])])
+        for place, result in enumerate(results)
+    ]
 
 
 def _apart(one: Result, other: Result) -> bool:

@@ -69,6 +69,8 @@ class Result:
     """The reason why nothing was graded: too large, malformed, not a notebook of a lab."""
     warnings: Sequence[str] = ()
     """Lines for a person to look at: another notebook of the same student, a mark that does not count."""
+    flags: Sequence[str] = ()
+    """Lines for the teacher alone, which may name other students; no page or file for a student has them."""
     seconds: float = 0.0
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The limits and the scoring in force; of the secret, only the fingerprint."""

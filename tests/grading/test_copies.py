@@ -21,8 +21,8 @@ def result(student, group="", **answers):
     return Result(student, "05_kl", student, student, 2, "", marks=marks, group=group)
 
 
-def warnings(*results):
-    return [list(each.warnings) for each in copies.flagged(results)]
+def flags(*results):
+    return [list(each.flags) for each in copies.flagged(results)]
 
 
 @pytest.mark.parametrize(
@@ -36,21 +36,21 @@ def warnings(*results):
     ],
 )
 def test_the_same_answer_is_flagged_without_comments_and_layout(other, same):
-    ann, ben = warnings(result("ann", k3=OWN), result("ben", k3=other))
+    ann, ben = flags(result("ann", k3=OWN), result("ben", k3=other))
     assert bool(ann) is bool(ben) is same
     if same:
         assert ann == ["same as ben: 1 of 1 compared answers, 1 of them wrong (k3); not a proof of copying"]
 
 
 def test_the_reference_is_nobodys_own_and_a_group_shares_its_answers():
-    assert warnings(result("ann", k3=REFERENCE), result("ben", k3="# x\n" + REFERENCE)) == [[], []]
-    assert warnings(result("ann", "Red", k3=OWN), result("ben", "Red", k3=OWN)) == [[], []]
-    assert all(warnings(result("ann", "Red", k3=OWN), result("ben", "Blue", k3=OWN)))
+    assert flags(result("ann", k3=REFERENCE), result("ben", k3="# x\n" + REFERENCE)) == [[], []]
+    assert flags(result("ann", "Red", k3=OWN), result("ben", "Red", k3=OWN)) == [[], []]
+    assert all(flags(result("ann", "Red", k3=OWN), result("ben", "Blue", k3=OWN)))
 
 
 def test_one_line_names_everybody_with_the_same_answers():
     many = [result(f"s{place}", k3=OWN, straight="def f(): return 7") for place in range(8)]
-    (first,) = warnings(*many, result("zoe", k3=REFERENCE))[0]
+    (first,) = flags(*many, result("zoe", k3=REFERENCE))[0]
     assert first.startswith("same as s1, s2, s3, s4, s5 and 2 more: 2 of 2 compared answers, 2 of them wrong")
 
 
@@ -62,7 +62,7 @@ def test_a_letter_or_a_setting_is_not_compared(kind):
 
 def test_an_answer_that_is_missing_or_a_stub_has_no_fingerprint():
     assert copies.fingerprint(exercise("05_kl", "k3"), "") == ""
-    assert warnings(result("ann", k3=""), result("ben", k3="")) == [[], []]
+    assert flags(result("ann", k3=""), result("ben", k3="")) == [[], []]
 
 
 def test_the_hashes_of_the_references_are_up_to_date():
@@ -76,4 +76,4 @@ def test_the_hashes_of_the_references_are_up_to_date():
 def test_the_status_of_a_right_copy_is_told():
     ann = result("ann", k3=OWN)
     right = ann.marked(Mark("k3", "k3", "code", 2.0, 2, RIGHT, answer=ann.marks[0].answer))
-    assert "0 of them wrong" in warnings(right, result("ben", k3=OWN))[0][0]
+    assert "0 of them wrong" in flags(right, result("ben", k3=OWN))[0][0]
