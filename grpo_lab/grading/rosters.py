@@ -6,32 +6,18 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from grpo_lab.errors import DataError
 from grpo_lab.grading import tables
 from grpo_lab.grading.reports.plain import printable
 from grpo_lab.grading.results import Result
+from grpo_lab.grading.students import Student
 from grpo_lab.grading.submissions import Found
 from grpo_lab.paths import data_tables
 
 _NO_STUDENT = ("points possible", "student, test")
 """Rows of Canvas's gradebook that are no student's."""
 LATE = "handed in late, by the name of its file"
-
-
-class Student(NamedTuple):
-    """One row of the class list; every text but the name may be empty."""
-
-    student: str
-    """The name, unique in the class: namesakes have their id in brackets."""
-    id: str = ""
-    email: str = ""
-    login: str = ""
-    sis_id: str = ""
-    github: str = ""
-    section: str = ""
-    group: str = ""
 
 
 class Roster:

@@ -10,7 +10,7 @@ from pathlib import Path
 from grpo_lab.grading.reports import gradebook, gradescope, junit, marking, overview, pages, platforms
 from grpo_lab.grading.reports.files import names_of, write_all
 from grpo_lab.grading.results import Result
-from grpo_lab.grading.rosters import Student
+from grpo_lab.grading.students import Student
 
 
 def write(

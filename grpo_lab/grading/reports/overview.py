@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from grpo_lab.grading.reports.gradebook import graded, most, points, table
 from grpo_lab.grading.results import Result
-from grpo_lab.grading.rosters import Student
+from grpo_lab.grading.students import Student
 
 NOTHING, NOT_GRADED = "nothing handed in", "not graded"
 

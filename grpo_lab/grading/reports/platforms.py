@@ -11,7 +11,7 @@ from grpo_lab.grading.intake import CANVAS, MOODLE
 from grpo_lab.grading.reports.gradebook import points, table
 from grpo_lab.grading.reports.overview import Overview, Row
 from grpo_lab.grading.results import Result
-from grpo_lab.grading.rosters import Student
+from grpo_lab.grading.students import Student
 
 CANVAS_HEAD = ("Student", "ID", "SIS User ID", "SIS Login ID", "Section")
 POSSIBLE = "    Points Possible"
