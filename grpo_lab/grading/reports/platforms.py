@@ -1,7 +1,7 @@
 """CSV files for import into the gradebooks of Canvas and Moodle.
 
-A score without the texts that wait for a person is imported as it is. A cell is empty, so that an import changes
-nothing, where nothing was handed in or something could not be graded: a person decides.
+A score without the texts that wait for a person is imported as it is. A cell is empty where
+nothing was handed in or something could not be graded: a person decides.
 """
 
 from collections.abc import Sequence
