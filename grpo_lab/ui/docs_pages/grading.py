@@ -7,7 +7,7 @@ from grpo_lab.course.exercises import Exercise
 from grpo_lab.course.registry import LABS, lab_page
 from grpo_lab.paths import data_tables
 
-_NUMBERS = "zero one two three four five six seven eight nine ten eleven twelve".split()
+_NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
 
 def page() -> str:
