@@ -12,7 +12,7 @@ from torch import Tensor
 
 from grpo_lab.course import answers, evaluate, probes, registry
 from grpo_lab.course.answers import Given
-from grpo_lab.course.compare import differs
+from grpo_lab.course.compare import Span, differs
 from grpo_lab.course.exercises import Function
 from grpo_lab.course.registry import exercise
 
@@ -48,7 +48,9 @@ def kinds(value):
 def test_cases_are_plain_data(asked_for):
     for seed, transformed in itertools.product((0, FRESH), (False, True)):
         for case in evaluate.asked(asked_for, seed, transformed):
-            for data in (case.inputs, case.expected):
+            expected = case.expected
+            ends = (expected.low, expected.high) if isinstance(expected, Span) else (expected,)
+            for data in (case.inputs, *ends):
                 same = answers.plain(data)
                 assert kinds(same) == kinds(data), case.what
                 assert not differs(same, data), case.what

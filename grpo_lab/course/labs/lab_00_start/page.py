@@ -26,7 +26,7 @@ def reading(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     right = step == int(spike["step"])
     yield _read(right, "spike_step", step, "the step of the largest gradient norm", why)
     why = "The axis is logarithmic. The numbers themselves are in the tab Runs, under Table."
-    right = is_number(norm) and abs(norm / spike["grad_norm"] - 1) <= 0.1
+    right = is_number(norm) and abs(norm / float(spike["grad_norm"]) - 1) <= 0.1
     yield _read(right, "spike_norm", norm, "that norm, within 10 %", why)
     why = "Compare the reward of that step with the steps before and after: is it outside of its usual range?"
     yield _read(noticed is False, "reward_noticed", noticed, "True or False", why)
