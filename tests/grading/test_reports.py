@@ -420,6 +420,8 @@ def test_the_overview_tells_who_handed_in_what_late_or_nothing():
     class_ = overview.of_class([*results, replace(ZOE, lab="", file="r.pdf")], students)
     found = {row["student"]: row for row in rows(overview.as_csv(class_))}
     assert list(found) == ["ann", "dan", "zoe", "ben"] and class_.absent == ["dan"]
+    pdf = replace(ZOE, student="dan", lab="", file="r.pdf")
+    assert overview.of_class([*results, pdf], students).absent == []  # a file of no lab was handed in
     assert (found["ann"]["05_kl"], found["ann"]["04_guards"]) == ("3.0", "nothing handed in")
     assert (found["ann"]["late"], found["ann"]["group"], found["ann"]["missing"]) == ("05_kl", "Red", "04_guards")
     assert (found["ann"]["score"], found["ann"]["max_score"]) == ("3.0", "14.0")
