@@ -1,6 +1,8 @@
 """Answers that students share: found in spite of comments and layout, never by the reference or by short answers."""
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from grpo_lab.course.registry import LABS, exercise, lab_page
 from grpo_lab.grading import copies
@@ -63,6 +65,14 @@ def test_a_letter_or_a_setting_is_not_compared(kind):
 def test_an_answer_that_is_missing_or_a_stub_has_no_fingerprint():
     assert copies.fingerprint(exercise("05_kl", "k3"), "") == ""
     assert flags(result("ann", k3=""), result("ben", k3="")) == [[], []]
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=60))
+@example("\t x\n  y\n z")
+@example("(" * 500)
+@example("'''")
+def test_any_text_that_a_cell_can_hold_has_a_fingerprint(source):
+    assert len(copies.hash_of(source)) == 16
 
 
 def test_the_hashes_of_the_references_are_up_to_date():
