@@ -9,6 +9,7 @@ from pathlib import Path
 
 from grpo_lab.errors import DataError
 from grpo_lab.grading import tables
+from grpo_lab.grading.intake import CLASSROOM
 from grpo_lab.grading.reports.plain import printable
 from grpo_lab.grading.results import Result
 from grpo_lab.grading.students import Student
@@ -33,13 +34,18 @@ class Roster:
             if student.group:
                 self._groups[_plain(student.group)].append(student)
 
-    def senders(self, name: str, identity: str = "") -> Sequence[Student]:
+    def senders(self, name: str, identity: str = "", system: str = "") -> Sequence[Student]:
         """The student with this name or else this id, or else the members of this group; empty for none or several.
+
+        A name of GitHub, which its owner chose, is compared with the names of GitHub alone: it could be anybody's.
 
         >>> roster = Roster([Student("Ada Lovelace", "7", group="Red")])
         >>> [len(roster.senders(name)) for name in ("lovelaceada", "Lovelace, Ada", "red", "ada")]
         [1, 1, 1, 0]
         """
+        if system == CLASSROOM:
+            owners = [student for student in self.students if student.github.casefold() == name.casefold()]
+            return owners if len(owners) == 1 else []
         for key in (name, identity):
             if len(found := self._known.get(_plain(key), ())) == 1:
                 return list(found)
@@ -104,7 +110,7 @@ def applied(
 
 def _owned(result: Result, roster: Roster | None, namesakes: bool) -> Iterator[Result]:
     """The result once for each student whose it is."""
-    senders = roster.senders(result.student, result.identity) if roster else ()
+    senders = roster.senders(result.student, result.identity, result.system) if roster else ()
     for student in senders:
         yield dataclasses.replace(result, student=student.student, group=student.group)
     if senders:
@@ -155,7 +161,7 @@ def _keys(student: Student) -> set[str]:
     names = ("".join(words[place:] + words[:place]) for place in range(len(words)))
     others = (student.student, student.id, student.email, student.email.partition("@")[0], student.login)
     moodle = student.id.removeprefix("Participant ")
-    return {_plain(text) for text in (*names, *others, moodle, student.sis_id, student.github)} - {""}
+    return {_plain(text) for text in (*names, *others, moodle, student.sis_id)} - {""}
 
 
 def _plain(text: str) -> str:

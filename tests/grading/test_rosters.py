@@ -39,7 +39,6 @@ def names(found):
         (CANVAS, "nunezdelacruzzoe", "", ["Núñez de la Cruz, Zoë"]),
         (CANVAS, "zo", "12346", ["Núñez de la Cruz, Zoë"]),  # by the number, where the name is unknown
         (CANVAS, "pointspossible", "", []),
-        (CLASSROOM, "AdaLovelace", "", ["Ada Lovelace"]),
         (MOODLE, "Ada Lovelace", "123456", ["Ada Lovelace"]),
         (MOODLE, "ada", "", ["Ada Lovelace"]),  # by the e-mail address
         (MOODLE, "red", "", ["Ada Lovelace", "Bob Lee"]),
@@ -49,6 +48,15 @@ def names(found):
 )
 def test_exports_of_platforms_are_class_lists(tmp_path, text, name, identity, expected):
     assert names(read(tmp_path, text).senders(name, identity)) == expected
+
+
+def test_a_name_of_github_is_nobodys_real_name_or_login(tmp_path):
+    list_ = read(tmp_path, CLASSROOM + '"Bob Lee","ada-lovelace","78","Bob Lee"\n')
+    assert names(list_.senders("AdaLovelace", "", "classroom")) == ["Ada Lovelace"]
+    assert names(list_.senders("ada-lovelace", "", "classroom")) == ["Bob Lee"]
+    assert list_.senders("bob-lee", "", "classroom") == []  # whoever registered that name
+    (told,) = rosters.applied(*handed_in(("bob-lee", "classroom", "", False)), list_)[1]
+    assert told.student == "bob-lee" and "no row of the class list" in told.warnings[0]
 
 
 def test_namesakes_are_told_apart_by_their_numbers(tmp_path):
