@@ -18,6 +18,7 @@ from grpo_lab.errors import ConfigError
 if TYPE_CHECKING:
     from grpo_lab.grading.grader import Course
     from grpo_lab.grading.results import Result
+    from grpo_lab.grading.rosters import Roster
     from grpo_lab.grading.rules import Rules
     from grpo_lab.grading.sandbox.tiers import Tier
     from grpo_lab.grading.submissions import Found
@@ -45,6 +46,14 @@ Keep = Annotated[
     Literal["latest", "best"],
     typer.Option(help="Of several notebooks of a student for a lab, count the one changed last, or the best."),
 ]
+ResultsJson = Annotated[
+    Path | None,
+    typer.Option(help="Take all files as one student's, and also write Gradescope's results.json to this file."),
+]
+ClassList = Annotated[
+    Path | None,
+    typer.Option("--roster", help="The class list, a CSV with a column `student`: who handed in nothing, groups, ids."),
+]
 TRUST = """\
 A grade computed on the student's own machine is self-assessment: the owner of a machine can change any result on it. \
 These grades are computed here. The sandbox runs an answer, receives only inputs and returns data; scoring happens \
@@ -63,6 +72,8 @@ class Reported(NamedTuple):
     """The rule for several notebooks of a student for a lab."""
     results_json: Path | None
     """Gradescope's file for one submission."""
+    roster: Roster | None
+    """The class list."""
 
 
 @app.command(example="grade submissions/ --out grades/")
@@ -76,10 +87,8 @@ def grade(
     attempt: Attempt = None,
     lab: Labs = None,
     keep: Keep = "latest",
-    results_json: Annotated[
-        Path | None,
-        typer.Option(help="Take all files as one student's, and also write Gradescope's results.json to this file."),
-    ] = None,
+    results_json: ResultsJson = None,
+    roster: ClassList = None,
     explain: Annotated[bool, typer.Option("--explain", help="Explain the limits of a grade; grade nothing.")] = False,
     backend: Backend = "local",
     scheduler: Scheduler = "",
@@ -97,8 +106,8 @@ def grade(
             "container with --require-tier 0 (and --no-isolation where the container's user is not root)"
         )
     sys.executable = os.path.normpath(sys.executable)  # `..` in it would name folders that the sandbox does not have
+    from grpo_lab.grading import rosters, submissions
     from grpo_lab.grading import rules as ruling
-    from grpo_lab.grading import submissions
     from grpo_lab.runs import clusters
 
     given = {"attempt": attempt, "tier": require_tier, "labs": tuple(lab) if lab else None}
@@ -111,9 +120,10 @@ def grade(
     elif explain:
         _explain(ruled)
     elif paths:
-        every = submissions.found(paths, [out, Path(ruled.secret), *([rules] if rules else [])])
+        every = submissions.found(paths, [out, Path(ruled.secret), *(file for file in (rules, roster) if file)])
+        how = Reported(keep, results_json, rosters.read(roster) if roster else None)
         cluster = clusters.connect(backend, scheduler, jobs)
-        _grade(every, out, _course(ruled), jobs, cluster, Reported(keep, results_json))
+        _grade(every, out, _course(ruled), jobs, cluster, how)
     else:
         raise typer.BadParameter("name a folder of notebooks, or notebooks", param_hint="PATH...")
 
@@ -158,7 +168,7 @@ def _grade(
     every: Sequence[Found], out: Path, course: Course, jobs: int, cluster: Cluster | None, how: Reported
 ) -> None:
     """Grade with a progress bar, and write the reports; exit code 130 after Ctrl-C."""
-    from grpo_lab.grading import class_run, repeats, reports
+    from grpo_lab.grading import class_run, copies, repeats, reports, rosters
     from grpo_lab.grading.reports import marking
     from grpo_lab.ui import console
 
@@ -181,13 +191,15 @@ def _grade(
         message = f"stopped: finished results are saved in {out}; the same command continues from there"
         console.err.print(message, markup=False, soft_wrap=True)
         raise typer.Exit(INTERRUPTED)
+    every, results = rosters.applied(every, results, how.roster)
     if (sheet := out / marking.TO_MARK).exists():
         marks = marking.read_marks(sheet)
         for line in marking.unplaced(results, marks):
             console.err.print(f"warning: {line}", markup=False, soft_wrap=True)
         results = marking.with_marks(results, marks)
     results = repeats.one_each(every, results, how.keep, alone=how.results_json is not None)
-    reports.write(results, out, how.results_json)
+    results = copies.flagged(results)
+    reports.write(results, out, how.results_json, how.roster.students if how.roster else ())
     _say(results, out)
 
 
@@ -197,7 +209,7 @@ def _say(results: Sequence[Result], out: Path) -> None:
 
     rows = [("student", "lab", "score", "of", "to mark", "problem or warning")]
     for result in results:
-        said = [each for each in (result.problem, *result.warnings) if each]
+        said = [each for each in (result.problem, *result.warnings, *result.flags) if each]
         points = (f"{result.score:g}", f"{result.out_of:g}", str(len(result.by_hand) or ""))
         rows.append((result.student, result.lab or result.file, *points, "; ".join(said)))
     console.out.print(console.table(rows))

@@ -10,7 +10,7 @@ from grpo_lab.course.evaluate import all_right, asked, folded, judged
 from grpo_lab.course.exercises import Exercise, Finding, Function, Values
 from grpo_lab.course.registry import lab_page
 from grpo_lab.errors import NotYet, Unanswered
-from grpo_lab.grading import challenges, notebooks
+from grpo_lab.grading import challenges, copies, notebooks
 from grpo_lab.grading.literals import literal
 from grpo_lab.grading.notebooks import Submission
 from grpo_lab.grading.results import (
@@ -97,7 +97,9 @@ class Grader:
             result = result.marked(mark)
         yield result
         for mark in result.pending:
-            result = result.marked(self.mark(submission, tasks[mark.exercise]))
+            task = tasks[mark.exercise]
+            answer = copies.fingerprint(task, submission.answers.get(task.name, ""))
+            result = result.marked(replace(self.mark(submission, task), answer=answer))
             yield result
         self.close()
 

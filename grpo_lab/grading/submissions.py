@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from grpo_lab.course import registry
 from grpo_lab.errors import DataError
-from grpo_lab.grading import archives
+from grpo_lab.grading import archives, intake
 from grpo_lab.grading.reports.plain import printable
 
 LINK = "a symbolic link, and links are not followed; hand in the file itself"
@@ -29,6 +29,12 @@ class Found(NamedTuple):
     """The reason why it must not be opened."""
     member: str = ""
     """The notebook's name in `file`, which is a zip; empty for a notebook that is not in a zip."""
+    system: str = ""
+    """The learning platform that named it, one of `intake.SYSTEMS`, or an empty text."""
+    identity: str = ""
+    """The platform's number for the student."""
+    late: bool = False
+    """Whether its name says that it was handed in late."""
 
     @property
     def path(self) -> str:
@@ -119,24 +125,31 @@ def _is_of_tools(name: str) -> bool:
 
 
 def _found(file: Path, root: Path, problem: str = "") -> Found:
-    return Found(_student(file, root), file, root, problem)
+    of = _sender(file, root)
+    return Found(printable(of.student), file, root, problem, system=of.system, identity=of.identity, late=of.late)
 
 
-def _student(file: Path, root: Path) -> str:
-    """The student's name: the folder below the root, as in nbgrader's layout, or the file's name without the lab's.
+def _sender(file: Path, root: Path) -> intake.Sender:
+    """The student by a platform's name; else the folder, as in nbgrader's layout, or the file's name without the lab's.
 
-    If nothing remains, the root is the student's own folder.
+    The name is that of the file or folder below the root, or below folders of many students (`intake.of_many`):
+    deeper names are the student's own choice. If nothing remains, the root is the student's own folder.
 
     >>> root = Path("bob")
-    >>> [_student(root / file, root) for file in ("ann/05_kl/05_kl.ipynb", "ann_05_kl.ipynb", "05_kl.ipynb")]
-    ['ann', 'ann', 'bob']
+    >>> files = ("ann/05_kl/05_kl.ipynb", "ann_05_kl.ipynb", "05_kl.ipynb", "05_kl/ann.ipynb")
+    >>> [_sender(root / file, root).student for file in files]
+    ['ann', 'ann', 'bob', 'ann']
     """
-    folder, *inside = file.relative_to(root).parts
-    if inside:
-        return printable(folder)
-    stem = folder if os.path.isdir(file) else re.sub(r"\.\w{1,5}\Z", "", folder)
+    parts = file.relative_to(root).parts
+    depth = next((place for place, part in enumerate(parts[:-1]) if not intake.of_many(part)), len(parts) - 1)
+    name = parts[depth]
+    if known := intake.sender((root.name, *parts)[depth], name):
+        return known
+    if depth < len(parts) - 1:
+        return intake.Sender(name)
+    stem = name if os.path.isdir(file) else re.sub(r"\.\w{1,5}\Z", "", name)
     labs = "|".join(registry.LABS)
     without = re.fullmatch(rf"(?:{labs})[-_. ]+(.+)|(.+?)[-_. ]+(?:{labs})", stem, flags=re.DOTALL)
     if stem in registry.LABS:
-        return printable(root.name)
-    return printable((without[1] or without[2]) if without else stem)
+        return intake.sender(root.parent.name, root.name) or intake.Sender(root.name)
+    return intake.Sender((without[1] or without[2]) if without else stem)

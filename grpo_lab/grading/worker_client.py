@@ -78,7 +78,8 @@ class WorkerClient:
 
     def _results(self, found: Found, before: Result | None, end: float) -> Iterator[Result]:
         """The results after each exercise, up to the complete one. Raises _Lost."""
-        self._send([*map(str, found), before.to_json() if before else ""])
+        read = (found.student, found.file, found.root, found.problem, found.member)  # the rest is for reports
+        self._send([*map(str, read), before.to_json() if before else ""])
         while before is None or before.pending:
             line = self._next(end)
             try:

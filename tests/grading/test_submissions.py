@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from grpo_lab.errors import DataError
-from grpo_lab.grading import archives, notebooks
+from grpo_lab.grading import archives, intake, notebooks
 from grpo_lab.grading.submissions import EMPTY, LINK, NOT_READ, found
 
 
@@ -41,6 +41,52 @@ def test_students_are_named_by_folder_or_file(tmp_path, file, student):
     root = tmp_path / "bob"
     put(root, file)
     assert seen(root) == [(student, file, "")]
+
+
+ADA = "Ada Lovelace_123456_assignsubmission_file_"
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        (f"{ADA}/05_kl.ipynb", ("Ada Lovelace", "moodle", "123456", False)),
+        (f"{ADA}05_kl.ipynb", ("Ada Lovelace", "moodle", "123456", False)),  # downloaded without folders
+        (f"05_kl/{ADA}/05_kl.ipynb", ("Ada Lovelace", "moodle", "123456", False)),  # a folder for each lab
+        ("Zoë 王_de la Cruz_7_assignsubmission_onlinetext_/t.html", ("Zoë 王_de la Cruz", "moodle", "7", False)),
+        ("Participant_8812_assignsubmission_file_/05_kl.ipynb", ("Participant_8812", "moodle", "8812", False)),
+        ("lovelaceada_LATE_12345_67890_05_kl-1.ipynb", ("lovelaceada", "canvas", "12345", True)),
+        ("lovelaceada_12345_67890_05_kl.ipynb", ("lovelaceada", "canvas", "12345", False)),
+        ("lab-05-adalovelace/05_kl.ipynb", ("adalovelace", "classroom", "", False)),
+        ("05-kl-ada-lovelace/05_kl.ipynb", ("ada-lovelace", "classroom", "", False)),
+        # A student chooses the end of a name, and all deeper names: neither makes the file somebody else's.
+        (f"{ADA}Bob_9_assignsubmission_file_05_kl.ipynb", ("Ada Lovelace", "moodle", "123456", False)),
+        ("evemallory_111_22222_bob_333_44444_05_kl.ipynb", ("evemallory", "canvas", "111", False)),
+        ("eve/bob_333_44444_05_kl.ipynb", ("eve", "", "", False)),
+        ("eve/05_kl/lab-05-bob/05_kl.ipynb", ("eve", "", "", False)),
+        ("lee_ann_1234_07_precision_and_verl.ipynb", ("lee_ann_1234", "", "", False)),  # no platform's
+    ],
+)
+def test_names_of_platforms_tell_student_id_and_lateness(tmp_path, file, expected):
+    put(tmp_path, file)
+    (one,) = found([tmp_path])
+    assert (one.student, one.system, one.identity, one.late) == expected
+
+
+def test_a_clone_of_a_github_classroom_names_its_assignment(tmp_path):
+    root = tmp_path / "kl-divergence-submissions"
+    put(root, "kl-divergence-ada-l/05_kl.ipynb")
+    assert [each.student for path in (tmp_path, root, root / "kl-divergence-ada-l") for each in found([path])] == [
+        "ada-l",
+        "ada-l",
+        "ada-l",
+    ]
+
+
+@pytest.mark.parametrize("rule", [{"system": "moodle", "pattern": "(?P<student>"}, {"system": "x", "pattern": "a"}, {}])
+def test_a_wrong_rule_of_names_is_an_error_in_a_line(monkeypatch, rule):
+    monkeypatch.setattr(intake, "data_tables", lambda name: {"names": [rule]})
+    with pytest.raises(DataError, match=r"data/intake\.toml: the rule"):
+        intake._patterns.__wrapped__()
 
 
 def test_files_are_found_once_in_order(tmp_path):

@@ -1,4 +1,4 @@
-"""Reports on a class: Gradescope's JSON, nbgrader's CSV, HTML pages, and the texts that a person marks.
+"""Reports on a class: pages, tables, files for other graders and platforms, and the texts that a person marks.
 
 Reports are made from results alone. Reports show a student's content as plain text, shortened and escaped.
 """
@@ -7,21 +7,29 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from grpo_lab.grading.reports import gradebook, gradescope, marking, pages
+from grpo_lab.grading.reports import gradebook, gradescope, junit, marking, overview, pages, platforms
 from grpo_lab.grading.reports.files import names_of, write_all
 from grpo_lab.grading.results import Result
+from grpo_lab.grading.students import Student
 
 
-def write(results: Sequence[Result], out: Path, submission: Path | None = None) -> list[Path]:
+def write(
+    results: Sequence[Result], out: Path, submission: Path | None = None, students: Sequence[Student] = ()
+) -> list[Path]:
     """Write all reports below `out`, each whole or not at all, and return their paths.
 
+    `students` are those of the class list.
     The file `submission`, if named, gets all results as one Gradescope results.json. Marks that a person entered in an
     earlier to_mark.csv stay in the file; `marking.with_marks` puts them into the results. Raises DataError for a
     to_mark.csv that cannot be read, RunError for a folder that cannot be written.
     """
     names = names_of(results)
+    class_ = overview.of_class(results, students)
     contents = {
-        "index.html": pages.of_class(results, names).encode(),
+        "index.html": pages.of_class(results, names, class_).encode(),
+        "class.csv": overview.as_csv(class_).encode(),
+        "junit.xml": junit.document(results),
+        **platforms.files(class_, students),
         "gradebook.csv": gradebook.for_nbgrader(results).encode(),
         "grades.csv": gradebook.by_exercise(results).encode(),
     }

@@ -16,7 +16,7 @@ from grpo_lab.grading.results import BY_HAND, FAILED, Mark, Result
 _PERSON = ("assignment", "duedate", "timestamp", "student_id", "last_name", "first_name", "email")
 NBGRADER = (*_PERSON, "raw_score", "late_submission_penalty", "score", "max_score")
 """The columns of nbgrader's CsvExportPlugin, in its order."""
-OURS = ("to_mark", "not_graded", "problem", "warnings")
+OURS = ("to_mark", "not_graded", "problem", "warnings", "flags")
 _FORMULA = re.compile(r"(^|[;\t\n])(?=\s*[=+\-@＝＋－＠])|^(?=[\t\n])")
 
 
@@ -24,9 +24,9 @@ def for_nbgrader(results: Sequence[Result]) -> str:
     """nbgrader's export and four columns more. Due dates, names and penalties are unknown, so empty or 0."""
     rows: list[list[str | float]] = [[*NBGRADER, *OURS]]
     for result in graded(results):
-        score = _points(result.score)
+        score = points(result.score)
         person = [result.lab, "", "", result.student, "", "", ""]
-        rows.append([*person, score, 0.0, score, _points(_most(result, results)), *_ours(result)])
+        rows.append([*person, score, 0.0, score, points(most(result, results)), *_ours(result)])
     return table(rows)
 
 
@@ -37,10 +37,10 @@ def by_exercise(results: Sequence[Result]) -> str:
     head = ["student", "lab", "file", "attempt", "tier", "score", "max_score", *OURS]
     rows: list[list[str | float]] = [[*head, *("/".join(each) for each in exercises)]]
     for result in results:
-        told = [result.student, result.lab, result.file, result.attempt, result.tier, _points(result.score)]
+        told = [result.student, result.lab, result.file, result.attempt, result.tier, points(result.score)]
         earned = {(result.lab, mark.exercise): _earned(mark) for mark in result.marks}
-        points = [earned.get(each, "") for each in exercises]
-        rows.append([*told, _points(_most(result, results)), *_ours(result), *points])
+        of_each = [earned.get(each, "") for each in exercises]
+        rows.append([*told, points(most(result, results)), *_ours(result), *of_each])
     return table(rows)
 
 
@@ -68,18 +68,20 @@ def table(rows: Iterable[Sequence[str | float]]) -> str:
     return text.getvalue()
 
 
-def _most(result: Result, results: Sequence[Result]) -> float:
+def most(result: Result, results: Sequence[Result]) -> float:
+    """The maximum of a result; for one that could not be graded, that of its lab's other notebooks."""
     return result.out_of or max(other.out_of for other in results if other.lab == result.lab)
 
 
 def _ours(result: Result) -> list[str | float]:
     failed = sum(mark.status == FAILED for mark in result.marks)
-    return [len(result.by_hand), failed, result.problem, "; ".join(result.warnings)]
+    return [len(result.by_hand), failed, result.problem, "; ".join(result.warnings), "; ".join(result.flags)]
 
 
 def _earned(mark: Mark) -> str | float:
-    return mark.status if mark.status in (BY_HAND, FAILED) else _points(mark.points)
+    return mark.status if mark.status in (BY_HAND, FAILED) else points(mark.points)
 
 
-def _points(points: float) -> float:
-    return round(float(points), 6)
+def points(earned: float) -> float:
+    """Points as tables hold them."""
+    return round(float(earned), 6)

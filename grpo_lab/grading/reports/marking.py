@@ -3,15 +3,14 @@
 Student, lab, exercise and the file's digest, as the table holds them, identify the answer that a mark belongs to.
 """
 
-import csv
 import dataclasses
-import io
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from grpo_lab.errors import DataError
+from grpo_lab.grading import tables
 from grpo_lab.grading.reports.gradebook import cell, table
 from grpo_lab.grading.reports.plain import number
 from grpo_lab.grading.results import BY_HAND, MARKED, Mark, Result
@@ -152,25 +151,12 @@ def _entered(path: Path) -> dict[Answer, tuple[str, Row]]:
     return found
 
 
-def _rows(path: Path) -> list[tuple[int, Row]]:
-    """The filled rows by number; commas, semicolons or tabs separate cells. Raises DataError for no such table."""
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-        separator = max(",;\t", key=text.partition("\n")[0].count)
-        head, *lines = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 ({error.reason}); save it as CSV in UTF-8") from error
-    except OSError as error:
-        way_out = "grading writes it where texts wait for marks"
-        raise DataError(f"{path} cannot be read: {error.strerror}; {way_out}") from error
-    except (csv.Error, ValueError) as error:
-        raise DataError(f"{path} is not a table: {error}; save it as CSV, or move it away to get a new one") from error
-    if missing := set(COLUMNS) - set(head):
+def _rows(path: Path) -> Sequence[tuple[int, Row]]:
+    """The filled rows by number. Raises DataError for a file that is no such table."""
+    table = tables.read(path, "grading writes it where texts wait for marks", "or move it away to get a new one")
+    if missing := set(COLUMNS) - set(table.head):
         raise DataError(f"{path} has no column {', '.join(sorted(missing))}; its first row is {', '.join(COLUMNS)}")
-    for place, line in enumerate(lines, start=2):
-        if line and len(line) != len(head):
-            raise DataError(f"{path}, row {place}: {len(line)} cells, not {len(head)}; put texts with commas in quotes")
-    return [(place, dict(zip(head, line, strict=True))) for place, line in enumerate(lines, start=2) if any(line)]
+    return table.rows
 
 
 def _marking(answer: Answer, where: str, row: Row) -> Marking:

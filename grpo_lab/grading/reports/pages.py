@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from grpo_lab.grading.reports import overview
+from grpo_lab.grading.reports.overview import Overview
 from grpo_lab.grading.reports.plain import LONGEST, number, shortened, visible
 from grpo_lab.grading.results import BY_HAND, FAILED, MARKED, RIGHT, UNANSWERED, WRONG, Mark, Result
 
@@ -55,17 +57,22 @@ class Lab(NamedTuple):
 
     @property
     def flagged(self) -> bool:
-        """Whether a notebook has a problem or a warning."""
-        return any(result.problem or result.warnings for result, _, _ in self.rows)
+        """Whether a notebook has a problem, a warning or a flag."""
+        return any(result.problem or result.warnings or result.flags for result, _, _ in self.rows)
 
 
-def of_class(results: Sequence[Result], names: Sequence[str]) -> str:
-    """The page about all notebooks; `names` are the names of their own pages, in the same order."""
+def of_class(results: Sequence[Result], names: Sequence[str], class_: Overview | None = None) -> str:
+    """The page about all notebooks; `names` are the names of their own pages, in the same order.
+
+    It begins with the students and labs of `class_`, by default those of the results.
+    """
     by_lab = sorted({result.lab for result in results}, key=lambda lab: (not lab, lab))
     labs = [_lab(lab, results, names) for lab in by_lab]
     trusts = sorted({(result.tier, result.trust) for result in results})
     counts = Counter(mark.status for result in results for mark in result.marks)
-    return _page("class.html", labs=labs, counts=counts, trusts=trusts)
+    class_ = class_ or overview.of_class(results)
+    own = {(result.student, result.lab): name for result, name in zip(results, names, strict=True)}
+    return _page("class.html", labs=labs, counts=counts, trusts=trusts, class_=class_, own=own)
 
 
 def of_notebook(result: Result) -> str:

@@ -1,0 +1,173 @@
+"""The class list: it tells who belongs to the class, whose submission is whose, and who handed in nothing."""
+
+import dataclasses
+import re
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from grpo_lab.errors import DataError
+from grpo_lab.grading import tables
+from grpo_lab.grading.intake import CLASSROOM
+from grpo_lab.grading.reports.plain import printable
+from grpo_lab.grading.results import Result
+from grpo_lab.grading.students import Student
+from grpo_lab.grading.submissions import Found
+from grpo_lab.paths import data_tables
+
+_NO_STUDENT = ("points possible", "student, test")
+"""Rows of Canvas's gradebook that are no student's."""
+LATE = "handed in late, by the name of its file"
+
+
+class Roster:
+    """The students of a class, found by their names, ids, e-mail addresses, logins and groups."""
+
+    def __init__(self, students: Sequence[Student]) -> None:
+        self.students = students
+        self._known: dict[str, set[Student]] = defaultdict(set)
+        self._groups: dict[str, list[Student]] = defaultdict(list)
+        for student in students:
+            for key in _keys(student):
+                self._known[key].add(student)
+            if student.group:
+                self._groups[_plain(student.group)].append(student)
+
+    def senders(self, name: str, identity: str = "", system: str = "") -> Sequence[Student]:
+        """The student with this name or else this id, or else the members of this group; empty for none or several.
+
+        A name of GitHub, which its owner chose, is compared with the names of GitHub alone: it could be anybody's.
+
+        >>> roster = Roster([Student("Ada Lovelace", "7", group="Red")])
+        >>> [len(roster.senders(name)) for name in ("lovelaceada", "Lovelace, Ada", "red", "ada")]
+        [1, 1, 1, 0]
+        """
+        if system == CLASSROOM:
+            owners = [student for student in self.students if student.github.casefold() == name.casefold()]
+            return owners if len(owners) == 1 else []
+        for key in (name, identity):
+            if len(found := self._known.get(_plain(key), ())) == 1:
+                return list(found)
+        return [] if _plain(name) in self._known else self._groups.get(_plain(name), [])
+
+
+def read(path: Path) -> Roster:
+    """The class list in a CSV file with one of the headings in data/intake.toml for each column.
+
+    Raises DataError, which names the row or the column, for a table that is no class list.
+    """
+    table = tables.read(path, "name the CSV file with the class list", "with a first row of headings")
+    columns = _columns(path, table.head)
+    students = []
+    met: dict[Student, int] = {}
+    for place, row in table.rows:
+        given = {field: row[heading].strip() for field, heading in columns.items()}
+        name = (
+            given.pop("student", "")
+            or f"{given.pop('first', '')} {given.pop('last', '')}".strip()
+            or given.get("id", "")
+        )
+        if name.casefold() in _NO_STUDENT:
+            continue
+        if not name:
+            raise DataError(
+                f"{path}, row {place}: no name; fill in {columns.get('student', 'the name')}, or delete the row"
+            )
+        student = Student(printable(name), **{field: given.get(field, "") for field in Student._fields[1:]})
+        if (before := met.setdefault(student._replace(group="", section=""), place)) != place:
+            raise DataError(
+                f"{path}, row {place}: {student.student!r} is already in row {before}; delete one of the two, or give "
+                "both an id"
+            )
+        students.append(student)
+    if not students:
+        raise DataError(f"{path} names no student; write one in each row below the headings")
+    return Roster(list(_told_apart(path, students)))
+
+
+def applied(
+    every: Sequence[Found], results: Sequence[Result], roster: Roster | None
+) -> tuple[list[Found], list[Result]]:
+    """Files and results with the facts of their names and of the class list; a group's is there for each member.
+
+    Without a class list, and for senders who are not in it, two students with the same name and different numbers get
+    their numbers as part of their names. Warnings tell of that, of lateness, and of senders who are not in the list.
+    """
+    numbers: dict[tuple[str, str, str], set[str]] = defaultdict(set)
+    for found, result in zip(every, results, strict=True):
+        numbers[found.system, found.student, result.lab].add(found.identity)
+    files, told = [], []
+    for found, result in zip(every, results, strict=True):
+        facts = {"system": found.system, "identity": found.identity, "late": found.late}
+        result = dataclasses.replace(result, **facts).warned(*([LATE] if found.late else []))
+        namesakes = len(numbers[found.system, found.student, result.lab]) > 1
+        for each in _owned(result, roster, namesakes):
+            files.append(found)
+            told.append(each)
+    return files, told
+
+
+def _owned(result: Result, roster: Roster | None, namesakes: bool) -> Iterator[Result]:
+    """The result once for each student whose it is."""
+    senders = roster.senders(result.student, result.identity, result.system) if roster else ()
+    for student in senders:
+        yield dataclasses.replace(result, student=student.student, group=student.group)
+    if senders:
+        return
+    warnings = ["its sender is in no row of the class list, or in several; correct the list"] if roster else []
+    if namesakes:
+        warnings.append("another student of this name handed this lab in; a class list (--roster) tells them apart")
+        result = dataclasses.replace(result, student=f"{result.student} ({result.identity})")
+    yield result.warned(*warnings)
+
+
+def _columns(path: Path, head: Sequence[str]) -> dict[str, str]:
+    """The heading of each field that the table has. Raises DataError for none or two of a field."""
+    headings = data_tables("intake")["roster"]
+    columns: dict[str, str] = {}
+    for heading in head:
+        for field, names in headings.items():
+            if heading.strip().casefold() not in names:
+                continue
+            if field in columns:
+                raise DataError(f"{path}: {columns[field]!r} and {heading!r} both mean {field}; delete one column")
+            columns[field] = heading
+    if not {"student", "last", "id"} & columns.keys():
+        raise DataError(
+            f"{path} has no column of names: its first row is {', '.join(map(repr, head))}; name one of them "
+            f"{' or '.join(headings['student'][:3])}"
+        )
+    return columns
+
+
+def _told_apart(path: Path, students: Sequence[Student]) -> Iterator[Student]:
+    """The students with unique names. Raises DataError for namesakes without id, e-mail address and login."""
+    alike: Mapping[str, list[Student]] = defaultdict(list)
+    for student in students:
+        alike[student.student].append(student)
+    for student in students:
+        if len(alike[student.student]) == 1:
+            yield student
+        elif mark := student.id or student.email or student.login:
+            yield student._replace(student=f"{student.student} ({mark})")
+        else:
+            raise DataError(f"{path}: {student.student!r} is in two rows; give both an id, or delete one")
+
+
+def _keys(student: Student) -> set[str]:
+    """The texts, made plain by `_plain`, by which a submission can name this student."""
+    words = re.findall(r"[^\s,]+", re.sub(r" \([^()]*\)\Z", "", student.student))
+    names = ("".join(words[place:] + words[:place]) for place in range(len(words)))
+    others = (student.student, student.id, student.email, student.email.partition("@")[0], student.login)
+    moodle = student.id.removeprefix("Participant ")
+    return {_plain(text) for text in (*names, *others, moodle, student.sis_id)} - {""}
+
+
+def _plain(text: str) -> str:
+    """The letters and digits of a text, without accents and capitals.
+
+    >>> _plain("Zoë O'Neil-王")
+    'zoeoneil王'
+    """
+    return "".join(one for one in unicodedata.normalize("NFKD", text).casefold() if one.isalnum())
