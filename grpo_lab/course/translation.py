@@ -1,0 +1,135 @@
+"""Findings in another language. They are English inside checks, grading and files, and translated where they are shown.
+
+The table of a language is `[feedback]` of data/translations/<language>.toml, and labs/lab_<lab>/texts.<language>.toml,
+whose English is texts.toml. A key is the English text as the code has it, with {} or {name} for what the code fills in.
+"""
+
+import functools
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from grpo_lab.course import registry
+from grpo_lab.course.exercises import Finding
+from grpo_lab.paths import data_directory
+
+ENGLISH = "en"
+_PLACE = re.compile(r"\{(\w*)[^{}' ]*\}")
+"""A placeholder, with its name if it has one; the format behind the name belongs to the code."""
+_NAMES = re.compile(r"[^\s,;:]+")
+_ERROR = re.compile(r"\w+(Error|Exception|Exit|Interrupt|Warning|Iteration)\b")
+"""The beginning of Python's own message, which stays as Python gave it."""
+_SENTENCE = re.compile(r"(?<=[.?]) ")
+
+
+class Phrase(NamedTuple):
+    """A text with placeholders, and its translation."""
+
+    pattern: re.Pattern[str]
+    names: Sequence[str]
+    """Names of the placeholders, or their numbers, in the order of the English text."""
+    said: str
+
+
+def in_language(finding: Finding, language: str) -> Finding:
+    """The finding with its texts in a language; parts without a translation stay as they are.
+
+    >>> in_language(Finding(False, "a healthy run", "1", "a number", "This is a text; a number is wanted."), "zh")
+    Finding(right=False, what='健康的运行', got='1', expected='数', why='这是文本；需要的是数。')
+    """
+    right, *texts = finding
+    return Finding(right, *(said(text, language) for text in texts)) if language != ENGLISH else finding
+
+
+def said(text: str, language: str) -> str:
+    """One text of a finding in a language, or the text itself where there is no translation.
+
+    >>> said("The shape is (2,), not (3,). Mend that first.", "zh"), said("'a text'", "zh"), said("a text", "en")
+    ('形状是 (2,)，而不是 (3,)。请先改正这一点。', "'a text'", 'a text')
+    """
+    if language == ENGLISH or _ERROR.match(text):
+        return text
+    return _said(text, language) or text
+
+
+@functools.lru_cache(maxsize=4096)
+def _said(text: str, language: str) -> str | None:
+    """The translation of a text that the table holds, as a whole or in parts; None where it holds no part."""
+    exact, separators, phrases = _table(language)
+    if text in exact:
+        return exact[text]
+    for found in (*_sentences(text, language), *_joined(text, language, separators)):
+        return found
+    for phrase in phrases:
+        if match := phrase.pattern.fullmatch(text):
+            given = {name: _said(part, language) or part for name, part in zip(phrase.names, match.groups(), strict=True)}
+            return _filled(phrase.said, given)
+    return None
+
+
+def _sentences(text: str, language: str) -> Iterator[str]:
+    """A sentence and the rest, both translated. A judge's difference is no sentence yet: evaluate.py makes it one."""
+    for place in _SENTENCE.finditer(text):
+        head, tail = text[: place.start()], text[place.start() :]
+        first, rest = _sentence(head, language), _said(tail, language) or _sentence(tail[1:], language)
+        if first and rest:
+            yield first + rest.lstrip()
+
+
+def _sentence(text: str, language: str) -> str | None:
+    whole = _said(text, language)
+    if whole or not text.endswith("."):
+        return whole
+    difference = _said(f"{text[:1].lower()}{text[1:-1]}", language)
+    return f"{difference}。" if difference else None
+
+
+def _joined(text: str, language: str, separators: Mapping[str, str]) -> Iterator[str]:
+    """Two parts joined by a comma, `and` or `or`; each has a translation or is one word, and one has a translation."""
+    for separator, between in separators.items():
+        for place in reversed([match.start() for match in re.finditer(re.escape(separator), text)]):
+            parts = text[:place], text[place + len(separator) :]
+            known = [_said(part, language) for part in parts]
+            names = separator != ", " and all(map(_NAMES.fullmatch, parts))
+            if names or all(known):
+                yield between.join(translated or part for translated, part in zip(known, parts, strict=True))
+
+
+def _filled(template: str, given: Mapping[str, str]) -> str:
+    count = iter(range(len(given)))
+    return _PLACE.sub(lambda place: given[place[1] or str(next(count))], template)
+
+
+@functools.cache
+def _table(language: str) -> tuple[Mapping[str, str], Mapping[str, str], Sequence[Phrase]]:
+    """Whole texts, texts that stand between two parts, and phrases with placeholders, the most literal ones first."""
+    table = texts(language)
+    exact = {english: words for english, words in table.items() if not _PLACE.search(english)}
+    separators = {", ": "，", **{english: words for english, words in exact.items() if english != english.strip()}}
+    templates = sorted(table.keys() - exact.keys(), key=lambda english: (-len(_PLACE.sub("", english)), english))
+    return exact, separators, [_phrase(english, table[english]) for english in templates]
+
+
+def _phrase(english: str, words: str) -> Phrase:
+    literals = _PLACE.split(english)[::2]
+    count = iter(range(len(literals)))
+    names = [place[1] or str(next(count)) for place in _PLACE.finditer(english)]
+    return Phrase(re.compile("(.+?)".join(map(re.escape, literals)), re.DOTALL), names, words)
+
+
+def texts(language: str) -> dict[str, str]:
+    """Every English text of a finding with its translation: those of the code, and those of the labs' test inputs."""
+    path = data_directory() / "translations" / f"{language}.toml"
+    found: dict[str, str] = dict(_read(path)["feedback"])
+    for lab in registry.LABS:
+        folder = Path(__file__).parent / "labs" / f"lab_{lab}"
+        if (folder / "texts.toml").exists():
+            english, other = _read(folder / "texts.toml"), _read(folder / f"texts.{language}.toml")
+            found |= {text: words for key in english for text, words in zip(english[key], other[key], strict=True)}
+    return found
+
+
+def _read(path: Path) -> dict[str, Mapping[str, str]]:
+    return tomllib.loads(path.read_text(encoding="utf-8"))
