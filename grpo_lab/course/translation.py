@@ -18,9 +18,14 @@ from grpo_lab.paths import data_directory
 ENGLISH = "en"
 _PLACE = re.compile(r"\{(\w*)[^{}' ]*\}")
 """A placeholder, with its name if it has one; the format behind the name belongs to the code."""
-_NAMES = re.compile(r"[^\s,;:]+")
+_NAMES = re.compile(r"[^\s,;:]+( [-+.\de]+| nan| inf)?")
+"""A name, and its value if it has one."""
 _ERROR = re.compile(r"\w+(Error|Exception|Exit|Interrupt|Warning|Iteration)\b")
 """The beginning of Python's own message, which stays as Python gave it."""
+_QUOTED = re.compile("'[^']*'")
+_PROSE = re.compile(r"[a-z] [a-z]+\b")
+_SURE = 12
+"""Letters of a phrase, besides its placeholders, from which on it is `sure`."""
 _SENTENCE = re.compile(r"(?<=[.?]) ")
 
 
@@ -30,6 +35,8 @@ class Phrase(NamedTuple):
     pattern: re.Pattern[str]
     names: Sequence[str]
     """Names of the placeholders, or their numbers, in the order of the English text."""
+    sure: bool
+    """Whether the text between the placeholders is long enough that no other text matches by chance."""
     said: str
 
 
@@ -64,8 +71,9 @@ def _said(text: str, language: str) -> str | None:
         return found
     for phrase in phrases:
         if match := phrase.pattern.fullmatch(text):
-            given = {name: _said(part, language) or part for name, part in zip(phrase.names, match.groups(), strict=True)}
-            return _filled(phrase.said, given)
+            parts = [_said(part, language) or part for part in match.groups()]
+            if phrase.sure or not any(_PROSE.search(_QUOTED.sub("", part)) for part in parts):
+                return _filled(phrase.said, dict(zip(phrase.names, parts, strict=True)))
     return None
 
 
@@ -73,7 +81,7 @@ def _sentences(text: str, language: str) -> Iterator[str]:
     """A sentence and the rest, both translated. A judge's difference is no sentence yet: evaluate.py makes it one."""
     for place in _SENTENCE.finditer(text):
         head, tail = text[: place.start()], text[place.start() :]
-        first, rest = _sentence(head, language), _said(tail, language) or _sentence(tail[1:], language)
+        first, rest = _sentence(head, language), _table(language)[0].get(tail) or _sentence(tail[1:], language)
         if first and rest:
             yield first + rest.lstrip()
 
@@ -92,8 +100,9 @@ def _joined(text: str, language: str, separators: Mapping[str, str]) -> Iterator
         for place in reversed([match.start() for match in re.finditer(re.escape(separator), text)]):
             parts = text[:place], text[place + len(separator) :]
             known = [_said(part, language) for part in parts]
-            names = separator != ", " and all(map(_NAMES.fullmatch, parts))
-            if names or all(known):
+            names = separator in (" and ", " or ") and all(map(_NAMES.fullmatch, parts))
+            named = separator == ": " and known[1] and _NAMES.fullmatch(parts[0])
+            if names or named or all(known):
                 yield between.join(translated or part for translated, part in zip(known, parts, strict=True))
 
 
@@ -107,16 +116,22 @@ def _table(language: str) -> tuple[Mapping[str, str], Mapping[str, str], Sequenc
     """Whole texts, texts that stand between two parts, and phrases with placeholders, the most literal ones first."""
     table = texts(language)
     exact = {english: words for english, words in table.items() if not _PLACE.search(english)}
-    separators = {", ": "，", **{english: words for english, words in exact.items() if english != english.strip()}}
-    templates = sorted(table.keys() - exact.keys(), key=lambda english: (-len(_PLACE.sub("", english)), english))
+    separators = {": ": "：", ", ": "，", **{english: exact[english] for english in (" and ", " or ")}}
+    templates = sorted(table.keys() - exact.keys(), key=_rank)
     return exact, separators, [_phrase(english, table[english]) for english in templates]
+
+
+def _rank(english: str) -> tuple[bool, int, str]:
+    """The place of a phrase among all: one that begins with its own words, and one with many, comes early."""
+    return english.startswith("{"), -len(_PLACE.sub("", english)), english
 
 
 def _phrase(english: str, words: str) -> Phrase:
     literals = _PLACE.split(english)[::2]
     count = iter(range(len(literals)))
     names = [place[1] or str(next(count)) for place in _PLACE.finditer(english)]
-    return Phrase(re.compile("(.+?)".join(map(re.escape, literals)), re.DOTALL), names, words)
+    sure = sum(map(str.isalpha, "".join(literals))) >= _SURE
+    return Phrase(re.compile("(.+?)".join(map(re.escape, literals)), re.DOTALL), names, sure, words)
 
 
 def texts(language: str) -> dict[str, str]:
