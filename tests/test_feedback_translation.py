@@ -164,7 +164,7 @@ TRIALS = [
     "no function named k3; defined are k1, k2",
     "a tensor of shape (8, 7), beginning [0, 0, 0], float32",
     "zero-times-infinity with guards.skip_nonfinite=on, 3 steps, its first step twice",
-    "This is None; a tuple or a list or a text is wanted. Write a tuple of texts, as in (\"first\", \"second\"), or (\"only\",)",
+    'This is None; a tuple or a list or a text is wanted. Write a tuple of texts, as in ("first", "second"), or ("only",)',
     str(unknown("setting", "loss.betta", ["loss.beta", "loss.delta"])),
 ]
 """Texts of checks that train, and of errors."""
