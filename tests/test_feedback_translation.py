@@ -1,4 +1,4 @@
-"""Feedback in Chinese: every text that the course can put into a finding has a translation, and nothing else has one."""
+"""Feedback in Chinese: a translation for every text that the course can put into a finding, and for nothing else."""
 
 import ast
 import re
@@ -16,6 +16,8 @@ from grpo_lab.course.exercises import Finding
 from grpo_lab.course.labs.lab_03_error_chain.cases import CHAIN
 from grpo_lab.course.labs.lab_04_guards.page import ALONE, SURVIVE
 from grpo_lab.errors import NotYet, unknown
+from grpo_lab.grading.results import NOT_REACHED
+from grpo_lab.grading.sandbox import tiers
 from tests.grading import fairness
 
 COURSE = Path(grpo_lab.course.__file__).parent
@@ -47,7 +49,23 @@ NO_FEEDBACK = {
 }
 LOGS = re.compile(r"Error: |Traceback|\.cu:|/cuda/|failed\.\n|step 41|rewards: |\\|\[\[0, 1|probability tensor")
 """Inputs of an exercise about messages, patterns, and data."""
+TRUST = {
+    "{}. An answer runs in a process of its own with caps on time, memory, processes and output. It can open "
+    "no socket and make, change or delete no file. It receives only inputs; scoring happens outside. {} Not contained "
+    "in any tier: flaws of the kernel, timing side channels, and the source of this package, which students "
+    "have anyway.",
+    *(f"{tier.name[0].upper()}{tier.name[1:]}" for tier in tiers.TIERS.values()),
+    tiers.BUBBLEWRAP.contained,
+    tiers.PROCESS.contained.replace(tiers._USER, "{}"),
+    "It runs as a user of its own.",
+    "It runs as YOU: it can read your files, the grader's secret and other submissions among them, and end your "
+    "processes.",
+    NOT_REACHED,
+    "code that runs within the limits",
+}
+"""Texts of grading that reports show beside the findings."""
 ELSEWHERE = {
+    *TRUST,
     "unknown {} {}; did you mean {}? Known: {}",
     "unknown {} {}. Known: {}",
     "a tensor of shape {}, beginning {}, {}",
@@ -152,7 +170,7 @@ TRIALS = [
     "grad_norm 812 and kl 3 in steps kept",
     "grad_norm below 10 or kl below 2 in every step kept",
     "held-out reward 0.31 to 0.33, 0.02 more, 12 updates",
-    "held-out reward 0.31 to 0.33, 0.02 more, 12 updates; in another run 0.3 to 0.31, 0.01 more; 0.015 more in the mean",
+    "held-out reward 0.3 to 0.3, 0 more, 12 updates; in another run 0.3 to 0.31, 0.01 more; 0.005 more in the mean",
     "a rise above 0.04, in one run or in the mean of two",
     "7 of 12 healthy steps were refused: a limit of a guard is too low.",
     "cosine above 0.999, norm 0.99 to 1.01 times",
@@ -164,7 +182,7 @@ TRIALS = [
     "no function named k3; defined are k1, k2",
     "a tensor of shape (8, 7), beginning [0, 0, 0], float32",
     "zero-times-infinity with guards.skip_nonfinite=on, 3 steps, its first step twice",
-    'This is None; a tuple or a list or a text is wanted. Write a tuple of texts, as in ("first", "second"), or ("only",)',
+    'This is None; a tuple or a list is wanted. Write a tuple of texts, as in ("first", "second"), or ("only",)',
     str(unknown("setting", "loss.betta", ["loss.beta", "loss.delta"])),
 ]
 """Texts of checks that train, and of errors."""
