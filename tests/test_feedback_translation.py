@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import grpo_lab.course
+import grpo_lab.grading
 from grpo_lab.analysis.matrix.results import Fate
 from grpo_lab.config.catalog import scenario
 from grpo_lab.config.user_code import executed
@@ -20,7 +21,7 @@ from grpo_lab.grading.results import NOT_REACHED
 from grpo_lab.grading.sandbox import tiers
 from tests.grading import fairness
 
-COURSE = Path(grpo_lab.course.__file__).parent
+COURSE, GRADING = (Path(room.__file__).parent for room in (grpo_lab.course, grpo_lab.grading))
 OTHERS = sorted(path.stem for path in (translation.data_directory() / "translations").glob("*.toml"))
 FOR_AUTHORS = {"exercises.py", "mysteries.py", "pages.py", "progress.py", "registry.py", "translation.py"}
 """Modules whose texts are errors for the authors of a lab, or files."""
@@ -104,6 +105,21 @@ def of_the_code():
 
 
 @cache
+def of_grading():
+    """The notes of a grader about a cell, and the ends of an answer in the sandbox."""
+    notes = {"its cell", "other cells", "waits for", "two cells", "{} cells", "{} have", "{} begin"}
+    ends = {"it ended", "unknown exit", "exit code", "neither a value"}
+    rows = (("notebooks.py", notes), ("sandbox/box.py", ends))
+    found = {
+        start: [each for each in literals(GRADING / name) if each.startswith(start)]
+        for name, starts in rows
+        for start in starts
+    }
+    assert all(found.values()), found
+    return {text for texts in found.values() for text in texts}
+
+
+@cache
 def of_the_table(language):
     return translation._read(translation.data_directory() / "translations" / f"{language}.toml")["feedback"]
 
@@ -111,13 +127,13 @@ def of_the_table(language):
 @pytest.mark.parametrize("language", OTHERS)
 def test_every_text_of_the_feedback_has_a_translation(language):
     assert of_the_code() - of_the_table(language).keys() - set(CHAIN) == set()
-    assert ELSEWHERE - of_the_table(language).keys() == set()
+    assert (ELSEWHERE | of_grading()) - of_the_table(language).keys() == set()
 
 
 @pytest.mark.parametrize("language", OTHERS)
 def test_every_translation_has_its_text(language):
     joints = {" and ", " or "}
-    assert of_the_table(language).keys() - of_the_code() - ELSEWHERE - joints - set(CHAIN) == set()
+    assert of_the_table(language).keys() - of_the_code() - ELSEWHERE - of_grading() - joints - set(CHAIN) == set()
 
 
 @pytest.mark.parametrize("language", OTHERS)

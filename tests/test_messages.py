@@ -74,7 +74,7 @@ def asked_by_reports() -> set[str]:
     """The keys that templates and Gradescope's report ask for: word("key"), word.count("thing", …) and statuses."""
     folder = Path(pages.__file__).parent
     sources = [path.read_text(encoding="utf-8") for path in (*folder.rglob("*.html"), folder / "gradescope.py")]
-    keys = {f"report.{key}" for source in sources for key in re.findall(r"word\([\"'](\w+)", source)}
+    keys = {f"report.{key}" for source in sources for key in re.findall(r"word(?:\.before)?\([\"'](\w+)", source)}
     things = {thing for source in sources for thing in re.findall(r"count\([\"'](\w+)", source)}
     statuses = {f"report.status.{status}" for status in pages.STATUSES}
     details = {f"report.{name}" for name in ("got", "expected", "why", "right", "wrong")}

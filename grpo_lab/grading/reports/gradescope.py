@@ -56,8 +56,8 @@ def _about(result: Result, word: Words) -> str:
     earned = {"points": number(result.score), "most": number(result.out_of)}
     lines = [word("about", lab=result.lab or word("no_lab"), attempt=result.attempt, **earned)]
     if result.problem:
-        lines.append(f"{word('nothing_graded')} {shortened(result.problem)}")
-    lines += [f"{word('warning')} {shortened(warning)}" for warning in result.warnings]
+        lines.append(word.before("nothing_graded", shortened(result.problem)))
+    lines += [word.before("warning", shortened(warning)) for warning in result.warnings]
     if result.by_hand:
         points = sum(mark.out_of for mark in result.by_hand)
         texts = word.count("text", len(result.by_hand))
@@ -90,5 +90,5 @@ def _lines(mark: Mark, word: Words) -> list[str]:
 
 def _about_finding(found: Finding, word: Words) -> list[str]:
     details = {} if found.right else {"got": found.got, "expected": found.expected, "why": found.why}
-    head = f"{word('right' if found.right else 'wrong')} {shortened(found.what)}"
+    head = word.before("right" if found.right else "wrong", shortened(found.what))
     return [head, *(f"    {word(name):9} {shortened(text)}" for name, text in details.items() if text or name != "why")]

@@ -34,6 +34,15 @@ class Words:
         """
         return self._texts[key].format(**values)
 
+    def before(self, key: str, text: str) -> str:
+        """A text behind a label, with a space between them where the label ends with a narrow sign.
+
+        >>> Words("en").before("wrong", "one NaN"), Words("zh").before("wrong", "一个 NaN")
+        ('wrong: one NaN', '答错：一个 NaN')
+        """
+        label = self(key)
+        return f"{label}{'' if label.endswith('：') else ' '}{text}"
+
     def count(self, thing: str, number: int) -> str:
         """A number of notebooks, texts, exercises, students or files.
 
