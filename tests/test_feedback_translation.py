@@ -21,7 +21,7 @@ from grpo_lab.grading.results import NOT_REACHED
 from grpo_lab.grading.sandbox import tiers
 from tests.grading import fairness
 
-COURSE, GRADING = (Path(room.__file__).parent for room in (grpo_lab.course, grpo_lab.grading))
+COURSE, GRADING = (Path(str(room.__file__)).parent for room in (grpo_lab.course, grpo_lab.grading))
 OTHERS = sorted(path.stem for path in (translation.data_directory() / "translations").glob("*.toml"))
 FOR_AUTHORS = {"exercises.py", "mysteries.py", "pages.py", "progress.py", "registry.py", "translation.py"}
 """Modules whose texts are errors for the authors of a lab, or files."""
@@ -90,7 +90,7 @@ def literals(path):
         if isinstance(node, ast.JoinedStr):
             left_out |= {id(part) for part in node.values}
             left_out |= {id(part.format_spec) for part in node.values if isinstance(part, ast.FormattedValue)}
-            yield "".join(part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in left_out:
             yield node.value
 
