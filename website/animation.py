@@ -24,8 +24,8 @@ TIMES = 3
 LARGEST = 1_000_000
 """Bytes of the file at most."""
 ALT = (
-    f"Two runs, step by step. In step {BREAKS_IN} one reward is NaN. Without a guard, norm and reward are NaN then, and "
-    f"the run crashes. With {GUARD} the second run passes this step under a mark with the guard's name, and its "
+    f"Two runs, step by step. In step {BREAKS_IN} one reward is NaN. Without a guard, norm and reward are then NaN "
+    f"and the run crashes. With {GUARD} the second run passes this step under a mark with the guard's name, and its "
     "reward goes on rising."
 )
 
