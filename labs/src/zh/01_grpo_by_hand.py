@@ -52,6 +52,10 @@
 # 你的函数接收形状为 (P, G) 的奖励，返回同样形状的优势。训练器还会传入 `scorable`：它标出哪些回答有奖励。
 # 这里所有回答都有奖励，可以不管它。单元格里还有第二个函数 `flipped`：你的函数，符号取反。请保留它，后面的单元格要用。
 
+# %%
+# %%exercise advantages
+"""每组的 (r - mean) / (std + eps)；奖励相等或只有一个成员的组恰好为零。"""
+
 # %% [markdown]
 # ## 3. 两次运行：你的函数，以及符号取反的同一个函数
 #
@@ -79,10 +83,18 @@
 # 这是算法的核心。`logprobs` 和 `old_logprobs` 的形状是 (B, T)。`advantages` 的形状是 (B,)：每个回答一个值，
 # 由它的所有 token 共用。界限有两个：下侧是 `epsilon`，上侧是 `epsilon_high`。
 
+# %%
+# %%exercise policy_loss
+"""(B, T)：每个 token 的 -min(ratio A, clip(ratio, 1 - epsilon, 1 + epsilon_high) A)。"""
+
 # %% [markdown]
 # ## 5. 不用微积分检查梯度
 #
 # 公式很容易只写对一半。要检查它的梯度，可以向两侧各走一小步 `h`，这就是*中心差分*。请为任意的一元函数写出它。
+
+# %%
+# %%exercise slope
+"""f 在 x - h 和 x + h 之间的斜率。"""
 
 # %% [markdown]
 # 现在把它和 PyTorch 对你的 `policy_loss` 求出的梯度比较，一次一个 token。所有 token 采样时的对数概率都是 -10。
@@ -102,6 +114,10 @@
 # - `constant`：总和除以回答数与宽度之积（Dr. GRPO）。宽度与各回答的长度无关：训练器用的是 `sampling.max_completion_length`。
 #
 # `mask` 在参与训练的 token 处为 1。在它为 0 的地方，`per_token` 可以是任何值，甚至是 NaN。
+
+# %%
+# %%exercise aggregate
+"""(B, T), (B, T) -> 一个数：how 是 "token"、"sequence" 或 "constant"。"""
 
 # %% [markdown]
 # 单个 token 的权重，一个在长度为 2 个 token 的回答里，一个在 8 个 token 的回答里：

@@ -92,6 +92,10 @@
 # 不是。`torch.multinomial` 在抽样之前，对**全部**数一起做一次检查。结果是只含**一个**布尔值的张量。
 # 在 GPU 上，内核随后断言这个布尔值，也就是它的 `input[0]`，不为 0。请写出这个检查。
 
+# %%
+# %%exercise accepts
+"""如果 torch.multinomial 会抽取，返回 True：张量里没有 NaN、inf 或小于 0 的数。"""
+
 # %% [markdown]
 # logits 有限时，softmax 会违反这条规则吗？不会：它的输出在 0 和 1 之间，总和为 1。
 # 所以，有一行遭到拒绝，就说明 logits 已经损坏，而原因还在更前面，在权重里。
@@ -117,6 +121,10 @@
 # 微软的编译器打印条件本身，其他编译器打印那段文字。在 CUDA 上，随后还有一段 Python 的 traceback，`device-side assert triggered`。
 # 它写的是程序当时已经走到的那一行。先设置 `CUDA_LAUNCH_BLOCKING=1`，再相信那一行。写一个函数来读这样的日志。
 
+# %%
+# %%exercise face
+"""返回日志所显示的那种面貌的名称，或者 "other"。"""
+
 # %% [markdown]
 # ## 7. 打断链条：先检查是否有限的防护
 #
@@ -125,6 +133,10 @@
 # %% [markdown]
 # 唯一一次应当拒绝的更新，偏偏让这个防护放了过去。请重写它。这个防护在梯度阶段起作用，得到的是裁剪之前的范数，
 # 返回 `Outcome(value)`（继续），或者带有裁决和原因的 outcome。
+
+# %%
+# %%exercise finite_first
+"""拒绝范数超过 10、为无穷大或为 NaN 的更新。"""
 
 # %% [markdown]
 # 现在，在同一次运行中用你的防护代替报告中的防护：

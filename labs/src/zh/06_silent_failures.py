@@ -61,6 +61,10 @@
 # 参与训练的 token，`part.mask` 为 1。这次更新必须**与对整个批次做一次更新相同**：用的是所有参与训练的 token 的均值。
 # 各微批次的 token 数不同，而且可能还留有旧的梯度。
 
+# %%
+# %%exercise one_update
+"""用所有部分中所有参与训练的 token 的平均损失做一次优化器更新。"""
+
 # %% [markdown]
 # 你第一次写的时候，是不是除以了微批次的个数？transformers 的 `Trainer` 直到 2024 年十月也是这样做的。
 # 微批次长度相等时，这个缺陷没有任何影响。
@@ -70,6 +74,10 @@
 # 短的回答之后是填充。掩码标出采样得到的 token：**从头到第一个结束 token 为止，包括这个结束 token。**
 # 许多模型把同一个 token 既用作结束又用作填充。按 token 做的掩码（`tokens != pad`）会把真正的结束 token 也去掉，
 # 模型就永远学不会停下来。没有掩码，模型则会学着输出填充。
+
+# %%
+# %%exercise completion_mask
+"""(B, T) 的 token 编号 -> (B, T) 的 bool：到第一个结束 token 为止（包括它）为 True。"""
 
 # %% [markdown]
 # `of_the_batch` 的签名是训练程序所要求的；256 是小模型的结束 token。下面是一次用你的掩码的运行，
@@ -83,6 +91,10 @@
 #
 # 许多训练程序不记录采样程序与训练程序之间的差，尽管它非常有用。采样程序知道自己抽取每个 token 时的对数概率
 # （`sampling_logprobs`）。训练程序自己另算一份（`old_logprobs`）。两者必须一致。
+
+# %%
+# %%exercise mismatch
+"""参与训练的 token 上的平均和最大绝对差，单位奈特（mask 是 bool）：两个数。"""
 
 # %% [markdown]
 # 下一次运行里，设置的温度从未到达采样程序。每个对数概率都按配置的 0.5 计算，但采样程序不读设置它的那个地方
@@ -112,6 +124,10 @@
 #
 # 把你的观察写成函数。它的输入是一次运行的记录，一个字典，例如 `table["dropout"].to_dict()`，返回原因的名称。
 # 检查程序会传入十四份你没有见过的记录。
+
+# %%
+# %%exercise which
+"""返回 healthy、zeroed、step_inside、no_spread、temperature、padding 或 dropout。"""
 
 # %% [markdown]
 # 有了这几行代码，你在八步之后就能发现这样的故障，而不是一个星期之后。`grpo-lab diagnose <log>`

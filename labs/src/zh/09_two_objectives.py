@@ -54,6 +54,10 @@
 # 余弦低于 0 的意思是：沿一个目标的梯度走一小步，会使另一个目标变差。请写出这个数。
 # 梯度是一个列表，每个参数对应一个张量；目标没有用到的参数对应 `None`。
 
+# %%
+# %%exercise cosine
+"""两个梯度夹角的余弦，类型为 float；None 视为 0。其中一个为 0 时返回 0.0。"""
+
 # %% [markdown]
 # ## 2. H = 0.000
 #
@@ -92,6 +96,13 @@
 # 现在写出报告中的这个函数，但不带它的缺陷。向量里依次存放所有参数的元素。
 # 每个目标各调用一次这个函数，并带上该目标的权重。
 
+# %%
+# %%exercise set_grads
+"""把 weight x 扁平向量中对应的部分加到每个参数的 .grad 上；.grad 可能是 None。
+
+    不要改动 `vector`。
+    """
+
 # %% [markdown]
 # 同一个缺陷，放到这个实验最初的那一对目标上，先算 F，后算 H：
 
@@ -114,6 +125,11 @@
 # 每个 beta 按自己的 KL 的相对误差移动，幅度是误差的十分之一。目标值取区间的几何中点，
 # $\sqrt{\text{low} \cdot \text{high}}$。KL 可能是 NaN、inf，也可能缺失（这一步没有该目标的提示）。
 
+# %%
+# %%exercise next_betas
+"""{name: beta x (1 + 0.1 x error)}，error：kl / sqrt(low x high) - 1，限制在 ±0.2 之内；beta 在 0.002 到 4 之间。
+    KL 缺失或非有限时，beta 不变。betas 和 kls：{name: 数}，bands：{name: (low, high)}。"""
+
 # %% [markdown]
 # 防护 `adaptive_beta` 里就有这个控制器。在 48 步之内，这么小的移动来得太迟，所以这里 `gain` 设为 0.3，
 # 再由 `proportional` 加上一个立即起作用的因子。
@@ -133,6 +149,10 @@
 #
 # PCGrad（Yu 等，2020）只在梯度冲突之处改动它：当 $f \cdot h < 0$ 时，$f$ 去掉自己沿 $h$ 方向的分量，
 # 即 $\frac{f \cdot h}{h \cdot h} h$，$h$ 则去掉沿原来的 $f$ 方向的分量。这一步是两者之和。
+
+# %%
+# %%exercise without_conflict
+"""按 PCGrad 求两个扁平梯度之和；f · h 不小于 0 时直接相加，NaN 时也是如此。"""
 
 # %% [markdown]
 # 在这里，直接相加会与 H 相背；PCGrad 的一步对两者都有利。放到整次运行里，它会改变什么？先猜，再运行单元格。
