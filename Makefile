@@ -4,7 +4,7 @@ OUT ?= benchmarks/results
 # Threads that wait without spinning: on a busy machine two of them are otherwise many times slower than one.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test lab check slow wheel gpu gpu-1 gpu-2 gpu-3 bench instructor
+.PHONY: demo test lab check slow wheel site gpu gpu-1 gpu-2 gpu-3 bench instructor
 .NOTPARALLEL:  # two stamps would run pip in one .venv at the same time
 
 demo: .venv/.core
@@ -25,7 +25,7 @@ check: .venv/.dev
 	$(MAKE) test
 
 # Longer runs of the same, and the tests with TRL, which the extra `bench` brings. CI runs them after `make check`.
-slow: .venv/.dev .venv/.bench .venv/.packages
+slow: .venv/.dev .venv/.bench .venv/.site .venv/.packages
 	$(PYTEST) -m "slow or trl"
 
 # Builds the wheel into dist/ and tries it in an environment and in folders without the checkout.
@@ -33,6 +33,10 @@ wheel: .venv/.dev
 	rm -f dist/*.whl
 	.venv/bin/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	OMP_NUM_THREADS=1 GRPO_LAB_WHEEL="$$(echo dist/*.whl)" .venv/bin/pytest tests/test_wheel.py
+
+# The static site: labs with their outputs, docs and measurements in build/site/html. The first time takes minutes.
+site: .venv/.site
+	OMP_NUM_THREADS=1 .venv/bin/python -m website
 
 # The system's Python: a GPU machine brings its own torch, at its own version, so warnings there are not errors. Each of
 # the three calls adds to gpu.json, so that they can be made one at a time; a failure of one does not stop the next.

@@ -9,6 +9,7 @@ import pytest
 
 import grpo_lab.course
 import grpo_lab.grading
+from grpo_lab import messages
 from grpo_lab.analysis.matrix.results import Fate
 from grpo_lab.config.catalog import scenario
 from grpo_lab.config.user_code import executed
@@ -22,7 +23,7 @@ from grpo_lab.grading.sandbox import tiers
 from tests.grading import fairness
 
 COURSE, GRADING = (Path(str(room.__file__)).parent for room in (grpo_lab.course, grpo_lab.grading))
-OTHERS = sorted(path.stem for path in (translation.data_directory() / "translations").glob("*.toml"))
+OTHERS = [name for name in messages.languages() if name != messages.ENGLISH]
 FOR_AUTHORS = {"exercises.py", "mysteries.py", "pages.py", "progress.py", "registry.py", "translation.py"}
 """Modules whose texts are errors for the authors of a lab, or files."""
 NO_FEEDBACK = {
@@ -121,7 +122,7 @@ def of_grading():
 
 @cache
 def of_the_table(language):
-    return translation._read(translation.data_directory() / "translations" / f"{language}.toml")["feedback"]
+    return translation.table(language)
 
 
 @pytest.mark.parametrize("language", OTHERS)

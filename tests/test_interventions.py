@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch import tensor
 
+from grpo_lab import messages
 from grpo_lab.algorithm.batch import Batch
 from grpo_lab.algorithm.losses import clipped_surrogate
 from grpo_lab.config.catalog import preset
@@ -34,7 +35,6 @@ from grpo_lab.training.learner import Learner
 from grpo_lab.training.recorder import Recorder
 from grpo_lab.training.registry import arrange, carry_over
 from grpo_lab.training.snapshots import Snapshots
-from grpo_lab.ui.widgets import messages
 
 INF, NAN = math.inf, math.nan
 COEFFICIENTS = Coefficients(3e-4, 0.02, 0.2, None, 1e-8)

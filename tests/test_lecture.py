@@ -12,12 +12,12 @@ from grpo_lab import cli
 from grpo_lab.cli import jupyterlab as command
 from grpo_lab.config.catalog import preset, scenario
 from grpo_lab.events import Stepped
+from grpo_lab.messages import VARIABLE
 from grpo_lab.runs import recordings
 from grpo_lab.runs.session import Session
 from grpo_lab.runs.summary import Learned, progress_of
 from grpo_lab.ui.widgets.keyboard import Keyboard
 from grpo_lab.ui.widgets.lecture import HEALTHY, KEYS, SCENARIOS, Lecture, recording, training
-from grpo_lab.ui.widgets.messages import VARIABLE
 
 
 @pytest.fixture

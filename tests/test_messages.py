@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from grpo_lab import messages
 from grpo_lab.errors import ConfigError
 from grpo_lab.grading.reports import pages
-from grpo_lab.ui.widgets import messages
 
-PACKAGE = Path(messages.__file__).parents[1]
+PACKAGE = Path(messages.__file__).parent
 ENGLISH = messages.catalogue("en")
 OTHERS = [name for name in messages.languages() if name != "en"]
 
@@ -21,15 +21,16 @@ def placeholders(words: str) -> set[str]:
 
 
 def asked_for(source: str):
-    """(pattern of the key, names of the values) of each call of `text` in a module.
+    """(pattern of the key, names of the values) of each call of `text` and `text_in` in a module.
 
     A part of a key that is known only when the program runs, as in text(f"status.{name}"), stands for any word.
     """
     for node in ast.walk(ast.parse(source)):
         name = node.func if isinstance(node, ast.Call) else None
-        if not isinstance(node, ast.Call) or (getattr(name, "id", "") or getattr(name, "attr", "")) != "text":
+        place = {"text": 0, "text_in": 1}.get(getattr(name, "id", "") or getattr(name, "attr", ""))
+        if not isinstance(node, ast.Call) or place is None:
             continue
-        key = node.args[0]
+        key = node.args[place]
         if not isinstance(key, ast.Constant | ast.JoinedStr):
             continue  # chosen from strings nearby: see `named`
         parts = key.values if isinstance(key, ast.JoinedStr) else [key]
@@ -50,8 +51,8 @@ NAMED = set().union(*map(named, ASKING.values()))
 
 
 def test_the_scan_reads_keys_and_values():
-    source = 'text("a.b", n=1); messages.text(f"c.{name}.d"); text("e", **values); other("f")'
-    assert list(asked_for(source)) == [(r"a\.b", {"n"}), (r"c\.[^.]+\.d", set()), ("e", None)]
+    source = 'text("a.b", n=1); messages.text(f"c.{name}.d"); text("e", **values); other("f"); text_in("zh", "g")'
+    assert list(asked_for(source)) == [(r"a\.b", {"n"}), (r"c\.[^.]+\.d", set()), ("e", None), ("g", set())]
 
 
 @pytest.mark.parametrize("other", OTHERS)

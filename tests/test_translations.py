@@ -5,6 +5,7 @@ from html import escape, unescape
 
 import pytest
 
+from grpo_lab import messages
 from grpo_lab.analysis.run_state import fold
 from grpo_lab.analysis.screen_words import describe
 from grpo_lab.config.algorithms import algorithm_names
@@ -13,7 +14,7 @@ from grpo_lab.events import Action, Ended, Evaluated, LinkNote, Stage, Started, 
 from grpo_lab.paths import data_tables
 from grpo_lab.runs.crashes import classify_crash
 from grpo_lab.training.guards import GUARDS
-from grpo_lab.ui.widgets import html, lecture, messages, switches
+from grpo_lab.ui.widgets import html, lecture, switches
 from grpo_lab.ui.widgets.sliders import SLIDERS, SliderRow
 
 CHINESE = re.compile(r"[\u4e00-\u9fff]")

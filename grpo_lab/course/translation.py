@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 from grpo_lab.course import registry
 from grpo_lab.course.exercises import Finding
-from grpo_lab.paths import data_directory
+from grpo_lab.messages import ENGLISH, catalogue
 
-ENGLISH = "en"
 _PLACE = re.compile(r"\{(\w*)[^{}' ]*\}")
 """A placeholder, with its name if it has one; the format behind the name belongs to the code."""
 _NAMES = re.compile(r"[^\s,;:]+( [-+.\de]+| nan| inf)?")
@@ -114,11 +113,11 @@ def _filled(template: str, given: Mapping[str, str]) -> str:
 @functools.cache
 def _table(language: str) -> tuple[Mapping[str, str], Mapping[str, str], Sequence[Phrase]]:
     """Whole texts, texts that stand between two parts, and phrases with placeholders, the most literal ones first."""
-    table = texts(language)
-    exact = {english: words for english, words in table.items() if not _PLACE.search(english)}
+    every = texts(language)
+    exact = {english: words for english, words in every.items() if not _PLACE.search(english)}
     separators = {": ": "：", ", ": "，", **{english: exact[english] for english in (" and ", " or ")}}
-    templates = sorted(table.keys() - exact.keys(), key=_rank)
-    return exact, separators, [_phrase(english, table[english]) for english in templates]
+    templates = sorted(every.keys() - exact.keys(), key=_rank)
+    return exact, separators, [_phrase(english, every[english]) for english in templates]
 
 
 def _rank(english: str) -> tuple[bool, int, str]:
@@ -136,14 +135,19 @@ def _phrase(english: str, words: str) -> Phrase:
 
 def texts(language: str) -> dict[str, str]:
     """Every English text of a finding with its translation: those of the code, and those of the labs' test inputs."""
-    path = data_directory() / "translations" / f"{language}.toml"
-    found: dict[str, str] = dict(_read(path)["feedback"])
+    found = table(language)
     for lab in registry.LABS:
         folder = Path(__file__).parent / "labs" / f"lab_{lab}"
         if (folder / "texts.toml").exists():
             english, other = _read(folder / "texts.toml"), _read(folder / f"texts.{language}.toml")
             found |= {text: words for key in english for text, words in zip(english[key], other[key], strict=True)}
     return found
+
+
+def table(language: str) -> dict[str, str]:
+    """The texts of the code with their translations, [feedback] of data/translations/<language>.toml."""
+    words = catalogue(language, "translations").items()
+    return {key.removeprefix("feedback."): said for key, said in words if key.startswith("feedback.")}
 
 
 def _read(path: Path) -> dict[str, Mapping[str, str]]:

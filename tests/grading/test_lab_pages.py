@@ -43,7 +43,7 @@ def test_the_guide_to_grading_counts_exercises_and_points():
 
 
 def test_every_file_belongs_to_a_lab():
-    assert sorted(path.name for path in TEXTS.iterdir()) == [f"{name}.toml" for name in LABS]
+    assert sorted(path.name for path in TEXTS.glob("*.toml")) == [f"{name}.toml" for name in LABS]
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_tables_are_english_in_every_language(tmp_path):
 
 def test_an_unknown_language_is_named():
     assert words.of("zh_CN") is words.of("zh") and words.of("") is words.of("en")
-    with pytest.raises(ConfigError, match=r"unknown language 'fr'. Known: en, zh"):
+    with pytest.raises(ConfigError, match=r"unknown language in GRPO_LAB_LANG 'fr'. Known: en, zh"):
         words.of("fr")
 
 

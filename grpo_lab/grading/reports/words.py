@@ -1,30 +1,20 @@
 """The fixed words of reports in a language: [report] of data/messages/<language>.toml. Findings are in course/."""
 
 import functools
-import tomllib
-from collections.abc import Mapping
 from typing import Any
 
+from grpo_lab import messages
 from grpo_lab.course import translation
 from grpo_lab.course.exercises import Finding
-from grpo_lab.errors import unknown
-from grpo_lab.paths import data_directory
-
-ENGLISH = translation.ENGLISH
+from grpo_lab.messages import ENGLISH
 
 
 class Words:
     """The words of one language. Raises ConfigError for a language without a file."""
 
     def __init__(self, language: str) -> None:
-        folder = data_directory() / "messages"
-        known = sorted(path.stem for path in folder.glob("*.toml"))
-        if language not in known:
-            raise unknown("language", language, known)
+        messages.catalogue(language)
         self.language = language
-        self._texts: Mapping[str, Any] = tomllib.loads((folder / f"{language}.toml").read_text(encoding="utf-8"))[
-            "report"
-        ]
 
     def __call__(self, key: str, **values: Any) -> str:
         """The text of a key, with values in place of its {placeholders}.
@@ -32,7 +22,7 @@ class Words:
         >>> Words("en")("up_to", most=2), Words("zh")("up_to", most=2)
         ('up to 2', '最多 2 分')
         """
-        return self._texts[key].format(**values)
+        return messages.text_in(self.language, f"report.{key}", **values)
 
     def before(self, key: str, text: str) -> str:
         """A text behind a label, with a space between them where the label ends with a narrow sign.
@@ -49,7 +39,7 @@ class Words:
         >>> Words("en").count("notebook", 1), Words("en").count("notebook", 2), Words("zh").count("notebook", 2)
         ('1 notebook', '2 notebooks', '2 份笔记本')
         """
-        return self._texts["one" if number == 1 else "many"][thing].format(count=number)
+        return self(f"{'one' if number == 1 else 'many'}.{thing}", count=number)
 
     def status(self, status: str) -> str:
         """The status of a mark.
@@ -57,7 +47,7 @@ class Words:
         >>> Words("zh").status("by hand")
         '待人工评分'
         """
-        return self._texts["status"][status]
+        return self(f"status.{status}")
 
     def said(self, text: str) -> str:
         """A text that an exercise gave, such as a reason or a note; one without a translation stays English."""

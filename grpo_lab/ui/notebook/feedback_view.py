@@ -14,11 +14,11 @@ from grpo_lab.course.evaluate import all_right, folded
 from grpo_lab.course.exercises import Exercise, Finding
 from grpo_lab.course.translation import in_language
 from grpo_lab.events import Ended, Event, Started, Stepped
+from grpo_lab.messages import language
 from grpo_lab.runs.notebook_mode import headless, without_answers
 from grpo_lab.runs.summary import summary
 from grpo_lab.ui.console import in_numbers
 from grpo_lab.ui.notebook.predictions import Verdict
-from grpo_lab.ui.widgets.messages import language
 
 NOT_YET = "✗ not yet"
 _GIVEN = ("prediction", "text")

@@ -11,9 +11,9 @@ import ipywidgets
 from grpo_lab.analysis.run_state import Screen
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import unknown
+from grpo_lab.messages import text
 from grpo_lab.ui.widgets import html, parts
 from grpo_lab.ui.widgets.browser_part import BrowserPart
-from grpo_lab.ui.widgets.messages import text
 from grpo_lab.ui.widgets.sliders import SLIDERS, SliderRow
 from grpo_lab.ui.widgets.sources import STYLE, Sources
 from grpo_lab.ui.widgets.switches import Switches

@@ -7,9 +7,9 @@ from typing import Any
 
 from grpo_lab.analysis.run_state import fold
 from grpo_lab.errors import RunError
+from grpo_lab.messages import text
 from grpo_lab.runs.run_folder import EVENTS, LOCK
 from grpo_lab.runs.session import Session
-from grpo_lab.ui.widgets.messages import text
 
 _NEWEST = 30
 FIGURE = "figure.png"

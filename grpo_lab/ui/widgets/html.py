@@ -10,9 +10,9 @@ from html import escape
 from grpo_lab.analysis.run_state import CURVES, Screen, shown
 from grpo_lab.analysis.screen_words import describe, tone
 from grpo_lab.analysis.tally import by_design
+from grpo_lab.messages import reworded, text, translated
 from grpo_lab.metrics import LINKS, METRICS, of_run
 from grpo_lab.runs.first_break import ChainBreak
-from grpo_lab.ui.widgets.messages import reworded, text, translated
 
 _PICTURE_STYLE = """<style>.jp-OutputArea-child:has(+ .jp-OutputArea-child .grpo-lab-picture)
 .jp-OutputArea-output.jupyter-widgets:not(:has(*)) { display: none }

@@ -10,10 +10,10 @@ import ipywidgets
 
 from grpo_lab.config.catalog import Heal, preset, scenario
 from grpo_lab.config.schema import Config
+from grpo_lab.messages import text, translated
 from grpo_lab.runs import recordings
 from grpo_lab.ui.widgets import parts
 from grpo_lab.ui.widgets.keyboard import Keyboard
-from grpo_lab.ui.widgets.messages import text, translated
 from grpo_lab.ui.widgets.panel import Panel
 
 SCENARIOS = (

@@ -15,12 +15,12 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
 from grpo_lab.analysis.run_state import CURVES, Screen, Series
+from grpo_lab.messages import language
 from grpo_lab.ui.plots import curves, strip
 from grpo_lab.ui.plots.of_objectives import rows_of
 from grpo_lab.ui.plots.scales import Scale, scale_of
 from grpo_lab.ui.plots.style import DRAWING, FINE, Canvas, chinese_font, legible, name_runs, new_figure
 from grpo_lab.ui.widgets import html
-from grpo_lab.ui.widgets.messages import language
 from grpo_lab.ui.widgets.png import png
 
 DPI = 90

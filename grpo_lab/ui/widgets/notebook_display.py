@@ -6,7 +6,7 @@ from typing import Any
 from IPython.core.getipython import get_ipython
 from IPython.display import HTML, DisplayHandle, display
 
-from grpo_lab.ui.widgets.messages import text
+from grpo_lab.messages import text
 
 
 def cell() -> int:

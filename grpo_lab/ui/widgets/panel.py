@@ -12,6 +12,7 @@ from grpo_lab.analysis.run_state import fold
 from grpo_lab.config.catalog import preset as preset_config
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import GrpoLabError, RunError
+from grpo_lab.messages import reworded, text
 from grpo_lab.models import loading
 from grpo_lab.runs import notebook_mode, recordings
 from grpo_lab.runs.session import Session
@@ -20,7 +21,6 @@ from grpo_lab.ui.widgets import exports, notebook_display
 from grpo_lab.ui.widgets.controls_view import ControlsView
 from grpo_lab.ui.widgets.displayed import Displayed
 from grpo_lab.ui.widgets.live import LiveFigure
-from grpo_lab.ui.widgets.messages import reworded, text
 from grpo_lab.ui.widgets.render_state import RenderState
 from grpo_lab.ui.widgets.runner import Run, Runner
 from grpo_lab.ui.widgets.sources import config_of

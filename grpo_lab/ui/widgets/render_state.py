@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from grpo_lab.analysis.run_state import Fold, Screen
 from grpo_lab.errors import RunError
 from grpo_lab.events import Event, Stepped
+from grpo_lab.messages import text
 from grpo_lab.ui.widgets.controls_view import ControlsView
 from grpo_lab.ui.widgets.live import LiveFigure
-from grpo_lab.ui.widgets.messages import text
 from grpo_lab.ui.widgets.render_thread import RenderThread
 
 WORDS_EVERY = 1.0

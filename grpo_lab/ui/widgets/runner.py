@@ -13,13 +13,13 @@ from grpo_lab.analysis.run_state import fold
 from grpo_lab.config.changes import live_changes
 from grpo_lab.config.schema import LIVE_SECTIONS, Config
 from grpo_lab.errors import ConfigError, GrpoLabError
+from grpo_lab.messages import text
 from grpo_lab.runs import checkpoints, child_pool, notebook_mode, run_folder
 from grpo_lab.runs.child import Child
 from grpo_lab.runs.record import View
 from grpo_lab.runs.session import Session
 from grpo_lab.training.registry import validated
 from grpo_lab.ui.widgets import html
-from grpo_lab.ui.widgets.messages import text
 
 CHECKPOINT_MINUTES = 0.1
 

@@ -8,9 +8,9 @@ import ipywidgets
 
 from grpo_lab.config.fields import OneOf, Setting, settings_of
 from grpo_lab.config.schema import LIVE_SECTIONS, SECTIONS, Config
+from grpo_lab.messages import text, translated
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.ui.widgets import parts
-from grpo_lab.ui.widgets.messages import text, translated
 
 
 class Slider(NamedTuple):

@@ -8,8 +8,8 @@ import ipywidgets
 
 from grpo_lab.config import algorithms, catalog
 from grpo_lab.config.schema import Config
+from grpo_lab.messages import text, translated
 from grpo_lab.ui.widgets import html, parts
-from grpo_lab.ui.widgets.messages import text, translated
 
 STYLE = {"description_width": "84px"}
 MODELS = ("tiny", "smollm2-135m")

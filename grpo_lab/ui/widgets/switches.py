@@ -9,10 +9,10 @@ import ipywidgets
 from grpo_lab.analysis.markdown import first_sentence
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import unknown
+from grpo_lab.messages import text, translated
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.ui.docs_pages.guards import docstring
 from grpo_lab.ui.widgets import html, parts
-from grpo_lab.ui.widgets.messages import text, translated
 
 
 class Switches:

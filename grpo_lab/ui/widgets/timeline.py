@@ -9,8 +9,8 @@ import ipywidgets
 
 from grpo_lab.analysis.run_state import Fold, Screen
 from grpo_lab.events import Event, Stepped
+from grpo_lab.messages import text
 from grpo_lab.ui.widgets import parts
-from grpo_lab.ui.widgets.messages import text
 
 SPEEDS = (0.5, 1, 2, 5, 10, 20, 50)
 """Steps a second."""

@@ -1,4 +1,4 @@
-"""The texts of a panel by key, in the language of GRPO_LAB_LANG; English by default.
+"""The texts of panel, notebooks and reports by key, in the language of GRPO_LAB_LANG; English by default.
 
 A language is one file, data/messages/<language>.toml; all files have the same keys and the same {placeholders}. Texts
 whose English stands with code, other data or events are in data/translations/<language>.toml.
@@ -15,6 +15,8 @@ from grpo_lab.errors import ConfigError, unknown
 from grpo_lab.paths import data_directory
 
 VARIABLE = "GRPO_LAB_LANG"
+ENGLISH = "en"
+"""The language of the code, and the source of all others."""
 
 
 def text(key: str, **values: Any) -> str:
@@ -25,7 +27,16 @@ def text(key: str, **values: Any) -> str:
 
     Raises ConfigError for a language without a file, and for a key that the language lacks.
     """
-    words = catalogue(language())
+    return text_in(language(), key, **values)
+
+
+def text_in(language: str, key: str, **values: Any) -> str:
+    """The same in a given language.
+
+    >>> text_in("zh", "lecture.title")
+    'GRPO 稳定性现场演示'
+    """
+    words = catalogue(language)
     if key not in words:
         raise unknown("message", key, words)
     return words[key].format(**values) if values else words[key]
@@ -49,7 +60,13 @@ def reworded(english: str, table: str = "reason") -> str:
 
 def language() -> str:
     """The language that GRPO_LAB_LANG sets; a region is ignored, zh_CN is zh."""
-    return os.environ.get(VARIABLE, "").replace("-", "_").partition("_")[0].lower() or "en"
+    return os.environ.get(VARIABLE, "").replace("-", "_").partition("_")[0].lower() or ENGLISH
+
+
+def use(name: str) -> None:
+    """Set the language of this process and of the processes that it starts. Raises ConfigError for an unknown one."""
+    catalogue(name)
+    os.environ[VARIABLE] = name
 
 
 def languages() -> list[str]:
@@ -77,7 +94,7 @@ def catalogue(name: str, folder: str = "messages") -> dict[str, str]:
 
 
 def _translations() -> dict[str, str]:
-    return {} if language() == "en" else catalogue(language(), "translations")
+    return {} if language() == ENGLISH else catalogue(language(), "translations")
 
 
 def _flat(tree: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:

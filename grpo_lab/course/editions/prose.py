@@ -1,0 +1,157 @@
+"""A lab's source in another language: its own code, with the prose of labs/src/<language>/<lab>.py.
+
+That file has, in order, every markdown cell of the source, and of every code cell with comments or docstrings these
+alone. Structure, code, numbers, code spans, formulas and links have one home: a difference is a fault.
+"""
+
+import copy
+import io
+import re
+import tokenize
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from grpo_lab.course.answers import MAGIC, STUB
+from grpo_lab.course.editions.solutions import BEGIN, END
+from grpo_lab.errors import DataError
+from grpo_lab.messages import ENGLISH
+
+_FACTS = {
+    "block of code": re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE),
+    "code span": re.compile(r"``.+?``|`[^`]+`"),
+    "formula": re.compile(r"\$[^$\n ][^$\n]*\$"),
+    "link": re.compile(r"\]\(([^)]*)\)"),
+    "tag": re.compile(r"</?\w+>"),
+    "heading": re.compile(r"^#+ ", re.MULTILINE),
+    "number": re.compile(r"\d+(?:[.,]\d+)*(?:e[-+]?\d+)?"),
+}
+"""The parts of a text that all languages share; each is taken out before the next one is searched."""
+_BETWEEN = re.compile(
+    r"(?<=[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef”])\n(?=[\u4e00-\u9fff\u3000-\u303f\uff00-\uffef“])"
+)
+"""A line break between two full-width characters, which a browser would show as a space."""
+
+
+class Span(NamedTuple):
+    """A comment or docstring of a cell: its text, and the (row, column) where it begins and ends."""
+
+    text: str
+    start: tuple[int, int]
+    end: tuple[int, int]
+
+
+def languages(sources: Path) -> list[str]:
+    """The languages of the labs whose sources lie in a folder: English, and one for each folder in it."""
+    return [ENGLISH, *sorted(path.name for path in sources.iterdir() if path.is_dir() and path.name.isalpha())]
+
+
+def in_language(cells: Sequence[Any], sources: Path, name: str, language: str) -> list[Any]:
+    """The cells of a lab with the prose of a language; copies, with the same code, tags and order.
+
+    Raises DataError for prose that is missing or does not fit, with all faults.
+    """
+    if language == ENGLISH:
+        return list(cells)
+    path = sources / language / f"{name}.py"
+    if not path.is_file():
+        raise DataError(f"{path} is missing; write the prose of {name} there")
+    import jupytext
+
+    prose = jupytext.reads(path.read_text(encoding="utf-8"), fmt="py:percent").cells
+    numbers = [number for number, cell in enumerate(cells) if _has_prose(cell)]
+    if len(numbers) != len(prose):
+        raise DataError(f"{path}: {len(prose)} cells with prose; the source has {len(numbers)}{_first(cells, prose)}")
+    faults, found = [], [copy.deepcopy(cell) for cell in cells]
+    for number, said in zip(numbers, prose, strict=True):
+        where = f"cell {number}, which begins {_begin(cells[number])!r}"
+        faults += [f"{where}: {fault}" for fault in differences(cells[number], said)]
+        if not faults:
+            found[number].source = _replaced(cells[number], said)
+    if faults:
+        raise DataError(f"{path}: " + "; ".join(faults))
+    return found
+
+
+def differences(cell: Any, said: Any) -> Iterator[str]:
+    """Every fault of a cell's prose in another language, each in a sentence."""
+    if _shape(cell) != _shape(said):
+        yield f"its kind, exercise and tags are {_shape(cell)}, and in the other language {_shape(said)}"
+        return
+    if cell.cell_type == "code":
+        mine, others = _texts(cell), _texts(said)
+        if len(mine) != len(others):
+            yield f"it has {len(mine)} comments and docstrings, and in the other language {len(others)}"
+            return
+        yield from unlike("\n".join(mine), "\n".join(others))
+    else:
+        yield from unlike(cell.source, said.source)
+
+
+def unlike(text: str, said: str) -> Iterator[str]:
+    """Numbers, code, formulas and links that only one of two texts has.
+
+    >>> list(unlike("`x` is 1.5", "`x` 是 1.6"))
+    ["number '1.5' is missing in the other language", "number '1.6' is in the other language alone"]
+    """
+    for what, pattern in _FACTS.items():
+        mine, others = Counter(pattern.findall(text)), Counter(pattern.findall(said))
+        yield from (f"{what} {each!r} is missing in the other language" for each in mine - others)
+        yield from (f"{what} {each!r} is in the other language alone" for each in others - mine)
+        text, said = pattern.sub(" ", text), pattern.sub(" ", said)
+
+
+def _has_prose(cell: Any) -> bool:
+    return cell.cell_type != "code" or bool(_texts(cell))
+
+
+def _shape(cell: Any) -> tuple[Any, ...]:
+    exercise = cell.source.partition("\n")[0] if cell.source.startswith(f"%%{MAGIC}") else ""
+    return cell.cell_type, exercise, *cell.metadata.get("tags", ())
+
+
+def _begin(cell: Any) -> str:
+    return cell.source.partition("\n")[0][:50]
+
+
+def _first(cells: Sequence[Any], prose: Sequence[Any]) -> str:
+    """The first place where a cell of the source and one of the prose are of different kinds."""
+    for cell, said in zip(filter(_has_prose, cells), prose, strict=False):
+        if _shape(cell) != _shape(said):
+            return f"; the first that differs begins {_begin(cell)!r}, and there {_begin(said)!r}"
+    return ""
+
+
+def _texts(cell: Any) -> list[str]:
+    return [span.text for span in _spans(cell.source)]
+
+
+def _spans(source: str) -> list[Span]:
+    """Comments and docstrings of a cell in order; marks of solutions and stubs are no prose."""
+    first, _, rest = source.partition("\n")
+    code = f"\n{rest}\n" if first.startswith("%%") else f"{source}\n"
+    found, before = [], tokenize.NEWLINE
+    for token in tokenize.generate_tokens(io.StringIO(code).readline):
+        comment = token.type == tokenize.COMMENT and not _is_mark(token.string)
+        docstring = token.type == tokenize.STRING and before in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+        if comment or docstring:
+            found.append(Span(token.string, token.start, token.end))
+        if token.type not in (tokenize.NL, tokenize.COMMENT):
+            before = token.type
+    return found
+
+
+def _is_mark(comment: str) -> bool:
+    return comment in (BEGIN, END, STUB.partition("  ")[2])
+
+
+def _replaced(cell: Any, said: Any) -> str:
+    """The source of a cell with the other language's prose in place of its own."""
+    if cell.cell_type != "code":
+        return _BETWEEN.sub("", said.source)
+    lines = cell.source.split("\n")
+    for span, text in reversed(list(zip(_spans(cell.source), _texts(said), strict=True))):
+        (row, column), (last, end) = span.start, span.end
+        lines[row - 1 : last] = [lines[row - 1][:column] + text + lines[last - 1][end:]]
+    return "\n".join(lines)

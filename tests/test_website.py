@@ -1,0 +1,105 @@
+"""The static site: its pages, links, pictures and animation."""
+
+import importlib.util
+import json
+
+import nbformat
+import pytest
+from PIL import Image
+
+from grpo_lab.course.registry import lab_page
+from website import animation, checks, pages
+from website.__main__ import main, site
+
+LAB = "01_grpo_by_hand"
+PICTURE = (
+    '<figure class="grpo-lab-picture"><img alt="a run" src="data:image/png;base64,bGlnaHQ="'
+    ' style="max-width:100%; --dark:url(data:image/png;base64,ZGFyaw==)"><figcaption>a run</figcaption></figure>'
+    "<style>p { color: red }</style>"
+)
+
+
+def executed(*outputs, source="panel", cell="cell"):
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source, id=cell)])
+    book.cells[0].outputs = [nbformat.v4.new_output("display_data", data=data) for data in outputs]
+    return book
+
+
+def made(tmp_path, book):
+    learner = nbformat.from_dict({**book, "cells": [{**cell, "outputs": []} for cell in book.cells]})
+    return pages.page(learner, book, tmp_path, 1, LAB).cells[0].outputs
+
+
+def test_a_panel_is_a_picture_for_light_pages_and_one_for_dark_ones(tmp_path):
+    widget = {pages.WIDGET: {"model_id": "1"}, "text/plain": "Panel"}
+    (shown,) = made(tmp_path, executed(widget, {"text/html": PICTURE, "text/plain": "a run"}))
+    html = shown.data["text/html"]
+    assert "<style>" not in html and "base64" not in html
+    assert html.count('alt="a run"') == 2
+    for theme, content in (("light", b"light"), ("dark", b"dark")):
+        source = html.partition(f'class="only-{theme}"')[2].partition('src="../_static/')[2].partition('"')[0]
+        assert (tmp_path / source).read_bytes() == content
+
+
+def test_questions_are_shown_with_folded_replies(tmp_path):
+    (shown,) = made(tmp_path, executed({pages.WIDGET: {"model_id": "1"}}, source="lab.questions()"))
+    html = shown.data["text/html"]
+    asked = lab_page(LAB).questions
+    assert html.count("<details>") == sum(len(question.options) for question in asked)
+    assert html.count("✓") == len(asked)
+
+
+def test_a_lab_that_was_not_executed_has_no_outputs(tmp_path):
+    book = executed({"text/plain": "1"})
+    assert pages.page(book, None, tmp_path, 1, LAB).cells[0].outputs == []
+
+
+def test_a_sound_site_has_no_faults(tmp_path):
+    (tmp_path / "a.html").write_text(
+        '<a href="b/c.html#here">c</a><a href="#top" id="top"></a><a href="https://x.y">x</a>'
+    )
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "c.html").write_text('<p id="here"><img src="../p.png" alt="a plot"></p>')
+    (tmp_path / "p.png").write_bytes(b"")
+    assert list(checks.faults(tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    ("html", "fault"),
+    [
+        ('<a href="gone.html">x</a>', "'gone.html' leads to no file"),
+        ('<a href="#gone">x</a>', "'#gone' leads to no such place"),
+        ('<a href="../../etc">x</a>', "'../../etc' leads out of the site"),
+        ('<img src="page.html">', "the picture 'page.html' has no text"),
+        ('<img src="page.html" alt=" ">', "the picture 'page.html' has no text"),
+    ],
+)
+def test_a_fault_of_a_page_is_named(tmp_path, html, fault):
+    (tmp_path / "page.html").write_text(html)
+    assert list(checks.faults(tmp_path)) == [f"page.html: {fault}"]
+
+
+def test_a_site_without_pages_is_a_fault(tmp_path):
+    assert list(checks.faults(tmp_path)) == [f"{tmp_path}: no pages"]
+
+
+def test_an_unknown_lab_is_a_mistake_of_the_user(capsys, tmp_path):
+    assert main(["--lab", "01_grpo", "--out", str(tmp_path)]) == 2
+    assert "unknown lab '01_grpo'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not importlib.util.find_spec("myst_nb"), reason="the extra `site` is not installed")
+def test_the_site_is_built_with_a_lab_that_was_executed(tmp_path):
+    assert site(tmp_path, [LAB], jobs=1) == 0
+    html = tmp_path / "html"
+    lab = (html / "labs" / f"{LAB}.html").read_text(encoding="utf-8")
+    assert lab.count('class="only-dark"') >= 2 and "grpo-lab-feedback" in lab and "widget-view" not in lab
+    assert "<math" in lab and 'src="http' not in lab, "formulas need no script from the network"
+    index = (html / "searchindex.js").read_text(encoding="utf-8")
+    assert {"docs/diagnose", "docs/matrix/findings", f"labs/{LAB}"} <= set(
+        json.loads(index.partition("(")[2].rpartition(")")[0])["docnames"]
+    )
+    with Image.open(html / "_static" / "saved.png") as moving:
+        assert getattr(moving, "n_frames", 1) > 30
+    assert (html / "_static" / "saved.png").stat().st_size <= animation.LARGEST

@@ -1,0 +1,1 @@
+"""The static site: `python -m website` builds it."""

@@ -1,0 +1,74 @@
+"""The animation of the front page: one run twice, without a guard, and with one that saves it."""
+
+import io
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from PIL import Image
+
+from grpo_lab.analysis.run_state import Screen, fold
+from grpo_lab.config.catalog import scenario
+from grpo_lab.config.schema import Config
+from grpo_lab.events import Event, Stepped
+from grpo_lab.runs.session import Session
+from grpo_lab.ui.widgets.live import LiveFigure
+
+GUARD = "sanitize_rewards"
+STEPS, BREAKS_IN = 60, 20
+"""Training steps of each run, and the step in which one reward is NaN."""
+FRAME, LAST = 120, 4_000
+"""Milliseconds of a frame, and of the last one."""
+TIMES = 3
+"""It plays so often and then rests, because a picture that moves for ever disturbs reading."""
+LARGEST = 1_000_000
+"""Bytes of the file at most."""
+ALT = (
+    f"Two runs, step by step. In step {BREAKS_IN} one reward is NaN. Without a guard, norm and reward are then NaN "
+    f"and the run crashes. With {GUARD} the second run passes this step under a mark with the guard's name, and its "
+    "reward goes on rising."
+)
+
+
+def config(guarded: bool) -> Config:
+    """The run of the animation, with the guard or without any."""
+    base = scenario("nan-reward").config()
+    base = base.with_(f"run.num_steps={STEPS}", f"faults.nan_reward.at_step={BREAKS_IN}", "run.num_eval=200")
+    return base.with_(f"guards.{GUARD}=on") if guarded else base
+
+
+def write(path: Path) -> Path:
+    """Train both runs and write the animation as an APNG of at most `LARGEST` bytes; raises ValueError beyond that."""
+    with tempfile.TemporaryDirectory() as folder:
+        alone, saved = (list(_trained(config(guarded), Path(folder) / str(guarded))) for guarded in (False, True))
+    frames = list(_frames(alone, saved))
+    times = [FRAME] * (len(frames) - 1) + [LAST]
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=times, loop=TIMES, optimize=True)
+    if (size := path.stat().st_size) > LARGEST:
+        raise ValueError(f"{path} has {size:,} bytes; at most {LARGEST:,} are allowed: draw fewer or smaller frames")
+    return path
+
+
+def _trained(config: Config, folder: Path) -> Iterator[Event]:
+    yield from Session(config, folder).run().events
+
+
+def _frames(alone: list[Event], saved: list[Event]) -> Iterator[Image.Image]:
+    """The run without a guard up to its end; then the saved one, over it."""
+    figure, whole = LiveFigure(), (fold(alone), fold(saved))
+    for screen in _screens(alone):
+        yield _image(figure.png(screen, whole=whole))
+    for screen in _screens(saved):
+        yield _image(figure.png(screen, {"no guard": whole[0]}, whole))
+
+
+def _screens(events: list[Event]) -> Iterator[Screen]:
+    """The screen after every second step, and at the end."""
+    for place, event in enumerate(events):
+        if isinstance(event, Stepped) and event.step % 2 == 0:
+            yield fold(events[: place + 1])
+    yield fold(events)
+
+
+def _image(png: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(png))

@@ -1,0 +1,82 @@
+"""Turns an executed notebook into a page: the learner's cells, outputs of the right answers, pictures for panels."""
+
+import base64
+import hashlib
+import re
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from nbformat import v4
+
+from grpo_lab.course import registry
+from grpo_lab.course.exercises import Question
+
+WIDGET = "application/vnd.jupyter.widget-view+json"
+PANELS = "panels"
+"""The folder of the pictures, below Sphinx's static files."""
+_IMAGE = re.compile(
+    r'<img alt="(?P<alt>[^"]*)" src="data:image/png;base64,(?P<light>[^"]+)"'
+    r' style="[^"]*url\(data:image/png;base64,(?P<dark>[^)]+)\)">'
+)
+_STYLE = re.compile(r"<style>.*?</style>", re.DOTALL)
+_QUESTIONS = "lab.questions()"
+
+
+def page(learner: Any, executed: Any | None, static: Path, depth: int, lab: str) -> Any:
+    """A notebook for the site: the learner's text with the outputs that the right answers had.
+
+    `static` gets the panels' pictures; `depth` is the number of folders above the page. Without `executed` it has no
+    outputs.
+    """
+    outputs = {cell.id: cell.get("outputs", []) for cell in executed.cells} if executed else {}
+    for cell in learner.cells:
+        if cell.cell_type != "code":
+            continue
+        shown = [_shown(output, static, depth) for output in outputs.get(cell.id, []) if not _of_widgets(output)]
+        if outputs and _QUESTIONS in cell.source:
+            shown = [_html(questions(registry.lab_page(lab).questions))]
+        cell.outputs, cell.execution_count = shown, None
+    return learner
+
+
+def questions(asked: tuple[Question, ...]) -> str:
+    """The review questions with folded replies, as HTML."""
+    found = []
+    for number, question in enumerate(asked, start=1):
+        replies = "".join(
+            f"<li><details><summary>{escape(option)}</summary>"
+            f"{'✓ ' * (place == question.right)}{escape(reply)}</details></li>"
+            for place, (option, reply) in enumerate(question.options)
+        )
+        found.append(f"<p><strong>{number}. {escape(question.text)}</strong></p><ul>{replies}</ul>")
+    return f'<div class="grpo-lab-questions">{"".join(found)}</div>'
+
+
+def _of_widgets(output: Any) -> bool:
+    """Whether an output is only alive with a kernel."""
+    return WIDGET in output.get("data", {}) and "text/html" not in output.data
+
+
+def _shown(output: Any, static: Path, depth: int) -> Any:
+    """The output, with pictures in files of their own: one for light pages, and one for dark ones."""
+    if html := output.get("data", {}).get("text/html"):
+        text = _STYLE.sub("", html)
+        output.data["text/html"] = _IMAGE.sub(lambda found: _pictures(found, static, depth), text)
+    return output
+
+
+def _pictures(found: re.Match[str], static: Path, depth: int) -> str:
+    images = []
+    for theme in ("light", "dark"):
+        png = base64.b64decode(found[theme])
+        file = Path(PANELS) / f"{hashlib.sha256(png).hexdigest()[:16]}.png"
+        (static / file).parent.mkdir(parents=True, exist_ok=True)
+        (static / file).write_bytes(png)
+        source = f"{'../' * depth}_static/{file.as_posix()}"
+        images.append(f'<img class="only-{theme}" alt="{found["alt"]}" src="{source}">')
+    return "".join(images)
+
+
+def _html(text: str) -> Any:
+    return v4.new_output("display_data", data={"text/html": text, "text/plain": ""})
