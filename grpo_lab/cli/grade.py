@@ -122,9 +122,8 @@ def grade(
 
     given = {"attempt": attempt, "tier": require_tier, "labs": tuple(lab) if lab else None}
     given |= {"no_isolation": no_isolation or None}
-    ruled = dataclasses.replace(
-        ruling.read(rules), **{name: value for name, value in given.items() if value is not None}
-    )
+    kept = {name: value for name, value in given.items() if value is not None}
+    ruled = dataclasses.replace(ruling.read(rules), **kept)
     if print_rules:
         typer.echo(ruling.as_toml(ruled), nl=False)
     elif explain:

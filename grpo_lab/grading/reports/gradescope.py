@@ -62,7 +62,7 @@ def _about(result: Result, word: Words) -> str:
         points = sum(mark.out_of for mark in result.by_hand)
         texts = word.count("text", len(result.by_hand))
         lines.append(word("marked_later", texts=texts, points=number(points)))
-    return "\n".join([*lines, f"{word('tier')} {result.tier}: {word.said(result.trust)}"])
+    return "\n".join([*lines, word.before("tier_number", word.said(result.trust), tier=result.tier)])
 
 
 def _test(place: str, mark: Mark, word: Words) -> dict[str, Any]:

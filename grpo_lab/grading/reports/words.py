@@ -24,13 +24,13 @@ class Words:
         """
         return messages.text_in(self.language, f"report.{key}", **values)
 
-    def before(self, key: str, text: str) -> str:
+    def before(self, key: str, text: str, **values: Any) -> str:
         """A text behind a label, with a space between them where the label ends with a narrow sign.
 
         >>> Words("en").before("wrong", "one NaN"), Words("zh").before("wrong", "一个 NaN")
         ('wrong: one NaN', '答错：一个 NaN')
         """
-        label = self(key)
+        label = self(key, **values)
         return f"{label}{'' if label.endswith('：') else ' '}{text}"
 
     def count(self, thing: str, number: int) -> str:
