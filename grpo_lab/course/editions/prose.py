@@ -28,7 +28,8 @@ _FACTS = {
     "number": re.compile(r"\d+(?:[.,]\d+)*(?:e[-+]?\d+)?"),
 }
 """The parts of a text that all languages share; each is taken out before the next one is searched."""
-_BETWEEN = re.compile(r"(?<=[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef”])\n(?=[\u4e00-\u9fff\u3000-\u303f\uff00-\uffef“])")
+_WIDE = r"\u3000-\u303f\u4e00-\u9fff\uff00-\uffef"
+_BETWEEN = re.compile(rf"(?<=[{_WIDE}”])\n(?=[{_WIDE}“])")
 """A line break between two full-width characters, which a browser would show as a space."""
 
 
@@ -69,7 +70,24 @@ def in_language(cells: Sequence[Any], sources: Path, name: str, language: str) -
             found[number].source = _replaced(cells[number], said)
     if faults:
         raise DataError(f"{path}: " + "; ".join(faults))
+    _speak(found, name, language)
     return found
+
+
+def _speak(cells: Sequence[Any], name: str, language: str) -> None:
+    """Name the language in the call that begins a notebook, so that panel and feedback have it too.
+
+    Raises DataError unless exactly one cell has such a call.
+    """
+    calls = {
+        f'gl.Lab("{name}")': f'gl.Lab("{name}", language="{language}")',
+        "Lecture()": f'Lecture(language="{language}")',
+    }
+    begun = [(cell, call) for cell in cells if cell.cell_type == "code" for call in calls if call in cell.source]
+    if len(begun) != 1:
+        raise DataError(f"{name}: {len(begun)} cells call one of {', '.join(calls)}; exactly one has to")
+    for cell, call in begun:
+        cell.source = cell.source.replace(call, calls[call])
 
 
 def differences(cell: Any, said: Any) -> Iterator[str]:
