@@ -28,9 +28,8 @@ _FACTS = {
     "number": re.compile(r"\d+(?:[.,]\d+)*(?:e[-+]?\d+)?"),
 }
 """The parts of a text that all languages share; each is taken out before the next one is searched."""
-_WIDE = r"\u3000-\u303f\u4e00-\u9fff\uff00-\uffef"
-_BETWEEN = re.compile(rf"(?<=[{_WIDE}”])\n(?=[{_WIDE}“])")
-"""A line break between two full-width characters, which a browser would show as a space."""
+_WIDE = re.compile(r"[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef“”]")
+"""A full-width character, next to which nobody writes a space."""
 
 
 class Span(NamedTuple):
@@ -165,9 +164,25 @@ def _is_mark(comment: str) -> bool:
 def _replaced(cell: Any, said: Any) -> str:
     """The source of a cell with the other language's prose in place of its own."""
     if cell.cell_type != "code":
-        return _BETWEEN.sub("", said.source)
+        return _joined(said.source)
     lines = cell.source.split("\n")
     for span, text in reversed(list(zip(_spans(cell.source), _texts(said), strict=True))):
         (row, column), (last, end) = span.start, span.end
         lines[row - 1 : last] = [lines[row - 1][:column] + text + lines[last - 1][end:]]
+    return "\n".join(lines)
+
+
+def _joined(text: str) -> str:
+    """The text without line breaks between two full-width characters, which a browser would show as spaces.
+
+    >>> _joined("# 题\\n第一行，\\n第二行。\\n\\n- 一")
+    '# 题\\n第一行，第二行。\\n\\n- 一'
+    """
+    lines: list[str] = []
+    for line in text.split("\n"):
+        before = lines[-1] if lines else ""
+        if _WIDE.match(before[-1:]) and _WIDE.match(line) and not before.startswith("#"):
+            lines[-1] += line
+        else:
+            lines.append(line)
     return "\n".join(lines)
