@@ -84,6 +84,19 @@ def test_earlier_runs_and_the_crash_are_named():
     assert last.tree()["earlier"][0]["verdict"] == "nan-reward" and last.tree()["log"]["crash"] == CRASH
 
 
+def test_html_has_its_headings_in_the_language(monkeypatch):
+    english = diagnose([{"reward": 0.1}])._repr_html_()
+    monkeypatch.setenv("GRPO_LAB_LANG", "zh")
+    for log, words in (
+        ([{"reward": 0.1}], ["信息不足", "完整的诊断"]),
+        (logged("trl", **EXPLOSION), ["可疑原因", "可尝试", "健康范围", "自第 "]),
+    ):
+        shown = diagnose(log)._repr_html_()
+        assert all(each in shown for each in words), shown
+        assert "Suspects" not in shown.partition("<details>")[0] and "whole diagnosis" not in shown
+    assert "Not enough to judge" in english
+
+
 def test_html_is_escaped_and_complete():
     log = dataclasses.replace(logged("trl", **EXPLOSION), notes=("<script>",))
     shown = diagnose(log)._repr_html_()

@@ -9,6 +9,7 @@ import pytest
 
 from grpo_lab import messages
 from grpo_lab.errors import ConfigError
+from grpo_lab.grading.reports import pages
 
 PACKAGE = Path(messages.__file__).parent
 ENGLISH = messages.catalogue("en")
@@ -44,7 +45,7 @@ def named(source: str) -> set[str]:
 
 
 SOURCES = {path.relative_to(PACKAGE): path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py"))}
-ASKING = {path: source for path, source in SOURCES.items() if "messages import" in source}
+ASKING = {path: source for path, source in SOURCES.items() if re.search("messages import|import messages", source)}
 CALLS = [(path, *call) for path, source in ASKING.items() for call in asked_for(source)]
 NAMED = set().union(*map(named, ASKING.values()))
 
@@ -70,8 +71,23 @@ def test_what_is_asked_for_is_there_with_its_values():
             assert placeholders(ENGLISH[found[0]]) - {""} == values, f"{path} gives {values} to {found[0]}"
 
 
+def asked_by_reports() -> set[str]:
+    """The keys that templates and Gradescope's report ask for: word("key"), word.count("thing", …) and statuses."""
+    folder = Path(pages.__file__).parent
+    sources = [path.read_text(encoding="utf-8") for path in (*folder.rglob("*.html"), folder / "gradescope.py")]
+    keys = {f"report.{key}" for source in sources for key in re.findall(r"word(?:\.before)?\([\"'](\w+)", source)}
+    things = {thing for source in sources for thing in re.findall(r"count\([\"'](\w+)", source)}
+    statuses = {f"report.status.{status}" for status in pages.STATUSES}
+    details = {f"report.{name}" for name in ("got", "expected", "why", "right", "wrong")}
+    return keys | {f"report.{many}.{thing}" for many in ("one", "many") for thing in things} | statuses | details
+
+
+def test_reports_ask_for_the_words_that_are_there():
+    assert {key for key in ENGLISH if key.startswith("report.")} == asked_by_reports()
+
+
 def test_what_is_there_is_asked_for():
-    patterns = [pattern for _, pattern, _ in CALLS]
+    patterns = [pattern for _, pattern, _ in CALLS] + [r"report\..*"]
     assert [key for key in ENGLISH if key not in NAMED and not any(re.fullmatch(p, key) for p in patterns)] == []
 
 

@@ -3,12 +3,14 @@
 import math
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont, findSystemFonts, get_font
 from matplotlib.text import Text
 
 from grpo_lab.analysis.run_state import CURVES, fold
@@ -17,7 +19,7 @@ from grpo_lab.events import Action, Changed, Ended, Evaluated, LinkNote, Started
 from grpo_lab.metrics import LINKS
 from grpo_lab.runs.crashes import classify_crash
 from grpo_lab.ui import plots
-from grpo_lab.ui.plots import curves, strip
+from grpo_lab.ui.plots import curves, strip, style
 from grpo_lab.ui.plots.style import STATUSES, VERMILLION, legible
 
 INF, NAN = math.inf, math.nan
@@ -373,3 +375,13 @@ def test_a_run_without_objectives_has_no_new_artist():
     figure = plots.run_figure(GUARDED)
     gids = {str(artist.get_gid()) for artist in figure.findobj()}
     assert "curve kl" in gids and not [gid for gid in gids if "band" in gid or "/F" in gid]
+
+
+@pytest.mark.parametrize("fonts", [[], ["DejaVuSans"], ["NotoSansCJK-Regular"]])
+def test_a_chinese_font_is_one_that_has_the_letters(monkeypatch, fonts):
+    files = [path for path in findSystemFonts() if Path(path).stem in fonts]
+    monkeypatch.setattr("grpo_lab.ui.plots.style.findSystemFonts", lambda: files)
+    found = style.chinese_font.__wrapped__()
+    assert bool(found) == any("CJK" in path for path in files)
+    if found:
+        assert all(get_font(findfont(found)).get_char_index(ord(letter)) for letter in "梯度爆炸，比率")

@@ -54,6 +54,12 @@ ClassList = Annotated[
     Path | None,
     typer.Option("--roster", help="The class list, a CSV with a column `student`: who handed in nothing, groups, ids."),
 ]
+Language = Annotated[
+    str,
+    typer.Option(
+        envvar="GRPO_LAB_LANG", help="Language of pages and Gradescope's texts, en or zh; tables stay English."
+    ),
+]
 TRUST = """\
 A grade computed on the student's own machine is self-assessment: the owner of a machine can change any result on it. \
 These grades are computed here. The sandbox runs an answer, receives only inputs and returns data; scoring happens \
@@ -74,6 +80,8 @@ class Reported(NamedTuple):
     """Gradescope's file for one submission."""
     roster: Roster | None
     """The class list."""
+    language: str
+    """That of pages and Gradescope's texts."""
 
 
 @app.command(example="grade submissions/ --out grades/")
@@ -89,6 +97,7 @@ def grade(
     keep: Keep = "latest",
     results_json: ResultsJson = None,
     roster: ClassList = None,
+    language: Language = "en",
     explain: Annotated[bool, typer.Option("--explain", help="Explain the limits of a grade; grade nothing.")] = False,
     backend: Backend = "local",
     scheduler: Scheduler = "",
@@ -108,6 +117,7 @@ def grade(
     sys.executable = os.path.normpath(sys.executable)  # `..` in it would name folders that the sandbox does not have
     from grpo_lab.grading import rosters, submissions
     from grpo_lab.grading import rules as ruling
+    from grpo_lab.grading.reports import words
     from grpo_lab.runs import clusters
 
     given = {"attempt": attempt, "tier": require_tier, "labs": tuple(lab) if lab else None}
@@ -121,7 +131,7 @@ def grade(
         _explain(ruled)
     elif paths:
         every = submissions.found(paths, [out, Path(ruled.secret), *(file for file in (rules, roster) if file)])
-        how = Reported(keep, results_json, rosters.read(roster) if roster else None)
+        how = Reported(keep, results_json, rosters.read(roster) if roster else None, words.of(language).language)
         cluster = clusters.connect(backend, scheduler, jobs)
         _grade(every, out, _course(ruled), jobs, cluster, how)
     else:
@@ -199,7 +209,7 @@ def _grade(
         results = marking.with_marks(results, marks)
     results = repeats.one_each(every, results, how.keep, alone=how.results_json is not None)
     results = copies.flagged(results)
-    reports.write(results, out, how.results_json, how.roster.students if how.roster else ())
+    reports.write(results, out, how.results_json, how.roster.students if how.roster else (), how.language)
     _say(results, out)
 
 

@@ -14,7 +14,9 @@ def choice(right: str, wrong: Mapping[str, str], name: str = "answer") -> Values
     def judge(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
         got = values[name]
         why = wrong.get(got) if isinstance(got, str) else None
-        expected = "another letter" if why else f"one of {letters}{'' if got == right else ', in quotes'}"
+        expected = "another letter" if why else f"one of {letters}"
+        if not why and got != right:
+            expected = f"one of {letters}, in quotes"
         why = other_kind(got, "a text") or why or "This is none of them."
         yield Finding(got == right, "the letter chosen", shown(got), expected, why)
 

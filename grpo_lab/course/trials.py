@@ -151,8 +151,9 @@ def _failed(result: Measurement, events: Sequence[Event], expect: Expectation | 
         return f"{reached} in steps kept", f"{limits} in every step kept"
     kept, least = result.finished - result.refused, math.ceil(LEAST_KEPT * result.asked)
     if kept < least or not result.updates:
-        made = "" if kept < least else ", none with an update"
-        return f"{kept} of {result.asked} steps kept{made}", f"at least {least} of {result.asked} steps kept"
+        got = f"{kept} of {result.asked} steps kept"
+        got = got if kept < least else f"{got}, none with an update"
+        return got, f"at least {least} of {result.asked} steps kept"
     return None
 
 
@@ -177,7 +178,7 @@ def learns(config: Config, seed: int, what: str = "a healthy run learns") -> Ite
     elif gained <= LEAST_GAIN:
         again = judged(run(config.with_(*LESSON), seeds.derive(seed, 1, "lesson")))
         gained = _gain(result, again)
-        got += f"; in another run {_rise(again)}; {beside(gained, LEAST_GAIN)} more in the mean"
+        got = f"{got}; in another run {_rise(again)}; {beside(gained, LEAST_GAIN)} more in the mean"
     fine = result.survived and gained > LEAST_GAIN
     expected = f"a rise above {LEAST_GAIN}, in one run or in the mean of two"
     yield Finding(fine, what, got, expected, _no_lesson(result, gained))

@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 from grpo_lab.course.exercises import Finding
 from grpo_lab.errors import ConfigError, DataError, RunError
 from grpo_lab.grading import repeats, reports
-from grpo_lab.grading.reports import gradebook, gradescope, junit, marking, overview, pages, platforms
+from grpo_lab.grading.reports import gradebook, gradescope, junit, marking, overview, pages, platforms, words
 from grpo_lab.grading.reports.files import name_of
 from grpo_lab.grading.reports.plain import visible
 from grpo_lab.grading.results import BY_HAND, FAILED, MARKED, RIGHT, UNANSWERED, WRONG, Mark, Result
+from grpo_lab.grading.sandbox import tiers
 from grpo_lab.grading.students import Student
 from grpo_lab.grading.submissions import Found
 
@@ -44,6 +45,62 @@ HOSTILE = '<script>alert(1)</script>"><img src=x onerror=alert(1)>\u202egnp.\x00
 ANYTHING = st.text(st.characters(), max_size=30) | st.sampled_from(
     [HOSTILE, "=1", "\t=1", "a;@b", "{{ 1 }}", "&lt;b&gt;"]
 )
+
+
+ENGLISH = re.compile(r"[a-z]{2,} (?=[a-z]{2,})")
+
+
+def in_chinese(result):
+    """The lines of a result's page, of the class's and of Gradescope's file, in Chinese."""
+    html = pages.of_notebook(result, "zh"), pages.of_class([result, ZOE], ["a", "b"], None, "zh")
+    shown = [Page(each.partition("</style>")[2]).words for each in html]
+    told = gradescope.document(result, "zh")
+    return "\n".join([*shown, told["output"], *(test["output"] for test in told["tests"])]).splitlines()
+
+
+def test_reports_are_chinese_but_for_names_and_what_others_wrote():
+    wrong = Finding(False, "a healthy run, norms times 2", "1", "a number", "This is a text; a number is wanted.")
+    marks = [replace(mark, title=mark.exercise, note="", text="") for mark in MARKS]
+    marks[:2] = (replace(mark, findings=[FINE._replace(what="one NaN"), wrong]) for mark in marks[:2])
+    result = replace(ANN, marks=marks, trust=tiers.PROCESS.trust, late=True, student="")
+    lines = in_chinese(result)
+    assert [line for line in lines if ENGLISH.search(line.replace(ZOE.problem, "").replace(ZOE.trust, ""))] == []
+    text = "\n".join(lines)
+    for said in (
+        "健康的运行，norms 乘以 2",
+        "这是文本；需要的是数。",
+        "待人工评分",
+        "答对：一个 NaN",
+        "未署名",
+        "迟交",
+        "有限制的进程",
+    ):
+        assert said in text, said
+    assert '<html lang="zh">' in pages.of_notebook(result, "zh") and '<html lang="en">' in pages.of_notebook(result)
+
+
+@pytest.mark.parametrize("tier", tiers.TIERS.values(), ids=lambda tier: tier.name)
+def test_the_limits_of_a_tier_are_chinese(tier):
+    for trust in (tier.trust, replace(tier, contained=tiers.BUBBLEWRAP.contained).trust):
+        assert not ENGLISH.search(words.of("zh").said(trust)), trust
+
+
+def test_tables_are_english_in_every_language(tmp_path):
+    for language in ("en", "zh"):
+        reports.write([ANN, BEN], tmp_path / language, tmp_path / language / "results.json", language=language)
+    english, chinese = (
+        {path.relative_to(tmp_path / each): path.read_bytes() for path in (tmp_path / each).rglob("*.*")}
+        for each in ("en", "zh")
+    )
+    same = {path for path, content in english.items() if content == chinese[path]}
+    assert english.keys() == chinese.keys() and {path.suffix for path in same} == {".csv", ".xml"}
+    assert {path.suffix for path in english.keys() - same} == {".html", ".json"}
+
+
+def test_an_unknown_language_is_named():
+    assert words.of("zh_CN") is words.of("zh") and words.of("") is words.of("en")
+    with pytest.raises(ConfigError, match=r"unknown language in GRPO_LAB_LANG 'fr'. Known: en, zh"):
+        words.of("fr")
 
 
 def with_text(result, text):

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from html import escape
 from typing import Any
 
+from grpo_lab import messages
 from grpo_lab.analysis.diagnosis.causes import SETTINGS_OF, Remedy
 from grpo_lab.analysis.diagnosis.findings import ENOUGH_STEPS, DetectedCause, Evidence, Findings
 from grpo_lab.analysis.logs.algorithm import OWN, algorithm_in, settings_that_tell
@@ -19,17 +20,18 @@ HEAD = ("step", "metric", "value", "last", "healthy", "meaning")
 WIDTH = 100
 TRAINERS = {"here": "here", "trl": "TRL", "verl": "verl"}
 NAMES = {"grpo_lab": "grpo_lab", "trl": "TRL", "verl": "verl", "openrlhf": "OpenRLHF", "ms-swift": "ms-swift"}
-NOTHING_WRONG = "Nothing wrong in the logged metrics."
-NOT_VISIBLE = "Not every failure is visible: compare once the gradients of a batch and its micro-batches."
+NOTHING_WRONG = messages.text_in(messages.ENGLISH, "diagnosis.nothing_wrong")
+NOT_VISIBLE = messages.text_in(messages.ENGLISH, "diagnosis.not_visible")
 
 
-def headline(found: Findings) -> str:
-    """The verdict in one line."""
+def headline(found: Findings, language: str = messages.ENGLISH) -> str:
+    """The verdict in one line. Titles of causes are English in every language."""
     first = next(iter(found.findings), None)
     if first is None or first.cause.level == "note":
-        return "Not enough to judge" if found.lacking else NOTHING_WRONG
-    said = f"{titled(first)}  [from step {first.step}; {first.cause.name}]"
-    return said if first.cause.level == "failure" else f"No failure; a warning: {said}"
+        return messages.text_in(language, "diagnosis.not_enough" if found.lacking else "diagnosis.nothing_wrong")
+    about = {"title": titled(first), "step": first.step, "cause": first.cause.name}
+    said = messages.text_in(language, "diagnosis.failure", **about)
+    return said if first.cause.level == "failure" else messages.text_in(language, "diagnosis.warning", said=said)
 
 
 def titled(finding: DetectedCause) -> str:
@@ -165,19 +167,27 @@ def columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def html(found: Findings) -> str:
-    """The diagnosis for a notebook: verdict, evidence, suspects and remedies; the whole text folds out."""
+    """The diagnosis for a notebook: verdict, evidence, suspects and remedies; the whole text folds out.
+
+    Verdict and headings are in the user's language; causes, evidence and the whole text are English.
+    """
     first = next((finding for finding in found.findings if finding.cause.level != "note"), None)
-    parts = [f"<strong>{escape(headline(found))}</strong>"]
+    parts = [f"<strong>{escape(headline(found, messages.language()))}</strong>"]
     if first is None:
-        parts.append(_list("ul", found.lacking or (NOT_VISIBLE,)))
+        parts.append(_list("ul", found.lacking or (messages.text("diagnosis.not_visible"),)))
     else:
-        head = "".join(f"<th>{name}</th>" for name in HEAD)
+        head = "".join(f"<th>{messages.text(f'diagnosis.column.{name}')}</th>" for name in HEAD)
         body = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in _row(e)) + "</tr>" for e in first.evidence)
         parts.append(f"<p>{escape(' '.join(first.cause.what.split()))}</p>")
         parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
-        parts.append("<p>Suspects, the most likely first</p>" + _list("ol", [s.says for s in first.suspects]))
-        parts.append("<p>To try</p>" + _list("ol", [_in_a_line(r, found.log.source) for r in first.remedies]))
-    parts.append(f"<details><summary>The whole diagnosis</summary><pre>{escape(text(found))}</pre></details>")
+        parts.append(f"<p>{messages.text('diagnosis.suspects')}</p>" + _list("ol", [s.says for s in first.suspects]))
+        parts.append(
+            f"<p>{messages.text('diagnosis.to_try')}</p>"
+            + _list("ol", [_in_a_line(r, found.log.source) for r in first.remedies])
+        )
+    parts.append(
+        f"<details><summary>{messages.text('diagnosis.whole')}</summary><pre>{escape(text(found))}</pre></details>"
+    )
     return "<div>" + "".join(parts) + "</div>"
 
 

@@ -9,24 +9,30 @@ from pathlib import Path
 
 from grpo_lab.grading.reports import gradebook, gradescope, junit, marking, overview, pages, platforms
 from grpo_lab.grading.reports.files import names_of, write_all
+from grpo_lab.grading.reports.words import ENGLISH
 from grpo_lab.grading.results import Result
 from grpo_lab.grading.students import Student
 
 
 def write(
-    results: Sequence[Result], out: Path, submission: Path | None = None, students: Sequence[Student] = ()
+    results: Sequence[Result],
+    out: Path,
+    submission: Path | None = None,
+    students: Sequence[Student] = (),
+    language: str = ENGLISH,
 ) -> list[Path]:
     """Write all reports below `out`, each whole or not at all, and return their paths.
 
-    `students` are those of the class list.
+    `students` are those of the class list. Pages and Gradescope's texts are in the language; tables, which other
+    programs read, are in English.
     The file `submission`, if named, gets all results as one Gradescope results.json. Marks that a person entered in an
-    earlier to_mark.csv stay in the file; `marking.with_marks` puts them into the results. Raises DataError for a
-    to_mark.csv that cannot be read, RunError for a folder that cannot be written.
+    earlier to_mark.csv stay in the file; `marking.with_marks` puts them into the results. Raises ConfigError for an
+    unknown language, DataError for a to_mark.csv that cannot be read, RunError for a folder that cannot be written.
     """
     names = names_of(results)
     class_ = overview.of_class(results, students)
     contents = {
-        "index.html": pages.of_class(results, names, class_).encode(),
+        "index.html": pages.of_class(results, names, class_, language).encode(),
         "class.csv": overview.as_csv(class_).encode(),
         "junit.xml": junit.document(results),
         **platforms.files(class_, students),
@@ -36,9 +42,9 @@ def write(
     if texts := marking.to_mark(results, out / marking.TO_MARK):
         contents[marking.TO_MARK] = texts
     for name, result in zip(names, results, strict=True):
-        contents[f"gradescope/{name}.json"] = json.dumps(gradescope.document(result), indent=2).encode()
-        contents[f"pages/{name}.html"] = pages.of_notebook(result).encode()
+        contents[f"gradescope/{name}.json"] = json.dumps(gradescope.document(result, language), indent=2).encode()
+        contents[f"pages/{name}.html"] = pages.of_notebook(result, language).encode()
     files = {out / name: content for name, content in contents.items()}
     if submission:
-        files[submission] = json.dumps(gradescope.of_submission(results), indent=2).encode()
+        files[submission] = json.dumps(gradescope.of_submission(results, language), indent=2).encode()
     return write_all(files)

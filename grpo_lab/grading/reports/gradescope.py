@@ -9,10 +9,11 @@ from typing import Any
 
 from grpo_lab.course.exercises import Finding
 from grpo_lab.grading.reports.plain import number, shortened, visible
+from grpo_lab.grading.reports.words import ENGLISH, Words, words
 from grpo_lab.grading.results import BY_HAND, Mark, Result
 
 
-def document(result: Result) -> dict[str, Any]:
+def document(result: Result, language: str = ENGLISH) -> dict[str, Any]:
     """The content of results.json: one test for each exercise, in the order of the lab.
 
     A text that waits for a person is a test without score and maximum, so that it costs no points. Set the assignment's
@@ -22,16 +23,16 @@ def document(result: Result) -> dict[str, Any]:
     return {
         "score": round(result.score, 6),
         "execution_time": round(result.seconds, 3),
-        "output": visible(_about(result)),
+        "output": visible(_about(result, words(language))),
         **dict.fromkeys(("output_format", "test_output_format", "test_name_format"), "text"),
         "visibility": "visible",
         "stdout_visibility": "hidden",
         "extra_data": {**extra, "digest": visible(result.digest)},
-        "tests": [_test(str(place), mark) for place, mark in enumerate(result.marks, start=1)],
+        "tests": [_test(str(place), mark, words(language)) for place, mark in enumerate(result.marks, start=1)],
     }
 
 
-def of_submission(results: Sequence[Result]) -> dict[str, Any]:
+def of_submission(results: Sequence[Result], language: str = ENGLISH) -> dict[str, Any]:
     """The content of results.json for one submission of several files: all tests in one list, and a line for each file.
 
     Raises ValueError for no result.
@@ -39,7 +40,7 @@ def of_submission(results: Sequence[Result]) -> dict[str, Any]:
     graded = [result for result in results if result.marks] or results[:1]
     if not graded:
         raise ValueError("no result")
-    documents = [document(result) for result in graded]
+    documents = [document(result, language) for result in graded]
     tests = [test for each in documents for test in each["tests"]]
     rest = [f"{result.file}: {shortened(result.problem)}" for result in results if result not in graded]
     return {
@@ -51,22 +52,24 @@ def of_submission(results: Sequence[Result]) -> dict[str, Any]:
     }
 
 
-def _about(result: Result) -> str:
-    lines = [f"{result.lab or 'No lab'}, attempt {result.attempt}: {number(result.score)} of {number(result.out_of)}"]
+def _about(result: Result, word: Words) -> str:
+    earned = {"points": number(result.score), "most": number(result.out_of)}
+    lines = [word("about", lab=result.lab or word("no_lab"), attempt=result.attempt, **earned)]
     if result.problem:
-        lines.append(f"Nothing was graded: {shortened(result.problem)}")
-    lines += [f"Warning: {shortened(warning)}" for warning in result.warnings]
+        lines.append(word.before("nothing_graded", shortened(result.problem)))
+    lines += [word.before("warning", shortened(warning)) for warning in result.warnings]
     if result.by_hand:
         points = sum(mark.out_of for mark in result.by_hand)
-        lines.append(f"{len(result.by_hand)} to be marked by a person, for up to {number(points)} points more")
-    return "\n".join([*lines, f"Tier {result.tier}: {result.trust}"])
+        texts = word.count("text", len(result.by_hand))
+        lines.append(word("marked_later", texts=texts, points=number(points)))
+    return "\n".join([*lines, f"{word('tier')} {result.tier}: {word.said(result.trust)}"])
 
 
-def _test(place: str, mark: Mark) -> dict[str, Any]:
+def _test(place: str, mark: Mark, word: Words) -> dict[str, Any]:
     test = {
         "name": visible(shortened(mark.title)),
         "number": place,
-        "output": visible("\n".join(_lines(mark))),
+        "output": visible("\n".join(_lines(mark, word))),
         **dict.fromkeys(("name_format", "output_format"), "text"),
         "tags": [mark.kind, mark.status],
         "visibility": "visible",
@@ -77,15 +80,15 @@ def _test(place: str, mark: Mark) -> dict[str, Any]:
     return test
 
 
-def _lines(mark: Mark) -> list[str]:
-    waits = f"A person marks this, for up to {number(mark.out_of)} points, which are not part of the score yet."
-    lines = [waits if mark.status == BY_HAND else mark.status]
+def _lines(mark: Mark, word: Words) -> list[str]:
+    waits = word("person_marks", most=number(mark.out_of))
+    lines = [waits if mark.status == BY_HAND else word.status(mark.status)]
     for found in mark.findings:
-        lines += _about_finding(found)
-    return [*lines, shortened(mark.note)] if mark.note else lines
+        lines += _about_finding(word.finding(found), word)
+    return [*lines, shortened(word.said(mark.note))] if mark.note else lines
 
 
-def _about_finding(found: Finding) -> list[str]:
+def _about_finding(found: Finding, word: Words) -> list[str]:
     details = {} if found.right else {"got": found.got, "expected": found.expected, "why": found.why}
-    head = f"{'right' if found.right else 'wrong'}: {shortened(found.what)}"
-    return [head, *(f"    {name:9} {shortened(text)}" for name, text in details.items() if text or name != "why")]
+    head = word.before("right" if found.right else "wrong", shortened(found.what))
+    return [head, *(f"    {word(name):9} {shortened(text)}" for name, text in details.items() if text or name != "why")]

@@ -17,6 +17,7 @@ from markupsafe import Markup
 from grpo_lab.grading.reports import overview
 from grpo_lab.grading.reports.overview import Overview
 from grpo_lab.grading.reports.plain import LONGEST, number, shortened, visible
+from grpo_lab.grading.reports.words import ENGLISH, words
 from grpo_lab.grading.results import BY_HAND, FAILED, MARKED, RIGHT, UNANSWERED, WRONG, Mark, Result
 
 STATUSES = {RIGHT: "✓", WRONG: "✗", UNANSWERED: "○", BY_HAND: "…", MARKED: "✎", FAILED: "!"}
@@ -61,7 +62,9 @@ class Lab(NamedTuple):
         return any(result.problem or result.warnings or result.flags for result, _, _ in self.rows)
 
 
-def of_class(results: Sequence[Result], names: Sequence[str], class_: Overview | None = None) -> str:
+def of_class(
+    results: Sequence[Result], names: Sequence[str], class_: Overview | None = None, language: str = ENGLISH
+) -> str:
     """The page about all notebooks; `names` are the names of their own pages, in the same order.
 
     It begins with the students and labs of `class_`, by default those of the results.
@@ -72,12 +75,12 @@ def of_class(results: Sequence[Result], names: Sequence[str], class_: Overview |
     counts = Counter(mark.status for result in results for mark in result.marks)
     class_ = class_ or overview.of_class(results)
     own = {(result.student, result.lab): name for result, name in zip(results, names, strict=True)}
-    return _page("class.html", labs=labs, counts=counts, trusts=trusts, class_=class_, own=own)
+    return _page("class.html", language, labs=labs, counts=counts, trusts=trusts, class_=class_, own=own)
 
 
-def of_notebook(result: Result) -> str:
+def of_notebook(result: Result, language: str = ENGLISH) -> str:
     """The page about one notebook: score, findings, and the limits of the tier."""
-    return _page("notebook.html", result=result)
+    return _page("notebook.html", language, result=result)
 
 
 def tally(marks: Sequence[Mark]) -> Tally:
@@ -108,8 +111,8 @@ def _shown(value: Any) -> Any:
     return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
-def _page(template: str, **values: Any) -> str:
-    return _environment().get_template(template).render(values)
+def _page(template: str, language: str, **values: Any) -> str:
+    return _environment().get_template(template).render(values, word=words(language))
 
 
 @cache
@@ -119,7 +122,7 @@ def _environment() -> Environment:
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, finalize=_shown, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters.update(number=number, shortened=shortened)
+    environment.filters.update(number=number, shortened=shortened, in_words=lambda found, word: word.finding(found))
     environment.globals.update(statuses=STATUSES, by_hand=BY_HAND, failed=FAILED, longest=LONGEST)
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     environment.globals.update(style=Markup(style), digest=digest)

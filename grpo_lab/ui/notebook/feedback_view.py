@@ -13,6 +13,7 @@ from grpo_lab.course import trials
 from grpo_lab.course.editions.build import INSTRUCTOR, place
 from grpo_lab.course.evaluate import all_right, folded
 from grpo_lab.course.exercises import Exercise, Finding
+from grpo_lab.course.translation import in_language
 from grpo_lab.events import Ended, Event, Started, Stepped
 from grpo_lab.messages import language
 from grpo_lab.runs.notebook_mode import headless, without_answers
@@ -88,7 +89,7 @@ def show(text: str, html: str = "", display_id: str | None = None, update: bool 
 def as_text(exercise: Exercise, findings: Sequence[Finding], note: str = "") -> str:
     """The feedback in plain lines."""
     lines = [f"{exercise.title}: {_verdict(exercise, findings)}"]
-    for found in folded(findings):
+    for found in _told(findings):
         lines.append(f"{_word(exercise, found)}: {found.what}")
         if not found.right:
             lines += [f"    got       {found.got}", f"    expected  {found.expected}", f"    why       {found.why}"]
@@ -100,7 +101,7 @@ def as_html(exercise: Exercise, findings: Sequence[Finding], note: str = "", ans
     columns = ["", "case", "got", "expected", *([] if all_right(findings) else ["why"])]
     head = "".join(f'<th scope="col" style="{_CELL}">{name}</th>' for name in columns)
     rows = []
-    for found in folded(findings):
+    for found in _told(findings):
         word = f'<strong style="white-space:nowrap">{_word(exercise, found)}</strong>'
         texts = (word, escape(found.what), _code(found.got), _code(found.expected), escape(found.why))
         cells = [f'<td style="{_CELL}">{text}</td>' for text in texts[: len(columns)]]
@@ -112,6 +113,11 @@ def as_html(exercise: Exercise, findings: Sequence[Finding], note: str = "", ans
         f'<table style="{_TABLE}"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
         f"{f'<p>{escape(note)}</p>' if note else ''}{_folded(answer) if answer else ''}</div>"
     )
+
+
+def _told(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings as they are shown: folded, and in the language of the panel."""
+    return [in_language(found, language()) for found in folded(findings)]
 
 
 def _folded(answer: str) -> str:

@@ -15,7 +15,11 @@ from matplotlib.lines import Line2D
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 YELLOW, BLUE, VERMILLION, PURPLE, GREY = "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#6E6E6E"
 SMALL, NORMAL, LARGE, TITLE = 9.5, 11, 12, 16
-_CHINESE = ("NotoSansCJK-Regular", "NotoSansSC-Regular", "SourceHanSansSC-Regular", "wqy-microhei", "msyh", "PingFang")
+_CHINESE = (
+    *("NotoSansCJK-Regular", "NotoSansSC-Regular", "SourceHanSansSC-Regular", "wqy-microhei", "wqy-zenhei"),
+    *("msyh", "Deng", "simhei", "PingFang", "Hiragino Sans GB", "STHeiti Medium", "NotoSerifCJK-Regular"),
+)
+"""Files of fonts with Chinese letters on Linux, Windows and macOS, the best first."""
 FINE = 60
 """Up to this many steps, each step has a symbol."""
 PLAIN: dict[str, Any] = {"frameon": False, "fontsize": SMALL, "borderaxespad": 0, "columnspacing": 1.2}

@@ -57,12 +57,15 @@ def range_cases(seed: int) -> list[Case]:
     overflowed[draw.randrange(count)] = math.inf
     lost = draw.randint(1, count) if seed else 2
     broken[-lost:] = [math.nan] * lost
-    nan = "NaN is no healthy norm, and every comparison with it is False. Write the condition for a healthy norm, and "
+    nan = (
+        "NaN is no healthy norm, and every comparison with it is False. "
+        "Write the condition for a healthy norm, and list all other steps."
+    )
     rows = (
         ("a healthy run", norms(), 10.0, "Nothing is above the limit: the list is empty."),
         ("one spike", spiked, 10.0, "One norm is above the limit; the list holds its step, counted from 0."),
         ("one norm is infinite", overflowed, 10.0, "inf is above every limit; the list holds its step."),
-        ("the last norms are NaN", broken, 10.0, f"{nan}list all other steps."),
+        ("the last norms are NaN", broken, 10.0, nan),
         ("a lower limit", spiked, 0.4, "Every norm is above 0.4, so every step is listed."),
     )
     if seed:

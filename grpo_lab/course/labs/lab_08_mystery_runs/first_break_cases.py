@@ -73,9 +73,9 @@ def _case(recipe: Recipe, draw: random.Random) -> Case:
         overrides = (*overrides, f"{recipe.harmed_at}={step}", f"run.num_steps={step + 2}")
     events = trials.run(config.with_(*overrides), draw.getrandbits(32)).events
     steps = record(events)
-    guarded = "".join(f" with {each}" for each in recipe.overrides if each.startswith("guards."))
-    what = f"{recipe.name}{guarded}, {len(steps)} steps"
-    return Case(what, {"steps": steps}, expected(events), recipe.why)
+    guards = [each for each in recipe.overrides if each.startswith("guards.")]
+    what = f"{recipe.name} with {', '.join(guards)}" if guards else recipe.name
+    return Case(f"{what}, {len(steps)} steps", {"steps": steps}, expected(events), recipe.why)
 
 
 def not_absorbed(case: Case) -> Case:

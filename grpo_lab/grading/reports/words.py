@@ -1,0 +1,69 @@
+"""The fixed words of reports in a language: [report] of data/messages/<language>.toml. Findings are in course/."""
+
+import functools
+from typing import Any
+
+from grpo_lab import messages
+from grpo_lab.course import translation
+from grpo_lab.course.exercises import Finding
+from grpo_lab.messages import ENGLISH
+
+
+class Words:
+    """The words of one language. Raises ConfigError for a language without a file."""
+
+    def __init__(self, language: str) -> None:
+        messages.catalogue(language)
+        self.language = language
+
+    def __call__(self, key: str, **values: Any) -> str:
+        """The text of a key, with values in place of its {placeholders}.
+
+        >>> Words("en")("up_to", most=2), Words("zh")("up_to", most=2)
+        ('up to 2', '最多 2 分')
+        """
+        return messages.text_in(self.language, f"report.{key}", **values)
+
+    def before(self, key: str, text: str) -> str:
+        """A text behind a label, with a space between them where the label ends with a narrow sign.
+
+        >>> Words("en").before("wrong", "one NaN"), Words("zh").before("wrong", "一个 NaN")
+        ('wrong: one NaN', '答错：一个 NaN')
+        """
+        label = self(key)
+        return f"{label}{'' if label.endswith('：') else ' '}{text}"
+
+    def count(self, thing: str, number: int) -> str:
+        """A number of notebooks, texts, exercises, students or files.
+
+        >>> Words("en").count("notebook", 1), Words("en").count("notebook", 2), Words("zh").count("notebook", 2)
+        ('1 notebook', '2 notebooks', '2 份笔记本')
+        """
+        return self(f"{'one' if number == 1 else 'many'}.{thing}", count=number)
+
+    def status(self, status: str) -> str:
+        """The status of a mark.
+
+        >>> Words("zh").status("by hand")
+        '待人工评分'
+        """
+        return self(f"status.{status}")
+
+    def said(self, text: str) -> str:
+        """A text that an exercise gave, such as a reason or a note; one without a translation stays English."""
+        return translation.said(text, self.language)
+
+    def finding(self, found: Finding) -> Finding:
+        """A finding in this language."""
+        return translation.in_language(found, self.language)
+
+
+@functools.cache
+def words(language: str) -> Words:
+    """The words of a language. Raises ConfigError for one without a file."""
+    return Words(language)
+
+
+def of(language: str) -> Words:
+    """The words of a language as GRPO_LAB_LANG names it: zh_CN is zh, and an empty text is English."""
+    return words(language.replace("-", "_").partition("_")[0].lower() or ENGLISH)
