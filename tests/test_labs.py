@@ -172,7 +172,7 @@ def test_model_answers_can_be_hidden(watched, monkeypatch, tmp_path, setting):
     if setting == "headless":  # nbgrader's runs too
         monkeypatch.setattr(feedback_view, "headless", lambda: True)
     elif setting == "no checkout":
-        monkeypatch.setattr(feedback_view, "INSTRUCTOR", tmp_path)
+        monkeypatch.setattr(feedback_view, "LABS", tmp_path)
     else:
         monkeypatch.setenv(setting, "1")
     with pytest.raises(NotYet):

@@ -73,7 +73,7 @@ def test_root_in_a_container_may_open_it(lecture_command, monkeypatch):
 
 def test_the_checkout_has_the_notebook(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    assert command.lecture_notebook() == Path(cli.__file__).parents[2] / "labs" / "lecture.ipynb"
+    assert command.labs_folder() == Path(cli.__file__).parents[2] / "labs"
 
 
 def test_without_labs_or_jupyterlab_the_way_out_is_named(lecture_command, tmp_path, monkeypatch):

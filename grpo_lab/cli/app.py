@@ -41,6 +41,17 @@ def sub(name: str, help: str, **options: Any) -> _Application:
     return found
 
 
+def spoken(language: str | None) -> str:
+    """The language of --language, or the one that GRPO_LAB_LANG sets. Raises ConfigError for an unknown one."""
+    from grpo_lab import messages
+    from grpo_lab.errors import unknown
+
+    chosen = language or messages.language()
+    if chosen != messages.ENGLISH and chosen not in messages.languages():
+        raise unknown("language", chosen, messages.languages())
+    return chosen
+
+
 def _say_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"grpo-lab {version('grpo-lab')}")
@@ -57,6 +68,7 @@ def _options(
 
 
 Model = Annotated[str | None, typer.Option("--model", help="tiny, smollm2-135m, a local folder, or a hub id.")]
+Language = Annotated[str | None, typer.Option("--language", help="en or zh; by default GRPO_LAB_LANG, or else en.")]
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:1.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Output folder.")]
 Backend = Annotated[str, typer.Option(help="Where tasks run: local, dask or ray; see docs/fan-out.md.")]

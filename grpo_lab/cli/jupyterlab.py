@@ -26,15 +26,15 @@ def start(arguments: Sequence[str]) -> None:
     main(argv=[*arguments, *(["--allow-root"] if root else [])])
 
 
-def lecture_notebook() -> Path:
-    """The path of lecture.ipynb in labs/ below the current folder, or in the labs that ship with the package.
+def labs_folder() -> Path:
+    """The folder labs/ below the current one, or that of the labs that ship with the package.
 
-    Raises DataError if neither has it.
+    Raises DataError if neither has the notebooks.
     """
     here = (Path.cwd() / "labs", labs_directory())
     for folder in here:
         if (folder / LECTURE).is_file():
-            return folder / LECTURE
+            return folder
     raise DataError(f"no {LECTURE} in {here[0]} or {here[1]}: install grpo_lab again")
 
 

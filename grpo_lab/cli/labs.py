@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from grpo_lab.cli.app import AsJson, sub
+from grpo_lab.cli.app import AsJson, Language, spoken, sub
 
 labs_app = sub("labs", "The notebooks of the course.", no_args_is_help=True)
 
@@ -45,19 +45,23 @@ def build(
 
 
 @labs_app.command(example="labs release out/")
-def release(out: Out, names: Labs = None, force: Force = False, folder: Source = None) -> None:
+def release(
+    out: Out, names: Labs = None, force: Force = False, folder: Source = None, language: Language = None
+) -> None:
     """Write the learners' edition to a folder: notebooks and a README, without solutions."""
     from grpo_lab.course.editions.release import release, write_new
 
-    _say(write_new(release(_sources(folder), out, names or ()), force))
+    _say(write_new(release(_sources(folder), out, names or (), spoken(language)), force))
 
 
 @labs_app.command(example="labs solutions out/")
-def solutions(out: Out, names: Labs = None, force: Force = False, folder: Source = None) -> None:
+def solutions(
+    out: Out, names: Labs = None, force: Force = False, folder: Source = None, language: Language = None
+) -> None:
     """Write the reference submission to a folder: the learners' notebooks with every answer filled in."""
     from grpo_lab.course.editions.release import reference, write_new
 
-    _say(write_new(reference(_sources(folder), out, names or ()), force))
+    _say(write_new(reference(_sources(folder), out, names or (), spoken(language)), force))
 
 
 @labs_app.command(example="labs nbgrader course/")
@@ -69,25 +73,29 @@ def nbgrader(
     ] = False,
     force: Force = False,
     folder: Source = None,
+    language: Language = None,
 ) -> None:
     """Write a course folder for nbgrader: settings, and source/ with the cells that nbgrader grades."""
     from grpo_lab.course.editions.nbgrader import course
     from grpo_lab.course.editions.release import write_new
 
-    _say(write_new(course(_sources(folder), out, names or (), reference), force))
+    _say(write_new(course(_sources(folder), out, names or (), reference, spoken(language)), force))
 
 
 @labs_app.command("open", example="labs open --no-browser")
 def open_labs(
     browser: Annotated[bool, typer.Option(help="Open a browser window, or only print the address.")] = True,
+    language: Language = None,
 ) -> None:
     """Open the labs in JupyterLab: copies in the folder work/, which git ignores; copies that are there are kept."""
     from grpo_lab.cli import jupyterlab
+    from grpo_lab.course.editions.build import place
     from grpo_lab.course.editions.release import copies, write
 
-    labs = jupyterlab.lecture_notebook().parent
-    work = jupyterlab.work_folder(labs)
-    _say(path.relative_to(work.parent) for path in write(copies(labs, work)))
+    labs = jupyterlab.labs_folder()
+    work = place(jupyterlab.work_folder(labs), spoken(language))
+    written = write(copies(place(labs, spoken(language)), work))
+    _say(path.relative_to(jupyterlab.work_folder(labs).parent) for path in written)
     jupyterlab.start([f"--ServerApp.root_dir={work.resolve()}", *([] if browser else ["--no-browser"])])
 
 

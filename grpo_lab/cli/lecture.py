@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from grpo_lab.cli import jupyterlab
-from grpo_lab.cli.app import app
+from grpo_lab.cli.app import Language, app, spoken
 
 
 @app.command(example="lecture --no-browser")
@@ -15,23 +15,25 @@ def lecture(
         int | None, typer.Option(min=1, max=65535, help="Port of the server; by default a free one.")
     ] = None,
     browser: Annotated[bool, typer.Option(help="Open a browser window, or only print the address.")] = True,
+    language: Language = None,
 ) -> None:
     """Open the lecture in JupyterLab: ten recorded failures, as they happen and healed, on any machine.
 
     Press Shift+Enter once to begin. Ctrl-C in the terminal ends the server.
     """
-    jupyterlab.start(server_arguments(_notebook(), port, browser))
+    jupyterlab.start(server_arguments(_notebook(spoken(language)), port, browser))
 
 
-def _notebook() -> Path:
+def _notebook(language: str) -> Path:
     """The notebook to open: if it is the package's own, a copy in work/, because JupyterLab saves what it opens."""
-    from grpo_lab.course.editions.build import write
+    from grpo_lab.course.editions.build import place, write
     from grpo_lab.paths import is_installed
 
-    notebook = jupyterlab.lecture_notebook()
+    labs = jupyterlab.labs_folder()
+    notebook = place(labs, language) / jupyterlab.LECTURE
     if not is_installed(notebook):
         return notebook
-    copy = jupyterlab.work_folder(notebook.parent) / notebook.name
+    copy = place(jupyterlab.work_folder(labs), language) / notebook.name
     if not copy.exists():
         write({copy: notebook.read_text(encoding="utf-8")})
     return copy

@@ -1,9 +1,11 @@
 """Reads the texts of a lab page from data/course/<lab>.toml and joins each exercise with its check.
 
-The files hold the words that learners read; checks, test inputs and right answers to graded exercises stay in code.
-The words about test inputs lie beside that code, in labs/lab_<lab>/texts.toml.
+The files hold the words that learners read; data/course/<language>/ has them in another language. Checks, test inputs
+and right answers to graded exercises stay in code. The words about test inputs lie beside that code, in
+labs/lab_<lab>/texts.toml.
 """
 
+import dataclasses
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,12 +13,17 @@ from typing import Any
 
 from grpo_lab.course.exercises import Check, Exercise, LabPage, Question
 from grpo_lab.errors import DataError, unknown
+from grpo_lab.messages import ENGLISH
 from grpo_lab.paths import data_directory
 
 _PAGE = {"title": str, "minutes": int, "difficulty": int, "summary": str, "exercises": dict, "questions": list}
 _EXERCISE = {"title": str, "kind": str, "minutes": int, "difficulty": int, "points": int, "hints": list}
 _QUESTION = {"text": str, "options": list, "right": int}
 _OPTION = {"text": str, "reply": str}
+_PAGE_WORDS = {"title": str, "summary": str, "exercises": dict, "questions": list}
+_EXERCISE_WORDS = {"title": str, "hints": list}
+_QUESTION_WORDS = {"text": str, "options": list}
+"""The keys of these tables in another language: words alone, because a number or a kind has one home."""
 
 
 def page(name: str, checks: Mapping[str, Check], folder: Path | None = None) -> LabPage:
@@ -40,7 +47,42 @@ def page(name: str, checks: Mapping[str, Check], folder: Path | None = None) -> 
         raise DataError(f"{path}: {error}") from error
 
 
-def _same_names(exercises: Mapping[str, Any], checks: Mapping[str, Check]) -> None:
+def in_language(page: LabPage, language: str, folder: Path | None = None) -> LabPage:
+    """The page with the words of `folder`/<language>/<name>.toml; points, minutes, kinds and checks stay.
+
+    Raises DataError for a file that cannot be read, and for words that are missing, too many or of another place.
+    """
+    if language == ENGLISH:
+        return page
+    path = (folder or data_directory() / "course") / language / f"{page.name}.toml"
+    try:
+        tree = _table(tomllib.loads(path.read_text(encoding="utf-8")), _PAGE_WORDS, "the page")
+        exercises, questions = tree.pop("exercises"), tree.pop("questions")
+        _same_names(exercises, page.exercises)
+        if len(questions) != len(page.questions):
+            raise DataError(f"{len(questions)} questions; the English page has {len(page.questions)}")
+        said = {name: _exercise_said(each, exercises[name]) for name, each in page.exercises.items()}
+        asked = map(_question_said, range(1, len(questions) + 1), page.questions, questions)
+        return dataclasses.replace(page, **tree, exercises=said, questions=tuple(asked))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, DataError) as error:
+        raise DataError(f"{path}: {error}") from error
+
+
+def _exercise_said(exercise: Exercise, texts: Any) -> Exercise:
+    fields = _table(texts, _EXERCISE_WORDS, f"exercise {exercise.name!r}")
+    return dataclasses.replace(exercise, title=fields["title"], hints=tuple(fields["hints"]))
+
+
+def _question_said(number: int, question: Question, texts: Any) -> Question:
+    """The question in other words. Raises DataError for another number of options."""
+    fields = _table(texts, _QUESTION_WORDS, f"question {number}")
+    said = _question(number, {**fields, "right": question.right})
+    if len(said.options) != len(question.options):
+        raise DataError(f"question {number} has {len(said.options)} options; in English {len(question.options)}")
+    return said
+
+
+def _same_names(exercises: Mapping[str, Any], checks: Mapping[str, Any]) -> None:
     """Raise DataError unless texts and checks have the same names."""
     for name in exercises:
         if name not in checks:

@@ -1,7 +1,8 @@
 """Builds the notebooks: labs/src/<lab>.py -> labs/<lab>.ipynb for learners, labs/instructor/<lab>.ipynb with solutions.
 
 A third edition, the reference, is the learner's with every answer filled in; it is written on request. The same source
-gives the same bytes. The cover, a heading before each exercise and three hints after it come from the registry.
+gives the same bytes. The cover, a heading before each exercise and three hints after it come from the registry. For
+each folder labs/src/<language>/ there are the same notebooks with its prose, in labs/<language>/.
 """
 
 import re
@@ -9,11 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.course import registry
+from grpo_lab.course import pages, registry
 from grpo_lab.course.answers import MAGIC
+from grpo_lab.course.editions import headings, prose
 from grpo_lab.course.editions.solutions import Malformed, learners, reference, solutions
 from grpo_lab.course.exercises import Exercise, LabPage
 from grpo_lab.errors import DataError, unknown
+from grpo_lab.messages import ENGLISH
 
 LEARNER, INSTRUCTOR = EDITIONS = ("learner", "instructor")
 """The editions that are kept beside their source."""
@@ -36,17 +39,28 @@ def lab_names(folder: Path) -> list[str]:
     return sorted(path.stem for path in (folder / SOURCES).glob("*.py"))
 
 
+def languages(folder: Path) -> list[str]:
+    """The languages of the labs below a folder; English is first."""
+    return prose.languages(folder / SOURCES)
+
+
 def render(folder: Path, names: Sequence[str] = (), editions: Sequence[str] = EDITIONS) -> dict[Path, str]:
-    """The text of every notebook by its file: of the named labs, or of all.
+    """The text of every notebook by its file: of the named labs, or of all, in every language.
 
     Raises DataError for a source that breaks a rule, with all its faults.
     """
     return {
-        folder / ("" if edition == LEARNER else edition) / f"{name}.ipynb": notebook(folder, name, edition)
+        place(folder, language, edition) / f"{name}.ipynb": notebook(folder, name, edition, language)
         for name in chosen(folder, lab_names(folder), names)
+        for language in languages(folder)
         for edition in editions
         if edition == LEARNER or name in registry.LABS  # the lecture, which is no lab, has one edition
     }
+
+
+def place(folder: Path, language: str = ENGLISH, edition: str = LEARNER) -> Path:
+    """The folder of an edition's notebooks in a language."""
+    return folder / ("" if language == ENGLISH else language) / ("" if edition == LEARNER else edition)
 
 
 def chosen(folder: Path, known: Sequence[str], names: Sequence[str]) -> Sequence[str]:
@@ -73,9 +87,9 @@ def write(files: Mapping[Path, str]) -> list[Path]:
     return changed
 
 
-def notebook(folder: Path, name: str, edition: str) -> str:
+def notebook(folder: Path, name: str, edition: str, language: str = ENGLISH) -> str:
     """One notebook as the text of its file."""
-    return as_text(made(folder, name, edition))
+    return as_text(made(folder, name, edition, language))
 
 
 def as_text(notebook: Any) -> str:
@@ -86,11 +100,14 @@ def as_text(notebook: Any) -> str:
     return nbformat.writes(notebook) + "\n"
 
 
-def made(folder: Path, name: str, edition: str) -> Any:
+def made(folder: Path, name: str, edition: str, language: str = ENGLISH) -> Any:
     """One notebook, as a NotebookNode.
 
-    Raises DataError for a source that breaks a rule, and where jupytext is not installed.
+    Raises DataError for a source that breaks a rule, for prose that does not fit it, and where jupytext is missing;
+    ConfigError for a language that the labs do not have.
     """
+    if language not in languages(folder):
+        raise unknown("language", language, languages(folder))
     try:
         import jupytext
         import nbformat
@@ -102,11 +119,15 @@ def made(folder: Path, name: str, edition: str) -> Any:
     faults = list(_faults(source.cells, page))
     if faults:
         raise DataError(f"{path}: " + "; ".join(faults))
-    cells = list(_cells(source.cells, name, page, edition))
+    page = page and pages.in_language(page, language)
+    told = prose.in_language(source.cells, folder / SOURCES, name, language)
+    if fault := _title_fault(told, page):
+        raise DataError(f"{folder / SOURCES / language / name}.py: {fault}")
+    cells = list(_cells(told, name, page, edition, language))
     return nbformat.v4.new_notebook(cells=cells, metadata=METADATA)
 
 
-def _cells(source: Sequence[Any], name: str, page: LabPage | None, edition: str) -> Iterator[Any]:
+def _cells(source: Sequence[Any], name: str, page: LabPage | None, edition: str, language: str) -> Iterator[Any]:
     """The cells of an edition, with ids from the place in the source or from the exercise."""
     for number, cell in enumerate(source):
         exercise = _exercise_of(cell, page)
@@ -114,12 +135,12 @@ def _cells(source: Sequence[Any], name: str, page: LabPage | None, edition: str)
             continue
         if page and exercise:
             identity = page.cell_id(exercise.name)
-            yield new_cell("markdown", f"{identity}-task", _heading(exercise))
+            yield new_cell("markdown", f"{identity}-task", headings.exercise(exercise, language))
             text = learners(cell.source) if edition == LEARNER else reference(cell.source)
             yield new_cell("code", identity, text, _tags(cell))
-            yield new_cell("markdown", f"{identity}-hints", _hints(exercise))
+            yield new_cell("markdown", f"{identity}-hints", headings.hints(exercise, language))
             continue
-        text = _with_cover(cell.source, page) if number == 0 and page else cell.source
+        text = headings.with_cover(cell.source, page, language) if number == 0 and page else cell.source
         yield new_cell(cell.cell_type, f"{name}-{number:02d}", text, _tags(cell))
 
 
@@ -147,44 +168,10 @@ def _exercise_name(cell: Any) -> str:
     return found[1] if found else ""
 
 
-def stars(difficulty: int) -> str:
-    """The difficulty as a row of three stars.
-
-    >>> stars(2)
-    '★★☆'
-    """
-    return "★" * difficulty + "☆" * (3 - difficulty)
-
-
-def _with_cover(source: str, page: LabPage) -> str:
-    title, _, rest = source.partition("\n")
-    cover = f"*{page.minutes} minutes · difficulty {stars(page.difficulty)}* · {page.summary}"
-    return f"{title}\n\n{cover}\n{rest}"
-
-
-_KINDS = {
-    "prediction": "a prediction: your first answer is locked in",
-    "code": "code",
-    "configuration": "a configuration",
-    "choice": "a choice",
-    "text": "in your own words: a person reads it",
-}
-
-
-def _heading(exercise: Exercise) -> str:
-    facts = f"{exercise.minutes} min · difficulty {stars(exercise.difficulty)} · {_KINDS[exercise.kind]}"
-    return f"### Exercise: {exercise.title}\n\n*{facts}*"
-
-
-def _hints(exercise: Exercise) -> str:
-    hints = enumerate(exercise.hints, start=1)
-    return "\n\n".join(f"<details><summary>Hint {n} of 3</summary>\n\n{hint}\n\n</details>" for n, hint in hints)
-
-
 def _faults(cells: Sequence[Any], page: LabPage | None) -> Iterator[str]:
     """Every fault of a source, each in a sentence with its place."""
-    if page and not (cells and cells[0].source.startswith("# ") and page.title in cells[0].source.split("\n")[0]):
-        yield f"the first cell must begin with a heading that holds the lab's title, as in '# {page.title}'"
+    if fault := _title_fault(cells, page):
+        yield fault
     asked = [name for cell in cells if (name := _exercise_name(cell))]
     known = page.exercises if page else {}
     for name in sorted(set(asked)):
@@ -201,6 +188,14 @@ def _faults(cells: Sequence[Any], page: LabPage | None) -> Iterator[str]:
         if cell.cell_type == "code":
             where = f"cell {number}, which begins {cell.source.partition(chr(10))[0]!r}"
             yield from (f"{where}: {fault}" for fault in _cell_faults(cell))
+
+
+def _title_fault(cells: Sequence[Any], page: LabPage | None) -> str:
+    """The fault of a source whose first cell does not begin with the lab's title; empty for any other."""
+    first = cells[0].source.split("\n")[0] if cells else ""
+    if not page or (first.startswith("# ") and page.title in first):
+        return ""
+    return f"the first cell must begin with a heading that holds the lab's title, as in '# {page.title}'"
 
 
 def _cell_faults(cell: Any) -> Iterator[str]:

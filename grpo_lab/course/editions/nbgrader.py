@@ -8,6 +8,7 @@ from grpo_lab.course import registry
 from grpo_lab.course.editions.build import LEARNER, REFERENCE, as_text, made, new_cell
 from grpo_lab.course.editions.release import with_exercises
 from grpo_lab.course.exercises import Exercise
+from grpo_lab.messages import ENGLISH
 
 STUDENT = "reference"
 """The student who submits the reference."""
@@ -29,13 +30,15 @@ os.environ.setdefault("GRPO_LAB_FAST", "1")
 '''
 
 
-def course(folder: Path, out: Path, names: Sequence[str] = (), with_reference: bool = False) -> dict[Path, str]:
+def course(
+    folder: Path, out: Path, names: Sequence[str] = (), with_reference: bool = False, language: str = ENGLISH
+) -> dict[Path, str]:
     """The settings and source/<lab>/<lab>.ipynb by file; on request also the reference, as one student's submission."""
     editions = {out / "source": LEARNER, **({out / "submitted" / STUDENT: REFERENCE} if with_reference else {})}
     return {
         out / "nbgrader_config.py": CONFIG,
         **{
-            below / name / f"{name}.ipynb": as_text(gradable(made(folder, name, edition), name))
+            below / name / f"{name}.ipynb": as_text(gradable(made(folder, name, edition, language), name))
             for name in with_exercises(folder, names)
             for below, edition in editions.items()
         },

@@ -28,10 +28,8 @@ _FACTS = {
     "number": re.compile(r"\d+(?:[.,]\d+)*(?:e[-+]?\d+)?"),
 }
 """The parts of a text that all languages share; each is taken out before the next one is searched."""
-_BETWEEN = re.compile(
-    r"(?<=[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef”])\n(?=[\u4e00-\u9fff\u3000-\u303f\uff00-\uffef“])"
-)
-"""A line break between two full-width characters, which a browser would show as a space."""
+_WIDE = re.compile(r"[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef“”]")
+"""A full-width character, next to which nobody writes a space."""
 
 
 class Span(NamedTuple):
@@ -71,7 +69,24 @@ def in_language(cells: Sequence[Any], sources: Path, name: str, language: str) -
             found[number].source = _replaced(cells[number], said)
     if faults:
         raise DataError(f"{path}: " + "; ".join(faults))
+    _speak(found, name, language)
     return found
+
+
+def _speak(cells: Sequence[Any], name: str, language: str) -> None:
+    """Name the language in the call that begins a notebook, so that panel and feedback have it too.
+
+    Raises DataError unless exactly one cell has such a call.
+    """
+    calls = {
+        f'gl.Lab("{name}")': f'gl.Lab("{name}", language="{language}")',
+        "Lecture()": f'Lecture(language="{language}")',
+    }
+    begun = [(cell, call) for cell in cells if cell.cell_type == "code" for call in calls if call in cell.source]
+    if len(begun) != 1:
+        raise DataError(f"{name}: {len(begun)} cells call one of {', '.join(calls)}; exactly one has to")
+    for cell, call in begun:
+        cell.source = cell.source.replace(call, calls[call])
 
 
 def differences(cell: Any, said: Any) -> Iterator[str]:
@@ -149,9 +164,25 @@ def _is_mark(comment: str) -> bool:
 def _replaced(cell: Any, said: Any) -> str:
     """The source of a cell with the other language's prose in place of its own."""
     if cell.cell_type != "code":
-        return _BETWEEN.sub("", said.source)
+        return _joined(said.source)
     lines = cell.source.split("\n")
     for span, text in reversed(list(zip(_spans(cell.source), _texts(said), strict=True))):
         (row, column), (last, end) = span.start, span.end
         lines[row - 1 : last] = [lines[row - 1][:column] + text + lines[last - 1][end:]]
+    return "\n".join(lines)
+
+
+def _joined(text: str) -> str:
+    """The text without line breaks between two full-width characters, which a browser would show as spaces.
+
+    >>> _joined("# 题\\n第一行，\\n第二行。\\n\\n- 一")
+    '# 题\\n第一行，第二行。\\n\\n- 一'
+    """
+    lines: list[str] = []
+    for line in text.split("\n"):
+        before = lines[-1] if lines else ""
+        if _WIDE.match(before[-1:]) and _WIDE.match(line) and not before.startswith("#"):
+            lines[-1] += line
+        else:
+            lines.append(line)
     return "\n".join(lines)

@@ -4,11 +4,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from grpo_lab.analysis.markdown import render
-from grpo_lab.course import registry
-from grpo_lab.course.editions.build import LEARNER, REFERENCE, chosen, lab_names, notebook, stale, stars, write
+from grpo_lab.course import pages, registry
+from grpo_lab.course.editions.build import LEARNER, REFERENCE, chosen, lab_names, notebook, stale, write
+from grpo_lab.course.editions.headings import stars
 from grpo_lab.errors import DataError
+from grpo_lab.messages import ENGLISH, text_in
 
 _HEAD = ("lab", "minutes", "difficulty", "points", "afterwards")
+"""Columns of the table in a release's README, by their keys in data/messages."""
 
 
 def with_exercises(folder: Path, names: Sequence[str] = ()) -> Sequence[str]:
@@ -16,12 +19,13 @@ def with_exercises(folder: Path, names: Sequence[str] = ()) -> Sequence[str]:
     return chosen(folder, [name for name in lab_names(folder) if name in registry.LABS], names)
 
 
-def release(folder: Path, out: Path, names: Sequence[str] = ()) -> dict[Path, str]:
+def release(folder: Path, out: Path, names: Sequence[str] = (), language: str = ENGLISH) -> dict[Path, str]:
     """The learners' notebooks and a README, by file."""
     labs = with_exercises(folder, names)
+    head = [text_in(language, f"course.{column}") for column in _HEAD]
     return {
-        out / "README.md": render("course", labs=[_HEAD, *map(_row, labs)]),
-        **{out / f"{name}.ipynb": notebook(folder, name, LEARNER) for name in labs},
+        out / "README.md": render(_template(language), labs=[head, *(_row(name, language) for name in labs)]),
+        **{out / f"{name}.ipynb": notebook(folder, name, LEARNER, language) for name in labs},
     }
 
 
@@ -31,9 +35,10 @@ def copies(folder: Path, out: Path) -> dict[Path, str]:
     return {out / path.name: path.read_text(encoding="utf-8") for path in originals if not (out / path.name).exists()}
 
 
-def reference(folder: Path, out: Path, names: Sequence[str] = ()) -> dict[Path, str]:
+def reference(folder: Path, out: Path, names: Sequence[str] = (), language: str = ENGLISH) -> dict[Path, str]:
     """The learners' notebooks with every answer filled in, by file."""
-    return {out / f"{name}.ipynb": notebook(folder, name, REFERENCE) for name in with_exercises(folder, names)}
+    labs = with_exercises(folder, names)
+    return {out / f"{name}.ipynb": notebook(folder, name, REFERENCE, language) for name in labs}
 
 
 def write_new(files: Mapping[Path, str], force: bool = False) -> list[Path]:
@@ -53,7 +58,11 @@ def _listed(paths: Sequence[Path]) -> str:
     return ", ".join(map(str, paths[:3])) + more
 
 
-def _row(name: str) -> Sequence[str]:
-    page = registry.lab_page(name)
+def _template(language: str) -> str:
+    return "course" if language == ENGLISH else f"course.{language}"
+
+
+def _row(name: str, language: str) -> Sequence[str]:
+    page = pages.in_language(registry.lab_page(name), language)
     points = sum(exercise.points for exercise in page.exercises.values())
     return f"[{page.title}]({name}.ipynb)", str(page.minutes), stars(page.difficulty), str(points), page.summary

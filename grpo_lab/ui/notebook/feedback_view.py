@@ -10,6 +10,7 @@ from typing import Any
 
 from grpo_lab.config.schema import Config, planned_steps
 from grpo_lab.course import trials
+from grpo_lab.course.editions.build import INSTRUCTOR, place
 from grpo_lab.course.evaluate import all_right, folded
 from grpo_lab.course.exercises import Exercise, Finding
 from grpo_lab.course.translation import in_language
@@ -30,8 +31,8 @@ _OUTCOME = "#0072B2"
 _TABLE = "table-layout:auto;margin:0"
 """JupyterLab's columns are all of one width; here each is at least as wide as its longest word."""
 _CELL = "text-align:left;vertical-align:top;white-space:normal;word-break:normal;overflow-wrap:break-word"
-INSTRUCTOR = Path(__file__).resolve().parents[3] / "labs" / "instructor"
-"""The checkout's notebooks with solutions."""
+LABS = Path(__file__).resolve().parents[3] / "labs"
+"""The checkout's notebooks."""
 _INTERVAL = 0.25
 """Seconds between two updates of a run's line."""
 
@@ -55,7 +56,7 @@ def model_answer(exercise: Exercise, cell: str) -> str:
 
     The checkout holds that edition; an installed package and a released folder do not.
     """
-    notebook = INSTRUCTOR / f"{cell.removesuffix(f'-{exercise.name}')}.ipynb"
+    notebook = place(LABS, language(), INSTRUCTOR) / f"{cell.removesuffix(f'-{exercise.name}')}.ipynb"
     if headless() or without_answers() or exercise.kind == "prediction" or not notebook.is_file():
         return ""
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]

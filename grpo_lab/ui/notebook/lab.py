@@ -7,8 +7,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from grpo_lab import messages
 from grpo_lab.config.schema import Config
-from grpo_lab.course import answers, progress
+from grpo_lab.course import answers, pages, progress
 from grpo_lab.course.answers import MAGIC
 from grpo_lab.course.evaluate import all_right, check
 from grpo_lab.course.exercises import Exercise, Finding, Function
@@ -28,17 +29,19 @@ if TYPE_CHECKING:
 
 
 class Lab:
-    """One lab in a notebook: `lab = Lab("02_explosion")`.
+    """One lab in a notebook: `lab = Lab("02_explosion")`, with `language="zh"` in Chinese.
 
     In a notebook, a cell that begins with `%%exercise <name>` is an answer: it is saved as answers/<lab>/<name>.py,
     where a config can refer to its definitions, and checked. An unfinished answer raises Unanswered or NotYet, shown
     in one line, so that Run All stops there.
 
-    Raises ConfigError for an unknown lab.
+    Raises ConfigError for an unknown lab or language.
     """
 
-    def __init__(self, name: str) -> None:
-        self.page = lab_page(name)
+    def __init__(self, name: str, language: str | None = None) -> None:
+        if language:
+            messages.use(language)
+        self.page = pages.in_language(lab_page(name), messages.language())
         self.name = name
         self.answers, self.runs = Path("answers") / name, Path("runs") / name
         self._earned: dict[str, float] = {}

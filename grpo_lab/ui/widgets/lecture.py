@@ -10,7 +10,7 @@ import ipywidgets
 
 from grpo_lab.config.catalog import Heal, preset, scenario
 from grpo_lab.config.schema import Config
-from grpo_lab.messages import text, translated
+from grpo_lab.messages import text, translated, use
 from grpo_lab.runs import recordings
 from grpo_lab.ui.widgets import parts
 from grpo_lab.ui.widgets.keyboard import Keyboard
@@ -64,7 +64,11 @@ class Lecture:
     hidden.
     """
 
-    def __init__(self, scenarios: Sequence[str] = SCENARIOS, runs: str | Path = "runs/lecture") -> None:
+    def __init__(
+        self, scenarios: Sequence[str] = SCENARIOS, runs: str | Path = "runs/lecture", language: str | None = None
+    ) -> None:
+        if language:
+            use(language)
         self.scenarios = (HEALTHY, *scenarios)
         self.panel = Panel(recording=recording(HEALTHY), runs=runs, scale=1.5)
         self.panel.timeline.speed.value = SPEED
