@@ -104,11 +104,9 @@ def sources(tmp_path):
     )
     (tmp_path / "zh").mkdir()
 
-    def made(*change):
-        text = chinese
-        if change:
-            assert change[0] in text
-            text = text.replace(*change, 1)
+    def made(old="", new=""):
+        assert old in chinese
+        text = chinese.replace(old, new, 1)
         (tmp_path / "zh" / "t.py").write_text(text, encoding="utf-8")
         source = jupytext.reads(english, fmt="py:percent").cells
         return [cell.source for cell in prose.in_language(source, tmp_path, "t", "zh")]

@@ -117,7 +117,7 @@ def progress(
     if not found:
         where = " or ".join(map(str, folders))
         raise DataError(f"no {progress.FILE} in {where}: check an exercise first, or name the folder of its notebook")
-    rows = progress.rows(found)
+    rows = progress.rows(found, spoken(None))
     if as_json:
         return console.say_json(
             [

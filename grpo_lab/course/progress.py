@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from grpo_lab.course import pages
 from grpo_lab.course.evaluate import all_right
 from grpo_lab.course.exercises import Exercise, Finding, LabPage
 from grpo_lab.course.registry import LABS, lab_page
 from grpo_lab.errors import DataError
+from grpo_lab.messages import ENGLISH
 
 FILE = Path("answers") / "progress.jsonl"
 MARKS = {"passed": "✓", "attempted": "◐", "open": "○"}
@@ -34,8 +36,8 @@ def record(folder: Path, lab: str, exercise: str, findings: Sequence[Finding]) -
         lines.write(json.dumps({**line, "time": time.strftime("%Y-%m-%dT%H:%M:%S")}) + "\n")
 
 
-def rows(folder: Path) -> list[Row]:
-    """Every exercise of every lab, in the order of the course.
+def rows(folder: Path, language: str = ENGLISH) -> list[Row]:
+    """Every exercise of every lab, in the order of the course, with its title in a language.
 
     Raises DataError for a line that is no record; a last line that was cut off is left out.
     """
@@ -49,7 +51,7 @@ def rows(folder: Path) -> list[Row]:
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{file}:{number}: no record of a check; delete that line") from error
     words = {True: "passed", False: "attempted", None: "open"}
-    pages = map(lab_page, LABS)
+    labs = [pages.in_language(lab_page(name), language) for name in LABS]
     return [
-        Row(page, each, words[passed.get((page.name, each.name))]) for page in pages for each in page.exercises.values()
+        Row(page, each, words[passed.get((page.name, each.name))]) for page in labs for each in page.exercises.values()
     ]

@@ -9,19 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lab.config.schema import Config, planned_steps
-from grpo_lab.course import trials
+from grpo_lab.course import translation, trials
 from grpo_lab.course.editions.build import INSTRUCTOR, place
 from grpo_lab.course.evaluate import all_right, folded
 from grpo_lab.course.exercises import Exercise, Finding
-from grpo_lab.course.translation import in_language
+from grpo_lab.errors import NotYet, Unanswered
 from grpo_lab.events import Ended, Event, Started, Stepped
-from grpo_lab.messages import language
+from grpo_lab.messages import language, text
 from grpo_lab.runs.notebook_mode import headless, without_answers
 from grpo_lab.runs.summary import summary
 from grpo_lab.ui.console import in_numbers
 from grpo_lab.ui.notebook.predictions import Verdict
 
-NOT_YET = "✗ not yet"
 _GIVEN = ("prediction", "text")
 """Kinds of answers that are neither right nor wrong yet."""
 _COLOURS = {True: "#009E73", False: "#D55E00"}
@@ -65,11 +64,16 @@ def model_answer(exercise: Exercise, cell: str) -> str:
 
 @contextmanager
 def checking() -> Iterator[None]:
-    """Show a line that follows the runs of a check, and empty it afterwards; none for a check that trains nothing."""
+    """Show a line that follows the runs of a check, and empty it afterwards; none for a check that trains nothing.
+
+    Errors about an unfinished answer are raised again in the language of the panel.
+    """
     line = CheckLine()
     try:
         with nullcontext() if headless() else trials.watched(line):
             yield
+    except (NotYet, Unanswered) as error:
+        raise type(error)(translation.said(str(error), language())) from None
     finally:
         line.clear()
 
@@ -88,17 +92,18 @@ def show(text: str, html: str = "", display_id: str | None = None, update: bool 
 
 def as_text(exercise: Exercise, findings: Sequence[Finding], note: str = "") -> str:
     """The feedback in plain lines."""
-    lines = [f"{exercise.title}: {_verdict(exercise, findings)}"]
+    lines = [said("title", title=exercise.title, verdict=_verdict(exercise, findings))]
     for found in _told(findings):
-        lines.append(f"{_word(exercise, found)}: {found.what}")
+        lines.append(said("title", title=_word(exercise, found), verdict=found.what))
         if not found.right:
-            lines += [f"    got       {found.got}", f"    expected  {found.expected}", f"    why       {found.why}"]
+            rows = {"got": found.got, "expected": found.expected, "why": found.why}
+            lines += [f"    {said(name):9} {text}" for name, text in rows.items()]
     return "\n".join([*lines, *([note] if note else [])])
 
 
 def as_html(exercise: Exercise, findings: Sequence[Finding], note: str = "", answer: str = "") -> str:
     """The feedback as a table, and a model answer folded below it; the learner's text is escaped."""
-    columns = ["", "case", "got", "expected", *([] if all_right(findings) else ["why"])]
+    columns = ["", said("case"), said("got"), said("expected"), *([] if all_right(findings) else [said("why")])]
     head = "".join(f'<th scope="col" style="{_CELL}">{name}</th>' for name in columns)
     rows = []
     for found in _told(findings):
@@ -109,7 +114,7 @@ def as_html(exercise: Exercise, findings: Sequence[Finding], note: str = "", ans
     return (
         f'<div class="grpo-lab-feedback" role="status" style="border-left:4px solid {_COLOURS[all_right(findings)]};'
         f'padding-left:0.7em;overflow-x:auto">'
-        f"<p><strong>{escape(exercise.title)}: {_verdict(exercise, findings)}</strong></p>"
+        f"<p><strong>{escape(said('title', title=exercise.title, verdict=_verdict(exercise, findings)))}</strong></p>"
         f'<table style="{_TABLE}"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
         f"{f'<p>{escape(note)}</p>' if note else ''}{_folded(answer) if answer else ''}</div>"
     )
@@ -117,12 +122,12 @@ def as_html(exercise: Exercise, findings: Sequence[Finding], note: str = "", ans
 
 def _told(findings: Sequence[Finding]) -> list[Finding]:
     """The findings as they are shown: folded, and in the language of the panel."""
-    return [in_language(found, language()) for found in folded(findings)]
+    return [translation.in_language(found, language()) for found in folded(findings)]
 
 
 def _folded(answer: str) -> str:
     """A model answer that opens on a click, also in a saved notebook."""
-    return f"<details><summary>Show a model answer</summary><pre>{escape(answer)}</pre></details>"
+    return f"<details><summary>{said('model_answer')}</summary><pre>{escape(answer)}</pre></details>"
 
 
 def verdict(found: Verdict) -> None:
@@ -141,13 +146,22 @@ def _code(text: str) -> str:
 
 
 def _word(exercise: Exercise, found: Finding) -> str:
-    return NOT_YET if not found.right else "✓ given" if exercise.kind in _GIVEN else "✓ right"
+    return f"✗ {said('not_yet')}" if not found.right else f"✓ {_positive(exercise)}"
 
 
 def _verdict(exercise: Exercise, findings: Sequence[Finding]) -> str:
     if all_right(findings):
-        return "given" if exercise.kind in _GIVEN else "right"
-    return f"not yet, {sum(found.right for found in findings)} of {len(findings)} right"
+        return _positive(exercise)
+    return said("so_many", right=sum(found.right for found in findings), all=len(findings))
+
+
+def _positive(exercise: Exercise) -> str:
+    return said("given") if exercise.kind in _GIVEN else said("right")
+
+
+def said(key: str, **values: Any) -> str:
+    """A text of the feedback in the language of the panel."""
+    return text(f"feedback.{key}", **values)
 
 
 class _Line:
@@ -180,7 +194,8 @@ class RunLine(_Line):
         if isinstance(event, Ended):
             self._update(f"{self._name}: {summary(self._events)}")
         elif isinstance(event, Stepped) and not headless() and self._due():
-            self._update(f"{self._name}: step {event.step + 1} of {self._steps}, {in_numbers(event)}")
+            step = said("step", step=event.step + 1, steps=self._steps)
+            self._update(f"{self._name}: {step}, {in_numbers(event)}")
 
 
 class CheckLine(_Line):
@@ -196,8 +211,8 @@ class CheckLine(_Line):
             run = event.config["run"]
             self._runs, self._name, self._steps = self._runs + 1, run["name"], sum(planned_steps(event.config).values())
         elif isinstance(event, Stepped) and self._due():
-            step = f"step {event.step + 1} of {self._steps}"
-            self._update(f"Checking: short run {self._runs} ({self._name}), {step}")
+            step = said("step", step=event.step + 1, steps=self._steps)
+            self._update(said("checking", run=self._runs, name=self._name, step=step))
 
     def clear(self) -> None:
         """Empty the line, if there is one."""

@@ -114,7 +114,7 @@ class Lab:
 
     def progress(self) -> None:
         """Show every exercise of every lab: passed, attempted or open."""
-        rows = progress.rows(Path())
+        rows = progress.rows(Path(), messages.language())
         feedback_view.show(progress_view.as_text(rows), progress_view.as_html(rows))
 
     def questions(self) -> Any:
@@ -139,4 +139,4 @@ class Lab:
 
 def _progress(exercise: Exercise, findings: Sequence[Finding]) -> str:
     right = sum(finding.right for finding in findings)
-    return f"{exercise.title}: {right} of {len(findings)} right so far; change the cell and run it again"
+    return messages.text("feedback.so_far", title=exercise.title, right=right, all=len(findings))

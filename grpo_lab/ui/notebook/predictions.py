@@ -11,6 +11,7 @@ from grpo_lab.course import answers
 from grpo_lab.course.exercises import Exercise, Prediction, Values
 from grpo_lab.errors import DataError
 from grpo_lab.events import Ended
+from grpo_lab.messages import text
 from grpo_lab.runs.run_folder import EVENTS, whole_events
 
 LOCKED = "locked.json"
@@ -28,9 +29,9 @@ class Verdict:
     options: dict[str, str]
 
     def __str__(self) -> str:
-        title = self.title if self.title.endswith("?") else f"{self.title}."
-        lines = [f"{title} You predicted {self.predicted}, and it was {self.outcome}."]
-        rows = {"you predicted": self.predicted, "it was": self.outcome}
+        title = self.title if self.title[-1:] in "?？" else f"{self.title}{text('prediction.stop')}"
+        lines = [text("prediction.verdict", title=title, predicted=self.predicted, outcome=self.outcome)]
+        rows = {text("prediction.predicted"): self.predicted, text("prediction.was"): self.outcome}
         lines += [f"    {what:13}  {letter}: {self.options[letter]}" for what, letter in rows.items() if self.options]
         return "\n".join(lines)
 
@@ -57,8 +58,8 @@ class Predictions:
             self._open[exercise.name] = exercise.check, exercise.title, self._ended()
         words = ", ".join(f"{name} = {value!r}" for name, value in first.items())
         if first == made:
-            return f"Locked in: {words}. Now run it and see."
-        return f"Your first prediction stays: {words}. Being wrong is the point of predicting."
+            return text("prediction.locked", words=words)
+        return text("prediction.stays", words=words)
 
     def verdicts(self) -> Iterator[Verdict]:
         """The verdicts that are due: enough runs have ended since the prediction. Each is given once."""

@@ -5,6 +5,7 @@ from html import escape
 from typing import Any
 
 from grpo_lab.course.exercises import Question
+from grpo_lab.messages import text
 from grpo_lab.runs.notebook_mode import headless
 from grpo_lab.ui.notebook import feedback_view
 
@@ -42,5 +43,5 @@ def _box(widgets: Any, number: int, question: Question) -> Any:
 
 def explanation(question: Question, chosen: int) -> str:
     """The explanation of a chosen option, as HTML."""
-    word = "Right." if chosen == question.right else "Not this one."
+    word = text("question.right") if chosen == question.right else text("question.wrong")
     return f"<strong>{word}</strong> {escape(question.options[chosen][1])}"
