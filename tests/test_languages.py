@@ -179,3 +179,21 @@ def test_a_class_gets_its_notebooks_in_chinese(tmp_path):
     assert "加引号" in notebook and "# your answer" in notebook and "BEGIN SOLUTION" not in notebook
     course = nbgrader.course(LABS, tmp_path, ["05_kl"], language="zh")
     assert "练习：" in course[tmp_path / "source" / "05_kl" / "05_kl.ipynb"]
+
+
+def sections(text):
+    """The sections of a page; the line that leads to the other language is left out."""
+    text = re.sub(r"^.*README(\.zh)?\.md\).*$|^.*\.\./README\.md.*$", "", text, count=1, flags=re.MULTILINE)
+    return re.split(r"^(?=#+ )", text, flags=re.MULTILINE)[1:]
+
+
+PAGES = {"README.md": "README.zh.md"}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_in_chinese_has_the_same_sections_links_and_numbers(page):
+    english, chinese = (sections((ROOT / name).read_text(encoding="utf-8")) for name in (page, PAGES[page]))
+    assert len(english) == len(chinese) > 3
+    for mine, said in zip(english, chinese, strict=True):
+        assert list(prose.unlike(mine, said)) == [], said[:40]
+        assert HAN.search(said) or not said.strip()
