@@ -11,7 +11,7 @@ from grpo_lab import messages
 from grpo_lab.course import pages, registry
 from grpo_lab.course.editions import build, nbgrader, prose, release
 from grpo_lab.errors import ConfigError, DataError
-from grpo_lab.paths import data_directory
+from grpo_lab.paths import data_directory, data_tables
 from grpo_lab.ui.notebook.lab import Lab
 
 ROOT = Path(__file__).parents[1]
@@ -197,3 +197,26 @@ def test_a_page_in_chinese_has_the_same_sections_links_and_numbers(page):
     for mine, said in zip(english, chinese, strict=True):
         assert list(prose.unlike(mine, said)) == [], said[:40]
         assert HAN.search(said) or not said.strip()
+
+
+def chinese_texts():
+    """Every file with Chinese prose, but the glossary itself."""
+    data, package = data_directory(), ROOT / "grpo_lab"
+    found = [*(LABS / "src" / "zh").glob("*.py"), *(data / "course" / "zh").glob("*.toml"), LABS / "zh" / "README.md"]
+    found += [ROOT / "README.zh.md", data / "messages" / "zh.toml", data / "translations" / "zh.toml"]
+    return [*found, *package.rglob("*.zh.toml"), *(data / "templates").glob("*.zh.md")]
+
+
+@pytest.mark.parametrize("path", chinese_texts(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_chinese_texts_use_the_words_of_the_glossary(path):
+    text = path.read_text(encoding="utf-8")
+    terms = data_tables("glossary").values()
+    assert [(word, term["zh"]) for term in terms for word in term["rejected"] if word in text] == []
+
+
+def test_the_glossary_rejects_no_word_that_it_uses():
+    terms = data_tables("glossary").values()
+    used = " ".join(f"{term['zh']} {term['zh_means']}" for term in terms)
+    assert [word for term in terms for word in term["rejected"] if word in used] == []
+    everywhere = "".join(path.read_text(encoding="utf-8") for path in chinese_texts())
+    assert [term["zh"] for term in terms if not any(word in everywhere for word in term["zh"].split("，"))] == []

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from grpo_lab.ui.docs_pages import algorithms, grading, guards, metrics, scenarios, settings
+from grpo_lab.ui.docs_pages import algorithms, glossary, grading, guards, metrics, scenarios, settings
 
 COMMAND = "grpo-lab docs"
 NOTICE = f"<!-- Made by `{COMMAND}` from code and data: change those, and run it again. -->\n\n"
@@ -11,6 +11,7 @@ NOTICE = f"<!-- Made by `{COMMAND}` from code and data: change those, and run it
 PAGES: dict[str, Callable[[], str]] = {
     "README.md": metrics.index,
     "algorithms.md": algorithms.page,
+    "glossary.md": glossary.page,
     "grading.md": grading.page,
     "guards.md": guards.page,
     "scenarios.md": scenarios.page,
