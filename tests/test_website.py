@@ -12,6 +12,7 @@ from website import animation, checks, pages
 from website.__main__ import main, site
 
 LAB = "01_grpo_by_hand"
+ASKED = lab_page(LAB).questions
 PICTURE = (
     '<figure class="grpo-lab-picture"><img alt="a run" src="data:image/png;base64,bGlnaHQ="'
     ' style="max-width:100%; --dark:url(data:image/png;base64,ZGFyaw==)"><figcaption>a run</figcaption></figure>'
@@ -27,7 +28,7 @@ def executed(*outputs, source="panel", cell="cell"):
 
 def made(tmp_path, book):
     learner = nbformat.from_dict({**book, "cells": [{**cell, "outputs": []} for cell in book.cells]})
-    return pages.page(learner, book, tmp_path, 1, LAB).cells[0].outputs
+    return pages.page(learner, book, tmp_path, 1, ASKED).cells[0].outputs
 
 
 def test_a_panel_is_a_picture_for_light_pages_and_one_for_dark_ones(tmp_path):
@@ -44,14 +45,13 @@ def test_a_panel_is_a_picture_for_light_pages_and_one_for_dark_ones(tmp_path):
 def test_questions_are_shown_with_folded_replies(tmp_path):
     (shown,) = made(tmp_path, executed({pages.WIDGET: {"model_id": "1"}}, source="lab.questions()"))
     html = shown.data["text/html"]
-    asked = lab_page(LAB).questions
-    assert html.count("<details>") == sum(len(question.options) for question in asked)
-    assert html.count("✓") == len(asked)
+    assert html.count("<details>") == sum(len(question.options) for question in ASKED)
+    assert html.count("✓") == len(ASKED)
 
 
 def test_a_lab_that_was_not_executed_has_no_outputs(tmp_path):
     book = executed({"text/plain": "1"})
-    assert pages.page(book, None, tmp_path, 1, LAB).cells[0].outputs == []
+    assert pages.page(book, None, tmp_path, 1, ASKED).cells[0].outputs == []
 
 
 def test_a_sound_site_has_no_faults(tmp_path):
@@ -95,6 +95,8 @@ def test_the_site_is_built_with_a_lab_that_was_executed(tmp_path):
     html = tmp_path / "html"
     lab = (html / "labs" / f"{LAB}.html").read_text(encoding="utf-8")
     assert lab.count('class="only-dark"') >= 2 and "grpo-lab-feedback" in lab and "widget-view" not in lab
+    chinese = (html / "labs" / "zh" / f"{LAB}.html").read_text(encoding="utf-8")
+    assert '<html lang="zh-CN"' in chinese and "显示参考答案" in chinese and "Show a model answer" not in chinese
     assert "<math" in lab and 'src="http' not in lab, "formulas need no script from the network"
     index = (html / "searchindex.js").read_text(encoding="utf-8")
     assert {"docs/diagnose", "docs/matrix/findings", f"labs/{LAB}"} <= set(

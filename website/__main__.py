@@ -9,13 +9,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import nbformat
 
+from grpo_lab.course import pages as course
 from grpo_lab.course.editions import build
-from grpo_lab.course.registry import LABS
+from grpo_lab.course.registry import LABS, lab_page
 from grpo_lab.errors import GrpoLabError, unknown
 from website import animation, checks, executed, pages
 
@@ -25,6 +26,7 @@ COPIED = (
     "LICENSE",
     "docs/**/*",
     "labs/*.md",
+    "labs/zh/*.md",
     "benchmarks/**/*.md",
     "benchmarks/results/*",
     "data/recordings/*.md",
@@ -77,26 +79,24 @@ def copy_pages(source: Path) -> None:
     _copy(ROOT / "website" / "conf.py", source / "conf.py")
     for path in (ROOT / "website" / "static").iterdir():
         _copy(path, source / "_static" / path.name)
-    front = (ROOT / "website" / "index.md").read_text(encoding="utf-8")
-    (source / "index.md").write_text(front.replace("{{ alt }}", animation.ALT), encoding="utf-8")
+    for name, alt in animation.ALT.items():
+        front = (ROOT / "website" / name).read_text(encoding="utf-8")
+        (source / name).write_text(front.replace("{{ alt }}", alt), encoding="utf-8")
 
 
 def write_labs(source: Path, cache: Path, labs: Sequence[str], jobs: int) -> None:
     """Write a page for each lab and language; the named labs have outputs."""
-    done = executed.notebooks([(name, language) for name in labs for language in languages()], cache, jobs)
-    for language in languages():
+    languages = build.languages(ROOT / "labs")
+    done = executed.notebooks([(name, language) for name in labs for language in languages], cache, jobs)
+    for language in languages:
         for name in LABS:
-            file = source / "labs" / ("" if language == "en" else language) / f"{name}.ipynb"
-            learner = nbformat.reads(build.notebook(ROOT / "labs", name, build.LEARNER), as_version=4)
+            file = build.place(source / "labs", language) / f"{name}.ipynb"
+            learner = nbformat.reads(build.notebook(ROOT / "labs", name, build.LEARNER, language), as_version=4)
             depth = len(file.relative_to(source).parts) - 1
-            book = pages.page(learner, done.get((name, language)), source / "_static", depth, name)
+            asked = course.in_language(lab_page(name), language).questions
+            book = pages.page(learner, done.get((name, language)), source / "_static", depth, asked)
             file.parent.mkdir(parents=True, exist_ok=True)
             nbformat.write(book, file)
-
-
-def languages() -> Iterator[str]:
-    """The languages of the labs."""
-    yield "en"
 
 
 def _copy(path: Path, to: Path) -> None:

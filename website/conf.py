@@ -32,7 +32,7 @@ html_math_renderer = "mathml"
 
 def _language(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
     """Chinese pages say so, for fonts, screen readers and translators."""
-    if "zh" in page.replace(".", "/").split("/"):
+    if "zh" in page.replace(".", "/").split("/"):  # labs/zh/…, index.zh, README.zh
         context["language"] = "zh-CN"
 
 

@@ -51,8 +51,9 @@ async def _all(sources: list[Source], cache: Path, jobs: int) -> dict[Source, An
 
 
 async def _one(source: Source, cache: Path, free: asyncio.Semaphore, bar: Any) -> Any:
-    text = build.notebook(ROOT / "labs", source[0], build.REFERENCE)
-    kept = cache / f"{source[0]}-{source[1]}-{digest(text)}.ipynb"
+    name, language = source
+    text = build.notebook(ROOT / "labs", name, build.REFERENCE, language)
+    kept = cache / f"{name}-{language}-{digest(text)}.ipynb"
     async with free:
         if not kept.is_file():
             bar.set_postfix_str(" ".join(source))

@@ -3,13 +3,13 @@
 import base64
 import hashlib
 import re
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from nbformat import v4
 
-from grpo_lab.course import registry
 from grpo_lab.course.exercises import Question
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -23,11 +23,11 @@ _STYLE = re.compile(r"<style>.*?</style>", re.DOTALL)
 _QUESTIONS = "lab.questions()"
 
 
-def page(learner: Any, executed: Any | None, static: Path, depth: int, lab: str) -> Any:
+def page(learner: Any, executed: Any | None, static: Path, depth: int, asked: Sequence[Question]) -> Any:
     """A notebook for the site: the learner's text with the outputs that the right answers had.
 
-    `static` gets the panels' pictures; `depth` is the number of folders above the page. Without `executed` it has no
-    outputs.
+    `static` gets the panels' pictures; `depth` is the number of folders above the page; `asked` are the lab's review
+    questions. Without `executed` it has no outputs.
     """
     outputs = {cell.id: cell.get("outputs", []) for cell in executed.cells} if executed else {}
     for cell in learner.cells:
@@ -35,12 +35,12 @@ def page(learner: Any, executed: Any | None, static: Path, depth: int, lab: str)
             continue
         shown = [_shown(output, static, depth) for output in outputs.get(cell.id, []) if not _of_widgets(output)]
         if outputs and _QUESTIONS in cell.source:
-            shown = [_html(questions(registry.lab_page(lab).questions))]
+            shown = [_html(questions(asked))]
         cell.outputs, cell.execution_count = shown, None
     return learner
 
 
-def questions(asked: tuple[Question, ...]) -> str:
+def questions(asked: Sequence[Question]) -> str:
     """The review questions with folded replies, as HTML."""
     found = []
     for number, question in enumerate(asked, start=1):
