@@ -24,11 +24,12 @@ TIMES = 3
 LARGEST = 1_000_000
 """Bytes of the file at most."""
 ALT = {
-    "index.md": f"Two runs, step by step. In step {BREAKS_IN} one reward is NaN. Without a guard, norm and reward are then "
-    f"NaN and the run crashes. With {GUARD} the second run passes this step under a mark with the guard's name, and its "
-    "reward goes on rising.",
-    "index.zh.md": f"两次运行，一步一步显示。第 {BREAKS_IN} 步有一个奖励是 NaN。没有防护时，范数和奖励随之成为 NaN，运行崩溃。"
-    f"打开 {GUARD} 后，第二次运行在标有防护名称的记号之下通过这一步，奖励继续上升。",
+    "index.md": f"Two runs, step by step. In step {BREAKS_IN} one reward is NaN. Without a guard, norm and reward are "
+    f"then NaN and the run crashes. With {GUARD} the second run passes this step under a mark with the guard's name, "
+    "and its reward goes on rising.",
+    "index.zh.md": f"两次运行，一步一步显示。第 {BREAKS_IN} 步有一个奖励是 NaN。没有防护时，"
+    f"范数和奖励随之成为 NaN，运行崩溃。打开 {GUARD} 后，第二次运行在标有防护名称的记号之下通过这一步，"
+    "奖励继续上升。",
 }
 """The text of the animation, by the page that shows it."""
 
