@@ -139,8 +139,9 @@ class Sandbox:
                         control += chunk
                         if not chunk:
                             raise Failed("the sandbox ended before it had answered")
-                        selector.unregister(self._control)
-                        end_descendants(self._spared)  # one of them may hold the pipe open
+                        if control.endswith(b"\n"):
+                            selector.unregister(self._control)
+                            end_descendants(self._spared)  # one of them may hold the pipe open
         return bytes(replies), json.loads(control)["over"]
 
     def _wait(self, selector: selectors.BaseSelector, end: float) -> list[tuple[selectors.SelectorKey, int]]:
