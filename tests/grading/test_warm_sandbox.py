@@ -24,7 +24,7 @@ def pages():
 
 def answer(reversed_marker):
     marker = bytearray(reversed(reversed_marker.encode()))
-    taken = sum(page.count(marker) for page in pages())  # one is the marker itself
+    taken = sum(page.count(marker) for page in pages())  # its own copies are a few
     limits = {name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name[:7] == "RLIMIT_"}
     mask = os.umask(0)
     numbers = [number for number in range(256) if os.path.lexists(f"/proc/self/fd/{number}")]
@@ -41,7 +41,7 @@ def answer(reversed_marker):
         "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
         "draw": torch.rand(3).tolist(),
         "patched": hasattr(torch, "patched") or hasattr(os, "patched"),
-        "memory": taken > 3,
+        "memory": taken > 20,
         "forks": forks(),
         "others": others(),
     }
@@ -184,7 +184,7 @@ def of_any_program(found):
 def test_the_next_answer_finds_what_the_first_one_found(warm, attack):
     fresh = state(warm)
     program = warm._process.pid
-    body = "".join(f"    {line}\n" for line in f"kept = {MARK!r} * 100\n{ENDS[attack]}".splitlines())
+    body = "".join(f"    {line}\n" for line in f"kept = {MARK * 1_000!r}\n{ENDS[attack]}".splitlines())
     source = f"import os, resource, signal, torch\n\ndef answer():\n{body}    return 1\n"
     with suppress(NotYet):  # its own loss
         warm.calls(source, "first.py", "answer", "call", [{}])
