@@ -113,10 +113,10 @@ def _in_zip(archive: Found) -> Iterator[Found]:
         yield archive._replace(problem=problem)
         return
     names = [name for name in inside if not any(_is_of_tools(part) for part in name.split("/") if part != "..")]
-    if intake.is_export(names):
+    if exported := intake.is_export(names):
         names = [name for name in names if name.lower().endswith(".ipynb")]
     if not names:
-        yield archive._replace(problem="a zip without a notebook; hand in the notebook")
+        yield archive._replace(problem=f"a zip without {'a notebook' if exported else 'files'}; hand in the notebook")
     for name in names:
         problem = inside[name] or ("" if name.lower().endswith(".ipynb") else NOT_READ)
         yield archive._replace(member=name, problem=problem)

@@ -7,6 +7,7 @@ from grpo_lab.analysis.markdown import render
 from grpo_lab.course import registry
 from grpo_lab.course.editions.build import LEARNER, REFERENCE, chosen, lab_names, notebook, stale, stars, write
 from grpo_lab.errors import DataError
+from grpo_lab.paths import data_directory
 
 _HEAD = ("lab", "minutes", "difficulty", "points", "afterwards")
 
@@ -23,6 +24,12 @@ def release(folder: Path, out: Path, names: Sequence[str] = ()) -> dict[Path, st
         out / "README.md": render("course", labs=[_HEAD, *map(_row, labs)]),
         **{out / f"{name}.ipynb": notebook(folder, name, LEARNER) for name in labs},
     }
+
+
+def workflow(out: Path) -> dict[Path, str]:
+    """The workflow that grades a student's repository at GitHub Classroom, by the file that GitHub reads."""
+    text = (data_directory() / "classroom" / "grade.yml").read_text(encoding="utf-8")
+    return {out / ".github" / "workflows" / "grade.yml": text}
 
 
 def copies(folder: Path, out: Path) -> dict[Path, str]:
