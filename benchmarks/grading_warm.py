@@ -83,9 +83,9 @@ def _afresh(grader: Grader, one: Any) -> None:
     """Grade with a sandbox that ends after each answer."""
     ask = Sandbox._ask
 
-    def once(self: Sandbox, *asked: Any) -> Any:
+    def once(self: Sandbox, request: dict[str, Any], count: int) -> Any:
         try:
-            return ask(self, *asked)
+            return ask(self, request, count)
         finally:
             self.close()
 

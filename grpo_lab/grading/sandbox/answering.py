@@ -77,7 +77,7 @@ def _serve(pipes: list[int], control: socket.socket, limits: Limits, alone: bool
     child = os.fork()
     if not child:
         control.close()
-        _answer(*pipes, limits)
+        _answer(pipes[0], pipes[1], limits)
     for pipe in pipes:
         os.close(pipe)
     ended = os.pidfd_open(child)

@@ -173,7 +173,7 @@ class Sandbox:
             try:
                 self._process = subprocess.Popen(
                     self._tier.command(self._limits),
-                    stdin=theirs,
+                    stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=words,
                     env=environment(),
