@@ -34,7 +34,7 @@ def answer(reversed_marker):
         "umask": mask,
         "cwd": os.getcwd(),
         "environment": dict(os.environ),
-        "folders": [sorted(os.listdir(folder)) for folder in ("/tmp", "/dev/shm") if os.path.isdir(folder)],
+        "left": [folder for folder in ("/tmp", "/dev/shm") if os.path.exists(folder + "/left")],
         "priority": os.getpriority(os.PRIO_PROCESS, 0),
         "scheduler": os.sched_getscheduler(0),
         "processors": sorted(os.sched_getaffinity(0)),
