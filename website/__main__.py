@@ -62,7 +62,7 @@ def site(out: Path, labs: Sequence[str] | None, jobs: int) -> int:
         shutil.rmtree(folder, ignore_errors=True)
     copy_pages(source)
     print("animation")
-    animation.write(source / "_static" / "saved.png")
+    animation.write(source / "_static")
     write_labs(source, out / "executed", LABS if labs is None else labs, jobs)
     sphinx = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q"]
     code = subprocess.run([*sphinx, str(source), str(html)], check=False).returncode
@@ -79,7 +79,8 @@ def copy_pages(source: Path) -> None:
     _copy(ROOT / "website" / "conf.py", source / "conf.py")
     for path in (ROOT / "website" / "static").iterdir():
         _copy(path, source / "_static" / path.name)
-    for name, alt in animation.ALT.items():
+    for language, alt in animation.ALT.items():
+        name = "index.md" if language == "en" else f"index.{language}.md"
         front = (ROOT / "website" / name).read_text(encoding="utf-8")
         (source / name).write_text(front.replace("{{ alt }}", alt), encoding="utf-8")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from grpo_lab import messages
 from grpo_lab.analysis.run_state import Screen, fold
 from grpo_lab.config.catalog import scenario
 from grpo_lab.config.schema import Config
@@ -24,14 +25,14 @@ TIMES = 3
 LARGEST = 1_000_000
 """Bytes of the file at most."""
 ALT = {
-    "index.md": f"Two runs, step by step. In step {BREAKS_IN} one reward is NaN. Without a guard, norm and reward are "
+    "en": f"Two runs, step by step. In step {BREAKS_IN} one reward is NaN. Without a guard, norm and reward are "
     f"then NaN and the run crashes. With {GUARD} the second run passes this step under a mark with the guard's name, "
     "and its reward goes on rising.",
-    "index.zh.md": f"两次运行，一步一步显示。第 {BREAKS_IN} 步有一个奖励是 NaN。没有防护时，"
+    "zh": f"两次运行，一步一步显示。第 {BREAKS_IN} 步有一个奖励是 NaN。没有防护时，"
     f"范数和奖励随之成为 NaN，运行崩溃。打开 {GUARD} 后，第二次运行在标有防护名称的记号之下通过这一步，"
     "奖励继续上升。",
 }
-"""The text of the animation, by the page that shows it."""
+"""The text of the animation, by its language."""
 
 
 def config(guarded: bool) -> Config:
@@ -41,16 +42,24 @@ def config(guarded: bool) -> Config:
     return base.with_(f"guards.{GUARD}=on") if guarded else base
 
 
-def write(path: Path) -> Path:
-    """Train both runs and write the animation as an APNG of at most `LARGEST` bytes; raises ValueError beyond that."""
-    with tempfile.TemporaryDirectory() as folder:
-        alone, saved = (list(_trained(config(guarded), Path(folder) / str(guarded))) for guarded in (False, True))
-    frames = list(_frames(alone, saved))
-    times = [FRAME] * (len(frames) - 1) + [LAST]
-    frames[0].save(path, save_all=True, append_images=frames[1:], duration=times, loop=TIMES, optimize=True)
-    if (size := path.stat().st_size) > LARGEST:
-        raise ValueError(f"{path} has {size:,} bytes; at most {LARGEST:,} are allowed: draw fewer or smaller frames")
-    return path
+def write(folder: Path) -> None:
+    """Train both runs and write the animation in every language as saved.<language>.png, an APNG.
+
+    Raises ValueError for a file of more than `LARGEST` bytes.
+    """
+    with tempfile.TemporaryDirectory() as runs:
+        alone, saved = (list(_trained(config(guarded), Path(runs) / str(guarded))) for guarded in (False, True))
+    for language in ALT:
+        messages.use(language)
+        frames = list(_frames(alone, saved))
+        times = [FRAME] * (len(frames) - 1) + [LAST]
+        path = folder / f"saved.{language}.png"
+        frames[0].save(path, save_all=True, append_images=frames[1:], duration=times, loop=TIMES, optimize=True)
+        if (size := path.stat().st_size) > LARGEST:
+            raise ValueError(
+                f"{path} has {size:,} bytes; at most {LARGEST:,} are allowed: draw fewer or smaller frames"
+            )
+    messages.use(messages.ENGLISH)
 
 
 def _trained(config: Config, folder: Path) -> Iterator[Event]:

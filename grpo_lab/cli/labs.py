@@ -46,12 +46,21 @@ def build(
 
 @labs_app.command(example="labs release out/")
 def release(
-    out: Out, names: Labs = None, force: Force = False, folder: Source = None, language: Language = None
+    out: Out,
+    names: Labs = None,
+    force: Force = False,
+    folder: Source = None,
+    github_classroom: Annotated[
+        bool, typer.Option("--github-classroom", help="Also write a workflow that grades a student's repository.")
+    ] = False,
+    language: Language = None,
 ) -> None:
     """Write the learners' edition to a folder: notebooks and a README, without solutions."""
-    from grpo_lab.course.editions.release import release, write_new
+    from grpo_lab.course.editions.release import release, workflow, write_new
 
-    _say(write_new(release(_sources(folder), out, names or (), spoken(language)), force))
+    more = workflow(out) if github_classroom else {}
+    files = release(_sources(folder), out, names or (), spoken(language))
+    _say(write_new({**files, **more}, force))
 
 
 @labs_app.command(example="labs solutions out/")

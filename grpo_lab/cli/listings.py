@@ -15,15 +15,27 @@ if TYPE_CHECKING:
 
 @app.command(example="scenarios cuda-001")
 def scenarios(
-    name: Annotated[str | None, typer.Argument(help="A scenario, to see its cures and heals.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="A scenario or the .toml of your own, to see its cures and heals.")
+    ] = None,
     as_json: AsJson = False,
+    check: Annotated[bool, typer.Option("--check", help="Try its failure, cures, heals and decoys.")] = False,
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="Seeds of --check.")] = 3,
 ) -> None:
-    """List the failures that can be reproduced, or describe one: what stops it, what heals it, and why."""
+    """List the failures that can be reproduced, or describe one: what stops it, what heals it, and why.
+
+    With --check, train it: exit code 1 if one claim of the scenario does not hold on every seed.
+    """
     from dataclasses import asdict
 
     from grpo_lab.config.catalog import scenario, scenario_names
+    from grpo_lab.errors import ConfigError
     from grpo_lab.ui import console
 
+    if check:
+        if not name:
+            raise ConfigError("--check tries one scenario; name it, or the .toml of your own")
+        return _check(scenario(name), seeds)
     if as_json:
         return console.say_json(
             asdict(scenario(name)) if name else [asdict(scenario(each)) for each in scenario_names()]
@@ -32,6 +44,27 @@ def scenarios(
         return _describe(scenario(name))
     rows = [[found.name, found.title, found.source] for found in map(scenario, scenario_names())]
     console.out.print(console.table([["scenario", "failure", "source"], *rows]))
+
+
+def _check(case: Scenario, seeds: int) -> None:
+    """Print each claim with its result on each seed; exit code 1 if one does not hold."""
+    from grpo_lab.analysis.scenario_check import EXPECTED, claims
+    from grpo_lab.ui import console
+
+    rows, wrong = [], 0
+    with console.progress() as bars:
+        task = bars.add_task("trying", total=None, note="")
+        for claim in claims(case, range(seeds)):
+            wrong += not claim.holds
+            kept = sum(result == EXPECTED[claim.kind] for result in claim.results)
+            others = sorted({result for result in claim.results if result != EXPECTED[claim.kind]})
+            told = "" if claim.holds else f"wrong: {', '.join(others)}"
+            rows.append([claim.kind, ", ".join(claim.change), EXPECTED[claim.kind], f"{kept} of {seeds}", told])
+            bars.update(task, advance=1, note=claim.kind)
+    console.out.print(console.table([["", "change", "promised", "seeds", ""], *rows]))
+    if wrong:
+        console.say(f"{wrong} of {len(rows)} claims do not hold: correct the .toml, or try other settings")
+        raise typer.Exit(1)
 
 
 def _describe(case: Scenario) -> None:

@@ -17,9 +17,9 @@ from grpo_lab.course.registry import LABS, lab_page
 from grpo_lab.grading.grader import Course, Grader
 from grpo_lab.grading.results import Result
 from grpo_lab.grading.rules import Rules
-from grpo_lab.grading.sandbox.box import end_descendants
 from grpo_lab.grading.sandbox.confinement import MIB
 from grpo_lab.grading.sandbox.linux import PR_SET_PDEATHSIG, prctl
+from grpo_lab.grading.sandbox.processes import end_descendants
 from grpo_lab.grading.submissions import Found
 
 READY = "ready"

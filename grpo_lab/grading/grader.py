@@ -72,14 +72,14 @@ class Course:
 
 
 class Grader:
-    """Mark one submission after another, in a sandbox that no two submissions share."""
+    """Mark one submission after another, in one warm sandbox where no answer reaches another."""
 
     def __init__(self, course: Course) -> None:
         self._course = course
         self._sandbox = Sandbox(course.tier, course.rules.limits)
 
     def close(self) -> None:
-        """End the sandbox; the next submission gets a new one."""
+        """End the sandbox; it starts again when needed."""
         self._sandbox.close()
 
     def results(self, found: Found, before: Result | None = None) -> Iterator[Result]:
@@ -101,7 +101,6 @@ class Grader:
             answer = copies.fingerprint(task, submission.answers.get(task.name, ""))
             result = result.marked(replace(self.mark(submission, task), answer=answer))
             yield result
-        self.close()
 
     def mark(self, submission: Submission, exercise: Exercise) -> Mark:
         """The mark of one exercise. An answer's failure is a finding; a failure of the grader is noted and earns 0."""

@@ -1,6 +1,7 @@
 """Students, ids and lateness in the names that learning platforms give to submissions; the rules are in data."""
 
 import re
+from collections.abc import Collection
 from functools import cache
 from typing import NamedTuple
 
@@ -46,6 +47,24 @@ def of_many(folder: str) -> bool:
     (True, True, False)
     """
     return bool(_of_many().fullmatch(folder))
+
+
+def is_export(names: Collection[str]) -> bool:
+    """Whether a zip with these files was made by otter-grader's `export`.
+
+    >>> is_export(["05_kl.ipynb", "__zip_filename__", ".OTTER_LOG"]), is_export(["05_kl.ipynb"])
+    (True, False)
+    """
+    return data_tables("intake")["otter"]["marker"] in names
+
+
+def without_time(stem: str) -> str:
+    """The name of a file without the time that otter-grader appends to the name of its zip.
+
+    >>> without_time("05_kl_2026_11_24T01_02_03_123456"), without_time("05_kl_2026")
+    ('05_kl', '05_kl_2026')
+    """
+    return re.sub(rf"(?:{data_tables('intake')['otter']['time']})\Z", "", stem)
 
 
 @cache

@@ -113,8 +113,10 @@ def _in_zip(archive: Found) -> Iterator[Found]:
         yield archive._replace(problem=problem)
         return
     names = [name for name in inside if not any(_is_of_tools(part) for part in name.split("/") if part != "..")]
+    if exported := intake.is_export(names):
+        names = [name for name in names if name.lower().endswith(".ipynb")]
     if not names:
-        yield archive._replace(problem="a zip without files; hand in the notebook")
+        yield archive._replace(problem=f"a zip without {'a notebook' if exported else 'files'}; hand in the notebook")
     for name in names:
         problem = inside[name] or ("" if name.lower().endswith(".ipynb") else NOT_READ)
         yield archive._replace(member=name, problem=problem)
@@ -147,7 +149,7 @@ def _sender(file: Path, root: Path) -> intake.Sender:
         return known
     if depth < len(parts) - 1:
         return intake.Sender(name)
-    stem = name if os.path.isdir(file) else re.sub(r"\.\w{1,5}\Z", "", name)
+    stem = name if os.path.isdir(file) else intake.without_time(re.sub(r"\.\w{1,5}\Z", "", name))
     labs = "|".join(registry.LABS)
     without = re.fullmatch(rf"(?:{labs})[-_. ]+(.+)|(.+?)[-_. ]+(?:{labs})", stem, flags=re.DOTALL)
     if stem in registry.LABS:

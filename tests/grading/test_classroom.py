@@ -16,8 +16,8 @@ from grpo_lab import cli
 from grpo_lab.grading import class_run, submissions
 from grpo_lab.grading.results import FAILED, NOT_REACHED, RIGHT, UNANSWERED, Result
 from grpo_lab.grading.sandbox import tier_checks
-from grpo_lab.grading.sandbox.box import descendants
 from grpo_lab.grading.sandbox.linux import PR_SET_CHILD_SUBREAPER, prctl
+from grpo_lab.grading.sandbox.processes import descendants
 from grpo_lab.grading.sandbox.tiers import PROCESS
 from grpo_lab.grading.worker_client import WorkerClient
 from grpo_lab.runs import parallel

@@ -23,8 +23,8 @@ from grpo_lab.grading import challenges, class_run, reports, submissions
 from grpo_lab.grading.grader import Course
 from grpo_lab.grading.results import BY_HAND, RIGHT, WRONG, Result
 from grpo_lab.grading.rules import Rules
-from grpo_lab.grading.sandbox.box import descendants, end_descendants
 from grpo_lab.grading.sandbox.linux import PR_SET_CHILD_SUBREAPER, prctl
+from grpo_lab.grading.sandbox.processes import descendants, end_descendants
 from tests.grading import hostile, mutants
 from tests.grading.hostile.world import World
 

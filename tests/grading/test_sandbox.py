@@ -4,9 +4,7 @@ import json
 import os
 import re
 import secrets
-import signal
 import sys
-import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -17,8 +15,9 @@ import torch
 
 from grpo_lab.errors import ConfigError, NotYet
 from grpo_lab.grading.sandbox import box, tier_checks
-from grpo_lab.grading.sandbox.box import Failed, Sandbox, descendants
+from grpo_lab.grading.sandbox.box import Failed, Sandbox
 from grpo_lab.grading.sandbox.confinement import HIDDEN, Limits
+from grpo_lab.grading.sandbox.processes import descendants
 from grpo_lab.grading.sandbox.tiers import BUBBLEWRAP, FIRST_USER, PROCESS, Tier
 from tests.grading import hostile
 from tests.grading.hostile.world import World
@@ -252,36 +251,26 @@ def test_an_answer_changes_nothing_for_the_next_one(sandbox, world):
     assert given_by(sandbox, source) == [False, False]
 
 
-def test_an_answer_that_is_killed_while_the_next_is_asked_costs_only_itself(sandbox, monkeypatch):
-    """A slow sandbox sees the next request before it sees the end of an answer that forged its own end."""
-
-    def while_it_sleeps(spared, end=box.end_descendants):
-        for process in spared:
-            os.kill(process, signal.SIGSTOP)
-        end(spared)
-        threading.Timer(0.2, lambda: [os.kill(process, signal.SIGCONT) for process in spared]).start()
-
-    with monkeypatch.context() as patch:
-        patch.setattr(box, "end_descendants", while_it_sleeps)
-        (given,) = sandbox.calls(ATTACKS["forges_values"].source, "forges.py", "attack", "call", [{}])
-    assert given.value == "forged"
-    server = sandbox._process.pid
-    assert given_by(sandbox, "def answer(): return 1") == 1
-    assert sandbox._process.pid == server
-
-
 # --- forged replies ---------------------------------------------------------------------------------------------------
 
 FORGER = """
-import json, sys
-print(json.dumps({"ready": True}), flush=True)
-for request, lines in zip(sys.stdin, json.loads(sys.argv[1])):
-    number = json.loads(request)["id"]
-    sys.stdout.write("".join(line.replace("ID", str(number)) for line in lines))
-    sys.stdout.flush()
-sys.stdin.read()
+import json, os, socket, sys
+control = socket.socket(fileno=0)
+control.sendall(b"ready\\n")
+for replies in json.loads(sys.argv[1]):
+    request, reply = socket.recv_fds(control, 1, 2)[1]
+    os.read(request, 1 << 16)
+    over = replies.pop() if replies[-1].startswith('{"over"') else ""
+    for line in replies:
+        try:
+            os.write(reply, line.encode())
+        except BrokenPipeError:
+            break
+    os.close(reply)
+    control.sendall(over.encode())
+control.recv(1)
 """
-VALUE, END, OVER = '{"id": ID, "number": 0, "value": "1"}\n', '{"id": ID, "end": 1}\n', '{"id": ID, "over": 0}\n'
+VALUE, END, OVER = '{"number": 0, "value": "1"}\n', '{"end": 1}\n', '{"over": 0}\n'
 
 
 @pytest.fixture
@@ -308,20 +297,19 @@ def test_replies_as_they_should_be(forged):
 @pytest.mark.parametrize(
     ("replies", "said"),
     [
-        ([VALUE.replace("ID", "2"), END, OVER], "a reply without a valid id"),
-        ([VALUE.replace("ID", "true"), END, OVER], "a reply without a valid id"),
-        ([VALUE.replace("ID", "0"), END, OVER], "a reply without a valid id"),
-        ([VALUE.replace("ID", '"1"'), END, OVER], "a reply without a valid id"),
-        (["[]\n", VALUE, END, OVER], "a reply without a valid id"),
+        (["[]\n", VALUE, END, OVER], "a line that is not data"),
+        ([VALUE.replace("0", "true"), END, OVER], "it ended before it had answered"),
+        ([VALUE.replace("0", '"0"'), END, OVER], "it ended before it had answered"),
         (["\n", VALUE, END, OVER], "a line that is not data"),
-        (["[" * 10_000 + "\n"], "a line that is not data"),
-        (['{"a":' * 2_000 + "\n"], "a line that is not data"),
-        (['{"id": ' + "1" * 5_000 + "}\n"], "a line that is not data"),
-        (["\x00\x7f\n"], "a line that is not data"),
+        (["[" * 10_000 + "\n", OVER], "a line that is not data"),
+        (['{"a":' * 2_000 + "\n", OVER], "a line that is not data"),
+        (['{"end": ' + "1" * 5_000 + "}\n", OVER], "a line that is not data"),
+        (["\x00\x7f\n", OVER], "a line that is not data"),
         (["x" * 17 * 1024], "it sent more than 16 kB"),
         (["x" * 17 * 1024 + "\n"], "it sent more than 16 kB"),
         ([VALUE] * 1_000, "it sent more than 16 kB"),
         ([OVER], "it ended before it had answered (exit code 0)"),
+        ([VALUE, END[:-1], OVER], "it ended before it had answered"),
         ([VALUE, OVER], "it ended before it had answered"),
         ([END, OVER], "it ended before it had answered"),
         ([VALUE, VALUE, END, OVER], "it ended before it had answered"),
@@ -335,8 +323,8 @@ def test_replies_as_they_should_be(forged):
             ([OVER.replace("0", over)], "(unknown exit status)")
             for over in ('"x"', "[]", "{}", "null", "1e400", "NaN", "1" * 4_000, "-99", "256", "1.5")
         ),
-        (['{"id": ID, "refused": "half \\ud800"}\n', END, OVER], "half ?"),
-        (['{"id": ID, "refused": "' + "x" * 10_000 + '"}\n', END, OVER], "xxx"),
+        (['{"refused": "half \\ud800"}\n', END, OVER], "half ?"),
+        (['{"refused": "' + "x" * 10_000 + '"}\n', END, OVER], "xxx"),
     ],
 )
 def test_forged_replies_are_nothing(forged, replies, said):
@@ -374,12 +362,6 @@ def test_errors_are_words(forged):
     assert given.error == "?" + "x" * 999
     given = forged([VALUE.replace('"value": "1"', '"error": ""'), END, OVER])
     assert given.error == "an error without a message"
-
-
-def test_late_words_harm_no_later_answer(forged):
-    """An answer that forges its own end can still write while the next answer is asked."""
-    late = [VALUE, END, OVER, VALUE, '{"id": ID, "over": -9}\n']
-    assert forged(late, [VALUE.replace('"1"', '"2"'), END, OVER]).value == 2
 
 
 def test_a_silent_answer_ends_at_its_limit_and_the_next_one_gets_another_sandbox(forged):

@@ -1,6 +1,7 @@
 """Students and their notebooks: folder layouts, links that are not followed, and other files among them."""
 
 import os
+import pickle
 import stat
 import zipfile
 from pathlib import Path
@@ -209,6 +210,33 @@ def test_notebooks_are_read_from_a_zip(tmp_path):
     read = notebooks.read(one, 100)
     assert "names no version" in read.problem and read.digest == notebooks.digest(one, 100) != ""
     assert read.file == "05_kl_ann.zip/a/05_kl.ipynb"
+
+
+@pytest.mark.parametrize(
+    ("name", "student"),
+    [
+        ("05_kl_2026_11_24T01_02_03_123456.zip", "bob"),  # the root is a student's own folder
+        ("ann/05_kl_2026_11_24T01_02_03_123456.zip", "ann"),
+        ("ann_05_kl_2026_11_24T01_02_03.zip", "ann"),
+        ("lovelaceada_12345_67890_05_kl_2026_11_24T01_02_03_123456.zip", "lovelaceada"),
+    ],
+)
+def test_a_zip_of_otter_is_its_notebook(tmp_path, name, student, monkeypatch):
+    """Its log is a pickle that would run code: it has no row, and no byte of it is read."""
+    monkeypatch.setattr(pickle, "loads", lambda *_: pytest.fail("a pickle of a student was read"))
+    root = tmp_path / "bob"
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    others = {"__zip_filename__": name, ".OTTER_LOG": "cos\nsystem\n(S'true'\ntR.", "05_kl.pdf": "", "data/run.csv": ""}
+    zipped(root / name, **{"05_kl.ipynb": "{}", **others})
+    (one,) = found([root])
+    assert (one.student, one.member, one.problem) == (student, "05_kl.ipynb", "")
+    assert notebooks.read(one, 1 << 20).lab == "05_kl"
+
+
+def test_a_zip_of_otter_without_a_notebook_has_a_row(tmp_path):
+    zipped(tmp_path / "ann.zip", **{"__zip_filename__": "ann.zip", ".OTTER_LOG": ""})
+    (one,) = found([tmp_path])
+    assert one.problem == "a zip without a notebook; hand in the notebook"
 
 
 def test_a_zip_can_neither_lead_out_nor_fill_the_memory(tmp_path):

@@ -1,20 +1,23 @@
 """The program in the sandbox: load the modules that answers need, confine this process, fork a child for each answer.
 
-A line of JSON on standard input is a request. The reply is one line for each value, an end marker with their count, and
-a line from this process that the child has ended. Requests hold no expected values. A child can write anything into the
-reply, so the grader reads it as untrusted data.
+The process stays warm for many answers, of many students. So that nothing of one answer reaches the next, it neither
+runs nor reads any of them: with each request the grader sends two new pipes over a socket. The child reads the request
+from the one and writes its reply into the other: one line for each value, then an end marker with their count. This
+process then kills and reaps all that the answer started, and tells the grader that the answer is over. Requests hold no
+expected values. A child can write anything into the reply, so the grader reads it as untrusted data.
 """
 
 import json
 import os
 import select
 import signal
+import socket
 import statistics  # noqa: F401, answers may import it, and after confinement that may fail
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 import torch.nn.functional
 
@@ -24,10 +27,12 @@ from grpo_lab.course.answers import Given, NotPlain
 from grpo_lab.course.exercises import Function, Values
 from grpo_lab.errors import GrpoLabError, NotYet
 from grpo_lab.grading import wire
-from grpo_lab.grading.sandbox.confinement import Limits, confine
-from grpo_lab.grading.sandbox.linux import PR_SET_PDEATHSIG, prctl, reap
+from grpo_lab.grading.sandbox.confinement import Limits, bound_cpu, confine
+from grpo_lab.grading.sandbox.linux import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl, reap
 
-READY = {"ready": True}
+READY = b"ready\n"
+ASK = b"?"
+"""The message that carries the two pipes of a request."""
 LONGEST = 1_000
 """Limit on the text of an error, in characters."""
 PROCESSES = "/proc/self/ns/pid"
@@ -35,19 +40,23 @@ PROCESSES = "/proc/self/ns/pid"
 
 
 def main() -> int:
-    """Serve requests until standard input is closed; return the exit code."""
+    """Serve requests until the socket on standard input is closed; return the exit code."""
     _load()
-    limits, user, outside = sys.argv[1:]
-    requests, replies, nowhere = os.dup(0), os.dup(1), os.open(os.devnull, os.O_RDWR)
-    confine(Limits(**json.loads(limits)), int(user) if user else None)
+    capped, user, outside = sys.argv[1:]
+    limits = Limits(**json.loads(capped))
+    control, nowhere = socket.socket(fileno=os.dup(0)), os.open(os.devnull, os.O_RDWR)
+    signal.signal(
+        signal.SIGINT, signal.SIG_DFL
+    )  # an answer's signal ends this process at once, never in a later answer
+    prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans come to this process
+    confine(limits, int(user) if user else None)
     alone = bool(user) or os.readlink(PROCESSES) != outside
-    _send(replies, READY)
     for number in range(3):
         os.dup2(nowhere, number)  # text that an answer prints is dropped
-    with os.fdopen(requests, "rb") as lines:
-        for line in lines:
-            if not _serve(json.loads(line), lines, replies, alone):
-                return 1
+    control.sendall(READY)
+    while pipes := socket.recv_fds(control, len(ASK), 2)[1]:
+        if not _serve(pipes, control, limits, alone):
+            return 1
     return 0
 
 
@@ -58,41 +67,57 @@ def _load() -> None:
     torch.optim.AdamW([weight]).step()
 
 
-def _serve(request: Mapping[str, Any], lines: BinaryIO, replies: int, alone: bool) -> bool:
+def _serve(pipes: list[int], control: socket.socket, limits: Limits, alone: bool) -> bool:
     """Run one answer in a child process; return whether the grader still waits for another.
 
     `alone` means that every process this one can signal was started here. Then all of them are killed at once: from
     outside, a process that forks and ends quickly could escape the search.
     """
+    reap()
     child = os.fork()
     if not child:
-        os.close(lines.fileno())
-        _answer(request, replies)
+        control.close()
+        _answer(pipes[0], pipes[1], limits)
+    for pipe in pipes:
+        os.close(pipe)
     ended = os.pidfd_open(child)
     try:
         # The grader sends nothing while a child runs, so readable input means that the grader has closed its end.
-        abandoned = ended not in select.select([ended, lines], [], [])[0]
+        abandoned = ended not in select.select([ended, control], [], [])[0]
     finally:
         os.close(ended)
     if abandoned:
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
-    if alone:
-        with suppress(ProcessLookupError):
-            os.kill(-1, signal.SIGKILL)  # this process is spared
-    reap()  # orphans come to this process where it is the first of its namespace
-    _send(replies, {"id": request["id"], "over": os.waitstatus_to_exitcode(status)})
+    _bury(alone)
+    with suppress(BrokenPipeError):  # the grader has ended
+        control.sendall(json.dumps({"over": os.waitstatus_to_exitcode(status)}).encode() + b"\n")
     return not abandoned
 
 
-def _answer(request: Mapping[str, Any], replies: int) -> NoReturn:
+def _bury(alone: bool) -> None:
+    """Kill all that an answer has left, and wait until nothing of it counts against the limit on processes."""
+    if not alone:
+        reap()
+        return
+    with suppress(ProcessLookupError):
+        os.kill(-1, signal.SIGKILL)  # this process is spared
+    with suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)
+
+
+def _answer(request: int, replies: int, limits: Limits) -> NoReturn:
     """Run the answer in the child, send its values, and exit."""
     try:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        bound_cpu(limits)
+        with os.fdopen(request, "rb") as file:
+            asked = json.loads(file.read())
         count = 0
-        for count, line in enumerate(_lines(request), start=1):
-            _send(replies, {"id": request["id"], "number": count - 1, **line})
-        _send(replies, {"id": request["id"], "end": count})
+        for count, line in enumerate(_lines(asked), start=1):
+            _send(replies, {"number": count - 1, **line})
+        _send(replies, {"end": count})
     finally:
         os._exit(0)  # never return into the loop above, even after an exception
 

@@ -49,6 +49,9 @@ REFUSED = {
     "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "fsopen": (430, 430), "open_tree": (428, 428),
     # Other processes:
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "pidfd_getfd": (438, 438),
+    "process_madvise": (440, 440), "process_mrelease": (448, 448), "kcmp": (312, 272), "migrate_pages": (256, 238),
+    "move_pages": (279, 239), "setpriority": (141, 140), "ioprio_set": (251, 30), "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119), "sched_setattr": (314, 274),
     # Large parts of the kernel that few programs need:
     "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "io_uring_setup": (425, 425),
 }  # fmt: skip
@@ -65,9 +68,11 @@ WITH_FLAGS = {
 ONLY_WITH = {
     "fcntl": ((72, 25), 1, (F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC, F_GETPIPE_SZ)),
     "prctl": ((157, 167), 0, (PR_SET_PDEATHSIG, PR_SET_NAME, PR_GET_NAME, PR_SET_NO_NEW_PRIVS)),
+    "prlimit64": ((302, 261), 0, (0,)), "sched_setaffinity": ((203, 122), 0, (0,)),
 }  # fmt: skip
 """Numbers, argument and values: refused with any other value in this argument. That leaves out locks of files, sizes of
-pipes, filters, and the attribute that hides a process's memory from the grader (PR_SET_DUMPABLE)."""
+pipes, filters, the attribute that hides a process's memory from the grader (PR_SET_DUMPABLE), and limits and processors
+of another process: the program of the sandbox has the same user, and serves the next answer."""
 OTHER_NUMBERS = 0x40000000
 """From here on, x86_64 repeats the same calls (x32)."""
 LOAD, EQUAL, AT_LEAST, ANY_OF, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06

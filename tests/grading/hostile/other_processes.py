@@ -1,4 +1,4 @@
-"""Stops, kills, traces, limits and writes into processes that are not its own, and into the program that runs it.
+"""Stops, kills, traces, limits and writes into processes that are not its own; changes the program that runs it.
 
 Said: 'nothing'
 """
@@ -30,6 +30,13 @@ def writes(pid):
 WAYS: dict[str, Callable[[int], Any]] = {
     "see": lambda pid: os.stat(f"/proc/{pid}"),
     "limit": lambda pid: resource.prlimit(pid, resource.RLIMIT_NOFILE),
+    "lower": lambda pid: resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, 3)),
+    "slow": lambda pid: os.setpriority(os.PRIO_PROCESS, pid, 19),
+    "slow user": lambda pid: os.setpriority(os.PRIO_USER, 0, 19),
+    "idle": lambda pid: os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0)),
+    "bind": lambda pid: os.sched_setaffinity(pid, {min(os.sched_getaffinity(0))}),
+    "pages": lambda pid: os.open(f"/proc/{pid}/mem", os.O_RDWR),
+    "replies": lambda pid: [os.open(f"/proc/{pid}/fd/{number}", os.O_WRONLY) for number in range(3, 9)],
     "signal": lambda pid: os.kill(pid, 0),
     "stop": lambda pid: os.kill(pid, signal.SIGSTOP),
     "kill": lambda pid: os.kill(pid, signal.SIGKILL),
@@ -37,7 +44,7 @@ WAYS: dict[str, Callable[[int], Any]] = {
     "write": writes,
     "descriptor": lambda pid: os.open(f"/proc/{pid}/fd/0", os.O_RDONLY),
 }
-TO_ITS_OWN = ("trace", "write")
+TO_ITS_OWN = ("trace", "write", "limit", "lower", "slow", "slow user", "idle", "bind", "pages", "replies")
 
 
 def attack(*_, **__):

@@ -1,0 +1,61 @@
+"""The claims of a scenario are tried: a right one holds, a wrong one is named, with exit code 1."""
+
+import re
+
+import pytest
+
+from grpo_lab import cli
+from grpo_lab.analysis.scenario_check import FAILS, STOPPED
+from grpo_lab.paths import data_directory
+
+CAUSE = (
+    (data_directory() / "scenarios" / "nan-reward.toml")
+    .read_text(encoding="utf-8")
+    .replace("num_prompts = 4", "num_prompts = 2")
+)
+CURES = re.compile(r"^cures = .*$", re.MULTILINE)
+DECOYS = re.compile(r"^decoys = \[.*?^\]$", re.MULTILINE | re.DOTALL)
+HEALS = CAUSE[CAUSE.index("[[heals]]") :]
+GUARD = "guards.sanitize_rewards=on"
+RATE = "optimizer.learning_rate=*0.01"
+
+
+@pytest.fixture
+def checked(tmp_path, capsys, monkeypatch):
+    """`checked(cure, decoy)`: the exit code and the table of a scenario of one's own with these claims."""
+
+    def run(cure, decoy, cause=CAUSE, seeds="1"):
+        text = DECOYS.sub(f'decoys = [["{decoy}"]]', CURES.sub(f'cures = [["{cure}"]]', cause)).replace(HEALS, "")
+        (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
+        arguments = ["grpo-lab", "scenarios", str(tmp_path / "mine.toml"), "--check", "--seeds", seeds]
+        monkeypatch.setattr("sys.argv", arguments)
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        shown = capsys.readouterr()
+        return ended.value.code or 0, shown.out + shown.err
+
+    return run
+
+
+def test_right_claims_hold(checked):
+    code, said = checked(GUARD, RATE, seeds="2")
+    assert code == 0 and "wrong" not in said
+    assert said.count("2 of 2") == 3
+
+
+@pytest.mark.parametrize(("cure", "decoy", "named"), [(RATE, RATE, FAILS), (GUARD, GUARD, STOPPED)])
+def test_a_wrong_cure_and_a_wrong_decoy_are_named(checked, cure, decoy, named):
+    code, said = checked(cure, decoy)
+    assert code == 1 and f"wrong: {named}" in said and "1 of 3 claims do not hold" in " ".join(said.split())
+
+
+def test_a_failure_that_does_not_happen_is_named(checked):
+    code, said = checked(GUARD, RATE, cause=CAUSE.replace("at_step = 1", "at_step = 900"))
+    assert code == 1 and f"wrong: {STOPPED}" in said
+
+
+def test_check_needs_a_scenario(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["grpo-lab", "scenarios", "--check"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2 and "name it" in capsys.readouterr().err
