@@ -49,6 +49,7 @@ def write(folder: Path) -> None:
     """
     with tempfile.TemporaryDirectory() as runs:
         alone, saved = (list(_trained(config(guarded), Path(runs) / str(guarded))) for guarded in (False, True))
+    before = messages.language()
     for language in ALT:
         messages.use(language)
         frames = list(_frames(alone, saved))
@@ -59,7 +60,7 @@ def write(folder: Path) -> None:
             raise ValueError(
                 f"{path} has {size:,} bytes; at most {LARGEST:,} are allowed: draw fewer or smaller frames"
             )
-    messages.use(messages.ENGLISH)
+    messages.use(before)
 
 
 def _trained(config: Config, folder: Path) -> Iterator[Event]:
