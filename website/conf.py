@@ -1,9 +1,11 @@
 """Settings of Sphinx for the site; the sources are those that `python -m website` puts together."""
 
+import re
 from typing import Any
 
 from docutils import nodes
 from latex2mathml.converter import convert
+from sphinx.search.en import SearchEnglish
 
 project = "grpo_lab"
 author = "The grpo_lab developers"
@@ -28,6 +30,18 @@ html_theme_options = {
 }
 html_copy_source = False
 html_math_renderer = "mathml"
+html_search_language = "en-zh"
+
+
+class _Search(SearchEnglish):
+    """English words, and each pair of neighbouring Chinese characters, since Chinese has no spaces between words."""
+
+    lang = html_search_language
+
+    def split(self, input: str) -> list[str]:
+        words = super().split(input)
+        runs = re.findall(r"[\u4e00-\u9fff]{2,}", input)
+        return words + [run[start : start + 2] for run in runs for start in range(len(run) - 1)]
 
 
 def _language(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
@@ -49,5 +63,6 @@ def _block(writer: Any, node: Any) -> None:
 
 def setup(app: Any) -> None:
     """Called by Sphinx."""
+    app.add_search_language(_Search)
     app.add_html_math_renderer("mathml", (_inline, None), (_block, None))
     app.connect("html-page-context", _language)
