@@ -1,6 +1,5 @@
 """One sandbox serves many students: no answer changes, reads, slows or stops the next one."""
 
-import json
 import os
 from contextlib import suppress
 from dataclasses import replace
