@@ -68,11 +68,12 @@ class ControlsView:
 
     def speak(self, config: Config) -> None:
         """Make all inputs again, in the language that is used now; the choices made with them stay."""
-        sources, tab, table = self.sources, self._tabs.selected_index, self._table_on.value
+        tab, table, sources = self._tabs.selected_index, self._table_on.value, self.sources
+        chosen = [str(each.value or "") for each in (sources.preset, sources.scenario, sources.guards)]
         self.timeline.speak()
         self._make(self._pace.value)
         self.show_config(config)
-        self.sources.show(config, sources.preset.value, sources.scenario.value, sources.guards.value)
+        self.sources.show(config, *chosen)
         self._tabs.selected_index, self._table_on.value = tab, table
 
     def _make(self, pace: float) -> None:
