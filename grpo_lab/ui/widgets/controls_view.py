@@ -71,7 +71,7 @@ class ControlsView:
         tab, table, sources = self._tabs.selected_index, self._table_on.value, self.sources
         chosen = [str(each.value or "") for each in (sources.preset, sources.scenario, sources.guards)]
         self.timeline.speak()
-        self._make(self._pace.value)
+        self._make(float(self._pace.value or 0))
         self.show_config(config)
         self.sources.show(config, *chosen)
         self._tabs.selected_index, self._table_on.value = tab, table
