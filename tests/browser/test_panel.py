@@ -98,6 +98,22 @@ def test_an_algorithm_is_chosen_during_a_run(notebook):
 
 
 @pytest.mark.slow
+def test_the_language_is_chosen_in_the_panel(notebook):
+    nb = notebook(
+        f"{IMPORT}\npanel = Panel(recording='lecture-train-001')\npanel", "print('kept', panel.config.run.name)"
+    )
+    nb.run_cell(0)
+    nb.find("language").locator("select").select_option("中文")
+    expect(nb.find("start")).to_have_text("开始")
+    expect(nb.find("panel").get_by_role("tab", name="防护")).to_be_visible()
+    status(nb, "步")
+    nb.run_cell(1)
+    expect(nb.output(1)).to_contain_text("kept")
+    nb.find("language").locator("select").select_option("English")
+    expect(nb.find("start")).to_have_text("Start")
+
+
+@pytest.mark.slow
 def test_an_awaited_run_is_steered_on_one_screen_in_both_themes_and_leaves_a_picture(notebook, server):
     """With Shift+Enter the panel was above the view for the whole run, and a dark theme hid its labels."""
     options = "guards=('clamp_log_ratio',), guards_shown=('clamp_log_ratio', 'clamp_kl'), pause_at=4, pace=20"

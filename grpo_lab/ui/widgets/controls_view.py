@@ -11,7 +11,7 @@ import ipywidgets
 from grpo_lab.analysis.run_state import Screen
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import unknown
-from grpo_lab.messages import text
+from grpo_lab.messages import language, languages, text, text_in
 from grpo_lab.ui.widgets import html, parts
 from grpo_lab.ui.widgets.browser_part import BrowserPart
 from grpo_lab.ui.widgets.sliders import SLIDERS, SliderRow
@@ -56,16 +56,33 @@ class ControlsView:
             if name not in SLIDERS:
                 raise unknown("setting of a panel", name, SLIDERS)
         self._call, self._opening = call, parts.Muted()
+        self._sliders, self._guards = SLIDERS if controls is None else controls, guards
         self.image, self._chain = map(_picture, ("plot", "chain"), sizes, first)
         self._style = ipywidgets.HTML(_css(sizes), layout={"display": "none"})
         self.browser = BrowserPart()
         self._status, self._samples, self._acted = map(parts.words, ("status", "samples", "guards"))
-        self._table, self._about = parts.words("table"), parts.words("about")
+        self._table = parts.words("table")
         self.timeline = Timeline(partial(call, "refresh"))
-        self.rows = [SliderRow(name, self._slide) for name in (SLIDERS if controls is None else controls)]
-        set_ = partial(call, "set")
-        self.switches = Switches(guards, lambda name, on: set_(f"guards.{name}={'on' if on else 'off'}"))
-        self.sources = Sources(partial(call, "choose"), set_)
+        self.widget = parts.box("panel", (), ipywidgets.VBox)
+        self._make(pace)
+
+    def speak(self, config: Config) -> None:
+        """Make all inputs again, in the language that is used now; the choices made with them stay."""
+        tab, table, sources = self._tabs.selected_index, self._table_on.value, self.sources
+        chosen = [str(each.value or "") for each in (sources.preset, sources.scenario, sources.guards)]
+        self.timeline.speak()
+        self._make(float(self._pace.value or 0))
+        self.show_config(config)
+        self.sources.show(config, *chosen)
+        self._tabs.selected_index, self._table_on.value = tab, table
+
+    def _make(self, pace: float) -> None:
+        """Make the inputs, whose words are in one language, and lay them out."""
+        self._about = parts.words("about")
+        self.rows = [SliderRow(name, self._slide) for name in self._sliders]
+        set_ = partial(self._call, "set")
+        self.switches = Switches(self._guards, lambda name, on: set_(f"guards.{name}={'on' if on else 'off'}"))
+        self.sources = Sources(partial(self._call, "choose"), set_)
         self._buttons = {name: self._button(name, method) for name, method in _BUTTONS.items()}
         self._banner_text, self._kept = ipywidgets.HTML(), ipywidgets.HTML()
         self._banner = parts.box("banner", [self._banner_text, self._button("healthy")], ipywidgets.VBox)
@@ -74,7 +91,8 @@ class ControlsView:
         self._pace = self._pace_menu(pace)
         words = {"description": text("panel.name"), "style": STYLE}
         self._name = ipywidgets.Text(value="A", layout={"width": "220px"}, **words)
-        self.widget = self._laid_out(bool(guards))  # the guards that a lab asks for are seen first
+        self._tabs = self._made_tabs(bool(self._guards))  # the guards that a lab asks for are seen first
+        self.widget.children = self._laid_out()
 
     def show_config(self, config: Config) -> None:
         """Set sliders, switches and menus to the values of the config."""
@@ -130,16 +148,15 @@ class ControlsView:
         free = (letter for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if letter not in names)
         self._name.value = next(free, "Z")
 
-    def _laid_out(self, guards: bool) -> ipywidgets.VBox:
-        top = parts.box("bar", [*self._buttons.values(), self._pace])
+    def _laid_out(self) -> list[Any]:
+        top = parts.box("bar", [*self._buttons.values(), self._pace, self._language_menu()])
         figure = parts.box("figure", [self.image, self._chain])
-        controls = parts.box("controls", [self._tabs(guards)], ipywidgets.VBox)
+        controls = parts.box("controls", [self._tabs], ipywidgets.VBox)
         below = parts.box("below", [self._banner, self._table, self._acted, self._samples], ipywidgets.VBox)
         columns = parts.box("columns", [controls, below])
-        children = [self._style, top, self._status, figure, self.timeline.widget, columns, self.browser]
-        return parts.box("panel", children, ipywidgets.VBox)
+        return [self._style, top, self._status, figure, self.timeline.widget, columns, self.browser]
 
-    def _tabs(self, guards: bool) -> ipywidgets.Tab:
+    def _made_tabs(self, guards: bool) -> ipywidgets.Tab:
         """The tabs that have content; of a panel without sliders the last one is open."""
         tabs = {"settings": [*(row.widget for row in self.rows), self._about]} if self.rows else {}
         tabs |= {"guards": [self.switches.widget]} if self.switches.widget.children else {}
@@ -161,6 +178,13 @@ class ControlsView:
         menu = ipywidgets.Dropdown(options=_paces(pace), value=pace, **words)
         menu.observe(lambda change: self._opening or self._call("pace", change["new"]), "value")
         return menu.add_class("grpo-lab-pace-menu")
+
+    def _language_menu(self) -> ipywidgets.Dropdown:
+        options = [(text_in(name, "panel.language_name"), name) for name in languages()]
+        words = {"tooltip": text("panel.language"), "layout": {"width": "110px"}}
+        menu = ipywidgets.Dropdown(options=options, value=language(), **words)
+        menu.observe(lambda change: self._call("speak", change["new"]), "value")
+        return menu.add_class("grpo-lab-language")
 
     def _table_switch(self) -> ipywidgets.ToggleButton:
         words = {"description": text("panel.table"), "tooltip": text("panel.table_help"), "icon": "table"}

@@ -26,16 +26,24 @@ class Timeline:
         self._fold, self._folded = Fold(), 0
         self.whole = self._fold.screen()
         style = {"description_width": "initial"}
-        words = {"description": text("panel.time"), "tooltip": text("panel.time_help"), "style": style}
-        self._slider = ipywidgets.IntSlider(0, 0, 0, layout={"flex": "1 1 200px", "min_width": "160px"}, **words)
+        layout = {"flex": "1 1 200px", "min_width": "160px"}
+        self._slider = ipywidgets.IntSlider(0, 0, 0, layout=layout, style=style)
         self._slider.add_class("grpo-lab-time")
         self._slider.observe(self._by_hand, "value")
         self._button = parts.button("play", "", lambda: self.pause() if self.playing else self.play())
-        speeds = [(text("panel.steps_a_second", speed=f"{speed:g}"), speed) for speed in SPEEDS]
-        words = {"description": text("panel.speed"), "style": style, "layout": {"width": "190px"}}
-        self.speed = ipywidgets.Dropdown(options=speeds, value=2, **words).add_class("grpo-lab-speed")
+        self.speed = ipywidgets.Dropdown(options=_speeds(), value=2, style=style, layout={"width": "190px"})
+        self.speed.add_class("grpo-lab-speed")
         self.widget = parts.box("row", [self._button, self._slider, self.speed])
         self.load(())
+        self.speak()
+
+    def speak(self) -> None:
+        """Show all words in the language that is used now."""
+        self._slider.description, self._slider.tooltip = text("panel.time"), text("panel.time_help")
+        speed = self.speed.value
+        self.speed.description, self.speed.options = text("panel.speed"), _speeds()
+        self.speed.value = speed
+        self._set_playing(self.playing)
 
     def load(self, events: Sequence[Event]) -> None:
         """Take the events of a run, and show all of it."""
@@ -123,3 +131,8 @@ class Timeline:
         if not self._muted:
             self.pause()
             self.move(change["new"])
+
+
+def _speeds() -> list[tuple[str, float]]:
+    """The options of the menu of speeds."""
+    return [(text("panel.steps_a_second", speed=f"{speed:g}"), speed) for speed in SPEEDS]
