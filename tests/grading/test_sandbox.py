@@ -103,6 +103,7 @@ def test_in_every_tier_memory_that_processes_share_is_counted_once(sandbox):
 
 
 @pytest.mark.parametrize("tier", [0, 2])
+@pytest.mark.slow
 def test_in_every_tier_the_records_of_mappings_are_counted(contained, world, tier):
     one = Sandbox(contained(tier), replace(LIMITS, memory_mb=256, processes=24, seconds=20.0))
     assert re.search(ATTACKS["memory_of_mappings"].said, attacked(one, world, "memory_of_mappings"))
