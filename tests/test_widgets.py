@@ -278,7 +278,7 @@ def test_settings_act_on_the_running_model(panel, seen):
     row = find(one, "set-learning_rate")
     row.children[1].value = 1e-5
     assert row.children[0].value == pytest.approx(1e-5)
-    assert "Peak learning rate" in one._controls._about.value
+    assert "Peak learning rate" in one._controls.inputs.about.value
     find(one, "guard-clamp_kl").children[0].children[0].value = True
     one.set("data.num_generations=2", "loss.beta=0.5")
     assert "data.num_generations=2" in words(one)
@@ -298,15 +298,15 @@ def test_an_algorithm_acts_on_the_running_model_and_one_with_a_critic_on_the_nex
     one = panel(overrides=LONG)
     one.step()
     until("the first step", lambda: len(steps(one)) == 1)
-    one._controls.sources.algorithm.value = "cispo"
+    one._controls.inputs.sources.algorithm.value = "cispo"
     assert "loss.surrogate=cispo" in words(one) and "from the next step" in words(one)
     one.step()
     until("the second step", lambda: len(steps(one)) == 2)
     assert "cispo_clip_ratio" in steps(one)[1].metrics and "cispo_clip_ratio" not in steps(one)[0].metrics
-    one._controls.sources.algorithm.value = "ppo"
+    one._controls.inputs.sources.algorithm.value = "ppo"
     assert "next run" in words(one) and "fixed once a run has started" in words(one)
     assert one.config.loss.critic == "own"
-    one._controls.sources.algorithm.value = "gspo"
+    one._controls.inputs.sources.algorithm.value = "gspo"
     one.step()
     until("the third step", lambda: len(steps(one)) == 3)
     changes = [text for event in one.session.events if isinstance(event, Changed) for text in event.overrides]  # type: ignore
@@ -467,7 +467,7 @@ def test_runs_are_kept_opened_and_exported(panel, tmp_path, seen):
     one.set("loss.beta=0.3")
     second = run(one)
     assert list(one._render_state.screens()[1]) == ["unguarded"]
-    assert "unguarded" in one._controls._kept.value
+    assert "unguarded" in one._controls.inputs.kept.value
     path = one.export()
     with zipfile.ZipFile(path) as archive:
         names = {name.rpartition("/")[2] for name in archive.namelist()}
@@ -517,7 +517,7 @@ def test_what_a_panel_begins_with(options, config):
 
 def test_menus_make_configs(panel):
     one = panel()
-    sources = one._controls.sources
+    sources = one._controls.inputs.sources
     sources.scenario.value = "cuda-001"
     assert sources.preset.value == scenario("cuda-001").preset
     assert one.config == scenario("cuda-001").config()
@@ -535,7 +535,7 @@ def test_menus_make_configs(panel):
 
 def test_the_menu_of_algorithms_changes_the_formulas_and_shows_which_they_are(panel):
     one = panel()
-    sources, made = one._controls.sources, one.config
+    sources, made = one._controls.inputs.sources, one.config
     names = [value for _, value in sources.algorithm.options]
     assert names == ["", *algorithm_names()] and sources.algorithm.value == ""
     for name in algorithm_names():
@@ -557,22 +557,22 @@ def test_an_algorithm_that_makes_a_guard_idle_says_so(panel):
     one = panel()
     one.switch("dual_clip", True)
     assert "no effect" not in one._render_state.note
-    one._controls.sources.algorithm.value = "cispo"
+    one._controls.inputs.sources.algorithm.value = "cispo"
     assert "guards.dual_clip has no effect under loss.surrogate=cispo" in one._render_state.note
 
 
 def test_an_algorithm_that_the_groups_do_not_allow_is_refused(panel):
     one = panel()
     one.set("data.num_generations=1", "data.allow_single_generation=true")
-    one._controls.sources.algorithm.value = "rloo"
+    one._controls.inputs.sources.algorithm.value = "rloo"
     assert "leave_one_out" in one._render_state.note
-    assert one._controls.sources.algorithm.value == ""
+    assert one._controls.inputs.sources.algorithm.value == ""
 
 
 def test_only_what_a_lab_asks_for_is_shown(panel):
     one = panel(controls=("beta",), guards_shown=("clamp_kl",))
-    assert [row.slider.path for row in one._controls.rows] == ["loss.beta"]
-    assert list(one._controls.switches._boxes) == ["clamp_kl", "clip_gradients"][:1]
+    assert [row.slider.path for row in one._controls.inputs.rows] == ["loss.beta"]
+    assert list(one._controls.inputs.switches._boxes) == ["clamp_kl", "clip_gradients"][:1]
 
 
 def titles(panel, **options):
@@ -591,14 +591,14 @@ def test_a_tab_without_content_is_left_out(panel):
 def test_a_guard_switched_on_says_why_without_a_pointer(panel, seen):
     """The reason was a tooltip alone."""
     one = panel()
-    box, about = (getattr(one._controls.switches, each)["clamp_kl"] for each in ("_boxes", "_about"))
+    box, about = (getattr(one._controls.inputs.switches, each)["clamp_kl"] for each in ("_boxes", "_about"))
     one.switch("clip_gradients", True)
     assert about.value == "" and not box.value
     box.value = True
     assert "an infinite KL loss" in about.value and "Costs" not in about.value
-    one._controls.switches.explain("clamp_kl")
+    one._controls.inputs.switches.explain("clamp_kl")
     assert "<dt>Costs</dt>" in about.value, "the button still shows everything"
-    one._controls.switches.explain("clamp_kl")
+    one._controls.inputs.switches.explain("clamp_kl")
     assert about.value == ""
     box.value = False
     assert about.value == ""
@@ -621,7 +621,7 @@ def test_every_slider_has_its_place_and_its_help(name):
 
 
 def test_every_guard_says_what_it_stops_costs_and_hides(panel):
-    switches = panel()._controls.switches
+    switches = panel()._controls.inputs.switches
     for name in GUARDS:
         switches.explain(name)
         about = switches._about[name].value
@@ -715,7 +715,7 @@ def test_the_language_is_switched_in_place(panel, seen, monkeypatch):
     made.keep("mine")
     made.pace(2)
     assert said(one) == said(made) != english
-    assert "mine" in one._controls._kept.value
+    assert "mine" in one._controls.inputs.kept.value
     find(one, "language").value = "en"
     assert said(one) == english
 

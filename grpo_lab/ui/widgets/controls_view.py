@@ -1,8 +1,7 @@
-"""The widgets of a panel and their layout: a click calls a method of the panel by its name."""
+"""The widgets of a panel and their layout: pictures and words that a run changes, and the inputs beside them."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -10,34 +9,16 @@ import ipywidgets
 
 from grpo_lab.analysis.run_state import Screen
 from grpo_lab.config.schema import Config
-from grpo_lab.errors import unknown
-from grpo_lab.messages import language, languages, text, text_in
 from grpo_lab.ui.widgets import html, parts
 from grpo_lab.ui.widgets.browser_part import BrowserPart
-from grpo_lab.ui.widgets.sliders import SLIDERS, SliderRow
-from grpo_lab.ui.widgets.sources import STYLE, Sources
-from grpo_lab.ui.widgets.switches import Switches
+from grpo_lab.ui.widgets.inputs import Inputs
 from grpo_lab.ui.widgets.timeline import Timeline
 
 _CSS = Path(__file__).with_name("panel.css")
-_BUTTONS = {"start": "start", "go_on": "go_on", "pause": "toggle", "step": "step", "stop": "stop", "reset": "reset"}
-"""The buttons above the figure, and the method of the panel that each calls."""
-_ICONS = {
-    "start": "play",
-    "go_on": "repeat",
-    "pause": "pause",
-    "step": "step-forward",
-    "stop": "stop",
-    "reset": "refresh",
-}
-_ICONS |= {"healthy": "heart", "keep": "clone", "clear": "eraser", "export": "download"}
-_LOOKS = {"start": "primary", "stop": "danger"}
-PACES = (10.0, 5.0, 2.0, 1.0, 0.5)
-"""Steps a second to choose from."""
 
 
 class ControlsView:
-    """The inputs and texts of a panel: buttons, menus, sliders, status. Raises ConfigError for an unknown slider.
+    """Pictures, texts and inputs of a panel. Raises ConfigError for an unknown slider.
 
     A click calls `call` with the name of a method and its arguments. `sizes` are those of the pictures of curves and
     chain; a page that still loads shows those of `first`.
@@ -52,73 +33,27 @@ class ControlsView:
         first: Sequence[bytes] = (b"", b""),
         pace: float = 0,
     ) -> None:
-        for name in controls or ():
-            if name not in SLIDERS:
-                raise unknown("setting of a panel", name, SLIDERS)
-        self._call, self._opening = call, parts.Muted()
-        self._sliders, self._guards = SLIDERS if controls is None else controls, guards
+        self._made_inputs = partial(Inputs, call, controls, guards, pace)
+        self.inputs = self._made_inputs()
         self.image, self._chain = map(_picture, ("plot", "chain"), sizes, first)
         self._style = ipywidgets.HTML(_css(sizes), layout={"display": "none"})
         self.browser = BrowserPart()
         self._status, self._samples, self._acted = map(parts.words, ("status", "samples", "guards"))
         self._table = parts.words("table")
         self.timeline = Timeline(partial(call, "refresh"))
-        self.widget = parts.box("panel", (), ipywidgets.VBox)
-        self._make(pace)
+        self.widget = parts.box("panel", self._laid_out(), ipywidgets.VBox)
 
     def speak(self, config: Config) -> None:
         """Make all inputs again, in the language that is used now; the choices made with them stay."""
-        tab, table, sources = self._tabs.selected_index, self._table_on.value, self.sources
-        chosen = [str(each.value or "") for each in (sources.preset, sources.scenario, sources.guards)]
+        old, self.inputs = self.inputs, self._made_inputs()
+        self.inputs.take_over(old, config)
         self.timeline.speak()
-        self._make(float(self._pace.value or 0))
-        self.show_config(config)
-        self.sources.show(config, *chosen)
-        self._tabs.selected_index, self._table_on.value = tab, table
-
-    def _make(self, pace: float) -> None:
-        """Make the inputs, whose words are in one language, and lay them out."""
-        self._about = parts.words("about")
-        self.rows = [SliderRow(name, self._slide) for name in self._sliders]
-        set_ = partial(self._call, "set")
-        self.switches = Switches(self._guards, lambda name, on: set_(f"guards.{name}={'on' if on else 'off'}"))
-        self.sources = Sources(partial(self._call, "choose"), set_)
-        self._buttons = {name: self._button(name, method) for name, method in _BUTTONS.items()}
-        self._banner_text, self._kept = ipywidgets.HTML(), ipywidgets.HTML()
-        self._banner = parts.box("banner", [self._banner_text, self._button("healthy")], ipywidgets.VBox)
-        self._banner.layout.display = "none"
-        self._open, self._table_on = self._open_menu(), self._table_switch()
-        self._pace = self._pace_menu(pace)
-        words = {"description": text("panel.name"), "style": STYLE}
-        self._name = ipywidgets.Text(value="A", layout={"width": "220px"}, **words)
-        self._tabs = self._made_tabs(bool(self._guards))  # the guards that a lab asks for are seen first
         self.widget.children = self._laid_out()
 
-    def show_config(self, config: Config) -> None:
-        """Set sliders, switches and menus to the values of the config."""
-        for each in (*self.rows, self.switches, self.sources):
-            each.show(config)
-
     def show_running(self, running: bool, paused: bool, can_go_on: bool) -> None:
-        """Enable the buttons that can be pressed; to go on with a run is offered where one was cut off."""
-        buttons = self._buttons
-        buttons["go_on"].layout.display = "" if can_go_on and not running else "none"
-        buttons["start"].disabled = running
-        buttons["pause"].disabled = buttons["stop"].disabled = not running
+        """Enable the buttons that can be pressed, here and for the keys of the browser."""
         self.browser.running = running
-        self.show_paused(paused)
-
-    def show_paused(self, paused: bool) -> None:
-        """Let the button pause, or resume a paused run."""
-        self._buttons["pause"].description = text("panel.resume" if paused else "panel.pause")
-        self._buttons["pause"].icon = "play" if paused else "pause"
-
-    def show_pace(self, pace: float) -> None:
-        """Show the most steps a second, 0 for full speed."""
-        with self._opening:
-            if pace not in dict((value, label) for label, value in self._pace.options):
-                self._pace.options = _paces(pace)
-            self._pace.value = pace
+        self.inputs.show_running(running, paused, can_go_on)
 
     def show_pictures(self, curves: bytes, chain: bytes) -> None:
         """Replace the two pictures."""
@@ -128,95 +63,21 @@ class ControlsView:
         """Update status, banner, samples, guards that acted and, where it is open, the table."""
         self._status.value = html.status(screen, own, note)
         self.browser.alt = html.described(screen)
-        words = html.banner(screen)
-        self._banner_text.value = words or self._banner_text.value
-        self._banner.layout.display = "flex" if words else "none"
+        self.inputs.show_banner(html.banner(screen))
         self._samples.value = html.samples(screen)
         self._acted.value = html.guards(screen)
-        self._table.value = html.numbers(screen) if self._table_on.value else ""
-
-    def show_runs(self, recordings: Sequence[str], folders: Sequence[Path]) -> None:
-        """List the runs that can be opened: recordings, and the runs in the panel's folder."""
-        runs = [(folder.name, str(folder)) for folder in folders]
-        with self._opening:
-            self._open.options = [(text("panel.choose_run"), ""), *runs, *((f"{name} ★", name) for name in recordings)]
-            self._open.value = ""
-
-    def show_kept(self, names: Sequence[str]) -> None:
-        """Show the names of the overlays, and suggest a name for the next one."""
-        self._kept.value = escape(text("panel.kept", names=", ".join(names))) if names else ""
-        free = (letter for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if letter not in names)
-        self._name.value = next(free, "Z")
+        self._table.value = html.numbers(screen) if self.inputs.table_on.value else ""
 
     def _laid_out(self) -> list[Any]:
-        top = parts.box("bar", [*self._buttons.values(), self._pace, self._language_menu()])
         figure = parts.box("figure", [self.image, self._chain])
-        controls = parts.box("controls", [self._tabs], ipywidgets.VBox)
-        below = parts.box("below", [self._banner, self._table, self._acted, self._samples], ipywidgets.VBox)
-        columns = parts.box("columns", [controls, below])
-        return [self._style, top, self._status, figure, self.timeline.widget, columns, self.browser]
-
-    def _made_tabs(self, guards: bool) -> ipywidgets.Tab:
-        """The tabs that have content; of a panel without sliders the last one is open."""
-        tabs = {"settings": [*(row.widget for row in self.rows), self._about]} if self.rows else {}
-        tabs |= {"guards": [self.switches.widget]} if self.switches.widget.children else {}
-        tabs |= {"source": self.sources.widgets, "runs": self._runs()}
-        titles = [text(f"panel.tab_{name}") for name in tabs]
-        pages = [ipywidgets.VBox(children) for children in tabs.values()]
-        opened = "guards" if guards else "settings" if self.rows else "runs"
-        return ipywidgets.Tab(pages, titles=titles, selected_index=list(tabs).index(opened))
-
-    def _open_menu(self) -> ipywidgets.Dropdown:
-        words = {"description": text("panel.open"), "tooltip": text("panel.open_help"), "style": STYLE}
-        menu = ipywidgets.Dropdown(options=[("", "")], **words).add_class("grpo-lab-open")
-        menu.observe(lambda change: self._opening or not change["new"] or self._call("open", change["new"]), "value")
-        return menu
-
-    def _pace_menu(self, pace: float) -> ipywidgets.Dropdown:
-        style = {"description_width": "initial"}
-        words = {"description": text("panel.pace"), "tooltip": text("panel.pace_help"), "style": style}
-        menu = ipywidgets.Dropdown(options=_paces(pace), value=pace, **words)
-        menu.observe(lambda change: self._opening or self._call("pace", change["new"]), "value")
-        return menu.add_class("grpo-lab-pace-menu")
-
-    def _language_menu(self) -> ipywidgets.Dropdown:
-        options = [(text_in(name, "panel.language_name"), name) for name in languages()]
-        words = {"tooltip": text("panel.language"), "layout": {"width": "110px"}}
-        menu = ipywidgets.Dropdown(options=options, value=language(), **words)
-        menu.observe(lambda change: self._call("speak", change["new"]), "value")
-        return menu.add_class("grpo-lab-language")
-
-    def _table_switch(self) -> ipywidgets.ToggleButton:
-        words = {"description": text("panel.table"), "tooltip": text("panel.table_help"), "icon": "table"}
-        switch = ipywidgets.ToggleButton(**words).add_class("grpo-lab-table-on")
-        switch.observe(lambda _: self._call("refresh"), "value")
-        return switch
-
-    def _runs(self) -> list[Any]:
-        overlay = ipywidgets.HTML(f"<h4>{escape(text('panel.overlay'))}</h4>")
-        keep = self._button("keep", "keep", lambda: (self._name.value,))
-        keeping = parts.box("bar", [keep, self._button("clear")])
-        exporting = parts.box("bar", [self._button("export"), self._table_on])
-        return [self._open, overlay, self._name, keeping, self._kept, exporting]
-
-    def _button(self, name: str, method: str = "", values: Callable[[], tuple[Any, ...]] = tuple) -> ipywidgets.Button:
-        looks = {"tooltip": text(f"panel.{name}_help"), "icon": _ICONS[name], "button_style": _LOOKS.get(name, "")}
-        return parts.button(name, text(f"panel.{name}"), lambda: self._call(method or name, *values()), **looks)
-
-    def _slide(self, name: str, override: str) -> None:
-        self._about.value = html.prose(text(f"setting.{name}"), SLIDERS[name].help(name), {})
-        self._call("set", override)
+        below = parts.box("below", [self.inputs.banner, self._table, self._acted, self._samples], ipywidgets.VBox)
+        columns = parts.box("columns", [self.inputs.tabs, below])
+        return [self._style, self.inputs.bar, self._status, figure, self.timeline.widget, columns, self.browser]
 
 
 def _picture(name: str, size: tuple[int, int], first: bytes) -> ipywidgets.Image:
     picture = ipywidgets.Image(value=first, format="png", layout={"max_width": f"{size[0]}px"})
     return picture.add_class(f"grpo-lab-{name}").add_class(f"grpo-lab-{size[0]}x{size[1]}")
-
-
-def _paces(pace: float) -> list[tuple[str, float]]:
-    """The options of the menu, full speed first, with this pace among them."""
-    steps = sorted({*PACES, pace} - {0}, reverse=True)
-    return [(text("panel.full_speed"), 0.0), *((text("panel.steps_a_second", speed=f"{n:g}"), n) for n in steps)]
 
 
 def _css(sizes: Sequence[tuple[int, int]]) -> str:

@@ -30,7 +30,7 @@ class Displayed:
         """
         messages.use(language)
         self._controls.speak(self.config)
-        self._controls.show_kept(list(self._render_state.kept))
+        self._controls.inputs.show_kept(list(self._render_state.kept))
         self._show_runs()
         self._refresh()
 

@@ -76,7 +76,7 @@ class Panel(Displayed):
             self._render_state.pause_at = pause_at
         self.widget, self.timeline = self._controls.widget, self._controls.timeline
         self._show_runs()
-        self._controls.sources.show(self.config, *self._names)
+        self._controls.inputs.sources.show(self.config, *self._names)
         self._refresh()
         if recorded:
             self._show_session(recorded)
@@ -168,7 +168,7 @@ class Panel(Displayed):
     def pace(self, steps_a_second: float) -> None:
         """Train at most so many steps a second, from the next step on; 0 is full speed. Results stay the same."""
         self._pace = steps_a_second
-        self._controls.show_pace(steps_a_second)
+        self._controls.inputs.show_pace(steps_a_second)
         self._runner.command("pace", str(steps_a_second))
 
     def stop(self) -> None:
@@ -179,7 +179,7 @@ class Panel(Displayed):
     def reset(self) -> None:
         """Stop, and restore what the panel was made with: its settings and its recording. Overlays stay."""
         self._begin_anew(self._made)
-        self._controls.sources.show(self._made, *self._names)
+        self._controls.inputs.sources.show(self._made, *self._names)
         if self._recorded:
             self._show_session(self._recorded)
         self._refresh()
@@ -187,7 +187,7 @@ class Panel(Displayed):
     def healthy(self) -> None:
         """Stop, empty the plot, and use the settings of a healthy run: the preset `stable`."""
         self._begin_anew(preset_config(HEALTHY))
-        self._controls.sources.show(self.config, HEALTHY, "", "")
+        self._controls.inputs.sources.show(self.config, HEALTHY, "", "")
         self._refresh()
 
     def choose(self, config: Config) -> None:
@@ -284,7 +284,7 @@ class Panel(Displayed):
         return self.session is not None and self.session.directory.parent == self._runs and self.session.status in ended
 
     def _show_runs(self) -> None:
-        self._controls.show_runs(recordings.recording_names(), exports.run_folders(self._runs))
+        self._controls.inputs.show_runs(recordings.recording_names(), exports.run_folders(self._runs))
 
     def _show_session(self, session: Session) -> None:
         self.session = session
@@ -293,6 +293,6 @@ class Panel(Displayed):
 
     def _refresh(self) -> None:
         """Update buttons, sliders, menus and the figure."""
-        self._controls.show_config(self.config)
+        self._controls.inputs.show_config(self.config)
         self._controls.show_running(self._runner.running, self._render_state.paused, self._can_go_on())
         self._render_state.refresh()

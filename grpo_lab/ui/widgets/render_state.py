@@ -104,7 +104,7 @@ class RenderState:
 
     def _set_kept(self, kept: dict[str, Screen]) -> None:
         self.kept = kept
-        self._controls.show_kept(list(kept))
+        self._controls.inputs.show_kept(list(kept))
         self.refresh()
 
     def _render(self) -> bool:
@@ -122,7 +122,7 @@ class RenderState:
         if due:
             own = "paused" if paused else "starting" if live and screen.status == "waiting" else ""
             self._controls.show_words(screen, own, note)
-            self._controls.show_paused(paused)
+            self._controls.inputs.show_paused(paused)
             self._words_at = time.monotonic()
         return timeline.playing or not due
 
