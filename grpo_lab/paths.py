@@ -1,13 +1,16 @@
-"""The folders of the files that ship with the package, and their tables."""
+"""The folders of the files that ship with the package, of one's own beside them, and their tables."""
 
+import os
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from grpo_lab.errors import DataError
+from grpo_lab.errors import DataError, unknown
 
 Row = TypeVar("Row")
+OWN = "GRPO_LAB_DATA"
+"""The variable that names a folder of one's own with some of the folders of data/."""
 
 
 def data_directory() -> Path:
@@ -19,6 +22,54 @@ def data_directory() -> Path:
     Raises DataError if neither exists.
     """
     return _shipped("data", "data", "presets")
+
+
+def own_directory() -> Path | None:
+    """The folder that GRPO_LAB_DATA names, or None. Raises DataError if it does not exist."""
+    named = os.environ.get(OWN, "")
+    if named and not Path(named).is_dir():
+        raise DataError(f"{OWN} is {named!r}, which is no folder; create it or unset the variable")
+    return Path(named).resolve() if named else None
+
+
+def folders(kind: str) -> list[Path]:
+    """The folder of that name in data/, and the one in the user's own folder, whether they exist or not.
+
+    >>> [folder.name for folder in folders("recordings")][:1]
+    ['recordings']
+    """
+    return [home / kind for home in (data_directory(), own_directory()) if home]
+
+
+def named_files(kind: str, pattern: str = "*.toml") -> dict[str, Path]:
+    """The files of a kind by name, which ship with the package or are in the user's own folder.
+
+    The name is that of the file, or that of its folder for a pattern such as `*/events.jsonl`.
+
+    >>> named_files("presets")["stable"].name
+    'stable.toml'
+
+    Raises DataError for a file of the user's own with a name that is taken.
+    """
+    found: dict[str, Path] = {}
+    for folder in folders(kind):
+        for path in sorted(folder.glob(pattern)):
+            name = path.parent.name if "/" in pattern else path.stem
+            if name in found:
+                raise DataError(f"{path}: {name!r} ships with the package in {kind}/; give it another name")
+            found[name] = path
+    return dict(sorted(found.items()))
+
+
+def named_file(kind: str, name: str) -> Path:
+    """The file of a name, or the file at this path, `path/to/mine.toml`. Raises ConfigError for an unknown name."""
+    if name.endswith(".toml"):
+        path = Path(name)
+        if path.is_file():
+            return path
+    elif path := named_files(kind).get(name):
+        return path
+    raise unknown(kind.removesuffix("s"), name, named_files(kind))
 
 
 def labs_directory() -> Path:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-SAMPLE = Path(__file__).parent / "labs"
-collect_ignore = ["labs/sample.py"]  # a notebook's source, no module
+OWN = Path(__file__).parent / "own"
+"""A folder as GRPO_LAB_DATA names it, with a lab."""
+collect_ignore = ["own/labs/src/sample.py"]  # a notebook's source, no module
 
 # Shapes are checked here and only here: users pay nothing. tests/gpu also runs where none of this is installed.
 if find_spec("jaxtyping") and find_spec("beartype"):
@@ -52,16 +53,10 @@ def fault(monkeypatch):
 
 @pytest.fixture
 def sample_lab(monkeypatch, tmp_path):
-    """The lab of tests/labs, registered for one test; its source is in the folder given, which is the current one."""
-    from grpo_lab.config import user_code
-    from grpo_lab.course import registry
-
-    monkeypatch.setattr(registry, "LABS", (*registry.LABS, "sample"))
-    monkeypatch.setitem(
-        sys.modules, "grpo_lab.course.labs.lab_sample.page", user_code.execute(SAMPLE / "lab_sample.py")
-    )
+    """The lab of tests/own, known for one test; its source is in the folder given, which is the current one."""
+    monkeypatch.setenv("GRPO_LAB_DATA", str(OWN))
     (tmp_path / "labs" / "src").mkdir(parents=True)
-    (tmp_path / "labs" / "src" / "sample.py").write_text((SAMPLE / "sample.py").read_text())
+    (tmp_path / "labs" / "src" / "sample.py").write_text((OWN / "labs" / "src" / "sample.py").read_text())
     monkeypatch.chdir(tmp_path / "labs")
     return tmp_path / "labs"
 

@@ -1,5 +1,6 @@
 """The course in other languages: what one language has, every other has, and only the words differ."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -160,7 +161,7 @@ def test_words_that_do_not_fit_a_page_are_refused(tmp_path, old, new, fault):
     (tmp_path / "zh").mkdir()
     (tmp_path / "zh" / "03_error_chain.toml").write_text(text.replace(old, new), encoding="utf-8")
     with pytest.raises(DataError, match=fault):
-        pages.in_language(registry.lab_page("03_error_chain"), "zh", tmp_path)
+        pages.in_language(dataclasses.replace(registry.lab_page("03_error_chain"), folder=tmp_path), "zh")
 
 
 def test_a_lab_in_chinese_sets_the_language_of_its_process(monkeypatch, tmp_path):

@@ -27,14 +27,7 @@ SLOW = "slow"
 BEGIN = "%reset -f\nfrom grpo_lab.runs import notebook_mode; notebook_mode.SHORT = {}"
 """Runs of 5 steps are enough to run every cell; `GRPO_LAB_FAST=1` alone asks for 12."""
 FEWEST = 5
-REGISTER = f"""
-import sys
-sys.path.insert(0, {str(ROOT / "tests" / "labs")!r})
-import lab_sample
-from grpo_lab.course import registry
-registry.LABS = (*registry.LABS, "sample")
-sys.modules["grpo_lab.course.labs.lab_sample.page"] = lab_sample
-"""
+OWN = f"import os; os.environ['GRPO_LAB_DATA'] = {str(ROOT / 'tests' / 'own')!r}"
 
 
 @pytest.fixture(scope="module")
@@ -159,11 +152,11 @@ def test_what_is_no_lab(name, execute):
 
 @pytest.fixture
 def sample(sample_lab):
-    """An edition of the lab of tests/labs, which registers itself in the kernel first."""
+    """An edition of the lab of tests/own, which the kernel is told about first."""
 
     def made(edition):
         notebook = nbformat.reads(build.notebook(sample_lab, "sample", edition), as_version=4)
-        notebook.cells.insert(0, nbformat.v4.new_code_cell(REGISTER, id="register"))
+        notebook.cells.insert(0, nbformat.v4.new_code_cell(OWN, id="own"))
         return notebook
 
     return made

@@ -1,7 +1,8 @@
-"""Starts JupyterLab with the settings and the kernel of data/jupyter."""
+"""Starts JupyterLab, or Voilà, with the settings and the kernel of data/jupyter."""
 
 import os
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,19 +12,23 @@ from grpo_lab.paths import data_directory, is_installed, labs_directory
 LECTURE = "lecture.ipynb"
 
 
-def start(arguments: Sequence[str]) -> None:
-    """Serve until Ctrl-C. Raises GrpoLabError where JupyterLab is not installed."""
-    if not find_spec("jupyterlab"):
-        raise GrpoLabError("JupyterLab is not installed: pip install 'grpo-lab[lab]', or `make lab` in the checkout")
+LAB, KIOSK = "jupyterlab.labapp", "voila.app"
+"""The modules of the two servers."""
+_INSTALLED_BY = {LAB: "JupyterLab is not installed: pip install 'grpo-lab[lab]', or `make lab` in the checkout"}
+_INSTALLED_BY |= {KIOSK: "Voilà is not installed: pip install 'grpo-lab[kiosk]'"}
+
+
+def start(arguments: Sequence[str], server: str = LAB) -> None:
+    """Serve until Ctrl-C. Raises GrpoLabError where the server is not installed."""
+    if not find_spec(server.partition(".")[0]):
+        raise GrpoLabError(_INSTALLED_BY[server])
     # The page_config.json there switches off JupyterLab's question about news; the kernel there knows `%%exercise`.
     for name in ("JUPYTER_CONFIG_PATH", "JUPYTER_PATH"):
         paths = [str(data_directory() / "jupyter"), os.environ.get(name, "")]
         os.environ[name] = os.pathsep.join(filter(None, paths))
-    root = getattr(os, "geteuid", lambda: 1)() == 0
-    from jupyterlab.labapp import main
-
-    # Containers run as root; the server listens on this machine alone.
-    main(argv=[*arguments, *(["--allow-root"] if root else [])])
+    # JupyterLab refuses to run as root, as containers do; it listens on this machine alone.
+    root = server == LAB and getattr(os, "geteuid", lambda: 1)() == 0
+    import_module(server).main(argv=[*arguments, *(["--allow-root"] if root else [])])
 
 
 def labs_folder() -> Path:

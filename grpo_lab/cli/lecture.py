@@ -16,12 +16,20 @@ def lecture(
     ] = None,
     browser: Annotated[bool, typer.Option(help="Open a browser window, or only print the address.")] = True,
     language: Language = None,
+    kiosk: Annotated[
+        bool, typer.Option("--kiosk", help="Serve the panel alone, without a notebook around it, by Voilà.")
+    ] = False,
 ) -> None:
     """Open the lecture in JupyterLab: ten recorded failures, as they happen and healed, on any machine.
 
-    Press Shift+Enter once to begin. Ctrl-C in the terminal ends the server.
+    Press Shift+Enter once to begin. Ctrl-C in the terminal ends the server. A kiosk begins by itself; every page that
+    opens it has a kernel of its own.
     """
-    jupyterlab.start(server_arguments(_notebook(spoken(language)), port, browser))
+    notebook = _notebook(spoken(language))
+    if kiosk:
+        jupyterlab.start(kiosk_arguments(notebook, port, browser), jupyterlab.KIOSK)
+    else:
+        jupyterlab.start(server_arguments(notebook, port, browser))
 
 
 def _notebook(language: str) -> Path:
@@ -47,4 +55,17 @@ def server_arguments(notebook: Path, port: int | None, browser: bool) -> list[st
     """
     root = f"--ServerApp.root_dir={notebook.parent.resolve()}"
     page = f"--LabApp.default_url=/doc/tree/{notebook.name}"
-    return [root, page, *([f"--ServerApp.port={port}"] if port else []), *([] if browser else ["--no-browser"])]
+    return [root, page, *_place("ServerApp", port, browser)]
+
+
+def kiosk_arguments(notebook: Path, port: int | None, browser: bool) -> list[str]:
+    """The arguments of `voila`: this notebook without its text, which is about JupyterLab.
+
+    >>> kiosk_arguments(Path("/labs/lecture.ipynb"), 9000, False)[1:]
+    ['--TemplateExporter.exclude_markdown=True', '--Voila.port=9000', '--no-browser']
+    """
+    return [str(notebook.resolve()), "--TemplateExporter.exclude_markdown=True", *_place("Voila", port, browser)]
+
+
+def _place(server: str, port: int | None, browser: bool) -> list[str]:
+    return [*([f"--{server}.port={port}"] if port else []), *([] if browser else ["--no-browser"])]

@@ -136,13 +136,13 @@ def export(
     out: Out = None,
 ) -> None:
     """Write a recorded run to an experiment tracker, whose files are in its folder or in that of --out."""
-    from grpo_lab.paths import data_directory
+    from grpo_lab.runs.recordings import is_recording
     from grpo_lab.ui import console, trackers
 
     trackers.check([to])
     session = _opened(run)
-    ships = session.directory.resolve().is_relative_to(data_directory().resolve())
-    folder = out or (Path("runs") / session.directory.name if ships else session.directory)
+    recorded = is_recording(session.directory)
+    folder = out or (Path("runs") / session.directory.name if recorded else session.directory)
     with console.err.status(f"writing to {to}"):
         trackers.export(to, session, folder)
     console.say(f"{len(session.records)} steps of {session.directory} are in {to}, under {folder}")

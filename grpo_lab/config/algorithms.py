@@ -10,7 +10,7 @@ from typing import Any
 from grpo_lab.config.fields import FrozenDict, settings_of
 from grpo_lab.config.loss_section import LossConfig
 from grpo_lab.errors import ConfigError, unknown
-from grpo_lab.paths import data_directory
+from grpo_lab.paths import named_file, named_files
 
 _TEXTS = ("title", "paper", "differs")
 USED_BY = {
@@ -45,7 +45,7 @@ def algorithm_names() -> list[str]:
     >>> algorithm_names()[:3]
     ['bnpo', 'cispo', 'dapo']
     """
-    return sorted(path.stem for path in (data_directory() / "algorithms").glob("*.toml"))
+    return list(named_files("algorithms"))
 
 
 def algorithm(name: str) -> Algorithm:
@@ -56,9 +56,7 @@ def algorithm(name: str) -> Algorithm:
     >>> dict(algorithm("dr_grpo").loss)
     {'advantage_scale': 'none', 'aggregation': 'constant'}
     """
-    path = Path(name) if name.endswith(".toml") else data_directory() / "algorithms" / f"{name}.toml"
-    if not path.is_file():
-        raise unknown("algorithm", name, algorithm_names())
+    path = named_file("algorithms", name)
     return _read(path, path.stat().st_mtime_ns)
 
 

@@ -1,4 +1,4 @@
-"""Presets and scenarios: TOML files in data/, to which an instructor can add others without code.
+"""Presets and scenarios: TOML files in data/, and others of one's own, without code.
 
 A preset is a whole configuration with a title. A scenario is the cause of a failure: overrides and faults over a
 preset, with its symptoms, the cures that stop it, the heals after which the model learns, and its decoys.
@@ -17,7 +17,7 @@ from typing import Any
 from grpo_lab.config.schema import KEYS, Config
 from grpo_lab.errors import ConfigError, unknown
 from grpo_lab.metrics import LINKS, METRICS, of_objective
-from grpo_lab.paths import data_directory, data_tables
+from grpo_lab.paths import data_tables, named_file, named_files
 
 _TEXTS = ("title", "source", "story")
 TRIAL: Mapping[str, Any] = {"run": {"num_steps": 60}, "data": {"num_prompts": 16, "num_generations": 8}}
@@ -157,7 +157,7 @@ def preset(name: str) -> Config:
 
 def load_preset(name: str) -> Preset:
     """A preset with its title and story. Raises ConfigError for an unknown name or a mistake in its file."""
-    path = _find("presets", "preset", name)
+    path = named_file("presets", name)
     return _preset(path, name, path.stat().st_mtime_ns)
 
 
@@ -174,7 +174,7 @@ def scenario(name: str) -> Scenario:
 
     Raises ConfigError for an unknown name or a mistake in its file.
     """
-    path = _find("scenarios", "scenario", name)
+    path = named_file("scenarios", name)
     return _scenario(path, path.stat().st_mtime_ns)
 
 
@@ -234,24 +234,12 @@ def named(name: str, model: str = "") -> Config:
 
 def preset_names() -> list[str]:
     """The names of all presets."""
-    return _names("presets")
+    return list(named_files("presets"))
 
 
 def scenario_names() -> list[str]:
     """The names of all scenarios."""
-    return _names("scenarios")
-
-
-def _names(folder: str) -> list[str]:
-    return sorted(path.stem for path in (data_directory() / folder).glob("*.toml"))
-
-
-def _find(folder: str, kind: str, name: str) -> Path:
-    """The file of a name, or a file of the user's own. Raises ConfigError for an unknown name."""
-    path = Path(name) if name.endswith(".toml") else data_directory() / folder / f"{name}.toml"
-    if not path.is_file():
-        raise unknown(kind, name, _names(folder))
-    return path
+    return list(named_files("scenarios"))
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ a grader can run the answer in another process, draw fresh inputs, and compare o
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_lab.errors import DataError
@@ -162,6 +163,8 @@ class LabPage:
     """The skills that the learner has at the end, in a sentence."""
     exercises: Mapping[str, Exercise] = field(default_factory=dict)
     questions: tuple[Question, ...] = ()
+    folder: Path | None = field(default=None, compare=False)
+    """The folder of its texts; of a page of the course data/course."""
 
     def cell_id(self, exercise: str) -> str:
         """The id of an exercise's cell, the same in every edition."""

@@ -42,19 +42,21 @@ def page(name: str, checks: Mapping[str, Check], folder: Path | None = None) -> 
             **tree,
             exercises={each: _exercise(each, texts, checks[each]) for each, texts in exercises.items()},
             questions=tuple(_question(number, texts) for number, texts in enumerate(questions, start=1)),
+            folder=path.parent,
         )
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, DataError) as error:
         raise DataError(f"{path}: {error}") from error
 
 
-def in_language(page: LabPage, language: str, folder: Path | None = None) -> LabPage:
-    """The page with the words of `folder`/<language>/<name>.toml; points, minutes, kinds and checks stay.
+def in_language(page: LabPage, language: str) -> LabPage:
+    """The page with the words of <language>/<name>.toml beside its texts; points, minutes, kinds and checks stay.
 
+    A page without such a file, which a lab of one's own may be, stays English.
     Raises DataError for a file that cannot be read, and for words that are missing, too many or of another place.
     """
-    if language == ENGLISH:
+    path = (page.folder or data_directory() / "course") / language / f"{page.name}.toml"
+    if language == ENGLISH or not path.is_file():
         return page
-    path = (folder or data_directory() / "course") / language / f"{page.name}.toml"
     try:
         tree = _table(tomllib.loads(path.read_text(encoding="utf-8")), _PAGE_WORDS, "the page")
         exercises, questions = tree.pop("exercises"), tree.pop("questions")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from grpo_lab.course import pages
 from grpo_lab.course.evaluate import all_right
 from grpo_lab.course.exercises import Exercise, Finding, LabPage
-from grpo_lab.course.registry import LABS, lab_page
+from grpo_lab.course.registry import lab_names, lab_page
 from grpo_lab.errors import DataError
 from grpo_lab.messages import ENGLISH
 
@@ -51,7 +51,7 @@ def rows(folder: Path, language: str = ENGLISH) -> list[Row]:
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{file}:{number}: no record of a check; delete that line") from error
     words = {True: "passed", False: "attempted", None: "open"}
-    labs = [pages.in_language(lab_page(name), language) for name in LABS]
+    labs = [pages.in_language(lab_page(name), language) for name in lab_names()]
     return [
         Row(page, each, words[passed.get((page.name, each.name))]) for page in labs for each in page.exercises.values()
     ]

@@ -1,9 +1,18 @@
-"""The registry of labs. To add a lab, write its module and its texts and add its name here."""
+"""The registry of labs: those of the course, and those of one's own, in labs/ of the folder that GRPO_LAB_DATA names.
 
+To add a lab to the course, write its module and its texts and add its name here.
+"""
+
+import functools
+import hashlib
 import importlib
+import re
+from pathlib import Path
 
+from grpo_lab.config import user_code
 from grpo_lab.course.exercises import Exercise, LabPage
-from grpo_lab.errors import unknown
+from grpo_lab.errors import DataError, unknown
+from grpo_lab.paths import named_files
 
 LABS = (
     "00_start",
@@ -17,14 +26,56 @@ LABS = (
     "08_mystery_runs",
     "09_two_objectives",
 )
-"""In the order of the course."""
+"""The labs of the course, in its order."""
+
+
+def lab_names() -> tuple[str, ...]:
+    """The names of all labs, those of one's own last.
+
+    >>> lab_names()[:2]
+    ('00_start', '01_grpo_by_hand')
+
+    Raises DataError for a lab of one's own with a name that is taken or not valid.
+    """
+    own = _own()
+    for name, path in own.items():
+        if name in LABS:
+            raise DataError(f"{path.parent}: a lab of the course has this name; rename the folder")
+        if not re.fullmatch("[a-z0-9_]+", name):  # it is a part of the names of files and cells
+            raise DataError(f"{path.parent}: a lab's name has small letters, digits and _ alone; rename the folder")
+    return (*LABS, *own)
 
 
 def lab_page(name: str) -> LabPage:
-    """The lab of that name: `LAB` of course/labs/lab_<name>/page.py. Raises ConfigError for an unknown one."""
-    if name not in LABS:
-        raise unknown("lab", name, LABS)
-    return importlib.import_module(f"grpo_lab.course.labs.lab_{name}.page").LAB
+    """The lab of that name: `LAB` of course/labs/lab_<name>/page.py, or of labs/<name>/page.py of one's own.
+
+    Raises ConfigError for an unknown one, and DataError for one of one's own that cannot be loaded.
+    """
+    if name not in lab_names():
+        raise unknown("lab", name, lab_names())
+    if name in LABS:
+        return importlib.import_module(f"grpo_lab.course.labs.lab_{name}.page").LAB
+    path = _own()[name]
+    return _page(path, path.read_bytes())
+
+
+def own_code() -> str:
+    """A hash of the checks of all labs of one's own, on which grades depend; empty where there are none."""
+    files = [path for checks in _own().values() for path in sorted(checks.parent.rglob("*.py"))]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12] if files else ""
+
+
+def _own() -> dict[str, Path]:
+    return named_files("labs", "*/page.py")
+
+
+@functools.cache
+def _page(path: Path, code: bytes) -> LabPage:
+    """The page that a file of one's own defines, executed again only if its text has changed."""
+    page = getattr(user_code.executed(code, path, DataError), "LAB", None)
+    if not isinstance(page, LabPage) or page.name != path.parent.name:
+        raise DataError(f'{path}: define LAB = pages.page("{path.parent.name}", checks, Path(__file__).parent)')
+    return page
 
 
 def exercise(lab: str, name: str) -> Exercise:

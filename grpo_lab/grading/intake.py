@@ -91,5 +91,5 @@ def _pattern(rule: dict[str, str]) -> tuple[str, re.Pattern[str]]:
 
 def _compiled(pattern: str) -> re.Pattern[str]:
     """The pattern, with the names of the labs in the place of `{labs}`."""
-    labs = "|".join(lab.replace("_", "[-_]") for lab in registry.LABS)
+    labs = "|".join(lab.replace("_", "[-_]") for lab in registry.lab_names())
     return re.compile(pattern.replace("{labs}", labs), re.DOTALL)

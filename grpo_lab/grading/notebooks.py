@@ -155,7 +155,9 @@ def _text(data: bytes) -> str:
 
 def _lab_in_path(path: str) -> str:
     """The lab that a path names, or an empty text for none or several."""
-    named = [lab for lab in registry.LABS if re.search(rf"(?<![^\W_]){lab}(?![^\W_])", path, flags=re.IGNORECASE)]
+    named = [
+        lab for lab in registry.lab_names() if re.search(rf"(?<![^\W_]){lab}(?![^\W_])", path, flags=re.IGNORECASE)
+    ]
     return named[0] if len(named) == 1 else ""
 
 
@@ -206,10 +208,10 @@ def _lab(cells: Sequence[NotebookCell]) -> str:
     """The lab by the ids of most of its exercises, else by its code. Raises _Refused unless there is exactly one."""
     ids = {cell.identity for cell in cells}
     begun = {identity.partition("-")[0] for identity in ids}  # loads no page that cannot match
-    pages = [registry.lab_page(lab) for lab in registry.LABS if lab in begun]
+    pages = [registry.lab_page(lab) for lab in registry.lab_names() if lab in begun]
     by_ids = [page.name for page in pages if 2 * len(ids & set(_ids(page))) > len(page.exercises)]
     names = {name for cell in cells if cell.kind == "code" for name in _LAB.findall(cell.source)}
-    found = by_ids or [lab for lab in registry.LABS if lab in names]
+    found = by_ids or [lab for lab in registry.lab_names() if lab in names]
     if len(found) == 1:
         return found[0]
     if found:

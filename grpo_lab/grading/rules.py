@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lab.config.fields import Annotated, AtLeast, Between, OneOf, Settings, build, settings_of
-from grpo_lab.course.registry import LABS
+from grpo_lab.course.registry import lab_names
 from grpo_lab.errors import ConfigError, unknown
 from grpo_lab.grading.sandbox.confinement import Limits
 
@@ -68,8 +68,8 @@ class Rules(Settings):
         if not self.secret:
             raise ConfigError("secret = '': must name a file, as in 'grading.secret'")
         for lab in self.labs:
-            if lab not in LABS:
-                raise ConfigError(f"labs = {lab!r}: {unknown('lab', lab, LABS)}")
+            if lab not in lab_names():
+                raise ConfigError(f"labs = {lab!r}: {unknown('lab', lab, lab_names())}")
 
     @property
     def limits(self) -> Limits:

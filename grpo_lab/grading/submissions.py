@@ -150,8 +150,8 @@ def _sender(file: Path, root: Path) -> intake.Sender:
     if depth < len(parts) - 1:
         return intake.Sender(name)
     stem = name if os.path.isdir(file) else intake.without_time(re.sub(r"\.\w{1,5}\Z", "", name))
-    labs = "|".join(registry.LABS)
+    labs = "|".join(registry.lab_names())
     without = re.fullmatch(rf"(?:{labs})[-_. ]+(.+)|(.+?)[-_. ]+(?:{labs})", stem, flags=re.DOTALL)
-    if stem in registry.LABS:
+    if stem in registry.lab_names():
         return intake.sender(root.parent.name, root.name) or intake.Sender(root.name)
     return intake.Sender((without[1] or without[2]) if without else stem)

@@ -1,8 +1,8 @@
-"""Recorded runs that ship with the package: events without weights, to replay instead of training."""
+"""Recorded runs, of the package or one's own: events without weights, to replay instead of training."""
 
 from pathlib import Path
 
-from grpo_lab.paths import data_directory
+from grpo_lab.paths import folders, named_files
 
 
 def recording_names() -> list[str]:
@@ -11,7 +11,7 @@ def recording_names() -> list[str]:
     >>> "cuda-001-smollm2-135m-original" in recording_names()
     True
     """
-    return sorted(path.parent.name for path in _home().glob("*/events.jsonl"))
+    return list(_recorded())
 
 
 def find(run: str | Path) -> Path:
@@ -21,13 +21,19 @@ def find(run: str | Path) -> Path:
     'recordings'
     """
     folder = Path(run)
-    return _home() / folder if not folder.exists() and str(run) in recording_names() else folder
+    events = None if folder.exists() else _recorded().get(str(run))
+    return events.parent if events else folder
+
+
+def is_recording(folder: Path) -> bool:
+    """Whether a run's folder is a recording, to which nothing is written."""
+    return folder.resolve().parent in [home.resolve() for home in folders("recordings")]
 
 
 def place_for_figures(folder: Path) -> Path:
-    """The folder for a run's figures: its own, or the current one for a recording, whose folder is not written to."""
-    return Path() if folder.resolve().parent == _home().resolve() else folder
+    """The folder for a run's figures: its own, or the current one for a recording."""
+    return Path() if is_recording(folder) else folder
 
 
-def _home() -> Path:
-    return data_directory() / "recordings"
+def _recorded() -> dict[str, Path]:
+    return named_files("recordings", "*/events.jsonl")

@@ -13,12 +13,8 @@ from playwright.sync_api import expect
 
 LABS = Path(__file__).parents[2] / "labs"
 REGISTER = f"""
-import sys
-sys.path.insert(0, {str(Path(__file__).parents[1] / "labs")!r})
-import lab_sample
-from grpo_lab.course import registry
-registry.LABS = (*registry.LABS, "sample")
-sys.modules["grpo_lab.course.labs.lab_sample.page"] = lab_sample
+import os
+os.environ["GRPO_LAB_DATA"] = {str(Path(__file__).parents[1] / "own")!r}
 import grpo_lab as gl
 lab = gl.Lab("sample")
 """

@@ -1,6 +1,6 @@
 """The real nbgrader on a course folder: it releases our stubs, and grades what comes back as the labs do.
 
-`pip install -e .[instructor]` brings it. The lab is that of tests/labs, registered in the kernels that nbgrader starts.
+`pip install -e .[instructor]` brings it. The lab is that of tests/own.
 """
 
 import csv
@@ -21,15 +21,6 @@ from grpo_lab.grading import notebooks, submissions
 
 pytestmark = pytest.mark.skipif(not find_spec("nbgrader"), reason="nbgrader comes with the extra `instructor`")
 ROOT = Path(__file__).parents[2]
-REGISTER = f"""
-import sys
-sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests" / "labs")!r}]
-import lab_sample
-from grpo_lab.grading import checks
-checks.LABS = (*checks.LABS, "sample")
-sys.modules["grpo_lab.course.labs.lab_sample.page"] = lab_sample
-"""
-"""What a kernel runs before its first cell."""
 HALF = {
     "sample-guess": '%%exercise guess\nanswer = "c"',
     "sample-double": "%%exercise double\nimport warnings\n\n\ndef double(x):\n    warnings.warn('!')\n    return x + x",
@@ -48,11 +39,9 @@ def home(tmp_path_factory):
 @pytest.fixture(scope="module")
 def nbgrader(home):
     """Runs nbgrader in the course folder, with settings of no user; what it logs."""
-    startup = home / "ipython" / "profile_default" / "startup"
-    startup.mkdir(parents=True)
-    (startup / "register.py").write_text(REGISTER)
     names = {"IPYTHONDIR": "ipython", "JUPYTER_CONFIG_DIR": "config", "JUPYTER_DATA_DIR": "data"}
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **{name: str(home / path) for name, path in names.items()}}
+    environment |= {"GRPO_LAB_DATA": str(ROOT / "tests" / "own"), "PYTHONPATH": str(ROOT)}
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # it runs alembic
 
     def run(*words):

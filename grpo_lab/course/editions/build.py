@@ -54,7 +54,7 @@ def render(folder: Path, names: Sequence[str] = (), editions: Sequence[str] = ED
         for name in chosen(folder, lab_names(folder), names)
         for language in languages(folder)
         for edition in editions
-        if edition == LEARNER or name in registry.LABS  # the lecture, which is no lab, has one edition
+        if edition == LEARNER or name in registry.lab_names()  # the lecture, which is no lab, has one edition
     }
 
 
@@ -115,7 +115,7 @@ def made(folder: Path, name: str, edition: str, language: str = ENGLISH) -> Any:
         raise DataError(f"{error.name} is not installed: pip install jupytext nbformat") from error
     path = folder / SOURCES / f"{name}.py"
     source = jupytext.reads(path.read_text(encoding="utf-8"), fmt="py:percent")
-    page = registry.lab_page(name) if name in registry.LABS else None
+    page = registry.lab_page(name) if name in registry.lab_names() else None
     faults = list(_faults(source.cells, page))
     if faults:
         raise DataError(f"{path}: " + "; ".join(faults))

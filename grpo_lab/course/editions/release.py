@@ -17,7 +17,7 @@ _HEAD = ("lab", "minutes", "difficulty", "points", "afterwards")
 
 def with_exercises(folder: Path, names: Sequence[str] = ()) -> Sequence[str]:
     """The named labs, or all with a source below a folder; the lecture has no exercises and is not among them."""
-    return chosen(folder, [name for name in lab_names(folder) if name in registry.LABS], names)
+    return chosen(folder, [name for name in lab_names(folder) if name in registry.lab_names()], names)
 
 
 def release(folder: Path, out: Path, names: Sequence[str] = (), language: str = ENGLISH) -> dict[Path, str]:

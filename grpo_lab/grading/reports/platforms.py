@@ -31,7 +31,7 @@ def files(overview: Overview, students: Sequence[Student] = ()) -> dict[str, byt
         made["canvas.csv"] = _canvas(overview, listed)
     if any(student.email or student.id or student.login for student in students):
         made["moodle.csv"] = _gradebook(overview, listed)
-    for lab in registry.LABS:
+    for lab in registry.lab_names():
         if any(row.results[lab].system == MOODLE for row in overview.rows if lab in row.results):
             made[f"moodle/{lab}.csv"] = _worksheet(overview, lab)
     return {name: text.encode("utf-8-sig" if name == "canvas.csv" else "utf-8") for name, text in made.items()}

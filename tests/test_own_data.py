@@ -1,0 +1,98 @@
+"""A folder of one's own beside data/: its scenarios, presets, algorithms, recordings and labs are found by name."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from grpo_lab.config import algorithms, catalog
+from grpo_lab.course import registry
+from grpo_lab.errors import ConfigError, DataError
+from grpo_lab.paths import data_directory, named_files
+from grpo_lab.runs import recordings
+
+SHIPPED = {
+    "scenarios": "cuda-001.toml",
+    "presets": "smoke.toml",
+    "algorithms": "gspo.toml",
+    "recordings": "lecture-healthy",
+}
+
+PATTERNS = {"recordings": "*/events.jsonl"}
+
+
+@pytest.fixture
+def own(monkeypatch, tmp_path) -> Path:
+    """A folder with a copy of one of each kind, named `mine`, and the sample lab under the name `mine`."""
+    for kind, name in SHIPPED.items():
+        path = data_directory() / kind / name
+        copied = tmp_path / kind / f"mine{path.suffix}"
+        shutil.copytree(path, copied) if path.is_dir() else (copied.parent.mkdir(), shutil.copy(path, copied))
+    page = Path(__file__).parent / "own" / "labs" / "sample" / "page.py"
+    (tmp_path / "labs" / "mine").mkdir(parents=True)
+    (tmp_path / "labs" / "mine" / "page.py").write_text(page.read_text().replace('name="sample"', 'name="mine"'))
+    monkeypatch.setenv("GRPO_LAB_DATA", str(tmp_path))
+    return tmp_path
+
+
+def test_each_kind_is_found_by_name(own, call):
+    assert "mine" in catalog.scenario_names() and catalog.scenario("mine").config().run.name == "mine"
+    assert "mine" in catalog.preset_names() and catalog.preset("mine").run.name == "mine"
+    assert algorithms.algorithm("mine").loss == algorithms.algorithm("gspo").loss
+    assert recordings.find("mine") == own / "recordings" / "mine"
+    assert recordings.place_for_figures(own / "recordings" / "mine") == Path()
+    assert registry.lab_names()[-1] == registry.lab_page("mine").name == "mine"
+    for words in (["scenarios"], ["presets"], ["algorithms"], ["recordings"]):
+        code, out, err = call(*words)
+        assert (code, err) == (0, "") and "mine" in out, words
+
+
+def test_without_the_variable_nothing_of_it_is_known(own, monkeypatch):
+    monkeypatch.delenv("GRPO_LAB_DATA")
+    for kind in SHIPPED:
+        assert "mine" not in named_files(kind, PATTERNS.get(kind, "*.toml"))
+    with pytest.raises(ConfigError, match="unknown lab 'mine'"):
+        registry.lab_page("mine")
+
+
+@pytest.mark.parametrize("kind", SHIPPED)
+def test_a_name_that_ships_is_refused(own, kind):
+    taken, mine = SHIPPED[kind], next((own / kind).iterdir())
+    mine.rename(own / kind / taken)
+    with pytest.raises(DataError, match=f"'{Path(taken).stem}' ships with the package in {kind}/"):
+        named_files(kind, PATTERNS.get(kind, "*.toml"))
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"), [("05_kl", "a lab of the course has this name"), ("My-lab", "small letters, digits and _")]
+)
+def test_a_labs_name_is_free_and_plain(own, name, fault):
+    (own / "labs" / "mine").rename(own / "labs" / name)
+    with pytest.raises(DataError, match=fault):
+        registry.lab_names()
+
+
+@pytest.mark.parametrize(
+    ("code", "fault"),
+    [("LAB = 3", "define LAB = pages.page"), ("LAB = 1 / 0", "division by zero.*line 1"), ("LAB = (", "never closed")],
+)
+def test_a_lab_that_does_not_load_is_named(own, code, fault):
+    page = own / "labs" / "mine" / "page.py"
+    page.write_text(code)
+    with pytest.raises(DataError, match=fault) as raised:
+        registry.lab_page("mine")
+    assert str(page) in str(raised.value) and raised.value.exit_code == 2
+
+
+def test_a_change_of_a_check_is_seen_and_makes_other_grades(own):
+    before = registry.own_code()
+    page = own / "labs" / "mine" / "page.py"
+    page.write_text(page.read_text().replace("A sample", "Another"))
+    assert registry.lab_page("mine").title == "Another"
+    assert registry.own_code() != before != ""
+
+
+def test_a_folder_that_does_not_exist_is_named(monkeypatch, tmp_path, call):
+    monkeypatch.setenv("GRPO_LAB_DATA", str(tmp_path / "missing"))
+    code, _, err = call("scenarios")
+    assert code != 0 and "GRPO_LAB_DATA" in err and "missing" in err and "Traceback" not in err
