@@ -54,13 +54,23 @@ def release(
         bool, typer.Option("--github-classroom", help="Also write a workflow that grades a student's repository.")
     ] = False,
     language: Language = None,
+    github: Annotated[
+        str | None, typer.Option(metavar="OWNER/NAME", help="The repository for it: badges of Colab and Binder.")
+    ] = None,
+    package: Annotated[
+        str | None, typer.Option(help="With --github: a wheel's address or git+https://… of grpo_lab.")
+    ] = None,
 ) -> None:
     """Write the learners' edition to a folder: notebooks and a README, without solutions."""
+    from grpo_lab.course.editions.hosted import hosted
     from grpo_lab.course.editions.release import release, workflow, write_new
+    from grpo_lab.errors import ConfigError
 
-    more = workflow(out) if github_classroom else {}
+    if bool(github) != bool(package):
+        raise ConfigError("--github and --package go together: the repository, and what pip installs there")
     files = release(_sources(folder), out, names or (), spoken(language))
-    _say(write_new({**files, **more}, force))
+    files = hosted(files, github, package) if github and package else files
+    _say(write_new({**files, **(workflow(out) if github_classroom else {})}, force))
 
 
 @labs_app.command(example="labs solutions out/")
