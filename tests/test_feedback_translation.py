@@ -162,6 +162,7 @@ def test_a_translation_has_the_placeholders_and_the_numbers_of_its_text(language
         assert mine == others, (english, words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", OTHERS)
 def test_the_feedback_on_a_near_miss_has_no_english_sentence(language, tmp_path):
     """Names, code and quoted values stay; a word beside another word would be English."""

@@ -720,6 +720,7 @@ def test_the_language_is_switched_in_place(panel, seen, monkeypatch):
     assert said(one) == english
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_while_the_language_is_switched(panel, seen, monkeypatch):
     monkeypatch.setenv(messages.VARIABLE, "en")
     one = panel(overrides=LONG, guards_shown=("clamp_kl", "skip_nonfinite"))

@@ -32,6 +32,7 @@ def test_it_runs_on_a_push_with_no_more_rights_than_reading(parsed):
         assert "@v" in step.get("uses", "@v")
 
 
+@pytest.mark.slow
 def test_its_command_grades_a_repository(parsed, tmp_path, contained):
     contained(2)
     (run,) = (step["run"] for step in parsed["jobs"]["grade"]["steps"] if step.get("name") == "Grade")

@@ -179,11 +179,8 @@ def of_any_program(found):
     return {**found, "limits": limits, "draw": None}
 
 
-QUICK = ("signals all",)
-"""The rest belong to the slow tests: each waits for a sandbox of its own."""
-
-
-@pytest.mark.parametrize("attack", [pytest.param(end, marks=[] if end in QUICK else pytest.mark.slow) for end in ENDS])
+@pytest.mark.slow  # each waits for a sandbox of its own
+@pytest.mark.parametrize("attack", ENDS)
 def test_the_next_answer_finds_what_the_first_one_found(warm, attack):
     fresh = state(warm)
     program = warm._process.pid
