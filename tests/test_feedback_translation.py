@@ -18,7 +18,7 @@ from grpo_lab.course.exercises import Finding
 from grpo_lab.course.labs.lab_03_error_chain.cases import CHAIN
 from grpo_lab.course.labs.lab_04_guards.page import ALONE, SURVIVE
 from grpo_lab.errors import NotYet, unknown
-from grpo_lab.grading.results import NOT_REACHED
+from grpo_lab.grading.results import FAULT, NOT_REACHED
 from grpo_lab.grading.sandbox import tiers
 from tests.grading import fairness
 
@@ -74,9 +74,30 @@ ELSEWHERE = {
     *("{}, and {} more" + bracket for bracket in "])}"),
     *map(str, Fate),
     "{}: importing it raised {}; mend the file",
+    f"{FAULT}{{}}",
+    "{}, row {} ({}): {}",  # a warning about a mark, with its place
     *(scenario(name).title for name in {*ALONE, *SURVIVE}),
 }
 """Texts from lower rooms that a finding may hold, and texts that code puts together."""
+SHOWN = {
+    "notebooks.py": ("{} cells",),
+    "sandbox/box.py": ("it ended", "unknown exit", "exit code", "neither a value"),
+    "submissions.py": (
+        "a symbolic link",
+        "an empty",
+        "not a notebook",
+        "cannot be read",
+        "a zip without",
+        "a folder that",
+    ),
+    "rosters.py": ("handed in late", "its sender", "another student"),
+    "repeats.py": ("{} notebooks of this lab",),
+    "copies.py": ("same as",),
+    "grader.py": ("the lab {}",),
+    "worker_client.py": ("not finished", "the grade worker ended", "the grade worker had", "the grade worker sent"),
+    "reports/marking.py": ("exercise {}", "give a", "no notebook", "the notebook has", "{} then", "mark {}"),
+}
+"""Modules of grading, and the beginnings of their texts that reports show."""
 SINGLE_WORDS = {"rows", "columns", "yes", "no", "none", "nothing"}
 """One word is an identifier as a rule; these are words of a finding."""
 PROSE = re.compile(r"[a-z]{2,} (?=[a-z]{2,})")
@@ -107,17 +128,17 @@ def of_the_code():
 
 @cache
 def of_grading():
-    """The notes of a grader about a cell, and the ends of an answer in the sandbox."""
-    notes = {"its cell", "other cells", "waits for", "two cells", "{} cells", "{} have", "{} begin"}
-    ends = {"it ended", "unknown exit", "exit code", "neither a value"}
-    rows = (("notebooks.py", notes), ("sandbox/box.py", ends))
+    """What reports show beside findings: problems of a file, notes about a cell, warnings, flags, ends of an answer."""
     found = {
-        start: [each for each in literals(GRADING / name) if each.startswith(start)]
-        for name, starts in rows
+        (name, start): [each for each in literals(GRADING / name) if each.startswith(start)]
+        for name, starts in SHOWN.items()
         for start in starts
     }
     assert all(found.values()), found
-    return {text for texts in found.values() for text in texts}
+    whole = {each for name in ("notebooks.py", "archives.py") for each in literals(GRADING / name)}
+    return {each for each in whole if re.search("[a-z] [a-z]", each)} | {
+        text for texts in found.values() for text in texts
+    }
 
 
 @cache

@@ -81,8 +81,9 @@ def _told(result: Result, results: Sequence[Result], alike: Mapping[int, Sequenc
     wrong = {mark.exercise for mark in result.marks if mark.status == WRONG}
     for names, students in sorted(others.items(), key=lambda each: -len(each[0])):
         rest = f" and {len(students) - _NAMED} more" if len(students) > _NAMED else ""
+        named = f"{', '.join(students[:_NAMED])}{rest}"
         yield (
-            f"same as {', '.join(students[:_NAMED])}{rest}: {len(names)} of {compared} compared answers, "
+            f"same as {named}: {len(names)} of {compared} compared answers, "
             f"{len(wrong.intersection(names))} of them wrong ({', '.join(names)}); not a proof of copying"
         )
 

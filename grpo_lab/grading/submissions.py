@@ -11,6 +11,8 @@ from grpo_lab.errors import DataError
 from grpo_lab.grading import archives, intake
 from grpo_lab.grading.reports.plain import printable
 
+NO_NOTEBOOK = "a zip without a notebook; hand in the notebook"
+NO_FILES = "a zip without files; hand in the notebook"
 LINK = "a symbolic link, and links are not followed; hand in the file itself"
 EMPTY = "an empty folder; hand in the notebook"
 NOT_READ = "not a notebook (*.ipynb) and not a zip; hand in the notebook"
@@ -116,7 +118,7 @@ def _in_zip(archive: Found) -> Iterator[Found]:
     if exported := intake.is_export(names):
         names = [name for name in names if name.lower().endswith(".ipynb")]
     if not names:
-        yield archive._replace(problem=f"a zip without {'a notebook' if exported else 'files'}; hand in the notebook")
+        yield archive._replace(problem=NO_NOTEBOOK if exported else NO_FILES)
     for name in names:
         problem = inside[name] or ("" if name.lower().endswith(".ipynb") else NOT_READ)
         yield archive._replace(member=name, problem=problem)

@@ -79,6 +79,24 @@ def test_reports_are_chinese_but_for_names_and_what_others_wrote():
     assert '<html lang="zh">' in pages.of_notebook(result, "zh") and '<html lang="en">' in pages.of_notebook(result)
 
 
+def test_titles_problems_warnings_and_flags_are_chinese():
+    flag = "same as zoe: 2 of 4 compared answers, 1 of them wrong (k3, pulls); not a proof of copying"
+    mark = replace(MARKS[0], findings=[], note="its cell has lost its id; found by its first line, `%%exercise k3`")
+    about = {"warnings": ["handed in late, by the name of its file"], "flags": [flag], "trust": tiers.PROCESS.trust}
+    text = "\n".join(in_chinese(replace(ANN, marks=[mark], **about)))
+    for said in (
+        "k3，在 0 附近也正确",
+        "迟交（依据文件名）",
+        "与 zoe 相同：比较的 4 个答案中有 2 个，其中 1 个是错的",
+        "单元格丢失了 id",
+    ):
+        assert said in text, said
+    refused = replace(ZOE, problem="its zip has a password; hand in the notebook itself")
+    assert "它的 zip 设有密码；请直接提交笔记本文件" in "\n".join(in_chinese(refused))
+    both = gradescope.of_submission([ANN, refused], "zh")["output"]
+    assert "zip 设有密码" in both and "password" not in both
+
+
 @pytest.mark.parametrize("tier", tiers.TIERS.values(), ids=lambda tier: tier.name)
 def test_the_limits_of_a_tier_are_chinese(tier):
     for trust in (tier.trust, replace(tier, contained=tiers.BUBBLEWRAP.contained).trust):

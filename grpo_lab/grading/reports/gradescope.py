@@ -28,7 +28,9 @@ def document(result: Result, language: str = ENGLISH) -> dict[str, Any]:
         "visibility": "visible",
         "stdout_visibility": "hidden",
         "extra_data": {**extra, "digest": visible(result.digest)},
-        "tests": [_test(str(place), mark, words(language)) for place, mark in enumerate(result.marks, start=1)],
+        "tests": [
+            _test(result.lab, str(place), mark, words(language)) for place, mark in enumerate(result.marks, start=1)
+        ],
     }
 
 
@@ -42,7 +44,8 @@ def of_submission(results: Sequence[Result], language: str = ENGLISH) -> dict[st
         raise ValueError("no result")
     documents = [document(result, language) for result in graded]
     tests = [test for each in documents for test in each["tests"]]
-    rest = [f"{result.file}: {shortened(result.problem)}" for result in results if result not in graded]
+    said = words(language).said
+    rest = [f"{result.file}: {shortened(said(result.problem))}" for result in results if result not in graded]
     return {
         **documents[0],
         "score": round(sum(each["score"] for each in documents), 6),
@@ -56,8 +59,8 @@ def _about(result: Result, word: Words) -> str:
     earned = {"points": number(result.score), "most": number(result.out_of)}
     lines = [word("about", lab=result.lab or word("no_lab"), attempt=result.attempt, **earned)]
     if result.problem:
-        lines.append(word.before("nothing_graded", shortened(result.problem)))
-    lines += [word.before("warning", shortened(warning)) for warning in result.warnings]
+        lines.append(word.before("nothing_graded", shortened(word.said(result.problem))))
+    lines += [word.before("warning", shortened(word.said(warning))) for warning in result.warnings]
     if result.by_hand:
         points = sum(mark.out_of for mark in result.by_hand)
         texts = word.count("text", len(result.by_hand))
@@ -65,9 +68,9 @@ def _about(result: Result, word: Words) -> str:
     return "\n".join([*lines, word.before("tier_number", word.said(result.trust), tier=result.tier)])
 
 
-def _test(place: str, mark: Mark, word: Words) -> dict[str, Any]:
+def _test(lab: str, place: str, mark: Mark, word: Words) -> dict[str, Any]:
     test = {
-        "name": visible(shortened(mark.title)),
+        "name": visible(shortened(word.title(lab, mark.exercise, mark.title))),
         "number": place,
         "output": visible("\n".join(_lines(mark, word))),
         **dict.fromkeys(("name_format", "output_format"), "text"),

@@ -4,7 +4,7 @@ import functools
 from typing import Any
 
 from grpo_lab import messages
-from grpo_lab.course import translation
+from grpo_lab.course import pages, registry, translation
 from grpo_lab.course.exercises import Finding
 from grpo_lab.messages import ENGLISH
 
@@ -49,13 +49,30 @@ class Words:
         """
         return self(f"status.{status}")
 
+    def title(self, lab: str, exercise: str, title: str) -> str:
+        """The title of an exercise; `title`, which the grader wrote down, for a lab that is not known here.
+
+        >>> Words("zh").title("05_kl", "k3", "k3, also near 0")
+        'k3，在 0 附近也正确'
+        """
+        return _titles(lab, self.language).get(exercise, title)
+
     def said(self, text: str) -> str:
-        """A text that an exercise gave, such as a reason or a note; one without a translation stays English."""
+        """A text that grading gave, such as a reason, a problem or a note; one without a translation stays English."""
         return translation.said(text, self.language)
 
     def finding(self, found: Finding) -> Finding:
         """A finding in this language."""
         return translation.in_language(found, self.language)
+
+
+@functools.cache
+def _titles(lab: str, language: str) -> dict[str, str]:
+    """The titles of a lab's exercises in another language than the grader's; nothing for a lab that is not known."""
+    if language == ENGLISH or lab not in registry.lab_names():
+        return {}
+    exercises = pages.in_language(registry.lab_page(lab), language).exercises
+    return {name: exercise.title for name, exercise in exercises.items()}
 
 
 @functools.cache
