@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 import grpo_lab as gl
 from grpo_lab import diagnose
-from grpo_lab.analysis.diagnosis.report import WIDTH, headline, settings_of
+from grpo_lab.analysis.diagnosis.layout import WIDTH
+from grpo_lab.analysis.diagnosis.report import headline, settings_of
 from grpo_lab.cli import app
 from grpo_lab.errors import ConfigError
 from grpo_lab.ui.plots import diagnosis as figures

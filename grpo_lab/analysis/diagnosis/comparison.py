@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from grpo_lab import messages
 from grpo_lab.analysis.diagnosis.curves import finite, noise, start
 from grpo_lab.analysis.diagnosis.findings import Findings
-from grpo_lab.analysis.diagnosis.report import columns, headline, suspected, tree
+from grpo_lab.analysis.diagnosis.layout import columns
+from grpo_lab.analysis.diagnosis.report import headline, suspected, tree
+from grpo_lab.analysis.diagnosis.words import Words
 from grpo_lab.events import encodable
 from grpo_lab.metrics import OF_THE_MACHINE
 
@@ -84,22 +87,19 @@ class Comparison:
         return int(steps[int(np.argmax(stay))]) if stay.any() else None
 
     def text(self) -> str:
-        """The comparison in words."""
-        lines = []
+        """The comparison in words, in the user's language."""
+        word, lines = Words(messages.language()), []
         for name, each in zip(self.names, (self.first, self.second), strict=True):
-            lines += [f"{name}: {headline(each)}", *suspected(each)]
+            lines += [word("named", name=name, said=headline(each, word.language)), *suspected(each)]
         if self.settings:
-            lines += ["", "Settings that differ", *columns([["", *self.names], *_rows(self.settings)])]
+            lines += ["", word("settings_differ"), *columns([["", *self.names], *_rows(self.settings)])]
         if self.levels:
-            head = ["", *(f"{of} {name}" for name in ("start", "late", "largest") for of in ("A", "B"))]
-            lines += [
-                "",
-                f"Curves: A is {self.names[0]}, B is {self.names[1]}",
-                *columns([head, *_numbers(self.levels)]),
-            ]
-        parting = self.parting
-        said = f"The runs part first at step {parting[0]}, in {parting[1]}." if parting else "No curve parts for good."
-        return "\n".join([*lines, "", said])
+            parts = [word(f"part_of_run.{name}") for name in ("start", "late", "largest")]
+            head = ["", *(f"{of} {name}" for name in parts for of in ("A", "B"))]
+            named = word("curves", first=self.names[0], second=self.names[1])
+            lines += ["", named, *columns([head, *_numbers(self.levels)])]
+        step, metric = self.parting or (0, "")
+        return "\n".join([*lines, "", word("part", step=step, metric=metric) if metric else word("never_part")])
 
     def tree(self) -> dict[str, Any]:
         """The comparison as plain values."""

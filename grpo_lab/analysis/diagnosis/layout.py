@@ -1,0 +1,57 @@
+"""Paragraphs and columns of a report in plain text; a Chinese character is as wide as two letters."""
+
+import re
+import textwrap
+import unicodedata
+from collections.abc import Iterator, Sequence
+
+WIDTH = 100
+_WIDE = "\u2e80-\u9fff\uff00-\uffef"
+_UNIT = re.compile(rf"[（《“]*[{_WIDE}][，。：；、！？）》”]*|[^\s{_WIDE}（“《]+[，。：；、！？）》”]*|\s+|.")
+"""The parts between which a line may break: words, and Chinese characters with the punctuation that stays with them."""
+
+
+def width(text: str) -> int:
+    """The number of columns that a text takes in a terminal.
+
+    >>> width("KL"), width("梯度")
+    (2, 4)
+    """
+    return sum(1 + (unicodedata.east_asian_width(sign) in "WF") for sign in text)
+
+
+def wrapped(said: str, by: int, first: str = "") -> list[str]:
+    """A paragraph, indented by so many columns, broken only between words or Chinese characters.
+
+    >>> wrapped("one two", 2, "1. ")
+    ['  1. one two']
+    """
+    said, indent = " ".join(said.split()), " " * by
+    begin, later = indent + first, indent + " " * width(first)
+    if width(said) > len(said):
+        return _filled(said, begin, later)
+    return textwrap.wrap(
+        said, WIDTH, initial_indent=begin, subsequent_indent=later, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _filled(said: str, begin: str, later: str) -> list[str]:
+    lines, line = [], begin
+    for unit in _UNIT.findall(said):
+        if width(line + unit.rstrip()) > WIDTH and line.strip() and line != later:
+            lines.append(line.rstrip())
+            line, unit = later, unit.lstrip()
+        line += unit
+    return [*lines, line.rstrip()]
+
+
+def columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Rows as columns, the last one broken between words where it would be too wide."""
+    widths = [max(width(row[place]) for row in rows) for place in range(len(rows[0]) - 1)]
+    by = 2 + sum(each + 2 for each in widths)
+    for row in rows:
+        cells = zip(row, widths, strict=False)
+        left = "  " + "".join(cell + " " * (most - width(cell) + 2) for cell, most in cells)
+        first, *rest = wrapped(row[-1], by) if row[-1] and by < WIDTH - 20 else [" " * by + row[-1]]
+        yield (left + first[by:]).rstrip()
+        yield from rest

@@ -1,0 +1,172 @@
+"""The diagnosis in other languages: a translation for every text that it can say, and the same verdicts and numbers."""
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import grpo_lab.analysis
+from grpo_lab import diagnose, messages
+from grpo_lab.analysis.diagnosis.causes import LEVELS, known_causes, known_suspects, known_symptoms
+from grpo_lab.analysis.diagnosis.findings import DetectedCause, Evidence, Findings, PossibleCause
+from grpo_lab.analysis.diagnosis.layout import WIDTH, columns, width, wrapped
+from grpo_lab.analysis.diagnosis.report import HEAD, TRAINERS, html, text
+from grpo_lab.analysis.diagnosis.symptoms import Unknown
+from grpo_lab.analysis.logs import from_dicts
+from grpo_lab.paths import data_directory
+from grpo_lab.runs.recordings import find
+
+ANALYSIS = Path(str(grpo_lab.analysis.__file__)).parent
+OTHERS = [name for name in messages.languages() if name != messages.ENGLISH]
+LANGUAGE = pytest.mark.parametrize("language", OTHERS)
+READ = ("report", "comparison", "words")
+"""The modules that say fixed phrases."""
+ENGLISH = re.compile(r"[a-z]{2,} (?=[a-z]{2,})")
+NUMBERS = re.compile(r"\d+(?:\.\d+)?(?:e-?\d+)?")
+CODE = re.compile(r"all\(.* for p in .*\(\)\)|`[^`]*`|grpo-lab .*|\b[\w.]+=\S+|\w+\([^)]*\)")
+
+
+def texts():
+    """The English texts of data/diagnosis by the key of their translation."""
+    found = {f"symptom.{name}": symptom.says for name, symptom in known_symptoms().items()}
+    found |= {f"suspect.{name}": suspect.says for name, suspect in known_suspects().items()}
+    for cause in known_causes():
+        found |= {f"cause.{cause.name}.{field}": getattr(cause, field) for field in ("title", "what", "tell_apart")}
+        own = [each.says for each in (*cause.own_suspects, *cause.suspects) if not each.name]
+        found |= {f"own_suspect.{says}": says for says in own}
+        found |= {f"remedy.{remedy.do}": remedy.do for remedy in cause.remedies}
+        own = [getattr(remedy, trainer) for remedy in cause.remedies for trainer in TRAINERS]
+        found |= {f"setting.{setting}": setting for setting in own if re.search("[a-z]{2,} [a-z]", setting)}
+    return found
+
+
+@LANGUAGE
+def test_every_text_has_a_translation_and_no_other_is_there(language):
+    assert messages.catalogue(language, "diagnosis").keys() == texts().keys()
+
+
+def test_the_fixed_phrases_that_are_there_are_asked_for():
+    sources = [(ANALYSIS / "diagnosis" / f"{name}.py").read_text(encoding="utf-8") for name in READ]
+    asked = {key for source in sources for key in re.findall(r"(?:word|self)\([\"'](\w+)[\"']", source)}
+    asked |= {
+        "shown",
+        "nothing_wrong",
+        "never_part",
+        *(f"column.{name}" for name in HEAD),
+    }  # behind an `else`, or a name
+    asked |= {f"part_of_run.{name}" for name in ("start", "late", "largest")}
+    asked |= {f"level.{level}" for level in LEVELS if level != "note"}
+    asked |= {f"{number}.{thing}" for number in ("one", "many") for thing in ("step", "setting")}
+    there = messages.catalogue(messages.ENGLISH)
+    assert {key.removeprefix("diagnosis.") for key in there if key.startswith("diagnosis.")} == asked
+
+
+@LANGUAGE
+def test_numbers_stay(language):
+    said = messages.catalogue(language, "diagnosis")
+    for key, english in texts().items():
+        assert sorted(NUMBERS.findall(said[key])) == sorted(NUMBERS.findall(english)), key
+
+
+def every_finding():
+    """A diagnosis that finds every cause, each with all its suspects, remedies and symptoms as evidence."""
+    log = from_dicts([{"reward": 0.1, "grad_norm": 1.0, "loss": 0.1, "step": 1}])
+    for cause in known_causes():
+        symptoms = [condition.symptom for condition in (*cause.all, *cause.any)] + list(cause.also)
+        evidence = [Evidence(name, "kl/F", 1, 2.0, 3.0, known_symptoms()[name].says) for name in symptoms]
+        shown = DetectedCause(cause, 1, tuple(evidence), (*cause.own_suspects, *cause.suspects), cause.remedies)
+        possible = PossibleCause(cause, 1, (Unknown("kl", "not logged"),))
+        yield Findings(log, (shown, shown), (possible,), ((Unknown("kl", "not logged"), (cause,)),))
+
+
+@LANGUAGE
+def test_no_english_sentence_is_said(language, monkeypatch):
+    monkeypatch.setenv(messages.VARIABLE, language)
+    for found in every_finding():
+        lines = [line for each in (text(found, "a log"), html(found)) for line in each.splitlines()]
+        assert [match[0] for line in lines if (match := ENGLISH.search(CODE.sub("", line).replace("a log", "")))] == []
+        assert max(width(line) for line in text(found).splitlines() if "://" not in line) <= WIDTH + 40
+
+
+@LANGUAGE
+def test_verdicts_and_json_are_english_in_every_language(language, monkeypatch):
+    folder = find("lecture-train-001")
+    english = diagnose(folder)
+    before = english.tree(), english.text()
+    monkeypatch.setenv(messages.VARIABLE, language)
+    found = diagnose(folder)
+    assert (found.tree(), found.verdict) == (before[0], english.verdict)
+    assert found.text() != before[1] and "explosion" in found.text()
+    compared = found.compare(diagnose(find("lecture-train-001-healed")), ("one", "two")).text()
+    assert not [line for line in compared.splitlines() if ENGLISH.search(line)]
+
+
+def said_about_logs():
+    """The facts that readers of logs and symptoms tell, with 7 for what they fill in."""
+    for path in sorted((ANALYSIS / "logs").glob("*.py")) + sorted((ANALYSIS / "diagnosis").glob("*.py")):
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(call, ast.Call):
+                continue
+            of_list = isinstance(call.func, ast.Attribute) and call.func.attr == "append"
+            lists = isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name)
+            noted = of_list and lists and call.func.value.id in ("notes", "said")  # pyright: ignore
+            unknown = isinstance(call.func, ast.Name) and call.func.id == "Unknown"
+            for given in call.args[-1:] if noted or unknown else ():
+                if isinstance(given, ast.Constant):
+                    yield str(given.value)
+                elif isinstance(given, ast.JoinedStr):
+                    yield "".join(str(part.value) if isinstance(part, ast.Constant) else "7" for part in given.values)
+
+
+PARTS = {
+    "7 and were left out, the first is line 7": "7 of 7 lines are no JSON object and were left out, the first is "
+    "line 7",
+    "the lines have no step; they were counted 7": "the lines have no step; they were counted from 1",
+}
+"""Texts that the code puts together from two."""
+OTHER_FACTS = [
+    "a run of grpo_lab",
+    "a Trainer's log_history",
+    "a Trainer's console",
+    "verl's console",
+    "TensorBoard's CSV",
+    "a W&B panel",
+    "a table",
+    "a console without metrics",
+    "reward: not logged",
+    "the lines have no step; they were counted as one every 5 (logging_steps)",
+    "1,200 steps were logged more than once; the last value is used",
+    "the log holds 2 runs, one after another; this is number 1",
+    "the export holds 2 runs: a, b",
+    "the folder holds 2 runs: a, b",
+    "the axis x is no step; the rows were counted",
+]
+
+
+@LANGUAGE
+def test_every_fact_about_a_log_has_a_translation(language, monkeypatch):
+    monkeypatch.setenv(messages.VARIABLE, language)
+    facts = [*(PARTS.get(fact, fact) for fact in said_about_logs()), *OTHER_FACTS]
+    assert len(facts) > 20
+    for fact in facts:
+        said = messages.reworded(fact, "log")
+        assert said != fact and not ENGLISH.search(said), fact
+    path = data_directory() / "translations" / f"{language}.toml"
+    patterns = tomllib.loads(path.read_text(encoding="utf-8"))["log"]
+    assert [pattern for pattern in patterns if not any(re.search(pattern, fact) for fact in facts)] == []
+
+
+def test_lines_break_between_chinese_characters_and_never_before_their_punctuation():
+    said = "损失是 NaN，KL 也是。" * 12
+    lines = wrapped(said, 2, "1. ")
+    assert len(lines) > 2 and max(map(width, lines)) <= WIDTH
+    assert all(line.startswith("     ") for line in lines[1:]) and lines[0].startswith("  1. 损失")
+    assert not [line for line in lines if line.strip()[0] in "，。"]
+    assert "".join("".join(lines).split()) == "1." + "".join(said.split())
+
+
+def test_columns_line_up_whatever_the_width_of_a_character():
+    one, two = columns([["步", "指标", "值"], ["12", "kl", "1"]])
+    assert width(one[: one.index("值")]) == width(two[: two.rindex("1")])
