@@ -42,6 +42,11 @@ def test_a_panel_is_a_picture_for_light_pages_and_one_for_dark_ones(tmp_path):
         assert (tmp_path / source).read_bytes() == content
 
 
+def test_a_line_of_progress_that_was_wiped_leaves_no_empty_box(tmp_path):
+    (shown,) = made(tmp_path, executed({"text/plain": ""}, {"text/plain": "1"}))
+    assert shown.data == {"text/plain": "1"}
+
+
 def test_questions_are_shown_with_folded_replies(tmp_path):
     (shown,) = made(tmp_path, executed({pages.WIDGET: {"model_id": "1"}}, source="lab.questions()"))
     html = shown.data["text/html"]

@@ -33,7 +33,7 @@ def page(learner: Any, executed: Any | None, static: Path, depth: int, asked: Se
     for cell in learner.cells:
         if cell.cell_type != "code":
             continue
-        shown = [_shown(output, static, depth) for output in outputs.get(cell.id, []) if not _of_widgets(output)]
+        shown = [_shown(output, static, depth) for output in outputs.get(cell.id, []) if not _is_empty(output)]
         if outputs and _QUESTIONS in cell.source:
             shown = [_html(questions(asked))]
         cell.outputs, cell.execution_count = shown, None
@@ -53,9 +53,10 @@ def questions(asked: Sequence[Question]) -> str:
     return f'<div class="grpo-lab-questions">{"".join(found)}</div>'
 
 
-def _of_widgets(output: Any) -> bool:
-    """Whether an output is only alive with a kernel."""
-    return WIDGET in output.get("data", {}) and "text/html" not in output.data
+def _is_empty(output: Any) -> bool:
+    """Whether an output shows something only with a kernel, or is a line of progress that was wiped."""
+    data = output.get("data", {})
+    return (WIDGET in data and "text/html" not in data) or dict(data) == {"text/plain": ""}
 
 
 def _shown(output: Any, static: Path, depth: int) -> Any:
