@@ -18,7 +18,7 @@ EARNS = [*mutants.references(), *OTHER_WORDS]
 SEEDS = [random.Random(17 + number).randrange(1, 2**31) for number in range(20)]
 """As a grader's: 31 bits, drawn from a secret."""
 FEW, TRAINED = 1, int(os.environ.get("GRPO_LAB_TRAINED_SEEDS", "2"))
-"""Seeds in `make test`, and those of an answer whose check trains; 20 of these take hours."""
+"""Seeds in `make test`, and those of an answer whose check trains."""
 CHEAP = {"00_start/learning_rate", "03_error_chain/epsilon"}
 """Checks that train, for less than a second and with the same seed for everybody."""
 
