@@ -8,8 +8,8 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from io import FileIO
 from typing import Any
 
@@ -17,6 +17,7 @@ from grpo_lab.course.answers import Given, NotPlain
 from grpo_lab.errors import NotYet, RunError
 from grpo_lab.grading import wire
 from grpo_lab.grading.sandbox.answering import ASK, LONGEST, READY
+from grpo_lab.grading.sandbox.cgroups import MemoryGroup
 from grpo_lab.grading.sandbox.confinement import MIB, Limits
 from grpo_lab.grading.sandbox.linux import PR_SET_CHILD_SUBREAPER, prctl
 from grpo_lab.grading.sandbox.processes import (
@@ -34,6 +35,8 @@ START = 300.0
 """Seconds that a sandbox may take to start; importing torch is slow on a busy machine."""
 TICK = 0.1
 """Seconds between two measurements of memory."""
+SPARE_MB = 64
+"""The cgroup, which counts pages of files too, lets an answer take so much more than the measurements."""
 
 
 class Failed(NotYet):
@@ -54,6 +57,7 @@ class Sandbox:
         self._process: subprocess.Popen[bytes] | None = None
         self._before = self._spared = frozenset(descendants())
         self._need = 0.0
+        self._group: MemoryGroup | None = None
         self._control: socket.socket | None = None
         self._looked = 0.0
         prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans become children of this process
@@ -80,14 +84,16 @@ class Sandbox:
             return
         end_descendants(self._before)
         self._process.wait()
-        assert self._control
+        assert self._control and self._group
+        self._group.close()
         self._control.close()
         self._process = self._control = None
 
     def _ask(self, request: dict[str, Any], count: int) -> list[Given]:
         self._start()
         try:
-            replies, over = self._exchange(json.dumps(request).encode())
+            with self._capped():
+                replies, over = self._exchange(json.dumps(request).encode())
             return _read(replies, over, count)
         except Failed:
             self.close()
@@ -95,6 +101,19 @@ class Sandbox:
         finally:
             if self._process:
                 end_descendants(self._spared)
+
+    @contextmanager
+    def _capped(self) -> Iterator[None]:
+        """Raise Failed, whatever else came of it, if the kernel killed a process at the cap of the cgroup."""
+        assert self._group
+        try:
+            yield
+        finally:
+            if self._group.killed:
+                raise self._too_much(self._limits.memory_mb + SPARE_MB) from None
+
+    def _too_much(self, used: float) -> Failed:
+        return Failed(f"it used {used:,.0f} MB; at most {self._limits.memory_mb:,}")
 
     def _exchange(self, request: bytes) -> tuple[bytes, Any]:
         """Send a request; return all that came back through its pipe, and the exit status. Raises Failed."""
@@ -158,7 +177,7 @@ class Sandbox:
                     self._used(memory_of) > most
                     and (used := self._used(shares_of) - self._need) > self._limits.memory_mb
                 ):
-                    raise Failed(f"it used {used:,.0f} MB; at most {self._limits.memory_mb:,}")
+                    raise self._too_much(used)
             if ready := selector.select(TICK):
                 return ready
 
@@ -167,7 +186,7 @@ class Sandbox:
         if self._process and self._process.poll() is None:
             return
         self.close()
-        self._before, self._need = frozenset(descendants()), 0.0
+        self._before, self._need, self._group = frozenset(descendants()), 0.0, MemoryGroup()
         self._control, theirs = socket.socketpair()
         with tempfile.TemporaryFile() as words, theirs:
             try:
@@ -190,7 +209,10 @@ class Sandbox:
                 said = words.read(20_000).decode(errors="replace").strip().split("\n")[-1]
                 raise RunError(f"the sandbox does not start: {said or 'it printed no reason'}")
         self._spared = frozenset(descendants())
-        self._need = 2 * self._used(memory_of)  # a forked answer begins as a copy of the program
+        program = self._used(memory_of)
+        self._need = 2 * program  # a forked answer begins as a copy of the program
+        # What the program has already is not counted in the group.
+        self._group.hold(self._spared - self._before, int((self._limits.memory_mb + program + SPARE_MB) * MIB))
 
     def _used(self, measured: Callable[[int], int]) -> float:
         """Memory of all processes of the sandbox, in MB; `measured` gives the bytes of one process."""
