@@ -3,7 +3,6 @@
 Every answer is marked as a grader marks it: one round of fresh inputs, and one of inputs that relations transform.
 """
 
-import os
 import random
 
 import pytest
@@ -17,17 +16,8 @@ OTHER_WORDS = [*mutants.another_way(), *fairness.RIGHT]
 EARNS = [*mutants.references(), *OTHER_WORDS]
 SEEDS = [random.Random(17 + number).randrange(1, 2**31) for number in range(20)]
 """As a grader's: 31 bits, drawn from a secret."""
-FEW, TRAINED = 1, int(os.environ.get("GRPO_LAB_TRAINED_SEEDS", "2"))
-"""Seeds in `make test`, and those of an answer whose check trains."""
-CHEAP = {"00_start/learning_rate", "03_error_chain/epsilon"}
-"""Checks that train, for less than a second and with the same seed for everybody."""
-
-SHORT = {"07_precision_and_verl/remedy"}
-"""Checks that train for about a second, so that 20 seeds are affordable in the slow tests."""
-
-
-def trains(answer):
-    return answer.trains and f"{answer.lab}/{answer.exercise}" not in CHEAP
+FEW = 1
+"""Seeds in `make test`, which leaves out the answers whose check trains."""
 
 
 def earns(task, module, seed):
@@ -49,10 +39,9 @@ def earned_with(answer, load, seeds):
 def wrong_scores(answers, load, seeds, right):
     """Every answer with a wrong score, and how many of its seeds gave it."""
     for answer in answers:
-        asked = seeds[:TRAINED] if answer.trains else seeds
-        earned = len(earned_with(answer, load, asked))
-        if earned != (len(asked) if right else 0):
-            yield f"{answer}: earned with {earned} of {len(asked)} seeds"
+        earned = len(earned_with(answer, load, seeds))
+        if earned != (len(seeds) if right else 0):
+            yield f"{answer}: earned with {earned} of {len(seeds)} seeds"
 
 
 def test_the_table_holds_a_hundred_of_each():
@@ -74,7 +63,7 @@ def test_a_near_miss_earns_nothing_with_a_few_seeds(load):
 @pytest.mark.slow
 @pytest.mark.parametrize("lab", mutants.registry.LABS)
 def test_what_is_right_earns_with_twenty_seeds(load, lab):
-    given = [each for each in EARNS if each.lab == lab and not trains(each)]
+    given = [each for each in EARNS if each.lab == lab and not each.trains]
     assert list(wrong_scores(given, load, [0, *SEEDS], right=True)) == []
 
 
@@ -86,7 +75,7 @@ def test_a_near_miss_earns_nothing_with_twenty_seeds(load, lab):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("answer", [each for each in EARNS if trains(each)], ids=str)
-def test_what_trains_earns_with_fresh_seeds(load, answer):
-    seeds = SEEDS if f"{answer.lab}/{answer.exercise}" in SHORT else SEEDS[:TRAINED]
-    assert earned_with(answer, load, seeds) == seeds
+@pytest.mark.parametrize("answer", [each for each in EARNS if each.trains], ids=str)
+def test_what_trains_earns_with_twenty_seeds(load, answer):
+    """A test for each, so that the workers share what takes a minute."""
+    assert earned_with(answer, load, SEEDS) == SEEDS
