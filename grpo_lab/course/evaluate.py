@@ -151,7 +151,7 @@ def _numbers(value: Any) -> Any:
 
 
 def _about_values(check: Values, given: Mapping[str, Given], seed: int) -> list[Finding]:
-    why = "Give names and numbers themselves, not the code that computes them."
+    why = "Give plain values: numbers, texts, True or False, or tuples, lists and dictionaries of them."
     if failed := [Finding(False, name, one.error, "plain values", why) for name, one in given.items() if one.error]:
         return failed
     values = {name: one.value for name, one in given.items()}

@@ -56,7 +56,10 @@ def saved_run(guard: str, step: int) -> Values:
 
     def judge(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
         why = other_kind(values["ended"], "a text")
-        why = why or "The run must reach its end. If it crashed, start again and switch the guard on earlier."
+        why = (
+            why
+            or "Copy the word of the printed summary. If the run crashed, start again and switch the guard on earlier."
+        )
         yield Finding(values["ended"] == "done", "ended", shown(values["ended"]), "the end of a run that lives", why)
         why = other_kind(values["guard"], "a text")
         why = why or "It is the guard that you switched on; the panel and the record name each guard that acted."

@@ -150,12 +150,12 @@ def as_floats(function: Asked, inputs: Inputs) -> Any:
 
 
 def one_norm(guard: Asked, inputs: Inputs) -> Any:
-    """The verdict of a new guard on one norm, or the number in its reason that is nearest to the norm."""
+    """The verdict of a new guard on one norm, or a list with the number in its reason that is nearest to the norm."""
     outcome = _outcome(guard(), inputs["grad_norm"])
     if inputs["look"] == "verdict":
         return Verdict(outcome.verdict).name
     numbers = [float(number) for number in re.findall(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?", str(outcome.reason))]
-    return min(numbers, key=lambda number: abs(number - inputs["grad_norm"]), default="no number in it")
+    return sorted(numbers, key=lambda number: abs(number - inputs["grad_norm"]))[:1]
 
 
 def norms_in_turn(guard: Asked, inputs: Inputs) -> dict[str, Any]:

@@ -60,6 +60,14 @@ def test_a_near_miss_earns_nothing_with_a_few_seeds(load):
     assert list(wrong_scores(given, load, SEEDS[:FEW], right=False)) == []
 
 
+def test_the_notebook_tells_what_earns_nothing(load):
+    """No wrong answer passes there and is refused later, except for one that recites what the notebook asks."""
+    given = [*mutants.all(), *fairness.NEAR]
+    told = [(each, exercise(each.lab, each.exercise)) for each in given if not each.trains]
+    passes = [each for each, task in told if evaluate.all_right(evaluate.check(task, load(each.source)))]
+    assert [str(each) for each in passes if each.name != mutants.HARD_CODED] == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("lab", mutants.registry.LABS)
 def test_what_is_right_earns_with_twenty_seeds(load, lab):

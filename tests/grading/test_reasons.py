@@ -5,7 +5,7 @@ import pytest
 from grpo_lab.course import evaluate
 from grpo_lab.course.exercises import Finding, Function
 from grpo_lab.course.registry import exercise
-from tests.grading import mutants
+from tests.grading import fairness, mutants
 
 
 def wrong(place, changes, load, seed=0):
@@ -67,6 +67,52 @@ MISTAKES = [
 def test_a_known_mistake_is_named(load, place, changes, why):
     found = wrong(place, changes, load)
     assert found and all(why in each.why for each in found), found
+
+
+ACCUSES = {
+    "00_start/saved": {"It is a share": {"a percentage", "above 1"}},
+    "01_grpo_by_hand/by_hand": {
+        "This std divides the sum of squares by 4": {"std over G", "population std"},
+        "The size is right and the sign is not: a wrong one": {"the sign of a wrong one"},
+        "The size is right and the sign is not: a loss": {"sign flipped", "the sign of the loss"},
+        "This is the log-ratio": {"no exp"},
+        "This ratio is not clipped": {"not clipped"},
+        "This is the clipped product": {"clipped where the minimum is not"},
+    },
+    "01_grpo_by_hand/advantages": {
+        "The std divides by the size of the group": {"biased std"},
+        "This is reward - mean": {"loss.advantage_scale=none"},
+    },
+    "02_explosion/reported": {
+        "This is the logarithm to base 10": {"base 10"},
+        "This is the logarithm to base 2": {"base 2"},
+        "The size is right and the sign is not": {"sign flipped", "negative"},
+        "Nearly": {"nearly", "one decimal", "18.58"},
+    },
+    "02_explosion/bounded": {
+        "The bound is missing below -10": {"one side"},
+        "The bound is missing above 10": {"the other side"},
+        "The exponent is bounded, and the term - delta is not": {"the exponent alone"},
+        "This is k3 of -delta": {"sign flipped"},
+    },
+    "08_mystery_runs/verdicts": {
+        "In an explosion KL or ratio": {"two swapped"},
+        "The KL is low, and so is the reward": {"healthy, all of them", "a low KL is healthy", "one wrong"},
+    },
+}
+"""Reasons that say which mistake was made, and the names of the wrong answers of the tables that make it."""
+
+
+@pytest.mark.parametrize("place", ACCUSES)
+def test_no_reason_describes_another_mistake(load, place):
+    told = {why: set() for why in ACCUSES[place]}
+    for answer in [*mutants.all(), *fairness.NEAR]:
+        if f"{answer.lab}/{answer.exercise}" == place:
+            for seed in (0, 1):
+                reasons = [found.why for found in wrong(place, answer.source, load, seed)]
+                for why, names in told.items():
+                    names |= {answer.name} if any(why in each for each in reasons) else set()
+    assert told == ACCUSES[place]
 
 
 def test_a_population_std_is_named_wherever_it_can_be_told(load):

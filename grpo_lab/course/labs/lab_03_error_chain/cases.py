@@ -84,7 +84,7 @@ def _accepts_cases(seed: int) -> Sequence[Case]:
         (7.3 * usual, "rows that sum to 7.3", "multinomial takes any weights: it divides by their sum."),
         (broken(math.nan), "one NaN", "NaN > x, NaN < x and NaN >= x are all False. Let False mean refused."),
         (broken(math.inf), "one inf", "inf is not below 0 and is not NaN. It is refused too."),
-        (broken(-0.01), "one number below 0", "A probability below 0 is refused."),
+        (broken(-1e-4), "one number below 0", "A probability below 0 is refused."),
         (torch.full((2, 4), math.nan), "all NaN: the softmax of NaN logits", "This is the row that crashed."),
     ]
     rows += _drawn_rows(generator) if seed else []
@@ -160,16 +160,21 @@ def _guard_cases(seed: int) -> Sequence[Case]:
         ("verdict", small, "KEEP", f"norm {small}", "A norm below the threshold must pass, or nothing is learned."),
         ("verdict", large, "SKIP_STEP", f"norm {large}", "This one is above the threshold of 10."),
         ("verdict", 6.1e7, "SKIP_STEP", "norm 6.1e7", "Finite, and far above the threshold."),
-        ("verdict", math.inf, "SKIP_STEP", "norm inf", "inf > 10 is True. Did the test for NaN let it through?"),
+        (
+            "verdict",
+            math.inf,
+            "SKIP_STEP",
+            "norm inf",
+            "inf > 10 is True, and isnan(inf) is False. This update must not be made either.",
+        ),
         ("verdict", math.nan, "SKIP_STEP", "norm NaN", "nan > 10 is False. This update must not be made."),
         ("verdict", 0.0, "KEEP", "norm 0", "An update with a gradient of 0 does no harm."),
-        ("reason", large, large, "the number in the reason", "A guard that acts gives a reason with the number in it."),
+        ("reason", large, [large], "the number in the reason", "A guard that acts gives a reason with the number in it."),
     ]
-    if seed:
-        below, above, *drawn = torch.rand(10, generator=generator, dtype=torch.float64).tolist()
-        drawn = [9.2 + 0.7 * below, 10.1 + 0.7 * above, *(20 * x for x in drawn)]
-        why = "The threshold is 10: a norm of at most 10 passes."
-        rows += [("verdict", x, "KEEP" if x <= 10 else "SKIP_STEP", f"norm {x:.4g}", why) for x in drawn]
+    below, above, *drawn = torch.rand(10, generator=generator, dtype=torch.float64).tolist()
+    drawn = [9.2 + 0.7 * below, 10.1 + 0.7 * above, *(20 * x for x in (drawn if seed else ()))]
+    why = "The threshold is 10: a norm of at most 10 passes."
+    rows += [("verdict", x, "KEEP" if x <= 10 else "SKIP_STEP", f"norm {x:.4g}", why) for x in drawn]
     return [Case(what, {"grad_norm": norm, "look": look}, expected, why) for look, norm, expected, what, why in rows]
 
 

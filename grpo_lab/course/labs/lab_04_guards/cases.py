@@ -97,10 +97,10 @@ def _skip_cases(seed: int) -> Sequence[Case]:
         ("an overflow", math.inf, why),
         ("a NaN", math.nan, nan),
     ]
+    norms = [LIMIT * draw.uniform(0.92, 0.99), LIMIT * draw.uniform(1.01, 1.08)]
     if seed:
-        norms = [draw.choice((math.nan, math.inf, *(draw.uniform(0.5, 20) for _ in range(6)))) for _ in range(6)]
-        norms += [LIMIT * draw.uniform(0.92, 0.99), LIMIT * draw.uniform(1.01, 1.08)]
-        given += [(f"a norm of {norm:.4g}", norm, "The limit alone decides.") for norm in norms]
+        norms += [draw.choice((math.nan, math.inf, *(draw.uniform(0.5, 20) for _ in range(6)))) for _ in range(6)]
+    given += [(f"a norm of {norm:.4g}", norm, "The limit alone decides.") for norm in norms]
     return cases_by(_update_or_skip, [(what, _skip_inputs(norm, draw), why) for what, norm, why in given], step_or_not)
 
 

@@ -196,7 +196,7 @@ def _judge_cures(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     known = isinstance(given, tuple | list | str) and all(isinstance(x, str) and x in REMEDIES for x in given)
     if not known:
         kind = other_kind(given, "a tuple", "a list", "a text")
-        why = 'Give the letters in a tuple, as in ("a", "b"); one letter needs a comma behind it.'
+        why = 'Give letters from a to h in a tuple, as in ("a", "b"); one letter needs a comma behind it.'
         why = f"{kind} {why}" if kind else why
         yield Finding(False, "cures", shown(given), f"letters of {', '.join(REMEDIES)}", why)
         return

@@ -39,7 +39,7 @@ def _well_formed(answer: Any) -> Finding:
         why = other_kind(answer, "a dictionary") or "Each of the runs 1 to 8 gets one line."
         return Finding(False, what, shown(answer), expected, why)
     strangers = [name for name in answer.values() if name not in NAMES]
-    why = f"Not among the names: {shown(strangers)}. They are: {', '.join(NAMES)}."
+    why = f"Not among the names: {shown(sorted(set(map(str, strangers))))}. They are: {', '.join(NAMES)}."
     return Finding(not strangers, what, f"{8 - len(strangers)} of 8 filled in", expected, why)
 
 
