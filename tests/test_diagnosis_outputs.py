@@ -210,6 +210,15 @@ def test_callback_says_what_is_new_and_stops():
     assert "Suspects, the most likely first" in said[-1]
 
 
+def test_callback_speaks_the_language_of_its_user(monkeypatch):
+    monkeypatch.setenv("GRPO_LAB_LANG", "zh")
+    said = []
+    callback = gl.DiagnoseCallback(every=10, say=said.append)
+    callback.on_log(*trainer(SICK["reward-broke"], 10), TrainerControl())
+    callback.on_train_end(*trainer(SICK["reward-broke"], 10), TrainerControl())
+    assert said[0].startswith("第 10 步：奖励") and "可疑原因" in said[1] and "step" not in said[1].partition("\n")[0]
+
+
 @pytest.mark.parametrize("cause", SICK)
 def test_every_line_stays_within_the_columns(cause):
     found = gl.diagnose(pd.DataFrame(SICK[cause]))

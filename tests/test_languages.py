@@ -204,7 +204,10 @@ def chinese_texts():
     """Every file with Chinese prose, but the glossary itself."""
     data, package = data_directory(), ROOT / "grpo_lab"
     found = [*(LABS / "src" / "zh").glob("*.py"), *(data / "course" / "zh").glob("*.toml"), LABS / "zh" / "README.md"]
-    found += [ROOT / "README.zh.md", data / "messages" / "zh.toml", data / "translations" / "zh.toml"]
+    found += [
+        ROOT / "README.zh.md",
+        *(data / folder / "zh.toml" for folder in ("messages", "translations", "diagnosis")),
+    ]
     return [*found, *package.rglob("*.zh.toml"), *(data / "templates").glob("*.zh.md")]
 
 

@@ -9,9 +9,11 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from grpo_lab import messages
 from grpo_lab.analysis import logs
 from grpo_lab.analysis.diagnosis import Diagnosis, diagnose
 from grpo_lab.analysis.diagnosis.report import headline
+from grpo_lab.analysis.diagnosis.words import Words
 from grpo_lab.errors import ConfigError
 
 
@@ -19,9 +21,9 @@ class DiagnoseCallback(TrainerCallback):
     """Diagnoses a run of TRL from the rows that its trainer logs, every few steps, and at the end.
 
     Every `every` steps it says the headline; the whole diagnosis is said at the end of training, unless nothing is
-    wrong, and after the traceback of an exception that ends the program. `diagnosis` is the last one. With
-    `stop_on_failure`, training ends at the next step after a failure, as with `control.should_training_stop`; the
-    trainer then saves as it always does.
+    wrong, and after the traceback of an exception that ends the program, each in the user's language (`GRPO_LAB_LANG`).
+    `diagnosis` is the last one. With `stop_on_failure`, training ends at the next step after a failure, as with
+    `control.should_training_stop`; the trainer then saves as it always does.
 
     >>> DiagnoseCallback(every=5).diagnosis is None
     True
@@ -51,7 +53,8 @@ class DiagnoseCallback(TrainerCallback):
             self._next = state.global_step + self.every
             self._look(args, state)
             if self.diagnosis:
-                self.say(f"step {state.global_step}: {headline(self.diagnosis)}")
+                word = Words(messages.language())
+                self.say(word("at_step", step=state.global_step, said=headline(self.diagnosis, word.language)))
             if self.stop_on_failure and self._failed():
                 control.should_training_stop = True
 
@@ -60,7 +63,7 @@ class DiagnoseCallback(TrainerCallback):
         self._put_back()
         self._look(args, state)
         if self.diagnosis and self.diagnosis.findings:
-            self.say(self.diagnosis.text(f"{state.global_step} steps"))
+            self.say(self.diagnosis.text(Words(messages.language()).count("step", state.global_step)))
 
     def _put_back(self) -> None:
         if self._hook is not None:

@@ -156,6 +156,7 @@ def _guard_cases(seed: int) -> Sequence[Case]:
     generator = torch.Generator().manual_seed(seeds.derive(seed, 2, "03_error_chain"))
     small, large = torch.rand(2, generator=generator).tolist()
     small, large = round(0.5 + 9 * small, 2), round(20 + 900 * large, 1)
+    named = "A guard that acts gives a reason with the number in it."
     rows = [
         ("verdict", small, "KEEP", f"norm {small}", "A norm below the threshold must pass, or nothing is learned."),
         ("verdict", large, "SKIP_STEP", f"norm {large}", "This one is above the threshold of 10."),
@@ -169,7 +170,7 @@ def _guard_cases(seed: int) -> Sequence[Case]:
         ),
         ("verdict", math.nan, "SKIP_STEP", "norm NaN", "nan > 10 is False. This update must not be made."),
         ("verdict", 0.0, "KEEP", "norm 0", "An update with a gradient of 0 does no harm."),
-        ("reason", large, [large], "the number in the reason", "A guard that acts gives a reason with the number in it."),
+        ("reason", large, [large], "the number in the reason", named),
     ]
     below, above, *drawn = torch.rand(10, generator=generator, dtype=torch.float64).tolist()
     drawn = [9.2 + 0.7 * below, 10.1 + 0.7 * above, *(20 * x for x in (drawn if seed else ()))]
