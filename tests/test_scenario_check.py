@@ -24,8 +24,8 @@ RATE = "optimizer.learning_rate=*0.01"
 def checked(tmp_path, capsys, monkeypatch):
     """`checked(cure, decoy)`: the exit code and the table of a scenario of one's own with these claims."""
 
-    def run(cure, decoy, cause=CAUSE, seeds="1"):
-        text = DECOYS.sub(f'decoys = [["{decoy}"]]', CURES.sub(f'cures = [["{cure}"]]', cause)).replace(HEALS, "")
+    def run(cure, decoy, cause=CAUSE, seeds="1", heal=""):
+        text = DECOYS.sub(f'decoys = [["{decoy}"]]', CURES.sub(f'cures = [["{cure}"]]', cause)).replace(HEALS, heal)
         (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
         arguments = ["grpo-lab", "scenarios", str(tmp_path / "mine.toml"), "--check", "--seeds", seeds]
         monkeypatch.setattr("sys.argv", arguments)
@@ -52,6 +52,34 @@ def test_a_wrong_cure_and_a_wrong_decoy_are_named(checked, cure, decoy, named):
 def test_a_failure_that_does_not_happen_is_named(checked):
     code, said = checked(GUARD, RATE, cause=CAUSE.replace("at_step = 1", "at_step = 900"))
     assert code == 1 and f"wrong: {STOPPED}" in said
+
+
+HEAL = """
+[trial]
+run = { num_steps = %d }
+data = { num_prompts = 16, num_generations = 8 }
+
+[[heals]]
+change = [%s]
+why = "It is said to heal."
+"""
+REFUSES_ALL = '"guards.skip_spikes.threshold=1e-9", "guards.rollback.patience=1", "guards.rollback.max_rollbacks=1"'
+
+
+@pytest.mark.parametrize(
+    ("steps", "change", "named"),
+    [
+        (2, '"faults.nan_reward=off"', "below 0.15"),
+        (9, REFUSES_ALL, "is stopped by a guard"),
+        pytest.param(60, '"optimizer.learning_rate=0"', "below 0.15", marks=pytest.mark.slow),
+        pytest.param(60, '"faults.nan_reward=off"', "", marks=pytest.mark.slow),
+    ],
+)
+def test_a_heal_has_to_learn(checked, steps, change, named):
+    """Before: it had to end without the failure, which a rate of 0 does too."""
+    code, said = checked(GUARD, RATE, heal=HEAL % (steps, change))
+    assert (code, "learns" in said) == (1 if named else 0, True), said
+    assert named in " ".join(said.split())
 
 
 def test_check_needs_a_scenario(capsys, monkeypatch):

@@ -6,16 +6,18 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from grpo_lab.analysis.matrix.cells import HELD_OUT, STABLE
+from grpo_lab.analysis.matrix.results import GAIN
 from grpo_lab.config.catalog import Expectation, Scenario
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import GrpoLabError
-from grpo_lab.events import Stepped
+from grpo_lab.events import Evaluated, Event, Stepped
 from grpo_lab.runs.crashes import classify_crash
 from grpo_lab.training.trainer import train
 
-FAILS, STOPPED = "fails", "does not fail"
+FAILS, STOPPED, LEARNS = "fails", "does not fail", "learns"
 ALONE, CURE, HEAL, DECOY = "alone", "cure", "heal", "decoy"
-EXPECTED = {ALONE: FAILS, CURE: STOPPED, HEAL: STOPPED, DECOY: FAILS}
+EXPECTED = {ALONE: FAILS, CURE: STOPPED, HEAL: LEARNS, DECOY: FAILS}
 """The result that each claim of a scenario promises on every seed."""
 
 
@@ -25,7 +27,7 @@ class Claim(NamedTuple):
     kind: str
     change: tuple[str, ...]
     results: tuple[str, ...]
-    """`FAILS`, `STOPPED`, or another error in words, for each seed."""
+    """`FAILS`, `STOPPED`, `LEARNS`, or another result in words, for each seed."""
 
     @property
     def holds(self) -> bool:
@@ -34,17 +36,24 @@ class Claim(NamedTuple):
 
 
 def claims(case: Scenario, seeds: Sequence[int]) -> Iterator[Claim]:
-    """Try every claim of a scenario on these seeds, with the scenario's own guards and length.
+    """Try every claim of a scenario on these seeds, with its own guards and length.
 
-    A heal is tried with the longer run and the batch of [trial], where it must not fail; learning itself is measured by
-    `python -m benchmarks.heals`.
+    A heal is tried as in `python -m benchmarks.heals`: with the guards of `stable` and the length and batch of [trial],
+    where it has to learn.
     """
-    heals = [heal.change for heal in case.heals]
-    changes = [(ALONE, ()), *((CURE, each) for each in case.cures), *((HEAL, each) for each in heals)]
-    for kind, change in (*changes, *((DECOY, each) for each in case.decoys)):
-        config = case.config().merged(case.trial) if kind == HEAL else case.config()
-        found = (result(config.with_(*change, f"run.seed={seed}"), case.expect) for seed in seeds)
-        yield Claim(kind, change, tuple(found))
+    for kind, changes in ((ALONE, [()]), (CURE, case.cures), (HEAL, [each.change for each in case.heals])):
+        for change in changes:
+            yield _tried(case, kind, change, seeds)
+    for change in case.decoys:
+        yield _tried(case, DECOY, change, seeds)
+
+
+def _tried(case: Scenario, kind: str, change: tuple[str, ...], seeds: Sequence[int]) -> Claim:
+    if kind == HEAL:
+        config = case.config(guards=STABLE).merged(case.trial).with_(f"run.num_eval={HELD_OUT}")
+        return Claim(kind, change, tuple(learning(config.with_(*change, f"run.seed={seed}")) for seed in seeds))
+    configs = (case.config().with_(*change, f"run.seed={seed}") for seed in seeds)
+    return Claim(kind, change, tuple(result(config, case.expect) for config in configs))
 
 
 def result(config: Config, expect: Expectation) -> str:
@@ -52,19 +61,36 @@ def result(config: Config, expect: Expectation) -> str:
 
     Refused steps do not count.
     """
-    metrics: list[dict[str, float]] = []
-    operator = ""
-    try:
-        for event in train(config):
-            if isinstance(event, Stepped) and not event.refused:
-                metrics.append(dict(event.metrics))
-    except GrpoLabError:
-        raise
-    except Exception as error:  # a crash is the symptom of some scenarios; any other is a result for the table
-        operator = classify_crash(str(error)).operator or type(error).__name__
+    events, operator = _events(config)
+    metrics = [event.metrics for event in events if isinstance(event, Stepped) and not event.refused]
     if expect.shown(operator, metrics):
         return FAILS
     if operator:
         return f"crashes in {operator}"
     weights_lost = metrics and not math.isfinite(metrics[-1].get("loss", 0.0))
     return "loss is not finite" if weights_lost else STOPPED
+
+
+def learning(config: Config) -> str:
+    """`LEARNS` if the reward of held-out problems rises by `GAIN` or more, else the reason in words."""
+    events, operator = _events(config)
+    if operator:
+        return f"crashes in {operator}"
+    before, *later = [event.reward for event in events if isinstance(event, Evaluated)]
+    if not later:
+        return "is stopped by a guard"
+    gain = later[-1] - before
+    return LEARNS if gain >= GAIN else f"gains {gain:.2f}, below {GAIN}"
+
+
+def _events(config: Config) -> tuple[list[Event], str]:
+    """What a run does, and the operator in which it crashed; an empty text if it ended."""
+    events: list[Event] = []
+    try:
+        for event in train(config):
+            events.append(event)
+    except GrpoLabError:
+        raise
+    except Exception as error:  # a crash is the symptom of some scenarios; any other is a result for the table
+        return events, classify_crash(str(error)).operator or type(error).__name__
+    return events, ""
