@@ -26,8 +26,8 @@ def asked_for(source: str):
     A part of a key that is known only when the program runs, as in text(f"status.{name}"), stands for any word.
     """
     for node in ast.walk(ast.parse(source)):
-        name = node.func if isinstance(node, ast.Call) else None
-        place = {"text": 0, "text_in": 1}.get(getattr(name, "id", "") or getattr(name, "attr", ""))
+        name = ast.unparse(node.func).removeprefix("messages.") if isinstance(node, ast.Call) else ""
+        place = {"text": 0, "text_in": 1}.get(name)
         if not isinstance(node, ast.Call) or place is None:
             continue
         key = node.args[place]
@@ -51,7 +51,9 @@ NAMED = set().union(*map(named, ASKING.values()))
 
 
 def test_the_scan_reads_keys_and_values():
-    source = 'text("a.b", n=1); messages.text(f"c.{name}.d"); text("e", **values); other("f"); text_in("zh", "g")'
+    source = (
+        'text("a.b", n=1); messages.text(f"c.{name}.d"); text("e", **values); other("f"); text_in("zh", "g"); x.text()'
+    )
     assert list(asked_for(source)) == [(r"a\.b", {"n"}), (r"c\.[^.]+\.d", set()), ("e", None), ("g", set())]
 
 

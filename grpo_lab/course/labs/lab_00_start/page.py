@@ -62,13 +62,14 @@ def range_cases(seed: int) -> list[Case]:
         "Write the condition for a healthy norm, and list all other steps."
     )
     low = round(draw.uniform(0.01, 0.1), 3)
+    small = "The list holds every step whose norm is above the limit that was handed in, however small it is."
     rows = (
         ("a healthy run", norms(), 10.0, "Nothing is above the limit: the list is empty."),
         ("one spike", spiked, 10.0, "One norm is above the limit; the list holds its step, counted from 0."),
         ("one norm is infinite", overflowed, 10.0, "inf is above every limit; the list holds its step."),
         ("the last norms are NaN", broken, 10.0, nan),
         ("a lower limit", spiked, 0.4, "Every norm is above 0.4, so every step is listed."),
-        ("small norms", [2 * low, low / 2, 3 * low], low, "The limit is the one handed in, however small."),
+        ("small norms", [2 * low, low / 2, 3 * low], low, small),
     )
     return cases_by(steps_out_of_range, [(what, {"norms": given, "limit": at}, why) for what, given, at, why in rows])
 
