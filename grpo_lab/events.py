@@ -19,6 +19,7 @@ from sys import intern
 from typing import Any, get_args
 
 from grpo_lab.errors import RunError
+from grpo_lab.messages import translated
 
 
 class Stage(StrEnum):
@@ -188,6 +189,10 @@ class Crash:
     operator: str
     text: str
     explanation: str
+
+    def __str__(self) -> str:
+        """The error's text, and the explanation in the user's language."""
+        return f"{self.text}\n{translated(f'crash.{self.kind}', self.explanation)}"
 
 
 @dataclass(frozen=True, slots=True)

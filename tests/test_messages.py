@@ -45,7 +45,9 @@ def named(source: str) -> set[str]:
 
 
 SOURCES = {path.relative_to(PACKAGE): path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py"))}
-ASKING = {path: source for path, source in SOURCES.items() if re.search("messages import|import messages", source)}
+IMPORTS = re.compile("messages import|import messages|^def text_in", re.M)
+"""A module that uses the catalogue, or is it."""
+ASKING = {path: source for path, source in SOURCES.items() if IMPORTS.search(source)}
 CALLS = [(path, *call) for path, source in ASKING.items() for call in asked_for(source)]
 NAMED = set().union(*map(named, ASKING.values()))
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from grpo_lab import messages
 from grpo_lab.analysis import reproduction
 from grpo_lab.analysis.markdown import escaped
 from grpo_lab.analysis.markdown import table as markdown_table
@@ -225,3 +226,16 @@ def test_an_interrupt_ends_the_children_too(small, tmp_path, monkeypatch):
     assert 1 <= len(sessions) < 6, "runs that had not begun are left out"
     assert {session.status for session in sessions} == {"stopped"}
     assert not (tmp_path / "out" / "report.md").exists()
+
+
+def test_the_page_in_chinese_has_the_numbers_of_the_english_one(monkeypatch):
+    broken = first_break([step(3, NAN)])
+    runs = [cell(first_break=broken, nonfinite=5), cell(column="healed", crash="boom", after=0.1)]
+    given = (runs, {"original": CELL, "stable": CELL}, {}, "grpo-lab reproduce", config_for("train-001", "original"))
+    english = report(*given)
+    monkeypatch.setenv(messages.VARIABLE, "zh")
+    said = report(*given)
+    found = [sorted(re.findall(r"\d[\d.]*\d|\d", page)) for page in (said, english)]
+    assert found[0] == found[1]
+    assert not re.search(r"[a-z]{3,} [a-z]{3,} [a-z]{3,}", said)
+    assert "| 故障 | 防护 |" in said and "不成立：崩溃：train-001" in said

@@ -6,15 +6,21 @@ from html import escape, unescape
 import pytest
 
 from grpo_lab import messages
+from grpo_lab.analysis import healing
+from grpo_lab.analysis.healing import suggest
 from grpo_lab.analysis.run_state import fold
 from grpo_lab.analysis.screen_words import describe
 from grpo_lab.config.algorithms import algorithm_names
-from grpo_lab.config.catalog import preset
+from grpo_lab.config.catalog import preset, scenario, scenario_names
 from grpo_lab.events import Action, Ended, Evaluated, LinkNote, Stage, Started, Stepped, Verdict
+from grpo_lab.metrics import METRICS
 from grpo_lab.paths import data_tables
 from grpo_lab.runs.crashes import classify_crash
+from grpo_lab.runs.recordings import find, recording_names
+from grpo_lab.runs.session import Session
+from grpo_lab.runs.summary import summary
 from grpo_lab.training.guards import GUARDS
-from grpo_lab.ui.widgets import html, lecture, switches
+from grpo_lab.ui.widgets import html, switches
 from grpo_lab.ui.widgets.sliders import SLIDERS, SliderRow
 
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
@@ -33,6 +39,10 @@ def stepped(*links: LinkNote, actions: tuple[Action, ...] = ()) -> Stepped:
     return Stepped(3, 1, max((a.verdict for a in actions), default=Verdict.KEEP), {}, links, actions)
 
 
+def numbers(text: str) -> list[str]:
+    return sorted(re.findall(r"\d[\d.e-]*\d|\d", text))
+
+
 @pytest.fixture
 def chinese(monkeypatch):
     monkeypatch.setenv(messages.VARIABLE, "zh")
@@ -45,7 +55,8 @@ def test_every_text_with_english_elsewhere_has_a_translation_and_nothing_else_ha
     expected |= {f"break.{key}.{part}" for key in BREAKS for part in ("operator", "explanation")}
     expected |= {f"guard.{name}.{part}" for name in GUARDS for part in ("does", "Stops", "Costs", "Hides")}
     expected |= {f"algorithm.{name}" for name in algorithm_names()}
-    expected |= {f"heal.{name}" for name in lecture.SCENARIOS} | {f"setting.{name}" for name in SLIDERS}
+    expected |= {f"heal.{name}" for name in scenario_names() if scenario(name).heals}
+    expected |= {f"setting.{name}" for name in SLIDERS} | {f"metric.{name}" for name in METRICS}
     assert {key for key in words if not key.startswith(("reason.", "alt.", "feedback.", "log."))} == expected
     assert [key for key, said in words.items() if not said.strip()] == []
 
@@ -128,10 +139,12 @@ RUNS = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_the_alternative_text_of_a_figure_is_chinese(chinese, name):
+def test_the_alternative_text_of_a_figure_is_chinese(name, monkeypatch):
     screen = fold(RUNS[name])
-    said, english = html.described(screen), describe(screen)
-    assert CHINESE.search(said)
+    english = describe(screen)
+    monkeypatch.setenv(messages.VARIABLE, "zh")
+    said = describe(screen)
+    assert CHINESE.search(said) and not CHINESE.search(english)
     assert set(re.findall(r"[A-Za-z_.]{2,}", said)) <= {
         "KL",
         "NaN",
@@ -140,14 +153,29 @@ def test_the_alternative_text_of_a_figure_is_chinese(chinese, name):
         "torch.multinomial",
         "smoke",
     }
-    assert sorted(re.findall(r"\d[\d.e-]*\d|\d", said)) == sorted(re.findall(r"\d[\d.e-]*\d|\d", english))
+    assert numbers(said) == numbers(english)
     assert f'alt="{escape(said)}"' in html.figure((b"", b""), screen)
     assert not re.search("[;,()]", said)
 
 
-def test_the_alternative_text_is_english_too():
-    for events in RUNS.values():
-        assert html.described(fold(events)) == describe(fold(events))
+@pytest.mark.parametrize("name", recording_names())
+def test_what_cells_print_about_a_run_is_chinese(name, monkeypatch):
+    """Its summary, first break, crash and heal, with the numbers of the English texts and no English sentence."""
+    session = Session.open(find(name))
+    healed = suggest(session.config, session.events)
+
+    def said():
+        about = [summary(session.events), str(session.first_break() or ""), str(session.crash or "")]
+        return [*about, healing.in_words(healed, 10_000) if healed else ""]
+
+    english = said()
+    monkeypatch.setenv(messages.VARIABLE, "zh")
+    raised = {session.ended.message, session.crash.text if session.crash else ""} if session.ended else set()
+    for here, there in zip(said(), english, strict=True):
+        assert numbers(here) == numbers(there)
+        for text in raised - {""}:
+            here = here.replace(text, "")
+        assert not re.search(r"[a-z]{2,} [a-z]{2,} [a-z]{2,}", here), here
 
 
 def test_a_status_of_two_words_has_a_chinese_comma(chinese):

@@ -1,17 +1,18 @@
 """From a run that broke to a config that learns: the scenario with the cause that its config holds, and its heal."""
 
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from grpo_lab.analysis.diagnosis import diagnose
+from grpo_lab.analysis.diagnosis.layout import wrapped
 from grpo_lab.analysis.logs import from_events
 from grpo_lab.config import toml
 from grpo_lab.config.catalog import Heal, Scenario, scenario, scenario_names
 from grpo_lab.config.schema import OBJECTIVES, SECTIONS, SWITCHES, Config
 from grpo_lab.events import Event
+from grpo_lab.messages import text, translated
 
 _ABSENT = object()
 _OF_OBJECTIVES = {f"data.{name}": name for name in ("tasks", "rewards", "num_prompts")} | {"loss.beta": "beta"}
@@ -134,10 +135,11 @@ def _of_objective(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def in_words(found: Suggestion, width: int = 80) -> str:
-    """The change that stops and the change that heals, a line each, and why, in lines of `width` letters."""
-    stop = [f"stop: {', '.join(found.stop)}"] if found.stop else []
-    why = textwrap.fill(f"why: {found.heal.why}", width, subsequent_indent="     ")
-    return "\n".join([*stop, f"heal: {', '.join(found.heal.change)}", why])
+    """The change that stops and the change that heals, a line each, and why, in lines of `width` columns."""
+    changes = {"stop": found.stop, "heal": found.heal.change}
+    lines = [text(f"heal.{key}", change=", ".join(change)) for key, change in changes.items() if change]
+    why = translated(f"heal.{found.case.name}", found.heal.why)
+    return "\n".join([*lines, *wrapped(why, 0, text("heal.why"), width)])
 
 
 def write_preset(config: Config, path: Path, title: str, why: str) -> None:

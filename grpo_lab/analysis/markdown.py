@@ -8,12 +8,17 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from grpo_lab.messages import ENGLISH
 from grpo_lab.paths import data_directory
 
 
-def render(template: str, **values: Any) -> str:
-    """The page that a template in data/templates gives; `table` and `escaped` are its filters."""
-    return _environment().get_template(f"{template}.md").render(values)
+def render(template: str, language: str = ENGLISH, /, **values: Any) -> str:
+    """The page that a template in data/templates gives; `table` and `escaped` are its filters.
+
+    Another language has a template of its own, or the page is in English.
+    """
+    names = [] if language == ENGLISH else [f"{template}.{language}.md"]
+    return _environment().select_template([*names, f"{template}.md"]).render(values)
 
 
 @functools.cache

@@ -5,11 +5,13 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from grpo_lab.analysis.markdown import number, render
 from grpo_lab.config.catalog import Scenario, preset, scenario
 from grpo_lab.config.schema import Config
 from grpo_lab.events import Evaluated, Started, Stepped
+from grpo_lab.messages import label, language, text
 from grpo_lab.metrics import LINKS
 from grpo_lab.runs.first_break import ChainBreak
 from grpo_lab.runs.session import Session
@@ -131,27 +133,34 @@ def table(runs: list[ReproducedRun]) -> list[list[str]]:
 def _cells(run: ReproducedRun) -> dict[str, str]:
     """A row of the table by the names of its columns."""
     found = run.first_break
-    where = f"{LINKS[found.link].label}, step {found.step}" if found and found.link in LINKS else "none"
-    where += f" (caught by {found.caught_by})" if found and found.caught_by else ""
-    return {
+    broken = found is not None and found.link in LINKS
+    where = _say("at", link=label(LINKS[found.link].label), step=found.step) if found and broken else _say("none")
+    where += _say("caught", guard=found.caught_by) if found and found.caught_by else ""
+    cells = {
         "scenario": run.scenario,
         "guards": run.column,
         "rounds": str(run.rounds),
         "refused": str(run.refused),
-        "largest finite grad norm": number(run.grad_norm),
-        "first link not finite": where,
-        "weights not finite": f"{run.nonfinite:,} ({share(run)})" if run.nonfinite else "0",
-        "largest move": number(run.max_move),
-        "crash": "multinomial" if "probability tensor" in run.crash else run.crash or "no",
-        "s / round": number(run.seconds),
-        "reward before": number(run.before),
-        "reward after": number(run.after),
+        "norm": number(run.grad_norm),
+        "first_break": where,
+        "nonfinite": f"{run.nonfinite:,} ({share(run)})" if run.nonfinite else "0",
+        "move": number(run.max_move),
+        "crash": "multinomial" if "probability tensor" in run.crash else run.crash or _say("no"),
+        "seconds": number(run.seconds),
+        "before": number(run.before),
+        "after": number(run.after),
     }
+    return {text(f"reproduction.column.{name}"): cell for name, cell in cells.items()}
+
+
+def _say(key: str, **values: Any) -> str:
+    return text(f"reproduction.{key}", **values)
 
 
 def brief(runs: list[ReproducedRun]) -> list[list[str]]:
     """The table again, short enough for a terminal."""
-    header = ["scenario", "guards", "rounds", "norm", "broke at", "bad", "crash", "reward"]
+    names = ("scenario", "guards", "rounds", "norm", "broke_at", "bad", "crash", "reward")
+    header = [text(f"reproduction.short.{name}") for name in names]
     body = [
         [
             run.scenario,
@@ -160,7 +169,7 @@ def brief(runs: list[ReproducedRun]) -> list[list[str]]:
             number(run.grad_norm, digits=2),
             f"{run.first_break.link}, {run.first_break.step}" if run.first_break else "-",
             share(run),
-            "yes" if run.crash else "no",
+            _say("yes" if run.crash else "no"),
             f"{number(run.before, digits=2)}>{number(run.after, digits=2)}",
         ]
         for run in runs
@@ -177,47 +186,42 @@ def share(run: ReproducedRun) -> str:
 def verdicts(
     runs: list[ReproducedRun], healthy: dict[str, ReproducedRun], column: str = FIX
 ) -> list[tuple[str, str, str]]:
-    """The reports' claims for their fix, tried on one column: the measurement, and `held` or `did not hold`."""
+    """The reports' claims for their fix, tried on one column: the measurement, and whether it held, in words."""
     fixed = [run for run in runs if run.column == column]
     crashed = [run.scenario for run in fixed if run.crash]
     norms = [run.grad_norm for run in fixed if not math.isnan(run.grad_norm)]
     sick = [f"{run.scenario} ({share(run)})" for run in fixed if run.nonfinite]
     short = [f"{run.scenario} ({run.rounds})" for run in fixed if run.rounds < REPORTED_ROUNDS]
     worse = [run for run in fixed if not run.after >= run.before - QUALITY_MARGIN]  # NaN after a crash is worse
-    norm_text = f"largest finite norms up to {number(max(norms))}" if norms else "no finite norm at all"
-    return [
-        ("The gradient norm stays in 0.5 to 10", norm_text, _held(bool(norms) and max(norms) <= 10)),
-        ("100 % of the weights stay healthy", ", ".join(sick) or "all finite", _held(not sick)),
-        (f"{REPORTED_ROUNDS} rounds are completed", "short: " + ", ".join(short) if short else "all", _held(not short)),
-        ("No crash in multinomial", "crashed: " + ", ".join(crashed) if crashed else "none", _held(not crashed)),
-        (
-            "Quality is not degraded",
-            "held-out reward " + ", ".join(f"{number(run.before, 2)} to {number(run.after, 2)}" for run in fixed),
-            _held(not worse),
-        ),
+    rewards = [_say("from_to", before=number(run.before, 2), after=number(run.after, 2)) for run in fixed]
+    found = [
+        ("norm", _say("norms", most=number(max(norms))) if norms else _say("no_norm"), norms and max(norms) <= 10),
+        ("weights", ", ".join(sick) or _say("all_finite"), not sick),
+        ("rounds", _say("short_runs", names=", ".join(short)) if short else _say("all"), not short),
+        ("crash", _say("crashed", names=", ".join(crashed)) if crashed else _say("none"), not crashed),
+        ("quality", _say("rewards", rewards=", ".join(rewards)), not worse),
         *_cost(healthy),
+    ]
+    return [
+        (text(f"reproduction.claim.{name}", rounds=REPORTED_ROUNDS), measured, _say("held" if held else "did_not_hold"))
+        for name, measured, held in found
     ]
 
 
-def _cost(healthy: dict[str, ReproducedRun]) -> list[tuple[str, str, str]]:
+def _cost(healthy: dict[str, ReproducedRun]) -> list[tuple[str, str, bool]]:
     """The claim about the time of guards, where a healthy task was run."""
     if not healthy:
         return []
     cost = healthy["stable"].seconds / healthy["original"].seconds - 1
-    claim = "Guards cost 5 to 10 % of the time (here: preset stable's, healthy task)"
-    return [(claim, f"{cost:+z.0%} in this run; make bench measures it with care", _held(cost <= 0.10))]
+    return [("cost", _say("cost", cost=f"{cost:+z.0%}"), cost <= 0.10)]
 
 
 def claims(runs: list[ReproducedRun], healthy: dict[str, ReproducedRun]) -> list[list[str]]:
     """Header and rows: every claim, tried on the reports' fix and on the healed runs."""
     fix, healed = (verdicts(runs, healthy, column) for column in (FIX, HEALED))
     cells = zip(fix, healed, strict=True)
-    rows = [[mine[0], *(f"{verdict}: {measured}" for _, measured, verdict in (mine, other))] for mine, other in cells]
-    return [["claim", FIX, HEALED], *rows]
-
-
-def _held(yes: bool) -> str:
-    return "held" if yes else "did not hold"
+    rows = [[mine[0], *(_say("tried", verdict=v, measured=m) for _, m, v in (mine, other))] for mine, other in cells]
+    return [[text("reproduction.short.claim"), FIX, HEALED], *rows]
 
 
 def report(
@@ -228,12 +232,13 @@ def report(
     asked: Config,
     recorded: str = "",
 ) -> str:
-    """The page in Markdown; `figures` are by title the file and the alternative text.
+    """The page in Markdown, in the user's language; `figures` are by title the file and the alternative text.
 
     `asked` is the config of the first run, `recorded` says when and by which command recordings were made.
     """
     return render(
         "reproduction",
+        language(),
         command=command,
         recorded=recorded,
         before_after=table(runs),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from grpo_lab.events import Ended, Event, LinkNote, Stage, Stepped, Verdict
+from grpo_lab.messages import label, text, translated
 from grpo_lab.metrics import LINKS
 from grpo_lab.paths import data_tables, rows
 
@@ -33,16 +34,22 @@ class ChainBreak:
     """The key of operator and explanation in data/first_breaks.toml, or "" for a crash without a broken link."""
 
     def __str__(self) -> str:
+        operator, why = self.in_words()
         if self.step < 0:
-            return f"no broken link was recorded before the crash in {self.operator}: {self.where}\n{self.explanation}"
-        share = f"{self.share:.1%} of its elements" if self.share < 1 else "all of its elements"
-        place = f" (first at {self.where})" if self.where else ""
-        caught = f" Caught by {self.caught_by}." if self.caught_by else ""
-        label = LINKS[self.link].label if self.link in LINKS else self.link
-        return (
-            f"step {self.step}, update {self.update}: {label} not finite, {share}{place}. "
-            f"Operator: {self.operator}. {self.explanation}{caught}"
-        )
+            return text("break.unrecorded", operator=operator, where=self.where, why=why)
+        share = text("break.share", share=f"{self.share:.1%}") if self.share < 1 else text("break.whole")
+        place = text("break.place", where=self.where) if self.where else ""
+        caught = text("break.caught", guard=self.caught_by) if self.caught_by else ""
+        link = label(LINKS[self.link].label) if self.link in LINKS else self.link
+        at = {"step": self.step, "update": self.update, "link": link, "share": share, "place": place}
+        return text("break.said", **at, operator=operator, why=why, caught=caught)
+
+    def in_words(self) -> tuple[str, str]:
+        """Operator and explanation in the user's language."""
+        if not self.rule:
+            return self.operator, translated(f"crash.{self.link}", self.explanation)
+        named = f"break.{self.rule}"
+        return translated(f"{named}.operator", self.operator), translated(f"{named}.explanation", self.explanation)
 
 
 Notes = dict[str, LinkNote]

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from grpo_lab.events import Ended, Evaluated, Event, Resumed, Started, Stepped, Verdict
+from grpo_lab.messages import label, reworded, text
 from grpo_lab.metrics import LINKS
 from grpo_lab.runs.first_break import first_break, statuses
 
@@ -108,66 +109,65 @@ def progress_of(events: Iterable[Event]) -> Progress:
 
 
 def summary(events: Sequence[Event]) -> str:
-    """The rewards, the refused steps, the first warning, the first break and the end of a run, in words."""
+    """The rewards, refused steps, first warning, first break and end of a run, in the user's language."""
     ended = next((event for event in reversed(events) if isinstance(event, Ended)), None)
-    crashed = ", then crashed" if ended and ended.crash else ""
     lines = [
-        *_progress_in_words(progress_of(events), crashed),
+        *_progress_in_words(progress_of(events), crashed=bool(ended and ended.crash)),
         *_objectives_in_words(events),
         _refused_in_words(events),
-        *(
-            f"resumed: at step {event.step}" + f", {event.reason}" * bool(event.reason)
-            for event in events
-            if isinstance(event, Resumed)
-        ),
+        *(_joined("resumed", event.reason, step=event.step) for event in events if isinstance(event, Resumed)),
     ]
     for step, row in statuses(events).items():
-        warned = [LINKS[link].label for link, status in row.items() if status == "warning"]
+        warned = [label(LINKS[link].label) for link, status in row.items() if status == "warning"]
         if warned:
-            lines.append(f"first warning: step {step}, {', '.join(warned)} out of the usual range")
+            lines.append(text("summary.warning", step=step, links=text("summary.comma").join(warned)))
             break
-    lines.append(f"first break: {_break_in_words(events)}")
+    lines.append(text("summary.first_break", said=_break_in_words(events)))
     if ended is None:
-        lines.append("end: none recorded; the run is going on, or was cut off")
+        lines.append(text("summary.no_end"))
     else:
-        lines.append(f"end: {ended.status}" + (f", {ended.message}" if ended.message else ""))
+        lines.append(_joined("end", ended.message if ended.crash else reworded(ended.message), status=ended.status))
         if ended.crash:
-            lines.append(f"crash: {ended.crash.operator}: {ended.crash.text}\n{ended.crash.explanation}")
+            lines.append(text("summary.crash", operator=ended.crash.operator, said=ended.crash))
     return "\n".join(lines)
 
 
-def _progress_in_words(found: Progress, crashed: str) -> list[str]:
+def _joined(key: str, more: str, **values: Any) -> str:
+    """A text, and what follows it behind a comma."""
+    return text("summary.comma").join([text(f"summary.{key}", **values), *([more] if more else [])])
+
+
+def _progress_in_words(found: Progress, crashed: bool) -> list[str]:
     """The result, and the rewards at start and end; nothing for a run without rewards."""
     if math.isnan(found.start):
         return []
-    after = "not measured" if math.isnan(found.after) else f"{found.after:.3f}"
-    held_out = [] if math.isnan(found.before) else [f"held-out reward: {found.before:.3f} before, {after} after"]
-    return [
-        f"result: {found.learned}{crashed}",
-        f"reward: {found.start:.3f} at the start, {found.end:.3f} at the end",
-        *held_out,
-    ]
+    learned = text(f"summary.learned.{found.learned.name.lower()}")
+    lines = [text("summary.result_of_crash" if crashed else "summary.result", learned=learned)]
+    lines.append(text("summary.reward", start=f"{found.start:.3f}", end=f"{found.end:.3f}"))
+    if not math.isnan(found.before):
+        after = text("summary.not_measured") if math.isnan(found.after) else f"{found.after:.3f}"
+        lines.append(text("summary.held_out", before=f"{found.before:.3f}", after=after))
+    return lines
 
 
 def _objectives_in_words(events: Iterable[Event]) -> list[str]:
     """The held-out reward of each objective at every evaluation."""
     evaluated = [event.objectives for event in events if isinstance(event, Evaluated) and event.objectives]
     names = evaluated[0] if evaluated else ()
-    return [f"held-out reward of {name}: " + ", ".join(f"{each[name]:.3f}" for each in evaluated) for name in names]
+    values = {name: text("summary.comma").join(f"{each[name]:.3f}" for each in evaluated) for name in names}
+    return [text("summary.of_objective", name=name, values=values[name]) for name in names]
 
 
 def _refused_in_words(events: Iterable[Event]) -> str:
     verdicts = [event.verdict for event in events if isinstance(event, Stepped) and not event.failed]
     back = verdicts.count(Verdict.ROLL_BACK)
     refused = sum(verdict >= Verdict.SKIP_STEP for verdict in verdicts)
-    return f"steps: {len(verdicts)}, of which {refused} refused ({back} rolled back)"
+    return text("summary.steps", count=len(verdicts), refused=refused, back=back)
 
 
 def _break_in_words(events: Sequence[Event]) -> str:
     found = first_break(events)
     if found:
-        return str(found) if found.step >= 0 else "none was recorded before the crash"
+        return str(found) if found.step >= 0 else text("summary.unrecorded")
     overflowed = any(note.broken for event in events if isinstance(event, Stepped) for note in event.links)
-    if overflowed:
-        return "none; an infinite ratio left its loss finite, and every value of the other links was finite"
-    return "none; every value of every link was finite"
+    return text("summary.overflowed" if overflowed else "summary.all_finite")

@@ -19,6 +19,7 @@ from grpo_lab.analysis.reproduction import (
 )
 from grpo_lab.config.catalog import model_settings
 from grpo_lab.config.schema import Config
+from grpo_lab.messages import text
 from grpo_lab.runs import recordings
 from grpo_lab.runs.session import Session
 from grpo_lab.ui import console, plots
@@ -76,7 +77,7 @@ def _draw(directory: Path, sessions: Sessions) -> dict[str, tuple[str, str]]:
     groups = {name: {c: sessions[name, c].events for c in COLUMNS} for name in names}
     longest = max(session.config.run.num_steps for (name, _), session in sessions.items() if name in names)
     rewards = plots.save(plots.rewards_figure(groups, longest), directory / "rewards.png")
-    figures = {"The reward of each run": (rewards.name, plots.rewards_in_words(groups))}
+    figures = {text("reproduction.figure"): (rewards.name, plots.rewards_in_words(groups))}
     healthy = {column: sessions["healthy", column].events for column in HEALTHY if ("healthy", column) in sessions}
     groups |= {"healthy": healthy} if healthy else {}
     for name, runs in groups.items():
@@ -89,9 +90,10 @@ def _draw(directory: Path, sessions: Sessions) -> dict[str, tuple[str, str]]:
 def _print(cells: list[ReproducedRun], healthy: dict[str, ReproducedRun], model: str, recorded: str) -> None:
     if recorded:
         console.say(recorded)
-    title = f"The explosion and its cure, {'recorded' if recorded else 'measured here'}"
+    title = text("reproduction.title.recorded" if recorded else "reproduction.title.measured")
     console.out.print(console.table(brief(cells), gap=1, title=title))
     if healthy:
-        console.out.print(console.table(brief(list(healthy.values())), gap=1, title="A healthy task"))
-    title = f"The claims of the reports, on {model or 'the tiny model'} (see the report for their scope)"
+        title = text("reproduction.title.healthy")
+        console.out.print(console.table(brief(list(healthy.values())), gap=1, title=title))
+    title = text("reproduction.title.claims", model=model or text("reproduction.tiny"))
     console.out.print(console.table(claims(cells, healthy), title=title))

@@ -63,11 +63,11 @@ panel
 # `METRICS` holds such a description for every metric in the record of a run:
 
 # %%
-from grpo_lab.metrics import METRICS
+from grpo_lab.metrics import METRICS, meaning
 
 for name in ("reward", "grad_norm", "kl", "ratio/max", "entropy", "completions/mean_length", "weights/nonfinite"):
     metric = METRICS[name]
-    print(f"{name:24} healthy {metric.low:g} to {metric.high:g} {metric.unit:7} {metric.meaning}")
+    print(f"{name:24} healthy {metric.low:g} to {metric.high:g} {metric.unit:7} {meaning(name)}")
 
 # %% [markdown]
 # ## 2. Read a run

@@ -75,8 +75,7 @@ panel = lab.panel(
 run = await panel.run()
 
 # %%
-print(run.status, "after", len(run.records), "steps:", run.crash.text)
-print(run.crash.explanation)
+print(run.status, "after", len(run.records), "steps:", run.crash)
 
 # %% [markdown]
 # The crash happened in a child process. This notebook still works, and so does the next run: press Start, or run this

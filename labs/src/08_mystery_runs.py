@@ -178,8 +178,7 @@ for number, run in runs.items():
 
 # %%
 number = next(number for number, verdict in verdicts.items() if verdict == "reward-collapse")
-unsure = gl.diagnose(runs[number]).findings[0]
-print(unsure.cause.title, *(suspect.says for suspect in unsure.suspects), unsure.cause.tell_apart, sep="\n")
+gl.diagnose(runs[number])
 
 # %%
 steps = [event for event in runs[number].events if isinstance(event, Stepped)]

@@ -20,8 +20,8 @@ def width(text: str) -> int:
     return sum(1 + (unicodedata.east_asian_width(sign) in "WF") for sign in text)
 
 
-def wrapped(said: str, by: int, first: str = "") -> list[str]:
-    """A paragraph, indented by so many columns, broken only between words or Chinese characters.
+def wrapped(said: str, by: int, first: str = "", most: int = WIDTH) -> list[str]:
+    """A paragraph of at most so many columns, indented by `by`, broken only between words or Chinese characters.
 
     >>> wrapped("one two", 2, "1. ")
     ['  1. one two']
@@ -29,16 +29,16 @@ def wrapped(said: str, by: int, first: str = "") -> list[str]:
     said, indent = " ".join(said.split()), " " * by
     begin, later = indent + first, indent + " " * width(first)
     if width(said) > len(said):
-        return _filled(said, begin, later)
+        return _filled(said, begin, later, most)
     return textwrap.wrap(
-        said, WIDTH, initial_indent=begin, subsequent_indent=later, break_long_words=False, break_on_hyphens=False
+        said, most, initial_indent=begin, subsequent_indent=later, break_long_words=False, break_on_hyphens=False
     )
 
 
-def _filled(said: str, begin: str, later: str) -> list[str]:
+def _filled(said: str, begin: str, later: str, most: int) -> list[str]:
     lines, line = [], begin
     for unit in _UNIT.findall(said):
-        if width(line + unit.rstrip()) > WIDTH and line.strip() and line != later:
+        if width(line + unit.rstrip()) > most and line.strip() and line != later:
             lines.append(line.rstrip())
             line, unit = later, unit.lstrip()
         line += unit

@@ -25,7 +25,7 @@ def release(folder: Path, out: Path, names: Sequence[str] = (), language: str = 
     labs = with_exercises(folder, names)
     head = [text_in(language, f"course.{column}") for column in _HEAD]
     return {
-        out / "README.md": render(_template(language), labs=[head, *(_row(name, language) for name in labs)]),
+        out / "README.md": render("course", language, labs=[head, *(_row(name, language) for name in labs)]),
         **{out / f"{name}.ipynb": notebook(folder, name, LEARNER, language) for name in labs},
     }
 
@@ -63,10 +63,6 @@ def write_new(files: Mapping[Path, str], force: bool = False) -> list[Path]:
 def _listed(paths: Sequence[Path]) -> str:
     more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
     return ", ".join(map(str, paths[:3])) + more
-
-
-def _template(language: str) -> str:
-    return "course" if language == ENGLISH else f"course.{language}"
 
 
 def _row(name: str, language: str) -> Sequence[str]:

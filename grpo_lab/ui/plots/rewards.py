@@ -1,13 +1,15 @@
 """The figure of the before/after table: the reward of every run, one plot a scenario."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from grpo_lab.analysis.run_state import Screen, fold
+from grpo_lab.analysis.screen_words import status_words
 from grpo_lab.events import Event
+from grpo_lab.messages import text
 from grpo_lab.ui.plots import style
 
 Runs = Mapping[str, Mapping[str, Iterable[Event]]]
@@ -58,13 +60,18 @@ def smooth(values: Sequence[float], window: int) -> list[float]:
 def rewards_in_words(groups: Runs) -> str:
     """The alternative text of the figure: held-out reward before and after, or the crash, of every run."""
     return " ".join(
-        f"{scenario}: " + ", ".join(f"{name} {_result(fold(events))}" for name, events in runs.items()) + "."
+        text("reproduction.runs", scenario=scenario, runs=text("summary.comma").join(_results(runs)))
         for scenario, runs in groups.items()
     )
 
 
-def _result(screen: Screen) -> str:
-    if screen.crash_step is not None:
-        return f"crashes in step {screen.crash_step}"
-    values = screen.evaluations.values
-    return f"goes from {values[0]:.2f} to {values[-1]:.2f}" if len(values) > 1 else screen.status
+def _results(runs: Mapping[str, Iterable[Event]]) -> Iterator[str]:
+    for name, events in runs.items():
+        screen = fold(events)
+        values = screen.evaluations.values
+        if screen.crash_step is not None:
+            yield text("reproduction.crashes", name=name, step=screen.crash_step)
+        elif len(values) > 1:
+            yield text("reproduction.goes", name=name, before=f"{values[0]:.2f}", after=f"{values[-1]:.2f}")
+        else:
+            yield f"{name} {status_words(screen.status)}"

@@ -8,6 +8,7 @@ from typing import Any
 import ipywidgets
 
 from grpo_lab.analysis.run_state import Screen
+from grpo_lab.analysis.screen_words import describe
 from grpo_lab.config.schema import Config
 from grpo_lab.ui.widgets import html, parts
 from grpo_lab.ui.widgets.browser_part import BrowserPart
@@ -62,7 +63,7 @@ class ControlsView:
     def show_words(self, screen: Screen, own: str, note: str) -> None:
         """Update status, banner, samples, guards that acted and, where it is open, the table."""
         self._status.value = html.status(screen, own, note)
-        self.browser.alt = html.described(screen)
+        self.browser.alt = describe(screen)
         self.inputs.show_banner(html.banner(screen))
         self._samples.value = html.samples(screen)
         self._acted.value = html.guards(screen)

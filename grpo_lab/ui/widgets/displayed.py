@@ -3,6 +3,7 @@
 from typing import Any
 
 from grpo_lab import messages
+from grpo_lab.analysis.screen_words import describe
 from grpo_lab.config.schema import Config
 from grpo_lab.runs import child_pool
 from grpo_lab.runs.session import Session
@@ -59,7 +60,7 @@ class Displayed:
         self._show()
 
     def _repr_mimebundle_(self, **keywords: Any) -> Any:
-        words = {"text/plain": f"Panel: {html.described(self._render_state.screens()[0])}"}
+        words = {"text/plain": f"Panel: {describe(self._render_state.screens()[0])}"}
         if self._watched:
             child_pool.warm_up()
             self._render_state.refresh()

@@ -4,15 +4,13 @@ import base64
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from html import escape
 
 from grpo_lab.analysis.run_state import CURVES, Screen, shown
-from grpo_lab.analysis.screen_words import describe, tone
+from grpo_lab.analysis.screen_words import describe, status_words, tone
 from grpo_lab.analysis.tally import by_design
-from grpo_lab.messages import reworded, text, translated
+from grpo_lab.messages import label, reworded, text, translated
 from grpo_lab.metrics import LINKS, METRICS, of_run
-from grpo_lab.runs.first_break import ChainBreak
 
 _PICTURE_STYLE = """<style>.jp-OutputArea-child:has(+ .jp-OutputArea-child .grpo-lab-picture)
 .jp-OutputArea-output.jupyter-widgets:not(:has(*)) { display: none }
@@ -21,18 +19,6 @@ _PICTURE_STYLE = """<style>.jp-OutputArea-child:has(+ .jp-OutputArea-child .grpo
 picture; pages that drop styles, as GitHub does, show the first."""
 ROWS = 50
 """Rows of the table: the last steps of a longer run."""
-
-
-def status_words(status: str) -> str:
-    """A status of a run in the panel's language.
-
-    >>> status_words("done, poisoned"), status_words("crashed in torch.multinomial")
-    ('done, poisoned', 'crashed in torch.multinomial')
-    """
-    kind, _, operator = status.partition(" in ")
-    if operator:
-        return text("status.crashed_in", operator=reworded(operator))
-    return text("status.comma").join(text(f"status.{part.replace(' ', '_')}") for part in kind.split(", "))
 
 
 def status(screen: Screen, own: str = "", note: str = "") -> str:
@@ -62,8 +48,8 @@ def first_break(screen: Screen) -> str:
     if found is None or found.link not in LINKS:
         return ""
     caught = text("panel.caught", guard=found.caught_by) if found.caught_by else text("panel.not_caught")
-    where = {"link": label(LINKS[found.link].label), "step": found.step, "operator": _operator(found)}
-    why = translated(f"break.{found.rule}.explanation", found.explanation)
+    operator, why = found.in_words()
+    where = {"link": label(LINKS[found.link].label), "step": found.step, "operator": operator}
     return f'<span title="{escape(why)}">{escape(text("panel.first_break", **where, caught=caught))}</span>'
 
 
@@ -135,22 +121,10 @@ def marked(words: str) -> str:
 
 def figure(pngs: Iterable[bytes], screen: Screen) -> str:
     """An ordinary figure with alternative text, visible where widgets are not; one PNG for light and one for dark."""
-    words = escape(described(screen))
+    words = escape(describe(screen))
     light, dark = (f"data:image/png;base64,{base64.b64encode(png).decode()}" for png in pngs)
     image = f'<img alt="{words}" src="{light}" style="max-width:100%; --dark:url({dark})">'
     return f'<figure class="grpo-lab-picture">{image}<figcaption>{words}</figcaption></figure>{_PICTURE_STYLE}'
-
-
-def described(screen: Screen) -> str:
-    """The alternative text of the screen's figure, in the panel's language."""
-    found = screen.first_break
-    found = found and replace(found, operator=_operator(found))
-    return reworded(describe(replace(screen, status=status_words(screen.status), first_break=found), label), "alt")
-
-
-def label(name: str) -> str:
-    """A label of the figure in the panel's language."""
-    return text(f"chart.{slug(name)}")
 
 
 def table(rows: Iterable[Sequence[str]]) -> str:
@@ -159,20 +133,6 @@ def table(rows: Iterable[Sequence[str]]) -> str:
     head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in header)
     lines = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in body)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
-
-
-def slug(label: str) -> str:
-    """The message key of a label in the figure.
-
-    >>> slug("gradient at log-ratio"), slug("clipped to {:g}")
-    ('gradient_at_log_ratio', 'clipped_to')
-    """
-    words = "".join(letter if letter.isalnum() else " " for letter in label.replace("{:g}", "")).split()
-    return "_".join(words).lower()
-
-
-def _operator(found: ChainBreak) -> str:
-    return translated(f"break.{found.rule}.operator", found.operator)
 
 
 def _short(words: str, length: int) -> str:

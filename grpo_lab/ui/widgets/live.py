@@ -14,13 +14,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
+from grpo_lab import messages
 from grpo_lab.analysis.run_state import CURVES, Screen, Series
-from grpo_lab.messages import language
 from grpo_lab.ui.plots import curves, strip
 from grpo_lab.ui.plots.of_objectives import rows_of
 from grpo_lab.ui.plots.scales import Scale, scale_of
 from grpo_lab.ui.plots.style import DRAWING, FINE, Canvas, chinese_font, legible, name_runs, new_figure
-from grpo_lab.ui.widgets import html
 from grpo_lab.ui.widgets.png import png
 
 DPI = 90
@@ -150,14 +149,14 @@ class LiveFigure:
 
 def say(label: str) -> str:
     """A label of the figure in the user's language; in English if no installed font has its letters."""
-    if language() == "zh" and len(_fonts()) == 1:
+    if messages.language() == "zh" and len(_fonts()) == 1:
         return label
-    return html.label(label)
+    return messages.label(label)
 
 
 def _fonts() -> list[str]:
     """The families in which a letter is looked up, in turn."""
-    found = chinese_font() if language() == "zh" else ""
+    found = chinese_font() if messages.language() == "zh" else ""
     return ["DejaVu Sans", *([found] if found else [])]
 
 
@@ -174,4 +173,4 @@ def _key(screen: Screen, kept: Mapping[str, Screen], steps: Any, scales: Any, mo
     happened = (screen.kinds(), tuple(screen.marked("changed")), screen.crash_step, tuple(curves.rescues(screen)))
     limits = (tuple(step for step, _ in screen.settings), [curves.crossed(name, screen) for name in CURVES])
     runs = tuple((name, id(other)) for name, other in kept.items())
-    return (steps, scales, artists, happened, limits, screen.first_break, runs, language())
+    return (steps, scales, artists, happened, limits, screen.first_break, runs, messages.language())

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from grpo_lab.analysis.run_state import fold
+from grpo_lab.analysis.screen_words import describe
 from grpo_lab.config.changes import live_changes
 from grpo_lab.config.schema import LIVE_SECTIONS, Config
 from grpo_lab.errors import ConfigError, GrpoLabError
@@ -19,7 +20,6 @@ from grpo_lab.runs.child import Child
 from grpo_lab.runs.record import View
 from grpo_lab.runs.session import Session
 from grpo_lab.training.registry import validated
-from grpo_lab.ui.widgets import html
 
 CHECKPOINT_MINUTES = 0.1
 
@@ -28,7 +28,7 @@ class Run(Session):
     """A session whose representation in a notebook describes its state."""
 
     def __repr__(self) -> str:
-        return f"{html.described(fold(self.events))} ({self.directory})"
+        return f"{describe(fold(self.events))} ({self.directory})"
 
     def _repr_html_(self) -> str:
         return f"<p>{escape(repr(self))}</p>"  # JupyterLab breaks plain text inside words
