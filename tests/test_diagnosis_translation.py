@@ -25,7 +25,7 @@ READ = ("diagnosis/report.py", "diagnosis/comparison.py", "diagnosis/words.py", 
 """The modules that say fixed phrases."""
 ENGLISH = re.compile(r"[a-z]{2,} (?=[a-z]{2,})")
 NUMBERS = re.compile(r"\d+(?:\.\d+)?(?:e-?\d+)?")
-CODE = re.compile(r"all\(.* for p in .*\(\)\)|`[^`]*`|grpo-lab .*|\b[\w.]+=\S+|\w+\([^)]*\)")
+CODE = re.compile(r"all\(.* for p in .*\(\)\)|`[^`]*`|grpo-lab .*|\b[\w.]+=[^\s；）]+|\w+\([^)]*\)")
 
 
 def texts():

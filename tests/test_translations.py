@@ -179,7 +179,7 @@ def test_what_cells_print_about_a_run_is_chinese(name, monkeypatch):
 
 
 def test_a_status_of_two_words_has_a_chinese_comma(chinese):
-    assert html.status_words("done, reward lost") == "完成，奖励丧失"
+    assert html.status_words("done, reward lost") == "完成，奖励下跌"
 
 
 @pytest.mark.parametrize("name", SLIDERS)

@@ -67,7 +67,7 @@ from grpo_lab.metrics import METRICS, meaning
 
 for name in ("reward", "grad_norm", "kl", "ratio/max", "entropy", "completions/mean_length", "weights/nonfinite"):
     metric = METRICS[name]
-    print(f"{name:24} healthy {metric.low:g} to {metric.high:g} {metric.unit:7} {meaning(name)}")
+    print(f"{name:26} {metric.low:5g} … {metric.high:<5g} {metric.unit:7} {meaning(name)}")
 
 # %% [markdown]
 # ## 2. Read a run

@@ -45,6 +45,9 @@ class Diagnosis(Findings):
         """This run beside another one: settings that differ, levels of the curves, and the step at which they part."""
         return Comparison(self, other, names)
 
+    def __str__(self) -> str:
+        return self.text()
+
     def _repr_html_(self) -> str:
         return report.html(self)
 

@@ -10,7 +10,7 @@ from typing import Any
 from grpo_lab import messages
 from grpo_lab.analysis.diagnosis.causes import SETTINGS_OF, Remedy
 from grpo_lab.analysis.diagnosis.findings import ENOUGH_STEPS, DetectedCause, Evidence, Findings
-from grpo_lab.analysis.diagnosis.layout import columns, wrapped
+from grpo_lab.analysis.diagnosis.layout import columns, width, wrapped
 from grpo_lab.analysis.diagnosis.words import Words
 from grpo_lab.analysis.logs.algorithm import OWN, algorithm_in, settings_that_tell
 from grpo_lab.events import encodable
@@ -51,7 +51,8 @@ def _of_log(found: Findings, name: str, word: Words) -> Iterator[str]:
     yield word("named", name=name, said=facts) if name else facts
     told = [f"{name}={value}" for name, value in settings_that_tell(log).items() if not name.startswith(OWN)]
     if algorithm := algorithm_in(log):
-        yield word("algorithm", said=algorithm) + (f" ({', '.join(told)})" if told else "")
+        said = word("because", said=algorithm, why=word("comma").join(told)) if told else algorithm
+        yield word("algorithm", said=said)
     few = [word("few", count=count + between)] if len(steps) < ENOUGH_STEPS else []
     for note in (*map(word.fact, log.notes), *few):
         yield word("note", said=note)
@@ -72,7 +73,8 @@ def _of_findings(found: Findings, word: Words) -> Iterator[str]:
     if named[1:]:
         yield "\n" + word("also")
         for also in named[1:]:
-            said = f"{word.titled(also)} [{word('level.' + also.cause.level)}; {also.cause.name}]"
+            level = word("level." + also.cause.level)
+            said = word("also_found", title=word.titled(also), level=level, cause=also.cause.name)
             yield from wrapped(word("from_step", step=also.step, said=said), 2)
     for finding in found.findings:
         if finding.cause.level == "note":
@@ -94,7 +96,8 @@ def _of_cause(finding: DetectedCause, source: str, word: Words) -> Iterator[str]
     yield "\n" + word("to_try")
     for place, remedy in enumerate(finding.remedies, start=1):
         yield from wrapped(word.remedy(remedy), 2, f"{place}. ")
-        yield from (f"     {where:<4}  {word.setting(own)}" for where, own in settings_of(remedy, source))
+        settings = [(word.trainer(where), word.setting(own)) for where, own in settings_of(remedy, source)]
+        yield from (f"     {where}{' ' * (6 - width(where))}{own}" for where, own in settings)
     yield "\n" + word("shown_also" if cause.scenarios else "shown", lab=cause.lab)
     yield from (f"  grpo-lab train --scenario {name}" for name in cause.scenarios)
 
@@ -111,13 +114,14 @@ def _of_limits(found: Findings, word: Words) -> Iterator[str]:
     if found.possible:
         yield "\n" + word("not_ruled_out")
     for possible in found.possible:
-        lacks = "; ".join(f"{missing.metric}: {word.fact(missing.why)}" for missing in possible.lacks)
-        yield from wrapped(word("from_step", step=possible.step, said=f"{word.title(possible.cause)} ({lacks})"), 2)
+        lacks = [word("named", name=missing.metric, said=word.fact(missing.why)) for missing in possible.lacks]
+        said = word("because", said=word.title(possible.cause), why=word("semicolon").join(lacks))
+        yield from wrapped(word("from_step", step=possible.step, said=said), 2)
     if found.blind:
         yield "\n" + word("not_shown")
     for why in dict.fromkeys(missing.why for missing, _ in found.blind):
         names = [missing.metric for missing, _ in found.blind if missing.why == why]
-        yield from wrapped(f"{', '.join(names)} ({word.fact(why)})", 2)
+        yield from wrapped(word("because", said=word("comma").join(names), why=word.fact(why)), 2)
 
 
 def settings_of(remedy: Remedy, source: str) -> list[tuple[str, str]]:
@@ -170,8 +174,10 @@ def _list(kind: str, items: Sequence[str]) -> str:
 
 
 def _in_a_line(remedy: Remedy, source: str, word: Words) -> str:
-    settings = "; ".join(f"{trainer}: {word.setting(own)}" for trainer, own in settings_of(remedy, source))
-    return f"{word.remedy(remedy)} ({settings})" if settings else word.remedy(remedy)
+    of_each = settings_of(remedy, source)
+    settings = [word("named", name=word.trainer(trainer), said=word.setting(own)) for trainer, own in of_each]
+    said = word.remedy(remedy)
+    return word("because", said=said, why=word("semicolon").join(settings)) if settings else said
 
 
 def tree(found: Findings) -> dict[str, Any]:

@@ -62,10 +62,15 @@ class Words:
         table = {} if self.language == ENGLISH else messages.catalogue(self.language, "diagnosis")
         return table.get(f"setting.{setting}", setting)
 
+    def trainer(self, name: str) -> str:
+        """A trainer's name, or the word for this one."""
+        return self("here") if name == "here" else name
+
     def symptom(self, evidence: Evidence) -> str:
         """A symptom in words, with the medians of objectives that stand behind them."""
         said, medians, values = evidence.says.partition(MEDIANS)
-        return self._of(f"symptom.{evidence.symptom}", said) + medians.replace(MEDIANS, self("medians")) + values
+        begins, ends = (self("medians"), self("medians_end")) if medians else ("", "")
+        return self._of(f"symptom.{evidence.symptom}", said) + begins + values.removesuffix(")" * bool(medians)) + ends
 
     def fact(self, english: str) -> str:
         """A fact about a log, such as a note; a part without a translation stays English."""

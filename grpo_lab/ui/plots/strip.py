@@ -28,14 +28,15 @@ _NOT_USED = -2
 def span(screens: Collection[Screen], room: int = 10) -> tuple[int, int]:
     """The first step to show and the one after the last.
 
-    A run that ended early leaves room for its planned steps, at most `room`, doubled until the steps fit.
+    A run that ended early leaves room for its planned steps, at most `room`, doubled until the steps fit; before the
+    first event, `room` steps are shown.
     """
     steps = [step for screen in screens for step in (*screen.statuses, screen.step) if step >= 0]
     steps += [screen.crash_step for screen in screens if screen.crash_step is not None]
     first, end = min(steps, default=0), max(steps, default=0) + 1
     while room < end - first:
         room *= 2
-    planned = max((screen.num_steps for screen in screens), default=0)
+    planned = max((screen.num_steps for screen in screens), default=0) or (0 if steps else room)
     return first, max(end, min(planned, first + room))
 
 
@@ -131,8 +132,11 @@ def legend(
     With `columns`, the legend has this number of columns, the strip's right edge, and no title.
     """
     kinds = frozenset[str]().union(*(screen.kinds() for screen in screens))
-    shown = [status for status in style.STATUSES if status != "not used"]
-    handles: list[Any] = [Patch(facecolor=style.STATUSES[status], label=say(status)) for status in shown]
+    outlined = {"not used": style.GREY}
+    handles: list[Any] = [
+        Patch(facecolor=colour, edgecolor=outlined.get(status, colour), label=say(status))
+        for status, colour in style.STATUSES.items()
+    ]
     labels = {"acted": "guard acted", "by design": "acted by design", "changed": "settings changed"}
     for kind in filter(kinds.__contains__, style.MARKS):
         handles.append(Line2D([], [], **style.mark(kind), ms=8, label=say(labels.get(kind, kind))))
