@@ -13,7 +13,7 @@ from IPython.lib.pretty import pretty
 
 from grpo_lab.config.catalog import preset
 from grpo_lab.course import trials
-from grpo_lab.course.exercises import Finding, Values
+from grpo_lab.course.exercises import Finding, Question, Values
 from grpo_lab.errors import ConfigError, DataError, NotYet, Unanswered
 from grpo_lab.runs import child_pool, recordings
 from grpo_lab.runs.session import Session
@@ -258,9 +258,8 @@ def test_a_check_that_trains_shows_each_run_while_it_does(lab, monkeypatch):
     assert len(said) == 1  # a run that belongs to no check
 
 
-def test_questions_explain_what_was_chosen(lab, monkeypatch):
-    monkeypatch.setattr(questions, "headless", lambda: False)
-    (box,) = lab.questions().children
+def test_questions_explain_what_was_chosen(lab):
+    (box,) = questions.buttons(lab.page.questions).children
     title, buttons, reply = box.children
     assert "Is 1 &lt; 2?" in title.value
     assert buttons.value is None
@@ -271,8 +270,15 @@ def test_questions_explain_what_was_chosen(lab, monkeypatch):
     assert reply.value == "<strong>Right.</strong> So it is, &amp; always."
 
 
-def test_questions_without_anybody(lab, capsys):
-    assert lab.questions() is None
+def test_code_in_a_question_is_marked():
+    asked = Question("Does `a < b` hold?", (("no", "`b` is 1."), ("yes", "It does.")), 1)
+    title, *_ = questions.buttons([asked]).children[0].children
+    assert "<code>a &lt; b</code>" in title.value and "<code>b</code> is 1." in questions.explanation(asked, 0)
+    assert "`" not in questions.folded([asked])
+
+
+def test_questions_without_a_notebook_are_text(lab, capsys):
+    lab.questions()
     assert capsys.readouterr().out == "1. Is 1 < 2?\n   ( ) no\n   ( ) yes\n"
 
 

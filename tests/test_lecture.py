@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from html import unescape
 from pathlib import Path
@@ -12,12 +13,14 @@ from grpo_lab import cli
 from grpo_lab.cli import jupyterlab as command
 from grpo_lab.config.catalog import preset, scenario
 from grpo_lab.events import Stepped
-from grpo_lab.messages import VARIABLE
+from grpo_lab.messages import VARIABLE, text_in
 from grpo_lab.runs import recordings
 from grpo_lab.runs.session import Session
 from grpo_lab.runs.summary import Learned, progress_of
 from grpo_lab.ui.widgets.keyboard import Keyboard
 from grpo_lab.ui.widgets.lecture import HEALTHY, KEYS, SCENARIOS, Lecture, recording, training
+
+CHINESE = re.compile(r"[\u4e00-\u9fff]")
 
 
 @pytest.fixture
@@ -91,7 +94,7 @@ def test_without_labs_or_jupyterlab_the_way_out_is_named(lecture_command, tmp_pa
 
 def test_a_key_does_what_it_is_for():
     done = []
-    keys = Keyboard({"1": lambda: done.append("one"), " ": lambda: done.append("play")}, [("1", "first")], "frame")
+    keys = Keyboard({"1": lambda: done.append("one"), " ": lambda: done.append("play")}, "frame")
     keys._receive(keys, {"key": "1"}, [])
     keys._receive(keys, {"key": " "}, [])
     keys._receive(keys, {"key": "x"}, [])
@@ -215,3 +218,21 @@ def test_a_failure_of_ones_own_is_trained_live(monkeypatch, tmp_path):
     press(lecture, "1", "9")
     assert lecture.name == "kl-hinge" and lecture.panel.config.run.name == "kl-hinge"
     assert "Train live" in lecture._says.value
+
+
+def test_the_lecture_speaks_another_language_and_stays_where_it_is(monkeypatch):
+    monkeypatch.setenv(VARIABLE, "en")
+    shown = Lecture()
+    try:
+        shown.show(5)
+        shown.compare(healed=True)
+        menu = next(each for each in shown.widget.children[2].children if "grpo-lab-language" in each._dom_classes)
+        menu.value = "zh"
+        assert all(text_in("zh", f"lecture.button.{name}") in each.description for name, each in shown._buttons.items())
+        said = [shown._says.value, shown._live.description, *(each.description for each in shown._sides.values())]
+        assert all(CHINESE.search(words) for words in said)
+        assert [what for _, what in shown._keyboard.legend][:2] == ["故障", "健康"]
+        assert (shown.name, shown.healed) == ("cuda-001", True)
+        assert "loss.log_ratio=old" in shown._heal.value and CHINESE.search(shown._heal.value)
+    finally:
+        shown.panel.reset()

@@ -8,6 +8,8 @@ import pytest
 from PIL import Image
 
 from grpo_lab.course.registry import lab_page
+from grpo_lab.ui.notebook.questions import folded
+from grpo_lab.ui.widgets.html import instead_of_widget
 from website import animation, checks, pages
 from website.__main__ import main, site
 
@@ -28,7 +30,7 @@ def executed(*outputs, source="panel", cell="cell"):
 
 def made(tmp_path, book):
     learner = nbformat.from_dict({**book, "cells": [{**cell, "outputs": []} for cell in book.cells]})
-    return pages.page(learner, book, tmp_path, 1, ASKED).cells[0].outputs
+    return pages.page(learner, book, tmp_path, 1).cells[0].outputs
 
 
 def test_a_panel_is_a_picture_for_light_pages_and_one_for_dark_ones(tmp_path):
@@ -48,15 +50,17 @@ def test_a_line_of_progress_that_was_wiped_leaves_no_empty_box(tmp_path):
 
 
 def test_questions_are_shown_with_folded_replies(tmp_path):
-    (shown,) = made(tmp_path, executed({pages.WIDGET: {"model_id": "1"}}, source="lab.questions()"))
+    below = {"text/html": instead_of_widget(folded(ASKED)), "text/plain": ""}
+    (shown,) = made(tmp_path, executed({pages.WIDGET: {"model_id": "1"}}, below, source="lab.questions()"))
     html = shown.data["text/html"]
     assert html.count("<details>") == sum(len(question.options) for question in ASKED)
     assert html.count("✓") == len(ASKED)
+    assert "<style>" not in html
 
 
 def test_a_lab_that_was_not_executed_has_no_outputs(tmp_path):
     book = executed({"text/plain": "1"})
-    assert pages.page(book, None, tmp_path, 1, ASKED).cells[0].outputs == []
+    assert pages.page(book, None, tmp_path, 1).cells[0].outputs == []
 
 
 def test_a_sound_site_has_no_faults(tmp_path):

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import nbformat
 
-from grpo_lab.course import pages as course
 from grpo_lab.course.editions import build
-from grpo_lab.course.registry import LABS, lab_page
+from grpo_lab.course.registry import LABS
 from grpo_lab.errors import GrpoLabError, unknown
 from website import animation, checks, executed, pages
 
@@ -94,8 +93,7 @@ def write_labs(source: Path, cache: Path, labs: Sequence[str], jobs: int) -> Non
             file = build.place(source / "labs", language) / f"{name}.ipynb"
             learner = nbformat.reads(build.notebook(ROOT / "labs", name, build.LEARNER, language), as_version=4)
             depth = len(file.relative_to(source).parts) - 1
-            asked = course.in_language(lab_page(name), language).questions
-            book = pages.page(learner, done.get((name, language)), source / "_static", depth, asked)
+            book = pages.page(learner, done.get((name, language)), source / "_static", depth)
             file.parent.mkdir(parents=True, exist_ok=True)
             nbformat.write(book, file)
 

@@ -3,14 +3,8 @@
 import base64
 import hashlib
 import re
-from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
-
-from nbformat import v4
-
-from grpo_lab.course.exercises import Question
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 PANELS = "panels"
@@ -20,37 +14,21 @@ _IMAGE = re.compile(
     r' style="[^"]*url\(data:image/png;base64,(?P<dark>[^)]+)\)">'
 )
 _STYLE = re.compile(r"<style>.*?</style>", re.DOTALL)
-_QUESTIONS = "lab.questions()"
 
 
-def page(learner: Any, executed: Any | None, static: Path, depth: int, asked: Sequence[Question]) -> Any:
+def page(learner: Any, executed: Any | None, static: Path, depth: int) -> Any:
     """A notebook for the site: the learner's text with the outputs that the right answers had.
 
-    `static` gets the panels' pictures; `depth` is the number of folders above the page; `asked` are the lab's review
-    questions. Without `executed` it has no outputs.
+    `static` gets the panels' pictures; `depth` is the number of folders above the page. Without `executed` it has no
+    outputs.
     """
     outputs = {cell.id: cell.get("outputs", []) for cell in executed.cells} if executed else {}
     for cell in learner.cells:
         if cell.cell_type != "code":
             continue
         shown = [_shown(output, static, depth) for output in outputs.get(cell.id, []) if not _is_empty(output)]
-        if outputs and _QUESTIONS in cell.source:
-            shown = [_html(questions(asked))]
         cell.outputs, cell.execution_count = shown, None
     return learner
-
-
-def questions(asked: Sequence[Question]) -> str:
-    """The review questions with folded replies, as HTML."""
-    found = []
-    for number, question in enumerate(asked, start=1):
-        replies = "".join(
-            f"<li><details><summary>{escape(option)}</summary>"
-            f"{'✓ ' * (place == question.right)}{escape(reply)}</details></li>"
-            for place, (option, reply) in enumerate(question.options)
-        )
-        found.append(f"<p><strong>{number}. {escape(question.text)}</strong></p><ul>{replies}</ul>")
-    return f'<div class="grpo-lab-questions">{"".join(found)}</div>'
 
 
 def _is_empty(output: Any) -> bool:
@@ -77,7 +55,3 @@ def _pictures(found: re.Match[str], static: Path, depth: int) -> str:
         source = f"{'../' * depth}_static/{file.as_posix()}"
         images.append(f'<img class="only-{theme}" alt="{found["alt"]}" src="{source}">')
     return "".join(images)
-
-
-def _html(text: str) -> Any:
-    return v4.new_output("display_data", data={"text/html": text, "text/plain": ""})

@@ -20,6 +20,7 @@ from grpo_lab.runs.notebook_mode import headless, without_answers
 from grpo_lab.runs.summary import summary
 from grpo_lab.ui.console import in_numbers
 from grpo_lab.ui.notebook.predictions import Verdict
+from grpo_lab.ui.widgets.html import marked
 
 _GIVEN = ("prediction", "text")
 """Kinds of answers that are neither right nor wrong yet."""
@@ -108,7 +109,7 @@ def as_html(exercise: Exercise, findings: Sequence[Finding], note: str = "", ans
     rows = []
     for found in _told(findings):
         word = f'<strong style="white-space:nowrap">{_word(exercise, found)}</strong>'
-        texts = (word, escape(found.what), _code(found.got), _code(found.expected), escape(found.why))
+        texts = (word, escape(found.what), _code(found.got), _code(found.expected), marked(found.why))
         cells = [f'<td style="{_CELL}">{text}</td>' for text in texts[: len(columns)]]
         rows.append(f"<tr>{''.join(cells)}</tr>")
     return (

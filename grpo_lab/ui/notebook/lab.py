@@ -117,9 +117,9 @@ class Lab:
         rows = progress.rows(Path(), messages.language())
         feedback_view.show(progress_view.as_text(rows), progress_view.as_html(rows))
 
-    def questions(self) -> Any:
-        """The review questions of the lab with radio buttons; as text without a notebook."""
-        return ask(self.page.questions)
+    def questions(self) -> None:
+        """Show the review questions of the lab with radio buttons; as text without a notebook."""
+        ask(self.page.questions)
 
     def export(self) -> Path:
         """Write answers, runs and figures of this lab to one zip file, and return its path."""

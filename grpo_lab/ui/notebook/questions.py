@@ -1,26 +1,60 @@
 """Review questions: each answer is explained at once and never saved."""
 
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 
 from grpo_lab.course.exercises import Question
 from grpo_lab.messages import text
 from grpo_lab.runs.notebook_mode import headless
 from grpo_lab.ui.notebook import feedback_view
+from grpo_lab.ui.widgets import html
 
 
-def ask(questions: Sequence[Question]) -> Any:
-    """Radio buttons with explanations; the questions as text without a notebook."""
+def ask(questions: Sequence[Question]) -> None:
+    """Show the questions: radio buttons with explanations, and for readers without a kernel folded replies.
+
+    Without a notebook, they are text.
+    """
     if headless():
-        feedback_view.show(
-            "\n\n".join(_as_text(number, question) for number, question in enumerate(questions, start=1))
-        )
-        return None
+        feedback_view.show("\n\n".join(_as_text(number, each) for number, each in enumerate(questions, start=1)))
+        return
+    from IPython.display import display
+
+    from grpo_lab.ui.widgets import notebook_display
+
+    display(buttons(questions))
+    notebook_display.picture(lambda: html.instead_of_widget(folded(questions)))
+
+
+def buttons(questions: Sequence[Question]) -> Any:
+    """The questions as a widget."""
     import ipywidgets
 
     boxes = [_box(ipywidgets, number, question) for number, question in enumerate(questions, start=1)]
     return ipywidgets.VBox(boxes).add_class("grpo-lab-questions")
+
+
+def folded(questions: Sequence[Question]) -> str:
+    """The questions as HTML that needs no kernel: the reply to an option folds out."""
+    found = []
+    for number, question in enumerate(questions, start=1):
+        replies = "".join(
+            f"<li><details><summary>{html.marked(option)}</summary>"
+            f"{'✓ ' * (place == question.right)}{html.marked(reply)}</details></li>"
+            for place, (option, reply) in enumerate(question.options)
+        )
+        found.append(f"<p>{_title(number, question)}</p><ul>{replies}</ul>")
+    return "".join(found)
+
+
+def explanation(question: Question, chosen: int) -> str:
+    """The explanation of a chosen option, as HTML."""
+    word = text("question.right") if chosen == question.right else text("question.wrong")
+    return f"<strong>{word}</strong> {html.marked(question.options[chosen][1])}"
+
+
+def _title(number: int, question: Question) -> str:
+    return f"<strong>{number}. {html.marked(question.text)}</strong>"
 
 
 def _as_text(number: int, question: Question) -> str:
@@ -30,18 +64,12 @@ def _as_text(number: int, question: Question) -> str:
 def _box(widgets: Any, number: int, question: Question) -> Any:
     options = [(option, index) for index, (option, _) in enumerate(question.options)]
     whole_width = widgets.Layout(width="max-content", max_width="100%")
-    buttons = widgets.RadioButtons(options=options, value=None, layout=whole_width)
+    choice = widgets.RadioButtons(options=options, value=None, layout=whole_width)
     reply = widgets.HTML()
 
     def answered(change: Any) -> None:
         if change["new"] is not None:
             reply.value = explanation(question, change["new"])
 
-    buttons.observe(answered, names="value")
-    return widgets.VBox([widgets.HTML(f"<strong>{number}. {escape(question.text)}</strong>"), buttons, reply])
-
-
-def explanation(question: Question, chosen: int) -> str:
-    """The explanation of a chosen option, as HTML."""
-    word = text("question.right") if chosen == question.right else text("question.wrong")
-    return f"<strong>{word}</strong> {escape(question.options[chosen][1])}"
+    choice.observe(answered, names="value")
+    return widgets.VBox([widgets.HTML(_title(number, question)), choice, reply])

@@ -13,10 +13,12 @@ from grpo_lab.messages import label, reworded, text, translated
 from grpo_lab.metrics import LINKS, METRICS, of_run
 
 _PICTURE_STYLE = """<style>.jp-OutputArea-child:has(+ .jp-OutputArea-child .grpo-lab-picture)
-.jp-OutputArea-output.jupyter-widgets:not(:has(*)) { display: none }
+.jp-OutputArea-output.jupyter-widgets:not(:has(*)),
+.jp-OutputArea:has(.grpo-lab-panel, .grpo-lab-questions) .jp-OutputArea-child:has(.grpo-lab-picture) { display: none }
 [data-jp-theme-light=false] .grpo-lab-picture img { content: var(--dark) }</style>"""
-"""Above the picture of a saved panel, JupyterLab need not say that it finds no widget. Its dark theme shows the second
-picture; pages that drop styles, as GitHub does, show the first."""
+"""HTML below a widget is for readers without a kernel: it is hidden beside a living widget, and above it JupyterLab
+need not say that it finds none. JupyterLab's dark theme shows the second picture of a panel; pages that drop styles, as
+GitHub does, show the first."""
 ROWS = 50
 """Rows of the table: the last steps of a longer run."""
 
@@ -124,7 +126,12 @@ def figure(pngs: Iterable[bytes], screen: Screen) -> str:
     words = escape(describe(screen))
     light, dark = (f"data:image/png;base64,{base64.b64encode(png).decode()}" for png in pngs)
     image = f'<img alt="{words}" src="{light}" style="max-width:100%; --dark:url({dark})">'
-    return f'<figure class="grpo-lab-picture">{image}<figcaption>{words}</figcaption></figure>{_PICTURE_STYLE}'
+    return instead_of_widget(f"{image}<figcaption>{words}</figcaption>", "figure")
+
+
+def instead_of_widget(content: str, tag: str = "div") -> str:
+    """HTML that stands below a widget, for readers without a kernel."""
+    return f'<{tag} class="grpo-lab-picture">{content}</{tag}>{_PICTURE_STYLE}'
 
 
 def table(rows: Iterable[Sequence[str]]) -> str:

@@ -10,7 +10,7 @@ import ipywidgets
 
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import unknown
-from grpo_lab.messages import language, languages, text, text_in
+from grpo_lab.messages import text
 from grpo_lab.ui.widgets import html, parts
 from grpo_lab.ui.widgets.sliders import SLIDERS, SliderRow
 from grpo_lab.ui.widgets.sources import STYLE, Sources
@@ -59,7 +59,7 @@ class Inputs:
         self._banner_text = ipywidgets.HTML()
         self.banner = parts.box("banner", [self._banner_text, self._button("healthy")], ipywidgets.VBox)
         self.banner.layout.display = "none"
-        self.bar = parts.box("bar", [*self._buttons.values(), self._pace, self._language_menu()])
+        self.bar = parts.box("bar", [*self._buttons.values(), self._pace, parts.language_menu(partial(call, "speak"))])
         self.tabs = parts.box("controls", [self._tabs], ipywidgets.VBox)
 
     def take_over(self, old: "Inputs", config: Config) -> None:
@@ -135,13 +135,6 @@ class Inputs:
         menu = ipywidgets.Dropdown(options=_paces(pace), value=pace, **words)
         menu.observe(lambda change: self._opening or self._call("pace", change["new"]), "value")
         return menu.add_class("grpo-lab-pace-menu")
-
-    def _language_menu(self) -> ipywidgets.Dropdown:
-        options = [(text_in(name, "panel.language_name"), name) for name in languages()]
-        words = {"tooltip": text("panel.language"), "layout": {"width": "110px"}}
-        menu = ipywidgets.Dropdown(options=options, value=language(), **words)
-        menu.observe(lambda change: self._call("speak", change["new"]), "value")
-        return menu.add_class("grpo-lab-language")
 
     def _table_switch(self) -> ipywidgets.ToggleButton:
         words = {"description": text("panel.table"), "tooltip": text("panel.table_help"), "icon": "table"}

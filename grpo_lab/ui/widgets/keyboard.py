@@ -1,6 +1,6 @@
 """Keyboard shortcuts of a widget: the browser sends a key to Python while the focus is inside the widget's frame."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,8 @@ class Keyboard(anywidget.AnyWidget):
     frame = traitlets.Unicode().tag(sync=True)
     wanted = traitlets.List(traitlets.Unicode()).tag(sync=True)
 
-    def __init__(
-        self, actions: Mapping[str, Callable[[], object]], legend: Sequence[tuple[str, str]], frame: str
-    ) -> None:
-        super().__init__(wanted=list(actions), legend=[list(pair) for pair in legend], frame=frame)
+    def __init__(self, actions: Mapping[str, Callable[[], object]], frame: str) -> None:
+        super().__init__(wanted=list(actions), frame=frame)
         self._actions = dict(actions)
         self.on_msg(self._receive)
 
