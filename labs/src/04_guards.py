@@ -62,11 +62,11 @@ lab.panel(recording="cuda-001-smollm2-135m-stable")
 
 # %%
 # %%exercise reported
-# You train ten rounds with it. What will you see?
+# You train forty steps with it. What will you see?
 #   a  The run finishes, and the reward rises.
 #   b  The run finishes, and the reward does not rise.
-#   c  It skips steps with large norms. Then a norm is NaN, the update is made, and the next sampling crashes.
-#   d  The run crashes in the first step, as without guards.
+#   c  A norm is NaN. The update is made all the same, and the next sampling crashes.
+#   d  A norm is above 10. The step is skipped, and the next one too: the run finishes without an update.
 # BEGIN SOLUTION
 answer = "c"
 # END SOLUTION
@@ -91,8 +91,8 @@ print(run.first_break())
 run.records[["step", "verdict", "updates", "grad_norm", "kl", "reward", "weights/nonfinite"]]
 
 # %% [markdown]
-# On our machine four steps were skipped (norms of 155, 3,793, 96,665, 3,774), because 155 > 10. Then a norm was NaN,
-# `nan > 10` was False, and the update was made. After it all 834,560 weights were NaN.
+# On our machine no step was skipped. The second norm of step 0 was NaN, `nan > 10` was False, and the update was made.
+# After it all 834,560 weights were NaN, and the sampling of step 1 crashed.
 #
 # What did the other six guards do? The run recorded their actions:
 
@@ -111,8 +111,9 @@ for action in last.actions:
 # **Ask.** "Which one is to blame, the guard that accepted NaN or the check that only printed?" Fixing either one
 # prevents this crash. **Say.** "A check that changes nothing is a comment."
 #
-# **Live.** Press Start again and switch `skip_nonfinite` on during the run: the plot marks the moment, the crash does
-# not happen, and the model learns nothing. Then switch on `clamp_kl`, because the number came from the KL.
+# **Live.** Switch `skip_nonfinite` on and press Start again: the crash does not happen, and the model learns nothing.
+# Then switch on `clamp_kl`, because the number came from the KL: every norm is finite, and the model still learns
+# nothing.
 
 # %% [markdown]
 # ## 4. One at a time

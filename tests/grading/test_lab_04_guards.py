@@ -1,5 +1,7 @@
 """Lab 4: the check refuses decoys, and limits that healthy runs reach; the run of labs 0 and 4 is saved, or dies."""
 
+import math
+
 import pytest
 
 from grpo_lab.config.catalog import preset, scenario
@@ -52,3 +54,13 @@ def test_a_guard_switched_on_before_the_fault_saves_the_run_and_no_later_one(fau
     found = progress_of(session.events)
     assert found.before < 0.35
     assert (found.after >= LEAST_SAVED) == (end == "done")
+
+
+def test_the_run_does_what_the_prediction_calls_right(tmp_path):
+    """No step is skipped: the second norm is NaN, the update is made, and the sampling of step 1 crashes."""
+    session = Session(scenario("nan-passes-threshold").config().with_("run.threads=1"), tmp_path / "run").run()
+    first, second = [event for event in session.events if isinstance(event, Stepped)]
+    norms = [note.magnitude for note in first.links if note.link == "gradients"]
+    assert math.isfinite(norms[0]) and math.isnan(norms[1])
+    assert (first.updates, first.refused, first.metrics["weights/nonfinite"]) == (4, False, 834_560)
+    assert second.failed and session.crash and session.crash.operator == "torch.multinomial"
