@@ -17,6 +17,7 @@ import nbformat
 from grpo_lab.course.editions import build
 from grpo_lab.course.registry import LABS
 from grpo_lab.errors import GrpoLabError, unknown
+from grpo_lab.messages import ENGLISH, text_in
 from website import animation, checks, executed, pages
 
 ROOT = Path(__file__).parents[1]
@@ -93,9 +94,17 @@ def write_labs(source: Path, cache: Path, labs: Sequence[str], jobs: int) -> Non
             file = build.place(source / "labs", language) / f"{name}.ipynb"
             learner = nbformat.reads(build.notebook(ROOT / "labs", name, build.LEARNER, language), as_version=4)
             depth = len(file.relative_to(source).parts) - 1
-            book = pages.page(learner, done.get((name, language)), source / "_static", depth)
+            book = pages.page(learner, done.get((name, language)), source / "_static", depth, _others(file, language))
             file.parent.mkdir(parents=True, exist_ok=True)
             nbformat.write(book, file)
+
+
+def _others(file: Path, language: str) -> dict[str, str]:
+    """The links from a lab's page to the same page in the other languages, by the language's name for itself."""
+    labs = file.parent if language == ENGLISH else file.parents[1]
+    others = [other for other in build.languages(ROOT / "labs") if other != language]
+    places = {other: os.path.relpath(build.place(labs, other) / file.name, file.parent) for other in others}
+    return {text_in(other, "panel.language_name"): place for other, place in places.items()}
 
 
 def _copy(path: Path, to: Path) -> None:

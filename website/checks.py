@@ -6,6 +6,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+_FILES = (".png", ".svg", ".jpg", ".gif")
+"""Ends of the name that Sphinx gives a picture without a text."""
+
 
 class _Page(HTMLParser):
     """The targets of a page's links and pictures, its anchors, and its pictures without a text."""
@@ -21,7 +24,8 @@ class _Page(HTMLParser):
         given = dict(attrs)
         self.links += [found for name in ("href", "src") if (found := given.get(name))]
         self.anchors |= {found for name in ("id", "name") if (found := given.get(name))}
-        if tag == "img" and not (given.get("alt") or "").strip():
+        words = (given.get("alt") or "").strip()
+        if tag == "img" and (not words or words.endswith(_FILES)):
             self.silent.append(given.get("src") or "")
 
 

@@ -172,7 +172,7 @@ def learns(config: Config, seed: int, what: str = "a healthy run learns") -> Ite
     session = run(config.with_(*LESSON), seed)
     result = judged(session)
     gained = _gain(result)
-    got = f"held-out reward {_rise(result)}, {result.updates} updates"
+    got = f"held-out reward {_rise(result)}; {result.updates} updates"
     if not result.survived:
         got = f"{result.fate} after {result.finished} steps"
     elif gained <= LEAST_GAIN:

@@ -419,9 +419,9 @@ panel.set("guards.check_weights.then=roll_back")
 await panel.run()
 
 # %% [markdown] tags=["instructor"]
-# **Results** (one seed). 1: the run finishes; four steps skipped, five rolled back, reward 0. 2: the column
-# `weights/nonfinite` shows all 834,560 with the clip. Without the clip it shows one, and nearly all after the next
-# step.
+# **Results** (one seed). 1: no. Five steps are rolled back, each because of the same NaN, and the sixth stops the run:
+# patience 5. 2: the column `weights/nonfinite` shows all 834,560 with the clip and one without it, and the next sampling
+# crashes all the same.
 
 # %% [markdown]
 # ## 12. Take the guard home

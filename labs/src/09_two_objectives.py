@@ -37,7 +37,7 @@ import pandas as pd
 
 lab = gl.Lab("09_two_objectives")
 brief = "def brief(prompts, completions, **columns):\n    return [1 / max(1, len(each)) for each in completions]\n"
-Path("brief.py").write_text(brief)
+_ = Path("brief.py").write_text(brief)
 
 # %% [markdown]
 # ## 1. Two objectives that pull apart

@@ -145,7 +145,7 @@ def test_the_numbers_shown_of_a_lesson_lead_to_its_verdict(monkeypatch):
     found = next(iter(trials.learns(HEALTHY, 1)))
     assert not found.right
     assert found.got == (
-        "held-out reward 0.3125 to 0.35, 0.0375 more, 12 updates; in another run 0.29 to 0.32, 0.03 more; "
+        "held-out reward 0.3125 to 0.35, 0.0375 more; 12 updates; in another run 0.29 to 0.32, 0.03 more; "
         "0.0338 more in the mean"
     )
     assert found.expected == "a rise above 0.04, in one run or in the mean of two"
@@ -159,7 +159,7 @@ def test_a_gain_of_exactly_the_limit_is_shown_as_such_and_not_enough(monkeypatch
     monkeypatch.setattr(trials, "_acted", lambda session: [])
     found = next(iter(trials.learns(HEALTHY, 1)))
     assert found.right is right and found.expected.startswith("a rise above 0.04")
-    assert found.got.startswith(f"held-out reward 0.31 to {after}, {'0.0425' if right else '0.04'} more, 12 updates")
+    assert found.got.startswith(f"held-out reward 0.31 to {after}, {'0.0425' if right else '0.04'} more; 12 updates")
 
 
 def test_a_cosine_is_shown_on_its_side_of_the_limit(monkeypatch):
