@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from grpo_lab.course.registry import lab_page
+from grpo_lab.messages import languages, text_in
 from grpo_lab.ui.notebook.questions import folded
 from grpo_lab.ui.widgets.html import instead_of_widget
 from website import animation, checks, pages
@@ -58,6 +59,28 @@ def test_questions_are_shown_with_folded_replies(tmp_path):
     assert "<style>" not in html
 
 
+@pytest.mark.parametrize("language", languages())
+def test_where_a_panel_was_before_stands_nothing(tmp_path, language):
+    moved = {
+        "text/html": f"<p>{text_in(language, 'panel.moved')}</p>",
+        "text/plain": "<IPython.core.display.HTML object>",
+    }
+    (shown,) = made(tmp_path, executed(moved, {"text/plain": "1"}))
+    assert shown.data == {"text/plain": "1"}
+
+
+def test_a_figure_is_named_by_the_title_that_its_cell_gives_it(tmp_path):
+    drawn = executed({"image/png": "bGlnaHQ="}, source='draw(log["both"], "Two objectives, no controller")')
+    page = pages.page(nbformat.from_dict(drawn), drawn, tmp_path, 1)
+    assert page.cells[0].metadata.mystnb.image.alt == "Two objectives, no controller"
+
+
+def test_a_lab_links_to_itself_in_the_other_language(tmp_path):
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("# Lab 1. By hand\n\n*40 minutes*")])
+    page = pages.page(book, None, tmp_path, 1, {"中文": "zh/01_grpo_by_hand.ipynb"})
+    assert page.cells[0].source == "# Lab 1. By hand\n\n[中文](zh/01_grpo_by_hand.ipynb)\n\n*40 minutes*"
+
+
 def test_a_lab_that_was_not_executed_has_no_outputs(tmp_path):
     book = executed({"text/plain": "1"})
     assert pages.page(book, None, tmp_path, 1).cells[0].outputs == []
@@ -81,6 +104,7 @@ def test_a_sound_site_has_no_faults(tmp_path):
         ('<a href="../../etc">x</a>', "'../../etc' leads out of the site"),
         ('<img src="page.html">', "the picture 'page.html' has no text"),
         ('<img src="page.html" alt=" ">', "the picture 'page.html' has no text"),
+        ('<img src="page.html" alt="_images/1f.png">', "the picture 'page.html' has no text"),
     ],
 )
 def test_a_fault_of_a_page_is_named(tmp_path, html, fault):
@@ -107,6 +131,9 @@ def test_the_site_is_built_with_a_lab_that_was_executed(tmp_path):
     chinese = (html / "labs" / "zh" / f"{LAB}.html").read_text(encoding="utf-8")
     assert '<html lang="zh-CN"' in chinese and "显示参考答案" in chinese and "Show a model answer" not in chinese
     assert "<math" in lab and 'src="http' not in lab, "formulas need no script from the network"
+    assert "old_logprobs</mtext>" in lab and r"old\_logprobs" not in lab
+    assert f'href="zh/{LAB}.html">中文' in lab and f'href="../{LAB}.html">English' in chinese
+    assert "上一页" in chinese and "上一页" not in lab
     index = (html / "searchindex.js").read_text(encoding="utf-8")
     assert {"docs/diagnose", "docs/matrix/findings", f"labs/{LAB}"} <= set(
         json.loads(index.partition("(")[2].rpartition(")")[0])["docnames"]

@@ -25,9 +25,9 @@ def page(learner: Any, executed: Any | None, static: Path, depth: int, others: M
     `static` gets the panels' pictures; `depth` is the number of folders above the page; `others` are the same page in
     other languages, by the name of the language. Without `executed` it has no outputs.
     """
-    title, _, rest = learner.cells[0].source.partition("\n")
-    links = " · ".join(f"[{name}]({link})" for name, link in (others or {}).items())
-    learner.cells[0].source = f"{title}\n\n{links}\n{rest}" if links else f"{title}\n{rest}"
+    if links := " · ".join(f"[{name}]({link})" for name, link in (others or {}).items()):
+        title, _, rest = learner.cells[0].source.partition("\n")
+        learner.cells[0].source = f"{title}\n\n{links}\n{rest}"
     outputs = {cell.id: cell.get("outputs", []) for cell in executed.cells} if executed else {}
     for cell in learner.cells:
         if cell.cell_type != "code":

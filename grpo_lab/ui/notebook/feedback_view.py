@@ -93,7 +93,7 @@ def show(text: str, html: str = "", display_id: str | None = None, update: bool 
 
 def as_text(exercise: Exercise, findings: Sequence[Finding], note: str = "") -> str:
     """The feedback in plain lines."""
-    lines = [said("title", title=exercise.title, verdict=_verdict(exercise, findings))]
+    lines = [said("heading", title=exercise.title, verdict=_verdict(exercise, findings))]
     for found in _told(findings):
         lines.append(said("title", title=_word(exercise, found), verdict=found.what))
         if not found.right:
@@ -105,7 +105,9 @@ def as_text(exercise: Exercise, findings: Sequence[Finding], note: str = "") -> 
 def as_html(exercise: Exercise, findings: Sequence[Finding], note: str = "", answer: str = "") -> str:
     """The feedback as a table, and a model answer folded below it; the learner's text is escaped."""
     columns = ["", said("case"), said("got"), said("expected"), *([] if all_right(findings) else [said("why")])]
-    head = "".join(f'<th scope="col" style="{_CELL}">{name}</th>' for name in columns)
+    # The cells hold long code, which would squeeze the words of the case.
+    styles = [_CELL, f"{_CELL};min-width:7em", *(_CELL for _ in columns[2:])]
+    head = "".join(f'<th scope="col" style="{style}">{name}</th>' for style, name in zip(styles, columns, strict=True))
     rows = []
     for found in _told(findings):
         word = f'<strong style="white-space:nowrap">{_word(exercise, found)}</strong>'
@@ -115,7 +117,7 @@ def as_html(exercise: Exercise, findings: Sequence[Finding], note: str = "", ans
     return (
         f'<div class="grpo-lab-feedback" role="status" style="border-left:4px solid {_COLOURS[all_right(findings)]};'
         f'padding-left:0.7em;overflow-x:auto">'
-        f"<p><strong>{escape(said('title', title=exercise.title, verdict=_verdict(exercise, findings)))}</strong></p>"
+        f"<p><strong>{escape(said('heading', title=exercise.title, verdict=_verdict(exercise, findings)))}</strong></p>"
         f'<table style="{_TABLE}"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
         f"{f'<p>{escape(note)}</p>' if note else ''}{_folded(answer) if answer else ''}</div>"
     )

@@ -30,6 +30,7 @@ class Displayed:
         Later panels and feedback in this notebook are in that language too. Raises ConfigError for an unknown one.
         """
         messages.use(language)
+        self._render_state.note = ""  # it was said in the other language
         self._controls.speak(self.config)
         self._controls.inputs.show_kept(list(self._render_state.kept))
         self._show_runs()
