@@ -22,7 +22,8 @@ def ask(questions: Sequence[Question]) -> None:
 
     from grpo_lab.ui.widgets import notebook_display
 
-    display(buttons(questions))
+    # A reader without a kernel would see the plain text of the widget.
+    display({**(buttons(questions)._repr_mimebundle_() or {}), "text/plain": ""}, raw=True)
     notebook_display.picture(lambda: html.instead_of_widget(folded(questions)))
 
 
