@@ -11,7 +11,7 @@ from grpo_lab.analysis.healing import suggest
 from grpo_lab.analysis.run_state import fold
 from grpo_lab.analysis.screen_words import describe
 from grpo_lab.config.algorithms import algorithm_names
-from grpo_lab.config.catalog import preset, scenario, scenario_names
+from grpo_lab.config.catalog import model_settings, preset, scenario, scenario_names
 from grpo_lab.events import Action, Ended, Evaluated, LinkNote, Stage, Started, Stepped, Verdict
 from grpo_lab.metrics import METRICS
 from grpo_lab.paths import data_tables
@@ -56,6 +56,7 @@ def test_every_text_with_english_elsewhere_has_a_translation_and_nothing_else_ha
     expected |= {f"guard.{name}.{part}" for name in GUARDS for part in ("does", "Stops", "Costs", "Hides")}
     expected |= {f"algorithm.{name}" for name in algorithm_names()}
     expected |= {f"heal.{name}" for name in scenario_names() if scenario(name).heals}
+    expected |= {f"recorded.{name}" for name in model_settings()}
     expected |= {f"setting.{name}" for name in SLIDERS} | {f"metric.{name}" for name in METRICS}
     assert {key for key in words if not key.startswith(("reason.", "alt.", "feedback.", "log."))} == expected
     assert [key for key, said in words.items() if not said.strip()] == []

@@ -48,6 +48,7 @@ def reproduce(
     """
     from grpo_lab.analysis.reproduction import recording_of
     from grpo_lab.config.catalog import model_settings
+    from grpo_lab.messages import text
     from grpo_lab.runs.run_folder import next_free
     from grpo_lab.ui import console
     from grpo_lab.ui.reproduce import reproduce_all
@@ -56,15 +57,15 @@ def reproduce(
     if device and tuned and not live:
         raise ConfigError(f"--device {device} says where to train, and recordings were trained before; add --live")
     page = reproduce_all(out or next_free(Path("runs/reproduce")), given(model, device), tuned or "", live or not tuned)
-    console.say(f"\nreport: {page}")
+    console.say("\n" + text("reproduction.report", page=page))
     crashed = recording_of("cuda-001", "original", tuned) if tuned and not live else page.parent / "cuda-001-original"
     commands = {
-        f"grpo-lab trace {crashed}": "find the first break, link by link",
-        "grpo-lab scenarios": "list all failures that can be reproduced",
-        "grpo-lab train --scenario cuda-001 --guards skip_nonfinite": "try your own guards",
+        "trace": f"trace {crashed}",
+        "scenarios": "scenarios",
+        "train": "train --scenario cuda-001 --guards skip_nonfinite",
     }
-    for command, what in commands.items():
-        console.say(f"next: {what}\n    {command}")
+    for name, command in commands.items():
+        console.say(f"{text(f'reproduction.next.{name}')}\n    grpo-lab {command}")
 
 
 @app.command(example="dual --set run.num_steps=20 --set sft.num_steps=60")

@@ -19,7 +19,7 @@ from grpo_lab.analysis.reproduction import (
 )
 from grpo_lab.config.catalog import model_settings
 from grpo_lab.config.schema import Config
-from grpo_lab.messages import text
+from grpo_lab.messages import text, translated
 from grpo_lab.runs import recordings
 from grpo_lab.runs.session import Session
 from grpo_lab.ui import console, plots
@@ -52,7 +52,7 @@ def reproduce_all(directory: Path, overrides: tuple[str, ...], model: str = "", 
     figures = _draw(directory, sessions)
     page = directory / "report.md"
     command = "grpo-lab reproduce" + f" --model {model}" * bool(model) + " --live" * bool(model and live)
-    recorded = "" if live else " ".join(model_settings()[model]["recorded"].split())
+    recorded = "" if live else translated(f"recorded.{model}", " ".join(model_settings()[model]["recorded"].split()))
     page.write_text(report(cells, healthy, figures, command, configs[keys[0]], recorded), encoding="utf-8")
     _print(cells, healthy, model, recorded)
     return page
