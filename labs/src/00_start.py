@@ -136,7 +136,7 @@ explosion = lab.panel(preset="original", overrides=too_fast, controls=("learning
 exploded = await explosion.run()
 
 # %% [markdown]
-# On our machine the norm is 60,000 in the first step and the KL is above 10,000. From the second step on, almost no
+# On our machine the norm is 70,000 in the first step and the KL is above 10,000. From the second step on, almost no
 # answer is right. Yet the run reaches its end and every weight is finite: look at the completions of the last step. In
 # lab 2 the same loss explodes at a rate at which a right loss learns, and you find the token that caused it. In lab 3 the
 # same cause crashes the run.

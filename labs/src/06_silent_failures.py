@@ -19,8 +19,8 @@
 #   the last micro-batch.
 # - *A step inside the loop freezes the model.* The model moves once per micro-batch, and faster than it should.
 # - *The ratio shows a mismatch.* It compares two passes of the trainer. Neither pass includes the sampler.
-# - *Equal rewards are harmless, because they have no gradient.* AdamW turns a rounding error into a step of ordinary
-#   length.
+# - *Equal rewards are always harmless.* Here nothing moves. In an earlier version of this trainer AdamW turned a
+#   rounding error into a step of nearly ordinary length.
 
 # %%
 import grpo_lab as gl
@@ -73,7 +73,7 @@ pd.DataFrame({name: run.records[rows].tail(4).mean() for name, run in runs.items
 #
 # <details><summary>Our measurement, compared with the report: open it after your run</summary>
 #
-# - **overwrite** learns, but only from the last micro-batch: the norm is about half, and three quarters of the work is
+# - **overwrite** moves, but only by the last micro-batch: the norm is about half, and three quarters of the work is
 #   lost. Its record looks like that of a run with small gradients. Only a comparison of gradients shows the bug.
 # - **step_inside** moves *more* than the right loop: it makes four updates instead of one, and no guard sees them. The
 #   log shows the gradient after `zero_grad`: 0. The ratio is not 1 at the supposed first update.
@@ -144,8 +144,8 @@ pd.DataFrame({name: runs[name].records[rows].mean() for name in ("yours", "paddi
 
 # %% [markdown]
 # The ratio is 1 in both runs, because it compares two passes with the same mistake. Two rows reveal the mistake. All
-# completions have the same length, and sampler and trainer differ by up to 13 to 15 nats, because the sampler never
-# drew those tokens.
+# completions have the same length, and sampler and trainer differ by about 12.5 nats at most, on average over the
+# steps, because the sampler never drew those tokens.
 #
 # ## 4. The sampler's own log-probabilities
 #

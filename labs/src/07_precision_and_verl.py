@@ -93,8 +93,9 @@ for precision, run in four.items():
 # <details><summary>Our measurement: open it after your run</summary>
 #
 # An overflow kills this run, so the range of the format decides, not its digits. bf16 has the same range as fp32, and
-# like fp32 it survives, with a huge norm (750, and 1,700 in fp32). The last run also met an inf, as its norm shows. It
-# survives because the loss scaler checks the gradients before the update; part 4 explains it.
+# like fp32 it survives, with a huge norm (1,000, and 1,700 in fp32). The last run also met numbers that are not finite:
+# its closing message names `grad_scaler`; the table leaves them out. It survives because the loss scaler checks the
+# gradients before the update; part 4 explains it.
 #
 # </details>
 
@@ -124,7 +125,8 @@ for dtype in ("float16", "bfloat16", "float32"):
 
 # %% [markdown]
 # The limit in fp16 is eleven nats, and lab 3's token was at 42. So trainers compute the loss in fp32 even if the
-# model is fp16. The crashed run did so, too; there the gradient overflowed on its way back through fp16 layers.
+# model is fp16. Lab 3's crashed run did so, too; there the gradient overflowed on its way back through fp16 layers. In
+# the run of part 2, at a much higher rate, the next forward pass already overflowed: its first break is in the logits.
 
 # %% [markdown]
 # ## 4. Loss scaling
@@ -282,7 +284,7 @@ guards = ("drop_nonfinite_samples",)
 # END SOLUTION
 
 # %% [markdown]
-# Did you try `skip_nonfinite`? It keeps every weight finite, but makes only two or three updates in twelve steps. Did
+# Did you try `skip_nonfinite`? It keeps every weight finite, but makes only one to four updates in twelve steps. Did
 # you try both clamps, `("clamp_log_ratio", "clamp_kl")`? They give the strangest result of this lab: the loss is NaN
 # and the gradient is finite. A clamp passes a gradient back only for inputs inside its limits, and NaN is not inside.
 # This is the reverse of lab 3.
@@ -307,8 +309,9 @@ spike
 spiked = await spike.run()
 
 # %% [markdown]
-# One completion of 32 was damaged between sampler and trainer. KL and norm rise by factors of thousands for one step.
-# The reward was computed earlier and shows nothing. Now test each remedy of the table alone.
+# One completion of 32 was damaged between sampler and trainer. The KL rises by a factor of tens of thousands and the
+# norm by hundreds for one step. The reward was computed earlier and shows nothing. Now test each remedy of the table
+# alone.
 
 # %%
 from grpo_lab.course.labs.lab_07_precision_and_verl.cases import REMEDIES

@@ -210,8 +210,8 @@ answer = {
 
 # %% [markdown] tags=["instructor"]
 # **Ask.** "Which two look alike?" The two with large norms: in one, KL and ratio are quiet (a scale); in the other they
-# are as large as the norm. **Also ask** about the run with a norm of 2.35 that crashes in the next step: before the crash
-# every curve is in its range, but the weights are broken.
+# are as large as the norm. **Also ask** about the run with a norm of 1.75 that crashes in the next step: before the
+# crash every curve is in its range, but the weights are broken.
 
 # %% [markdown]
 # ## 4. A broken trainer
@@ -404,9 +404,8 @@ final = await design.run()
 # %% [markdown]
 # The diamonds show the share of right answers on 400 held-out sums, before and after. On our machine it goes from 0.30
 # to 0.44, no guard acts, and no norm passes 10. (The reward of a batch is noisy, and higher, because completions are
-# sampled at temperature 0.8.) Compare your choice with `gl.preset("stable")`. Backward elimination in a matrix with one
-# seed left three of its guards, and the authors added the fourth. Then these four were compared with 25 other sets of
-# guards on 23 failures.
+# sampled at temperature 0.8.) Compare your choice with `gl.preset("stable")`. Backward elimination of six candidates,
+# on three seeds, left its four guards. A matrix compares these four with 25 other sets of guards on 24 failures.
 
 # %% [markdown]
 # A colleague will run your configuration for a week and asks you to justify it. Defend it in a few sentences. What does
