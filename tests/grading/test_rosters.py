@@ -1,12 +1,13 @@
 """Class lists: names in any order and platform, groups, namesakes, and errors that name the row."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from grpo_lab.errors import DataError
 from grpo_lab.grading import repeats, rosters
-from grpo_lab.grading.results import Result
+from grpo_lab.grading.results import RIGHT, Mark, Result
 from grpo_lab.grading.submissions import Found
 
 CANVAS = """\
@@ -129,3 +130,52 @@ def test_two_students_of_one_name_keep_a_row_each():
     assert names(kept) == ["Ada (1)", "Ada (2)"] and all("another student" in each.warnings[0] for each in kept)
     again, same = rosters.applied(*handed_in(("Ada", "moodle", "1", False), ("Ada", "moodle", "1", False)), None)
     assert names(repeats.one_each(again, same)) == ["Ada"]
+
+
+LOVELACE = "Name,ID\nAda Lovelace,1001\nBob Lee,1010\n"
+ADA_1, ADA_2 = ("Ada Lovelace", "moodle", "1001", False), ("ada lovelace", "moodle", "1010", False)
+
+
+def test_of_two_submissions_of_one_name_the_list_gets_the_one_with_its_number(tmp_path):
+    _, (first, second) = rosters.applied(*handed_in(ADA_1, ADA_2), read(tmp_path, LOVELACE))
+    assert (first.student, first.warnings) == ("Ada Lovelace", ())
+    assert second.student == "ada lovelace (1010)" and rosters.OTHER_NUMBER in second.warnings
+
+
+def test_two_submissions_of_one_name_without_a_known_number_keep_a_row_each(tmp_path):
+    strangers = [(*ADA_1[:2], number, False) for number in ("7", "8")]
+    files, told = rosters.applied(*handed_in(*strangers), read(tmp_path, LOVELACE))
+    assert names(repeats.one_each(files, told)) == ["Ada Lovelace (7)", "Ada Lovelace (8)"]
+    assert all(rosters.OTHER_NUMBER in each.warnings for each in told)
+
+
+def test_a_number_of_no_namesake_in_the_list_is_nobodys(tmp_path):
+    both = read(tmp_path, "student,id\nAda,1\nAda,2\nBob,3\n")
+    assert names(both.senders("Ada", "3")) == []
+
+
+def test_a_name_in_one_row_and_a_login_in_another_is_in_no_row(tmp_path):
+    both = read(tmp_path, "name,login\nada,x\nbob,ada\n")
+    (told,) = rosters.applied(*handed_in(("ada", "", "", False)), both)[1]
+    assert told.student == "ada (unlisted)" and rosters.NOT_LISTED in told.warnings
+
+
+def test_a_sender_who_is_not_in_the_list_never_shares_a_row_of_it(tmp_path):
+    """A name of GitHub is its owner's choice, and may be the name of a student."""
+    list_ = read(tmp_path, "name,github_username\nbob,robert\n")
+    (told,) = rosters.applied(*handed_in(("bob", "classroom", "", False)), list_)[1]
+    assert told.student == "bob (classroom)"
+
+
+@pytest.mark.parametrize("cell", ["Red, Blue", "Red;Blue", " blue ; red "])
+def test_a_member_of_several_groups_gets_the_notebook_of_each(tmp_path, cell):
+    list_ = read(tmp_path, f'student,groups\n小明,"{cell}"\nAda,Red\n')
+    assert names(list_.senders("red")) == ["小明", "Ada"] and names(list_.senders("Blue")) == ["小明"]
+    assert names(list_.senders(cell)) == ["小明"]
+    every, results = handed_in(("Red", "", "", False), ("Blue", "", "", False))
+    marks = [[Mark("k3", "k3", "code", points, 2, RIGHT)] for points in (2.0, 1.0)]
+    results = [dataclasses.replace(each, marks=mark) for each, mark in zip(results, marks, strict=True)]
+    files, told = rosters.applied(every, results, list_)
+    kept = {each.student: each.score for each in repeats.one_each(files, told, "best")}
+    assert kept == {"小明": 2.0, "Ada": 2.0}
+    assert {each.student: each.score for each in repeats.one_each(files, told)} == {"小明": 1.0, "Ada": 2.0}
