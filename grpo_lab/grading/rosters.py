@@ -11,7 +11,7 @@ from grpo_lab.grading import tables
 from grpo_lab.grading.intake import CLASSROOM
 from grpo_lab.grading.reports.plain import printable
 from grpo_lab.grading.results import Result
-from grpo_lab.grading.students import Student, groups_in, plain
+from grpo_lab.grading.students import Student, composed, groups_in, plain
 from grpo_lab.grading.submissions import Found
 from grpo_lab.paths import data_tables
 
@@ -71,7 +71,7 @@ def read(path: Path) -> Roster:
     students = []
     met: dict[Student, int] = {}
     for place, row in table.rows:
-        given = {field: row[heading].strip() for field, heading in columns.items()}
+        given = {field: composed(row[heading].strip()) for field, heading in columns.items()}
         name = (
             given.pop("student", "")
             or f"{given.pop('first', '')} {given.pop('last', '')}".strip()

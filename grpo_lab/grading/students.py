@@ -23,6 +23,11 @@ class Student(NamedTuple):
     """The group or groups, as the class list writes them."""
 
 
+def composed(text: str) -> str:
+    """The text with each accent in its letter, because systems write the same name differently (Unicode's NFC, NFD)."""
+    return unicodedata.normalize("NFC", text)
+
+
 @cache
 def groups_in(cell: str) -> frozenset[str]:
     """The groups that a cell of the class list names, as they are compared: the whole cell, and each part of a list.

@@ -1,6 +1,7 @@
 """Class lists: names in any order and platform, groups, namesakes, and errors that name the row."""
 
 import dataclasses
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,12 @@ def test_two_submissions_of_one_name_without_a_known_number_keep_a_row_each(tmp_
     files, told = rosters.applied(*handed_in(*strangers), read(tmp_path, LOVELACE))
     assert names(repeats.one_each(files, told)) == ["Ada Lovelace (7)", "Ada Lovelace (8)"]
     assert all(rosters.OTHER_NUMBER in each.warnings for each in told)
+
+
+def test_a_class_list_writes_its_accents_as_submissions_do(tmp_path):
+    decomposed, composed = (unicodedata.normalize(form, "Zoë") for form in ("NFD", "NFC"))
+    list_ = read(tmp_path, f"name,group\n{decomposed},{decomposed}\n")
+    assert [(each.student, each.group) for each in list_.students] == [(composed, composed)]
 
 
 def test_a_number_of_no_namesake_in_the_list_is_nobodys(tmp_path):

@@ -3,6 +3,7 @@
 import os
 import pickle
 import stat
+import unicodedata
 import zipfile
 from pathlib import Path
 
@@ -178,6 +179,13 @@ def test_names_that_are_no_text_can_be_written_down(tmp_path):
     put(tmp_path, os.fsdecode(b"\xff\n\xe2\x80\xaeann/x.ipynb"))
     ((student, *_),) = seen(tmp_path)
     assert student == "\\udcff\\n\\u202eann" and student.encode()
+
+
+def test_a_name_is_the_same_however_a_system_writes_its_accents(tmp_path):
+    """A zip of macOS holds names with accents as characters of their own."""
+    for number, form in enumerate(("NFC", "NFD")):
+        put(tmp_path, unicodedata.normalize(form, f"Zoë/{number}.ipynb"))
+    assert {student for student, *_ in seen(tmp_path)} == {unicodedata.normalize("NFC", "Zoë")}
 
 
 def test_everything_handed_in_has_a_row(tmp_path):
