@@ -94,6 +94,17 @@ class Result:
         return sum(mark.out_of for mark in self.marks if mark.status != BY_HAND)
 
     @property
+    def notebook(self) -> bool:
+        """Whether the file is a notebook, or a zip, which may hold one."""
+        return self.file.lower().endswith((".ipynb", ".zip"))
+
+    @property
+    def left_out(self) -> bool:
+        """Whether the rules leave the lab out."""
+        labs = self.settings.get("labs")
+        return bool(self.lab and labs and self.lab not in labs)
+
+    @property
     def by_hand(self) -> Sequence[Mark]:
         """The marks that wait for a person."""
         return [mark for mark in self.marks if mark.status == BY_HAND]

@@ -25,7 +25,7 @@ from grpo_lab.grading.reports.plain import visible
 from grpo_lab.grading.results import BY_HAND, FAILED, MARKED, RIGHT, UNANSWERED, WRONG, Mark, Result
 from grpo_lab.grading.sandbox import tiers
 from grpo_lab.grading.students import Student
-from grpo_lab.grading.submissions import Found
+from grpo_lab.grading.submissions import NOT_READ, Found
 
 FINE = Finding(True, "two deltas", "[1, 2]", "[1, 2]", "")
 OFF = Finding(False, "near 0", "0", "5e-09", "No digits are left.")
@@ -339,11 +339,11 @@ def test_tables_leave_out_the_labs_that_are_not_graded():
 
 
 def test_one_notebook_counts_for_a_student_and_a_lab(tmp_path):
-    new, old = replace(ANN, file="new", marks=MARKS[1:]), replace(ANN, file="old")
-    broken = replace(ANN, file="zz", marks=(), problem="not a notebook")
+    new, old = replace(ANN, file="new.ipynb", marks=MARKS[1:]), replace(ANN, file="old.ipynb")
+    broken = replace(ANN, file="zz.ipynb", marks=(), problem="not a notebook")
     pdf = replace(broken, lab="", file="r.pdf")
     results = [broken, new, BEN, old, pdf]
-    for time, name in enumerate(("old", "new", "zz", "r.pdf", BEN.file.replace("/", "-")), start=1):
+    for time, name in enumerate(("old.ipynb", "new.ipynb", "zz.ipynb", "r.pdf", BEN.file.replace("/", "-")), start=1):
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (time, time))
     every = [Found(each.student, tmp_path / each.file.replace("/", "-"), tmp_path) for each in results]
@@ -352,11 +352,23 @@ def test_one_notebook_counts_for_a_student_and_a_lab(tmp_path):
         assert sorted(each.file for each in kept) == sorted([counts.file, BEN.file, pdf.file])
         (warning,) = next(each for each in kept if each.file == counts.file).warnings
         assert f"3 notebooks of this lab: {counts.file} counts (rule: {rule})" in warning
-        assert "zz (not a notebook)" in warning
+        assert "zz.ipynb (could not be graded: not a notebook)" in warning
+        said = words.of("zh").said(warning)
+        assert ".ipynb（得分 " in said and "zz.ipynb（无法评分：" in said
     alone = repeats.one_each(every, results, "best", alone=True)  # else one submission earned its points twice
     assert len([each for each in alone if each.lab]) == 1
     with pytest.raises(ConfigError, match="latest or best"):
         repeats.one_each(every, results, "worst")
+
+
+def test_other_files_in_a_zip_of_a_lab_are_no_notebooks_of_it(tmp_path):
+    runs = [replace(ANN, file=f"ann_05_kl.zip/runs/{name}.json", marks=(), problem=NOT_READ) for name in "ab"]
+    notebook = replace(ANN, file="ann_05_kl.zip/05_kl.ipynb")
+    every = [Found("ann", tmp_path / "ann_05_kl.zip", tmp_path)] * 3
+    counts, *others = repeats.one_each(every, [notebook, *runs])
+    assert counts == notebook and [(each.file, each.lab) for each in others] == [(each.file, "") for each in runs]
+    first, second = repeats.one_each(every[1:], runs)  # no notebook at all: the lab is not graded, and says why
+    assert sorted((first.lab, second.lab)) == ["", "05_kl"] and not first.warnings + second.warnings
 
 
 def test_two_marks_of_one_answer_contradict(sheet):
@@ -371,7 +383,7 @@ def test_two_marks_of_one_answer_contradict(sheet):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "not a table"),
+        (b"", "is empty"),
         (b"student,mark\nann,1\n", "no column answer, comment, digest"),
         ("student;Größe".encode("cp1252"), "not UTF-8"),
         (",".join(marking.COLUMNS).encode() + b"\nann,1\n", "row 2: 2 cells, not 9"),

@@ -220,6 +220,12 @@ def test_notebooks_are_read_from_a_zip(tmp_path):
     assert read.file == "05_kl_ann.zip/a/05_kl.ipynb"
 
 
+def test_a_zip_in_a_zip_is_refused_as_such(tmp_path):
+    zipped(tmp_path / "ann.zip", **{"inner.ZIP": "PK", "05_kl.ipynb": "{}"})
+    notebook, inner = found([tmp_path])
+    assert (notebook.problem, inner.problem) == ("", archives.ZIP_IN_ZIP)
+
+
 @pytest.mark.parametrize(
     ("name", "student"),
     [
