@@ -68,31 +68,42 @@ def read(path: Path) -> Roster:
     """
     table = tables.read(path, "name the CSV file with the class list", "with a first row of headings")
     columns = _columns(path, table.head)
-    students = []
-    met: dict[Student, int] = {}
-    for place, row in table.rows:
-        given = {field: composed(row[heading].strip()) for field, heading in columns.items()}
-        name = (
-            given.pop("student", "")
-            or f"{given.pop('first', '')} {given.pop('last', '')}".strip()
-            or given.get("id", "")
+    every = [(place, _student(path, place, row, columns)) for place, row in table.rows]
+    listed = [(place, student) for place, student in every if student.student.casefold() not in _NO_STUDENT]
+    if not listed:
+        raise DataError(f"{path} names no student; write one in each row below the headings")
+    _check_rows(path, listed)
+    return Roster(list(_told_apart(path, [student for _, student in listed])))
+
+
+def _student(path: Path, place: int, row: Mapping[str, str], columns: Mapping[str, str]) -> Student:
+    """The student of a row. Raises DataError for a row without a name."""
+    given = {field: composed(row[heading].strip()) for field, heading in columns.items()}
+    whole = f"{given.pop('first', '')} {given.pop('last', '')}".strip()
+    name = given.pop("student", "") or whole or given.get("id", "")
+    if not name:
+        raise DataError(
+            f"{path}, row {place}: no name; fill in {columns.get('student', 'the name')}, or delete the row"
         )
-        if name.casefold() in _NO_STUDENT:
-            continue
-        if not name:
-            raise DataError(
-                f"{path}, row {place}: no name; fill in {columns.get('student', 'the name')}, or delete the row"
-            )
-        student = Student(printable(name), **{field: given.get(field, "") for field in Student._fields[1:]})
+    return Student(printable(name), **given)
+
+
+def _check_rows(path: Path, listed: Sequence[tuple[int, Student]]) -> None:
+    """Raise DataError for a student in two rows, and for two students with one id."""
+    met: dict[Student, int] = {}
+    ids: dict[str, tuple[int, str]] = {}
+    for place, student in listed:
         if (before := met.setdefault(student._replace(group="", section=""), place)) != place:
             raise DataError(
                 f"{path}, row {place}: {student.student!r} is already in row {before}; delete one of the two, or give "
                 "both an id"
             )
-        students.append(student)
-    if not students:
-        raise DataError(f"{path} names no student; write one in each row below the headings")
-    return Roster(list(_told_apart(path, students)))
+        before, other = ids.setdefault(student.id.casefold(), (place, student.student))
+        if student.id and before != place:
+            raise DataError(
+                f"{path}, row {place}: {student.student!r} has the id {student.id!r}, as {other!r} has in row "
+                f"{before}; correct one of the two"
+            )
 
 
 def applied(

@@ -131,7 +131,9 @@ def _is_of_tools(name: str) -> bool:
 
 def _found(file: Path, root: Path, problem: str = "") -> Found:
     of = _sender(file, root)
-    return Found(printable(composed(of.student)), file, root, problem, system=of.system, identity=of.identity, late=of.late)
+    return Found(
+        printable(composed(of.student)), file, root, problem, system=of.system, identity=of.identity, late=of.late
+    )
 
 
 def _sender(file: Path, root: Path) -> intake.Sender:

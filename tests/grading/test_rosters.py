@@ -80,14 +80,38 @@ def test_namesakes_are_told_apart_by_their_numbers(tmp_path):
         ("student,section\nada,A\nada,B\n", r"row 3: 'ada' is already in row 2; delete one"),
         ("student,name\nada,ada\n", r"'student' and 'name' both mean student; delete one column"),
         ("student,github\nada,a\nada,b\n", r"'ada' is in two rows; give both an id"),
+        ("student,id\nada,7\nbob,7\n", r"row 3: 'bob' has the id '7', as 'ada' has in row 2; correct one of the two"),
         ("student\n", r"names no student"),
-        ("", r"is not a table"),
+        ("", r"is empty; save it as CSV, with a first row of headings"),
+        ("\n , \n", r"is empty; save it as CSV, with a first row of headings"),
+        ("sep=;\n", r"is empty; save it as CSV, with a first row of headings"),
+        (b"PK\x03\x04\x14\x00", r"is an Excel workbook; save it as CSV in UTF-8"),
+        (b"\xd0\xcf\x11\xe0\xa1", r"is an Excel workbook; save it as CSV in UTF-8"),
         (b"student\n\xff\xfe\n", r"is not UTF-8"),
     ],
 )
 def test_a_bad_class_list_is_explained(tmp_path, text, said):
     with pytest.raises(DataError, match=rf"class\.csv.*{said}"):
         read(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sep=;\nstudent;id\nLee, Ada;7\n",
+        "SEP=\t\r\nstudent\tid\r\nLee, Ada\t7\r\n",
+        "\n;\nstudent;id\nLee, Ada;7\n",
+        "sep=|\nstudent|id\nLee, Ada|7\n",
+    ],
+)
+def test_a_first_line_with_the_separator_and_blank_lines_are_passed_over(tmp_path, text):
+    (ada,) = read(tmp_path, text).students
+    assert (ada.student, ada.id) == ("Lee, Ada", "7")
+
+
+def test_a_row_keeps_its_number_behind_blank_lines(tmp_path):
+    with pytest.raises(DataError, match="row 6: no name"):
+        read(tmp_path, "sep=,\n\nstudent,id,email\n\nada,1,\n,,x@y\n")
 
 
 def test_a_missing_class_list_is_explained(tmp_path):
