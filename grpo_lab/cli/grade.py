@@ -107,8 +107,7 @@ def grade(
 
     Ctrl-C stops after the notebooks in progress; the exit code is 130. The same command continues from there, and
     counts the marks that a person has entered in to_mark.csv. Exit code 1: a notebook, or a zip in its place, could not
-    be graded, or not in full; other files only have a row with the reason. Exit code 2: the sandbox does not work, or
-    an option or rule is wrong.
+    be graded, or not in full. Exit code 2: the sandbox does not work, or an option or rule is wrong.
     """
     if sys.platform != "linux":
         raise ConfigError(
