@@ -8,7 +8,7 @@ from pathlib import Path
 
 from grpo_lab.errors import DataError
 from grpo_lab.grading import tables
-from grpo_lab.grading.intake import CLASSROOM
+from grpo_lab.grading.intake import CLASSROOM, MOODLE
 from grpo_lab.grading.reports.plain import printable
 from grpo_lab.grading.results import Result
 from grpo_lab.grading.students import Student, composed, groups_in, plain
@@ -20,12 +20,14 @@ _NO_STUDENT = ("points possible", "student, test")
 LATE = "handed in late, by the name of its file"
 NOT_LISTED = "its sender is in no row of the class list, or in several; correct the list"
 OTHER_NUMBER = (
-    "another student of this name handed this lab in, and no row of the class list has this name with this number; "
-    "correct the list"
+    "another student has this name, by the numbers in the names of files, and no row of the class list has this name "
+    "with this number; correct the list"
 )
 UNLISTED = "unlisted"
 """A sender without a number, whose name a row of the class list has too."""
-NAMESAKE = "another student of this name handed this lab in; a class list (--roster) tells them apart"
+NAMESAKE = (
+    "another student has this name, by the numbers in the names of files; a class list (--roster) tells them apart"
+)
 
 
 class Roster:
@@ -129,9 +131,13 @@ def applied(
 
 
 def _owners(found: Found, lab: str, roster: Roster | None) -> tuple[str, ...]:
-    """The platform, the lab, and the students by their names alone: two numbers here are two people."""
+    """The platform and the students by their names alone: two numbers here are two people.
+
+    Moodle's numbers are those of one assignment, so they say nothing across labs, nor about files of no lab.
+    """
     students = roster.senders(found.student, found.identity, found.system) if roster else ()
-    return (found.system, lab, *([student.student for student in students] or [found.student]))
+    assignment = (lab or found.identity) if found.system == MOODLE else ""
+    return (found.system, assignment, *([student.student for student in students] or [found.student]))
 
 
 def _owned(result: Result, roster: Roster, namesakes: bool) -> Iterator[Result]:

@@ -167,6 +167,23 @@ def test_of_two_submissions_of_one_name_the_list_gets_the_one_with_its_number(tm
     assert second.student == "ada lovelace (1010)" and rosters.OTHER_NUMBER in second.warnings
 
 
+def test_numbers_of_canvas_tell_namesakes_apart_in_different_labs(tmp_path):
+    """Canvas gives a student one number, Moodle another one in each assignment."""
+    for system, student in (("canvas", "Ada Lovelace (1010)"), ("moodle", "Ada Lovelace")):
+        two = [
+            handed_in(("Ada Lovelace", system, number, False), lab=lab)
+            for number, lab in (("1001", "05_kl"), ("1010", "04_guards"))
+        ]
+        every, results = ([*first, *second] for first, second in zip(*two, strict=True))
+        assert names(rosters.applied(every, results, read(tmp_path, LOVELACE))[1]) == ["Ada Lovelace", student]
+
+
+def test_files_of_no_lab_from_two_assignments_of_moodle_are_one_students(tmp_path):
+    both = handed_in(("Ada Lovelace", "moodle", "7", False), ("Ada Lovelace", "moodle", "8", False), lab="")
+    for list_ in (None, read(tmp_path, LOVELACE)):
+        assert names(rosters.applied(*both, list_)[1]) == ["Ada Lovelace"] * 2
+
+
 def test_two_submissions_of_one_name_without_a_known_number_keep_a_row_each(tmp_path):
     strangers = [(*ADA_1[:2], number, False) for number in ("7", "8")]
     files, told = rosters.applied(*handed_in(*strangers), read(tmp_path, LOVELACE))
