@@ -135,7 +135,7 @@ def _owners(found: Found, lab: str, roster: Roster | None) -> tuple[str, ...]:
 
     Moodle's numbers are those of one assignment, so they say nothing across labs, nor about files of no lab.
     """
-    students = roster.senders(found.student, found.identity, found.system) if roster else ()
+    students = roster.senders(found.student, system=found.system) if roster else ()
     assignment = (lab or found.identity) if found.system == MOODLE else ""
     return (found.system, assignment, *([student.student for student in students] or [found.student]))
 

@@ -184,6 +184,11 @@ def test_files_of_no_lab_from_two_assignments_of_moodle_are_one_students(tmp_pat
         assert names(rosters.applied(*both, list_)[1]) == ["Ada Lovelace"] * 2
 
 
+def test_another_name_with_the_students_number_makes_no_namesake(tmp_path):
+    both = handed_in(("Zed", "moodle", "1001", False), ("Ada Lovelace", "moodle", "9", False))
+    assert names(rosters.applied(*both, read(tmp_path, LOVELACE))[1]) == ["Ada Lovelace"] * 2
+
+
 def test_two_submissions_of_one_name_without_a_known_number_keep_a_row_each(tmp_path):
     strangers = [(*ADA_1[:2], number, False) for number in ("7", "8")]
     files, told = rosters.applied(*handed_in(*strangers), read(tmp_path, LOVELACE))
