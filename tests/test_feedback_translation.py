@@ -91,7 +91,7 @@ SHOWN = {
         "a folder that",
     ),
     "rosters.py": ("handed in late", "its sender", "another student"),
-    "repeats.py": ("{} notebooks of this lab",),
+    "repeats.py": ("{} notebooks of this lab", "{} (could not", "{} (with"),
     "copies.py": ("same as",),
     "grader.py": ("the lab {}",),
     "worker_client.py": ("not finished", "the grade worker ended", "the grade worker had", "the grade worker sent"),

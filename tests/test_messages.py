@@ -82,7 +82,7 @@ def asked_by_reports() -> set[str]:
     keys = {f"report.{key}" for source in sources for key in re.findall(r"word(?:\.before)?\([\"'](\w+)", source)}
     things = {thing for source in sources for thing in re.findall(r"count\([\"'](\w+)", source)}
     statuses = {f"report.status.{status}" for status in pages.STATUSES}
-    details = {f"report.{name}" for name in ("got", "expected", "why", "right", "wrong")}
+    details = {f"report.{name}" for name in ("got", "expected", "why", "right", "wrong", "more_characters")}
     return keys | {f"report.{many}.{thing}" for many in ("one", "many") for thing in things} | statuses | details
 
 

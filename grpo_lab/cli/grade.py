@@ -106,8 +106,8 @@ def grade(
     """Grade notebooks: run their answers again in a sandbox on fresh inputs, and write reports.
 
     Ctrl-C stops after the notebooks in progress; the exit code is 130. The same command continues from there, and
-    counts the marks that a person has entered in to_mark.csv. Exit code 1: something could not be graded. Exit code 2:
-    the sandbox does not work, or an option or rule is wrong.
+    counts the marks that a person has entered in to_mark.csv. Exit code 1: a notebook, or a zip in its place, could not
+    be graded, or not in full. Exit code 2: the sandbox does not work, or an option or rule is wrong.
     """
     if sys.platform != "linux":
         raise ConfigError(
@@ -189,9 +189,9 @@ def _grade(
 
         def tell(result: Result) -> None:
             earned = result.problem or f"{result.score:g} of {result.out_of:g}"
-            note = f"{result.student}: {earned}"[:60]
+            note = f"{result.student}: {earned}"
             if console.err.is_terminal:
-                bars.update(task, advance=1, note=note)
+                bars.update(task, advance=1, note=_cut(note, 60))
             else:
                 console.report(f"{next(done)} of {len(every)}: {note}")
 
@@ -213,17 +213,27 @@ def _grade(
 
 
 def _say(results: Sequence[Result], out: Path) -> None:
-    """Print a summary of the class; exit code 1 where the grader itself failed, because a person has to look then."""
+    """Print a summary of the class; exit code 1 if a notebook was not graded in full: a person has to look then."""
+    from grpo_lab.grading.reports.words import ENGLISH, words
+    from grpo_lab.grading.results import counted
     from grpo_lab.ui import console
 
+    word = words(ENGLISH)
     rows = [("student", "lab", "score", "of", "to mark", "problem or warning")]
     for result in results:
-        said = [each for each in (result.problem, *result.warnings, *result.flags) if each]
+        left = word("incomplete", exercises=word.count("exercise", result.not_graded)) if result.not_graded else ""
+        said = [each for each in (result.problem, left, *result.warnings, *result.flags) if each]
         points = (f"{result.score:g}", f"{result.out_of:g}", str(len(result.by_hand) or ""))
-        rows.append((result.student, result.lab or result.file, *points, "; ".join(said)))
+        rows.append((_cut(result.student), _cut(result.lab or result.file), *points, "; ".join(said)))
     console.out.print(console.table(rows))
     console.out.print(f"reports: {out / 'index.html'}", markup=False, soft_wrap=True)
-    if lost := [result for result in results if result.incomplete]:
-        message = f"{len(lost)} of {len(results)} notebooks were not graded in full; the reports say where and why"
-        console.err.print(message, markup=False, soft_wrap=True)
+    counts = counted(results)
+    if counts.ungraded:
+        share = f"{counts.ungraded} of {word.count('notebook', counts.notebooks)}"
+        console.report(f"not graded, or not in full: {share}; the reports say where and why")
         raise typer.Exit(1)
+
+
+def _cut(text: str, most: int = 40) -> str:
+    """The beginning of a text: one long name would widen the table for all."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"

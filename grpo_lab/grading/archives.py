@@ -19,6 +19,7 @@ MAX_ZIP = 100 * 2**20
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """Methods of compression that are read; the others can ask for gigabytes of memory."""
 LINK_IN_ZIP = "a symbolic link in a zip, and links are not followed; hand in the file itself"
+ZIP_IN_ZIP = "a zip in a zip, and only the outer one is opened; hand in the notebook itself"
 _AGAIN = "hand in the notebook itself"
 _FAULTS = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, ValueError, EOFError, OSError)
 """Exceptions that `zipfile` raises for damaged, encrypted and unknown archives."""
@@ -63,4 +64,4 @@ def _problem(file: zipfile.ZipInfo, times: int) -> str:
         return f"its zip has a password; {_AGAIN}"
     if file.compress_type not in METHODS:
         return f"its zip is compressed in a way that is not read; {_AGAIN}"
-    return ""
+    return ZIP_IN_ZIP if file.filename.lower().endswith(".zip") else ""

@@ -10,6 +10,7 @@ from functools import cache
 
 from grpo_lab.course.exercises import Exercise, Function
 from grpo_lab.grading.results import WRONG, Mark, Result
+from grpo_lab.grading.students import groups_in
 from grpo_lab.paths import data_tables
 
 _LAYOUT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING)
@@ -48,7 +49,7 @@ def hash_of(source: str) -> str:
 def flagged(results: Sequence[Result]) -> list[Result]:
     """The results with a flag for each set of answers that other students have too.
 
-    An answer that equals the reference is not counted, nor are those of members of one group.
+    An answer that equals the reference is not counted, nor are those of students with a group in common.
     """
     shared: dict[tuple[str, str, str], list[tuple[int, Mark]]] = defaultdict(list)
     for place, result in enumerate(results):
@@ -69,7 +70,7 @@ def flagged(results: Sequence[Result]) -> list[Result]:
 
 def _apart(one: Result, other: Result) -> bool:
     """Whether two results are of students who had to answer on their own."""
-    return one.student != other.student and not (one.group and one.group == other.group)
+    return one.student != other.student and not groups_in(one.group) & groups_in(other.group)
 
 
 def _told(result: Result, results: Sequence[Result], alike: Mapping[int, Sequence[Mark]]) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """Several notebooks of one student for one lab: one of them counts, by a stated rule."""
 
+import dataclasses
 import os
 from collections import defaultdict
 from collections.abc import Sequence
@@ -20,8 +21,9 @@ def one_each(
     """The results with one for each student and lab, in the order given; its warnings name the others.
 
     With `alone`, all files are one student's, whatever their names. A notebook that could be graded goes before one
-    that could not. Among equals, the one changed last counts, then the last path. Files of no lab are all kept. Raises
-    ConfigError for an unknown rule.
+    that could not. Among equals, the one changed last counts, then the last path. Files of no lab are all kept, and so
+    are other files than notebooks: one of them stands for the lab where there is no notebook, and the rest are of no
+    lab. Raises ConfigError for an unknown rule.
     """
     if rule not in RULES:
         raise ConfigError(f"unknown rule {rule!r} for several notebooks of a student; use {' or '.join(RULES)}")
@@ -37,9 +39,16 @@ def one_each(
 
     kept: dict[int, Result] = {place: result for place, result in enumerate(results) if not result.lab}
     for places in groups.values():
-        best, *others = sorted(places, key=worth, reverse=True)
-        kept[best] = results[best].warned(*_told(results[best], [results[other] for other in others], rule))
+        notebooks = [place for place in places if results[place].notebook]
+        best, *others = sorted(notebooks or places, key=worth, reverse=True)
+        kept |= {place: _of_no_lab(results[place]) for place in places if place not in notebooks}
+        told = _told(results[best], [results[other] for other in others], rule) if notebooks else []
+        kept[best] = results[best].warned(*told)
     return [kept[place] for place in sorted(kept)]
+
+
+def _of_no_lab(result: Result) -> Result:
+    return result if result.left_out else dataclasses.replace(result, lab="")
 
 
 def changed(found: Found) -> float:
@@ -55,5 +64,11 @@ def _told(counts: Result, others: Sequence[Result], rule: str) -> list[str]:
         return []
     alike = counts.file in {each.file for each in others}  # in two folders of submissions
     name = f"{counts.file}, SHA-256 {counts.digest[:8]}," if alike else counts.file
-    rest = ", ".join(f"{each.file} ({each.problem or f'{number(each.score)} points'})" for each in others)
+    rest = ", ".join(map(_outcome, others))
     return [f"{len(others) + 1} notebooks of this lab: {name} counts (rule: {rule}), not {rest}"]
+
+
+def _outcome(result: Result) -> str:
+    if result.problem:
+        return f"{result.file} (could not be graded: {result.problem})"
+    return f"{result.file} (with a score of {number(result.score)})"

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from grpo_lab.course.exercises import Exercise, Finding
 
@@ -94,6 +94,17 @@ class Result:
         return sum(mark.out_of for mark in self.marks if mark.status != BY_HAND)
 
     @property
+    def notebook(self) -> bool:
+        """Whether the file is a notebook, or a zip, which may hold one."""
+        return self.file.lower().endswith((".ipynb", ".zip"))
+
+    @property
+    def left_out(self) -> bool:
+        """Whether the rules leave the lab out."""
+        labs = self.settings.get("labs")
+        return bool(self.lab and labs and self.lab not in labs)
+
+    @property
     def by_hand(self) -> Sequence[Mark]:
         """The marks that wait for a person."""
         return [mark for mark in self.marks if mark.status == BY_HAND]
@@ -101,7 +112,17 @@ class Result:
     @property
     def incomplete(self) -> bool:
         """Whether something was not graded, so that a person has to look."""
-        return self.problem.startswith(FAULT) or any(mark.status == FAILED for mark in self.marks)
+        return self.problem.startswith(FAULT) or self.not_graded > 0
+
+    @property
+    def not_graded(self) -> int:
+        """Number of exercises that were not graded."""
+        return sum(mark.status == FAILED for mark in self.marks)
+
+    @property
+    def ungraded(self) -> bool:
+        """Whether it is a notebook that could not be graded, or not in full. Labs that the rules leave out are none."""
+        return not self.left_out and (self.incomplete or (self.notebook and bool(self.problem)))
 
     @property
     def pending(self) -> Sequence[Mark]:
@@ -132,3 +153,20 @@ class Result:
         data = json.loads(text)
         marks = [Mark(**{**mark, "findings": [Finding(*each) for each in mark["findings"]]}) for mark in data["marks"]]
         return cls(**{**data, "marks": marks})
+
+
+class Counts(NamedTuple):
+    """Numbers of files in a class, without those of labs that the rules leave out."""
+
+    notebooks: int
+    ungraded: int
+    """Notebooks that could not be graded, or not in full."""
+    others: int
+    """Files and folders that are no notebooks."""
+
+
+def counted(results: Sequence[Result]) -> Counts:
+    """The numbers that the terminal, the exit code and the page about a class have in common."""
+    here = [result for result in results if not result.left_out]
+    others = sum(not (result.notebook or result.ungraded) for result in here)
+    return Counts(len(here) - others, sum(result.ungraded for result in here), others)

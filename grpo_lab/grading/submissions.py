@@ -10,6 +10,7 @@ from grpo_lab.course import registry
 from grpo_lab.errors import DataError
 from grpo_lab.grading import archives, intake
 from grpo_lab.grading.reports.plain import printable
+from grpo_lab.grading.students import composed
 
 NO_NOTEBOOK = "a zip without a notebook; hand in the notebook"
 NO_FILES = "a zip without files; hand in the notebook"
@@ -130,7 +131,9 @@ def _is_of_tools(name: str) -> bool:
 
 def _found(file: Path, root: Path, problem: str = "") -> Found:
     of = _sender(file, root)
-    return Found(printable(of.student), file, root, problem, system=of.system, identity=of.identity, late=of.late)
+    return Found(
+        printable(composed(of.student)), file, root, problem, system=of.system, identity=of.identity, late=of.late
+    )
 
 
 def _sender(file: Path, root: Path) -> intake.Sender:

@@ -48,6 +48,7 @@ def test_the_reference_is_nobodys_own_and_a_group_shares_its_answers():
     assert flags(result("ann", k3=REFERENCE), result("ben", k3="# x\n" + REFERENCE)) == [[], []]
     assert flags(result("ann", "Red", k3=OWN), result("ben", "Red", k3=OWN)) == [[], []]
     assert all(flags(result("ann", "Red", k3=OWN), result("ben", "Blue", k3=OWN)))
+    assert flags(result("ann", "Red, Green", k3=OWN), result("ben", "blue;red", k3=OWN)) == [[], []]
 
 
 def test_one_line_names_everybody_with_the_same_answers():

@@ -1,22 +1,28 @@
 """`grpo-lab grade` on a class: full marks for each reference, none for untouched notebooks, and reports."""
 
 import csv
+import dataclasses
 import io
 import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import typer
 
 from grpo_lab import cli
+from grpo_lab.cli import grade as grade_command
 from grpo_lab.course.editions import build
 from grpo_lab.course.exercises import Values
 from grpo_lab.course.registry import LABS, lab_page
 from grpo_lab.grading.reports import marking
+from grpo_lab.grading.results import FAILED, Mark, Result
 from grpo_lab.grading.sandbox import tier_checks
+from grpo_lab.grading.submissions import NOT_READ
 from grpo_lab.grading.worker_client import SCRATCH, sweep
 from tests.grading import mutants
 
@@ -116,11 +122,11 @@ def automatic(lab):
 
 @pytest.mark.parametrize("lab", [lab if lab in SMALL else pytest.param(lab, marks=pytest.mark.slow) for lab in LABS])
 def test_the_reference_earns_all_and_an_untouched_notebook_nothing(request, lab):
-    if lab in SMALL:
+    if lab in SMALL:  # one notebook of that class cannot be read
         _, ended, _, _, marks = request.getfixturevalue("graded")
     else:
         ended, marks = request.getfixturevalue("whole_course")
-    assert ended.returncode == 0, ended.stderr
+    assert ended.returncode == (1 if lab in SMALL else 0), ended.stderr
     solved, blank = marks["solved", lab], marks["blank", lab]
     assert float(solved["score"]) == float(solved["max_score"]) == automatic(lab)
     assert float(blank["score"]) == 0 < float(blank["max_score"])
@@ -140,12 +146,13 @@ def test_what_is_no_notebook_is_accounted_for(graded):
     home, first, *_ = graded
     row = next(row for (student, _), row in gradebook(home).items() if student == "broken")
     assert (row["score"], "not a notebook" in row["problem"]) == ("0.0", True)
-    assert "broken" in first.stdout
+    assert "broken" in first.stdout and f"broken: {row['problem']}\n" in first.stderr
+    assert first.stderr.endswith("not graded, or not in full: 1 of 5 notebooks; the reports say where and why\n")
 
 
 def test_a_mark_by_hand_counts_and_nothing_is_graded_twice(graded):
     home, _, second, kept, before = graded
-    assert second.returncode == 0, second.stderr
+    assert second.returncode == 1, second.stderr
     unreadable = {path for path in kept if "broken" in path.read_text()}
     assert {path: path.stat().st_mtime_ns for path in kept if path not in unreadable} == {
         path: kept[path] for path in kept if path not in unreadable
@@ -245,8 +252,42 @@ def test_the_labs_of_the_command_line_are_a_rule(run):
     assert 'labs = ["05_kl", "04_guards"]' in run("--lab", "05_kl", "--lab", "04_guards", "--print-rules")[1]
 
 
-def test_the_help_names_the_exit_code_of_ctrl_c(run):
-    assert "exit code is 130" in " ".join(run("--help")[1].split())
+def test_the_help_names_the_exit_codes(run):
+    said = " ".join(run("--help")[1].split())
+    assert "exit code is 130" in said and "Exit code 1: a notebook, or a zip in its place" in said
+
+
+def row(**about):
+    return dataclasses.replace(Result("ann", "05_kl", "ann/05_kl.ipynb", "", 2, ""), **about)
+
+
+FAILED_ONE = row(marks=[Mark("k3", "k3", "code", 0.0, 2, FAILED)])
+
+
+@pytest.mark.parametrize(
+    ("result", "code"),
+    [
+        (row(), 0),
+        (row(lab="", file="r.pdf", problem=NOT_READ), 0),
+        (row(problem="not a notebook"), 1),
+        (row(lab="", file="ann.zip", problem="a zip that cannot be read"), 1),
+        (FAILED_ONE, 1),
+        (row(problem="the lab 05_kl, which is not graded here", settings={"labs": ["04_guards"]}), 0),
+    ],
+)
+def test_the_exit_code_tells_of_notebooks_that_were_not_graded(capsys, result, code):
+    with pytest.raises(typer.Exit) if code else nullcontext() as end:
+        grade_command._say([row(), result], Path("out"))
+    assert end is None or end.value.exit_code == code
+    assert ("not graded, or not in full: 1 of 2 notebooks" in capsys.readouterr().err) == bool(code)
+
+
+def test_the_table_in_the_terminal_marks_an_exercise_that_was_not_graded_and_cuts_long_names(capsys):
+    with pytest.raises(typer.Exit):
+        grade_command._say([FAILED_ONE, row(student="w" * 200, lab="", file="v" * 200)], Path("out"))
+    said = capsys.readouterr().out
+    assert "1 exercise not graded" in said
+    assert f"{'w' * 39}… " in said and f"{'v' * 39}…" in said and "w" * 40 not in said
 
 
 def test_folders_of_killed_graders_are_swept(tmp_path):

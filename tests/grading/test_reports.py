@@ -22,10 +22,10 @@ from grpo_lab.grading import repeats, reports
 from grpo_lab.grading.reports import gradebook, gradescope, junit, marking, overview, pages, platforms, words
 from grpo_lab.grading.reports.files import name_of
 from grpo_lab.grading.reports.plain import visible
-from grpo_lab.grading.results import BY_HAND, FAILED, MARKED, RIGHT, UNANSWERED, WRONG, Mark, Result
+from grpo_lab.grading.results import BY_HAND, FAILED, MARKED, RIGHT, UNANSWERED, WRONG, Mark, Result, counted
 from grpo_lab.grading.sandbox import tiers
 from grpo_lab.grading.students import Student
-from grpo_lab.grading.submissions import Found
+from grpo_lab.grading.submissions import NOT_READ, Found
 
 FINE = Finding(True, "two deltas", "[1, 2]", "[1, 2]", "")
 OFF = Finding(False, "near 0", "0", "5e-09", "No digits are left.")
@@ -93,6 +93,8 @@ def test_titles_problems_warnings_and_flags_are_chinese():
         assert said in text, said
     refused = replace(ZOE, problem="its zip has a password; hand in the notebook itself")
     assert "它的 zip 设有密码；请直接提交笔记本文件" in "\n".join(in_chinese(refused))
+    long = "\n".join(in_chinese(replace(ANN, student="长" * 3000, marks=[replace(mark, note="w" * 3000)])))
+    assert "另有 1,000 个字符" in long and "characters more" not in long
     both = gradescope.of_submission([ANN, refused], "zh")["output"]
     assert "zip 设有密码" in both and "password" not in both
 
@@ -339,11 +341,11 @@ def test_tables_leave_out_the_labs_that_are_not_graded():
 
 
 def test_one_notebook_counts_for_a_student_and_a_lab(tmp_path):
-    new, old = replace(ANN, file="new", marks=MARKS[1:]), replace(ANN, file="old")
-    broken = replace(ANN, file="zz", marks=(), problem="not a notebook")
+    new, old = replace(ANN, file="new.ipynb", marks=MARKS[1:]), replace(ANN, file="old.ipynb")
+    broken = replace(ANN, file="zz.ipynb", marks=(), problem="not a notebook")
     pdf = replace(broken, lab="", file="r.pdf")
     results = [broken, new, BEN, old, pdf]
-    for time, name in enumerate(("old", "new", "zz", "r.pdf", BEN.file.replace("/", "-")), start=1):
+    for time, name in enumerate(("old.ipynb", "new.ipynb", "zz.ipynb", "r.pdf", BEN.file.replace("/", "-")), start=1):
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (time, time))
     every = [Found(each.student, tmp_path / each.file.replace("/", "-"), tmp_path) for each in results]
@@ -352,11 +354,23 @@ def test_one_notebook_counts_for_a_student_and_a_lab(tmp_path):
         assert sorted(each.file for each in kept) == sorted([counts.file, BEN.file, pdf.file])
         (warning,) = next(each for each in kept if each.file == counts.file).warnings
         assert f"3 notebooks of this lab: {counts.file} counts (rule: {rule})" in warning
-        assert "zz (not a notebook)" in warning
+        assert "zz.ipynb (could not be graded: not a notebook)" in warning
+        said = words.of("zh").said(warning)
+        assert ".ipynb（得分 " in said and "zz.ipynb（无法评分：" in said
     alone = repeats.one_each(every, results, "best", alone=True)  # else one submission earned its points twice
     assert len([each for each in alone if each.lab]) == 1
     with pytest.raises(ConfigError, match="latest or best"):
         repeats.one_each(every, results, "worst")
+
+
+def test_other_files_in_a_zip_of_a_lab_are_no_notebooks_of_it(tmp_path):
+    runs = [replace(ANN, file=f"ann_05_kl.zip/runs/{name}.json", marks=(), problem=NOT_READ) for name in "ab"]
+    notebook = replace(ANN, file="ann_05_kl.zip/05_kl.ipynb")
+    every = [Found("ann", tmp_path / "ann_05_kl.zip", tmp_path)] * 3
+    counts, *others = repeats.one_each(every, [notebook, *runs])
+    assert counts == notebook and [(each.file, each.lab) for each in others] == [(each.file, "") for each in runs]
+    first, second = repeats.one_each(every[1:], runs)  # no notebook at all: the lab is not graded, and says why
+    assert sorted((first.lab, second.lab)) == ["", "05_kl"] and not [*first.warnings, *second.warnings]
 
 
 def test_two_marks_of_one_answer_contradict(sheet):
@@ -371,7 +385,7 @@ def test_two_marks_of_one_answer_contradict(sheet):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "not a table"),
+        (b"", "is empty"),
         (b"student,mark\nann,1\n", "no column answer, comment, digest"),
         ("student;Größe".encode("cp1252"), "not UTF-8"),
         (",".join(marking.COLUMNS).encode() + b"\nann,1\n", "row 2: 2 cells, not 9"),
@@ -457,8 +471,10 @@ def test_the_students_page_says_everything():
 def test_the_class_page_says_who_what_and_how_much():
     page = Page(pages.of_class([ANN, BEN, ZOE], ["a", "b", "z"]))
     words = " ".join(page.words.split())
-    for word in ("3 notebooks, 1 of them could not", "2 texts to be marked", "2 exercises that were not graded"):
+    for word in ("3 notebooks, 3 of them not graded", "2 texts to be marked", "Not graded: 2 exercises."):
         assert word in words
+    assert words.count("! 1 exercise not graded") == 2 * 2  # of Ann and Ben, in the table of students and in the lab's
+    assert "1 exercise not graded" in Page(pages.of_notebook(ANN)).words
     assert "! the file has 512 MB" in words and "Tier 0: Limits only." in words and f"Tier 2: {TRUST}" in words
     assert [dict(attrs)["href"] for tag, attrs in page.elements if tag == "a"] == [
         f"pages/{name}.html" for name in "abz" * 2
@@ -510,6 +526,31 @@ def test_the_overview_tells_who_handed_in_what_late_or_nothing():
         "1 file of",
     ):
         assert said in words
+
+
+def test_a_page_and_the_exit_code_count_the_same_notebooks():
+    """A notebook counts, and so does a zip in its place; other files have a row and a reason."""
+    here = {"settings": {"labs": ["05_kl"]}}
+    whole, pdf = replace(ANN, marks=MARKS[:2], **here), replace(ZOE, lab="", file="r.pdf", problem=NOT_READ, **here)
+    broken, refused = (replace(pdf, file=name, problem="damaged") for name in ("x.IPYNB", "y.zip"))
+    unfinished, elsewhere = replace(BEN, **here), replace(ZOE, lab="04_guards", **here)
+    every = [whole, pdf, broken, refused, unfinished, elsewhere]
+    assert [each.ungraded for each in every] == [False, False, True, True, True, False]
+    assert counted(every) == (4, 3, 1)
+    shown = " ".join(Page(pages.of_class(every, [*"abcdef"])).words.split())
+    assert "4 notebooks, 3 of them not graded, or not in full. Other files and empty folders: 1." in shown
+    assert "Not graded:" not in " ".join(Page(pages.of_class([whole], ["a"])).words.split())
+
+
+def test_a_student_whose_files_are_of_no_lab_did_not_hand_in_nothing():
+    rar = replace(ZOE, student="dan", lab="", file="dan/lab5.rar", problem=NOT_READ)
+    class_ = overview.of_class([ANN, *[rar] * 5], [Student("ann"), Student("dan"), Student("eve")])
+    found = {row["student"]: row for row in rows(overview.as_csv(class_))}
+    assert found["dan"]["05_kl"] == "only files of no lab" and found["eve"]["05_kl"] == "nothing handed in"
+    assert found["dan"]["problem"].startswith(f"dan/lab5.rar: {NOT_READ}; ") and "and 2 more" in found["dan"]["problem"]
+    assert (found["ann"]["incomplete"], found["dan"]["incomplete"], found["ann"]["problem"]) == ("05_kl", "", "")
+    shown = Page(pages.of_class([ANN, *[rar] * 5], [*"abcdef"], class_)).words
+    assert shown.count("only files of no lab") == 1 and f"dan/lab5.rar: {NOT_READ}" in " ".join(shown.split())
 
 
 def test_a_flag_is_for_the_teacher_alone():

@@ -3,6 +3,7 @@
 import os
 import pickle
 import stat
+import unicodedata
 import zipfile
 from pathlib import Path
 
@@ -180,6 +181,13 @@ def test_names_that_are_no_text_can_be_written_down(tmp_path):
     assert student == "\\udcff\\n\\u202eann" and student.encode()
 
 
+def test_a_name_is_the_same_however_a_system_writes_its_accents(tmp_path):
+    """A zip of macOS holds names with accents as characters of their own."""
+    for number, form in enumerate(("NFC", "NFD")):
+        put(tmp_path, unicodedata.normalize(form, f"Zoë/{number}.ipynb"))
+    assert {student for student, *_ in seen(tmp_path)} == {unicodedata.normalize("NFC", "Zoë")}
+
+
 def test_everything_handed_in_has_a_row(tmp_path):
     put(tmp_path, "ann/report.pdf", "bob/timestamp.txt", "cy/05_kl.ipynb", "dan/a/x.py", "report_eve.pdf")
     (tmp_path / "fay" / "empty").mkdir(parents=True)
@@ -210,6 +218,12 @@ def test_notebooks_are_read_from_a_zip(tmp_path):
     read = notebooks.read(one, 100)
     assert "names no version" in read.problem and read.digest == notebooks.digest(one, 100) != ""
     assert read.file == "05_kl_ann.zip/a/05_kl.ipynb"
+
+
+def test_a_zip_in_a_zip_is_refused_as_such(tmp_path):
+    zipped(tmp_path / "ann.zip", **{"inner.ZIP": "PK", "05_kl.ipynb": "{}"})
+    notebook, inner = found([tmp_path])
+    assert (notebook.problem, inner.problem) == ("", archives.ZIP_IN_ZIP)
 
 
 @pytest.mark.parametrize(

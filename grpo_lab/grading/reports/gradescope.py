@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from grpo_lab.course.exercises import Finding
-from grpo_lab.grading.reports.plain import number, shortened, visible
+from grpo_lab.grading.reports.plain import number, visible
 from grpo_lab.grading.reports.words import ENGLISH, Words, words
 from grpo_lab.grading.results import BY_HAND, Mark, Result
 
@@ -44,8 +44,8 @@ def of_submission(results: Sequence[Result], language: str = ENGLISH) -> dict[st
         raise ValueError("no result")
     documents = [document(result, language) for result in graded]
     tests = [test for each in documents for test in each["tests"]]
-    said = words(language).said
-    rest = [f"{result.file}: {shortened(said(result.problem))}" for result in results if result not in graded]
+    word = words(language)
+    rest = [f"{result.file}: {word.shortened(word.said(result.problem))}" for result in results if result not in graded]
     return {
         **documents[0],
         "score": round(sum(each["score"] for each in documents), 6),
@@ -59,8 +59,8 @@ def _about(result: Result, word: Words) -> str:
     earned = {"points": number(result.score), "most": number(result.out_of)}
     lines = [word("about", lab=result.lab or word("no_lab"), attempt=result.attempt, **earned)]
     if result.problem:
-        lines.append(word.before("nothing_graded", shortened(word.said(result.problem))))
-    lines += [word.before("warning", shortened(word.said(warning))) for warning in result.warnings]
+        lines.append(word.before("nothing_graded", word.shortened(word.said(result.problem))))
+    lines += [word.before("warning", word.shortened(word.said(warning))) for warning in result.warnings]
     if result.by_hand:
         points = sum(mark.out_of for mark in result.by_hand)
         texts = word.count("text", len(result.by_hand))
@@ -70,7 +70,7 @@ def _about(result: Result, word: Words) -> str:
 
 def _test(lab: str, place: str, mark: Mark, word: Words) -> dict[str, Any]:
     test = {
-        "name": visible(shortened(word.title(lab, mark.exercise, mark.title))),
+        "name": visible(word.shortened(word.title(lab, mark.exercise, mark.title))),
         "number": place,
         "output": visible("\n".join(_lines(mark, word))),
         **dict.fromkeys(("name_format", "output_format"), "text"),
@@ -88,10 +88,13 @@ def _lines(mark: Mark, word: Words) -> list[str]:
     lines = [waits if mark.status == BY_HAND else word.status(mark.status)]
     for found in mark.findings:
         lines += _about_finding(word.finding(found), word)
-    return [*lines, shortened(word.said(mark.note))] if mark.note else lines
+    return [*lines, word.shortened(word.said(mark.note))] if mark.note else lines
 
 
 def _about_finding(found: Finding, word: Words) -> list[str]:
     details = {} if found.right else {"got": found.got, "expected": found.expected, "why": found.why}
-    head = word.before("right" if found.right else "wrong", shortened(found.what))
-    return [head, *(f"    {word(name):9} {shortened(text)}" for name, text in details.items() if text or name != "why")]
+    head = word.before("right" if found.right else "wrong", word.shortened(found.what))
+    return [
+        head,
+        *(f"    {word(name):9} {word.shortened(text)}" for name, text in details.items() if text or name != "why"),
+    ]

@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
-from grpo_lab.grading.reports.plain import number, shortened, visible
+from grpo_lab.grading.reports.plain import number, visible
+from grpo_lab.grading.reports.words import ENGLISH, words
 from grpo_lab.grading.results import BY_HAND, FAILED, Mark, Result
 
 _PASSED, _FAILURE, _ERROR, _SKIPPED = "passed", "failure", "error", "skipped"
@@ -49,12 +50,12 @@ def _case(suite: ElementTree.Element, result: Result, mark: Mark) -> str:
     wrong = [found for found in mark.findings if not found.right]
     lines = [f"{found.what}: got {found.got}, expected {found.expected}. {found.why}".strip() for found in wrong]
     head = f"{mark.status}: {number(mark.points)} of {mark.out_of}"
-    _said(case, kind, head, "\n".join(map(shortened, [*lines, *([mark.note] if mark.note else [])])))
+    _said(case, kind, head, "\n".join(map(words(ENGLISH).shortened, [*lines, *([mark.note] if mark.note else [])])))
     return kind
 
 
 def _said(case: ElementTree.Element, kind: str, message: str, text: str) -> None:
-    ElementTree.SubElement(case, kind, message=visible(shortened(message))).text = visible(text)
+    ElementTree.SubElement(case, kind, message=visible(words(ENGLISH).shortened(message))).text = visible(text)
 
 
 def _count(element: ElementTree.Element, kinds: Counter[str]) -> None:

@@ -8,7 +8,9 @@ from grpo_lab.grading.reports.gradebook import graded, most, points, table
 from grpo_lab.grading.results import Result
 from grpo_lab.grading.students import Student
 
-NOTHING, NOT_GRADED = "nothing handed in", "not graded"
+NOTHING, NO_LAB, NOT_GRADED = "nothing handed in", "only files of no lab", "not graded"
+SHOWN = 3
+"""Files of no lab whose reasons a student's row gives."""
 
 
 class Row(NamedTuple):
@@ -17,8 +19,8 @@ class Row(NamedTuple):
     student: str
     group: str
     results: Mapping[str, Result]
-    others: int
-    """Number of files that belong to no lab."""
+    others: Sequence[Result]
+    """The files that belong to no lab, such as a zip that was refused."""
     listed: bool
     """Whether the class list names the student; True without a class list."""
 
@@ -31,6 +33,23 @@ class Row(NamedTuple):
     def late(self) -> Sequence[str]:
         """Labs that were handed in late, as far as names of files tell."""
         return [lab for lab, result in self.results.items() if result.late]
+
+    @property
+    def incomplete(self) -> Sequence[str]:
+        """Labs with an exercise that was not graded."""
+        return [lab for lab, result in self.results.items() if result.incomplete]
+
+    @property
+    def only_others(self) -> bool:
+        """Whether the student handed something in, of which no lab is known."""
+        return bool(self.others) and not self.results
+
+    @property
+    def problem(self) -> str:
+        """The reasons about files of no lab, in one line."""
+        more = len(self.others) - SHOWN
+        told = [f"{each.file}: {each.problem}" for each in self.others[:SHOWN]]
+        return "; ".join([*told, *([f"and {more} more"] if more > 0 else [])])
 
     def missing(self, labs: Sequence[str]) -> Sequence[str]:
         """The labs of which the student handed in nothing."""
@@ -71,7 +90,7 @@ def of_class(results: Sequence[Result], students: Sequence[Student] = ()) -> Ove
             name,
             groups.get(name, ""),
             {result.lab: result for result in sorted(of[name], key=lambda each: each.lab) if result.lab},
-            sum(not result.lab for result in of[name]),
+            [result for result in of[name] if not result.lab],
             not students or name in groups,
         )
         for name in dict.fromkeys([*groups, *sorted(of)])
@@ -80,19 +99,21 @@ def of_class(results: Sequence[Result], students: Sequence[Student] = ()) -> Ove
 
 
 def as_csv(overview: Overview) -> str:
-    """A row for each student: points in each lab or the reason why there are none, lateness and what is missing."""
+    """A row for each student: points in each lab or the reason for none, lateness, what is missing or not graded."""
     labs = overview.labs
-    head = ["student", "group", *labs, "score", "max_score", "late", "missing", "files_of_no_lab", "in_class_list"]
-    rows: list[list[str | float]] = [list(head)]
+    about = ["late", "missing", "incomplete", "files_of_no_lab", "problem", "in_class_list"]
+    rows: list[list[str | float]] = [["student", "group", *labs, "score", "max_score", *about]]
     for row in overview.rows:
-        scores = [_cell(row.results.get(lab)) for lab in labs]
+        scores = [_cell(row, lab) for lab in labs]
         total = [points(row.score), points(sum(overview.most.values()))]
-        said = [" ".join(row.late), " ".join(row.missing(labs)), row.others, "yes" if row.listed else "no"]
-        rows.append([row.student, row.group, *scores, *total, *said])
+        said = [" ".join(each) for each in (row.late, row.missing(labs), row.incomplete)]
+        others = [len(row.others), row.problem, "yes" if row.listed else "no"]
+        rows.append([row.student, row.group, *scores, *total, *said, *others])
     return table(rows)
 
 
-def _cell(result: Result | None) -> str | float:
+def _cell(row: Row, lab: str) -> str | float:
+    result = row.results.get(lab)
     if result is None:
-        return NOTHING
+        return NO_LAB if row.only_others else NOTHING
     return NOT_GRADED if result.problem else points(result.score)

@@ -16,9 +16,9 @@ from markupsafe import Markup
 
 from grpo_lab.grading.reports import overview
 from grpo_lab.grading.reports.overview import Overview
-from grpo_lab.grading.reports.plain import LONGEST, number, shortened, visible
+from grpo_lab.grading.reports.plain import number, visible
 from grpo_lab.grading.reports.words import ENGLISH, words
-from grpo_lab.grading.results import BY_HAND, FAILED, MARKED, RIGHT, UNANSWERED, WRONG, Mark, Result
+from grpo_lab.grading.results import BY_HAND, FAILED, MARKED, RIGHT, UNANSWERED, WRONG, Mark, Result, counted
 
 STATUSES = {RIGHT: "✓", WRONG: "✗", UNANSWERED: "○", BY_HAND: "…", MARKED: "✎", FAILED: "!"}
 """The sign before each status, so that colours are not needed to tell them apart."""
@@ -52,14 +52,9 @@ class Lab(NamedTuple):
     """The same, the smallest share of points first."""
 
     @property
-    def problems(self) -> int:
-        """Number of notebooks that could not be graded."""
-        return sum(bool(result.problem) for result, _, _ in self.rows)
-
-    @property
     def flagged(self) -> bool:
-        """Whether a notebook has a problem, a warning or a flag."""
-        return any(result.problem or result.warnings or result.flags for result, _, _ in self.rows)
+        """Whether a notebook has a problem, a warning, a flag or an exercise that was not graded."""
+        return any(each.problem or each.warnings or each.flags or each.not_graded for each, _, _ in self.rows)
 
 
 def of_class(
@@ -75,7 +70,9 @@ def of_class(
     counts = Counter(mark.status for result in results for mark in result.marks)
     class_ = class_ or overview.of_class(results)
     own = {(result.student, result.lab): name for result, name in zip(results, names, strict=True)}
-    return _page("class.html", language, labs=labs, counts=counts, trusts=trusts, class_=class_, own=own)
+    return _page(
+        "class.html", language, labs=labs, counts=counts, trusts=trusts, class_=class_, own=own, of=counted(results)
+    )
 
 
 def of_notebook(result: Result, language: str = ENGLISH) -> str:
@@ -122,8 +119,8 @@ def _environment() -> Environment:
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, finalize=_shown, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters.update(number=number, shortened=shortened, in_words=lambda found, word: word.finding(found))
-    environment.globals.update(statuses=STATUSES, by_hand=BY_HAND, failed=FAILED, longest=LONGEST)
+    environment.filters.update(number=number, in_words=lambda found, word: word.finding(found))
+    environment.globals.update(statuses=STATUSES, by_hand=BY_HAND, failed=FAILED, shown=overview.SHOWN)
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     environment.globals.update(style=Markup(style), digest=digest)
     return environment

@@ -2,8 +2,6 @@
 
 _SHOWN = frozenset("\n\t\xa0\u3000\u200c\u200d")
 """Harmless characters that Python calls not printable: line breaks, wide spaces, and the joiners of some scripts."""
-LONGEST = 2_000
-"""Characters of one value in a report; a text that a person marks is shown whole."""
 
 
 def printable(text: str) -> str:
@@ -25,15 +23,6 @@ def visible(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() or each in _SHOWN else printable(each) for each in text)
-
-
-def shortened(text: str, most: int = LONGEST) -> str:
-    """The text, cut after `most` characters with a note of how many follow.
-
-    >>> shortened("a" * 5000)[-31:]
-    'aaa … and 3,000 characters more'
-    """
-    return text if len(text) <= most else f"{text[:most]} … and {len(text) - most:,} characters more"
 
 
 def number(points: float) -> str:

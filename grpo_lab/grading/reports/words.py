@@ -8,6 +8,9 @@ from grpo_lab.course import pages, registry, translation
 from grpo_lab.course.exercises import Finding
 from grpo_lab.messages import ENGLISH
 
+LONGEST = 2_000
+"""Characters of one value in a report; a text that a person marks is shown whole."""
+
 
 class Words:
     """The words of one language. Raises ConfigError for a language without a file."""
@@ -40,6 +43,14 @@ class Words:
         ('1 notebook', '2 notebooks', '2 份笔记本')
         """
         return self(f"{'one' if number == 1 else 'many'}.{thing}", count=number)
+
+    def shortened(self, text: str, most: int = LONGEST) -> str:
+        """The text, cut after `most` characters with a note of how many follow.
+
+        >>> Words("en").shortened("a" * 5000)[-31:], Words("zh").shortened("a" * 5000, 1)
+        ('aaa … and 3,000 characters more', 'a ……另有 4,999 个字符')
+        """
+        return text if len(text) <= most else f"{text[:most]}{self('more_characters', count=f'{len(text) - most:,}')}"
 
     def status(self, status: str) -> str:
         """The status of a mark.
