@@ -231,8 +231,9 @@ def test_the_guards_stand_apart_after_the_page_changed_its_width(notebook):
     """Rows of a grid shrank to 25 pixels, and their texts lay over each other."""
     nb = notebook("from grpo_lab.ui.widgets import Panel\npanel = Panel(preset='stable')\npanel")
     nb.run_cell(0)
+    nb.find("start").wait_for()
     nb.page.get_by_role("tab", name="Guards").click()
-    rows = nb.page.locator(".grpo-lab-switches > *:visible")
+    rows = nb.page.locator(".grpo-lab-switches > *")
     rows.first.wait_for()
     for width in (1280, 900, 1400, 1000):
         nb.page.set_viewport_size({"width": width, "height": 900})
