@@ -232,7 +232,7 @@ def test_the_guards_stand_apart_after_the_page_changed_its_width(notebook):
     nb = notebook("from grpo_lab.ui.widgets import Panel\npanel = Panel(preset='stable')\npanel")
     nb.run_cell(0)
     nb.find("start").wait_for()
-    nb.page.get_by_role("tab", name="Guards").click()
+    nb.page.get_by_role("tab", name="Guards", exact=True).click()
     rows = nb.page.locator(".grpo-lab-switches > *")
     rows.first.wait_for()
     for width in (1280, 900, 1400, 1000):
