@@ -224,18 +224,3 @@ def test_a_recording_is_scrubbed_and_two_panels_run_at_once(notebook, server, wa
     nb.idle()
     nb.run_cell(3)
     expect(nb.output(3)).to_contain_text("the kernel answers")
-
-
-@pytest.mark.slow
-def test_the_guards_stand_apart_after_the_page_changed_its_width(notebook):
-    """Rows of a grid shrank to 25 pixels, and their texts lay over each other."""
-    nb = notebook("from grpo_lab.ui.widgets import Panel\npanel = Panel(preset='stable')\npanel")
-    nb.run_cell(0)
-    nb.find("start").wait_for()
-    nb.page.get_by_role("tab", name="Guards", exact=True).click()
-    rows = nb.page.locator(".grpo-lab-switches > *")
-    rows.first.wait_for()
-    for width in (1280, 900, 1400, 1000):
-        nb.page.set_viewport_size({"width": width, "height": 900})
-        boxes = rows.evaluate_all("all => all.map(row => [row.clientHeight, row.scrollHeight])")
-        assert len(boxes) > 10 and all(inside <= height for height, inside in boxes), (width, boxes)
