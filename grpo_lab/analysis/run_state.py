@@ -126,7 +126,7 @@ class Fold:
         self._first_break: ChainBreak | None = None
         self._begun = self._poisoned = False
         self._last: Stepped | None = None
-        self._completed, self._failed_step = 0, None
+        self._completed, self._updates, self._failed_step = 0, 0, None
         self._samples: tuple[tuple[str, str, float], ...] = ()
         self._ended: Ended | None = None
         self._result = ("", "")
@@ -182,6 +182,7 @@ class Fold:
         )
 
     def _step(self, event: Stepped) -> None:
+        self._updates += event.updates
         self._last = event
         self._completed += not event.failed
         self._samples = event.samples or self._samples
@@ -236,7 +237,7 @@ class Fold:
         """The status of a finished run by what it learned; of a lost reward also the numbers."""
         rewards = self._columns.get("reward", ([], []))[1]
         held_out = list(zip(self._evaluations[1], self._num_problems, strict=True))
-        found = progress_in(self._settings[0][1] if self._settings else {}, rewards, held_out)
+        found = progress_in(self._settings[0][1] if self._settings else {}, rewards, held_out, self._updates)
         if found.learned != Learned.LOST:
             return _RESULTS[found.learned], ""
         held = not math.isnan(found.after)

@@ -4,7 +4,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -82,8 +82,10 @@ def _verdict(gain: float, variance: float) -> Learned:
     return Learned.LEARNED if gain > 0 else Learned.LOST
 
 
-def progress_in(config: Mapping[str, Any], rewards: Sequence[float], held_out: Sequence[tuple[float, int]]) -> Progress:
-    """What a run with this config learned, as `progress` says it.
+def progress_in(
+    config: Mapping[str, Any], rewards: Sequence[float], held_out: Sequence[tuple[float, int]], updates: int
+) -> Progress:
+    """What a run with this config learned in so many updates, as `progress` says it; without any, nothing.
 
     With `alternate`, neighbouring steps have the rewards of different objectives, so those of a turn are one number.
     """
@@ -92,20 +94,23 @@ def progress_in(config: Mapping[str, Any], rewards: Sequence[float], held_out: S
     turns = [rewards[first : first + turn] for first in range(0, len(rewards), turn)]
     whole = [each for each in turns if len(each) == turn] or turns
     num_prompts = sum(table.get("num_prompts", usual) for table in tables) if tables else usual
-    return progress([sum(each) / len(each) for each in whole], held_out, num_prompts)
+    found = progress([sum(each) / len(each) for each in whole], held_out, num_prompts)
+    moved = updates or found.learned is Learned.UNKNOWN
+    return found if moved else replace(found, learned=Learned.NOTHING)
 
 
 def progress_of(events: Iterable[Event]) -> Progress:
     """What a run learned, from its events."""
-    rewards, held_out, config = [], [], {}
+    rewards, held_out, config, updates = [], [], {}, 0
     for event in events:
         if isinstance(event, Started):
             config = event.config
-        elif isinstance(event, Stepped) and "reward" in event.metrics:
-            rewards.append(event.metrics["reward"])
+        elif isinstance(event, Stepped):
+            updates += event.updates
+            rewards += [event.metrics["reward"]] if "reward" in event.metrics else []
         elif isinstance(event, Evaluated):
             held_out.append((event.reward, event.num_problems))
-    return progress_in(config, rewards, held_out)
+    return progress_in(config, rewards, held_out, updates)
 
 
 def summary(events: Sequence[Event]) -> str:
