@@ -78,7 +78,7 @@ def test_the_summary_says_first_what_a_user_asks_first():
 
 
 def test_a_run_without_an_update_learned_nothing_whatever_its_rewards_do():
-    """Lab 7's run with a lost unscale: each of four steps was refused, and the noise of four prompts was called learned."""
+    """Each of four steps was refused, and the noise of four prompts was called learned."""
     refused = [Stepped(n, 0, Verdict.SKIP_STEP, {"reward": r}, (), ()) for n, r in enumerate((0.3, 0.31, 0.49, 0.5))]
     made = [replace(event, updates=1, verdict=Verdict.KEEP) for event in refused]
     assert [progress_of(each).learned for each in (refused, made)] == [Learned.NOTHING, Learned.LEARNED]
