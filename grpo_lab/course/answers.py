@@ -2,7 +2,10 @@
 
 import copy
 import inspect
+import io
+import itertools
 import re
+import tokenize
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +23,7 @@ MAGIC = "exercise"
 """The cell magic that makes a cell an answer: its first line is `%%exercise <name>`."""
 STUB = "...  # your answer"
 """The line of a learner's cell that the answer replaces."""
-_STUB = re.compile(r"\.\.\.[ \t]*#[ \t]*your answer")
+_STUB_COMMENT = re.compile(r"#[ \t]*your answer")
 MAX_DEPTH, MAX_LENGTH, MAX_TEXT, MAX_ELEMENTS, MAX_BITS = 6, 1_000, 20_000, 1_000_000, 1_023
 """Limits of plain data: nesting, items of one collection, characters, elements of a tensor, and bits of a whole number,
 which can then be converted to a float."""
@@ -72,13 +75,19 @@ def load(answer: Answer) -> ModuleType:
 
 
 def stub_line(source: str) -> int | None:
-    """The number of the first line with a stub, or None.
+    """The number of the first line whose code is a stub, or None; a comment and a text hold none.
 
-    >>> stub_line("x = 1\\nanswer = ...  # your answer")
-    2
+    >>> stub_line("x = 1\\nanswer = ...  # your answer"), stub_line("# answer = ...  # your answer\\nanswer = 'b'")
+    (2, None)
     """
-    found = _STUB.search(source)
-    return source.count("\n", 0, found.start()) + 1 if found else None
+    if not _STUB_COMMENT.search(source):
+        return None
+    with suppress(SyntaxError, tokenize.TokenError, ValueError):  # it does not run, and running it tells where
+        tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+        for dots, comment in itertools.pairwise(tokens):
+            if dots.string == "..." and _STUB_COMMENT.match(comment.string):
+                return dots.start[0]
+    return None
 
 
 def calls(check: Function, module: ModuleType, inputs: Sequence[Mapping[str, Any]]) -> list[Given]:
