@@ -124,7 +124,7 @@ def _answer(request: int, replies: int, limits: Limits) -> NoReturn:
 
 def _lines(request: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     try:
-        module = user_code.executed(request["source"], Path(request["file"]), NotYet)
+        module = user_code.executed(request["source"], Path(request["file"]), NotYet, answers.IN_THE_CELL)
         if "function" in request:
             check = Function(request["function"], _not_here, getattr(probes, request["probe"]))
             given = answers.calls(check, module, [wire.unpack(inputs) for inputs in request["inputs"]])
