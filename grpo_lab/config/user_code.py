@@ -109,11 +109,13 @@ def said(error: BaseException, path: str | Path) -> str:
     >>> said(ValueError("too much"), "mine.py")
     'ValueError: too much'
     """
-    wrong_syntax = isinstance(error, SyntaxError) and error.filename == str(path)
-    told = error.msg if wrong_syntax else error  # in full it names the file, which the reader knows
-    message = " ".join(f"{type(error).__name__}: {told}".split()).removesuffix(":")
-    message = message if len(message) <= LONGEST else f"{message[:LONGEST]} ..."
-    if wrong_syntax:
-        return f"{message} (line {error.lineno})"
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        return f"{_in_a_line(error, error.msg)} (line {error.lineno})"  # its own text names the file too
+    message = _in_a_line(error, error)
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     return f"{message} (line {lines[-1]})" if lines else message
+
+
+def _in_a_line(error: BaseException, message: object) -> str:
+    line = " ".join(f"{type(error).__name__}: {message}".split()).removesuffix(":")
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]} ..."
