@@ -13,7 +13,7 @@ from grpo_lab.grading.submissions import LINK, Found
 MAX_DIGITS = 20
 """Limit on a whole number's digits: parsing takes quadratic time, and no number that is kept has more."""
 AGAIN = "open it in JupyterLab, save it and hand it in again"
-_CONFLICT = re.compile(r"^(?:<{7}|>{7})(?: |$)", re.MULTILINE)
+_CONFLICT = re.compile(r"^[ \t]*(?:<{7}|>{7})(?:[ \r]|$)", re.MULTILINE)
 """The lines that Git writes around a merge conflict."""
 _PAGE = re.compile(r"<[!?A-Za-z]")
 

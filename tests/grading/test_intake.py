@@ -122,6 +122,7 @@ def test_nothing_else_of_a_notebook_is_kept(grade):
             "marks of a merge conflict, the first in line 2",
         ),
         (b"<<<<<<< HEAD\n{}", "marks of a merge conflict, the first in line 1"),
+        (b"{\r\n  <<<<<<<\r\n}", "marks of a merge conflict, the first in line 2"),
         (b"%PDF-1.7 x", "not a notebook: a file of another kind"),
         (b'{"nbformat": 4,\n"cells" []}', "not a notebook: damaged in line 2"),
         (b'{"nbformat": 4} and more', "not a notebook: damaged in line 1"),
