@@ -135,7 +135,7 @@ def of_grading():
         for start in starts
     }
     assert all(found.values()), found
-    whole = {each for name in ("notebooks.py", "archives.py") for each in literals(GRADING / name)}
+    whole = {each for name in ("notebooks.py", "notebook_files.py", "archives.py") for each in literals(GRADING / name)}
     return {each for each in whole if re.search("[a-z] [a-z]", each)} | {
         text for texts in found.values() for text in texts
     }

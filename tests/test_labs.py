@@ -119,6 +119,14 @@ def test_a_prediction_that_came_true_and_options_that_stand_elsewhere(lab, capsy
     assert capsys.readouterr().out == "Guess first. You predicted a, and it was a.\n"
 
 
+def test_a_capital_letter_is_the_option_of_the_small_one(lab, capsys):
+    lab.exercise("guess", GUESS.replace("'b'", "'B'"))
+    Session(preset("smoke"), lab.runs / "later").run()
+    capsys.readouterr()
+    lab.show_verdicts()
+    assert "You predicted b" in (out := capsys.readouterr().out) and "b: It shrinks." in out
+
+
 def _about(lab, runs):
     guess = lab.page.exercises["guess"]
     return dataclasses.replace(guess, check=dataclasses.replace(guess.check, runs=runs))

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from grpo_lab.errors import ConfigError, GrpoLabError, unknown
 
 FORM = "path/to/file.py:name"
+IN_A_FILE = "{path}: importing it raised {said}; mend the file"
 LONGEST = 300
 """Number of characters of an error's message that are shown."""
 T = TypeVar("T")
@@ -71,16 +72,18 @@ def load(name: str, error: type[GrpoLabError] = ConfigError) -> Any:
     return loaded
 
 
-def execute(path: Path, error: type[GrpoLabError] = ConfigError) -> ModuleType:
+def execute(path: Path, error: type[GrpoLabError] = ConfigError, words: str = IN_A_FILE) -> ModuleType:
     """The module in a file, executed at each call. Raises `error` for code that raises; the message names the line."""
     # Compiled here, because Python's cached bytecode is stale when a file changes within the same second.
-    return executed(path.read_bytes(), path.resolve(), error)
+    return executed(path.read_bytes(), path.resolve(), error, words)
 
 
-def executed(source: bytes | str, path: Path, error: type[GrpoLabError] = ConfigError) -> ModuleType:
+def executed(
+    source: bytes | str, path: Path, error: type[GrpoLabError] = ConfigError, words: str = IN_A_FILE
+) -> ModuleType:
     """The module of a source text, executed as if it were in the file `path`, which need not exist.
 
-    Raises `error` as `execute` does.
+    Raises `error` as `execute` does, with a message made of `words`, the path and the error that the code raised.
     """
     # The path is part of the name: dataclasses look up their module by it, and two files may have the same stem.
     module = ModuleType(f"grpo_lab_own_{path.stem}_{zlib.crc32(str(path).encode()):08x}")
@@ -90,7 +93,7 @@ def executed(source: bytes | str, path: Path, error: type[GrpoLabError] = Config
         exec(compile(source, str(path), "exec"), vars(module))
     except (Exception, SystemExit) as raised:
         del sys.modules[module.__name__]
-        raise _usage(error(f"{path}: importing it raised {said(raised, path)}; mend the file")) from raised
+        raise _usage(error(words.format(path=path, said=said(raised, path)))) from raised
     return module
 
 
@@ -106,9 +109,13 @@ def said(error: BaseException, path: str | Path) -> str:
     >>> said(ValueError("too much"), "mine.py")
     'ValueError: too much'
     """
-    message = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
-    message = message if len(message) <= LONGEST else f"{message[:LONGEST]} ..."
     if isinstance(error, SyntaxError) and error.filename == str(path):
-        return message  # it names the line
+        return f"{_in_a_line(error, error.msg)} (line {error.lineno})"  # its own text names the file too
+    message = _in_a_line(error, error)
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     return f"{message} (line {lines[-1]})" if lines else message
+
+
+def _in_a_line(error: BaseException, message: object) -> str:
+    line = " ".join(f"{type(error).__name__}: {message}".split()).removesuffix(":")
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]} ..."

@@ -2,7 +2,10 @@
 
 import copy
 import inspect
+import io
+import itertools
 import re
+import tokenize
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +13,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from grpo_lab.config import user_code
@@ -20,7 +24,10 @@ MAGIC = "exercise"
 """The cell magic that makes a cell an answer: its first line is `%%exercise <name>`."""
 STUB = "...  # your answer"
 """The line of a learner's cell that the answer replaces."""
-_STUB = re.compile(r"\.\.\.[ \t]*#[ \t]*your answer")
+IN_THE_CELL = "the cell raised {said}; correct the cell"
+"""The words about code that raises; a learner has a cell, and knows no file."""
+_STUB_COMMENT = re.compile(r"#[ \t]*your answer")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_DEPTH, MAX_LENGTH, MAX_TEXT, MAX_ELEMENTS, MAX_BITS = 6, 1_000, 20_000, 1_000_000, 1_023
 """Limits of plain data: nesting, items of one collection, characters, elements of a tensor, and bits of a whole number,
 which can then be converted to a float."""
@@ -68,17 +75,23 @@ def load(answer: Answer) -> ModuleType:
         raise Unanswered(f"{path.stem}: no answer yet; run the cell that begins with %%exercise {path.stem}")
     if line := stub_line(path.read_text(encoding="utf-8")):
         raise Unanswered(f"{path.stem}: waits for your answer in line {line}, in place of `{STUB}`")
-    return user_code.execute(path, NotYet)
+    return user_code.execute(path, NotYet, IN_THE_CELL)
 
 
 def stub_line(source: str) -> int | None:
-    """The number of the first line with a stub, or None.
+    """The number of the first line whose code is a stub, or None; a comment and a text hold none.
 
-    >>> stub_line("x = 1\\nanswer = ...  # your answer")
-    2
+    >>> stub_line("x = 1\\nanswer = ...  # your answer"), stub_line("# answer = ...  # your answer\\nanswer = 'b'")
+    (2, None)
     """
-    found = _STUB.search(source)
-    return source.count("\n", 0, found.start()) + 1 if found else None
+    if not _STUB_COMMENT.search(source):
+        return None
+    with suppress(SyntaxError, tokenize.TokenError, ValueError):  # it does not run, and running it tells where
+        tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+        for dots, comment in itertools.pairwise(tokens):
+            if dots.string == "..." and _STUB_COMMENT.match(comment.string):
+                return dots.start[0]
+    return None
 
 
 def calls(check: Function, module: ModuleType, inputs: Sequence[Mapping[str, Any]]) -> list[Given]:
@@ -149,9 +162,7 @@ def plain(value: Any, depth: int = 0) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return _scalar(value)
     if isinstance(value, Tensor):
-        if value.numel() > MAX_ELEMENTS:
-            raise NotPlain(f"a tensor of {value.numel():,} elements; at most {MAX_ELEMENTS:,}")
-        return value.detach().cpu().clone().as_subclass(Tensor)
+        return _tensor(value)
     if not isinstance(value, tuple | list | dict):
         raise NotPlain(f"a value of type {type(value).__name__}; give numbers, texts, tensors, or lists of them")
     if len(value) > MAX_LENGTH:
@@ -162,12 +173,26 @@ def plain(value: Any, depth: int = 0) -> Any:
     return kind(plain(item, depth + 1) for item in value)
 
 
+def _tensor(value: Tensor) -> Tensor:
+    """A copy of the tensor on the CPU. Raises NotPlain for one without a number in each place, and over the limit."""
+    if value.layout != torch.strided or value.is_nested:
+        layout = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
+        raise NotPlain(f"a tensor of layout {layout}; give a dense one, with a number in each place")
+    if value.is_meta:
+        raise NotPlain("a tensor of device meta, which holds no numbers; give one with numbers")
+    if value.numel() > MAX_ELEMENTS:
+        raise NotPlain(f"a tensor of {value.numel():,} elements; at most {MAX_ELEMENTS:,}")
+    return value.detach().cpu().clone().as_subclass(Tensor)
+
+
 def _scalar(value: Any) -> Any:
     """The plain value. Raises NotPlain for another type, and over a limit."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str) and len(value) > MAX_TEXT:
         raise NotPlain(f"a text of {len(value):,} characters; at most {MAX_TEXT:,}")
+    if isinstance(value, str) and _SURROGATE.search(value):
+        raise NotPlain("a text with half of a surrogate pair, which is no character; leave it out")
     if isinstance(value, int) and int(value).bit_length() > MAX_BITS:
         raise NotPlain(f"a whole number of more than {MAX_BITS:,} bits")
     for kind in (str, int, float):

@@ -7,12 +7,21 @@ from grpo_lab.course.compare import is_number, other_kind, shown
 from grpo_lab.course.exercises import Finding, Prediction, Values
 
 
+def letter(given: Any) -> Any:
+    """The answer with a small letter for a capital one; anything but a text as it is.
+
+    >>> letter("C"), letter(3)
+    ('c', 3)
+    """
+    return given.lower() if isinstance(given, str) else given
+
+
 def choice(right: str, wrong: Mapping[str, str], name: str = "answer") -> Values:
     """A check that accepts one letter; `wrong` gives a reason for each other one, without naming the right one."""
     letters = ", ".join(sorted([right, *wrong]))
 
     def judge(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
-        got = values[name]
+        got = letter(values[name])
         why = wrong.get(got) if isinstance(got, str) else None
         expected = "another letter" if why else f"one of {letters}"
         if not why and got != right:
@@ -27,7 +36,7 @@ def prediction(letters: str, outcome: str, runs: int = 1, name: str = "answer") 
     """A check that accepts any of the letters. `outcome` is shown beside it after so many runs."""
 
     def judge(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
-        got = values[name]
+        got = letter(values[name])
         made = isinstance(got, str) and len(got) == 1 and got in letters
         why = other_kind(got, "a text") or "A prediction is one of the letters; it need not come true."
         yield Finding(made, "your prediction", shown(got), f"one of {', '.join(letters)}, in quotes", why)

@@ -8,8 +8,9 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, SupportsFloat
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -141,9 +142,25 @@ def as_a_bool(function: Asked, inputs: Inputs) -> Any:
 
 
 def as_floats(function: Asked, inputs: Inputs) -> Any:
-    """The return value as a list of float, for any kind of numbers and collection."""
+    """The return value with a float for each number, as a tuple if it is one, else as a list.
+
+    It may be any collection in one dimension: a tensor, an array, a generator. Texts and truth values stay as they are.
+    """
     found = function(**inputs)
-    return [float(number) for number in found] if isinstance(found, Iterable) else found
+    found = found.tolist() if hasattr(found, "tolist") else found  # of torch, numpy and pandas
+    if not isinstance(found, Iterable) or isinstance(found, str | Mapping):
+        return found
+    return (tuple if isinstance(found, tuple) else list)(map(_as_a_float, found))
+
+
+def _as_a_float(item: Any) -> Any:
+    return float(item) if isinstance(item, SupportsFloat) and not isinstance(item, bool) else item
+
+
+def as_a_number(function: Asked, inputs: Inputs) -> Any:
+    """The return value, as a number if it is a tensor or an array without dimensions."""
+    found = function(**inputs)
+    return found.item() if isinstance(found, Tensor | np.ndarray) and not found.shape else found
 
 
 # Guards --------------------------------------------------------------------------------------------------------------
@@ -239,18 +256,21 @@ def updates_in_turn(function: Asked, inputs: Inputs) -> dict[str, Any]:
 
 
 def _seen(optimizer: torch.optim.Optimizer, weight: Tensor) -> list[Tensor]:
-    """A list that receives the gradient of a weight at each step of an optimizer from now on; 0 where there is none."""
+    """A list that receives the gradient of a weight at each step of an optimizer from now on; 0 where there is none.
+
+    It is read behind the step, which leaves it as it is: a closure computes it within the step.
+    """
     seen: list[Tensor] = []
 
     def keep(*_: Any) -> None:
         seen.append(torch.zeros_like(weight) if weight.grad is None else weight.grad.detach().clone())
 
-    optimizer.register_step_pre_hook(keep)
+    optimizer.register_step_post_hook(keep)
     return seen
 
 
 _TENSORS = (by_delta, by_logprobs, value_and_gradient, in_a_batch, ratio_in_a_batch, by_estimator)
-_PLAIN = (call, of_a_curve, as_a_bool, as_floats)
+_PLAIN = (call, of_a_curve, as_a_bool, as_floats, as_a_number)
 _VECTORS = (gradients_left, gradients_of_vectors)
 _TRAINING = (one_norm, norms_in_turn, step_or_not, updates_made, updates_in_turn)
 PROBES: dict[str, Probe] = {probe.__name__: probe for probe in (*_TENSORS, *_PLAIN, *_VECTORS, *_TRAINING)}

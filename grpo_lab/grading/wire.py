@@ -37,10 +37,11 @@ def unpack(line: str | bytes) -> Any:
 
 def _packed(value: Any) -> Any:
     if isinstance(value, Tensor):
+        name = _name(value.dtype)
         flat = value.detach().cpu().contiguous().reshape(-1)
         data = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
         shape = list(value.shape)
-        return {"tensor": _name(value.dtype), "shape": shape, "bytes": base64.b64encode(data).decode("ascii")}
+        return {"tensor": name, "shape": shape, "bytes": base64.b64encode(data).decode("ascii")}
     if isinstance(value, tuple):
         return {"tuple": [_packed(item) for item in value]}
     if isinstance(value, list):
@@ -62,8 +63,6 @@ def _unpacked(value: Any, depth: int) -> Any:
     """The data of parsed JSON. Raises NotPlain for anything else, and nested too deeply."""
     if depth > MAX_DEPTH:
         raise NotPlain(f"data nested deeper than {MAX_DEPTH}")
-    if isinstance(value, str):
-        value.encode()  # raises for a lone surrogate, which no report could hold
     if isinstance(value, list):
         return [_unpacked(item, depth + 1) for item in _short(value)]
     if not isinstance(value, dict):

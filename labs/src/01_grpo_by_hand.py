@@ -232,7 +232,7 @@ import torch
 
 
 def aggregate(per_token, mask, how):
-    """(B, T), (B, T) -> one number: how is "token", "sequence" or "constant"."""
+    """(B, T), (B, T) -> one number, as a tensor for autograd: how is "token", "sequence" or "constant"."""
     # BEGIN SOLUTION
     values = per_token.masked_fill(mask == 0, 0.0)
     if how == "sequence":

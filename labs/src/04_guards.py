@@ -309,7 +309,10 @@ corrupt.records[["step", "verdict", "grad_norm", "kl", "reward"]]
 # %%
 # %%exercise skip
 def update_or_skip(optimizer, norm, limit):
-    """Update if the norm is fine, otherwise skip; return whether the update was made. Gradients are already set."""
+    """Update if the norm is fine, otherwise skip; return whether the update was made.
+
+    A norm that equals the limit is fine. Gradients are already set.
+    """
     # BEGIN SOLUTION
     if norm <= limit:
         optimizer.step()

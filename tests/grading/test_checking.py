@@ -88,8 +88,11 @@ def test_a_wrong_answer_is_a_finding(write, body, got, why):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("def double(x: return", r"SyntaxError: .*line 1"),
-        ("import torch\n\ntorch.nothing", r"AttributeError: .*nothing.* \(line 3\)"),
+        ("def double(x: return", r"^the cell raised SyntaxError: [^/]* \(line 1\); correct the cell$"),
+        (
+            "import torch\n\ntorch.nothing",
+            r"^the cell raised AttributeError: [^/]*nothing.* \(line 3\); correct the cell$",
+        ),
         ("def treble(x): return x", "no function named double; defined are treble"),
         ("double = 3", "no function named double; defined are none"),
     ],
@@ -138,7 +141,7 @@ def test_a_wrong_signature_is_said_once_with_the_right_one(write, lab, name, sou
 def test_a_signature_that_fits_in_another_way_is_fine(write):
     source = "def steps_out_of_range(norms, limit, *more, **others): return 1 / 0"
     found = evaluate.check(registry.exercise("00_start", "out_of_range"), write(source))
-    assert len(found) == 6 and all("ZeroDivisionError" in each.got for each in found)
+    assert len(found) == 7 and all("ZeroDivisionError" in each.got for each in found)
 
 
 def test_the_line_is_the_innermost_of_the_answer(write):
@@ -316,6 +319,22 @@ def test_a_whole_number_fits_a_float():
 def test_tensors_have_a_size_they_may_have():
     with pytest.raises(answers.NotPlain, match="a tensor of 1,000,001 elements; at most 1,000,000"):
         answers.plain(torch.zeros(1_000_001))
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (tensor([1.0]).to_sparse(), "a tensor of layout sparse_coo; give a dense one"),
+        ([torch.eye(2).to_sparse()], "a tensor of layout sparse_coo; give a dense one"),
+        (torch.zeros(1, device="meta"), "a tensor of device meta, which holds no numbers"),
+        ("half \ud800 of it", "a text with half of a surrogate pair, which is no character"),
+        ({"\udfff": 1}, "a text with half of a surrogate pair"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_compared_says_so(value, why):
+    with pytest.raises(answers.NotPlain, match=f"^{re.escape(why)}"):
+        answers.plain(value)
 
 
 def test_what_only_looks_equal_becomes_plain(write):

@@ -112,16 +112,32 @@ def test_nothing_else_of_a_notebook_is_kept(grade):
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
-        (b"", "not a notebook: Expecting value"),
+        (b"", "not a notebook: the file is empty"),
+        (b"\xef\xbb\xbf \n", "not a notebook: the file is empty"),
         (b"\xff\xfe\x00", "not a notebook: its characters cannot be read"),
-        (b"{", "not a notebook: Expecting property name"),
+        (b"{", "not a notebook: the file ends in the middle"),
+        (b"\n<!DOCTYPE html><html>Log in</html>", "not a notebook: a web page"),
+        (
+            b'{"a": 1,\n<<<<<<< HEAD\n"b": 1\n=======\n"b": 2\n>>>>>>> ann\n}',
+            "marks of a merge conflict, the first in line 2",
+        ),
+        (b"<<<<<<< HEAD\n{}", "marks of a merge conflict, the first in line 1"),
+        (b"{\r\n  <<<<<<<\r\n}", "marks of a merge conflict, the first in line 2"),
+        (b"%PDF-1.7 x", "not a notebook: a file of another kind"),
+        (b'{"nbformat": 4,\n"cells" []}', "not a notebook: damaged in line 2"),
+        (b'{"nbformat": 4} and more', "not a notebook: damaged in line 1"),
         (b"[" * 1_000_000, "nested too deeply"),
         (b'{"a":' * 100_000, "nested too deeply"),
         (b'{"nbformat": 4, "nbformat": 4}', "has the same key twice"),
         (b'{"nbformat": 4, "cells": [{"id": "a", "id": "b"}]}', "has the same key twice"),
         (b'{"nbformat": ' + b"4" * 100_000 + b"}", "a whole number of 100,000 digits"),
-        (b'{"nbformat": NaN}', "NaN is not JSON"),
-        (b'{"nbformat": 4, "cells": [-Infinity]}', "-Infinity is not JSON"),
+        (b'{"nbformat": NaN}', "names no version"),
+        (b'{"nbformat": 4, "cells": [-Infinity]}', "cell 1 is none of"),
+        (b'{"nbformat": 4, "cells": [{"cell_type": "code", "source": NaN}]}', "cell 1 has a source or an id"),
+        (
+            b'{"nbformat": 4, "cells": [{"cell_type": "code", "source": "", "id": Infinity}]}',
+            "cell 1 has a source or an id",
+        ),
         (b"4", "names no version"),
         (b"{}", "names no version"),
         (b'{"nbformat": true, "cells": []}', "names no version"),
@@ -144,6 +160,20 @@ def test_what_is_no_notebook_says_why_in_a_line(grade, data, problem):
     read = grade(data)
     assert problem in read.problem and "hand" in read.problem and read.problem.isprintable()
     assert not read.answers and not read.lab and read.digest == hashlib.sha256(data).hexdigest()
+
+
+def test_a_file_that_was_cut_off_says_so(grade):
+    whole = SOLVED.rstrip()
+    ends = range(1, len(whole), 97)
+    assert [end for end in ends if "the file ends in the middle" not in grade(whole[:end]).problem] == []
+
+
+def test_a_number_that_json_lacks_is_no_fault_of_an_output(grade):
+    """A plot of a run that exploded holds NaN, and outputs are not read."""
+    tree = json.loads(SOLVED)
+    data = {"application/json": {"loss": [float("nan"), float("inf"), -float("inf")]}}
+    tree["cells"][0]["outputs"] = [{"output_type": "display_data", "metadata": {}, "data": data}]
+    assert grade(tree).answers == grade(SOLVED).answers
 
 
 def test_a_byte_order_mark_is_no_fault(grade):
@@ -219,9 +249,10 @@ def test_an_unreadable_notebook_keeps_the_lab_of_its_name(tmp_path, path, lab):
 
 
 def test_two_cells_of_an_exercise_wait_for_a_person(grade):
-    assert grade(with_k3(code(GIVEN, "x"), code(GIVEN, "y"))).undecided == {"k3"}
-    assert grade(with_k3(code(GIVEN, "05_kl-k3"), code(GIVEN, "05_kl-k3"))).undecided == {"k3"}
-    assert grade(with_k3(code(GIVEN, "05_kl-k3"), code(GIVEN, "y"))).undecided == frozenset()
+    assert grade(with_k3(code(GIVEN, "x"), code(OTHER, "y"))).undecided == {"k3"}
+    assert grade(with_k3(code(GIVEN, "05_kl-k3"), code(OTHER, "05_kl-k3"))).undecided == {"k3"}
+    assert grade(with_k3(code(STUB, "05_kl-k3"), code(GIVEN, "x"), code(OTHER, "y"))).undecided == {"k3"}
+    assert grade(with_k3(code(GIVEN, "05_kl-k3"), code(OTHER, "y"))).undecided == frozenset()
 
 
 # --- which lab ---------------------------------------------------------------------------------------------------
@@ -267,6 +298,8 @@ def test_a_lab_named_in_text_is_none(grade):
 # --- answers -----------------------------------------------------------------------------------------------------
 
 GIVEN = "%%exercise k3\nimport torch\n\n\ndef k3(delta):\n    return delta\n"
+OTHER = GIVEN.replace("return delta", "return 0")
+STUB = GIVEN.replace("return delta", "...  # your answer")
 
 
 @pytest.mark.parametrize(
@@ -279,8 +312,28 @@ GIVEN = "%%exercise k3\nimport torch\n\n\ndef k3(delta):\n    return delta\n"
         ([code("k3 = 1", "05_kl-k3")], "k3 = 1\n", ""),  # the magic's line is gone, the cell is ours
         ([code(GIVEN, "x")], f"# {GIVEN}", "lost its id; found by its first line"),
         ([code(GIVEN, "05_kl-k3"), code("%%exercise k3\n1", "x")], f"# {GIVEN}", "the one that came with"),
-        ([code(GIVEN, "05_kl-k3"), code(GIVEN, "05_kl-k3")], None, "two cells have the id"),
-        ([code(GIVEN, "x"), code(GIVEN, "y")], None, "two cells begin with `%%exercise k3`; a person"),
+        ([code(GIVEN, "05_kl-k3"), code(OTHER, "05_kl-k3")], None, "two cells have the id"),
+        ([code(GIVEN, "x"), code(OTHER, "y")], None, "two cells begin with `%%exercise k3`; a person"),
+        ([code(GIVEN, "05_kl-k3"), code(GIVEN, "05_kl-k3")], f"# {GIVEN}", ""),  # which one counts makes no difference
+        ([code(GIVEN, "x"), code(GIVEN, "y")], f"# {GIVEN}", "lost its id; found by its first line"),
+        ([code(STUB, "05_kl-k3"), code(GIVEN, "x")], f"# {GIVEN}", "still waits for an answer; another cell"),
+        ([code("", "05_kl-k3"), code(GIVEN, "x")], f"# {GIVEN}", "still waits for an answer; another cell"),
+        ([code(STUB, "05_kl-k3"), code(GIVEN, "x"), code(GIVEN, "y")], f"# {GIVEN}", "still waits for an answer"),
+        ([code(STUB, "05_kl-k3"), code(GIVEN, "x"), code(OTHER, "y")], None, "two cells begin with `%%exercise k3`"),
+        ([code(STUB, "05_kl-k3"), code(STUB + "\n", "x")], None, "waits for an answer in line 6"),
+        ([code(STUB, "x"), code(GIVEN, "y")], f"# {GIVEN}", "lost its id; found by its first line"),
+        ([code("k3 = '%d%%' % 1", "05_kl-k3")], "k3 = '%d%%' % 1\n", ""),
+        ([code(f"%%time\n{GIVEN}", "05_kl-k3")], f"# {GIVEN}", ""),
+        ([code(f"\n%%capture out --no-stdout\n\n%%time\n{GIVEN}", "05_kl-k3")], f"# {GIVEN}", ""),
+        ([code(f"%%time\n{GIVEN}", "x")], f"# {GIVEN}", "lost its id; found by its first line"),
+        ([code(f"%%timeit\n{GIVEN}", "05_kl-k3")], None, "its first line must be `%%exercise k3`"),
+        ([code(f"# mine\n{GIVEN}", "05_kl-k3")], None, "its first line must be `%%exercise k3`"),
+        ([code(GIVEN.replace("k3\n", "k3  # mine\n", 1), "05_kl-k3")], None, "its first line must be `%%exercise k3`"),
+        (
+            [code(GIVEN.replace("return", "# ...  # your answer\n    return"), "05_kl-k3")],
+            "# " + GIVEN.replace("return", "# ...  # your answer\n    return"),
+            "",
+        ),
         ([], None, "its cell is not there any more; copy it"),
         ([code(f"# mine\n{GIVEN}", "x")], None, "its cell is not there any more"),
         ([{**code(GIVEN, "05_kl-k3"), "cell_type": "markdown"}], None, "is of type markdown; make it a code cell"),

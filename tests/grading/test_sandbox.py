@@ -16,8 +16,9 @@ import torch
 from grpo_lab.errors import ConfigError, NotYet
 from grpo_lab.grading.sandbox import box, tier_checks
 from grpo_lab.grading.sandbox.box import Failed, Sandbox
-from grpo_lab.grading.sandbox.confinement import HIDDEN, Limits
+from grpo_lab.grading.sandbox.confinement import HIDDEN, PACKAGE, Limits
 from grpo_lab.grading.sandbox.processes import descendants
+from grpo_lab.grading.sandbox.tier_checks import closed_folder
 from grpo_lab.grading.sandbox.tiers import BUBBLEWRAP, FIRST_USER, PROCESS, Tier
 from tests.grading import hostile
 from tests.grading.hostile.world import World
@@ -76,6 +77,76 @@ def open_to_all(path):
 def test_in_every_tier_an_answer_gets_nothing_of_these(sandbox, world, name):
     assert attacked(sandbox, world, name) == "nothing"
     assert world.traces() == []
+
+
+DRAWS = """
+import io
+import matplotlib.pyplot as plt
+
+def answer():
+    figure, axes = plt.subplots()
+    axes.plot([1.0, 2.0], label="slope")
+    axes.legend()
+    plt.show()
+    picture = io.BytesIO()
+    plt.savefig(picture)
+    return picture.getvalue()[1:4].decode()
+"""
+IMPORTS = """
+import importlib, sys
+
+def answer(names):
+    for name in names:
+        importlib.import_module(name)
+    return [name for name in names if name not in sys.modules]
+"""
+STANDARD = """
+math statistics fractions decimal itertools functools typing dataclasses collections random re json textwrap inspect
+copy time os sys warnings string datetime enum abc contextlib operator bisect heapq cmath numbers types
+"""
+
+
+def test_in_every_tier_an_answer_may_draw(sandbox):
+    if closed_folder() and not sandbox._tier.number:
+        pytest.skip("the font of a label is in a folder that the sandbox's user may not enter")
+    assert given_by(sandbox, DRAWS) == "PNG"
+
+
+def test_in_every_tier_usual_modules_can_be_imported(sandbox):
+    usual = [*STANDARD.split(), "numpy", "torch", "matplotlib", "matplotlib.pyplot"]
+    usual += [] if closed_folder() and not sandbox._tier.number else tier_checks.USED
+    (given,) = sandbox.calls(IMPORTS, "answer.py", "answer", "call", [{"names": usual}])
+    assert (given.error, given.value) == ("", [])
+
+
+def test_a_module_that_the_sandbox_has_not_loaded_is_probed(sandbox):
+    source = "import sys\n\ndef answer(names):\n    return [name for name in names if name in sys.modules]"
+    (given,) = sandbox.calls(source, "answer.py", "answer", "call", [{"names": tier_checks.USED}])
+    assert len(given.value) < len(tier_checks.USED) and set(given.value).isdisjoint(tier_checks.RARE)
+
+
+@pytest.mark.parametrize("name", ["far", "nowhere"])
+def test_a_tier_whose_answers_cannot_import_is_refused_with_the_folder(monkeypatch, tmp_path, name):
+    """As where Python is below /root and the grader is root."""
+    if not ROOT:
+        pytest.skip("an answer runs as this user, who can enter the folder")
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "far.py").touch()
+    (tmp_path / "lib").chmod(0o700)
+    known = {**box.environment(), "PYTHONPATH": f"{PACKAGE.parent}:{tmp_path / 'lib'}"}
+    monkeypatch.setattr(box, "environment", lambda: known)
+    monkeypatch.setattr(tier_checks, "USED", (name,))
+    monkeypatch.setattr(tier_checks, "readable", lambda: [tmp_path / "lib"] if name == "far" else [])
+    with pytest.raises(ConfigError, match=rf"tier 0 .* an answer cannot import {name}") as refused:
+        tier_checks.working(0, LIMITS, no_isolation=False)
+    closed = closed_of(tmp_path / "lib")
+    assert (f"may not enter {closed}" in str(refused.value)) == (name == "far")
+    assert refused.value.exit_code == 2
+
+
+def closed_of(path):
+    """The topmost folder on the way that other users cannot enter."""
+    return next(each for each in [*reversed(path.parents), path] if not each.stat().st_mode & 0o001)
 
 
 @pytest.mark.parametrize(
@@ -347,7 +418,7 @@ def test_forged_replies_are_nothing(forged, replies, said):
         (json.dumps('{"tensor": "float32", "shape": [1000000000], "bytes": ""}'), "of unknown type or shape"),
         (json.dumps('{"tensor": "float32", "shape": [2], "bytes": "AAAA"}'), "bytes do not fit its shape"),
         (json.dumps('{"tensor": "object", "shape": [1], "bytes": "AAAA"}'), "of unknown type or shape"),
-        (json.dumps('"\\ud800"'), "not data"),
+        (json.dumps('"\\ud800"'), "half of a surrogate pair"),
         (json.dumps(json.dumps([0] * 1_001)), "1,001 items"),
         (json.dumps("1" * 5_000), "not data"),
         (json.dumps(str(1 << 1_023)), "more than 1,023 bits"),

@@ -7,6 +7,7 @@ process then kills and reaps all that the answer started, and tells the grader t
 expected values. A child can write anything into the reply, so the grader reads it as untrusted data.
 """
 
+import importlib
 import json
 import os
 import select
@@ -14,6 +15,7 @@ import signal
 import socket
 import statistics  # noqa: F401, answers may import it, and after confinement that may fail
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -61,10 +63,17 @@ def main() -> int:
 
 
 def _load() -> None:
-    """Make torch import everything now, since it cannot after confinement. Autograd is avoided: it forbids forks."""
+    """Import the rest of torch, and matplotlib, which writes a list of fonts: confinement allows neither.
+
+    Autograd is avoided, because it forbids forks, and so is pandas, whose pyarrow starts a thread: answers import it.
+    """
     weight = torch.nn.Parameter(torch.zeros(2))
     weight.grad = torch.nn.functional.relu(weight.detach())
     torch.optim.AdamW([weight]).step()
+    with tempfile.TemporaryDirectory(prefix="grpo-lab-fonts-") as folder:
+        os.environ["MPLCONFIGDIR"] = folder
+        importlib.import_module("matplotlib.pyplot").switch_backend("agg")
+    del os.environ["MPLCONFIGDIR"]  # the folder is gone
 
 
 def _serve(pipes: list[int], control: socket.socket, limits: Limits, alone: bool) -> bool:
@@ -124,7 +133,7 @@ def _answer(request: int, replies: int, limits: Limits) -> NoReturn:
 
 def _lines(request: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     try:
-        module = user_code.executed(request["source"], Path(request["file"]), NotYet)
+        module = user_code.executed(request["source"], Path(request["file"]), NotYet, answers.IN_THE_CELL)
         if "function" in request:
             check = Function(request["function"], _not_here, getattr(probes, request["probe"]))
             given = answers.calls(check, module, [wire.unpack(inputs) for inputs in request["inputs"]])

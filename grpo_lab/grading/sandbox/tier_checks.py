@@ -2,19 +2,20 @@
 
 import os
 import socket
+import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from grpo_lab.errors import ConfigError, NotYet, RunError
 from grpo_lab.grading.sandbox.box import Sandbox
-from grpo_lab.grading.sandbox.confinement import HIDDEN, Limits
+from grpo_lab.grading.sandbox.confinement import HIDDEN, Limits, readable
 from grpo_lab.grading.sandbox.tiers import Tier, at_least
 
 LOOK = """
-import os, socket
+import importlib, os, socket
 
 def gets(act):
     try:
@@ -23,8 +24,16 @@ def gets(act):
         return False
     return True
 
-def look(canary, port, spaces, checks, user):
+def imports(name):
+    try:
+        importlib.import_module(name)
+    except Exception:
+        return False
+    return True
+
+def look(canary, port, spaces, checks, user, modules):
     return {
+        "missing": [name for name in modules if not imports(name)],
         "write a file": gets(lambda: os.write(os.open(canary + ".new", os.O_CREAT | os.O_WRONLY), b"x")),
         "run as the grader's root user": user == 0 and os.getuid() == 0,
         "read a world-readable file": gets(lambda: open(canary).close()),
@@ -36,12 +45,17 @@ def look(canary, port, spaces, checks, user):
 NEVER = ("write a file", "run as the grader's root user", "reach the network")
 PROMISED = {0: NEVER, 2: (*NEVER, "read a world-readable file", "see the grader's processes", "read the checks")}
 """The attempts that must fail, by tier."""
+RARE = ("sched", "tabnanny")
+"""Modules of Python that the sandbox's program does not load, so that an answer has to find their files."""
+USED = (*RARE, "numpy", "matplotlib.pyplot", "pandas")
+"""The modules that an answer must be able to import."""
 
 
 def working(required: int, limits: Limits, no_isolation: bool) -> Tier:
     """The required tier, after a successful probe; no other tier replaces it.
 
-    Raises ConfigError where the probe fails, and where answers would run as the grader's user without `no_isolation`.
+    Raises ConfigError where the probe fails, where answers cannot import what they need, and where answers would run as
+    the grader's user without `no_isolation`.
     """
     tier = at_least(required)
     if tier.exposed and not no_isolation:
@@ -57,7 +71,10 @@ def working(required: int, limits: Limits, no_isolation: bool) -> Tier:
 
 
 def unusable(tier: Tier, limits: Limits) -> str:
-    """The reason why a tier cannot be used here, or an empty text."""
+    """The reason why a tier cannot be used here, or an empty text.
+
+    Raises ConfigError where the tier contains answers, and they cannot import the modules that they need.
+    """
     sandbox = Sandbox(tier, limits)
     try:
         with _bait() as bait:
@@ -69,7 +86,36 @@ def unusable(tier: Tier, limits: Limits) -> str:
     if not isinstance(given.value, dict):
         return given.error or "the probe returned no data"
     got = [attempt for attempt in PROMISED[tier.number] if given.value.get(attempt) is not False]
-    return f"an answer could {', '.join(got)}" if got else ""
+    if got:
+        return f"an answer could {', '.join(got)}"
+    if missing := given.value.get("missing"):
+        raise _cannot_import(tier, missing)
+    return ""
+
+
+def _cannot_import(tier: Tier, missing: Sequence[str]) -> ConfigError:
+    """The error about modules that answers lack, with the folder that is closed to them, and the way out."""
+    folder = closed_folder() if os.getuid() == 0 else None  # answers of any other user run as that user
+    why = f"the sandbox's user may not enter {folder}" if folder else "they are not where the sandbox looks for modules"
+    way_out = (
+        f"Open that folder (chmod o+x {folder}), or use a Python and a copy of this package in folders that every "
+        "user may enter, such as /opt"
+        if folder
+        else "Install this package and what it depends on into one environment"
+    )
+    names = ", ".join(missing)
+    return ConfigError(
+        f"tier {tier.number} ({tier.name}) does not work here: an answer cannot import {names}: {why}. {way_out}"
+    )
+
+
+def closed_folder() -> Path | None:
+    """The topmost folder on the way to Python and its packages that the sandbox's user may not enter, or None."""
+    for path in map(Path.resolve, readable()):
+        for folder in [*reversed(path.parents), path]:
+            if folder.is_dir() and not folder.stat().st_mode & stat.S_IXOTH:
+                return folder
+    return None
 
 
 @contextmanager
@@ -85,4 +131,5 @@ def _bait() -> Iterator[dict[str, Any]]:
             "spaces": os.readlink("/proc/self/ns/pid"),
             "checks": str(HIDDEN),
             "user": os.getuid(),
+            "modules": list(USED),
         }

@@ -9,6 +9,7 @@ from typing import Any
 
 from grpo_lab.course import answers
 from grpo_lab.course.exercises import Exercise, Prediction, Values
+from grpo_lab.course.judges import letter
 from grpo_lab.errors import DataError
 from grpo_lab.events import Ended
 from grpo_lab.messages import text
@@ -69,7 +70,7 @@ class Predictions:
             del self._open[name]
             (predicted,) = self._locked()[name].values()
             options = dict(_OPTION.findall((self._answers / f"{name}.py").read_text(encoding="utf-8")))
-            yield Verdict(title, predicted, check.outcome, options)
+            yield Verdict(title, letter(predicted), check.outcome, options)
 
     def _locked(self) -> dict[str, dict[str, Any]]:
         file = self._answers / LOCKED

@@ -117,7 +117,7 @@
 
 # %%
 # %%exercise aggregate
-"""(B, T), (B, T) -> 一个数：how 是 "token"、"sequence" 或 "constant"。"""
+"""(B, T), (B, T) -> 一个数，用张量以便自动求导：how 是 "token"、"sequence" 或 "constant"。"""
 
 # %% [markdown]
 # 单个 token 的权重，一个在长度为 2 个 token 的回答里，一个在 8 个 token 的回答里：

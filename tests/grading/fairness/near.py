@@ -15,9 +15,15 @@ NEAR = {
         "False in quotes": {"= False": '= "False"'},
         "None": {"= False": "= None"},
     },
-    "00_start/guess": {"a capital letter": 'answer = "B"', "with a bracket": 'answer = "b)"', "two": 'answer = "bc"'},
+    "00_start/guess": {"with a bracket": 'answer = "b)"', "two": 'answer = "bc"'},
     "00_start/out_of_range": {
         "the limit itself": {"not norm <= limit": "not norm < limit - 1e-9 and norm != norm"},
+        "below the limit": {"<= limit": "< limit"},
+        "True and False": {
+            "[step for step, norm in enumerate(norms) if not norm <= limit]": "[not n <= limit for n in norms]"
+        },
+        "a column": "import torch\n\n\ndef steps_out_of_range(norms, limit):\n"
+        "    return (~(torch.tensor(norms) <= limit)).nonzero()",
         "one too many": {"enumerate(norms)": "enumerate([*norms, float('nan')])"},
         "the last one lost": {"enumerate(norms)": "enumerate(norms[:-1])"},
         "absolute limit": {"<= limit]": "<= max(limit, 1.0)]"},
@@ -72,6 +78,9 @@ NEAR = {
         "one too few": {"mask.sum() if": "(mask.sum() - 1) if"},
         "at least one more": {"mask.sum(dim=1)).mean()": "(mask.sum(dim=1) + 1e-2)).mean()"},
         "width for number": {"mask.numel()": "mask.shape[0]"},
+        "a text": {
+            "return values.sum() / (": "return str(float(values.sum())) * int(",
+        },
     },
     "02_explosion/gradient": {
         "below 0.2": {"ratio > 1 + epsilon": "log_ratio > epsilon"},
@@ -144,11 +153,12 @@ NEAR = {
         "a factor of 9.5": {"8.0\n\n": "12.0\n\n"},
     },
     "04_guards/skip": {
+        "below the limit": {"<= limit": "< limit"},
         "a limit of its own": {"norm <= limit": "norm <= 8"},
         "1 for True": {"return True": "return 1"},
         "steps twice": {"        optimizer.step()": "        optimizer.step()\n        optimizer.step()"},
     },
-    "04_guards/hides": {"a capital letter": 'answer = "C"', "a list": 'answer = ["c"]'},
+    "04_guards/hides": {"another capital": 'answer = "D"', "a list": 'answer = ["c"]'},
     "05_kl/k3": {
         "exp - 1": {"torch.expm1(delta)": "(delta.exp() - 1)"},
         "second order": {"torch.expm1(delta) - delta": "delta.square() / 2"},
@@ -156,7 +166,7 @@ NEAR = {
         "absolute": {"torch.expm1(delta) - delta": "torch.expm1(delta.abs()) - delta.abs()"},
     },
     "05_kl/pulls": {
-        "capitals": {'k1 = "c"': 'k1 = "C"'},
+        "another capital": {'k1 = "c"': 'k1 = "A"'},
         "k2 and k3 swapped": {'k2 = "a"': 'k2 = "b"', 'k3 = "b"': 'k3 = "a"'},
         "a blank": {'hinge = "d"': 'hinge = "d "'},
     },
@@ -172,6 +182,9 @@ NEAR = {
         "exponential": {"beta * (1 + 0.1 * error)": "beta * math.exp(error)"},
     },
     "06_silent_failures/one_update": {
+        "a closure that adds up": {
+            "    optimizer.step()": "    optimizer.step(lambda: loss_of(parts[0]).sum().backward())"
+        },
         "one token more": {PARTS: f"{PARTS.replace('/ total', '/ (total + 1)')}"},
         "clears after": {
             "    optimizer.zero_grad()\n": "",
@@ -184,6 +197,8 @@ NEAR = {
         "one short": {"ends.cumsum(dim=1) - ends.int()": "ends.cumsum(dim=1)"},
     },
     "06_silent_failures/mismatch": {
+        "the mean alone": {"float(gaps.mean()), float(gaps.max())": "gaps.mean()[None]"},
+        "texts": {"float(gaps.mean()), float(gaps.max())": "str(float(gaps.mean())), str(float(gaps.max()))"},
         "of numbers below": {"gaps.max()": "gaps.quantile(0.9)"},
         "the root of squares": {"gaps.mean()": "gaps.square().mean().sqrt()"},
         "swapped": {"float(gaps.mean()), float(gaps.max())": "float(gaps.max()), float(gaps.mean())"},
@@ -213,7 +228,7 @@ NEAR = {
         "only the old one": {"difference.isfinite()": "batch.old_logprobs.isfinite()"},
     },
     "07_precision_and_verl/cures": {
-        "a capital letter": 'cures = ("H",)',
+        "another capital": 'cures = ("G",)',
         "two": 'cures = ("g", "h")',
         "a set": 'cures = {"h"}',
     },
@@ -248,5 +263,5 @@ NEAR = {
         "half": {"product < 0": "product < -1e9"},
         "the larger wins": {"- product / (f @ f) * f": "- 0.9 * product / (f @ f) * f"},
     },
-    "09_two_objectives/cause": {"a capital letter": 'answer = "C"', "a blank": 'answer = "c "'},
+    "09_two_objectives/cause": {"another capital": 'answer = "D"', "a blank": 'answer = "c "'},
 }

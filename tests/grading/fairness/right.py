@@ -15,7 +15,7 @@ RIGHT = {
         "a tensor": {"906": "torch.tensor(906.0)", "spike_step = 5": "import torch\n\nspike_step = torch.tensor(5)"},
         "of numpy": {"906": "np.float32(906)", "spike_step = 5": "import numpy as np\n\nspike_step = np.int64(5)"},
     },
-    "00_start/guess": {letter: f"answer = {letter!r}" for letter in "cd"},
+    "00_start/guess": {letter: f"answer = {letter!r}" for letter in "cdBD"},
     "00_start/out_of_range": {
         "with filter": "def steps_out_of_range(norms, limit):\n"
         "    return list(filter(lambda step: not norms[step] <= limit, range(len(norms))))",
@@ -24,6 +24,14 @@ RIGHT = {
         "by torch": "import torch\n\n\ndef steps_out_of_range(norms, limit):\n"
         "    return (~(torch.tensor(norms, dtype=torch.float64) <= limit)).nonzero()[:, 0].tolist()",
         "a tuple": {"return [step": "return tuple([step", "<= limit]": "<= limit])"},
+        "an array": "import numpy as np\n\n\ndef steps_out_of_range(norms, limit):\n"
+        "    return np.flatnonzero(~(np.array(norms) <= limit))",
+        "a tensor": "import torch\n\n\ndef steps_out_of_range(norms, limit):\n"
+        "    return (~(torch.tensor(norms) <= limit)).nonzero().flatten()",
+        "an index": "import pandas as pd\n\n\ndef steps_out_of_range(norms, limit):\n"
+        "    norms = pd.Series(norms)\n    return norms.index[~(norms <= limit)]",
+        "a generator": "def steps_out_of_range(norms, limit):\n    for step, norm in enumerate(norms):\n"
+        "        if not norm <= limit:\n            yield step",
     },
     RATE: {"as a decimal": "learning_rate = 0.0003", "a quotient": "learning_rate = 1 / 2000"},
     SAVED: {
@@ -72,6 +80,10 @@ RIGHT = {
     "01_grpo_by_hand/aggregate": {
         "with where": {"per_token.masked_fill(mask == 0, 0.0)": "torch.where(mask.bool(), per_token, 0.0)"},
         "nansum after masking": {"return values.sum() /": "return values.nansum() /"},
+        "a number": {
+            "return (values.sum(dim=1) / mask.sum(dim=1)).mean()": "return (values.sum(1) / mask.sum(1)).mean().item()",
+            "values.sum() / (": "values.sum().item() / int(",
+        },
     },
     "02_explosion/gradient": {
         "case by case": "import math\n\n\ndef gradient(log_ratio, advantage, epsilon=0.2):\n"
@@ -144,7 +156,11 @@ RIGHT = {
             "@ estimator(log_ref - log_p)"
         },
     },
-    PULLS: {"unpacked": 'k1, k2, k3, hinge = "cabd"', "in a tuple": 'k1, k2, k3, hinge = ("c", "a", "b", "d")'},
+    PULLS: {
+        "capitals": {'k1 = "c"': 'k1 = "C"', 'hinge = "d"': 'hinge = "D"'},
+        "unpacked": 'k1, k2, k3, hinge = "cabd"',
+        "in a tuple": 'k1, k2, k3, hinge = ("c", "a", "b", "d")',
+    },
     "05_kl/straight": {
         "min": {"delta.clamp(max=limit)": "torch.minimum(delta, torch.tensor(limit, dtype=delta.dtype))"},
         "relu": {"(delta - inside)": "torch.relu(delta - limit)"},
@@ -160,6 +176,10 @@ RIGHT = {
     "06_silent_failures/one_update": {
         "as indices": {"(loss_of(part) * part.mask).sum()": "loss_of(part)[part.mask].sum()"},
         "None": {"zero_grad()": "zero_grad(set_to_none=True)"},
+        "in a closure": "def one_update(parts, loss_of, optimizer):\n"
+        "    total = sum(part.mask.sum() for part in parts)\n\n    def closure():\n        optimizer.zero_grad()\n"
+        "        loss = sum((loss_of(part) * part.mask).sum() for part in parts) / total\n"
+        "        loss.backward()\n        return loss\n\n    optimizer.step(closure)",
         "divided afterwards": "def one_update(parts, loss_of, optimizer):\n    optimizer.zero_grad()\n"
         "    for part in parts:\n        (loss_of(part) * part.mask).sum().backward()\n"
         "    total = sum(int(part.mask.sum()) for part in parts)\n"
@@ -176,6 +196,10 @@ RIGHT = {
     "06_silent_failures/mismatch": {
         "tensors": {"float(gaps.mean()), float(gaps.max())": "gaps.mean(), gaps.max()"},
         "a list": {"return float(gaps.mean()), float(gaps.max())": "return [gaps.mean().item(), gaps.max().item()]"},
+        "a tensor of two": {
+            "return float(gaps.mean()), float(gaps.max())": "import torch\n\n"
+            "    return torch.stack([gaps.mean(), gaps.max()])"
+        },
         "selected": {
             "(old_logprobs - sampling_logprobs)[mask]": "torch.masked_select(sampling_logprobs - old_logprobs, mask)",
             "def ": "import torch\n\n\ndef ",
@@ -208,7 +232,13 @@ RIGHT = {
         },
         "not nan, not inf": {"difference.isfinite()": "~(difference.isnan() | difference.isinf())"},
     },
-    "07_precision_and_verl/cures": {"a list": "cures = list('h')", "one in brackets": 'cures = ("h")'},
+    "04_guards/hides": {"a capital letter": 'answer = "C"'},
+    "09_two_objectives/cause": {"a capital letter": 'answer = "C"'},
+    "07_precision_and_verl/cures": {
+        "a capital letter": 'cures = ("H",)',
+        "a list": "cures = list('h')",
+        "one in brackets": 'cures = ("h")',
+    },
     "08_mystery_runs/objective": {
         "advantages expanded": {"advantages[:, None]": "advantages.unsqueeze(1)"},
         "the larger loss": {"-torch.min(ratio * advantages, ratio": "torch.max(-ratio * advantages, -ratio"},

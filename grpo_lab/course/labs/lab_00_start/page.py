@@ -9,6 +9,7 @@ from grpo_lab.config.catalog import preset
 from grpo_lab.course import judges, pages, trials
 from grpo_lab.course.compare import is_number, other_kind, shown
 from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
+from grpo_lab.course.probes import as_floats
 from grpo_lab.course.relations import changed, scaled
 from grpo_lab.errors import ConfigError
 from grpo_lab.runs.recordings import find
@@ -63,9 +64,13 @@ def range_cases(seed: int) -> list[Case]:
     )
     low = round(draw.uniform(0.01, 0.1), 3)
     small = "The list holds every step whose norm is above the limit that was handed in, however small it is."
+    at_it = norms()
+    at_it[draw.randrange(count)] = 10.0
+    edge = "A norm that equals the limit is not above it: the list is empty."
     rows = (
         ("a healthy run", norms(), 10.0, "Nothing is above the limit: the list is empty."),
         ("one spike", spiked, 10.0, "One norm is above the limit; the list holds its step, counted from 0."),
+        ("a norm that equals the limit", at_it, 10.0, edge),
         ("one norm is infinite", overflowed, 10.0, "inf is above every limit; the list holds its step."),
         ("the last norms are NaN", broken, 10.0, nan),
         ("a lower limit", spiked, 0.4, "Every norm is above 0.4, so every step is listed."),
@@ -96,7 +101,7 @@ LAB = pages.page(
     {
         "reading": Values(("spike_step", "spike_norm", "reward_noticed"), reading),
         "guess": judges.prediction("abcd", "b"),
-        "out_of_range": Function("steps_out_of_range", range_cases, relations=(scaled("norms", "limit"), longer)),
+        "out_of_range": Function("steps_out_of_range", range_cases, as_floats, (scaled("norms", "limit"), longer)),
         "learning_rate": Values(("learning_rate",), learning_rate),
         "rescue": judges.prediction("abcd", "c", runs=2),
         "saved": judges.saved_run("sanitize_rewards", step=20),

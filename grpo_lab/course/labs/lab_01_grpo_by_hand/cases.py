@@ -12,7 +12,7 @@ from grpo_lab.algorithm.losses import aggregate, policy_loss
 from grpo_lab.course import pages
 from grpo_lab.course.compare import is_number, other_kind, shown
 from grpo_lab.course.exercises import Case, Finding, Function, Mistake, Values, cases_by
-from grpo_lab.course.probes import by_logprobs, of_a_curve
+from grpo_lab.course.probes import as_a_number, by_logprobs, of_a_curve
 from grpo_lab.course.relations import lines_alike, padded, permuted, repeated, scaled, shifted
 
 TEXTS = pages.case_texts("01_grpo_by_hand")
@@ -114,7 +114,7 @@ def _aggregate_cases(seed: int) -> Sequence[Case]:
     rows = [(values, how, *TEXTS[how]) for how in hows] + [(broken, how, *TEXTS["nan"]) for how in hows]
     given = [({"per_token": tokens, "mask": mask, "how": how}, what, why) for tokens, how, what, why in rows]
     given = [(what.format(**each), each, why) for each, what, why in given]
-    return cases_by(lambda per_token, mask, how: aggregate(per_token, mask, how), given)
+    return cases_by(lambda per_token, mask, how: aggregate(per_token, mask, how), given, as_a_number)
 
 
 def _wider(case: Case, draw: random.Random) -> Case:
@@ -175,6 +175,7 @@ POLICY_LOSS = Function(
 AGGREGATE = Function(
     "aggregate",
     _aggregate_cases,
-    relations=(*lines_alike("per_token", "mask"), scaled("per_token", power=1), _wider),
+    as_a_number,
+    (*lines_alike("per_token", "mask"), scaled("per_token", power=1), _wider),
 )
 SLOPE = Function("slope", _slope_cases, of_a_curve, (scaled("stretch", power=1), shifted("height", by=(-3.0, 5.0))))

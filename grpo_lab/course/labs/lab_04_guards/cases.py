@@ -93,6 +93,7 @@ def _skip_cases(seed: int) -> Sequence[Case]:
     nan = "Test whether the norm is at most the limit; NaN is not."
     given = [
         ("a healthy norm", round(draw.uniform(0.5, 9), 2), "A healthy gradient is stepped."),
+        ("a norm that equals the limit", LIMIT, "The limit itself is fine: the gradient is stepped."),
         ("a spike", round(draw.uniform(50, 5000), 1), why),
         ("an overflow", math.inf, why),
         ("a NaN", math.nan, nan),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from grpo_lab.algorithm import kl
-from grpo_lab.course import pages
+from grpo_lab.course import judges, pages
 from grpo_lab.course.compare import other_kind, shown
 from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
 from grpo_lab.course.probes import by_delta, by_estimator
@@ -85,7 +85,7 @@ PULLS = {"k1": "c", "k2": "a", "k3": "b", "hinge": "d"}
 
 def _judge_pulls(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     for name, right in PULLS.items():
-        got = values[name]
+        got = judges.letter(values[name])
         what, why = TEXTS[f"match_{name}"]
         why = other_kind(got, "a text") or why
         yield Finding(got == right, what, shown(got), "the letter of its match", why)

@@ -10,7 +10,7 @@ from torch import Tensor
 from grpo_lab import seeds
 from grpo_lab.course import pages
 from grpo_lab.course.exercises import Case, Function, cases_by
-from grpo_lab.course.probes import updates_made
+from grpo_lab.course.probes import as_floats, updates_made
 from grpo_lab.course.relations import changed, padded, permuted, repeated, shifted
 
 TEXTS = pages.case_texts("06_silent_failures")
@@ -222,7 +222,8 @@ _FIELDS = ("old_logprobs", "sampling_logprobs")
 MISMATCHES = Function(
     "mismatch",
     _mismatch_cases,
-    relations=(
+    as_floats,
+    (
         permuted(*_FIELDS, "mask"),
         permuted(*_FIELDS, "mask", dim=1),
         repeated(*_FIELDS, "mask"),

@@ -12,7 +12,7 @@ from grpo_lab import seeds
 from grpo_lab.algorithm.batch import Batch
 from grpo_lab.config.catalog import scenario
 from grpo_lab.config.schema import Config, Switches
-from grpo_lab.course import pages
+from grpo_lab.course import judges, pages
 from grpo_lab.course.compare import Span, other_kind, shown
 from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
 from grpo_lab.course.probes import as_floats, ratio_in_a_batch
@@ -193,7 +193,8 @@ REMEDIES = {letter: TEXTS[letter][0] for letter in "abcdefgh"}
 
 def _judge_cures(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     given = values["cures"]
-    known = isinstance(given, tuple | list | str) and all(isinstance(x, str) and x in REMEDIES for x in given)
+    letters = [judges.letter(each) for each in given] if isinstance(given, tuple | list | str) else [None]
+    known = all(isinstance(each, str) and each in REMEDIES for each in letters)
     if not known:
         kind = other_kind(given, "a tuple", "a list", "a text")
         why = 'Give letters from a to h in a tuple, as in ("a", "b"); one letter needs a comma behind it.'
@@ -202,7 +203,7 @@ def _judge_cures(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
         return
     stops = {override for (override, *others) in scenario("bad-batch").cures if not others}
     for letter, override in REMEDIES.items():
-        said, true = letter in given, override in stops
+        said, true = letter in letters, override in stops
         got = "keeps it out" if said else "does not"
         yield Finding(said == true, f"{letter}: {override}", got, "as measured", TEXTS[letter][1])
 
