@@ -78,7 +78,7 @@ class Function:
     relations: tuple[Relation, ...] = ()
     """Derive further cases without another call of the reference solution. Most are from relations.py."""
     mistakes: tuple[Mistake, ...] = ()
-    """The first that gives all of an answer's wrong values gives the reason, in place of those of the cases."""
+    """The first that gives all of an answer's values gives the reason, in place of those of the cases."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from grpo_lab.course import pages
 from grpo_lab.course.exercises import Case, Function, cases_by
+from grpo_lab.course.labs.lab_09_two_objectives import mistakes
 from grpo_lab.course.probes import gradients_of_vectors
 from grpo_lab.course.relations import changed, permuted, reordered, scaled
 
@@ -180,7 +181,9 @@ def _more_weights(case: Case, draw: random.Random) -> Case:
 
 
 COSINE = Function("cosine", _cosine_cases, relations=(_swapped, _parameters_moved, scaled("first"), scaled("second")))
-SET_GRADS = Function("set_grads", _set_cases, gradients_of_vectors, (_in_halves, scaled("vectors", power=1)))
+SET_GRADS = Function(
+    "set_grads", _set_cases, gradients_of_vectors, (_in_halves, scaled("vectors", power=1)), mistakes.SET_GRADS
+)
 NEXT_BETAS = Function("next_betas", _betas_cases, relations=(_renamed, scaled("kls", "bands")))
 WITHOUT_CONFLICT = Function(
     "without_conflict",
