@@ -14,7 +14,7 @@ from grpo_lab.algorithm.batch import Batch
 from grpo_lab.algorithm.losses import clipped_surrogate
 from grpo_lab.course import pages, relations
 from grpo_lab.course.compare import is_number, other_kind, shown
-from grpo_lab.course.exercises import Case, Finding, Function, Mistake, Values, cases_by
+from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
 from grpo_lab.course.labs.lab_02_explosion import mistakes
 from grpo_lab.course.probes import by_delta, in_a_batch
 
@@ -205,7 +205,12 @@ GRADIENT = Function(
 NATS = Values(("nats",), _judge_nats)
 # A token where policy and reference agree has a ratio of 1 and no KL: its gradient is below any planted one.
 _AGREEING = relations.padded(result=False, log_ratio=0.0)
-CULPRIT = Function("culprit", _culprit_cases, relations=(_moved, _AGREEING, relations.scaled("advantages", "beta")))
+CULPRIT = Function(
+    "culprit",
+    _culprit_cases,
+    relations=(_moved, _AGREEING, relations.scaled("advantages", "beta")),
+    mistakes=mistakes.CULPRIT,
+)
 _FIELDS = ("logprobs", "old_logprobs", "ref_logprobs", "sampling_logprobs")
 LOG_RATIO = Function(
     "log_ratio",
@@ -216,19 +221,12 @@ LOG_RATIO = Function(
         relations.shifted("logprobs", "old_logprobs"),
         relations.without_use("ref_logprobs", "sampling_logprobs"),
     ),
+    mistakes.LOG_RATIO,
 )
 BOUNDED = Function(
     "k3",
     _k3_cases,
     by_delta,
     (relations.elementwise("delta"),),
-    (
-        Mistake("The bound is missing below -10: it holds on both sides.", lambda delta: kl.k3(delta.clamp(max=10))),
-        Mistake("The bound is missing above 10: it holds on both sides.", lambda delta: kl.k3(delta.clamp(min=-10))),
-        Mistake(
-            "The exponent is bounded, and the term - delta is not: both terms take the bounded delta.",
-            lambda delta: torch.expm1(delta.clamp(-10, 10)) - delta,
-        ),
-        Mistake("This is k3 of -delta: reference minus policy is the other way round.", lambda delta: _bounded(-delta)),
-    ),
+    mistakes.BOUNDED,
 )

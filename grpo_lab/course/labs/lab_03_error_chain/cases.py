@@ -13,6 +13,7 @@ from grpo_lab.config.catalog import scenario
 from grpo_lab.course import pages
 from grpo_lab.course.compare import beside, is_number, other_kind, shown
 from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
+from grpo_lab.course.labs.lab_03_error_chain import mistakes
 from grpo_lab.course.probes import as_a_bool, one_norm
 from grpo_lab.course.relations import changed, lines_alike, scaled
 from grpo_lab.course.trials import HERE
@@ -233,5 +234,5 @@ ORDER = Values(("order",), _judge_order)
 _WEIGHTS = (*lines_alike("probabilities"), scaled("probabilities"))
 ACCEPTS = Function("accepts", _accepts_cases, as_a_bool, _WEIGHTS)
 FACE = Function("face", _face_cases, relations=(_with_lines_before,))
-FINITE_FIRST = Function("FiniteFirst", _guard_cases, one_norm, (_further,))
+FINITE_FIRST = Function("FiniteFirst", _guard_cases, one_norm, (_further,), mistakes.FINITE_FIRST)
 EPSILON = Values(("adam_eps",), _judge_epsilon)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from grpo_lab.course.exercises import Case, Function, cases_by
+from grpo_lab.course.labs.lab_04_guards import mistakes
 from grpo_lab.course.probes import norms_in_turn, step_or_not
 from grpo_lab.course.relations import changed, permuted, scaled
 from grpo_lab.events import Verdict
@@ -117,4 +118,5 @@ UPDATE_OR_SKIP = Function(
     step_or_not,
     # AdamW divides by the size of its gradients: the same factor on all of them moves the weights equally far.
     (permuted("earlier", "gradient"), scaled("norm", "limit", "earlier", "gradient")),
+    mistakes.UPDATE_OR_SKIP,
 )

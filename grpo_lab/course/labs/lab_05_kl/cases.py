@@ -141,7 +141,7 @@ def _beta_cases(seed: int) -> Sequence[Case]:
     return cases_by(_next_beta, [(f"{what}: {numbers.format(**each)}", each, why) for each, what, why in given])
 
 
-K3 = Function("k3", _k3_cases, by_delta, (elementwise("delta"),))
+K3 = Function("k3", _k3_cases, by_delta, (elementwise("delta"),), mistakes.K3)
 EXPECTED_GRADIENT = Function(
     "expected_gradient",
     _gradient_cases,
@@ -151,4 +151,9 @@ EXPECTED_GRADIENT = Function(
 )
 MATCHES = Values(tuple(PULLS), _judge_pulls)
 STRAIGHT = Function("straight", _straight_cases, by_delta, (elementwise("delta"),), mistakes.STRAIGHT)
-NEXT_BETA = Function("next_beta", _beta_cases, relations=(scaled("kl", "target"), scaled("beta", power=1)))
+NEXT_BETA = Function(
+    "next_beta",
+    _beta_cases,
+    relations=(scaled("kl", "target"), scaled("beta", power=1)),
+    mistakes=mistakes.NEXT_BETA,
+)

@@ -11,6 +11,25 @@ from grpo_lab.course.exercises import Mistake
 
 Formula = Callable[[Tensor], Tensor]
 
+# k3 ------------------------------------------------------------------------------------------------------------------
+
+_ROUNDED = (
+    "Near 0 only rounding is left here: exp(delta) is stored next to 1 in fp32, in steps of 1.2e-7, before 1 is "
+    "subtracted. "
+    "torch has one function for both."
+)
+K3 = (
+    Mistake(_ROUNDED, lambda delta: delta.exp() - 1 - delta),
+    Mistake(_ROUNDED, lambda delta: delta.exp() - delta - 1),
+    Mistake(_ROUNDED, lambda delta: delta.exp() - (1 + delta)),
+    Mistake("This is k1, which is -delta.", kl.k1),
+    Mistake("This is k2, which is a parabola.", kl.k2),
+    Mistake("This is k3 of -delta: reference minus policy is the other way round.", lambda delta: kl.k3(-delta)),
+    Mistake("The size is right and the sign is not.", lambda delta: -kl.k3(delta)),
+    Mistake("The term - delta is missing.", torch.expm1),
+    Mistake("1 is not subtracted here.", lambda delta: delta.exp() - delta),
+)
+
 # The expected gradient -----------------------------------------------------------------------------------------------
 
 
@@ -107,5 +126,51 @@ STRAIGHT = (
         "The gradient is NaN: exp was taken of 100, even if the result is unused, and 0 times inf is NaN. Clamp "
         "before exp.",
         _where,
+    ),
+)
+
+# An adaptive beta ----------------------------------------------------------------------------------------------------
+
+
+def _bounded(error: float) -> float:
+    return min(0.2, max(-0.2, error))
+
+
+def _beta(
+    bounded: Callable[[float], float] = _bounded,
+    gain: float = 0.1,
+    error: Callable[[float, float], float] = lambda kl, target: kl / target - 1,
+    kept: Callable[[float], bool] = lambda kl: not math.isfinite(kl),
+) -> Callable[[float, float, float], float]:
+    """The next beta of lab 5 with one of its parts replaced; the defaults give the right one."""
+
+    def function(beta: float, kl: float, target: float) -> float:
+        return beta if kept(kl) else beta * (1 + gain * bounded(error(kl, target)))
+
+    return function
+
+
+def _other_way(error: float) -> float:
+    """The same bounds, and another one of them for NaN, with which Python's min and max return their first number."""
+    return max(-0.2, min(0.2, error))
+
+
+NEXT_BETA = (
+    *(
+        Mistake("NaN is not looked for here, and moves beta.", _beta(each, kept=math.isinf))
+        for each in (_bounded, _other_way)
+    ),
+    *(
+        Mistake("Neither NaN nor inf is looked for here, and both move beta.", _beta(each, kept=lambda _: False))
+        for each in (_bounded, _other_way)
+    ),
+    Mistake("An infinite KL is not looked for here, and moves beta.", _beta(kept=math.isnan)),
+    Mistake("The error has no bound here.", _beta(lambda error: error)),
+    Mistake("The error has no lower bound here.", _beta(lambda error: min(0.2, error))),
+    Mistake("The error has no upper bound here.", _beta(lambda error: max(-0.2, error))),
+    Mistake("The sign is the other way round: beta rises where the KL is above its target.", _beta(gain=-0.1)),
+    Mistake("The factor 0.1 of the error is missing.", _beta(gain=1.0)),
+    Mistake(
+        "The error is a difference here; it is relative to the target.", _beta(error=lambda kl, target: kl - target)
     ),
 )

@@ -219,7 +219,12 @@ ONE_UPDATE = Function(
     (_other_parts, _twice_the_batch, permuted("x", "mask", result=False), permuted("x", "mask", dim=1, result=False)),
     mistakes.ONE_UPDATE,
 )
-MASK = Function("completion_mask", _mask_cases, relations=(permuted("tokens"), repeated("tokens"), _other_ids, _wider))
+MASK = Function(
+    "completion_mask",
+    _mask_cases,
+    relations=(permuted("tokens"), repeated("tokens"), _other_ids, _wider),
+    mistakes=mistakes.MASK,
+)
 _FIELDS = ("old_logprobs", "sampling_logprobs")
 MISMATCHES = Function(
     "mismatch",

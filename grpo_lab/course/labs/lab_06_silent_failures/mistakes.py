@@ -87,6 +87,34 @@ ONE_UPDATE = (
     Mistake("The size is right and the sign is not.", _update(lambda *given: -_right(*given))),
 )
 
+# The mask ------------------------------------------------------------------------------------------------------------
+
+
+def _before(tokens: Tensor, end: int) -> Tensor:
+    """(B, T) number of end tokens before each token."""
+    ends = (tokens == end).int()
+    return ends.cumsum(dim=1) - ends
+
+
+def _up_to_the_last(tokens: Tensor, end: int) -> Tensor:
+    ends = tokens == end
+    return (ends.flip(1).cumsum(dim=1).flip(1) > 0) | ~ends.any(dim=1, keepdim=True)
+
+
+MASK = (
+    Mistake("Every token is trained here, padding among them.", lambda tokens, end: torch.ones_like(tokens).bool()),
+    Mistake("Every end token is left out here; the first one was sampled.", lambda tokens, end: tokens != end),
+    Mistake(
+        "The first end token is left out here; it was sampled, and from it the model learns to stop.",
+        lambda tokens, end: (tokens == end).cumsum(dim=1) == 0,
+    ),
+    Mistake(
+        "One token too many is trained here, the one after the end.", lambda tokens, end: _before(tokens, end) <= 1
+    ),
+    Mistake("Tokens up to the last end token are trained here; the first one ends the completion.", _up_to_the_last),
+    Mistake("True and False are the other way round here.", lambda tokens, end: _before(tokens, end) != 0),
+)
+
 # The sampler mismatch ------------------------------------------------------------------------------------------------
 
 

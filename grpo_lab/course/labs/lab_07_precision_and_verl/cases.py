@@ -15,6 +15,7 @@ from grpo_lab.config.schema import Config, Switches
 from grpo_lab.course import pages
 from grpo_lab.course.compare import Span, other_kind, shown
 from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
+from grpo_lab.course.labs.lab_07_precision_and_verl import mistakes
 from grpo_lab.course.probes import as_floats, ratio_in_a_batch
 from grpo_lab.course.relations import changed, padded, permuted, repeated, scaled, shifted
 from grpo_lab.course.trials import HERE, guards_of
@@ -207,8 +208,9 @@ def _judge_cures(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
         yield Finding(said == true, f"{letter}: {override}", got, "as measured", TEXTS[letter][1])
 
 
-LARGEST = Function("largest_log_ratio", _largest_cases)  # the input is a name: nothing to permute, pad or scale
-SCALES = Function("scales", _scales_cases, as_floats, (scaled("scale", power=1), _one_overflow_before))
+# The input is a name: nothing to permute, pad or scale.
+LARGEST = Function("largest_log_ratio", _largest_cases, mistakes=mistakes.LARGEST)
+SCALES = Function("scales", _scales_cases, as_floats, (scaled("scale", power=1), _one_overflow_before), mistakes.SCALES)
 _FIELDS = ("logprobs", "old_logprobs", "completion_mask")
 MASKED = Function(
     "log_ratio",
@@ -222,6 +224,7 @@ MASKED = Function(
         padded(mask="completion_mask", logprobs=-1.0, old_logprobs=-300.0),
         shifted("logprobs", "old_logprobs"),
     ),
+    mistakes.MASKED,
 )
 REMEDY = Values(("guards",), _judge_guards)
 CURES = Values(("cures",), _judge_cures)
