@@ -35,7 +35,7 @@ class Case(NamedTuple):
     expected: Any
     """Tensors and numbers are compared within a tolerance; NaN equals NaN."""
     why: str
-    """A fact about this test input that holds for every wrong value; a sentence for one mistake names its sign."""
+    """What is expected of this test input, and why. It stands beside every wrong value, so it accuses of no mistake."""
 
 
 Probe = Callable[[Callable[..., Any], Mapping[str, Any]], Any]

@@ -176,7 +176,7 @@ def _judge_guards(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     if not finite:
         return
     lost = STEPS - updates
-    why = f"The run survives, but makes no update in {lost} of {STEPS} steps: it loses batches over one token."
+    why = f"The run survives, but makes no update in {lost} of {STEPS} steps."
     yield Finding(updates >= LEAST, f"updates made in {STEPS} steps", str(updates), f"at least {LEAST}", why)
     why = "clamp passes a NaN on without a gradient: the run survives, but its logged loss is NaN."
     yield Finding(readable, "the logged loss is a number", _word(readable), "yes", why)
