@@ -6,6 +6,7 @@ gives the cases, `run` calls the answer there, and `judged` compares the plain d
 
 import copy
 import random
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ def folded(findings: Sequence[Finding]) -> list[Finding]:
     """
     same: dict[object, list[Finding]] = {}
     for place, finding in enumerate(findings):
-        reason = (finding.why, finding.got if finding.why == NO_VALUE else "")
+        reason = (_COUNT.sub("", finding.why), finding.got if finding.why == NO_VALUE else "")
         same.setdefault(place if finding.right else reason, []).append(finding)
     return [
         first._replace(what=f"{first.what}, and {len(others)} more like it") if others else first
@@ -103,6 +104,8 @@ def folded(findings: Sequence[Finding]) -> list[Finding]:
     ]
 
 
+_COUNT = re.compile(r"^\d+ of \d+ elements differ\. ")
+"""What two findings about the same mistake may differ in."""
 NO_VALUE = "No comparable value came back; mend that first."
 
 
@@ -112,8 +115,10 @@ def _about_case(case: Case, given: Given, may_be_none: bool, known: str) -> Find
     difference = differs(given.value, case.expected)
     # The case's own text explains a wrong value, and would explain another mistake where the form is wrong.
     wrong_form = isinstance(difference, OfForm) and not (given.value is None and may_be_none)
-    why = "Mend that first." if wrong_form else known or case.why
-    why = f"{difference[:1].upper()}{difference[1:]}. {why}"
+    why = "" if wrong_form else known
+    if not why:
+        rest = "Mend that first." if wrong_form else case.why
+        why = f"{difference[:1].upper()}{difference[1:]}. {rest}"
     got, expected = shown(given.value), shown(case.expected)
     if difference:
         got, expected = shown_apart(given.value, case.expected)
@@ -121,13 +126,17 @@ def _about_case(case: Case, given: Given, may_be_none: bool, known: str) -> Find
 
 
 def _known(check: Function, pairs: Sequence[tuple[Case, Given]]) -> str:
-    """The reason of the first known mistake with all of the wrong values, or an empty text."""
+    """The reason of the first known mistake that gives all of the answer's values, or an empty text.
+
+    The right values count too: a mistake that would have spoilt one of them was not made.
+    """
 
     def made(mistake: Mistake) -> bool:
-        results = ((case, check.probe(mistake.function, copy.deepcopy(case.inputs))) for case, _ in wrong)
-        return all(not differs(given.value, result) for (_, given), (_, result) in zip(wrong, results, strict=True))
+        results = ((given.value, check.probe(mistake.function, copy.deepcopy(inputs))) for inputs, given in answered)
+        return all(not differs(value, result) for value, result in results)
 
-    wrong = [(case, given) for case, given in pairs if not given.error and differs(given.value, case.expected)]
+    answered = [(case.inputs, given) for case, given in pairs if not given.error]
+    wrong = any(not given.error and differs(given.value, case.expected) for case, given in pairs)
     return next((mistake.why for mistake in check.mistakes if wrong and made(mistake)), "")
 
 

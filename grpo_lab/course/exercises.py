@@ -35,7 +35,7 @@ class Case(NamedTuple):
     expected: Any
     """Tensors and numbers are compared within a tolerance; NaN equals NaN."""
     why: str
-    """A fact about this test input that holds for every wrong value; a sentence for one mistake names its sign."""
+    """What is expected of this test input, and why. It stands beside every wrong value, so it accuses of no mistake."""
 
 
 Probe = Callable[[Callable[..., Any], Mapping[str, Any]], Any]
@@ -78,7 +78,7 @@ class Function:
     relations: tuple[Relation, ...] = ()
     """Derive further cases without another call of the reference solution. Most are from relations.py."""
     mistakes: tuple[Mistake, ...] = ()
-    """The first that gives all of an answer's wrong values gives the reason, in place of those of the cases."""
+    """The first that gives all of an answer's values gives the reason, in place of those of the cases."""
 
 
 @dataclass(frozen=True)

@@ -65,10 +65,8 @@ def saved_run(guard: str, step: int) -> Values:
 
     def judge(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
         why = other_kind(values["ended"], "a text")
-        why = (
-            why
-            or "Copy the word of the printed summary. If the run crashed, start again and switch the guard on earlier."
-        )
+        crashed = "This run crashed: start again and switch the guard on earlier."
+        why = why or (crashed if values["ended"] == "crashed" else "Copy the word of the printed summary.")
         yield Finding(values["ended"] == "done", "ended", shown(values["ended"]), "the end of a run that lives", why)
         why = other_kind(values["guard"], "a text")
         why = why or "It is the guard that you switched on; the panel and the record name each guard that acted."
@@ -81,7 +79,7 @@ def saved_run(guard: str, step: int) -> Values:
         why = other_kind(got, "a number") or (
             "It is a share, from 0 to 1, and not a percentage."
             if is_number(got) and got > 1
-            else "The second diamond in the plot, and `after` in the summary. A lower one belongs to another run."
+            else "The second diamond in the plot, and `after` in the summary."
         )
         yield Finding(right, "held_out", shown(got), f"the reward after the run, at least {LEAST_SAVED:g}", why)
 

@@ -64,14 +64,14 @@ def every_loss_finite(note, steps):
 
 
 WRONG = {
-    "the last link": (in_the_first_broken_step(lambda links: links[-1]), "later links inherit it"),
+    "the last link": (in_the_first_broken_step(lambda links: links[-1]), "Later links inherit it"),
     "links in the order of the alphabet": (in_the_first_broken_step(min), "in the order in which they came"),
-    "larger than 10": (first_where(lambda note, _: note[4] > 10), "not the size"),
-    "larger than fp16 holds": (first_where(lambda note, _: note[4] > 65504), "NaN > limit is False"),
+    "larger than 10": (first_where(lambda note, _: note[4] > 10), "not by their size"),
+    "larger than fp16 holds": (first_where(lambda note, _: note[4] > 65504), "not by their size"),
     "not up to a limit": (first_where(lambda note, _: not note[4] <= 1e4), "absorbed"),
-    "the largest number": (largest, "not the size"),
+    "the largest number": (largest, "not by their size"),
     "only NaN": (first_where(lambda note, _: math.isnan(note[4])), "An inf counts there as much as a NaN"),
-    "always step 0": (changed(lambda _, link: (0, link)), "stop at the first"),
+    "always step 0": (changed(lambda _, link: (0, link)), "the first whose share is below 1"),
     "never": (lambda steps: None, "whose share is below 1"),
     "where it crashed": (changed(lambda step, _: (step, "probabilities")), "only where it was noticed"),
     "one step late": (changed(lambda step, link: (step + 1, link)), "the number differs"),
@@ -84,7 +84,7 @@ WRONG = {
         "nothing absorbed the overflow",
     ),
     "filtered logits too": (first_where(lambda note, _: note[3] < 1 and note[1] != "ratio"), "a filter took out"),
-    "absorbed where every loss of the step is finite": (first_where(every_loss_finite), "not at any loss of the step"),
+    "absorbed where every loss of the step is finite": (first_where(every_loss_finite), "losses of other updates"),
 }
 
 

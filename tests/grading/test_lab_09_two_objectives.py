@@ -8,6 +8,8 @@ import torch
 from torch import tensor
 
 from grpo_lab.algorithm import combinations
+from grpo_lab.course import registry
+from grpo_lab.course.exercises import Function
 from grpo_lab.course.labs.lab_09_two_objectives import cases
 from grpo_lab.training.guards.adaptive import AdaptiveBeta
 from grpo_lab.training.interventions import Coefficients
@@ -71,7 +73,11 @@ def test_a_mistake_is_found_where_it_matters_and_explained_there(lab, load, find
     answer = load(next(each.source for each in WRONG if (each.exercise, each.name) == (exercise, mistake)))
     wrong = [finding for finding in findings(exercise, **vars(answer)) if not finding.right]
     assert [finding.what for finding in wrong] == [cases.TEXTS[key][0] for key in keys]
-    assert all(cases.TEXTS[key][1] in each.why or "Error" in each.got for key, each in zip(keys, wrong, strict=True))
+    check = registry.exercise(lab, exercise).check
+    assert isinstance(check, Function)
+    known = {each.why for each in check.mistakes}
+    for key, each in zip(keys, wrong, strict=True):
+        assert each.why in known or cases.TEXTS[key][1] in each.why or "Error" in each.got
 
 
 def test_a_projection_of_opposed_gradients_is_nothing_and_no_nan(reference):

@@ -8,7 +8,7 @@ from typing import Any
 from grpo_lab.config.catalog import preset
 from grpo_lab.course import judges, pages, trials
 from grpo_lab.course.compare import is_number, other_kind, shown
-from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
+from grpo_lab.course.exercises import Case, Finding, Function, Mistake, Values, cases_by
 from grpo_lab.course.probes import as_floats
 from grpo_lab.course.relations import changed, scaled
 from grpo_lab.errors import ConfigError
@@ -58,10 +58,7 @@ def range_cases(seed: int) -> list[Case]:
     overflowed[draw.randrange(count)] = math.inf
     lost = draw.randint(1, count) if seed else 2
     broken[-lost:] = [math.nan] * lost
-    nan = (
-        "NaN is no healthy norm, and every comparison with it is False. "
-        "Write the condition for a healthy norm, and list all other steps."
-    )
+    nan = "NaN is no healthy norm; the list holds its steps."
     low = round(draw.uniform(0.01, 0.1), 3)
     small = "The list holds every step whose norm is above the limit that was handed in, however small it is."
     at_it = norms()
@@ -77,6 +74,31 @@ def range_cases(seed: int) -> list[Case]:
         ("small norms", [2 * low, low / 2, 3 * low], low, small),
     )
     return cases_by(steps_out_of_range, [(what, {"norms": given, "limit": at}, why) for what, given, at, why in rows])
+
+
+MISTAKES = (
+    Mistake(
+        "NaN is not listed here: NaN > limit is False. "
+        "Write the condition for a healthy norm, and list all other steps.",
+        lambda norms, limit: [step for step, norm in enumerate(norms) if norm > limit],
+    ),
+    Mistake(
+        "Steps are counted from 1 here; the first is 0.",
+        lambda norms, limit: [step + 1 for step in steps_out_of_range(norms, limit)],
+    ),
+    Mistake(
+        "These are the norms, and not their steps.",
+        lambda norms, limit: [norms[step] for step in steps_out_of_range(norms, limit)],
+    ),
+    Mistake(
+        "These are the healthy steps, and not the others.",
+        lambda norms, limit: [step for step, norm in enumerate(norms) if norm <= limit],
+    ),
+    Mistake(
+        "The limit is 10 here, whatever was handed in.",
+        lambda norms, limit: steps_out_of_range(norms, 10.0),
+    ),
+)
 
 
 def longer(case: Case, draw: random.Random) -> Case:
@@ -101,7 +123,13 @@ LAB = pages.page(
     {
         "reading": Values(("spike_step", "spike_norm", "reward_noticed"), reading),
         "guess": judges.prediction("abcd", "b"),
-        "out_of_range": Function("steps_out_of_range", range_cases, as_floats, (scaled("norms", "limit"), longer)),
+        "out_of_range": Function(
+            "steps_out_of_range",
+            range_cases,
+            as_floats,
+            (scaled("norms", "limit"), longer),
+            MISTAKES,
+        ),
         "learning_rate": Values(("learning_rate",), learning_rate),
         "rescue": judges.prediction("abcd", "c", runs=2),
         "saved": judges.saved_run("sanitize_rewards", step=20),

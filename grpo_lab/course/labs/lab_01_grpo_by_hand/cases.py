@@ -11,7 +11,8 @@ from grpo_lab.algorithm.advantages import group_advantages
 from grpo_lab.algorithm.losses import aggregate, policy_loss
 from grpo_lab.course import pages
 from grpo_lab.course.compare import is_number, other_kind, shown
-from grpo_lab.course.exercises import Case, Finding, Function, Mistake, Values, cases_by
+from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
+from grpo_lab.course.labs.lab_01_grpo_by_hand import mistakes
 from grpo_lab.course.probes import as_a_number, by_logprobs, of_a_curve
 from grpo_lab.course.relations import lines_alike, padded, permuted, repeated, scaled, shifted
 
@@ -129,10 +130,11 @@ def _wider(case: Case, draw: random.Random) -> Case:
 
 def _slope_cases(seed: int) -> Sequence[Case]:
     x = 0.5 + float(torch.rand(1, generator=_generator(seed)))
+    smooth = "Two values, at x + h and x - h: their difference divided by their distance."
     rows = [
-        ("x³", x, 0.1, "Two values, at x + h and x - h: their difference divided by their distance."),
-        ("exp", x, 0.01, "The distance between x + h and x - h is 2h."),
-        ("exp", -x, 0.5, "You need no derivative here, only the two values and their distance."),
+        ("x³", x, 0.1, smooth),
+        ("exp", x, 0.01, smooth),
+        ("exp", -x, 0.5, smooth),
         ("|x|", 0.0, 0.1, "At a kink both sides count: the two slopes, -1 and 1, average to 0."),
     ]
     fixed = {"stretch": 1.0, "height": 0.0}
@@ -148,16 +150,7 @@ ADVANTAGES = Function(
     "advantages",
     _advantage_cases,
     relations=(*lines_alike("rewards"), scaled("rewards"), shifted("rewards", by=(-1.0, 1.0, 3.0))),
-    mistakes=(
-        Mistake(
-            "The std divides by the size of the group. A sample's std divides by one less, as torch does by default.",
-            lambda rewards: (rewards - rewards.mean(1, True)) / rewards.std(1, correction=0, keepdim=True),
-        ),
-        Mistake(
-            "This is reward - mean. Divide it by the standard deviation of the group.",
-            lambda rewards: rewards - rewards.mean(1, True),
-        ),
-    ),
+    mistakes=mistakes.ADVANTAGES,
 )
 POLICY_LOSS = Function(
     "policy_loss",
@@ -171,11 +164,19 @@ POLICY_LOSS = Function(
         scaled("advantages", power=1),
         shifted("logprobs", "old_logprobs"),
     ),
+    mistakes.POLICY_LOSS,
 )
 AGGREGATE = Function(
     "aggregate",
     _aggregate_cases,
     as_a_number,
     (*lines_alike("per_token", "mask"), scaled("per_token", power=1), _wider),
+    mistakes.AGGREGATE,
 )
-SLOPE = Function("slope", _slope_cases, of_a_curve, (scaled("stretch", power=1), shifted("height", by=(-3.0, 5.0))))
+SLOPE = Function(
+    "slope",
+    _slope_cases,
+    of_a_curve,
+    (scaled("stretch", power=1), shifted("height", by=(-3.0, 5.0))),
+    mistakes.SLOPE,
+)

@@ -14,7 +14,8 @@ from grpo_lab.algorithm.batch import Batch
 from grpo_lab.algorithm.losses import clipped_surrogate
 from grpo_lab.course import pages, relations
 from grpo_lab.course.compare import is_number, other_kind, shown
-from grpo_lab.course.exercises import Case, Finding, Function, Mistake, Values, cases_by
+from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
+from grpo_lab.course.labs.lab_02_explosion import mistakes
 from grpo_lab.course.probes import by_delta, in_a_batch
 
 TEXTS = pages.case_texts("02_explosion")
@@ -44,11 +45,14 @@ def _slope_of_a_token(log_ratio: float, advantage: float) -> float:
 def _gradient_cases(seed: int) -> Sequence[Case]:
     far, near, below, size = torch.rand(4, generator=_generator(seed), dtype=torch.float64).tolist()
     size = 0.5 + size
+    inside = "Inside the range the loss is -r A."
+    clipped = "min picks the clipped branch here, which is constant."
     rows = [
-        (0.1 * near, size, "inside the clip range, A > 0", "Inside the range the loss is -r A. What is d e^x / dx?"),
-        (0.1 * near, -size, "inside the clip range, A < 0", "Inside the range the loss is -r A for either sign of A."),
-        (1 + far, size, "far above the range, A > 0", "min picks the clipped branch here, which is constant."),
-        (-1 - below, -size, "far below the range, A < 0", "Work out both branches: which is smaller, with A < 0?"),
+        (0.1 * near, size, "inside the clip range, A > 0", inside),
+        (0.1 * near, -size, "inside the clip range, A < 0", inside),
+        (-0.05 - 0.1 * near, -size, "inside the clip range, A < 0", inside),
+        (1 + far, size, "far above the range, A > 0", clipped),
+        (-1 - below, -size, "far below the range, A < 0", clipped),
         (-1 - below, size, *TEXTS["unclipped_side"]),
         (1 + far, -size, *TEXTS["open_side"]),
         (0.16, size, *TEXTS["upper_end"]),
@@ -192,11 +196,21 @@ def _k3_cases(seed: int) -> Sequence[Case]:
     return cases_by(_bounded, given, by_delta)
 
 
-GRADIENT = Function("gradient", _gradient_cases, relations=(relations.scaled("advantage", power=1),))
+GRADIENT = Function(
+    "gradient",
+    _gradient_cases,
+    relations=(relations.scaled("advantage", power=1),),
+    mistakes=mistakes.GRADIENT,
+)
 NATS = Values(("nats",), _judge_nats)
 # A token where policy and reference agree has a ratio of 1 and no KL: its gradient is below any planted one.
 _AGREEING = relations.padded(result=False, log_ratio=0.0)
-CULPRIT = Function("culprit", _culprit_cases, relations=(_moved, _AGREEING, relations.scaled("advantages", "beta")))
+CULPRIT = Function(
+    "culprit",
+    _culprit_cases,
+    relations=(_moved, _AGREEING, relations.scaled("advantages", "beta")),
+    mistakes=mistakes.CULPRIT,
+)
 _FIELDS = ("logprobs", "old_logprobs", "ref_logprobs", "sampling_logprobs")
 LOG_RATIO = Function(
     "log_ratio",
@@ -207,19 +221,12 @@ LOG_RATIO = Function(
         relations.shifted("logprobs", "old_logprobs"),
         relations.without_use("ref_logprobs", "sampling_logprobs"),
     ),
+    mistakes.LOG_RATIO,
 )
 BOUNDED = Function(
     "k3",
     _k3_cases,
     by_delta,
     (relations.elementwise("delta"),),
-    (
-        Mistake("The bound is missing below -10: it holds on both sides.", lambda delta: kl.k3(delta.clamp(max=10))),
-        Mistake("The bound is missing above 10: it holds on both sides.", lambda delta: kl.k3(delta.clamp(min=-10))),
-        Mistake(
-            "The exponent is bounded, and the term - delta is not: both terms take the bounded delta.",
-            lambda delta: torch.expm1(delta.clamp(-10, 10)) - delta,
-        ),
-        Mistake("This is k3 of -delta: reference minus policy is the other way round.", lambda delta: _bounded(-delta)),
-    ),
+    mistakes.BOUNDED,
 )

@@ -13,6 +13,7 @@ from grpo_lab.config.catalog import scenario
 from grpo_lab.course import pages
 from grpo_lab.course.compare import beside, is_number, other_kind, shown
 from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
+from grpo_lab.course.labs.lab_03_error_chain import mistakes
 from grpo_lab.course.probes import as_a_bool, one_norm
 from grpo_lab.course.relations import changed, lines_alike, scaled
 from grpo_lab.course.trials import HERE
@@ -82,8 +83,8 @@ def _accepts_cases(seed: int) -> Sequence[Case]:
         (first_is_0, "the first probability of each row is 0", "A first probability of 0 only means: never token 0."),
         (torch.tensor([[0.0, 1.0]]), "[[0, 1]]", "One token has all the probability. It is drawn every time."),
         (7.3 * usual, "rows that sum to 7.3", "multinomial takes any weights: it divides by their sum."),
-        (broken(math.nan), "one NaN", "NaN > x, NaN < x and NaN >= x are all False. Let False mean refused."),
-        (broken(math.inf), "one inf", "inf is not below 0 and is not NaN. It is refused too."),
+        (broken(math.nan), "one NaN", "One NaN is enough: refused."),
+        (broken(math.inf), "one inf", "One inf is enough: refused."),
         (broken(-1e-4), "one number below 0", "A probability below 0 is refused."),
         (torch.full((2, 4), math.nan), "all NaN: the softmax of NaN logits", "This is the row that crashed."),
     ]
@@ -166,9 +167,9 @@ def _guard_cases(seed: int) -> Sequence[Case]:
             math.inf,
             "SKIP_STEP",
             "norm inf",
-            "inf > 10 is True, and isnan(inf) is False. This update must not be made either.",
+            "The norm is not finite: this update is skipped.",
         ),
-        ("verdict", math.nan, "SKIP_STEP", "norm NaN", "nan > 10 is False. This update must not be made."),
+        ("verdict", math.nan, "SKIP_STEP", "norm NaN", "The norm is not finite: this update is skipped."),
         ("verdict", 0.0, "KEEP", "norm 0", "An update with a gradient of 0 does no harm."),
         ("reason", large, [large], "the number in the reason", named),
     ]
@@ -233,5 +234,5 @@ ORDER = Values(("order",), _judge_order)
 _WEIGHTS = (*lines_alike("probabilities"), scaled("probabilities"))
 ACCEPTS = Function("accepts", _accepts_cases, as_a_bool, _WEIGHTS)
 FACE = Function("face", _face_cases, relations=(_with_lines_before,))
-FINITE_FIRST = Function("FiniteFirst", _guard_cases, one_norm, (_further,))
+FINITE_FIRST = Function("FiniteFirst", _guard_cases, one_norm, (_further,), mistakes.FINITE_FIRST)
 EPSILON = Values(("adam_eps",), _judge_epsilon)

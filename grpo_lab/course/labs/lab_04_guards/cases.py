@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from grpo_lab.course.exercises import Case, Function, cases_by
+from grpo_lab.course.labs.lab_04_guards import mistakes
 from grpo_lab.course.probes import norms_in_turn, step_or_not
 from grpo_lab.course.relations import changed, permuted, scaled
 from grpo_lab.events import Verdict
@@ -29,11 +30,11 @@ def _guard_cases(seed: int) -> Sequence[Case]:
     usual = level(1.0)
     first = usual[0]
     spike = usual[0] * draw.uniform(50, 500)
-    memory = "Remember the largest norm that was *accepted*: a refused norm must not raise the limit."
-    nan = "Write the condition for a healthy norm. And keep NaN out of the memory: comparisons with it are False."
+    memory = "The limit is 8 times the largest norm that was accepted so far."
+    nan = "NaN is refused, and the limit stays as it was."
     given = [
         ("healthy norms", usual, "A guard is silent on healthy norms: KEEP, and no reason."),
-        ("a loss scale of 65536: huge and level", level(65536.0), "Nothing jumps here. There is no fixed limit."),
+        ("a loss scale of 65536: huge and level", level(65536.0), "Nothing jumps here, so every norm is accepted."),
         ("one spike", [*usual, spike, usual[1]], "Above 8 times the largest accepted: SKIP_STEP, with a reason."),
         ("two spikes in a row", [*usual, spike, spike, usual[0]], memory),
         ("a NaN between healthy norms", [*usual, math.nan, usual[2], spike], nan),
@@ -89,8 +90,8 @@ def _update_or_skip(optimizer: torch.optim.Optimizer, norm: float, limit: float)
 def _skip_cases(seed: int) -> Sequence[Case]:
     """A healthy norm, a spike, an overflow and a NaN, after a step that filled AdamW's moments."""
     draw = random.Random(seed)
-    why = "With zeroed gradients AdamW still moves the weights by its first moment. Skip means: no call of step."
-    nan = "Test whether the norm is at most the limit; NaN is not."
+    why = "This update is skipped: step is not called, and the weights stay."
+    nan = "NaN is not at most the limit: this update is skipped."
     given = [
         ("a healthy norm", round(draw.uniform(0.5, 9), 2), "A healthy gradient is stepped."),
         ("a norm that equals the limit", LIMIT, "The limit itself is fine: the gradient is stepped."),
@@ -118,4 +119,5 @@ UPDATE_OR_SKIP = Function(
     step_or_not,
     # AdamW divides by the size of its gradients: the same factor on all of them moves the weights equally far.
     (permuted("earlier", "gradient"), scaled("norm", "limit", "earlier", "gradient")),
+    mistakes.UPDATE_OR_SKIP,
 )

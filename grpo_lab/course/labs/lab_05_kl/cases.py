@@ -11,6 +11,7 @@ from grpo_lab.algorithm import kl
 from grpo_lab.course import judges, pages
 from grpo_lab.course.compare import other_kind, shown
 from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
+from grpo_lab.course.labs.lab_05_kl import mistakes
 from grpo_lab.course.probes import by_delta, by_estimator
 from grpo_lab.course.relations import elementwise, permuted, scaled, shifted
 
@@ -107,7 +108,7 @@ def _straight_cases(seed: int) -> Sequence[Case]:
     beyond = 6 + 60 * torch.rand(3, generator=generator)
     rows = [
         ("value", inside, f"the value for delta = {shown(inside)}", "Up to the limit of 5 it is k3 and nothing else."),
-        ("value", beyond, f"the value for delta = {shown(beyond)}", "A line from (5, k3(5)) on: what is its slope?"),
+        ("value", beyond, f"the value for delta = {shown(beyond)}", "Beyond 5 it is a line that goes on from k3(5)."),
         ("gradient", inside, "the gradient up to the limit", "Up to the limit the gradient is that of k3."),
         ("gradient", beyond, *TEXTS["beyond"]),
         ("gradient", torch.tensor([100.0, 300.0]), *TEXTS["overflow"]),
@@ -130,9 +131,9 @@ def _beta_cases(seed: int) -> Sequence[Case]:
         (1.0, "a KL on target", "Nothing to correct: beta stays."),
         (1 + share / 2, "a KL a little above its target", "Too far away: beta rises by a tenth of the relative error."),
         (1 - share / 2, "a KL a little below its target", "Nearer than necessary: beta falls."),
-        (50.0, "a KL 50 times its target", "The error is bounded at 0.2, so that one outlier moves beta by 2 %."),
+        (50.0, "a KL 50 times its target", "The error is bounded at 0.2."),
         (0.0, "a KL of 0", "The error is bounded on this side too, at -0.2."),
-        (math.nan, "a KL that is NaN", "One NaN makes every later beta NaN, because each is computed from the last."),
+        (math.nan, "a KL that is NaN", "A KL of NaN carries no information about the distance: keep beta."),
         (math.inf, "a KL that is inf", "A KL of inf carries no information about the distance: keep beta."),
     ]
     given = [({"beta": beta, "kl": times * target, "target": target}, what, why) for times, what, why in rows]
@@ -140,13 +141,19 @@ def _beta_cases(seed: int) -> Sequence[Case]:
     return cases_by(_next_beta, [(f"{what}: {numbers.format(**each)}", each, why) for each, what, why in given])
 
 
-K3 = Function("k3", _k3_cases, by_delta, (elementwise("delta"),))
+K3 = Function("k3", _k3_cases, by_delta, (elementwise("delta"),), mistakes.K3)
 EXPECTED_GRADIENT = Function(
     "expected_gradient",
     _gradient_cases,
     by_estimator,
     (permuted("theta", "log_ref"), shifted("theta")),  # a constant added to all logits does not change a softmax
+    mistakes.EXPECTED_GRADIENT,
 )
 MATCHES = Values(tuple(PULLS), _judge_pulls)
-STRAIGHT = Function("straight", _straight_cases, by_delta, (elementwise("delta"),))
-NEXT_BETA = Function("next_beta", _beta_cases, relations=(scaled("kl", "target"), scaled("beta", power=1)))
+STRAIGHT = Function("straight", _straight_cases, by_delta, (elementwise("delta"),), mistakes.STRAIGHT)
+NEXT_BETA = Function(
+    "next_beta",
+    _beta_cases,
+    relations=(scaled("kl", "target"), scaled("beta", power=1)),
+    mistakes=mistakes.NEXT_BETA,
+)

@@ -10,6 +10,7 @@ from torch import Tensor
 from grpo_lab import seeds
 from grpo_lab.course import pages
 from grpo_lab.course.exercises import Case, Function, cases_by
+from grpo_lab.course.labs.lab_06_silent_failures import mistakes
 from grpo_lab.course.probes import as_floats, updates_made
 from grpo_lab.course.relations import changed, padded, permuted, repeated, shifted
 
@@ -42,7 +43,7 @@ def _update_cases(seed: int) -> Sequence[Case]:
     if seed:
         sizes = torch.randint(1, 5, (4,), generator=generator).tolist()
         lengths = torch.randint(1, 5, (sum(sizes),), generator=generator).tolist()
-        rows.append((sizes, [lengths], f"micro-batches of {sizes} completions", "Every trained token counts the same."))
+        rows.append((sizes, [lengths], f"micro-batches of {sizes} completions", TEXTS["unequal"][1]))
     given = []
     for sizes, lengths, what, why in rows:
         inputs = {
@@ -216,8 +217,14 @@ ONE_UPDATE = Function(
     _update_cases,
     updates_made,
     (_other_parts, _twice_the_batch, permuted("x", "mask", result=False), permuted("x", "mask", dim=1, result=False)),
+    mistakes.ONE_UPDATE,
 )
-MASK = Function("completion_mask", _mask_cases, relations=(permuted("tokens"), repeated("tokens"), _other_ids, _wider))
+MASK = Function(
+    "completion_mask",
+    _mask_cases,
+    relations=(permuted("tokens"), repeated("tokens"), _other_ids, _wider),
+    mistakes=mistakes.MASK,
+)
 _FIELDS = ("old_logprobs", "sampling_logprobs")
 MISMATCHES = Function(
     "mismatch",
@@ -231,5 +238,6 @@ MISMATCHES = Function(
         shifted(*_FIELDS),
         _swapped,
     ),
+    mistakes=mistakes.MISMATCH,
 )
 WHICH = Function("which", _which_cases, relations=(_longer_record,))

@@ -15,6 +15,7 @@ from grpo_lab.config.schema import Config, Switches
 from grpo_lab.course import judges, pages
 from grpo_lab.course.compare import Span, other_kind, shown
 from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
+from grpo_lab.course.labs.lab_07_precision_and_verl import mistakes
 from grpo_lab.course.probes import as_floats, ratio_in_a_batch
 from grpo_lab.course.relations import changed, padded, permuted, repeated, scaled, shifted
 from grpo_lab.course.trials import HERE, guards_of
@@ -175,7 +176,7 @@ def _judge_guards(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
     if not finite:
         return
     lost = STEPS - updates
-    why = f"The run survives, but makes no update in {lost} of {STEPS} steps: it loses batches over one token."
+    why = f"The run survives, but makes no update in {lost} of {STEPS} steps."
     yield Finding(updates >= LEAST, f"updates made in {STEPS} steps", str(updates), f"at least {LEAST}", why)
     why = "clamp passes a NaN on without a gradient: the run survives, but its logged loss is NaN."
     yield Finding(readable, "the logged loss is a number", _word(readable), "yes", why)
@@ -208,8 +209,9 @@ def _judge_cures(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
         yield Finding(said == true, f"{letter}: {override}", got, "as measured", TEXTS[letter][1])
 
 
-LARGEST = Function("largest_log_ratio", _largest_cases)  # the input is a name: nothing to permute, pad or scale
-SCALES = Function("scales", _scales_cases, as_floats, (scaled("scale", power=1), _one_overflow_before))
+# The input is a name: nothing to permute, pad or scale.
+LARGEST = Function("largest_log_ratio", _largest_cases, mistakes=mistakes.LARGEST)
+SCALES = Function("scales", _scales_cases, as_floats, (scaled("scale", power=1), _one_overflow_before), mistakes.SCALES)
 _FIELDS = ("logprobs", "old_logprobs", "completion_mask")
 MASKED = Function(
     "log_ratio",
@@ -223,6 +225,7 @@ MASKED = Function(
         padded(mask="completion_mask", logprobs=-1.0, old_logprobs=-300.0),
         shifted("logprobs", "old_logprobs"),
     ),
+    mistakes.MASKED,
 )
 REMEDY = Values(("guards",), _judge_guards)
 CURES = Values(("cures",), _judge_cures)

@@ -13,6 +13,7 @@ from torch import Tensor
 from grpo_lab.algorithm import kl, losses
 from grpo_lab.course import pages
 from grpo_lab.course.exercises import Case, Function, cases_by
+from grpo_lab.course.labs.lab_08_mystery_runs import mistakes
 from grpo_lab.course.probes import gradients_left, updates_in_turn, value_and_gradient
 from grpo_lab.course.relations import changed, padded, permuted, reordered, scaled, shifted
 
@@ -84,7 +85,7 @@ def gradient_cases(seed: int) -> Sequence[Case]:
             "left in .grad": [torch.stack(parts).sum(dim=0) for parts in zip(*given, strict=True)],
             "given": [gradient for gradients in given for gradient in gradients],
         }
-        why = "All micro-batches count. And the given gradients belong to the caller: keep a copy, change no original."
+        why = "Expected in .grad is the sum of all micro-batches; the given gradients stay as they were."
         cases.append(Case(what, {"micro_batches": given}, expected, why))
     return cases
 
@@ -157,6 +158,19 @@ OBJECTIVE = Function(
         shifted(*_FIELDS),
         _batch_twice,
     ),
+    mistakes.OBJECTIVE,
 )
-SET_GRADIENTS = Function("set_gradients", gradient_cases, gradients_left, (_reversed, scaled("micro_batches", power=1)))
-UPDATE = Function("update", update_cases, updates_in_turn, (_micro_batches_moved, _split, _weights_moved))
+SET_GRADIENTS = Function(
+    "set_gradients",
+    gradient_cases,
+    gradients_left,
+    (_reversed, scaled("micro_batches", power=1)),
+    mistakes.GRADIENTS,
+)
+UPDATE = Function(
+    "update",
+    update_cases,
+    updates_in_turn,
+    (_micro_batches_moved, _split, _weights_moved),
+    mistakes.UPDATE,
+)

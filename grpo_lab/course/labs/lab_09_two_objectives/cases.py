@@ -9,6 +9,7 @@ from torch import Tensor
 
 from grpo_lab.course import pages
 from grpo_lab.course.exercises import Case, Function, cases_by
+from grpo_lab.course.labs.lab_09_two_objectives import mistakes
 from grpo_lab.course.probes import gradients_of_vectors
 from grpo_lab.course.relations import changed, permuted, reordered, scaled
 
@@ -179,13 +180,23 @@ def _more_weights(case: Case, draw: random.Random) -> Case:
     return changed(case, "three more weights", torch.cat([case.expected, torch.zeros(3)]), **inputs)
 
 
-COSINE = Function("cosine", _cosine_cases, relations=(_swapped, _parameters_moved, scaled("first"), scaled("second")))
-SET_GRADS = Function("set_grads", _set_cases, gradients_of_vectors, (_in_halves, scaled("vectors", power=1)))
-NEXT_BETAS = Function("next_betas", _betas_cases, relations=(_renamed, scaled("kls", "bands")))
+COSINE = Function(
+    "cosine",
+    _cosine_cases,
+    relations=(_swapped, _parameters_moved, scaled("first"), scaled("second")),
+    mistakes=mistakes.COSINE,
+)
+SET_GRADS = Function(
+    "set_grads", _set_cases, gradients_of_vectors, (_in_halves, scaled("vectors", power=1)), mistakes.SET_GRADS
+)
+NEXT_BETAS = Function(
+    "next_betas", _betas_cases, relations=(_renamed, scaled("kls", "bands")), mistakes=mistakes.NEXT_BETAS
+)
 WITHOUT_CONFLICT = Function(
     "without_conflict",
     _conflict_cases,
     relations=(_swapped, _more_weights, permuted("f", "h"), scaled("f", "h", power=1)),
+    mistakes=mistakes.WITHOUT_CONFLICT,
 )
 OTHER_CAUSES = {
     "a": "H would not move then, and its beta would fall to its lower limit. How far is its KL from 0?",
