@@ -101,7 +101,7 @@ def test_a_planted_circle_and_a_planted_import_upwards_are_found(tmp_path):
 def test_short_enough_to_read():
     lengths = {path: path.read_text(encoding="utf-8").count("\n") for path in PACKAGE.rglob("*.py")}
     assert {path: length for path, length in lengths.items() if length > 300} == {}
-    assert sum(lengths.values()) <= 40_000
+    assert sum(lengths.values()) <= 41_000
     functions = [
         (path.name, node.name, (node.end_lineno or 0) - node.lineno + 1)
         for path in lengths
