@@ -80,7 +80,7 @@ def _language(app: Any, page: str, template: str, context: dict[str, Any], doctr
     """Chinese pages say so, for fonts, screen readers and translators."""
     if _is_chinese(page):
         context["language"] = "zh-CN"
-        context["_"] = context["gettext"] = _chinese
+        context["_"] = context["gettext"] = context["translate"] = _chinese
     for way in ("prev", "next"):
         if (other := context.get(way)) and _is_chinese(_page_of(page, other["link"])) != _is_chinese(page):
             context[way] = None
@@ -115,4 +115,4 @@ def setup(app: Any) -> None:
     """Called by Sphinx."""
     app.add_search_language(_Search)
     app.add_html_math_renderer("mathml", (_inline, None), (_block, None))
-    app.connect("html-page-context", _language)
+    app.connect("html-page-context", _language, priority=900)  # after the themes, which set their own translator
