@@ -144,7 +144,9 @@ def legend(
     box, height = axes.get_position(), figure.get_size_inches()[1]
     ncols, side, x = (columns, "right", box.x1) if columns else (len(handles), "left", box.x0)
     place: dict[str, Any] = {"loc": f"lower {side}", "bbox_to_anchor": (x, box.y1 + (0.1 + raised) / height)}
-    small = {"fontsize": style.SMALL - 0.7, "columnspacing": 0.9, "labelspacing": 0.2} if columns else {}
+    tight = len(handles) > 4 * ncols  # five lines stand in the height of four
+    sizes = {"fontsize": style.SMALL - (1.4 if tight else 0.7), "labelspacing": 0.0 if tight else 0.2}
+    small = {**sizes, "columnspacing": 0.9} if columns else {}
     figure.legend(
         handles=handles, ncols=ncols, handlelength=1.1, handletextpad=0.5, **{**place, **style.PLAIN, **small}
     )
