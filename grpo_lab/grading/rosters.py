@@ -193,7 +193,7 @@ def _told_apart(path: Path, students: Sequence[Student]) -> Iterator[Student]:
 
 
 def _keys(student: Student) -> set[str]:
-    """The texts, made plain by `_plain`, by which a submission can name this student."""
+    """The texts, made plain by `plain`, by which a submission can name this student."""
     words = re.findall(r"[^\s,]+", re.sub(r" \([^()]*\)\Z", "", student.student))
     names = ("".join(words[place:] + words[:place]) for place in range(len(words)))
     others = (student.student, student.id, student.email, student.email.partition("@")[0], student.login)
