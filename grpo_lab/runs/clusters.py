@@ -74,7 +74,8 @@ class Dask:
     def __init__(self, address: str, jobs: int) -> None:
         from distributed import Client, LocalCluster  # pyright: ignore[reportMissingImports]
 
-        quiet = {"dashboard_address": None, "silence_logs": logging.CRITICAL}
+        # Without an address, its page would want port 8787, which another cluster may have.
+        quiet = {"dashboard_address": "127.0.0.1:0", "silence_logs": logging.CRITICAL}
         self._own = None if address else LocalCluster(n_workers=jobs, threads_per_worker=1, processes=True, **quiet)
         self._client = Client(self._own or address, timeout=WAIT)
         workers = self._client.scheduler_info(n_workers=-1)["workers"].values()
