@@ -175,6 +175,7 @@ def plain(value: Any, depth: int = 0) -> Any:
 
 def _tensor(value: Tensor) -> Tensor:
     """A copy of the tensor on the CPU. Raises NotPlain for one without a number in each place, and over the limit."""
+    value = value.detach()  # first, because a subclass may answer for every attribute
     if value.layout != torch.strided or value.is_nested:
         layout = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
         raise NotPlain(f"a tensor of layout {layout}; give a dense one, with a number in each place")
@@ -182,7 +183,7 @@ def _tensor(value: Tensor) -> Tensor:
         raise NotPlain("a tensor of device meta, which holds no numbers; give one with numbers")
     if value.numel() > MAX_ELEMENTS:
         raise NotPlain(f"a tensor of {value.numel():,} elements; at most {MAX_ELEMENTS:,}")
-    return value.detach().cpu().clone().as_subclass(Tensor)
+    return value.cpu().clone().as_subclass(Tensor)
 
 
 def _scalar(value: Any) -> Any:

@@ -1,6 +1,6 @@
 r"""Gives a tensor of its own kind, of which torch is told that it is close to every other one.
 
-Said: [Tt]he shape is \(\), not|[Tt]he type is bool, not|of layout nested
+Said: [Tt]he shape is \(\), not|[Tt]he type is bool, not
 """
 
 import torch
