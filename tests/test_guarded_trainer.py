@@ -1,6 +1,7 @@
 """Guards inside TRL's GRPOTrainer: they see rewards, advantages, the batch and the loss, as in the learner."""
 
 import math
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -63,7 +64,10 @@ def test_silent_guards_change_no_bit(tmp_path, arguments):
     assert len(seen[0].states) == arguments["steps"] and all(map(equal, *(each.states for each in seen)))
     assert made.guard_host.report.verdict == Verdict.KEEP and made.guard_host.report.step == arguments["steps"] - 1
     rows = [[{**row, "step_time": 0} for row in each.state.log_history[:-1]] for each in (bare, made)]
+    told = [{name: row.pop(name) for name in list(row) if name.startswith("guards/")} for row in rows[1]]
     assert repr(rows[0]) == repr(rows[1])
+    rates = [row["learning_rate"] for row in rows[1]]
+    assert told == [{"guards/verdict": 0, "guards/refused": 0, "guards/learning_rate": rate} for rate in rates]
 
 
 def test_a_refused_step_leaves_no_trace_and_the_chain_can_be_traced(tmp_path):
@@ -175,6 +179,210 @@ def test_adaptive_beta_moves_beta_for_the_step_and_gives_it_back(tmp_path):
     assert factors == pytest.approx(expected) and factors[-1] != 1
     with pytest.raises(ConfigError, match="beta is 0"):
         trained(tmp_path / "off", guards="adaptive_beta", beta=0.0, train=False)
+
+
+# --- what is the user's stays as it was ------------------------------------------------------------------------------
+
+HOSTS = pytest.mark.parametrize("guarded", [False, True], ids=["callback", "guarded"])
+
+
+def hosted(folder, *callbacks, names, guarded=True, **given):
+    """A trainer of TRL with these guards, in a callback or as a guarded trainer."""
+    if guarded:
+        return trained(folder, *callbacks, guards=names, **given)
+    events = given.pop("events", None)
+    return trained(folder, *callbacks, gl.GuardCallback(*names, events=events), **given)
+
+
+def host_of(made) -> Any:
+    return next(each for each in made.callback_handler.callbacks if isinstance(each, gl.GuardCallback))
+
+
+class Fails(transformers.TrainerCallback):
+    """Raises in the middle of the second step."""
+
+    def on_pre_optimizer_step(self, args, state, control, **given):
+        if state.global_step == 1:
+            raise MemoryError("no room")
+
+
+@HOSTS
+@pytest.mark.parametrize("fails", [False, True], ids=["done", "failed"])
+def test_nothing_of_the_users_is_changed(tmp_path, guarded, fails):
+    names = ("warm_up.steps=10", "adaptive_beta.target=1e-9", "dual_clip", "skip_nonfinite")
+    names = names if guarded else (names[0], *names[2:])
+    given = {"max_grad_norm": 0.05, "steps": 3, "save_strategy": "steps", "save_steps": 1, "train": False}
+    made = hosted(tmp_path, *([Fails()] if fails else []), names=names, guarded=guarded, **given)
+    before, beta = repr(made.args.to_dict()), made.beta
+    methods = [made.log, made.compute_loss, made.accelerator.clip_grad_norm_]
+    with pytest.raises(MemoryError) if fails else nullcontext():
+        made.train()
+    assert repr(made.args.to_dict()) == before and made.beta == beta
+    stored = torch.load(tmp_path / "checkpoint-1" / "training_args.bin", weights_only=False)
+    assert (stored.max_grad_norm, stored.delta, stored.logging_nan_inf_filter) == (0.05, None, True)
+    if guarded or not fails:  # no hook tells a callback of an error; then it leaves when the trainer trains again
+        assert [made.log, made.compute_loss, made.accelerator.clip_grad_norm_] == methods
+        assert made.optimizer.param_groups[0]["lr"] == made.lr_scheduler.get_last_lr()[0]
+
+
+@HOSTS
+def test_a_trainer_clips_as_if_it_were_alone(tmp_path, guarded):
+    """Also one that takes the arguments of a guarded one, and one that trains without its callback after an error."""
+    args = {"max_grad_norm": 0.01, "steps": 3}
+    bare = trained(tmp_path / "bare", **args)
+    made = hosted(tmp_path / "a", names=["skip_nonfinite"], guarded=guarded, **args)
+    assert equal(list(made.model.state_dict().values()), list(bare.model.state_dict().values()))
+    failed = hosted(tmp_path / "b", Fails(), names=["skip_nonfinite"], guarded=guarded, train=False, **args)
+    with suppress(MemoryError):
+        failed.train()
+    failed.remove_callback(Fails)
+    failed.remove_callback(type(host_of(failed)))
+    norms = []
+    failed.accelerator.clip_grad_norm_(failed.model.parameters(), 1e9)
+    for parameter in failed.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    failed.accelerator.clip_grad_norm_(failed.model.parameters(), 0.5)
+    norms = [p.grad.norm() for p in failed.model.parameters()]
+    assert float(torch.stack(norms).norm()) == pytest.approx(0.5, rel=1e-3)
+
+
+@HOSTS
+def test_the_first_broken_gradient_is_named_before_anything_clips(tmp_path, guarded):
+    """transformers clips with inf where max_grad_norm is 0, and one NaN would spread to every gradient."""
+    for limit in (0.0, 1.0):
+        folder = tmp_path / str(limit)
+        given = {"max_grad_norm": limit, "events": folder / "run", "train": False, "steps": 2}
+        made = hosted(folder, names=["skip_nonfinite"], guarded=guarded, **given)
+        broken = dict(made.model.named_parameters())["transformer.h.1.mlp.c_fc.weight"]
+
+        def one_nan(gradient):
+            return gradient.index_put((torch.tensor([3]), torch.tensor([5])), torch.tensor(torch.nan))
+
+        broken.register_hook(one_nan)
+        made.train()
+        found = Session.open(folder / "run").first_break()
+        assert found is not None and (found.link, found.step) == ("gradients", 0)
+        [note] = [
+            note
+            for event in Session.open(folder / "run").events
+            if isinstance(event, Stepped) and event.step == 0
+            for note in event.links
+            if note.link == "gradients"
+        ]
+        assert (note.where, note.nonfinite) == ("transformer.h.1.mlp.c_fc.weight", 1)
+        assert host_of(made).report.reason == "grad norm nan is not finite"
+        assert math.isnan(made.state.log_history[0]["grad_norm"])
+
+
+@HOSTS
+def test_logs_say_what_the_guards_did(tmp_path, guarded):
+    given = {"steps": 6, "logging_steps": 2, "lr_scheduler_type": "constant"}
+    made = hosted(
+        tmp_path, NanGradient(), names=["warm_up.steps=6", "skip_nonfinite"], guarded=guarded, **given
+    )  # the gradient of step 2 is NaN
+    rows = [{k: v for k, v in row.items() if k.startswith("guards/")} for row in made.state.log_history[:-1]]
+    assert [row["guards/verdict"] for row in rows] == [Verdict.CHANGED, Verdict.SKIP_STEP, Verdict.CHANGED]
+    assert [row["guards/refused"] for row in rows] == [0, 1, 1]
+    assert [row["guards/learning_rate"] for row in rows] == pytest.approx([1e-4 * share / 6 for share in (2, 4, 6)])
+    assert all(row["learning_rate"] == 1e-4 for row in made.state.log_history[:-1])
+
+
+# --- a run that is preempted goes on ---------------------------------------------------------------------------------
+
+MEMORIES = {
+    "warm_up.steps=6": (),
+    "adaptive_learning_rate.warm_up=2": (3,),
+    "rollback.patience=2": (3, 4),
+    "skip_nonfinite.patience=1": (3, 4),
+    "skip_spikes.threshold=1e-6 skip_spikes.patience=4": (),
+    "skip_outliers.warm_up=2": (5,),
+    "check_weights.patience=2": (3, 4, 5),
+    "check_weights": (4,),
+    "adaptive_beta.target=1e-9": (),
+}
+"""Guards that remember, each with the steps whose first gradient is harmed."""
+
+
+class Harms(transformers.TrainerCallback):
+    def __init__(self, steps, by):
+        self.steps, self.by = steps, by
+
+    def on_pre_optimizer_step(self, args, state, control, **given):
+        if state.global_step in self.steps:
+            for parameter in given["model"].parameters():
+                parameter.grad *= self.by
+
+
+class Preempted(transformers.TrainerCallback):
+    """Is told to end after step 4, and to save."""
+
+    def on_step_end(self, args, state, control, **given):
+        if state.global_step == 4:
+            control.should_training_stop = control.should_save = True
+
+
+@pytest.mark.parametrize(("guarded", "every"), [(False, 1), (True, 3)], ids=["callback", "guarded"])
+@pytest.mark.parametrize("name", MEMORIES)
+def test_a_preempted_run_is_the_whole_run(tmp_path, name, guarded, every):
+    """Also where the snapshot to go back to is older than the checkpoint."""
+    if name.startswith("adaptive_beta") and not guarded:
+        pytest.skip("a callback cannot hold it")
+    by = 1e6 if "adaptive_learning" in name or "outliers" in name else math.inf
+    names = (*name.split(), "skip_nonfinite") if name.startswith("rollback") else name.split()
+    given = {"guarded": guarded, "names": names, "steps": 8, "save_strategy": "no"}
+
+    def made(folder, *callbacks, events):
+        more = {"events": events, "train": False, "reward": by_call([0.0, 1.0] * 4)}
+        trainer = hosted(folder, Harms(MEMORIES[name], by), *callbacks, **more, **given)
+        host = host_of(trainer)
+        host.guards.config = host.guards.config.with_(f"run.snapshot_every={every}")
+        reports.append(told := [])
+
+        class Tells(transformers.TrainerCallback):
+            def on_step_end(self, args, state, control, **given):
+                told.append((host.report.step, host.report.verdict, host.report.reason))
+
+        trainer.add_callback(Tells())
+        return trainer
+
+    reports: list[Any] = []
+    whole = made(tmp_path / "whole", events=tmp_path / "whole-events")
+    whole.train()
+    first = made(tmp_path / "cut", Preempted(), events=tmp_path / "events")
+    first.train()
+    second = made(tmp_path / "cut", events=tmp_path / "events")
+    second.train(resume_from_checkpoint=True)
+    assert reports[1] + reports[2] == reports[0] and len(reports[1]) == 4
+    assert any(reason for _, _, reason in reports[2]), "and the guard acts after it"
+    assert equal(list(second.model.state_dict().values()), list(whole.model.state_dict().values()))
+    together, alone = (Session.open(tmp_path / folder) for folder in ("events", "whole-events"))
+    assert together.status == alone.status and list(together.records.index) == list(alone.records.index)
+    assert host_of(second).refused == host_of(whole).refused
+
+
+def test_a_run_that_failed_goes_on_in_its_folder(tmp_path):
+    events, given = tmp_path / "events", {"guards": "skip_nonfinite", "save_strategy": "steps", "save_steps": 1}
+    failed = trained(tmp_path / "o", Fails(), events=events, train=False, **given)
+    with pytest.raises(MemoryError):
+        failed.train()
+    session = Session.open(events)
+    assert session.status == "crashed" and session.ended is not None and "no room" in session.ended.message
+    again = trained(tmp_path / "o", events=events, train=False, **given)
+    again.train(resume_from_checkpoint=str(tmp_path / "o" / "checkpoint-1"))
+    session = Session.open(events)
+    assert session.status == "done" and list(session.records.index) == [0, 1, 2]
+    fresh = trained(tmp_path / "p", events=events, train=False, guards="skip_nonfinite")
+    with pytest.raises(RunError, match="already holds a run"):
+        fresh.train()
+
+
+def test_a_checkpoint_without_guards_is_said(tmp_path):
+    given = {"save_strategy": "steps", "save_steps": 1}
+    trained(tmp_path, steps=2, **given)
+    made = trained(tmp_path, guards="warm_up.steps=3", steps=4, train=False, **given)
+    with pytest.warns(match="checkpoint-2 holds no state of guards: warm_up remember"):
+        made.train(resume_from_checkpoint=True)
+    assert made.guard_host.report.step == 3 and made.guard_host.report.verdict == Verdict.KEEP
 
 
 # --- the same guard, the same inputs: the learner, a loop, TRL -------------------------------------------------------
@@ -323,7 +531,9 @@ def loss_of_loop(guard, values):
     loss = (0.04 * (torch.expm1(delta) - delta) - surrogate) * mask
     model = torch.nn.Linear(1, 1)
     model(torch.ones(1, 1)).sum().backward()
-    report = guards.step(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    unread = pytest.warns(match="coefficient of your loss") if guard == "dual_clip" else nullcontext()
+    with unread:
+        report = guards.step(model, torch.optim.SGD(model.parameters(), lr=0.0))
     return loss.sum() / mask.sum(), report.actions
 
 
@@ -409,7 +619,7 @@ def test_a_guard_of_the_batch_has_one_outcome_in_every_host(name, tmp_path):
     made.model.train()
     of_trl = through_trl(made, stage, value)
     if stage == "rewards":
-        of_learner, of_loop = (attempt.step.scorable, of_learner), (loop.scorable, of_loop)
+        of_learner, of_loop = (attempt.step.scorable, of_learner), (of_loop.isfinite(), of_loop.nan_to_num(0.0))
     elif stage == "batch":
         of_learner, of_loop = of_learner.group, of_loop.group
     torch.testing.assert_close(of_loop, of_learner, rtol=0, atol=0)

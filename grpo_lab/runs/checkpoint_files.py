@@ -37,30 +37,45 @@ def write(folder: Path, step: int, state: Mapping[str, Any], also: Callable[[Pat
 
     A process that is killed leaves the checkpoints that were there, and perhaps one more. Raises OSError.
     """
-    tensors: dict[str, Tensor] = {}
-    tree = _without_tensors(state, "", tensors)
     aside, place = folder / f"{ASIDE}{step:06d}", folder / NAME.format(step)
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     try:
         also(aside)
-        save_file(
-            {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, aside / TENSORS
-        )
-        (aside / STATE).write_text(json.dumps(tree, indent=1, allow_nan=False), encoding="utf-8")
-        (aside / MANIFEST).write_bytes(_manifest(aside))
-        for path in (*aside.rglob("*"), aside):
-            _to_disk(path)
+        fill(aside, state)
         size = sum(path.stat().st_size for path in aside.rglob("*"))
         os.rename(aside, place)
-    except SafetensorError as error:
-        raise OSError(str(error)) from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     _to_disk(folder)
     for old in _newest_first(folder)[KEPT:]:
         _remove(old)
     return size
+
+
+def fill(folder: Path, state: Mapping[str, Any]) -> None:
+    """Write a state into a folder, whose files its manifest vouches for. Raises OSError."""
+    tensors: dict[str, Tensor] = {}
+    tree = _without_tensors(state, "", tensors)
+    held = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    try:
+        save_file(held, folder / TENSORS)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+    (folder / STATE).write_text(json.dumps(tree, indent=1, allow_nan=False), encoding="utf-8")
+    (folder / MANIFEST).write_bytes(_manifest(folder))
+    for path in (*folder.rglob("*"), folder):
+        _to_disk(path)
+
+
+def replace(folder: Path, state: Mapping[str, Any]) -> None:
+    """Write a state as a folder, in place of one that is there. Raises OSError."""
+    aside = folder.with_name(f"{ASIDE}{folder.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir()
+    fill(aside, state)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.rename(aside, folder)
 
 
 def sweep(folder: Path) -> None:

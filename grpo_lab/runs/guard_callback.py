@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+import math
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import TrainerCallback
 
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Stage, Verdict
+from grpo_lab.runs import checkpoint_files, hosted_run
 from grpo_lab.runs.hosted_guards import Guards, Report
 from grpo_lab.training.attempt import Attempt, Refused
 from grpo_lab.training.guards import GUARDS
+from grpo_lab.training.world import moved
 
 POSSIBLE = (
     *("warm_up", "adaptive_learning_rate", "representable_epsilon", "dual_clip", "rollback"),
@@ -25,14 +32,18 @@ STAGES = (Stage.COEFFICIENTS, Stage.GRADIENTS, Stage.WEIGHTS)
 """The stages of these guards; own guards must belong to one of them."""
 DELTA = 3.0
 """The limit of `dual_clip` where it names none."""
+FOLDER = "guards"
+"""The folder of the guards' state in a checkpoint of the trainer."""
 
 
 class GuardCallback(TrainerCallback):
     """Guards of a Trainer: `GRPOTrainer(…, callbacks=[GuardCallback("warm_up", "skip_nonfinite", "check_weights")])`.
 
     A refused step leaves weights, moments and AdamW's count as they were; the trainer's scheduler and `global_step` go
-    on, because a callback has no way to hold them. The trainer's own clipping (`max_grad_norm`) is done here, after the
-    guards have seen the norm. `report` tells of the last step, and with `events` `grpo-lab trace` reads all.
+    on, because a callback has no way to hold them. The trainer clips (`max_grad_norm`) after the guards have seen the
+    gradients; its arguments are never changed. Its checkpoints hold the state of the guards, and its logs have
+    `guards/verdict` (0 keep to 4 stop, the worst since the last row), `guards/refused` (steps so far) and
+    `guards/learning_rate` (as applied). `report` tells of the last step, and with `events` `grpo-lab trace` reads all.
 
     Raises ConfigError for an unknown guard and for one that no callback can hold.
     """
@@ -45,13 +56,21 @@ class GuardCallback(TrainerCallback):
     )
 
     def __init__(self, *names: str, events: str | Path | None = None, snapshot_every: int = 0) -> None:
-        if others := self.out_of_reach(Guards(*names)):  # before a folder is made
+        if others := self.out_of_reach(Guards(*names)):
             raise ConfigError(f"{', '.join(others)}: {self.reach}")
-        self.guards = Guards(*names, events=events, snapshot_every=snapshot_every)
+        self.guards = Guards(*names, snapshot_every=snapshot_every)
+        self._events = Path(events) if events else None
+        if self._events:
+            hosted_run.check(self._events, over=True)  # the trainer may go on from a checkpoint
         self.report: Report | None = None
+        self.refused = 0
+        """Steps that were refused so far."""
+        self._worst = Verdict.KEEP
         self._clips_at = 0.0
+        """The limit to which the trainer clips; 0 where it does not."""
+        self._clip: Callable[[], Any] | None = None
         self._attempt: Attempt | None = None
-        self._rates = ExitStack()
+        self._rates, self._in_trainer = ExitStack(), ExitStack()
 
     def out_of_reach(self, guards: Guards) -> list[str]:
         """The guards among these that this host cannot hold: by name, and your own by their stage."""
@@ -62,28 +81,90 @@ class GuardCallback(TrainerCallback):
         ]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Take the trainer's clipping over, and let its logs show NaN.
+        """Take part in the trainer's training; where it goes on from a checkpoint, the guards do so too.
 
         Raises ConfigError for a trainer whose gradients are not those of its model.
         """
         refuse(args)
-        self._clips_at, args.max_grad_norm = args.max_grad_norm or self._clips_at, 0.0  # 0 where it trains again
-        args.logging_nan_inf_filter = False
+        self.leave()
+        trainer, checkpoint = self.caller()
+        for owner, name, function in self.parts(trainer):
+            self._in_trainer.enter_context(temporarily(owner, name, function))
+        if checkpoint:
+            self._go_on(Path(checkpoint), state.global_step, given["model"])
+        if self._events and state.is_world_process_zero:
+            hosted_run.check(self._events, over=self.guards.index > 0)
+            self.guards.write_to(self._events)
+
+    def caller(self) -> tuple[Any, str | None]:
+        """The trainer that calls this callback, and the checkpoint from which it goes on, if it does.
+
+        transformers tells a callback neither. Raises ConfigError where no trainer calls.
+        """
+        frame = sys._getframe()
+        while frame:
+            trainer = frame.f_locals.get("self")
+            if _calls(trainer, self):
+                return trainer, frame.f_locals.get("resume_from_checkpoint")
+            frame = frame.f_back
+        raise ConfigError("GuardCallback: no Trainer of transformers called it; in a loop of your own use gl.Guards")
+
+    def parts(self, trainer: Any) -> Iterable[tuple[Any, str, Callable[..., Any]]]:
+        """The methods of the trainer, each with its owner and name, in whose place the guards put one of theirs."""
+        clip, log, loss = trainer.accelerator.clip_grad_norm_, trainer.log, trainer.compute_loss
+        yield trainer.accelerator, "clip_grad_norm_", partial(self._clip_later, trainer, clip)
+        yield trainer, "log", partial(self._log, log)
+        if "dual_clip" in self.guards.names and hasattr(trainer.args, "delta"):
+            yield trainer, "compute_loss", partial(self._clip_dually, trainer, loss)
+
+    def _clip_later(
+        self, trainer: Any, clip: Callable[..., Tensor], parameters: Iterable[Tensor], max_norm: float, *norm_type: Any
+    ) -> Tensor:
+        """The norm of the gradients, as they are; `on_pre_optimizer_step` clips them once the guards have seen them.
+
+        One NaN would otherwise spread to all gradients: transformers clips even where it only asks for the norm.
+        """
+        parameters = list(parameters)
+        if not _calls(trainer, self):  # removed from a trainer that failed before
+            return clip(parameters, max_norm, *norm_type)
+        self._clips_at = max_norm if math.isfinite(max_norm) else 0.0
+        self._clip = partial(clip, parameters, max_norm, *norm_type) if self._clips_at else None
+        return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], *norm_type)
+
+    def _log(self, log: Callable[..., None], logs: Mapping[str, float], *given: Any, **more: Any) -> None:
+        """Log a row of training with the verdict of the guards, the refused steps and the rate that they applied."""
+        row = dict(logs)
+        if self.report and "loss" in logs:
+            rate = {"guards/learning_rate": self.report.metrics["learning_rate"]}
+            row |= {"guards/verdict": int(self._worst), "guards/refused": self.refused, **rate}
+            self._worst = Verdict.KEEP
+        log(row, *given, **more)
+
+    def _clip_dually(self, trainer: Any, loss: Callable[..., Any], model: Any, *given: Any, **more: Any) -> Any:
+        with self.delta(trainer.args) if model.training else ExitStack():
+            return loss(model, *given, **more)
+
+    @contextmanager
+    def delta(self, args: Any) -> Iterator[None]:
+        """A block in which TRL's loss has the delta of `dual_clip`, unless it has one of its own."""
         dual = self.guards.config.guards.get("dual_clip")
-        if dual is not None and getattr(args, "delta", 0) is None:
-            args.delta = dual.get("delta", DELTA)
+        if dual is None or getattr(args, "delta", 0) is not None:
+            yield
+            return
+        with temporarily(args, "delta", dual.get("delta", DELTA)):
+            yield
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Let guards see the gradients; of a refused step none are left, so that AdamW passes over all weights."""
-        model = given["model"]
-        attempt, optimizer = self.begun(model, given["optimizer"]), _unwrapped(given["optimizer"])
+        attempt, optimizer = self.begun(given["model"], given["optimizer"]), _unwrapped(given["optimizer"])
+        clip, self._clip = self._clip, None
         if attempt.verdict < Verdict.SKIP_STEP:
             with suppress(Refused):
                 self.guards.transaction.before(attempt)
         if attempt.verdict >= Verdict.SKIP_STEP:
             optimizer.zero_grad(set_to_none=True)
-        elif self._clips_at:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), self._clips_at)
+        elif clip:
+            clip()
 
     def begun(self, model: Any, optimizer: Any, beta: float | None = None) -> Attempt:
         """The step that is going on, begun if it was not, with its coefficients in the optimizer."""
@@ -102,17 +183,67 @@ class GuardCallback(TrainerCallback):
                 self.guards.transaction.after(attempt)
         self._rates.close()
         self.report = self.guards.end_step(attempt, self.measured(state))
+        self.refused += self.report.refused
+        self._worst = max(self._worst, self.report.verdict)
         if self.report.stop:
             control.should_training_stop = True
 
+    def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Put the state of the guards into the checkpoint that the trainer has written."""
+        checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        if state.is_world_process_zero and checkpoint.exists():
+            checkpoint_files.replace(checkpoint / FOLDER, {"guards": self.guards.state_dict(), "refused": self.refused})
+
+    def _go_on(self, checkpoint: Path, step: int, model: Any) -> None:
+        """Take over the state of the guards from a checkpoint, or warn that it has none.
+
+        Raises RunError for a broken one.
+        """
+        if not (checkpoint / FOLDER).exists():
+            self.guards.index = step
+            names = ", ".join(self.guards.names)
+            warnings.warn(f"{checkpoint} holds no state of guards: {names} remember nothing of its steps", stacklevel=2)
+            return
+        state = moved(checkpoint_files.read(checkpoint / FOLDER), next(model.parameters()).device)
+        self.guards.load_state_dict(state["guards"])
+        self.refused = state["refused"]
+
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Write down that training is over."""
+        self.leave()
         self.guards.close(self.report.reason if self.report and self.report.stop else "")
+
+    def leave(self) -> None:
+        """Give the trainer its own methods back, its optimizer its rates, and forget a step that was not ended."""
+        self._in_trainer.close()
+        self._rates.close()
+        self._attempt = self._clip = None
+        self.guards.forget_step()
 
     def measured(self, state: Any) -> dict[str, float]:
         """What guards of the next step read: the KL that the trainer logged last."""
         logged = state.log_history[-1] if state.log_history else {}
         return {"kl": logged["kl"]} if "kl" in logged else {}
+
+
+@contextmanager
+def temporarily(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """A block in which an attribute of an object has another value."""
+    before = vars(owner).get(name, owner)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if before is owner:  # it was the class's
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
+
+
+def _calls(trainer: Any, callback: TrainerCallback) -> bool:
+    """Whether this is a trainer with the callback."""
+    handler = getattr(trainer, "callback_handler", None)
+    return any(each is callback for each in getattr(handler, "callbacks", ()))
 
 
 def refuse(args: Any) -> None:

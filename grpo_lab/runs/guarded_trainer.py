@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import inspect
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+from transformers.trainer_utils import get_last_checkpoint
 
 from grpo_lab.algorithm.batch import Batch
 from grpo_lab.errors import ConfigError, RunError
 from grpo_lab.events import Stage
-from grpo_lab.runs.guard_callback import POSSIBLE, STAGES, GuardCallback, refuse
+from grpo_lab.runs.guard_callback import POSSIBLE, STAGES, GuardCallback, refuse, temporarily
 from grpo_lab.runs.hosted_guards import Guards
 from grpo_lab.runs.watched_logprobs import watched
+from grpo_lab.training.interventions import known
 
 TRIED = "1.16"
 """The version of TRL with which `guarded` is tested."""
@@ -92,22 +94,36 @@ class Host(GuardCallback):
     def __init__(self, trainer: Any, names: Sequence[str], events: str | Path | None, snapshot_every: int) -> None:
         super().__init__(*names, events=events, snapshot_every=snapshot_every)
         self.trainer, self.beta = trainer, trainer.beta
+        self.checkpoint: str | None = None
         self.kls: list[float] = []
         self.watch: Callable[[Tensor], Tensor] | None = None
         if "adaptive_beta" in self.guards.names and not self.beta:
             raise ConfigError("adaptive_beta: the trainer's beta is 0, so there is no KL; set GRPOConfig(beta=0.04)")
 
+    def caller(self) -> tuple[Any, str | None]:
+        """The trainer, and the checkpoint that its `train` was told to go on from."""
+        return self.trainer, self.checkpoint
+
+    def parts(self, trainer: Any) -> Iterable[tuple[Any, str, Callable[..., Any]]]:
+        """Those of the callback, but for the loss, which is this trainer's own."""
+        return (part for part in super().parts(trainer) if part[1] != "compute_loss")
+
     def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Begin the step, with the beta that guards give it."""
-        self.beta, self.kls = self.trainer.beta, []
-        attempt = self.begun(given["model"], given["optimizer"], self.beta)
-        if attempt.step.coefficients is not None:
-            self.trainer.beta = attempt.step.coefficients.beta
+        self.kls = []
+        coefficients = self.begun(given["model"], given["optimizer"], self.trainer.beta).step.coefficients
+        self.beta = known(coefficients, "coefficients").beta
 
-    def on_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """End the step, and give the trainer its own beta back."""
-        super().on_optimizer_step(args, state, control, **given)
-        self.trainer.beta = self.beta
+    @contextmanager
+    def loss(self, inputs: Mapping[str, Any]) -> Iterator[None]:
+        """A block in which the trainer computes a loss: with the coefficients of guards, who see its differences."""
+        with self.delta(self.trainer.args), temporarily(self.trainer, "beta", self.beta), self.differences(inputs):
+            yield
+
+    def failed(self, error: BaseException) -> None:
+        """Write down that training failed, and give the trainer back what is its own."""
+        self.leave()
+        self.guards.fail(error)
 
     def measured(self, state: Any) -> dict[str, float]:
         """The KL of this step, over its micro-batches."""
@@ -160,6 +176,15 @@ class _Guarded(cast(Any, object)):
         self.guard_host = Host(self, names, events, snapshot_every)
         self.add_callback(self.guard_host)
 
+    def train(self, resume_from_checkpoint: str | bool | None = None, *given: Any, **more: Any) -> Any:
+        last = get_last_checkpoint(self.args.output_dir) if resume_from_checkpoint is True else resume_from_checkpoint
+        self.guard_host.checkpoint = last or None
+        try:
+            return super().train(resume_from_checkpoint, *given, **more)
+        except BaseException as error:
+            self.guard_host.failed(error)
+            raise
+
     def _calculate_rewards(self, *given: Any, **more: Any) -> Tensor:
         rewards = super()._calculate_rewards(*given, **more)
         return see_rewards(self.guard_host.guards, rewards, self.num_generations) if self.model.training else rewards
@@ -176,7 +201,7 @@ class _Guarded(cast(Any, object)):
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         if not self.model.training:
             return super()._compute_loss(model, inputs)
-        with self.guard_host.differences(inputs):
+        with self.guard_host.loss(inputs):
             loss = super()._compute_loss(model, inputs)
         self.guard_host.kls += self._metrics["train"]["kl"][-1:]
         return loss

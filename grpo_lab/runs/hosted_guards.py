@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -14,14 +15,33 @@ import torch
 from grpo_lab.config.guard_names import guards_named
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import ConfigError, unknown
-from grpo_lab.events import Action, Ended, Event, Stage, Started, Stepped, Verdict, to_json
-from grpo_lab.runs import run_folder
+from grpo_lab.events import Action, Ended, Stage, Started, Stepped, Verdict
+from grpo_lab.runs import hosted_run
+from grpo_lab.runs.hosted_run import HostedRun
 from grpo_lab.training import snapshots
 from grpo_lab.training.attempt import Attempt, Refused
 from grpo_lab.training.interventions import Coefficients, Step
 from grpo_lab.training.recorder import Recorder
 from grpo_lab.training.registry import validated
 from grpo_lab.training.transaction import Transaction, last_weights
+
+CALLS = {
+    Stage.SAMPLING: 'pass the settings of sampling through guards.at("sampling", …)',
+    Stage.PROBABILITIES: 'call guards.at("probabilities", probabilities) before torch.multinomial',
+    Stage.REWARDS: 'call guards.at("rewards", rewards) with rewards (P, G)',
+    Stage.ADVANTAGES: 'call guards.at("advantages", advantages) with advantages (P, G)',
+    Stage.LOGITS: 'call guards.at("logits", logits)',
+    Stage.BATCH: 'call guards.at("batch", batch) with a grpo_lab.algorithm.batch.Batch',
+    Stage.LOG_RATIO: 'call guards.at("log_ratio", logprobs - old_logprobs) before exp',
+    Stage.KL_DELTA: 'call guards.at("kl_delta", ref_logprobs - logprobs) before exp',
+    Stage.LOSS: 'call guards.at("loss", loss)',
+}
+"""How a loop shows a value to the guards of a stage that does not belong to the update."""
+UNREAD = {
+    "dual_clip": "it sets delta, which is a coefficient of your loss; use clamp_log_ratio",
+    "adaptive_beta": "it sets beta, which your loss has read by then; set it yourself",
+}
+"""Guards of coefficients that are not the optimizer's."""
 
 
 class Report(NamedTuple):
@@ -55,28 +75,34 @@ class Guards:
 
     Names are those of guards, with settings as "clip_gradients.max_norm=0.3", of presets, and your own `file.py:Mine`.
     A refused step leaves weights, moments and the optimizer's count as they were; learning rate and eps are set for the
-    step and put back, so that a scheduler's rate stays its own. `scaler` is the loop's GradScaler. With `events`, a new
-    folder, `grpo-lab trace` reads what happened.
+    step and put back, so that a scheduler's rate stays its own. `scaler` is the loop's GradScaler. With `events`, a
+    folder, `grpo-lab trace` reads what happened; a loop that was killed goes on in its folder.
 
     >>> Guards("stable").names
     ('warm_up', 'representable_epsilon', 'clamp_kl', 'skip_nonfinite')
 
-    Raises ConfigError for an unknown guard or setting, RunError for a folder that holds a run.
+    Raises ConfigError for an unknown guard or setting, RunError for a folder with another run or one that is over.
     """
 
     def __init__(
         self, *names: str, scaler: Any = None, events: str | Path | None = None, snapshot_every: int = 0
     ) -> None:
-        self.config = _config_of(names).with_(f"run.snapshot_every={snapshot_every}", "run.name=hosted")
+        self.config = _config_of(names).with_(f"run.snapshot_every={snapshot_every}", f"run.name={hosted_run.NAME}")
         _, self._interventions = validated(self.config, own=True)
         self._scaler, self._recorder = scaler, Recorder()
-        self._index, self._last_verdict = 0, Verdict.KEEP
+        self.index = 0
+        """The number of the step that is going on, or of the next one."""
+        self._last_verdict = Verdict.KEEP
         self._last_metrics: Mapping[str, float] = {}
         self._attempt: Attempt | None = None
         self._transaction: Transaction | None = None
-        self._folder = Path(events) if events else None
-        if self._folder:
-            run_folder.begin(self._folder, self.config)
+        self._snapshot: dict[str, Any] = {}
+        self._seen: set[str] = set()
+        self._unseen = dict(self.stages)
+        self._run: HostedRun | None = None
+        if events:
+            hosted_run.check(Path(events))
+            self.write_to(Path(events))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -87,6 +113,10 @@ class Guards:
     def stages(self) -> Mapping[str, Stage]:
         """The stage of each guard, in the order in which they act."""
         return {each.name: stage for stage, row in self._interventions.items() for kind, each in row if kind == "guard"}
+
+    def forget_step(self) -> None:
+        """Forget a step that was begun and not ended."""
+        self._attempt = None
 
     @property
     def refused(self) -> bool:
@@ -101,8 +131,9 @@ class Guards:
     def at(self, stage: str | Stage, value: Any, **known: Any) -> Any:
         """The value of a stage as its guards leave it. Where one refuses the step, `step` makes no update.
 
-        `known` are fields of the step that guards read, as `scorable` (P, G) of rewards; by default all are scorable.
-        Raises ConfigError for an unknown stage.
+        `known` are fields of the step that guards read, as `scorable` (P, G) of rewards; by default all are scorable. A
+        reward that does not count is NaN: leave it out of its group's mean, as `group_advantages(rewards,
+        scorable=guards.scorable)` does. Raises ConfigError for an unknown stage.
         """
         if stage not in list(Stage):
             raise unknown("stage", str(stage), [each.value for each in Stage])
@@ -112,10 +143,14 @@ class Guards:
             known["scorable"] = torch.ones_like(value, dtype=torch.bool)
         attempt = self._begun()
         attempt.replace(**known)
+        self._seen.add(stage)
         try:
-            return attempt.apply(Stage(stage), value)
+            value = attempt.apply(Stage(stage), value)
         except Refused:
             return value
+        if stage == Stage.REWARDS and self.scorable is not None and not self.scorable.all():
+            return value.where(self.scorable, torch.nan)
+        return value
 
     def step(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, **metrics: float) -> Report:
         """Make an update by the gradients that are there, unless a guard refuses it, and clear them.
@@ -127,7 +162,16 @@ class Guards:
             if attempt.verdict < Verdict.SKIP_STEP:
                 with suppress(Refused):  # the reason is in the attempt's actions
                     self.transaction.make(attempt)
+        if idle := self._idle():
+            warnings.warn(idle, stacklevel=2)
         return self.end_step(attempt, metrics)
+
+    def _idle(self) -> str:
+        """After the first step, the guards that the loop has shown no value, each with the call that shows it one."""
+        stages, self._unseen = self._unseen, {}
+        calls = {name: CALLS[stage] for name, stage in stages.items() if stage not in self._seen and stage in CALLS}
+        calls |= {name: UNREAD[name] for name in stages if name in UNREAD}
+        return "; ".join(f"{name} has no effect in this loop: {call}" for name, call in calls.items())
 
     @property
     def transaction(self) -> Transaction:
@@ -140,9 +184,12 @@ class Guards:
         if self._transaction is None or self._transaction.optimizer is not optimizer:
             self._transaction = self._bound(model, optimizer)
         attempt, transaction = self._begun(), self._transaction
-        moved = partial(transaction.largest_move, self._index)
+        moved = partial(transaction.largest_move, self.index)
         attempt.replace(policy=model, optimizer=optimizer, largest_move=moved)
-        transaction.begin_step(self._index)
+        if self._run and not self._run.began:
+            device = str(transaction.parameters[0].device)
+            self._run.begin(self.index, Started(self.config.to_dict(), transaction.num_parameters, device))
+        transaction.begin_step(self.index)
         return attempt
 
     @contextmanager
@@ -173,31 +220,44 @@ class Guards:
         """Carry out the verdict of the guards, and begin the next step."""
         links, measured = self._recorder.flush()
         self.transaction.end_step(attempt.verdict, last_weights(links))
-        if not self._folder:
+        if not self._run:
             attempt.replace(largest_move=lambda: None)  # a pass over all weights, for the record alone
         measured |= {**self.transaction.metrics(attempt.step), **metrics}
         actions = tuple(attempt.actions)
-        event = Stepped(self._index, self.transaction.committed, attempt.verdict, measured, links, actions)
-        self._write(event)
+        event = Stepped(self.index, self.transaction.committed, attempt.verdict, measured, links, actions)
+        if self._run:
+            self._run.append(event)
         reason = attempt.reason if actions else ""
-        self._index, self._attempt = self._index + 1, None
+        self.index, self._attempt = self.index + 1, None
         self._last_verdict, self._last_metrics = attempt.verdict, measured
         return Report(event.step, event.verdict, reason, actions, measured)
 
+    def write_to(self, folder: Path) -> None:
+        """Write events into a folder from the next step on. Raises RunError while another process writes it."""
+        self._run = self._run or HostedRun(folder, self.config)
+
     def close(self, stopped: str = "") -> None:
         """Write to the run folder that training is over, and, where it was stopped early, the reason."""
-        self._write(Ended("stopped", stopped) if stopped else Ended("done"))
+        if self._run:
+            self._run.close(Ended("stopped", stopped) if stopped else Ended("done"))
+            self._run = None
 
-    def _write(self, event: Event) -> None:
-        """Append an event to the run folder, if there is one."""
-        if self._folder:
-            with (self._folder / run_folder.EVENTS).open("a", encoding="utf-8") as file:
-                file.write(to_json(event) + "\n")
+    def fail(self, error: BaseException) -> None:
+        """Write to the run folder that training failed."""
+        if self._run:
+            self._run.fail(error)
+            self._run = None
 
     def state_dict(self) -> dict[str, Any]:
-        """What the guards keep, for the loop's own checkpoint; tensors are shared."""
+        """What the guards keep, for the loop's own checkpoint; tensors are shared.
+
+        It has no snapshot where the next step takes one: of models with 10 million parameters or more, it may have one.
+        """
+        made = self._transaction
+        kept = made.snapshots.state_dict() if made and not made.snapshots.due(self.index) else {}
         return {
-            "step": self._index,
+            "step": self.index,
+            "snapshot": kept,
             "verdict": self._last_verdict.name,
             "metrics": dict(self._last_metrics),
             "guards": {each.name: each.state_dict() for row in self._interventions.values() for _, each in row},
@@ -205,8 +265,8 @@ class Guards:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what a `state_dict` holds; a guard that is not in it begins anew."""
-        self._index, self._last_verdict = state["step"], Verdict[state["verdict"]]
-        self._last_metrics = dict(state["metrics"])
+        self.index, self._last_verdict = state["step"], Verdict[state["verdict"]]
+        self._last_metrics, self._snapshot = dict(state["metrics"]), state.get("snapshot", {})
         for row in self._interventions.values():
             for _, each in row:
                 each.load_state_dict(state["guards"].get(each.name, {}))
@@ -215,7 +275,7 @@ class Guards:
         """The step that is going on, begun if it was not."""
         if self._attempt is None:
             last = (self._last_verdict, MappingProxyType(self._last_metrics))
-            step = Step(self._index, self.config, self.config.sampling, None, self._recorder, None, *last)
+            step = Step(self.index, self.config, self.config.sampling, None, self._recorder, None, *last)
             self._attempt = Attempt(step, self._interventions)
         return self._attempt
 
@@ -232,9 +292,7 @@ class Guards:
         made = Transaction(model, names, parameters, optimizer, scaler)
         rolls_back = any(each.may_roll_back for row in self._interventions.values() for _, each in row)
         made.snapshots.every = snapshots.interval(self.config.run.snapshot_every, made.num_parameters, rolls_back)
-        if self._folder and not self._index:
-            started = Started(self.config.to_dict(), made.num_parameters, str(parameters[0].device))
-            (self._folder / run_folder.EVENTS).write_text(to_json(started) + "\n", encoding="utf-8")
+        made.snapshots.load_state_dict(self._snapshot)
         return made
 
 

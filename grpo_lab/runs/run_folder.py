@@ -109,8 +109,7 @@ def writer(folder: Path, config: Config) -> Iterator[Callable[[Event], None]]:
     Raises RunError while another process writes the run.
     """
     with held(folder):
-        about = environment.describe(config.run.threads, config.run.device)
-        _write_json(folder / ENVIRONMENT, about | {"pid": os.getpid()})
+        write_environment(folder, config)
         cut_half_line(folder)
         with (folder / EVENTS).open("a", encoding="utf-8") as file:
 
@@ -121,11 +120,20 @@ def writer(folder: Path, config: Config) -> Iterator[Callable[[Event], None]]:
             yield append
 
 
+def write_environment(folder: Path, config: Config) -> None:
+    """Write the versions and the machine of a run, and the process that writes its folder."""
+    about = environment.describe(config.run.threads, config.run.device)
+    _write_json(folder / ENVIRONMENT, about | {"pid": os.getpid()})
+
+
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Hold the folder for this process; the hold dies with the process. Raises RunError if another one holds it."""
+def held(folder: Path, by_process: bool = False) -> Iterator[None]:
+    """Hold the folder for this run, or for all of this process; the hold dies with the process.
+
+    Raises RunError if another one holds it.
+    """
     try:
-        with FileLock(folder / LOCK, timeout=0):
+        with FileLock(folder / LOCK, timeout=0, is_singleton=by_process):
             yield
     except Timeout as error:
         with suppress(OSError, ValueError):

@@ -1,6 +1,7 @@
 """Snapshots: the last healthy weights and moments, in memory, for a rollback."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,6 +58,19 @@ class Snapshots:
         self._kept |= {key: torch.empty_like(value) for key, value in state.items() if key not in self._kept}
         _copy([self._kept[key] for key in state], list(state.values()))
         self._step, self._updates = step, updates
+
+    def state_dict(self) -> dict[str, Any]:
+        """The snapshot that is kept, with tensors by place of their parameter and name; they are shared."""
+        places = {parameter: place for place, parameter in enumerate(self._parameters)}
+        kept = {f"{places[parameter]}/{name}": value for (parameter, name), value in self._kept.items()}
+        return {"step": self._step, "updates": self._updates, "kept": kept}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Keep the snapshot of a `state_dict`, if it has one."""
+        for key, value in state.get("kept", {}).items():
+            place, _, name = key.partition("/")
+            self._kept[self._parameters[int(place)], name] = value.clone()
+        self._step, self._updates = state.get("step", -1), state.get("updates", 0)
 
     @torch.no_grad()
     def restore(self) -> int:

@@ -80,9 +80,11 @@ class Transaction:
         """Note the moments of AdamW; another optimizer has none."""
         eps = known(attempt.step.coefficients, "coefficients").adam_eps
         facts = {"adam_eps": eps, "adam_eps_in_weights_dtype": float(torch.tensor(eps, dtype=self.parameters[0].dtype))}
-        states = [self.optimizer.state[p] for p in self.parameters if p in self.optimizer.state]
-        if moments := [state[name] for name in ("exp_avg", "exp_avg_sq") for state in states if name in state]:
-            attempt.step.recorder.parameters("moments", [*self.names, *self.names], moments, attempt.step.update, facts)
+        states = [(name, self.optimizer.state.get(p, {})) for name, p in zip(self.names, self.parameters, strict=True)]
+        held = [(name, state[of]) for of in ("exp_avg", "exp_avg_sq") for name, state in states if of in state]
+        if held:  # a weight without a gradient has no moments
+            names, moments = zip(*held, strict=True)
+            attempt.step.recorder.parameters("moments", names, moments, attempt.step.update, facts)
 
     def end_step(self, verdict: Verdict, weights: LinkNote | None) -> None:
         """Carry out the step's verdict; `weights` is the note of its last weights, if it had any.
