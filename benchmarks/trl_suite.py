@@ -1,7 +1,7 @@
 """`python -m pytest -p benchmarks.trl_suite trl/tests/test_grpo_trainer.py`: TRL's own tests of a guarded GRPOTrainer.
 
-The tests come with TRL's repository, at the tag of the version that is installed, and load tiny models from the hub. The
-guards are those in the variable GUARDS, separated by commas, by default the preset `stable`.
+The tests come with TRL's repository, at the tag of the version that is installed, and load tiny models from the hub.
+The guards are those in the variable GUARDS, separated by commas, by default the preset `stable`.
 """
 
 import importlib
