@@ -140,7 +140,7 @@ def test_the_trainer_of_the_page_passes_every_check(page):
 
 @pytest.mark.parametrize(("eps", "ok"), [("1e-4", True), ("1e-8", False)])
 def test_only_the_rounding_of_a_mean_counts_as_zero_for_equal_rewards(page, eps, ok):
-    """TRL divides the rounding of a group of eight by 1e-4, which leaves 0.0006; by 1e-8 it would be a full advantage."""
+    """TRL divides the rounding of a group of eight by 1e-4, which leaves 0.0006; 1e-8 makes a full advantage of it."""
     lines = verify(page(('"], 4, 8', '"], 8, 8'), ("+ 1e-4", f"+ {eps}")))
     assert found(lines, "equal rewards").ok is ok
     assert found(lines, "unscored").ok is (True if ok else None)

@@ -68,8 +68,9 @@ class Learner:
         torch_settings.prepare(config.run, self.policy.device)
         self.policy = world.place(self.policy)
         self.forward = Forward(config, self.policy, world)
-        known_models = (config, self.policy, self.tokenizer)
-        self.demonstrations = demonstrations.load(*known_models) if "sft" in config.run.stages else None
+        known_models = (self.policy, self.tokenizer)
+        rollouts.check_terminators(*known_models)
+        self.demonstrations = demonstrations.load(config, *known_models) if "sft" in config.run.stages else None
         self.reference: Any = None
         self._will_have_reference = needs_reference(config)
         self.critic: critics.NoCritic = critics.NoCritic()
@@ -129,10 +130,8 @@ class Learner:
         """Begin a step: dropout off, and a snapshot if one is due."""
         models = (self.config, self.config.sampling, self.policy, self.recorder, self.updates.optimizer)
         move = partial(self.updates.largest_move, index)
-        attempt = Attempt(
-            Step(index, *models, self.last_verdict, MappingProxyType(self.last_metrics), move, self.steps.start),
-            self.interventions,
-        )
+        step = Step(index, *models, self.last_verdict, MappingProxyType(self.last_metrics), move, self.steps.start)
+        attempt = Attempt(step, self.interventions)
         self.policy.eval()
         self.updates.begin_step(index)
         return attempt

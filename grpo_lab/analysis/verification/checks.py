@@ -24,8 +24,8 @@ Result = tuple[bool, str, str]
 NOISE = 0.01
 """The largest advantage of equal rewards that counts as 0.
 
-The mean of a group's rewards of 0.7 is off by 6e-8 or 1.2e-7 in fp32. TRL divides that by its eps of 1e-4, which gives up
-to 0.0012; an eps of 1e-8 gives a whole advantage.
+The mean of a group's rewards of 0.7 is off by 6e-8 or 1.2e-7 in fp32. TRL divides that by its eps of 1e-4, which gives
+up to 0.0012; an eps of 1e-8 gives a whole advantage.
 """
 NOISE_IN_WORDS = f"<= {NOISE:g}, as rounding over an eps of 1e-4 leaves"
 
