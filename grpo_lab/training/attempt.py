@@ -35,6 +35,12 @@ class Attempt:
         """The reason of the action with the worst verdict, the first of equals."""
         return max(self.actions, key=lambda action: action.verdict).reason
 
+    @property
+    def refusal(self) -> str:
+        """The reason for which the trainer itself refused the step, as for want of a reward; empty where it did not."""
+        own = [each for each in self.actions if each.kind == "trainer" and each.verdict >= Verdict.SKIP_STEP]
+        return own[0].reason if own else ""
+
     def intervenes(self, stage: Stage) -> bool:
         """Whether anything wants the values of this stage."""
         return bool(self._interventions.get(stage))

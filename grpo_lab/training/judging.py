@@ -9,7 +9,7 @@ from grpo_lab.algorithm.batch import Batch
 from grpo_lab.config.schema import Config
 from grpo_lab.events import Stage, Verdict
 from grpo_lab.tasks import rewards
-from grpo_lab.tasks.reward_calls import TrainerState
+from grpo_lab.tasks.reward_calls import TrainerState, named
 from grpo_lab.tasks.rewards import Judged, Judging, Reward
 from grpo_lab.tasks.tasks import Problem, Tasks
 from grpo_lab.training import rollouts
@@ -52,6 +52,19 @@ def show(attempt: Attempt, part: Part, judged: Judged, objectives: int) -> None:
     attempt.samples += part.samples(judged.values[::size].tolist())[: len(rows)]
     for column, values in judged.log.extras(rows).items():
         attempt.extras[column] = attempt.extras.get(column, ()) + values
+
+
+def unscored(attempt: Attempt, functions: Sequence[Reward]) -> str:
+    """What to say where no completion is scorable: `was scored`, and by which functions if no guard has done it."""
+    acted = any(action.stage == Stage.REWARDS for action in attempt.actions)
+    return "was scored" if acted else f"was scored: {' and '.join(named(functions))} returned None for each"
+
+
+def nothing_trained(refusals: Sequence[str], updates: int) -> str:
+    """Why a stage trained nothing where the trainer refused every step; empty where it did not refuse them all."""
+    if updates or not all(refusals) or not refusals:
+        return ""
+    return f"nothing was trained: every step was refused, the last because {refusals[-1]}; mend that and train again"
 
 
 def check(attempt: Attempt, judged: Judged, part: int = 0) -> None:

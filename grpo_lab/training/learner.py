@@ -217,7 +217,8 @@ class Learner:
         """
         scorable = known(attempt.step.scorable, "scorable").flatten()
         mask = self.formulas.completion_mask(part.batch, self.tokenizer.pad_token_id)
-        for stage, left, what in ((Stage.REWARDS, scorable, "was scored"), (Stage.BATCH, mask[scorable], "is trained")):
+        unscored = judging.unscored(attempt, self.rewards[part.objective.name])
+        for stage, left, what in ((Stage.REWARDS, scorable, unscored), (Stage.BATCH, mask[scorable], "is trained")):
             if not bool(left.any()):
                 reason = f"none of {len(scorable)} completions {what}"
                 attempt.record_action("trainer", stage, Verdict.SKIP_STEP, reason)
