@@ -13,7 +13,7 @@ from grpo_lab.tasks.reward_calls import TrainerState, named
 from grpo_lab.tasks.rewards import Judged, Judging, Reward
 from grpo_lab.tasks.tasks import Problem, Tasks
 from grpo_lab.training import rollouts
-from grpo_lab.training.attempt import Attempt, Refused
+from grpo_lab.training.attempt import Attempt
 from grpo_lab.training.interventions import exceeds
 from grpo_lab.training.objectives import Objective, Part
 
@@ -60,13 +60,6 @@ def unscored(attempt: Attempt, functions: Sequence[Reward]) -> str:
     return "was scored" if acted else f"was scored: {' and '.join(named(functions))} returned None for each"
 
 
-def nothing_trained(refusals: Sequence[str], updates: int) -> str:
-    """Why a stage trained nothing where the trainer refused every step; empty where it did not refuse them all."""
-    if updates or not all(refusals) or not refusals:
-        return ""
-    return f"nothing was trained: every step was refused, the last because {refusals[-1]}; mend that and train again"
-
-
 def check(attempt: Attempt, judged: Judged, part: int = 0) -> None:
     """Note the metrics of the reward functions; of a pool the share of failed calls and the seconds waited for them.
 
@@ -81,9 +74,6 @@ def check(attempt: Attempt, judged: Judged, part: int = 0) -> None:
     recorder.metric("judge/time", torch.tensor(calls.waited), part)
     if not calls.failures:
         return
-    refused = calls.failed > limit
-    reason = f"{exceeds('share', calls.failed, limit)}; {calls.in_words()}" if refused else calls.in_words()
-    verdict = Verdict.SKIP_STEP if refused else Verdict.KEEP
-    attempt.record_action("judge", Stage.REWARDS, verdict, reason)
-    if refused:
-        raise Refused
+    if calls.failed > limit:
+        attempt.refuse("judge", Stage.REWARDS, f"{exceeds('share', calls.failed, limit)}; {calls.in_words()}")
+    attempt.record_action("judge", Stage.REWARDS, Verdict.KEEP, calls.in_words())

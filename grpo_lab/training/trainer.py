@@ -14,10 +14,9 @@ from collections.abc import Iterator
 from grpo_lab.config.schema import Config
 from grpo_lab.events import Ended, Event, Stage, Verdict
 from grpo_lab.tasks.tasks import Tasks
-from grpo_lab.training.attempt import Attempt, Refused
+from grpo_lab.training.attempt import Attempt, Refused, ended
 from grpo_lab.training.evaluation import evaluate
 from grpo_lab.training.given import public
-from grpo_lab.training.judging import nothing_trained
 from grpo_lab.training.learner import Controls, Learner, Model, Rewards
 from grpo_lab.training.learner_state import NO_CHECKPOINTS, NoCheckpoints, before_step
 from grpo_lab.training.sft import sft_step
@@ -42,7 +41,6 @@ def train(
     yield from checkpoints.open(learner)
     yield from evaluate(learner, 0)
     for stage in config.run.stages:
-        refusals: list[str] = []
         for index in checkpoints.begin_stage(learner, stage):
             yield from before_step(learner, index, checkpoints, controls)
             attempt = learner.begin(index)
@@ -54,15 +52,11 @@ def train(
                 yield learner.end(attempt, failed=True)
                 raise
             yield learner.end(attempt)
-            refusals.append(attempt.refusal)
             if attempt.verdict == Verdict.STOP:
                 yield Ended("stopped", attempt.reason)
                 return
-        if reason := nothing_trained(refusals, learner.updates.count):
-            yield Ended("stopped", reason)
-            return
         yield from evaluate(learner, learner.steps.stop)
-    yield Ended("done")
+    yield ended(learner.refusals, learner.updates.count)
 
 
 def grpo_step(learner: Learner, attempt: Attempt) -> None:
