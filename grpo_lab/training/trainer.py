@@ -61,7 +61,7 @@ def train(
 
 def grpo_step(learner: Learner, attempt: Attempt) -> None:
     """One step of GRPO; a run with one goal has one objective. Raises Refused where a guard refuses the rest."""
-    attempt.replace(coefficients=attempt.apply(Stage.COEFFICIENTS, learner.updates.coefficients(learner.config)))
+    attempt.replace(coefficients=attempt.apply(Stage.COEFFICIENTS, learner.updates.coefficients(attempt.step)))
     sampled, parts = [learner.sample(attempt, objective) for objective in learner.drawn(attempt.step.index)], []
     for part in sampled:
         part, scores = learner.judged(attempt, part)
