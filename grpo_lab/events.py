@@ -197,7 +197,7 @@ class Crash:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A run is over: `done`, `stopped` (by a guard or the user) or `crashed`."""
+    """A run is over: `done`, `stopped` (by a guard, the user, or as nothing was trained) or `crashed`."""
 
     status: str
     message: str = ""

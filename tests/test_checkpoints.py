@@ -117,6 +117,7 @@ CASES = {
     "bf16_pure": ("model.precision=bf16_pure",),
     "fp16, loss scale, 2 updates": ("model.precision=fp16", "loss.num_iterations=2"),
     "cosine": ("optimizer.schedule=cosine",),
+    "cosine, a refused step": ("optimizer.schedule=cosine", "faults.nan_gradient.at_step=1"),
     "adaptive guards": ("guards.adaptive_learning_rate=on", "guards.adaptive_beta=on", "guards.skip_outliers=on"),
     "rollback before the cut": (
         *(
@@ -133,7 +134,7 @@ CASES = {
 }
 
 
-QUICK = ("fp16, loss scale, 2 updates", "adaptive guards", "snapshots every two steps")
+QUICK = ("fp16, loss scale, 2 updates", "cosine, a refused step", "adaptive guards", "snapshots every two steps")
 """The cases that `make test` tries; `make slow` tries all."""
 
 
@@ -184,7 +185,6 @@ def test_checkpoints_change_nothing(whole, tmp_path):
 
 
 STORED = {
-    "updates": lambda value: 0,
     "scaler": lambda value: {**value, "scale": 1.0},
     "metrics": lambda value: {},
     "config": lambda value: SMALL.to_dict(),
@@ -218,7 +218,12 @@ def test_the_state_has_no_other_items(stopped):
     newest, _ = checkpoint_files.newest_whole(stopped / "checkpoints")
     assert newest is not None
     about = {"version", "step", "stage", "events", "restarts", "model", "surroundings"}
-    assert set(newest) == {*STORED, *about, "reference"}
+    assert set(newest) == {*STORED, *about, "reference", "updates"}
+
+
+def test_the_updates_of_before_count_where_nothing_is_scored_any_more(cut_off):
+    nothing = resumed(cut_off, rewards=[lambda completions, **columns: [None] * len(completions)])
+    assert nothing.status == "done" and nothing.records["updates"].tolist() == [1, 1, 1, 0, 0]
 
 
 # --- killed anywhere -------------------------------------------------------------------------------------------------

@@ -328,7 +328,7 @@ def test_the_kl_is_paid_by_the_reward_and_not_again_in_the_loss(name):
         for parameter in learner.policy.parameters():
             parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
     attempt = learner.begin(0)
-    attempt.replace(coefficients=learner.updates.coefficients(config))
+    attempt.replace(coefficients=learner.updates.coefficients(attempt.step))
     part, scores = learner.judged(attempt, learner.sample(attempt, learner.objectives[0]))
     (one,), batch, mask = scores, part.batch, part.batch.completion_mask
     assert batch.old_logprobs is not None and batch.ref_logprobs is not None and batch.penalties is not None
@@ -342,7 +342,7 @@ def test_the_kl_is_paid_by_the_reward_and_not_again_in_the_loss(name):
     weighed = learner.add_token_weights(attempt, part, assigned)
     attempt.turn_to(part.objective, sampling=part.sampling, num_tokens=weighed.num_tokens)
     with_kl = learner.loss(attempt, weighed.batch)
-    attempt.replace(coefficients=replace(learner.updates.coefficients(config), beta=50.0))
+    attempt.replace(coefficients=replace(learner.updates.coefficients(attempt.step), beta=50.0))
     torch.testing.assert_close(learner.loss(attempt, weighed.batch).loss, with_kl.loss)
     assert with_kl.metrics["kl"] > 0
 

@@ -421,7 +421,7 @@ def by_learner(names, factors, half):
     for index, factor in enumerate(factors):
         attempt = learner.begin(index)
         try:
-            usual = learner.updates.coefficients(learner.config)
+            usual = learner.updates.coefficients(attempt.step)
             attempt.replace(coefficients=attempt.apply(Stage.COEFFICIENTS, usual))
             learner.updates.begin(attempt, 0)
             for parameter in learner.updates.parameters:
@@ -513,7 +513,7 @@ def loss_of_learner(guard, values):
     config = gl.Config().with_("loss.beta=0.04", "loss.epsilon=0.2", "run.device=cpu").with_guards(guards_named(guard))
     learner = Learner(config, loaded(False))
     attempt = learner.begin(0)
-    attempt.replace(coefficients=attempt.apply(Stage.COEFFICIENTS, learner.updates.coefficients(config)))
+    attempt.replace(coefficients=attempt.apply(Stage.COEFFICIENTS, learner.updates.coefficients(attempt.step)))
     attempt.turn_to(learner.objectives[0], num_tokens=mask.sum())
     zeros = torch.zeros_like(old)
     batch = Batch(mask, mask, torch.arange(2), mask, mask.bool(), zeros, zeros, advantages, old, reference)
@@ -634,8 +634,8 @@ def test_adaptive_beta_has_one_outcome_in_the_learner_and_in_trl(tmp_path):
     of_learner = []
     for index, kl in enumerate((None, *kls[:-1])):
         learner.last_metrics = {} if kl is None else {"kl": kl}
-        usual = learner.updates.coefficients(learner.config)
-        of_learner.append(learner.begin(index).apply(Stage.COEFFICIENTS, usual).beta)
+        attempt = learner.begin(index)
+        of_learner.append(attempt.apply(Stage.COEFFICIENTS, learner.updates.coefficients(attempt.step)).beta)
     of_trl: list[float] = []
 
     class Tells(trl.GRPOTrainer):

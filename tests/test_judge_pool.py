@@ -289,9 +289,9 @@ def longer(prompts, completions, **columns):
     return [float(len(text)) for text in completions]
 
 
-def steps_of(config, function):
+def steps_of(config, function, status="done"):
     events = list(gl.train(config, rewards=[function]))
-    assert isinstance(events[-1], Ended) and events[-1].status == "done"
+    assert isinstance(events[-1], Ended) and events[-1].status == status
     return [event for event in events if isinstance(event, Stepped)]
 
 
@@ -334,7 +334,8 @@ def test_a_step_with_too_many_failed_calls_is_refused_and_the_run_goes_on():
 
 
 def test_a_limit_of_1_leaves_the_refusal_to_an_empty_batch():
-    step = steps_of(SMALL.with_(*POOL, "judge.max_failed=1", "run.num_steps=1"), fails_on(lambda call: True))[0]
+    config = SMALL.with_(*POOL, "judge.max_failed=1", "run.num_steps=1")
+    (step,) = steps_of(config, fails_on(lambda call: True), status="stopped")
     assert [a.reason for a in step.actions] == [
         "16 of 16 calls failed: 16 raised ConnectionError: gone",
         "none of 16 completions was scored",

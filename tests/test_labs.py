@@ -315,3 +315,13 @@ def test_the_public_name():
     import grpo_lab
 
     assert grpo_lab.Lab is Lab
+
+
+@pytest.mark.parametrize("lab", ["01_grpo_by_hand", "02_explosion"])
+@pytest.mark.parametrize("folder", ["labs", "labs/zh"])
+def test_a_lab_on_clipping_says_from_which_number_of_updates_on_the_clip_binds(lab, folder):
+    """The numbers are in `test_the_ratio_is_one_at_the_first_update_and_moves_after_it`: one update clips nothing."""
+    file = Path(__file__).parents[1] / folder / f"{lab}.ipynb"
+    cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
+    said = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]
+    assert [text for text in said if "µ ≥ 2" in text and "`loss.num_iterations`" in text]

@@ -7,7 +7,9 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
+import grpo_lab as gl
 from grpo_lab.analysis import logs
 from grpo_lab.analysis.logs import uniform
 from grpo_lab.analysis.logs.crash import last_exception
@@ -251,13 +253,25 @@ def test_bad_files(write, name, text, says):
         (["actor/grad_norm", "training/global_step"], "verl"),
         (["train/policy_loss", "train/actor_lr"], "openrlhf"),
         (["reward", "epoch", "memory(GiB)"], "ms-swift"),
-        (["kl", "weights/max_move"], "grpo_lab"),
+        (["kl", "run.memory"], "grpo_lab"),
+        (["kl", "weights/max_move", "weights/nonfinite"], ""),
+        (["kl", "ratio/max", "log_ratio/max", "kl/exact"], ""),
         (["kl", "reward"], ""),
     ],
 )
 def test_the_source_is_known_from_names(names, source):
     frame = pd.DataFrame({name: [1.0, 2.0] for name in [*names, "grad_norm"]})
-    assert logs.from_frame(frame).source == source
+    assert logs.from_frame(frame).source == logs.from_dicts(frame.to_dict("records")).source == source
+
+
+def test_a_loop_of_ones_own_with_guards_did_not_write_its_log_by_this_trainer():
+    model, guards, rows = torch.nn.Linear(2, 1), gl.Guards("clamp_log_ratio", "rollback"), []
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in range(6):
+        model(guards.at("log_ratio", torch.ones(4, 2))).sum().backward()
+        rows.append({"step": step, "reward": 0.1, **guards.step(model, optimizer, kl=0.01).metrics})
+    assert {"weights/max_move", "log_ratio/max"} & rows[0].keys()
+    assert "grpo_lab" not in str(gl.diagnose(rows)).splitlines()[0]
 
 
 def test_single_reward_functions(write):

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 import sys
 from typing import Any
 
@@ -14,6 +15,7 @@ from grpo_lab.config.sections import LoraConfig
 from grpo_lab.errors import ConfigError, ModelError
 from grpo_lab.events import Stage, Stepped, Verdict
 from grpo_lab.models import adapters, loading
+from grpo_lab.models.registry import MODELS
 from grpo_lab.training import trainer
 from grpo_lab.training.interventions import Outcome
 from grpo_lab.training.learner import Learner
@@ -355,3 +357,45 @@ def test_a_known_base_is_found_on_another_machine(saved, tmp_path):
         json.dumps(config | {"base_model_name_or_path": "/elsewhere/tiny-gpt2"})
     )
     assert adapters.base_of(str(tmp_path)) == "tiny" and adapters.base_of("tiny") == ""
+
+
+@PEFT
+@pytest.mark.parametrize("norms", [",", "ln_1,ln_f"])
+def test_peft_loads_saved_adapters_by_their_folder_alone_from_anywhere(tmp_path, monkeypatch, norms):
+    import peft
+
+    shutil.copytree(MODELS["tiny"].path, tmp_path / "mine")
+    monkeypatch.chdir(tmp_path)
+    config = LORA.with_("model.name=mine", "run.num_steps=1", f"lora.modules_to_save={norms}")
+    model = loading.load("mine")
+    folder = gl.Session(config, tmp_path / "run", model=model, child=False, save_model=True).run().saved_model
+    monkeypatch.chdir("/")
+    again: Any = peft.AutoPeftModelForCausalLM.from_pretrained(folder)
+    assert torch.allclose(logits(again), logits(model[0]), atol=1e-4)  # gelu is fused here alone
+    assert adapters.base_of(str(folder)) == str(tmp_path / "mine")
+
+
+def test_a_base_of_the_hub_is_stored_by_its_name(bases):
+    model, _ = copy.deepcopy(bases("fp32"))
+    model.name_or_path = "owner/some-model"
+    (stored,) = adapters.prepared(model, LORA.lora, 0).peft_config.values()
+    assert stored.base_model_name_or_path == "owner/some-model" and stored.task_type == "CAUSAL_LM"
+
+
+@PEFT
+@pytest.mark.parametrize("wrap", ["by peft", "by transformers"])
+def test_adapters_of_the_user_are_saved_as_findable_as_those_of_the_config(tmp_path, monkeypatch, wrap):
+    import peft
+
+    shutil.copytree(MODELS["tiny"].path, tmp_path / "mine")
+    monkeypatch.chdir(tmp_path)
+    base, tokenizer = loading.load("mine")
+    config = peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True)
+    model: Any = peft.get_peft_model(base, config) if wrap == "by peft" else base
+    if model is base:
+        base.add_adapter(config)
+    own = LORA.with_("lora.r=0", "run.num_steps=1")
+    folder = gl.Session(own, tmp_path / "run", model=(model, tokenizer), child=False, save_model=True).run().saved_model
+    monkeypatch.chdir("/")
+    again: Any = peft.AutoPeftModelForCausalLM.from_pretrained(folder)
+    assert torch.allclose(logits(again), logits(model), atol=1e-4)

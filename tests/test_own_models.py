@@ -14,7 +14,7 @@ from tokenizers import processors
 
 import grpo_lab as gl
 from grpo_lab.config import user_code
-from grpo_lab.errors import ModelError
+from grpo_lab.errors import ConfigError, ModelError
 from grpo_lab.events import Stepped
 from grpo_lab.models import loading
 from grpo_lab.runs.session import Session
@@ -167,3 +167,40 @@ def test_the_commands_of_the_page(folders, tmp_path):
     assert not any(records["judge/failed"]) and min(records["judge/time"]) > 0.5  # failed calls were made again
     for name in ("make_model.py", "chats.jsonl", "rewards.py:correct", "remote_reward.py:remote", "sums.jsonl"):
         assert f"docs/examples/{name}" in page
+
+
+# --- a model without an end token ------------------------------------------------------------------------------------
+
+
+def ending_at(folder, end):
+    """The model of a folder, whose own end token is this one."""
+    model, tokenizer = loading.load(str(folder))
+    model.generation_config.eos_token_id = end
+    return model, tokenizer
+
+
+@pytest.mark.parametrize("end", [None, 259, [300, 4000]])
+def test_a_model_that_names_no_end_of_its_own_says_so_once(folders, tmp_path, end):
+    model, tokenizer = ending_at(folders / "llama", end)
+    with pytest.warns(UserWarning, match=r"eos_token_id = .* names none of the model's 259 tokens") as said:
+        Session(SMOKE.with_(SUMS), tmp_path / "run", model=(model, tokenizer)).run(check=True)
+    assert len(said) == 1 and "end at the tokenizer's '<|turn_ends|>' (257) alone" in str(said[0].message)
+
+
+@pytest.mark.parametrize("end", [None, 259, [300, 4000]])
+@pytest.mark.parametrize("own", [None, "<|added|>"])
+@pytest.mark.parametrize("stages", ["grpo", "sft"])
+def test_a_model_whose_completions_cannot_end_is_refused(folders, tmp_path, end, own, stages):
+    model, tokenizer = ending_at(folders / "llama", end)
+    tokenizer.pad_token, tokenizer.eos_token = "<|start|>", own
+    config = SMOKE.with_(SUMS, f"run.stages={stages}", "sft.data=dual")
+    with pytest.raises(ConfigError, match=r"no completion could end: .* none of the model's 259 tokens.* set eos"):
+        next(gl.train(config, (model, tokenizer)))
+
+
+def test_sft_ends_completions_by_a_token_that_the_model_has(folders, tmp_path):
+    model, tokenizer = ending_at(folders / "llama", 258)
+    tokenizer.pad_token, tokenizer.eos_token = "<|start|>", "<|added|>"
+    config = SMOKE.with_(SUMS, "run.stages=sft", "sft.data=dual", "sft.num_steps=1")
+    steps = [event for event in gl.train(config, (model, tokenizer)) if isinstance(event, Stepped)]
+    assert steps[0].updates == 1

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import itertools
 import json
 import math
 
@@ -13,7 +14,7 @@ import torch
 import grpo_lab as gl
 from grpo_lab.config.sections import JudgeConfig
 from grpo_lab.errors import ConfigError, DataError, RewardError
-from grpo_lab.events import Evaluated, Stepped, from_json, to_json
+from grpo_lab.events import Ended, Evaluated, Stepped, from_json, to_json
 from grpo_lab.models import loading
 from grpo_lab.runs.session import Session
 from grpo_lab.tasks import rewards
@@ -315,6 +316,73 @@ def test_the_template_opens_the_answer_and_writes_the_special_tokens():
     assert (
         tokenized(tokenizer, [CHATS[0].prompt]).input_ids == tokenizer(["<0+1=>="], add_special_tokens=False).input_ids
     )
+
+
+# --- a run in which nothing is scored ---------------------------------------------------------------------------------
+
+
+def nothing(completions, **_):
+    return [None] * len(completions)
+
+
+def end_of(config=SMOKE, **more):
+    (last,) = [event for event in gl.train(config, **more) if isinstance(event, Ended)]
+    return last
+
+
+def test_a_run_in_which_nothing_was_scored_names_the_functions_and_ends_with_exit_code_1(call, tmp_path, monkeypatch):
+    monkeypatch.setattr("warnings.showwarning", None)
+    (tmp_path / "mine.py").write_text(
+        "def one(completions, **_): return [None] * len(completions)\ndef other(**_): return one(**_)"
+    )
+    settings = [word for text in ("run.threads=1", "run.num_steps=2", "run.num_eval=2") for word in ("--set", text)]
+    given = [word for name in ("one", "other") for word in ("--reward", f"{tmp_path}/mine.py:{name}")]
+    code, out, _ = call("train", "--preset", "smoke", *settings, *given, "--out", tmp_path / "run")
+    reason = "none of 16 completions was scored: one and other returned None for each"
+    assert code == 1 and f"nothing was trained: every step was refused, the last because {reason}" in out
+    session = Session.open(tmp_path / "run")
+    assert session.status == "stopped" and session.ended and session.ended.message in out
+    assert [event.actions[-1].reason for event in session.events if isinstance(event, Stepped)] == [reason] * 2
+
+
+def test_answers_of_none_leave_the_built_in_reward_without_a_score():
+    unknown = Tasks("unknown", [Problem(each.prompt, {"answer": None}) for each in SUMS], [])
+    last = end_of(tasks=unknown)
+    assert last.status == "stopped" and "exact_match returned None for each" in last.message
+
+
+def test_a_step_without_a_score_has_no_mean_reward_rather_than_nan():
+    assert not [step for step in steps_of(nothing) if "reward" in step.metrics or "reward_std" in step.metrics]
+
+
+@pytest.mark.parametrize("first", [None, 1.0])
+def test_one_scored_completion_in_the_first_step_ends_the_run_as_ever(first):
+    counted = itertools.count()
+    last = end_of(rewards=[lambda completions, **_: [None if next(counted) else first] * 8])
+    assert last.status == ("stopped" if first is None else "done")
+
+
+def test_a_guard_that_leaves_no_reward_is_not_taken_for_none():
+    nan = [lambda completions, **_: [math.nan] * len(completions)]
+    last = end_of(SMOKE.with_("guards.sanitize_rewards=on"), rewards=nan)
+    assert last.status == "stopped" and last.message.endswith(
+        "none of 8 completions was scored; mend that and train again"
+    )
+
+
+def test_a_judge_that_always_fails_ends_the_run_with_its_reason():
+    def gone(completions, **_):
+        raise ConnectionError("gone")
+
+    last = end_of(SMOKE.with_("judge.workers=2"), rewards=[gone])
+    assert last.status == "stopped" and "8 of 8 calls failed: 8 raised ConnectionError: gone" in last.message
+
+
+def test_weights_of_sft_are_kept_where_grpo_trains_nothing(tmp_path):
+    config = SMOKE.with_("run.stages=sft,grpo", "sft.data=dual", "sft.num_steps=1")
+    session = Session(config, tmp_path / "run", rewards=[nothing], save_model=True).run()
+    assert session.status == "stopped" and session.records["updates"].tolist() == [1, 0, 0]
+    assert session.saved_model
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_a_file_from_windows_with_blank_lines(tmp_path):
         (b"\xff", "problems.jsonl: byte 0 is not UTF-8"),
         ('{"prompt": "a"}\n{"prompt": ', "problems.jsonl:2: not valid JSON"),
         ('{"prompt": "a"}\n\n["a"]', "problems.jsonl:3: is list"),
-        ('{"answer": "a"}', 'problems.jsonl:1: "prompt" is None'),
+        ('{"answer": "a"}', 'problems.jsonl:1: has no column "prompt"'),
         ('{"prompt": 3}', 'problems.jsonl:1: "prompt" is 3'),
         ('{"prompt": ""}', "problems.jsonl:1: \"prompt\" is ''"),
         ('{"prompt": "a", "x": 1}\n{"prompt": "b"}', r"problems.jsonl:2: columns \[\] differ from \['x'\] in line 1"),

@@ -306,10 +306,21 @@ def test_without_a_guard_the_same_nan_is_stepped(failing):
     assert done.steps[-1].failed and done.steps[-1].step == 2
 
 
-def test_a_refused_update_does_not_move_the_schedule(run):
+COSINE = [3e-4 * 0.5 * (1 + math.cos(math.pi * step / 4)) for step in range(4)]
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+@pytest.mark.parametrize("fault", ["faults.nan_gradient=on", "guards.clip_gradients=on"])
+def test_the_last_step_has_the_end_of_the_schedule_whatever_was_refused(run, fault, updates):
     overrides = ("optimizer.schedule=cosine", "guards.skip_nonfinite=on", "run.num_steps=4")
-    rates = run(*overrides, "faults.nan_gradient=on").metric("learning_rate")
-    assert rates == pytest.approx([3e-4 * 0.5 * (1 + math.cos(math.pi * share / 4)) for share in (0, 1, 1, 2)])
+    done = run(*overrides, fault, f"loss.num_iterations={updates}")
+    assert done.metric("learning_rate") == pytest.approx(COSINE, rel=1e-15)
+    assert done.updates[-1] == updates * (4 if "clip" in fault else 3)
+
+
+def test_the_schedule_goes_by_steps_where_its_settings_change_on_the_way(run):
+    turns = door(at_1=("optimizer.schedule=cosine",), at_2=("loss.num_iterations=3",))
+    assert run("run.num_steps=4", controls=turns).metric("learning_rate") == pytest.approx([3e-4, *COSINE[1:]])
 
 
 def test_a_rollback_restores_bits_and_the_learning_rate_is_halved_after_it(run, fault):
@@ -345,8 +356,7 @@ def test_a_rollback_over_several_steps_takes_their_updates_back(run, fault):
     done = run(*overrides, "run.snapshot_every=2", "optimizer.schedule=cosine")
     assert done.verdicts[3] == "ROLL_BACK"
     assert done.updates == [1, 2, 3, 2, 3, 4, 5, 6]
-    rates = done.metric("learning_rate")
-    assert rates[4] == rates[2] == pytest.approx(3e-4 * 0.5 * (1 + math.cos(math.pi * 2 / 8)))
+    assert done.metric("learning_rate")[4] == pytest.approx(COSINE[2]), "and not the schedule"
 
 
 def test_a_large_model_is_copied_only_where_a_guard_may_go_back_to_it(run, monkeypatch):

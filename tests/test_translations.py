@@ -102,7 +102,7 @@ def test_a_reason_keeps_its_numbers_in_chinese(chinese):
         "weights are NaN or inf",
         "by the user",
         "by the user, at once",
-        "none of 64 completions was scored",
+        "nothing was trained: every step was refused, the last because none of 64 completions was scored",
         "share 0.625 > 0.5; 40 of 64 calls failed: 30 answered 503, 10 timed out after 2.5 s",
         "3 of 64 calls failed: 2 answered '?', no number, 1 for other reasons",
         "inf at loss scale 65536; update left out",

@@ -138,6 +138,15 @@ def test_the_trainer_of_the_page_passes_every_check(page):
     assert len([line for line in adapter.splitlines() if line]) <= 10
 
 
+@pytest.mark.parametrize(("eps", "ok"), [("1e-4", True), ("1e-8", False)])
+def test_only_the_rounding_of_a_mean_counts_as_zero_for_equal_rewards(page, eps, ok):
+    """TRL divides the rounding of a group of eight by 1e-4, which leaves 0.0006; 1e-8 makes a full advantage of it."""
+    lines = verify(page(('"], 4, 8', '"], 8, 8'), ("+ 1e-4", f"+ {eps}")))
+    assert found(lines, "equal rewards").ok is ok
+    assert found(lines, "unscored").ok is (True if ok else None)
+    assert found(lines, "equal rewards").limit == "<= 0.01, as rounding over an eps of 1e-4 leaves"
+
+
 MASK = 'rows["mask"] = ended.cumsum(dim=1) - ended == 0'
 STEP = "            self.optimizer.step()"
 PARTS = "            for part in parts:\n"

@@ -29,10 +29,9 @@ def go_on(
     from grpo_lab.config.shares import resized
     from grpo_lab.errors import DataError, RunError
     from grpo_lab.runs import run_folder
-    from grpo_lab.runs.processes import started_by_torchrun
     from grpo_lab.runs.session import Session
 
-    count = processes or started_by_torchrun() or None
+    count = _number_of(processes)
     try:
         launched = take_part_unless_first(lambda: resized(run_folder.read(folder)[0], count))
         session = Session.resume(folder, recover, child=child or launched, save_model=save_model, processes=count)
@@ -43,10 +42,15 @@ def go_on(
 
 def shared_by(processes: int | None) -> list[str]:
     """The override for the number of processes: as asked for, or as many as a launcher has started."""
+    count = _number_of(processes)
+    return [] if count is None else [f"run.processes={count}"]
+
+
+def _number_of(processes: int | None) -> int | None:
+    """The number of processes that was asked for, 0 too, or that a launcher has started; None for neither."""
     from grpo_lab.runs.processes import started_by_torchrun
 
-    count = processes or started_by_torchrun()
-    return [f"run.processes={count}"] if count else []
+    return (started_by_torchrun() or None) if processes is None else processes
 
 
 def take_part_unless_first(config: Callable[[], Config]) -> bool | None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo_lab.config.fields import distinct
 from grpo_lab.config.schema import KEYS, Config
 from grpo_lab.errors import ConfigError, unknown
 from grpo_lab.metrics import LINKS, METRICS, of_objective
@@ -227,7 +228,7 @@ def named(name: str, model: str = "") -> Config:
     if not path.is_file():
         raise unknown("preset, scenario or run", name, [*preset_names(), *scenario_names(), "path/to/run"])
     try:
-        return Config.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        return Config.from_dict(json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=distinct))
     except ValueError as error:
         raise ConfigError(f"{path} holds no config: {error}; give the folder of a run or its config.json") from error
 

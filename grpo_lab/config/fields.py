@@ -14,6 +14,7 @@ grpo_lab.errors.ConfigError: epsilon = -1.0: must be above 0 and at most 1
 
 import ast
 import dataclasses
+import difflib
 import functools
 import inspect
 import math
@@ -21,11 +22,11 @@ import sys
 import textwrap
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from grpo_lab.errors import ConfigError, unknown
+from grpo_lab.errors import ConfigError, GrpoLabError, unknown
 
 __all__ = ["Annotated", "AtLeast", "Between", "OneOf", "Setting", "Settings", "parse", "settings_of", "typed"]
 
@@ -158,6 +159,36 @@ def build(cls: type, values: Mapping[str, Any], where: str) -> Any:
         return cls(**values)
     except ConfigError as error:
         raise ConfigError(f"{where}.{error}") from None
+
+
+def as_table(
+    value: Any, where: str, wanted: str = "a table of names and values, as in {'beta': 0.04}"
+) -> Mapping[str, Any]:
+    """The table itself. Raises ConfigError for any other value."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where} = {value!r}: must be {wanted}")
+    return value
+
+
+def unknown_section(name: str, sections: Mapping[str, type], known: Iterable[str]) -> GrpoLabError:
+    """The error for a section that does not exist: perhaps it is a setting, which stands in one or more of them."""
+    homes: dict[str, list[str]] = {}
+    for section, cls in sections.items():
+        for setting in settings_of(cls):
+            homes.setdefault(setting, []).append(f"{section}.{setting}")
+    if near := difflib.get_close_matches(name, homes, n=1, cutoff=0.9):
+        return ConfigError(f"unknown section {name!r}; did you mean {' or '.join(homes[near[0]])}?")
+    return ConfigError(f"{unknown('section', name, known)}; a guard is switched by guards.NAME=on")
+
+
+def distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """The dictionary of an object in JSON, for `object_pairs_hook`. Raises ValueError for a key that is there twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice!r} is there twice; keep one")
+    return found
 
 
 def parse(text: str) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 from grpo_lab.config import shares
 from grpo_lab.config.algorithms import settings_for
-from grpo_lab.config.fields import FrozenDict, build, parse, settings_of, typed
+from grpo_lab.config.fields import FrozenDict, as_table, build, parse, settings_of, typed, unknown_section
 from grpo_lab.config.loss_section import LossConfig
 from grpo_lab.config.sections import (
     DataConfig,
@@ -59,8 +59,8 @@ class Config:
         without a baseline, SFT without data, and prompts that processes cannot share.
         """
         for kind in SWITCHES:
-            for name, settings in _table(getattr(self, kind), kind).items():
-                _table(settings, f"{kind}.{name}")
+            for name, settings in as_table(getattr(self, kind), kind, OF_SWITCHES).items():
+                as_table(settings, f"{kind}.{name}", OF_A_SWITCH)
             object.__setattr__(self, kind, FrozenDict(getattr(self, kind)))
         names = [objective.name for objective in self.objectives]
         if names and not any(objective.weight for objective in self.objectives):
@@ -126,10 +126,10 @@ class Config:
 
         Raises ConfigError for an unknown section or setting, with the nearest names.
         """
-        for section in _table(tree, "the config"):
+        for section in as_table(tree, "the config"):
             if section not in KEYS:
-                raise unknown("section", section, KEYS)
-        sections = {name: build(cls, _table(tree.get(name, {}), name), name) for name, cls in SECTIONS.items()}
+                raise unknown_section(section, SECTIONS, KEYS)
+        sections = {name: build(cls, as_table(tree.get(name, {}), name), name) for name, cls in SECTIONS.items()}
         objectives = tuple(
             build(ObjectiveConfig, values, f"{OBJECTIVES}.{name}")
             for name, values in _by_name(tree.get(OBJECTIVES, ())).items()
@@ -170,6 +170,8 @@ def planned_steps(tree: Mapping[str, Any]) -> dict[str, int]:
 
 
 SWITCHES, OBJECTIVES = ("guards", "faults"), "objectives"
+OF_SWITCHES = "a table of names with their settings, as in {'warm_up': {}}"
+OF_A_SWITCH = "a table of its settings, {} for the usual ones; leave it out to switch it off"
 KEYS = tuple(part.name for part in fields(Config))
 SECTIONS: dict[str, Any] = {
     part.name: part.default_factory for part in fields(Config) if part.name not in (*SWITCHES, OBJECTIVES)
@@ -189,27 +191,21 @@ def _by_name(objectives: Any) -> dict[str, Any]:
         raise ConfigError(f"objectives = {objectives!r}: must be a list of tables; write [[objectives]] above each")
     found: dict[str, Any] = {}
     for table in objectives:
-        name = _table(table, "each of [[objectives]]").get("name")
+        name = as_table(table, "each of [[objectives]]").get("name")
         if not isinstance(name, str) or name in found:
             raise ConfigError(f"objectives: name = {name!r}: each needs a name of its own")
         found[name] = table
     return found
 
 
-def _table(value: Any, where: str) -> Mapping[str, Any]:
-    """The table itself. Raises ConfigError for any other value."""
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{where} = {value!r}: must be a table of names and values, as in {{'beta': 0.04}}")
-    return value
-
-
 def _merge(mine: dict[str, Any], tree: Mapping[str, Any]) -> None:
     """Lay a nested dictionary of settings over another one. Raises ConfigError for an unknown section."""
-    for section, values in _table(tree, "the config").items():
+    for section, values in as_table(tree, "the config").items():
         if section in SECTIONS:
             _lay_over(mine[section], values, section, settings_of(SECTIONS[section]))
         elif section in SWITCHES:
-            for name, settings in _table(values, section).items():
+            for name, settings in as_table(values, section, OF_SWITCHES).items():
+                as_table(settings, f"{section}.{name}", OF_A_SWITCH)
                 _lay_over(mine[section].setdefault(name, {}), settings, f"{section}.{name}")
         elif section == OBJECTIVES:
             there = _by_name(mine.setdefault(OBJECTIVES, []))
@@ -218,12 +214,12 @@ def _merge(mine: dict[str, Any], tree: Mapping[str, Any]) -> None:
                     mine[OBJECTIVES].append(there.setdefault(name, {}))
                 _lay_over(there[name], settings, f"{section}.{name}", settings_of(ObjectiveConfig))
         else:
-            raise unknown("section", section, mine)
+            raise unknown_section(section, SECTIONS, KEYS)
 
 
 def _lay_over(table: dict[str, Any], values: Any, where: str, known: Mapping[str, Any] | None = None) -> None:
     """Put settings into a table; a text `*2` multiplies the number there. Raises ConfigError for an unknown name."""
-    for name, value in _table(values, where).items():
+    for name, value in as_table(values, where).items():
         if known is not None and name not in known:
             raise unknown(f"setting of {where}", name, known)
         if isinstance(value, Mapping):
@@ -263,7 +259,7 @@ def _parts(path: str) -> list[str]:
 def _put(tree: dict[str, Any], path: list[str], text: str, override: str) -> None:
     """Lay one override into the nested dictionary. Raises ConfigError for a text that is no override."""
     if path and path[0] not in KEYS:
-        raise unknown("section", path[0], KEYS)
+        raise unknown_section(path[0], SECTIONS, KEYS)
     match path:
         case [("guards" | "faults") as kind, name]:
             if not isinstance(switched := parse(text), bool):

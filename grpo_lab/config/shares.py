@@ -38,8 +38,10 @@ def resized(config: Any, processes: int | None) -> Any:
 
     It keeps its random streams, and so the tokens that it samples, where the processes can share them out.
     """
-    if processes in (None, config.run.processes):
+    if processes is None or processes == config.run.processes:
         return config
+    if processes < 1:
+        return config.with_(f"run.processes={processes}")  # which raises ConfigError
     streams = config.run.streams or config.run.processes
     streams, fsdp = 0 if streams % processes else streams, config.run.fsdp and processes > 1
     return config.with_(f"run.processes={processes}", f"run.streams={streams}", f"run.fsdp={fsdp}")

@@ -41,7 +41,16 @@ def prepared(policy: Any, config: LoraConfig, seed: int) -> Any:
         )
     if config.r and not had:
         _add(model, config, seed)
+    for each in getattr(model, "peft_config", {}).values():
+        _make_findable(each)
     return model
+
+
+def _make_findable(config: Any) -> None:
+    """Complete a config of adapters, so that peft loads them by their folder alone, from wherever that is read."""
+    config.task_type, base = "CAUSAL_LM", config.base_model_name_or_path
+    if base and Path(base).is_dir():  # not an id of the hub
+        config.base_model_name_or_path = str(Path(base).absolute())
 
 
 def _add(model: Any, config: LoraConfig, seed: int) -> None:

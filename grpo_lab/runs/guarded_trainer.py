@@ -60,11 +60,15 @@ def guarded(trainer: type) -> Any:
             f"gl.guarded({name}): it{lacks}; it takes TRL's GRPOTrainer or a subclass, tried with TRL {TRIED}. "
             "For any other Trainer of transformers use gl.GuardCallback"
         )
+    if any(each.__name__ == "GRPOTrainer" for each in trainer.__mro__):
+        way_out = f"It was tried with TRL {TRIED}: install that version, or use gl.GuardCallback"
+    else:
+        way_out = "So it is another trainer than TRL's GRPOTrainer, for which guarded is made; use gl.GuardCallback"
     for method, words in NEEDS.items():
         if lost := words - _words(trainer, method):
             raise ConfigError(
                 f"gl.guarded({name}): {method} does not use {', '.join(sorted(lost))}, so that guards would see "
-                f"nothing there. It was tried with TRL {TRIED}: install that version, or use gl.GuardCallback"
+                f"nothing there. {way_out}"
             )
     return type(f"Guarded{name}", (_Guarded, trainer), {"__doc__": f"{name} with guards; see grpo_lab.guarded."})
 
@@ -168,8 +172,8 @@ class _Guarded(cast(Any, object)):
         snapshot_every: int = 0,
         **more: Any,
     ) -> None:
-        names = [guards] if isinstance(guards, str) else list(guards)
-        Guards(*names)  # an unknown name is said before a model is loaded
+        names: list[str] = [*guards] if isinstance(guards, list | tuple | set) else [cast(str, guards)]
+        Guards(*names)  # an unknown name, and a value that is none, is said before a model is loaded
         super().__init__(*given, **more)
         refuse(self.args)
         _refuse_several(self)

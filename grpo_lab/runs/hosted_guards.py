@@ -12,14 +12,17 @@ from typing import Any, NamedTuple
 
 import torch
 
+from grpo_lab.algorithm.batch import Batch
 from grpo_lab.config.guard_names import guards_named
 from grpo_lab.config.schema import Config
+from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.errors import ConfigError, unknown
 from grpo_lab.events import Action, Ended, Stage, Started, Stepped, Verdict
 from grpo_lab.runs import hosted_run
 from grpo_lab.runs.hosted_run import HostedRun
 from grpo_lab.training import snapshots
 from grpo_lab.training.attempt import Attempt, Refused
+from grpo_lab.training.given import wrong
 from grpo_lab.training.interventions import Coefficients, Step
 from grpo_lab.training.recorder import Recorder
 from grpo_lab.training.registry import validated
@@ -139,6 +142,10 @@ class Guards:
             raise unknown("stage", str(stage), [each.value for each in Stage])
         if stage in (Stage.COEFFICIENTS, Stage.GRADIENTS, Stage.WEIGHTS):
             raise ConfigError(f"stage {stage} belongs to `step`, which passes its value itself")
+        wanted = {Stage.BATCH: Batch, Stage.SAMPLING: SamplingConfig}.get(Stage(stage), torch.Tensor)
+        if not isinstance(value, wanted):
+            way_out = f"give guards.at({str(stage)!r}, {wanted.__name__.lower()})"
+            raise wrong(stage, value, f"a {wanted.__name__}", way_out)
         if stage == Stage.REWARDS and "scorable" not in known:
             known["scorable"] = torch.ones_like(value, dtype=torch.bool)
         attempt = self._begun()
@@ -281,6 +288,9 @@ class Guards:
 
     def _bound(self, model: Any, optimizer: Any) -> Transaction:
         """The updates of a model by an optimizer. Raises ConfigError for one that trains no weight of the model."""
+        for name, value, wanted in (("model", model, torch.nn.Module), ("optimizer", optimizer, torch.optim.Optimizer)):
+            if not isinstance(value, wanted):
+                raise wrong(name, value, f"a torch {wanted.__name__}", "give guards.step(model, optimizer)")
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad and id(p) in held]
         if not trained:
@@ -302,6 +312,9 @@ def _config_of(names: tuple[str, ...]) -> Config:
         raise ConfigError("Guards() has no name; give names of guards or presets")
     config = Config()
     for name in names:
+        if not isinstance(name, str):
+            way_out = 'give names such as "warm_up" and "clip_gradients.max_norm=0.3", or "none"'
+            raise wrong("guards", name, "a name", way_out)
         if "=" in name:
             config = config.with_(f"guards.{name}")
         else:

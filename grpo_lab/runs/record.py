@@ -47,8 +47,8 @@ class Record:
     def status(self) -> str:
         """The state: `new`, `running` (or cut off), `done`, `stopped`, `crashed` or `failed`.
 
-        `stopped` is by a guard or the user, with the weights as they were; `failed` is a mistake in config, model,
-        data, rewards or folder, which `run` raises too.
+        `stopped` is by a guard or the user, with the weights as they were, or a run in which nothing was trained;
+        `failed` is a mistake in config, model, data, rewards or folder, which `run` raises too.
         """
         return self.ended.status if self.ended else "running" if self.events else "new"
 

@@ -14,6 +14,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
+from grpo_lab.config.fields import distinct
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import GrpoLabError, RunError
 from grpo_lab.events import Ended, Event, encodable, from_json, lineage, to_json
@@ -62,7 +63,8 @@ def read(folder: Path) -> tuple[Config, list[Event]]:
     Raises RunError when it holds no run or one that cannot be read.
     """
     try:
-        config = Config.from_dict(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
+        text = (folder / CONFIG).read_text(encoding="utf-8")
+        config = Config.from_dict(json.loads(text, object_pairs_hook=distinct))
         return config, lineage(whole_events(folder))
     except FileNotFoundError as error:
         raise RunError(f"{folder} holds no run: {Path(error.filename).name} is missing") from error

@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from grpo_lab import seeds
+from grpo_lab.config.fields import distinct
 from grpo_lab.errors import ConfigError, DataError, unknown
 from grpo_lab.paths import data_directory
 from grpo_lab.tasks.conversations import Prompt, is_conversation
 from grpo_lab.tasks.reward_calls import OFFERED
 
 T = TypeVar("T")
+EXAMPLE = '{"prompt": "1+1=", "answer": "2"}'
+"""A line of a file of problems."""
 MAX_HELD_OUT = 500
 HELD_OUT_REVIEWS = 32
 HELD_OUT_CAPITALS = 57
@@ -224,19 +227,22 @@ def read_jsonl(path: Path) -> dict[int, Problem]:
         raise DataError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8") from error
     rows = {number: _problem(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()}
     if not rows:
-        raise DataError(f'{path}: the file is empty; it needs at least one line such as {{"prompt": "1+1="}}')
+        raise DataError(f"{path}: the file is empty; it needs at least one line such as {EXAMPLE}")
     return rows
 
 
 def _problem(line: str, where: str) -> Problem:
     """The problem in one line. Raises DataError, which begins with `where`, for a malformed one."""
     try:
-        row = json.loads(line, parse_constant=_finite, parse_float=_finite)
+        row = json.loads(line, parse_constant=_finite, parse_float=_finite, object_pairs_hook=distinct)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: not valid JSON: {error}") from error
+        raise DataError(f"{where}: not valid JSON: {error}; each line must be an object such as {EXAMPLE}") from error
     if not isinstance(row, dict):
-        raise DataError(f'{where}: is {type(row).__name__}; each line must be an object such as {{"prompt": "1+1="}}')
-    prompt = row.pop("prompt", None)
+        raise DataError(f"{where}: is {type(row).__name__}; each line must be an object such as {EXAMPLE}")
+    if "prompt" not in row:
+        there = ", ".join(sorted(row)) or "none"
+        raise DataError(f'{where}: has no column "prompt" (its columns: {there}); give the text to complete that name')
+    prompt = row.pop("prompt")
     if not prompt or not (isinstance(prompt, str) or is_conversation(prompt)):
         raise DataError(
             f'{where}: "prompt" is {prompt!r}; it must be a string of at least one character, or a list of messages '
@@ -276,6 +282,10 @@ def load(name_or_path: str | Path) -> Tasks:
     name = str(name_or_path)
     if name.endswith(".jsonl"):
         return from_jsonl(name)
+    if name not in TASKS and (Path(name).suffix or Path(name).exists()):
+        raise DataError(
+            f"{name}: tasks are read from a file .jsonl, with a line such as {EXAMPLE} for each problem; convert it"
+        )
     if name not in TASKS:
         raise unknown("task", name, [*TASKS, "path/to/problems.jsonl"])
     return TASKS[name]()

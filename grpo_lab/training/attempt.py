@@ -1,12 +1,13 @@
 """One attempt at a step: values pass through the interventions of each stage, and the actions are recorded."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor
 
-from grpo_lab.events import Action, Stage, Verdict
+from grpo_lab.events import Action, Ended, Stage, Verdict
 from grpo_lab.training.interventions import Arrangement, Outcome, Step
 from grpo_lab.training.objectives import Objective
 
@@ -19,12 +20,14 @@ class Attempt:
     """A step as the trainer runs it: interventions read `step`, the other fields record events.
 
     `samples` are a few (prompt, completion, reward), and `extras` the values that reward functions logged for them.
+    `refusal` is the reason for which the trainer itself, and no guard, refused the step.
     """
 
     def __init__(self, step: Step, interventions: Arrangement) -> None:
         self.step = step
         self.actions: list[Action] = []
         self.verdict = Verdict.KEEP
+        self.refusal = ""
         self.samples: tuple[tuple[str, str, float], ...] = ()
         self.extras: dict[str, tuple[Any, ...]] = {}
         self.started = time.perf_counter()
@@ -73,3 +76,20 @@ class Attempt:
         """Record an action of an intervention, or of the trainer itself; the worst verdict becomes the step's."""
         self.actions.append(Action(name, kind, stage, self.step.update, verdict, reason))
         self.verdict = max(self.verdict, verdict)
+
+    def refuse(self, name: str, stage: Stage, reason: str) -> NoReturn:
+        """Refuse the step by the trainer itself, as for want of a reward. Raises Refused."""
+        self.record_action(name, stage, Verdict.SKIP_STEP, reason)
+        self.refusal = reason
+        raise Refused
+
+
+def ended(refusals: Sequence[str], updates: int) -> Ended:
+    """The end of a run, from the trainer's reasons for refusing the last stage's steps, empty for one not refused.
+
+    Where it refused all of them and no update was made, nothing was trained.
+    """
+    if updates or not refusals or not all(refusals):
+        return Ended("done")
+    reason = f"nothing was trained: every step was refused, the last because {refusals[-1]}; mend that and train again"
+    return Ended("stopped", reason)

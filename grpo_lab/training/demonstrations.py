@@ -63,7 +63,7 @@ def load(config: Config, model: Any, tokenizer: Any) -> Demonstrations:
     prompts = tokenized(tokenizer, [problem.prompt for problem in problems.values()]).input_ids
     answers = tokenizer(list(completions.values()), add_special_tokens=False).input_ids
     ends = [[end] for end in rollouts.terminators(model, tokenizer).tolist()]
-    end = ends[0] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    end = [tokenizer.eos_token_id] if [tokenizer.eos_token_id] in ends else ends[0]
     rows = [Row(p, a if a[-1:] in ends else a + end) for p, a in zip(prompts, answers, strict=True)]
     for place, row in zip(problems, rows, strict=True):
         _check_length(row, config.sft.max_length, model, place)

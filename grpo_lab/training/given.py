@@ -38,8 +38,9 @@ def public(events: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
     return checked(own_settings(events))
 
 
-def _wrong(name: str, value: Any, wanted: str, way_out: str) -> GrpoLabError:
-    shown = repr(value)
+def wrong(name: str, value: Any, wanted: str, way_out: str) -> GrpoLabError:
+    """The error for a value of a wrong type."""
+    shown = " ".join(repr(value).split())
     shown = shown if len(shown) <= LONGEST else f"{shown[:LONGEST]} ..."
     return ConfigError(f"{name} = {shown} is of type {type(value).__name__}: must be {wanted}; {way_out}")
 
@@ -56,7 +57,7 @@ def _config(value: Any) -> None:
         way_out = f"give gl.preset({value!r})"
     elif isinstance(value, str) and value in catalog.scenario_names():
         way_out = f"give gl.scenario({value!r}).config()"
-    raise _wrong("config", value, "a Config", way_out)
+    raise wrong("config", value, "a Config", way_out)
 
 
 def _model(value: Any) -> None:
@@ -64,11 +65,11 @@ def _model(value: Any) -> None:
         return
     wanted, way_out = "a policy and its tokenizer", "give model=(policy, tokenizer)"
     if isinstance(value, str):
-        raise _wrong("model", value, wanted, f"name one in the config: config.with_('model.name={value}')")
+        raise wrong("model", value, wanted, f"name one in the config: config.with_('model.name={value}')")
     if not isinstance(value, tuple | list) or len(value) != 2:
-        raise _wrong("model", value, wanted, way_out)
+        raise wrong("model", value, wanted, way_out)
     if not hasattr(value[0], "named_parameters") or not hasattr(value[1], "batch_decode"):
-        raise _wrong("model", value, wanted, f"{way_out}, in this order")
+        raise wrong("model", value, wanted, f"{way_out}, in this order")
 
 
 def _tasks(value: Any) -> None:
@@ -77,7 +78,7 @@ def _tasks(value: Any) -> None:
     way_out = "give Tasks(name, train, held_out), with lists of Problem(prompt, columns), of grpo_lab.tasks.tasks"
     if isinstance(value, str | PathLike):
         way_out = f"name them in the config: config.with_('data.tasks={value}')"
-    raise _wrong("tasks", value, "a Tasks", way_out)
+    raise wrong("tasks", value, "a Tasks", way_out)
 
 
 def _rewards(value: Any) -> None:
@@ -86,32 +87,32 @@ def _rewards(value: Any) -> None:
     wanted = "a list of functions"
     in_config = "name it in the config, as in config.with_('data.rewards=file.py:score')"
     if isinstance(value, str):
-        raise _wrong("rewards", value, wanted, f"name it in the config: config.with_('data.rewards={value}')")
+        raise wrong("rewards", value, wanted, f"name it in the config: config.with_('data.rewards={value}')")
     if callable(value):
         name = getattr(value, "__name__", "score")
-        raise _wrong("rewards", value, wanted, f"give rewards=[{name}], or {in_config}")
+        raise wrong("rewards", value, wanted, f"give rewards=[{name}], or {in_config}")
     if not isinstance(value, tuple | list) or not value:
-        raise _wrong("rewards", value, f"{wanted}, at least one", f"give rewards=[score], or {in_config}")
+        raise wrong("rewards", value, f"{wanted}, at least one", f"give rewards=[score], or {in_config}")
     for place, each in enumerate(value):
         if isinstance(each, type):
-            raise _wrong(f"rewards[{place}]", each, "a function", f"give an object of it: {each.__name__}(...)")
+            raise wrong(f"rewards[{place}]", each, "a function", f"give an object of it: {each.__name__}(...)")
         if not callable(each):
-            raise _wrong(f"rewards[{place}]", each, "a function", f"give def score(prompts, ...), or {in_config}")
+            raise wrong(f"rewards[{place}]", each, "a function", f"give def score(prompts, ...), or {in_config}")
 
 
 def _directory(value: Any) -> None:
     if not (value is None or isinstance(value, str | PathLike)):
-        raise _wrong("directory", value, "a path", 'give a folder, such as "runs/a"')
+        raise wrong("directory", value, "a path", 'give a folder, such as "runs/a"')
 
 
 def _child(value: Any) -> None:
     if not (value is None or isinstance(value, bool) or hasattr(value, "begin")):
-        raise _wrong("child", value, "True, False, None or a Child", "give child=True for a child process")
+        raise wrong("child", value, "True, False, None or a Child", "give child=True for a child process")
 
 
 def _save_model(value: Any) -> None:
     if not isinstance(value, bool):
-        raise _wrong("save_model", value, "True or False", "give save_model=True to keep the final weights")
+        raise wrong("save_model", value, "True or False", "give save_model=True to keep the final weights")
 
 
 CHECKS: dict[str, Callable[[Any], None]] = {

@@ -9,11 +9,11 @@ from grpo_lab.algorithm.batch import Batch
 from grpo_lab.config.schema import Config
 from grpo_lab.events import Stage, Verdict
 from grpo_lab.tasks import rewards
-from grpo_lab.tasks.reward_calls import TrainerState
+from grpo_lab.tasks.reward_calls import TrainerState, named
 from grpo_lab.tasks.rewards import Judged, Judging, Reward
 from grpo_lab.tasks.tasks import Problem, Tasks
 from grpo_lab.training import rollouts
-from grpo_lab.training.attempt import Attempt, Refused
+from grpo_lab.training.attempt import Attempt
 from grpo_lab.training.interventions import exceeds
 from grpo_lab.training.objectives import Objective, Part
 
@@ -54,6 +54,12 @@ def show(attempt: Attempt, part: Part, judged: Judged, objectives: int) -> None:
         attempt.extras[column] = attempt.extras.get(column, ()) + values
 
 
+def unscored(attempt: Attempt, functions: Sequence[Reward]) -> str:
+    """What to say where no completion is scorable: `was scored`, and by which functions if no guard has done it."""
+    acted = any(action.stage == Stage.REWARDS for action in attempt.actions)
+    return "was scored" if acted else f"was scored: {' and '.join(named(functions))} returned None for each"
+
+
 def check(attempt: Attempt, judged: Judged, part: int = 0) -> None:
     """Note the metrics of the reward functions; of a pool the share of failed calls and the seconds waited for them.
 
@@ -68,9 +74,6 @@ def check(attempt: Attempt, judged: Judged, part: int = 0) -> None:
     recorder.metric("judge/time", torch.tensor(calls.waited), part)
     if not calls.failures:
         return
-    refused = calls.failed > limit
-    reason = f"{exceeds('share', calls.failed, limit)}; {calls.in_words()}" if refused else calls.in_words()
-    verdict = Verdict.SKIP_STEP if refused else Verdict.KEEP
-    attempt.record_action("judge", Stage.REWARDS, verdict, reason)
-    if refused:
-        raise Refused
+    if calls.failed > limit:
+        attempt.refuse("judge", Stage.REWARDS, f"{exceeds('share', calls.failed, limit)}; {calls.in_words()}")
+    attempt.record_action("judge", Stage.REWARDS, Verdict.KEEP, calls.in_words())

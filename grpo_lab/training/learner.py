@@ -32,7 +32,7 @@ from grpo_lab.training import (
     step_metrics,
     torch_settings,
 )
-from grpo_lab.training.attempt import Attempt, Refused
+from grpo_lab.training.attempt import Attempt
 from grpo_lab.training.forward import Forward
 from grpo_lab.training.interventions import Step, known
 from grpo_lab.training.objectives import Objective, Part, Rewards, load_tasks_and_rewards, resolve
@@ -68,8 +68,9 @@ class Learner:
         torch_settings.prepare(config.run, self.policy.device)
         self.policy = world.place(self.policy)
         self.forward = Forward(config, self.policy, world)
-        known_models = (config, self.policy, self.tokenizer)
-        self.demonstrations = demonstrations.load(*known_models) if "sft" in config.run.stages else None
+        known_models = (self.policy, self.tokenizer)
+        rollouts.check_terminators(*known_models)
+        self.demonstrations = demonstrations.load(config, *known_models) if "sft" in config.run.stages else None
         self.reference: Any = None
         self._will_have_reference = needs_reference(config)
         self.critic: critics.NoCritic = critics.NoCritic()
@@ -83,6 +84,7 @@ class Learner:
         torch.set_num_threads(torch_settings.num_threads(config.run, num_parameters))
         self.last_verdict: Verdict = Verdict.KEEP
         self.last_metrics: dict[str, float] = {}
+        self.refusals: list[str] = []
 
     def begin_stage(self, stage: str) -> range:
         """Begin a stage with fresh updates and interventions, and return its steps.
@@ -93,7 +95,7 @@ class Learner:
         self.steps = range(first, first + planned_steps(self.config.to_dict())[stage])
         arranged = self.interventions.items()
         self.interventions = {at: [(kind, replace(each)) for kind, each in row] for at, row in arranged}  # no memory
-        self.last_verdict, self.last_metrics = Verdict.KEEP, {}
+        self.last_verdict, self.last_metrics, self.refusals = Verdict.KEEP, {}, []
         if stage == "grpo":
             make, loss = critics.CRITICS[self.config.loss.critic], self.config.loss
             self.critic = make(self.policy, self.forward.run, loss.critic_from)
@@ -129,10 +131,8 @@ class Learner:
         """Begin a step: dropout off, and a snapshot if one is due."""
         models = (self.config, self.config.sampling, self.policy, self.recorder, self.updates.optimizer)
         move = partial(self.updates.largest_move, index)
-        attempt = Attempt(
-            Step(index, *models, self.last_verdict, MappingProxyType(self.last_metrics), move, self.steps.start),
-            self.interventions,
-        )
+        step = Step(index, *models, self.last_verdict, MappingProxyType(self.last_metrics), move, self.steps.start)
+        attempt = Attempt(step, self.interventions)
         self.policy.eval()
         self.updates.begin_step(index)
         return attempt
@@ -218,11 +218,10 @@ class Learner:
         """
         scorable = known(attempt.step.scorable, "scorable").flatten()
         mask = self.formulas.completion_mask(part.batch, self.tokenizer.pad_token_id)
-        for stage, left, what in ((Stage.REWARDS, scorable, "was scored"), (Stage.BATCH, mask[scorable], "is trained")):
+        unscored = judging.unscored(attempt, self.rewards[part.objective.name])
+        for stage, left, what in ((Stage.REWARDS, scorable, unscored), (Stage.BATCH, mask[scorable], "is trained")):
             if not bool(left.any()):
-                reason = f"none of {len(scorable)} completions {what}"
-                attempt.record_action("trainer", stage, Verdict.SKIP_STEP, reason)
-                raise Refused
+                attempt.refuse("trainer", stage, f"none of {len(scorable)} completions {what}")
         batch = replace(part.batch, advantages=advantages.flatten(), completion_mask=mask)
         batch = batch.rows(scorable.nonzero()[:, 0])
         if batch.old_logprobs is None:
@@ -277,6 +276,7 @@ class Learner:
         weights = last_weights(links)
         self.updates.end_step(attempt.verdict, weights)
         self.last_verdict, self.last_metrics = attempt.verdict, metrics
+        self.refusals.append(attempt.refusal)
         if not failed:
             metrics |= {"weights/nonfinite": weights.nonfinite} if weights else {}
             metrics |= self.updates.metrics(attempt.step)

@@ -5,6 +5,7 @@ A prompt is run once per group and its cache expanded to the group's completions
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,13 +35,43 @@ def encode(tokenizer: Any, prompts: Sequence[Prompt], device: torch.device) -> t
 
 
 def terminators(model: Any, tokenizer: Any) -> Tensor:
-    """(E,) ids of every token that ends a completion. Raises ConfigError where the model names none."""
-    ids = model.generation_config.eos_token_id
-    listed = ids if isinstance(ids, list) else [ids]
-    known = sorted({i for i in [*listed, tokenizer.eos_token_id] if i is not None})
+    """(E,) ids of every token that ends a completion: the model's and the tokenizer's, as far as the model has them.
+
+    Raises ConfigError where it has none of them.
+    """
+    known = sorted({*_own_terminators(model), *_in_vocabulary(model, [tokenizer.eos_token_id])})
     if not known:
-        raise ConfigError("the model names no end token: set eos_token_id in its generation_config.json")
+        raise ConfigError(f"no completion could end: {_named(model)}, nor does the tokenizer; {_WAY_OUT}")
     return torch.tensor(known, device=model.device)
+
+
+def check_terminators(model: Any, tokenizer: Any) -> None:
+    """Warn of a model that names no end token itself. Raises ConfigError where its completions could not end."""
+    ids = terminators(model, tokenizer).tolist()
+    if not _own_terminators(model):
+        warnings.warn(
+            f"{_named(model)}: completions end at the tokenizer's {tokenizer.eos_token!r} ({ids[0]}) alone, and never "
+            f"end if the model was not trained with it; {_WAY_OUT}",
+            stacklevel=2,
+        )
+
+
+_WAY_OUT = "set eos_token_id in the model's generation_config.json"
+
+
+def _own_terminators(model: Any) -> list[int]:
+    """The end tokens of the model's generation config, without those that its vocabulary lacks."""
+    ids = model.generation_config.eos_token_id
+    return _in_vocabulary(model, ids if isinstance(ids, list) else [ids])
+
+
+def _in_vocabulary(model: Any, ids: Sequence[int | None]) -> list[int]:
+    return [each for each in ids if each is not None and 0 <= each < model.config.vocab_size]
+
+
+def _named(model: Any) -> str:
+    ids = model.generation_config.eos_token_id
+    return f"generation_config.eos_token_id = {ids} names none of the model's {model.config.vocab_size} tokens"
 
 
 @torch.no_grad()

@@ -27,7 +27,8 @@ def sft_step(learner: Learner, attempt: Attempt) -> None:
     """One step of SFT, with one update. Raises Refused where a guard refuses the rest."""
     config, updates, index = learner.config, learner.updates, attempt.step.index
     attempt.turn_to(None, sampling=SamplingConfig())  # log-probabilities at temperature 1
-    attempt.replace(coefficients=attempt.apply(Stage.COEFFICIENTS, updates.coefficients(in_place_of_grpo(config))))
+    usual = updates.coefficients(replace(attempt.step, config=in_place_of_grpo(config)))
+    attempt.replace(coefficients=attempt.apply(Stage.COEFFICIENTS, usual))
     batch = known(learner.demonstrations, "demonstrations").batch(
         config.run.seed, index, config.sft.batch_size, learner.policy.device
     )

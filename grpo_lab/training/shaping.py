@@ -14,7 +14,7 @@ from grpo_lab.algorithm.combinations import Scores
 from grpo_lab.algorithm.credit import soft_overlong
 from grpo_lab.events import Stage, Verdict
 from grpo_lab.tasks.tasks import Problem, Tasks
-from grpo_lab.training.attempt import Attempt, Refused
+from grpo_lab.training.attempt import Attempt
 from grpo_lab.training.interventions import known
 from grpo_lab.training.objectives import Objective, Part
 
@@ -48,13 +48,12 @@ def with_spread(
         found.append(_chosen(more, score(more), missing))
     attempt.step.recorder.metric("dynamic_sampling/draws", torch.tensor(float(draws)), first.number)
     if missing:
-        verdict = Verdict.SKIP_STEP if missing == wanted else Verdict.KEEP
         reason = (
             f"{wanted - missing} of {wanted} groups have spread after {1 + draws} draws of {wanted * size} completions"
         )
-        attempt.record_action("dynamic_sampling", Stage.REWARDS, verdict, reason)
         if missing == wanted:
-            raise Refused
+            attempt.refuse("dynamic_sampling", Stage.REWARDS, reason)
+        attempt.record_action("dynamic_sampling", Stage.REWARDS, Verdict.KEEP, reason)
     return _joined([(part, scores) for part, scores in found if part.problems])
 
 

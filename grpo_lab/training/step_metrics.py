@@ -15,11 +15,13 @@ from grpo_lab.training.recorder import Recorder
 
 
 def rewards(step: Step, values: Tensor, part: int = 0) -> None:
-    """Note the mean and the spread of the rewards (P, G) that are going to be used.
+    """Note the mean and the spread of the rewards (P, G) that are going to be used; nothing where none is scorable.
 
     An objective that scores several parts of a batch notes the mean over them.
     """
     judged, recorder = known(step.scorable, "scorable"), step.recorder
+    if not bool(judged.any()):
+        return
     count = judged.sum(dim=1)
     mean = values.masked_fill(~judged, 0.0).sum(dim=1) / count.clamp(min=1)
     squares = (values - mean[:, None]).square().masked_fill(~judged, 0.0).sum(dim=1)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from grpo_lab.config.schema import Config
 from grpo_lab.events import Ended, Event, Stage, Verdict
 from grpo_lab.tasks.tasks import Tasks
-from grpo_lab.training.attempt import Attempt, Refused
+from grpo_lab.training.attempt import Attempt, Refused, ended
 from grpo_lab.training.evaluation import evaluate
 from grpo_lab.training.given import public
 from grpo_lab.training.learner import Controls, Learner, Model, Rewards
@@ -56,12 +56,12 @@ def train(
                 yield Ended("stopped", attempt.reason)
                 return
         yield from evaluate(learner, learner.steps.stop)
-    yield Ended("done")
+    yield ended(learner.refusals, learner.updates.count)
 
 
 def grpo_step(learner: Learner, attempt: Attempt) -> None:
     """One step of GRPO; a run with one goal has one objective. Raises Refused where a guard refuses the rest."""
-    attempt.replace(coefficients=attempt.apply(Stage.COEFFICIENTS, learner.updates.coefficients(learner.config)))
+    attempt.replace(coefficients=attempt.apply(Stage.COEFFICIENTS, learner.updates.coefficients(attempt.step)))
     sampled, parts = [learner.sample(attempt, objective) for objective in learner.drawn(attempt.step.index)], []
     for part in sampled:
         part, scores = learner.judged(attempt, part)

@@ -12,7 +12,7 @@ from grpo_lab.config.schema import Config
 from grpo_lab.errors import ModelError
 from grpo_lab.models.precision import PRECISIONS
 from grpo_lab.training.attempt import Attempt
-from grpo_lab.training.interventions import Coefficients, known
+from grpo_lab.training.interventions import Coefficients, Step, known
 from grpo_lab.training.objectives import resolve
 from grpo_lab.training.transaction import Transaction
 from grpo_lab.training.world import ALONE, World
@@ -21,7 +21,7 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda done: 1.0,
     "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * min(1.0, done))),
 }
-"""Learning rate as a factor, from the share of updates that were committed."""
+"""Learning rate as a factor, from the share of the stage's steps that are over, refused ones too."""
 
 
 class Updates(Transaction):
@@ -43,10 +43,10 @@ class Updates(Transaction):
         self._set_aside: list[Gradients] = []
         self._world = world
 
-    def coefficients(self, config: Config) -> Coefficients:
+    def coefficients(self, step: Step) -> Coefficients:
         """The step's coefficients as configured and scheduled, before any guard."""
-        loss, optimizer = config.loss, config.optimizer
-        share = self.count / (config.run.num_steps * loss.num_iterations)
+        config, loss, optimizer = step.config, step.config.loss, step.config.optimizer
+        share = (step.index - step.stage_began) / config.run.num_steps
         rate = optimizer.learning_rate * SCHEDULES[optimizer.schedule](share)
         named = [objective for objective in resolve(config) if objective.name]
         betas = {objective.name: objective.beta for objective in named}

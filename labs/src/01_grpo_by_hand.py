@@ -72,6 +72,9 @@ loss_wrong = 0.824
 # clipped branch does not depend on the policy, so this token has **no gradient**. In the wrong completion the minimum
 # picks the *unclipped* branch, and it does so for any larger ratio. This open side causes norms of 100 million.
 #
+# In a run, the clip binds from the second update of a batch on: at the first, every ratio is 1. The default is one update
+# (`loss.num_iterations`, the µ of the paper, is 1), so the clip never binds; it takes µ ≥ 2, and section 8 sets µ = 4.
+#
 # ## 2. Many groups at once
 #
 # Your function gets rewards of shape (P, G) and returns advantages of the same shape. The trainer also passes

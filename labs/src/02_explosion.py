@@ -172,6 +172,9 @@ for nats in (0.0, 0.5, 5.0, 10.0, 15.0):
 # With A > 0 the clip works: beyond $1 + \epsilon$ the gradient is 0. With A < 0 nothing bounds the ratio. One token
 # with three properties is enough for an explosion: it is very unlikely under the denominator, the policy now likes it,
 # and its completion has a negative advantage.
+#
+# Where does the clip bind in a run? With the ratio measured from the policy that sampled, only from the second update of
+# a batch on: at the first, every ratio is 1. So it takes µ ≥ 2; µ = `loss.num_iterations` is 1 by default, and 4 here.
 
 # %%
 # %%exercise reported

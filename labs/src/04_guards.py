@@ -327,7 +327,7 @@ def update_or_skip(optimizer, norm, limit):
 # %% [markdown] tags=["instructor"]
 # **Show.** Use one weight, AdamW at 0.1, one step with gradient 0.5, then one with gradient 0: the weight moves again,
 # by about two thirds of the first step. **Say.** "In this repository an update is a transaction: an update refused
-# before `step` leaves no trace in weights, moments or schedule."
+# before `step` leaves no trace in weights or moments."
 
 # %% [markdown]
 # ## 8. A guard can hide a failure

@@ -42,9 +42,12 @@ _ONLY = {
     "ms-swift": re.compile(r"global_step/max_steps$|train_speed\(|memory\(GiB\)$"),
     "verl": re.compile(r"(actor|critic|perf|timing_s|global_seqlen|response_length)/"),
     "openrlhf": re.compile(r"(actor_lr|response_length|critic_loss|ptx_loss|total_length)$"),
-    "grpo_lab": re.compile(r"(ratio|log_ratio)/max$|weights/(max_move|nonfinite)$|kl/exact$"),
+    "grpo_lab": re.compile(r"run\.memory$"),
 }
-"""Names, without a callback's prefix, that only one framework logs; those that TRL alone logs are asked for last."""
+"""Names, without a callback's prefix, that only one framework logs; those that TRL alone logs are asked for last.
+
+`gl.Guards` measures ratio/max and weights/max_move in loops that are not this project's.
+"""
 OF_A_NOTEBOOK = "Training Loss"
 OF_CALLBACK = frozenset(
     f"train/{name}"
