@@ -32,7 +32,7 @@ from grpo_lab.training import (
     step_metrics,
     torch_settings,
 )
-from grpo_lab.training.attempt import Attempt, Refused
+from grpo_lab.training.attempt import Attempt
 from grpo_lab.training.forward import Forward
 from grpo_lab.training.interventions import Step, known
 from grpo_lab.training.objectives import Objective, Part, Rewards, load_tasks_and_rewards, resolve
@@ -161,9 +161,9 @@ class Learner:
             meeting.say(rollouts.sample(*given, self.config.model.decode))
         batch = joined(meeting.heard)
         repeated = [problem for problem in problems for _ in range(size)]
-        completions = rollouts.texts(self.tokenizer, batch)
+        completions = rollouts.texts(self.tokenizer, ids := rollouts.token_ids(batch))
         state = judging.state(self.config, self.tasks[objective.name], len(problems), index - self.steps.start)
-        given = (repeated, completions, batch, self.config, state)
+        given = (repeated, completions, ids, self.config, state)
         scoring = self.world.with_first(self.combination.scoring(objective, self.objectives))
         begun = {by.name: judging.begin(by, self.rewards[by.name], *given) for by in scoring}
         number = objective.place + draw * len(self.objectives)
@@ -189,11 +189,12 @@ class Learner:
                 judging.show(attempt, part, judged, len(self.objectives))
             elif not scorable.any():
                 continue  # it cannot judge these prompts
-            attempt.turn_to(objective, sampling=part.sampling, scorable=scorable.view(-1, size).to(device))
+            scorable = scorable.view(-1, size).to(device, non_blocking=True)
+            attempt.turn_to(objective, sampling=part.sampling, scorable=scorable)
             judging.check(attempt, judged, part.number)
-            longest, share = part.sampling.max_completion_length, self.config.loss.soft_overlong
-            values = shaping.overlong(values, part.batch, longest, share)
-            rewards = attempt.apply(Stage.REWARDS, values.view(-1, size).to(device))
+            longest = part.sampling.max_completion_length
+            values = shaping.overlong(values, part.batch, longest, self.config.loss.soft_overlong)
+            rewards = attempt.apply(Stage.REWARDS, values.view(-1, size).to(device, non_blocking=True))
             step_metrics.rewards(attempt.step, rewards, part.number)
             found.append(Scores(rewards, known(attempt.step.scorable, "scorable"), objective.weight))
         return found
@@ -216,15 +217,9 @@ class Learner:
 
         Raises Refused where no completion was scored, and where none of those that were has a token to train.
         """
-        scorable = known(attempt.step.scorable, "scorable").flatten()
         mask = self.formulas.completion_mask(part.batch, self.tokenizer.pad_token_id)
-        for stage, left, what in ((Stage.REWARDS, scorable, "was scored"), (Stage.BATCH, mask[scorable], "is trained")):
-            if not bool(left.any()):
-                reason = f"none of {len(scorable)} completions {what}"
-                attempt.record_action("trainer", stage, Verdict.SKIP_STEP, reason)
-                raise Refused
-        batch = replace(part.batch, advantages=advantages.flatten(), completion_mask=mask)
-        batch = batch.rows(scorable.nonzero()[:, 0])
+        rows = shaping.scored(attempt, mask)
+        batch = replace(part.batch, advantages=advantages.flatten(), completion_mask=mask).rows(rows)
         if batch.old_logprobs is None:
             batch = self.forward.before_updates(attempt, batch, self.reference)
         step_metrics.batch(self.recorder, batch, rollouts.terminators(self.policy, self.tokenizer))

@@ -92,6 +92,22 @@ def overlong(values: Tensor, batch: Batch, longest: int, share: float) -> Tensor
     )
 
 
+def scored(attempt: Attempt, mask: Tensor) -> Tensor:
+    """(b,) index of the completions that were scored, for the mask (B, T) of all.
+
+    Raises Refused where no completion was scored, and where none of those that were has a token to train.
+    """
+    scorable = known(attempt.step.scorable, "scorable").flatten()
+    judged, trained = torch.stack([scorable, scorable & mask.any(dim=1)]).tolist()
+    for stage, left, what in ((Stage.REWARDS, judged, "was scored"), (Stage.BATCH, trained, "is trained")):
+        if not any(left):
+            reason = f"none of {len(judged)} completions {what}"
+            attempt.record_action("trainer", stage, Verdict.SKIP_STEP, reason)
+            raise Refused
+    rows = torch.tensor([row for row, counts in enumerate(judged) if counts])
+    return rows.to(scorable.device, non_blocking=True)
+
+
 def paid(scores: Sequence[Scores], penalties: Tensor | None) -> Sequence[Scores]:
     """The scores, of whose rewards each completion pays the penalties (B, T) of its tokens, where there are any."""
     if penalties is None:
