@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from grpo_lab.events import Action, Stage, Verdict
+from grpo_lab.events import Action, LinkNote, Stage, Verdict
 from grpo_lab.training.interventions import Arrangement, Outcome, Step
 from grpo_lab.training.objectives import Objective
 
@@ -27,6 +27,7 @@ class Attempt:
         self.verdict = Verdict.KEEP
         self.samples: tuple[tuple[str, str, float], ...] = ()
         self.extras: dict[str, tuple[Any, ...]] = {}
+        self.notes: tuple[tuple[LinkNote, ...], dict[str, float]] | None = None  # of the recorder, once they are read
         self.started = time.perf_counter()
         self._interventions = interventions
 

@@ -17,7 +17,7 @@ from grpo_lab.algorithm.combinations import Scores, scorable_by_any
 from grpo_lab.algorithm.losses import LossOutput, token_weights
 from grpo_lab.config.schema import Config, planned_steps
 from grpo_lab.errors import ConfigError
-from grpo_lab.events import LinkNote, Stage, Stepped, Verdict
+from grpo_lab.events import Stage, Stepped, Verdict
 from grpo_lab.models import adapters, loading
 from grpo_lab.tasks.tasks import Tasks
 from grpo_lab.training import (
@@ -266,15 +266,29 @@ class Learner:
         self.world.agree(attempt)
         self.formulas.accumulation(self.updates.scaler.scale(loss), self.updates.optimizer)
 
-    def end(self, attempt: Attempt, failed: bool = False) -> Stepped:
+    def end(self, attempt: Attempt) -> Stepped:
         """Carry out the step's verdict, and return its event."""
-        links, metrics = self._read(failed)
+        attempt.notes = links, metrics = self.recorder.flush()
         weights = last_weights(links)
         self.updates.end_step(attempt.verdict, weights)
         self.last_verdict, self.last_metrics = attempt.verdict, metrics
-        if not failed:
-            metrics |= {"weights/nonfinite": weights.nonfinite} if weights else {}
-            metrics |= self.updates.metrics(attempt.step)
+        metrics |= ({"weights/nonfinite": weights.nonfinite} if weights else {}) | self.updates.metrics(attempt.step)
+        return self._event(attempt)
+
+    def fail(self, attempt: Attempt) -> Stepped:
+        """The event of a step that an error ended, with the notes that can be read; no verdict is carried out."""
+        self.updates.optimizer.zero_grad()
+        try:
+            attempt.notes = attempt.notes or self.recorder.flush()
+        except RuntimeError:  # after a device-side assert nothing can be read; the recorder raises any other error
+            if self.policy.device.type != "cuda":
+                raise
+            attempt.notes = (), {}
+        return self._event(attempt, failed=True)
+
+    def _event(self, attempt: Attempt, failed: bool = False) -> Stepped:
+        """The event of a step whose notes are read."""
+        links, metrics = known(attempt.notes, "notes")
         metrics |= step_metrics.memory(self.policy.device)
         metrics["step_time"] = time.perf_counter() - attempt.started
         index, done, acted = attempt.step.index, self.updates.committed, tuple(attempt.actions)
@@ -284,12 +298,3 @@ class Learner:
         """Generator of the run's random draws for one purpose in one step."""
         seed = seeds.derive(self.config.run.seed, step, purpose)
         return torch.Generator(self.policy.device).manual_seed(seed)
-
-    def _read(self, failed: bool) -> tuple[tuple[LinkNote, ...], dict[str, float]]:
-        try:
-            return self.recorder.flush()
-        except RuntimeError:
-            # After a device-side assert no notes of this step can be read. The recorder raises any other error.
-            if failed and self.policy.device.type == "cuda":
-                return (), {}
-            raise
