@@ -84,12 +84,6 @@ def test_the_parent_names_the_assertion_that_destroyed_its_childs_context(tmp_pa
     assert child.exit_code == 1 and "printed before" in child.stderr
 
 
-def test_a_run_in_this_process_that_loses_the_context_ends_as_crashed(tmp_path, losing):
-    session = Session(losing(MULTINOMIAL), tmp_path / "run", child=False, save_model=True).run()
-    assert session.status == "crashed" and session.crash and session.crash.kind == "cuda-assert"
-    assert Session.open(session.directory).ended == session.ended and not session.saved_model
-
-
 @pytest.mark.slow
 def test_a_child_whose_context_is_whole_takes_another_run_after_a_crash(tmp_path, losing):
     """It has the workspace that a deterministic run on CUDA needs, too."""
@@ -188,8 +182,8 @@ def test_a_run_has_its_own_settings_of_torch_and_its_caller_keeps_his(mine, faul
         assert settings() == mine
     events.close()  # pyright: ignore[reportAttributeAccessIssue]
     assert settings() == mine
-    threads, deterministic, cudnn, (fp16, *_) = seen[0]
-    assert (threads, deterministic, cudnn, fp16) == (1, 2, False, False)
+    threads, deterministic, cudnn, (fp16, *_), (bf16, *_), _ = seen[0]
+    assert (threads, deterministic, cudnn, fp16, bf16) == (1, 2, False, False, False)
     assert [*train(SMOKE.with_(seen_by))] and seen[-1][1] == 1, "not asked for, it stays as it was"
     assert settings() == mine
 
@@ -206,18 +200,19 @@ def test_two_runs_in_turns_keep_apart_and_an_error_gives_back_too(mine, fault):
     assert settings() == mine
 
 
-def test_deterministic_runs_on_cuda_ask_for_the_workspace_of_cublas(monkeypatch):
-    run = SMOKE.with_("run.deterministic=true").run
-    monkeypatch.delenv(torch_settings.CUBLAS, raising=False)
-    before = settings()
-    try:
-        torch_settings.prepare(run, torch.device("cpu"))
-        with pytest.raises(ConfigError, match=r"run.deterministic .*CUBLAS_WORKSPACE_CONFIG=:4096:8"):
-            torch_settings.prepare(run, torch.device("cuda"))
-        monkeypatch.setenv(torch_settings.CUBLAS, ":16:8")
-        torch_settings.prepare(run, torch.device("cuda"))
-    finally:
-        torch_settings._write(before)
+def test_a_run_on_another_gpu_leaves_the_current_one_as_it_was(monkeypatch):
+    current = [0]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: current.append(torch.device("cuda", device).index))
+
+    @torch_settings.own_settings
+    def run():
+        torch.cuda.set_device(1)
+        yield torch.cuda.current_device()
+        yield torch.cuda.current_device()
+
+    assert [(inside, torch.cuda.current_device()) for inside in run()] == [(1, 0), (1, 0)]
 
 
 # torch.use_deterministic_algorithms names the operators that raise on CUDA.

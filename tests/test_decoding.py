@@ -1,4 +1,4 @@
-"""Decoding with a cache: masks of our own, one wait for the device a token, and CUDA graphs as far as a CPU shows."""
+"""Decoding with a cache: masks of our own, and CUDA graphs as far as a CPU shows."""
 
 import copy
 from contextlib import contextmanager
@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo_lab.config.catalog import preset
@@ -83,25 +82,6 @@ def test_a_window_of_attention_limits_the_length(tiny):
     ):
         draw((model, tiny[1]))
     draw((model, tiny[1]), max_completion_length=5)
-
-
-class Waits(TorchDispatchMode):
-    """Counts operations for which the host has to wait for a GPU."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.__name__.partition(".")[0]
-        self.count += name in ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero")
-        return func(*args, **(kwargs or {}))
-
-
-def test_a_token_costs_one_wait_for_the_device(tiny):
-    with Waits() as waits:
-        batch = draw(tiny)
-    assert waits.count == batch.completions.shape[1] > 2
 
 
 # --- CUDA graphs -----------------------------------------------------------------------------------------------------

@@ -103,6 +103,30 @@ def test_a_log_ratio_of_ones_own_has_a_reference(own):
     assert len(numbers(config)) == 3
 
 
+@pytest.mark.parametrize(
+    ("setting", "arguments", "result"),
+    [
+        ("log_ratio", "logprobs, batch", "(logprobs - batch.old_logprobs).detach()"),
+        ("kl_estimator", "delta", "delta.detach()"),
+        ("importance_sampling_level", "log_ratio, mask", "log_ratio.detach()"),
+        ("surrogate", "log_weights, logprobs, advantages, limits", "log_weights.detach()"),
+        ("importance_sampling_mode", "losses, batch, low, high", "losses.detach()"),
+    ],
+)
+def test_a_formula_that_loses_the_gradient_is_named_with_the_way_out(own, setting, arguments, result):
+    name = own(f"def mine({arguments}):\n    return {result}", "mine")
+    events = []
+    with pytest.raises(ConfigError) as error:
+        events.extend(train(SMOKE.with_("loss.beta=0.1", f"loss.{setting}={name}")))
+    for part in (f"loss.{setting}", name, "no gradient", "detach"):
+        assert part in str(error.value)
+
+
+def test_an_estimate_of_the_kl_that_the_loss_does_not_hold_needs_no_gradient(own):
+    name = own("def mine(delta):\n    return delta.detach()", "mine")
+    assert numbers(SMOKE.with_("loss.beta=0.1", "loss.kl_place=reward", f"loss.kl_estimator={name}"))
+
+
 def test_a_guard_of_a_file_acts_and_remembers(own):
     name = own(GUARD)
     assert said(train(SMOKE.with_guards({name: {}}))) == [("Mine", "loss 2"), ("Mine", "loss 3")]

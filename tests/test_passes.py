@@ -118,6 +118,24 @@ def test_a_micro_batch_without_a_token_is_no_error_in_chunks_either(model, monke
     assert not found.any() and not any(gradient.any() for gradient in given.values())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_gradient_of_a_head_in_half_precision_is_rounded_once_not_at_each_chunk(monkeypatch, dtype):
+    generator = torch.Generator().manual_seed(0)
+    states, weight, bias = (torch.randn(*shape, generator=generator) for shape in ((200, 16), (32, 16), (32,)))
+    tokens = torch.randint(32, (200,), generator=generator)
+
+    def found(chunk, dtype):
+        monkeypatch.setattr(logprobs, "CHUNK", chunk * 32)
+        head = torch.nn.Linear(16, 32).to(dtype)
+        head.load_state_dict({"weight": weight.to(dtype), "bias": bias.to(dtype)})
+        logprobs.head_logprobs(states.to(dtype), head, tokens).sum().backward()
+        return [parameter.grad.double() for parameter in head.parameters() if parameter.grad is not None]
+
+    exact = found(200, torch.float64)
+    once, chunks = ([(a - b).norm() / b.norm() for a, b in zip(found(n, dtype), exact, strict=True)] for n in (200, 2))
+    assert all(chunked <= 1.5 * whole for chunked, whole in zip(chunks, once, strict=True))
+
+
 class Callable(SimpleNamespace):
     """A model with these attributes alone."""
 

@@ -168,7 +168,7 @@ def test_sampling_ends_with_the_longest_completion(tiny):
 def test_text_is_without_special_tokens_and_without_what_follows_the_end(tiny):
     script = Script([[17, 18, EOS], [19, PAD, 20]])
     batch = draw(tiny, prompts=PROMPTS[:1], size=2, at=script, max_completion_length=3)
-    assert rollouts.texts(tiny[1], batch) == [tiny[1].decode([17, 18]), tiny[1].decode([19, 20])]
+    assert rollouts.texts(tiny[1], rollouts.token_ids(batch)) == [tiny[1].decode([17, 18]), tiny[1].decode([19, 20])]
 
 
 def test_the_same_generator_gives_the_same_tokens(tiny):

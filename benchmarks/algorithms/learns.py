@@ -89,7 +89,7 @@ def held_out(model: Any, tokenizer: Any, problems: Sequence[Problem], config: Co
     prompts = [problem.prompt for problem in problems]
     batch = rollouts.sample(model, tokenizer, prompts, 1, sampling, generator)
     answers = [problem.columns["answer"] for problem in problems]
-    right = rewards.exact_match(prompts, rollouts.texts(tokenizer, batch), answers)
+    right = rewards.exact_match(prompts, rollouts.texts(tokenizer, rollouts.token_ids(batch)), answers)
     return round(statistics.fmean(value or 0.0 for value in right), 4)
 
 

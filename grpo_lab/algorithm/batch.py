@@ -74,12 +74,14 @@ class Batch:
         if prompts >= len(self.prompt_ids):
             yield self
             return
-        for first in range(0, len(self.prompt_ids), prompts):
-            index = ((self.group >= first) & (self.group < first + prompts)).nonzero()[:, 0]
-            if len(index):
-                part, taken = self.rows(index), slice(first, first + prompts)
-                ids, mask = self.prompt_ids[taken], self.prompt_mask[taken]
-                yield replace(part, prompt_ids=ids, prompt_mask=mask, group=part.group - first)
+        rows: dict[int, list[int]] = {}
+        for row, group in enumerate(self.group.tolist()):
+            rows.setdefault(group // prompts, []).append(row)
+        for number in sorted(rows):
+            index = torch.tensor(rows[number]).to(self.group.device, non_blocking=True)
+            part, first = self.rows(index), number * prompts
+            ids, mask = (tensor[first : first + prompts] for tensor in (self.prompt_ids, self.prompt_mask))
+            yield replace(part, prompt_ids=ids, prompt_mask=mask, group=part.group - first)
 
     def finite_rows(self) -> Tensor:
         """(B,) bool: completions whose advantage and log-probabilities are finite wherever they are trained."""

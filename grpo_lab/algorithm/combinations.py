@@ -106,9 +106,11 @@ def project_conflicting(gradients: Sequence[Gradients]) -> Gradients:
 
 
 def dot(first: Gradients, second: Gradients) -> Float[Tensor, ""]:
-    """The inner product of two gradients."""
+    """The inner product of two gradients; 0, on the device of a gradient that is there, where they share none."""
     pairs = [(a, b) for a, b in zip(first, second, strict=True) if a is not None and b is not None]
-    return torch.stack([(a.float() * b.float()).sum() for a, b in pairs]).sum() if pairs else torch.zeros(())
+    if not pairs:
+        return torch.zeros((), device=next((each.device for each in (*first, *second) if each is not None), None))
+    return torch.stack([(a.float() * b.float()).sum() for a, b in pairs]).sum()
 
 
 def cosine(first: Gradients, second: Gradients) -> Tensor:

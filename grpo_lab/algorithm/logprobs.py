@@ -60,16 +60,19 @@ class _HeadLogprobs(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         states, weight, bias, tokens, normalisers = ctx.saved_tensors
-        wanted = zip((states, weight, bias), ctx.needs_input_grad, strict=False)
-        of_states, of_weight, of_bias = (torch.zeros_like(tensor) if want else None for tensor, want in wanted)
+        sum_type = torch.promote_types(weight.dtype, torch.float32)  # a sum in half precision is rounded at each chunk
+        wanted = zip((states, weight, bias), (states.dtype, sum_type, sum_type), ctx.needs_input_grad, strict=False)
+        of_states, of_weight, of_bias = (
+            torch.zeros_like(tensor, dtype=dtype) if want else None for tensor, dtype, want in wanted
+        )
         for rows, logits in _logits(states, weight, bias):
             _differentiate(logits, tokens[rows], ctx.temperature, normalisers[rows], grad[rows], logits)
             if of_states is not None:
                 torch.mm(logits, weight, out=of_states[rows])
             if of_weight is not None:
-                of_weight.addmm_(logits.t(), states[rows])
+                _add_product(of_weight, logits.t(), states[rows])
             if of_bias is not None:
-                of_bias += logits.sum(dim=0)
+                of_bias += logits.sum(dim=0, dtype=sum_type)
         return of_states, of_weight, of_bias, None, None, None
 
 
@@ -149,6 +152,14 @@ def _logits(states: Tensor, weight: Tensor, bias: Tensor | None) -> Iterator[tup
     for first in range(0, len(states), size):
         rows = slice(first, first + size)
         yield rows, linear(states[rows], weight.t(), out=buffer[: len(states[rows])])
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add left @ right, of the type of the total or a smaller one, to the total."""
+    if left.dtype == total.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right
 
 
 def _select(logits: Tensor, tokens: Tensor, temperature: float, logprobs: Tensor, normalisers: Tensor) -> None:

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 
-from grpo_lab.events import Action, Ended, Stage, Verdict
+from grpo_lab.events import Action, Ended, LinkNote, Stage, Verdict
 from grpo_lab.training.interventions import Arrangement, Outcome, Step
 from grpo_lab.training.objectives import Objective
 
@@ -30,6 +30,7 @@ class Attempt:
         self.refusal = ""
         self.samples: tuple[tuple[str, str, float], ...] = ()
         self.extras: dict[str, tuple[Any, ...]] = {}
+        self.notes: tuple[tuple[LinkNote, ...], dict[str, float]] | None = None  # of the recorder, once they are read
         self.started = time.perf_counter()
         self._interventions = interventions
 

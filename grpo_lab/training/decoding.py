@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers.cache_utils import DynamicLayer
@@ -54,10 +53,11 @@ class _Roomy(DynamicLayer):
 
 
 class Growing:
-    """Completions of prompts on their way: `logits` (b, t, V) of the tokens last seen, for the rows that are kept."""
+    """Completions of prompts on their way: `logits` (b, 1, V) of the tokens last seen, for the rows that are kept."""
 
     def __init__(self, model: Any, prompt_ids: Tensor, prompt_mask: Tensor, group: Tensor, length: int) -> None:
-        self._model, self._keys = model, prompt_mask.bool()
+        self._model, self._seen = model, prompt_mask.shape[1]
+        self._keys, self._positions = pad(prompt_mask.bool(), (0, length), value=True), prompt_mask.sum(1, keepdim=True)
         self.logits, self._cache = prompt_pass(model, prompt_ids, prompt_mask)
         self.keep(group)
         layers = self._cache.layers
@@ -66,16 +66,16 @@ class Growing:
     def keep(self, rows: Tensor) -> None:
         """Keep the rows of this index (b,) only, in its order; a row may be repeated."""
         self._cache.reorder_cache(rows)  # batch_select_indices does the same, several times slower on a CPU
-        self.logits, self._keys = self.logits[rows], self._keys[rows]
+        self.logits, self._keys, self._positions = self.logits[rows], self._keys[rows], self._positions[rows]
 
     def advance(self, tokens: Tensor) -> None:
-        """See the next tokens (b, t) of each row."""
-        positions = self._keys.sum(dim=1, keepdim=True) + torch.arange(tokens.shape[1], device=tokens.device)
-        self._keys = torch.cat([self._keys, self._keys.new_ones(tokens.shape)], dim=1)
+        """See the next token (b, 1) of each row."""
+        self._seen += 1
         self.logits = self._model(
             input_ids=tokens,
-            attention_mask=masks.as_attention_takes_it(self._model, masks.causal(self._keys, tokens.shape[1])),
-            position_ids=positions,
+            attention_mask=masks.as_attention_takes_it(self._model, self._keys[:, None, : self._seen]),
+            position_ids=self._positions,
             past_key_values=self._cache,
             use_cache=True,
         ).logits
+        self._positions = self._positions + 1

@@ -79,9 +79,11 @@ def packed_pass(model: Any, batch: Batch, length: int) -> tuple[Tensor, Head]:
 def pack(batch: Batch, length: int) -> Packing:
     """The sequences of a batch with one completion for each prompt: the longest rows first, each where it first fits.
 
-    A row's last token predicts nothing and is left out.
+    A row's last token predicts nothing and is left out. The host lays the rows out, so that it waits a few times only.
     """
-    prompts, answers = batch.prompt_mask.sum(dim=1).tolist(), batch.completion_mask.sum(dim=1).tolist()
+    given = (batch.prompt_ids, batch.prompt_mask, batch.completions, batch.completion_mask)
+    prompt_ids, prompt_mask, completions, mask = (tensor.cpu() for tensor in given)
+    prompts, answers = prompt_mask.sum(dim=1).tolist(), mask.sum(dim=1).tolist()
     sizes = [prompt + answer - 1 for prompt, answer in zip(prompts, answers, strict=True)]
     filled: list[int] = []
     places = [(0, 0)] * len(sizes)
@@ -90,18 +92,20 @@ def pack(batch: Batch, length: int) -> Packing:
         filled += [0] * (at == len(filled))
         places[row] = at, filled[at]
         filled[at] += sizes[row]
-    width, device = max(filled), batch.group.device
-    tokens, positions = torch.zeros(2, len(filled), width, dtype=torch.long, device=device)
+    width = max(filled)
+    tokens, positions = torch.zeros(2, len(filled), width, dtype=torch.long)
     segments = torch.full_like(tokens, -1)
-    predicts = torch.zeros(batch.completions.shape, dtype=torch.long, device=device)
+    predicts = torch.zeros(completions.shape, dtype=torch.long)
     for row, (at, first) in enumerate(places):
-        there = slice(first, first + sizes[row])
-        ids = torch.cat([batch.prompt_ids[row][batch.prompt_mask[row] > 0], batch.completions[row][: answers[row] - 1]])
-        tokens[at, there], segments[at, there] = ids, row + 1
-        positions[at, there] = torch.arange(sizes[row], device=device)
+        slots = slice(first, first + sizes[row])
+        ids = torch.cat([prompt_ids[row][prompt_mask[row] > 0], completions[row][: answers[row] - 1]])
+        tokens[at, slots], segments[at, slots] = ids, row + 1
+        positions[at, slots] = torch.arange(sizes[row])
         start = at * width + first + prompts[row] - 1
-        predicts[row, : answers[row]] = torch.arange(start, start + answers[row], device=device)
-    return Packing(tokens, positions, segments, predicts)
+        predicts[row, : answers[row]] = torch.arange(start, start + answers[row])
+    return Packing(
+        *(each.to(batch.group.device, non_blocking=True) for each in (tokens, positions, segments, predicts))
+    )
 
 
 def _padded(rows: Sequence[list[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -109,7 +113,7 @@ def _padded(rows: Sequence[list[int]], pad: int, device: torch.device) -> tuple[
     lengths = torch.tensor([len(row) for row in rows])
     mask = torch.arange(int(lengths.max())) < lengths[:, None]
     ids = torch.full(mask.shape, pad).masked_scatter(mask, torch.tensor([token for row in rows for token in row]))
-    return ids.to(device), mask.to(device)
+    return ids.to(device, non_blocking=True), mask.to(device, non_blocking=True)
 
 
 def _check_length(row: Row, limit: int, model: Any, where: str) -> None:

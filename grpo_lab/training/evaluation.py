@@ -44,8 +44,8 @@ def _mean_reward(learner: Learner, objective: Objective, problems: Sequence[Prob
         prompts = [problem.prompt for problem in part]
         with learner.forward.without_gradient():
             batch = rollouts.sample(learner.policy, learner.tokenizer, prompts, 1, sampling, generator)
-        completions = rollouts.texts(learner.tokenizer, batch)
-        given = (part, completions, batch, learner.config, state)
+        ids = rollouts.token_ids(batch)
+        given = (part, rollouts.texts(learner.tokenizer, ids), ids, learner.config, state)
         judge = partial(judging.at_once, objective, learner.rewards[objective.name], *given)
         values, scorable, *_ = learner.world.hear(judge)
         total, judged = total + float(values[scorable].sum()), judged + int(scorable.sum())

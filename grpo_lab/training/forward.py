@@ -75,9 +75,14 @@ class Forward:
         return torch.cat(found).masked_fill(~batch.completion_mask, 0.0)
 
     def _old(self, attempt: Attempt, batch: Batch) -> Tensor:
-        """Log-probabilities (B, T) under the policy that sampled: the sampler's own, or computed if those differ."""
-        if self.precision.exact(self._policy.device) and is_plain(attempt.step.sampling):
+        """Log-probabilities (B, T) under the policy that sampled: the sampler's own, or computed if those differ.
+
+        On CUDA the first step of a stage measures whether they do: other kernels sample than train.
+        """
+        step, device = attempt.step, self._policy.device
+        same = self.precision.exact(device) and is_plain(step.sampling)
+        if same and (device.type != "cuda" or step.index != step.stage_began):
             return batch.sampling_logprobs
         old = self._of_all(attempt, batch, "old")
-        step_metrics.sampler(attempt.step.recorder, batch, old)
-        return old
+        step_metrics.sampler(step.recorder, batch, old)
+        return batch.sampling_logprobs if same else old

@@ -5,14 +5,12 @@ from typing import Any
 
 import torch
 
-from grpo_lab.algorithm.batch import Batch
 from grpo_lab.config.schema import Config
 from grpo_lab.events import Stage, Verdict
 from grpo_lab.tasks import rewards
 from grpo_lab.tasks.reward_calls import TrainerState, named
 from grpo_lab.tasks.rewards import Judged, Judging, Reward
 from grpo_lab.tasks.tasks import Problem, Tasks
-from grpo_lab.training import rollouts
 from grpo_lab.training.attempt import Attempt
 from grpo_lab.training.interventions import exceeds
 from grpo_lab.training.objectives import Objective, Part
@@ -31,12 +29,11 @@ def begin(
     functions: Sequence[Reward],
     problems: Sequence[Problem],
     completions: Sequence[str],
-    batch: Batch,
+    ids: Sequence[list[int]],
     config: Config,
     now: TrainerState,
 ) -> Judging:
-    """Begin to judge the completions of a batch by one objective, with a problem for each."""
-    ids = rollouts.token_ids(batch)
+    """Begin to judge completions by one objective, with a problem and the tokens of each."""
     return rewards.begin(functions, problems, completions, config.judge, by.reward_weights, ids, now)
 
 

@@ -17,7 +17,7 @@ from grpo_lab.algorithm.combinations import Scores, scorable_by_any
 from grpo_lab.algorithm.losses import LossOutput, token_weights
 from grpo_lab.config.schema import Config, planned_steps
 from grpo_lab.errors import ConfigError
-from grpo_lab.events import LinkNote, Stage, Stepped, Verdict
+from grpo_lab.events import Stage, Stepped, Verdict
 from grpo_lab.models import adapters, loading
 from grpo_lab.tasks.tasks import Tasks
 from grpo_lab.training import (
@@ -161,9 +161,9 @@ class Learner:
             meeting.say(rollouts.sample(*given, self.config.model.decode))
         batch = joined(meeting.heard)
         repeated = [problem for problem in problems for _ in range(size)]
-        completions = rollouts.texts(self.tokenizer, batch)
+        completions = rollouts.texts(self.tokenizer, ids := rollouts.token_ids(batch))
         state = judging.state(self.config, self.tasks[objective.name], len(problems), index - self.steps.start)
-        given = (repeated, completions, batch, self.config, state)
+        given = (repeated, completions, ids, self.config, state)
         scoring = self.world.with_first(self.combination.scoring(objective, self.objectives))
         begun = {by.name: judging.begin(by, self.rewards[by.name], *given) for by in scoring}
         number = objective.place + draw * len(self.objectives)
@@ -189,11 +189,12 @@ class Learner:
                 judging.show(attempt, part, judged, len(self.objectives))
             elif not scorable.any():
                 continue  # it cannot judge these prompts
-            attempt.turn_to(objective, sampling=part.sampling, scorable=scorable.view(-1, size).to(device))
+            scorable = scorable.view(-1, size).to(device, non_blocking=True)
+            attempt.turn_to(objective, sampling=part.sampling, scorable=scorable)
             judging.check(attempt, judged, part.number)
-            longest, share = part.sampling.max_completion_length, self.config.loss.soft_overlong
-            values = shaping.overlong(values, part.batch, longest, share)
-            rewards = attempt.apply(Stage.REWARDS, values.view(-1, size).to(device))
+            longest = part.sampling.max_completion_length
+            values = shaping.overlong(values, part.batch, longest, self.config.loss.soft_overlong)
+            rewards = attempt.apply(Stage.REWARDS, values.view(-1, size).to(device, non_blocking=True))
             step_metrics.rewards(attempt.step, rewards, part.number)
             found.append(Scores(rewards, known(attempt.step.scorable, "scorable"), objective.weight))
         return found
@@ -216,14 +217,9 @@ class Learner:
 
         Raises Refused where no completion was scored, and where none of those that were has a token to train.
         """
-        scorable = known(attempt.step.scorable, "scorable").flatten()
         mask = self.formulas.completion_mask(part.batch, self.tokenizer.pad_token_id)
-        unscored = judging.unscored(attempt, self.rewards[part.objective.name])
-        for stage, left, what in ((Stage.REWARDS, scorable, unscored), (Stage.BATCH, mask[scorable], "is trained")):
-            if not bool(left.any()):
-                attempt.refuse("trainer", stage, f"none of {len(scorable)} completions {what}")
-        batch = replace(part.batch, advantages=advantages.flatten(), completion_mask=mask)
-        batch = batch.rows(scorable.nonzero()[:, 0])
+        rows = shaping.scored(attempt, mask, judging.unscored(attempt, self.rewards[part.objective.name]))
+        batch = replace(part.batch, advantages=advantages.flatten(), completion_mask=mask).rows(rows)
         if batch.old_logprobs is None:
             batch = self.forward.before_updates(attempt, batch, self.reference)
         step_metrics.batch(self.recorder, batch, rollouts.terminators(self.policy, self.tokenizer))
@@ -270,16 +266,30 @@ class Learner:
         self.world.agree(attempt)
         self.formulas.accumulation(self.updates.scaler.scale(loss), self.updates.optimizer)
 
-    def end(self, attempt: Attempt, failed: bool = False) -> Stepped:
+    def end(self, attempt: Attempt) -> Stepped:
         """Carry out the step's verdict, and return its event."""
-        links, metrics = self._read(failed)
+        attempt.notes = links, metrics = self.recorder.flush()
         weights = last_weights(links)
         self.updates.end_step(attempt.verdict, weights)
         self.last_verdict, self.last_metrics = attempt.verdict, metrics
         self.refusals.append(attempt.refusal)
-        if not failed:
-            metrics |= {"weights/nonfinite": weights.nonfinite} if weights else {}
-            metrics |= self.updates.metrics(attempt.step)
+        metrics |= ({"weights/nonfinite": weights.nonfinite} if weights else {}) | self.updates.metrics(attempt.step)
+        return self._event(attempt)
+
+    def fail(self, attempt: Attempt) -> Stepped:
+        """The event of a step that an error ended, with the notes that can be read; no verdict is carried out."""
+        self.updates.optimizer.zero_grad()
+        try:
+            attempt.notes = attempt.notes or self.recorder.flush()
+        except RuntimeError:  # after a device-side assert nothing can be read; the recorder raises any other error
+            if self.policy.device.type != "cuda":
+                raise
+            attempt.notes = (), {}
+        return self._event(attempt, failed=True)
+
+    def _event(self, attempt: Attempt, failed: bool = False) -> Stepped:
+        """The event of a step whose notes are read."""
+        links, metrics = known(attempt.notes, "notes")
         metrics |= step_metrics.memory(self.policy.device)
         metrics["step_time"] = time.perf_counter() - attempt.started
         index, done, acted = attempt.step.index, self.updates.committed, tuple(attempt.actions)
@@ -289,12 +299,3 @@ class Learner:
         """Generator of the run's random draws for one purpose in one step."""
         seed = seeds.derive(self.config.run.seed, step, purpose)
         return torch.Generator(self.policy.device).manual_seed(seed)
-
-    def _read(self, failed: bool) -> tuple[tuple[LinkNote, ...], dict[str, float]]:
-        try:
-            return self.recorder.flush()
-        except RuntimeError:
-            # After a device-side assert no notes of this step can be read. The recorder raises any other error.
-            if failed and self.policy.device.type == "cuda":
-                return (), {}
-            raise

@@ -62,8 +62,8 @@ Row = tuple[tuple[int, ...], tuple[int, ...]]
 def rows_of(batch: Batch) -> list[Row]:
     """Keys of the completions of a batch: rows of the same tokens have the same logits."""
     prompts = batch.prompt_ids.masked_fill(batch.prompt_mask == 0, -1)[batch.group]
-    pairs = zip(prompts.tolist(), batch.completions.tolist(), strict=True)
-    return [(tuple(prompt), tuple(completion)) for prompt, completion in pairs]
+    rows, width = torch.cat([prompts, batch.completions], dim=1).tolist(), prompts.shape[1]
+    return [(tuple(row[:width]), tuple(row[width:])) for row in rows]
 
 
 @dataclass(frozen=True)

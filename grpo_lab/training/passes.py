@@ -160,16 +160,18 @@ class Packing:
 def pack(batch: Batch, hidden_size: int) -> Packing:
     """The rows of the batch's completions, as many in a row as cost the least work.
 
-    A completion's last token predicts nothing and is left out, as is everything outside the mask.
+    A completion's last token predicts nothing and is left out, as is everything outside the mask. The host lays the
+    rows out: it waits for the device once, and the device has one transfer and one gather.
     """
-    mask, prompt = batch.completion_mask, batch.prompt_mask
-    (size, width), start, device = mask.shape, prompt.shape[1], mask.device
-    steps = torch.arange(width, device=device)
-    inputs = (mask * (steps + 1)).amax(dim=1).sub(1).clamp(min=0)
-    rows = _least_work(batch.group.tolist(), inputs.tolist(), start, hidden_size)
-    of = torch.tensor(rows.prompt, device=device)
-    slots = torch.tensor(rows.begin, device=device)[:, None] + steps
-    prompt_end = (torch.tensor(rows.row, device=device) * rows.length + start - 1)[:, None]
+    (size, width), start, given = batch.completions.shape, batch.prompt_ids.shape[1], batch.prompt_mask
+    steps = torch.arange(width, device=given.device)
+    used_up = (batch.completion_mask * (steps + 1)).amax(dim=1).sub(1).clamp(min=0)
+    prompt, group, inputs = torch.cat([given.flatten(), batch.group, used_up]).cpu().split([given.numel(), size, size])
+    prompt, steps = prompt.view(-1, start), torch.arange(width)
+    rows = _least_work(group.tolist(), inputs.tolist(), start, hidden_size)
+    of, used = torch.tensor(rows.prompt), steps < inputs[:, None]
+    slots = torch.tensor(rows.begin)[:, None] + steps
+    prompt_end = (torch.tensor(rows.row) * rows.length + start - 1)[:, None]
 
     def laid_out(before: Tensor, behind: Tensor) -> Tensor:
         """(R, L): values of the prompts (P, S), behind them those of the completions (B, T), and -1."""
@@ -178,12 +180,16 @@ def pack(batch: Batch, hidden_size: int) -> Packing:
         whole.view(-1)[slots[used]] = behind[used].to(whole.dtype)
         return whole
 
-    used = steps < inputs[:, None]
-    positions = laid_out(prompt.cumsum(dim=1) - 1, prompt.sum(dim=1)[batch.group][:, None] + steps)
-    segments = laid_out(prompt - 1, torch.arange(1, size + 1, device=device)[:, None].expand(size, width))
-    tokens = laid_out(batch.prompt_ids, batch.completions)
+    positions = laid_out(prompt.cumsum(dim=1) - 1, prompt.sum(dim=1)[group][:, None] + steps)
+    segments = laid_out(prompt - 1, torch.arange(1, size + 1)[:, None].expand(size, width))
+    places = torch.arange(prompt.numel() + size * width)
+    sources = laid_out(places[: prompt.numel()].view_as(prompt), places[prompt.numel() :].view(size, width))
     predicts = torch.cat([prompt_end, torch.where(used, slots, prompt_end)[:, :-1]], dim=1)
-    return Packing(tokens.clamp(min=0), positions.clamp(min=0), segments, predicts)
+    laid = [positions.clamp(min=0), segments, sources, predicts]
+    there = torch.cat([each.flatten() for each in laid]).to(given.device, non_blocking=True)
+    positions, segments, sources, predicts = map(Tensor.view_as, there.split([each.numel() for each in laid]), laid)
+    known = torch.cat([batch.prompt_ids.flatten(), batch.completions.flatten(), given.new_zeros(1)])
+    return Packing(known[sources], positions, segments, predicts)  # -1 finds the last one
 
 
 @dataclass

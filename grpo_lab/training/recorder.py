@@ -233,13 +233,15 @@ def _read(number: Tensor) -> Number:
 
 def _on_host(numbers: Sequence[Number]) -> Iterator[float]:
     """Yield all numbers in turn; those that are still on a device are moved at once."""
-    tensors = [number for number in numbers if isinstance(number, Tensor)]
-    moved: Iterator[float] = iter(())
-    if tensors:
-        as_double = torch.zeros((), dtype=torch.float64, device=tensors[0].device)  # the others are promoted to it
-        moved = iter(torch.hstack([as_double, *tensors]).tolist()[1:])
+    by_type: dict[torch.dtype, list[Tensor]] = {}  # to join tensors of several types launches a copy of each
     for number in numbers:
-        yield from itertools.islice(moved, number.numel()) if isinstance(number, Tensor) else (number,)
+        if isinstance(number, Tensor):
+            by_type.setdefault(number.dtype, []).append(number)
+    joined = {dtype: torch.hstack(tensors).double() for dtype, tensors in by_type.items()}
+    values = iter(torch.cat([*joined.values()]).tolist()) if joined else iter(())
+    moved = {dtype: iter([*itertools.islice(values, len(each))]) for dtype, each in joined.items()}
+    for number in numbers:
+        yield from itertools.islice(moved[number.dtype], number.numel()) if isinstance(number, Tensor) else (number,)
 
 
 def _tensor_note(note: _Pending, values: list[float]) -> LinkNote:

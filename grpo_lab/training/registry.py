@@ -5,6 +5,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from grpo_lab.algorithm import formulas as right
 from grpo_lab.config import algorithms, fields, user_code
 from grpo_lab.config.loss_section import LossConfig
@@ -24,6 +26,9 @@ FORMULAS: dict[str, dict[str, Callable[..., Any]]] = {
 """The right formulas and then the wrong ones, by the setting of `loss` that selects one."""
 ALL_COMBINATIONS = {**COMBINATIONS, **wrong.COMBINATIONS}
 """The right ways to combine objectives and then the wrong one, by the setting `loss.combination`."""
+
+DIFFERENTIATED = {"log_ratio", "importance_sampling_level", "surrogate", "importance_sampling_mode"}
+"""Settings whose formulas hand on the gradient of the policy; `kl_estimator` is one where the loss has the penalty."""
 
 
 class Formulas(NamedTuple):
@@ -60,10 +65,30 @@ def chosen_formulas(config: Config, own: bool = True) -> Formulas:
 
     def find(setting: str) -> Callable[..., Any] | None:
         name = getattr(config.loss, setting)
-        skipped = user_code.is_own(name) and not own
-        return None if skipped else user_code.named(f"loss.{setting}", name, FORMULAS[setting])
+        if not user_code.is_own(name):
+            return user_code.named(f"loss.{setting}", name, FORMULAS[setting])
+        found = user_code.load(name) if own else None
+        return _with_gradient(f"loss.{setting} = {name!r}", found) if found and setting in learned_from else found
 
+    in_the_loss = config.loss.kl_place == "loss" and any(objective.beta > 0 for objective in resolve(config))
+    learned_from = {*DIFFERENTIATED, *(["kl_estimator"] if in_the_loss else [])}
     return Formulas(*map(find, Formulas._fields))
+
+
+def _with_gradient(what: str, formula: Callable[..., Any]) -> Callable[..., Any]:
+    """The formula of a user's file, so that it raises ConfigError where its result loses the gradient of its input."""
+
+    def call(*given: Any) -> Any:
+        result = formula(*given)
+        wanted = any(isinstance(each, Tensor) and each.requires_grad for each in given)
+        if wanted and isinstance(result, Tensor) and not result.requires_grad:
+            raise ConfigError(
+                f"{what}: its result has no gradient, so that nothing is learned from it; compute it "
+                "with torch from its arguments, without detach(), item(), numpy() and no_grad()"
+            )
+        return result
+
+    return call
 
 
 def combination(config: Config) -> Combination:

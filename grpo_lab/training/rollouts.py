@@ -6,6 +6,7 @@ A prompt is run once per group and its cache expanded to the group's completions
 from __future__ import annotations
 
 import warnings
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +32,8 @@ def untouched(stage: Stage, value: Any, note: str = "") -> Any:
 def encode(tokenizer: Any, prompts: Sequence[Prompt], device: torch.device) -> tuple[Tensor, Tensor]:
     """(P, S) token ids padded on the left, and their mask."""
     encoded = tokenized(tokenizer, prompts, return_tensors="pt", padding=True, padding_side="left")
-    return encoded["input_ids"].to(device), encoded["attention_mask"].to(device)
+    ids, mask = (encoded[name].to(device, non_blocking=True) for name in ("input_ids", "attention_mask"))
+    return ids, mask
 
 
 def terminators(model: Any, tokenizer: Any) -> Tensor:
@@ -42,7 +44,7 @@ def terminators(model: Any, tokenizer: Any) -> Tensor:
     known = sorted({*_own_terminators(model), *_in_vocabulary(model, [tokenizer.eos_token_id])})
     if not known:
         raise ConfigError(f"no completion could end: {_named(model)}, nor does the tokenizer; {_WAY_OUT}")
-    return torch.tensor(known, device=model.device)
+    return torch.tensor(known).to(model.device, non_blocking=True)
 
 
 def check_terminators(model: Any, tokenizer: Any) -> None:
@@ -98,21 +100,23 @@ def sample(
     filters = SamplingFilters(sampling, prompt_ids, prompt_mask, group, model.config.vocab_size)
     ends = terminators(model, tokenizer)
     decoder = DECODERS[decode](model, prompt_ids, prompt_mask, group, sampling.max_completion_length)
-    alive = torch.arange(len(group), device=model.device)
+    alive, numbers = torch.arange(len(group), device=model.device), [*range(len(group))]
     generators = [generator] if isinstance(generator, torch.Generator) else generator
     ends_of = [(len(group) * end // len(generators), each) for end, each in enumerate(generators, start=1)]
     for position in range(sampling.max_completion_length):
         logits = apply(Stage.LOGITS, decoder.logits, "sampling")[:, -1].float()
         probabilities = apply(Stage.PROBABILITIES, filters(logits, alive).softmax(dim=-1))
-        tokens = _drawn(probabilities, alive, ends_of)
+        tokens = _drawn(probabilities, numbers, ends_of)
         tape.write(alive, position, tokens, probabilities, entropies(logits, sampling.temperature))
         filters.seen(alive, tokens)
-        going = (~torch.isin(tokens[:, 0], ends)).nonzero()[:, 0]  # the only wait for the device
-        if position + 1 == sampling.max_completion_length or not len(going):
+        ended = torch.isin(tokens[:, 0], ends).tolist()  # the only wait for the device
+        going = [row for row, over in enumerate(ended) if not over]
+        if position + 1 == sampling.max_completion_length or not going:
             break
-        if len(going) < len(alive):
-            alive, tokens = alive[going], tokens[going]
-            decoder.keep(going)
+        if len(going) < len(numbers):
+            kept, numbers = torch.tensor(going).to(alive.device, non_blocking=True), [numbers[row] for row in going]
+            alive, tokens = alive[kept], tokens[kept]
+            decoder.keep(kept)
         decoder.advance(tokens)
     return tape.batch(prompt_ids, prompt_mask, group, ends)
 
@@ -126,12 +130,12 @@ def streams(purpose: str, count: int) -> list[str]:
     return [purpose + (f"/stream-{number}" if number else "") for number in range(count)]
 
 
-def _drawn(probabilities: Tensor, alive: Tensor, streams: Sequence[tuple[int, torch.Generator]]) -> Tensor:
-    """(b, 1) tokens of the rows `alive` (b,); each stream is a generator and the end of the rows that it draws for."""
+def _drawn(probabilities: Tensor, numbers: Sequence[int], streams: Sequence[tuple[int, torch.Generator]]) -> Tensor:
+    """(b, 1) tokens of the rows of these numbers; each stream is a generator and the end of the rows it draws for."""
     (_, first), *others = streams
     if not others:
         return torch.multinomial(probabilities, 1, generator=first)
-    ends = torch.searchsorted(alive, torch.tensor([end for end, _ in streams], device=alive.device)).tolist()
+    ends = [bisect_left(numbers, end) for end, _ in streams]
     parts = zip([0, *ends], ends, streams, strict=False)
     drawn = [torch.multinomial(probabilities[a:b], 1, generator=each) for a, b, (_, each) in parts if b > a]
     return torch.cat(drawn)
@@ -157,7 +161,7 @@ class _Tape:
     def write(self, alive: Tensor, column: int, tokens: Tensor, probabilities: Tensor, entropy: Tensor) -> None:
         """Store one token of the rows `alive` (b,): tokens (b, 1), probabilities (b, V) and entropy (b,) in nats."""
         self.completions[alive, column] = tokens[:, 0]
-        self.mask[alive, column] = True
+        self.mask[:, column].index_fill_(0, alive, True)  # `= True` would copy it to the device, and wait
         self.logprobs[alive, column] = probabilities.gather(1, tokens)[:, 0].log()
         self.entropy[alive, column] = entropy
         self.width = column + 1
@@ -171,13 +175,13 @@ class _Tape:
 
 def token_ids(batch: Batch) -> list[list[int]]:
     """The tokens of each completion, its end token included, without padding."""
-    lengths = batch.completion_mask.sum(dim=1).tolist()
-    return [ids[:length] for ids, length in zip(batch.completions.tolist(), lengths, strict=True)]
+    lengths = batch.completion_mask.sum(dim=1, keepdim=True)
+    return [ids[:length] for length, *ids in torch.cat([lengths, batch.completions], dim=1).tolist()]
 
 
-def texts(tokenizer: Any, batch: Batch) -> list[str]:
-    """The completions as text, without special tokens."""
-    return tokenizer.batch_decode(token_ids(batch), skip_special_tokens=True)
+def texts(tokenizer: Any, ids: Sequence[Sequence[int]]) -> list[str]:
+    """Completions of these tokens as text, without special tokens."""
+    return tokenizer.batch_decode(ids, skip_special_tokens=True)
 
 
 def _check_length(model: Any, prompt_length: int, sampling: SamplingConfig) -> None:

@@ -21,13 +21,14 @@ class _RepetitionPenalty:
         self._penalty = penalty
         in_prompt = torch.zeros(len(prompt_ids), vocab_size, device=group.device)
         self._known = (in_prompt.scatter_add_(1, prompt_ids, prompt_mask.float()) > 0)[group]
+        self._yes = torch.ones((), dtype=torch.bool, device=group.device)
 
     def __call__(self, logits: Tensor, alive: Tensor) -> Tensor:
         penalised = torch.where(logits > 0, logits / self._penalty, logits * self._penalty)
         return torch.where(self._known[alive], penalised, logits)
 
     def seen(self, alive: Tensor, tokens: Tensor) -> None:
-        self._known[alive, tokens[:, 0]] = True
+        self._known[alive, tokens[:, 0]] = self._yes
 
 
 class _PresencePenalty:

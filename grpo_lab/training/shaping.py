@@ -91,6 +91,20 @@ def overlong(values: Tensor, batch: Batch, longest: int, share: float) -> Tensor
     )
 
 
+def scored(attempt: Attempt, mask: Tensor, unscored: str) -> Tensor:
+    """(b,) index of the completions that were scored, for the mask (B, T) of all; `unscored` ends the sentence on none.
+
+    Raises Refused where no completion was scored, and where none of those that were has a token to train.
+    """
+    scorable = known(attempt.step.scorable, "scorable").flatten()
+    judged, trained = torch.stack([scorable, scorable & mask.any(dim=1)]).tolist()
+    for stage, left, what in ((Stage.REWARDS, judged, unscored), (Stage.BATCH, trained, "is trained")):
+        if not any(left):
+            attempt.refuse("trainer", stage, f"none of {len(judged)} completions {what}")
+    rows = torch.tensor([row for row, counts in enumerate(judged) if counts])
+    return rows.to(scorable.device, non_blocking=True)
+
+
 def paid(scores: Sequence[Scores], penalties: Tensor | None) -> Sequence[Scores]:
     """The scores, of whose rewards each completion pays the penalties (B, T) of its tokens, where there are any."""
     if penalties is None:

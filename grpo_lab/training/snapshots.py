@@ -1,6 +1,6 @@
 """Snapshots: the last healthy weights and moments, in memory, for a rollback."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ class Snapshots:
     ) -> None:
         self._parameters, self._optimizer, self.every, self._parts = parameters, optimizer, every, parts
         self._kept: dict[tuple[Tensor, str], Tensor] = {}
+        self._large = sum(p.numel() for p in parameters) >= SMALL
         self._step, self._updates = -1, 0
 
     def _state(self) -> dict[tuple[Tensor, str], Tensor]:
@@ -55,7 +56,7 @@ class Snapshots:
         if not self.every or not self.due(step):
             return
         state = self._state()
-        self._kept |= {key: torch.empty_like(value) for key, value in state.items() if key not in self._kept}
+        self._kept |= {key: self._room(value) for key, value in state.items() if key not in self._kept}
         _copy([self._kept[key] for key in state], list(state.values()))
         self._step, self._updates = step, updates
 
@@ -69,7 +70,8 @@ class Snapshots:
         """Keep the snapshot of a `state_dict`, if it has one."""
         for key, value in state.get("kept", {}).items():
             place, _, name = key.partition("/")
-            self._kept[self._parameters[int(place)], name] = value.clone()
+            kept = self._kept[self._parameters[int(place)], name] = self._room(value)
+            kept.copy_(value)
         self._step, self._updates = state.get("step", -1), state.get("updates", 0)
 
     @torch.no_grad()
@@ -94,10 +96,37 @@ class Snapshots:
         """Largest change of any single weight since `step` began, or None where no snapshot was taken there."""
         if step != self._step:
             return None
-        ends = [torch.aminmax(p - self._kept[p, "weight"]) for p in self._parameters if p.numel()]
-        return self._parts.largest(float(torch.stack([end for pair in ends for end in pair]).abs().max()))
+        largest: list[Tensor] = []
+        for some in _at_once([p for p in self._parameters if p.numel()]):
+            before = [self._kept[p, "weight"].to(p.device, non_blocking=True) for p in some]
+            moves = torch._foreach_sub(some, before)  # type: ignore[attr-defined]
+            torch._foreach_abs_(moves)  # type: ignore[attr-defined]
+            largest += torch._foreach_max(moves)  # type: ignore[attr-defined]
+        return self._parts.largest(float(torch.stack(largest).max()))
+
+    def _room(self, value: Tensor) -> Tensor:
+        """Memory for a copy of a tensor: that of the host for a large model on a GPU, pinned, so that no copy waits."""
+        pinned = value.is_cuda and self._large
+        return torch.empty_like(value, device="cpu", pin_memory=True) if pinned else torch.empty_like(value)
 
 
-def _copy(into: list[Tensor], values: list[Tensor]) -> None:
-    """Copy tensors into others of the same shapes: without new memory, on a GPU in few kernels."""
-    torch._foreach_copy_(into, values)  # type: ignore[attr-defined]
+def _at_once(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield the tensors in lists whose temporary copies are small, or as large as a single one."""
+    some, size = list[Tensor](), 0
+    for tensor in tensors:
+        if some and size + tensor.numel() > SMALL:
+            yield some
+            some, size = [], 0
+        some.append(tensor)
+        size += tensor.numel()
+    if some:
+        yield some
+
+
+def _copy(into: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Copy tensors into others of the same shapes: without new memory, and in few kernels."""
+    alike: dict[Any, list[tuple[Tensor, Tensor]]] = {}  # one kernel takes tensors of one device and type
+    for pair in zip(into, values, strict=True):
+        alike.setdefault((pair[0].device, pair[1].device, pair[1].dtype), []).append(pair)
+    for pairs in alike.values():
+        torch._foreach_copy_(*map(list, zip(*pairs, strict=True)), non_blocking=True)  # type: ignore[attr-defined]

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -16,18 +16,26 @@ T = TypeVar("T")
 MATMUL, CUBLAS = torch.backends.cuda.matmul, "CUBLAS_WORKSPACE_CONFIG"
 
 
-def _fp16_reduction() -> Any:
-    """Whether sums of fp16 products may be rounded to fp16, with split-k where this torch tells the two apart."""
-    allowed = MATMUL.allow_fp16_reduced_precision_reduction
-    split_k = getattr(MATMUL, "allow_fp16_reduced_precision_reduction_split_k", None)
+REDUCTIONS = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
+
+
+def _reduction(name: str) -> Any:
+    """Whether sums of half-precision products may be rounded, with split-k where this torch tells the two apart."""
+    allowed, split_k = getattr(MATMUL, name), getattr(MATMUL, f"{name}_split_k", None)
     return allowed if split_k is None else (allowed, split_k)
+
+
+def _device() -> int:
+    """The current GPU; 0, as a context begins, where there is no context."""
+    return torch.cuda.current_device() if torch.cuda.is_initialized() else 0
 
 
 _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (torch.get_num_threads, torch.set_num_threads),
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
-    (_fp16_reduction, lambda value: setattr(MATMUL, "allow_fp16_reduced_precision_reduction", value)),
+    *((partial(_reduction, name), partial(setattr, MATMUL, name)) for name in REDUCTIONS),
+    (_device, lambda index: torch.cuda.set_device(index)),
 )
 
 
@@ -45,7 +53,8 @@ def prepare(run: RunConfig, device: torch.device) -> None:
     # (decoding changes the shape at every token), and returns NaN for rows that attend to nothing, as left-padded
     # prompts have them, and gradients of NaN where length % 128 == 64 (pytorch #196678, trl #7181).
     torch.backends.cuda.enable_cudnn_sdp(False)
-    MATMUL.allow_fp16_reduced_precision_reduction = False  # fp16 products add up in fp32, as on the CPU
+    for name in REDUCTIONS:
+        setattr(MATMUL, name, False)  # products in half precision add up in fp32, as on the CPU
     if device.index:
         torch.cuda.set_device(device)  # streams, graphs and `synchronize` mean the current one
     if run.deterministic:
@@ -56,6 +65,8 @@ def prepare(run: RunConfig, device: torch.device) -> None:
             )
         # use_deterministic_algorithms would load the compiler, for a second
         torch.set_deterministic_debug_mode("error")
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)  # a child process trains several runs
 
 
 def own_settings(events: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:

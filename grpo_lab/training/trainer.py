@@ -10,6 +10,7 @@ Advantage, ratio, surrogate, credit and KL are formulas that the config names, b
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from grpo_lab.config.schema import Config
 from grpo_lab.events import Ended, Event, Stage, Verdict
@@ -45,13 +46,13 @@ def train(
             yield from before_step(learner, index, checkpoints, controls)
             attempt = learner.begin(index)
             try:
-                STEPS[stage](learner, attempt)
-            except Refused:
-                pass  # the guard's reason is in attempt.actions, and learner.end carries out the verdict
+                with suppress(Refused):  # the guard's reason is in attempt.actions; learner.end carries out the verdict
+                    STEPS[stage](learner, attempt)
+                event = learner.end(attempt)
             except Exception:
-                yield learner.end(attempt, failed=True)
+                yield learner.fail(attempt)
                 raise
-            yield learner.end(attempt)
+            yield event
             if attempt.verdict == Verdict.STOP:
                 yield Ended("stopped", attempt.reason)
                 return

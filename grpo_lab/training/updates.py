@@ -1,5 +1,6 @@
 """The updates of a run: AdamW, its coefficients and schedule, the loss scale, and gradients of several objectives."""
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -80,7 +81,7 @@ class Updates(Transaction):
         """Give the policy the combined gradients, and note the smallest cosine between two objectives' gradients."""
         attempt.turn_to(None)
         if pairs := list(itertools.combinations(self._set_aside, 2)):
-            smallest = torch.stack([cosine(*pair) for pair in pairs]).min()
+            smallest = functools.reduce(torch.minimum, [cosine(*pair) for pair in pairs])
             attempt.step.recorder.metric("gradients/cosine", smallest, attempt.step.update)
         for parameter, gradient in zip(self.parameters, way(self._set_aside), strict=True):
             parameter.grad = gradient
