@@ -20,13 +20,13 @@ def rewards(step: Step, values: Tensor, part: int = 0) -> None:
     An objective that scores several parts of a batch notes the mean over them.
     """
     judged, recorder = known(step.scorable, "scorable"), step.recorder
-    if not bool(judged.any()):
+    if not len(scored := values[judged]):
         return
     count = judged.sum(dim=1)
     mean = values.masked_fill(~judged, 0.0).sum(dim=1) / count.clamp(min=1)
     squares = (values - mean[:, None]).square().masked_fill(~judged, 0.0).sum(dim=1)
     spread = (squares / (count - 1).clamp(min=1)).sqrt()
-    recorder.metric("reward", values[judged].mean(), part)
+    recorder.metric("reward", scored.mean(), part)
     recorder.metric("reward_std", spread.mean(), part)
     recorder.metric("frac_reward_zero_std", (spread == 0).float().mean(), part)
 
