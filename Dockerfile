@@ -16,7 +16,7 @@ RUN python -m venv .venv \
 COPY --chown=learner:learner . .
 RUN .venv/bin/python -m pip install --no-cache-dir -c constraints.txt -e '.[lab]'
 
-ENV OMP_WAIT_POLICY=PASSIVE PATH=/home/learner/grpo_lab/.venv/bin:$PATH
+ENV PATH=/home/learner/grpo_lab/.venv/bin:$PATH
 # All addresses of the container; `docker run -p 127.0.0.1:…` decides who reaches them, and JupyterLab asks for its token.
 ENV JUPYTER_CONFIG_DIR=/home/learner/.jupyter
 RUN mkdir "$JUPYTER_CONFIG_DIR" \

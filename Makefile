@@ -1,8 +1,6 @@
 # Every target sets up what it needs, once: .venv/.dev is the stamp of the extra `dev`, .venv/.core of no extra at all.
 PYTHON ?= python3
 OUT ?= benchmarks/results
-# Threads that wait without spinning: on a busy machine two of them are otherwise many times slower than one.
-export OMP_WAIT_POLICY ?= PASSIVE
 
 .PHONY: demo test lab check slow wheel site gpu gpu-1 gpu-2 gpu-3 bench instructor
 .NOTPARALLEL:  # two stamps would run pip in one .venv at the same time

@@ -115,7 +115,7 @@ def about() -> dict[str, Any]:
     return {
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
-        "OMP_WAIT_POLICY": os.environ["OMP_WAIT_POLICY"],
+        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "not set"),
         "load average at the end": [round(load, 2) for load in os.getloadavg()],
         "environment": {key: value for key, value in described.items() if key != "threads"},
     }

@@ -137,8 +137,8 @@ def compare(case: Case, old: Path, new: Path) -> Comparison:
         step = after.get("step", before.get("step", -1))
         known = dict(fields_of(before))
         for name, pair in differing(before, after):
-            if name.startswith("Started.config.") and name not in known:
-                continue  # a setting that only the new checkout has
+            if name.startswith("Started.") and name not in known:
+                continue  # a setting, or a fact of the machine, that only the new checkout has
             if name.rpartition(".")[2] in WORDS and None not in pair:
                 found.rewritten += 1
             else:

@@ -117,6 +117,8 @@ class Started:
     config: dict[str, Any]
     num_parameters: int
     device: str
+    threads: int = 0
+    """CPU threads of torch, which `run.threads = 0` leaves to the run; 0 where it is not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -371,16 +371,25 @@ def test_a_large_model_is_copied_only_where_a_guard_may_go_back_to_it(run, monke
     assert "10 if a guard may roll back, and else none" in told
 
 
-def test_a_small_model_takes_one_thread_and_a_large_one_as_many_as_torch_has(run, monkeypatch):
-    used = []
-    monkeypatch.setattr(torch, "set_num_threads", used.append)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
+def test_a_small_model_takes_the_fastest_number_of_threads_and_a_large_one_as_many_as_torch_has(run, monkeypatch):
+    """With 6 cores of which 4 are idle, a product takes 1/n on n threads up to 4, and longer again on all."""
+    threads: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads[-1])
+    monkeypatch.setattr(torch_settings, "_seconds", lambda threads: {1: 1.0, 2: 0.5, 4: 0.25, 6: 0.9}[threads])
     short = ("run.num_steps=1", "data.num_prompts=2")
-    run(*short, "run.threads=0")
-    run(*short, "run.threads=3")
-    monkeypatch.setattr(torch_settings, "SMALL", 800_000)
-    run(*short, "run.threads=0")
-    assert used == [1, 3, 6]
+    found = {}
+    for name, given, small in (("tried", 0, 10**7), ("configured", 3, 10**7), ("large", 0, 800_000)):
+        threads.append(6)
+        monkeypatch.setattr(torch_settings, "SMALL", small)
+        [started] = [e for e in run(*short, f"run.threads={given}").events if isinstance(e, Started)]
+        found[name] = started.threads
+    assert found == {"tried": 4, "configured": 3, "large": 6}
+
+
+def test_a_second_thread_has_to_be_worth_it(monkeypatch):
+    monkeypatch.setattr(torch_settings, "_seconds", lambda threads: {1: 1.0, 2: 0.9}[threads])
+    assert torch_settings.fastest(2) == torch_settings.fastest(1) == 1
 
 
 def test_a_snapshot_is_never_taken_of_broken_weights(run, fault):
@@ -739,7 +748,7 @@ def test_summed_rewards(run):
 def test_without_a_model_the_configured_one_is_loaded():
     events = list(gl.train(SMOKE.with_("run.num_steps=1")))
     started, stepped, ended = events
-    assert started == Started(SMOKE.with_("run.num_steps=1").to_dict(), 834_560, "cpu")
+    assert started == Started(SMOKE.with_("run.num_steps=1").to_dict(), 834_560, "cpu", 1)
     assert isinstance(stepped, Stepped) and ended == Ended("done")
 
 

@@ -29,7 +29,8 @@ class RunConfig(Settings):
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:1`."""
     threads: Annotated[int, AtLeast(0)] = 0
-    """CPU threads of torch; 0: 1 below ten million parameters, else torch's own choice. The last bits depend on it."""
+    """CPU threads of torch; 0: as many as are fastest when the run begins, or all from ten million parameters on. The
+    last bits depend on it; the event `Started` has the number."""
     deterministic: bool = False
     """Use torch's deterministic kernels on the GPU; on the CPU runs are deterministic anyway."""
     num_eval: Annotated[int, AtLeast(0)] = 0

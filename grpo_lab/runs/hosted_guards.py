@@ -195,7 +195,8 @@ class Guards:
         attempt.replace(policy=model, optimizer=optimizer, largest_move=moved)
         if self._run and not self._run.began:
             device = str(transaction.parameters[0].device)
-            self._run.begin(self.index, Started(self.config.to_dict(), transaction.num_parameters, device))
+            num_parameters, threads = transaction.num_parameters, torch.get_num_threads()
+            self._run.begin(self.index, Started(self.config.to_dict(), num_parameters, device, threads))
         transaction.begin_step(self.index)
         return attempt
 

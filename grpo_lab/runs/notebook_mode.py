@@ -39,7 +39,7 @@ def shortened(config: Config) -> Config:
 def settled(config: Config) -> Config:
     """The config as a notebook runs it: with a number of threads, and cut short if runs are.
 
-    One core stays free for the live plot. The tiny model is fastest on one thread.
+    One core stays free for the live plot. The tiny model has one thread, so that a lab has the same bits everywhere.
 
     >>> settled(Config()).run.threads
     1

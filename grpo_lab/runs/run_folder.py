@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from grpo_lab.config.fields import distinct
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import GrpoLabError, RunError
-from grpo_lab.events import Ended, Event, encodable, from_json, lineage, to_json
+from grpo_lab.events import Ended, Event, Started, encodable, from_json, lineage, to_json
 from grpo_lab.models import adapters, loading
 from grpo_lab.runs import environment
 from grpo_lab.runs.crashes import classify_crash
@@ -116,15 +116,17 @@ def writer(folder: Path, config: Config) -> Iterator[Callable[[Event], None]]:
         with (folder / EVENTS).open("a", encoding="utf-8") as file:
 
             def append(event: Event) -> None:
+                if isinstance(event, Started):
+                    write_environment(folder, config, event.threads)
                 file.write(to_json(event) + "\n")
                 file.flush()
 
             yield append
 
 
-def write_environment(folder: Path, config: Config) -> None:
+def write_environment(folder: Path, config: Config, threads: int = 0) -> None:
     """Write the versions and the machine of a run, and the process that writes its folder."""
-    about = environment.describe(config.run.threads, config.run.device)
+    about = environment.describe(threads or config.run.threads, config.run.device)
     _write_json(folder / ENVIRONMENT, about | {"pid": os.getpid()})
 
 

@@ -59,9 +59,9 @@ class Growing:
         self._model, self._seen = model, prompt_mask.shape[1]
         self._keys, self._positions = pad(prompt_mask.bool(), (0, length), value=True), prompt_mask.sum(1, keepdim=True)
         self.logits, self._cache = prompt_pass(model, prompt_ids, prompt_mask)
-        self.keep(group)
-        layers = self._cache.layers
+        layers = self._cache.layers  # made roomy while they are few, so that nothing is copied twice
         self._cache.layers = [_Roomy(each, length) if type(each) is DynamicLayer else each for each in layers]
+        self.keep(group)
 
     def keep(self, rows: Tensor) -> None:
         """Keep the rows of this index (b,) only, in its order; a row may be repeated."""

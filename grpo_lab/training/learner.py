@@ -81,7 +81,7 @@ class Learner:
         self.updates = Updates(self.policy, config, world)
         self.updates.snapshots.every = self._snapshot_interval()
         num_parameters = sum(p.numel() for p in self.policy.parameters())
-        torch.set_num_threads(torch_settings.num_threads(config.run, num_parameters))
+        torch.set_num_threads(torch_settings.num_threads(config.run, num_parameters, self.policy.device))
         self.last_verdict: Verdict = Verdict.KEEP
         self.last_metrics: dict[str, float] = {}
         self.refusals: list[str] = []

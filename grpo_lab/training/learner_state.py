@@ -97,7 +97,8 @@ class NoCheckpoints:
 
     def open(self, learner: Learner) -> Iterator[Event]:
         """Yield the event with which the run begins."""
-        yield Started(learner.config.to_dict(), learner.updates.num_parameters, str(learner.policy.device))
+        device, threads = str(learner.policy.device), torch.get_num_threads()
+        yield Started(learner.config.to_dict(), learner.updates.num_parameters, device, threads)
 
     def begin_stage(self, learner: Learner, stage: str) -> range:
         """Begin a stage, and return its steps that are to be made."""

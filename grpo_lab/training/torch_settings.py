@@ -1,6 +1,7 @@
 """torch's process-wide settings: a run sets its own, and the program that embeds the run keeps its own."""
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
@@ -13,6 +14,10 @@ from grpo_lab.training.snapshots import SMALL
 
 P = ParamSpec("P")
 T = TypeVar("T")
+TRIALS = 8
+"""Times that each number of threads is tried."""
+WORTH = 0.85
+"""Share of the time without it that a run with more threads may take, so that they are worth it."""
 MATMUL, CUBLAS = torch.backends.cuda.matmul, "CUBLAS_WORKSPACE_CONFIG"
 
 
@@ -39,9 +44,44 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
 )
 
 
-def num_threads(run: RunConfig, num_parameters: int) -> int:
-    """CPU threads of torch in a run: as configured, else one for a small model, to which a second brings nothing."""
-    return run.threads or (1 if num_parameters < SMALL else torch.get_num_threads())
+def num_threads(run: RunConfig, num_parameters: int, device: torch.device) -> int:
+    """CPU threads of torch in a run: as configured, else all for a large model, and for a small one the fastest number.
+
+    Several processes of a small model have one each.
+    """
+    if run.threads or num_parameters >= SMALL:
+        return run.threads or torch.get_num_threads()
+    return 1 if device.type != "cpu" or run.processes > 1 else fastest(torch.get_num_threads())
+
+
+def fastest(most: int) -> int:
+    """The number of threads, up to `most`, that is fastest now for products of the size that a small model has.
+
+    On an idle core a second thread takes a third off a step; beside other work on that core it can double it. Numbers
+    are tried for a few tenths of a second before training, so that a run has one number, and with it its bits.
+    """
+    best, before = 1, torch.get_num_threads()
+    for count in [*(c for c in (2, 4, 8, 16, 32, 64) if c < most), most] if most > 1 else ():
+        times = dict.fromkeys((best, count), 0.0)
+        for _ in range(TRIALS):
+            for each in times:
+                times[each] += _seconds(each)
+        if times[count] > WORTH * times[best]:
+            break
+        best = count
+    torch.set_num_threads(before)
+    return best
+
+
+def _seconds(threads: int) -> float:
+    """The time of some products on this many threads, as for decoded tokens and for a pass of the tiny model."""
+    torch.set_num_threads(threads)
+    weight, few, many = torch.ones(128, 512), torch.ones(128, 128), torch.ones(512, 128)
+    begin = time.perf_counter()
+    for _ in range(8):
+        for states in (few, few, few, many):
+            torch.nn.functional.gelu(states @ weight)
+    return time.perf_counter() - begin
 
 
 def prepare(run: RunConfig, device: torch.device) -> None:

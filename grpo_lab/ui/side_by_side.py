@@ -17,7 +17,7 @@ from grpo_lab.training.registry import validated
 from grpo_lab.ui import console
 
 ONE_THREAD = ("run.threads=1",)
-"""The tiny model is fastest on one thread, and the runs share the cores."""
+"""One thread each, because the runs share the cores."""
 
 
 def check_empty(directory: Path) -> None:

@@ -48,7 +48,7 @@ def check(fresh: Callable[[], Trainer]) -> list[Line]:
     """
     runs, threads = Runs(fresh), torch.get_num_threads()
     small = sum(p.numel() for p in runs.trainer.model.parameters()) < SMALL
-    torch.set_num_threads(1 if small else threads)  # a second thread brings a small model nothing
+    torch.set_num_threads(1 if small else threads)  # the checks of a small model take too little for a second
     try:
         each = {
             f"{name} ({objective})" if objective else name: partial(one, objective=objective)
