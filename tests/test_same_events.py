@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from benchmarks.same_events import Case, cases, compare, record
-from grpo_lab.analysis.run_difference import differing
-from grpo_lab.config.catalog import scenario_names
+import grpo_lab as gl
+from benchmarks.same_events import WAYS, Case, cases, compare, config_of, record
+from grpo_lab.config.catalog import preset_names, scenario_names
 
 CASE = Case("preset", "smoke", "alone", 0)
 STEP = {
@@ -47,7 +47,7 @@ def test_step_times_new_settings_and_nan_are_no_difference(tmp_path):
     later = STEP | {"metrics": STEP["metrics"] | {"step_time": 9.0}}
     found = compare(CASE, folder(tmp_path / "old", STARTED, STEP), folder(tmp_path / "new", started, later))
     assert found.verdict == "identical"
-    assert [name for name, _ in differing(started, STARTED)] == ["Started.config.run.new"], "a setting that is gone"
+    assert compare(CASE, tmp_path / "new", tmp_path / "old").verdict == "identical", "a setting that is gone"
 
 
 def test_a_sentence_that_was_rewritten_is_counted_apart(tmp_path):
@@ -61,10 +61,23 @@ def test_an_event_too_many_is_a_difference(tmp_path):
     assert "Stepped.step" in found.differences
 
 
-def test_every_scenario_is_trained_alone_and_guarded_and_three_presets_are():
+def test_every_scenario_preset_algorithm_and_way_is_trained():
     found = list(cases(seeds=2))
-    assert len(found) == len(set(found)) == 2 * (2 * len(scenario_names()) + 3)
-    assert [case.name for case in cases(1, ["smoke"])] == ["smoke"]
+    names = [*preset_names(), *gl.algorithm_names(), *WAYS]
+    assert len(found) == len(set(found)) == 2 * (2 * len(scenario_names()) + len(names))
+    assert [case.name for case in cases(1, ["smoke", "sft"])] == ["smoke", "sft"]
+    for case in cases(1):
+        config_of(case)
+
+
+def test_a_small_difference_is_allowed_where_it_is_asked_for(tmp_path):
+    later = STEP | {"metrics": STEP["metrics"] | {"kl": 0.5000001}}
+    folders = folder(tmp_path / "old", STARTED, STEP), folder(tmp_path / "new", STARTED, later)
+    assert compare(CASE, *folders).differences and not compare(CASE, *folders, steps=1).differences
+    found = compare(CASE, *folders, within=1e-6)
+    assert not found.differences and found.verdict == "within 2e-07"
+    other = STEP | {"actions": [STEP["actions"][0] | {"verdict": "CHANGED"}]}
+    assert compare(CASE, folders[0], folder(tmp_path / "other", STARTED, other), within=1.0).differences
 
 
 def test_a_package_of_another_checkout_is_refused(tmp_path):
