@@ -31,8 +31,8 @@ class AdaptiveLearningRate(Intervention):
     """Lowers the learning rate after a step whose norm spiked or whose KL overshot; calm steps bring it back.
 
     It never raises the rate above the configured one, and never refuses a step.
-    Stops: further damage from a rate that is a few times too high. The guard acts one step late, so it does not stop a
-    rate that ruins the policy in one or two updates: check that the reward recovers too.
+    Stops: damage from a rate that is up to ten times too high, together with `warm_up` and `max_kl` of 0.3. It acts one
+    step late: without a warm-up the first updates at such a rate ruin the policy, and most runs do not recover.
     Costs: slower learning after a false alarm. Hides: a rate that is set too high; read the reasons.
     """
 
