@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from grpo_lab.config.catalog import preset, preset_names
 from grpo_lab.config.fields import settings_of
-from grpo_lab.config.schema import SECTIONS, SWITCHES, Config
+from grpo_lab.config.schema import REMOVED, SECTIONS, SWITCHES, Config
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Stage, encodable
 from grpo_lab.training.faults import FAULTS
@@ -22,6 +22,16 @@ from grpo_lab.training.registry import arrange
 
 def through_json(config: Config) -> Config:
     return Config.from_dict(json.loads(json.dumps(encodable(config.to_dict()), allow_nan=False)))
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_a_setting_that_is_gone_is_read_with_the_value_that_is_left(name):
+    """So that recordings and folders of earlier versions are read."""
+    section, setting = name.split(".")
+    left, _ = REMOVED[name]
+    assert Config.from_dict({section: {setting: left}}) == Config()
+    with pytest.raises(ConfigError, match=f"{name} = 'other' is no longer there"):
+        Config.from_dict({section: {setting: "other"}})
 
 
 def test_overrides_change_what_they_name_and_nothing_else():

@@ -1,20 +1,15 @@
 """Decoding with a cache: masks of our own, and CUDA graphs as far as a CPU shows."""
 
 import copy
-from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import torch
 from torch import tensor
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from grpo_lab.config.catalog import preset
 from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.errors import ConfigError
 from grpo_lab.models import loading
-from grpo_lab.training import graph_decoding, masks, passes, rollouts
-from grpo_lab.training.learner import Learner
+from grpo_lab.training import masks, passes, rollouts
 
 PROMPTS = ["1+2=", "10+20=", "7+99=", "3+3="]
 """Of three lengths, so that left padding is real."""
@@ -25,10 +20,10 @@ def tiny():
     return loading.load("tiny")
 
 
-def draw(tiny, decode="eager", **sampling):
+def draw(tiny, **sampling):
     (model, tokenizer), generator = tiny, torch.Generator().manual_seed(0)
     config = SamplingConfig(**{"max_completion_length": 6, **sampling})
-    return rollouts.sample(model, tokenizer, PROMPTS, 4, config, generator, decode=decode)
+    return rollouts.sample(model, tokenizer, PROMPTS, 4, config, generator)
 
 
 # --- masks -----------------------------------------------------------------------------------------------------------
@@ -85,102 +80,3 @@ def test_a_window_of_attention_limits_the_length(tiny):
 
 
 # --- CUDA graphs -----------------------------------------------------------------------------------------------------
-
-
-def graph_of(forward):
-    """Behaves as a graph on memory: a warm-up that moves the cache, then always the same output tensor."""
-    output = torch.empty_like(forward())
-    return lambda: output.copy_(forward())
-
-
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.7, "top_p": 0.9}, {"max_completion_length": 1}], ids=str)
-def test_a_graph_decodes_what_eager_does_also_after_rows_have_ended(tiny, monkeypatch, sampling):
-    monkeypatch.setattr(graph_decoding, "captured", graph_of)
-    eager, graph = draw(tiny, **sampling), draw(tiny, "graph", **sampling)
-    assert torch.equal(graph.completions, eager.completions) and torch.equal(
-        graph.completion_mask, eager.completion_mask
-    )
-    torch.testing.assert_close(graph.sampling_logprobs, eager.sampling_logprobs, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(graph.entropy, eager.entropy, rtol=1e-4, atol=1e-4)
-    assert sampling or len(eager.completion_mask.sum(dim=1).unique()) > 2, "rows have left at several tokens"
-
-
-def test_a_graph_decodes_a_model_with_rotated_keys_under_autocast(tiny, monkeypatch):
-    """Its keys are fp32 and its values bf16."""
-    torch.manual_seed(0)
-    sizes: Any = {"vocab_size": 258, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    heads: Any = {"num_attention_heads": 4, "num_key_value_heads": 2, "eos_token_id": 256, "bos_token_id": 256}
-    model = LlamaForCausalLM(LlamaConfig(**sizes, **heads)).eval()
-    monkeypatch.setattr(graph_decoding, "captured", graph_of)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        eager, graph = draw((model, tiny[1])), draw((model, tiny[1]), "graph")
-    assert torch.equal(graph.completions, eager.completions)
-
-
-def test_every_forward_pass_of_a_graph_has_the_same_shapes_and_memory(tiny, monkeypatch):
-    given = []
-    model = copy.deepcopy(tiny[0])
-    monkeypatch.setattr(graph_decoding, "captured", graph_of)
-    model.register_forward_pre_hook(lambda module, args, kwargs: given.append(kwargs), with_kwargs=True)
-    batch = draw((model, tiny[1]), "graph")
-    _, *passes = given
-    assert len(passes) == batch.completions.shape[1] > 2, "a warm-up, and each token but the last"
-    for name in ("input_ids", "position_ids", "attention_mask"):
-        assert {(tuple(kwargs[name].shape), kwargs[name].data_ptr()) for kwargs in passes} == {
-            (tuple(passes[0][name].shape), passes[0][name].data_ptr())
-        }, name
-    caches = {id(kwargs["past_key_values"]) for kwargs in passes}
-    assert len(caches) == 1 and passes[0]["attention_mask"].shape == (16, 1, 1, 6 + 6)
-
-
-def test_a_graph_is_captured_after_a_warm_up_and_replayed(monkeypatch):
-    calls = []
-
-    class Stream:
-        def wait_stream(self, other): ...
-
-    class Graph:
-        def replay(self):
-            calls.append("replay")
-
-    @contextmanager
-    def capture(graph, **kwargs):
-        calls.append("capture")
-        yield
-        calls.append("end")
-
-    @contextmanager
-    def on(stream):
-        yield
-
-    fakes = {"Stream": Stream, "current_stream": Stream, "stream": on, "CUDAGraph": Graph, "graph": capture}
-    for name, fake in fakes.items():
-        monkeypatch.setattr(torch.cuda, name, fake)
-    answers = iter([tensor([1.0]), kept := tensor([2.0])])
-
-    def forward():
-        calls.append("forward")
-        return next(answers)
-
-    replay = graph_decoding.captured(forward)
-    assert replay() is kept and replay() is kept
-    assert calls == ["forward", "capture", "forward", "end", "replay", "replay"]
-
-
-def test_a_graph_on_a_cpu_is_refused_before_the_run_begins(tiny):
-    config = preset("smoke").with_("model.decode=graph", "run.device=cpu")
-    with pytest.raises(ConfigError, match=r"needs a CUDA device, and the model is on cpu; use eager"):
-        Learner(config, tiny, None)
-
-
-def test_the_config_chooses_how_tokens_are_decoded(tiny, monkeypatch):
-    made = []
-    monkeypatch.setattr(graph_decoding, "captured", graph_of)
-    monkeypatch.setattr(graph_decoding, "check", lambda *_: None)
-    monkeypatch.setitem(graph_decoding.DECODERS, "graph", lambda *a: made.append(1) or graph_decoding.Captured(*a))
-    from grpo_lab import train
-
-    config = preset("smoke").with_("run.threads=1", "run.num_steps=2", "data.num_prompts=2", "run.num_eval=2")
-    for decode, expected in (("eager", 0), ("graph", 2)):
-        assert [*train(config.with_(f"model.decode={decode}"), copy.deepcopy(tiny))]
-        assert len(made) == expected, "an evaluation decodes eagerly"

@@ -117,7 +117,7 @@ WAYS = {
     "micro-batches": (30, ("loss.num_iterations=2", "data.micro_batch_prompts=1", "run.exact_kl=true")),
     "critic": (14, ("loss.critic=own", *CREDIT)),
     "shaping": (20, (*SHAPING, "loss.entropy_coef=0.01", "loss.top_entropy_quantile=0.5", "run.num_eval=8")),
-    "graph and plain pass": (14, ("model.decode=graph", "model.prompt_pass=plain")),
+    "plain pass": (10, ("model.prompt_pass=plain",)),
 }
 """For each way the most waits of a step beside one for each token that is decoded."""
 
@@ -126,7 +126,7 @@ WAYS = {
 def test_a_step_is_that_of_a_cpu_and_waits_no_more_often(gpu, way):
     most, settings = WAYS[way]
     config = STEP.with_(*settings)
-    first, *rest = same_on_both(gpu, config, config.with_("model.decode=eager"))
+    first, *rest = same_on_both(gpu, config)
     tokens = gpu.launches["multinomial"] // (config.run.streams or 1)
     assert 0 < gpu.waits.total() <= most + tokens, gpu.waits.most_common()
     assert not gpu.pinned, "a small model has its snapshot on the GPU"

@@ -129,7 +129,8 @@ class Config:
         for section in as_table(tree, "the config"):
             if section not in KEYS:
                 raise unknown_section(section, SECTIONS, KEYS)
-        sections = {name: build(cls, as_table(tree.get(name, {}), name), name) for name, cls in SECTIONS.items()}
+        tables = {name: _without_removed(name, as_table(tree.get(name, {}), name)) for name in SECTIONS}
+        sections = {name: build(cls, tables[name], name) for name, cls in SECTIONS.items()}
         objectives = tuple(
             build(ObjectiveConfig, values, f"{OBJECTIVES}.{name}")
             for name, values in _by_name(tree.get(OBJECTIVES, ())).items()
@@ -183,6 +184,23 @@ FIXED_OF_LOSS = ("critic", "critic_from")
 """Settings of `loss` that are fixed when the run starts."""
 FIXED_OF_OBJECTIVES = ("name", "tasks", "rewards", "num_prompts")
 """Settings of an objective that are fixed when the run starts."""
+
+
+REMOVED = {"model.decode": ("eager", "captured graphs for decoding had never run on a GPU")}
+"""Settings of earlier versions, each with the value that a run still has, and why the others are gone."""
+
+
+def _without_removed(section: str, table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A section without settings that are gone. Raises ConfigError for one whose value is gone with it.
+
+    >>> _without_removed("model", {"name": "tiny", "decode": "eager"})
+    {'name': 'tiny'}
+    """
+    gone = {name: REMOVED[f"{section}.{name}"] for name in table if f"{section}.{name}" in REMOVED}
+    for name, (left, why) in gone.items():
+        if table[name] != left:
+            raise ConfigError(f"{section}.{name} = {table[name]!r} is no longer there: {why}; leave it out")
+    return {name: value for name, value in table.items() if name not in gone}
 
 
 def _by_name(objectives: Any) -> dict[str, Any]:

@@ -77,8 +77,6 @@ class ModelConfig(Settings):
     """`bf16`/`fp16`: fp32 weights under autocast (fp16 with loss scaling). `*_pure`: the weights themselves."""
     prompt_pass: Annotated[str, OneOf("shared", "plain")] = "shared"
     """`shared` runs a prompt once for several completions in its row; `plain` repeats it for every completion."""
-    decode: Annotated[str, OneOf("eager", "graph")] = "eager"
-    """`graph` replays one captured CUDA graph for each sampled token, at a fixed width; only on CUDA."""
 
 
 @dataclass(frozen=True)

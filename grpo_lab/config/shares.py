@@ -53,7 +53,6 @@ def _check_parts(config: Any) -> None:
         "run.processes": (config.run.processes > 1, "2 or more"),
         "model.prompt_pass": (config.model.prompt_pass == "plain", "plain"),
         "model.precision": (config.model.precision != "fp16", "bf16 or another without a loss scale"),
-        "model.decode": (config.model.decode == "eager", "eager"),
         "loss.critic": (config.loss.critic == "none", "none"),
         "lora.r": (config.lora.r == 0, "0"),
         "objectives": (not config.objectives, "none"),

@@ -23,7 +23,6 @@ from grpo_lab.tasks.tasks import Tasks
 from grpo_lab.training import (
     critics,
     demonstrations,
-    graph_decoding,
     judging,
     policy_loss,
     rollouts,
@@ -64,7 +63,6 @@ class Learner:
         self.tasks, self.rewards = load_tasks_and_rewards(self.objectives, config, tasks, rewards)
         given, self.tokenizer = model or loading.load(config.model.name, config.model.precision, config.run.device)
         self.policy = adapters.prepared(given, config.lora, config.run.seed)
-        graph_decoding.check(config.model.decode, self.policy.device)
         torch_settings.prepare(config.run, self.policy.device)
         self.policy = world.place(self.policy)
         self.forward = Forward(config, self.policy, world)
@@ -158,7 +156,7 @@ class Learner:
         generators = [self.generator(index, stream) for stream in self.world.share(streams)]
         given = (self.policy, self.tokenizer, prompts, size, sampling, generators, attempt.apply)
         with self.world.meeting(attempt) as meeting, self.forward.without_gradient():
-            meeting.say(rollouts.sample(*given, self.config.model.decode))
+            meeting.say(rollouts.sample(*given))
         batch = joined(meeting.heard)
         repeated = [problem for problem in problems for _ in range(size)]
         completions = rollouts.texts(self.tokenizer, ids := rollouts.token_ids(batch))

@@ -20,7 +20,7 @@ from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Stage
 from grpo_lab.tasks.conversations import Prompt, tokenized
-from grpo_lab.training.graph_decoding import DECODERS
+from grpo_lab.training.decoding import Growing
 from grpo_lab.training.sampling_filters import SamplingFilters
 
 
@@ -85,7 +85,6 @@ def sample(
     sampling: SamplingConfig,
     generator: torch.Generator | Sequence[torch.Generator],
     apply: Callable[..., Any] = untouched,
-    decode: str = "eager",
 ) -> Batch:
     """Draw `num_generations` completions of each prompt: softmax, then torch.multinomial, one token at a time.
 
@@ -99,7 +98,7 @@ def sample(
     tape = _Tape.blank(len(group), sampling.max_completion_length, tokenizer.pad_token_id, model.device)
     filters = SamplingFilters(sampling, prompt_ids, prompt_mask, group, model.config.vocab_size)
     ends = terminators(model, tokenizer)
-    decoder = DECODERS[decode](model, prompt_ids, prompt_mask, group, sampling.max_completion_length)
+    decoder = Growing(model, prompt_ids, prompt_mask, group, sampling.max_completion_length)
     alive, numbers = torch.arange(len(group), device=model.device), [*range(len(group))]
     generators = [generator] if isinstance(generator, torch.Generator) else generator
     ends_of = [(len(group) * end // len(generators), each) for end, each in enumerate(generators, start=1)]

@@ -21,7 +21,6 @@ from grpo_lab.training import rollouts, torch_settings
 pytestmark = pytest.mark.slow
 WORK = ("data.num_prompts=4", "data.num_generations=4", "sampling.max_completion_length=5", "loss.beta=0.02")
 COMPARED = ("loss", "grad_norm", "kl")
-DECODES = ("eager", "graph")
 
 
 @pytest.fixture
@@ -135,52 +134,38 @@ def records(session):
     return session.records.to_dict("records")
 
 
-def decoding(device, decode):
-    """The settings of a way to decode. Skips where this device has none."""
-    if decode == "graph" and device == "cpu":
-        pytest.skip("only CUDA decodes by graph")
-    return (f"model.decode={decode}",)
-
-
 @pytest.fixture
 def warm(device):
-    """A function that makes a run whose first steps are over."""
+    """A run whose first steps are over."""
 
-    def make(decode):
-        run = Run(Config().with_(*WORK, f"run.device={device}", *decoding(device, decode)))
-        run.advance(3)
-        return run
-
-    return make
+    run = Run(Config().with_(*WORK, f"run.device={device}"))
+    run.advance(3)
+    return run
 
 
-@pytest.mark.parametrize("decode", DECODES)
-def test_host_synchronisations_of_a_step(device, figures, warm, decode):
-    run = warm(decode)
+def test_host_synchronisations_of_a_step(device, figures, warm):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if device == "cuda":
             torch.cuda.set_sync_debug_mode("warn")
         try:
-            run.advance(1)
+            warm.advance(1)
         finally:
             if device == "cuda":
                 torch.cuda.set_sync_debug_mode("default")
     waits = [warning for warning in caught if "synchronizing" in str(warning.message)]
     places = Counter(f"{warning.filename.rpartition('/')[2]}:{warning.lineno}" for warning in waits)
-    figures["host synchronisations of a step"] = {decode: {"sum": len(waits), "places": dict(places.most_common(20))}}
-    assert len(run.steps) == 4
+    figures["host synchronisations of a step"] = {"sum": len(waits), "places": dict(places.most_common(20))}
+    assert len(warm.steps) == 4
 
 
-@pytest.mark.parametrize("decode", DECODES)
-def test_launches_of_a_step(device, figures, warm, decode):
-    run = warm(decode)
+def test_launches_of_a_step(device, figures, warm):
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device == "cuda")
     with profile(activities=activities) as seen:
-        run.advance(1)
+        warm.advance(1)
     counts = {event.key: event.count for event in seen.key_averages()}
     launches = {name: count for name, count in counts.items() if name.startswith(("cuda", "cuLaunch"))}
     operators = sum(count for name, count in counts.items() if name.startswith("aten::"))
-    figures["launches of a step"] = {decode: {"operators": operators, **launches}}
+    figures["launches of a step"] = {"operators": operators, **launches}
     assert operators
     assert device == "cpu" or any("Launch" in name for name in launches)

@@ -88,24 +88,6 @@ def test_guards_cost_little(device, a_run, plan, figures, name, precision):
         assert ratio["wall"]["median"] <= GUARDS_BUDGET
 
 
-@pytest.mark.parametrize("model", ["124M", "135M"])
-def test_decoding_by_graph_against_eager(device, a_run, plan, figures, model):
-    if device == "cpu":
-        pytest.skip("only CUDA decodes by graph")
-    long = ("sampling.max_completion_length=64", "model.precision=bf16")
-    runs = {decode: a_run(preset("stable"), model, *long, f"model.decode={decode}") for decode in ("eager", "graph")}
-    blocks = take_turns({key: run.advance for key, run in runs.items()}, plan)
-    figures["decoding eager / graph"] = {
-        model: {
-            **compare(blocks["eager"], blocks["graph"])["wall"],
-            "ms": {key: milliseconds(row)["wall"] for key, row in blocks.items()},
-            **memory(device),
-        }
-    }
-    lengths = {key: run.mean("completions/mean_length") for key, run in runs.items()}
-    assert lengths["graph"] == pytest.approx(lengths["eager"], rel=0.1)
-
-
 def prompts(folder, lengths):
     """A file of prompts with these lengths in bytes."""
     path = folder / f"{len(set(lengths))}.jsonl"
