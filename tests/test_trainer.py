@@ -252,9 +252,9 @@ def test_a_skipped_step_does_not_change_what_later_ones_draw(run):
 # --- several updates on a batch ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("top_p", [1.0, 0.9])
-def test_the_ratio_is_one_at_the_first_update_and_moves_after_it(run, top_p):
-    three = ("loss.num_iterations=3", "optimizer.learning_rate=3e-3", f"sampling.top_p={top_p}")
+@pytest.mark.parametrize("sampling", ["top_p=1", "top_p=0.9", "temperature=0.7"])
+def test_the_ratio_is_one_at_the_first_update_and_moves_after_it(run, sampling):
+    three = ("loss.num_iterations=3", "optimizer.learning_rate=3e-3", f"sampling.{sampling}")
     done = run(*three)
     for step in done.steps:
         largest = {note.update: note.magnitude for note in step.links if note.link == Stage.LOG_RATIO}
@@ -262,7 +262,7 @@ def test_the_ratio_is_one_at_the_first_update_and_moves_after_it(run, top_p):
         assert largest[0] < 1e-4 and largest[1] > 1e-2 and largest[2] > 1e-2
     assert done.updates == [3, 6, 9] and [step.updates for step in done.steps] == [3, 3, 3]
     assert max(done.metric("clip_ratio/region_mean")) > 0.05
-    once = run("optimizer.learning_rate=3e-3", f"sampling.top_p={top_p}")
+    once = run("optimizer.learning_rate=3e-3", f"sampling.{sampling}")
     assert once.metric("clip_ratio/region_mean") == [0.0] * 3
 
 
