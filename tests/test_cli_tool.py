@@ -158,14 +158,16 @@ def test_no_name_is_not_taken_for_no_guard(text):
         guards_named(text)
 
 
-def test_set_lies_over_guards_and_these_over_the_file(call, tmp_path):
+def test_set_lies_over_guards_and_algorithm_and_these_over_the_file(call, tmp_path):
     file = tmp_path / "a.toml"
-    file.write_text("[loss]\nbeta = 0.5\n[sampling]\ntemperature = 0.5\n[guards.warm_up]\n")
-    words = ["--config", file, "--guards", "clip_gradients", "--set", "loss.beta=0.7"]
+    file.write_text("[loss]\nbeta = 0.5\nsurrogate = 'sapo'\n[sampling]\ntemperature = 0.5\n[guards.warm_up]\n")
+    words = ["--config", file, "--guards", "clip_gradients", "--algorithm", "cispo", "--set", "loss.beta=0.7"]
+    words += ["--set", "loss.epsilon_high=0.9"]
     code, text, _ = call("train", *words, "--set", "guards.clip_gradients.max_norm=0.3", "--print-config")
     tree = tomllib.loads(text)
     assert code == 0 and tree["guards"] == {"clip_gradients": {"max_norm": 0.3}}
     assert (tree["loss"]["beta"], tree["sampling"]["temperature"]) == (0.7, 0.5)
+    assert (tree["loss"]["surrogate"], tree["loss"]["epsilon_high"]) == ("cispo", 0.9)
 
 
 @pytest.mark.parametrize(

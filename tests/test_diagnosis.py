@@ -405,7 +405,8 @@ def test_too_little_is_not_called_healthy(curves, lacks):
 def test_rows_as_dictionaries():
     rows = [dict(zip(GOOD, row, strict=True)) for row in zip(*GOOD.values(), strict=True)]
     assert diagnose(rows).verdict == HEALTHY
-    assert diagnose([*rows[:5], {**rows[5], "reward": NAN}, *rows[6:]]).verdict == "nan-reward"
+    for broken in (NAN, INF, -INF):
+        assert diagnose([*rows[:5], {**rows[5], "reward": broken}, *rows[6:]]).verdict == "nan-reward"
 
 
 def test_every_run_of_a_log_is_diagnosed(tmp_path):

@@ -30,7 +30,7 @@ def loop(steps, *names, breaks=(), seed=0, given=None, schedule=False, **options
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3, generator=generator)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step) if schedule else None
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9) if schedule else None
     guards: Any = given or (gl.Guards(*names, **options) if names else None)
     reports, seen = [], []
     for index in range(steps):

@@ -240,9 +240,10 @@ def test_a_run_reads_and_moves_no_global_randomness(run):
 
 
 def test_a_skipped_step_does_not_change_what_later_ones_draw(run):
-    """With a learning rate of 0 weights are equal in both runs, so that only draws could differ."""
+    """With one prompt and a learning rate of 0 only draws can differ, between steps and between both runs."""
     still = ("optimizer.learning_rate=0", "run.num_steps=4", "guards.skip_nonfinite=on")
-    whole, skipping = run(*still), run(*still, "faults.nan_gradient=on")
+    tasks = task_sets.Tasks("one", [task_sets.Problem("1+1=", {"answer": "2"})] * 4, [])
+    whole, skipping = run(*still, tasks=tasks), run(*still, "faults.nan_gradient=on", tasks=tasks)
     assert whole.verdicts == ["KEEP"] * 4
     assert skipping.verdicts == ["KEEP", "SKIP_STEP", "KEEP", "KEEP"]
     assert [step.samples for step in whole.steps] == [step.samples for step in skipping.steps]
@@ -252,9 +253,9 @@ def test_a_skipped_step_does_not_change_what_later_ones_draw(run):
 # --- several updates on a batch ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("top_p", [1.0, 0.9])
-def test_the_ratio_is_one_at_the_first_update_and_moves_after_it(run, top_p):
-    three = ("loss.num_iterations=3", "optimizer.learning_rate=3e-3", f"sampling.top_p={top_p}")
+@pytest.mark.parametrize("sampling", ["top_p=1", "top_p=0.9", "temperature=0.7"])
+def test_the_ratio_is_one_at_the_first_update_and_moves_after_it(run, sampling):
+    three = ("loss.num_iterations=3", "optimizer.learning_rate=3e-3", f"sampling.{sampling}")
     done = run(*three)
     for step in done.steps:
         largest = {note.update: note.magnitude for note in step.links if note.link == Stage.LOG_RATIO}
@@ -262,7 +263,7 @@ def test_the_ratio_is_one_at_the_first_update_and_moves_after_it(run, top_p):
         assert largest[0] < 1e-4 and largest[1] > 1e-2 and largest[2] > 1e-2
     assert done.updates == [3, 6, 9] and [step.updates for step in done.steps] == [3, 3, 3]
     assert max(done.metric("clip_ratio/region_mean")) > 0.05
-    once = run("optimizer.learning_rate=3e-3", f"sampling.top_p={top_p}")
+    once = run("optimizer.learning_rate=3e-3", f"sampling.{sampling}")
     assert once.metric("clip_ratio/region_mean") == [0.0] * 3
 
 
@@ -681,6 +682,19 @@ def test_equal_rewards_teach_nothing(run):
 
 
 # --- the reference -------------------------------------------------------------------------------------------------
+
+
+def test_the_kl_is_of_the_reference_minus_the_policy(run, fault):
+    """The other way round, k3 estimates another divergence."""
+    found = []
+
+    def compare(delta, step):
+        batch = step.batch
+        expected = (batch.ref_logprobs - batch.old_logprobs).masked_fill(~batch.completion_mask, 0.0)
+        found.append((torch.allclose(delta, expected, atol=1e-5), float(expected.detach().abs().amax())))
+
+    run(fault(Stage.KL_DELTA, compare), "optimizer.learning_rate=3e-3")
+    assert all(close for close, _ in found) and max(largest for _, largest in found) > 1e-2
 
 
 def test_without_beta_there_is_no_reference(run):
