@@ -119,9 +119,8 @@ def on_paper() -> list[list[str]]:
     for name, parameters in MODELS.items():
         sent = [2 * (ranks - 1) / ranks * 4 * parameters for ranks in RANKS]
         memory = (WEIGHTS + SNAPSHOT + REFERENCE) * parameters
-        sharded = memory / RANKS[1] + 4 * parameters  # all weights are gathered for sampling
         seconds = f"{sent[-1] / LINK:.3g} s"
-        rows.append([name, *(_bytes(each) for each in sent), seconds, _bytes(memory), _bytes(sharded)])
+        rows.append([name, *(_bytes(each) for each in sent), seconds, _bytes(memory)])
     return rows
 
 
@@ -138,13 +137,7 @@ def page(tree: dict[str, Any]) -> str:
     """The results in Markdown."""
     ratios, sent, count = tree["times as fast"], tree["bytes a step"], tree["processes"]
     most = tree["of this machine"]
-    header = [
-        "model",
-        *(f"{ranks} ranks send" for ranks in RANKS),
-        "at 50 GB/s",
-        "memory of a replica",
-        f"sharded over {RANKS[1]}",
-    ]
+    header = ["model", *(f"{ranks} ranks send" for ranks in RANKS), "at 50 GB/s", "memory of a replica"]
     return f"""# Several processes
 
 Made by `python -m benchmarks.processes` on a CPU, torch {tree["environment"]["packages"]["torch"]}.
@@ -164,8 +157,7 @@ and added up {sent["gradients"] / 1e3:.1f} kB of gradients.
 
 ## On paper
 
-Replicas in fp32, one update a step; the last column is `run.fsdp`. See docs/scale.md for the formulas. Nothing in this
-table was measured.
+Replicas in fp32, one update a step. See docs/scale.md for the formulas. Nothing in this table was measured.
 
 {markdown.table([header, *on_paper()])}
 """

@@ -1,7 +1,6 @@
 """One of several processes that train together, as a program: it makes runs of CASES and writes their results.
 
-Arguments: the kind of world, the port of the store, the rank, the number of processes, the file for the results, and
-the cases to make.
+Arguments: the port of the store, the rank, the number of processes, the file for the results, and the cases to make.
 """
 
 import hashlib
@@ -23,7 +22,6 @@ from grpo_lab.training import learner, rollouts
 from grpo_lab.training.faults import FAULTS
 from grpo_lab.training.interventions import Intervention, Outcome
 from grpo_lab.training.replicas import Processes, new_store
-from grpo_lab.training.shards import Sharded
 from grpo_lab.training.trainer import train
 from grpo_lab.training.world import ALONE, PeerFailed, World
 
@@ -118,14 +116,6 @@ DROPOUT = {"dropout": smoke("faults.dropout_on=on")}
 MUTANTS: dict[str, Config] = {"mean instead of sum": smoke(), "own totals": smoke(), "own advantages": smoke()}
 FOUR = {"four": smoke("run.streams=4", "data.micro_batch_prompts=1")}
 CASES = ALIKE | ONE_SIDED | DROPOUT | RAGGED | MUTANTS
-OF_KIND = {
-    "replicas": (),
-    "plain": ("model.prompt_pass=plain",),
-    "shards": ("model.prompt_pass=plain", "run.fsdp=true"),
-}
-WORLDS = {"plain": Processes, "replicas": Processes, "shards": Sharded}
-SHARDED = [name for name in ALIKE if name not in ("fp16", "critic", "lora", "two objectives", "plain pass")]
-"""Cases that processes with a part of every weight make."""
 
 
 def run(config: Config, world: World = ALONE) -> dict:
@@ -145,8 +135,6 @@ def run(config: Config, world: World = ALONE) -> dict:
                 found["end"] = event.status
     except (PeerFailed, GrpoLabError, ValueError, RuntimeError) as error:
         found["error"] = f"{type(error).__name__}: {error}".partition("\n")[0]
-    if not found["error"]:
-        world.parts.give_back()
     tensors = [p.detach().contiguous().view(-1).view(torch.uint8) for p in policy.parameters()]
     found["weights"] = hashlib.sha256(torch.cat(tensors).numpy().tobytes()).hexdigest()
     return encodable(found)
@@ -186,18 +174,17 @@ def mutate(name: str, world: Processes) -> None:
 ADVANTAGES = learner.Learner.advantages
 
 
-def main(kind: str, port: str, rank: str, size: str, file: str, *names: str) -> None:
+def main(port: str, rank: str, size: str, file: str, *names: str) -> None:
     """Make the runs, and write their results."""
     torch.set_num_threads(1)
     register_harms()
-    world = WORLDS[kind](new_store(int(port)), int(rank), int(size), minutes=2.0)
+    world = Processes(new_store(int(port)), int(rank), int(size), minutes=2.0)
     results = {}
     for name in names:
         undo = learner.token_weights, learner.Learner.advantages
         if name in MUTANTS:
             mutate(name, world)
         config = (CASES | FOUR)[name].with_(f"run.processes={size}", "data.micro_batch_prompts=0")
-        config = config.with_(*OF_KIND[kind])
         results[name] = run(config, world)
         learner.token_weights, learner.Learner.advantages = undo
         world.__dict__.pop("add_up", None)

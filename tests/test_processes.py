@@ -26,10 +26,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 import ranks
 
 
-def together(folder, size, names, kind="replicas"):
+def together(folder, size, names):
     """The results of the cases by rank, made by that many processes."""
     store = new_store()
-    command = [sys.executable, "-W", "ignore", ranks.__file__, kind, str(store.port)]
+    command = [sys.executable, "-W", "ignore", ranks.__file__, str(store.port)]
     files = [folder / f"{rank}.json" for rank in range(size)]
     processes = [
         subprocess.Popen([*command, str(rank), str(size), str(file), *names]) for rank, file in enumerate(files)
@@ -38,7 +38,6 @@ def together(folder, size, names, kind="replicas"):
     return [json.loads(file.read_text()) for file in files]
 
 
-FSDP = ("run.fsdp=true", "model.prompt_pass=plain")
 QUICK = ["healthy", "four updates", "fp16", "lora", "two objectives", "nan gradient", "shifted ratio", "unguarded nan"]
 """The runs that `make test` compares with those of one process; the others are slow."""
 LATER = [name for name in ranks.ALIKE if name not in QUICK]
@@ -56,11 +55,11 @@ def more(tmp_path_factory):
     return together(tmp_path_factory.mktemp("ranks"), 2, LATER)
 
 
-def alone(name, monkeypatch, *overrides):
+def alone(name, monkeypatch):
     """The result of one process that does what two do, one after the other."""
     monkeypatch.setattr(rollouts, "sample", ranks.in_parts)
     torch.set_num_threads(1)
-    return json.loads(json.dumps(ranks.run((ranks.CASES | ranks.FOUR)[name].with_(*overrides))))
+    return json.loads(json.dumps(ranks.run((ranks.CASES | ranks.FOUR)[name])))
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -210,19 +209,8 @@ def test_a_killed_process_ends_the_run_and_is_named(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_whose_parts_of_weights_are_lost_saves_no_model(tmp_path):
-    with pytest.warns(
-        UserWarning, match="parts of its weights are lost with a process; go on from the last checkpoint"
-    ):
-        session = Session(killing(tmp_path, *FSDP), tmp_path / "run", save_model=True).run()
-    assert session.ended is not None and "rank 1 was ended by SIGKILL" in session.ended.message
-    assert not (tmp_path / "run" / "model").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("settings", [(), FSDP], ids=["whole", "parts"])
-def test_a_run_with_a_killed_process_goes_on_by_itself_to_the_same_weights(tmp_path, settings):
-    config = killing(tmp_path, "run.checkpoint_minutes=0", "run.max_restarts=1", *settings)
+def test_a_run_with_a_killed_process_goes_on_by_itself_to_the_same_weights(tmp_path):
+    config = killing(tmp_path, "run.checkpoint_minutes=0", "run.max_restarts=1")
     killed = Session(config, tmp_path / "killed", child=True, save_model=True).run()
     assert killed.status == "done" and any(isinstance(event, Resumed) for event in killed.events)
     whole = Session(config, tmp_path / "whole", save_model=True).run()  # the marker is longer by now
@@ -272,69 +260,9 @@ def test_ctrl_c_ends_all_and_is_no_error(tmp_path):
     assert not psutil.wait_procs(others, timeout=60)[1]
 
 
-IN_PARTS = ["healthy", "four updates", "nan gradient", "refuses", "breaks"]
-"""The cases that `make test` makes with parts of weights; in `breaks`, which is last, the second process fails."""
-
-
-@pytest.fixture(scope="module")
-def parts(tmp_path_factory):
-    return together(tmp_path_factory.mktemp("parts"), 2, IN_PARTS, "shards")
-
-
-@pytest.mark.parametrize("name", IN_PARTS[:3])
-def test_two_processes_with_parts_of_weights_make_the_steps_of_one(name, parts, monkeypatch):
-    alike(name, parts, alone(name, monkeypatch, "model.prompt_pass=plain"))
-
-
-def test_a_refusal_in_the_middle_of_one_process_is_that_of_both(parts):
-    first, second = (found["refuses"] for found in parts)
-    assert [step.get("verdict") for step in first["steps"]] == [None, "KEEP", "SKIP_STEP", "KEEP", None]
-    assert first["actions"] == second["actions"] and first["steps"] == second["steps"]
-    assert ("refuses", "SKIP_STEP", "rank 1: the second process refused") in map(tuple, first["actions"])
-
-
-def test_an_error_of_one_process_with_parts_of_weights_names_it(parts):
-    first, second = (found["breaks"] for found in parts)
-    assert first["error"] == "PeerFailed: rank 1: ValueError: the second process broke"
-    assert second["error"] == "ValueError: the second process broke"
-
-
 @pytest.mark.slow
-def test_parts_of_weights_are_trained_as_whole_ones_in_all_runs(tmp_path):
-    broken = ["nan_logits", "unguarded nan"]
-    names = [*ranks.SHARDED, *ranks.ONE_SIDED, *ranks.DROPOUT, *ranks.RAGGED]
-    for number, group in enumerate(
-        ([name for name in names if name not in ("breaks", *broken)], *([b] for b in broken))
-    ):
-        found = {}
-        for kind in ("plain", "shards"):
-            (folder := tmp_path / f"{number}-{kind}").mkdir()
-            found[kind] = together(folder, 2, group, kind)
-        for name in group:
-            if name in broken:
-                errors = [found[kind][0][name]["error"] for kind in ("plain", "shards")]
-                # Where both break at once, one may name the other, which said it first.
-                assert all("RuntimeError: probability tensor" in error for error in errors)
-            else:
-                alike(name, found["shards"], found["plain"][0][name])
-
-
-def alike(name, found, whole):
-    """Require of processes with parts the verdicts and weights of whole ones, and metrics up to rounding of norms."""
-    part = found[0][name]
-    assert part["weights"] == whole["weights"] and part["end"] == whole["end"] == "done"
-    assert len(part["steps"]) == len(whole["steps"]) >= 3
-    for mine, theirs in zip(part["steps"], whole["steps"], strict=True):
-        assert mine.keys() == theirs.keys()
-        for metric, value in theirs.items():
-            same = value if isinstance(value, str) or value is None else pytest.approx(value, rel=1e-5, nan_ok=True)
-            assert mine[metric] == same, metric
-    assert part["steps"] == found[1][name]["steps"], "both ranks have the same numbers"
-
-
-@pytest.mark.slow
-def test_a_checkpoint_of_two_processes_with_parts_goes_on_with_any_number(tmp_path):
-    config = preset("smoke").with_("run.processes=2", "run.streams=2", "run.checkpoint_minutes=0", *FSDP)
+def test_a_checkpoint_of_two_processes_goes_on_with_any_number(tmp_path):
+    config = preset("smoke").with_("run.processes=2", "run.streams=2", "run.checkpoint_minutes=0")
     whole = Session(config, tmp_path / "whole", save_model=True).run(check=True)
     for processes, tensors in ((2, 0.0), (1, 1e-3)):
         shutil.copytree(tmp_path / "whole", folder := tmp_path / str(processes))
@@ -342,7 +270,7 @@ def test_a_checkpoint_of_two_processes_with_parts_goes_on_with_any_number(tmp_pa
         lines = (folder / "events.jsonl").read_text().splitlines(keepends=True)
         (folder / "events.jsonl").write_text("".join(lines[:-2]))
         session = Session.resume(folder, processes=processes, save_model=True).run(check=True)
-        assert session.config.run.fsdp is (processes == 2) and session.config.run.streams == 2
+        assert session.config.run.streams == 2
         resumed = next(event for event in session.events if isinstance(event, Resumed))
         assert ("number of processes (2, now 1)" in resumed.reason) is (processes == 1)
         mine, theirs = (load_file(each.directory / "model" / "model.safetensors") for each in (session, whole))
@@ -350,8 +278,8 @@ def test_a_checkpoint_of_two_processes_with_parts_goes_on_with_any_number(tmp_pa
 
 
 @pytest.mark.slow
-def test_a_run_with_parts_of_weights_that_is_stopped_saves_them(tmp_path):
-    config = preset("smoke").with_("run.processes=2", "run.num_steps=5000", "run.checkpoint_minutes=none", *FSDP)
+def test_a_run_of_two_processes_that_is_stopped_saves_its_weights(tmp_path):
+    config = preset("smoke").with_("run.processes=2", "run.num_steps=5000", "run.checkpoint_minutes=none")
     session = Session(config, tmp_path / "run", save_model=True)
 
     class StopAtTwo:
@@ -364,20 +292,4 @@ def test_a_run_with_parts_of_weights_that_is_stopped_saves_them(tmp_path):
     before = load_file(Path(loading.locate(config.model.name)) / "model.safetensors")
     after = load_file(session.directory / "model" / "model.safetensors")
     assert session.status == "stopped" and before.keys() == after.keys()
-    moved = [float((after[name] - before[name]).abs().max()) for name in before]
-    assert 0 < max(moved) < 0.01 and all(value.isfinite().all() for value in after.values())
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (["run.processes=1"], "run.processes = 2 or more"),
-        (["model.prompt_pass=shared"], "model.prompt_pass = plain"),
-        (["model.precision=fp16"], "model.precision = bf16"),
-        (["lora.r=4"], "lora.r = 0"),
-        (["loss.critic=own", "loss.credit_assignment=gae"], "loss.critic = none"),
-    ],
-)
-def test_parts_of_weights_refuse_what_needs_whole_ones(change, says):
-    with pytest.raises(ConfigError, match=f"run.fsdp needs {says}"):
-        preset("smoke").with_("run.processes=2", *FSDP, *change)
+    assert any((after[name] != before[name]).any() for name in before)

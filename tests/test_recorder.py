@@ -11,8 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from grpo_lab.errors import GrpoLabError
 from grpo_lab.events import LinkNote
 from grpo_lab.training import recorder as module
-from grpo_lab.training.parts import count_nonfinite
-from grpo_lab.training.recorder import LARGEST, Recorder
+from grpo_lab.training.recorder import LARGEST, Recorder, count_nonfinite
 
 INF, NAN = math.inf, math.nan
 

@@ -186,7 +186,10 @@ FIXED_OF_OBJECTIVES = ("name", "tasks", "rewards", "num_prompts")
 """Settings of an objective that are fixed when the run starts."""
 
 
-REMOVED = {"model.decode": ("eager", "captured graphs for decoding had never run on a GPU")}
+REMOVED = {
+    "model.decode": ("eager", "captured graphs for decoding had never run on a GPU"),
+    "run.fsdp": (False, "each process has whole weights, so the model must fit one GPU, as with LoRA"),
+}
 """Settings of earlier versions, each with the value that a run still has, and why the others are gone."""
 
 
@@ -220,7 +223,8 @@ def _merge(mine: dict[str, Any], tree: Mapping[str, Any]) -> None:
     """Lay a nested dictionary of settings over another one. Raises ConfigError for an unknown section."""
     for section, values in as_table(tree, "the config").items():
         if section in SECTIONS:
-            _lay_over(mine[section], values, section, settings_of(SECTIONS[section]))
+            there = _without_removed(section, as_table(values, section))
+            _lay_over(mine[section], there, section, settings_of(SECTIONS[section]))
         elif section in SWITCHES:
             for name, settings in as_table(values, section, OF_SWITCHES).items():
                 as_table(settings, f"{section}.{name}", OF_A_SWITCH)
@@ -289,7 +293,7 @@ def _put(tree: dict[str, Any], path: list[str], text: str, override: str) -> Non
             _put_objective(tree, name, setting, text, override)
         case [section, name] if section in SECTIONS:
             setting = settings_of(SECTIONS[section]).get(name)
-            _merge(tree, {section: {name: typed(setting, text) if setting else text}})
+            _merge(tree, {section: {name: typed(setting, text) if setting else parse(text)}})
         case _:
             raise ConfigError(f"{override!r} is no override; write section.setting=value, as in loss.beta=0.04")
 

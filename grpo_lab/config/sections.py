@@ -42,8 +42,6 @@ class RunConfig(Settings):
     is a large copy of weights and moments, 10 if a guard may roll back, and else none."""
     processes: Annotated[int, AtLeast(1)] = 1
     """Processes that share the prompts of each step and have the same weights; on GPUs one each."""
-    fsdp: bool = False
-    """Each of several processes keeps a part of every weight, gradient and moment (FSDP2) in place of all of them."""
     streams: Annotated[int, AtLeast(0)] = 0
     """Random streams of sampling, each for an equal share of a step's prompts; 0 for one in each process. Runs with the
     same number sample alike on any number of processes."""

@@ -18,8 +18,6 @@ def check(config: Any) -> None:
             f"loss.accumulation = 'step_inside' with run.processes = {processes}: each process would update by its own "
             "gradients, and they would drift apart; show it with one process"
         )
-    if config.run.fsdp:
-        _check_parts(config)
     prompts = {"data.num_prompts": config.data.num_prompts}
     prompts |= {f"objectives.{each.name}.num_prompts": each.num_prompts for each in config.objectives}
     if "sft" in config.run.stages:
@@ -43,20 +41,4 @@ def resized(config: Any, processes: int | None) -> Any:
     if processes < 1:
         return config.with_(f"run.processes={processes}")  # which raises ConfigError
     streams = config.run.streams or config.run.processes
-    streams, fsdp = 0 if streams % processes else streams, config.run.fsdp and processes > 1
-    return config.with_(f"run.processes={processes}", f"run.streams={streams}", f"run.fsdp={fsdp}")
-
-
-def _check_parts(config: Any) -> None:
-    """Raise ConfigError for what needs whole weights in each process."""
-    wanted = {
-        "run.processes": (config.run.processes > 1, "2 or more"),
-        "model.prompt_pass": (config.model.prompt_pass == "plain", "plain"),
-        "model.precision": (config.model.precision != "fp16", "bf16 or another without a loss scale"),
-        "loss.critic": (config.loss.critic == "none", "none"),
-        "lora.r": (config.lora.r == 0, "0"),
-        "objectives": (not config.objectives, "none"),
-    }
-    for name, (fine, value) in wanted.items():
-        if not fine:
-            raise ConfigError(f"run.fsdp needs {name} = {value}; set that, or leave whole weights in each process")
+    return config.with_(f"run.processes={processes}", f"run.streams={0 if streams % processes else streams}")

@@ -56,20 +56,10 @@ class PeerCheckpoints(_Restored):
 
     def open(self, learner: Learner) -> Iterator[Event]:
         """Go on where the first process does; the events are those of that one."""
-        if learner.world.hear(bool):  # the first process knows what
-            _digest(learner)
-        told: Any = learner.world.hear(tuple)
+        told: Any = learner.world.hear(tuple)  # the first process knows what
         folder, learner.resumed_at, overrides = told
         whole = checkpoint_files.read_step(Path(folder), learner.resumed_at) if learner.resumed_at >= 0 else {}
         self._restored = {**whole, "overrides": overrides}
-        yield from ()
-
-    def offer(self, learner: Learner, index: int) -> Iterator[Event]:
-        """Give this rank's parts of the weights for a checkpoint that the first process writes."""
-        if learner.world.hear(bool) and learner_state.may_be_taken(learner, index):
-            learner_state.taken(learner)
-            with learner.world.parts.written(learner.policy):
-                pass
         yield from ()
 
 
@@ -100,8 +90,8 @@ class Checkpoints(_Restored):
         Raises RunError where all checkpoints are broken or of another version, and ModelError for another model.
         """
         checkpoint_files.sweep(self._folder)
-        if learner.world.hear(lambda: self._minutes is not None or bool(self._resume)):
-            self._model, self._surroundings = _digest(learner), _surroundings(learner)
+        if self._minutes is not None or self._resume:
+            self._model, self._surroundings = _digest(learner.policy), _surroundings(learner)
         if self._resume:
             yield self._resumed(learner, self._resume)
         going_on = (str(self._folder.resolve()), learner.resumed_at, self._restored.get("overrides", ()))
@@ -145,16 +135,14 @@ class Checkpoints(_Restored):
         due = self._minutes is not None and time.monotonic() - self._written_at >= 60 * self._minutes
         stopping = self._minutes is not None and self._stopping()
         wanted = (due or stopping) and not checkpoint_files.exists(self._folder, index)
-        if not learner.world.hear(lambda: wanted) or not learner_state.may_be_taken(learner, index):
+        if not wanted or not learner_state.may_be_taken(learner, index):
             return
         begun, size, problem = time.monotonic(), 0, ""
-        state = self._state(learner, index)
-        with learner.world.parts.written(learner.policy) as policy:
-            also = partial(run_folder.write_model, policy=policy, tokenizer=learner.tokenizer)
-            try:
-                size = checkpoint_files.write(self._folder, index, state, also)
-            except OSError as error:
-                problem = error.strerror or str(error)
+        also = partial(run_folder.write_model, policy=learner.policy, tokenizer=learner.tokenizer)
+        try:
+            size = checkpoint_files.write(self._folder, index, self._state(learner, index), also)
+        except OSError as error:
+            problem = error.strerror or str(error)
         self._written_at = time.monotonic()
         yield Checkpointed(index, self._written_at - begun, size, problem)
 
@@ -190,10 +178,9 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     return [f"not bit-exact from here: another {name}{short[name]}" for name in changed]
 
 
-def _digest(learner: Learner) -> str:
-    """SHA-256 of the bits of the policy's weights."""
+def _digest(policy: Any) -> str:
+    """SHA-256 of the bits of a policy's weights."""
     found = hashlib.sha256()
-    with learner.world.parts.written(learner.policy) as policy:
-        for tensor in policy.parameters():
-            found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    for tensor in policy.parameters():
+        found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()

@@ -23,27 +23,18 @@ from grpo_lab.errors import ConfigError, GrpoLabError
 from grpo_lab.events import Event, encodable
 from grpo_lab.models import loading
 from grpo_lab.runs.checkpoints import PeerCheckpoints
-from grpo_lab.runs.commands import Stopped
 from grpo_lab.training.replicas import Processes, launchers_store, new_store
-from grpo_lab.training.shards import Sharded
 from grpo_lab.training.trainer import train
 from grpo_lab.training.world import ALONE, PeerFailed, World
 
 LAST_WORDS, GRACE = 2.0, 5.0
 """Seconds in which a lost process may turn out to be dead, and in which one ends that was told to."""
-WORLDS: dict[bool, type[Processes]] = {False: Processes, True: Sharded}
-"""By `run.fsdp`."""
 
 
 def trained(config: Config, *given: Any) -> Iterator[Event]:
     """The events of `train`, by as many processes as the config says. Raises as `train` does, and as `Processes`."""
     with _world(config) as world:
-        try:
-            yield from train(placed(config, world.rank), *given, world=world)
-        except Stopped:  # at the top of a step, where the others hear it too
-            world.parts.give_back()
-            raise
-        world.parts.give_back()
+        yield from train(placed(config, world.rank), *given, world=world)
 
 
 def take_part(config: Config, world: Processes) -> int:
@@ -51,12 +42,8 @@ def take_part(config: Config, world: Processes) -> int:
     try:
         for _ in train(placed(config, world.rank), checkpoints=PeerCheckpoints(), world=world):
             pass
-        world.parts.give_back()
     except PeerFailed:
-        # The process that failed reports it. So ends a run that the user stopped, too; its weights are wanted then.
-        with suppress(PeerFailed):
-            world.parts.give_back()
-        return 1
+        return 1  # the process that failed reports it; so ends a run that the user stopped, too
     except GrpoLabError as error:
         print(str(error).partition("\n")[0], file=sys.stderr)
         return 1
@@ -87,7 +74,7 @@ def joined(config: Config) -> Processes:
             f"run.processes = {config.run.processes}, and the launcher started {size} processes; give it that number"
         )
     store, rank = launchers_store()
-    return WORLDS[config.run.fsdp](store, rank, size, config.run.peer_minutes)
+    return Processes(store, rank, size, config.run.peer_minutes)
 
 
 def placed(config: Config, rank: int) -> Config:
@@ -119,8 +106,7 @@ def _world(config: Config) -> Iterator[World]:
     _share_cores(config)
     peers = Peers(config)
     try:
-        given = (peers.store, 0, config.run.processes, config.run.peer_minutes, peers.last_words)
-        world = WORLDS[config.run.fsdp](*given)
+        world = Processes(peers.store, 0, config.run.processes, config.run.peer_minutes, peers.last_words)
         try:
             yield world
         finally:
@@ -201,8 +187,8 @@ def main(lines: Any = None) -> int:
     threading.Thread(target=_end_with, args=(lines,), daemon=True).start()
     config = Config.from_dict(order["config"])
     _share_cores(config)
-    given = (new_store(order["port"]), order["rank"], config.run.processes, config.run.peer_minutes)
-    return take_part(config, WORLDS[config.run.fsdp](*given))
+    world = Processes(new_store(order["port"]), order["rank"], config.run.processes, config.run.peer_minutes)
+    return take_part(config, world)
 
 
 def _end_with(lines: Any, end: Callable[[int], Any] = os._exit) -> None:

@@ -21,7 +21,7 @@ from grpo_lab.events import Ended, Event, Started, encodable, from_json, lineage
 from grpo_lab.models import adapters, loading
 from grpo_lab.runs import environment
 from grpo_lab.runs.crashes import classify_crash
-from grpo_lab.training.parts import count_nonfinite
+from grpo_lab.training.recorder import count_nonfinite
 
 EVENTS, CONFIG, ENVIRONMENT, TRACEBACK = "events.jsonl", "config.json", "environment.json", "traceback.txt"
 MODEL, MERGED, LOCK = "model", "model-merged", ".lock"
@@ -203,13 +203,8 @@ def read_crash(folder: Path) -> str:
 def save_model(folder: Path, policy: Any, tokenizer: Any, merge: bool = False) -> None:
     """Write policy and tokenizer; of a policy with adapters only these, and with `merge` also the merged weights.
 
-    Weights that are not finite are never saved, nor those of which other processes had parts when the run crashed.
-    Raises RunError if saving fails.
+    Weights that are not finite are never saved. Raises RunError if saving fails.
     """
-    if not all(p.numel() for p in policy.parameters()):
-        way_out = f"go on from the last checkpoint: --resume {folder}"
-        warnings.warn(f"the model was not saved: parts of its weights are lost with a process; {way_out}", stacklevel=2)
-        return
     broken = count_nonfinite([p.detach() for p in policy.parameters()])
     if broken:
         warnings.warn(f"the model was not saved: {broken:,} of its weights are not finite", stacklevel=2)

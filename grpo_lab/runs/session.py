@@ -203,7 +203,7 @@ class Session(Steered):
             for event in trained(config, model, tasks, rewards, self.controls, checkpoints):
                 yield event
                 more = isinstance(event, Stepped) and event.step + 1 < steps  # and a checkpoint before the next step
-                if stopping() and not (more or config.run.fsdp or isinstance(event, Ended)):
+                if stopping() and not (more or isinstance(event, Ended)):
                     raise Stopped
         except Stopped:
             yield Ended("stopped", BY_THE_USER)

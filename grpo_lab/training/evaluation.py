@@ -42,7 +42,7 @@ def _mean_reward(learner: Learner, objective: Objective, problems: Sequence[Prob
     for first in range(0, len(problems), EVALUATED_AT_ONCE):
         part = problems[first : first + EVALUATED_AT_ONCE]
         prompts = [problem.prompt for problem in part]
-        with learner.forward.without_gradient():
+        with learner.forward.autocast():
             batch = rollouts.sample(learner.policy, learner.tokenizer, prompts, 1, sampling, generator)
         ids = rollouts.token_ids(batch)
         given = (part, rollouts.texts(learner.tokenizer, ids), ids, learner.config, state)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -29,19 +28,12 @@ class Forward:
         self.precision = PRECISIONS[config.model.precision]
         self.run = passes.PASSES[config.model.prompt_pass]
         self._policy, self._micro_batch_prompts, self._world = policy, config.data.micro_batch_prompts, world
-        with world.parts.gathered(policy):
-            passes.check(policy.eval(), config.model.prompt_pass)
+        passes.check(policy.eval(), config.model.prompt_pass)
 
     def autocast(self) -> torch.autocast:
         """The run's mixed precision, as a context manager."""
         dtype = self.precision.autocast
         return torch.autocast(self._policy.device.type, dtype=dtype, enabled=dtype is not None)
-
-    @contextmanager
-    def without_gradient(self) -> Iterator[None]:
-        """A block for passes without gradient, as the run makes them; ranks may make different ones."""
-        with self._world.parts.gathered(self._policy), self.autocast():
-            yield
 
     def logprobs(
         self, attempt: Attempt, batch: Batch, note: str = "current", whole: list[Tensor] | None = None
@@ -66,7 +58,7 @@ class Forward:
     def _of_all(self, attempt: Attempt, batch: Batch, note: str) -> Tensor:
         """Log-probabilities (B, T) of the whole batch without gradient."""
         rows = []
-        with self._world.meeting(attempt) as meeting, self._world.parts.gathered(self._policy):
+        with self._world.meeting(attempt) as meeting:
             for part in self._world.own(batch, self._micro_batch_prompts):
                 attempt.replace(batch=part)
                 rows.append(self.logprobs(attempt, part, note))

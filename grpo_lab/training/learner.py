@@ -64,7 +64,7 @@ class Learner:
         given, self.tokenizer = model or loading.load(config.model.name, config.model.precision, config.run.device)
         self.policy = adapters.prepared(given, config.lora, config.run.seed)
         torch_settings.prepare(config.run, self.policy.device)
-        self.policy = world.place(self.policy)
+        world.place(self.policy)
         self.forward = Forward(config, self.policy, world)
         known_models = (self.policy, self.tokenizer)
         rollouts.check_terminators(*known_models)
@@ -72,7 +72,7 @@ class Learner:
         self.reference: Any = None
         self._will_have_reference = needs_reference(config)
         self.critic: critics.NoCritic = critics.NoCritic()
-        self.recorder = Recorder(world.parts)
+        self.recorder = Recorder()
         self.steps = range(0)
         self.resumed_at = -1
         """The step at which the run went on from a checkpoint; -1 for a run that begins."""
@@ -98,7 +98,7 @@ class Learner:
             make, loss = critics.CRITICS[self.config.loss.critic], self.config.loss
             self.critic = make(self.policy, self.forward.run, loss.critic_from)
             if self._will_have_reference:
-                self.reference = REFERENCES[self.config.lora.reference](self.policy, self.world.parts)
+                self.reference = REFERENCES[self.config.lora.reference](self.policy)
         self.updates = Updates(self.critic.beside(self.policy), self.config, self.world)
         self.updates.snapshots.every = self._snapshot_interval()
         return self.steps
@@ -155,7 +155,7 @@ class Learner:
         streams = rollouts.streams(purpose, self.config.run.streams or self.world.size)
         generators = [self.generator(index, stream) for stream in self.world.share(streams)]
         given = (self.policy, self.tokenizer, prompts, size, sampling, generators, attempt.apply)
-        with self.world.meeting(attempt) as meeting, self.forward.without_gradient():
+        with self.world.meeting(attempt) as meeting, self.forward.autocast():
             meeting.say(rollouts.sample(*given))
         batch = joined(meeting.heard)
         repeated = [problem for problem in problems for _ in range(size)]
@@ -243,7 +243,7 @@ class Learner:
         """A block for backward passes of this rank's micro-batches of a part; then the gradients are set aside."""
         attempt.turn_to(part.objective, sampling=part.sampling, num_tokens=part.num_tokens)
         with self.world.meeting(attempt):
-            yield self.world.in_step(part.batch, self.config.data.micro_batch_prompts)
+            yield self.world.own(part.batch, self.config.data.micro_batch_prompts)
         self.updates.set_aside()
 
     def loss(self, attempt: Attempt, batch: Batch) -> LossOutput:
@@ -261,7 +261,6 @@ class Learner:
         self.recorder.metrics(output.metrics, attempt.step.update)
         loss = attempt.apply(Stage.LOSS, output.loss)
         self.recorder.metric("loss", loss.sum(), attempt.step.update)  # a guard may return shape (1,)
-        self.world.agree(attempt)
         self.formulas.accumulation(self.updates.scaler.scale(loss), self.updates.optimizer)
 
     def end(self, attempt: Attempt) -> Stepped:

@@ -6,7 +6,7 @@ reference from the model that the run began with.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,13 +18,11 @@ from grpo_lab.errors import RunError
 from grpo_lab.events import Changed, Event, Started, Verdict
 from grpo_lab.training.interventions import Intervention
 from grpo_lab.training.learner import Controls, Learner
-from grpo_lab.training.parts import count_nonfinite
+from grpo_lab.training.recorder import count_nonfinite
 from grpo_lab.training.reference import Reference
 from grpo_lab.training.world import moved
 
 WEIGHTS, MOMENTS = "weights", "moments"
-COUNT = "step"
-"""Of AdamW's updates, in its state of a weight."""
 
 
 def may_be_taken(learner: Learner, index: int) -> bool:
@@ -35,8 +33,7 @@ def may_be_taken(learner: Learner, index: int) -> bool:
     updates = learner.updates
     if not (updates.healthy and updates.snapshots.due(index)):
         return False
-    broken = count_nonfinite([*updates.parameters, *_moments(updates.optimizer.state)])
-    return not learner.world.parts.total(torch.tensor([float(broken)])).item()
+    return not count_nonfinite([*updates.parameters, *_moments(updates.optimizer.state)])
 
 
 def check_finite(state: Mapping[str, Any]) -> None:
@@ -46,11 +43,8 @@ def check_finite(state: Mapping[str, Any]) -> None:
 
 
 def taken(learner: Learner) -> dict[str, Any]:
-    """The state, with tensors that go on to change: write or copy them before the next step.
-
-    Where each process has a part of the weights all must call this, and the first one alone has the whole state.
-    """
-    updates, whole = learner.updates, learner.world.parts.whole
+    """The state, with tensors that go on to change: write or copy them before the next step."""
+    updates = learner.updates
     return {
         "updates": updates.count,
         "scaler": updates.scaler.state_dict(),
@@ -59,8 +53,8 @@ def taken(learner: Learner) -> dict[str, Any]:
         "config": learner.config.to_dict(),
         "interventions": {name: each.state_dict() for name, each in _with_memory(learner)},
         "reference": _reference_of_a_later_stage(learner),
-        WEIGHTS: {name: whole(p, p.detach()) for name, p in _trained(learner)},
-        MOMENTS: {name: _mapped(whole, p, updates.optimizer.state.get(p, {})) for name, p in _trained(learner)},
+        WEIGHTS: {name: p.detach() for name, p in _trained(learner)},
+        MOMENTS: {name: dict(updates.optimizer.state.get(p, {})) for name, p in _trained(learner)},
     }
 
 
@@ -71,19 +65,17 @@ def put_back(learner: Learner, state: Mapping[str, Any]) -> None:
     """
     learner.configure(resized(Config.from_dict(state["config"]), learner.config.run.processes))
     names, weights, moments = {name for name, _ in _trained(learner)}, state[WEIGHTS], state[MOMENTS]
-    parts = learner.world.parts
-    shapes = {name: parts.shape(p) for name, p in _trained(learner)}
+    shapes = {name: p.shape for name, p in _trained(learner)}
     if names != set(weights) or any(weights[name].shape != shape for name, shape in shapes.items()):
         raise RunError("the weights are not those of this run's model")
     with torch.no_grad():
         for name, parameter in _trained(learner):
-            parameter.copy_(parts.part(parameter, weights[name]))
+            parameter.copy_(weights[name])
         if state["reference"]:
-            kept = zip(_trained(learner), learner.reference.parameters(), state["reference"], strict=True)
-            for (_, parameter), mine, value in kept:
-                mine.copy_(parts.part(parameter, value))
-    updates, placed = learner.updates, enumerate(_trained(learner))
-    known = {place: _mapped(parts.part, p, moments[name]) for place, (name, p) in placed if moments.get(name)}
+            for mine, value in zip(learner.reference.parameters(), state["reference"], strict=True):
+                mine.copy_(value)
+    updates = learner.updates
+    known = {place: moments[name] for place, (name, _) in enumerate(_trained(learner)) if moments.get(name)}
     updates.optimizer.load_state_dict({**updates.optimizer.state_dict(), "state": known})
     updates.scaler.load_state_dict(state["scaler"])
     updates.count = state["updates"]
@@ -127,12 +119,7 @@ def before_step(learner: Learner, index: int, checkpoints: NoCheckpoints, contro
 
 def _moments(states: Mapping[Any, Mapping[str, Tensor]]) -> list[Tensor]:
     """The moments in AdamW's states; its count of steps, which may be on another device, is left out."""
-    return [value for state in states.values() for name, value in state.items() if name != COUNT]
-
-
-def _mapped(way: Callable[[Tensor, Tensor], Tensor], weight: Tensor, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """AdamW's state of a weight, with its moments made whole or parts of whole ones."""
-    return {name: value if name == COUNT else way(weight, value) for name, value in state.items()}
+    return [value for state in states.values() for name, value in state.items() if name != "step"]
 
 
 def _trained(learner: Learner) -> Iterator[tuple[str, Tensor]]:
@@ -147,7 +134,5 @@ def _with_memory(learner: Learner) -> Iterator[tuple[str, Intervention]]:
 
 def _reference_of_a_later_stage(learner: Learner) -> Sequence[Tensor]:
     """The reference's tensors where they are not those of the model that the run began with: after another stage."""
-    if not (learner.steps.start > 0 and isinstance(learner.reference, Reference)):
-        return []
-    kept = zip(_trained(learner), learner.reference.parameters(), strict=True)
-    return [learner.world.parts.whole(parameter, value) for (_, parameter), value in kept]
+    later = learner.steps.start > 0 and isinstance(learner.reference, Reference)
+    return list(learner.reference.parameters()) if later else []

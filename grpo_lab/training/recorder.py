@@ -17,7 +17,6 @@ from torch import Tensor
 from grpo_lab.errors import ModelError
 from grpo_lab.events import LinkNote
 from grpo_lab.metrics import of_objective
-from grpo_lab.training.parts import WHOLE, Whole, count_broken
 
 LOCATE_LIMIT = 2**14
 """Largest number of elements of a tensor whose worst element is located; in larger ones the search is too slow."""
@@ -62,8 +61,7 @@ class Notes(NamedTuple):
 class Recorder:
     """Collects the notes and metrics of one step, in order of time."""
 
-    def __init__(self, parts: Whole = WHOLE) -> None:
-        self._parts = parts
+    def __init__(self) -> None:
         self._listed: tuple[Any, tuple[str, ...], tuple[Tensor, ...]] = None, (), ()
         self._pending: list[_Pending] = []
         self._metrics: list[tuple[str, str, int, Number]] = []
@@ -113,14 +111,14 @@ class Recorder:
         if not tensors:
             raise ModelError(f"nothing to note for {link}: no parameter has a gradient; is the whole model frozen?")
         norms = torch.stack(torch._foreach_norm(tensors, 2, dtype=torch.float32))  # type: ignore[attr-defined]
-        norms, numel, broken = self._parts.measured(tensors, norms)
-        self._pending.append(_Pending(link, update, "", (), (norms,), names, tensors, numel, facts or {}, broken))
+        numel = sum(tensor.numel() for tensor in tensors)
+        self._pending.append(_Pending(link, update, "", (), (norms,), names, tensors, numel, facts or {}))
         return norms
 
     def named_parameters(self, policy: Any) -> tuple[tuple[str, ...], tuple[Tensor, ...]]:
         """Names and tensors of a policy's trained parameters, listed once: that takes about as long as reading all."""
         if self._listed[0] is not policy:
-            trained = dict(self._parts.trained(policy))
+            trained = dict(trained_parameters(policy))
             self._listed = policy, tuple(trained), tuple(trained.values())
         return self._listed[1:]
 
@@ -244,6 +242,16 @@ def _on_host(numbers: Sequence[Number]) -> Iterator[float]:
         yield from itertools.islice(moved[number.dtype], number.numel()) if isinstance(number, Tensor) else (number,)
 
 
+def trained_parameters(policy: Any) -> list[tuple[str, Tensor]]:
+    """Names and tensors of the parameters that are trained."""
+    return [(name, parameter) for name, parameter in policy.named_parameters() if parameter.requires_grad]
+
+
+def count_nonfinite(tensors: Sequence[Tensor]) -> int:
+    """Number of elements of these tensors, of any shape, that are NaN or inf, counted with one transfer."""
+    return int(torch.stack([(~tensor.isfinite()).sum() for tensor in tensors]).sum())
+
+
 def _tensor_note(note: _Pending, values: list[float]) -> LinkNote:
     low, high, *counts = values
     where = f"{note.rank} {note.note}".strip()
@@ -267,7 +275,8 @@ def _broken(note: _Pending, norms: list[float]) -> float:
     """Number of elements not finite. Only tensors whose norm is not finite are read, where they were not before."""
     if note.nonfinite is not None:
         return note.nonfinite
-    return count_broken(note.tensors, norms)
+    suspects = [tensor for tensor, norm in zip(note.tensors, norms, strict=True) if not math.isfinite(norm)]
+    return float(count_nonfinite(suspects)) if suspects else 0.0
 
 
 def _worse(old: LinkNote, new: LinkNote) -> LinkNote:

@@ -9,7 +9,6 @@ from typing import Any
 from torch import Tensor
 
 from grpo_lab.training.faults.formulas import reference_with_adapters_on
-from grpo_lab.training.parts import WHOLE, Whole
 
 
 class Reference:
@@ -19,8 +18,8 @@ class Reference:
     adapters off, to the bit; with adapters that were trained before, it is the model as those had made it.
     """
 
-    def __init__(self, policy: Any, parts: Whole = WHOLE) -> None:
-        self._trained, self._exchange = [tensor for _, tensor in parts.trained(policy)], parts.exchange
+    def __init__(self, policy: Any) -> None:
+        self._trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
         self._others = [parameter.detach().clone() for parameter in self._trained]
 
     def parameters(self) -> Iterator[Tensor]:
@@ -28,16 +27,16 @@ class Reference:
         return iter(self._others)
 
     def __enter__(self) -> None:
-        """Exchange the values."""
-        self._others = [self._exchange(*pair) for pair in zip(self._trained, self._others, strict=True)]
+        """Exchange the values; tensors change hands, and nothing is copied."""
+        for place, parameter in enumerate(self._trained):
+            parameter.data, self._others[place] = self._others[place], parameter.data
 
     def __exit__(self, *error: object) -> None:
         self.__enter__()
 
 
-REFERENCES: dict[str, Callable[[Any, Whole], AbstractContextManager[None]]] = {
+REFERENCES: dict[str, Callable[[Any], AbstractContextManager[None]]] = {
     "adapters_off": Reference,
-    "adapters_on": lambda policy, parts: reference_with_adapters_on(policy),
+    "adapters_on": reference_with_adapters_on,
 }
-"""By name, as `lora.reference` selects one: from a policy and the place of its weights, the block in which it is the
-reference."""
+"""By name, as `lora.reference` selects one: from a policy, the block in which it is the reference."""

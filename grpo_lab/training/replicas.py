@@ -52,7 +52,7 @@ class Processes(World):
         import torch.distributed as dist
 
         self.rank, self.size, self._store, self._lost, self._told = rank, size, store, lost, 0
-        self._timeout = timeout = timedelta(minutes=minutes)
+        timeout = timedelta(minutes=minutes)
         self._before, self._mark = 0, (0, 0)
         self._await_all(timeout)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -76,25 +76,17 @@ class Processes(World):
         """Leave the others."""
         self._dist.destroy_process_group()
 
-    def place(self, policy: Any) -> Any:
+    def place(self, policy: Any) -> None:
         for tensor in (*policy.parameters(), *policy.buffers()):
             self._dist.broadcast(tensor.detach(), src=0)
-        return policy
 
     def own(self, batch: Batch, micro_batch_prompts: int) -> Iterator[Batch]:
-        yield from self._of(self.rank, batch, micro_batch_prompts)
-
-    def _of(self, rank: int, batch: Batch, micro_batch_prompts: int) -> Iterator[Batch]:
-        """Yield the micro-batches of a rank's share."""
-        part = batch.groups(self._share(rank, torch.arange(len(batch.prompt_ids), device=batch.group.device)))
+        part = batch.groups(self.share(torch.arange(len(batch.prompt_ids), device=batch.group.device)))
         if len(part.group):
             yield from part.split(micro_batch_prompts)
 
     def share(self, rows: Rows) -> Rows:
-        return self._share(self.rank, rows)
-
-    def _share(self, rank: int, rows: Rows) -> Rows:
-        return rows[rank * len(rows) // self.size : (rank + 1) * len(rows) // self.size]
+        return rows[self.rank * len(rows) // self.size : (self.rank + 1) * len(rows) // self.size]
 
     def with_first(self, rows: Sequence[T]) -> Sequence[T]:
         return () if self.rank else rows
@@ -113,7 +105,7 @@ class Processes(World):
             readable = attempt.step.policy.device.type == "cpu"  # nothing is, after a device-side assert
             notes = attempt.step.recorder.take(self._mark) if readable else Notes((), ())
             attempt.step.recorder.put(notes, self.rank)
-            self._report("".join(traceback.format_exception(error)), notes, error)
+            self._exchange(_Told(None, (), notes, False, "".join(traceback.format_exception(error))))
             raise
         heard = self._hear_all(attempt, meeting.said)
         meeting.heard = [moved(each.said, attempt.step.policy.device) for each in heard]
@@ -139,10 +131,6 @@ class Processes(World):
         self._begin(attempt)
         return heard
 
-    def _report(self, failed: str, notes: Notes, error: Exception) -> None:
-        """Tell the others of an error of this rank."""
-        self._exchange(_Told(None, (), notes, False, failed))
-
     def _exchange(self, told: _Told) -> list[_Told]:
         heard: list[Any] = [None] * self.size
         self._with_others(lambda: self._dist.all_gather_object(heard, told))
@@ -153,11 +141,7 @@ class Processes(World):
         try:
             work()
         except RuntimeError as error:
-            raise PeerFailed(self._why() or f"another process does not answer: {error}") from error
-
-    def _why(self) -> str:
-        """The reason why another rank does not answer, as far as it is known."""
-        return (lost := self._lost()) and f"another process does not answer: {lost}"
+            raise PeerFailed(f"another process does not answer: {self._lost() or error}") from error
 
     def hear(self, make: Callable[[], T]) -> T:
         key, self._told = f"told/{self._told}", self._told + 1

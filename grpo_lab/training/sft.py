@@ -37,7 +37,7 @@ def sft_step(learner: Learner, attempt: Attempt) -> None:
     updates.begin(attempt, 0)
     attempt.replace(num_tokens=batch.completion_mask.sum())
     with learner.world.meeting(attempt):
-        for micro_batch in learner.world.in_step(batch, config.data.micro_batch_prompts):
+        for micro_batch in learner.world.own(batch, config.data.micro_batch_prompts):
             learner.backward(attempt, sft_loss(learner, attempt, micro_batch))
     updates.set_aside()
     updates.commit(attempt, combinations.add)

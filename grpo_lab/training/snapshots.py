@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from grpo_lab.errors import RunError
-from grpo_lab.training.parts import WHOLE, Whole
 
 SMALL = 10_000_000
 """Parameters below which a run takes one thread, and a snapshot before every step, even if no guard can roll back."""
@@ -29,10 +28,8 @@ class Snapshots:
     One is taken every `every` steps, the first at once; 0 takes none.
     """
 
-    def __init__(
-        self, parameters: Sequence[Tensor], optimizer: Optimizer, every: int = 0, parts: Whole = WHOLE
-    ) -> None:
-        self._parameters, self._optimizer, self.every, self._parts = parameters, optimizer, every, parts
+    def __init__(self, parameters: Sequence[Tensor], optimizer: Optimizer, every: int = 0) -> None:
+        self._parameters, self._optimizer, self.every = parameters, optimizer, every
         self._kept: dict[tuple[Tensor, str], Tensor] = {}
         self._large = sum(p.numel() for p in parameters) >= SMALL
         self._step, self._updates = -1, 0
@@ -97,12 +94,12 @@ class Snapshots:
         if step != self._step:
             return None
         largest: list[Tensor] = []
-        for some in _at_once([p for p in self._parameters if p.numel()]):
+        for some in _at_once(self._parameters):
             before = [self._kept[p, "weight"].to(p.device, non_blocking=True) for p in some]
             moves = torch._foreach_sub(some, before)  # type: ignore[attr-defined]
             torch._foreach_abs_(moves)  # type: ignore[attr-defined]
             largest += torch._foreach_max(moves)  # type: ignore[attr-defined]
-        return self._parts.largest(float(torch.stack(largest).max()))
+        return float(torch.stack(largest).max())
 
     def _room(self, value: Tensor) -> Tensor:
         """Memory for a copy of a tensor: that of the host for a large model on a GPU, pinned, so that no copy waits."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +13,6 @@ from torch.optim import Optimizer
 from grpo_lab.events import LinkNote, Stage, Verdict
 from grpo_lab.training.attempt import Attempt
 from grpo_lab.training.interventions import Step, known
-from grpo_lab.training.parts import WHOLE, Whole
 from grpo_lab.training.snapshots import Snapshots
 
 
@@ -22,18 +20,12 @@ class Transaction:
     """Updates of trained weights by one optimizer. `count` are in the weights, `committed` of them by this step."""
 
     def __init__(
-        self,
-        policy: Any,
-        names: Sequence[str],
-        parameters: Sequence[Tensor],
-        optimizer: Optimizer,
-        scaler: Any,
-        parts: Whole = WHOLE,
+        self, policy: Any, names: Sequence[str], parameters: Sequence[Tensor], optimizer: Optimizer, scaler: Any
     ) -> None:
         self.policy, self.names, self.parameters = policy, names, parameters
         self.optimizer, self.scaler = optimizer, scaler
-        self.num_parameters = sum(math.prod(parts.shape(p)) for p in parameters)
-        self.snapshots = Snapshots(parameters, optimizer, parts=parts)
+        self.num_parameters = sum(p.numel() for p in parameters)
+        self.snapshots = Snapshots(parameters, optimizer)
         self.count, self.committed, self.healthy, self._unscaled = 0, 0, True, False
         self._moved: tuple[tuple[int, int], float | None] = (-1, 0), None
 

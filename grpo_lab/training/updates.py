@@ -15,6 +15,7 @@ from grpo_lab.models.precision import PRECISIONS
 from grpo_lab.training.attempt import Attempt
 from grpo_lab.training.interventions import Coefficients, Step, known
 from grpo_lab.training.objectives import resolve
+from grpo_lab.training.recorder import trained_parameters
 from grpo_lab.training.transaction import Transaction
 from grpo_lab.training.world import ALONE, World
 
@@ -32,7 +33,7 @@ class Updates(Transaction):
     """
 
     def __init__(self, policy: Any, config: Config, world: World = ALONE) -> None:
-        trained = world.parts.trained(policy)
+        trained = trained_parameters(policy)
         if not trained:
             raise ModelError(f"model {config.model.name!r} has no weight that requires a gradient: unfreeze some")
         names, parameters = zip(*trained, strict=True)
@@ -40,7 +41,7 @@ class Updates(Transaction):
         fused = all(p.dtype == torch.float32 for p in parameters) or None  # None: as torch chooses
         optimizer = torch.optim.AdamW(parameters, fused=fused)
         scaler = torch.amp.GradScaler(policy.device.type, enabled=PRECISIONS[config.model.precision].scaler)
-        super().__init__(policy, names, parameters, optimizer, scaler, world.parts)
+        super().__init__(policy, names, parameters, optimizer, scaler)
         self._set_aside: list[Gradients] = []
         self._world = world
 

@@ -2,8 +2,7 @@
 
 A rank is a micro-batch that is computed elsewhere. All ranks know the whole batch, so that advantages, token weights
 and guards of whole batches are those of one process, on each of them; the ranks share sampling, the passes without
-gradient and the backward passes, and add up their gradients. `replicas` has processes with the same weights each, and
-`shards` processes with a part of every weight.
+gradient and the backward passes, and add up their gradients. In `replicas` each process has the same weights.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from torch import Tensor
 
 from grpo_lab.algorithm.batch import Batch
 from grpo_lab.training.attempt import Attempt
-from grpo_lab.training.parts import WHOLE, Whole
 
 T = TypeVar("T")
 Rows = TypeVar("Rows", Sequence[Any], Tensor)
@@ -44,22 +42,13 @@ class World:
     """One process alone. Each method says what several do."""
 
     rank, size = 0, 1
-    parts: Whole = WHOLE
 
-    def place(self, policy: Any) -> Any:
-        """The policy that is trained in place of this one, with the first rank's weights."""
-        return policy
+    def place(self, policy: Any) -> None:
+        """Give the policy the first rank's weights."""
 
     def own(self, batch: Batch, micro_batch_prompts: int) -> Iterator[Batch]:
         """Yield the micro-batches of this rank's share of the prompts; a share without completions has none."""
         yield from batch.split(micro_batch_prompts)
-
-    def in_step(self, batch: Batch, micro_batch_prompts: int) -> Iterator[Batch]:
-        """Yield this rank's micro-batches for passes with gradient; as many on all ranks if they need each other."""
-        yield from self.own(batch, micro_batch_prompts)
-
-    def agree(self, attempt: Attempt) -> None:
-        """Before a backward pass that needs all ranks: raise as `meeting` does where one does not make it."""
 
     def share(self, rows: Rows) -> Rows:
         """This rank's part of the rows, or of a tensor's; the ranks' parts follow each other."""
