@@ -25,7 +25,8 @@ from unittest import mock
 from benchmarks.timing import QUICK, Plan, settle, spread
 from grpo_lab.analysis.run_state import Fold
 from grpo_lab.config.schema import Config
-from grpo_lab.events import Action, Started, Stepped, Verdict, from_json, to_json
+from grpo_lab.core.hooks import Action, Verdict
+from grpo_lab.events import Started, Stepped, from_json, to_json
 from grpo_lab.runs import child_pool, notebook_mode, recordings, run_folder
 from grpo_lab.runs.session import Session
 from grpo_lab.ui.widgets.live import LiveFigure

@@ -14,63 +14,12 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import IntEnum, StrEnum
 from sys import intern
 from typing import Any, get_args
 
+from grpo_lab.core.hooks import Action, Verdict
 from grpo_lab.errors import RunError
 from grpo_lab.messages import translated
-
-
-class Stage(StrEnum):
-    """The stages of a step in order. At each, interventions receive one value:
-
-    | stage | value | when |
-    |---|---|---|
-    | COEFFICIENTS | `Coefficients`: learning rate, beta, epsilon, ... | once a step, first |
-    | SAMPLING | `SamplingConfig`: temperature, filters, penalties, length | once a step |
-    | PROBABILITIES | (b, V) next-token probabilities, before `torch.multinomial` | every sampled token |
-    | REWARDS | (P, G) | once a step |
-    | ADVANTAGES | (P, G) | once a step |
-    | LOGITS | (b, t, V); while sampling t = 1 | every pass: sampling, old, reference, current |
-    | BATCH | `Batch` of B completions; rows may leave here | once a step, after the passes without gradient |
-    | LOG_RATIO | (b, T) logprobs - old_logprobs, nats, before `exp` | every micro-batch |
-    | KL_DELTA | (b, T) ref_logprobs - logprobs, nats, before `exp` | every micro-batch with a reference |
-    | LOSS | () the micro-batch's part of the loss | every micro-batch |
-    | GRADIENTS | the policy, its gradients accumulated and unscaled | every update, before `optimizer.step()` |
-    | WEIGHTS | the policy | every update, after `optimizer.step()` |
-
-    P prompts, G completions of each, B = P G; b rows of a micro-batch, T tokens, V words of the vocabulary.
-    """
-
-    COEFFICIENTS = "coefficients"
-    SAMPLING = "sampling"
-    PROBABILITIES = "probabilities"
-    REWARDS = "rewards"
-    ADVANTAGES = "advantages"
-    LOGITS = "logits"
-    BATCH = "batch"
-    LOG_RATIO = "log_ratio"
-    KL_DELTA = "kl_delta"
-    LOSS = "loss"
-    GRADIENTS = "gradients"
-    WEIGHTS = "weights"
-
-
-class Verdict(IntEnum):
-    """The consequence for the step, from mild to severe; the worst verdict of a step wins. Text shows the name."""
-
-    KEEP = 0
-    CHANGED = 1
-    SKIP_STEP = 2
-    ROLL_BACK = 3
-    STOP = 4
-
-    def __str__(self) -> str:
-        return self.name
-
-    def __format__(self, spec: str) -> str:
-        return format(self.name, spec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +45,6 @@ class LinkNote:
         numbers = {"magnitude": float(tree["magnitude"]), "nonfinite": float(tree["nonfinite"])}
         words = {"link": intern(tree["link"]), "where": intern(tree["where"])}
         return LinkNote(**{**tree, **numbers, **words, "facts": _floats(tree["facts"])})
-
-
-@dataclass(frozen=True, slots=True)
-class Action:
-    """One act of a guard, a fault or the trainer: stage, verdict, and a reason with the number and the limit."""
-
-    name: str
-    kind: str
-    stage: str
-    update: int
-    verdict: Verdict
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)

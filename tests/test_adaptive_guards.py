@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import grpo_lab as gl
-from grpo_lab.events import Ended, Stage, Stepped, Verdict
+from grpo_lab.core.hooks import Stage, Verdict
+from grpo_lab.events import Ended, Stepped
 from grpo_lab.models import loading
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.training.interventions import Coefficients, Outcome

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributions import Categorical
 
 import grpo_lab as gl
-from grpo_lab.algorithm.batch import Batch
+from grpo_lab.core.batch import Batch
 from grpo_lab.algorithm.losses import token_weights
 from grpo_lab.algorithm.surrogates import SURROGATES
 from grpo_lab.config.algorithms import algorithm, algorithm_names
@@ -27,7 +27,6 @@ from grpo_lab.config.schema import Config
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Stepped
 from grpo_lab.training import trainer
-from grpo_lab.training.attempt import Attempt
 from grpo_lab.training.interventions import Coefficients, Step
 from grpo_lab.training.objectives import resolve
 from grpo_lab.training.policy_loss import add_entropy_bonus, micro_batch_loss, with_forks
@@ -80,13 +79,22 @@ def ours(config: Config, given: Given, **wrong: Any) -> tuple[Tensor, Tensor]:
     ref = given.ref if loss.beta else None
     batch = with_forks(Batch(once, once, rows, ids, mask, *floats, given.old, ref, weights), loss)
     use = Coefficients(1e-3, loss.beta, loss.epsilon, loss.epsilon_high, 1e-8, wrong.pop("delta", None))
-    step = Step(0, config, config.sampling, None, Recorder(), coefficients=use, batch=batch, num_tokens=mask.sum())
-    attempt = Attempt(step, {})
-    attempt.turn_to(resolve(config)[0])
+    ctx = Step(
+        index=0,
+        seed=0,
+        config=config,
+        sampling=config.sampling,
+        policy=None,
+        recorder=Recorder(),
+        coefficients=use,
+        batch=batch,
+        num_tokens=mask.sum(),
+    )
+    ctx.begin_objective(resolve(config)[0])
     formulas: Formulas = chosen_formulas(config)._replace(**wrong)
     chosen = logprobs if given.logits is None else logprobs.log_softmax(dim=-1)[..., 0]
-    output = micro_batch_loss(attempt, batch, formulas, chosen)
-    found = add_entropy_bonus(attempt, output, batch, whole if loss.entropy_coef else []).loss
+    output = micro_batch_loss(ctx, batch, formulas, chosen)
+    found = add_entropy_bonus(ctx, output, batch, whole if loss.entropy_coef else []).loss
     return found.detach(), torch.autograd.grad(found, logprobs)[0]
 
 

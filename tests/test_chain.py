@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from grpo_lab.events import Action, Changed, Crash, Ended, LinkNote, Stage, Stepped, Verdict
+from grpo_lab.core.hooks import Action, Stage, Verdict
+from grpo_lab.events import Changed, Crash, Ended, LinkNote, Stepped
 from grpo_lab.metrics import LINKS
 from grpo_lab.runs.crashes import classify_crash
 from grpo_lab.runs.first_break import _RULES, _TEXTS, absorbed, first_break, statuses

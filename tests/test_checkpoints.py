@@ -18,8 +18,9 @@ from safetensors.torch import load_file
 
 import grpo_lab as gl
 from grpo_lab.analysis.run_state import Fold
+from grpo_lab.core.hooks import Stage
 from grpo_lab.errors import ConfigError, ModelError, RunError
-from grpo_lab.events import Changed, Checkpointed, Ended, Evaluated, Resumed, Stage, Started, Stepped, lineage, to_json
+from grpo_lab.events import Changed, Checkpointed, Ended, Evaluated, Resumed, Started, Stepped, lineage, to_json
 from grpo_lab.metrics import OF_THE_MACHINE
 from grpo_lab.models import loading
 from grpo_lab.runs import checkpoint_files, checkpoints, run_folder

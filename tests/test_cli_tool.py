@@ -20,8 +20,9 @@ from grpo_lab.config.algorithms import algorithm_names
 from grpo_lab.config.catalog import preset_names, scenario_names
 from grpo_lab.config.guard_names import guards_named
 from grpo_lab.config.schema import SECTIONS, Config
+from grpo_lab.core.hooks import Verdict
 from grpo_lab.errors import ConfigError
-from grpo_lab.events import Ended, Started, Stepped, Verdict
+from grpo_lab.events import Ended, Started, Stepped
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.ui import console
 from grpo_lab.ui.docs_pages.settings import described

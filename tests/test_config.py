@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from grpo_lab.config.catalog import preset, preset_names
 from grpo_lab.config.fields import settings_of
 from grpo_lab.config.schema import REMOVED, SECTIONS, SWITCHES, Config
+from grpo_lab.core.hooks import Stage
 from grpo_lab.errors import ConfigError
-from grpo_lab.events import Stage, encodable
+from grpo_lab.events import encodable
 from grpo_lab.training.faults import FAULTS
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.training.registry import arrange

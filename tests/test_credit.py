@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, tensor
 
 from grpo_lab.algorithm import credit
-from grpo_lab.algorithm.batch import Batch, joined
+from grpo_lab.core.batch import Batch, joined
 from grpo_lab.algorithm.losses import highest
 from grpo_lab.config.schema import Config
+from grpo_lab.core.hooks import Stage, Verdict
 from grpo_lab.errors import ConfigError, ModelError
-from grpo_lab.events import Stage, Stepped, Verdict
+from grpo_lab.events import Stepped
 from grpo_lab.training.critics import PolicyAndCritic
 from grpo_lab.training.interventions import Intervention, Outcome, Step
 from grpo_lab.training.learner import Learner
@@ -280,13 +281,13 @@ def test_only_groups_with_spread_are_trained():
     learner.interventions = {**learner.interventions, Watch.stage: [("guard", Watch())]}
     learner.begin_stage("grpo")
     for index in range(2):
-        attempt = learner.begin(index)
-        part, scores = learner.judged(attempt, learner.sample(attempt, learner.objectives[0]))
+        ctx = learner.begin(index)
+        part, scores = learner.judged(ctx, learner.sample(ctx, learner.objectives[0]))
         (one,) = scores
         assert one.rewards.shape == (6, 4) and len(part.problems) == 6 and len(part.batch.group) == 24
         assert (one.rewards.amax(dim=1) > one.rewards.amin(dim=1)).all()
         assert part.batch.group.tolist() == [g for g in range(6) for _ in range(4)]
-        attempt.apply(Watch.stage, learner.advantages(attempt, part, scores))
+        ctx.apply(Watch.stage, learner.advantages(ctx, part, scores))
     assert all(bool(value.abs().sum(dim=1).all()) for value in seen) and len(seen) == 2
 
 
@@ -327,23 +328,24 @@ def test_the_kl_is_paid_by_the_reward_and_not_again_in_the_loss(name):
     with torch.no_grad():
         for parameter in learner.policy.parameters():
             parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
-    attempt = learner.begin(0)
-    attempt.replace(coefficients=learner.updates.coefficients(attempt.step))
-    part, scores = learner.judged(attempt, learner.sample(attempt, learner.objectives[0]))
+    ctx = learner.begin(0)
+    ctx.coefficients = learner.updates.coefficients(ctx)
+    part, scores = learner.judged(ctx, learner.sample(ctx, learner.objectives[0]))
     (one,), batch, mask = scores, part.batch, part.batch.completion_mask
     assert batch.old_logprobs is not None and batch.ref_logprobs is not None and batch.penalties is not None
     delta = torch.where(mask, batch.old_logprobs - batch.ref_logprobs, 0.0)
     torch.testing.assert_close(batch.penalties, 0.5 * delta)
     paid = one.rewards - 0.5 * delta.sum(dim=1).view(6, 4)
     others = (paid.sum(dim=1, keepdim=True) - paid) / 3
-    advantages = learner.advantages(attempt, part, scores)
+    advantages = learner.advantages(ctx, part, scores)
     torch.testing.assert_close(advantages, paid - others if name == "rloo" else paid)
-    assigned = learner.assign_credit(attempt, learner.compute_logprobs(attempt, part, advantages))
-    weighed = learner.add_token_weights(attempt, part, assigned)
-    attempt.turn_to(part.objective, sampling=part.sampling, num_tokens=weighed.num_tokens)
-    with_kl = learner.loss(attempt, weighed.batch)
-    attempt.replace(coefficients=replace(learner.updates.coefficients(attempt.step), beta=50.0))
-    torch.testing.assert_close(learner.loss(attempt, weighed.batch).loss, with_kl.loss)
+    assigned = learner.assign_credit(ctx, learner.compute_logprobs(ctx, part, advantages))
+    weighed = learner.add_token_weights(ctx, part, assigned)
+    ctx.begin_objective(part.objective)
+    ctx.sampling, ctx.num_tokens = part.sampling, weighed.num_tokens
+    with_kl = learner.loss(ctx, weighed.batch)
+    ctx.coefficients = replace(learner.updates.coefficients(ctx), beta=50.0)
+    torch.testing.assert_close(learner.loss(ctx, weighed.batch).loss, with_kl.loss)
     assert with_kl.metrics["kl"] > 0
 
 

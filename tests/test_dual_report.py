@@ -26,7 +26,8 @@ from grpo_lab.analysis.dual_report import (
     report,
 )
 from grpo_lab.config.catalog import preset, scenario_names
-from grpo_lab.events import Crash, Ended, Evaluated, Started, Stepped, Verdict
+from grpo_lab.core.hooks import Verdict
+from grpo_lab.events import Crash, Ended, Evaluated, Started, Stepped
 from grpo_lab.runs.session import Session
 from grpo_lab.ui import plots, side_by_side
 

@@ -12,15 +12,15 @@ import transformers
 
 import grpo_lab as gl
 from benchmarks.diagnosis.recipes import in_half
-from grpo_lab.algorithm.batch import Batch
+from grpo_lab.core.batch import Batch
 from grpo_lab.config.guard_names import guards_named
+from grpo_lab.core.hooks import Refused, Stage, Verdict
 from grpo_lab.errors import ConfigError, RunError
-from grpo_lab.events import Stage, Stepped, Verdict
+from grpo_lab.events import Stepped
 from grpo_lab.runs.guard_callback import POSSIBLE
 from grpo_lab.runs.guarded_trainer import INSIDE, NEEDS, see_batch
 from grpo_lab.runs.session import Session
 from grpo_lab.training import policy_loss
-from grpo_lab.training.attempt import Refused
 from grpo_lab.training.learner import Learner
 from tests.test_hosted_guards import OF_TRL, NanGradient, Seen, equal
 
@@ -419,17 +419,17 @@ def by_learner(names, factors, half):
     learner = Learner(config.with_guards(guards).with_("run.snapshot_every=1"), loaded(half))
     told = []
     for index, factor in enumerate(factors):
-        attempt = learner.begin(index)
+        ctx = learner.begin(index)
         try:
-            usual = learner.updates.coefficients(attempt.step)
-            attempt.replace(coefficients=attempt.apply(Stage.COEFFICIENTS, usual))
-            learner.updates.begin(attempt, 0)
+            usual = learner.updates.coefficients(ctx)
+            ctx.coefficients = ctx.apply(Stage.COEFFICIENTS, usual)
+            learner.updates.begin(ctx, 0)
             for parameter in learner.updates.parameters:
                 parameter.grad = gradient(parameter, factor)
-            learner.updates.make(attempt)
+            learner.updates.make(ctx)
         except Refused:
             pass
-        event = learner.end(attempt)
+        event = learner.end(ctx)
         told.append((event.verdict, [(a.name, a.reason) for a in event.actions]))
     return list(learner.policy.state_dict().values()), told
 
@@ -512,14 +512,15 @@ def loss_of_learner(guard, values):
     logprobs, old, reference, advantages, mask = values
     config = gl.Config().with_("loss.beta=0.04", "loss.epsilon=0.2", "run.device=cpu").with_guards(guards_named(guard))
     learner = Learner(config, loaded(False))
-    attempt = learner.begin(0)
-    attempt.replace(coefficients=attempt.apply(Stage.COEFFICIENTS, learner.updates.coefficients(attempt.step)))
-    attempt.turn_to(learner.objectives[0], num_tokens=mask.sum())
+    ctx = learner.begin(0)
+    ctx.coefficients = ctx.apply(Stage.COEFFICIENTS, learner.updates.coefficients(ctx))
+    ctx.begin_objective(learner.objectives[0])
+    ctx.num_tokens = mask.sum()
     zeros = torch.zeros_like(old)
     batch = Batch(mask, mask, torch.arange(2), mask, mask.bool(), zeros, zeros, advantages, old, reference)
     batch = replace(batch, weights=mask / mask.sum())
-    output = policy_loss.micro_batch_loss(attempt, batch, learner.formulas, logprobs)
-    return output.loss, attempt.actions
+    output = policy_loss.micro_batch_loss(ctx, batch, learner.formulas, logprobs)
+    return output.loss, ctx.actions
 
 
 def loss_of_loop(guard, values):
@@ -610,22 +611,22 @@ def through_trl(made, stage, value):
 def test_a_guard_of_the_batch_has_one_outcome_in_every_host(name, tmp_path):
     stage, value = BATCH[name]
     given = rows_of(value) if stage == "batch" else value
-    attempt = Learner(gl.Config().with_guards(gl.Guards(name).config.guards), loaded(False)).begin(0)
-    attempt.replace(scorable=torch.ones(2, 4, dtype=torch.bool))
-    of_learner = attempt.apply(Stage(stage), given)
+    ctx = Learner(gl.Config().with_guards(gl.Guards(name).config.guards), loaded(False)).begin(0)
+    ctx.scorable = torch.ones(2, 4, dtype=torch.bool)
+    of_learner: Any = ctx.apply(Stage(stage), given)
     loop = gl.Guards(name)
     of_loop = loop.at(stage, given)
     made = trained(tmp_path, guards=name, train=False)
     made.model.train()
     of_trl = through_trl(made, stage, value)
     if stage == "rewards":
-        of_learner, of_loop = (attempt.step.scorable, of_learner), (of_loop.isfinite(), of_loop.nan_to_num(0.0))
+        of_learner, of_loop = (ctx.scorable, of_learner), (of_loop.isfinite(), of_loop.nan_to_num(0.0))
     elif stage == "batch":
         of_learner, of_loop = of_learner.group, of_loop.group
     torch.testing.assert_close(of_loop, of_learner, rtol=0, atol=0)
     torch.testing.assert_close(of_trl, of_learner, rtol=0, atol=0)
     told = [[(a.name, a.verdict, a.reason) for a in each._begun().actions] for each in (loop, made.guard_host.guards)]
-    assert told == [[(a.name, a.verdict, a.reason) for a in attempt.actions]] * 2 and len(told[0]) == 1
+    assert told == [[(a.name, a.verdict, a.reason) for a in ctx.actions]] * 2 and len(told[0]) == 1
 
 
 def test_adaptive_beta_has_one_outcome_in_the_learner_and_in_trl(tmp_path):
@@ -634,8 +635,8 @@ def test_adaptive_beta_has_one_outcome_in_the_learner_and_in_trl(tmp_path):
     of_learner = []
     for index, kl in enumerate((None, *kls[:-1])):
         learner.last_metrics = {} if kl is None else {"kl": kl}
-        attempt = learner.begin(index)
-        of_learner.append(attempt.apply(Stage.COEFFICIENTS, learner.updates.coefficients(attempt.step)).beta)
+        ctx = learner.begin(index)
+        of_learner.append(ctx.apply(Stage.COEFFICIENTS, learner.updates.coefficients(ctx)).beta)
     of_trl: list[float] = []
 
     class Tells(trl.GRPOTrainer):

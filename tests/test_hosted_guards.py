@@ -16,8 +16,9 @@ import transformers
 
 import grpo_lab as gl
 from grpo_lab.algorithm.advantages import group_advantages
+from grpo_lab.core.hooks import Verdict
 from grpo_lab.errors import ConfigError, RunError
-from grpo_lab.events import Stepped, Verdict
+from grpo_lab.events import Stepped
 from grpo_lab.runs.guard_callback import POSSIBLE, GuardCallback
 from grpo_lab.runs.guarded_trainer import Host
 from grpo_lab.runs.session import Session

@@ -12,8 +12,9 @@ import pytest
 
 import grpo_lab as gl
 from grpo_lab.config.sections import JudgeConfig
+from grpo_lab.core.hooks import Verdict
 from grpo_lab.errors import ConfigError, RewardError
-from grpo_lab.events import Ended, Evaluated, Started, Stepped, Verdict
+from grpo_lab.events import Ended, Evaluated, Started, Stepped
 from grpo_lab.runs.session import Session
 from grpo_lab.tasks import http_judge, rewards
 from grpo_lab.tasks.http_judge import fill, number_in, wait_of

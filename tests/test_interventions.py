@@ -19,15 +19,14 @@ import torch
 from torch import tensor
 
 from grpo_lab import messages
-from grpo_lab.algorithm.batch import Batch
+from grpo_lab.core.batch import Batch
 from grpo_lab.algorithm.losses import clipped_surrogate
 from grpo_lab.config.catalog import preset
 from grpo_lab.config.schema import Config
 from grpo_lab.config.sections import SamplingConfig
+from grpo_lab.core.hooks import Refused, Stage, Verdict
 from grpo_lab.errors import GrpoLabError, RunError
-from grpo_lab.events import Stage, Verdict
 from grpo_lab.training import observers
-from grpo_lab.training.attempt import Attempt, Refused
 from grpo_lab.training.faults import FAULTS
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.training.interventions import Coefficients, Intervention, Outcome, Step
@@ -60,11 +59,12 @@ def make_step(index: int = 5, model: Any = None, **known: Any) -> Step:
     rows = torch.zeros(len(advantages), dtype=torch.long)
     batch = replace(make_batch().rows(rows), advantages=advantages)
     defaults = {"config": Config(), "sampling": SamplingConfig(), "policy": model or policy(), "batch": batch}
-    return Step(index, recorder=Recorder(), **{**defaults, **known})
+    given = {**defaults, **known}
+    return Step(index=index, seed=given["config"].run.seed, recorder=Recorder(), **given)
 
 
-def make_attempt(index: int = 5, interventions: Any = None, **known: Any) -> Attempt:
-    return Attempt(make_step(index, **known), interventions or {})
+def make_attempt(index: int = 5, interventions: Any = None, **known: Any) -> Step:
+    return make_step(index, interventions=interventions or {}, **known)
 
 
 def make_batch(**changed: Any) -> Batch:
@@ -740,29 +740,29 @@ def test_faults_act_first_then_observers_then_guards_in_the_configured_order():
 
 def test_a_stage_without_interventions_hands_the_value_back():
     value = tensor([1.0])
-    attempt = make_attempt(interventions=arranged())
-    assert attempt.apply(Stage.ADVANTAGES, value) is value
-    assert (attempt.verdict, attempt.actions) == (Verdict.KEEP, [])
+    ctx = make_attempt(interventions=arranged())
+    assert ctx.apply(Stage.ADVANTAGES, value) is value
+    assert (ctx.verdict, ctx.actions) == (Verdict.KEEP, [])
 
 
 @pytest.mark.parametrize(("one", "two"), [(3, 2), (2, 3), (4, 0), (0, 2)])
 def test_the_worst_verdict_of_a_stage_wins_and_ends_the_step(one, two):
     on = arranged(f"guards.guard_a.verdict={one}", f"guards.guard_b.verdict={two}")
-    attempt = make_attempt(interventions=on, update=3)
+    ctx = make_attempt(interventions=on, update=3)
     with pytest.raises(Refused):
-        attempt.apply(Stage.REWARDS, [])
-    assert attempt.verdict == max(one, two)
-    acted = [(a.name, a.kind, a.stage, a.update, a.verdict) for a in attempt.actions]
+        ctx.apply(Stage.REWARDS, [])
+    assert ctx.verdict == max(one, two)
+    acted = [(a.name, a.kind, a.stage, a.update, a.verdict) for a in ctx.actions]
     rows = [("guard_a", one), ("guard_b", two)]
     assert acted == [(n, "guard", "rewards", 3, v) for n, v in rows if v]
 
 
 def test_a_changed_value_does_not_end_the_step_and_the_worst_of_the_step_stays():
-    attempt = make_attempt(interventions=arranged("guards.guard_a.verdict=1"))
-    assert attempt.apply(Stage.REWARDS, []) == ["observer", "guard_a"]
-    assert attempt.verdict == CHANGED
-    attempt.apply(Stage.ADVANTAGES, [])
-    assert attempt.verdict == CHANGED
+    ctx = make_attempt(interventions=arranged("guards.guard_a.verdict=1"))
+    assert ctx.apply(Stage.REWARDS, []) == ["observer", "guard_a"]
+    assert ctx.verdict == CHANGED
+    ctx.apply(Stage.ADVANTAGES, [])
+    assert ctx.verdict == CHANGED
 
 
 @pytest.fixture
@@ -770,21 +770,9 @@ def learner_of_smoke() -> Learner:
     return Learner(preset("smoke"), None, None)
 
 
-@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Step)] + ["advantages", "anything"])
-def test_an_intervention_cannot_write_to_the_step(name):
-    class Writes(Intervention):
-        def __call__(self, value: Any, step: Step) -> Outcome:
-            setattr(step, name, None)
-            return Outcome(value)
-
-    attempt = make_attempt(interventions={Stage.REWARDS: [("guard", Writes())]})
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        attempt.apply(Stage.REWARDS, [])
-
-
 def test_metrics_of_the_step_before_cannot_be_written(learner_of_smoke):
     with pytest.raises(TypeError):
-        learner_of_smoke.begin(1).step.last_metrics["kl"] = 0.0
+        learner_of_smoke.begin(1).last_metrics["kl"] = 0.0
 
 
 def test_what_an_outcome_replaces_is_read_by_the_next_intervention_and_in_later_stages():
@@ -794,11 +782,10 @@ def test_what_an_outcome_replaces_is_read_by_the_next_intervention_and_in_later_
         def __call__(self, value: Any, step: Step) -> Outcome:
             return Outcome([*value, step.grad_norm], replace={"grad_norm": 7.0})
 
-    attempt = make_attempt(interventions={Stage.REWARDS: [("guard", Replaces()), ("guard", Replaces())]})
-    before = attempt.step
-    assert attempt.apply(Stage.REWARDS, []) == [None, 7.0]
-    assert (before.grad_norm, attempt.step.grad_norm) == (None, 7.0)
-    assert (attempt.verdict, attempt.actions) == (Verdict.KEEP, [])
+    ctx = make_attempt(interventions={Stage.REWARDS: [("guard", Replaces()), ("guard", Replaces())]})
+    assert ctx.apply(Stage.REWARDS, []) == [None, 7.0]
+    assert ctx.grad_norm == 7.0
+    assert (ctx.verdict, ctx.actions) == (Verdict.KEEP, [])
 
 
 def test_an_outcome_that_replaces_an_unknown_field_is_an_error():
@@ -813,36 +800,36 @@ def test_an_outcome_that_replaces_an_unknown_field_is_an_error():
 @pytest.mark.parametrize("name", sorted(name for name, cls in GUARDS.items() if cls.stage == Stage.GRADIENTS))
 def test_a_guard_of_the_gradients_that_nobody_measured_fails_loudly(name):
     on = arrange(Config().with_(f"guards.{name}=on"), FAULTS, GUARDS)  # without observers
-    attempt = make_attempt(interventions=on)
+    ctx = make_attempt(interventions=on)
     with pytest.raises(RunError, match="grad_norm is None"):
-        attempt.apply(Stage.GRADIENTS, policy(torch.float32, NAN, 0.0, 0.0, 0.0))
-    assert attempt.actions == []
+        ctx.apply(Stage.GRADIENTS, policy(torch.float32, NAN, 0.0, 0.0, 0.0))
+    assert ctx.actions == []
 
 
 def test_whoever_only_says_something_is_recorded_too():
-    attempt = make_attempt(interventions=arranged("guards.guard_a.reason=look", "guards.guard_b=on"))
-    attempt.apply(Stage.REWARDS, [])
-    assert [(a.name, a.verdict, a.reason) for a in attempt.actions] == [("guard_a", Verdict.KEEP, "look")]
+    ctx = make_attempt(interventions=arranged("guards.guard_a.reason=look", "guards.guard_b=on"))
+    ctx.apply(Stage.REWARDS, [])
+    assert [(a.name, a.verdict, a.reason) for a in ctx.actions] == [("guard_a", Verdict.KEEP, "look")]
 
 
 def test_tensors_are_noted_as_they_leave_also_when_the_step_is_refused():
     on = arrange(Config().with_("guards.clamp_log_ratio=on"), FAULTS, GUARDS)
-    attempt = make_attempt(interventions=on, update=2)
-    attempt.apply(Stage.LOG_RATIO, tensor([[80.0, 1.0]]), "current")
-    (note,), _ = attempt.step.recorder.flush()
+    ctx = make_attempt(interventions=on, update=2)
+    ctx.apply(Stage.LOG_RATIO, tensor([[80.0, 1.0]]), "current")
+    (note,), _ = ctx.recorder.flush()
     assert (note.link, note.update, note.magnitude, note.where) == ("log_ratio", 2, 5.0, "current [0, 0]")
     on = arrange(Config().with_("guards.check_probabilities=on"), FAULTS, GUARDS)
-    attempt = make_attempt(interventions=on)
+    ctx = make_attempt(interventions=on)
     with pytest.raises(Refused):
-        attempt.apply(Stage.PROBABILITIES, tensor([[NAN, 1.0]]))
-    assert attempt.step.recorder.flush()[0][0].broken
+        ctx.apply(Stage.PROBABILITIES, tensor([[NAN, 1.0]]))
+    assert ctx.recorder.flush()[0][0].broken
 
 
 def test_what_the_trainer_itself_leaves_out_is_recorded():
-    attempt = make_attempt(update=1)
-    attempt.record_action("trainer", Stage.REWARDS, SKIP, "none of 4 completions was scored")
-    assert attempt.verdict == SKIP
-    assert [(a.name, a.kind, a.update, a.verdict) for a in attempt.actions] == [("trainer", "trainer", 1, SKIP)]
+    ctx = make_attempt(update=1)
+    ctx.act("trainer", Stage.REWARDS, SKIP, "none of 4 completions was scored")
+    assert ctx.verdict == SKIP
+    assert [(a.name, a.kind, a.update, a.verdict) for a in ctx.actions] == [("trainer", "trainer", 1, SKIP)]
 
 
 def test_memory_is_carried_over_by_kind_and_name():
@@ -865,9 +852,9 @@ def test_memory_is_carried_over_by_kind_and_name():
 
 def test_the_log_ratio_is_measured_after_faults_and_before_guards():
     config = Config().with_("faults.shift_log_ratio.nats=80", "guards.clamp_log_ratio=on")
-    attempt = make_attempt(1, arrange(config, FAULTS, GUARDS, observers.OBSERVERS), advantages=torch.ones(1))
-    attempt.apply(Stage.LOG_RATIO, tensor([[-0.5, 0.25]]))
-    metrics = attempt.step.recorder.flush()[1]
+    ctx = make_attempt(1, arrange(config, FAULTS, GUARDS, observers.OBSERVERS), advantages=torch.ones(1))
+    ctx.apply(Stage.LOG_RATIO, tensor([[-0.5, 0.25]]))
+    metrics = ctx.recorder.flush()[1]
     assert metrics["log_ratio/max"] == 79.5
     assert metrics["ratio/max"] == pytest.approx(math.exp(79.5))
 
@@ -875,10 +862,10 @@ def test_the_log_ratio_is_measured_after_faults_and_before_guards():
 def test_gradients_are_measured_before_a_guard_touches_them():
     model = policy(torch.float32, 3.0, 0.0, 0.0, 4.0)
     on = arrange(Config().with_("guards.clip_gradients=on"), FAULTS, GUARDS, observers.OBSERVERS)
-    attempt = make_attempt(1, on, update=2)
-    attempt.apply(Stage.GRADIENTS, model)
-    (note, after), metrics = attempt.step.recorder.flush()
-    assert attempt.step.grad_norm == metrics["grad_norm"] == note.magnitude == 5.0
+    ctx = make_attempt(1, on, update=2)
+    ctx.apply(Stage.GRADIENTS, model)
+    (note, after), metrics = ctx.recorder.flush()
+    assert ctx.grad_norm == metrics["grad_norm"] == note.magnitude == 5.0
     assert (note.link, note.update, note.nonfinite, note.numel) == ("gradients", 2, 0, 6)
     assert note.facts == {"largest_representable": torch.finfo(torch.float32).max}
     assert (after.link, after.update, after.nonfinite) == ("clipped_gradients", 2, 0)
@@ -890,54 +877,54 @@ def test_broken_gradients_are_counted_before_clipping_spreads_them():
     on = arrange(
         Config().with_("guards.clip_gradients=on", "faults.nan_gradient=on"), FAULTS, GUARDS, observers.OBSERVERS
     )
-    attempt = make_attempt(1, on)
-    attempt.apply(Stage.GRADIENTS, policy(torch.float32, 3.0, 0.0, 0.0, 4.0))
-    (note, after), metrics = attempt.step.recorder.flush()
+    ctx = make_attempt(1, on)
+    ctx.apply(Stage.GRADIENTS, policy(torch.float32, 3.0, 0.0, 0.0, 4.0))
+    (note, after), metrics = ctx.recorder.flush()
     assert math.isnan(metrics["grad_norm"])
     assert (note.nonfinite, after.nonfinite) == (1, 6)
 
 
 def test_gradients_that_are_not_clipped_are_not_noted_as_clipped():
     on = arrange(Config().with_("guards.clip_gradients.max_norm=5"), FAULTS, GUARDS, observers.OBSERVERS)
-    attempt = make_attempt(1, on)
-    attempt.apply(Stage.GRADIENTS, policy(torch.float32, 3.0, 0.0, 0.0, 4.0))
-    assert [note.link for note in attempt.step.recorder.flush()[0]] == ["gradients"]
+    ctx = make_attempt(1, on)
+    ctx.apply(Stage.GRADIENTS, policy(torch.float32, 3.0, 0.0, 0.0, 4.0))
+    assert [note.link for note in ctx.recorder.flush()[0]] == ["gradients"]
 
 
 def test_the_largest_number_of_half_precision_gradients_is_noted():
-    attempt = make_attempt(1, arrange(Config(), FAULTS, GUARDS, observers.OBSERVERS))
-    attempt.apply(Stage.GRADIENTS, policy(torch.float16, 3.0, 0.0, 0.0, 4.0))
-    (note,), _ = attempt.step.recorder.flush()
+    ctx = make_attempt(1, arrange(Config(), FAULTS, GUARDS, observers.OBSERVERS))
+    ctx.apply(Stage.GRADIENTS, policy(torch.float16, 3.0, 0.0, 0.0, 4.0))
+    (note,), _ = ctx.recorder.flush()
     assert note.facts == {"largest_representable": 65504.0}
 
 
 def test_a_frozen_model_is_told_so():
-    attempt = make_attempt(1, arrange(Config(), FAULTS, GUARDS, observers.OBSERVERS))
+    ctx = make_attempt(1, arrange(Config(), FAULTS, GUARDS, observers.OBSERVERS))
     with pytest.raises(GrpoLabError, match="no parameter has a gradient"):
-        attempt.apply(Stage.GRADIENTS, policy())
+        ctx.apply(Stage.GRADIENTS, policy())
 
 
 def test_weights_are_measured_after_the_update():
-    attempt = make_attempt(1, arrange(Config(), FAULTS, GUARDS, observers.OBSERVERS))
-    attempt.apply(Stage.WEIGHTS, attempt.step.policy)
-    (note,), _ = attempt.step.recorder.flush()
-    assert attempt.step.weight_norms is not None
-    assert attempt.step.weight_norms.tolist() == pytest.approx([2.0, math.sqrt(2)])
+    ctx = make_attempt(1, arrange(Config(), FAULTS, GUARDS, observers.OBSERVERS))
+    ctx.apply(Stage.WEIGHTS, ctx.policy)
+    (note,), _ = ctx.recorder.flush()
+    assert ctx.weight_norms is not None
+    assert ctx.weight_norms.tolist() == pytest.approx([2.0, math.sqrt(2)])
     assert (note.link, note.numel, note.where) == ("weights", 6, "weight")
 
 
 def exact_kl_of(reference: Batch, current: Batch, prompts: int = 0) -> Any:
     """What MeasureExactKL notes of a step: logits are 12 numbers that depend on a token and on the pass."""
     observer, scale = observers.MeasureExactKL(), torch.linspace(0, 2, 12)
-    attempt = make_attempt(
+    ctx = make_attempt(
         1, {Stage.LOGITS: [("observer", observer)]}, sampling=COLD, num_tokens=current.completion_mask.sum()
     )
-    attempt.apply(Stage.LOGITS, torch.zeros(4, 1, 12), "sampling")
+    ctx.apply(Stage.LOGITS, torch.zeros(4, 1, 12), "sampling")
     for note, batch, sign in (("reference", reference, 1), ("current", current, -1)):
         for part in batch.split(prompts):
-            attempt.replace(batch=part)
-            attempt.apply(Stage.LOGITS, sign * scale * part.completions[:, :, None], note)
-    return attempt.step.recorder.flush()[1].get("kl/exact")
+            ctx.batch = part
+            ctx.apply(Stage.LOGITS, sign * scale * part.completions[:, :, None], note)
+    return ctx.recorder.flush()[1].get("kl/exact")
 
 
 def exact_kl_by_hand(batch: Batch) -> float:
@@ -1055,10 +1042,10 @@ def test_dual_clip_bounds_the_side_that_min_leaves_open():
 
 def test_sanitized_rewards_are_no_longer_scorable():
     on = arrange(Config().with_("guards.sanitize_rewards=on"), FAULTS, GUARDS)
-    attempt = make_attempt(interventions=on, scorable=tensor([[True, True, False]]))
-    attempt.apply(Stage.REWARDS, tensor([[1.0, NAN, 0.0]]))
-    assert attempt.step.scorable is not None
-    assert attempt.step.scorable.tolist() == [[True, False, False]]
+    ctx = make_attempt(interventions=on, scorable=tensor([[True, True, False]]))
+    ctx.apply(Stage.REWARDS, tensor([[1.0, NAN, 0.0]]))
+    assert ctx.scorable is not None
+    assert ctx.scorable.tolist() == [[True, False, False]]
 
 
 @pytest.mark.parametrize("column", ["sampling_logprobs", "old_logprobs", "ref_logprobs"])
@@ -1205,7 +1192,7 @@ def test_micro_batches_hold_whole_groups_and_together_everything():
 
 @pytest.mark.parametrize(("at_once", "parts"), [(1, 2), (15, 2), (16, 1), (10**6, 1)])
 def test_a_large_batch_is_split_by_its_tokens(monkeypatch, at_once, parts):
-    monkeypatch.setattr("grpo_lab.algorithm.batch.AT_ONCE", at_once)
+    monkeypatch.setattr("grpo_lab.core.batch.AT_ONCE", at_once)
     batch = make_batch()
     assert batch.prompt_ids.numel() + batch.completions.numel() == 16
     assert len(list(batch.split(0))) == parts

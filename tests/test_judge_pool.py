@@ -10,8 +10,9 @@ import torch
 
 import grpo_lab as gl
 from grpo_lab.config.sections import JudgeConfig
+from grpo_lab.core.hooks import Verdict
 from grpo_lab.errors import ConfigError, RewardError
-from grpo_lab.events import Ended, Evaluated, Stepped, Verdict
+from grpo_lab.events import Ended, Evaluated, Stepped
 from grpo_lab.metrics import METRICS
 from grpo_lab.tasks import judge_pool, rewards
 from grpo_lab.tasks.judge_pool import CallFailed

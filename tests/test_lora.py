@@ -12,8 +12,9 @@ import torch
 import grpo_lab as gl
 from grpo_lab.config.schema import Config
 from grpo_lab.config.sections import LoraConfig
+from grpo_lab.core.hooks import Stage, Verdict
 from grpo_lab.errors import ConfigError, ModelError
-from grpo_lab.events import Stage, Stepped, Verdict
+from grpo_lab.events import Stepped
 from grpo_lab.models import adapters, loading
 from grpo_lab.models.registry import MODELS
 from grpo_lab.training import trainer

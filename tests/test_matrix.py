@@ -31,8 +31,9 @@ from grpo_lab.analysis.matrix.pool import Pool, run_all
 from grpo_lab.analysis.matrix.results import Fate, Journal, Measurement, from_json, measure, to_csv
 from grpo_lab.config.algorithms import algorithm_names
 from grpo_lab.config.catalog import TRIAL, Expectation, preset, scenario, scenario_names
+from grpo_lab.core.hooks import Action, Verdict
 from grpo_lab.errors import ConfigError, RunError
-from grpo_lab.events import Action, Crash, Ended, Evaluated, LinkNote, Stepped, Verdict
+from grpo_lab.events import Crash, Ended, Evaluated, LinkNote, Stepped
 from grpo_lab.models.registry import MODELS
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.ui.plots import heat_map_in_words

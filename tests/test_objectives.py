@@ -35,7 +35,7 @@ from grpo_lab.runs.summary import summary
 from grpo_lab.tasks.tasks import load
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.training.guards.adaptive import AdaptiveBeta
-from grpo_lab.training.interventions import Coefficients
+from grpo_lab.training.interventions import ObjectiveCoefficients
 from grpo_lab.training.objectives import resolve
 from grpo_lab.training.recorder import Recorder
 from grpo_lab.training.trainer import train
@@ -361,7 +361,7 @@ def test_the_sum_after_pcgrad_is_against_no_objective(steps):
 
 # --- a beta for each objective -------------------------------------------------------------------------------------
 
-USE = Coefficients(
+USE = ObjectiveCoefficients(
     3e-4, 0.02, 0.2, None, 1e-8, betas={"F": 0.1, "H": 0.2}, kl_bands={"F": (0.02, 0.08), "H": (0.08, 0.2)}
 )
 

@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from grpo_lab.algorithm import logprobs
-from grpo_lab.algorithm.batch import Batch
+from grpo_lab.core import logprobs
+from grpo_lab.core.batch import Batch
 from grpo_lab.config.schema import Config
+from grpo_lab.core.hooks import Stage
 from grpo_lab.errors import ModelError
-from grpo_lab.events import Stage
 from grpo_lab.models import loading
 from grpo_lab.training import passes
-from grpo_lab.training.attempt import Attempt
 from grpo_lab.training.interventions import Intervention, Outcome, Step
 from grpo_lab.training.recorder import Recorder
 
@@ -60,9 +59,17 @@ def random_batch(seed: int) -> Batch:
     return Batch(ids, (torch.arange(start) >= padding).long(), group, completions, mask, zeros, zeros)
 
 
-def step_of(model, *interventions) -> Attempt:
+def step_of(model, *interventions) -> Step:
     config = Config()
-    return Attempt(Step(0, config, config.sampling, model, Recorder()), {Stage.LOGITS: list(interventions)})
+    return Step(
+        index=0,
+        seed=0,
+        config=config,
+        sampling=config.sampling,
+        policy=model,
+        recorder=Recorder(),
+        interventions={Stage.LOGITS: list(interventions)} if interventions else {},
+    )
 
 
 def gradients(model, batch, name, *interventions):
@@ -174,10 +181,10 @@ def test_chunks_give_the_same_numbers_as_the_whole(model, name, monkeypatch):
 def test_the_recorder_sees_every_chunk_once(model, monkeypatch):
     batch = random_batch(18)
     in_chunks(monkeypatch)
-    attempt = step_of(model)
-    found = passes.logprobs(model, passes.shared_pass, batch, attempt, "current")
+    ctx = step_of(model)
+    found = passes.logprobs(model, passes.shared_pass, batch, ctx, "current")
     found[batch.completion_mask].sum().backward()
-    (note,), _ = attempt.step.recorder.flush()
+    (note,), _ = ctx.recorder.flush()
     hidden, head = passes.shared_pass(model, batch)
     logits = head(hidden)[batch.completion_mask]
     assert (note.link, note.where, note.nonfinite) == ("logits", "current", 0)

@@ -15,7 +15,8 @@ from matplotlib.text import Text
 
 from grpo_lab.analysis.run_state import CURVES, fold
 from grpo_lab.config.catalog import preset
-from grpo_lab.events import Action, Changed, Ended, Evaluated, LinkNote, Started, Stepped, Verdict
+from grpo_lab.core.hooks import Action, Verdict
+from grpo_lab.events import Changed, Ended, Evaluated, LinkNote, Started, Stepped
 from grpo_lab.metrics import LINKS
 from grpo_lab.runs.crashes import classify_crash
 from grpo_lab.ui import plots

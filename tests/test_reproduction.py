@@ -25,7 +25,8 @@ from grpo_lab.analysis.reproduction import (
     verdicts,
 )
 from grpo_lab.config.catalog import preset
-from grpo_lab.events import Crash, Ended, Evaluated, LinkNote, Started, Stepped, Verdict
+from grpo_lab.core.hooks import Verdict
+from grpo_lab.events import Crash, Ended, Evaluated, LinkNote, Started, Stepped
 from grpo_lab.runs.first_break import first_break
 from grpo_lab.runs.session import Session
 from grpo_lab.ui import console, reproduce, side_by_side

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from grpo_lab.analysis.run_state import MULTINOMIAL, Fold, Mark, Series, Tally, decimate, fold, shown
 from grpo_lab.analysis.screen_words import describe, tone
 from grpo_lab.config.catalog import preset
-from grpo_lab.events import Action, Changed, Ended, Evaluated, LinkNote, Started, Stepped, Verdict, from_json, to_json
+from grpo_lab.core.hooks import Action, Verdict
+from grpo_lab.events import Changed, Ended, Evaluated, LinkNote, Started, Stepped, from_json, to_json
 from grpo_lab.runs.crashes import classify_crash
 
 INF, NAN = math.inf, math.nan

@@ -16,8 +16,9 @@ import torch
 
 import grpo_lab as gl
 from grpo_lab.config.schema import Config
+from grpo_lab.core.hooks import Verdict
 from grpo_lab.errors import ConfigError
-from grpo_lab.events import Ended, Stepped, Verdict
+from grpo_lab.events import Ended, Stepped
 from grpo_lab.metrics import METRICS, of_run
 from grpo_lab.models import loading
 from grpo_lab.tasks.tasks import addition

@@ -10,7 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 import grpo_lab as gl
-from grpo_lab.algorithm import logprobs
+from grpo_lab.core import logprobs
 from grpo_lab.analysis.run_state import fold
 from grpo_lab.cli import app
 from grpo_lab.errors import ConfigError, DataError
@@ -49,7 +49,7 @@ def learner(tiny, config):
         assert learner.demonstrations is not None
         batch = learner.demonstrations.batch(0, 0, learner.config.sft.batch_size, learner.policy.device)
         weights = batch.completion_mask / batch.completion_mask.sum()
-        attempt.replace(num_tokens=batch.completion_mask.sum())
+        attempt.num_tokens = batch.completion_mask.sum()
         return learner, attempt, replace(batch, weights=weights)
 
     return made

@@ -15,8 +15,9 @@ import torch
 import grpo_lab as gl
 from grpo_lab.algorithm.combinations import cosine, dot
 from grpo_lab.config.catalog import preset, scenario, scenario_names
+from grpo_lab.core.hooks import Stage, Verdict
 from grpo_lab.errors import ConfigError
-from grpo_lab.events import Stage, Stepped, Verdict
+from grpo_lab.events import Stepped
 from grpo_lab.metrics import OF_THE_MACHINE
 from grpo_lab.models import loading
 from grpo_lab.models.precision import PRECISIONS

@@ -8,8 +8,9 @@ import pytest
 from grpo_lab.analysis import diagnosis
 from grpo_lab.analysis.logs import tensorboard
 from grpo_lab.config.catalog import preset, scenario
+from grpo_lab.core.hooks import Verdict
 from grpo_lab.errors import ConfigError, RunError
-from grpo_lab.events import Ended, Stepped, Verdict
+from grpo_lab.events import Ended, Stepped
 from grpo_lab.runs.session import Session
 from grpo_lab.ui import trackers
 

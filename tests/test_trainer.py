@@ -17,8 +17,9 @@ from grpo_lab.algorithm.advantages import group_advantages
 from grpo_lab.config.fields import settings_of
 from grpo_lab.config.schema import LIVE_SECTIONS
 from grpo_lab.config.sections import OptimizerConfig, RunConfig
+from grpo_lab.core.hooks import Stage, Verdict
 from grpo_lab.errors import ConfigError, RewardError
-from grpo_lab.events import Changed, Ended, Evaluated, Stage, Started, Stepped, Verdict, from_json, to_json
+from grpo_lab.events import Changed, Ended, Evaluated, Started, Stepped, from_json, to_json
 from grpo_lab.metrics import OF_THE_MACHINE
 from grpo_lab.models import loading
 from grpo_lab.models import precision as precisions

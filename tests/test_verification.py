@@ -14,8 +14,9 @@ import grpo_lab as gl
 from grpo_lab.algorithm import kl
 from grpo_lab.analysis.verification import checks, oracle, verify
 from grpo_lab.cli.app import app
+from grpo_lab.core.hooks import Stage
 from grpo_lab.errors import ConfigError
-from grpo_lab.events import Evaluated, Stage, Stepped
+from grpo_lab.events import Evaluated, Stepped
 from grpo_lab.models.registry import MODELS
 from grpo_lab.training import registry
 

@@ -16,8 +16,9 @@ from grpo_lab.analysis.screen_words import describe
 from grpo_lab.config.algorithms import algorithm, algorithm_names
 from grpo_lab.config.catalog import preset, scenario
 from grpo_lab.config.schema import Config
+from grpo_lab.core.hooks import Verdict
 from grpo_lab.errors import ConfigError, ModelError, RunError
-from grpo_lab.events import Changed, Ended, Resumed, Stepped, Verdict
+from grpo_lab.events import Changed, Ended, Resumed, Stepped
 from grpo_lab.runs import child_pool, notebook_mode
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.ui.widgets import Panel, notebook_display, runner

@@ -17,7 +17,8 @@ from PIL import Image
 from grpo_lab.analysis.run_state import CURVES, Fold, fold
 from grpo_lab.config.catalog import preset
 from grpo_lab.config.schema import Config
-from grpo_lab.events import Action, Changed, Ended, Evaluated, LinkNote, Started, Stepped, Verdict
+from grpo_lab.core.hooks import Action, Verdict
+from grpo_lab.events import Changed, Ended, Evaluated, LinkNote, Started, Stepped
 from grpo_lab.runs.crashes import classify_crash
 from grpo_lab.ui import plots
 from grpo_lab.ui.plots.style import GREEN, MARKS, STATUSES, VERMILLION, chinese_font

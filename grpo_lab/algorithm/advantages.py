@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from grpo_lab.algorithm.shapes import Bool, Float
+from grpo_lab.core.shapes import Bool, Float
 
 
 def group_advantages(

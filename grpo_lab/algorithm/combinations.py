@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from grpo_lab.algorithm.shapes import Float
+from grpo_lab.core.shapes import Float
 
 AdvantageScale = Callable[..., Tensor]
 """From rewards (P, G) and `scorable` (P, G) to advantages (P, G)."""

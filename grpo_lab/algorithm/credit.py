@@ -12,8 +12,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from grpo_lab.algorithm.batch import Batch
-from grpo_lab.algorithm.shapes import Bool, Float, Shaped
+from grpo_lab.core.batch import Batch
+from grpo_lab.core.shapes import Bool, Float, Shaped
 
 
 def of_the_completion(batch: Batch, gamma: float, lam: float) -> Batch:

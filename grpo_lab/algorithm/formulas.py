@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from grpo_lab.algorithm import kl
 from grpo_lab.algorithm.advantages import ADVANTAGES
-from grpo_lab.algorithm.batch import Batch
+from grpo_lab.core.batch import Batch
 from grpo_lab.algorithm.credit import CREDIT
 from grpo_lab.algorithm.importance import CORRECTIONS, LEVELS
 from grpo_lab.algorithm.surrogates import SURROGATES

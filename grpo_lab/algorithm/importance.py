@@ -8,8 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from grpo_lab.algorithm.batch import Batch
-from grpo_lab.algorithm.shapes import Bool, Float
+from grpo_lab.core.batch import Batch
+from grpo_lab.core.shapes import Bool, Float
 
 
 def token_level(log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:

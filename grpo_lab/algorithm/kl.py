@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from grpo_lab.algorithm.shapes import Float
+from grpo_lab.core.shapes import Float
 
 
 def k1(delta: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

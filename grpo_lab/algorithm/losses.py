@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from grpo_lab.algorithm.shapes import Bool, Float, Shaped
+from grpo_lab.core.shapes import Bool, Float, Shaped
 
 
 class LossOutput(NamedTuple):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from grpo_lab.algorithm.losses import clipped_surrogate, of_tokens
-from grpo_lab.algorithm.shapes import Float
+from grpo_lab.core.shapes import Float
 
 Advantages = Float[Tensor, "B"] | Float[Tensor, "B T"]
 

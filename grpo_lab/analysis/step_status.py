@@ -1,7 +1,8 @@
 """The status of one step in words: healthy, spiking, refused, or with broken weights."""
 
 from grpo_lab.analysis.series import shown
-from grpo_lab.events import Action, Stepped, Verdict
+from grpo_lab.core.hooks import Action, Verdict
+from grpo_lab.events import Stepped
 from grpo_lab.metrics import metric, of_run
 
 _WATCHED = ("grad_norm", "kl", "loss", "ratio/max")

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from grpo_lab.events import Action, Verdict
+from grpo_lab.core.hooks import Action, Verdict
 from grpo_lab.training.guards import GUARDS
 
 

@@ -18,7 +18,8 @@ from typing import Any
 from grpo_lab import seeds
 from grpo_lab.config.catalog import preset, scenario
 from grpo_lab.config.schema import Config
-from grpo_lab.events import Event, Started, Stepped, Verdict, to_json
+from grpo_lab.core.hooks import Verdict
+from grpo_lab.events import Event, Started, Stepped, to_json
 
 SHIPPED = 0
 """The seed of the runs in data/recordings."""

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from grpo_lab.algorithm import kl
-from grpo_lab.algorithm.batch import Batch
+from grpo_lab.core.batch import Batch
+from grpo_lab.core.hooks import Verdict
 from grpo_lab.course.exercises import Probe, call
-from grpo_lab.events import Verdict
 from grpo_lab.training.interventions import Outcome
 
 Asked = Callable[..., Any]

@@ -22,10 +22,11 @@ from grpo_lab.analysis.matrix.results import Fate, Measurement, measure
 from grpo_lab.config import user_code
 from grpo_lab.config.catalog import Expectation, scenario
 from grpo_lab.config.schema import Config, Switches
+from grpo_lab.core.hooks import Verdict
 from grpo_lab.course.compare import beside, other_kind, shown
 from grpo_lab.course.exercises import Finding
 from grpo_lab.errors import ConfigError
-from grpo_lab.events import Event, Stepped, Verdict
+from grpo_lab.events import Event, Stepped
 from grpo_lab.runs.record import View
 from grpo_lab.runs.session import Session
 from grpo_lab.training.guards import GUARDS

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from grpo_lab.events import Ended, Event, LinkNote, Stage, Stepped, Verdict
+from grpo_lab.core.hooks import Stage, Verdict
+from grpo_lab.events import Ended, Event, LinkNote, Stepped
 from grpo_lab.messages import label, text, translated
 from grpo_lab.metrics import LINKS
 from grpo_lab.paths import data_tables, rows

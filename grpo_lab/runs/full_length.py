@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from grpo_lab.events import Stage
+from grpo_lab.core.hooks import Stage
 from grpo_lab.training.interventions import Intervention, Outcome, Step
 
 

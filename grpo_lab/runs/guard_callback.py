@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
+from grpo_lab.core.hooks import Refused, Stage, Verdict
 from grpo_lab.errors import ConfigError
-from grpo_lab.events import Stage, Verdict
 from grpo_lab.runs import checkpoint_files, hosted_run
 from grpo_lab.runs.hosted_guards import Guards, Report
-from grpo_lab.training.attempt import Attempt, Refused
 from grpo_lab.training.guards import GUARDS
+from grpo_lab.training.interventions import Step
 from grpo_lab.training.world import moved
 
 POSSIBLE = (
@@ -69,7 +69,7 @@ class GuardCallback(TrainerCallback):
         self._clips_at = 0.0
         """The limit to which the trainer clips; 0 where it does not."""
         self._clip: Callable[[], Any] | None = None
-        self._attempt: Attempt | None = None
+        self._ctx: Step | None = None
         self._rates, self._in_trainer = ExitStack(), ExitStack()
 
     def out_of_reach(self, guards: Guards) -> list[str]:
@@ -156,33 +156,33 @@ class GuardCallback(TrainerCallback):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Let guards see the gradients; of a refused step none are left, so that AdamW passes over all weights."""
-        attempt, optimizer = self.begun(given["model"], given["optimizer"]), _unwrapped(given["optimizer"])
+        ctx, optimizer = self.begun(given["model"], given["optimizer"]), _unwrapped(given["optimizer"])
         clip, self._clip = self._clip, None
-        if attempt.verdict < Verdict.SKIP_STEP:
+        if ctx.verdict < Verdict.SKIP_STEP:
             with suppress(Refused):
-                self.guards.transaction.before(attempt)
-        if attempt.verdict >= Verdict.SKIP_STEP:
+                self.guards.transaction.before(ctx)
+        if ctx.verdict >= Verdict.SKIP_STEP:
             optimizer.zero_grad(set_to_none=True)
         elif clip:
             clip()
 
-    def begun(self, model: Any, optimizer: Any, beta: float | None = None) -> Attempt:
+    def begun(self, model: Any, optimizer: Any, beta: float | None = None) -> Step:
         """The step that is going on, begun if it was not, with its coefficients in the optimizer."""
-        if self._attempt is None:
+        if self._ctx is None:
             inner = _unwrapped(optimizer)
-            self._attempt = self.guards.begin_step(model, inner)
-            self._rates.enter_context(self.guards.coefficients(self._attempt, inner, beta))
-        return self._attempt
+            self._ctx = self.guards.begin_step(model, inner)
+            self._rates.enter_context(self.guards.coefficients(self._ctx, inner, beta))
+        return self._ctx
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Let guards see the weights, and carry out their verdict."""
-        attempt, self._attempt = self._attempt, None
-        assert attempt is not None
-        if attempt.verdict < Verdict.SKIP_STEP:
+        ctx, self._ctx = self._ctx, None
+        assert ctx is not None
+        if ctx.verdict < Verdict.SKIP_STEP:
             with suppress(Refused):
-                self.guards.transaction.after(attempt)
+                self.guards.transaction.after(ctx)
         self._rates.close()
-        self.report = self.guards.end_step(attempt, self.measured(state))
+        self.report = self.guards.end_step(ctx, self.measured(state))
         self.refused += self.report.refused
         self._worst = max(self._worst, self.report.verdict)
         if self.report.stop:
@@ -217,7 +217,7 @@ class GuardCallback(TrainerCallback):
         """Give the trainer its own methods back, its optimizer its rates, and forget a step that was not ended."""
         self._in_trainer.close()
         self._rates.close()
-        self._attempt = self._clip = None
+        self._ctx = self._clip = None
         self.guards.forget_step()
 
     def measured(self, state: Any) -> dict[str, float]:

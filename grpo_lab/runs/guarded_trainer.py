@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from transformers.trainer_utils import get_last_checkpoint
 
-from grpo_lab.algorithm.batch import Batch
+from grpo_lab.core.batch import Batch
+from grpo_lab.core.hooks import Stage
 from grpo_lab.errors import ConfigError, RunError
-from grpo_lab.events import Stage
 from grpo_lab.runs.guard_callback import POSSIBLE, STAGES, GuardCallback, refuse, temporarily
 from grpo_lab.runs.hosted_guards import Guards
 from grpo_lab.runs.watched_logprobs import watched
@@ -115,7 +115,7 @@ class Host(GuardCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Begin the step, with the beta that guards give it."""
         self.kls = []
-        coefficients = self.begun(given["model"], given["optimizer"], self.trainer.beta).step.coefficients
+        coefficients = self.begun(given["model"], given["optimizer"], self.trainer.beta).coefficients
         self.beta = known(coefficients, "coefficients").beta
 
     @contextmanager

@@ -12,16 +12,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from grpo_lab.algorithm.batch import Batch
+from grpo_lab.core.batch import Batch
 from grpo_lab.config.guard_names import guards_named
 from grpo_lab.config.schema import Config
 from grpo_lab.config.sections import SamplingConfig
+from grpo_lab.core.hooks import Action, Refused, Stage, Verdict
 from grpo_lab.errors import ConfigError, unknown
-from grpo_lab.events import Action, Ended, Stage, Started, Stepped, Verdict
+from grpo_lab.events import Ended, Started, Stepped
 from grpo_lab.runs import hosted_run
 from grpo_lab.runs.hosted_run import HostedRun
 from grpo_lab.training import snapshots
-from grpo_lab.training.attempt import Attempt, Refused
 from grpo_lab.training.given import wrong
 from grpo_lab.training.interventions import Coefficients, Step
 from grpo_lab.training.recorder import Recorder
@@ -34,7 +34,7 @@ CALLS = {
     Stage.REWARDS: 'call guards.at("rewards", rewards) with rewards (P, G)',
     Stage.ADVANTAGES: 'call guards.at("advantages", advantages) with advantages (P, G)',
     Stage.LOGITS: 'call guards.at("logits", logits)',
-    Stage.BATCH: 'call guards.at("batch", batch) with a grpo_lab.algorithm.batch.Batch',
+    Stage.BATCH: 'call guards.at("batch", batch) with a grpo_lab.core.batch.Batch',
     Stage.LOG_RATIO: 'call guards.at("log_ratio", logprobs - old_logprobs) before exp',
     Stage.KL_DELTA: 'call guards.at("kl_delta", ref_logprobs - logprobs) before exp',
     Stage.LOSS: 'call guards.at("loss", loss)',
@@ -97,7 +97,7 @@ class Guards:
         """The number of the step that is going on, or of the next one."""
         self._last_verdict = Verdict.KEEP
         self._last_metrics: Mapping[str, float] = {}
-        self._attempt: Attempt | None = None
+        self._ctx: Step | None = None
         self._transaction: Transaction | None = None
         self._snapshot: dict[str, Any] = {}
         self._seen: set[str] = set()
@@ -119,7 +119,7 @@ class Guards:
 
     def forget_step(self) -> None:
         """Forget a step that was begun and not ended."""
-        self._attempt = None
+        self._ctx = None
 
     @property
     def refused(self) -> bool:
@@ -129,7 +129,7 @@ class Guards:
     @property
     def scorable(self) -> torch.Tensor | None:
         """(P, G) bool: completions that count after stage REWARDS; None before it."""
-        return self._begun().step.scorable
+        return self._begun().scorable
 
     def at(self, stage: str | Stage, value: Any, **known: Any) -> Any:
         """The value of a stage as its guards leave it. Where one refuses the step, `step` makes no update.
@@ -148,11 +148,11 @@ class Guards:
             raise wrong(stage, value, f"a {wanted.__name__}", way_out)
         if stage == Stage.REWARDS and "scorable" not in known:
             known["scorable"] = torch.ones_like(value, dtype=torch.bool)
-        attempt = self._begun()
-        attempt.replace(**known)
+        ctx = self._begun()
+        ctx.replace(known)
         self._seen.add(stage)
         try:
-            value = attempt.apply(Stage(stage), value)
+            value = ctx.apply(Stage(stage), value)
         except Refused:
             return value
         if stage == Stage.REWARDS and self.scorable is not None and not self.scorable.all():
@@ -164,14 +164,14 @@ class Guards:
 
         `metrics` are numbers of the loop that guards of the next step read, as kl.
         """
-        attempt = self.begin_step(model, optimizer)
-        with self.coefficients(attempt, optimizer):
-            if attempt.verdict < Verdict.SKIP_STEP:
-                with suppress(Refused):  # the reason is in the attempt's actions
-                    self.transaction.make(attempt)
+        ctx = self.begin_step(model, optimizer)
+        with self.coefficients(ctx, optimizer):
+            if ctx.verdict < Verdict.SKIP_STEP:
+                with suppress(Refused):  # the reason is in the ctx's actions
+                    self.transaction.make(ctx)
         if idle := self._idle():
             warnings.warn(idle, stacklevel=2)
-        return self.end_step(attempt, metrics)
+        return self.end_step(ctx, metrics)
 
     def _idle(self) -> str:
         """After the first step, the guards that the loop has shown no value, each with the call that shows it one."""
@@ -186,58 +186,57 @@ class Guards:
         assert self._transaction is not None
         return self._transaction
 
-    def begin_step(self, model: Any, optimizer: Any) -> Attempt:
+    def begin_step(self, model: Any, optimizer: Any) -> Step:
         """The step as its guards have left it so far, with a snapshot taken if one is due."""
         if self._transaction is None or self._transaction.optimizer is not optimizer:
             self._transaction = self._bound(model, optimizer)
-        attempt, transaction = self._begun(), self._transaction
+        ctx, transaction = self._begun(), self._transaction
         moved = partial(transaction.largest_move, self.index)
-        attempt.replace(policy=model, optimizer=optimizer, largest_move=moved)
+        ctx.policy, ctx.optimizer, ctx.largest_move = model, optimizer, moved
         if self._run and not self._run.began:
             device = str(transaction.parameters[0].device)
             num_parameters, threads = transaction.num_parameters, torch.get_num_threads()
             self._run.begin(self.index, Started(self.config.to_dict(), num_parameters, device, threads))
         transaction.begin_step(self.index)
-        return attempt
+        return ctx
 
     @contextmanager
-    def coefficients(self, attempt: Attempt, optimizer: Any, beta: float | None = None) -> Iterator[None]:
+    def coefficients(self, ctx: Step, optimizer: Any, beta: float | None = None) -> Iterator[None]:
         """Let guards change learning rate and eps of the optimizer within the block; the loop's `beta` is read only."""
         groups = optimizer.param_groups
         before = [{name: group[name] for name in ("lr", "eps") if name in group} for group in groups]
         rate, eps = float(before[0]["lr"]), float(before[0].get("eps", 1e-8))
         loss = self.config.loss
         usual = Coefficients(rate, loss.beta if beta is None else beta, loss.epsilon, loss.epsilon_high, eps)
-        attempt.replace(coefficients=usual)
+        ctx.coefficients = usual
         try:
-            use = attempt.apply(Stage.COEFFICIENTS, usual)
-            attempt.replace(coefficients=use)
+            ctx.coefficients = use = ctx.apply(Stage.COEFFICIENTS, usual)
             for group in groups:
                 group["lr"] = group["lr"] * (use.learning_rate / rate) if rate else group["lr"]
                 if use.adam_eps != eps and "eps" in group:
                     group["eps"] = max(group["eps"], use.adam_eps)
         except Refused:
-            pass  # `attempt.verdict` says so
+            pass  # `ctx.verdict` says so
         try:
             yield
         finally:
             for group, values in zip(groups, before, strict=True):
                 group.update(values)
 
-    def end_step(self, attempt: Attempt, metrics: Mapping[str, float] = MappingProxyType({})) -> Report:
+    def end_step(self, ctx: Step, metrics: Mapping[str, float] = MappingProxyType({})) -> Report:
         """Carry out the verdict of the guards, and begin the next step."""
         links, measured = self._recorder.flush()
-        self.transaction.end_step(attempt.verdict, last_weights(links))
+        self.transaction.end_step(ctx.verdict, last_weights(links))
         if not self._run:
-            attempt.replace(largest_move=lambda: None)  # a pass over all weights, for the record alone
-        measured |= {**self.transaction.metrics(attempt.step), **metrics}
-        actions = tuple(attempt.actions)
-        event = Stepped(self.index, self.transaction.committed, attempt.verdict, measured, links, actions)
+            ctx.largest_move = lambda: None  # a pass over all weights, for the record alone
+        measured |= {**self.transaction.metrics(ctx), **metrics}
+        actions = tuple(ctx.actions)
+        event = Stepped(self.index, self.transaction.committed, ctx.verdict, measured, links, actions)
         if self._run:
             self._run.append(event)
-        reason = attempt.reason if actions else ""
-        self.index, self._attempt = self.index + 1, None
-        self._last_verdict, self._last_metrics = attempt.verdict, measured
+        reason = ctx.reason if actions else ""
+        self.index, self._ctx = self.index + 1, None
+        self._last_verdict, self._last_metrics = ctx.verdict, measured
         return Report(event.step, event.verdict, reason, actions, measured)
 
     def write_to(self, folder: Path) -> None:
@@ -279,13 +278,21 @@ class Guards:
             for _, each in row:
                 each.load_state_dict(state["guards"].get(each.name, {}))
 
-    def _begun(self) -> Attempt:
+    def _begun(self) -> Step:
         """The step that is going on, begun if it was not."""
-        if self._attempt is None:
-            last = (self._last_verdict, MappingProxyType(self._last_metrics))
-            step = Step(self.index, self.config, self.config.sampling, None, self._recorder, None, *last)
-            self._attempt = Attempt(step, self._interventions)
-        return self._attempt
+        if self._ctx is None:
+            self._ctx = Step(
+                index=self.index,
+                seed=self.config.run.seed,
+                config=self.config,
+                sampling=self.config.sampling,
+                policy=None,
+                recorder=self._recorder,
+                interventions=self._interventions,
+                last_verdict=self._last_verdict,
+                last_metrics=MappingProxyType(self._last_metrics),
+            )
+        return self._ctx
 
     def _bound(self, model: Any, optimizer: Any) -> Transaction:
         """The updates of a model by an optimizer. Raises ConfigError for one that trains no weight of the model."""

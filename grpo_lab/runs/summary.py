@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from grpo_lab.events import Ended, Evaluated, Event, Resumed, Started, Stepped, Verdict
+from grpo_lab.core.hooks import Verdict
+from grpo_lab.events import Ended, Evaluated, Event, Resumed, Started, Stepped
 from grpo_lab.messages import label, reworded, text
 from grpo_lab.metrics import LINKS
 from grpo_lab.runs.first_break import first_break, statuses

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_lab.events import Stage
+from grpo_lab.core.hooks import Stage
 
 See = Callable[[Stage, Tensor], Tensor]
 """Answers to a difference (B, T) with the one to go on with."""

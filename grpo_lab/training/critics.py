@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_lab.algorithm.batch import Batch
+from grpo_lab.core.batch import Batch
 from grpo_lab.algorithm.credit import value_loss
 from grpo_lab.algorithm.losses import LossOutput, weighted_sum
 from grpo_lab.config.loss_section import LossConfig
 from grpo_lab.errors import ModelError
 from grpo_lab.models import loading
 from grpo_lab.training import passes
-from grpo_lab.training.attempt import Attempt
+from grpo_lab.training.interventions import Step
 from grpo_lab.training.world import ALONE, World
 
 
@@ -29,7 +29,7 @@ class NoCritic:
         """The module whose weights are trained."""
         return policy
 
-    def judge(self, attempt: Attempt, batch: Batch, micro_batch_prompts: int, world: World = ALONE) -> Batch:
+    def judge(self, ctx: Step, batch: Batch, micro_batch_prompts: int, world: World = ALONE) -> Batch:
         """The batch with the values that the critic gives it before the updates."""
         return batch
 
@@ -60,9 +60,9 @@ class Critic(NoCritic):
         return PolicyAndCritic(policy, self.model)
 
     @torch.no_grad()
-    def judge(self, attempt: Attempt, batch: Batch, micro_batch_prompts: int, world: World = ALONE) -> Batch:
+    def judge(self, ctx: Step, batch: Batch, micro_batch_prompts: int, world: World = ALONE) -> Batch:
         """The batch with `values` (B, T), computed one micro-batch at a time."""
-        with world.meeting(attempt) as meeting:
+        with world.meeting(ctx) as meeting:
             meeting.say([self._values(part) for part in world.own(batch, micro_batch_prompts)])
         return replace(batch, values=torch.cat([row for rows in meeting.heard for row in rows]))
 

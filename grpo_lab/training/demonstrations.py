@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_lab.algorithm.batch import Batch
+from grpo_lab.core.batch import Batch
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import ConfigError, DataError
 from grpo_lab.tasks import sft_data, tasks

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_lab.algorithm.batch import Batch
+from grpo_lab.core.batch import Batch
 from grpo_lab.config.schema import Config
 from grpo_lab.models.precision import PRECISIONS
 from grpo_lab.training import passes, step_metrics
-from grpo_lab.training.attempt import Attempt
+from grpo_lab.training.interventions import Step
 from grpo_lab.training.sampling_filters import is_plain
 from grpo_lab.training.world import ALONE, World
 
@@ -35,46 +35,44 @@ class Forward:
         dtype = self.precision.autocast
         return torch.autocast(self._policy.device.type, dtype=dtype, enabled=dtype is not None)
 
-    def logprobs(
-        self, attempt: Attempt, batch: Batch, note: str = "current", whole: list[Tensor] | None = None
-    ) -> Tensor:
+    def logprobs(self, ctx: Step, batch: Batch, note: str = "current", whole: list[Tensor] | None = None) -> Tensor:
         """Log-probabilities (b, T) of a micro-batch's completions under the policy as it is, in nats.
 
         A list as `whole` receives all logits (b, T, V), with their gradient; without it they may be made in parts.
         """
         with self.autocast():
-            found = passes.logprobs(self._policy, self.run, batch, attempt, note, whole=whole)
+            found = passes.logprobs(self._policy, self.run, batch, ctx, note, whole=whole)
         return found.to(self.precision.loss)
 
-    def before_updates(self, attempt: Attempt, batch: Batch, reference: Reference) -> Batch:
+    def before_updates(self, ctx: Step, batch: Batch, reference: Reference) -> Batch:
         """The batch with log-probabilities (B, T) under the reference, where there is one, and the old policy."""
         ref_logprobs = None
         if reference is not None:
             with reference:
-                ref_logprobs = self._of_all(attempt, batch, "reference")
-        return replace(batch, old_logprobs=self._old(attempt, batch), ref_logprobs=ref_logprobs)
+                ref_logprobs = self._of_all(ctx, batch, "reference")
+        return replace(batch, old_logprobs=self._old(ctx, batch), ref_logprobs=ref_logprobs)
 
     @torch.no_grad()
-    def _of_all(self, attempt: Attempt, batch: Batch, note: str) -> Tensor:
+    def _of_all(self, ctx: Step, batch: Batch, note: str) -> Tensor:
         """Log-probabilities (B, T) of the whole batch without gradient."""
         rows = []
-        with self._world.meeting(attempt) as meeting:
+        with self._world.meeting(ctx) as meeting:
             for part in self._world.own(batch, self._micro_batch_prompts):
-                attempt.replace(batch=part)
-                rows.append(self.logprobs(attempt, part, note))
+                ctx.batch = part
+                rows.append(self.logprobs(ctx, part, note))
             meeting.say(rows)
         found = [row for rows in meeting.heard for row in rows]
         return torch.cat(found).masked_fill(~batch.completion_mask, 0.0)
 
-    def _old(self, attempt: Attempt, batch: Batch) -> Tensor:
+    def _old(self, ctx: Step, batch: Batch) -> Tensor:
         """Log-probabilities (B, T) under the policy that sampled: the sampler's own, or computed if those differ.
 
         On CUDA the first step of a stage measures whether they do: other kernels sample than train.
         """
-        step, device = attempt.step, self._policy.device
-        same = self.precision.exact(device) and is_plain(step.sampling)
-        if same and (device.type != "cuda" or step.index != step.stage_began):
+        device = self._policy.device
+        same = self.precision.exact(device) and is_plain(ctx.sampling)
+        if same and (device.type != "cuda" or ctx.index != ctx.stage_began):
             return batch.sampling_logprobs
-        old = self._of_all(attempt, batch, "old")
-        step_metrics.sampler(step.recorder, batch, old)
+        old = self._of_all(ctx, batch, "old")
+        step_metrics.sampler(ctx.recorder, batch, old)
         return batch.sampling_logprobs if same else old

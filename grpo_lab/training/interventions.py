@@ -3,103 +3,64 @@
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import torch
-from torch import Tensor
 
 from grpo_lab import seeds
-from grpo_lab.algorithm.batch import Batch
 from grpo_lab.config import fields
 from grpo_lab.config.schema import Config
 from grpo_lab.config.sections import SamplingConfig
+from grpo_lab.core.hooks import Coefficients, Context, Outcome, Stage, Verdict
 from grpo_lab.errors import RunError
-from grpo_lab.events import Stage, Verdict
+from grpo_lab.events import LinkNote
 from grpo_lab.training.objectives import Objective
 from grpo_lab.training.recorder import Recorder
 
 T = TypeVar("T")
 
 
-class Outcome(NamedTuple):
-    """The answer of an intervention: the value to go on with and, if it acted, a verdict and a reason."""
-
-    value: Any
-    verdict: Verdict = Verdict.KEEP
-    reason: str = ""
-    replace: Mapping[str, Any] = MappingProxyType({})
-    """Fields of the `Step` to replace for the rest of the step, as in `{"scorable": ...}`."""
-
-
 @dataclass(frozen=True)
-class Coefficients:
-    """The numbers of one step that guards may change; applied at each update, so that no restore undoes them."""
+class ObjectiveCoefficients(Coefficients):
+    """The coefficients of a run that lists objectives, with those of each by its name."""
 
-    learning_rate: float
-    beta: float
-    """Weight of the KL penalty where the run lists no objectives."""
-    epsilon: float
-    epsilon_high: float | None
-    adam_eps: float
-    delta: float | None = None
-    """Largest ratio that counts where the advantage is negative (dual clip)."""
     betas: Mapping[str, float] = field(default_factory=dict)
-    """Weight of the KL penalty by objective, where the run lists them."""
+    """Weight of the KL penalty by objective."""
     kl_bands: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Band for the KL of an objective that has one, nats per token."""
 
 
-@dataclass(frozen=True, eq=False)
-class Step:
-    """Everything that an intervention may read of the step; a field that is None is not known yet.
+@dataclass(kw_only=True, eq=False)
+class Step(Context):
+    """A step of a configured run, as its interventions read it; an intervention answers with an `Outcome`."""
 
-    Immutable: assigning to a field raises FrozenInstanceError. An intervention answers with an `Outcome`.
-    """
-
-    index: int
     config: Config
-    sampling: SamplingConfig
-    """The sampling settings in use: as configured, and from stage SAMPLING on as its guards left them."""
-    policy: Any
-    recorder: Recorder
-    optimizer: Any = None
-    last_verdict: Verdict = Verdict.KEEP
-    """Verdict of the step before."""
-    last_metrics: Mapping[str, float] = field(default_factory=dict)
-    """Metrics of the step before, up to its end or refusal; none in the first."""
-    largest_move: Callable[[], float | None] = lambda: None
-    """Measure the largest change of any single weight since the step began; None without a snapshot from there."""
-    stage_began: int = 0
-    """The first step of the stage that the step belongs to."""
-    update: int = 0
+    sampling: SamplingConfig  # pyright: ignore[reportIncompatibleVariableOverride]
+    recorder: Recorder  # pyright: ignore[reportIncompatibleVariableOverride]
     objective: Objective | None = None
     """The objective whose prompts, completions or loss are at hand; None for a value of all together."""
-    note: str = ""
-    """The pass that the logits belong to: `sampling`, `old`, `reference` or `current`."""
-    coefficients: Coefficients | None = None
-    scorable: Tensor | None = None
-    """(P, G) bool: completions that count."""
-    batch: Batch | None = None
-    """The micro-batch whose logits or loss are computed; None while completions are sampled."""
-    num_tokens: Tensor | None = None
-    """() int: trained tokens of the whole batch."""
-    grad_norm: float | None = None
-    """2-norm of this update's gradients before any guard touched them; may be NaN or inf."""
-    weight_norms: Tensor | None = None
-    """(parameters,) 2-norms after this update."""
+    samples: tuple[tuple[str, str, float], ...] = ()
+    """A few (prompt, completion, reward)."""
+    extras: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    """The values that reward functions logged for the samples, by column."""
+    notes: tuple[tuple[LinkNote, ...], dict[str, float]] | None = None
+    """Of the recorder, once they are read."""
+    started: float = field(default_factory=time.perf_counter)
 
     @property
-    def advantages(self) -> Tensor | None:
-        """(b,) of the micro-batch."""
-        return None if self.batch is None else self.batch.advantages
+    def beta(self) -> float:
+        """Weight of the KL penalty in the loss at hand."""
+        use = known(self.coefficients, "coefficients")
+        if isinstance(use, ObjectiveCoefficients) and self.objective:
+            return use.betas[self.objective.name]
+        return use.beta
 
-    @property
-    def completion_mask(self) -> Tensor | None:
-        """(b, T) bool of the micro-batch."""
-        return None if self.batch is None else self.batch.completion_mask
+    def begin_objective(self, objective: Objective | None) -> None:
+        """Let interventions read, and the recorder note, what belongs to this objective; None for all together."""
+        self.objective, self.recorder.objective = objective, objective.name if objective else ""
 
 
 def known(value: T | None, name: str) -> T:
@@ -158,7 +119,7 @@ class Intervention(fields.Settings):
 
     def seed(self, step: Step) -> int:
         """Seed of the intervention's own random draws in this step, independent of the run's."""
-        return seeds.derive(step.config.run.seed, step.index, self.name)
+        return seeds.derive(step.seed, step.index, self.name)
 
     def generator(self, step: Step, device: torch.device | str = "cpu") -> torch.Generator:
         """Generator of the intervention's own random draws in this step."""

@@ -6,13 +6,12 @@ from typing import Any
 import torch
 
 from grpo_lab.config.schema import Config
-from grpo_lab.events import Stage, Verdict
+from grpo_lab.core.hooks import Stage, Verdict
 from grpo_lab.tasks import rewards
 from grpo_lab.tasks.reward_calls import TrainerState, named
 from grpo_lab.tasks.rewards import Judged, Judging, Reward
 from grpo_lab.tasks.tasks import Problem, Tasks
-from grpo_lab.training.attempt import Attempt
-from grpo_lab.training.interventions import exceeds
+from grpo_lab.training.interventions import Step, exceeds
 from grpo_lab.training.objectives import Objective, Part
 
 SAMPLES = 4
@@ -42,28 +41,28 @@ def at_once(*given: Any) -> Judged:
     return begin(*given).result()
 
 
-def show(attempt: Attempt, part: Part, judged: Judged, objectives: int) -> None:
+def show(ctx: Step, part: Part, judged: Judged, objectives: int) -> None:
     """Note the first completions of a few prompts, and the values that reward functions logged for these."""
     size = len(judged.values) // len(part.problems)
     rows = [place * size for place in range(len(part.problems))][: max(1, SAMPLES // objectives)]
-    attempt.samples += part.samples(judged.values[::size].tolist())[: len(rows)]
+    ctx.samples += part.samples(judged.values[::size].tolist())[: len(rows)]
     for column, values in judged.log.extras(rows).items():
-        attempt.extras[column] = attempt.extras.get(column, ()) + values
+        ctx.extras[column] = ctx.extras.get(column, ()) + values
 
 
-def unscored(attempt: Attempt, functions: Sequence[Reward]) -> str:
+def unscored(ctx: Step, functions: Sequence[Reward]) -> str:
     """What to say where no completion is scorable: `was scored`, and by which functions if no guard has done it."""
-    acted = any(action.stage == Stage.REWARDS for action in attempt.actions)
+    acted = any(action.stage == Stage.REWARDS for action in ctx.actions)
     return "was scored" if acted else f"was scored: {' and '.join(named(functions))} returned None for each"
 
 
-def check(attempt: Attempt, judged: Judged, part: int = 0) -> None:
+def check(ctx: Step, judged: Judged, part: int = 0) -> None:
     """Note the metrics of the reward functions; of a pool the share of failed calls and the seconds waited for them.
 
     An objective that scores several parts of a batch notes the mean over them.
     Raises Refused where the share is above `judge.max_failed`.
     """
-    recorder, limit, calls = attempt.step.recorder, attempt.step.config.judge.max_failed, judged.calls
+    recorder, limit, calls = ctx.recorder, ctx.config.judge.max_failed, judged.calls
     recorder.metrics({name: torch.tensor(value, dtype=torch.float64) for name, value in judged.metrics.items()}, part)
     if calls is None:
         return
@@ -72,5 +71,5 @@ def check(attempt: Attempt, judged: Judged, part: int = 0) -> None:
     if not calls.failures:
         return
     if calls.failed > limit:
-        attempt.refuse("judge", Stage.REWARDS, f"{exceeds('share', calls.failed, limit)}; {calls.in_words()}")
-    attempt.record_action("judge", Stage.REWARDS, Verdict.KEEP, calls.in_words())
+        ctx.refuse("judge", Stage.REWARDS, f"{exceeds('share', calls.failed, limit)}; {calls.in_words()}")
+    ctx.act("judge", Stage.REWARDS, Verdict.KEEP, calls.in_words())

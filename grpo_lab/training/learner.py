@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from grpo_lab import seeds
-from grpo_lab.algorithm.batch import Batch, joined
+from grpo_lab.core.batch import Batch, joined
 from grpo_lab.algorithm.combinations import Scores, scorable_by_any
 from grpo_lab.algorithm.losses import LossOutput, token_weights
 from grpo_lab.config.schema import Config, planned_steps
+from grpo_lab.core.hooks import Stage, Verdict
 from grpo_lab.errors import ConfigError
-from grpo_lab.events import Stage, Stepped, Verdict
+from grpo_lab.events import Stepped
 from grpo_lab.models import adapters, loading
 from grpo_lab.tasks.tasks import Tasks
 from grpo_lab.training import (
@@ -31,7 +32,6 @@ from grpo_lab.training import (
     step_metrics,
     torch_settings,
 )
-from grpo_lab.training.attempt import Attempt
 from grpo_lab.training.forward import Forward
 from grpo_lab.training.interventions import Step, known
 from grpo_lab.training.objectives import Objective, Part, Rewards, load_tasks_and_rewards, resolve
@@ -125,37 +125,46 @@ class Learner:
         self.objectives, self.combination = resolve(changed), combination(changed)
         self.updates.snapshots.every = self._snapshot_interval()
 
-    def begin(self, index: int) -> Attempt:
+    def begin(self, index: int) -> Step:
         """Begin a step: dropout off, and a snapshot if one is due."""
-        models = (self.config, self.config.sampling, self.policy, self.recorder, self.updates.optimizer)
-        move = partial(self.updates.largest_move, index)
-        step = Step(index, *models, self.last_verdict, MappingProxyType(self.last_metrics), move, self.steps.start)
-        attempt = Attempt(step, self.interventions)
         self.policy.eval()
         self.updates.begin_step(index)
-        return attempt
+        return Step(
+            index=index,
+            seed=self.config.run.seed,
+            config=self.config,
+            sampling=self.config.sampling,
+            policy=self.policy,
+            recorder=self.recorder,
+            interventions=self.interventions,
+            optimizer=self.updates.optimizer,
+            last_verdict=self.last_verdict,
+            last_metrics=MappingProxyType(self.last_metrics),
+            largest_move=partial(self.updates.largest_move, index),
+            stage_began=self.steps.start,
+        )
 
     def drawn(self, index: int) -> Sequence[Objective]:
         """The objectives whose prompts step `index` has."""
         return self.combination.drawn(self.objectives, index)
 
-    def sample(self, attempt: Attempt, objective: Objective, draw: int = 0) -> Part:
+    def sample(self, ctx: Step, objective: Objective, draw: int = 0) -> Part:
         """Sample completions of the objective's prompts of this step from the policy as it is, and begin to judge them.
 
         Slow judges work on while the next objective's completions are sampled. A further `draw` has other prompts.
         """
-        index, size = attempt.step.index, self.config.data.num_generations
-        attempt.turn_to(objective, sampling=objective.sampling)
-        sampling = attempt.apply(Stage.SAMPLING, objective.sampling)
-        attempt.replace(sampling=sampling)
+        index, size = ctx.index, self.config.data.num_generations
+        ctx.begin_objective(objective)
+        ctx.sampling = objective.sampling
+        ctx.sampling = sampling = ctx.apply(Stage.SAMPLING, objective.sampling)
         drawn = (self.config.run.seed, index, objective.num_prompts, draw)
         problems = shaping.problems(self.tasks[objective.name], *drawn)
         prompts = [problem.prompt for problem in self.world.share(problems)]
         purpose = objective.purpose("sampling") + (f"/{draw}" if draw else "")
         streams = rollouts.streams(purpose, self.config.run.streams or self.world.size)
         generators = [self.generator(index, stream) for stream in self.world.share(streams)]
-        given = (self.policy, self.tokenizer, prompts, size, sampling, generators, attempt.apply)
-        with self.world.meeting(attempt) as meeting, self.forward.autocast():
+        given = (self.policy, self.tokenizer, prompts, size, sampling, generators, ctx.apply)
+        with self.world.meeting(ctx) as meeting, self.forward.autocast():
             meeting.say(rollouts.sample(*given))
         batch = joined(meeting.heard)
         repeated = [problem for problem in problems for _ in range(size)]
@@ -167,14 +176,15 @@ class Learner:
         number = objective.place + draw * len(self.objectives)
         return Part(objective, sampling, problems, batch, completions[::size], begun, number)
 
-    def judged(self, attempt: Attempt, part: Part) -> shaping.Scored:
+    def judged(self, ctx: Step, part: Part) -> shaping.Scored:
         """The part and its `score`, after further draws for groups without spread and with the KL that rewards pay."""
-        again = partial(self.sample, attempt, part.objective)
-        part, scores = shaping.with_spread(attempt, part, again, partial(self.score, attempt))
-        attempt.turn_to(part.objective, sampling=part.sampling)
-        return self._penalised(attempt, part), scores
+        again = partial(self.sample, ctx, part.objective)
+        part, scores = shaping.with_spread(ctx, part, again, partial(self.score, ctx))
+        ctx.begin_objective(part.objective)
+        ctx.sampling = part.sampling
+        return self._penalised(ctx, part), scores
 
-    def score(self, attempt: Attempt, part: Part) -> list[Scores]:
+    def score(self, ctx: Step, part: Part) -> list[Scores]:
         """The rewards of every objective that scores this part's completions, as stage REWARDS left them.
 
         A completion that no reward function of an objective could score is not `scorable` for it.
@@ -184,113 +194,116 @@ class Learner:
         for objective in self.combination.scoring(part.objective, self.objectives):
             values, scorable, *_ = judged = self.world.hear(partial(part.judged_by, objective.name))
             if objective is part.objective:
-                judging.show(attempt, part, judged, len(self.objectives))
+                judging.show(ctx, part, judged, len(self.objectives))
             elif not scorable.any():
                 continue  # it cannot judge these prompts
             scorable = scorable.view(-1, size).to(device, non_blocking=True)
-            attempt.turn_to(objective, sampling=part.sampling, scorable=scorable)
-            judging.check(attempt, judged, part.number)
+            ctx.begin_objective(objective)
+            ctx.sampling, ctx.scorable = part.sampling, scorable
+            judging.check(ctx, judged, part.number)
             longest = part.sampling.max_completion_length
             values = shaping.overlong(values, part.batch, longest, self.config.loss.soft_overlong)
-            rewards = attempt.apply(Stage.REWARDS, values.view(-1, size).to(device, non_blocking=True))
-            step_metrics.rewards(attempt.step, rewards, part.number)
-            found.append(Scores(rewards, known(attempt.step.scorable, "scorable"), objective.weight))
+            rewards = ctx.apply(Stage.REWARDS, values.view(-1, size).to(device, non_blocking=True))
+            step_metrics.rewards(ctx, rewards, part.number)
+            found.append(Scores(rewards, known(ctx.scorable, "scorable"), objective.weight))
         return found
 
-    def advantages(self, attempt: Attempt, part: Part, scores: Sequence[Scores]) -> Tensor:
+    def advantages(self, ctx: Step, part: Part, scores: Sequence[Scores]) -> Tensor:
         """Advantages (P, G) of this part's completions, before any guard."""
-        attempt.turn_to(part.objective, scorable=scorable_by_any(scores))
+        ctx.begin_objective(part.objective)
+        ctx.scorable = scorable_by_any(scores)
         return self.combination.advantages(shaping.paid(scores, part.batch.penalties), self.formulas.advantage_scale)
 
-    def _penalised(self, attempt: Attempt, part: Part) -> Part:
+    def _penalised(self, ctx: Step, part: Part) -> Part:
         """The part with what its rewards pay for the KL, for which its log-probabilities are computed now."""
         if self.config.loss.kl_place == "loss":
             return part
         mask = self.formulas.completion_mask(part.batch, self.tokenizer.pad_token_id)
-        batch = self.forward.before_updates(attempt, replace(part.batch, completion_mask=mask), self.reference)
-        return replace(part, batch=shaping.with_penalties(attempt, batch, part.objective))
+        batch = self.forward.before_updates(ctx, replace(part.batch, completion_mask=mask), self.reference)
+        return replace(part, batch=shaping.with_penalties(ctx, batch, part.objective))
 
-    def compute_logprobs(self, attempt: Attempt, part: Part, advantages: Tensor) -> Batch:
+    def compute_logprobs(self, ctx: Step, part: Part, advantages: Tensor) -> Batch:
         """The scorable rows of the part with their advantages (P, G), old and reference log-probabilities.
 
         Raises Refused where no completion was scored, and where none of those that were has a token to train.
         """
         mask = self.formulas.completion_mask(part.batch, self.tokenizer.pad_token_id)
-        rows = shaping.scored(attempt, mask, judging.unscored(attempt, self.rewards[part.objective.name]))
+        rows = shaping.scored(ctx, mask, judging.unscored(ctx, self.rewards[part.objective.name]))
         batch = replace(part.batch, advantages=advantages.flatten(), completion_mask=mask).rows(rows)
         if batch.old_logprobs is None:
-            batch = self.forward.before_updates(attempt, batch, self.reference)
+            batch = self.forward.before_updates(ctx, batch, self.reference)
         step_metrics.batch(self.recorder, batch, rollouts.terminators(self.policy, self.tokenizer))
         return batch
 
-    def assign_credit(self, attempt: Attempt, batch: Batch) -> Batch:
+    def assign_credit(self, ctx: Step, batch: Batch) -> Batch:
         """The batch with the advantages of its tokens, and with the values of a critic before the updates."""
         loss = self.config.loss
         with self.forward.autocast():
-            batch = self.critic.judge(attempt, batch, self.config.data.micro_batch_prompts, self.world)
+            batch = self.critic.judge(ctx, batch, self.config.data.micro_batch_prompts, self.world)
         return self.formulas.credit_assignment(batch, loss.gamma, loss.lam)
 
-    def add_token_weights(self, attempt: Attempt, part: Part, batch: Batch) -> Part:
+    def add_token_weights(self, ctx: Step, part: Part, batch: Batch) -> Part:
         """The part with the weight of each token in the loss, taken over all its rows that are left."""
-        mask, longest = batch.completion_mask, attempt.step.sampling.max_completion_length
+        mask, longest = batch.completion_mask, ctx.sampling.max_completion_length
         weight = self.combination.loss_weight(part.objective)
         weights = token_weights(mask, self.config.loss.aggregation, longest) * weight
         batch = policy_loss.with_forks(replace(batch, weights=weights), self.config.loss)
         return replace(part, batch=batch, num_tokens=mask.sum())
 
     @contextmanager
-    def shared(self, attempt: Attempt, part: Part) -> Iterator[Iterator[Batch]]:
+    def shared(self, ctx: Step, part: Part) -> Iterator[Iterator[Batch]]:
         """A block for backward passes of this rank's micro-batches of a part; then the gradients are set aside."""
-        attempt.turn_to(part.objective, sampling=part.sampling, num_tokens=part.num_tokens)
-        with self.world.meeting(attempt):
+        ctx.begin_objective(part.objective)
+        ctx.sampling, ctx.num_tokens = part.sampling, part.num_tokens
+        with self.world.meeting(ctx):
             yield self.world.own(part.batch, self.config.data.micro_batch_prompts)
         self.updates.set_aside()
 
-    def loss(self, attempt: Attempt, batch: Batch) -> LossOutput:
+    def loss(self, ctx: Step, batch: Batch) -> LossOutput:
         """The micro-batch's part of the objective, to be minimised."""
-        attempt.replace(batch=batch)
+        ctx.batch = batch
         whole: list[Tensor] = []
-        logprobs = self.forward.logprobs(attempt, batch, whole=whole if self.config.loss.entropy_coef else None)
-        output = policy_loss.micro_batch_loss(attempt, batch, self.formulas, logprobs)
-        output = policy_loss.add_entropy_bonus(attempt, output, batch, whole)
+        logprobs = self.forward.logprobs(ctx, batch, whole=whole if self.config.loss.entropy_coef else None)
+        output = policy_loss.micro_batch_loss(ctx, batch, self.formulas, logprobs)
+        output = policy_loss.add_entropy_bonus(ctx, output, batch, whole)
         with self.forward.autocast():
-            return self.critic.add_loss(output, batch, self.config.loss, known(attempt.step.num_tokens, "num_tokens"))
+            return self.critic.add_loss(output, batch, self.config.loss, known(ctx.num_tokens, "num_tokens"))
 
-    def backward(self, attempt: Attempt, output: LossOutput) -> None:
+    def backward(self, ctx: Step, output: LossOutput) -> None:
         """Note the loss after stage LOSS, and its metrics; add its gradients to those of the batch so far."""
-        self.recorder.metrics(output.metrics, attempt.step.update)
-        loss = attempt.apply(Stage.LOSS, output.loss)
-        self.recorder.metric("loss", loss.sum(), attempt.step.update)  # a guard may return shape (1,)
+        self.recorder.metrics(output.metrics, ctx.update)
+        loss = ctx.apply(Stage.LOSS, output.loss)
+        self.recorder.metric("loss", loss.sum(), ctx.update)  # a guard may return shape (1,)
         self.formulas.accumulation(self.updates.scaler.scale(loss), self.updates.optimizer)
 
-    def end(self, attempt: Attempt) -> Stepped:
+    def end(self, ctx: Step) -> Stepped:
         """Carry out the step's verdict, and return its event."""
-        attempt.notes = links, metrics = self.recorder.flush()
+        ctx.notes = links, metrics = self.recorder.flush()
         weights = last_weights(links)
-        self.updates.end_step(attempt.verdict, weights)
-        self.last_verdict, self.last_metrics = attempt.verdict, metrics
-        self.refusals.append(attempt.refusal)
-        metrics |= ({"weights/nonfinite": weights.nonfinite} if weights else {}) | self.updates.metrics(attempt.step)
-        return self._event(attempt)
+        self.updates.end_step(ctx.verdict, weights)
+        self.last_verdict, self.last_metrics = ctx.verdict, metrics
+        self.refusals.append(ctx.refusal)
+        metrics |= ({"weights/nonfinite": weights.nonfinite} if weights else {}) | self.updates.metrics(ctx)
+        return self._event(ctx)
 
-    def fail(self, attempt: Attempt) -> Stepped:
+    def fail(self, ctx: Step) -> Stepped:
         """The event of a step that an error ended, with the notes that can be read; no verdict is carried out."""
         self.updates.optimizer.zero_grad()
         try:
-            attempt.notes = attempt.notes or self.recorder.flush()
+            ctx.notes = ctx.notes or self.recorder.flush()
         except RuntimeError:  # after a device-side assert nothing can be read; the recorder raises any other error
             if self.policy.device.type != "cuda":
                 raise
-            attempt.notes = (), {}
-        return self._event(attempt, failed=True)
+            ctx.notes = (), {}
+        return self._event(ctx, failed=True)
 
-    def _event(self, attempt: Attempt, failed: bool = False) -> Stepped:
+    def _event(self, ctx: Step, failed: bool = False) -> Stepped:
         """The event of a step whose notes are read."""
-        links, metrics = known(attempt.notes, "notes")
+        links, metrics = known(ctx.notes, "notes")
         metrics |= step_metrics.memory(self.policy.device)
-        metrics["step_time"] = time.perf_counter() - attempt.started
-        index, done, acted = attempt.step.index, self.updates.committed, tuple(attempt.actions)
-        return Stepped(index, done, attempt.verdict, metrics, links, acted, attempt.samples, failed, attempt.extras)
+        metrics["step_time"] = time.perf_counter() - ctx.started
+        index, done, acted = ctx.index, self.updates.committed, tuple(ctx.actions)
+        return Stepped(index, done, ctx.verdict, metrics, links, acted, ctx.samples, failed, ctx.extras)
 
     def generator(self, step: int, purpose: str) -> torch.Generator:
         """Generator of the run's random draws for one purpose in one step."""

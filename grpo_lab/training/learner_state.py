@@ -14,8 +14,9 @@ from torch import Tensor
 
 from grpo_lab.config.schema import Config
 from grpo_lab.config.shares import resized
+from grpo_lab.core.hooks import Verdict
 from grpo_lab.errors import RunError
-from grpo_lab.events import Changed, Event, Started, Verdict
+from grpo_lab.events import Changed, Event, Started
 from grpo_lab.training.interventions import Intervention
 from grpo_lab.training.learner import Controls, Learner
 from grpo_lab.training.recorder import count_nonfinite

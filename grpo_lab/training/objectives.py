@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from grpo_lab.algorithm import combinations
-from grpo_lab.algorithm.batch import Batch
+from grpo_lab.core.batch import Batch
 from grpo_lab.algorithm.combinations import AdvantageScale, Gradients, Scores
 from grpo_lab.config.fields import build, settings_of
 from grpo_lab.config.loss_section import LossConfig

@@ -13,12 +13,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from grpo_lab.algorithm.batch import Batch
-from grpo_lab.algorithm.logprobs import CHUNK, completion_logprobs, head_logprobs
+from grpo_lab.core.batch import Batch
+from grpo_lab.core.logprobs import CHUNK, completion_logprobs, head_logprobs
+from grpo_lab.core.hooks import Stage
 from grpo_lab.errors import ModelError
-from grpo_lab.events import Stage
 from grpo_lab.training import masks
-from grpo_lab.training.attempt import Attempt
+from grpo_lab.training.interventions import Step
 from grpo_lab.training.recorder import extremes
 
 Head = Callable[[Tensor], Tensor]
@@ -103,7 +103,7 @@ def logprobs(
     model: Any,
     run: Pass,
     batch: Batch,
-    attempt: Attempt,
+    ctx: Step,
     note: str,
     watch: Callable[[Tensor, Tensor], None] = ignore,
     whole: list[Tensor] | None = None,
@@ -114,15 +114,15 @@ def logprobs(
     `whole`, which receives them with their gradient; `watch` receives them in parts, as `ignore` does.
     """
     hidden, head = run(model, batch)
-    step, mask, tokens = attempt.step, batch.completion_mask, batch.completions
+    mask, tokens = batch.completion_mask, batch.completions
     small = mask.numel() * model.config.vocab_size <= CHUNK
     # A subclass, such as a quantised layer, multiplies in its own way.
-    if type(head) is not torch.nn.Linear or small or attempt.intervenes(Stage.LOGITS) or whole is not None:
-        logits = attempt.apply(Stage.LOGITS, head(hidden), note)
+    if type(head) is not torch.nn.Linear or small or Stage.LOGITS in ctx.interventions or whole is not None:
+        logits = ctx.apply(Stage.LOGITS, head(hidden), note)
         if whole is not None:
             whole.append(logits)
         watch(logits.detach(), torch.where(mask, tokens, -1))
-        return completion_logprobs(logits, tokens, step.sampling.temperature)
+        return completion_logprobs(logits, tokens, ctx.sampling.temperature)
 
     chosen, seen = tokens[mask], 0
 
@@ -130,9 +130,9 @@ def logprobs(
         nonlocal seen
         watch(logits, chosen[seen : seen + len(logits)])
         seen += len(logits)
-        step.recorder.note(Stage.LOGITS, extremes(logits), logits.numel(), step.update, note)
+        ctx.recorder.note(Stage.LOGITS, extremes(logits), logits.numel(), ctx.update, note)
 
-    found = head_logprobs(hidden[mask], cast(torch.nn.Linear, head), chosen, step.sampling.temperature, look)
+    found = head_logprobs(hidden[mask], cast(torch.nn.Linear, head), chosen, ctx.sampling.temperature, look)
     return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, found)
 
 

@@ -5,15 +5,14 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from grpo_lab.algorithm.batch import Batch
-from grpo_lab.algorithm.logprobs import differentiable_entropies
+from grpo_lab.core.batch import Batch
+from grpo_lab.core.logprobs import differentiable_entropies
 from grpo_lab.algorithm.losses import LossOutput, highest, weighted_sum
 from grpo_lab.algorithm.surrogates import Limits
 from grpo_lab.config.loss_section import LossConfig
-from grpo_lab.events import Stage
+from grpo_lab.core.hooks import Stage
 from grpo_lab.training import step_metrics
-from grpo_lab.training.attempt import Attempt
-from grpo_lab.training.interventions import known
+from grpo_lab.training.interventions import Step, known
 from grpo_lab.training.registry import Formulas
 from grpo_lab.training.shaping import IN_THE_LOSS
 
@@ -26,34 +25,33 @@ def with_forks(batch: Batch, loss: LossConfig) -> Batch:
     return replace(batch, forks=forks / forks.sum().clamp(min=1))
 
 
-def add_entropy_bonus(attempt: Attempt, output: LossOutput, batch: Batch, logits: Sequence[Tensor]) -> LossOutput:
+def add_entropy_bonus(ctx: Step, output: LossOutput, batch: Batch, logits: Sequence[Tensor]) -> LossOutput:
     """The loss minus entropy_coef times the mean entropy of the forks, for logits (b, T, V) that were kept for it."""
-    loss, sampling = output.loss, attempt.step.sampling
+    loss, sampling = output.loss, ctx.sampling
     for each in logits:
         assert batch.forks is not None
         bonus = weighted_sum(differentiable_entropies(each, sampling.temperature), batch.forks)
-        loss = loss - attempt.step.config.loss.entropy_coef * bonus.to(loss.dtype)
+        loss = loss - ctx.config.loss.entropy_coef * bonus.to(loss.dtype)
     return output._replace(loss=loss)
 
 
-def micro_batch_loss(attempt: Attempt, batch: Batch, formulas: Formulas, logprobs: Tensor) -> LossOutput:
+def micro_batch_loss(ctx: Step, batch: Batch, formulas: Formulas, logprobs: Tensor) -> LossOutput:
     """The micro-batch's part of the objective: weighted sum over its tokens of surrogate + beta * KL, and its metrics.
 
     `logprobs` (b, T) are those of the policy as it is, in nats, with a gradient.
     """
-    step, recorder, outside = attempt.step, attempt.step.recorder, ~batch.completion_mask
-    use, num_tokens = known(step.coefficients, "coefficients"), known(step.num_tokens, "num_tokens")
-    settings, beta = step.config.loss, use.betas.get(known(step.objective, "objective").name, use.beta)
+    recorder, settings, outside = ctx.recorder, ctx.config.loss, ~batch.completion_mask
+    use, num_tokens = known(ctx.coefficients, "coefficients"), known(ctx.num_tokens, "num_tokens")
     assert batch.advantages is not None and batch.weights is not None
     metrics: dict[str, Tensor] = {}
     logprobs = logprobs.masked_fill(outside, 0.0)
-    recorder.tensor("logprobs", logprobs, step.update)
+    recorder.tensor("logprobs", logprobs, ctx.update)
     log_ratio = formulas.log_ratio(logprobs, batch).masked_fill(outside, 0.0)
-    log_ratio = attempt.apply(Stage.LOG_RATIO, log_ratio)
-    log_ratio.register_hook(lambda gradient: recorder.tensor("log_ratio_gradient", gradient, step.update))
+    log_ratio = ctx.apply(Stage.LOG_RATIO, log_ratio)
+    log_ratio.register_hook(lambda gradient: recorder.tensor("log_ratio_gradient", gradient, ctx.update))
     log_weights = formulas.importance_sampling_level(log_ratio, batch.completion_mask)
     ratio = log_weights.detach().exp()
-    recorder.tensor("ratio", ratio, step.update)
+    recorder.tensor("ratio", ratio, ctx.update)
     temperatures = settings.sapo_temperature_pos, settings.sapo_temperature_neg
     limits = Limits(use.epsilon, use.epsilon_high, use.delta, *temperatures)
     per_token = formulas.surrogate(log_weights, logprobs, batch.advantages, limits)
@@ -62,10 +60,10 @@ def micro_batch_loss(attempt: Attempt, batch: Batch, formulas: Formulas, logprob
     bounds = settings.importance_sampling_clip_min, settings.importance_sampling_clip_max
     per_token = formulas.importance_sampling_mode(per_token, batch, *bounds)
     if batch.ref_logprobs is not None:
-        delta = attempt.apply(Stage.KL_DELTA, (batch.ref_logprobs - logprobs).masked_fill(outside, 0.0))
+        delta = ctx.apply(Stage.KL_DELTA, (batch.ref_logprobs - logprobs).masked_fill(outside, 0.0))
         kl = formulas.kl_estimator(delta)
         metrics["kl"] = kl.float().sum() / num_tokens
-        if share := beta * IN_THE_LOSS[settings.kl_place]:  # 0 * inf is NaN, so weight 0 leaves the penalty out
+        if share := ctx.beta * IN_THE_LOSS[settings.kl_place]:  # 0 * inf is NaN, so weight 0 leaves the penalty out
             per_token = per_token + share * kl
     metrics |= step_metrics.clipping(settings.surrogate, limits, ratio.float(), batch.advantages, num_tokens)
     return LossOutput(weighted_sum(per_token, batch.weights), metrics)

@@ -11,8 +11,8 @@ from grpo_lab.algorithm import formulas as right
 from grpo_lab.config import algorithms, fields, user_code
 from grpo_lab.config.loss_section import LossConfig
 from grpo_lab.config.schema import Config
+from grpo_lab.core.hooks import Stage
 from grpo_lab.errors import ConfigError, unknown
-from grpo_lab.events import Stage
 from grpo_lab.training.faults import FAULTS
 from grpo_lab.training.faults import formulas as wrong
 from grpo_lab.training.guards import GUARDS

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from grpo_lab.algorithm.batch import Batch
+from grpo_lab.core.batch import Batch
+from grpo_lab.core.hooks import Action, Refused
 from grpo_lab.errors import RunError
-from grpo_lab.events import Action
-from grpo_lab.training.attempt import Attempt, Refused
+from grpo_lab.training.interventions import Step
 from grpo_lab.training.recorder import Notes
 from grpo_lab.training.world import Meeting, PeerFailed, Rows, World, moved
 
@@ -92,43 +92,43 @@ class Processes(World):
         return () if self.rank else rows
 
     @contextmanager
-    def meeting(self, attempt: Attempt) -> Iterator[Meeting]:
+    def meeting(self, ctx: Step) -> Iterator[Meeting]:
         meeting = Meeting()
-        self._begin(attempt)
+        self._begin(ctx)
         try:
             yield meeting
         except (Agreed, PeerFailed):
             raise  # all ranks know
         except Refused:
-            self._hear_all(attempt, refused=True)
+            self._hear_all(ctx, refused=True)
         except Exception as error:
-            readable = attempt.step.policy.device.type == "cpu"  # nothing is, after a device-side assert
-            notes = attempt.step.recorder.take(self._mark) if readable else Notes((), ())
-            attempt.step.recorder.put(notes, self.rank)
+            readable = ctx.policy.device.type == "cpu"  # nothing is, after a device-side assert
+            notes = ctx.recorder.take(self._mark) if readable else Notes((), ())
+            ctx.recorder.put(notes, self.rank)
             self._exchange(_Told(None, (), notes, False, "".join(traceback.format_exception(error))))
             raise
-        heard = self._hear_all(attempt, meeting.said)
-        meeting.heard = [moved(each.said, attempt.step.policy.device) for each in heard]
+        heard = self._hear_all(ctx, meeting.said)
+        meeting.heard = [moved(each.said, ctx.policy.device) for each in heard]
 
-    def _begin(self, attempt: Attempt) -> None:
+    def _begin(self, ctx: Step) -> None:
         """Keep the place from which actions and notes are told to the others."""
-        self._before, self._mark = len(attempt.actions), attempt.step.recorder.mark()
+        self._before, self._mark = len(ctx.actions), ctx.recorder.mark()
 
-    def _hear_all(self, attempt: Attempt, said: Any = None, refused: bool = False) -> list[_Told]:
+    def _hear_all(self, ctx: Step, said: Any = None, refused: bool = False) -> list[_Told]:
         """Exchange words; then actions, verdict and notes are those of all ranks. Raises as `meeting` does."""
-        recorder, actions = attempt.step.recorder, attempt.actions[self._before :]
+        recorder, actions = ctx.recorder, ctx.actions[self._before :]
         heard = self._exchange(_Told(moved(said, "cpu"), actions, recorder.take(self._mark), refused, ""))
-        del attempt.actions[self._before :]
+        del ctx.actions[self._before :]
         for rank, each in enumerate(heard):
-            attempt.actions += [replace(action, reason=f"rank {rank}: {action.reason}") for action in each.actions]
+            ctx.actions += [replace(action, reason=f"rank {rank}: {action.reason}") for action in each.actions]
             recorder.put(each.notes, rank)
-        attempt.verdict = max([attempt.verdict, *(action.verdict for action in attempt.actions)])
+        ctx.verdict = max([ctx.verdict, *(action.verdict for action in ctx.actions)])
         for rank, each in enumerate(heard):
             if each.failed:
                 raise PeerFailed(named(rank, each.failed))
         if any(each.refused for each in heard):
             raise Agreed
-        self._begin(attempt)
+        self._begin(ctx)
         return heard
 
     def _exchange(self, told: _Told) -> list[_Told]:

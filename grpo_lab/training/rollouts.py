@@ -14,18 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_lab.algorithm.batch import Batch
-from grpo_lab.algorithm.logprobs import entropies
+from grpo_lab.core.batch import Batch
+from grpo_lab.core.logprobs import entropies
 from grpo_lab.config.sections import SamplingConfig
+from grpo_lab.core.hooks import Stage
 from grpo_lab.errors import ConfigError
-from grpo_lab.events import Stage
 from grpo_lab.tasks.conversations import Prompt, tokenized
 from grpo_lab.training.decoding import Growing
 from grpo_lab.training.sampling_filters import SamplingFilters
 
 
 def untouched(stage: Stage, value: Any, note: str = "") -> Any:
-    """Return the value as it is; replaces Attempt.apply in evaluation, which has no interventions."""
+    """Return the value as it is; replaces `Context.apply` in evaluation, which has no interventions."""
     return value
 
 

@@ -12,41 +12,41 @@ import torch
 from torch import Tensor
 
 from grpo_lab.algorithm import combinations
-from grpo_lab.algorithm.batch import Batch
+from grpo_lab.core.batch import Batch
 from grpo_lab.algorithm.losses import LossOutput, token_weights, weighted_sum
 from grpo_lab.config.schema import Config
 from grpo_lab.config.sections import SamplingConfig
-from grpo_lab.events import Stage
+from grpo_lab.core.hooks import Stage
 from grpo_lab.training import passes
-from grpo_lab.training.attempt import Attempt
-from grpo_lab.training.interventions import known
+from grpo_lab.training.interventions import Step, known
 from grpo_lab.training.learner import Learner
 
 
-def sft_step(learner: Learner, attempt: Attempt) -> None:
+def sft_step(learner: Learner, ctx: Step) -> None:
     """One step of SFT, with one update. Raises Refused where a guard refuses the rest."""
-    config, updates, index = learner.config, learner.updates, attempt.step.index
-    attempt.turn_to(None, sampling=SamplingConfig())  # log-probabilities at temperature 1
-    usual = updates.coefficients(replace(attempt.step, config=in_place_of_grpo(config)))
-    attempt.replace(coefficients=attempt.apply(Stage.COEFFICIENTS, usual))
+    config, updates, index = learner.config, learner.updates, ctx.index
+    ctx.begin_objective(None)
+    ctx.sampling = SamplingConfig()  # log-probabilities at temperature 1
+    usual = updates.coefficients(replace(ctx, config=in_place_of_grpo(config)))
+    ctx.coefficients = ctx.apply(Stage.COEFFICIENTS, usual)
     batch = known(learner.demonstrations, "demonstrations").batch(
         config.run.seed, index, config.sft.batch_size, learner.policy.device
     )
     batch = replace(batch, weights=token_weights(batch.completion_mask))
     learner.recorder.metric("num_tokens", batch.completion_mask.sum())
-    updates.begin(attempt, 0)
-    attempt.replace(num_tokens=batch.completion_mask.sum())
-    with learner.world.meeting(attempt):
+    updates.begin(ctx, 0)
+    ctx.num_tokens = batch.completion_mask.sum()
+    with learner.world.meeting(ctx):
         for micro_batch in learner.world.own(batch, config.data.micro_batch_prompts):
-            learner.backward(attempt, sft_loss(learner, attempt, micro_batch))
+            learner.backward(ctx, sft_loss(learner, ctx, micro_batch))
     updates.set_aside()
-    updates.commit(attempt, combinations.add)
+    updates.commit(ctx, combinations.add)
 
 
-def sft_loss(learner: Learner, attempt: Attempt, batch: Batch) -> LossOutput:
+def sft_loss(learner: Learner, ctx: Step, batch: Batch) -> LossOutput:
     """The micro-batch's part of the loss, to be minimised."""
-    attempt.replace(batch=batch)
-    recorder, num_tokens = learner.recorder, known(attempt.step.num_tokens, "num_tokens")
+    ctx.batch = batch
+    recorder, num_tokens = learner.recorder, known(ctx.num_tokens, "num_tokens")
     run, outside = known(learner.demonstrations, "demonstrations").run, ~batch.completion_mask
     right: list[Tensor] = []
 
@@ -54,7 +54,7 @@ def sft_loss(learner: Learner, attempt: Attempt, batch: Batch) -> LossOutput:
         right.append((logits.argmax(dim=-1) == tokens).sum())
 
     with learner.forward.autocast():
-        found = passes.logprobs(learner.policy, run, batch, attempt, "current", count)
+        found = passes.logprobs(learner.policy, run, batch, ctx, "current", count)
     logprobs = found.to(learner.forward.precision.loss).masked_fill(outside, 0.0)
     recorder.tensor("logprobs", logprobs)
     loss = weighted_sum(-logprobs, known(batch.weights, "weights"))

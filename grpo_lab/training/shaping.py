@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from grpo_lab import seeds
-from grpo_lab.algorithm.batch import Batch, joined
+from grpo_lab.core.batch import Batch, joined
 from grpo_lab.algorithm.combinations import Scores
 from grpo_lab.algorithm.credit import soft_overlong
-from grpo_lab.events import Stage, Verdict
+from grpo_lab.core.hooks import Stage, Verdict
 from grpo_lab.tasks.tasks import Problem, Tasks
-from grpo_lab.training.attempt import Attempt
-from grpo_lab.training.interventions import known
+from grpo_lab.training.interventions import Step, known
 from grpo_lab.training.objectives import Objective, Part
 
 Scored = tuple[Part, list[Scores]]
@@ -28,16 +27,14 @@ def problems(tasks: Tasks, seed: int, step: int, count: int, draw: int) -> list[
     return tasks.batch(*own, count)
 
 
-def with_spread(
-    attempt: Attempt, first: Part, draw: Callable[[int], Part], score: Callable[[Part], list[Scores]]
-) -> Scored:
+def with_spread(ctx: Step, first: Part, draw: Callable[[int], Part], score: Callable[[Part], list[Scores]]) -> Scored:
     """The part and its scores, groups of equal rewards replaced by groups of further draws (DAPO, eq. 11,
     https://arxiv.org/abs/2503.14476).
 
     Where `loss.dynamic_sampling` further draws find too few, the step goes on with fewer groups, and an action says so.
     Raises Refused where no group has spread.
     """
-    limit, wanted, size = attempt.step.config.loss.dynamic_sampling, len(first.problems), first.group_size
+    limit, wanted, size = ctx.config.loss.dynamic_sampling, len(first.problems), first.group_size
     scored, draws = (first, score(first)), 0
     if not limit:
         return scored
@@ -46,14 +43,14 @@ def with_spread(
         draws += 1
         more = draw(draws)
         found.append(_chosen(more, score(more), missing))
-    attempt.step.recorder.metric("dynamic_sampling/draws", torch.tensor(float(draws)), first.number)
+    ctx.recorder.metric("dynamic_sampling/draws", torch.tensor(float(draws)), first.number)
     if missing:
         reason = (
             f"{wanted - missing} of {wanted} groups have spread after {1 + draws} draws of {wanted * size} completions"
         )
         if missing == wanted:
-            attempt.refuse("dynamic_sampling", Stage.REWARDS, reason)
-        attempt.record_action("dynamic_sampling", Stage.REWARDS, Verdict.KEEP, reason)
+            ctx.refuse("dynamic_sampling", Stage.REWARDS, reason)
+        ctx.act("dynamic_sampling", Stage.REWARDS, Verdict.KEEP, reason)
     return _joined([(part, scores) for part, scores in found if part.problems])
 
 
@@ -91,16 +88,16 @@ def overlong(values: Tensor, batch: Batch, longest: int, share: float) -> Tensor
     )
 
 
-def scored(attempt: Attempt, mask: Tensor, unscored: str) -> Tensor:
+def scored(ctx: Step, mask: Tensor, unscored: str) -> Tensor:
     """(b,) index of the completions that were scored, for the mask (B, T) of all; `unscored` ends the sentence on none.
 
     Raises Refused where no completion was scored, and where none of those that were has a token to train.
     """
-    scorable = known(attempt.step.scorable, "scorable").flatten()
+    scorable = known(ctx.scorable, "scorable").flatten()
     judged, trained = torch.stack([scorable, scorable & mask.any(dim=1)]).tolist()
     for stage, left, what in ((Stage.REWARDS, judged, unscored), (Stage.BATCH, trained, "is trained")):
         if not any(left):
-            attempt.refuse("trainer", stage, f"none of {len(judged)} completions {what}")
+            ctx.refuse("trainer", stage, f"none of {len(judged)} completions {what}")
     rows = torch.tensor([row for row, counts in enumerate(judged) if counts])
     return rows.to(scorable.device, non_blocking=True)
 
@@ -113,10 +110,9 @@ def paid(scores: Sequence[Scores], penalties: Tensor | None) -> Sequence[Scores]
     return [one._replace(rewards=one.rewards - penalties.sum(dim=1).view_as(one.rewards))]
 
 
-def with_penalties(attempt: Attempt, batch: Batch, objective: Objective) -> Batch:
+def with_penalties(ctx: Step, batch: Batch, objective: Objective) -> Batch:
     """The batch with the penalties of its tokens, by the step's weight of the objective's KL."""
-    use = known(attempt.step.coefficients, "coefficients")
-    return replace(batch, penalties=k1_of_each_token(batch, use.betas.get(objective.name, use.beta)))
+    return replace(batch, penalties=k1_of_each_token(batch, ctx.beta))
 
 
 def k1_of_each_token(batch: Batch, beta: float) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""GRPO as a generator of events, with a stage for guards and faults at every value (see `events.Stage`).
+"""GRPO as a generator of events, with a stage for guards and faults at every value (see `hooks.Stage`).
 
 for each step
     for each objective: draw prompts, sample a group of completions for each, score them
@@ -9,15 +9,16 @@ Advantage, ratio, surrogate, credit and KL are formulas that the config names, b
 (https://arxiv.org/abs/2402.03300). Left out: gradient checkpointing, vLLM, asynchronous sampling, replay, turns.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from grpo_lab.config.schema import Config
-from grpo_lab.events import Ended, Event, Stage, Verdict
+from grpo_lab.core.hooks import Refused, Stage, Verdict
+from grpo_lab.events import Ended, Event
 from grpo_lab.tasks.tasks import Tasks
-from grpo_lab.training.attempt import Attempt, Refused, ended
 from grpo_lab.training.evaluation import evaluate
 from grpo_lab.training.given import public
+from grpo_lab.training.interventions import Step
 from grpo_lab.training.learner import Controls, Learner, Model, Rewards
 from grpo_lab.training.learner_state import NO_CHECKPOINTS, NoCheckpoints, before_step
 from grpo_lab.training.sft import sft_step
@@ -44,38 +45,49 @@ def train(
     for stage in config.run.stages:
         for index in checkpoints.begin_stage(learner, stage):
             yield from before_step(learner, index, checkpoints, controls)
-            attempt = learner.begin(index)
+            ctx = learner.begin(index)
             try:
-                with suppress(Refused):  # the guard's reason is in attempt.actions; learner.end carries out the verdict
-                    STEPS[stage](learner, attempt)
-                event = learner.end(attempt)
+                with suppress(Refused):  # the guard's reason is in ctx.actions; learner.end carries out the verdict
+                    STEPS[stage](learner, ctx)
+                event = learner.end(ctx)
             except Exception:
-                yield learner.fail(attempt)
+                yield learner.fail(ctx)
                 raise
             yield event
-            if attempt.verdict == Verdict.STOP:
-                yield Ended("stopped", attempt.reason)
+            if ctx.verdict == Verdict.STOP:
+                yield Ended("stopped", ctx.reason)
                 return
         yield from evaluate(learner, learner.steps.stop)
     yield ended(learner.refusals, learner.updates.count)
 
 
-def grpo_step(learner: Learner, attempt: Attempt) -> None:
+def grpo_step(learner: Learner, ctx: Step) -> None:
     """One step of GRPO; a run with one goal has one objective. Raises Refused where a guard refuses the rest."""
-    attempt.replace(coefficients=attempt.apply(Stage.COEFFICIENTS, learner.updates.coefficients(attempt.step)))
-    sampled, parts = [learner.sample(attempt, objective) for objective in learner.drawn(attempt.step.index)], []
+    ctx.coefficients = ctx.apply(Stage.COEFFICIENTS, learner.updates.coefficients(ctx))
+    sampled, parts = [learner.sample(ctx, objective) for objective in learner.drawn(ctx.index)], []
     for part in sampled:
-        part, scores = learner.judged(attempt, part)
-        advantages = attempt.apply(Stage.ADVANTAGES, learner.advantages(attempt, part, scores))
-        batch = attempt.apply(Stage.BATCH, learner.compute_logprobs(attempt, part, advantages))
-        parts.append(learner.add_token_weights(attempt, part, learner.assign_credit(attempt, batch)))
+        part, scores = learner.judged(ctx, part)
+        advantages = ctx.apply(Stage.ADVANTAGES, learner.advantages(ctx, part, scores))
+        batch = ctx.apply(Stage.BATCH, learner.compute_logprobs(ctx, part, advantages))
+        parts.append(learner.add_token_weights(ctx, part, learner.assign_credit(ctx, batch)))
     for update in range(learner.config.loss.num_iterations):
-        learner.updates.begin(attempt, update)
+        learner.updates.begin(ctx, update)
         for part in parts:
-            with learner.shared(attempt, part) as micro_batches:
+            with learner.shared(ctx, part) as micro_batches:
                 for micro_batch in micro_batches:
-                    learner.backward(attempt, learner.loss(attempt, micro_batch))
-        learner.updates.commit(attempt, learner.combination.gradients)
+                    learner.backward(ctx, learner.loss(ctx, micro_batch))
+        learner.updates.commit(ctx, learner.combination.gradients)
 
 
 STEPS = {"sft": sft_step, "grpo": grpo_step}
+
+
+def ended(refusals: Sequence[str], updates: int) -> Ended:
+    """The end of a run, from the trainer's reasons for refusing the last stage's steps, empty for one not refused.
+
+    Where it refused all of them and no update was made, nothing was trained.
+    """
+    if updates or not refusals or not all(refusals):
+        return Ended("done")
+    reason = f"nothing was trained: every step was refused, the last because {refusals[-1]}; mend that and train again"
+    return Ended("stopped", reason)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from grpo_lab.events import LinkNote, Stage, Verdict
-from grpo_lab.training.attempt import Attempt
-from grpo_lab.training.interventions import Step, known
+from grpo_lab.core.hooks import Stage, Verdict
+from grpo_lab.events import LinkNote
+from grpo_lab.training.interventions import ObjectiveCoefficients, Step, known
 from grpo_lab.training.snapshots import Snapshots
 
 
@@ -35,29 +35,29 @@ class Transaction:
         if self.healthy:
             self.snapshots.take(index, self.count)
 
-    def make(self, attempt: Attempt) -> None:
+    def make(self, ctx: Step) -> None:
         """Make an update by the gradients that are there, with stage GRADIENTS before it and WEIGHTS after it.
 
         Raises Refused where a guard refuses it, or the step after it.
         """
-        self.before(attempt)
-        self.after(attempt, self._apply(attempt))
+        self.before(ctx)
+        self.after(ctx, self._apply(ctx))
 
-    def before(self, attempt: Attempt) -> None:
+    def before(self, ctx: Step) -> None:
         """Let guards see the gradients, unscaled. Raises Refused where one refuses the update."""
         self.scaler.unscale_(self.optimizer)
         self._unscaled = True
-        attempt.apply(Stage.GRADIENTS, self.policy)
+        ctx.apply(Stage.GRADIENTS, self.policy)
 
-    def after(self, attempt: Attempt, made: bool = True) -> None:
+    def after(self, ctx: Step, made: bool = True) -> None:
         """Count an update that was made, and let guards see the weights. Raises Refused where one refuses the step."""
         self._unscaled = False
         if made:
             self.committed += 1
-            self._note_moments(attempt)
-        attempt.apply(Stage.WEIGHTS, self.policy)
+            self._note_moments(ctx)
+        ctx.apply(Stage.WEIGHTS, self.policy)
 
-    def _apply(self, attempt: Attempt) -> bool:
+    def _apply(self, ctx: Step) -> bool:
         """Make an update, and say whether it was made: GradScaler (fp16) leaves out one with inf gradients."""
         scale = self.scaler.get_scale()
         self.scaler.step(self.optimizer)
@@ -65,18 +65,18 @@ class Transaction:
         made = not self.scaler.get_scale() < scale
         if not made:
             reason = f"inf at loss scale {scale:g}; update left out"
-            attempt.record_action("grad_scaler", Stage.GRADIENTS, Verdict.CHANGED, reason)
+            ctx.act("grad_scaler", Stage.GRADIENTS, Verdict.CHANGED, reason)
         return made
 
-    def _note_moments(self, attempt: Attempt) -> None:
+    def _note_moments(self, ctx: Step) -> None:
         """Note the moments of AdamW; another optimizer has none."""
-        eps = known(attempt.step.coefficients, "coefficients").adam_eps
+        eps = known(ctx.coefficients, "coefficients").adam_eps
         facts = {"adam_eps": eps, "adam_eps_in_weights_dtype": float(torch.tensor(eps, dtype=self.parameters[0].dtype))}
         states = [(name, self.optimizer.state.get(p, {})) for name, p in zip(self.names, self.parameters, strict=True)]
         held = [(name, state[of]) for of in ("exp_avg", "exp_avg_sq") for name, state in states if of in state]
         if held:  # a weight without a gradient has no moments
             names, moments = zip(*held, strict=True)
-            attempt.step.recorder.parameters("moments", names, moments, attempt.step.update, facts)
+            ctx.recorder.parameters("moments", names, moments, ctx.update, facts)
 
     def end_step(self, verdict: Verdict, weights: LinkNote | None) -> None:
         """Carry out the step's verdict; `weights` is the note of its last weights, if it had any.
@@ -102,7 +102,7 @@ class Transaction:
         """The coefficients as used, the loss scale, and the largest change of a weight, as far as each is known."""
         use, move = step.coefficients, step.largest_move()
         found = {"learning_rate": use.learning_rate, "beta": use.beta} if use else {}
-        if use and use.betas:
+        if isinstance(use, ObjectiveCoefficients):
             each = {f"beta/{name}": beta for name, beta in use.betas.items()}
             found |= {"beta": statistics.fmean(each.values()), **each}
         found |= {"loss_scale": self.scaler.get_scale()} if self.scaler.is_enabled() else {}

@@ -12,8 +12,7 @@ from grpo_lab.algorithm.combinations import Gradients, cosine
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import ModelError
 from grpo_lab.models.precision import PRECISIONS
-from grpo_lab.training.attempt import Attempt
-from grpo_lab.training.interventions import Coefficients, Step, known
+from grpo_lab.training.interventions import Coefficients, ObjectiveCoefficients, Step, known
 from grpo_lab.training.objectives import resolve
 from grpo_lab.training.recorder import trained_parameters
 from grpo_lab.training.transaction import Transaction
@@ -54,13 +53,13 @@ class Updates(Transaction):
         betas = {objective.name: objective.beta for objective in named}
         bands = {objective.name: objective.band for objective in named if objective.band}
         general = (rate, loss.beta, loss.epsilon, loss.epsilon_high, optimizer.adam_eps)
-        return Coefficients(*general, betas=betas, kl_bands=bands)
+        return ObjectiveCoefficients(*general, betas=betas, kl_bands=bands) if named else Coefficients(*general)
 
-    def begin(self, attempt: Attempt, update: int) -> None:
+    def begin(self, ctx: Step, update: int) -> None:
         """Begin an update: no gradient yet, and the step's coefficients in the optimizer."""
-        attempt.replace(update=update, grad_norm=None, weight_norms=None)
+        ctx.update, ctx.grad_norm, ctx.weight_norms = update, None, None
         self._set_aside = []
-        use, configured = known(attempt.step.coefficients, "coefficients"), attempt.step.config.optimizer
+        use, configured = known(ctx.coefficients, "coefficients"), ctx.config.optimizer
         self.optimizer.zero_grad()
         for group in self.optimizer.param_groups:
             group["lr"], group["eps"] = use.learning_rate, use.adam_eps
@@ -73,17 +72,17 @@ class Updates(Transaction):
         self._set_aside.append([p.grad for p in self.parameters])
         self.optimizer.zero_grad()
 
-    def commit(self, attempt: Attempt, way: Callable[[Sequence[Gradients]], Gradients]) -> None:
+    def commit(self, ctx: Step, way: Callable[[Sequence[Gradients]], Gradients]) -> None:
         """Make an update by the combined gradients."""
-        self._combine(attempt, way)
-        self.make(attempt)
+        self._combine(ctx, way)
+        self.make(ctx)
 
-    def _combine(self, attempt: Attempt, way: Callable[[Sequence[Gradients]], Gradients]) -> None:
+    def _combine(self, ctx: Step, way: Callable[[Sequence[Gradients]], Gradients]) -> None:
         """Give the policy the combined gradients, and note the smallest cosine between two objectives' gradients."""
-        attempt.turn_to(None)
+        ctx.begin_objective(None)
         if pairs := list(itertools.combinations(self._set_aside, 2)):
             smallest = functools.reduce(torch.minimum, [cosine(*pair) for pair in pairs])
-            attempt.step.recorder.metric("gradients/cosine", smallest, attempt.step.update)
+            ctx.recorder.metric("gradients/cosine", smallest, ctx.update)
         for parameter, gradient in zip(self.parameters, way(self._set_aside), strict=True):
             parameter.grad = gradient
         self._set_aside = []

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from grpo_lab.algorithm.batch import Batch
-from grpo_lab.training.attempt import Attempt
+from grpo_lab.core.batch import Batch
+from grpo_lab.training.interventions import Step
 
 T = TypeVar("T")
 Rows = TypeVar("Rows", Sequence[Any], Tensor)
@@ -59,7 +59,7 @@ class World:
         return rows
 
     @contextmanager
-    def meeting(self, attempt: Attempt) -> Iterator[Meeting]:
+    def meeting(self, ctx: Step) -> Iterator[Meeting]:
         """A block in which each rank does its share of a step, and at whose end all hear of each other.
 
         Then actions, verdict and notes are those of all ranks. Raises Refused on all of them where a guard refused on

@@ -12,7 +12,7 @@ from grpo_lab.course import registry
 from grpo_lab.course.exercises import Function
 from grpo_lab.course.labs.lab_09_two_objectives import cases
 from grpo_lab.training.guards.adaptive import AdaptiveBeta
-from grpo_lab.training.interventions import Coefficients
+from grpo_lab.training.interventions import ObjectiveCoefficients
 from tests.grading import mutants
 
 SEEDS = range(4)
@@ -46,7 +46,7 @@ def test_the_controller_is_that_of_the_guard(reference, seed):
         betas, kls, bands = case.inputs.values()
         guard = AdaptiveBeta(lowest=cases.LOWEST, highest=cases.HIGHEST)
         step: Any = SimpleNamespace(last_metrics={f"kl/{name}": kl for name, kl in kls.items()})
-        value = Coefficients(1e-4, 0.0, 0.2, 0.2, 1e-8, betas=betas, kl_bands=bands)
+        value = ObjectiveCoefficients(1e-4, 0.0, 0.2, 0.2, 1e-8, betas=betas, kl_bands=bands)
         assert reference("next_betas")(**case.inputs) == pytest.approx(guard(value, step).value.betas)
 
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from grpo_lab.config.catalog import preset
+from grpo_lab.core.hooks import Stage, Verdict
 from grpo_lab.course import evaluate, trials
 from grpo_lab.course.registry import exercise
 from grpo_lab.errors import ConfigError
-from grpo_lab.events import Stage, Verdict
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.training.interventions import Outcome
 

@@ -12,8 +12,9 @@ from enum import StrEnum
 from pathlib import Path
 
 from grpo_lab.analysis.matrix.cells import Cell
+from grpo_lab.core.hooks import Verdict
 from grpo_lab.errors import RunError
-from grpo_lab.events import Ended, Evaluated, Event, Stepped, Verdict, encodable
+from grpo_lab.events import Ended, Evaluated, Event, Stepped, encodable
 from grpo_lab.runs import first_break
 
 GAIN = 0.15

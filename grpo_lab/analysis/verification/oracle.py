@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from grpo_lab.algorithm.logprobs import completion_logprobs
+from grpo_lab.core.logprobs import completion_logprobs
 
 COORDINATES = 2**16
 """Gradient elements that the weights are fitted to: enough for some hundred unknowns, of few parameters."""

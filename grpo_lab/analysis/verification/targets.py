@@ -16,8 +16,9 @@ from grpo_lab.analysis.verification.cycles import Trainer
 from grpo_lab.config import catalog, user_code
 from grpo_lab.config.schema import Config
 from grpo_lab.config.sections import SamplingConfig
+from grpo_lab.core.hooks import Stage
 from grpo_lab.errors import ConfigError
-from grpo_lab.events import Event, Stage, Stepped
+from grpo_lab.events import Event, Stepped
 from grpo_lab.models import loading
 from grpo_lab.models.precision import PRECISIONS
 from grpo_lab.tasks.rewards import REWARDS
@@ -143,9 +144,8 @@ class OwnTrainer:
 
     def _see_log_ratio(self, log_ratio: Tensor, step: Step) -> None:
         if step.update == 0:
-            name, use = known(step.objective, "objective").name, known(step.coefficients, "coefficients")
-            rows = self._seen[name]
-            rows["beta"] = use.betas.get(name, use.beta)
+            rows = self._seen[known(step.objective, "objective").name]
+            rows["beta"] = step.beta
             now = {"log_ratio": log_ratio.detach(), "weights": known(known(step.batch, "batch").weights, "weights")}
             rows |= {key: torch.cat([rows.get(key, new[:0]), new]) for key, new in now.items()}
 

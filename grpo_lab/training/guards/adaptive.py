@@ -6,8 +6,16 @@ from statistics import median
 from typing import Annotated, Any
 
 from grpo_lab.config.fields import AtLeast, Between
-from grpo_lab.events import Stage, Verdict
-from grpo_lab.training.interventions import Coefficients, Intervention, Outcome, Step, exceeds, known
+from grpo_lab.core.hooks import Stage, Verdict
+from grpo_lab.training.interventions import (
+    Coefficients,
+    Intervention,
+    ObjectiveCoefficients,
+    Outcome,
+    Step,
+    exceeds,
+    known,
+)
 
 _SPREAD_OF_MAD = 1.4826
 """Median absolute deviation times this is the standard deviation, where the values are normal."""
@@ -114,7 +122,7 @@ class AdaptiveBeta(Intervention):
     """Control each objective's own KL; off, the mean KL moves every beta and bands do not count."""
 
     def __call__(self, value: Coefficients, step: Step) -> Outcome:
-        if not value.betas:
+        if not isinstance(value, ObjectiveCoefficients):
             beta, reason = self._moved("", value.beta, self.target, step)
             return Outcome(replace(value, beta=beta), Verdict.CHANGED, reason) if reason else Outcome(value)
         middles = {name: math.sqrt(low * high) for name, (low, high) in value.kl_bands.items() if self.by_objective}

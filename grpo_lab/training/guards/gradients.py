@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import torch
 
 from grpo_lab.config.fields import AtLeast, Between
-from grpo_lab.events import Stage, Verdict
+from grpo_lab.core.hooks import Stage, Verdict
 from grpo_lab.training.interventions import Intervention, Outcome, Step, exceeds, known
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from grpo_lab.config.fields import AtLeast, Between
 from grpo_lab.config.sections import SamplingConfig
-from grpo_lab.events import Stage, Verdict
+from grpo_lab.core.hooks import Stage, Verdict
 from grpo_lab.training.interventions import Intervention, Outcome, Step, known
 
 

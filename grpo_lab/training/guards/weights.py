@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from grpo_lab.config.fields import AtLeast, Between, OneOf
-from grpo_lab.events import Stage, Verdict
+from grpo_lab.core.hooks import Stage, Verdict
 from grpo_lab.training.interventions import Intervention, Outcome, Step, known
 
 

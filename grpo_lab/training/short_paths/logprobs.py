@@ -1,3 +1,3 @@
 """The public path `grpo_lab.logprobs`."""
 
-from grpo_lab.algorithm.logprobs import *  # noqa: F403
+from grpo_lab.core.logprobs import *  # noqa: F403

@@ -8,7 +8,7 @@ from grpo_lab.analysis.markdown import assignments, code, first_sentence, one_li
 from grpo_lab.config.algorithms import PART_OF, USED_BY, algorithm, algorithm_names, unused
 from grpo_lab.config.catalog import Preset, Scenario, load_preset, preset_names, scenario, scenario_names
 from grpo_lab.config.fields import settings_of
-from grpo_lab.events import Stage
+from grpo_lab.core.hooks import Stage
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.training.interventions import Intervention
 

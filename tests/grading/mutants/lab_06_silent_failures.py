@@ -18,7 +18,7 @@ def accumulated(name):
 BY_NAME = """
 import torch
 
-from grpo_lab.algorithm.batch import Batch
+from grpo_lab.core.batch import Batch
 from grpo_lab.training.registry import FORMULAS
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from grpo_lab import seeds
 from grpo_lab.algorithm import kl
-from grpo_lab.algorithm.batch import Batch
+from grpo_lab.core.batch import Batch
 from grpo_lab.algorithm.losses import clipped_surrogate
 from grpo_lab.course import pages, relations
 from grpo_lab.course.compare import is_number, other_kind, shown

@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from grpo_lab.core.hooks import Verdict
 from grpo_lab.course.exercises import Mistake
-from grpo_lab.events import Verdict
 from grpo_lab.training.interventions import Outcome
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
+from grpo_lab.core.hooks import Verdict
 from grpo_lab.course.exercises import Case, Function, cases_by
 from grpo_lab.course.labs.lab_04_guards import mistakes
 from grpo_lab.course.probes import norms_in_turn, step_or_not
 from grpo_lab.course.relations import changed, permuted, scaled
-from grpo_lab.events import Verdict
 
 FACTOR = 8.0
 """The learner's guard accepts norms up to so many times the largest accepted one."""

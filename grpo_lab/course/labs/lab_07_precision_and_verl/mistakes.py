@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from grpo_lab.algorithm.batch import Batch
+from grpo_lab.core.batch import Batch
 from grpo_lab.course.exercises import Mistake
 
 # The largest log-ratio -----------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from grpo_lab.algorithm.shapes import Float, Int
+from grpo_lab.core.shapes import Float, Int
 
 CHUNK = 2**24
 """Elements of logits that are made at once from states: 64 MiB in fp32."""
