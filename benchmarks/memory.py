@@ -17,8 +17,8 @@ import torch
 
 from benchmarks import shapes
 from benchmarks.timing import QUICK, Plan, Run, settle, use_threads
-from grpo_lab.core.logprobs import CHUNK
 from grpo_lab.config.schema import Config
+from grpo_lab.core.logprobs import CHUNK
 from grpo_lab.models import loading
 from grpo_lab.training import step_metrics
 

@@ -28,8 +28,8 @@ from benchmarks.timing import (
     take_turns,
     use_threads,
 )
-from grpo_lab.core.batch import Batch
 from grpo_lab.config.schema import Config
+from grpo_lab.core.batch import Batch
 from grpo_lab.models.registry import MODELS
 from grpo_lab.training.passes import PASSES, Head
 

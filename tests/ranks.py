@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch
 
-from grpo_lab.core.batch import joined
 from grpo_lab.config.catalog import preset
 from grpo_lab.config.schema import Config
+from grpo_lab.core.batch import joined
 from grpo_lab.core.hooks import Stage, Verdict
 from grpo_lab.errors import GrpoLabError
 from grpo_lab.events import Ended, Evaluated, Stepped, encodable

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, tensor
 
 from grpo_lab.algorithm.advantages import ADVANTAGES
-from grpo_lab.core.batch import Batch
 from grpo_lab.algorithm.importance import CORRECTIONS, LEVELS, sequence_level
-from grpo_lab.algorithm.losses import token_weights, weighted_sum
 from grpo_lab.algorithm.surrogates import SURROGATES, Limits
 from grpo_lab.config.catalog import preset
 from grpo_lab.config.schema import Config
+from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Stage, Verdict
+from grpo_lab.core.loss import token_weights, weighted_sum
 from grpo_lab.events import Stepped
 from grpo_lab.training.registry import FORMULAS, chosen_formulas
 from grpo_lab.training.trainer import train

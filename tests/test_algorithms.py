@@ -18,12 +18,12 @@ from torch import Tensor
 from torch.distributions import Categorical
 
 import grpo_lab as gl
-from grpo_lab.core.batch import Batch
-from grpo_lab.algorithm.losses import token_weights
 from grpo_lab.algorithm.surrogates import SURROGATES
 from grpo_lab.config.algorithms import algorithm, algorithm_names
 from grpo_lab.config.catalog import preset, scenario
 from grpo_lab.config.schema import Config
+from grpo_lab.core.batch import Batch
+from grpo_lab.core.loss import token_weights
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Stepped
 from grpo_lab.training import trainer

@@ -14,8 +14,8 @@ import torch
 from benchmarks import __main__ as command
 from benchmarks import against_trl, cost, cost_figures, defaults, floor, heals, lora, memory, prompt_passes, shapes
 from benchmarks.timing import QUICK, Plan, Run, settle
-from grpo_lab.core.logprobs import CHUNK
 from grpo_lab.config.sections import SamplingConfig
+from grpo_lab.core.logprobs import CHUNK
 from grpo_lab.models import loading
 from grpo_lab.models.registry import MODELS
 from grpo_lab.training import rollouts

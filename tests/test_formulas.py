@@ -8,8 +8,8 @@ import torch
 from torch import tensor
 
 from grpo_lab.algorithm import kl
-from grpo_lab.core.batch import Batch
 from grpo_lab.config.schema import Config
+from grpo_lab.core.batch import Batch
 from grpo_lab.errors import ConfigError
 from grpo_lab.training.registry import FORMULAS, chosen_formulas
 

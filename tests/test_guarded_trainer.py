@@ -12,8 +12,8 @@ import transformers
 
 import grpo_lab as gl
 from benchmarks.diagnosis.recipes import in_half
-from grpo_lab.core.batch import Batch
 from grpo_lab.config.guard_names import guards_named
+from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Refused, Stage, Verdict
 from grpo_lab.errors import ConfigError, RunError
 from grpo_lab.events import Stepped

@@ -15,7 +15,7 @@ import torch
 import transformers
 
 import grpo_lab as gl
-from grpo_lab.algorithm.advantages import group_advantages
+from grpo_lab.core.advantages import group_advantages
 from grpo_lab.core.hooks import Verdict
 from grpo_lab.errors import ConfigError, RunError
 from grpo_lab.events import Stepped

@@ -19,12 +19,12 @@ import torch
 from torch import tensor
 
 from grpo_lab import messages
-from grpo_lab.core.batch import Batch
-from grpo_lab.algorithm.losses import clipped_surrogate
 from grpo_lab.config.catalog import preset
 from grpo_lab.config.schema import Config
 from grpo_lab.config.sections import SamplingConfig
+from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Refused, Stage, Verdict
+from grpo_lab.core.loss import clipped_surrogate
 from grpo_lab.errors import GrpoLabError, RunError
 from grpo_lab.training import observers
 from grpo_lab.training.faults import FAULTS

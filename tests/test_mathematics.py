@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from torch import Tensor, tensor
 
 from grpo_lab.algorithm import kl, logprobs
-from grpo_lab.algorithm.advantages import group_advantages
-from grpo_lab.core.batch import Batch
-from grpo_lab.algorithm.formulas import log_ratio_to_old
-from grpo_lab.core.logprobs import completion_logprobs, entropies, head_logprobs
-from grpo_lab.algorithm.losses import aggregate, clipped_surrogate, policy_loss, token_weights, weighted_sum
+from grpo_lab.algorithm.losses import aggregate, policy_loss
 from grpo_lab.config.sections import SamplingConfig
+from grpo_lab.core.advantages import group_advantages
+from grpo_lab.core.batch import Batch
+from grpo_lab.core.logprobs import completion_logprobs, entropies, head_logprobs
+from grpo_lab.core.loss import clipped_surrogate, log_ratio_to_old, token_weights, weighted_sum
 from grpo_lab.training.faults import formulas
 
 INF, NAN = math.inf, math.nan

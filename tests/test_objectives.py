@@ -15,7 +15,6 @@ import torch
 from torch import tensor
 
 import grpo_lab as gl
-from grpo_lab.algorithm.advantages import group_advantages
 from grpo_lab.algorithm.combinations import (
     Scores,
     add,
@@ -26,6 +25,7 @@ from grpo_lab.algorithm.combinations import (
 )
 from grpo_lab.analysis.run_state import fold
 from grpo_lab.config.schema import Config
+from grpo_lab.core.advantages import group_advantages
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Evaluated, Stepped, from_json, to_json
 from grpo_lab.metrics import METRICS, OF_THE_MACHINE, metric

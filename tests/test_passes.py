@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from grpo_lab.config.schema import Config
 from grpo_lab.core import logprobs
 from grpo_lab.core.batch import Batch
-from grpo_lab.config.schema import Config
 from grpo_lab.core.hooks import Stage
 from grpo_lab.errors import ModelError
 from grpo_lab.models import loading

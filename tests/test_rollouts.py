@@ -15,9 +15,9 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from grpo_lab.core.logprobs import completion_logprobs, entropies
 from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.core.hooks import Stage
+from grpo_lab.core.logprobs import completion_logprobs, entropies
 from grpo_lab.errors import ConfigError
 from grpo_lab.models import loading
 from grpo_lab.training import passes, rollouts

@@ -10,9 +10,9 @@ import torch
 from typer.testing import CliRunner
 
 import grpo_lab as gl
-from grpo_lab.core import logprobs
 from grpo_lab.analysis.run_state import fold
 from grpo_lab.cli import app
+from grpo_lab.core import logprobs
 from grpo_lab.errors import ConfigError, DataError
 from grpo_lab.events import Evaluated, Stepped
 from grpo_lab.models import loading

@@ -13,10 +13,10 @@ import torch
 from torch import tensor
 
 import grpo_lab as gl
-from grpo_lab.algorithm.advantages import group_advantages
 from grpo_lab.config.fields import settings_of
 from grpo_lab.config.schema import LIVE_SECTIONS
 from grpo_lab.config.sections import OptimizerConfig, RunConfig
+from grpo_lab.core.advantages import group_advantages
 from grpo_lab.core.hooks import Stage, Verdict
 from grpo_lab.errors import ConfigError, RewardError
 from grpo_lab.events import Changed, Ended, Evaluated, Started, Stepped, from_json, to_json

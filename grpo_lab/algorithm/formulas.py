@@ -10,19 +10,11 @@ from torch.optim import Optimizer
 
 from grpo_lab.algorithm import kl
 from grpo_lab.algorithm.advantages import ADVANTAGES
-from grpo_lab.core.batch import Batch
 from grpo_lab.algorithm.credit import CREDIT
 from grpo_lab.algorithm.importance import CORRECTIONS, LEVELS
 from grpo_lab.algorithm.surrogates import SURROGATES
-
-
-def log_ratio_to_old(logprobs: Tensor, batch: Batch) -> Tensor:
-    """log(policy / policy that sampled), logprobs and result (b, T), in nats (PPO, eq. 6, https://arxiv.org/abs/1707.06347).
-
-    It is 0 at the first update, so that the clip range limits how far one step moves.
-    """
-    assert batch.old_logprobs is not None
-    return logprobs - batch.old_logprobs
+from grpo_lab.core.batch import Batch
+from grpo_lab.core.loss import log_ratio_to_old
 
 
 def mask_by_position(batch: Batch, pad: int) -> Tensor:

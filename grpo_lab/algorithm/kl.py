@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
+from grpo_lab.core.loss import k3
 from grpo_lab.core.shapes import Float
 
 
@@ -30,17 +30,6 @@ def k2(delta: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     tensor([2.])
     """
     return delta.square() / 2
-
-
-def k3(delta: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """exp(delta) - 1 - delta: unbiased value, never negative. `expm1` avoids the rounding of `exp` near 0.
-
-    Overflows for delta above 88.7 (fp32) or 11.09 (fp16).
-
-    >>> k3(torch.tensor([0.0, 1.0]))
-    tensor([0.0000, 0.7183])
-    """
-    return torch.expm1(delta) - delta
 
 
 def hinge(delta: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from grpo_lab.algorithm.losses import clipped_surrogate, of_tokens
+from grpo_lab.core.loss import clipped_surrogate, of_tokens
 from grpo_lab.core.shapes import Float
 
 Advantages = Float[Tensor, "B"] | Float[Tensor, "B T"]

@@ -120,6 +120,14 @@ class Recorder(Protocol):
 
     def tensor(self, link: str, value: Tensor, update: int = 0, note: str = "") -> None: ...
 
+    def chunk(self, link: str, value: Tensor, update: int, note: str) -> None: ...
+
+    def metric(self, name: str, value: Tensor, update: int = 0) -> None: ...
+
+    def parameters(
+        self, link: str, names: Sequence[str], tensors: Sequence[Tensor], update: int, facts: dict[str, float]
+    ) -> Tensor: ...
+
 
 @dataclass(frozen=True)
 class Coefficients:

@@ -1,20 +1,77 @@
-"""Log-probabilities of chosen tokens, and entropies, without a second (B, T, V) tensor in fp32, or without any."""
+"""Log-probabilities of a batch's completions under a model: the passes, and the head.
+
+Of a large vocabulary the logits are made a chunk at a time, and again in the backward pass, so that they are never
+there as a whole: no second (B, T, V) tensor in fp32, or none at all.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import cast
+from typing import Any, TypeGuard, cast
 
 import torch
 from torch import Tensor
 
+from grpo_lab.core.batch import Batch
+from grpo_lab.core.hooks import Context, Stage
+from grpo_lab.core.packing import as_attention_takes_it, causal, pack
 from grpo_lab.core.shapes import Float, Int
 
 CHUNK = 2**24
 """Elements of logits that are made at once from states: 64 MiB in fp32."""
 PIECE = 2**20
 """Elements of logits worked on at once, in temporary tensors of 4 MiB, which a processor's cache may hold."""
+Head = Callable[[Tensor], Tensor]
+Pass = Callable[[Any, Batch], tuple[Tensor, Head]]
+"""From a model and a batch: the state before each token, (B, T, D), and the head that makes logits (…, V) of states."""
+
+
+def shared_pass(model: Any, batch: Batch) -> tuple[Tensor, Head]:
+    """Each prompt is run once for the completions of a row; states before tokens outside the mask have no meaning."""
+    packing = pack(batch, model.config.hidden_size)
+    mask = as_attention_takes_it(model, packing.visible())
+    given = {"input_ids": packing.tokens, "attention_mask": mask, "position_ids": packing.positions}
+    states = model.base_model(**given, use_cache=False).last_hidden_state
+    return states.flatten(0, 1)[packing.predicts], model.get_output_embeddings()
+
+
+def plain_pass(model: Any, batch: Batch) -> tuple[Tensor, Head]:
+    """The usual way: every prompt is repeated for each completion, and the model itself makes the logits."""
+    prompt_mask = batch.prompt_mask[batch.group]
+    mask = torch.cat([prompt_mask, prompt_mask.new_ones(batch.completions.shape)], dim=1)
+    output = model(
+        input_ids=torch.cat([batch.prompt_ids[batch.group], batch.completions], dim=1),
+        attention_mask=as_attention_takes_it(model, causal(mask.bool())),
+        position_ids=(mask.cumsum(dim=1) - 1).clamp(min=0),
+        use_cache=False,
+        logits_to_keep=batch.completions.shape[1] + 1,
+    )
+    return output.logits[:, :-1], lambda logits: logits
+
+
+def logprobs(model: Any, run: Pass, batch: Batch, ctx: Context, note: str) -> Tensor:
+    """Log-probabilities (B, T) of the completions' tokens under a model, in nats; 0 outside the mask.
+
+    `note` names the pass: `old`, `reference` or `current`.
+    """
+    states, head = run(model, batch)
+    mask = batch.completion_mask
+    if in_chunks(head, batch, ctx):
+        look = partial(ctx.recorder.chunk, Stage.LOGITS, update=ctx.update, note=note)
+        found = head_logprobs(states[mask], head, batch.completions[mask], ctx.sampling.temperature, look)
+        return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, found)
+    logits = ctx.apply(Stage.LOGITS, head(states), note)
+    return completion_logprobs(logits, batch.completions, ctx.sampling.temperature).masked_fill(~mask, 0.0)
+
+
+def in_chunks(head: Head, batch: Batch, ctx: Context) -> TypeGuard[torch.nn.Linear]:
+    """Whether logits are large, and no intervention wants them as a whole.
+
+    A subclass of the head's, such as a quantised layer, multiplies in its own way.
+    """
+    linear = type(head) is torch.nn.Linear and Stage.LOGITS not in ctx.interventions
+    return linear and batch.completion_mask.numel() * head.out_features > CHUNK
 
 
 class _SelectedLogSoftmax(torch.autograd.Function):
@@ -122,16 +179,6 @@ def entropies(logits: Float[Tensor, "... V"], temperature: float = 1.0) -> Float
             # A filtered token has logp = -inf and p = 0: its term is 0, not NaN.
             found.append(-(logp.exp() * logp.clamp(min=torch.finfo(logp.dtype).min)).sum(dim=-1))
         return torch.cat(found).view(logits.shape[:-1])
-
-
-def differentiable_entropies(logits: Float[Tensor, "... V"], temperature: float = 1.0) -> Float[Tensor, "..."]:
-    """`entropies` with a gradient, which takes a few tensors of the size of the logits.
-
-    >>> differentiable_entropies(torch.zeros(1, 4, requires_grad=True))
-    tensor([1.3863], grad_fn=<NegBackward0>)
-    """
-    logp = _scaled(logits, temperature).log_softmax(dim=-1)
-    return -(logp.exp() * logp.clamp(min=torch.finfo(logp.dtype).min)).sum(dim=-1)
 
 
 def _scaled(scores: Tensor, temperature: float) -> Tensor:

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from grpo_lab.core.batch import Batch
 from grpo_lab.config.guard_names import guards_named
 from grpo_lab.config.schema import Config
 from grpo_lab.config.sections import SamplingConfig
+from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Action, Refused, Stage, Verdict
 from grpo_lab.errors import ConfigError, unknown
 from grpo_lab.events import Ended, Started, Stepped

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from grpo_lab.core.batch import Batch
-from grpo_lab.core.logprobs import CHUNK, PIECE
 from grpo_lab.config.schema import Config
+from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Stage
+from grpo_lab.core.logprobs import CHUNK, PIECE
 from grpo_lab.models import loading
 from grpo_lab.runs import environment
 from grpo_lab.runs.outline import Outline, outline

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_lab.core.batch import Batch
 from grpo_lab.config.schema import Config
 from grpo_lab.config.sections import LoraConfig, ModelConfig
+from grpo_lab.core.batch import Batch
 from grpo_lab.models import adapters, loading
 from grpo_lab.models.precision import PRECISIONS
 from grpo_lab.training import decoding, passes

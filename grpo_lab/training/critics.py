@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_lab.core.batch import Batch
 from grpo_lab.algorithm.credit import value_loss
-from grpo_lab.algorithm.losses import LossOutput, weighted_sum
 from grpo_lab.config.loss_section import LossConfig
+from grpo_lab.core.batch import Batch
+from grpo_lab.core.loss import LossOutput, weighted_sum
 from grpo_lab.errors import ModelError
 from grpo_lab.models import loading
 from grpo_lab.training import passes

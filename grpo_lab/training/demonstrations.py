@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_lab.core.batch import Batch
 from grpo_lab.config.schema import Config
+from grpo_lab.core.batch import Batch
 from grpo_lab.errors import ConfigError, DataError
 from grpo_lab.tasks import sft_data, tasks
 from grpo_lab.tasks.conversations import tokenized

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_lab.core.batch import Batch
 from grpo_lab.config.schema import Config
+from grpo_lab.core.batch import Batch
 from grpo_lab.models.precision import PRECISIONS
 from grpo_lab.training import passes, step_metrics
 from grpo_lab.training.interventions import Step

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from grpo_lab import seeds
-from grpo_lab.core.batch import Batch, joined
 from grpo_lab.algorithm.combinations import Scores, scorable_by_any
-from grpo_lab.algorithm.losses import LossOutput, token_weights
 from grpo_lab.config.schema import Config, planned_steps
+from grpo_lab.core.batch import Batch, joined
 from grpo_lab.core.hooks import Stage, Verdict
+from grpo_lab.core.loss import LossOutput, token_weights
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Stepped
 from grpo_lab.models import adapters, loading

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_lab.core.batch import Batch
 from grpo_lab.algorithm.kl import exact as kl_divergence
+from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Stage
 from grpo_lab.training.interventions import Intervention, Outcome, Step, known
 

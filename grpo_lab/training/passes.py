@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from grpo_lab.core.batch import Batch
-from grpo_lab.core.logprobs import CHUNK, completion_logprobs, head_logprobs
 from grpo_lab.core.hooks import Stage
+from grpo_lab.core.logprobs import CHUNK, completion_logprobs, head_logprobs
 from grpo_lab.errors import ModelError
 from grpo_lab.training import masks
 from grpo_lab.training.interventions import Step

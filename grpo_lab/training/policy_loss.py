@@ -5,12 +5,13 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from grpo_lab.core.batch import Batch
-from grpo_lab.core.logprobs import differentiable_entropies
-from grpo_lab.algorithm.losses import LossOutput, highest, weighted_sum
+from grpo_lab.algorithm.losses import highest
 from grpo_lab.algorithm.surrogates import Limits
 from grpo_lab.config.loss_section import LossConfig
+from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Stage
+from grpo_lab.core.logprobs import differentiable_entropies
+from grpo_lab.core.loss import LossOutput, weighted_sum
 from grpo_lab.training import step_metrics
 from grpo_lab.training.interventions import Step, known
 from grpo_lab.training.registry import Formulas

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_lab.core.batch import Batch
-from grpo_lab.core.logprobs import entropies
 from grpo_lab.config.sections import SamplingConfig
+from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Stage
+from grpo_lab.core.logprobs import entropies
 from grpo_lab.errors import ConfigError
 from grpo_lab.tasks.conversations import Prompt, tokenized
 from grpo_lab.training.decoding import Growing

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from grpo_lab.algorithm import combinations
-from grpo_lab.core.batch import Batch
-from grpo_lab.algorithm.losses import LossOutput, token_weights, weighted_sum
 from grpo_lab.config.schema import Config
 from grpo_lab.config.sections import SamplingConfig
+from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Stage
+from grpo_lab.core.loss import LossOutput, token_weights, weighted_sum
 from grpo_lab.training import passes
 from grpo_lab.training.interventions import Step, known
 from grpo_lab.training.learner import Learner

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from grpo_lab import seeds
-from grpo_lab.core.batch import Batch, joined
 from grpo_lab.algorithm.combinations import Scores
 from grpo_lab.algorithm.credit import soft_overlong
+from grpo_lab.core.batch import Batch, joined
 from grpo_lab.core.hooks import Stage, Verdict
 from grpo_lab.tasks.tasks import Problem, Tasks
 from grpo_lab.training.interventions import Step, known

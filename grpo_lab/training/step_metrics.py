@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from grpo_lab.core.batch import Batch
-from grpo_lab.algorithm.losses import of_tokens
 from grpo_lab.algorithm.surrogates import Limits
+from grpo_lab.core.batch import Batch
+from grpo_lab.core.loss import of_tokens
 from grpo_lab.training.interventions import Step, known
 from grpo_lab.training.recorder import Recorder
 

@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 import torch
 
-from grpo_lab.algorithm.advantages import group_advantages
 from grpo_lab.algorithm.losses import policy_loss
+from grpo_lab.core.advantages import group_advantages
 from grpo_lab.course.labs.lab_01_grpo_by_hand import cases
 
 

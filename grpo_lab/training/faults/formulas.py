@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from grpo_lab.algorithm import combinations
-from grpo_lab.core.batch import Batch
 from grpo_lab.algorithm.combinations import Gradients
+from grpo_lab.core.batch import Batch
 from grpo_lab.training.objectives import Combination, all_with_prompts
 
 

@@ -5,8 +5,8 @@ from typing import Annotated
 
 from torch import Tensor
 
-from grpo_lab.core.batch import Batch
 from grpo_lab.config.fields import Between
+from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Stage, Verdict
 from grpo_lab.training.interventions import Intervention, Outcome, Step, exceeds
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from grpo_lab.algorithm.advantages import group_advantages
 from grpo_lab.algorithm.losses import aggregate, policy_loss
+from grpo_lab.core.advantages import group_advantages
 from grpo_lab.course import pages
 from grpo_lab.course.compare import is_number, other_kind, shown
 from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by

@@ -11,7 +11,7 @@ from torch import Tensor
 from grpo_lab import seeds
 from grpo_lab.algorithm import kl
 from grpo_lab.core.batch import Batch
-from grpo_lab.algorithm.losses import clipped_surrogate
+from grpo_lab.core.loss import clipped_surrogate
 from grpo_lab.course import pages, relations
 from grpo_lab.course.compare import is_number, other_kind, shown
 from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by

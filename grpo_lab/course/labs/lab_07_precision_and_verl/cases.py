@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from grpo_lab import seeds
-from grpo_lab.core.batch import Batch
 from grpo_lab.config.catalog import scenario
 from grpo_lab.config.schema import Config, Switches
+from grpo_lab.core.batch import Batch
 from grpo_lab.course import judges, pages
 from grpo_lab.course.compare import Span, other_kind, shown
 from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
