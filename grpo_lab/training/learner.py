@@ -21,7 +21,6 @@ from grpo_lab.events import Stage, Stepped, Verdict
 from grpo_lab.models import adapters, loading
 from grpo_lab.tasks.tasks import Tasks
 from grpo_lab.training import (
-    critics,
     demonstrations,
     judging,
     policy_loss,
@@ -71,7 +70,6 @@ class Learner:
         self.demonstrations = demonstrations.load(config, *known_models) if "sft" in config.run.stages else None
         self.reference: Any = None
         self._will_have_reference = needs_reference(config)
-        self.critic: critics.NoCritic = critics.NoCritic()
         self.recorder = Recorder()
         self.steps = range(0)
         self.resumed_at = -1
@@ -94,12 +92,9 @@ class Learner:
         arranged = self.interventions.items()
         self.interventions = {at: [(kind, replace(each)) for kind, each in row] for at, row in arranged}  # no memory
         self.last_verdict, self.last_metrics, self.refusals = Verdict.KEEP, {}, []
-        if stage == "grpo":
-            make, loss = critics.CRITICS[self.config.loss.critic], self.config.loss
-            self.critic = make(self.policy, self.forward.run, loss.critic_from)
-            if self._will_have_reference:
-                self.reference = REFERENCES[self.config.lora.reference](self.policy)
-        self.updates = Updates(self.critic.beside(self.policy), self.config, self.world)
+        if stage == "grpo" and self._will_have_reference:
+            self.reference = REFERENCES[self.config.lora.reference](self.policy)
+        self.updates = Updates(self.policy, self.config, self.world)
         self.updates.snapshots.every = self._snapshot_interval()
         return self.steps
 
@@ -223,12 +218,9 @@ class Learner:
         step_metrics.batch(self.recorder, batch, rollouts.terminators(self.policy, self.tokenizer))
         return batch
 
-    def assign_credit(self, attempt: Attempt, batch: Batch) -> Batch:
-        """The batch with the advantages of its tokens, and with the values of a critic before the updates."""
-        loss = self.config.loss
-        with self.forward.autocast():
-            batch = self.critic.judge(attempt, batch, self.config.data.micro_batch_prompts, self.world)
-        return self.formulas.credit_assignment(batch, loss.gamma, loss.lam)
+    def assign_credit(self, batch: Batch) -> Batch:
+        """The batch with the advantages of its tokens."""
+        return self.formulas.credit_assignment(batch, self.config.loss.gamma)
 
     def add_token_weights(self, attempt: Attempt, part: Part, batch: Batch) -> Part:
         """The part with the weight of each token in the loss, taken over all its rows that are left."""
@@ -252,9 +244,7 @@ class Learner:
         whole: list[Tensor] = []
         logprobs = self.forward.logprobs(attempt, batch, whole=whole if self.config.loss.entropy_coef else None)
         output = policy_loss.micro_batch_loss(attempt, batch, self.formulas, logprobs)
-        output = policy_loss.add_entropy_bonus(attempt, output, batch, whole)
-        with self.forward.autocast():
-            return self.critic.add_loss(output, batch, self.config.loss, known(attempt.step.num_tokens, "num_tokens"))
+        return policy_loss.add_entropy_bonus(attempt, output, batch, whole)
 
     def backward(self, attempt: Attempt, output: LossOutput) -> None:
         """Note the loss after stage LOSS, and its metrics; add its gradients to those of the batch so far."""

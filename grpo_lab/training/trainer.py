@@ -68,7 +68,7 @@ def grpo_step(learner: Learner, attempt: Attempt) -> None:
         part, scores = learner.judged(attempt, part)
         advantages = attempt.apply(Stage.ADVANTAGES, learner.advantages(attempt, part, scores))
         batch = attempt.apply(Stage.BATCH, learner.compute_logprobs(attempt, part, advantages))
-        parts.append(learner.add_token_weights(attempt, part, learner.assign_credit(attempt, batch)))
+        parts.append(learner.add_token_weights(attempt, part, learner.assign_credit(batch)))
     for update in range(learner.config.loss.num_iterations):
         learner.updates.begin(attempt, update)
         for part in parts:
