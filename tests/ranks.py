@@ -43,7 +43,6 @@ ALIKE: dict[str, Config] = {
     "four updates": smoke("loss.num_iterations=2", "optimizer.schedule=cosine"),
     "bf16": smoke("model.precision=bf16"),
     "fp16": smoke("model.precision=fp16"),
-    "critic": smoke().with_algorithm("ppo"),
     "lora": smoke("lora.r=4"),
     "dynamic sampling": smoke("loss.dynamic_sampling=2", "data.num_generations=2", "loss.kl_place=reward"),
     "two objectives": Config.from_dict(

@@ -115,7 +115,7 @@ def test_a_planted_circle_and_a_planted_import_upwards_are_found(tmp_path):
 def test_the_package_only_gets_smaller():
     """A number that only falls; the target is in the design of the small house: 18,000."""
     lengths = [path.read_text(encoding="utf-8").count("\n") for path in PACKAGE.rglob("*.py")]
-    assert sum(lengths) <= 40_540
+    assert sum(lengths) <= 40_300
 
 
 def assigned(method: ast.FunctionDef) -> set[str]:
@@ -179,7 +179,9 @@ def test_who_trains_in_a_child_imports_no_model():
 def test_imports_without_the_development_dependencies():
     absent = "sys.modules.update(dict.fromkeys(['jaxtyping', 'beartype', 'hypothesis']))"
     assert (
-        python(f"import sys; {absent}; from grpo_lab.algorithm import advantages, losses, kl; from grpo_lab.core import logprobs; print('ok')")
+        python(
+            f"import sys; {absent}; from grpo_lab.algorithm import advantages, losses, kl; from grpo_lab.core import logprobs; print('ok')"
+        )
         == "ok"
     )
 

@@ -129,7 +129,6 @@ CASES = {
         ),
     ),
     "a fault that keeps batches": ("faults.stale_batch.lag=2",),
-    "a critic": ("loss.credit_assignment=gae", "loss.critic=own"),
     "adapters": ("lora.r=2",),
     "snapshots every two steps": ("run.snapshot_every=2",),
 }

@@ -1,4 +1,4 @@
-"""Advantages of tokens, critics, dynamic sampling and rewards that depend on length or KL."""
+"""Advantages of tokens, dynamic sampling and rewards that depend on length or KL."""
 
 import math
 from dataclasses import replace
@@ -11,47 +11,40 @@ from torch import Tensor, tensor
 from grpo_lab.algorithm import credit
 from grpo_lab.algorithm.losses import highest
 from grpo_lab.config.schema import Config
-from grpo_lab.core.batch import Batch, joined
 from grpo_lab.core.hooks import Stage, Verdict
-from grpo_lab.errors import ConfigError, ModelError
+from grpo_lab.errors import ConfigError
 from grpo_lab.events import Stepped
-from grpo_lab.training.critics import PolicyAndCritic
 from grpo_lab.training.interventions import Intervention, Outcome, Step
 from grpo_lab.training.learner import Learner
 from grpo_lab.training.trainer import train
 
 LENGTHS = [5, 4, 1, 3]
-GAMMA, LAM = 0.9, 0.7
+GAMMA = 0.9
 
 
 def given(penalised: bool = True) -> Batch:
-    """Four completions of up to 5 tokens in float64, with rewards, penalties and values; NaN outside of the mask."""
+    """Four completions of up to 5 tokens in float64, with rewards and penalties; NaN outside of the mask."""
     generator = torch.Generator().manual_seed(1)
-    penalties, values = torch.randn(2, 4, 5, generator=generator, dtype=torch.float64)
+    penalties = torch.randn(4, 5, generator=generator, dtype=torch.float64)
     mask = torch.arange(5) < tensor(LENGTHS)[:, None]
-    penalties, values = penalties.masked_fill(~mask, torch.nan) / 5, values.masked_fill(~mask, torch.nan)
+    penalties = penalties.masked_fill(~mask, torch.nan) / 5
     rewards = tensor([1.0, 0.0, 1.0, -0.5], dtype=torch.float64)
     paid = rewards - penalties.nansum(dim=1) if penalised else rewards
     ids, blank = torch.zeros(2, 3, dtype=torch.long), torch.zeros(4, 5, dtype=torch.float64)
     group, tokens = tensor([0, 0, 1, 1]), torch.zeros(4, 5, dtype=torch.long)
     shown = penalties if penalised else None
-    return Batch(ids, ids, group, tokens, mask, blank, blank, advantages=paid, penalties=shown, values=values)
+    return Batch(ids, ids, group, tokens, mask, blank, blank, advantages=paid, penalties=shown)
 
 
-def by_hand(batch: Batch, lam: float | None) -> list[list[float]]:
-    """GAE in plain Python, before it is whitened; the reward to go where `lam` is None."""
+def by_hand(batch: Batch) -> list[list[float]]:
+    """The reward to go of each token in plain Python, before it is whitened."""
     rows = []
     for b, length in enumerate(LENGTHS):
         paid = [0.0] * length if batch.penalties is None else batch.penalties[b, :length].tolist()
-        assert batch.advantages is not None and batch.values is not None
+        assert batch.advantages is not None
         rewards = [-penalty for penalty in paid]
         rewards[-1] += float(batch.advantages[b]) + sum(paid)
-        if lam is None:
-            rows.append([sum(GAMMA ** (s - t) * rewards[s] for s in range(t, length)) for t in range(length)])
-            continue
-        values = [*batch.values[b, :length].tolist(), 0.0]
-        errors = [rewards[t] + GAMMA * values[t + 1] - values[t] for t in range(length)]
-        rows.append([sum((GAMMA * lam) ** (s - t) * errors[s] for s in range(t, length)) for t in range(length)])
+        rows.append([sum(GAMMA ** (s - t) * rewards[s] for s in range(t, length)) for t in range(length)])
     return rows
 
 
@@ -64,30 +57,26 @@ def whitened(rows: list[list[float]]) -> Tensor:
 
 
 @pytest.mark.parametrize("penalised", [True, False])
-@pytest.mark.parametrize(("how", "lam"), [("gae", LAM), ("gae", 1.0), ("gae", 0.0), ("reward_to_go", None)])
-def test_advantages_of_tokens_are_those_by_hand(how, lam, penalised):
+def test_advantages_of_tokens_are_those_by_hand(penalised):
     batch = given(penalised)
-    found = credit.CREDIT[how](batch, GAMMA, LAM if lam is None else lam)
-    assert found.advantages is not None
-    torch.testing.assert_close(found.advantages, whitened(by_hand(batch, lam)), rtol=1e-6, atol=1e-6)
-    if how == "gae":
-        assert found.returns is not None and batch.values is not None
-        for b, row in enumerate(by_hand(batch, lam)):
-            expected = tensor(row, dtype=torch.float64) + batch.values[b, : len(row)]
-            torch.testing.assert_close(found.returns[b, : len(row)], expected)
+    found = credit.reward_to_go(batch, GAMMA).advantages
+    assert found is not None
+    torch.testing.assert_close(found, whitened(by_hand(batch)), rtol=1e-6, atol=1e-6)
 
 
 def test_wrong_variants_are_not_taken_for_them():
     batch = given()
-    right = credit.generalised(batch, GAMMA, LAM).advantages
-    assert right is not None and batch.values is not None
-    behind_the_end = replace(batch, values=batch.values.nan_to_num(0.3), completion_mask=torch.ones(4, 5).bool())
+    right = credit.reward_to_go(batch, GAMMA).advantages
+    assert right is not None and batch.penalties is not None
+    behind_the_end = replace(
+        batch, penalties=batch.penalties.nan_to_num(0.3), completion_mask=torch.ones(4, 5, dtype=torch.bool)
+    )
     paid_twice = replace(batch, penalties=None)
     for wrong in (
-        credit.generalised(batch, LAM, GAMMA).advantages,
-        credit.generalised(behind_the_end, GAMMA, LAM).advantages,
-        credit.generalised(paid_twice, GAMMA, LAM).advantages,
-        credit.reward_to_go(batch, GAMMA, LAM).advantages,
+        credit.reward_to_go(batch, 1.0).advantages,
+        credit.reward_to_go(behind_the_end, GAMMA).advantages,
+        credit.reward_to_go(paid_twice, GAMMA).advantages,
+        credit.discounted(credit.token_rewards(batch), GAMMA),
     ):
         assert wrong is not None and not torch.allclose(wrong, right, atol=1e-2)
 
@@ -96,18 +85,6 @@ def test_equal_advantages_are_zeros_and_no_rounding():
     mask = torch.ones(3, 4, dtype=torch.bool)
     assert credit.whitened(torch.full((3, 4), 0.1), mask).tolist() == torch.zeros(3, 4).tolist()
     assert credit.whitened(torch.ones(3, 4), torch.zeros_like(mask)).tolist() == torch.zeros(3, 4).tolist()
-
-
-def test_the_loss_of_a_value_by_hand():
-    values = torch.linspace(-2, 2, 81, dtype=torch.float64)[None].requires_grad_()
-    old, returns = torch.full_like(values, 0.1).detach(), torch.full_like(values, 0.7).detach()
-    found = credit.value_loss(values, old, returns, 0.2)
-    (slope,) = torch.autograd.grad(found.sum(), values)
-    for value, loss, gradient in zip(values[0].tolist(), found[0].tolist(), slope[0].tolist(), strict=True):
-        plain, held = (value - 0.7) ** 2, (min(max(value, -0.1), 0.3) - 0.7) ** 2
-        assert loss == pytest.approx(max(plain, held) / 2)
-        if abs(value - 0.3) > 0.01 and abs(value + 0.1) > 0.01 and abs(value - 1.1) > 0.01:
-            assert gradient == pytest.approx(value - 0.7 if plain >= held else 0.0)
 
 
 def test_a_batch_of_several_draws():
@@ -139,107 +116,18 @@ def steps(config: Config, **given) -> list[Stepped]:
     return [event for event in train(config, **given) if isinstance(event, Stepped)]
 
 
-@pytest.mark.parametrize("critic", ["own", "trunk"])
-@pytest.mark.parametrize("how", ["shared", "plain"])
-def test_a_critic_learns_beside_the_policy(critic, how):
-    config = small(f"model.prompt_pass={how}", "run.num_steps=12")
-    config = config.with_algorithm("ppo").with_(f"loss.critic={critic}", "loss.vf_coef=1")
-    found = steps(config)
-    assert found[0].metrics["critic/values/mean"] == 0.0  # its head begins as 0
-    assert found[0].metrics["critic/vf_loss"] > 0
-    assert abs(found[-1].metrics["critic/values/mean"]) > 0.05
-    assert all(math.isfinite(step.metrics["grad_norm"]) for step in found)
-
-
-def test_both_ways_of_a_pass_give_a_critic_the_same_values():
-    values = []
-    for how in ("shared", "plain"):
-        config = small("run.num_steps=3", f"model.prompt_pass={how}").with_algorithm("ppo")
-        values.append(steps(config)[-1].metrics["critic/values/mean"])
-    assert values[0] == pytest.approx(values[1], rel=1e-3) and values[0] != 0
-
-
-def test_a_trunk_that_is_shared_is_trained_once_and_the_policy_keeps_its_head():
-    config = small().with_algorithm("ppo").with_("loss.critic=trunk")
-    learner = Learner(config, None)
-    before = sum(p.numel() for p in learner.policy.parameters())
-    head = learner.policy.get_output_embeddings()
-    learner.begin_stage("grpo")
-    assert isinstance(learner.updates.policy, PolicyAndCritic)
-    assert learner.updates.num_parameters == before + learner.policy.config.hidden_size + 1
-    assert learner.policy.get_output_embeddings() is head
-    assert not any("critic" in name for name in learner.policy.state_dict())
-
-
-def test_guards_see_the_gradients_of_the_critic():
-    config = small("guards.clip_gradients.max_norm=0.01").with_algorithm("ppo").with_("loss.vf_coef=100")
-    (action, *_) = steps(config)[0].actions
-    assert action.name == "clip_gradients"
-    without = small("guards.clip_gradients.max_norm=0.01").with_algorithm("ppo").with_("loss.vf_coef=0")
-    assert steps(config)[0].metrics["grad_norm"] > 5 * steps(without)[0].metrics["grad_norm"]
-
-
-def test_a_rollback_takes_the_critic_back():
-    config = small().with_algorithm("ppo")
-    learner = Learner(config, None)
-    learner.begin_stage("grpo")
-    head = learner.updates.policy.critic.get_output_embeddings().weight
-    learner.updates.begin_step(0)
-    with torch.no_grad():
-        head.fill_(3.0)
-    learner.updates.end_step(Verdict.ROLL_BACK, None)
-    assert head.abs().max() == 0
-
-
-def test_a_run_with_a_critic_can_be_made_again():
-    config = small().with_algorithm("ppo")
-    first, second = ([s.metrics["loss"] for s in steps(config)] for _ in range(2))
-    assert first == second
-
-
-def test_a_critic_begins_as_a_reward_model(tmp_path):
-    from transformers import AutoModelForSequenceClassification
-
-    policy = Learner(small(), None).policy
-    settings = policy.config.to_dict()
-    of_the_kind = type(policy.config)(**{**settings, "num_labels": 1, "pad_token_id": 0})
-    model = AutoModelForSequenceClassification.from_config(of_the_kind)
-    with torch.no_grad():
-        model.score.weight.fill_(0.01)
-    model.save_pretrained(tmp_path / "reward")
-    config = small().with_algorithm("ppo").with_(f"loss.critic_from={tmp_path / 'reward'}")
-    assert steps(config)[0].metrics["critic/values/mean"] != 0
-
-    two = type(policy.config)(**{**settings, "num_labels": 2, "pad_token_id": 0})
-    AutoModelForSequenceClassification.from_config(two).save_pretrained(tmp_path / "two")
-    with pytest.raises(ModelError, match=r"value head, weight has the shape \(2, .*needs \(1, .*num_labels=1"):
-        steps(config.with_(f"loss.critic_from={tmp_path / 'two'}"))
-    with pytest.raises(ModelError, match="no reward model can be loaded"):
-        steps(config.with_(f"loss.critic_from={tmp_path / 'nothing'}"))
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["loss.credit_assignment=gae"], "GAE needs the values of a critic; use loss.critic=own"),
-        (["loss.critic=own"], "nothing would use its values; use loss.credit_assignment=gae"),
-        (["loss.critic_from=there"], "use loss.critic=own"),
-        (["loss.critic=huge"], "one of none, trunk, own"),
         (["loss.kl_place=both"], "one of loss, reward"),
         (["loss.dynamic_sampling=-1"], "at least 0"),
         (["loss.soft_overlong=1.5"], "at most 1"),
-        (["loss.lam=2"], "at most 1"),
+        (["loss.gamma=2"], "at most 1"),
     ],
 )
 def test_bad_settings_are_refused_with_a_way_out(overrides, message):
     with pytest.raises(ConfigError, match=message):
         Config().with_(*overrides)
-
-
-def test_a_critic_is_there_from_the_start_or_not_at_all():
-    config = small()
-    with pytest.raises(ConfigError, match=r"loss\.critic is fixed once a run has started"):
-        config.changed_live("loss.critic=own", "loss.credit_assignment=gae")
 
 
 @pytest.mark.parametrize("setting", ["dynamic_sampling=2", "kl_place=reward"])
@@ -319,7 +207,7 @@ def test_long_completions_lose_reward():
     assert mean == 1.0 and found.metrics["reward"] == pytest.approx(1 - found.metrics["completions/mean_length"] / 8)
 
 
-@pytest.mark.parametrize("name", ["rloo", "reinforce_plus_plus", "ppo"])
+@pytest.mark.parametrize("name", ["rloo", "reinforce_plus_plus"])
 def test_the_kl_is_paid_by_the_reward_and_not_again_in_the_loss(name):
     config = small("loss.beta=0.5").with_algorithm(name)
     learner = Learner(config, None)
@@ -339,7 +227,7 @@ def test_the_kl_is_paid_by_the_reward_and_not_again_in_the_loss(name):
     others = (paid.sum(dim=1, keepdim=True) - paid) / 3
     advantages = learner.advantages(ctx, part, scores)
     torch.testing.assert_close(advantages, paid - others if name == "rloo" else paid)
-    assigned = learner.assign_credit(ctx, learner.compute_logprobs(ctx, part, advantages))
+    assigned = learner.assign_credit(learner.compute_logprobs(ctx, part, advantages))
     weighed = learner.add_token_weights(ctx, part, assigned)
     ctx.begin_objective(part.objective)
     ctx.sampling, ctx.num_tokens = part.sampling, weighed.num_tokens

@@ -97,10 +97,10 @@ def test_only_the_columns_asked_for_are_run():
 
 
 def test_an_algorithm_is_a_column_without_guards_that_keeps_the_cause():
-    found = {one.column: one for one in cells(["train-001", HEALTHY], {"none": {}}, 1, algorithms=["gspo", "ppo"])[:3]}
-    assert list(found) == ["none", "gspo", "ppo"]
+    found = {one.column: one for one in cells(["train-001", HEALTHY], {"none": {}}, 1, algorithms=["gspo", "tis"])[:3]}
+    assert list(found) == ["none", "gspo", "tis"]
     plain = found["none"].config
-    for name in ("gspo", "ppo"):
+    for name in ("gspo", "tis"):
         assert found[name].config == plain.with_algorithm(name) != plain
         assert (found[name].config.loss.log_ratio, found[name].config.guards) == ("reference", {})
         assert found[name].key != found["none"].key
@@ -110,7 +110,7 @@ def test_an_algorithm_is_a_column_without_guards_that_keeps_the_cause():
     ("case", "algorithm", "by"),
     [
         ("kl-hinge", "reinforce_plus_plus", ["loss.kl_place=reward"]),
-        ("kl-overflow", "ppo", ["loss.kl_place=reward"]),
+        ("kl-overflow", "rloo", ["loss.kl_place=reward"]),
         ("kl-overflow", "gspo", []),
         ("padding-unmasked", "dapo", ["loss.completion_mask=not_truncated"]),
         ("single-generation", "rloo", ["loss.advantage_scale=leave_one_out"]),
@@ -660,15 +660,15 @@ def test_algorithms_have_a_table_of_their_own():
 
 def test_algorithms_stand_beside_guards(run, monkeypatch, tmp_path):
     fake(monkeypatch, lambda one: result(one.scenario, one.column, one.seed))
-    words = ["--scenario", "cuda-001", "--algorithms", "gspo,ppo", "--algorithm", "grpo", "--seeds", 1]
+    words = ["--scenario", "cuda-001", "--algorithms", "gspo,tis", "--algorithm", "grpo", "--seeds", 1]
     assert run(*words, "--out", tmp_path / "a")[0] == 0
-    assert run(*words, "--guards", "warm_up", "--column", "warm_up", "--column", "ppo", "--out", tmp_path / "b")[0] == 0
+    assert run(*words, "--guards", "warm_up", "--column", "warm_up", "--column", "tis", "--out", tmp_path / "b")[0] == 0
     read = [csv.DictReader((tmp_path / name / "cells.csv").read_text().splitlines()) for name in "ab"]
     assert [[row["column"] for row in rows_of_it] for rows_of_it in read] == [
-        ["none", "gspo", "ppo", "grpo"],
-        ["warm_up", "ppo"],
+        ["none", "gspo", "tis", "grpo"],
+        ["warm_up", "tis"],
     ]
-    assert "--scenario cuda-001 --algorithms gspo,ppo,grpo --seeds 1" in (tmp_path / "a" / "findings.md").read_text()
+    assert "--scenario cuda-001 --algorithms gspo,tis,grpo --seeds 1" in (tmp_path / "a" / "findings.md").read_text()
 
 
 # --- deriving ------------------------------------------------------------------------------------------------------

@@ -266,13 +266,3 @@ def test_rows_of_a_group_are_compared_with_its_first():
     assert lines[1].endswith("| 4,000 | 4,100 | 4.9% | -2.4% |  |  |  |")
     assert lines[2].endswith("| 3,000 | 3,280 |  | -8.5% | 25.0% | 20.0% | ~20 % |")
     assert {name.partition(": ")[2] for name in memory_parts.ROWS} >= {*memory_parts.CLAIMS}
-
-
-def test_a_critic_of_its_own_is_a_second_model_that_is_trained():
-    config = catalog.preset("smoke").with_("data.num_prompts=2")
-    plain = memory.predict(config.with_algorithm("grpo"), process=400.0).parts
-    own = memory.predict(config.with_algorithm("ppo"), process=400.0).parts
-    trunk = memory.predict(config.with_algorithm("ppo").with_("loss.critic=trunk"), process=400.0).parts
-    assert own["critic"] == plain["weights"] and "critic" not in {**plain, **trunk}
-    assert own["moments"][0] == 2 * plain["moments"][0] == 2 * trunk["moments"][0]
-    assert own["activations"] == trunk["activations"] == tuple(2 * mib for mib in plain["activations"])

@@ -110,13 +110,13 @@ def same_on_both(gpu, config, on_cpu=None):
 
 FILTERS = ("top_k=5", "top_p=0.9", "repetition_penalty=1.2", "presence_penalty=0.5", "frequency_penalty=0.5")
 SHAPING = ("loss.kl_place=reward", "loss.soft_overlong=0.5", "loss.dynamic_sampling=2")
-CREDIT = ("loss.credit_assignment=gae", "loss.advantage_scale=reward")
+CREDIT = ("loss.credit_assignment=reward_to_go", "loss.advantage_scale=reward")
 WAYS = {
     "stable": (10, ()),
     "LoRA": (10, ("lora.r=4",)),
     "filters": (11, ("run.streams=2", "sampling.temperature=0.7", *(f"sampling.{each}" for each in FILTERS))),
     "micro-batches": (30, ("loss.num_iterations=2", "data.micro_batch_prompts=1", "run.exact_kl=true")),
-    "critic": (14, ("loss.critic=own", *CREDIT)),
+    "reward to go": (14, CREDIT),
     "shaping": (20, (*SHAPING, "loss.entropy_coef=0.01", "loss.top_entropy_quantile=0.5", "run.num_eval=8")),
     "plain pass": (10, ("model.prompt_pass=plain",)),
 }

@@ -295,7 +295,7 @@ def test_settings_act_on_the_running_model(panel, seen):
     assert one._render_state.screens()[0].marked("changed") == [1]
 
 
-def test_an_algorithm_acts_on_the_running_model_and_one_with_a_critic_on_the_next_run(panel, seen):
+def test_an_algorithm_acts_on_the_running_model(panel, seen):
     one = panel(overrides=LONG)
     one.step()
     until("the first step", lambda: len(steps(one)) == 1)
@@ -304,9 +304,6 @@ def test_an_algorithm_acts_on_the_running_model_and_one_with_a_critic_on_the_nex
     one.step()
     until("the second step", lambda: len(steps(one)) == 2)
     assert "cispo_clip_ratio" in steps(one)[1].metrics and "cispo_clip_ratio" not in steps(one)[0].metrics
-    one._controls.inputs.sources.algorithm.value = "ppo"
-    assert "next run" in words(one) and "fixed once a run has started" in words(one)
-    assert one.config.loss.critic == "own"
     one._controls.inputs.sources.algorithm.value = "gspo"
     one.step()
     until("the third step", lambda: len(steps(one)) == 3)

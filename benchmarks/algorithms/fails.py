@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 from grpo_lab.analysis.markdown import number, table
 from grpo_lab.analysis.matrix.cells import NONE, replaced
-from grpo_lab.analysis.matrix.findings import MARGIN, Findings, mean_gain
+from grpo_lab.analysis.matrix.findings import Findings
 from grpo_lab.analysis.matrix.results import Fate, Measurement
-from grpo_lab.config.algorithms import algorithm
 from grpo_lab.config.catalog import scenario
 
 SCENARIOS = {
@@ -26,12 +25,12 @@ SCENARIOS = {
     "truncated-sampling": "the sampler leaves out the tail: no weight can bring back a token that is never drawn",
     "bad-batch": "one corrupt sample: a baseline, a bound or a mean over completions could dampen it",
     "learning-rate-too-high": "steps that are too long: a narrow clip range could hold them back",
-    "small-batch": "one group a step: a baseline of the batch or of a critic could be less noisy",
+    "small-batch": "one group a step: a baseline of the batch could be less noisy",
 }
 """The scenarios that are tried, each with the reason why an algorithm could matter."""
 OF_THE_RATIO = ("train-001", "cuda-001", "zero-times-infinity", "stale-rollouts")
 """Scenarios whose failure comes through the ratio."""
-BASE, CRITIC = "grpo", "ppo"
+BASE = "grpo"
 BEGIN, END = "<!-- Made by `python -m benchmarks.algorithms fails`: run it again. -->", "<!-- End of that part. -->"
 HELD, PART, NOT, UNKNOWN = "held", "held in part", "did not hold", "not measured yet"
 
@@ -62,7 +61,6 @@ def judge(found: Findings) -> list[Judged]:
     """The claims about algorithms, in the order of the page."""
     return [
         _repeats(found, "reinforce_plus_plus"),
-        _steady(found),
         _stabilises(found, "gspo", "A ratio of the whole completion stabilises training (GSPO's paper)."),
         _stabilises(found, "cispo", "A bounded weight without gradient stabilises training (CISPO's paper)."),
     ]
@@ -84,35 +82,6 @@ def _repeats(found: Findings, name: str) -> Judged:
         "`tests/test_scenarios.py -k exclamation_marks`."
     )
     return Judged(claim, measured, _share(ends, len(runs)))
-
-
-def _steady(found: Findings) -> Judged:
-    """Whether a critic is the reason why the reward stays where it is while norm and KL spike."""
-    case, claim = "bad-batch", "The reward stays stable because the value network is separate (verl: spikes)."
-    runs, others = found.cells(case, CRITIC), found.cells(case, BASE)
-    if not runs or not others:
-        return Judged(claim, "", UNKNOWN)
-    kept, without = (sum(map(steady, some)) for some in (runs, others))
-    words = [
-        f"with {what} (`{name}`) the spike shows on {sum(run.shown for run in some)} of {len(some)} seeds, the "
-        f"held-out reward is steady on {count}, and its mean gain is {number(mean_gain(some), 2)}"
-        for what, name, some, count in (("a critic", CRITIC, runs, kept), ("none", BASE, others, without))
-    ]
-    if kept < len(runs):
-        verdict, why = NOT, "A critic does not keep the reward steady."
-    elif without == len(others):
-        verdict, why = NOT, "The reward is steady without a critic too."
-    else:
-        verdict, why = HELD, "Only with the critic is it steady on every seed."
-    bare = [name for name in found.algorithms if algorithm(name).loss.get("critic", "none") == "none"]
-    calm = [name for name in bare if _all(found.cells(case, name), lambda run: not run.shown)]
-    also = f" Without a critic the spike shows on no seed with {_listed(calm)}." if calm else ""
-    return Judged(claim, f"`{case}`: {'; '.join(words)}. {why}{also}", verdict)
-
-
-def steady(run: Measurement) -> bool:
-    """Whether a run went through and its held-out reward did not end below its start, but for chance."""
-    return run.survived and run.gained >= -MARGIN
 
 
 def _stabilises(found: Findings, name: str, claim: str) -> Judged:

@@ -51,7 +51,7 @@ def global_advantages(
 def rewards_as_they_are(
     rewards: Float[Tensor, "P G"], scorable: Bool[Tensor, "P G"] | None = None
 ) -> Float[Tensor, "P G"]:
-    """A = r, 0 where a completion is not `scorable`: for a critic, or a comparison of tokens, which has the baseline.
+    """A = r, 0 where a completion is not `scorable`: for a comparison of tokens, which has the baseline.
 
     >>> rewards_as_they_are(torch.tensor([[1.0, 2.0]]), scorable=torch.tensor([[True, False]]))
     tensor([[1., 0.]])

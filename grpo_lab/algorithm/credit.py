@@ -1,7 +1,7 @@
-"""Credit assignment: the advantages of a completion's tokens, from its reward, the KL in that, and a critic's values.
+"""Credit assignment: the advantages of a completion's tokens, from its reward and the KL in that.
 
-`completion` gives every token the advantage of its completion. The other ways begin with rewards as they are
-(`loss.advantage_scale=reward`) and compare tokens with those of the whole batch, so that they need no groups.
+`completion` gives every token the advantage of its completion. `reward_to_go` begins with rewards as they are
+(`loss.advantage_scale=reward`) and compares tokens with those of the whole batch, so that it needs no groups.
 """
 
 from __future__ import annotations
@@ -16,23 +16,16 @@ from grpo_lab.core.batch import Batch
 from grpo_lab.core.shapes import Bool, Float, Shaped
 
 
-def of_the_completion(batch: Batch, gamma: float, lam: float) -> Batch:
+def of_the_completion(batch: Batch, gamma: float) -> Batch:
     """The batch as it is: every token of a completion has its advantage (GRPO)."""
     return batch
 
 
-def reward_to_go(batch: Batch, gamma: float, lam: float) -> Batch:
+def reward_to_go(batch: Batch, gamma: float) -> Batch:
     """Advantages (B, T): the discounted rewards from a token on, whitened over all tokens of the batch (REINFORCE++,
     https://arxiv.org/abs/2501.03262, eq. 7 to 9).
     """
     return replace(batch, advantages=whitened(discounted(token_rewards(batch), gamma), batch.completion_mask))
-
-
-def generalised(batch: Batch, gamma: float, lam: float) -> Batch:
-    """Advantages (B, T) of `gae`, whitened over all tokens of the batch, and the returns that a critic is to learn."""
-    assert batch.values is not None
-    advantages = gae(token_rewards(batch), batch.values, batch.completion_mask, gamma, lam)
-    return replace(batch, advantages=whitened(advantages, batch.completion_mask), returns=advantages + batch.values)
 
 
 def token_rewards(batch: Batch) -> Float[Tensor, "B T"]:
@@ -67,27 +60,6 @@ def discounted(rewards: Float[Tensor, "B T"], gamma: float) -> Float[Tensor, "B 
     return torch.stack(columns[::-1], dim=1)
 
 
-def gae(
-    rewards: Float[Tensor, "B T"],
-    values: Float[Tensor, "B T"],
-    mask: Bool[Tensor, "B T"],
-    gamma: float = 1.0,
-    lam: float = 0.95,
-) -> Float[Tensor, "B T"]:
-    """A_t = sum over k of (gamma lam)^k d_(t+k), d_t = r_t + gamma V_(t+1) - V_t (GAE, https://arxiv.org/abs/1506.02438,
-    eq. 16): the value behind a completion's last token is 0. `lam` 1 is the discounted reward minus the value, 0 the
-    error of one step.
-
-    >>> yes = torch.ones(1, 2, dtype=torch.bool)
-    >>> gae(torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 0.6]]), yes, gamma=1.0, lam=0.5)
-    tensor([[0.3000, 0.4000]])
-    """
-    values = values.masked_fill(~mask, 0.0)
-    after = torch.cat([values[:, 1:], torch.zeros_like(values[:, :1])], dim=1)
-    errors = (rewards + gamma * after - values).masked_fill(~mask, 0.0)
-    return discounted(errors, gamma * lam).masked_fill(~mask, 0.0)
-
-
 def whitened(values: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], eps: float = 1e-8) -> Float[Tensor, "B T"]:
     """(x - mean) / sqrt(variance + eps) over the mask, ddof 1; zeros where all are equal, and outside of the mask.
 
@@ -112,25 +84,5 @@ def soft_overlong(lengths: Shaped[Tensor, "B"], longest: int, share: float) -> F
     return ((begin - lengths) / (longest - begin)).clamp(-1, 0)
 
 
-def value_loss(
-    values: Float[Tensor, "B T"],
-    old_values: Float[Tensor, "B T"],
-    returns: Float[Tensor, "B T"],
-    cliprange_value: float = 0.2,
-) -> Float[Tensor, "B T"]:
-    """max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2) / 2 per token, with c = cliprange_value: the clip of PPO's
-    code (https://github.com/openai/baselines), which bounds how far one batch moves a value.
-
-    >>> value_loss(torch.tensor([[1.0]]), torch.tensor([[0.0]]), torch.tensor([[2.0]]), cliprange_value=0.5)
-    tensor([[1.1250]])
-    """
-    clipped = torch.clamp(values, old_values - cliprange_value, old_values + cliprange_value)
-    return torch.max((values - returns).square(), (clipped - returns).square()) / 2
-
-
-CREDIT: dict[str, Callable[[Batch, float, float], Batch]] = {
-    "completion": of_the_completion,
-    "reward_to_go": reward_to_go,
-    "gae": generalised,
-}
-"""From a batch with advantages (B,), gamma and lam to one with those of its tokens, by `loss.credit_assignment`."""
+CREDIT: dict[str, Callable[[Batch, float], Batch]] = {"completion": of_the_completion, "reward_to_go": reward_to_go}
+"""From a batch with advantages (B,), and gamma, to one with those of its tokens, by `loss.credit_assignment`."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from grpo_lab.config.fields import AtLeast, Between, OneOf, Settings
-from grpo_lab.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -54,20 +53,10 @@ class LossConfig(Settings):
     `file.py:name`: (rewards (P, G), scorable=...) -> advantages (P, G)."""
     credit_assignment: str = "completion"
     """How the advantage of a completion becomes those of its tokens: `completion` (the same for all), `reward_to_go`
-    (REINFORCE++), `gae` (PPO, with a critic), or `file.py:name`: (batch, gamma, lam) -> batch. The latter begin with
-    advantage_scale=reward and compare tokens of the whole batch."""
+    (REINFORCE++), which begins with advantage_scale=reward and compares tokens of the whole batch, or `file.py:name`:
+    (batch, gamma) -> batch."""
     gamma: Annotated[float, AtLeast(0, 1)] = 1.0
-    """Of `reward_to_go` and `gae`: the discount of a reward that comes one token later."""
-    lam: Annotated[float, AtLeast(0, 1)] = 0.95
-    """Of `gae`: 1 trusts rewards alone, 0 the critic's next value alone."""
-    critic: Annotated[str, OneOf("none", "trunk", "own")] = "none"
-    """The model that expects rewards: `none`, a head on the policy's `trunk`, or a copy of the policy as its `own`."""
-    critic_from: str = ""
-    """Folder of a reward model of the policy's kind that the critic begins as; empty: the policy with a head of 0."""
-    vf_coef: Annotated[float, AtLeast(0)] = 0.1
-    """Weight of the critic's loss."""
-    cliprange_value: Annotated[float, Between(0)] = 0.2
-    """How far a batch moves a value before its loss stops to pull."""
+    """Of `reward_to_go`: the discount of a reward that comes one token later."""
     kl_place: Annotated[str, OneOf("loss", "reward")] = "loss"
     """Where the KL penalty is paid: in the `loss`, by kl_estimator, or in the `reward`: beta times k1 of each token."""
     dynamic_sampling: Annotated[int, AtLeast(0)] = 0
@@ -89,19 +78,3 @@ class LossConfig(Settings):
     scores all completions; the second is GDPO), or a named wrong way."""
     num_iterations: Annotated[int, AtLeast(1)] = 1
     """Updates on each batch of completions (the mu of the paper)."""
-
-    def __post_init__(self) -> None:
-        """Raise ConfigError for GAE without a critic, and for a critic that nothing trains."""
-        super().__post_init__()
-        if self.credit_assignment == "gae" and self.critic == "none":
-            raise ConfigError(
-                "loss.credit_assignment = 'gae' with loss.critic = 'none': GAE needs the values of a critic; use "
-                "loss.critic=own or loss.critic=trunk, or another credit_assignment"
-            )
-        if self.credit_assignment in ("completion", "reward_to_go") and self.critic != "none":
-            raise ConfigError(
-                f"loss.critic = {self.critic!r} with loss.credit_assignment = {self.credit_assignment!r}: nothing "
-                "would use its values; use loss.credit_assignment=gae, or loss.critic=none"
-            )
-        if self.critic_from and self.critic == "none":
-            raise ConfigError(f"loss.critic_from = {self.critic_from!r} with loss.critic = 'none': use loss.critic=own")

@@ -146,11 +146,6 @@ class Config:
         for section in KEYS:
             if section not in LIVE_SECTIONS and getattr(changed, section) != getattr(self, section):
                 raise ConfigError(f"{section}.* is fixed once a run has started; {', '.join(LIVE_SECTIONS)} may change")
-        for name in FIXED_OF_LOSS:
-            if getattr(changed.loss, name) != getattr(self.loss, name):
-                raise ConfigError(
-                    f"loss.{name} is fixed once a run has started; start it with the critic that you want"
-                )
         fixed = [
             [getattr(o, name) for o in config.objectives for name in FIXED_OF_OBJECTIVES] for config in (self, changed)
         ]
@@ -180,15 +175,19 @@ SECTIONS: dict[str, Any] = {
 """The class of each section."""
 LIVE_SECTIONS = ("sampling", "loss", "optimizer", "guards", OBJECTIVES)
 """Sections whose settings may change while a model trains; the others are fixed when the run starts."""
-FIXED_OF_LOSS = ("critic", "critic_from")
-"""Settings of `loss` that are fixed when the run starts."""
 FIXED_OF_OBJECTIVES = ("name", "tasks", "rewards", "num_prompts")
 """Settings of an objective that are fixed when the run starts."""
 
 
+NO_CRITIC = "PPO's critic kept the reward no steadier (docs/claims.md); loss.credit_assignment=reward_to_go needs none"
 REMOVED = {
     "model.decode": ("eager", "captured graphs for decoding had never run on a GPU"),
     "run.fsdp": (False, "each process has whole weights, so the model must fit one GPU, as with LoRA"),
+    "loss.critic": ("none", NO_CRITIC),
+    "loss.critic_from": ("", NO_CRITIC),
+    "loss.vf_coef": (0.1, NO_CRITIC),
+    "loss.cliprange_value": (0.2, NO_CRITIC),
+    "loss.lam": (0.95, NO_CRITIC),
 }
 """Settings of earlier versions, each with the value that a run still has, and why the others are gone."""
 

@@ -45,10 +45,6 @@ class Batch:
     """(B, T): the weight of each token in the loss of the whole batch."""
     penalties: Tensor | None = None
     """(B, T): beta x KL, where the reward pays it."""
-    values: Tensor | None = None
-    """(B, T) of the critic before the updates: the reward that it expects before each token."""
-    returns: Tensor | None = None
-    """(B, T): the reward that the critic should have expected."""
     forks: Tensor | None = None
     """(B, T): 1 / their number at the tokens of high entropy, 0 at others; None where all are trained alike."""
     ended: Tensor | None = None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from grpo_lab.core.hooks import Coefficients, Context, Stage, Verdict
+from grpo_lab.core.hooks import Context, Stage, Verdict
 
 
 class Snapshots(Protocol):
@@ -39,6 +39,7 @@ class Updates:
     ) -> None:
         self.policy, self.names, self.parameters = policy, names, parameters
         self.optimizer, self.scaler, self.snapshots = optimizer, scaler, snapshots
+        self.num_parameters = sum(p.numel() for p in parameters)
         self.count, self.committed, self.healthy, self._unscaled = 0, 0, True, False
         self._moved: tuple[tuple[int, int], float | None] = (-1, 0), None
 
@@ -48,19 +49,20 @@ class Updates:
         if self.healthy:
             self.snapshots.take(index, self.count)
 
-    def begin(self, ctx: Context, update: int, use: Coefficients) -> None:
+    def begin(self, ctx: Context, update: int) -> None:
         """Begin an update: no gradient yet, and the step's coefficients in the optimizer."""
+        assert ctx.coefficients is not None
         ctx.update, ctx.grad_norm, ctx.weight_norms = update, None, None
         self.optimizer.zero_grad()
         for group in self.optimizer.param_groups:
-            group["lr"], group["eps"] = use.learning_rate, use.adam_eps
+            group["lr"], group["eps"] = ctx.coefficients.learning_rate, ctx.coefficients.adam_eps
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of a loss () to those of the micro-batches before."""
         self.scaler.scale(loss).backward()
 
     def make(self, ctx: Context) -> None:
-        """Make an update by the gradients that are there. Raises Refused where a guard refuses it, or the step after it."""
+        """Make an update by the gradients that are there. Raises Refused where a guard refuses it, or the step."""
         self.before(ctx)
         scale = self.scaler.get_scale()
         self.scaler.step(self.optimizer)

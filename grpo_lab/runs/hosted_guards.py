@@ -17,16 +17,16 @@ from grpo_lab.config.schema import Config
 from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Action, Refused, Stage, Verdict
+from grpo_lab.core.update import Updates
 from grpo_lab.errors import ConfigError, unknown
 from grpo_lab.events import Ended, Started, Stepped
 from grpo_lab.runs import hosted_run
 from grpo_lab.runs.hosted_run import HostedRun
-from grpo_lab.training import snapshots
+from grpo_lab.training import snapshots, step_metrics
 from grpo_lab.training.given import wrong
 from grpo_lab.training.interventions import Coefficients, Step
 from grpo_lab.training.recorder import Recorder
 from grpo_lab.training.registry import validated
-from grpo_lab.training.transaction import Transaction, last_weights
 
 CALLS = {
     Stage.SAMPLING: 'pass the settings of sampling through guards.at("sampling", …)',
@@ -98,7 +98,8 @@ class Guards:
         self._last_verdict = Verdict.KEEP
         self._last_metrics: Mapping[str, float] = {}
         self._ctx: Step | None = None
-        self._transaction: Transaction | None = None
+        self._transaction: Updates | None = None
+        self._snapshots: snapshots.Snapshots | None = None
         self._snapshot: dict[str, Any] = {}
         self._seen: set[str] = set()
         self._unseen = dict(self.stages)
@@ -181,7 +182,7 @@ class Guards:
         return "; ".join(f"{name} has no effect in this loop: {call}" for name, call in calls.items())
 
     @property
-    def transaction(self) -> Transaction:
+    def transaction(self) -> Updates:
         """The updates of the loop's model; there is none before the first step."""
         assert self._transaction is not None
         return self._transaction
@@ -226,10 +227,11 @@ class Guards:
     def end_step(self, ctx: Step, metrics: Mapping[str, float] = MappingProxyType({})) -> Report:
         """Carry out the verdict of the guards, and begin the next step."""
         links, measured = self._recorder.flush()
-        self.transaction.end_step(ctx.verdict, last_weights(links))
+        weights, updates = step_metrics.last_weights(links), self.transaction
+        updates.end_step(ctx.verdict, not weights.broken if weights else updates.healthy)
         if not self._run:
             ctx.largest_move = lambda: None  # a pass over all weights, for the record alone
-        measured |= {**self.transaction.metrics(ctx), **metrics}
+        measured |= {**step_metrics.of_updates(ctx, updates.scaler), **metrics}
         actions = tuple(ctx.actions)
         event = Stepped(self.index, self.transaction.committed, ctx.verdict, measured, links, actions)
         if self._run:
@@ -260,8 +262,8 @@ class Guards:
 
         It has no snapshot where the next step takes one: of models with 10 million parameters or more, it may have one.
         """
-        made = self._transaction
-        kept = made.snapshots.state_dict() if made and not made.snapshots.due(self.index) else {}
+        made = self._snapshots
+        kept = made.state_dict() if made and not made.due(self.index) else {}
         return {
             "step": self.index,
             "snapshot": kept,
@@ -294,7 +296,7 @@ class Guards:
             )
         return self._ctx
 
-    def _bound(self, model: Any, optimizer: Any) -> Transaction:
+    def _bound(self, model: Any, optimizer: Any) -> Updates:
         """The updates of a model by an optimizer. Raises ConfigError for one that trains no weight of the model."""
         for name, value, wanted in (("model", model, torch.nn.Module), ("optimizer", optimizer, torch.optim.Optimizer)):
             if not isinstance(value, wanted):
@@ -307,11 +309,12 @@ class Guards:
             )
         names, parameters = zip(*trained, strict=True)
         scaler = self._scaler or torch.amp.GradScaler(parameters[0].device.type, enabled=False)
-        made = Transaction(model, names, parameters, optimizer, scaler)
         rolls_back = any(each.may_roll_back for row in self._interventions.values() for _, each in row)
-        made.snapshots.every = snapshots.interval(self.config.run.snapshot_every, made.num_parameters, rolls_back)
-        made.snapshots.load_state_dict(self._snapshot)
-        return made
+        num_parameters = sum(p.numel() for p in parameters)
+        every = snapshots.interval(self.config.run.snapshot_every, num_parameters, rolls_back)
+        self._snapshots = snapshots.Snapshots(parameters, optimizer, every)
+        self._snapshots.load_state_dict(self._snapshot)
+        return Updates(model, names, parameters, optimizer, scaler, self._snapshots)
 
 
 def _config_of(names: tuple[str, ...]) -> Config:

@@ -102,16 +102,6 @@ class Work(NamedTuple):
     model: Outline
     batches: list[Batch]
 
-    @property
-    def trained_models(self) -> int:
-        """The policy, and a critic with a trunk of its own."""
-        return 1 + (self.stage == "grpo" and self.config.loss.critic == "own")
-
-    @property
-    def passes(self) -> int:
-        """Passes with a gradient of one micro-batch: the policy's, and that of a critic."""
-        return 1 + (self.stage == "grpo" and self.config.loss.critic != "none")
-
     def sampled(self, batch: Batch) -> int:
         """Completions that are sampled together at most, in a step or of held-out problems."""
         held_out = min(self.config.run.num_eval, evaluation.EVALUATED_AT_ONCE)
@@ -196,12 +186,10 @@ def lasting(work: Work) -> dict[str, int]:
     every = snapshot_interval(config, model)
     later = 0 < every < config.run.num_steps  # the first snapshot has no moments yet
     refers = work.stage == "grpo" and needs_reference(config) and config.lora.reference == "adapters_off"
-    models = work.trained_models
     copies = {
-        "critic": models - 1,
         "reference": COPIES["reference"] if refers else 0,
-        "moments": COPIES["moments"] * models,
-        "snapshot": (COPIES["snapshot"] if later else min(1, every)) * models,
+        "moments": COPIES["moments"],
+        "snapshot": COPIES["snapshot"] if later else min(1, every),
     }
     return {"weights": model.weights} | {name: count * model.gradients for name, count in copies.items()}
 
@@ -217,11 +205,11 @@ def _of_step(work: Work, largest: Batch, accumulates: bool) -> dict[str, tuple[i
         # The prompts' cache is there until it has been copied into one with room for the completions.
         tokens = work.sampled(batch) * (2 * batch.prompt_ids.shape[1] + batch.completions.shape[1])
         caches.append([tokens * each for each in model.cached])
-    cache, activations = max(caches, key=sum), model.activations(largest, work.sequences(largest)) * work.passes
+    cache, activations = max(caches, key=sum), model.activations(largest, work.sequences(largest))
     of_cache, of_activations = (sum(block for block in blocks if block < RETURNED) for blocks in (cache, activations))
     heap = of_cache + round(of_activations * (WITH_ADAPTERS if model.trained < model.parameters else 1))
     on_cpu = loading.device_type(config.run.device) == "cpu"
-    gradients = model.gradients * work.trained_models
+    gradients = model.gradients
     others = (len(batches) - 1) * gradients
     before = others + accumulates * gradients
     return {

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from grpo_lab.config.schema import Config
 from grpo_lab.core.batch import Batch
+from grpo_lab.core.hooks import Stage
+from grpo_lab.core.logprobs import completion_logprobs, logprobs
 from grpo_lab.models.precision import PRECISIONS
 from grpo_lab.training import passes, step_metrics
 from grpo_lab.training.interventions import Step
@@ -35,14 +37,19 @@ class Forward:
         dtype = self.precision.autocast
         return torch.autocast(self._policy.device.type, dtype=dtype, enabled=dtype is not None)
 
-    def logprobs(self, ctx: Step, batch: Batch, note: str = "current", whole: list[Tensor] | None = None) -> Tensor:
-        """Log-probabilities (b, T) of a micro-batch's completions under the policy as it is, in nats.
-
-        A list as `whole` receives all logits (b, T, V), with their gradient; without it they may be made in parts.
-        """
+    def logprobs(self, ctx: Step, batch: Batch, note: str = "current") -> Tensor:
+        """Log-probabilities (b, T) of a micro-batch's completions under the policy as it is, in nats."""
         with self.autocast():
-            found = passes.logprobs(self._policy, self.run, batch, ctx, note, whole=whole)
-        return found.to(self.precision.loss)
+            found = logprobs(self._policy, self.run, batch, ctx, note)
+        return found
+
+    def with_logits(self, ctx: Step, batch: Batch) -> tuple[Tensor, Tensor]:
+        """`logprobs`, and all logits (b, T, V) with their gradient."""
+        with self.autocast():
+            states, head = self.run(self._policy, batch)
+            logits = ctx.apply(Stage.LOGITS, head(states), "current")
+            found = completion_logprobs(logits, batch.completions, ctx.sampling.temperature)
+        return found.masked_fill(~batch.completion_mask, 0.0), logits
 
     def before_updates(self, ctx: Step, batch: Batch, reference: Reference) -> Batch:
         """The batch with log-probabilities (B, T) under the reference, where there is one, and the old policy."""
@@ -62,7 +69,7 @@ class Forward:
                 rows.append(self.logprobs(ctx, part, note))
             meeting.say(rows)
         found = [row for rows in meeting.heard for row in rows]
-        return torch.cat(found).masked_fill(~batch.completion_mask, 0.0)
+        return torch.cat(found)
 
     def _old(self, ctx: Step, batch: Batch) -> Tensor:
         """Log-probabilities (B, T) under the policy that sampled: the sampler's own, or computed if those differ.

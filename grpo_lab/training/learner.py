@@ -16,13 +16,12 @@ from grpo_lab.algorithm.combinations import Scores, scorable_by_any
 from grpo_lab.config.schema import Config, planned_steps
 from grpo_lab.core.batch import Batch, joined
 from grpo_lab.core.hooks import Stage, Verdict
-from grpo_lab.core.loss import LossOutput, token_weights
+from grpo_lab.core.loss import LossInputs, LossOutput, token_weights
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Stepped
 from grpo_lab.models import adapters, loading
 from grpo_lab.tasks.tasks import Tasks
 from grpo_lab.training import (
-    critics,
     demonstrations,
     judging,
     policy_loss,
@@ -38,7 +37,6 @@ from grpo_lab.training.objectives import Objective, Part, Rewards, load_tasks_an
 from grpo_lab.training.recorder import Recorder
 from grpo_lab.training.reference import REFERENCES
 from grpo_lab.training.registry import carry_over, combination, needs_reference, validated
-from grpo_lab.training.transaction import last_weights
 from grpo_lab.training.updates import Updates
 from grpo_lab.training.world import ALONE, World
 
@@ -59,6 +57,7 @@ class Learner:
     ) -> None:
         self.formulas, self.interventions = validated(config, own=True)
         self.config, self.world = config, world
+        self.loss_fn = policy_loss.loss_function(config.loss, self.formulas)
         self.objectives, self.combination = resolve(config), combination(config)
         self.tasks, self.rewards = load_tasks_and_rewards(self.objectives, config, tasks, rewards)
         given, self.tokenizer = model or loading.load(config.model.name, config.model.precision, config.run.device)
@@ -71,7 +70,6 @@ class Learner:
         self.demonstrations = demonstrations.load(config, *known_models) if "sft" in config.run.stages else None
         self.reference: Any = None
         self._will_have_reference = needs_reference(config)
-        self.critic: critics.NoCritic = critics.NoCritic()
         self.recorder = Recorder()
         self.steps = range(0)
         self.resumed_at = -1
@@ -94,12 +92,9 @@ class Learner:
         arranged = self.interventions.items()
         self.interventions = {at: [(kind, replace(each)) for kind, each in row] for at, row in arranged}  # no memory
         self.last_verdict, self.last_metrics, self.refusals = Verdict.KEEP, {}, []
-        if stage == "grpo":
-            make, loss = critics.CRITICS[self.config.loss.critic], self.config.loss
-            self.critic = make(self.policy, self.forward.run, loss.critic_from)
-            if self._will_have_reference:
-                self.reference = REFERENCES[self.config.lora.reference](self.policy)
-        self.updates = Updates(self.critic.beside(self.policy), self.config, self.world)
+        if stage == "grpo" and self._will_have_reference:
+            self.reference = REFERENCES[self.config.lora.reference](self.policy)
+        self.updates = Updates(self.policy, self.config, self.world)
         self.updates.snapshots.every = self._snapshot_interval()
         return self.steps
 
@@ -122,7 +117,9 @@ class Learner:
         chosen, interventions = validated(changed, own=True)
         carry_over(self.interventions, interventions)
         self.config, self.formulas, self.interventions = changed, chosen, interventions
+        self.loss_fn = policy_loss.loss_function(changed.loss, chosen)
         self.objectives, self.combination = resolve(changed), combination(changed)
+        self.updates.configure(changed.optimizer)
         self.updates.snapshots.every = self._snapshot_interval()
 
     def begin(self, index: int) -> Step:
@@ -235,12 +232,9 @@ class Learner:
         step_metrics.batch(self.recorder, batch, rollouts.terminators(self.policy, self.tokenizer))
         return batch
 
-    def assign_credit(self, ctx: Step, batch: Batch) -> Batch:
-        """The batch with the advantages of its tokens, and with the values of a critic before the updates."""
-        loss = self.config.loss
-        with self.forward.autocast():
-            batch = self.critic.judge(ctx, batch, self.config.data.micro_batch_prompts, self.world)
-        return self.formulas.credit_assignment(batch, loss.gamma, loss.lam)
+    def assign_credit(self, batch: Batch) -> Batch:
+        """The batch with the advantages of its tokens."""
+        return self.formulas.credit_assignment(batch, self.config.loss.gamma)
 
     def add_token_weights(self, ctx: Step, part: Part, batch: Batch) -> Part:
         """The part with the weight of each token in the loss, taken over all its rows that are left."""
@@ -261,13 +255,15 @@ class Learner:
 
     def loss(self, ctx: Step, batch: Batch) -> LossOutput:
         """The micro-batch's part of the objective, to be minimised."""
-        ctx.batch = batch
-        whole: list[Tensor] = []
-        logprobs = self.forward.logprobs(ctx, batch, whole=whole if self.config.loss.entropy_coef else None)
-        output = policy_loss.micro_batch_loss(ctx, batch, self.formulas, logprobs)
-        output = policy_loss.add_entropy_bonus(ctx, output, batch, whole)
-        with self.forward.autocast():
-            return self.critic.add_loss(output, batch, self.config.loss, known(ctx.num_tokens, "num_tokens"))
+        ctx.batch, settings = batch, self.config.loss
+        use = replace(known(ctx.coefficients, "coefficients"), beta=ctx.beta * shaping.IN_THE_LOSS[settings.kl_place])
+        num_tokens = known(ctx.num_tokens, "num_tokens")
+        if not settings.entropy_coef:
+            return self.loss_fn(LossInputs(ctx, batch, self.forward.logprobs(ctx, batch), num_tokens, use))
+        logprobs, logits = self.forward.with_logits(ctx, batch)
+        output = self.loss_fn(LossInputs(ctx, batch, logprobs, num_tokens, use))
+        bonus = policy_loss.entropy_bonus(logits, batch, ctx.sampling.temperature)
+        return output._replace(loss=output.loss - settings.entropy_coef * bonus.to(output.loss.dtype))
 
     def backward(self, ctx: Step, output: LossOutput) -> None:
         """Note the loss after stage LOSS, and its metrics; add its gradients to those of the batch so far."""
@@ -279,11 +275,13 @@ class Learner:
     def end(self, ctx: Step) -> Stepped:
         """Carry out the step's verdict, and return its event."""
         ctx.notes = links, metrics = self.recorder.flush()
-        weights = last_weights(links)
-        self.updates.end_step(ctx.verdict, weights)
+        weights = step_metrics.last_weights(links)
+        self.updates.end_step(ctx.verdict, not weights.broken if weights else self.updates.healthy)
         self.last_verdict, self.last_metrics = ctx.verdict, metrics
         self.refusals.append(ctx.refusal)
-        metrics |= ({"weights/nonfinite": weights.nonfinite} if weights else {}) | self.updates.metrics(ctx)
+        metrics |= ({"weights/nonfinite": weights.nonfinite} if weights else {}) | step_metrics.of_updates(
+            ctx, self.updates.scaler
+        )
         return self._event(ctx)
 
     def fail(self, ctx: Step) -> Stepped:

@@ -86,8 +86,9 @@ class Recorder:
         shape, statistics = tuple(value.shape) if place else (), (*extremes(seen), *place)
         self._pending.append(_Pending(link, update, self._place(note), shape, statistics, (), (), numel, {}))
 
-    def note(self, link: str, noted: Sequence[Number], numel: int, update: int, note: str) -> None:
-        """Note the `extremes` of `numel` elements; several notes of one link, update and pass are merged."""
+    def chunk(self, link: str, value: Tensor, update: int, note: str) -> None:
+        """Note a part of a tensor that is never there as a whole; notes of one link, update and pass are merged."""
+        noted, numel = extremes(value), value.numel()
         self._pending.append(_Pending(link, update, self._place(note), (), noted, (), (), numel, {}))
 
     def _place(self, note: str) -> str:

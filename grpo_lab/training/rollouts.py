@@ -1,27 +1,22 @@
-"""Sampling completions token by token.
-
-A prompt is run once per group and its cache expanded to the group's completions.
-"""
+"""Completions of prompts that are texts: tokens in, samples out, texts back."""
 
 from __future__ import annotations
 
 import warnings
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from grpo_lab.config.sections import SamplingConfig
-from grpo_lab.core.batch import Batch
+from grpo_lab.core import sample as core
+from grpo_lab.core.batch import Batch, joined
 from grpo_lab.core.hooks import Stage
-from grpo_lab.core.logprobs import entropies
 from grpo_lab.errors import ConfigError
 from grpo_lab.tasks.conversations import Prompt, tokenized
-from grpo_lab.training.decoding import Growing
-from grpo_lab.training.sampling_filters import SamplingFilters
+from grpo_lab.training.passes import check_attention
+from grpo_lab.training.sampling_filters import distribution
 
 
 def untouched(stage: Stage, value: Any, note: str = "") -> Any:
@@ -76,7 +71,6 @@ def _named(model: Any) -> str:
     return f"generation_config.eos_token_id = {ids} names none of the model's {model.config.vocab_size} tokens"
 
 
-@torch.no_grad()
 def sample(
     model: Any,
     tokenizer: Any,
@@ -86,38 +80,35 @@ def sample(
     generator: torch.Generator | Sequence[torch.Generator],
     apply: Callable[..., Any] = untouched,
 ) -> Batch:
-    """Draw `num_generations` completions of each prompt: softmax, then torch.multinomial, one token at a time.
+    """Draw `num_generations` completions of each prompt, by `core.sample`; several generators draw for equal shares.
 
-    Rows that have ended leave the computation. Several generators draw for equal shares of the prompts. `apply`
-    receives the logits and the next-token distribution of every token. Raises ConfigError where the model has too few
-    positions or no end token.
+    Raises ConfigError where the model has too few positions, no end token, or an attention that takes no mask.
     """
+    check_attention(model)
     prompt_ids, prompt_mask = encode(tokenizer, prompts, model.device)
     _check_length(model, prompt_ids.shape[1], sampling)
-    group = torch.arange(len(prompts), device=model.device).repeat_interleave(num_generations)
-    tape = _Tape.blank(len(group), sampling.max_completion_length, tokenizer.pad_token_id, model.device)
-    filters = SamplingFilters(sampling, prompt_ids, prompt_mask, group, model.config.vocab_size)
-    ends = terminators(model, tokenizer)
-    decoder = Growing(model, prompt_ids, prompt_mask, group, sampling.max_completion_length)
-    alive, numbers = torch.arange(len(group), device=model.device), [*range(len(group))]
     generators = [generator] if isinstance(generator, torch.Generator) else generator
-    ends_of = [(len(group) * end // len(generators), each) for end, each in enumerate(generators, start=1)]
-    for position in range(sampling.max_completion_length):
-        logits = apply(Stage.LOGITS, decoder.logits, "sampling")[:, -1].float()
-        probabilities = apply(Stage.PROBABILITIES, filters(logits, alive).softmax(dim=-1))
-        tokens = _drawn(probabilities, numbers, ends_of)
-        tape.write(alive, position, tokens, probabilities, entropies(logits, sampling.temperature))
-        filters.seen(alive, tokens)
-        ended = torch.isin(tokens[:, 0], ends).tolist()  # the only wait for the device
-        going = [row for row, over in enumerate(ended) if not over]
-        if position + 1 == sampling.max_completion_length or not going:
-            break
-        if len(going) < len(numbers):
-            kept, numbers = torch.tensor(going).to(alive.device, non_blocking=True), [numbers[row] for row in going]
-            alive, tokens = alive[kept], tokens[kept]
-            decoder.keep(kept)
-        decoder.advance(tokens)
-    return tape.batch(prompt_ids, prompt_mask, group, ends)
+    ends, drawn = terminators(model, tokenizer), list[Batch]()
+    for share, own in enumerate(generators):
+        part = slice(*(len(prompts) * place // len(generators) for place in (share, share + 1)))
+        ids, mask = prompt_ids[part], prompt_mask[part]
+        if len(ids):
+            drawn.append(
+                core.sample(
+                    model,
+                    ids,
+                    mask,
+                    num_generations,
+                    sampling.max_completion_length,
+                    sampling.temperature,
+                    ends,
+                    tokenizer.pad_token_id,
+                    own,
+                    apply,
+                    distribution(sampling, ids, mask, num_generations, model.config.vocab_size),
+                )
+            )
+    return joined(drawn)
 
 
 def streams(purpose: str, count: int) -> list[str]:
@@ -127,49 +118,6 @@ def streams(purpose: str, count: int) -> list[str]:
     ['sampling', 'sampling/stream-1']
     """
     return [purpose + (f"/stream-{number}" if number else "") for number in range(count)]
-
-
-def _drawn(probabilities: Tensor, numbers: Sequence[int], streams: Sequence[tuple[int, torch.Generator]]) -> Tensor:
-    """(b, 1) tokens of the rows of these numbers; each stream is a generator and the end of the rows it draws for."""
-    (_, first), *others = streams
-    if not others:
-        return torch.multinomial(probabilities, 1, generator=first)
-    ends = [bisect_left(numbers, end) for end, _ in streams]
-    parts = zip([0, *ends], ends, streams, strict=False)
-    drawn = [torch.multinomial(probabilities[a:b], 1, generator=each) for a, b, (_, each) in parts if b > a]
-    return torch.cat(drawn)
-
-
-@dataclass
-class _Tape:
-    """The record of sampling: tensors (B, T) with a column for each token."""
-
-    completions: Tensor
-    mask: Tensor
-    logprobs: Tensor
-    entropy: Tensor
-    width: int = 0
-    """Columns that are written; known here without a wait for the device."""
-
-    @staticmethod
-    def blank(rows: int, width: int, pad: int, device: torch.device) -> _Tape:
-        floats = torch.zeros(2, rows, width, device=device)
-        tokens = torch.full((rows, width), pad, device=device)
-        return _Tape(tokens, torch.zeros(rows, width, dtype=torch.bool, device=device), floats[0], floats[1])
-
-    def write(self, alive: Tensor, column: int, tokens: Tensor, probabilities: Tensor, entropy: Tensor) -> None:
-        """Store one token of the rows `alive` (b,): tokens (b, 1), probabilities (b, V) and entropy (b,) in nats."""
-        self.completions[alive, column] = tokens[:, 0]
-        self.mask[:, column].index_fill_(0, alive, True)  # `= True` would copy it to the device, and wait
-        self.logprobs[alive, column] = probabilities.gather(1, tokens)[:, 0].log()
-        self.entropy[alive, column] = entropy
-        self.width = column + 1
-
-    def batch(self, prompt_ids: Tensor, prompt_mask: Tensor, group: Tensor, ends: Tensor) -> Batch:
-        """Cut to the longest completion; `ends` (E,) are the tokens that end one."""
-        columns = (t[:, : self.width] for t in (self.completions, self.mask, self.logprobs, self.entropy))
-        ended = (torch.isin(self.completions, ends) & self.mask).any(dim=1)
-        return Batch(prompt_ids, prompt_mask, group, *columns, ended=ended)
 
 
 def token_ids(batch: Batch) -> list[list[int]]:

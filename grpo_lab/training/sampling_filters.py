@@ -1,4 +1,9 @@
-"""Penalties, temperature and filters between the logits and the distribution that is sampled from."""
+"""Penalties and filters between the logits and the distribution that is sampled from, in place of `sample.tempered`.
+
+transformers' processors are unfit: they penalise padding, lack a presence penalty, and round top-p differently.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Callable
 
@@ -6,94 +11,76 @@ import torch
 from torch import Tensor
 
 from grpo_lab.config.sections import SamplingConfig
+from grpo_lab.core.sample import Distribution, tempered
 
 ONE = 2**52
 """A probability of 1 as an integer: sums of integers are deterministic on a GPU too, and exact."""
+Filter = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""From logits (b, V), the tokens (B, t) drawn so far and the completions (b,) that go on, to logits (b, V)."""
 
 
-class _RepetitionPenalty:
-    """Divides positive and multiplies negative logits (b, V) of tokens that prompt or completion already hold.
+def distribution(
+    sampling: SamplingConfig, prompt_ids: Tensor, prompt_mask: Tensor, num_generations: int, vocab_size: int
+) -> Distribution:
+    """The softmax after penalties, temperature and filters, in this order, for prompts (P, S) with a group each."""
+    filters = [*_filters(sampling, prompt_ids, prompt_mask, num_generations, vocab_size)]
+    if not filters:
+        return tempered(sampling.temperature)
 
-    CTRL, https://arxiv.org/abs/1909.05858, section 4.1. Padding of the prompt does not count.
-    """
+    def probabilities(logits: Tensor, drawn: Tensor, alive: Tensor) -> Tensor:
+        for change in filters:
+            logits = change(logits, drawn, alive)
+        return logits.softmax(dim=-1)
 
-    def __init__(self, penalty: float, prompt_ids: Tensor, prompt_mask: Tensor, group: Tensor, vocab_size: int) -> None:
-        self._penalty = penalty
-        in_prompt = torch.zeros(len(prompt_ids), vocab_size, device=group.device)
-        self._known = (in_prompt.scatter_add_(1, prompt_ids, prompt_mask.float()) > 0)[group]
-        self._yes = torch.ones((), dtype=torch.bool, device=group.device)
-
-    def __call__(self, logits: Tensor, alive: Tensor) -> Tensor:
-        penalised = torch.where(logits > 0, logits / self._penalty, logits * self._penalty)
-        return torch.where(self._known[alive], penalised, logits)
-
-    def seen(self, alive: Tensor, tokens: Tensor) -> None:
-        self._known[alive, tokens[:, 0]] = self._yes
+    return probabilities
 
 
-class _PresencePenalty:
-    """Subtracts from the logits (b, V) of a completion's tokens: `presence` once, `frequency` per occurrence."""
+def _filters(
+    sampling: SamplingConfig, prompt_ids: Tensor, prompt_mask: Tensor, num_generations: int, vocab_size: int
+) -> list[Filter]:
+    """The filters that are not neutral; none where only the temperature is left."""
 
-    def __init__(self, presence: float, frequency: float, group: Tensor, vocab_size: int) -> None:
-        self._presence, self._frequency = presence, frequency
-        self._counts = torch.zeros(len(group), vocab_size, device=group.device)
+    def counts(drawn: Tensor, alive: Tensor) -> Tensor:
+        """(b, V): how often each token stands in a completion."""
+        ones = torch.ones((), device=drawn.device).expand(len(alive), drawn.shape[1])
+        return torch.zeros(len(alive), vocab_size, device=drawn.device).scatter_add_(1, drawn[alive], ones)
 
-    def __call__(self, logits: Tensor, alive: Tensor) -> Tensor:
-        counts = self._counts[alive]
-        return logits - (self._presence * (counts > 0) + self._frequency * counts)
+    def penalise_repetition(logits: Tensor, drawn: Tensor, alive: Tensor) -> Tensor:
+        """Divide positive and multiply negative logits of tokens that prompt or completion hold; padding does not count
+        (CTRL, https://arxiv.org/abs/1909.05858, section 4.1)."""
+        in_prompt = torch.zeros(len(prompt_ids), vocab_size, device=logits.device)
+        in_prompt.scatter_add_(1, prompt_ids, prompt_mask.float())
+        held = in_prompt[alive // num_generations] + counts(drawn, alive)
+        penalty = sampling.repetition_penalty
+        return torch.where(held > 0, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
-    def seen(self, alive: Tensor, tokens: Tensor) -> None:
-        self._counts[alive, tokens[:, 0]] += 1
+    def penalise_presence(logits: Tensor, drawn: Tensor, alive: Tensor) -> Tensor:
+        """Subtract `presence_penalty` once, `frequency_penalty` per occurrence in the completion."""
+        held = counts(drawn, alive)
+        return logits - (sampling.presence_penalty * (held > 0) + sampling.frequency_penalty * held)
 
+    def divide_by_temperature(logits: Tensor, drawn: Tensor, alive: Tensor) -> Tensor:
+        return logits / sampling.temperature
 
-class SamplingFilters:
-    """The penalties, temperature and filters of one sampling, in that order; neutral ones are left out.
-
-    transformers' processors are unfit: they penalise padding, lack a presence penalty, and round top-p differently.
-    """
-
-    def __init__(
-        self, sampling: SamplingConfig, prompt_ids: Tensor, prompt_mask: Tensor, group: Tensor, vocab_size: int
-    ) -> None:
-        self._sampling = sampling
-        self._penalties: list[_RepetitionPenalty | _PresencePenalty] = []
-        if sampling.repetition_penalty != 1:
-            penalty = _RepetitionPenalty(sampling.repetition_penalty, prompt_ids, prompt_mask, group, vocab_size)
-            self._penalties.append(penalty)
-        if sampling.presence_penalty or sampling.frequency_penalty:
-            penalty = _PresencePenalty(sampling.presence_penalty, sampling.frequency_penalty, group, vocab_size)
-            self._penalties.append(penalty)
-        filters: list[tuple[bool, Callable[[Tensor, Tensor], Tensor]]] = [
-            (sampling.temperature != 1, self._divide_by_temperature),
-            (sampling.top_k > 0, self._keep_top_k),
-            (sampling.top_p < 1, self._keep_top_p),
-        ]
-        self._filters = [*self._penalties, *(apply for active, apply in filters if active)]
-
-    def __call__(self, logits: Tensor, alive: Tensor) -> Tensor:
-        """Filtered logits (b, V) of the completions `alive` (b,)."""
-        for apply in self._filters:
-            logits = apply(logits, alive)
-        return logits
-
-    def seen(self, alive: Tensor, tokens: Tensor) -> None:
-        """Tell the penalties which tokens (b, 1) were sampled for the completions `alive` (b,)."""
-        for penalty in self._penalties:
-            penalty.seen(alive, tokens)
-
-    def _divide_by_temperature(self, logits: Tensor, alive: Tensor) -> Tensor:
-        return logits / self._sampling.temperature
-
-    def _keep_top_k(self, logits: Tensor, alive: Tensor) -> Tensor:
-        kept = min(self._sampling.top_k, logits.shape[-1])
+    def keep_top_k(logits: Tensor, drawn: Tensor, alive: Tensor) -> Tensor:
+        kept = min(sampling.top_k, logits.shape[-1])
         return logits.masked_fill(logits < logits.topk(kept).values[:, -1:], -torch.inf)
 
-    def _keep_top_p(self, logits: Tensor, alive: Tensor) -> Tensor:
+    def keep_top_p(logits: Tensor, drawn: Tensor, alive: Tensor) -> Tensor:
         """Keep the likeliest tokens up to a probability of top_p together (https://arxiv.org/abs/1904.09751)."""
         ordered, order = logits.sort(dim=-1, descending=True)
         shares = (ordered.softmax(dim=-1) * ONE).long()
-        outside = shares.cumsum(dim=-1) - shares > int(self._sampling.top_p * ONE)
+        outside = shares.cumsum(dim=-1) - shares > int(sampling.top_p * ONE)
         return logits.masked_fill(torch.zeros_like(outside).scatter(1, order, outside), -torch.inf)
+
+    known: list[tuple[bool, Filter]] = [
+        (sampling.repetition_penalty != 1, penalise_repetition),
+        (bool(sampling.presence_penalty or sampling.frequency_penalty), penalise_presence),
+        (not is_plain(sampling) and sampling.temperature != 1, divide_by_temperature),
+        (sampling.top_k > 0, keep_top_k),
+        (sampling.top_p < 1, keep_top_p),
+    ]
+    return [change for active, change in known if active]
 
 
 def is_plain(sampling: SamplingConfig) -> bool:

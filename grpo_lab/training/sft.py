@@ -17,7 +17,7 @@ from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Stage
 from grpo_lab.core.loss import LossOutput, token_weights, weighted_sum
-from grpo_lab.training import passes
+from grpo_lab.core.logprobs import Pass, completion_logprobs, head_logprobs, in_chunks
 from grpo_lab.training.interventions import Step, known
 from grpo_lab.training.learner import Learner
 
@@ -47,18 +47,30 @@ def sft_loss(learner: Learner, ctx: Step, batch: Batch) -> LossOutput:
     """The micro-batch's part of the loss, to be minimised."""
     ctx.batch = batch
     recorder, num_tokens = learner.recorder, known(ctx.num_tokens, "num_tokens")
-    run, outside = known(learner.demonstrations, "demonstrations").run, ~batch.completion_mask
-    right: list[Tensor] = []
-
-    def count(logits: Tensor, tokens: Tensor) -> None:
-        right.append((logits.argmax(dim=-1) == tokens).sum())
-
+    run = known(learner.demonstrations, "demonstrations").run
     with learner.forward.autocast():
-        found = passes.logprobs(learner.policy, run, batch, ctx, "current", count)
-    logprobs = found.to(learner.forward.precision.loss).masked_fill(outside, 0.0)
+        logprobs, right = logprobs_and_right(learner.policy, run, batch, ctx)
     recorder.tensor("logprobs", logprobs)
     loss = weighted_sum(-logprobs, known(batch.weights, "weights"))
-    return LossOutput(loss, {"sft/accuracy": torch.stack(right).sum() / num_tokens})
+    return LossOutput(loss, {"sft/accuracy": right / num_tokens})
+
+
+def logprobs_and_right(policy: Any, run: Pass, batch: Batch, ctx: Step) -> tuple[Tensor, Tensor]:
+    """`core.logprobs.logprobs` at temperature 1, and the number () of tokens that the policy finds likeliest."""
+    states, head = run(policy, batch)
+    mask, tokens, right = batch.completion_mask, batch.completions[batch.completion_mask], list[Tensor]()
+
+    def look(logits: Tensor) -> None:
+        seen = sum(map(len, right))
+        right.append(logits.argmax(dim=-1) == tokens[seen : seen + len(logits)])
+        ctx.recorder.chunk(Stage.LOGITS, logits, ctx.update, "current")
+
+    if in_chunks(head, batch, ctx):
+        found = head_logprobs(states[mask], head, tokens, look=look)
+        return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, found), torch.cat(right).sum()
+    logits = ctx.apply(Stage.LOGITS, head(states), "current")
+    likeliest = (logits.argmax(dim=-1) == batch.completions) & mask
+    return completion_logprobs(logits, batch.completions).masked_fill(~mask, 0.0), likeliest.sum()
 
 
 def in_place_of_grpo(config: Config) -> Config:

@@ -1,16 +1,19 @@
 """Metrics of a step beside those of the chain; they change nothing."""
 
 import re
+import statistics
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from grpo_lab.algorithm.surrogates import Limits
 from grpo_lab.core.batch import Batch
-from grpo_lab.core.loss import of_tokens
-from grpo_lab.training.interventions import Step, known
+from grpo_lab.core.hooks import Stage
+from grpo_lab.events import LinkNote
+from grpo_lab.training.interventions import ObjectiveCoefficients, Step, known
 from grpo_lab.training.recorder import Recorder
 
 
@@ -52,35 +55,20 @@ def sampler(recorder: Recorder, batch: Batch, old: Tensor) -> None:
     recorder.metric("sampling/sampling_logp_difference/max", gap.max())
 
 
-def clipping(
-    surrogate: str, limits: Limits, ratio: Tensor, advantages: Tensor, num_tokens: Tensor
-) -> dict[str, Tensor]:
-    """The share of the whole batch's tokens that a surrogate clips, by metric; nothing for one that clips none.
-
-    `ratio` (b, T) and `advantages`, (b,) or (b, T), are those of one micro-batch.
-    """
-    return CLIPPING[surrogate](limits, ratio, advantages, num_tokens) if surrogate in CLIPPING else {}
-
-
-def _out_of_the_gradient(limits: Limits, ratio: Tensor, advantages: Tensor, num_tokens: Tensor) -> dict[str, Tensor]:
-    """The tokens that PPO's clip range takes out of the gradient."""
-    low_side = (ratio < 1 - limits.epsilon) & (of_tokens(advantages) < 0)
-    high_side = (ratio > limits.highest) & (of_tokens(advantages) > 0)
-    return {
-        "clip_ratio/low_mean": low_side.sum() / num_tokens,
-        "clip_ratio/high_mean": high_side.sum() / num_tokens,
-        "clip_ratio/region_mean": (low_side | high_side).sum() / num_tokens,
-    }
+def of_updates(ctx: Step, scaler: Any) -> dict[str, float]:
+    """The coefficients as used, the loss scale, and the largest change of a weight, as far as each is known."""
+    use, move = ctx.coefficients, ctx.largest_move()
+    found = {"learning_rate": use.learning_rate, "beta": use.beta} if use else {}
+    if isinstance(use, ObjectiveCoefficients):
+        each = {f"beta/{name}": beta for name, beta in use.betas.items()}
+        found |= {"beta": statistics.fmean(each.values()), **each}
+    found |= {"loss_scale": scaler.get_scale()} if scaler.is_enabled() else {}
+    return found if move is None else {**found, "weights/max_move": move}
 
 
-def _with_a_bounded_weight(limits: Limits, ratio: Tensor, advantages: Tensor, num_tokens: Tensor) -> dict[str, Tensor]:
-    """The tokens with a positive advantage whose weight CISPO bounds; they keep a gradient."""
-    bounded = (ratio > limits.highest) & (of_tokens(advantages) > 0)
-    return {"cispo_clip_ratio": bounded.sum() / num_tokens}
-
-
-CLIPPING = {"clip": _out_of_the_gradient, "cispo": _with_a_bounded_weight}
-"""By the setting `loss.surrogate`."""
+def last_weights(links: Sequence[LinkNote]) -> LinkNote | None:
+    """The note of the weights after the last update of a step; None where it had none."""
+    return next((note for note in reversed(links) if note.link == Stage.WEIGHTS), None)
 
 
 def memory(device: torch.device) -> dict[str, float]:

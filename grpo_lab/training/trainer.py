@@ -69,7 +69,7 @@ def grpo_step(learner: Learner, ctx: Step) -> None:
         part, scores = learner.judged(ctx, part)
         advantages = ctx.apply(Stage.ADVANTAGES, learner.advantages(ctx, part, scores))
         batch = ctx.apply(Stage.BATCH, learner.compute_logprobs(ctx, part, advantages))
-        parts.append(learner.add_token_weights(ctx, part, learner.assign_credit(ctx, batch)))
+        parts.append(learner.add_token_weights(ctx, part, learner.assign_credit(batch)))
     for update in range(learner.config.loss.num_iterations):
         learner.updates.begin(ctx, update)
         for part in parts:

@@ -10,12 +10,14 @@ import torch
 
 from grpo_lab.algorithm.combinations import Gradients, cosine
 from grpo_lab.config.schema import Config
+from grpo_lab.config.sections import OptimizerConfig
+from grpo_lab.core import update
 from grpo_lab.errors import ModelError
 from grpo_lab.models.precision import PRECISIONS
-from grpo_lab.training.interventions import Coefficients, ObjectiveCoefficients, Step, known
+from grpo_lab.training.interventions import Coefficients, ObjectiveCoefficients, Step
 from grpo_lab.training.objectives import resolve
 from grpo_lab.training.recorder import trained_parameters
-from grpo_lab.training.transaction import Transaction
+from grpo_lab.training.snapshots import Snapshots
 from grpo_lab.training.world import ALONE, World
 
 SCHEDULES: dict[str, Callable[[float], float]] = {
@@ -25,11 +27,13 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 """Learning rate as a factor, from the share of the stage's steps that are over, refused ones too."""
 
 
-class Updates(Transaction):
+class Updates(update.Updates):
     """The updates of one policy by AdamW, with the gradients of each objective combined.
 
     Raises ModelError for a policy without a trainable weight.
     """
+
+    snapshots: Snapshots  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, policy: Any, config: Config, world: World = ALONE) -> None:
         trained = trained_parameters(policy)
@@ -40,9 +44,10 @@ class Updates(Transaction):
         fused = all(p.dtype == torch.float32 for p in parameters) or None  # None: as torch chooses
         optimizer = torch.optim.AdamW(parameters, fused=fused)
         scaler = torch.amp.GradScaler(policy.device.type, enabled=PRECISIONS[config.model.precision].scaler)
-        super().__init__(policy, names, parameters, optimizer, scaler)
+        super().__init__(policy, names, parameters, optimizer, scaler, Snapshots(parameters, optimizer))
         self._set_aside: list[Gradients] = []
         self._world = world
+        self.configure(config.optimizer)
 
     def coefficients(self, step: Step) -> Coefficients:
         """The step's coefficients as configured and scheduled, before any guard."""
@@ -55,16 +60,16 @@ class Updates(Transaction):
         general = (rate, loss.beta, loss.epsilon, loss.epsilon_high, optimizer.adam_eps)
         return ObjectiveCoefficients(*general, betas=betas, kl_bands=bands) if named else Coefficients(*general)
 
-    def begin(self, ctx: Step, update: int) -> None:
-        """Begin an update: no gradient yet, and the step's coefficients in the optimizer."""
-        ctx.update, ctx.grad_norm, ctx.weight_norms = update, None, None
-        self._set_aside = []
-        use, configured = known(ctx.coefficients, "coefficients"), ctx.config.optimizer
-        self.optimizer.zero_grad()
+    def configure(self, settings: OptimizerConfig) -> None:
+        """Take over the settings of AdamW that are not coefficients of a step."""
         for group in self.optimizer.param_groups:
-            group["lr"], group["eps"] = use.learning_rate, use.adam_eps
-            group["betas"] = (configured.adam_beta1, configured.adam_beta2)
-            group["weight_decay"] = configured.weight_decay
+            group["betas"] = (settings.adam_beta1, settings.adam_beta2)
+            group["weight_decay"] = settings.weight_decay
+
+    def begin_step(self, index: int) -> None:
+        """Take a snapshot if one is due, and forget gradients that a refused step has left."""
+        super().begin_step(index)
+        self._set_aside = []
 
     def set_aside(self) -> None:
         """Take one objective's gradients, of all ranks, out of the policy; those of the next begin with none."""

@@ -68,9 +68,8 @@ class Sources:
         if not change["new"]:
             self._choose(change)
         elif not self._muted:
-            refused = self._loss["critic"] != "none"  # a running model took none of these settings
             loss = self._loss | algorithms.settings_for(change["new"], self._loss)
-            found = [(name, value) for name, value in loss.items() if refused or self._loss[name] != value]
+            found = [(name, value) for name, value in loss.items() if self._loss[name] != value]
             self._changed(*(f"loss.{name}={'none' if value is None else value}" for name, value in found))
             self._described = None
             self._about.value = html.prose(change["new"], described(change["new"]), {})
