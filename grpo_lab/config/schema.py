@@ -129,7 +129,7 @@ class Config:
         for section in as_table(tree, "the config"):
             if section not in KEYS:
                 raise unknown_section(section, SECTIONS, KEYS)
-        tables = {name: _without_removed(name, as_table(tree.get(name, {}), name)) for name in SECTIONS}
+        tables = {name: _without_removed(name, tree.get(name, {})) for name in SECTIONS}
         sections = {name: build(cls, tables[name], name) for name, cls in SECTIONS.items()}
         objectives = tuple(
             build(ObjectiveConfig, values, f"{OBJECTIVES}.{name}")
@@ -186,7 +186,10 @@ FIXED_OF_OBJECTIVES = ("name", "tasks", "rewards", "num_prompts")
 """Settings of an objective that are fixed when the run starts."""
 
 
-REMOVED = {"model.decode": ("eager", "captured graphs for decoding had never run on a GPU")}
+REMOVED = {
+    "model.decode": ("eager", "captured graphs for decoding had never run on a GPU"),
+    "sft.packing": (False, "SFT pads its rows, which gives the same loss"),
+}
 """Settings of earlier versions, each with the value that a run still has, and why the others are gone."""
 
 
@@ -196,7 +199,7 @@ def _without_removed(section: str, table: Mapping[str, Any]) -> Mapping[str, Any
     >>> _without_removed("model", {"name": "tiny", "decode": "eager"})
     {'name': 'tiny'}
     """
-    gone = {name: REMOVED[f"{section}.{name}"] for name in table if f"{section}.{name}" in REMOVED}
+    gone = {name: REMOVED[f"{section}.{name}"] for name in as_table(table, section) if f"{section}.{name}" in REMOVED}
     for name, (left, why) in gone.items():
         if table[name] != left:
             raise ConfigError(f"{section}.{name} = {table[name]!r} is no longer there: {why}; leave it out")
@@ -220,7 +223,7 @@ def _merge(mine: dict[str, Any], tree: Mapping[str, Any]) -> None:
     """Lay a nested dictionary of settings over another one. Raises ConfigError for an unknown section."""
     for section, values in as_table(tree, "the config").items():
         if section in SECTIONS:
-            _lay_over(mine[section], values, section, settings_of(SECTIONS[section]))
+            _lay_over(mine[section], _without_removed(section, values), section, settings_of(SECTIONS[section]))
         elif section in SWITCHES:
             for name, settings in as_table(values, section, OF_SWITCHES).items():
                 as_table(settings, f"{section}.{name}", OF_A_SWITCH)
@@ -289,7 +292,7 @@ def _put(tree: dict[str, Any], path: list[str], text: str, override: str) -> Non
             _put_objective(tree, name, setting, text, override)
         case [section, name] if section in SECTIONS:
             setting = settings_of(SECTIONS[section]).get(name)
-            _merge(tree, {section: {name: typed(setting, text) if setting else text}})
+            _merge(tree, {section: {name: typed(setting, text) if setting else parse(text)}})
         case _:
             raise ConfigError(f"{override!r} is no override; write section.setting=value, as in loss.beta=0.04")
 
