@@ -47,11 +47,7 @@ def plain_pass(model: Any, batch: Batch) -> tuple[Tensor, Head]:
 
 def shared_pass(model: Any, batch: Batch) -> tuple[Tensor, Head]:
     """Each prompt is run once for the completions of a row; states before tokens outside the mask have no meaning."""
-    return packed(model, pack(batch, model.config.hidden_size))
-
-
-def packed(model: Any, packing: Packing) -> tuple[Tensor, Head]:
-    """A pass over sequences that hold several completions each."""
+    packing = pack(batch, model.config.hidden_size)
     output = model.base_model(
         input_ids=packing.tokens,
         attention_mask=masks.as_attention_takes_it(model, packing.visible()),
