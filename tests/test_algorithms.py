@@ -7,7 +7,8 @@ computed as in a step: from the config, through `micro_batch_loss`.
 import re
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,15 +24,16 @@ from grpo_lab.config.algorithms import algorithm, algorithm_names
 from grpo_lab.config.catalog import preset, scenario
 from grpo_lab.config.schema import Config
 from grpo_lab.core.batch import Batch
-from grpo_lab.core.loss import token_weights
+from grpo_lab.core.loss import LossInputs, grpo_loss, token_weights
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Stepped
 from grpo_lab.training import trainer
 from grpo_lab.training.interventions import Coefficients, Step
 from grpo_lab.training.objectives import resolve
-from grpo_lab.training.policy_loss import add_entropy_bonus, micro_batch_loss, with_forks
+from grpo_lab.training.policy_loss import entropy_bonus, surrogate, with_forks
 from grpo_lab.training.recorder import Recorder
 from grpo_lab.training.registry import Formulas, chosen_formulas
+from grpo_lab.training.shaping import IN_THE_LOSS
 
 ROWS, WIDTH, LONGEST = 8, 6, 10
 
@@ -93,8 +95,12 @@ def ours(config: Config, given: Given, **wrong: Any) -> tuple[Tensor, Tensor]:
     ctx.begin_objective(resolve(config)[0])
     formulas: Formulas = chosen_formulas(config)._replace(**wrong)
     chosen = logprobs if given.logits is None else logprobs.log_softmax(dim=-1)[..., 0]
-    output = micro_batch_loss(ctx, batch, formulas, chosen)
-    found = add_entropy_bonus(ctx, output, batch, whole if loss.entropy_coef else []).loss
+    use = replace(use, beta=use.beta * IN_THE_LOSS[loss.kl_place])
+    inputs = LossInputs(ctx, batch, chosen.masked_fill(~mask, 0.0), mask.sum(), use)
+    loss_fn = partial(grpo_loss, surrogate=partial(surrogate, settings=loss, formulas=formulas))
+    found = partial(loss_fn, log_ratio=formulas.log_ratio, kl_estimate=formulas.kl_estimator)(inputs).loss
+    if loss.entropy_coef:
+        found = found - loss.entropy_coef * entropy_bonus(whole[0], batch, config.sampling.temperature)
     return found.detach(), torch.autograd.grad(found, logprobs)[0]
 
 

@@ -30,11 +30,13 @@ def test_a_setting_that_is_gone_is_read_with_the_value_that_is_left(name):
     """So that recordings and folders of earlier versions are read."""
     section, setting = name.split(".")
     left, _ = REMOVED[name]
-    assert Config.from_dict({section: {setting: left}}) == Config() == Config().merged({section: {setting: left}})
-    with pytest.raises(ConfigError, match=f"{name} = 'other' is no longer there"):
-        Config.from_dict({section: {setting: "other"}})
+    for read in (Config.from_dict, Config().merged):
+        assert read({section: {setting: left}}) == Config()
+        with pytest.raises(ConfigError, match=f"{name} = 'other' is no longer there"):
+            read({section: {setting: "other"}})
     with pytest.raises(ConfigError, match=f"{name} = 'other' is no longer there"):
         Config().with_(f"{name}=other")
+    assert Config().with_(f"{name}={left}") == Config()
 
 
 def test_overrides_change_what_they_name_and_nothing_else():

@@ -11,6 +11,7 @@ from torch import Tensor, tensor
 from grpo_lab.algorithm import credit
 from grpo_lab.algorithm.losses import highest
 from grpo_lab.config.schema import Config
+from grpo_lab.core.batch import Batch, joined
 from grpo_lab.core.hooks import Stage, Verdict
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Stepped

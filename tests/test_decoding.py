@@ -1,4 +1,4 @@
-"""Decoding with a cache: masks of our own, and CUDA graphs as far as a CPU shows."""
+"""Masks of our own, in decoding and in passes."""
 
 import copy
 
@@ -7,9 +7,10 @@ import torch
 from torch import tensor
 
 from grpo_lab.config.sections import SamplingConfig
+from grpo_lab.core.packing import causal
 from grpo_lab.errors import ConfigError
 from grpo_lab.models import loading
-from grpo_lab.training import masks, passes, rollouts
+from grpo_lab.training import passes, rollouts
 
 PROMPTS = ["1+2=", "10+20=", "7+99=", "3+3="]
 """Of three lengths, so that left padding is real."""
@@ -32,10 +33,9 @@ def draw(tiny, **sampling):
 def test_a_padded_position_sees_itself_and_no_other_sees_it():
     """A row of a mask that is all False gives NaN in cuDNN's attention."""
     keys = tensor([[False, False, True, True], [True, True, True, True]])
-    seen = masks.causal(keys, 4).int().tolist()
+    seen = causal(keys).int().tolist()
     assert seen[0] == [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
     assert seen[1] == torch.ones(4, 4).tril().int().tolist()
-    assert masks.causal(keys, 1).int().tolist() == [[[0, 0, 1, 1]], [[1, 1, 1, 1]]]
 
 
 def test_no_pass_of_a_sampling_has_a_row_that_sees_nothing(tiny, monkeypatch):

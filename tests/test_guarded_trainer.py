@@ -15,12 +15,12 @@ from benchmarks.diagnosis.recipes import in_half
 from grpo_lab.config.guard_names import guards_named
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Refused, Stage, Verdict
+from grpo_lab.core.loss import LossInputs
 from grpo_lab.errors import ConfigError, RunError
 from grpo_lab.events import Stepped
 from grpo_lab.runs.guard_callback import POSSIBLE
 from grpo_lab.runs.guarded_trainer import INSIDE, NEEDS, see_batch
 from grpo_lab.runs.session import Session
-from grpo_lab.training import policy_loss
 from grpo_lab.training.learner import Learner
 from tests.test_hosted_guards import OF_TRL, NanGradient, Seen, equal
 
@@ -519,7 +519,8 @@ def loss_of_learner(guard, values):
     zeros = torch.zeros_like(old)
     batch = Batch(mask, mask, torch.arange(2), mask, mask.bool(), zeros, zeros, advantages, old, reference)
     batch = replace(batch, weights=mask / mask.sum())
-    output = policy_loss.micro_batch_loss(ctx, batch, learner.formulas, logprobs)
+    outside = mask == 0
+    output = learner.loss_fn(LossInputs(ctx, batch, logprobs.masked_fill(outside, 0.0), mask.sum(), ctx.coefficients))
     return output.loss, ctx.actions
 
 

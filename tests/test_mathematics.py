@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, tensor
 
-from grpo_lab.algorithm import kl, logprobs
+from grpo_lab.algorithm import kl
 from grpo_lab.algorithm.losses import aggregate, policy_loss
 from grpo_lab.config.sections import SamplingConfig
+from grpo_lab.core import logprobs
 from grpo_lab.core.advantages import group_advantages
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.logprobs import completion_logprobs, entropies, head_logprobs

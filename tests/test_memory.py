@@ -12,10 +12,10 @@ import torch
 from benchmarks import memory_parts
 from grpo_lab.config import catalog
 from grpo_lab.config.schema import Config
+from grpo_lab.core.packing import pack
 from grpo_lab.errors import ConfigError
 from grpo_lab.models import loading
 from grpo_lab.runs import environment, fitting, memory
-from grpo_lab.training import passes
 
 TINY, WIDTH, LAYERS, VOCABULARY = 834_560, 128, 4, 258
 """Parameters and shape of the tiny model."""
@@ -85,7 +85,7 @@ def test_fake_tensors_keep_for_the_backward_as_much_as_real_ones(precision):
     model, _ = loading.load("tiny", precision)
     weights, kept = {p.untyped_storage().data_ptr() for p in model.parameters()}, {}
     autocast = {"bf16": torch.bfloat16}.get(precision)
-    packing = passes.pack(batch, WIDTH)
+    packing = pack(batch, WIDTH)
     with (
         torch.autograd.graph.saved_tensors_hooks(
             lambda tensor: kept.setdefault(tensor.untyped_storage().data_ptr(), tensor), lambda tensor: tensor
@@ -107,11 +107,8 @@ def command(*words):
     return subprocess.run([sys.executable, "-m", "grpo_lab", *words], capture_output=True, text=True, env=env)
 
 
-SFT = "run.stages=sft"
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [("stable",), ("dual", "--set", SFT, "--set", "sft.packing=on")])
+@pytest.mark.parametrize("words", [("stable",), ("dual", "--set", "run.stages=sft")])
 def test_a_prediction_is_within_15_per_cent_of_a_measurement(words):
     done = command("doctor", "--memory", *words, "--device", "cpu")
     off = re.search(r"the prediction is ([+-][\d.]+)% off", done.stdout)
@@ -132,8 +129,6 @@ def test_the_stage_that_takes_most_is_predicted_and_fitted(tmp_path):
     grpo = memory.predict(few, process=400.0)
     assert (grpo.stage, grpo.peak) == ("grpo", memory.predict(few.with_("run.stages=grpo"), process=400.0).peak)
     assert grpo.peak < sft.peak
-    (batch,) = (work := memory.work(config.with_("sft.packing=on"), memory.outline(config), "sft")).batches
-    assert work.sequences(batch) == (1, 16 * (4 + 2 - 1) + 16 * (12 + 6 - 1)), "a row's last token predicts nothing"
     halved = fitting.halvings(config.with_("sft.batch_size=64"), sft)
     assert {each.setting for each in halved} == {"sft.batch_size", "data.micro_batch_prompts"}
     assert fitting.largest_micro_batch(config.with_("sft.batch_size=64"), 1e6, 400.0)[0].data.micro_batch_prompts == 64

@@ -75,7 +75,7 @@ def step_of(model, *interventions) -> Step:
 def gradients(model, batch, name, *interventions):
     """Log-probabilities, and the gradient of every parameter, of a loss with a weight of its own for every token."""
     model.zero_grad()
-    found = passes.logprobs(model, passes.PASSES[name], batch, step_of(model, *interventions), "current")
+    found = logprobs.logprobs(model, passes.PASSES[name], batch, step_of(model, *interventions), "current")
     found = found.masked_fill(~batch.completion_mask, 0.0)
     weights = torch.rand(found.shape, generator=torch.Generator().manual_seed(1))
     (found * weights).sum().backward()
@@ -113,7 +113,7 @@ def test_a_token_behind_a_hole_in_the_mask_is_predicted_from_all_before_it(model
 
 def in_chunks(monkeypatch):
     """Let three rows of logits be made at once, and two of them worked on at once."""
-    for module, name, rows in ((passes, "CHUNK", 3), (logprobs, "CHUNK", 3), (logprobs, "PIECE", 2)):
+    for module, name, rows in ((logprobs, "CHUNK", 3), (logprobs, "PIECE", 2)):
         monkeypatch.setattr(module, name, rows * VOCABULARY)
 
 
@@ -182,7 +182,7 @@ def test_the_recorder_sees_every_chunk_once(model, monkeypatch):
     batch = random_batch(18)
     in_chunks(monkeypatch)
     ctx = step_of(model)
-    found = passes.logprobs(model, passes.shared_pass, batch, ctx, "current")
+    found = logprobs.logprobs(model, passes.shared_pass, batch, ctx, "current")
     found[batch.completion_mask].sum().backward()
     (note,), _ = ctx.recorder.flush()
     hidden, head = passes.shared_pass(model, batch)

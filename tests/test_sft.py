@@ -1,4 +1,4 @@
-"""The stage SFT: its loss, its rows, packing, the guards in it, and GRPO after it."""
+"""The stage SFT: its loss, its rows, the guards in it, and GRPO after it."""
 
 import copy
 import json
@@ -79,9 +79,8 @@ def test_the_loss_of_a_model_without_preference_is_the_log_of_the_vocabulary(lea
     assert output.metrics["sft/accuracy"] == 0  # the argmax of equal logits is token 0, "!"
 
 
-@pytest.mark.parametrize("at_once", [passes.CHUNK, 3 * 258], ids=["whole logits", "three tokens at once"])
+@pytest.mark.parametrize("at_once", [logprobs.CHUNK, 3 * 258], ids=["whole logits", "three tokens at once"])
 def test_the_loss_and_the_accuracy_are_those_of_each_row_alone(learner, tiny, monkeypatch, at_once):
-    monkeypatch.setattr(passes, "CHUNK", at_once)
     monkeypatch.setattr(logprobs, "CHUNK", at_once)
     made, attempt, batch = learner()
     output = sft_loss(made, attempt, batch)
@@ -113,28 +112,14 @@ def test_the_tokens_of_prompts_are_read_and_not_taught(learner):
     assert int(taught.sum()) == int(batch.completion_mask.sum())
 
 
-@pytest.mark.parametrize("overrides", [("sft.packing=on", "sft.max_length=18"), ("model.prompt_pass=plain",)])
-def test_packed_and_plain_rows_have_the_loss_and_the_gradients_of_padded_ones(learner, overrides):
+def test_both_passes_have_the_same_loss_and_gradients(learner):
     found = []
-    for given in ((), overrides):
-        made, attempt, batch = learner(*given)
+    for name in passes.PASSES:
+        made, attempt, batch = learner(f"model.prompt_pass={name}")
         loss = sft_loss(made, attempt, batch).loss
         loss.backward()
         found.append((loss.item(), gradients(made)))
     assert found[0][0] == pytest.approx(found[1][0], abs=1e-5) and close(found[0][1], found[1][1])
-
-
-def test_a_packed_sequence_is_full_and_no_row_sees_another(learner):
-    _, _, batch = learner()
-    packing = demonstrations.pack(batch, 18)
-    sizes = batch.prompt_mask.sum(dim=1) + batch.completion_mask.sum(dim=1) - 1
-    assert len(packing.tokens) == -(-int(sizes.sum()) // 18) < len(sizes)
-    assert packing.tokens.shape[1] <= 18
-    query, key = packing.segments[:, :, None], packing.segments[:, None, :]
-    foreign = packing.visible() & (query != key)
-    assert not foreign.any()
-    for row, size in enumerate(sizes.tolist()):
-        assert packing.positions[packing.segments == row + 1].tolist() == list(range(size))
 
 
 def test_micro_batches_add_up_to_the_batch(config, tiny):
@@ -274,11 +259,6 @@ def test_an_end_token_that_is_given_is_not_added_again(config, tiny):
         Path(config.sft.data).write_text(json.dumps({"prompt": "9-4=", "completion": completion}), encoding="utf-8")
         found += demonstrations.load(config, policy, tokenizer).rows
     assert found[0] == found[1] and found[0].completion == [*tokenizer("5").input_ids, tokenizer.eos_token_id]
-
-
-def test_packing_needs_a_model_that_heeds_its_mask(config, tiny):
-    with pytest.raises(ConfigError, match=r"sft\.packing needs model\.prompt_pass=shared"):
-        next(gl.train(config.with_("sft.packing=on", "model.prompt_pass=plain"), copy.deepcopy(tiny)))
 
 
 # --- the command line ----------------------------------------------------------------------------------------------

@@ -128,7 +128,7 @@ def test_a_step_is_that_of_a_cpu_and_waits_no_more_often(gpu, way):
     most, settings = WAYS[way]
     config = STEP.with_(*settings)
     first, *rest = same_on_both(gpu, config)
-    tokens = gpu.launches["multinomial"] // (config.run.streams or 1)
+    tokens = gpu.launches["multinomial"]  # each random stream draws on its own
     assert 0 < gpu.waits.total() <= most + tokens, gpu.waits.most_common()
     assert not gpu.pinned, "a small model has its snapshot on the GPU"
     if is_plain(config.sampling):  # with filters every step measures the gap, on a CPU too
@@ -166,8 +166,8 @@ def test_a_preset_is_that_of_a_cpu(gpu, name):
 
 
 def test_a_step_of_sft_is_that_of_a_cpu(gpu):
-    same_on_both(gpu, STEP.with_("run.stages=sft", "sft.data=dual", "sft.num_steps=2", "sft.packing=on"))
-    assert gpu.waits.total() <= 7, gpu.waits.most_common()
+    same_on_both(gpu, STEP.with_("run.stages=sft", "sft.data=dual", "sft.num_steps=2"))
+    assert gpu.waits.total() <= 4, gpu.waits.most_common()
 
 
 def test_two_objectives_after_sft_are_those_of_a_cpu(gpu):

@@ -129,7 +129,7 @@ class Config:
         for section in as_table(tree, "the config"):
             if section not in KEYS:
                 raise unknown_section(section, SECTIONS, KEYS)
-        tables = {name: _without_removed(name, as_table(tree.get(name, {}), name)) for name in SECTIONS}
+        tables = {name: _without_removed(name, tree.get(name, {})) for name in SECTIONS}
         sections = {name: build(cls, tables[name], name) for name, cls in SECTIONS.items()}
         objectives = tuple(
             build(ObjectiveConfig, values, f"{OBJECTIVES}.{name}")
@@ -188,6 +188,7 @@ REMOVED = {
     "loss.vf_coef": (0.1, NO_CRITIC),
     "loss.cliprange_value": (0.2, NO_CRITIC),
     "loss.lam": (0.95, NO_CRITIC),
+    "sft.packing": (False, "SFT pads its rows, which gives the same loss"),
 }
 """Settings of earlier versions, each with the value that a run still has, and why the others are gone."""
 
@@ -198,9 +199,9 @@ def _without_removed(section: str, table: Mapping[str, Any]) -> Mapping[str, Any
     >>> _without_removed("model", {"name": "tiny", "decode": "eager"})
     {'name': 'tiny'}
     """
-    gone = {name: REMOVED[f"{section}.{name}"] for name in table if f"{section}.{name}" in REMOVED}
+    gone = {name: REMOVED[f"{section}.{name}"] for name in as_table(table, section) if f"{section}.{name}" in REMOVED}
     for name, (left, why) in gone.items():
-        if table[name] != left:
+        if str(table[name]).lower() != str(left).lower():  # `--set` reads the name none as None
             raise ConfigError(f"{section}.{name} = {table[name]!r} is no longer there: {why}; leave it out")
     return {name: value for name, value in table.items() if name not in gone}
 

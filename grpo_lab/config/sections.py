@@ -276,7 +276,4 @@ class SftConfig(Settings):
     batch_size: Annotated[int, AtLeast(1)] = 32
     """Rows of the file a step."""
     max_length: Annotated[int, AtLeast(2)] = 512
-    """Tokens that a row may have at most, prompt, completion and end token; a longer one is an error, never cut. Also
-    the most tokens of a packed sequence."""
-    packing: bool = False
-    """Put several rows behind each other into one sequence, in which no row sees another; otherwise rows are padded."""
+    """Tokens that a row may have at most, prompt, completion and end token; a longer one is an error, never cut."""

@@ -70,9 +70,9 @@ def in_chunks(head: Head, batch: Batch, ctx: Context) -> TypeGuard[torch.nn.Line
 
     A subclass of the head's, such as a quantised layer, multiplies in its own way.
     """
-    if type(head) is not torch.nn.Linear or Stage.LOGITS in ctx.interventions:
-        return False
-    return batch.completion_mask.numel() * head.out_features > CHUNK
+    if isinstance(head, torch.nn.Linear) and type(head) is torch.nn.Linear and Stage.LOGITS not in ctx.interventions:
+        return batch.completion_mask.numel() * head.out_features > CHUNK
+    return False
 
 
 class _SelectedLogSoftmax(torch.autograd.Function):

@@ -43,20 +43,14 @@ def pack(batch: Batch, hidden_size: int) -> Packing:
     last = (batch.completion_mask * torch.arange(1, width + 1, device=device)).amax(dim=1)  # trained token of a row
     known = torch.cat([batch.prompt_mask.flatten(), batch.group, (last - 1).clamp(min=0)]).cpu()
     mask, group, used = known.split([prompts * start, size, size])
-    mask, ends, steps = mask.view(prompts, start), used.cumsum(0), torch.arange(width)
-    before = torch.zeros(prompts, dtype=torch.long).index_reduce_(0, group, ends - used, "amin", include_self=False)
-    together = int(torch.zeros(prompts, dtype=torch.long).index_add_(0, group, used).max())
-    apart = int(used.max())
-    cost_together, cost_apart = (
-        rows * (start + inputs) * (6 * hidden_size + start + inputs)
-        for rows, inputs in ((len(group.unique()), together), (size, apart))
-    )
-    if cost_together <= cost_apart:
-        prompt_of, row = group.unique(return_inverse=True)
-        first, length = ends - used - before[group], start + together
-    else:
-        prompt_of, row = group, torch.arange(size)
-        first, length = torch.zeros_like(used), start + apart
+    mask, steps, filled, first = mask.view(prompts, start), torch.arange(width), [0] * prompts, torch.zeros_like(used)
+    for place, (prompt, count) in enumerate(zip(group.tolist(), used.tolist(), strict=True)):
+        first[place] = filled[prompt]
+        filled[prompt] += count
+    (prompt_of, row), length = group.unique(return_inverse=True), start + max(filled)
+    alone = start + int(used.max())
+    if size * alone * (6 * hidden_size + alone) < len(prompt_of) * length * (6 * hidden_size + length):
+        prompt_of, row, length, first = group, torch.arange(size), alone, torch.zeros_like(used)
     inside = steps < used[:, None]
     slots = (row * length + start + first)[:, None] + steps
     prompt_end = (row * length + start - 1)[:, None]

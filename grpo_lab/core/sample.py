@@ -57,7 +57,9 @@ def sample(
     cache, logits, alive = output.past_key_values, output.logits[group], torch.arange(len(group), device=device)
     cache.reorder_cache(group)  # batch_select_indices does the same, several times slower on a CPU
     keys, positions = prompt_mask.bool()[group], prompt_mask.sum(1, keepdim=True)[group]
+    width = 0
     for column in range(max_completion_length):
+        width = column + 1
         logits = apply(Stage.LOGITS, logits, "sampling")[:, -1].float()
         probabilities = apply(Stage.PROBABILITIES, distribution(logits, completions[:, :column], alive))
         tokens = torch.multinomial(probabilities, 1, generator=generator)
@@ -66,7 +68,7 @@ def sample(
         logprobs[alive, column] = probabilities.gather(1, tokens)[:, 0].log()
         entropy[alive, column] = entropies(logits, temperature)
         over = torch.isin(tokens[:, 0], ends).tolist()  # the only wait for the device
-        if all(over) or column + 1 == max_completion_length:
+        if all(over) or width == max_completion_length:
             break
         if any(over):
             going = torch.tensor([row for row, ended in enumerate(over) if not ended]).to(device, non_blocking=True)
@@ -82,5 +84,5 @@ def sample(
         ).logits
         positions = positions + 1
     ended = (torch.isin(completions, ends) & mask).any(dim=1)
-    columns = (each[:, : column + 1] for each in (completions, mask, logprobs, entropy))
+    columns = (each[:, :width] for each in (completions, mask, logprobs, entropy))
     return Batch(prompt_ids, prompt_mask, group, *columns, ended=ended)

@@ -107,12 +107,6 @@ class Work(NamedTuple):
         held_out = min(self.config.run.num_eval, evaluation.EVALUATED_AT_ONCE)
         return max(held_out, len(batch.completions) if self.stage == "grpo" else 0)
 
-    def sequences(self, batch: Batch) -> tuple[int, ...]:
-        """Number and length of the sequences in which the model runs a micro-batch."""
-        packed = self.stage == "sft" and self.config.sft.packing
-        packing = demonstrations.pack(batch, self.config.sft.max_length) if packed else None
-        return self.model.sequences(batch) if packing is None else tuple(packing.tokens.shape)
-
 
 def work(config: Config, model: Outline, stage: str) -> Work:
     """The largest step of a stage. Raises DataError for demonstrations that SFT cannot use."""
@@ -205,7 +199,7 @@ def _of_step(work: Work, largest: Batch, accumulates: bool) -> dict[str, tuple[i
         # The prompts' cache is there until it has been copied into one with room for the completions.
         tokens = work.sampled(batch) * (2 * batch.prompt_ids.shape[1] + batch.completions.shape[1])
         caches.append([tokens * each for each in model.cached])
-    cache, activations = max(caches, key=sum), model.activations(largest, work.sequences(largest))
+    cache, activations = max(caches, key=sum), model.activations(largest, model.sequences(largest))
     of_cache, of_activations = (sum(block for block in blocks if block < RETURNED) for blocks in (cache, activations))
     heap = of_cache + round(of_activations * (WITH_ADAPTERS if model.trained < model.parameters else 1))
     on_cpu = loading.device_type(config.run.device) == "cpu"

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from grpo_lab.config.schema import Config
 from grpo_lab.config.sections import LoraConfig, ModelConfig
+from grpo_lab.core import packing
 from grpo_lab.core.batch import Batch
 from grpo_lab.models import adapters, loading
 from grpo_lab.models.precision import PRECISIONS
-from grpo_lab.training import decoding, passes
 
 
 class Outline:
@@ -48,7 +48,7 @@ class Outline:
         """Bytes of one token of one completion in each tensor of the cache: keys and values of each layer."""
         with self._passing(), torch.no_grad():
             token = torch.ones(1, 1, dtype=torch.long)
-            layers = decoding.prompt_pass(self.model, token, token)[1].layers
+            layers = self.model(input_ids=token, use_cache=True).past_key_values.layers
             return [tensor.nbytes for layer in layers for tensor in (layer.keys, layer.values)]
 
     @functools.cached_property
@@ -61,7 +61,7 @@ class Outline:
     def sequences(self, batch: Batch) -> tuple[int, ...]:
         """Number and length of the sequences in which the model runs a micro-batch."""
         if self._shared:
-            return tuple(passes.pack(batch, self.width).tokens.shape)
+            return tuple(packing.pack(batch, self.width).tokens.shape)
         return len(batch.completions), batch.prompt_ids.shape[1] + batch.completions.shape[1]
 
     def activations(self, batch: Batch, sequences: tuple[int, ...]) -> list[int]:

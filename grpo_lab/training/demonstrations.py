@@ -1,10 +1,9 @@
-"""Prompts with the completions that SFT teaches: read, checked before training, and padded or packed into batches."""
+"""Prompts with the completions that SFT teaches: read, checked before training, and padded into batches."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,11 +11,11 @@ from torch import Tensor
 
 from grpo_lab.config.schema import Config
 from grpo_lab.core.batch import Batch
-from grpo_lab.errors import ConfigError, DataError
+from grpo_lab.core.logprobs import Pass
+from grpo_lab.errors import DataError
 from grpo_lab.tasks import sft_data, tasks
 from grpo_lab.tasks.conversations import tokenized
 from grpo_lab.training import passes, rollouts
-from grpo_lab.training.passes import Head, Packing, Pass
 
 
 @dataclass(frozen=True)
@@ -49,11 +48,8 @@ def load(config: Config, model: Any, tokenizer: Any) -> Demonstrations:
     """The demonstrations of a config for a model.
 
     Raises DataError, naming file and line, for a file that cannot be read, for a row without a completion and for one
-    that is too long; ConfigError for packing with a model that the mask of a packed sequence does not fit.
+    that is too long.
     """
-    named = config.model.prompt_pass
-    if config.sft.packing and named != "shared":
-        raise ConfigError(f"sft.packing needs model.prompt_pass=shared, and it is {named}; set sft.packing=off")
     problems = sft_data.load(config.sft.data)
     completions = {place: problem.columns.get("completion") for place, problem in problems.items()}
     for place, text in completions.items():
@@ -67,45 +63,7 @@ def load(config: Config, model: Any, tokenizer: Any) -> Demonstrations:
     rows = [Row(p, a if a[-1:] in ends else a + end) for p, a in zip(prompts, answers, strict=True)]
     for place, row in zip(problems, rows, strict=True):
         _check_length(row, config.sft.max_length, model, place)
-    packed = partial(packed_pass, length=config.sft.max_length)
-    return Demonstrations(rows, tokenizer.pad_token_id, packed if config.sft.packing else passes.PASSES[named])
-
-
-def packed_pass(model: Any, batch: Batch, length: int) -> tuple[Tensor, Head]:
-    """Rows behind each other in sequences of at most `length` tokens; none sees another, and positions begin anew."""
-    return passes.packed(model, pack(batch, length))
-
-
-def pack(batch: Batch, length: int) -> Packing:
-    """The sequences of a batch with one completion for each prompt: the longest rows first, each where it first fits.
-
-    A row's last token predicts nothing and is left out. The host lays the rows out, so that it waits a few times only.
-    """
-    given = (batch.prompt_ids, batch.prompt_mask, batch.completions, batch.completion_mask)
-    prompt_ids, prompt_mask, completions, mask = (tensor.cpu() for tensor in given)
-    prompts, answers = prompt_mask.sum(dim=1).tolist(), mask.sum(dim=1).tolist()
-    sizes = [prompt + answer - 1 for prompt, answer in zip(prompts, answers, strict=True)]
-    filled: list[int] = []
-    places = [(0, 0)] * len(sizes)
-    for row in sorted(range(len(sizes)), key=lambda row: -sizes[row]):
-        at = next((at for at, used in enumerate(filled) if used + sizes[row] <= length), len(filled))
-        filled += [0] * (at == len(filled))
-        places[row] = at, filled[at]
-        filled[at] += sizes[row]
-    width = max(filled)
-    tokens, positions = torch.zeros(2, len(filled), width, dtype=torch.long)
-    segments = torch.full_like(tokens, -1)
-    predicts = torch.zeros(completions.shape, dtype=torch.long)
-    for row, (at, first) in enumerate(places):
-        slots = slice(first, first + sizes[row])
-        ids = torch.cat([prompt_ids[row][prompt_mask[row] > 0], completions[row][: answers[row] - 1]])
-        tokens[at, slots], segments[at, slots] = ids, row + 1
-        positions[at, slots] = torch.arange(sizes[row])
-        start = at * width + first + prompts[row] - 1
-        predicts[row, : answers[row]] = torch.arange(start, start + answers[row])
-    return Packing(
-        *(each.to(batch.group.device, non_blocking=True) for each in (tokens, positions, segments, predicts))
-    )
+    return Demonstrations(rows, tokenizer.pad_token_id, passes.PASSES[config.model.prompt_pass])
 
 
 def _padded(rows: Sequence[list[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -279,9 +279,8 @@ class Learner:
         self.updates.end_step(ctx.verdict, not weights.broken if weights else self.updates.healthy)
         self.last_verdict, self.last_metrics = ctx.verdict, metrics
         self.refusals.append(ctx.refusal)
-        metrics |= ({"weights/nonfinite": weights.nonfinite} if weights else {}) | step_metrics.of_updates(
-            ctx, self.updates.scaler
-        )
+        metrics |= {"weights/nonfinite": weights.nonfinite} if weights else {}
+        metrics |= step_metrics.of_updates(ctx, self.updates.scaler)
         return self._event(ctx)
 
     def fail(self, ctx: Step) -> Stepped:

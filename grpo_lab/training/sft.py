@@ -7,6 +7,7 @@ the batch weighs the same, as in TRL's SFTTrainer. Dropout is off, as in GRPO.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,8 +17,8 @@ from grpo_lab.config.schema import Config
 from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Stage
-from grpo_lab.core.loss import LossOutput, token_weights, weighted_sum
 from grpo_lab.core.logprobs import Pass, completion_logprobs, head_logprobs, in_chunks
+from grpo_lab.core.loss import LossOutput, token_weights, weighted_sum
 from grpo_lab.training.interventions import Step, known
 from grpo_lab.training.learner import Learner
 
@@ -58,19 +59,20 @@ def sft_loss(learner: Learner, ctx: Step, batch: Batch) -> LossOutput:
 def logprobs_and_right(policy: Any, run: Pass, batch: Batch, ctx: Step) -> tuple[Tensor, Tensor]:
     """`core.logprobs.logprobs` at temperature 1, and the number () of tokens that the policy finds likeliest."""
     states, head = run(policy, batch)
-    mask, tokens, right = batch.completion_mask, batch.completions[batch.completion_mask], list[Tensor]()
+    mask, likeliest = batch.completion_mask, list[Tensor]()
 
     def look(logits: Tensor) -> None:
-        seen = sum(map(len, right))
-        right.append(logits.argmax(dim=-1) == tokens[seen : seen + len(logits)])
+        likeliest.append(logits.argmax(dim=-1))
         ctx.recorder.chunk(Stage.LOGITS, logits, ctx.update, "current")
 
     if in_chunks(head, batch, ctx):
+        tokens = batch.completions[mask]
         found = head_logprobs(states[mask], head, tokens, look=look)
-        return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, found), torch.cat(right).sum()
+        right = (torch.cat(likeliest) == tokens).sum()
+        return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, found), right
     logits = ctx.apply(Stage.LOGITS, head(states), "current")
-    likeliest = (logits.argmax(dim=-1) == batch.completions) & mask
-    return completion_logprobs(logits, batch.completions).masked_fill(~mask, 0.0), likeliest.sum()
+    right = ((logits.argmax(dim=-1) == batch.completions) & mask).sum()
+    return completion_logprobs(logits, batch.completions).masked_fill(~mask, 0.0), right
 
 
 def in_place_of_grpo(config: Config) -> Config:
