@@ -186,9 +186,19 @@ FIXED_OF_OBJECTIVES = ("name", "tasks", "rewards", "num_prompts")
 """Settings of an objective that are fixed when the run starts."""
 
 
-REMOVED = {
+HTTP_JUDGE = "a judge over HTTP is a file to copy, docs/examples/http_judge.py, and its settings are in it"
+REMOVED: dict[str, tuple[Any, str]] = {
     "model.decode": ("eager", "captured graphs for decoding had never run on a GPU"),
     "sft.packing": (False, "SFT pads its rows, which gives the same loss"),
+    "judge.url": ("", HTTP_JUDGE),
+    "judge.model": ("", HTTP_JUDGE),
+    "judge.prompt": (
+        "Rate the answer from 0 (wrong) to 10 (perfect). Reply with the number alone.\n\n"
+        "Question:\n{prompt}\n\nAnswer:\n{completion}",
+        HTTP_JUDGE,
+    ),
+    "judge.temperature": (None, HTTP_JUDGE),
+    "judge.api_key_env": ("", HTTP_JUDGE),
 }
 """Settings of earlier versions, each with the value that a run still has, and why the others are gone."""
 

@@ -12,7 +12,6 @@ from grpo_lab.config.sections import JudgeConfig
 from grpo_lab.errors import ConfigError, GrpoLabError, RewardError
 from grpo_lab.tasks import judge_pool
 from grpo_lab.tasks.conversations import Prompt, text_of
-from grpo_lab.tasks.http_judge import HttpJudge
 from grpo_lab.tasks.reward_calls import (
     Arguments,
     Log,
@@ -100,7 +99,7 @@ INSTANT: dict[str, Reward] = {
     "honest_answer": honest_answer,
 }
 """Reward functions that answer at once; they are called directly even where there is a pool."""
-REWARDS: dict[str, Reward] = {**INSTANT, "counting_judge": CountingJudge, "http_judge": HttpJudge}
+REWARDS: dict[str, Reward] = {**INSTANT, "counting_judge": CountingJudge}
 
 
 def load(name: str, settings: JudgeConfig | None = None) -> Reward:
