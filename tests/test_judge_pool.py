@@ -371,18 +371,12 @@ def test_the_fault_gives_unscored_completions_the_reward_0():
         ("judge.timeout_s=0", r"judge.timeout_s = 0.0: must be above 0"),
         ("judge.max_failed=1.5", r"judge.max_failed = 1.5: must be at least 0 and at most 1"),
         ("judge.worker=3", "'worker'; did you mean 'workers'"),
-        ("judge.prompt=Rate it.", "judge.prompt = 'Rate it.': holds no {completion}"),
+        ("judge.url=http://localhost:8000/v1", "judge.url = 'http://localhost:8000/v1' .* docs/examples/http_judge.py"),
     ],
 )
 def test_a_mistake_in_the_settings_is_named(override, message):
     with pytest.raises(ConfigError, match=message):
         gl.Config().with_(override)
-
-
-def test_a_key_in_place_of_its_variable_is_refused_and_not_shown():
-    with pytest.raises(ConfigError, match="give its name, not the key") as caught:
-        gl.Config().with_("judge.api_key_env=sk-12345")
-    assert "12345" not in str(caught.value)
 
 
 def test_the_section_may_be_an_inline_table(tmp_path):

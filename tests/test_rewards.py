@@ -9,7 +9,8 @@ import torch
 
 from grpo_lab.errors import RewardError
 from grpo_lab.tasks import rewards
-from grpo_lab.tasks.rewards import exact_match, score
+from grpo_lab.tasks.rewards import exact_match
+from grpo_lab.tasks.tasks import Problem
 
 
 def constant(*values):
@@ -22,7 +23,8 @@ def constant(*values):
 
 
 def scored(*functions, completions=("2", "4"), answer=("2", "3")):
-    return score(functions, ["?"] * len(completions), list(completions), {"answer": list(answer)})
+    found = rewards.judge(functions, [Problem("?", {"answer": text}) for text in answer], completions)
+    return found.values, found.scorable
 
 
 def test_exact_match():
@@ -60,12 +62,6 @@ def test_none_is_not_a_zero():
     values, scorable = scored(constant(None, None), constant(0.5, None))
     assert values.tolist() == [0.5, 0.0]
     assert scorable.tolist() == [True, False]
-
-
-def test_nothing_to_score():
-    values, scorable = scored(exact_match, completions=(), answer=())
-    assert values.shape == scorable.shape == (0,)
-    assert scored()[1].tolist() == [False, False]
 
 
 def test_nan_and_infinity_are_data():
@@ -110,12 +106,7 @@ def test_a_function_that_raises_is_named_and_chained():
 
 def test_a_missing_column_is_named():
     with pytest.raises(RewardError, match=r"exact_match raised TypeError: .*'answer'"):
-        score([exact_match], ["?"], ["2"], {})
-
-
-def test_prompts_and_completions_must_match():
-    with pytest.raises(RewardError, match="1 prompts but 2 completions"):
-        score([], ["?"], ["2", "3"], {})
+        rewards.judge([exact_match], [Problem("?", {})], ["2"])
 
 
 def test_a_function_from_a_file_is_read_anew(tmp_path):

@@ -116,7 +116,7 @@ WAYS = {
     "LoRA": (10, ("lora.r=4",)),
     "filters": (11, ("run.streams=2", "sampling.temperature=0.7", *(f"sampling.{each}" for each in FILTERS))),
     "micro-batches": (30, ("loss.num_iterations=2", "data.micro_batch_prompts=1", "run.exact_kl=true")),
-    "reward to go": (14, CREDIT),
+    "reward to go": (12, CREDIT),
     "shaping": (20, (*SHAPING, "loss.entropy_coef=0.01", "loss.top_entropy_quantile=0.5", "run.num_eval=8")),
     "plain pass": (10, ("model.prompt_pass=plain",)),
 }

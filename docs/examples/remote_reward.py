@@ -1,4 +1,4 @@
-"""An async reward function that asks a server, and a server to try it with, which fails at times.
+"""A reward function that asks a server, and a server to try it with, which fails at times.
 
     python remote_reward.py grpo-lab train …    # with the server, as long as the command runs
 
@@ -13,19 +13,22 @@ import subprocess
 import sys
 import threading
 import time
-
-import httpx
+import urllib.request
 
 ADDRESS = "JUDGE_ADDRESS"
 """The environment variable with the server's address."""
 LATE = 1.0
 
 
-async def remote(completions, **kwargs):
+def remote(completions, **kwargs):
     """The server's number for each completion. An exception is a failed call, which grpo_lab makes again."""
-    async with httpx.AsyncClient(base_url=os.environ[ADDRESS]) as client:
-        answers = [await client.post("/", json={"text": text}) for text in completions]
-    return [answer.raise_for_status().json()["reward"] for answer in answers]
+    return [asked(text) for text in completions]
+
+
+def asked(text):
+    """The server's number for one completion."""
+    with urllib.request.urlopen(os.environ[ADDRESS], json.dumps({"text": text}).encode(), timeout=10) as answer:
+        return json.load(answer)["reward"]
 
 
 class Judge(http.server.BaseHTTPRequestHandler):

@@ -180,7 +180,8 @@ FIXED_OF_OBJECTIVES = ("name", "tasks", "rewards", "num_prompts")
 
 
 NO_CRITIC = "PPO's critic kept the reward no steadier (docs/claims.md); loss.credit_assignment=reward_to_go needs none"
-REMOVED = {
+HTTP_JUDGE = "a judge over HTTP is a file to copy, docs/examples/http_judge.py, and its settings are in it"
+REMOVED: dict[str, tuple[Any, str]] = {
     "model.decode": ("eager", "captured graphs for decoding had never run on a GPU"),
     "run.fsdp": (False, "each process has whole weights, so the model must fit one GPU, as with LoRA"),
     "loss.critic": ("none", NO_CRITIC),
@@ -189,6 +190,15 @@ REMOVED = {
     "loss.cliprange_value": (0.2, NO_CRITIC),
     "loss.lam": (0.95, NO_CRITIC),
     "sft.packing": (False, "SFT pads its rows, which gives the same loss"),
+    "judge.url": ("", HTTP_JUDGE),
+    "judge.model": ("", HTTP_JUDGE),
+    "judge.prompt": (
+        "Rate the answer from 0 (wrong) to 10 (perfect). Reply with the number alone.\n\n"
+        "Question:\n{prompt}\n\nAnswer:\n{completion}",
+        HTTP_JUDGE,
+    ),
+    "judge.temperature": (None, HTTP_JUDGE),
+    "judge.api_key_env": ("", HTTP_JUDGE),
 }
 """Settings of earlier versions, each with the value that a run still has, and why the others are gone."""
 

@@ -193,7 +193,7 @@ class ObjectiveConfig(Settings):
 
 @dataclass(frozen=True)
 class JudgeConfig(Settings):
-    """How slow or remote reward functions are called, and the judge that is asked over HTTP."""
+    """How slow or remote reward functions are called."""
 
     workers: Annotated[int, AtLeast(0)] = 0
     """Calls of reward functions that run at once, one completion each; 0 calls a function with the whole list.
@@ -206,28 +206,6 @@ class JudgeConfig(Settings):
     """Seconds before the first retry, doubled before each further one; a server's Retry-After may make it longer."""
     max_failed: Annotated[float, AtLeast(0, 1)] = 0.5
     """Largest share of a step's calls that may fail; above it the step is refused."""
-    url: str = ""
-    """Of `http_judge`: where an OpenAI-compatible server is, as in http://localhost:8000/v1."""
-    model: str = ""
-    """Of `http_judge`: the model's name on that server."""
-    prompt: str = (
-        "Rate the answer from 0 (wrong) to 10 (perfect). Reply with the number alone.\n\n"
-        "Question:\n{prompt}\n\nAnswer:\n{completion}"
-    )
-    """Of `http_judge`: the message; {prompt}, {completion} and the columns of the task, as {answer}, are filled in."""
-    temperature: Annotated[float | None, AtLeast(0)] = None
-    """Of `http_judge`: sent with each request; none leaves it to the server."""
-    api_key_env: str = ""
-    """Of `http_judge`: the environment variable that holds the key. The key itself is never written anywhere."""
-
-    def __post_init__(self) -> None:
-        """Raise ConfigError for a template without the completion and for a key in place of a variable's name."""
-        super().__post_init__()
-        if "{completion}" not in self.prompt:
-            raise ConfigError(f"prompt = {self.prompt!r}: holds no {{completion}}; the judge would not see the answer")
-        if not re.fullmatch(r"[A-Za-z_]\w*|", self.api_key_env, re.ASCII):
-            # The message leaves the value out: it may be the key.
-            raise ConfigError("api_key_env is not the name of an environment variable: give its name, not the key")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ import concurrent.futures
 import functools
 import threading
 import time
-import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from inspect import isawaitable
@@ -102,11 +101,6 @@ def awaited(answers: Sequence[Any]) -> list[Any]:
 
     found = iter(_wait(asyncio.run_coroutine_threadsafe(gathered(), _loop())))
     return [next(found) if isawaitable(answer) else answer for answer in answers]
-
-
-def close_with(owner: object, close: Callable[[], Any]) -> None:
-    """Await `close()` in the loop of the calls once nothing refers to the owner any more."""
-    weakref.finalize(owner, lambda: asyncio.run_coroutine_threadsafe(close(), _loop())).atexit = False
 
 
 def _wait(future: concurrent.futures.Future[list[Any]]) -> list[Any]:

@@ -12,7 +12,6 @@ from grpo_lab.config.sections import JudgeConfig
 from grpo_lab.errors import ConfigError, GrpoLabError, RewardError
 from grpo_lab.tasks import judge_pool
 from grpo_lab.tasks.conversations import Prompt, text_of
-from grpo_lab.tasks.http_judge import HttpJudge
 from grpo_lab.tasks.reward_calls import (
     Arguments,
     Log,
@@ -100,7 +99,7 @@ INSTANT: dict[str, Reward] = {
     "honest_answer": honest_answer,
 }
 """Reward functions that answer at once; they are called directly even where there is a pool."""
-REWARDS: dict[str, Reward] = {**INSTANT, "counting_judge": CountingJudge, "http_judge": HttpJudge}
+REWARDS: dict[str, Reward] = {**INSTANT, "counting_judge": CountingJudge}
 
 
 def load(name: str, settings: JudgeConfig | None = None) -> Reward:
@@ -113,7 +112,7 @@ def load(name: str, settings: JudgeConfig | None = None) -> Reward:
 
     Raises RewardError for a name that does not exist, and for a file or a class that does not run.
     """
-    found = user_code.named("reward", name, REWARDS, RewardError)  # `score` checks its results
+    found = user_code.named("reward", name, REWARDS, RewardError)  # `_rewards` checks its results
     return _made(name, found, settings or JudgeConfig()) if inspect.isclass(found) else found
 
 
@@ -125,25 +124,6 @@ def _made(name: str, cls: Callable[..., Any], settings: JudgeConfig) -> Reward:
         raise
     except Exception as error:
         raise RewardError(f"reward {name}: {user_code.said(error, '')}; it is made with one argument") from error
-
-
-def score(
-    functions: Sequence[Reward],
-    prompts: Sequence[Prompt],
-    completions: Sequence[Prompt],
-    columns: dict[str, list[Any]],
-    weights: Sequence[float] = (),
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The weighted sum of the functions' rewards, (B,) float32, and whether any judged each completion, (B,) bool.
-
-    None means that a function does not judge a completion, and adds nothing. A completion that no function judges is
-    not scorable, and its 0.0 means nothing. NaN and inf pass: guards stop them. Raises RewardError for other results.
-
-    >>> score([exact_match, lambda completions, **_: [0.5, None]], ["1+1=", "1+2="], ["2", "4"], {"answer": ["2", "3"]})
-    (tensor([1.5000, 0.0000]), tensor([True, True]))
-    """
-    given = Arguments(prompts, completions, columns)
-    return _summed(_answers(functions, given), weights_of(weights, functions), len(completions))
 
 
 def weights_of(weights: Sequence[float], functions: Sequence[Reward]) -> Sequence[float]:
@@ -168,8 +148,6 @@ def _summed(rows: Sequence[Rows], weights: Sequence[float], size: int) -> tuple[
 def _answers(functions: Sequence[Reward], given: Arguments) -> list[Rows]:
     """The rewards of each function, called now. Raises RewardError for a function that raises or answers wrongly."""
     size = len(given.completions)
-    if len(given.prompts) != size:
-        raise RewardError(f"{len(given.prompts)} prompts but {size} completions; give one prompt a completion")
     answers = judge_pool.awaited([_called(function, given) for function in functions])
     return [_rewards(function, answer, size) for function, answer in zip(functions, answers, strict=True)]
 
@@ -235,7 +213,11 @@ class Judging:
         self._direct, self._pending = direct, pending
 
     def result(self) -> Judged:
-        """The weighted sum of all rewards. A completion with a failed call is not scorable, whatever others say."""
+        """The weighted sum of all rewards, of which None, for not judged, adds nothing.
+
+        A completion that no function judges is not scorable, nor is one with a failed call, whatever others say. NaN
+        and inf pass: guards stop them.
+        """
         calls = self._pending.result() if self._pending else None
         pooled = iter(calls.rewards if calls else ())
         rows = [self._direct[place] if place in self._direct else next(pooled) for place in range(len(self._functions))]
