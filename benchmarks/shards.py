@@ -15,10 +15,10 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks import shapes
+from benchmarks import memory, shapes
 from grpo_lab.analysis import markdown
 from grpo_lab.config.catalog import preset
-from grpo_lab.runs import environment, memory
+from grpo_lab.runs import environment
 from grpo_lab.runs.session import Session
 from grpo_lab.ui import console
 
@@ -38,7 +38,7 @@ def main(
     """Measure and write shards.{json,md}."""
     models = [name for name in MODELS if not only or name in only]
     found: dict[str, Any] = {}
-    before = memory.process_before_a_model(preset("stable").with_("run.device=cpu"))
+    before = memory.peak_so_far()
     with console.progress() as bars, TemporaryDirectory() as folder:
         task = bars.add_task("runs", total=len(models) * len(WAYS), note="")
         for name in models:
@@ -62,7 +62,7 @@ def run(folder: Path, model: str, settings: tuple[str, ...]) -> Session:
     return Session(preset("stable").with_(*fixed, *own, *settings), folder, child=True).run(check=True)
 
 
-def compared(before: float, whole: Session, parts: Session) -> dict[str, float]:
+def compared(before: int, whole: Session, parts: Session) -> dict[str, float]:
     """The numbers of both runs side by side; memory in MiB, `before` a model is loaded too."""
     differences = []
     for name in COMPARED:
@@ -74,7 +74,7 @@ def compared(before: float, whole: Session, parts: Session) -> dict[str, float]:
         "steps": len(whole.records),
         "largest relative difference": max(differences),
         **{f"memory, {name}": round(value) for name, value in memories.items()},
-        "memory of a process before a model": round(before),
+        "memory of a process before a model": before,
         "memory, parts / whole": round(memories["parts"] / memories["whole"], 3),
         "without the process itself": round((memories["parts"] - before) / (memories["whole"] - before), 3),
         "time, parts / whole": round(times[0] / times[1], 3),
