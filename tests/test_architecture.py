@@ -101,7 +101,7 @@ def test_a_planted_circle_and_a_planted_import_upwards_are_found(tmp_path):
 def test_the_package_only_gets_smaller():
     """A number that only falls; the target is in the design of the small house: 18,000."""
     lengths = [path.read_text(encoding="utf-8").count("\n") for path in PACKAGE.rglob("*.py")]
-    assert sum(lengths) <= 40_050
+    assert sum(lengths) <= 39_620
 
 
 def assigned(method: ast.FunctionDef) -> set[str]:
