@@ -115,7 +115,7 @@ def test_a_planted_circle_and_a_planted_import_upwards_are_found(tmp_path):
 def test_the_package_only_gets_smaller():
     """A number that only falls; the target is in the design of the small house: 18,000."""
     lengths = [path.read_text(encoding="utf-8").count("\n") for path in PACKAGE.rglob("*.py")]
-    assert sum(lengths) <= 40_050
+    assert sum(lengths) <= 39_620
 
 
 def assigned(method: ast.FunctionDef) -> set[str]:
@@ -184,7 +184,7 @@ def test_imports_without_the_development_dependencies():
 @pytest.mark.parametrize("name", ["advantages", "kl", "logprobs", "losses", "interventions"])
 def test_short_public_paths_go_on_working(name):
     """They give the very objects of the room, and loading one loads no other."""
-    room = "training" if name == "interventions" else "algorithm"
+    room = {"interventions": "training", "logprobs": "core"}.get(name, "algorithm")
     public, real = (importlib.import_module(f"grpo_lab.{path}") for path in (name, f"{room}.{name}"))
     names = [key for key in vars(real) if not key.startswith("_")]
     assert names and all(getattr(public, key) is getattr(real, key) for key in names)

@@ -22,7 +22,6 @@ from grpo_lab.analysis.dual_report import (
     claims,
     configs_for,
     measure,
-    memory_claims,
     report,
 )
 from grpo_lab.config.catalog import preset, scenario_names
@@ -58,8 +57,8 @@ def without(run, *names):
 
 
 def verdicts(**runs):
-    """The verdicts of all claims but those about memory, in their order, with these runs changed."""
-    return [claim.verdict for claim in claims({**dict.fromkeys(RUNS, GOOD), **runs}, ())]
+    """The verdicts of all claims in their order, with these runs changed."""
+    return [claim.verdict for claim in claims({**dict.fromkeys(RUNS, GOOD), **runs})]
 
 
 ORDER = ["zeroed", "inside", "lost", "added", "k3", "hinge", "exact", "apart", "worse", "unbound", "undefined", "judge"]
@@ -152,27 +151,19 @@ def test_the_runs_of_the_judge_train_an_objective_of_weight_0():
     assert [each.weight for each in configs["judge-4"].objectives] == [1.0], "H is off there"
 
 
-@pytest.mark.slow  # two seconds
-def test_memory_is_predicted_for_the_three_changes():
-    found = memory_claims(configs_for(TINY)["dual"])
-    sizes = [float(text.split(" MiB")[0].replace(",", "")) for one in found for text in one[2:4]]
-    assert [one.fix for one in found] == ["6", "6", "6"] and all(size > 0 for size in sizes)
-    assert all(before > after for before, after in zip(sizes[::2], sizes[1::2], strict=True))
-
-
 FIGURES = {"one": ("one.png", "norm [max]\n5")}
 
 
 def test_the_page_has_every_fix_with_its_runs_and_measurements():
     runs = dict.fromkeys(RUNS, GOOD) | {"delta-undefined": changed(GOOD, end="NameError: `delta`")}
-    memory = [Claim("6", "half | the batch", "2 MiB", "1 MiB", "held")]
-    page = report(runs, claims(runs, memory), {"hinge": ["kl value"]}, FIGURES, "cmd", configs_for(TINY)["dual"])
+    tried = [*claims(runs), Claim("7", "half | the time", "2 s", "1 s", "held")]
+    page = report(runs, tried, {"hinge": ["kl value"]}, FIGURES, "cmd", configs_for(TINY)["dual"])
     headings = re.findall(r"^### (\w+)\. ", page, flags=re.MULTILINE)
     assert headings == ["1a", "1b", "2", "3", "4", "5", "6", "7"]
     assert all(f"**Run `{name}`**" in page for name in RUNS if name not in ("dual", "temperature"))
     assert "F: start, SFT, GRPO" in page and "| dual | 0.25>0.50>0.75 | -0.50>-0.25>0.25 |" in page
     assert "Bands: F 0.02 to 0.06, H 0.08 to 0.15." in page and "of the model tiny" in page
-    assert "fail: kl value." in page and "| 6 | half \\| the batch | 2 MiB | 1 MiB | held |" in page
+    assert "fail: kl value." in page and "| 7 | half \\| the time | 2 s | 1 s | held |" in page
     assert "`loss.kl_estimator=slips.py:without_delta`" in page and "NameError: \\`delta\\`" in page
     assert "![norm \\[max\\] 5](one.png)" in page and "{" not in page
     for rows in re.findall(r"(?:^\|.*\|\n)+", page, flags=re.MULTILINE):

@@ -1,4 +1,4 @@
-"""Memory: the parts of a prediction, a prediction against a measurement, halved settings, and --fit."""
+"""Memory: the bytes of each part, a measured step, settings to change, and a run that goes on when memory runs out."""
 
 import json
 import os
@@ -8,165 +8,309 @@ import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from benchmarks import memory_parts
+import grpo_lab as gl
 from grpo_lab.config import catalog
 from grpo_lab.config.schema import Config
-from grpo_lab.core.packing import pack
-from grpo_lab.errors import ConfigError
-from grpo_lab.models import loading
-from grpo_lab.runs import environment, fitting, memory
+from grpo_lab.core.hooks import Stage
+from grpo_lab.errors import RunError
+from grpo_lab.events import Crash, Ended, Resumed
+from grpo_lab.runs import environment, memory, resume
+from grpo_lab.runs.session import Session
+from grpo_lab.training import trainer
+from grpo_lab.training.learner import Learner
+from grpo_lab.training.updates import Updates
 
-TINY, WIDTH, LAYERS, VOCABULARY = 834_560, 128, 4, 258
-"""Parameters and shape of the tiny model."""
-WORK = ("run.device=cpu", "data.num_prompts=16", "data.num_generations=8", "sampling.max_completion_length=8")
+TINY = 834_560
+"""Parameters of the tiny model."""
+TENSORS = 52
+"""Tensors of weights of the tiny model."""
+SMOKE = catalog.preset("smoke").with_("run.threads=1")
+LIMITED = """
+import os, resource, signal
+from dataclasses import dataclass
+import torch
+from grpo_lab.training.interventions import Intervention, Outcome
+
+@dataclass(frozen=True)
+class Limited(Intervention):
+    stage = "logits"
+    rows: int = 0
+    kill: bool = False
+    room: int = 0
+
+    def __call__(self, value, step):
+        if self.rows and value.requires_grad and len(value) > self.rows:
+            if self.kill:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        if self.room and step.note == "sampling" and resource.getrlimit(resource.RLIMIT_AS)[0] < 0:
+            taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (taken + self.room, taken + self.room))
+        return Outcome(value)
+"""
+"""A fault: more completions in a pass than `rows` do not fit, or the system gives no more than `room` bytes."""
 
 
-def mib(size):
-    return pytest.approx(size / 2**20)
+@pytest.fixture
+def limited(tmp_path):
+    """The name of the fault as a config has it."""
+    (tmp_path / "limited.py").write_text(LIMITED)
+    return f"faults.{tmp_path / 'limited.py'}:Limited"
 
 
-def parts(*settings):
-    return memory.predict(Config().with_(*WORK, *settings), process=400.0).parts
+def parts(*settings, config=SMOKE):
+    return memory.parts(config.with_(*settings))
 
 
 def test_what_lasts_is_counted_in_copies_of_the_weights():
-    found = parts()
-    copies = {"weights": 1, "reference": 1, "moments": 2, "snapshot": 3}
-    for name, count in copies.items():
-        assert found[name] == (mib(4 * TINY * count),) * 3
-    assert found["process"] == (400.0,) * 3
+    moments = 2 * 4 * TINY + 4 * TENSORS  # and the number of updates of each tensor
+    assert parts() == {
+        "weights": 4 * TINY,
+        "gradients": 4 * TINY,
+        "moments": moments,
+        "reference": 4 * TINY,
+        "snapshot": 4 * TINY + moments,
+    }
 
 
 @pytest.mark.parametrize(
-    ("setting", "name", "copies"),
+    ("setting", "name", "expected"),
     [
         ("loss.beta=0", "reference", 0),
-        ("run.snapshot_every=10", "snapshot", 1),  # of ten steps: only the first, which has no moments
-        ("run.snapshot_every=9", "snapshot", 3),
-        ("model.precision=bf16_pure", "moments", 1),  # two, of half the size
+        ("run.snapshot_every=3", "snapshot", 4 * TINY),  # of three steps: only the first, which has no moments
+        ("run.snapshot_every=2", "snapshot", 3 * 4 * TINY + 4 * TENSORS),
+        ("model.precision=bf16_pure", "moments", 4 * TINY + 4 * TENSORS),
     ],
 )
-def test_settings_that_save_copies(setting, name, copies):
-    assert parts(setting).get(name, (0.0,))[0] == mib(4 * TINY * copies)
+def test_settings_that_save_copies(setting, name, expected):
+    assert parts(setting)[name] == expected
 
 
-def test_what_comes_and_goes_is_worked_out_by_hand():
-    found, elements = parts(), 128 * 8 * VOCABULARY
-    head = 4 * VOCABULARY * WIDTH  # its gradient comes first, and once more for the embedding, which it is too
-    assert found["gradients"] == (0, mib(head), mib(4 * TINY + head))
-    # Keys and values of 4 layers, 128 wide; prompts of 6 tokens before and after they get room for 8 more.
-    assert found["KV cache"] == (mib(2 * LAYERS * WIDTH * 4 * 128 * (6 + 6 + 8)), 0, 0)
-    # Logits and their gradient, and three tensors of work on them; four tensors for one token of each completion.
-    assert found["logits"] == (mib(16 * 128 * VOCABULARY), mib(8 * elements + 12 * elements), 0)
-    assert found["heap"][2] == pytest.approx(found["activations"][1] + found["KV cache"][0])
+def bytes_of(tensors):
+    return sum(tensor.nbytes for tensor in tensors)
 
 
-def test_gradients_of_earlier_micro_batches_wait_while_the_next_makes_its_loss():
-    whole, split = parts(), parts("data.micro_batch_prompts=4")
-    assert split["gradients"][1] - whole["gradients"][1] == mib(4 * TINY)
-    assert split["activations"][1] < whole["activations"][1] / 3.5
+DUAL = catalog.preset("dual").with_("run.threads=1", "run.num_steps=2", "run.stages=grpo", "run.num_eval=4")
 
 
-def test_logits_of_a_large_vocabulary_come_in_one_chunk_unless_something_wants_them_whole():
-    many = ("sampling.max_completion_length=512", "data.micro_batch_prompts=16")
-    chunk, piece = 4 * 2**24, 3 * 4 * 2**20
-    elements = 128 * 512 * VOCABULARY
-    assert elements > 2**24
-    assert parts(*many)["logits"][1] == mib(chunk + piece)
-    assert parts(*many, "faults.filter_logits=on")["logits"][1] == mib(3 * 4 * elements + piece)
+@pytest.mark.parametrize(
+    ("config", "settings"),
+    [
+        (SMOKE, ()),
+        (SMOKE, ("model.precision=bf16_pure", "loss.beta=0")),
+        (SMOKE, ("lora.r=4", "model.precision=bf16")),
+        (SMOKE, ("lora.r=4", "lora.reference=adapters_on", "run.snapshot_every=5")),
+        (DUAL, ("objectives.F.num_prompts=2", "objectives.H.num_prompts=2")),
+    ],
+)
+def test_the_parts_are_the_tensors_of_a_run(config, settings, monkeypatch):
+    config, made, gradients, set_aside = config.with_(*settings), [], [], Updates.set_aside
+
+    def look(updates):
+        gradients.append(bytes_of(p.grad for p in updates.parameters))
+        set_aside(updates)
+
+    monkeypatch.setattr(Updates, "set_aside", look)
+    monkeypatch.setattr(trainer, "Learner", lambda *given: made.append(Learner(*given)) or made[0])
+    list(gl.train(config))
+    (learner,), found = made, memory.parts(config)
+    moments = [value for state in learner.updates.optimizer.state.values() for value in state.values()]
+    assert found == {
+        "weights": bytes_of(learner.policy.parameters()),
+        "gradients": sum(gradients[-len(learner.objectives) :]),
+        "moments": bytes_of(moments),
+        "reference": bytes_of(getattr(learner.reference, "parameters", list)()),
+        "snapshot": bytes_of(learner.updates.snapshots.state_dict()["kept"].values()),
+    }
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16_pure"])
-def test_fake_tensors_keep_for_the_backward_as_much_as_real_ones(precision):
-    config = Config().with_(*WORK, f"model.precision={precision}", "data.num_prompts=2", "run.num_steps=1")
-    outlined = memory.outline(config)
-    (batch,) = memory.longest_batches(config, outlined.tokenizer)
-    model, _ = loading.load("tiny", precision)
-    weights, kept = {p.untyped_storage().data_ptr() for p in model.parameters()}, {}
-    autocast = {"bf16": torch.bfloat16}.get(precision)
-    packing = pack(batch, WIDTH)
-    with (
-        torch.autograd.graph.saved_tensors_hooks(
-            lambda tensor: kept.setdefault(tensor.untyped_storage().data_ptr(), tensor), lambda tensor: tensor
-        ),
-        torch.autocast("cpu", dtype=autocast, enabled=autocast is not None),
-    ):
-        mask = torch.ones(len(packing.tokens), 1, *[packing.tokens.shape[1]] * 2, dtype=torch.bool)
-        ids = (packing.tokens, packing.positions)
-        model.base_model(input_ids=ids[0], attention_mask=mask, position_ids=ids[1], use_cache=False)
-    real = sum(tensor.untyped_storage().nbytes() for key, tensor in kept.items() if key not in weights)
-    *fake, _, _, _ = outlined.activations(
-        batch, outlined.sequences(batch)
-    )  # the last three are the states before the tokens
-    assert sum(fake) == pytest.approx(real, rel=0.01)
+def rows(config, **more):
+    found = {"weights": 1, "gradients": 1, "moments": 2, **more}
+    return {name: change for name, change, _ in memory.change_first(config, found, rest=2)}
+
+
+def test_settings_of_the_larger_share_come_first():
+    work = Config().with_("data.num_prompts=16", "data.num_generations=8", "sampling.max_completion_length=8")
+    halved = {"data.micro_batch_prompts": "16 -> 8", "sampling.max_completion_length": "8 -> 4"}
+    halved["data.num_generations"] = "8 -> 4"
+    assert list(rows(work).items()) == [("lora.r", "0 -> 8"), *halved.items()]
+    assert list(rows(work, moments=0).items()) == [*halved.items(), ("lora.r", "0 -> 8")]
+    least = ("data.micro_batch_prompts=1", "data.num_generations=2", "sampling.max_completion_length=1", "lora.r=1")
+    assert rows(work.with_(*least)) == {}
+    assert rows(work.with_("lora.r=16"))["lora.r"] == "16 -> 8"
+
+
+def test_lengths_of_objectives_and_rows_of_sft_are_halved(tmp_path):
+    own = [{"name": "F", "num_prompts": 2}, {"name": "H", "num_prompts": 6, "sampling": {"max_completion_length": 40}}]
+    found = rows(Config().merged({"objectives": own}))
+    assert found["data.micro_batch_prompts"] == "6 -> 3"
+    assert found["objectives.H.sampling.max_completion_length"] == "40 -> 20"
+    found = rows(Config().with_("run.stages=sft", f"sft.data={tmp_path}", "sft.batch_size=10"))
+    assert found == {"data.micro_batch_prompts": "10 -> 5", "lora.r": "0 -> 8"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "expected"),
+    [
+        ("out-of-memory", "RuntimeError: can't allocate memory", True),
+        ("unknown", "the child was ended by SIGKILL", True),
+        ("unknown", "rank 1 was ended by SIGKILL", True),
+        ("unknown", "the child was ended by SIGSEGV", False),
+        ("cuda-assert", "AcceleratorError: CUDA error", False),
+    ],
+)
+def test_memory_runs_out_by_an_error_or_by_a_kill(kind, message, expected):
+    assert resume.out_of_memory(Ended("crashed", message, Crash(kind, "", "", ""))) is expected
+    assert not resume.out_of_memory(Ended("stopped", message))
+
+
+class Seen:
+    """A view that keeps the events, also those that a resume replaces."""
+
+    def __init__(self):
+        self.events = []
+
+    def show(self, event):
+        self.events.append(event)
+
+
+def test_a_run_goes_on_from_its_checkpoint_in_smaller_passes(tmp_path, fault):
+    def full(value, step):
+        if step.index == 2 and value.requires_grad and len(value) > 4:
+            raise MemoryError
+
+    config = SMOKE.with_(fault(Stage.LOGITS, full), "run.checkpoint_minutes=0")
+    session, view = Session(config, tmp_path / "run", child=False, fit=True), Seen()
+    session.views.append(view)
+    with pytest.warns(UserWarning, match="memory ran out: the run goes on with data.micro_batch_prompts=[21]") as told:
+        session.run()
+    found = [(event.step, event.reason) for event in view.events if isinstance(event, Resumed)]
+    assert session.status == "done" and len(told) == 2
+    assert found == [(2, f"data.micro_batch_prompts={n} after a crash: MemoryError") for n in (2, 1)]
+    assert Session.open(tmp_path / "run").config.data.micro_batch_prompts == 1
+
+
+def test_a_run_that_fits_with_no_micro_batch_ends(tmp_path, fault):
+    def full(value, step):
+        if value.requires_grad:
+            raise MemoryError
+
+    session = Session(SMOKE.with_(fault(Stage.LOGITS, full)), tmp_path / "run", child=False, fit=True)
+    with pytest.warns(UserWarning, match="memory ran out") as told:
+        session.run()
+    assert [str(warning.message)[-1] for warning in told] == ["2", "1"]
+    assert session.crash and session.crash.kind == "out-of-memory"
+    assert "doctor --memory" in session.crash.explanation
+
+
+def test_another_crash_is_none_of_its_cases(tmp_path, fault):
+    def broken(value, step):
+        raise ZeroDivisionError
+
+    session = Session(SMOKE.with_(fault(Stage.LOSS, broken)), tmp_path / "run", child=False, fit=True).run()
+    assert session.status == "crashed" and session.config.data.micro_batch_prompts == 0
 
 
 def command(*words):
-    env = {**os.environ, "COLUMNS": "80", "OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, "-m", "grpo_lab", *words], capture_output=True, text=True, env=env)
+    words = (sys.executable, "-m", "grpo_lab", *map(str, words))
+    return subprocess.run(words, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [("stable",), ("dual", "--set", "run.stages=sft")])
-def test_a_prediction_is_within_15_per_cent_of_a_measurement(words):
-    done = command("doctor", "--memory", *words, "--device", "cpu")
-    off = re.search(r"the prediction is ([+-][\d.]+)% off", done.stdout)
-    assert done.returncode == 0 and off, done.stderr
-    assert abs(float(off[1])) < 15
-
-
-def test_the_stage_that_takes_most_is_predicted_and_fitted(tmp_path):
-    shown = tmp_path / "shown.jsonl"
-    shown.write_text('{"prompt": "1+1=", "completion": "2"}\n{"prompt": "11111+22222=", "completion": "33333"}\n')
-    config = catalog.preset("smoke").with_("run.stages=sft,grpo", f"sft.data={shown}", "run.num_eval=8")
-    sft = memory.predict(config.with_("sft.batch_size=64"), process=400.0)
-    assert (sft.stage, sft.prompts, sft.completions) == ("sft", (64, 12), (64, 6)), "with the end token"
-    assert "reference" not in sft.parts
-    # SFT samples held-out problems alone: 8 prompts of 12 tokens before and after they get room for 6 more.
-    assert sft.parts["KV cache"] == (mib(2 * LAYERS * WIDTH * 4 * 8 * (12 + 12 + 6)), 0, 0)
-    few = config.with_("sft.batch_size=1")
-    grpo = memory.predict(few, process=400.0)
-    assert (grpo.stage, grpo.peak) == ("grpo", memory.predict(few.with_("run.stages=grpo"), process=400.0).peak)
-    assert grpo.peak < sft.peak
-    halved = fitting.halvings(config.with_("sft.batch_size=64"), sft)
-    assert {each.setting for each in halved} == {"sft.batch_size", "data.micro_batch_prompts"}
-    assert fitting.largest_micro_batch(config.with_("sft.batch_size=64"), 1e6, 400.0)[0].data.micro_batch_prompts == 64
+@pytest.mark.parametrize("how", ["kill=off", "kill=on"])
+def test_train_fit_halves_the_micro_batch_until_it_fits(tmp_path, limited, how):
+    """In a child, which raises or is killed; the run is then the one that had the small micro-batch from the start."""
+    full = ("--set", f"{limited}.rows=4", "--set", f"{limited}.{how}")
+    train = ("train", "--preset", "smoke", "--set", "run.threads=1", *full, "--out")
+    fitted = command(*train, tmp_path / "run", "--fit")
+    assert fitted.returncode == 0 and "data.micro_batch_prompts=1 after a crash: " in fitted.stdout
+    assert [line[-1] for line in fitted.stderr.splitlines() if "memory ran out" in line] == ["2", "1"]
+    assert command(*train, tmp_path / "small", "--set", "data.micro_batch_prompts=1").returncode == 0
+    one, other = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("run", "small"))
+    assert all(torch.equal(one[name], other[name]) for name in other)
 
 
 @pytest.mark.slow
-def test_doctor_predicts_for_a_run_and_advises(call, tmp_path, monkeypatch):
-    monkeypatch.setattr(environment, "process_mib", lambda: 400.0)
-    config = Config().with_(*WORK)
-    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
-    for name in (tmp_path, tmp_path / "config.json"):
+def test_train_fit_goes_on_where_the_system_gives_no_more_memory(tmp_path, limited):
+    work = ("data.num_prompts=64", "data.num_generations=8", "sampling.max_completion_length=24", "run.num_steps=2")
+    config = SMOKE.with_(*work, "data.micro_batch_prompts=64", f"{limited}.room={80 * 2**20}")
+    session = Session(config, tmp_path / "run", child=True, fit=True)
+    with pytest.warns(UserWarning, match="memory ran out"):
+        session.run(check=True)
+    (first, *_) = (event for event in session.events if isinstance(event, Resumed))
+    assert first.reason.startswith("data.micro_batch_prompts=32 after a crash: RuntimeError: ")
+    assert 1 <= session.config.data.micro_batch_prompts <= 32
+
+
+def test_fit_needs_a_run_that_can_begin_again(call, monkeypatch, tmp_path):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "here"}.items():
+        monkeypatch.setenv(name, value)
+    code, _, err = call("train", "--preset", "smoke", "--fit", "--out", tmp_path / "run")
+    assert code == 2 and "--fit" in err and "set data.micro_batch_prompts" in err and not (tmp_path / "run").exists()
+
+
+def shown(out):
+    """MiB by part, as `doctor --memory` shows them."""
+    found = re.findall(r"^(\S[a-z:, ]*?) +[\d,]+ +([\d,]+\.\d)$", out, flags=re.MULTILINE)
+    return {name: float(mib.replace(",", "")) for name, mib in found}
+
+
+@pytest.mark.slow
+def test_doctor_measures_what_smaller_micro_batches_save(call):
+    work = ("data.num_prompts=32", "data.num_generations=8", "sampling.max_completion_length=24")
+    found = []
+    for prompts in (32, 2):
+        settings = [word for each in (*work, f"data.micro_batch_prompts={prompts}") for word in ("--set", each)]
+        code, out, _ = call("doctor", "--memory", "smoke", *settings)
+        sizes = shown(out)
+        assert code == 0 and sizes["weights"] == pytest.approx(4 * TINY / memory.MIB, abs=0.1)
+        assert sum(sizes.values()) - sizes["sum"] == pytest.approx(sizes["sum"], abs=1.0)
+        found.append(sizes["rest: activations, logits, cache"])
+    assert found[0] > found[1] + 30 and found[1] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["kill=off", "kill=on"])
+def test_doctor_says_that_a_step_does_not_fit(call, limited, how):
+    code, out, _ = call("doctor", "--memory", "smoke", "--set", f"{limited}.rows=4", "--set", f"{limited}.{how}")
+    assert code == 0 and "were not measured: memory ran out: " in out
+    assert re.search(r"change first.*\ndata\.micro_batch_prompts +4 -> 2", out)
+
+
+@pytest.mark.slow
+def test_a_run_that_crashes_at_once_is_not_measured(tmp_path):
+    (tmp_path / "broken.py").write_text("def broken(completions, **columns):\n    raise SystemExit(3)\n")
+    config = SMOKE.with_(f"data.rewards={tmp_path / 'broken.py'}:broken,", "run.num_eval=0")
+    with pytest.raises(RunError, match="no step told its memory: SystemExit: 3"):
+        memory.measure(config, memory.parts(config))
+
+
+def test_doctor_shows_the_parts_of_a_config_or_run(call, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(SMOKE.to_dict()))
+    for name in (tmp_path, tmp_path / "config.json", "smoke"):
         code, out, err = call("doctor", "--memory", name, "--no-measure")
-        assert (code, err) == (0, "")
-        assert "128 completions of up to 8" in out and "activations" in out and "predicted: " in out
-        assert re.search(r"halve first.*\ndata\.num_prompts +16 -> 8", out)
-    _, out, _ = call("doctor", "--memory", "stable", "--no-measure", "--set", "data.num_prompts=4")
-    assert "32 completions" in out
+        assert (code, err) == (0, "") and "were not measured: --no-measure" in out
+        assert shown(out) == pytest.approx({**{k: v / memory.MIB for k, v in parts().items()}, "sum": 25.5}, abs=0.1)
+    _, out, _ = call("doctor", "--memory", "smoke", "--no-measure", "--set", "data.num_prompts=2")
+    assert re.search(r"change first.*\ndata\.micro_batch_prompts +2 -> 1 ", out)
 
 
-def test_the_table_of_models_shows_the_same_prediction(call, monkeypatch):
-    """It once left activations and logits out, and said half of what a run took."""
-    monkeypatch.setattr(environment, "process_mib", lambda: 400.0)
+def test_the_table_of_models_shows_what_a_default_run_keeps(call, monkeypatch):
     code, out, _ = call("doctor")
-    shown = re.search(r"tiny +[\d,]+ +([\d,]+) MiB", out)
-    assert code == 0 and shown
-    config = catalog.preset("stable").with_("model.name=tiny")
-    assert shown[1] == f"{memory.predict(config).peak:,.0f}"
-
-
-def test_a_model_that_does_not_fit_is_marked(call, monkeypatch):
-    monkeypatch.setattr(environment, "free_mib", lambda device: 100.0)
+    found = re.search(r"tiny +[\d,]+ +([\d,]+) MiB", out)
+    assert code == 0 and found
+    assert found[1] == f"{sum(parts(config=catalog.preset('stable')).values()) / memory.MIB:,.0f}"
+    monkeypatch.setattr(environment, "free_mib", lambda device: 10.0)
     assert "MiB (too much)" in call("doctor")[1]
 
 
-def test_doctor_does_not_measure_a_run_that_would_not_fit(call, monkeypatch):
-    monkeypatch.setattr(environment, "free_mib", lambda device: 100.0)
+def test_doctor_does_not_measure_a_run_whose_parts_do_not_fit(call, monkeypatch):
+    monkeypatch.setattr(environment, "free_mib", lambda device: 10.0)
     code, out, _ = call("doctor", "--memory", "smoke")
-    assert code == 0 and "free here: 100 MiB, too little" in out and "not measured: it would not fit" in out
+    assert code == 0 and "free here: 10 MiB" in out and "not measured: the parts alone are more than is free" in out
+    assert re.search(r"change first.*\nlora\.r +0 -> 8", out)
 
 
 @pytest.mark.parametrize(
@@ -185,63 +329,6 @@ def test_a_bad_config_is_one_line(call, tmp_path, monkeypatch, words, said):
     assert (code, out) == (2, "") and said in err and err.count("\n") == 1
 
 
-def test_halvings_come_in_the_order_of_what_they_save():
-    config = catalog.preset("smoke").with_("data.num_generations=2", "data.micro_batch_prompts=1")
-    now = memory.predict(config, process=400.0)
-    found = fitting.by_savings(fitting.halvings(config, now))
-    assert {each.setting for each in found} == {"data.num_prompts", "sampling.max_completion_length"}
-    assert [each.after.peak for each in found] == sorted(each.after.peak for each in found)
-    assert found[0].after.peak < now.peak
-
-
-def test_prompts_of_objectives_are_halved_and_fitted():
-    own = {
-        "objectives": [
-            {"name": "F", "num_prompts": 2},
-            {"name": "H", "num_prompts": 6, "sampling": {"max_completion_length": 4}},
-        ]
-    }
-    config = Config().with_(*WORK, "data.num_prompts=16").merged(own)
-    now = memory.predict(config, process=400.0)
-    found = {each.setting: each for each in fitting.halvings(config, now)}
-    assert "data.num_prompts" not in found and found["objectives.H.num_prompts"].new == 3
-    assert found["objectives.H.sampling.max_completion_length"].new == 2
-    best, _ = fitting.largest_micro_batch(config, 1e6, 400.0)
-    assert best.data.micro_batch_prompts == 6
-
-
-def test_fit_takes_the_largest_micro_batch_that_fits():
-    config = Config().with_(*WORK, "data.num_prompts=6")
-    needed = [memory.predict(config.with_(f"data.micro_batch_prompts={n}"), 400.0).peak for n in range(1, 7)]
-    for prompts in (1, 4, 6):
-        free = needed[prompts - 1] * fitting.SPARE
-        assert fitting.largest_micro_batch(config, free, 400.0)[0].data.micro_batch_prompts == prompts
-    with pytest.raises(ConfigError, match=r"one prompt with its 8 completions.* MiB .*, 300 are free; .*needs"):
-        fitting.largest_micro_batch(config, 300.0, 400.0)
-
-
-def test_train_fit_says_what_it_took_and_leaves_the_results(call, tmp_path, monkeypatch):
-    monkeypatch.setattr(environment, "process_mib", lambda: 400.0)
-    two = catalog.preset("smoke").with_("run.num_steps=1", "data.micro_batch_prompts=2")
-    process = memory.process_before_a_model(two)
-    room = memory.predict(two, process).peak * fitting.SPARE - process  # a run in this process has that part already
-    monkeypatch.setattr(environment, "free_mib", lambda device: room)
-    norms = []
-    for words, said in (((), ""), (("--fit",), "micro_batch_prompts=2 of 4 prompts")):
-        out = tmp_path / f"run{len(words)}"
-        code, text, err = call("train", "--preset", "smoke", "--set", "run.num_steps=1", "--json", "--out", out, *words)
-        assert code == 0 and said in err
-        norms.append(json.loads(text.splitlines()[1])["metrics"]["grad_norm"])
-    assert norms[1] == pytest.approx(norms[0], rel=1e-4)
-
-
-@pytest.mark.parametrize(("free", "said"), [(1.0, "not even a micro-batch of one prompt"), (None, "does not tell")])
-def test_train_fit_without_room_is_bad_usage(call, tmp_path, monkeypatch, free, said):
-    monkeypatch.setattr(environment, "free_mib", lambda device: free)
-    code, _, err = call("train", "--preset", "smoke", "--fit", "--out", tmp_path / "run")
-    assert code == 2 and said in err and not (tmp_path / "run").exists()
-
-
 def test_free_memory_heeds_the_limit_of_a_container(tmp_path, monkeypatch):
     (tmp_path / "max").write_text(f"{300 * 2**20}\n")
     (tmp_path / "current").write_text(f"{200 * 2**20}\n")
@@ -250,14 +337,3 @@ def test_free_memory_heeds_the_limit_of_a_container(tmp_path, monkeypatch):
     assert environment.free_mib("cpu") == 100.0
     (tmp_path / "max").write_text("max\n")
     assert (environment.free_mib("cpu") or 0) > 100.0
-
-
-def test_rows_of_a_group_are_compared_with_its_first():
-    names = ["tiny: 16 × 8 completions of 8 tokens", "full: batch of 4, 128 tokens", "full: 96 tokens"]
-    sizes = zip(names, (500.0, 4000.0, 3000.0), ([490, 500, 510], [4100, 4000, 4200], [3280]), strict=True)
-    rows = {name: {"predicted": predicted, "measured": measured} for name, predicted, measured in sizes}
-    lines = memory_parts.table(rows).splitlines()[-3:]
-    assert lines[0] == f"| {names[0]} | 500 | 500 | 4.0% | +0.0% |  |  |  |"
-    assert lines[1].endswith("| 4,000 | 4,100 | 4.9% | -2.4% |  |  |  |")
-    assert lines[2].endswith("| 3,000 | 3,280 |  | -8.5% | 25.0% | 20.0% | ~20 % |")
-    assert {name.partition(": ")[2] for name in memory_parts.ROWS} >= {*memory_parts.CLAIMS}

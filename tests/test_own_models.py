@@ -136,12 +136,13 @@ def test_tokens_that_transformers_adds_to_a_family_are_left_out(folders):
     assert len(loading.load(str(folders / "qwen2"))[1]) == 259
 
 
-@pytest.mark.parametrize("preset", ["stable"])
 @pytest.mark.parametrize("kind", ["qwen2", "llama"])
-def test_memory_is_predicted_for_a_folder(folders, kind, preset):
-    from grpo_lab.runs.memory import predict
+def test_the_bytes_of_a_folders_weights_are_known_before_it_is_read(folders, kind):
+    from grpo_lab.runs.memory import parts
 
-    assert predict(gl.preset(preset).with_(f"model.name={folders / kind}", CHATS), 100.0).peak > 100
+    policy, _ = loading.load(str(folders / kind))
+    found = parts(gl.preset("stable").with_(f"model.name={folders / kind}", CHATS))
+    assert found["weights"] == sum(p.nbytes for p in policy.parameters()) > 0
 
 
 def run(*words, **more):

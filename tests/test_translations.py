@@ -77,7 +77,7 @@ def test_the_banner_of_a_crash_explains_it_in_chinese(chinese):
     banner = html.banner(fold([Started({}, 1, "cpu"), Ended("crashed", "", classify_crash(OUT_OF_MEMORY))]))
     assert "在 内存分配 中崩溃" in banner
     assert OUT_OF_MEMORY in banner, "the error itself stays as it was raised"
-    assert "Fewer prompts" not in banner and "an allocation" not in banner
+    assert "takes less memory" not in banner and "an allocation" not in banner
     assert messages.catalogue("zh", "translations")["crash.out-of-memory"] in banner
 
 

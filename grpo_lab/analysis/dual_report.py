@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,7 +13,6 @@ from grpo_lab.config.schema import Config
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Evaluated, Stepped
 from grpo_lab.paths import data_directory, data_tables
-from grpo_lab.runs.memory import predict
 from grpo_lab.runs.session import Session
 from grpo_lab.training.objectives import resolve
 
@@ -152,23 +151,9 @@ def measure(session: Session) -> DualRun:
     )
 
 
-def memory_claims(config: Config) -> list[Claim]:
-    """The report's ways to save memory, predicted for a config, without the process itself."""
-    objectives, process, found = resolve(config), predict(config).process, []
-    values = {"half": max(1, max(objective.num_prompts for objective in objectives) // 2)}
-    values |= {o.name: max(1, o.sampling.max_completion_length * 3 // 4) for o in objectives}
-    for change, off, on, reported in _TABLES["memory"]:
-        filled = ([each.format(**values) for each in changes] for changes in (off, on))
-        before, after = (predict(config.with_(*changes), process).peak - process for changes in filled)
-        texts = f"{before:,.1f} MiB", f"{after:,.1f} MiB, {1 - after / before:.0%} less"
-        claim = f"{change}: about {reported:.0%} less memory"
-        found.append(Claim("6", claim, *texts, _said(1 - after / before >= reported)))
-    return found
-
-
-def claims(runs: Mapping[str, DualRun], memory: Iterable[Claim]) -> list[Claim]:
+def claims(runs: Mapping[str, DualRun]) -> list[Claim]:
     """Every claim of the report that was tried, by the number of its fix."""
-    found = [*memory]
+    found: list[Claim] = []
     for fix in _TABLES["fixes"]:
         for claim, off, on, shown, rule in fix.get("claims", ()):
             texts = ["; ".join(SHOWN[name](runs[run]) for name in shown) for run in (off, on)]
@@ -177,7 +162,7 @@ def claims(runs: Mapping[str, DualRun], memory: Iterable[Claim]) -> list[Claim]:
             except LookupError:
                 verdict = "not measured"
             found.append(Claim(fix["number"], claim, texts[0], texts[1], verdict))
-    return sorted(found, key=lambda claim: claim.fix)
+    return found
 
 
 def _said(held: bool) -> str:

@@ -11,8 +11,6 @@ from grpo_lab.errors import ConfigError
 
 if TYPE_CHECKING:
     from grpo_lab.config.schema import Config
-    from grpo_lab.runs.fitting import Halving
-    from grpo_lab.runs.memory import Prediction
 
 
 @app.command(example="doctor --memory stable")
@@ -28,17 +26,17 @@ def doctor(
         str | None,
         typer.Option(
             metavar="CONFIG",
-            help="Predict the memory of a preset, a scenario, its .toml, or a run's folder or config.json.",
+            help="Show the memory of a preset, a scenario, its .toml, or a run's folder or config.json.",
         ),
     ] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="section.setting=value; may be repeated.")] = None,
     model: Model = None,
     device: Device = None,
     measure: Annotated[
-        bool, typer.Option(help="Compare the prediction with three steps in a child process, if they fit.")
+        bool, typer.Option(help="With --memory: measure activations, logits and cache in a child process.")
     ] = True,
 ) -> None:
-    """Show versions, device, memory, and the models that fit; or the memory of a config, and settings to halve.
+    """Show versions, device, memory, and the models that fit; or the memory of a config, and settings to change.
 
     With --verify, check a trainer; exit code 1 on a failed check.
     """
@@ -59,106 +57,61 @@ def doctor(
 
 
 def _show_memory(config: Config, measure: bool) -> None:
-    """Print the prediction by parts, the measurement, and the halvings."""
-    from grpo_lab.runs import environment
-    from grpo_lab.runs.fitting import HALVED, by_savings, halvings
-    from grpo_lab.runs.measured_memory import measure as measured
-    from grpo_lab.runs.memory import predict
+    """Print the bytes of each part, what a measured step takes beside them, and what to change first."""
+    from grpo_lab.errors import RunError
+    from grpo_lab.runs import environment, memory
     from grpo_lab.ui import console
 
     console.say_warnings()
-    with console.progress() as bars:
-        task = bars.add_task("predicting", total=1 + len(HALVED), note="")
-        now, found = predict(config), []
-        for halving in halvings(config, now):
-            found.append(halving)
-            bars.update(task, advance=1, note=halving.setting)
-    _say_prediction(config, now)
-    free = environment.free_mib(config.run.device)
-    fits = free is None or now.peak < free
-    console.say(f"free here: {free:,.0f} MiB" + ("" if fits else ", too little") if free else "free here: unknown")
-    if measure and fits:
-        with console.progress() as bars:
-            peak = measured(config, [console.ProgressView(bars, "measuring")], now.stage)
-        console.say(
-            f"measured: {peak:,.0f} MiB in three steps of {now.stage}; the prediction is {now.peak / peak - 1:+.1%} off"
-        )
-    elif measure:
-        console.say("not measured: it would not fit")
-    _say_halvings(by_savings(iter(found)), now)
-
-
-def _say_prediction(config: Config, now: Prediction) -> None:
-    from grpo_lab.runs.memory import TIMES
-    from grpo_lab.ui import console
-
     for note in console.notes(config):
         console.say(note)
-    (prompts, prompt_length), (completions, length) = now.prompts, now.completions
-    console.say(
-        f"model {config.model.name}, {now.parameters:,} parameters, {now.trained:,} trained, {config.model.precision}"
-    )
-    console.say(
-        f"a step: {prompts} prompts of up to {prompt_length} tokens, {completions} completions of up to {length}"
-    )
-    console.say(f"a forward-backward pass: {now.micro_batch} prompts with their completions")
-    rows = [[name, *(f"{size:9,.1f}" if size else "" for size in sizes)] for name, sizes in now.parts.items()]
-    rows.append(["sum", *(f"{size:9,.1f}" for size in now.sums)])
-    console.out.print(console.table([["MiB", *(f"{name:>9}" for name in TIMES)], *rows]))
-    console.say(f"predicted: {now.peak:,.0f} MiB, in stage {now.stage}, at the time of the {now.when}")
-
-
-def _say_halvings(found: list[Halving], now: Prediction) -> None:
-    from grpo_lab.ui import console
-
-    if not found:
-        return console.say("nothing is left to halve")
-    rows = [
-        [
-            each.setting,
-            f"{each.old} -> {each.new}",
-            f"{now.peak - each.after.peak:,.0f}",
-            f"{1 - each.after.peak / now.peak:.1%}",
-        ]
-        for each in found
-    ]
-    console.out.print(console.table([["halve first", "", "saves MiB", ""], *rows]))
-    console.say("smaller micro-batches give the same results; the other halvings change the work")
+    found, free = memory.parts(config), environment.free_mib(config.run.device)
+    sizes, problem, rest = dict(found), "", float("inf")
+    if free is not None and sum(found.values()) >= free * memory.MIB:
+        problem, rest = "the parts alone are more than is free", 0.0
+    elif not measure:
+        problem = "--no-measure"
+    else:
+        try:
+            with console.progress() as bars:
+                process, peak = memory.measure(config, found, [console.ProgressView(bars, "measuring")])
+        except RunError as error:
+            problem = str(error)
+        else:
+            rest = max(0, peak - process - sum(found.values()))
+            sizes |= {"python and torch": process, "rest: activations, logits, cache": rest}
+    sizes["sum"] = sum(sizes.values())
+    rows = [[name, f"{size:14,}", f"{size / memory.MIB:9,.1f}"] for name, size in sizes.items() if size]
+    console.out.print(console.table([[f"{config.model.name}, {config.model.precision}", "bytes", "MiB"], *rows]))
+    if problem:
+        console.say(f"activations, logits and cache were not measured: {problem}")
+    console.say("free here: unknown" if free is None else f"free here: {free:,.0f} MiB")
+    console.out.print(console.table([["change first", "", "for"], *memory.change_first(config, found, rest)]))
 
 
 def _show_machine() -> None:
-    """Print versions, device, memory, and the memory that a default run of each model takes at most."""
+    """Print versions, device, memory, and the memory that a default run of each model keeps from step to step."""
+    import psutil
+
+    from grpo_lab.config import catalog
     from grpo_lab.models import registry
-    from grpo_lab.runs import environment
+    from grpo_lab.runs import environment, memory
     from grpo_lab.ui import console
 
     found = environment.describe()
-    memory = environment.memory_bytes()
     console.out.print(f"python {found['python']} on {found['platform']}")
     for name, version in found["packages"].items():
         console.out.print(f"  {name} {version or 'not installed'}")
     console.out.print(f"device {found['device']}, {found['cpu_count']} CPU cores, {found['threads']} torch threads")
     console.out.print(f"attention {found['attention']}")
-    console.out.print(f"memory {memory / 2**30:.1f} GiB" if memory else "memory unknown")
-    needs = _default_runs([known.name for known in registry.MODELS.values() if known.present])
-    rows = [["model", "parameters", "a default run needs", "here"]]
+    console.out.print(f"memory {psutil.virtual_memory().total / 2**30:.1f} GiB")
+    stable = catalog.preset("stable")
+    free, rows = environment.free_mib(stable.run.device), [["model", "parameters", "a default run keeps", "here"]]
     for known in registry.MODELS.values():
-        here = "yes" if known.present else "no: " + known.origin
-        rows.append([known.name, f"{known.parameters:,}", needs.get(known.name, "known once it is here"), here])
+        kept, here = "once it is here", f"no: {known.origin}"
+        if known.present:
+            size = sum(memory.parts(stable.with_(f"model.name={known.name}")).values()) / memory.MIB
+            kept, here = f"{size:,.0f} MiB" + (" (too much)" if free is not None and size >= free else ""), "yes"
+        rows.append([known.name, f"{known.parameters:,}", kept, here])
     console.out.print(console.table(rows))
-    console.say("by parts, and for other settings: grpo-lab doctor --memory stable --model NAME")
-
-
-def _default_runs(names: list[str]) -> dict[str, str]:
-    """The predicted memory of the preset `stable` with each of these models, as it is shown."""
-    from grpo_lab.config import catalog
-    from grpo_lab.runs import environment
-    from grpo_lab.runs.memory import predict, process_before_a_model
-
-    configs = {name: catalog.preset("stable").with_(f"model.name={name}") for name in names}
-    shown, process = {}, None
-    for name, config in configs.items():
-        process = process_before_a_model(config) if process is None else process  # of this one, before it predicts
-        peak, free = predict(config, process).peak, environment.free_mib(config.run.device)
-        shown[name] = f"{peak:,.0f} MiB" + (" (too much)" if free is not None and peak >= free else "")
-    return shown
+    console.say("with activations: grpo-lab doctor --memory stable --model NAME")

@@ -116,7 +116,7 @@ def train(
         typer.Option(help="Processes that share each step's prompts, also with --resume; a launcher says it itself."),
     ] = None,
     fit: Annotated[
-        bool, typer.Option("--fit", help="Train with the largest data.micro_batch_prompts that fits in free memory.")
+        bool, typer.Option("--fit", help="Train in a child; halve data.micro_batch_prompts where memory runs out.")
     ] = False,
     resume: Annotated[
         Path | None, typer.Option(help="Go on with the run in this folder from its newest checkpoint, to the bit.")
@@ -149,7 +149,7 @@ def train(
         *(settings or []),
     )
     _check_used(found, tasks=data, rewards=reward)
-    _train(_fitted(found, child) if fit else found, out, as_json, child, live, save, print_config, track)
+    _train(found, out, as_json, child, live, save, print_config, track, fit)
 
 
 @app.command(example="sft --data shown.jsonl")
@@ -184,9 +184,11 @@ def _train(
     save: Save = Save.LAST,
     print_config: bool = False,
     track: str = "",
+    fit: bool = False,
 ) -> NoReturn:
     """Train by a config, or print it, and exit with the code of the result."""
     from grpo_lab.config import toml
+    from grpo_lab.runs.processes import started_by_torchrun
     from grpo_lab.runs.session import Session
     from grpo_lab.training.registry import validated
     from grpo_lab.ui import console
@@ -195,8 +197,12 @@ def _train(
         validated(config, own=True)
         print("".join(f"# {note}\n" for note in console.notes(config)) + toml.dumps(config), end="")
         sys.exit(0)
+    if fit and started_by_torchrun():
+        raise ConfigError("--fit begins a run again, and a launcher's processes cannot: set data.micro_batch_prompts")
     launched = take_part_unless_first(lambda: config)
-    run_and_exit(Session(config, out, child=child or launched, save_model=save is Save.LAST), as_json, live, track)
+    # The system may kill a process for lack of memory: with `fit` that is a child, and another one goes on.
+    session = Session(config, out, child=child or fit or launched, save_model=save is Save.LAST, fit=fit)
+    run_and_exit(session, as_json, live, track)
 
 
 def _check_used(config: Config, **options: object) -> None:
@@ -207,29 +213,6 @@ def _check_used(config: Config, **options: object) -> None:
             raise ConfigError(
                 f"{option}: every objective has {setting} of its own, so it would change nothing; use {one}"
             )
-
-
-def _fitted(config: Config, child: bool) -> Config:
-    """The config with the largest micro-batch that fits in the free memory, which is said on standard error.
-
-    Raises ConfigError where none fits, and where the system does not tell its free memory.
-    """
-    from grpo_lab.runs import environment, fitting, memory
-    from grpo_lab.ui import console
-
-    device = config.run.device
-    if (free := environment.free_mib(device)) is None:
-        raise ConfigError(f"--fit: this system does not tell the free memory of {device}; set data.micro_batch_prompts")
-    with console.progress() as bars:
-        bars.add_task("fitting the micro-batch", total=None, note="")
-        process = memory.process_before_a_model(config)
-        here = 0.0 if child else process  # a run in this process has that part already
-        found, needed = fitting.largest_micro_batch(config, free + here, process)
-    console.report(
-        f"--fit: data.micro_batch_prompts={found.data.micro_batch_prompts} of {needed.prompts[0]} prompts: "
-        f"{needed.peak:,.0f} MiB predicted, {free + here:,.0f} free, with those of this process"
-    )
-    return found
 
 
 def _config(

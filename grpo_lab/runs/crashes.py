@@ -17,8 +17,8 @@ class _Known(NamedTuple):
 
 _CRASHES = rows(_Known, data_tables("crashes"))
 """By kind; the first pattern that matches counts."""
-HANG = "hang"
-"""The kind of a run that its watchdog ended."""
+HANG, OUT_OF_MEMORY = "hang", "out-of-memory"
+"""The kinds of a run that its watchdog ended, and of one that did not fit."""
 
 
 def classify_crash(text: str) -> Crash:

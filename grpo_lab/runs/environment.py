@@ -3,21 +3,20 @@
 import importlib.metadata
 import os
 import platform
-import re
 import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from grpo_lab.models.loading import device_type
-from grpo_lab.training import step_metrics
 
 PACKAGES = ("grpo-lab", "torch", "transformers", "numpy", "pandas", "matplotlib", "safetensors")
 IMPORTS = 410 * 2**20
-"""Bytes that a process with all that a run imports takes before it has a model."""
+"""Bytes of a process that has imported all that a run needs, before it has a model."""
 CONTROL_GROUPS = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
@@ -60,20 +59,8 @@ def _version(name: str) -> str | None:
         return None
 
 
-def process_mib() -> float:
-    """MiB that this process has taken so far at most, as an example of a run's process before it has a model."""
-    return step_metrics.memory(torch.device("cpu")).get("run.memory", IMPORTS / 2**20)
-
-
-def memory_bytes() -> int | None:
-    """The memory of this machine, or None where the system does not report it."""
-    if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
-        return None
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def free_mib(device: str) -> float | None:
-    """MiB that a further process can take on this device, or None where the system does not say.
+    """MiB that a further process can take on this device, or None where a GPU does not say.
 
     On a CPU it is the memory available on the machine, or less where a container has a limit. A GPU is asked by a child
     process, so that this one gets no CUDA context; the context of the child is taken off.
@@ -83,13 +70,8 @@ def free_mib(device: str) -> float | None:
         asked = f"import torch; print(torch.cuda.mem_get_info({name!r})[0])"
         done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True)
         return int(done.stdout) / 2**20 if not done.returncode else None
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii")
-    except OSError:
-        return None
-    available = re.search(r"MemAvailable:\s+(\d+) kB", lines)
-    rooms = [int(available[1]) * 2**10] if available else []
+    rooms = [psutil.virtual_memory().available]
     for limit, usage in CONTROL_GROUPS:
         with suppress(OSError, ValueError):  # no such group, or no limit ("max")
             rooms.append(int(Path(limit).read_text()) - int(Path(usage).read_text()))
-    return min(rooms) / 2**20 if rooms else None
+    return min(rooms) / 2**20

@@ -21,7 +21,7 @@ from grpo_lab.runs.commands import Stopped, signals
 from grpo_lab.runs.crashes import HANG, classify_crash, context_lost
 from grpo_lab.runs.processes import trained
 from grpo_lab.runs.record import View
-from grpo_lab.runs.resume import Resume, after_a_crash
+from grpo_lab.runs.resume import Resume, after_a_crash, in_smaller_passes, out_of_memory
 from grpo_lab.runs.steering import Steered
 from grpo_lab.tasks.tasks import Tasks
 from grpo_lab.training.given import checked
@@ -44,6 +44,7 @@ class Session(Steered):
     `child=True` trains in a child process, so that a CUDA assert does not end this one; None, the default, does so on
     CUDA alone. A `Child` is used for this run and left ready for the next.
     `model`, `tasks` and `rewards` replace the configured ones; then the run is in this process.
+    `fit=True` halves `data.micro_batch_prompts` where memory runs out, and goes on from the newest checkpoint.
 
     Raises ConfigError for a bad setting and for a value of a wrong type; RunError for these objects with a child.
     """
@@ -58,14 +59,15 @@ class Session(Steered):
         rewards: Sequence[Callable[..., Any]] | None = None,
         child: bool | Child | None = None,
         save_model: bool = False,
+        fit: bool = False,
     ) -> None:
         validated(config)
         validated(config.changed_live(*config.run.recover))
         given = bool(model or tasks or rewards)
         if given and (child or config.run.processes > 1):
             raise RunError("another process loads model, tasks and rewards itself: name them in the config")
-        if model and config.run.max_restarts:
-            raise RunError("run.max_restarts: a restart loads the model again: name it in the config")
+        if model and (config.run.max_restarts or fit):
+            raise RunError("run.max_restarts or fit: a restart loads the model again: name it in the config")
         child = not given and loading.device_type(config.run.device) == "cuda" if child is None else child
         super().__init__(config, Path(directory) if directory else run_folder.default_folder(config), bool(child))
         self._any_free = not directory
@@ -74,7 +76,7 @@ class Session(Steered):
         self.restarts_left = config.run.max_restarts
         self.views: list[View] = []
         self._given = (model, tasks, rewards)
-        self._save_model = save_model
+        self._save_model, self._fit = save_model, fit
         self._lent_child = child if isinstance(child, Child) else None
         self.leave: Callable[[str], None] = lambda error: None  # called when the CUDA context is lost, before `Ended`
 
@@ -173,24 +175,30 @@ class Session(Steered):
     def _attempts(self) -> Iterator[Event]:
         """The events of the run and of its restarts, without the end of an attempt that is followed by another one."""
         while True:
-            crashed = None
+            again = None
             if self._resume:
                 run_folder.number_traceback(self.directory)
             for event in self._child_events() if self._in_child else self._events_here():
-                if (
-                    isinstance(event, Ended)
-                    and event.crash
-                    and self.restarts_left
-                    and not self._commands.stopping.is_set()
-                ):
-                    crashed = event
-                else:
+                if isinstance(event, Ended) and event.crash and not self._commands.stopping.is_set():
+                    again = self._after(event)
+                if again is None:
                     yield event
-            if crashed is None:
+            if again is None:
                 return
-            self.restarts_left -= 1
-            restarts = self.config.run.max_restarts - self.restarts_left
-            self._resume = after_a_crash(crashed.message, restarts, self.events)
+            self._resume = again
+
+    def _after(self, crashed: Ended) -> Resume | None:
+        """How the run goes on after a crash: in smaller passes where memory ran out, else by a restart; None: not."""
+        restarts = self.config.run.max_restarts - self.restarts_left
+        if self._fit and out_of_memory(crashed) and (smaller := in_smaller_passes(self.config)):
+            self.config, now = smaller, f"data.micro_batch_prompts={smaller.data.micro_batch_prompts}"
+            run_folder.go_on(self.directory, smaller)
+            warnings.warn(f"memory ran out: the run goes on with {now}", stacklevel=2)
+            return Resume(f"{now} after a crash: {crashed.message}", (), restarts)
+        if not self.restarts_left:
+            return None
+        self.restarts_left -= 1
+        return after_a_crash(crashed.message, restarts + 1, self.events)
 
     def _events_here(self) -> Iterator[Event]:
         """The events of training in this process; the last one says how it ended. Then the weights are saved."""

@@ -7,6 +7,7 @@ reference from the model that the run began with.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -64,7 +65,8 @@ def put_back(learner: Learner, state: Mapping[str, Any]) -> None:
 
     Raises RunError for weights of other names or shapes.
     """
-    learner.configure(resized(Config.from_dict(state["config"]), learner.config.run.processes))
+    config = replace(Config.from_dict(state["config"]), data=learner.config.data)  # passes may be smaller than before
+    learner.configure(resized(config, learner.config.run.processes))
     names, weights, moments = {name for name, _ in _trained(learner)}, state[WEIGHTS], state[MOMENTS]
     shapes = {name: p.shape for name, p in _trained(learner)}
     if names != set(weights) or any(weights[name].shape != shape for name, shape in shapes.items()):

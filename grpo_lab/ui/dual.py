@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from grpo_lab.analysis import dual_report
-from grpo_lab.analysis.dual_report import LONG, SHOWN, Claim, DualRun, configs_for, measure
+from grpo_lab.analysis.dual_report import LONG, SHOWN, DualRun, configs_for, measure
 from grpo_lab.analysis.verification import verify
-from grpo_lab.config.schema import Config
 from grpo_lab.runs.session import Session
 from grpo_lab.training.objectives import resolve
 from grpo_lab.ui import console, plots
@@ -32,8 +31,8 @@ def train_dual(directory: Path, overrides: Sequence[str]) -> Path:
     console.say_warnings()
     sessions = run_all(configs, directory)
     runs = {name: measure(session) for name, session in sessions.items()}
-    memory, failed = _checked(configs["dual"], directory)
-    tried = dual_report.claims(runs, memory)
+    failed = _checked(directory)
+    tried = dual_report.claims(runs)
     figures = _draw(directory, sessions, runs)
     command = shlex.join(("grpo-lab", "dual", *(word for override in overrides for word in ("--set", override))))
     page = directory / "report.md"
@@ -47,17 +46,15 @@ def train_dual(directory: Path, overrides: Sequence[str]) -> Path:
     return page
 
 
-def _checked(config: Config, directory: Path) -> tuple[list[Claim], dict[str, list[str]]]:
-    """The claims about memory, and of each long run the checks of `doctor --verify` that fail."""
+def _checked(directory: Path) -> dict[str, list[str]]:
+    """Of each long run the checks of `doctor --verify` that fail."""
     failed = {}
     with console.progress() as bars:
-        task = bars.add_task("memory and checks", total=1 + len(LONG), note="")
-        memory = dual_report.memory_claims(config)
+        task = bars.add_task("checks", total=len(LONG), note="")
         for name in LONG:
-            bars.update(task, advance=1, note=name)
             failed[name] = [line.name for line in verify(str(directory / name)) if line.ok is False]
-        bars.update(task, advance=1, note="")
-    return memory, failed
+            bars.update(task, advance=1, note=name)
+    return failed
 
 
 def _draw(directory: Path, sessions: Mapping[str, Session], runs: Mapping[str, DualRun]) -> dict[str, tuple[str, str]]:

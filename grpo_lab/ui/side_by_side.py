@@ -11,7 +11,7 @@ from grpo_lab.errors import RunError
 from grpo_lab.models.loading import locate
 from grpo_lab.runs import environment
 from grpo_lab.runs.child_pool import kept, warm_child
-from grpo_lab.runs.memory import MIB, predict
+from grpo_lab.runs.memory import MIB, parts
 from grpo_lab.runs.session import Session
 from grpo_lab.training.registry import validated
 from grpo_lab.ui import console
@@ -61,8 +61,11 @@ def run_all(configs: Mapping[str, Config], directory: Path) -> dict[str, Session
 
 
 def _jobs(configs: Iterable[Config]) -> int:
-    """The number of runs that cores and memory have room for; of each model one config is looked at."""
-    cores, memory = os.cpu_count() or 1, environment.memory_bytes()
+    """The number of runs that cores and free memory have room for; of each model one config is looked at.
+
+    Half of the memory is left to activations, logits and cache.
+    """
+    cores, free = os.cpu_count() or 1, environment.free_mib("cpu") or 0.0
     of_models = {config.model.name: config.with_("run.device=cpu") for config in configs}.values()
-    largest = max((predict(config).peak for config in of_models), default=0.0) if memory else 0.0
-    return max(1, min(cores, int((memory or 0) / MIB / largest))) if largest else cores
+    largest = max((sum(parts(config).values()) for config in of_models), default=0)
+    return max(1, min(cores, int(free * MIB / 2 / (environment.IMPORTS + largest))))
