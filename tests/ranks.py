@@ -14,12 +14,12 @@ import torch
 
 from grpo_lab.config.catalog import preset
 from grpo_lab.config.schema import Config
-from grpo_lab.core.batch import joined
 from grpo_lab.core.hooks import Stage, Verdict
 from grpo_lab.errors import GrpoLabError
 from grpo_lab.events import Ended, Evaluated, Stepped, encodable
 from grpo_lab.models import loading
 from grpo_lab.training import learner, rollouts
+from grpo_lab.training.batches import joined
 from grpo_lab.training.faults import FAULTS
 from grpo_lab.training.interventions import Intervention, Outcome
 from grpo_lab.training.replicas import Processes, new_store

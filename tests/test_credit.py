@@ -11,10 +11,11 @@ from torch import Tensor, tensor
 from grpo_lab.algorithm import credit
 from grpo_lab.algorithm.losses import highest
 from grpo_lab.config.schema import Config
-from grpo_lab.core.batch import Batch, joined
+from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Stage, Verdict
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Stepped
+from grpo_lab.training.batches import joined, of_groups
 from grpo_lab.training.interventions import Intervention, Outcome, Step
 from grpo_lab.training.learner import Learner
 from grpo_lab.training.trainer import train
@@ -96,7 +97,7 @@ def test_a_batch_of_several_draws():
         ended = tensor([True, False, True, True])
         return Batch(ids, torch.ones_like(ids), tensor([0, 0, 1, 1]), tokens, mask, floats, floats, ended=ended)
 
-    one, other = drawn(3, 2, 100).groups(tensor([1])), drawn(2, 4, 500)
+    one, other = of_groups(drawn(3, 2, 100), tensor([1])), drawn(2, 4, 500)
     whole = joined([one, other])
     assert one.group.tolist() == [0, 0] and one.prompt_ids.tolist() == [[102, 103]]
     assert one.completions.tolist() == [[106, 107, 108], [109, 110, 111]]

@@ -29,6 +29,7 @@ from grpo_lab.errors import GrpoLabError, RunError
 from grpo_lab.training import observers
 from grpo_lab.training.faults import FAULTS
 from grpo_lab.training.guards import GUARDS
+from grpo_lab.training.guards.loss import finite_rows
 from grpo_lab.training.interventions import Coefficients, Intervention, Outcome, Step
 from grpo_lab.training.learner import Learner
 from grpo_lab.training.recorder import Recorder
@@ -1052,7 +1053,7 @@ def test_sanitized_rewards_are_no_longer_scorable():
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 def test_a_broken_completion_leaves_whichever_of_its_numbers_broke(column, value):
     batch = make_batch(**{column: with_element(value, 2, 2)})
-    assert batch.finite_rows().tolist() == [True, True, False, True]
+    assert finite_rows(batch).tolist() == [True, True, False, True]
     found = GUARDS["drop_nonfinite_samples"]()(batch, make_step()).value
     assert found.completions[:, 0].tolist() == [0, 3, 9]
     assert len(found.advantages) == len(found.entropy) == len(found.ref_logprobs) == 3

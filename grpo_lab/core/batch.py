@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -55,14 +54,6 @@ class Batch:
         per_row = {field.name: getattr(self, field.name) for field in fields(self) if "prompt" not in field.name}
         return replace(self, **{name: tensor[index] for name, tensor in per_row.items() if tensor is not None})
 
-    def groups(self, index: Tensor) -> Batch:
-        """The batch with the prompts of this index (p,) and their completions only."""
-        places = torch.full((len(self.prompt_ids),), -1, device=self.group.device)
-        places[index] = torch.arange(len(index), device=index.device)
-        part = self.rows((places[self.group] >= 0).nonzero()[:, 0])
-        ids, mask = self.prompt_ids[index], self.prompt_mask[index]
-        return replace(part, prompt_ids=ids, prompt_mask=mask, group=places[part.group])
-
     def split(self, prompts: int) -> Iterator[Batch]:
         """Yield micro-batches of whole groups, this many prompts each; 0 for as many as AT_ONCE tokens allow."""
         tokens = self.prompt_ids.numel() + self.completions.numel()
@@ -78,37 +69,3 @@ class Batch:
             part, first = self.rows(index), number * prompts
             ids, mask = (tensor[first : first + prompts] for tensor in (self.prompt_ids, self.prompt_mask))
             yield replace(part, prompt_ids=ids, prompt_mask=mask, group=part.group - first)
-
-    def finite_rows(self) -> Tensor:
-        """(B,) bool: completions whose advantage and log-probabilities are finite wherever they are trained."""
-        finite = torch.ones(len(self.group), dtype=torch.bool, device=self.group.device)
-        for values in (self.old_logprobs, self.ref_logprobs, self.sampling_logprobs):
-            if values is not None:
-                finite &= (values.isfinite() | ~self.completion_mask).all(dim=1)
-        return finite if self.advantages is None else finite & self.advantages.view(len(finite), -1).isfinite().all(1)
-
-
-def joined(batches: Sequence[Batch]) -> Batch:
-    """One batch of all prompts and completions, padded to the longest with 0, which no mask shows."""
-    if len(batches) == 1:
-        return batches[0]
-    widths = {name: max(getattr(batch, name).shape[1] for batch in batches) for name in ("prompt_ids", "completions")}
-    prompts = [0, *itertools.accumulate(len(batch.prompt_ids) for batch in batches)]
-    whole: dict[str, Tensor | None] = {}
-    for field in fields(Batch):
-        tensors = [getattr(batch, field.name) for batch in batches]
-        if tensors[0] is None:
-            continue
-        if field.name == "group":
-            tensors = [tensor + begin for tensor, begin in zip(tensors, prompts, strict=False)]
-        elif tensors[0].dim() == 2:
-            left = "prompt" in field.name
-            width = widths["prompt_ids" if left else "completions"]
-            tensors = [_padded(tensor, width, left) for tensor in tensors]
-        whole[field.name] = torch.cat(tensors)
-    return Batch(**whole)  # pyright: ignore[reportArgumentType]
-
-
-def _padded(tensor: Tensor, width: int, left: bool) -> Tensor:
-    missing = width - tensor.shape[1]
-    return torch.nn.functional.pad(tensor, (missing, 0) if left else (0, missing))

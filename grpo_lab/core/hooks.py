@@ -21,38 +21,23 @@ T = TypeVar("T")
 
 
 class Stage(StrEnum):
-    """The stages of a step in order. At each, interventions receive one value:
-
-    | stage | value | when |
-    |---|---|---|
-    | COEFFICIENTS | `Coefficients`: learning rate, beta, epsilon, ... | once a step, first |
-    | SAMPLING | `SamplingConfig`: temperature, filters, penalties, length | once a step |
-    | PROBABILITIES | (b, V) next-token probabilities, before `torch.multinomial` | every sampled token |
-    | REWARDS | (P, G) | once a step |
-    | ADVANTAGES | (P, G) | once a step |
-    | LOGITS | (b, t, V); while sampling t = 1 | every pass: sampling, old, reference, current |
-    | BATCH | `Batch` of B completions; rows may leave here | once a step, after the passes without gradient |
-    | LOG_RATIO | (b, T) logprobs - old_logprobs, nats, before `exp` | every micro-batch |
-    | KL_DELTA | (b, T) ref_logprobs - logprobs, nats, before `exp` | every micro-batch with a reference |
-    | LOSS | () the micro-batch's part of the loss | every micro-batch |
-    | GRADIENTS | the policy, its gradients accumulated and unscaled | every update, before `optimizer.step()` |
-    | WEIGHTS | the policy | every update, after `optimizer.step()` |
+    """The stages of a step in order, each with the value that interventions receive there.
 
     P prompts, G completions of each, B = P G; b rows of a micro-batch, T tokens, V words of the vocabulary.
     """
 
-    COEFFICIENTS = "coefficients"
-    SAMPLING = "sampling"
-    PROBABILITIES = "probabilities"
-    REWARDS = "rewards"
-    ADVANTAGES = "advantages"
-    LOGITS = "logits"
-    BATCH = "batch"
-    LOG_RATIO = "log_ratio"
-    KL_DELTA = "kl_delta"
-    LOSS = "loss"
-    GRADIENTS = "gradients"
-    WEIGHTS = "weights"
+    COEFFICIENTS = "coefficients"  # `Coefficients`: learning rate, beta, epsilon, ...; once a step, first
+    SAMPLING = "sampling"  # temperature, filters, penalties, length; once a step
+    PROBABILITIES = "probabilities"  # (b, V) next-token probabilities, before torch.multinomial; every sampled token
+    REWARDS = "rewards"  # (P, G); once a step
+    ADVANTAGES = "advantages"  # (P, G); once a step
+    LOGITS = "logits"  # (b, t, V), t = 1 while sampling; every pass: sampling, old, reference, current
+    BATCH = "batch"  # `Batch` of B completions, whose rows may leave; once a step, before the updates
+    LOG_RATIO = "log_ratio"  # (b, T) logprobs - old_logprobs in nats, before exp; every micro-batch
+    KL_DELTA = "kl_delta"  # (b, T) ref_logprobs - logprobs in nats, before exp; every micro-batch with a reference
+    LOSS = "loss"  # () the micro-batch's part of the loss; every micro-batch
+    GRADIENTS = "gradients"  # the policy, its gradients accumulated and unscaled; every update, before its step
+    WEIGHTS = "weights"  # the policy; every update, after its step
 
 
 class Verdict(IntEnum):

@@ -73,10 +73,10 @@ def clipped_surrogate(
     ratio = log_ratio.exp()
     advantages = of_tokens(advantages).to(ratio.dtype)
     clipped = ratio.clamp(1 - epsilon, 1 + (epsilon if epsilon_high is None else epsilon_high))
-    objective = torch.min(ratio * advantages, clipped * advantages)
+    gain = torch.min(ratio * advantages, clipped * advantages)
     if delta is not None:
-        objective = torch.where(advantages < 0, torch.max(objective, delta * advantages), objective)
-    return -objective
+        gain = torch.where(advantages < 0, torch.max(gain, delta * advantages), gain)
+    return -gain
 
 
 def clip(log_ratio: Tensor, inputs: LossInputs) -> TokenLosses:

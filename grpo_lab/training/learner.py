@@ -14,7 +14,7 @@ from torch import Tensor
 from grpo_lab import seeds
 from grpo_lab.algorithm.combinations import Scores, scorable_by_any
 from grpo_lab.config.schema import Config, planned_steps
-from grpo_lab.core.batch import Batch, joined
+from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Stage, Verdict
 from grpo_lab.core.loss import LossInputs, LossOutput, token_weights
 from grpo_lab.errors import ConfigError
@@ -31,6 +31,7 @@ from grpo_lab.training import (
     step_metrics,
     torch_settings,
 )
+from grpo_lab.training.batches import joined
 from grpo_lab.training.forward import Forward
 from grpo_lab.training.interventions import Step, known
 from grpo_lab.training.objectives import Objective, Part, Rewards, load_tasks_and_rewards, resolve

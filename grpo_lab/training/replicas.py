@@ -17,6 +17,7 @@ from torch import Tensor
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Action, Refused
 from grpo_lab.errors import RunError
+from grpo_lab.training.batches import of_groups
 from grpo_lab.training.interventions import Step
 from grpo_lab.training.recorder import Notes
 from grpo_lab.training.world import Meeting, PeerFailed, Rows, World, moved
@@ -81,7 +82,7 @@ class Processes(World):
             self._dist.broadcast(tensor.detach(), src=0)
 
     def own(self, batch: Batch, micro_batch_prompts: int) -> Iterator[Batch]:
-        part = batch.groups(self.share(torch.arange(len(batch.prompt_ids), device=batch.group.device)))
+        part = of_groups(batch, self.share(torch.arange(len(batch.prompt_ids), device=batch.group.device)))
         if len(part.group):
             yield from part.split(micro_batch_prompts)
 

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.core import sample as core
-from grpo_lab.core.batch import Batch, joined
+from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Stage
 from grpo_lab.errors import ConfigError
 from grpo_lab.tasks.conversations import Prompt, tokenized
+from grpo_lab.training.batches import joined
 from grpo_lab.training.passes import check_attention
 from grpo_lab.training.sampling_filters import distribution
 

@@ -11,9 +11,10 @@ from torch import Tensor
 from grpo_lab import seeds
 from grpo_lab.algorithm.combinations import Scores
 from grpo_lab.algorithm.credit import soft_overlong
-from grpo_lab.core.batch import Batch, joined
+from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Stage, Verdict
 from grpo_lab.tasks.tasks import Problem, Tasks
+from grpo_lab.training.batches import joined, of_groups
 from grpo_lab.training.interventions import Step, known
 from grpo_lab.training.objectives import Objective, Part
 
@@ -64,7 +65,7 @@ def _chosen(part: Part, scores: list[Scores], most: int) -> Scored:
         part,
         problems=[part.problems[place] for place in kept],
         first_completions=[part.first_completions[place] for place in kept],
-        batch=part.batch.groups(index),
+        batch=of_groups(part.batch, index),
     )
     return chosen, [one._replace(rewards=one.rewards[index], scorable=one.scorable[index])]
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
+import torch
 from torch import Tensor
 
 from grpo_lab.config.fields import Between
@@ -65,7 +66,7 @@ class DropNonfiniteSamples(Intervention):
     stage = Stage.BATCH
 
     def __call__(self, value: Batch, step: Step) -> Outcome:
-        healthy = value.finite_rows()
+        healthy = finite_rows(value)
         dropped = len(healthy) - int(healthy.sum())
         if not dropped:
             return Outcome(value)
@@ -102,3 +103,12 @@ class ClampKL(_Clamp):
     stage = Stage.KL_DELTA
     limit: Annotated[float, Between(0)] = 10.0
     """Largest magnitude of the difference, in nats."""
+
+
+def finite_rows(batch: Batch) -> Tensor:
+    """(B,) bool: completions whose advantage and log-probabilities are finite wherever they are trained."""
+    finite = torch.ones(len(batch.group), dtype=torch.bool, device=batch.group.device)
+    for values in (batch.old_logprobs, batch.ref_logprobs, batch.sampling_logprobs):
+        if values is not None:
+            finite &= (values.isfinite() | ~batch.completion_mask).all(dim=1)
+    return finite if batch.advantages is None else finite & batch.advantages.view(len(finite), -1).isfinite().all(1)

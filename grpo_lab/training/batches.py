@@ -1,0 +1,47 @@
+"""Batches of which groups leave, and which are put together: for further draws, streams and processes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import fields, replace
+
+import torch
+from torch import Tensor
+
+from grpo_lab.core.batch import Batch
+
+
+def of_groups(batch: Batch, index: Tensor) -> Batch:
+    """The batch with the prompts of this index (p,) and their completions only."""
+    places = torch.full((len(batch.prompt_ids),), -1, device=batch.group.device)
+    places[index] = torch.arange(len(index), device=index.device)
+    part = batch.rows((places[batch.group] >= 0).nonzero()[:, 0])
+    ids, mask = batch.prompt_ids[index], batch.prompt_mask[index]
+    return replace(part, prompt_ids=ids, prompt_mask=mask, group=places[part.group])
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    """One batch of all prompts and completions, padded to the longest with 0, which no mask shows."""
+    if len(batches) == 1:
+        return batches[0]
+    widths = {name: max(getattr(batch, name).shape[1] for batch in batches) for name in ("prompt_ids", "completions")}
+    prompts = [0, *itertools.accumulate(len(batch.prompt_ids) for batch in batches)]
+    whole: dict[str, Tensor | None] = {}
+    for field in fields(Batch):
+        tensors = [getattr(batch, field.name) for batch in batches]
+        if tensors[0] is None:
+            continue
+        if field.name == "group":
+            tensors = [tensor + begin for tensor, begin in zip(tensors, prompts, strict=False)]
+        elif tensors[0].dim() == 2:
+            left = "prompt" in field.name
+            width = widths["prompt_ids" if left else "completions"]
+            tensors = [_padded(tensor, width, left) for tensor in tensors]
+        whole[field.name] = torch.cat(tensors)
+    return Batch(**whole)  # pyright: ignore[reportArgumentType]
+
+
+def _padded(tensor: Tensor, width: int, left: bool) -> Tensor:
+    missing = width - tensor.shape[1]
+    return torch.nn.functional.pad(tensor, (missing, 0) if left else (0, missing))
