@@ -30,8 +30,9 @@ from benchmarks.timing import (
 )
 from grpo_lab.config.schema import Config
 from grpo_lab.core.batch import Batch
+from grpo_lab.core.logprobs import Head
 from grpo_lab.models.registry import MODELS
-from grpo_lab.training.passes import PASSES, Head
+from grpo_lab.training.passes import PASSES
 
 LONG = {
     "long prompts": ("data.tasks=reviews", "data.num_prompts=4", "data.num_generations=4"),

@@ -96,7 +96,7 @@ def test_a_switch_in_a_table_names_both_ways_out(tmp_path, kind, value):
         ("learning_rate=1e-3", "optimizer.learning_rate or sft.learning_rate"),
         ("beta=0.1", "loss.beta"),
         ("num_steps=3", "run.num_steps or sft.num_steps"),
-        ("temperature=1", "sampling.temperature or judge.temperature"),
+        ("temperature=1", "sampling.temperature"),
         ("learning-rate=1", "optimizer.learning_rate or sft.learning_rate"),
         ("max_length=1", "sft.max_length"),
     ],
