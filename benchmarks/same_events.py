@@ -137,10 +137,13 @@ def checked_out(old: str, scratch: Path) -> Iterator[Path]:
 
 
 def cases(seeds: int, names: list[str] | None = None) -> Iterator[Case]:
-    """Every case with one of these names, or all."""
+    """Every case with one of these names, or all; a preset of a model that is not here is left out."""
     import grpo_lab as gl
+    from grpo_lab.models.registry import MODELS
 
-    kinds = {"preset": gl.preset_names(), "algorithm": gl.algorithm_names(), "way": WAYS}
+    absent = {name for name, model in MODELS.items() if not model.present}
+    presets = [name for name in gl.preset_names() if gl.preset(name).model.name not in absent]
+    kinds = {"preset": presets, "algorithm": gl.algorithm_names(), "way": WAYS}
     for seed in range(seeds):
         rows = [("scenario", name, guards) for name in gl.scenario_names() for guards in GUARDS]
         rows += [(kind, name, "alone") for kind, known in kinds.items() for name in known]

@@ -146,9 +146,9 @@ def test_overrides_name_it(own, override):
 def test_its_settings_are_checked(own):
     name = own(GUARD)
     with pytest.raises(ConfigError, match=r"Mine\.at = 0: must be at least 1"):
-        validated(SMOKE.with_(f"guards.{name}.at=0"), own=True)
+        validated(SMOKE.with_(f"guards.{name}.at=0"))
     with pytest.raises(ConfigError, match=r"unknown setting of .* 'att'; did you mean 'at'"):
-        validated(SMOKE.with_(f"guards.{name}.att=3"), own=True)
+        validated(SMOKE.with_(f"guards.{name}.att=3"))
 
 
 def test_its_memory_survives_a_change_of_the_running_model(own):
@@ -205,7 +205,7 @@ def test_two_files_of_one_name_are_two(tmp_path):
 )
 def test_a_guard_that_is_none_is_refused(own, source, name, message):
     with pytest.raises(ConfigError, match=message):
-        validated(SMOKE.with_guards({own(source, name): {}}), own=True)
+        validated(SMOKE.with_guards({own(source, name): {}}))
 
 
 def test_registered_names_are_still_helped_with():

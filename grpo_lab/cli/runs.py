@@ -194,7 +194,7 @@ def _train(
     from grpo_lab.ui import console
 
     if print_config:
-        validated(config, own=True)
+        validated(config)
         print("".join(f"# {note}\n" for note in console.notes(config)) + toml.dumps(config), end="")
         sys.exit(0)
     if fit and started_by_torchrun():

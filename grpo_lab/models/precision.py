@@ -10,11 +10,10 @@ from transformers.pytorch_utils import Conv1D
 
 @dataclass(frozen=True)
 class Precision:
-    """The number formats of weights, forward passes and loss; `scaler` is whether gradients need a loss scale."""
+    """The number formats of weights and forward passes; `scaler` is whether gradients need a loss scale."""
 
     weights: torch.dtype
     autocast: torch.dtype | None
-    loss: torch.dtype
     scaler: bool
 
     def exact(self, device: torch.device) -> bool:
@@ -26,11 +25,11 @@ class Precision:
 # "fp16" and "bf16" keep fp32 master weights, as mixed precision should; the "pure" ones overflow. They too compute
 # log-probabilities in fp32, as trainers do: weights and gradients overflow, not log-probabilities.
 PRECISIONS: dict[str, Precision] = {
-    "fp32": Precision(torch.float32, None, torch.float32, scaler=False),
-    "bf16": Precision(torch.float32, torch.bfloat16, torch.float32, scaler=False),
-    "fp16": Precision(torch.float32, torch.float16, torch.float32, scaler=True),
-    "fp16_pure": Precision(torch.float16, None, torch.float32, scaler=False),
-    "bf16_pure": Precision(torch.bfloat16, None, torch.float32, scaler=False),
+    "fp32": Precision(torch.float32, None, scaler=False),
+    "bf16": Precision(torch.float32, torch.bfloat16, scaler=False),
+    "fp16": Precision(torch.float32, torch.float16, scaler=True),
+    "fp16_pure": Precision(torch.float16, None, scaler=False),
+    "bf16_pure": Precision(torch.bfloat16, None, scaler=False),
 }
 
 

@@ -91,7 +91,7 @@ class Guards:
         self, *names: str, scaler: Any = None, events: str | Path | None = None, snapshot_every: int = 0
     ) -> None:
         self.config = _config_of(names).with_(f"run.snapshot_every={snapshot_every}", f"run.name={hosted_run.NAME}")
-        _, self._interventions = validated(self.config, own=True)
+        _, self._interventions = validated(self.config)
         self._scaler, self._recorder = scaler, Recorder()
         self.index = 0
         """The number of the step that is going on, or of the next one."""

@@ -42,7 +42,7 @@ def parts(config: Config) -> dict[str, int]:
     moments = sum(2 * p.nbytes + COUNT for p in trained)
     at_once = max(len(way.drawn(objectives, step)) for step in range(len(objectives))) if grpo else 1
     refers = grpo and needs_reference(config) and config.lora.reference == "adapters_off"
-    interventions = validated(config, own=True)[1].values()
+    interventions = validated(config)[1].values()
     may_roll_back = any(each.may_roll_back for row in interventions for _, each in row)
     every = snapshots.interval(config.run.snapshot_every, numbers, may_roll_back)
     later = every < max(planned_steps(config.to_dict()).values())  # the first one is taken before there are moments

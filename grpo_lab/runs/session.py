@@ -25,7 +25,7 @@ from grpo_lab.runs.resume import Resume, after_a_crash, in_smaller_passes, out_o
 from grpo_lab.runs.steering import Steered
 from grpo_lab.tasks.tasks import Tasks
 from grpo_lab.training.given import checked
-from grpo_lab.training.registry import validated
+from grpo_lab.training.registry import check, validated
 
 BY_THE_USER, AT_ONCE = "by the user", "by the user, at once"
 
@@ -61,8 +61,8 @@ class Session(Steered):
         save_model: bool = False,
         fit: bool = False,
     ) -> None:
-        validated(config)
-        validated(config.changed_live(*config.run.recover))
+        check(config)
+        check(config.changed_live(*config.run.recover))
         given = bool(model or tasks or rewards)
         if given and (child or config.run.processes > 1):
             raise RunError("another process loads model, tasks and rewards itself: name them in the config")
@@ -126,7 +126,7 @@ class Session(Steered):
         if session.status == "done" and (session.saved_model or not save_model):
             way_out = f"to train its weights further: --model {folder / run_folder.MODEL}"
             raise RunError(f"{folder} is done, after {len(session.records)} steps; {way_out}")
-        validated(config.changed_live(*recover), own=True)
+        validated(config.changed_live(*recover))
         session._unseen = len(session.events)
         return session
 

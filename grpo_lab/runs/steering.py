@@ -48,7 +48,7 @@ class Steered(Record):
         Raises ConfigError for a setting that is fixed during a run and for a bad value; the run goes on.
         """
         changed = self.config.changed_live(*overrides)
-        validated(changed, own=True)
+        validated(changed)
         if needs_reference(changed) and not needs_reference(self.config):
             raise ConfigError("this run has no reference model: it started with loss.beta = 0; start it with more")
         self.command("set", overrides)

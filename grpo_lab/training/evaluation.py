@@ -45,8 +45,8 @@ def _mean_reward(learner: Learner, objective: Objective, problems: Sequence[Prob
         with learner.forward.autocast():
             batch = rollouts.sample(learner.policy, learner.tokenizer, prompts, 1, sampling, generator)
         ids = rollouts.token_ids(batch)
-        given = (part, rollouts.texts(learner.tokenizer, ids), ids, learner.config, state)
-        judge = partial(judging.at_once, objective, learner.rewards[objective.name], *given)
-        values, scorable, *_ = learner.world.hear(judge)
+        texts, functions = rollouts.texts(learner.tokenizer, ids), learner.rewards[objective.name]
+        judge = partial(judging.begin, objective, functions, part, texts, ids, learner.config, state)
+        values, scorable, *_ = learner.world.hear(lambda judge=judge: judge().result())
         total, judged = total + float(values[scorable].sum()), judged + int(scorable.sum())
     return total / judged if judged else math.nan, judged

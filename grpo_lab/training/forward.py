@@ -40,8 +40,7 @@ class Forward:
     def logprobs(self, ctx: Step, batch: Batch, note: str = "current") -> Tensor:
         """Log-probabilities (b, T) of a micro-batch's completions under the policy as it is, in nats."""
         with self.autocast():
-            found = logprobs(self._policy, self.run, batch, ctx, note)
-        return found
+            return logprobs(self._policy, self.run, batch, ctx, note)
 
     def with_logits(self, ctx: Step, batch: Batch) -> tuple[Tensor, Tensor]:
         """`logprobs`, and all logits (b, T, V) with their gradient."""

@@ -1,7 +1,6 @@
 """The judging of a step's completions: its start, its samples, its metrics, and the limit of failed calls."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -34,11 +33,6 @@ def begin(
 ) -> Judging:
     """Begin to judge completions by one objective, with a problem and the tokens of each."""
     return rewards.begin(functions, problems, completions, config.judge, by.reward_weights, ids, now)
-
-
-def at_once(*given: Any) -> Judged:
-    """The rewards of what `begin` takes."""
-    return begin(*given).result()
 
 
 def show(ctx: Step, part: Part, judged: Judged, objectives: int) -> None:

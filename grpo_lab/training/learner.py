@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -56,7 +56,7 @@ class Learner:
     def __init__(
         self, config: Config, model: Model, rewards: Rewards = None, tasks: Tasks | None = None, world: World = ALONE
     ) -> None:
-        self.formulas, self.interventions = validated(config, own=True)
+        self.formulas, self.interventions = validated(config)
         self.config, self.world = config, world
         self.loss_fn = policy_loss.loss_function(config.loss, self.formulas)
         self.objectives, self.combination = resolve(config), combination(config)
@@ -66,9 +66,10 @@ class Learner:
         torch_settings.prepare(config.run, self.policy.device)
         world.place(self.policy)
         self.forward = Forward(config, self.policy, world)
-        known_models = (self.policy, self.tokenizer)
-        rollouts.check_terminators(*known_models)
-        self.demonstrations = demonstrations.load(config, *known_models) if "sft" in config.run.stages else None
+        self.pad = cast(int, self.tokenizer.pad_token_id)
+        rollouts.check_terminators(self.policy, self.tokenizer)
+        taught = "sft" in config.run.stages
+        self.demonstrations = demonstrations.load(config, self.policy, self.tokenizer) if taught else None
         self.reference: Any = None
         self._will_have_reference = needs_reference(config)
         self.recorder = Recorder()
@@ -115,7 +116,7 @@ class Learner:
 
     def configure(self, changed: Config) -> None:
         """Take over a config that differs from the run's in settings that may change while a model trains."""
-        chosen, interventions = validated(changed, own=True)
+        chosen, interventions = validated(changed)
         carry_over(self.interventions, interventions)
         self.config, self.formulas, self.interventions = changed, chosen, interventions
         self.loss_fn = policy_loss.loss_function(changed.loss, chosen)
@@ -155,22 +156,22 @@ class Learner:
         ctx.begin_objective(objective)
         ctx.sampling = objective.sampling
         ctx.sampling = sampling = ctx.apply(Stage.SAMPLING, objective.sampling)
-        drawn = (self.config.run.seed, index, objective.num_prompts, draw)
-        problems = shaping.problems(self.tasks[objective.name], *drawn)
+        tasks = self.tasks[objective.name]
+        problems = shaping.problems(tasks, self.config.run.seed, index, objective.num_prompts, draw)
         prompts = [problem.prompt for problem in self.world.share(problems)]
         purpose = objective.purpose("sampling") + (f"/{draw}" if draw else "")
         streams = rollouts.streams(purpose, self.config.run.streams or self.world.size)
         generators = [self.generator(index, stream) for stream in self.world.share(streams)]
-        given = (self.policy, self.tokenizer, prompts, size, sampling, generators, ctx.apply)
         with self.world.meeting(ctx) as meeting, self.forward.autocast():
-            meeting.say(rollouts.sample(*given))
+            meeting.say(rollouts.sample(self.policy, self.tokenizer, prompts, size, sampling, generators, ctx.apply))
         batch = joined(meeting.heard)
         repeated = [problem for problem in problems for _ in range(size)]
         completions = rollouts.texts(self.tokenizer, ids := rollouts.token_ids(batch))
-        state = judging.state(self.config, self.tasks[objective.name], len(problems), index - self.steps.start)
-        given = (repeated, completions, ids, self.config, state)
-        scoring = self.world.with_first(self.combination.scoring(objective, self.objectives))
-        begun = {by.name: judging.begin(by, self.rewards[by.name], *given) for by in scoring}
+        state = judging.state(self.config, tasks, len(problems), index - self.steps.start)
+        begun = {
+            by.name: judging.begin(by, self.rewards[by.name], repeated, completions, ids, self.config, state)
+            for by in self.world.with_first(self.combination.scoring(objective, self.objectives))
+        }
         number = objective.place + draw * len(self.objectives)
         return Part(objective, sampling, problems, batch, completions[::size], begun, number)
 
@@ -216,7 +217,7 @@ class Learner:
         """The part with what its rewards pay for the KL, for which its log-probabilities are computed now."""
         if self.config.loss.kl_place == "loss":
             return part
-        mask = self.formulas.completion_mask(part.batch, self.tokenizer.pad_token_id)
+        mask = self.formulas.completion_mask(part.batch, self.pad)
         batch = self.forward.before_updates(ctx, replace(part.batch, completion_mask=mask), self.reference)
         return replace(part, batch=shaping.with_penalties(ctx, batch, part.objective))
 
@@ -225,7 +226,7 @@ class Learner:
 
         Raises Refused where no completion was scored, and where none of those that were has a token to train.
         """
-        mask = self.formulas.completion_mask(part.batch, self.tokenizer.pad_token_id)
+        mask = self.formulas.completion_mask(part.batch, self.pad)
         rows = shaping.scored(ctx, mask, judging.unscored(ctx, self.rewards[part.objective.name]))
         batch = replace(part.batch, advantages=advantages.flatten(), completion_mask=mask).rows(rows)
         if batch.old_logprobs is None:

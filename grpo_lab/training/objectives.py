@@ -130,19 +130,19 @@ def resolve(config: Config) -> tuple[Objective, ...]:
     """
     data, loss = config.data, config.loss
     if not config.objectives:
-        only = (
-            "",
-            0,
-            data.tasks,
-            data.rewards,
-            1.0,
-            data.num_prompts,
-            loss.beta,
-            None,
-            config.sampling,
-            data.reward_weights,
+        only = Objective(
+            name="",
+            place=0,
+            tasks=data.tasks,
+            rewards=data.rewards,
+            weight=1.0,
+            num_prompts=data.num_prompts,
+            beta=loss.beta,
+            band=None,
+            sampling=config.sampling,
+            reward_weights=data.reward_weights,
         )
-        return (Objective(*only),)
+        return (only,)
     _check_shaping(loss)
     found = []
     for place, given in enumerate(config.objectives):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
@@ -24,18 +25,16 @@ from grpo_lab.core.loss import (
 )
 from grpo_lab.training.registry import Formulas
 
-LossFunction = Callable[[LossInputs], LossOutput]
 USUAL = LossConfig()
 
 
-def loss_function(settings: LossConfig, formulas: Formulas) -> LossFunction:
+def loss_function(settings: LossConfig, formulas: Formulas) -> Callable[[LossInputs], LossOutput]:
     """`grpo_loss`, with each formula that is not the usual one in its place."""
-    places = {"log_ratio": "log_ratio", "kl_estimator": "kl_estimate"}
-    replaced = {
-        place: getattr(formulas, name)
-        for name, place in places.items()
-        if getattr(settings, name) != getattr(USUAL, name)
-    }
+    replaced: dict[str, Callable[..., Any]] = {}
+    if settings.log_ratio != USUAL.log_ratio:
+        replaced["log_ratio"] = formulas.log_ratio
+    if settings.kl_estimator != USUAL.kl_estimator:
+        replaced["kl_estimate"] = formulas.kl_estimator
     of_surrogate = ("surrogate", "importance_sampling_level", "importance_sampling_mode")
     if any(getattr(settings, name) != getattr(USUAL, name) for name in of_surrogate) or _has_forks(settings):
         replaced["surrogate"] = partial(surrogate, settings=settings, formulas=formulas)
@@ -48,13 +47,13 @@ def surrogate(log_ratio: Tensor, inputs: LossInputs, settings: LossConfig, formu
     assert batch.advantages is not None
     log_weights = formulas.importance_sampling_level(log_ratio, batch.completion_mask)
     ratio = log_weights.detach().exp()
-    temperatures = settings.sapo_temperature_pos, settings.sapo_temperature_neg
-    limits = Limits(use.epsilon, use.epsilon_high, use.delta, *temperatures)
+    gates = {"temperature_pos": settings.sapo_temperature_pos, "temperature_neg": settings.sapo_temperature_neg}
+    limits = Limits(use.epsilon, use.epsilon_high, use.delta, **gates)
     losses = formulas.surrogate(log_weights, inputs.logprobs, batch.advantages, limits)
     if batch.forks is not None:
         losses = losses.masked_fill(batch.forks == 0, 0.0)
-    bounds = settings.importance_sampling_clip_min, settings.importance_sampling_clip_max
-    losses = formulas.importance_sampling_mode(losses, batch, *bounds)
+    low, high = settings.importance_sampling_clip_min, settings.importance_sampling_clip_max
+    losses = formulas.importance_sampling_mode(losses, batch, low, high)
     clipping = CLIPPING.get(settings.surrogate)
     metrics = clipping(ratio.float(), batch.advantages, use, inputs.num_tokens) if clipping else {}
     return TokenLosses(losses, ratio, metrics)

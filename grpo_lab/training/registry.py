@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from grpo_lab.algorithm import formulas as right
+from grpo_lab.algorithm.surrogates import Limits
 from grpo_lab.config import algorithms, fields, user_code
 from grpo_lab.config.loss_section import LossConfig
 from grpo_lab.config.schema import Config
+from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Stage
 from grpo_lab.errors import ConfigError, unknown
 from grpo_lab.training.faults import FAULTS
@@ -32,46 +35,51 @@ DIFFERENTIATED = {"log_ratio", "importance_sampling_level", "surrogate", "import
 
 
 class Formulas(NamedTuple):
-    """The functions that a config selects, each by its setting; None for one of a file that was not imported."""
+    """The functions that a config selects, each by its setting of `loss`."""
 
-    log_ratio: Any
-    kl_estimator: Any
-    advantage_scale: Any
-    completion_mask: Any
-    accumulation: Any
-    credit_assignment: Any
-    importance_sampling_level: Any
-    surrogate: Any
-    importance_sampling_mode: Any
+    log_ratio: Callable[[Tensor, Batch], Tensor]
+    kl_estimator: Callable[[Tensor], Tensor]
+    advantage_scale: Callable[..., Tensor]
+    completion_mask: Callable[[Batch, int], Tensor]
+    accumulation: Callable[[Tensor, Optimizer], None]
+    credit_assignment: Callable[[Batch, float], Batch]
+    importance_sampling_level: Callable[[Tensor, Tensor], Tensor]
+    surrogate: Callable[[Tensor, Tensor, Tensor, Limits], Tensor]
+    importance_sampling_mode: Callable[[Tensor, Batch, float | None, float | None], Tensor]
 
 
-def validated(config: Config, own: bool = False) -> tuple[Formulas, Arrangement]:
-    """The config's formulas, and its interventions arranged by stage.
-
-    Imports the user's files only if `own=True`.
-    Raises ConfigError for a guard, fault, setting or formula that does not exist.
-    """
+def check(config: Config) -> None:
+    """Raise ConfigError for a guard, fault, setting or formula that does not exist; no file of the user is imported."""
     combination(config)
     resolve(config)
-    observers = [*OBSERVERS, *([MeasureExactKL] if config.run.exact_kl else [])]
-    return chosen_formulas(config, own), arrange(config, FAULTS, GUARDS, observers, own)
-
-
-def chosen_formulas(config: Config, own: bool = True) -> Formulas:
-    """The formulas of a config. Imports the user's files only if `own=True`.
-
-    Raises ConfigError for a formula that does not exist, with the nearest names.
-    """
-
-    def find(setting: str) -> Callable[..., Any] | None:
+    for setting, known in FORMULAS.items():
         name = getattr(config.loss, setting)
         if not user_code.is_own(name):
-            return user_code.named(f"loss.{setting}", name, FORMULAS[setting])
-        found = user_code.load(name) if own else None
-        return _with_gradient(f"loss.{setting} = {name!r}", found) if found and setting in learned_from else found
+            user_code.named(f"loss.{setting}", name, known)
+    arrange(config, FAULTS, GUARDS, own=False)
 
+
+def validated(config: Config) -> tuple[Formulas, Arrangement]:
+    """The config's formulas, and its interventions arranged by stage. Imports the user's files.
+
+    Raises ConfigError as `check` does, and as the files do.
+    """
+    check(config)
+    observers = [*OBSERVERS, *([MeasureExactKL] if config.run.exact_kl else [])]
+    return chosen_formulas(config), arrange(config, FAULTS, GUARDS, observers)
+
+
+def chosen_formulas(config: Config) -> Formulas:
+    """The formulas of a config. Raises ConfigError for one that does not exist, with the nearest names."""
     in_the_loss = config.loss.kl_place == "loss" and any(objective.beta > 0 for objective in resolve(config))
     learned_from = {*DIFFERENTIATED, *(["kl_estimator"] if in_the_loss else [])}
+
+    def find(setting: str) -> Callable[..., Any]:
+        name = getattr(config.loss, setting)
+        found = user_code.named(f"loss.{setting}", name, FORMULAS[setting])
+        differentiated = user_code.is_own(name) and setting in learned_from
+        return _with_gradient(f"loss.{setting} = {name!r}", found) if differentiated else found
+
     return Formulas(*map(find, Formulas._fields))
 
 

@@ -13,7 +13,7 @@ from grpo_lab.runs import environment
 from grpo_lab.runs.child_pool import kept, warm_child
 from grpo_lab.runs.memory import MIB, parts
 from grpo_lab.runs.session import Session
-from grpo_lab.training.registry import validated
+from grpo_lab.training.registry import check
 from grpo_lab.ui import console
 
 ONE_THREAD = ("run.threads=1",)
@@ -32,7 +32,7 @@ def run_all(configs: Mapping[str, Config], directory: Path) -> dict[str, Session
     Ctrl-C ends all runs. Raises ModelError for a model that is not here, and ConfigError as a session does.
     """
     for config in configs.values():
-        validated(config)
+        check(config)
     for model in {config.model.name for config in configs.values()}:
         locate(model)
     stopping, sessions = threading.Event(), dict[str, Session]()

@@ -16,7 +16,7 @@ from grpo_lab.messages import reworded, text
 from grpo_lab.models import loading
 from grpo_lab.runs import notebook_mode, recordings
 from grpo_lab.runs.session import Session
-from grpo_lab.training.registry import validated, without_effect
+from grpo_lab.training.registry import check, without_effect
 from grpo_lab.ui.widgets import exports, notebook_display
 from grpo_lab.ui.widgets.controls_view import ControlsView
 from grpo_lab.ui.widgets.displayed import Displayed
@@ -202,7 +202,7 @@ class Panel(Displayed):
         """
         with self._commanding:
             changed = self.config.with_(*overrides)
-            validated(changed)
+            check(changed)
             self.config = changed
             self.tell(" · ".join([self._runner.act_now(overrides), *map(reworded, without_effect(changed))]))
 

@@ -19,7 +19,7 @@ from grpo_lab.runs import checkpoints, child_pool, notebook_mode, run_folder
 from grpo_lab.runs.child import Child
 from grpo_lab.runs.record import View
 from grpo_lab.runs.session import Session
-from grpo_lab.training.registry import validated
+from grpo_lab.training.registry import check
 
 CHECKPOINT_MINUTES = 0.1
 
@@ -61,7 +61,7 @@ class Runner:
             directory = run_folder.new_folder(self.runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{config.run.name}")
             return Run(_with_checkpoints(notebook_mode.settled(config)), directory, child=child)
 
-        validated(config)
+        check(config)
         return self._begin(make, view, commands)
 
     def go_on(
