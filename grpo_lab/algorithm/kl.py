@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch  # noqa: F401, the doctests use it
 from torch import Tensor
 
 from grpo_lab.core.loss import k3

@@ -14,15 +14,7 @@ from grpo_lab.algorithm.surrogates import Limits
 from grpo_lab.config.loss_section import LossConfig
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Coefficients
-from grpo_lab.core.loss import (
-    LossInputs,
-    LossOutput,
-    TokenLosses,
-    clipped_shares,
-    grpo_loss,
-    of_tokens,
-    weighted_sum,
-)
+from grpo_lab.core.loss import LossInputs, LossOutput, TokenLosses, clipped_shares, grpo_loss, of_tokens, weighted_sum
 from grpo_lab.training.registry import Formulas
 
 USUAL = LossConfig()
