@@ -56,6 +56,7 @@ class Lost(Intervention):
 """
 RAISE = f"raise torch.AcceleratorError({TRIGGERED!r})"
 WHOLE = """torch.cuda.is_initialized, torch.cuda.synchronize = (lambda: True), (lambda: None)
+        torch.cuda.current_device = lambda: 0
         print(os.environ["CUBLAS_WORKSPACE_CONFIG"])
         raise MemoryError"""
 

@@ -36,7 +36,7 @@ def test_a_bug_that_no_test_notices_survives(monkeypatch, tmp_path, capsys):
     for name in [name for name in os.environ if name.startswith("PYTEST_")]:
         monkeypatch.delenv(name)
     bug = BUGS["every-step-draws-alike"]._replace(tests=["grpo_lab/seeds.py"])
-    harmless = bug._replace(name="harmless", new=f"{bug.old}  # the seed")
+    harmless = bug._replace(name="harmless", new=f"({bug.old})")
     monkeypatch.setattr(planted, "bugs", lambda: [bug, harmless])
     monkeypatch.setattr(planted, "PAGE", tmp_path / "planted.md")
     assert planted.main([]) == 1

@@ -35,6 +35,7 @@ HELD_OUT = 250
 IDLES = {"kl_place": "kl_estimator"}
 """Settings of algorithms by which another setting has no effect: a KL in the reward leaves none in the loss."""
 DECIDE = [
+    "core",
     "config",
     "tasks",
     "algorithm",
