@@ -28,12 +28,12 @@ from grpo_lab.core.loss import LossInputs, grpo_loss, token_weights
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Stepped
 from grpo_lab.training import trainer
-from grpo_lab.training.interventions import Coefficients, Step
+from grpo_lab.training.interventions import Coefficients
 from grpo_lab.training.objectives import resolve
 from grpo_lab.training.policy_loss import entropy_bonus, surrogate, with_forks
-from grpo_lab.training.recorder import Recorder
 from grpo_lab.training.registry import Formulas, chosen_formulas
 from grpo_lab.training.shaping import IN_THE_LOSS
+from tests.steps import step_of
 
 ROWS, WIDTH, LONGEST = 8, 6, 10
 
@@ -81,17 +81,7 @@ def ours(config: Config, given: Given, **wrong: Any) -> tuple[Tensor, Tensor]:
     ref = given.ref if loss.beta else None
     batch = with_forks(Batch(once, once, rows, ids, mask, *floats, given.old, ref, weights), loss)
     use = Coefficients(1e-3, loss.beta, loss.epsilon, loss.epsilon_high, 1e-8, wrong.pop("delta", None))
-    ctx = Step(
-        index=0,
-        seed=0,
-        config=config,
-        sampling=config.sampling,
-        policy=None,
-        recorder=Recorder(),
-        coefficients=use,
-        batch=batch,
-        num_tokens=mask.sum(),
-    )
+    ctx = step_of(config, coefficients=use, batch=batch, num_tokens=mask.sum())
     ctx.begin_objective(resolve(config)[0])
     formulas: Formulas = chosen_formulas(config)._replace(**wrong)
     chosen = logprobs if given.logits is None else logprobs.log_softmax(dim=-1)[..., 0]

@@ -32,9 +32,9 @@ from grpo_lab.training.guards import GUARDS
 from grpo_lab.training.guards.loss import finite_rows
 from grpo_lab.training.interventions import Coefficients, Intervention, Outcome, Step
 from grpo_lab.training.learner import Learner
-from grpo_lab.training.recorder import Recorder
 from grpo_lab.training.registry import arrange, carry_over
 from grpo_lab.training.snapshots import Snapshots
+from tests.steps import step_of
 
 INF, NAN = math.inf, math.nan
 COEFFICIENTS = Coefficients(3e-4, 0.02, 0.2, None, 1e-8)
@@ -60,8 +60,7 @@ def make_step(index: int = 5, model: Any = None, **known: Any) -> Step:
     rows = torch.zeros(len(advantages), dtype=torch.long)
     batch = replace(make_batch().rows(rows), advantages=advantages)
     defaults = {"config": Config(), "sampling": SamplingConfig(), "policy": model or policy(), "batch": batch}
-    given = {**defaults, **known}
-    return Step(index=index, seed=given["config"].run.seed, recorder=Recorder(), **given)
+    return step_of(index=index, **{**defaults, **known})
 
 
 def make_attempt(index: int = 5, interventions: Any = None, **known: Any) -> Step:

@@ -16,7 +16,7 @@ from grpo_lab.errors import ModelError
 from grpo_lab.models import loading
 from grpo_lab.training import passes
 from grpo_lab.training.interventions import Intervention, Outcome, Step
-from grpo_lab.training.recorder import Recorder
+from tests import steps
 
 VOCABULARY, WIDTH = 258, 128
 
@@ -60,16 +60,8 @@ def random_batch(seed: int) -> Batch:
 
 
 def step_of(model, *interventions) -> Step:
-    config = Config()
-    return Step(
-        index=0,
-        seed=0,
-        config=config,
-        sampling=config.sampling,
-        policy=model,
-        recorder=Recorder(),
-        interventions={Stage.LOGITS: list(interventions)} if interventions else {},
-    )
+    on = {Stage.LOGITS: list(interventions)} if interventions else {}
+    return steps.step_of(Config(), policy=model, interventions=on)
 
 
 def gradients(model, batch, name, *interventions):
