@@ -24,7 +24,7 @@ class LossConfig(Settings):
     """The policy that the current one is compared with: `old` (the one that sampled), a named wrong formula, or
     `file.py:name`: (logprobs, batch) -> log-ratio (b, T)."""
     importance_sampling_level: str = "token"
-    """What has a ratio: each `token`; the completion, exp of its mean log-ratio (`sequence`: GSPO) or of its sum
+    """Unit of the ratio: each `token`; the completion, exp of its mean log-ratio (`sequence`: GSPO) or of its sum
     (`sequence_sum`: RLOO); `sequence_token`, the value of `sequence` with the gradient of each token; or
     `file.py:name`: (log_ratio (b, T), mask (b, T)) -> log-weights (b, T)."""
     surrogate: str = "clip"

@@ -26,7 +26,7 @@
 # - *KL H = 0.000 means that H has no gradient.* H has rewards, advantages, a loss and a gradient. The update drops it.
 # - *If the weights move, every KL moves.* Only as far as the prompts have something in common.
 # - *A KL in its band on the mean is in its band.* A mean of 0.1 is also 0.01 and 0.19.
-# - *PCGrad ends a conflict.* It changes the direction of a step. What the rewards ask for stays as it was.
+# - *PCGrad ends a conflict.* It changes the direction of a step. The rewards ask for the same as before.
 
 # %%
 from pathlib import Path
