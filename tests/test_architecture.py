@@ -120,8 +120,8 @@ def lines_of(folder: Path) -> int:
 
 def test_the_package_only_gets_smaller():
     """Numbers that only fall; the design of the small house asks for 18,000 and, of the core, 900."""
-    assert lines_of(PACKAGE) <= 39_714
-    assert lines_of(PACKAGE / "core") <= 1_095
+    assert lines_of(PACKAGE) <= 39_710
+    assert lines_of(PACKAGE / "core") <= 1_091
 
 
 def test_the_core_knows_nothing_of_what_is_built_beside_it():

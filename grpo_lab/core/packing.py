@@ -40,15 +40,17 @@ def pack(batch: Batch, hidden_size: int) -> Packing:
     everything outside the mask. The host lays the rows out: it waits for the device once.
     """
     (size, width), (prompts, start), device = batch.completions.shape, batch.prompt_ids.shape, batch.group.device
-    last = (batch.completion_mask * torch.arange(1, width + 1, device=device)).amax(dim=1)  # trained token of a row
+    last = (batch.completion_mask * torch.arange(1, width + 1, device=device)).amax(
+        dim=1
+    )  # place of a completion's last trained token, from 1
     known = torch.cat([batch.prompt_mask.flatten(), batch.group, (last - 1).clamp(min=0)]).cpu()
     mask, group, used = known.split([prompts * start, size, size])
-    mask, steps, filled, first = mask.view(prompts, start), torch.arange(width), [0] * prompts, torch.zeros_like(used)
-    for place, (prompt, count) in enumerate(zip(group.tolist(), used.tolist(), strict=True)):
-        first[place] = filled[prompt]
+    mask, steps, filled, begins = mask.view(prompts, start), torch.arange(width), [0] * prompts, list[int]()
+    for prompt, count in zip(group.tolist(), used.tolist(), strict=True):
+        begins.append(filled[prompt])
         filled[prompt] += count
     (prompt_of, row), length = group.unique(return_inverse=True), start + max(filled)
-    alone = start + int(used.max())
+    first, alone = torch.tensor(begins), start + int(used.max())
     if size * alone * (6 * hidden_size + alone) < len(prompt_of) * length * (6 * hidden_size + length):
         prompt_of, row, length, first = group, torch.arange(size), alone, torch.zeros_like(used)
     inside = steps < used[:, None]

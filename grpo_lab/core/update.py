@@ -57,10 +57,6 @@ class Updates:
         for group in self.optimizer.param_groups:
             group["lr"], group["eps"] = ctx.coefficients.learning_rate, ctx.coefficients.adam_eps
 
-    def backward(self, loss: Tensor) -> None:
-        """Add the gradients of a loss () to those of the micro-batches before."""
-        self.scaler.scale(loss).backward()
-
     def make(self, ctx: Context) -> None:
         """Make an update by the gradients that are there. Raises Refused where a guard refuses it, or the step."""
         self.before(ctx)

@@ -12,7 +12,7 @@ from grpo_lab.training.faults.formulas import reference_with_adapters_on
 
 
 class Reference:
-    """The policy as it is now, and in every later `with` block: its trained tensors have their values of now there.
+    """The policy as it is now: inside every later `with` block it has the weights that it has now.
 
     It keeps a copy of trained tensors only. With new adapters, of which one matrix is 0, that is the model with its
     adapters off, to the bit; with adapters that were trained before, it is the model as those had made it.

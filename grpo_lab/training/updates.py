@@ -72,7 +72,7 @@ class Updates(update.Updates):
         self._set_aside = []
 
     def set_aside(self) -> None:
-        """Take one objective's gradients, of all ranks, out of the policy; those of the next begin with none."""
+        """Take one objective's gradients, of all ranks, out of the policy; those of the next one start at zero."""
         self._world.add_up(self.parameters)
         self._set_aside.append([p.grad for p in self.parameters])
         self.optimizer.zero_grad()

@@ -1,8 +1,8 @@
 """The processes that train one policy together: each has a share of a step's prompts.
 
-A rank is a micro-batch that is computed elsewhere. All ranks know the whole batch, so that advantages, token weights
-and guards of whole batches are those of one process, on each of them; the ranks share sampling, the passes without
-gradient and the backward passes, and add up their gradients. In `replicas` each process has the same weights.
+Each process, a rank, computes some of the micro-batches. All ranks know the whole batch, so that advantages, token
+weights and guards of whole batches are those of one process, on each of them; the ranks share sampling, the passes
+without gradient and the backward passes, and add up their gradients. In `replicas` each process has the same weights.
 """
 
 from __future__ import annotations
