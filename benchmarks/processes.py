@@ -23,7 +23,7 @@ from grpo_lab.config.catalog import preset
 from grpo_lab.config.schema import Config
 from grpo_lab.runs import environment
 from grpo_lab.runs.session import Session
-from grpo_lab.training.replicas import Processes
+from grpo_lab.training.distributed import Processes
 from grpo_lab.ui import console
 
 BATCH = ("data.num_prompts=64", "data.num_generations=16")

@@ -14,17 +14,16 @@ import torch
 
 from grpo_lab.config.catalog import preset
 from grpo_lab.config.schema import Config
+from grpo_lab.core import train as core
 from grpo_lab.core.hooks import Stage, Verdict
 from grpo_lab.errors import GrpoLabError
 from grpo_lab.events import Ended, Evaluated, Stepped, encodable
 from grpo_lab.models import loading
-from grpo_lab.training import learner, rollouts
-from grpo_lab.training.batches import joined
+from grpo_lab.training.distributed import PeerFailed, Processes, SharedTraining, new_store
 from grpo_lab.training.faults import FAULTS
 from grpo_lab.training.interventions import Intervention, Outcome
-from grpo_lab.training.replicas import Processes, new_store
-from grpo_lab.training.trainer import train
-from grpo_lab.training.world import ALONE, PeerFailed, World
+from grpo_lab.training.trainer import events
+from grpo_lab.training.training import Training
 
 TIMED = {"step_time", "run.memory"}
 RANKS = "run.streams=2", "data.micro_batch_prompts=2"
@@ -118,12 +117,13 @@ FOUR = {"four": smoke("run.streams=4", "data.micro_batch_prompts=1")}
 CASES = ALIKE | ONE_SIDED | DROPOUT | RAGGED | MUTANTS
 
 
-def run(config: Config, world: World = ALONE) -> dict:
+def run(config: Config, processes: Processes | None = None) -> dict:
     """The verdicts, metrics, actions and weights of a run, and the error that ended it."""
-    policy, tokenizer = loading.load(config.model.name, config.model.precision, "cpu")
+    model = policy, _ = loading.load(config.model.name, config.model.precision, "cpu")
     found: dict = {"steps": [], "links": [], "actions": [], "error": "", "end": ""}
     try:
-        for event in train(config, (policy, tokenizer), world=world):
+        training = SharedTraining(processes, config, model) if processes else Training(config, model)
+        for event in events(training):
             if isinstance(event, Stepped):
                 kept = {name: value for name, value in event.metrics.items() if name not in TIMED}
                 found["steps"].append({"verdict": event.verdict.name, **kept})
@@ -140,56 +140,42 @@ def run(config: Config, world: World = ALONE) -> dict:
     return encodable(found)
 
 
-def in_parts(*given):
-    """Sample the share of each random stream on its own, as several processes do."""
-    model, tokenizer, prompts, size, sampling, generators, *rest = given
-    if not isinstance(generators, list):
-        return SAMPLE(*given)  # for an evaluation
-    each = len(prompts) // len(generators)
-    shares = [(prompts[place * each : (place + 1) * each], [one]) for place, one in enumerate(generators)]
-    return joined([SAMPLE(model, tokenizer, share, size, sampling, one, *rest) for share, one in shares])
-
-
-SAMPLE = rollouts.sample
-
-
-def mutate(name: str, world: Processes) -> None:
+def mutate(name: str, processes: Processes) -> None:
     """Break the processes' common work in one known way."""
-    add_up, token_weights = world.add_up, learner.token_weights
+    add_up = processes.add_up
     if name == "mean instead of sum":
 
         def mean(parameters):
             add_up(parameters)
             for parameter in parameters:
                 if parameter.grad is not None:
-                    parameter.grad /= world.size
+                    parameter.grad /= processes.size
 
-        world.add_up = mean
+        processes.add_up = mean
     elif name == "own totals":
-        learner.token_weights = lambda *given: token_weights(*given) * world.size
+        core.token_weights = lambda *given: WEIGHTS(*given) * processes.size
     elif name == "own advantages":
-        learner.Learner.advantages = lambda self, *given: ADVANTAGES(self, *given) + self.world.rank  # type: ignore
+        core.Trainer.advantages = lambda self, *given: ADVANTAGES(self, *given) + processes.rank  # type: ignore
 
 
-ADVANTAGES = learner.Learner.advantages
+WEIGHTS, ADVANTAGES = core.token_weights, core.Trainer.advantages
 
 
 def main(port: str, rank: str, size: str, file: str, *names: str) -> None:
     """Make the runs, and write their results."""
     torch.set_num_threads(1)
     register_harms()
-    world = Processes(new_store(int(port)), int(rank), int(size), minutes=2.0)
+    processes = Processes(new_store(int(port)), int(rank), int(size), minutes=2.0)
     results = {}
     for name in names:
-        undo = learner.token_weights, learner.Learner.advantages
         if name in MUTANTS:
-            mutate(name, world)
+            mutate(name, processes)
         config = (CASES | FOUR)[name].with_(f"run.processes={size}", "data.micro_batch_prompts=0")
-        results[name] = run(config, world)
-        learner.token_weights, learner.Learner.advantages = undo
-        world.__dict__.pop("add_up", None)
+        results[name] = run(config, processes)
+        core.token_weights, core.Trainer.advantages = WEIGHTS, ADVANTAGES  # type: ignore
+        processes.__dict__.pop("add_up", None)
     Path(file).write_text(json.dumps(results), encoding="utf-8")
-    world.close()
+    processes.close()
 
 
 if __name__ == "__main__":

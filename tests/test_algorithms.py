@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from grpo_lab.training.shaping import IN_THE_LOSS
 from torch import Tensor
 from torch.distributions import Categorical
 
@@ -32,7 +33,6 @@ from grpo_lab.training.interventions import Coefficients
 from grpo_lab.training.objectives import resolve
 from grpo_lab.training.policy_loss import entropy_bonus, surrogate, with_forks
 from grpo_lab.training.registry import Formulas, chosen_formulas
-from grpo_lab.training.shaping import IN_THE_LOSS
 from tests.steps import step_of
 
 ROWS, WIDTH, LONGEST = 8, 6, 10

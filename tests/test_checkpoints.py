@@ -26,7 +26,7 @@ from grpo_lab.models import loading
 from grpo_lab.runs import checkpoint_files, checkpoints, run_folder
 from grpo_lab.runs.record import Record
 from grpo_lab.runs.session import Session
-from grpo_lab.training import learner_state
+from grpo_lab.training import saved_state
 from grpo_lab.training.interventions import Outcome
 
 SMALL = gl.preset("stable").with_(
@@ -207,9 +207,9 @@ def test_every_stored_item_matters(item, tmp_path, monkeypatch, fault):
     cut = session_of(config, tmp_path / "cut", CUT, change).run().directory
     shutil.copytree(cut, tmp_path / "mutant")
     assert same(one, resumed(cut))
-    real = learner_state.put_back
+    real = saved_state.put_back
     monkeypatch.setattr(
-        learner_state, "put_back", lambda learner, state: real(learner, state | {item: STORED[item](state[item])})
+        saved_state, "put_back", lambda training, state: real(training, state | {item: STORED[item](state[item])})
     )
     assert not same(one, resumed(tmp_path / "mutant"))
 
@@ -383,7 +383,7 @@ def test_weights_that_are_not_finite_are_neither_written_nor_taken(tmp_path, cut
     breaks = ("faults.nan_gradient.at_step=1", "guards.rollback=off", "guards.skip_nonfinite=off")
     config = SMALL.with_(*breaks, "guards.check_weights=off", "guards.clip_gradients=off")
     session = Session(config, tmp_path / "broken", child=False).run()
-    assert [event.step for event in session.events if isinstance(event, Checkpointed)] == [0, 1]
+    assert [event.step for event in session.events if isinstance(event, Checkpointed)] == [1]
     real, poisonous = checkpoint_files.read, newest(cut_off)
 
     def poisoned(path):
@@ -525,7 +525,7 @@ def test_a_format_of_another_version_is_refused(cut_off, monkeypatch):
 def test_other_surroundings_go_on_and_are_named(cut_off, monkeypatch):
     real = checkpoints._surroundings
     monkeypatch.setattr(
-        checkpoints, "_surroundings", lambda learner: real(learner) | {"torch": "9.9", "tasks": "0" * 64}
+        checkpoints, "_surroundings", lambda training: real(training) | {"torch": "9.9", "tasks": "0" * 64}
     )
     reason = next(event.reason for event in resumed(cut_off).events if isinstance(event, Resumed))
     assert f"not bit-exact from here: another torch ({torch.__version__}, now 9.9)" in reason

@@ -13,12 +13,13 @@ from grpo_lab.algorithm.losses import highest
 from grpo_lab.config.schema import Config
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Stage, Verdict
+from grpo_lab.core.train import Trainer
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Stepped
 from grpo_lab.training.batches import joined, of_groups
 from grpo_lab.training.interventions import Intervention, Outcome, Step
-from grpo_lab.training.learner import Learner
 from grpo_lab.training.trainer import train
+from grpo_lab.training.training import Training
 
 LENGTHS = [5, 4, 1, 3]
 GAMMA = 0.9
@@ -167,17 +168,18 @@ def test_only_groups_with_spread_are_trained():
             return Outcome(value)
 
     config = small("loss.dynamic_sampling=8")
-    learner = Learner(config, None, [length_or_luck])
-    learner.interventions = {**learner.interventions, Watch.stage: [("guard", Watch())]}
-    learner.begin_stage("grpo")
+    training = Training(config, rewards=[length_or_luck])
+    training.interventions = {**training.interventions, Watch.stage: [("guard", Watch())]}
+    training.begin_stage("grpo")
+    trainer = training.trainer
+    assert isinstance(trainer, Trainer)
     for index in range(2):
-        ctx = learner.begin(index)
-        part, scores = learner.judged(ctx, learner.sample(ctx, learner.objectives[0]))
-        (one,) = scores
-        assert one.rewards.shape == (6, 4) and len(part.problems) == 6 and len(part.batch.group) == 24
-        assert (one.rewards.amax(dim=1) > one.rewards.amin(dim=1)).all()
-        assert part.batch.group.tolist() == [g for g in range(6) for _ in range(4)]
-        ctx.apply(Watch.stage, learner.advantages(ctx, part, scores))
+        ctx = training.begin(index)
+        batch, rewards = trainer.score(ctx, trainer.rollout(ctx))
+        assert rewards.shape == (6, 4) and len(batch.prompt_ids) == 6 and len(batch.group) == 24
+        assert (rewards.amax(dim=1) > rewards.amin(dim=1)).all()
+        assert batch.group.tolist() == [g for g in range(6) for _ in range(4)]
+        ctx.apply(Watch.stage, trainer.advantages(ctx, rewards))
     assert all(bool(value.abs().sum(dim=1).all()) for value in seen) and len(seen) == 2
 
 
@@ -209,33 +211,38 @@ def test_long_completions_lose_reward():
     assert mean == 1.0 and found.metrics["reward"] == pytest.approx(1 - found.metrics["completions/mean_length"] / 8)
 
 
+def by_place(completions, **columns):
+    """0, 1, 2, 0, 1, ... whatever the completions are."""
+    return [place % 3.0 for place in range(len(completions))]
+
+
 @pytest.mark.parametrize("name", ["rloo", "reinforce_plus_plus"])
 def test_the_kl_is_paid_by_the_reward_and_not_again_in_the_loss(name):
     config = small("loss.beta=0.5").with_algorithm(name)
-    learner = Learner(config, None)
-    learner.begin_stage("grpo")
+    training = Training(config, rewards=[by_place])
+    training.begin_stage("grpo")
+    trainer = training.trainer
+    assert isinstance(trainer, Trainer)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for parameter in learner.policy.parameters():
+        for parameter in training.policy.parameters():
             parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
-    ctx = learner.begin(0)
-    ctx.coefficients = learner.updates.coefficients(ctx)
-    part, scores = learner.judged(ctx, learner.sample(ctx, learner.objectives[0]))
-    (one,), batch, mask = scores, part.batch, part.batch.completion_mask
+    ctx = training.begin(0)
+    batch, paid = trainer.score(ctx, trainer.rollout(ctx))
+    mask = batch.completion_mask
     assert batch.old_logprobs is not None and batch.ref_logprobs is not None and batch.penalties is not None
     delta = torch.where(mask, batch.old_logprobs - batch.ref_logprobs, 0.0)
     torch.testing.assert_close(batch.penalties, 0.5 * delta)
-    paid = one.rewards - 0.5 * delta.sum(dim=1).view(6, 4)
+    scored = torch.arange(24.0).remainder(3).view(6, 4)
+    torch.testing.assert_close(paid, scored - 0.5 * delta.sum(dim=1).view(6, 4))
     others = (paid.sum(dim=1, keepdim=True) - paid) / 3
-    advantages = learner.advantages(ctx, part, scores)
+    advantages = trainer.advantages(ctx, paid)
     torch.testing.assert_close(advantages, paid - others if name == "rloo" else paid)
-    assigned = learner.assign_credit(learner.compute_logprobs(ctx, part, advantages))
-    weighed = learner.add_token_weights(ctx, part, assigned)
-    ctx.begin_objective(part.objective)
-    ctx.sampling, ctx.num_tokens = part.sampling, weighed.num_tokens
-    with_kl = learner.loss(ctx, weighed.batch)
-    ctx.coefficients = replace(learner.updates.coefficients(ctx), beta=50.0)
-    torch.testing.assert_close(learner.loss(ctx, weighed.batch).loss, with_kl.loss)
+    weighed = trainer.weigh(ctx, trainer.with_logprobs(ctx, batch, advantages))
+    with_kl = trainer.loss(ctx, weighed)
+    assert ctx.coefficients is not None
+    ctx.coefficients = replace(ctx.coefficients, beta=50.0)
+    torch.testing.assert_close(trainer.loss(ctx, weighed).loss, with_kl.loss)
     assert with_kl.metrics["kl"] > 0
 
 

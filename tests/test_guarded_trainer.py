@@ -1,4 +1,4 @@
-"""Guards inside TRL's GRPOTrainer: they see rewards, advantages, the batch and the loss, as in the learner."""
+"""Guards inside TRL's GRPOTrainer: they see rewards, advantages, the batch and the loss, as in the trainer."""
 
 import math
 from contextlib import nullcontext, suppress
@@ -16,12 +16,13 @@ from grpo_lab.config.guard_names import guards_named
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Refused, Stage, Verdict
 from grpo_lab.core.loss import LossInputs
+from grpo_lab.core.train import Trainer
 from grpo_lab.errors import ConfigError, RunError
 from grpo_lab.events import Stepped
 from grpo_lab.runs.guard_callback import POSSIBLE
 from grpo_lab.runs.guarded_trainer import INSIDE, NEEDS, see_batch
 from grpo_lab.runs.session import Session
-from grpo_lab.training.learner import Learner
+from grpo_lab.training.training import Training
 from tests.test_hosted_guards import OF_TRL, NanGradient, Seen, equal
 
 trl = pytest.importorskip("trl")
@@ -385,7 +386,7 @@ def test_a_checkpoint_without_guards_is_said(tmp_path):
     assert made.guard_host.report.step == 3 and made.guard_host.report.verdict == Verdict.KEEP
 
 
-# --- the same guard, the same inputs: the learner, a loop, TRL -------------------------------------------------------
+# --- the same guard, the same inputs: the trainer, a loop, TRL -------------------------------------------------------
 
 RATE = 1e-3
 NAN_AT_2 = (1.0, 1.0, math.nan, 1.0, 1.0)
@@ -411,27 +412,26 @@ def gradient(parameter, factor):
     return (torch.linspace(-1e-3, 1e-3, parameter.numel()) * factor).view_as(parameter).to(parameter.dtype)
 
 
-def by_learner(names, factors, half):
-    """Weights after the learner's own transaction, and (verdict, reasons) of each step."""
+def by_trainer(names, factors, half):
+    """Weights after the trainer's own updates, and (verdict, reasons) of each step."""
     config = gl.Config().with_("run.device=cpu", f"optimizer.learning_rate={RATE}", "optimizer.adam_eps=1e-8")
     config = config.with_("optimizer.weight_decay=0", "optimizer.adam_beta2=0.999", "loss.beta=0")
     guards = gl.Guards(*names).config.guards
-    learner = Learner(config.with_guards(guards).with_("run.snapshot_every=1"), loaded(half))
+    training = Training(config.with_guards(guards).with_("run.snapshot_every=1"), loaded(half))
     told = []
     for index, factor in enumerate(factors):
-        ctx = learner.begin(index)
+        ctx = training.begin(index)
         try:
-            usual = learner.updates.coefficients(ctx)
-            ctx.coefficients = ctx.apply(Stage.COEFFICIENTS, usual)
-            learner.updates.begin(ctx, 0)
-            for parameter in learner.updates.parameters:
+            ctx.coefficients = ctx.apply(Stage.COEFFICIENTS, ctx.coefficients)
+            training.updates.begin(ctx, 0)
+            for parameter in training.updates.parameters:
                 parameter.grad = gradient(parameter, factor)
-            learner.updates.make(ctx)
+            training.updates.make(ctx)
         except Refused:
             pass
-        event = learner.end(ctx)
+        event = training.end(ctx)
         told.append((event.verdict, [(a.name, a.reason) for a in event.actions]))
-    return list(learner.policy.state_dict().values()), told
+    return list(training.policy.state_dict().values()), told
 
 
 def loaded(half):
@@ -483,7 +483,7 @@ def by_trl(names, factors, half, folder, guarded):
 @pytest.mark.parametrize("name", UPDATES)
 def test_a_guard_of_the_update_has_one_outcome_in_every_host(name, guarded, tmp_path):
     names, factors, half = (name, *MORE.get(name, ())), UPDATES[name], name == "representable_epsilon"
-    learner, told = by_learner(names, factors, half)
+    learner, told = by_trainer(names, factors, half)
     assert any(actions for _, actions in told), "the guard acts"
     for weights, others in (by_loop(names, factors, half), by_trl(names, factors, half, tmp_path, guarded)):
         assert others == told
@@ -508,19 +508,21 @@ def batch_of(shift, distance):
     return logprobs, old, reference, torch.tensor([1.0, -1.0]), torch.tensor([[1, 1, 1], [1, 1, 0]])
 
 
-def loss_of_learner(guard, values):
+def loss_of_trainer(guard, values):
     logprobs, old, reference, advantages, mask = values
     config = gl.Config().with_("loss.beta=0.04", "loss.epsilon=0.2", "run.device=cpu").with_guards(guards_named(guard))
-    learner = Learner(config, loaded(False))
-    ctx = learner.begin(0)
-    ctx.coefficients = ctx.apply(Stage.COEFFICIENTS, learner.updates.coefficients(ctx))
-    ctx.begin_objective(learner.objectives[0])
+    training = Training(config, loaded(False))
+    training.begin_stage("grpo")
+    ctx = training.begin(0)
+    ctx.coefficients = ctx.apply(Stage.COEFFICIENTS, ctx.coefficients)
     ctx.num_tokens = mask.sum()
     zeros = torch.zeros_like(old)
     batch = Batch(mask, mask, torch.arange(2), mask, mask.bool(), zeros, zeros, advantages, old, reference)
     batch = replace(batch, weights=mask / mask.sum())
     outside = mask == 0
-    output = learner.loss_fn(LossInputs(ctx, batch, logprobs.masked_fill(outside, 0.0), mask.sum(), ctx.coefficients))
+    assert isinstance(training.trainer, Trainer) and ctx.coefficients
+    inputs = LossInputs(ctx, batch, logprobs.masked_fill(outside, 0.0), mask.sum(), ctx.coefficients)
+    output = training.trainer.loss_fn(inputs)
     return output.loss, ctx.actions
 
 
@@ -559,7 +561,7 @@ def loss_of_trl(guard, values, folder):
 @pytest.mark.parametrize("guard", LOSS)
 def test_a_guard_of_the_loss_has_one_outcome_in_every_host(guard, tmp_path):
     found = []
-    hosts: Any = (loss_of_learner, loss_of_loop, lambda name, values: loss_of_trl(name, values, tmp_path))
+    hosts: Any = (loss_of_trainer, loss_of_loop, lambda name, values: loss_of_trl(name, values, tmp_path))
     for host in hosts:
         values = batch_of(*LOSS[guard])
         loss, actions = host(guard, values)
@@ -612,32 +614,33 @@ def through_trl(made, stage, value):
 def test_a_guard_of_the_batch_has_one_outcome_in_every_host(name, tmp_path):
     stage, value = BATCH[name]
     given = rows_of(value) if stage == "batch" else value
-    ctx = Learner(gl.Config().with_guards(gl.Guards(name).config.guards), loaded(False)).begin(0)
+    ctx = Training(gl.Config().with_guards(gl.Guards(name).config.guards), loaded(False)).begin(0)
     ctx.scorable = torch.ones(2, 4, dtype=torch.bool)
-    of_learner: Any = ctx.apply(Stage(stage), given)
+    of_trainer: Any = ctx.apply(Stage(stage), given)
     loop = gl.Guards(name)
     of_loop = loop.at(stage, given)
     made = trained(tmp_path, guards=name, train=False)
     made.model.train()
     of_trl = through_trl(made, stage, value)
     if stage == "rewards":
-        of_learner, of_loop = (ctx.scorable, of_learner), (of_loop.isfinite(), of_loop.nan_to_num(0.0))
+        of_trainer, of_loop = (ctx.scorable, of_trainer), (of_loop.isfinite(), of_loop.nan_to_num(0.0))
     elif stage == "batch":
-        of_learner, of_loop = of_learner.group, of_loop.group
-    torch.testing.assert_close(of_loop, of_learner, rtol=0, atol=0)
-    torch.testing.assert_close(of_trl, of_learner, rtol=0, atol=0)
+        of_trainer, of_loop = of_trainer.group, of_loop.group
+    torch.testing.assert_close(of_loop, of_trainer, rtol=0, atol=0)
+    torch.testing.assert_close(of_trl, of_trainer, rtol=0, atol=0)
     told = [[(a.name, a.verdict, a.reason) for a in each._begun().actions] for each in (loop, made.guard_host.guards)]
     assert told == [[(a.name, a.verdict, a.reason) for a in ctx.actions]] * 2 and len(told[0]) == 1
 
 
-def test_adaptive_beta_has_one_outcome_in_the_learner_and_in_trl(tmp_path):
+def test_adaptive_beta_has_one_outcome_in_the_trainer_and_in_trl(tmp_path):
     kls = [0.5, math.nan, 0.01, 0.2]
-    learner = Learner(gl.Config().with_("loss.beta=0.04", "guards.adaptive_beta=on"), loaded(False))
-    of_learner = []
+    training = Training(gl.Config().with_("loss.beta=0.04", "guards.adaptive_beta=on"), loaded(False))
+    of_trainer = []
     for index, kl in enumerate((None, *kls[:-1])):
-        learner.last_metrics = {} if kl is None else {"kl": kl}
-        ctx = learner.begin(index)
-        of_learner.append(ctx.apply(Stage.COEFFICIENTS, learner.updates.coefficients(ctx)).beta)
+        training.last_metrics = {} if kl is None else {"kl": kl}
+        ctx = training.begin(index)
+        assert ctx.coefficients
+        of_trainer.append(ctx.apply(Stage.COEFFICIENTS, ctx.coefficients).beta)
     of_trl: list[float] = []
 
     class Tells(trl.GRPOTrainer):
@@ -648,7 +651,7 @@ def test_adaptive_beta_has_one_outcome_in_the_learner_and_in_trl(tmp_path):
             return loss
 
     trained(tmp_path, base=Tells, guards="adaptive_beta", steps=4)
-    assert of_trl == of_learner and len(set(of_trl)) > 2
+    assert of_trl == of_trainer and len(set(of_trl)) > 2
 
 
 def test_every_guard_that_trl_can_hold_is_compared():

@@ -31,9 +31,9 @@ from grpo_lab.training.faults import FAULTS
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.training.guards.loss import finite_rows
 from grpo_lab.training.interventions import Coefficients, Intervention, Outcome, Step
-from grpo_lab.training.learner import Learner
 from grpo_lab.training.registry import arrange, carry_over
 from grpo_lab.training.snapshots import Snapshots
+from grpo_lab.training.training import Training
 from tests.steps import step_of
 
 INF, NAN = math.inf, math.nan
@@ -765,14 +765,10 @@ def test_a_changed_value_does_not_end_the_step_and_the_worst_of_the_step_stays()
     assert ctx.verdict == CHANGED
 
 
-@pytest.fixture
-def learner_of_smoke() -> Learner:
-    return Learner(preset("smoke"), None, None)
-
-
-def test_metrics_of_the_step_before_cannot_be_written(learner_of_smoke):
+def test_metrics_of_the_step_before_cannot_be_written():
+    metrics: Any = Training(preset("smoke")).begin(1).last_metrics
     with pytest.raises(TypeError):
-        learner_of_smoke.begin(1).last_metrics["kl"] = 0.0
+        metrics["kl"] = 0.0
 
 
 def test_what_an_outcome_replaces_is_read_by_the_next_intervention_and_in_later_stages():

@@ -19,8 +19,8 @@ from grpo_lab.models import adapters, loading
 from grpo_lab.models.registry import MODELS
 from grpo_lab.training import trainer
 from grpo_lab.training.interventions import Outcome
-from grpo_lab.training.learner import Learner
 from grpo_lab.training.reference import Reference
+from grpo_lab.training.training import Training
 
 LORA = gl.preset("smoke").with_("run.threads=1", "run.device=cpu", "lora.r=4", "optimizer.learning_rate=3e-3")
 PEFT = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
@@ -37,15 +37,15 @@ def bases():
 
 @pytest.fixture
 def run(bases, monkeypatch):
-    """Trains a copy of the tiny model: `run(*overrides, model=...)` gives learner, model and steps."""
+    """Trains a copy of the tiny model: `run(*overrides, model=...)` gives training, model and steps."""
 
     def go(*overrides, model=None, config=LORA):
         config, seen = config.with_(*overrides), {}
         policy, tokenizer = model or copy.deepcopy(bases(config.model.precision))
-        monkeypatch.setattr(trainer, "Learner", lambda *given: seen.setdefault("learner", Learner(*given)))
+        monkeypatch.setattr(trainer, "Training", lambda *given: seen.setdefault("training", Training(*given)))
         events = list(gl.train(config, (policy, tokenizer)))
         steps = [event for event in events if isinstance(event, Stepped)]
-        return seen["learner"], policy, steps
+        return seen["training"], policy, steps
 
     return go
 
@@ -86,7 +86,7 @@ def test_new_adapters_change_no_bit_and_are_fp32(bases, precision):
 
 
 def test_only_adapters_move_and_the_kl_begins_at_zero(run, bases):
-    learner, policy, steps = run()
+    training, policy, steps = run()
     trained, frozen = split(policy)
     before = dict(bases("fp32")[0].named_parameters())
     assert len(frozen) == len(before) and all("lora_" in name for name in trained)
@@ -94,26 +94,26 @@ def test_only_adapters_move_and_the_kl_begins_at_zero(run, bases):
     assert any(bool(value.any()) for name, value in trained.items() if "lora_B" in name)
     kl = [step.metrics["kl"] for step in steps]
     assert kl[0] == 0 and kl[-1] > 1e-5
-    assert sum(p.numel() for p in learner.updates.parameters) == sum(value.numel() for value in trained.values())
+    assert sum(p.numel() for p in training.updates.parameters) == sum(value.numel() for value in trained.values())
 
 
 def test_the_reference_is_the_base_to_the_bit_and_stays_so(run, bases):
-    learner, policy, _ = run()
+    training, policy, _ = run()
     moved, base = logits(policy), logits(bases("fp32")[0])
-    with learner.reference:
+    with training.reference:
         inside = logits(policy)
     assert torch.equal(inside, base) and not torch.equal(moved, base)
     assert torch.equal(logits(policy), moved), "the policy has its own tensors again"
-    kept = list(learner.reference.parameters())
-    assert sum(t.numel() for t in kept) == learner.updates.num_parameters, "no frozen weight is copied"
+    kept = list(training.reference.parameters())
+    assert sum(t.numel() for t in kept) == training.updates.num_parameters, "no frozen weight is copied"
 
 
 def test_the_reference_is_taken_with_adapters_that_were_trained_before(run, bases):
     _, policy, _ = run()
     then = logits(policy)
     reference = Reference(policy)
-    learner, _, steps = run(model=(policy, bases("fp32")[1]))
-    for each in (reference, learner.reference):
+    training, _, steps = run(model=(policy, bases("fp32")[1]))
+    for each in (reference, training.reference):
         with each:
             assert torch.equal(logits(policy), then)
     assert steps[0].metrics["kl"] == 0 and steps[-1].metrics["kl"] > 1e-5
@@ -135,9 +135,9 @@ def test_the_reference_comes_back_out_of_an_error(bases):
 def test_the_reference_of_a_half_frozen_model_copies_its_trained_half(run, bases):
     policy, tokenizer = copy.deepcopy(bases("fp32"))
     policy.transformer.wte.requires_grad_(False)
-    learner, _, steps = run("lora.r=0", "optimizer.learning_rate=1e-3", model=(policy, tokenizer))
-    kept = sum(t.numel() for t in learner.reference.parameters())
-    assert kept == learner.updates.num_parameters < sum(p.numel() for p in policy.parameters())
+    training, _, steps = run("lora.r=0", "optimizer.learning_rate=1e-3", model=(policy, tokenizer))
+    kept = sum(t.numel() for t in training.reference.parameters())
+    assert kept == training.updates.num_parameters < sum(p.numel() for p in policy.parameters())
     assert steps[0].metrics["kl"] == 0 and steps[-1].metrics["kl"] > 1e-5
     notes = {note.link: note for note in steps[-1].links}
     assert notes["weights"].numel == kept, "frozen weights are not measured"
@@ -219,11 +219,11 @@ def test_names_select_layers(bases, names, layers):
 @pytest.mark.parametrize(("names", "modules"), [("ln_1,ln_2,ln_f", 9), ("h.0.ln_1,", 1)])
 def test_names_select_norms_that_move_with_the_adapters(run, bases, names, modules):
     start = bases("fp32")[0].transformer.h[0].ln_1.weight
-    learner, policy, steps = run(f"lora.modules_to_save={names}")
+    training, policy, steps = run(f"lora.modules_to_save={names}")
     assert len([name for name in split(policy)[0] if "modules_to_save" in name]) == 2 * modules
     norm = policy.transformer.h[0].ln_1.weight
     assert not torch.equal(norm, start) and steps[0].metrics["kl"] == 0 and steps[-1].metrics["kl"] > 1e-6
-    with learner.reference:
+    with training.reference:
         assert torch.equal(policy.transformer.h[0].ln_1.weight, start)
 
 
@@ -248,10 +248,10 @@ def test_a_peft_model_is_trained_as_it_is(run, bases):
 
     model, tokenizer = copy.deepcopy(bases("fp32"))
     wrapped: Any = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True))
-    learner, _, steps = run("lora.r=0", model=(wrapped, tokenizer))
-    assert learner.updates.num_parameters == sum(p.numel() for p in wrapped.parameters() if p.requires_grad)
+    training, _, steps = run("lora.r=0", model=(wrapped, tokenizer))
+    assert training.updates.num_parameters == sum(p.numel() for p in wrapped.parameters() if p.requires_grad)
     assert steps[0].metrics["kl"] == 0 and steps[-1].metrics["kl"] > 1e-6
-    with learner.reference, wrapped.disable_adapter():
+    with training.reference, wrapped.disable_adapter():
         off = logits(wrapped)
     assert torch.equal(off, logits(bases("fp32")[0]))
 

@@ -13,14 +13,14 @@ from safetensors.torch import load_file
 import grpo_lab as gl
 from grpo_lab.config import catalog
 from grpo_lab.config.schema import Config
+from grpo_lab.core import train
 from grpo_lab.core.hooks import Stage
 from grpo_lab.errors import RunError
 from grpo_lab.events import Crash, Ended, Resumed
 from grpo_lab.runs import environment, memory, resume
 from grpo_lab.runs.session import Session
 from grpo_lab.training import trainer
-from grpo_lab.training.learner import Learner
-from grpo_lab.training.updates import Updates
+from grpo_lab.training.training import Training
 
 TINY = 834_560
 """Parameters of the tiny model."""
@@ -106,23 +106,23 @@ DUAL = catalog.preset("dual").with_("run.threads=1", "run.num_steps=2", "run.sta
     ],
 )
 def test_the_parts_are_the_tensors_of_a_run(config, settings, monkeypatch):
-    config, made, gradients, set_aside = config.with_(*settings), [], [], Updates.set_aside
+    config, made, gradients, backward = config.with_(*settings), [], [], train.Trainer.backward
 
-    def look(updates):
-        gradients.append(bytes_of(p.grad for p in updates.parameters))
-        set_aside(updates)
+    def look(self, ctx, batch):
+        backward(self, ctx, batch)
+        gradients.append(bytes_of(p.grad for p in self.updates.parameters))
 
-    monkeypatch.setattr(Updates, "set_aside", look)
-    monkeypatch.setattr(trainer, "Learner", lambda *given: made.append(Learner(*given)) or made[0])
+    monkeypatch.setattr(train.Trainer, "backward", look)
+    monkeypatch.setattr(trainer, "Training", lambda *given: made.append(Training(*given)) or made[0])
     list(gl.train(config))
-    (learner,), found = made, memory.parts(config)
-    moments = [value for state in learner.updates.optimizer.state.values() for value in state.values()]
+    (training,), found = made, memory.parts(config)
+    moments = [value for state in training.updates.optimizer.state.values() for value in state.values()]
     assert found == {
-        "weights": bytes_of(learner.policy.parameters()),
-        "gradients": sum(gradients[-len(learner.objectives) :]),
+        "weights": bytes_of(training.policy.parameters()),
+        "gradients": sum(gradients[-len(training.objectives) :]),
         "moments": bytes_of(moments),
-        "reference": bytes_of(getattr(learner.reference, "parameters", list)()),
-        "snapshot": bytes_of(learner.updates.snapshots.state_dict()["kept"].values()),
+        "reference": bytes_of(getattr(training.reference, "parameters", list)()),
+        "snapshot": bytes_of(training.updates.snapshots.state_dict()["kept"].values()),
     }
 
 

@@ -16,8 +16,7 @@ from grpo_lab.events import Changed, Stepped
 from grpo_lab.metrics import OF_THE_MACHINE
 from grpo_lab.runs.child import Child
 from grpo_lab.runs.session import Session
-from grpo_lab.training.learner import validated
-from grpo_lab.training.registry import FORMULAS, chosen_formulas, needs_reference
+from grpo_lab.training.registry import FORMULAS, chosen_formulas, needs_reference, validated
 from grpo_lab.training.trainer import train
 
 SMOKE = preset("smoke").with_("run.threads=1")

@@ -19,8 +19,7 @@ from grpo_lab.errors import ConfigError, RunError
 from grpo_lab.events import Resumed, Stepped
 from grpo_lab.models import loading
 from grpo_lab.runs.session import Session
-from grpo_lab.training import rollouts
-from grpo_lab.training.replicas import Processes, new_store
+from grpo_lab.training.distributed import Processes, new_store
 
 sys.path.insert(0, str(Path(__file__).parent))
 import ranks
@@ -55,27 +54,26 @@ def more(tmp_path_factory):
     return together(tmp_path_factory.mktemp("ranks"), 2, LATER)
 
 
-def alone(name, monkeypatch):
+def alone(name):
     """The result of one process that does what two do, one after the other."""
-    monkeypatch.setattr(rollouts, "sample", ranks.in_parts)
     torch.set_num_threads(1)
     return json.loads(json.dumps(ranks.run((ranks.CASES | ranks.FOUR)[name])))
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_two_processes_make_the_steps_of_one_to_the_bit(name, two, monkeypatch):
-    compare(name, two, monkeypatch)
+def test_two_processes_make_the_steps_of_one_to_the_bit(name, two):
+    compare(name, two)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LATER)
-def test_two_processes_make_other_steps_of_one_to_the_bit(name, more, monkeypatch):
-    compare(name, more, monkeypatch)
+def test_two_processes_make_other_steps_of_one_to_the_bit(name, more):
+    compare(name, more)
 
 
-def compare(name, several, monkeypatch):
+def compare(name, several):
     """Require the steps, weights and chain of one process from each of several."""
-    expected = alone(name, monkeypatch)
+    expected = alone(name)
     for found in several:
         for what in ("error", "end", "steps", "weights"):
             assert found[name][what] == expected[what], what
@@ -94,8 +92,8 @@ def test_the_alike_runs_are_not_all_the_same(two):
     }
 
 
-def test_no_group_is_lost_where_processes_have_unequal_shares(two, monkeypatch):
-    expected, drawn = alone("ragged", monkeypatch), []
+def test_no_group_is_lost_where_processes_have_unequal_shares(two):
+    expected, drawn = alone("ragged"), []
     for mine, other in zip(two[0]["ragged"]["steps"], expected["steps"], strict=True):
         drawn.append(mine.get("dynamic_sampling/draws", 0.0))
         for name in ("num_tokens", "grad_norm", "kl", "reward"):
@@ -143,8 +141,8 @@ def test_a_wrong_way_to_share_a_step_is_seen(name, two):
 
 
 @pytest.mark.slow
-def test_four_processes_make_the_steps_of_one_up_to_rounding(tmp_path, monkeypatch):
-    expected = alone("four", monkeypatch)
+def test_four_processes_make_the_steps_of_one_up_to_rounding(tmp_path):
+    expected = alone("four")
     found = together(tmp_path, 4, ["four"])
     assert len({each["four"]["weights"] for each in found}) == 1
     for mine, other in zip(found[0]["four"]["steps"], expected["steps"], strict=True):

@@ -140,9 +140,8 @@ def test_check_raises_for_a_crash(tmp_path):
 def test_check_raises_for_a_run_that_crashed(tmp_path, monkeypatch):
     def lost(*_, **__):
         raise AssertionError
-        yield
 
-    monkeypatch.setattr("grpo_lab.runs.processes.train", lost)
+    monkeypatch.setattr("grpo_lab.runs.processes.Training", lost)
     with pytest.raises(RunError, match="the run crashed"):
         Session(SMOKE, tmp_path / "run").run(check=True)
     ended = Session.open(tmp_path / "run").ended

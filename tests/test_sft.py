@@ -12,14 +12,14 @@ from typer.testing import CliRunner
 import grpo_lab as gl
 from grpo_lab.analysis.run_state import fold
 from grpo_lab.cli import app
+from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.core import logprobs
 from grpo_lab.errors import ConfigError, DataError
 from grpo_lab.events import Evaluated, Stepped
 from grpo_lab.models import loading
 from grpo_lab.runs.session import Session
-from grpo_lab.training import demonstrations, passes, trainer
-from grpo_lab.training.learner import Learner
-from grpo_lab.training.sft import sft_loss
+from grpo_lab.training import demonstrations, passes
+from grpo_lab.training.training import Training
 from grpo_lab.ui.plots import strip, style
 
 SHOWN = [("9-4=", "5"), ("19-14=", "5"), ("91-4=", "87"), ("2-2=", "0"), ("100-1=", "99"), ("7-0=", "7")]
@@ -39,18 +39,18 @@ def config(tmp_path):
 
 
 @pytest.fixture
-def learner(tiny, config):
-    """A learner in the stage SFT, its first attempt, and the step's rows with all that their loss needs."""
+def sft_trainer(tiny, config):
+    """A trainer in the stage SFT, its first step, and the step's rows with all that their loss needs."""
 
     def made(*overrides):
-        learner = Learner(config.with_(*overrides), copy.deepcopy(tiny))
-        learner.begin_stage("sft")
-        attempt = learner.begin(0)
-        assert learner.demonstrations is not None
-        batch = learner.demonstrations.batch(0, 0, learner.config.sft.batch_size, learner.policy.device)
+        training = Training(config.with_(*overrides), copy.deepcopy(tiny))
+        training.begin_stage("sft")
+        ctx = training.begin(0)
+        assert training.demonstrations is not None
+        batch = training.demonstrations.batch(0, 0, training.config.sft.batch_size, training.policy.device)
         weights = batch.completion_mask / batch.completion_mask.sum()
-        attempt.num_tokens = batch.completion_mask.sum()
-        return learner, attempt, replace(batch, weights=weights)
+        ctx.num_tokens, ctx.sampling = batch.completion_mask.sum(), SamplingConfig()
+        return training.trainer, ctx, replace(batch, weights=weights)
 
     return made
 
@@ -59,8 +59,8 @@ def steps(events):
     return [event for event in events if isinstance(event, Stepped)]
 
 
-def gradients(learner):
-    return [p.grad.clone() for p in learner.policy.parameters()]
+def gradients(trainer):
+    return [p.grad.clone() for p in trainer.policy.parameters()]
 
 
 def close(first, second):
@@ -70,20 +70,20 @@ def close(first, second):
 # --- the loss ------------------------------------------------------------------------------------------------------
 
 
-def test_the_loss_of_a_model_without_preference_is_the_log_of_the_vocabulary(learner):
-    made, attempt, batch = learner()
+def test_the_loss_of_a_model_without_preference_is_the_log_of_the_vocabulary(sft_trainer):
+    made, ctx, batch = sft_trainer()
     with torch.no_grad():
         made.policy.get_output_embeddings().weight.zero_()
-    output = sft_loss(made, attempt, batch)
+    output = made.loss(ctx, batch)
     assert output.loss.item() == pytest.approx(5.5530, abs=1e-4)  # log 258
     assert output.metrics["sft/accuracy"] == 0  # the argmax of equal logits is token 0, "!"
 
 
 @pytest.mark.parametrize("at_once", [logprobs.CHUNK, 3 * 258], ids=["whole logits", "three tokens at once"])
-def test_the_loss_and_the_accuracy_are_those_of_each_row_alone(learner, tiny, monkeypatch, at_once):
+def test_the_loss_and_the_accuracy_are_those_of_each_row_alone(sft_trainer, tiny, monkeypatch, at_once):
     monkeypatch.setattr(logprobs, "CHUNK", at_once)
-    made, attempt, batch = learner()
-    output = sft_loss(made, attempt, batch)
+    made, ctx, batch = sft_trainer()
+    output = made.loss(ctx, batch)
     policy, tokenizer = tiny
     losses, right = [], []
     for prompt, completion in SHOWN:
@@ -97,26 +97,26 @@ def test_the_loss_and_the_accuracy_are_those_of_each_row_alone(learner, tiny, mo
     assert output.metrics["sft/accuracy"].item() == pytest.approx(torch.cat(right).float().mean().item())
 
 
-def test_the_tokens_of_prompts_are_read_and_not_taught(learner):
+def test_the_tokens_of_prompts_are_read_and_not_taught(sft_trainer):
     """Only logits before a completion's token have a gradient."""
-    made, attempt, batch = learner("model.prompt_pass=plain")
+    made, ctx, batch = sft_trainer("model.prompt_pass=plain")
     seen = []
 
     def look(module, inputs, logits):
         logits.register_hook(seen.append)
 
     made.policy.get_output_embeddings().register_forward_hook(look)
-    sft_loss(made, attempt, batch).loss.backward()
+    made.loss(ctx, batch).loss.backward()
     taught = seen[0][:, :-1].abs().sum(dim=-1) > 0
     assert torch.equal(taught[:, -batch.completions.shape[1] :], batch.completion_mask)
     assert int(taught.sum()) == int(batch.completion_mask.sum())
 
 
-def test_both_passes_have_the_same_loss_and_gradients(learner):
+def test_both_passes_have_the_same_loss_and_gradients(sft_trainer):
     found = []
     for name in passes.PASSES:
-        made, attempt, batch = learner(f"model.prompt_pass={name}")
-        loss = sft_loss(made, attempt, batch).loss
+        made, ctx, batch = sft_trainer(f"model.prompt_pass={name}")
+        loss = made.loss(ctx, batch).loss
         loss.backward()
         found.append((loss.item(), gradients(made)))
     assert found[0][0] == pytest.approx(found[1][0], abs=1e-5) and close(found[0][1], found[1][1])
@@ -144,20 +144,20 @@ def test_the_strip_shows_links_of_sampling_as_not_used_in_sft(config, tiny):
 
 def test_grpo_goes_on_from_the_policy_of_sft_and_takes_it_as_its_reference(config, tiny, monkeypatch):
     kept = {}
-    begin = Learner.begin_stage
+    begin = Training.begin_stage
 
     def begin_stage(self, stage):
         if stage == "grpo":
             kept["sft"] = copy.deepcopy(self.policy.state_dict())
             assert self.reference is None
-        kept["learner"] = self
+        kept["run"] = self
         return begin(self, stage)
 
-    monkeypatch.setattr(Learner, "begin_stage", begin_stage)
+    monkeypatch.setattr(Training, "begin_stage", begin_stage)
     events = list(gl.train(config, copy.deepcopy(tiny)))
-    found, raw, learner = steps(events), tiny[0].state_dict(), kept["learner"]
-    with learner.reference:
-        reference = copy.deepcopy(learner.policy.state_dict())
+    found, raw, training = steps(events), tiny[0].state_dict(), kept["run"]
+    with training.reference:
+        reference = copy.deepcopy(training.policy.state_dict())
     assert [event.step for event in found] == [0, 1, 2, 3]
     assert [event.step for event in events if isinstance(event, Evaluated)] == [0, 2, 4]
     assert [sorted({"sft/accuracy", "reward"} & event.metrics.keys()) for event in found] == [
@@ -204,11 +204,6 @@ def test_sft_runs_with_every_guard_and_observer(config, tiny):
     config = config.with_(*(f"guards.{name}=on" for name in GUARDS), "run.exact_kl=on")
     found = steps(gl.train(config, copy.deepcopy(tiny)))
     assert len(found) == 4 and found[2].metrics["kl/exact"] == pytest.approx(0, abs=1e-6)
-
-
-def test_the_steps_are_a_table_and_not_a_condition():
-    assert set(trainer.STEPS) == {"sft", "grpo"}
-    assert "stage ==" not in Path(trainer.__file__).read_text(encoding="utf-8")
 
 
 # --- bad input -----------------------------------------------------------------------------------------------------

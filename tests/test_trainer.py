@@ -27,7 +27,7 @@ from grpo_lab.tasks import tasks as task_sets
 from grpo_lab.training import rollouts, snapshots, torch_settings, trainer
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.training.interventions import Outcome
-from grpo_lab.training.learner import Learner
+from grpo_lab.training.training import Training
 
 SMOKE = gl.preset("smoke").with_("run.threads=1")
 PRECISIONS = list(precisions.PRECISIONS)
@@ -40,7 +40,7 @@ def base():
 
 
 class Run:
-    """A run with its own copy of the model: its events, its learner, and the weights as each step left them."""
+    """A run with its own copy of the model: its events, its training, and the weights as each step left them."""
 
     def __init__(self, base, config, **given):
         policy, self.tokenizer = base[config.model.precision]
@@ -51,22 +51,22 @@ class Run:
         self.moments: list[list[torch.Tensor]] = []
         self.updates: list[int] = []
         self.error: Exception | None = None
-        self.learner: Any = None
+        self.training: Any = None
         self._config, self._given = config, given
 
     def go(self, monkeypatch):
         def kept(*arguments):
-            self.learner = Learner(*arguments)
-            return self.learner
+            self.training = Training(*arguments)
+            return self.training
 
-        monkeypatch.setattr(trainer, "Learner", kept)
+        monkeypatch.setattr(trainer, "Training", kept)
         try:
             for event in gl.train(self._config, (self.policy, self.tokenizer), **self._given):
                 self.events.append(event)
                 if isinstance(event, Stepped):
                     self.after.append(weights(self.policy))
-                    self.moments.append(moments(self.learner))
-                    self.updates.append(self.learner.updates.count)
+                    self.moments.append(moments(self.training))
+                    self.updates.append(self.training.updates.count)
         except Exception as error:
             self.error = error
         return self
@@ -87,8 +87,8 @@ def weights(policy):
     return [parameter.detach().clone() for parameter in policy.parameters()]
 
 
-def moments(learner):
-    updates = learner.updates
+def moments(training):
+    updates = training.updates
     states = [updates.optimizer.state[p] for p in updates.parameters if p in updates.optimizer.state]
     return [state[key].clone() for state in states for key in ("step", "exp_avg", "exp_avg_sq")]
 
@@ -364,7 +364,7 @@ def test_a_rollback_over_several_steps_takes_their_updates_back(run, fault):
 def test_a_large_model_is_copied_only_where_a_guard_may_go_back_to_it(run, monkeypatch):
     monkeypatch.setattr(snapshots, "SMALL", 0)
     plain, guarded, asked = (
-        run("run.num_steps=1", *switches).learner.updates.snapshots
+        run("run.num_steps=1", *switches).training.updates.snapshots
         for switches in ((), ("guards.check_weights=on",), ("run.snapshot_every=3",))
     )
     assert [plain.every, guarded.every, asked.every] == [0, 10, 3]
@@ -555,9 +555,7 @@ def test_mixed_fp16_has_the_gradients_of_fp32(run):
 def test_only_fp32_weights_get_the_fused_optimizer(base):
     """It computes in fp32: the eps that rounds to 0 in fp16 would be hidden."""
     fused = {
-        name: Learner(SMOKE.with_(f"model.precision={name}"), copy.deepcopy(pair), None).updates.optimizer.defaults[
-            "fused"
-        ]
+        name: Training(SMOKE.with_(f"model.precision={name}"), copy.deepcopy(pair)).updates.optimizer.defaults["fused"]
         for name, pair in base.items()
     }
     assert fused == {"fp32": True, "bf16": True, "fp16": True, "fp16_pure": None, "bf16_pure": None}
@@ -700,7 +698,7 @@ def test_the_kl_is_of_the_reference_minus_the_policy(run, fault):
 
 def test_without_beta_there_is_no_reference(run):
     done = run("loss.beta=0")
-    assert done.learner.reference is None
+    assert done.training.reference is None
     assert done.metric("kl") == [None] * 3
     assert not {note.link for note in done.steps[0].links} & {"kl_delta", "ref_logprobs"}
     assert finite(done.policy.parameters()) and not same(done.policy.parameters(), done.initial)
@@ -708,14 +706,14 @@ def test_without_beta_there_is_no_reference(run):
 
 def test_the_reference_stays_as_it_was(run):
     done = run("optimizer.learning_rate=1e-3")
-    assert same(done.learner.reference.parameters(), done.initial)
-    assert not any(parameter.requires_grad for parameter in done.learner.reference.parameters())
+    assert same(done.training.reference.parameters(), done.initial)
+    assert not any(parameter.requires_grad for parameter in done.training.reference.parameters())
     kl = done.metric("kl")
     assert kl[0] == pytest.approx(0, abs=1e-9) and kl[2] > 1e-4
 
 
 def test_the_wrong_ratio_needs_a_reference_even_without_beta(run):
-    assert run("loss.beta=0", "loss.log_ratio=reference", "run.num_steps=1").learner.reference is not None
+    assert run("loss.beta=0", "loss.log_ratio=reference", "run.num_steps=1").training.reference is not None
 
 
 def test_beta_may_fall_to_zero_but_not_rise_from_it(run, failing):
@@ -751,7 +749,7 @@ def test_own_model_tasks_and_rewards_are_used(run):
     assert before == after == (["6+0=", "7+0="], ["6", "7"])
     assert all(len(prompts) == 16 and set(prompts) <= {p.prompt for p in tasks.train} for prompts, _ in steps)
     assert all(prompts[::4] == prompts[3::4] for prompts, _ in steps), "a group has one prompt"
-    assert done.learner.policy is done.policy
+    assert done.training.policy is done.policy
     assert not same(done.policy.parameters(), done.initial), "trained in place"
 
 

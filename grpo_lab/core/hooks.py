@@ -107,6 +107,14 @@ class Recorder(Protocol):
 
     def chunk(self, link: str, value: Tensor, update: int, note: str) -> None: ...
 
+    def metric(self, name: str, value: Tensor, update: int = 0) -> None: ...
+
+    def metrics(self, values: Mapping[str, Tensor], update: int = 0) -> None: ...
+
+    def rewards(self, values: Tensor, scorable: Tensor, number: int = 0) -> None: ...
+
+    def batch(self, batch: Batch, ends: Tensor) -> None: ...
+
     def parameters(
         self, link: str, names: Sequence[str], tensors: Sequence[Tensor], update: int, facts: dict[str, float]
     ) -> Tensor: ...
@@ -155,6 +163,8 @@ class Context:
     coefficients: Coefficients | None = None
     scorable: Tensor | None = None
     """(P, G) bool: completions that count."""
+    unscored: str = "was scored"
+    """What none of the completions was, where the step is refused for it."""
     batch: Batch | None = None
     """The micro-batch whose logits or loss are computed; None while completions are sampled."""
     num_tokens: Tensor | None = None
@@ -163,6 +173,10 @@ class Context:
     """2-norm of this update's gradients before any guard touched them; may be NaN or inf."""
     weight_norms: Tensor | None = None
     """(parameters,) 2-norms after this update."""
+    samples: tuple[tuple[str, str, float], ...] = ()
+    """A few (prompt, completion, reward)."""
+    extras: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    """The values that reward functions logged for the samples, by column."""
     actions: list[Action] = field(default_factory=list)
     verdict: Verdict = Verdict.KEEP
     refusal: str = ""

@@ -33,6 +33,12 @@ PRECISIONS: dict[str, Precision] = {
 }
 
 
+def autocast(precision: str, device: torch.device) -> torch.autocast:
+    """The mixed precision of that name, as a context manager; it does nothing for the others."""
+    dtype = PRECISIONS[precision].autocast
+    return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
+
+
 class _Linear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         bias = None if self.bias is None else self.bias.float()

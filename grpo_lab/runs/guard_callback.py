@@ -19,9 +19,9 @@ from grpo_lab.core.hooks import Refused, Stage, Verdict
 from grpo_lab.errors import ConfigError
 from grpo_lab.runs import checkpoint_files, hosted_run
 from grpo_lab.runs.hosted_guards import Guards, Report
+from grpo_lab.training.batches import moved
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.training.interventions import Step
-from grpo_lab.training.world import moved
 
 POSSIBLE = (
     *("warm_up", "adaptive_learning_rate", "representable_epsilon", "dual_clip", "rollback"),

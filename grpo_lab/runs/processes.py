@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -22,25 +23,47 @@ from grpo_lab.config.schema import Config
 from grpo_lab.errors import ConfigError, GrpoLabError
 from grpo_lab.events import Event, encodable
 from grpo_lab.models import loading
-from grpo_lab.runs.checkpoints import PeerCheckpoints
-from grpo_lab.training.replicas import Processes, launchers_store, new_store
-from grpo_lab.training.trainer import train
-from grpo_lab.training.world import ALONE, PeerFailed, World
+from grpo_lab.runs import checkpoint_files
+from grpo_lab.runs.checkpoints import Checkpoints
+from grpo_lab.tasks.tasks import Tasks
+from grpo_lab.training.distributed import PeerFailed, Processes, SharedTraining, launchers_store, new_store
+from grpo_lab.training.objectives import Rewards
+from grpo_lab.training.torch_settings import own_settings
+from grpo_lab.training.trainer import events
+from grpo_lab.training.training import Controls, Model, Training
 
 LAST_WORDS, GRACE = 2.0, 5.0
 """Seconds in which a lost process may turn out to be dead, and in which one ends that was told to."""
 
 
-def trained(config: Config, *given: Any) -> Iterator[Event]:
-    """The events of `train`, by as many processes as the config says. Raises as `train` does, and as `Processes`."""
-    with _world(config) as world:
-        yield from train(placed(config, world.rank), *given, world=world)
+@own_settings
+def trained(
+    config: Config, model: Model, tasks: Tasks | None, rewards: Rewards, controls: Controls, checkpoints: Checkpoints
+) -> Iterator[Event]:
+    """The events of a run, by as many processes as the config says. Raises as `train` does, and as `Processes`."""
+    if config.run.processes == 1:
+        training = Training(config, model, tasks, rewards)
+        yield from checkpoints.begin(training)
+        yield from checkpoints.events(training, controls)
+        return
+    with _first_of_several(config) as processes:
+        training = SharedTraining(processes, placed(config, processes.rank), model, tasks, rewards)
+        yield from checkpoints.begin(training)
+        overrides = training.saved.get("overrides", ())
+        processes.hear(lambda: (str(checkpoints.folder.resolve()), training.resumed_at, overrides))
+        yield from checkpoints.events(training, controls)
 
 
-def take_part(config: Config, world: Processes) -> int:
+def take_part(config: Config, processes: Processes) -> int:
     """Train as one of the other processes; return the exit code. An error is told to all; the first one reports it."""
     try:
-        for _ in train(placed(config, world.rank), checkpoints=PeerCheckpoints(), world=world):
+        training = SharedTraining(processes, placed(config, processes.rank))
+        told: Any = processes.hear(tuple)  # the first process knows what
+        folder, training.resumed_at, overrides = told
+        if training.resumed_at >= 0:
+            training.saved = checkpoint_files.read_step(Path(folder), training.resumed_at)
+        training.saved = {**training.saved, "overrides": overrides}
+        for _ in events(training):
             pass
     except PeerFailed:
         return 1  # the process that failed reports it; so ends a run that the user stopped, too
@@ -48,7 +71,7 @@ def take_part(config: Config, world: Processes) -> int:
         print(str(error).partition("\n")[0], file=sys.stderr)
         return 1
     finally:
-        world.close()
+        processes.close()
     return 0
 
 
@@ -68,7 +91,7 @@ def is_first() -> bool:
 
 
 def joined(config: Config) -> Processes:
-    """The world of the processes that `torchrun` has started. Raises ConfigError for another number of them."""
+    """The processes that `torchrun` has started. Raises ConfigError for another number of them."""
     if (size := started_by_torchrun()) != config.run.processes:
         raise ConfigError(
             f"run.processes = {config.run.processes}, and the launcher started {size} processes; give it that number"
@@ -90,27 +113,24 @@ def placed(config: Config, rank: int) -> Config:
 
 
 @contextmanager
-def _world(config: Config) -> Iterator[World]:
-    """The world of a run in its first process; at the end the others end too."""
-    if config.run.processes == 1:
-        yield ALONE
-        return
+def _first_of_several(config: Config) -> Iterator[Processes]:
+    """The processes of a run, in its first one; at the end the others end too."""
     if started_by_torchrun():
-        world = joined(config)
+        processes = joined(config)
         try:
-            yield world
+            yield processes
         finally:
-            world.close()
+            processes.close()
         return
     threads = torch.get_num_threads()
     _share_cores(config)
     peers = Peers(config)
     try:
-        world = Processes(peers.store, 0, config.run.processes, config.run.peer_minutes, peers.last_words)
+        processes = Processes(peers.store, 0, config.run.processes, config.run.peer_minutes, peers.last_words)
         try:
-            yield world
+            yield processes
         finally:
-            world.close()
+            processes.close()
     finally:
         peers.close()
         torch.set_num_threads(threads)
@@ -187,8 +207,8 @@ def main(lines: Any = None) -> int:
     threading.Thread(target=_end_with, args=(lines,), daemon=True).start()
     config = Config.from_dict(order["config"])
     _share_cores(config)
-    world = Processes(new_store(order["port"]), order["rank"], config.run.processes, config.run.peer_minutes)
-    return take_part(config, world)
+    processes = Processes(new_store(order["port"]), order["rank"], config.run.processes, config.run.peer_minutes)
+    return take_part(config, processes)
 
 
 def _end_with(lines: Any, end: Callable[[int], Any] = os._exit) -> None:

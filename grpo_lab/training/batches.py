@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,6 +41,17 @@ def joined(batches: Sequence[Batch]) -> Batch:
             tensors = [_padded(tensor, width, left) for tensor in tensors]
         whole[field.name] = torch.cat(tensors)
     return Batch(**whole)  # pyright: ignore[reportArgumentType]
+
+
+def moved(value: Any, device: torch.device | str) -> Any:
+    """The same nested values with every tensor on this device."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, Batch):
+        return replace(value, **{each.name: moved(getattr(value, each.name), device) for each in fields(value)})
+    if isinstance(value, Mapping):
+        return {name: moved(each, device) for name, each in value.items()}
+    return [moved(each, device) for each in value] if isinstance(value, list) else value
 
 
 def _padded(tensor: Tensor, width: int, left: bool) -> Tensor:

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from grpo_lab.config.schema import Config
 from grpo_lab.core.batch import Batch
-from grpo_lab.core.logprobs import Pass
 from grpo_lab.errors import DataError
 from grpo_lab.tasks import sft_data, tasks
 from grpo_lab.tasks.conversations import tokenized
-from grpo_lab.training import passes, rollouts
+from grpo_lab.training import rollouts
 
 
 @dataclass(frozen=True)
@@ -28,11 +27,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Demonstrations:
-    """The rows of a file, and the pass of a model over a batch of them."""
+    """The rows of a file."""
 
     rows: Sequence[Row]
     pad: int
-    run: Pass
 
     def batch(self, seed: int, step: int, size: int, device: torch.device) -> Batch:
         """The rows of one step, drawn as `Tasks.batch` draws problems: one completion for each prompt."""
@@ -63,7 +61,7 @@ def load(config: Config, model: Any, tokenizer: Any) -> Demonstrations:
     rows = [Row(p, a if a[-1:] in ends else a + end) for p, a in zip(prompts, answers, strict=True)]
     for place, row in zip(problems, rows, strict=True):
         _check_length(row, config.sft.max_length, model, place)
-    return Demonstrations(rows, tokenizer.pad_token_id, passes.PASSES[config.model.prompt_pass])
+    return Demonstrations(rows, tokenizer.pad_token_id)
 
 
 def _padded(rows: Sequence[list[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -42,10 +42,6 @@ class Step(Context):
     recorder: Recorder  # pyright: ignore[reportIncompatibleVariableOverride]
     objective: Objective | None = None
     """The objective whose prompts, completions or loss are at hand; None for a value of all together."""
-    samples: tuple[tuple[str, str, float], ...] = ()
-    """A few (prompt, completion, reward)."""
-    extras: dict[str, tuple[Any, ...]] = field(default_factory=dict)
-    """The values that reward functions logged for the samples, by column."""
     notes: tuple[tuple[LinkNote, ...], dict[str, float]] | None = None
     """Of the recorder, once they are read."""
     started: float = field(default_factory=time.perf_counter)

@@ -28,7 +28,7 @@ def loss_function(settings: LossConfig, formulas: Formulas) -> Callable[[LossInp
     if settings.kl_estimator != USUAL.kl_estimator:
         replaced["kl_estimate"] = formulas.kl_estimator
     of_surrogate = ("surrogate", "importance_sampling_level", "importance_sampling_mode")
-    if any(getattr(settings, name) != getattr(USUAL, name) for name in of_surrogate) or _has_forks(settings):
+    if any(getattr(settings, name) != getattr(USUAL, name) for name in of_surrogate) or has_forks(settings):
         replaced["surrogate"] = partial(surrogate, settings=settings, formulas=formulas)
     return partial(grpo_loss, **replaced) if replaced else grpo_loss
 
@@ -61,14 +61,13 @@ CLIPPING = {"clip": clipped_shares, "cispo": _bounded_weights}
 """The share of the whole batch's tokens that a surrogate clips, by the setting `loss.surrogate`."""
 
 
-def _has_forks(settings: LossConfig) -> bool:
+def has_forks(settings: LossConfig) -> bool:
+    """Whether the loss knows the tokens of high entropy."""
     return settings.top_entropy_quantile != 1 or bool(settings.entropy_coef)
 
 
 def with_forks(batch: Batch, settings: LossConfig) -> Batch:
-    """The batch with its `forks`, where the loss needs to know them: taken over all its rows."""
-    if not _has_forks(settings):
-        return batch
+    """The batch with its `forks`, taken over all its rows."""
     forks = highest(batch.entropy, batch.completion_mask, settings.top_entropy_quantile).float()
     return replace(batch, forks=forks / forks.sum().clamp(min=1))
 

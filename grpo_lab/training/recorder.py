@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from grpo_lab.core.batch import Batch
 from grpo_lab.errors import ModelError
 from grpo_lab.events import LinkNote
 from grpo_lab.metrics import of_objective
@@ -76,6 +77,34 @@ class Recorder:
         """Note each of these tensors () as `metric` does."""
         for name, value in values.items():
             self.metric(name, value, update)
+
+    def rewards(self, values: Tensor, scorable: Tensor, number: int = 0) -> None:
+        """Note the mean and the spread of the rewards (P, G) that are going to be used; nothing where none is scorable.
+
+        Of the draws of a step, each with its number, an objective notes the mean.
+        """
+        if not len(scored := values[scorable]):
+            return
+        count = scorable.sum(dim=1)
+        mean = values.masked_fill(~scorable, 0.0).sum(dim=1) / count.clamp(min=1)
+        squares = (values - mean[:, None]).square().masked_fill(~scorable, 0.0).sum(dim=1)
+        spread = (squares / (count - 1).clamp(min=1)).sqrt()
+        self.metric("reward", scored.mean(), number)
+        self.metric("reward_std", spread.mean(), number)
+        self.metric("frac_reward_zero_std", (spread == 0).float().mean(), number)
+
+    def batch(self, batch: Batch, ends: Tensor) -> None:
+        """Note lengths, entropy and log-probabilities of a batch; completions end with one of the tokens (E,)."""
+        mask = batch.completion_mask
+        for link, values in (("old_logprobs", batch.old_logprobs), ("ref_logprobs", batch.ref_logprobs)):
+            if values is not None:
+                self.tensor(link, values)
+        ended = (torch.isin(batch.completions, ends) & mask).any(dim=1)
+        lengths = mask.sum(dim=1).float()
+        self.metric("completions/mean_length", lengths.mean())
+        self.metric("completions/clipped_ratio", 1 - ended.float().mean())
+        self.metric("num_tokens", lengths.sum())
+        self.metric("entropy", batch.entropy[mask].mean())
 
     def tensor(self, link: str, value: Tensor, update: int = 0, note: str = "") -> None:
         """Note a tensor of any shape: largest magnitude, number of elements not finite, and place of the worst one."""

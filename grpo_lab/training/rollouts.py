@@ -15,7 +15,6 @@ from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Stage
 from grpo_lab.errors import ConfigError
 from grpo_lab.tasks.conversations import Prompt, tokenized
-from grpo_lab.training.batches import joined
 from grpo_lab.training.passes import check_attention
 from grpo_lab.training.sampling_filters import distribution
 
@@ -78,47 +77,29 @@ def sample(
     prompts: Sequence[Prompt],
     num_generations: int,
     sampling: SamplingConfig,
-    generator: torch.Generator | Sequence[torch.Generator],
+    generator: torch.Generator,
     apply: Callable[..., Any] = untouched,
 ) -> Batch:
-    """Draw `num_generations` completions of each prompt, by `core.sample`; several generators draw for equal shares.
+    """Draw `num_generations` completions of each prompt, by `core.sample`, outside of a step.
 
     Raises ConfigError where the model has too few positions, no end token, or an attention that takes no mask.
     """
     check_attention(model)
-    prompt_ids, prompt_mask = encode(tokenizer, prompts, model.device)
-    _check_length(model, prompt_ids.shape[1], sampling)
-    generators = [generator] if isinstance(generator, torch.Generator) else generator
-    ends, drawn = terminators(model, tokenizer), list[Batch]()
-    for share, own in enumerate(generators):
-        part = slice(*(len(prompts) * place // len(generators) for place in (share, share + 1)))
-        ids, mask = prompt_ids[part], prompt_mask[part]
-        if len(ids):
-            drawn.append(
-                core.sample(
-                    model,
-                    ids,
-                    mask,
-                    num_generations,
-                    sampling.max_completion_length,
-                    sampling.temperature,
-                    ends,
-                    tokenizer.pad_token_id,
-                    own,
-                    apply,
-                    distribution(sampling, ids, mask, num_generations, model.config.vocab_size),
-                )
-            )
-    return joined(drawn)
-
-
-def streams(purpose: str, count: int) -> list[str]:
-    """The purposes of this many random streams; the first one draws as the only one of a run does.
-
-    >>> streams("sampling", 2)
-    ['sampling', 'sampling/stream-1']
-    """
-    return [purpose + (f"/stream-{number}" if number else "") for number in range(count)]
+    ids, mask = encode(tokenizer, prompts, model.device)
+    check_length(model, ids.shape[1], sampling.max_completion_length)
+    return core.sample(
+        model,
+        ids,
+        mask,
+        num_generations,
+        sampling.max_completion_length,
+        sampling.temperature,
+        terminators(model, tokenizer),
+        tokenizer.pad_token_id,
+        generator,
+        apply,
+        distribution(sampling, ids, mask, num_generations, model.config.vocab_size),
+    )
 
 
 def token_ids(batch: Batch) -> list[list[int]]:
@@ -132,12 +113,12 @@ def texts(tokenizer: Any, ids: Sequence[Sequence[int]]) -> list[str]:
     return tokenizer.batch_decode(ids, skip_special_tokens=True)
 
 
-def _check_length(model: Any, prompt_length: int, sampling: SamplingConfig) -> None:
+def check_length(model: Any, prompt_length: int, longest: int) -> None:
     """Raise ConfigError where prompt and completion exceed the model's positions, or the window of its attention."""
     for name, what in (("max_position_embeddings", "positions"), ("sliding_window", "tokens of attention")):
         limit = getattr(model.config, name, None)
-        if limit and prompt_length + sampling.max_completion_length > limit:
+        if limit and prompt_length + longest > limit:
             raise ConfigError(
-                f"a prompt of {prompt_length} tokens and sampling.max_completion_length = "
-                f"{sampling.max_completion_length} exceed the model's {limit} {what} ({name}); shorten one of them"
+                f"a prompt of {prompt_length} tokens and sampling.max_completion_length = {longest} exceed the model's "
+                f"{limit} {what} ({name}); shorten one of them"
             )

@@ -7,56 +7,50 @@ the batch weighs the same, as in TRL's SFTTrainer. Dropout is off, as in GRPO.
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from grpo_lab.algorithm import combinations
 from grpo_lab.config.schema import Config
 from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.core.batch import Batch
-from grpo_lab.core.hooks import Stage
+from grpo_lab.core.hooks import Context, Stage
 from grpo_lab.core.logprobs import Pass, completion_logprobs, head_logprobs, in_chunks
 from grpo_lab.core.loss import LossOutput, token_weights, weighted_sum
-from grpo_lab.training.interventions import Step, known
-from grpo_lab.training.learner import Learner
+from grpo_lab.training import variants
+from grpo_lab.training.demonstrations import Demonstrations
 
 
-def sft_step(learner: Learner, ctx: Step) -> None:
-    """One step of SFT, with one update. Raises Refused where a guard refuses the rest."""
-    config, updates, index = learner.config, learner.updates, ctx.index
-    ctx.begin_objective(None)
-    ctx.sampling = SamplingConfig()  # log-probabilities at temperature 1
-    usual = updates.coefficients(replace(ctx, config=in_place_of_grpo(config)))
-    ctx.coefficients = ctx.apply(Stage.COEFFICIENTS, usual)
-    batch = known(learner.demonstrations, "demonstrations").batch(
-        config.run.seed, index, config.sft.batch_size, learner.policy.device
-    )
-    batch = replace(batch, weights=token_weights(batch.completion_mask))
-    learner.recorder.metric("num_tokens", batch.completion_mask.sum())
-    updates.begin(ctx, 0)
-    ctx.num_tokens = batch.completion_mask.sum()
-    with learner.world.meeting(ctx):
-        for micro_batch in learner.world.own(batch, config.data.micro_batch_prompts):
-            learner.backward(ctx, sft_loss(learner, ctx, micro_batch))
-    updates.set_aside()
-    updates.commit(ctx, combinations.add)
+class Trainer(variants.Trainer):
+    """The trainer of the stage: demonstrations in the place of completions."""
+
+    demonstrations: ClassVar[Demonstrations]
+
+    def step(self, ctx: Context) -> None:
+        """One step of SFT, with one update. Raises Refused where a guard refuses the rest."""
+        ctx.sampling = SamplingConfig()  # log-probabilities at temperature 1
+        ctx.coefficients = ctx.apply(Stage.COEFFICIENTS, ctx.coefficients)
+        size = self.config.sft.batch_size
+        batch = self.demonstrations.batch(ctx.seed, ctx.index, size, self.policy.device)
+        batch = replace(batch, weights=token_weights(batch.completion_mask))
+        ctx.num_tokens = batch.completion_mask.sum()
+        ctx.recorder.metric("num_tokens", ctx.num_tokens)
+        self.updates.begin(ctx, 0)
+        self.backward(ctx, batch)
+        self.updates.make(ctx)
+
+    def loss(self, ctx: Context, batch: Batch) -> LossOutput:
+        """The micro-batch's part of the loss, to be minimised."""
+        assert ctx.num_tokens is not None and batch.weights is not None
+        with self.autocast():
+            logprobs, right = logprobs_and_right(self.policy, self.run, batch, ctx)
+        ctx.recorder.tensor("logprobs", logprobs)
+        loss = weighted_sum(-logprobs, batch.weights)
+        return LossOutput(loss, {"sft/accuracy": right / ctx.num_tokens})
 
 
-def sft_loss(learner: Learner, ctx: Step, batch: Batch) -> LossOutput:
-    """The micro-batch's part of the loss, to be minimised."""
-    ctx.batch = batch
-    recorder, num_tokens = learner.recorder, known(ctx.num_tokens, "num_tokens")
-    run = known(learner.demonstrations, "demonstrations").run
-    with learner.forward.autocast():
-        logprobs, right = logprobs_and_right(learner.policy, run, batch, ctx)
-    recorder.tensor("logprobs", logprobs)
-    loss = weighted_sum(-logprobs, known(batch.weights, "weights"))
-    return LossOutput(loss, {"sft/accuracy": right / num_tokens})
-
-
-def logprobs_and_right(policy: Any, run: Pass, batch: Batch, ctx: Step) -> tuple[Tensor, Tensor]:
+def logprobs_and_right(policy: Any, run: Pass, batch: Batch, ctx: Context) -> tuple[Tensor, Tensor]:
     """`core.logprobs.logprobs` at temperature 1, and the number () of tokens that the policy finds likeliest."""
     states, head = run(policy, batch)
     mask, likeliest = batch.completion_mask, list[Tensor]()

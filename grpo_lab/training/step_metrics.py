@@ -8,51 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Stage
 from grpo_lab.events import LinkNote
-from grpo_lab.training.interventions import ObjectiveCoefficients, Step, known
-from grpo_lab.training.recorder import Recorder
-
-
-def rewards(step: Step, values: Tensor, part: int = 0) -> None:
-    """Note the mean and the spread of the rewards (P, G) that are going to be used; nothing where none is scorable.
-
-    An objective that scores several parts of a batch notes the mean over them.
-    """
-    judged, recorder = known(step.scorable, "scorable"), step.recorder
-    if not len(scored := values[judged]):
-        return
-    count = judged.sum(dim=1)
-    mean = values.masked_fill(~judged, 0.0).sum(dim=1) / count.clamp(min=1)
-    squares = (values - mean[:, None]).square().masked_fill(~judged, 0.0).sum(dim=1)
-    spread = (squares / (count - 1).clamp(min=1)).sqrt()
-    recorder.metric("reward", scored.mean(), part)
-    recorder.metric("reward_std", spread.mean(), part)
-    recorder.metric("frac_reward_zero_std", (spread == 0).float().mean(), part)
-
-
-def batch(recorder: Recorder, batch: Batch, terminators: Tensor) -> None:
-    """Note lengths, entropy and log-probabilities of the batch before it is trained on; `terminators` is (E,)."""
-    mask = batch.completion_mask
-    for link, values in (("old_logprobs", batch.old_logprobs), ("ref_logprobs", batch.ref_logprobs)):
-        if values is not None:
-            recorder.tensor(link, values)
-    ended = (torch.isin(batch.completions, terminators) & mask).any(dim=1)
-    lengths = mask.sum(dim=1).float()
-    recorder.metric("completions/mean_length", lengths.mean())
-    recorder.metric("completions/clipped_ratio", 1 - ended.float().mean())
-    recorder.metric("num_tokens", lengths.sum())
-    recorder.metric("entropy", batch.entropy[mask].mean())
-
-
-def sampler(recorder: Recorder, batch: Batch, old: Tensor) -> None:
-    """Note the gap between the sampler's own log-probabilities and the `old` ones (B, T), which no ratio shows."""
-    gap = (old.float() - batch.sampling_logprobs).abs().masked_fill(~batch.completion_mask, 0.0)
-    recorder.metric("sampling/sampling_logp_difference/mean", gap.sum() / batch.completion_mask.sum())
-    recorder.metric("sampling/sampling_logp_difference/max", gap.max())
+from grpo_lab.training.interventions import ObjectiveCoefficients, Step
 
 
 def of_updates(ctx: Step, scaler: Any) -> dict[str, float]:

@@ -1,28 +1,20 @@
-"""GRPO as a generator of events, with a stage for guards and faults at every value (see `hooks.Stage`).
-
-for each step
-    for each objective: draw prompts, sample a group of completions for each, score them
-    advantage = (reward - mean of its group) / standard deviation of its group
-    for each of mu updates: minimise  -min(ratio A, clip(ratio) A) + beta KL(policy || reference)
+"""`train`: a run as a generator of events. A step of it is that of `core.train`.
 
 Advantage, ratio, surrogate, credit and KL are formulas that the config names, by default those of DeepSeekMath
-(https://arxiv.org/abs/2402.03300). Left out: gradient checkpointing, vLLM, asynchronous sampling, replay, turns.
+(https://arxiv.org/abs/2402.03300).
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 
 from grpo_lab.config.schema import Config
-from grpo_lab.core.hooks import Refused, Stage, Verdict
-from grpo_lab.events import Ended, Event
+from grpo_lab.core.hooks import Verdict
+from grpo_lab.events import Changed, Ended, Event
 from grpo_lab.tasks.tasks import Tasks
+from grpo_lab.training import saved_state
 from grpo_lab.training.evaluation import evaluate
 from grpo_lab.training.given import public
-from grpo_lab.training.interventions import Step
-from grpo_lab.training.learner import Controls, Learner, Model, Rewards
-from grpo_lab.training.learner_state import NO_CHECKPOINTS, NoCheckpoints, before_step
-from grpo_lab.training.sft import sft_step
-from grpo_lab.training.world import ALONE, World
+from grpo_lab.training.objectives import Rewards
+from grpo_lab.training.training import Controls, Model, Training
 
 
 @public
@@ -32,54 +24,44 @@ def train(
     tasks: Tasks | None = None,
     rewards: Rewards = None,
     controls: Controls = None,
-    checkpoints: NoCheckpoints = NO_CHECKPOINTS,
-    world: World = ALONE,
 ) -> Iterator[Event]:
-    """Train a policy, in place if it is given as `model`, and yield events; `checkpoints` alone writes files.
+    """Train a policy, in place if it is given as `model`, and yield events; no file is written.
 
     Raises ConfigError for a config that cannot run, and any error of a step after a last `Stepped(failed=True)`.
     """
-    learner = Learner(config, model, rewards, tasks, world)
-    yield from checkpoints.open(learner)
-    yield from evaluate(learner, 0)
-    for stage in config.run.stages:
-        for index in checkpoints.begin_stage(learner, stage):
-            yield from before_step(learner, index, checkpoints, controls)
-            ctx = learner.begin(index)
-            try:
-                with suppress(Refused):  # the guard's reason is in ctx.actions; learner.end carries out the verdict
-                    STEPS[stage](learner, ctx)
-                event = learner.end(ctx)
-            except Exception:
-                yield learner.fail(ctx)
-                raise
-            yield event
+    training = Training(config, model, tasks, rewards)
+    yield training.started()
+    yield from events(training, controls)
+
+
+def events(training: Training, controls: Controls = None) -> Iterator[Event]:
+    """Make the steps of a run that are left, and yield their events."""
+    yield from evaluate(training, 0)
+    for stage in training.config.run.stages:
+        for index in _begin_stage(training, stage):
+            if overrides := training.asked(index, controls):
+                training.change(overrides)
+                yield Changed(index, overrides)
+            ctx = yield from training.make(index)
             if ctx.verdict == Verdict.STOP:
                 yield Ended("stopped", ctx.reason)
                 return
-        yield from evaluate(learner, learner.steps.stop)
-    yield ended(learner.refusals, learner.updates.count)
+        yield from evaluate(training, training.steps.stop)
+    yield ended(training.refusals, training.updates.count)
 
 
-def grpo_step(learner: Learner, ctx: Step) -> None:
-    """One step of GRPO; a run with one goal has one objective. Raises Refused where a guard refuses the rest."""
-    ctx.coefficients = ctx.apply(Stage.COEFFICIENTS, learner.updates.coefficients(ctx))
-    sampled, parts = [learner.sample(ctx, objective) for objective in learner.drawn(ctx.index)], []
-    for part in sampled:
-        part, scores = learner.judged(ctx, part)
-        advantages = ctx.apply(Stage.ADVANTAGES, learner.advantages(ctx, part, scores))
-        batch = ctx.apply(Stage.BATCH, learner.compute_logprobs(ctx, part, advantages))
-        parts.append(learner.add_token_weights(ctx, part, learner.assign_credit(batch)))
-    for update in range(learner.config.loss.num_iterations):
-        learner.updates.begin(ctx, update)
-        for part in parts:
-            with learner.shared(ctx, part) as micro_batches:
-                for micro_batch in micro_batches:
-                    learner.backward(ctx, learner.loss(ctx, micro_batch))
-        learner.updates.commit(ctx, learner.combination.gradients)
-
-
-STEPS = {"sft": sft_step, "grpo": grpo_step}
+def _begin_stage(training: Training, stage: str) -> range:
+    """Begin a stage, with the state of a later step if it has a saved one; return the steps that are left."""
+    steps, saved = training.begin_stage(stage), training.saved
+    if saved.get("stage", stage) != stage:
+        return range(steps.stop, steps.stop)
+    if "stage" in saved:
+        saved_state.put_back(training, saved)
+        steps = range(saved["step"], steps.stop)
+    training.saved = {}
+    if saved.get("overrides"):
+        training.change(saved["overrides"])
+    return steps
 
 
 def ended(refusals: Sequence[str], updates: int) -> Ended:

@@ -14,9 +14,10 @@ from benchmarks import shapes
 from benchmarks.rewards import alternating
 from benchmarks.timing import Run
 from grpo_lab.config.schema import Config
+from grpo_lab.core import train
 from grpo_lab.metrics import OF_THE_MACHINE
 from grpo_lab.runs.session import Session
-from grpo_lab.training import rollouts, torch_settings
+from grpo_lab.training import torch_settings
 
 pytestmark = pytest.mark.slow
 WORK = ("data.num_prompts=4", "data.num_generations=4", "sampling.max_completion_length=5", "loss.beta=0.02")
@@ -26,7 +27,7 @@ COMPARED = ("loss", "grad_norm", "kl")
 @pytest.fixture
 def one_batch(monkeypatch):
     """Every run trains on the batch that the first one has sampled."""
-    kept, draw = [], rollouts.sample
+    kept, draw = [], train.sample
 
     def sample(model, *arguments, **keywords):
         if not kept:
@@ -35,7 +36,7 @@ def one_batch(monkeypatch):
         moved = {name: value.to(model.device) for name, value in tensors.items() if isinstance(value, Tensor)}
         return replace(kept[0], **moved)
 
-    monkeypatch.setattr(rollouts, "sample", sample)
+    monkeypatch.setattr(train, "sample", sample)
 
 
 def test_loss_and_gradient_norm_are_those_of_the_plain_pass_on_the_cpu(device, figures, one_batch):

@@ -139,12 +139,12 @@ class OwnTrainer:
         prompts = {name: getattr(batch, name)[batch.group] for name in ("prompt_ids", "prompt_mask")}
         more = {"logprobs": batch.sampling_logprobs, "temperature": step.sampling.temperature}
         more["filters"] = ", ".join(f"{k} = {v:g}" for k, v in asdict(step.sampling).items() if v != NEUTRAL.get(k, v))
-        name = known(step.objective, "objective").name
+        name = step.objective.name if step.objective else ""
         self._seen[name] = {"objective": name, **rows, **prompts, **more}
 
     def _see_log_ratio(self, log_ratio: Tensor, step: Step) -> None:
         if step.update == 0:
-            rows = self._seen[known(step.objective, "objective").name]
+            rows = self._seen[step.objective.name if step.objective else ""]
             rows["beta"] = step.beta
             now = {"log_ratio": log_ratio.detach(), "weights": known(known(step.batch, "batch").weights, "weights")}
             rows |= {key: torch.cat([rows.get(key, new[:0]), new]) for key, new in now.items()}

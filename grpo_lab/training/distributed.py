@@ -1,4 +1,9 @@
-"""Processes with the same weights each: all add up their gradients, and make the same update."""
+"""Several processes that train one policy: each has the same weights, and a share of a step's prompts.
+
+Each process, a rank, computes some of the micro-batches. All ranks know the whole batch, so that advantages, token
+weights and guards of whole batches are those of one process, on each of them; the ranks share sampling, the passes
+without gradient and the backward passes, and add up their gradients. Nothing else in the package knows of ranks.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +12,45 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from grpo_lab.config.schema import Config
 from grpo_lab.core.batch import Batch
-from grpo_lab.core.hooks import Action, Refused
+from grpo_lab.core.hooks import Action, Context, Refused
+from grpo_lab.core.train import Prompts
 from grpo_lab.errors import RunError
-from grpo_lab.training.batches import of_groups
-from grpo_lab.training.interventions import Step
-from grpo_lab.training.recorder import Notes
-from grpo_lab.training.world import Meeting, PeerFailed, Rows, World, moved
+from grpo_lab.tasks.reward_calls import TrainerState
+from grpo_lab.tasks.tasks import Problem, Tasks
+from grpo_lab.training.batches import joined, moved, of_groups
+from grpo_lab.training.environment import Answer, Environment, TaskPrompts
+from grpo_lab.training.objectives import Objective, Rewards
+from grpo_lab.training.recorder import Notes, Recorder
+from grpo_lab.training.training import Controls, Model, Training
+from grpo_lab.training.variants import Trainer
 
 T = TypeVar("T")
+Rows = TypeVar("Rows", Sequence[Any], Tensor)
 BUCKET = 2**22
 """Elements of gradients that are added up at once, so that no second copy of all gradients is made."""
 SHORTEST, LONGEST = 0.0002, 0.02
 """Seconds after which a rank that waits for the first one asks again."""
+
+
+class PeerFailed(RuntimeError):
+    """Another process failed; the text says which one, and holds its traceback."""
+
+
+@dataclass
+class Block:
+    """The results of the ranks' shares of some work: give `mine` in the block, and read `all` after it."""
+
+    mine: Any = None
+    all: list[Any] = field(default_factory=list)
 
 
 class Agreed(Refused):
@@ -43,7 +67,7 @@ class _Told(NamedTuple):
     failed: str
 
 
-class Processes(World):
+class Processes:
     """Several processes, connected by a store of `torch.distributed`; `lost` explains why one does not answer.
 
     Raises RunError where not all of them come within the time.
@@ -78,46 +102,49 @@ class Processes(World):
         self._dist.destroy_process_group()
 
     def place(self, policy: Any) -> None:
+        """Give the policy the first rank's weights."""
         for tensor in (*policy.parameters(), *policy.buffers()):
             self._dist.broadcast(tensor.detach(), src=0)
 
-    def own(self, batch: Batch, micro_batch_prompts: int) -> Iterator[Batch]:
-        part = of_groups(batch, self.share(torch.arange(len(batch.prompt_ids), device=batch.group.device)))
-        if len(part.group):
-            yield from part.split(micro_batch_prompts)
+    def own(self, batch: Batch) -> Batch:
+        """This rank's share of the prompts with their completions, of which there may be none."""
+        return of_groups(batch, self.share(torch.arange(len(batch.prompt_ids), device=batch.group.device)))
 
     def share(self, rows: Rows) -> Rows:
+        """This rank's part of the rows, or of a tensor's; the ranks' parts follow each other."""
         return rows[self.rank * len(rows) // self.size : (self.rank + 1) * len(rows) // self.size]
 
-    def with_first(self, rows: Sequence[T]) -> Sequence[T]:
-        return () if self.rank else rows
-
     @contextmanager
-    def meeting(self, ctx: Step) -> Iterator[Meeting]:
-        meeting = Meeting()
-        self._begin(ctx)
+    def together(self, ctx: Context, recorder: Recorder) -> Iterator[Block]:
+        """A block in which each rank does its share of a step, and at whose end all hear of each other.
+
+        Then actions, verdict and notes are those of all ranks. Raises Refused on all of them where a guard refused on
+        one, and PeerFailed on the others where one failed.
+        """
+        block = Block()
+        self._begin(ctx, recorder)
         try:
-            yield meeting
+            yield block
         except (Agreed, PeerFailed):
             raise  # all ranks know
         except Refused:
-            self._hear_all(ctx, refused=True)
+            self._hear_all(ctx, recorder, refused=True)
         except Exception as error:
             readable = ctx.policy.device.type == "cpu"  # nothing is, after a device-side assert
-            notes = ctx.recorder.take(self._mark) if readable else Notes((), ())
-            ctx.recorder.put(notes, self.rank)
+            notes = recorder.take(self._mark) if readable else Notes((), ())
+            recorder.put(notes, self.rank)
             self._exchange(_Told(None, (), notes, False, "".join(traceback.format_exception(error))))
             raise
-        heard = self._hear_all(ctx, meeting.said)
-        meeting.heard = [moved(each.said, ctx.policy.device) for each in heard]
+        heard = self._hear_all(ctx, recorder, block.mine)
+        block.all = [moved(each.said, ctx.policy.device) for each in heard]
 
-    def _begin(self, ctx: Step) -> None:
+    def _begin(self, ctx: Context, recorder: Recorder) -> None:
         """Keep the place from which actions and notes are told to the others."""
-        self._before, self._mark = len(ctx.actions), ctx.recorder.mark()
+        self._before, self._mark = len(ctx.actions), recorder.mark()
 
-    def _hear_all(self, ctx: Step, said: Any = None, refused: bool = False) -> list[_Told]:
-        """Exchange words; then actions, verdict and notes are those of all ranks. Raises as `meeting` does."""
-        recorder, actions = ctx.recorder, ctx.actions[self._before :]
+    def _hear_all(self, ctx: Context, recorder: Recorder, said: Any = None, refused: bool = False) -> list[_Told]:
+        """Exchange words; then actions, verdict and notes are those of all ranks. Raises as `together` does."""
+        actions = ctx.actions[self._before :]
         heard = self._exchange(_Told(moved(said, "cpu"), actions, recorder.take(self._mark), refused, ""))
         del ctx.actions[self._before :]
         for rank, each in enumerate(heard):
@@ -129,7 +156,7 @@ class Processes(World):
                 raise PeerFailed(named(rank, each.failed))
         if any(each.refused for each in heard):
             raise Agreed
-        self._begin(ctx)
+        self._begin(ctx, recorder)
         return heard
 
     def _exchange(self, told: _Told) -> list[_Told]:
@@ -145,6 +172,10 @@ class Processes(World):
             raise PeerFailed(f"another process does not answer: {self._lost() or error}") from error
 
     def hear(self, make: Callable[[], T]) -> T:
+        """The value that the first rank makes, on all ranks; they wait for it as long as the first one lives.
+
+        Raises PeerFailed on the others where it fails.
+        """
         key, self._told = f"told/{self._told}", self._told + 1
         if self.rank == 0:
             return self._tell(key, make)
@@ -178,6 +209,7 @@ class Processes(World):
 
     @torch.no_grad()
     def add_up(self, parameters: Sequence[Tensor]) -> None:
+        """Give each of these parameters the sum of its gradients over all ranks; None where no rank has one."""
         anywhere = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32)
         self._reduce(anywhere)
         found: list[Tensor] = []
@@ -229,3 +261,80 @@ def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         bucket.append(tensor)
     if bucket:
         yield bucket
+
+
+class Shared(Trainer):
+    """A trainer whose rank samples, compares and differentiates its share of the prompts."""
+
+    processes: ClassVar[Processes]
+    notes: ClassVar[Recorder]
+
+    def sample(self, ctx: Context, prompts: Prompts) -> Batch:
+        assert isinstance(prompts, TaskPrompts)
+        count = self.config.run.streams or self.processes.size
+        with self.processes.together(ctx, self.notes) as block:
+            shares = [prompts.share(number, count) for number in self.processes.share(range(count))]
+            block.mine = joined([super(Shared, self).sample(ctx, share) for share in shares])
+        return joined(block.all)
+
+    def all_logprobs(self, ctx: Context, batch: Batch, note: str) -> Tensor:
+        with self.processes.together(ctx, self.notes) as block:
+            own = self.processes.own(batch)
+            block.mine = super().all_logprobs(ctx, own, note) if len(own.group) else own.sampling_logprobs
+        return torch.cat(block.all)
+
+    def backward(self, ctx: Context, batch: Batch) -> None:
+        with self.processes.together(ctx, self.notes):
+            own = self.processes.own(batch)
+            if len(own.group):
+                super().backward(ctx, own)
+        self.processes.add_up(self.updates.parameters)
+
+
+@dataclass
+class JudgedByTheFirst(Environment):
+    """An environment whose completions the first rank judges for all."""
+
+    processes: Processes = field(kw_only=True)
+
+    def judge(
+        self, problems: Sequence[Problem], texts: Sequence[str], ids: Sequence[list[int]], now: TrainerState
+    ) -> Answer:
+        if self.processes.rank:
+            return lambda: self.processes.hear(_nothing)
+        answer = super().judge(problems, texts, ids, now)
+        return lambda: self.processes.hear(answer)
+
+
+def _nothing() -> Any:
+    raise AssertionError("the first rank makes what the others hear")
+
+
+class SharedTraining(Training):
+    """A run of several processes."""
+
+    def __init__(
+        self,
+        processes: Processes,
+        config: Config,
+        model: Model = None,
+        tasks: Tasks | None = None,
+        rewards: Rewards = None,
+    ) -> None:
+        self.processes = processes
+        super().__init__(config, model, tasks, rewards)
+
+    def prepared(self, model: Model) -> tuple[Any, Any]:
+        policy, tokenizer = super().prepared(model)
+        self.processes.place(policy)
+        return policy, tokenizer
+
+    def asked(self, index: int, controls: Controls) -> tuple[str, ...]:
+        return self.processes.hear(lambda: super(SharedTraining, self).asked(index, controls))
+
+    def environment(self, objective: Objective) -> Environment:
+        one = super().environment(objective)
+        return JudgedByTheFirst(**vars(one), processes=self.processes)
+
+    def made_of(self, *bases: type[Trainer], **constants: Any) -> type[Trainer]:
+        return super().made_of(Shared, *bases, processes=self.processes, notes=self.recorder, **constants)

@@ -1,0 +1,232 @@
+"""GRPO, a step on one page (DeepSeekMath, https://arxiv.org/abs/2402.03300).
+
+    sample a group of completions for each prompt, and score them
+    advantage = (reward - mean of its group) / standard deviation of its group
+    for each of mu updates: minimise  -min(ratio A, clip(ratio) A) + beta KL(policy || reference)
+
+`Trainer.step` is the algorithm; each line of it calls the code that runs by default. What a run may want beside this
+stands outside of this folder, as subclasses of `Trainer` that replace a method: filters of sampling, half precision,
+further draws, a KL that rewards pay, advantages of tokens, several goals, several processes. Left out altogether:
+vLLM, asynchronous sampling, replay, turns, activations that are computed twice to save memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from grpo_lab.core.advantages import group_advantages
+from grpo_lab.core.batch import Batch
+from grpo_lab.core.hooks import Coefficients, Context, Sampling, Stage
+from grpo_lab.core.logprobs import Pass, logprobs, shared_pass
+from grpo_lab.core.loss import LossInputs, LossOutput, grpo_loss, token_weights
+from grpo_lab.core.sample import Distribution, sample, tempered
+from grpo_lab.core.update import Updates
+
+
+class Prompts(Protocol):
+    """The P prompts of a draw, and the rewards of their completions."""
+
+    @property
+    def number(self) -> int:
+        """The number of the draw in its step."""
+        ...
+
+    @property
+    def generator(self) -> torch.Generator:
+        """The generator of the draws of their tokens."""
+        ...
+
+    @property
+    def encoded(self) -> tuple[Tensor, Tensor]:
+        """(P, S) token ids, padded on the left, and their mask."""
+        ...
+
+    def judge(self, batch: Batch) -> None:
+        """Begin to judge completions; slow judges work on meanwhile."""
+
+    def rewards(self, ctx: Context) -> tuple[Tensor, Tensor]:
+        """Wait for the rewards (P, G), and for which of them count, (P, G) bool."""
+        ...
+
+
+class Rollout(NamedTuple):
+    """Prompts with their completions, which are being judged."""
+
+    prompts: Prompts
+    batch: Batch
+
+
+def sampled_tokens(batch: Batch, pad: int) -> Tensor:
+    """(B, T) bool: True up to and including the end token, as sampling recorded it."""
+    return batch.completion_mask
+
+
+def add_gradients(loss: Tensor, optimizer: Optimizer) -> None:
+    """Add the gradients of a loss () to those of the micro-batches before."""
+    loss.backward()
+
+
+@dataclass(kw_only=True)
+class Trainer:
+    """A policy, the updates of its weights, and the settings of GRPO."""
+
+    policy: Any
+    """The causal language model that is trained."""
+    updates: Updates
+    prompts: Callable[[Context, int], Prompts]
+    """From a step, and the number of the draw in it, to its prompts."""
+    sampling: Sampling
+    ends: Tensor
+    """(E,) ids of the tokens that end a completion."""
+    pad: int
+    num_generations: int
+    num_iterations: int = 1
+    """mu: updates by each batch."""
+    micro_batch_prompts: int = 0
+    """Prompts of one forward and backward pass; 0 for as many as `batch.AT_ONCE` tokens allow."""
+    aggregation: str = "token"
+    reference: AbstractContextManager[None] | None = None
+    """The block in which the policy is its reference; None without a KL penalty."""
+    run: Pass = shared_pass
+    advantage_fn: Callable[..., Tensor] = group_advantages
+    """From rewards (P, G) and `scorable` (P, G) to advantages (P, G)."""
+    loss_fn: Callable[[LossInputs], LossOutput] = grpo_loss
+    completion_mask: Callable[[Batch, int], Tensor] = sampled_tokens
+    """From completions and the pad token to the tokens (B, T) that are trained; reports have wrong ones."""
+    accumulate: Callable[[Tensor, Optimizer], None] = add_gradients
+    """Adds a micro-batch's gradients to those before; reports have wrong ways."""
+
+    def step(self, ctx: Context) -> None:
+        """One step of GRPO. Raises Refused where a guard refuses the rest."""
+        ctx.coefficients = ctx.apply(Stage.COEFFICIENTS, ctx.coefficients)
+        rollout = self.rollout(ctx)
+        batch, rewards = self.score(ctx, rollout)
+        advantages = ctx.apply(Stage.ADVANTAGES, self.advantages(ctx, rewards))
+        batch = ctx.apply(Stage.BATCH, self.with_logprobs(ctx, batch, advantages))
+        batch = self.weigh(ctx, batch)
+        for update in range(self.num_iterations):
+            self.updates.begin(ctx, update)
+            self.backward(ctx, batch)
+            self.updates.make(ctx)
+
+    def rollout(self, ctx: Context, draw: int = 0) -> Rollout:
+        """Sample completions of the step's prompts from the policy as it is, and begin to judge them."""
+        ctx.sampling = self.sampling
+        ctx.sampling = ctx.apply(Stage.SAMPLING, self.sampling)
+        prompts = self.prompts(ctx, draw)
+        batch = self.sample(ctx, prompts)
+        prompts.judge(batch)
+        return Rollout(prompts, batch)
+
+    def sample(self, ctx: Context, prompts: Prompts) -> Batch:
+        """Draw a group of completions for each prompt."""
+        length, temperature = ctx.sampling.max_completion_length, ctx.sampling.temperature
+        return sample(
+            self.policy,
+            *prompts.encoded,
+            self.num_generations,
+            length,
+            temperature,
+            self.ends,
+            self.pad,
+            prompts.generator,
+            ctx.apply,
+            self.distribution(ctx, prompts),
+        )
+
+    def distribution(self, ctx: Context, prompts: Prompts) -> Distribution:
+        """The probabilities that a token is drawn from."""
+        return tempered(ctx.sampling.temperature)
+
+    def score(self, ctx: Context, rollout: Rollout) -> tuple[Batch, Tensor]:
+        """The completions and their rewards (P, G); those that no reward function could score are not `scorable`."""
+        values, ctx.scorable = rollout.prompts.rewards(ctx)
+        rewards = ctx.apply(Stage.REWARDS, values)
+        assert ctx.scorable is not None
+        ctx.recorder.rewards(rewards, ctx.scorable, rollout.prompts.number)
+        return rollout.batch, rewards
+
+    def advantages(self, ctx: Context, rewards: Tensor) -> Tensor:
+        """Advantages (P, G), before any guard."""
+        return self.advantage_fn(rewards, scorable=ctx.scorable)
+
+    def with_logprobs(self, ctx: Context, batch: Batch, advantages: Tensor) -> Batch:
+        """The completions that were scored, with their advantages, old and reference log-probabilities.
+
+        Raises Refused where no completion was scored, and where none of those that were has a token to train.
+        """
+        mask = self.completion_mask(batch, self.pad)
+        batch = replace(batch, advantages=advantages.flatten(), completion_mask=mask).rows(_scored(ctx, mask))
+        batch = self.compare(ctx, batch)
+        ctx.recorder.batch(batch, self.ends)
+        return batch
+
+    def compare(self, ctx: Context, batch: Batch) -> Batch:
+        """The batch with its log-probabilities (B, T) under the policy that sampled, and under the reference."""
+        ref_logprobs = None
+        if self.reference is not None:
+            with self.reference:
+                ref_logprobs = self.all_logprobs(ctx, batch, "reference")
+        return replace(batch, old_logprobs=self.old_logprobs(ctx, batch), ref_logprobs=ref_logprobs)
+
+    def old_logprobs(self, ctx: Context, batch: Batch) -> Tensor:
+        """Log-probabilities (B, T) under the policy that sampled: sampling has noted them."""
+        return batch.sampling_logprobs
+
+    @torch.no_grad()
+    def all_logprobs(self, ctx: Context, batch: Batch, note: str) -> Tensor:
+        """Log-probabilities (B, T) of the whole batch under the policy as it is, without gradient."""
+        rows = []
+        for ctx.batch in batch.split(self.micro_batch_prompts):
+            rows.append(self.logprobs(ctx, ctx.batch, note))
+        return torch.cat(rows)
+
+    def logprobs(self, ctx: Context, batch: Batch, note: str) -> Tensor:
+        """Log-probabilities (b, T) of a micro-batch's tokens under the policy as it is, in nats."""
+        return logprobs(self.policy, self.run, batch, ctx, note)
+
+    def weigh(self, ctx: Context, batch: Batch) -> Batch:
+        """The batch with the weight of each token in the loss, so that its micro-batches add up to it."""
+        mask = batch.completion_mask
+        ctx.num_tokens = mask.sum()
+        return replace(batch, weights=token_weights(mask, self.aggregation, ctx.sampling.max_completion_length))
+
+    def backward(self, ctx: Context, batch: Batch) -> None:
+        """Add up the gradients of the micro-batches."""
+        for ctx.batch in batch.split(self.micro_batch_prompts):
+            output = self.loss(ctx, ctx.batch)
+            ctx.recorder.metrics(output.metrics, ctx.update)
+            loss = ctx.apply(Stage.LOSS, output.loss)
+            ctx.recorder.metric("loss", loss.sum(), ctx.update)  # a guard may return shape (1,)
+            self.accumulate(self.updates.scaler.scale(loss), self.updates.optimizer)
+
+    def loss(self, ctx: Context, batch: Batch) -> LossOutput:
+        """The micro-batch's part of the loss, to be minimised."""
+        assert ctx.num_tokens is not None
+        return self.loss_fn(
+            LossInputs(ctx, batch, self.logprobs(ctx, batch, "current"), ctx.num_tokens, self.coefficients(ctx))
+        )
+
+    def coefficients(self, ctx: Context) -> Coefficients:
+        """The step's coefficients of the loss."""
+        assert ctx.coefficients is not None
+        return ctx.coefficients
+
+
+def _scored(ctx: Context, mask: Tensor) -> Tensor:
+    """(b,) index of the scorable completions. Raises Refused where there is none, or none with a token to train."""
+    assert ctx.scorable is not None
+    scorable = ctx.scorable.flatten()
+    judged, trained = torch.stack([scorable, scorable & mask.any(dim=1)]).tolist()
+    for stage, left, what in ((Stage.REWARDS, judged, ctx.unscored), (Stage.BATCH, trained, "is trained")):
+        if not any(left):
+            ctx.refuse("trainer", stage, f"none of {len(judged)} completions {what}")
+    rows = torch.tensor([row for row, counts in enumerate(judged) if counts])
+    return rows.to(scorable.device, non_blocking=True)

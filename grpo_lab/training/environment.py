@@ -1,0 +1,181 @@
+"""The prompts of a run's tasks, and the rewards of their completions, as `core.train` asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo_lab import seeds
+from grpo_lab.algorithm.credit import soft_overlong
+from grpo_lab.config.schema import Config
+from grpo_lab.core.batch import Batch
+from grpo_lab.core.hooks import Context, Stage, Verdict
+from grpo_lab.tasks import rewards
+from grpo_lab.tasks.conversations import text_of
+from grpo_lab.tasks.reward_calls import TrainerState, named
+from grpo_lab.tasks.rewards import Judged, Reward
+from grpo_lab.tasks.tasks import Problem, Tasks
+from grpo_lab.training import rollouts
+from grpo_lab.training.interventions import exceeds
+from grpo_lab.training.objectives import Objective
+
+SAMPLES = 4
+"""Completions that a step's event holds."""
+Answer = Callable[[], Judged]
+"""Waits for the rewards of completions that are being judged."""
+
+
+@dataclass
+class Environment:
+    """The tasks of an objective, and the functions that judge their completions."""
+
+    config: Config
+    objective: Objective
+    tasks: Tasks
+    functions: Sequence[Reward]
+    policy: Any
+    tokenizer: Any
+    first_step: int = 0
+    """The step at which the stage began."""
+
+    def __call__(self, ctx: Context, draw: int = 0) -> TaskPrompts:
+        """The prompts of a step's draw: the first one follows the epochs; others are random, by seed, step and draw."""
+        step, run = ctx.index, self.config.run
+        own = (seeds.derive(run.seed, step, f"prompts/{draw}"), 0) if draw else (run.seed, step)
+        problems = self.tasks.batch(*own, self.objective.num_prompts)
+        purpose = self.objective.purpose("sampling") + (f"/{draw}" if draw else "")
+        number = self.objective.place + draw * max(1, len(self.config.objectives))
+        return TaskPrompts(self, problems, step, purpose, number, ctx.sampling.max_completion_length)
+
+    def generator(self, step: int, purpose: str) -> torch.Generator:
+        """The generator of the random draws for one purpose in one step."""
+        return torch.Generator(self.policy.device).manual_seed(seeds.derive(self.config.run.seed, step, purpose))
+
+    def begin(self, problems: Sequence[Problem], batch: Batch, done: int) -> tuple[list[str], Answer]:
+        """The texts of a batch with as many completions of each problem, which are judged after `done` steps."""
+        ids = rollouts.token_ids(batch)
+        texts, size = rollouts.texts(self.tokenizer, ids), len(batch.group) // len(problems)
+        repeated = [problem for problem in problems for _ in range(size)]
+        return texts, self.judge(repeated, texts, ids, self.progress(done))
+
+    def judge(
+        self, problems: Sequence[Problem], texts: Sequence[str], ids: Sequence[list[int]], now: TrainerState
+    ) -> Answer:
+        """Begin to judge completions, with a problem and the tokens of each."""
+        by = self.objective.reward_weights
+        return rewards.begin(self.functions, problems, texts, self.config.judge, by, ids, now).result
+
+    def progress(self, done: int) -> TrainerState:
+        """The progress of training after this many steps, as reward functions read it."""
+        epochs = done * self.objective.num_prompts / len(self.tasks.train)
+        return TrainerState(done, self.config.run.num_steps, epochs)
+
+
+@dataclass
+class TaskPrompts:
+    """The prompts of one draw, and the rewards of their completions."""
+
+    environment: Environment
+    problems: Sequence[Problem]
+    step: int
+    purpose: str
+    """Of the random draws of their completions."""
+    number: int
+    longest: int
+    """Tokens of a completion at most."""
+    batch: Batch | None = None
+    texts: Sequence[str] = ()
+    answer: Answer | None = field(default=None, repr=False)
+
+    encoded: tuple[Tensor, Tensor] = field(init=False, repr=False)
+    """(P, S) token ids, padded on the left, and their mask."""
+    generator: torch.Generator = field(init=False, repr=False)
+    """The generator of the draws of their completions."""
+
+    def __post_init__(self) -> None:
+        """Encode the prompts. Raises ConfigError for those that are too long."""
+        policy, prompts = self.environment.policy, [problem.prompt for problem in self.problems]
+        self.encoded = rollouts.encode(self.environment.tokenizer, prompts, policy.device)
+        rollouts.check_length(policy, self.encoded[0].shape[1], self.longest)
+        self.generator = self.environment.generator(self.step, self.purpose)
+
+    def share(self, number: int, count: int) -> TaskPrompts:
+        """One of `count` equal shares of the prompts, with a random stream of its own.
+
+        The first one draws as the only one of a run does.
+        """
+        of_share = slice(*(len(self.problems) * place // count for place in (number, number + 1)))
+        purpose = self.purpose + (f"/stream-{number}" if number else "")
+        return replace(self, problems=self.problems[of_share], purpose=purpose)
+
+    def of(self, environment: Environment) -> TaskPrompts:
+        """The same prompts, judged by the functions of another objective."""
+        return replace(self, environment=environment)
+
+    def judge(self, batch: Batch) -> None:
+        """Begin to judge the completions; slow judges work on meanwhile."""
+        done = self.step - self.environment.first_step
+        self.batch = batch
+        self.texts, self.answer = self.environment.begin(self.problems, batch, done)
+
+    def rewards(self, ctx: Context) -> tuple[Tensor, Tensor]:
+        """Wait for the rewards (P, G), and for which of them count, (P, G) bool; note samples and metrics.
+
+        Raises Refused where too many calls of a judge failed.
+        """
+        judged = self.judged()
+        self.show(ctx, judged)
+        return self.scored(ctx, judged)
+
+    def judged(self) -> Judged:
+        """Wait for the rewards."""
+        assert self.answer is not None
+        return self.answer()
+
+    def show(self, ctx: Context, judged: Judged) -> None:
+        """Note the first completions of a few prompts, and the values that reward functions logged for these."""
+        size = len(judged.values) // len(self.problems)
+        rows = range(0, len(judged.values), size)[: max(1, SAMPLES // max(1, len(self.environment.config.objectives)))]
+        prompts = (text_of(problem.prompt) for problem in self.problems)
+        firsts = zip(prompts, self.texts[::size], judged.values[::size].tolist(), strict=True)
+        ctx.samples += tuple(firsts)[: len(rows)]
+        for column, values in judged.log.extras(list(rows)).items():
+            ctx.extras[column] = ctx.extras.get(column, ()) + values
+
+    def scored(self, ctx: Context, judged: Judged) -> tuple[Tensor, Tensor]:
+        """Rewards and `scorable`, both (P, G), on the batch's device, after metrics and the limit of failed calls."""
+        assert self.batch is not None
+        if not judged.scorable.any():
+            functions = " and ".join(named(self.environment.functions))
+            ctx.unscored = f"was scored: {functions} returned None for each"
+        device, prompts, share = self.batch.group.device, len(self.problems), self.environment.config.loss.soft_overlong
+        scorable = judged.scorable.view(prompts, -1).to(device, non_blocking=True)
+        ctx.scorable = scorable
+        self._check(ctx, judged)
+        values = judged.values
+        if share:
+            lengths = self.batch.completion_mask.sum(dim=1).to(values.device)
+            values = values + soft_overlong(lengths, self.longest, share)
+        return values.view(prompts, -1).to(device, non_blocking=True), scorable
+
+    def _check(self, ctx: Context, judged: Judged) -> None:
+        """Note the metrics of the functions; of a pool the share of failed calls and the seconds waited for them.
+
+        Raises Refused where the share is above `judge.max_failed`.
+        """
+        recorder, limit, calls = ctx.recorder, self.environment.config.judge.max_failed, judged.calls
+        metrics = {name: torch.tensor(value, dtype=torch.float64) for name, value in judged.metrics.items()}
+        recorder.metrics(metrics, self.number)
+        if calls is None:
+            return
+        recorder.metric("judge/failed", torch.tensor(calls.failed), self.number)
+        recorder.metric("judge/time", torch.tensor(calls.waited), self.number)
+        if not calls.failures:
+            return
+        if calls.failed > limit:
+            ctx.refuse("judge", Stage.REWARDS, f"{exceeds('share', calls.failed, limit)}; {calls.in_words()}")
+        ctx.act("judge", Stage.REWARDS, Verdict.KEEP, calls.in_words())

@@ -1,0 +1,244 @@
+"""What a run may want beside `core.train`: subclasses of its `Trainer`, each of which replaces a part of a step.
+
+A run's trainer is made of those that its config asks for (`variants`); where it asks for none, a step is the core's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from grpo_lab.config.schema import Config
+from grpo_lab.config.sections import SamplingConfig
+from grpo_lab.core import train
+from grpo_lab.core.batch import Batch
+from grpo_lab.core.hooks import Coefficients, Context, Stage, Verdict
+from grpo_lab.core.logprobs import completion_logprobs
+from grpo_lab.core.loss import LossInputs, LossOutput
+from grpo_lab.core.sample import Distribution
+from grpo_lab.core.train import Prompts, Rollout
+from grpo_lab.models.precision import PRECISIONS, autocast
+from grpo_lab.training import policy_loss
+from grpo_lab.training.batches import joined, of_groups
+from grpo_lab.training.environment import TaskPrompts
+from grpo_lab.training.interventions import Arrangement
+from grpo_lab.training.registry import Formulas
+from grpo_lab.training.sampling_filters import distribution, is_plain
+
+
+@dataclass(kw_only=True)
+class Trainer(train.Trainer):
+    """The core's trainer with the config that it was made from."""
+
+    config: Config
+    formulas: Formulas
+
+    @classmethod
+    def wanted(cls, config: Config, interventions: Arrangement, device: torch.device) -> bool:
+        """Whether a config asks for what this class replaces."""
+        return True
+
+    def autocast(self) -> torch.autocast:
+        """The run's mixed precision, as a context manager."""
+        return autocast(self.config.model.precision, self.policy.device)
+
+
+class PaidKL(Trainer):
+    """Rewards pay for the KL of their completions, and the loss does not (`loss.kl_place=reward`)."""
+
+    @classmethod
+    def wanted(cls, config: Config, interventions: Arrangement, device: torch.device) -> bool:
+        return config.loss.kl_place == "reward"
+
+    def score(self, ctx: Context, rollout: Rollout) -> tuple[Batch, Tensor]:
+        batch, rewards = super().score(ctx, rollout)
+        mask = self.completion_mask(batch, self.pad)
+        batch = super().compare(ctx, replace(batch, completion_mask=mask))
+        penalties = k1_of_each_token(batch, super().coefficients(ctx).beta)
+        if penalties is None:
+            return batch, rewards
+        return replace(batch, penalties=penalties), rewards - penalties.sum(dim=1).view_as(rewards)
+
+    def compare(self, ctx: Context, batch: Batch) -> Batch:
+        return batch  # `score` has done it
+
+    def coefficients(self, ctx: Context) -> Coefficients:
+        return replace(super().coefficients(ctx), beta=0.0)
+
+
+def k1_of_each_token(batch: Batch, beta: float) -> Tensor | None:
+    """beta x (old_logprobs - ref_logprobs), (B, T) in nats: k1 of each token, whose mean over samples is the KL.
+
+    None without a reference, which a run with beta 0 does not load.
+    """
+    if batch.ref_logprobs is None:
+        return None
+    assert batch.old_logprobs is not None
+    return (beta * (batch.old_logprobs - batch.ref_logprobs)).masked_fill(~batch.completion_mask, 0.0)
+
+
+class DynamicSampling(Trainer):
+    """Groups of equal rewards are replaced by groups of further draws (DAPO, eq. 11, https://arxiv.org/abs/2503.14476).
+
+    Where `loss.dynamic_sampling` further draws find too few, the step goes on with fewer groups, and an action says so;
+    it is refused where no group has spread.
+    """
+
+    @classmethod
+    def wanted(cls, config: Config, interventions: Arrangement, device: torch.device) -> bool:
+        return config.loss.dynamic_sampling > 0
+
+    def score(self, ctx: Context, rollout: Rollout) -> tuple[Batch, Tensor]:
+        sampling, limit, draws = ctx.sampling, self.config.loss.dynamic_sampling, 0
+        batch, rewards = super().score(ctx, rollout)
+        wanted, size = rewards.shape
+        found = [_with_spread(ctx, batch, rewards, wanted)]
+        while (missing := wanted - sum(len(each) for _, each, _ in found)) and draws < limit:
+            draws += 1
+            found.append(_with_spread(ctx, *super().score(ctx, self.rollout(ctx, draws)), missing))
+        ctx.recorder.metric("dynamic_sampling/draws", torch.tensor(float(draws)), rollout.prompts.number)
+        if missing:
+            drawn = f"{1 + draws} draws of {wanted * size} completions"
+            reason = f"{wanted - missing} of {wanted} groups have spread after {drawn}"
+            if missing == wanted:
+                ctx.refuse("dynamic_sampling", Stage.REWARDS, reason)
+            ctx.act("dynamic_sampling", Stage.REWARDS, Verdict.KEEP, reason)
+        batches, rows, scorable = zip(*[each for each in found if len(each[1])], strict=True)
+        ctx.sampling, ctx.scorable = sampling, torch.cat(scorable)
+        return joined(batches), torch.cat(rows)
+
+
+def _with_spread(ctx: Context, batch: Batch, rewards: Tensor, most: int) -> tuple[Batch, Tensor, Tensor]:
+    """The groups whose rewards differ, this many at most, with their rewards and which of those count."""
+    assert ctx.scorable is not None
+    high, low = (rewards.masked_fill(~ctx.scorable, end) for end in (-torch.inf, torch.inf))
+    index = (high.amax(dim=1) > low.amin(dim=1)).nonzero()[:most, 0]
+    return of_groups(batch, index), rewards[index], ctx.scorable[index]
+
+
+class TokenAdvantages(Trainer):
+    """Tokens have advantages of their own (`loss.credit_assignment`)."""
+
+    @classmethod
+    def wanted(cls, config: Config, interventions: Arrangement, device: torch.device) -> bool:
+        return config.loss.credit_assignment != "completion"
+
+    def weigh(self, ctx: Context, batch: Batch) -> Batch:
+        return super().weigh(ctx, self.formulas.credit_assignment(batch, self.config.loss.gamma))
+
+
+class Forks(Trainer):
+    """The loss knows the tokens of high entropy (`loss.top_entropy_quantile`), and may reward it (`entropy_coef`)."""
+
+    @classmethod
+    def wanted(cls, config: Config, interventions: Arrangement, device: torch.device) -> bool:
+        return policy_loss.has_forks(config.loss)
+
+    def weigh(self, ctx: Context, batch: Batch) -> Batch:
+        return policy_loss.with_forks(super().weigh(ctx, batch), self.config.loss)
+
+
+class EntropyBonus(Trainer):
+    """The loss rewards the entropy of the forks, for which all logits keep their gradient (`loss.entropy_coef`)."""
+
+    @classmethod
+    def wanted(cls, config: Config, interventions: Arrangement, device: torch.device) -> bool:
+        return bool(config.loss.entropy_coef)
+
+    def loss(self, ctx: Context, batch: Batch) -> LossOutput:
+        assert ctx.num_tokens is not None
+        with self.autocast():
+            states, head = self.run(self.policy, batch)
+            logits = ctx.apply(Stage.LOGITS, head(states), "current")
+            found = completion_logprobs(logits, batch.completions, ctx.sampling.temperature)
+        found = found.masked_fill(~batch.completion_mask, 0.0)
+        output = self.loss_fn(LossInputs(ctx, batch, found, ctx.num_tokens, self.coefficients(ctx)))
+        bonus = policy_loss.entropy_bonus(logits, batch, ctx.sampling.temperature)
+        return output._replace(loss=output.loss - self.config.loss.entropy_coef * bonus.to(output.loss.dtype))
+
+
+class Filters(Trainer):
+    """Tokens are drawn after the penalties and filters of `sampling`, or of a guard."""
+
+    @classmethod
+    def wanted(cls, config: Config, interventions: Arrangement, device: torch.device) -> bool:
+        return bool(config.objectives) or Stage.SAMPLING in interventions or not is_plain(config.sampling)
+
+    def distribution(self, ctx: Context, prompts: Prompts) -> Distribution:
+        assert isinstance(ctx.sampling, SamplingConfig)
+        return distribution(ctx.sampling, *prompts.encoded, self.num_generations, self.policy.config.vocab_size)
+
+
+class OtherSampler(Trainer):
+    """Old log-probabilities are computed where those of the sampler are others: in half precision, and after filters.
+
+    On CUDA the first step of a stage measures the gap, whatever the precision: other kernels sample than train.
+    """
+
+    @classmethod
+    def wanted(cls, config: Config, interventions: Arrangement, device: torch.device) -> bool:
+        exact = device.type == "cpu" and PRECISIONS[config.model.precision].exact(device)
+        return Filters.wanted(config, interventions, device) or not exact
+
+    def old_logprobs(self, ctx: Context, batch: Batch) -> Tensor:
+        assert isinstance(ctx.sampling, SamplingConfig)
+        device = self.policy.device
+        same = PRECISIONS[self.config.model.precision].exact(device) and is_plain(ctx.sampling)
+        if same and (device.type != "cuda" or ctx.index != ctx.stage_began):
+            return batch.sampling_logprobs
+        old = self.all_logprobs(ctx, batch, "old")
+        gap = (old.float() - batch.sampling_logprobs).abs().masked_fill(~batch.completion_mask, 0.0)
+        mean = gap.sum() / batch.completion_mask.sum()
+        ctx.recorder.metric("sampling/sampling_logp_difference/mean", mean)
+        ctx.recorder.metric("sampling/sampling_logp_difference/max", gap.max())
+        return batch.sampling_logprobs if same else old
+
+
+class Streams(Trainer):
+    """Each share of the prompts is sampled with a random stream of its own (`run.streams`), as by several processes."""
+
+    @classmethod
+    def wanted(cls, config: Config, interventions: Arrangement, device: torch.device) -> bool:
+        return config.run.streams > 1 and config.run.processes == 1
+
+    def sample(self, ctx: Context, prompts: Prompts) -> Batch:
+        assert isinstance(prompts, TaskPrompts)
+        count = self.config.run.streams
+        return joined([super(Streams, self).sample(ctx, prompts.share(number, count)) for number in range(count)])
+
+
+class HalfPrecision(Trainer):
+    """Passes are computed in mixed precision."""
+
+    @classmethod
+    def wanted(cls, config: Config, interventions: Arrangement, device: torch.device) -> bool:
+        return PRECISIONS[config.model.precision].autocast is not None
+
+    def sample(self, ctx: Context, prompts: Prompts) -> Batch:
+        with self.autocast():
+            return super().sample(ctx, prompts)
+
+    def logprobs(self, ctx: Context, batch: Batch, note: str) -> Tensor:
+        with self.autocast():
+            return super().logprobs(ctx, batch, note)
+
+
+VARIANTS = (
+    PaidKL,
+    DynamicSampling,
+    TokenAdvantages,
+    Forks,
+    EntropyBonus,
+    Filters,
+    OtherSampler,
+    Streams,
+    HalfPrecision,
+)
+"""From the outermost, which calls the next one by `super()`."""
+
+
+def variants(config: Config, interventions: Arrangement, device: torch.device) -> tuple[type[Trainer], ...]:
+    """Those that a config asks for."""
+    return tuple(each for each in VARIANTS if each.wanted(config, interventions, device))
