@@ -22,12 +22,6 @@ class Scores(NamedTuple):
     weight: float
 
 
-def own(scores: Sequence[Scores], scale: AdvantageScale) -> Tensor:
-    """Advantages (P, G) of the one objective that scores the batch; its weight belongs to its loss."""
-    (one,) = scores
-    return scale(one.rewards, scorable=one.scorable)
-
-
 def sum_then_normalize(scores: Sequence[Scores], scale: AdvantageScale) -> Tensor:
     """Advantages (P, G) of the weighted sum of the rewards.
 

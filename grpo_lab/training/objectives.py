@@ -87,18 +87,10 @@ class Combination(NamedTuple):
 
     drawn: Callable[[Sequence[Objective], int], Sequence[Objective]]
     """From the objectives and the step: those whose prompts the step has."""
-    advantages: Callable[[Sequence[Scores], AdvantageScale], Tensor]
     gradients: Callable[[Sequence[Gradients]], Gradients]
-    pooled: bool = False
-    """Whether every objective scores the completions of all, so that weights belong to rewards, not to losses."""
-
-    def scoring(self, objective: Objective, objectives: Sequence[Objective]) -> Sequence[Objective]:
-        """The objectives that score the completions of one."""
-        return objectives if self.pooled else [objective]
-
-    def loss_weight(self, objective: Objective) -> float:
-        """The weight of an objective's loss."""
-        return 1.0 if self.pooled else objective.weight
+    pooled: Callable[[Sequence[Scores], AdvantageScale], Tensor] | None = None
+    """The advantages of completions that every objective scores, so that weights belong to rewards and not to losses;
+    None where each objective scores its own."""
 
 
 def all_with_prompts(objectives: Sequence[Objective], step: int) -> Sequence[Objective]:
@@ -112,11 +104,11 @@ def in_turn(objectives: Sequence[Objective], step: int) -> Sequence[Objective]:
 
 
 COMBINATIONS: dict[str, Combination] = {
-    "separate": Combination(all_with_prompts, combinations.own, combinations.add),
-    "alternate": Combination(in_turn, combinations.own, combinations.add),
-    "pcgrad": Combination(all_with_prompts, combinations.own, combinations.project_conflicting),
-    "sum_then_normalize": Combination(all_with_prompts, combinations.sum_then_normalize, combinations.add, pooled=True),
-    "normalize_then_sum": Combination(all_with_prompts, combinations.normalize_then_sum, combinations.add, pooled=True),
+    "separate": Combination(all_with_prompts, combinations.add),
+    "alternate": Combination(in_turn, combinations.add),
+    "pcgrad": Combination(all_with_prompts, combinations.project_conflicting),
+    "sum_then_normalize": Combination(all_with_prompts, combinations.add, combinations.sum_then_normalize),
+    "normalize_then_sum": Combination(all_with_prompts, combinations.add, combinations.normalize_then_sum),
 }
 """The right ways, by the setting `loss.combination`."""
 POOLED = [name for name, combination in COMBINATIONS.items() if combination.pooled]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from grpo_lab.algorithm.combinations import Gradients, Scores, cosine, scorable_by_any
+from grpo_lab.algorithm.combinations import AdvantageScale, Gradients, Scores, cosine, scorable_by_any
 from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Coefficients, Context, Stage
@@ -123,6 +123,8 @@ class PooledObjectives(SeveralObjectives):
     """The same where every objective scores the completions of all."""
 
     environments: Sequence[Environment]
+    of_scores: Callable[[Sequence[Scores], AdvantageScale], Tensor]
+    """Advantages (P, G) from the rewards that each objective gives."""
 
     def _sampled(self, ctx: Step, trainer: OfObjective) -> Sampled:
         found = super()._sampled(ctx, trainer)
@@ -149,4 +151,4 @@ class PooledObjectives(SeveralObjectives):
             scores.append(Scores(rewards, scorable, objective.weight))
         ctx.begin_objective(trainer.objective)
         ctx.scorable = scorable_by_any(scores)
-        return batch, self.combination.advantages(scores, trainer.advantage_fn)
+        return batch, self.of_scores(scores, trainer.advantage_fn)

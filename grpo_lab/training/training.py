@@ -165,14 +165,20 @@ class Training:
             return self._trainer_of(self.objectives[0], self.made_of(*chosen, Trainer))
         way, trainers = combination(self.config), list[OfObjective]()
         for each in self.objectives:
-            cls = self.made_of(*chosen, OfObjective, objective=each, loss_weight=way.loss_weight(each))
+            weight = 1.0 if way.pooled else each.weight
+            cls = self.made_of(*chosen, OfObjective, objective=each, loss_weight=weight)
             trainer = self._trainer_of(each, cls)
             assert isinstance(trainer, OfObjective)
             trainers.append(trainer)
         if not way.pooled:
-            return SeveralObjectives(trainers=trainers, combination=way, updates=self.updates)
-        environments = [self.environment(each) for each in self.objectives]
-        return PooledObjectives(trainers=trainers, combination=way, updates=self.updates, environments=environments)
+            return SeveralObjectives(trainers=trainers, updates=self.updates, combination=way)
+        return PooledObjectives(
+            trainers=trainers,
+            updates=self.updates,
+            combination=way,
+            environments=[self.environment(each) for each in self.objectives],
+            of_scores=way.pooled,
+        )
 
     def _trainer_of(self, objective: Objective, cls: type[Trainer]) -> Trainer:
         """A trainer for one objective."""

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from grpo_lab.algorithm import combinations
 from grpo_lab.algorithm.combinations import Gradients
 from grpo_lab.core.batch import Batch
 from grpo_lab.training.objectives import Combination, all_with_prompts
@@ -87,5 +86,5 @@ FORMULAS: dict[str, dict[str, Callable[..., Any]]] = {
     "accumulation": {"overwrite": overwrite_gradients, "step_inside": step_inside, "zeroed": zero_after_backward},
 }
 """By the setting of `loss` that selects one, then by name."""
-COMBINATIONS = {"overwrite": Combination(all_with_prompts, combinations.own, keep_last)}
+COMBINATIONS = {"overwrite": Combination(all_with_prompts, keep_last)}
 """By the setting `loss.combination`."""
