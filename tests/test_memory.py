@@ -16,7 +16,7 @@ from grpo_lab.config.schema import Config
 from grpo_lab.core.hooks import Stage
 from grpo_lab.errors import RunError
 from grpo_lab.events import Crash, Ended, Resumed
-from grpo_lab.runs import environment, memory, resume
+from grpo_lab.runs import crashes, environment, memory
 from grpo_lab.runs.session import Session
 from grpo_lab.training import trainer
 from grpo_lab.training.learner import Learner
@@ -162,8 +162,8 @@ def test_lengths_of_objectives_and_rows_of_sft_are_halved(tmp_path):
     ],
 )
 def test_memory_runs_out_by_an_error_or_by_a_kill(kind, message, expected):
-    assert resume.out_of_memory(Ended("crashed", message, Crash(kind, "", "", ""))) is expected
-    assert not resume.out_of_memory(Ended("stopped", message))
+    assert crashes.out_of_memory(Ended("crashed", message, Crash(kind, "", "", ""))) is expected
+    assert not crashes.out_of_memory(Ended("stopped", message))
 
 
 class Seen:

@@ -15,9 +15,8 @@ from grpo_lab.events import Stepped
 from grpo_lab.models import adapters, loading
 from grpo_lab.runs import full_length
 from grpo_lab.runs.child import Child
-from grpo_lab.runs.record import View
-from grpo_lab.runs.resume import out_of_memory, prompts_of_a_pass
-from grpo_lab.runs.session import Session
+from grpo_lab.runs.crashes import out_of_memory, prompts_of_a_pass
+from grpo_lab.runs.session import Session, View
 from grpo_lab.training import snapshots
 from grpo_lab.training.objectives import resolve
 from grpo_lab.training.registry import combination, needs_reference, validated

@@ -17,8 +17,7 @@ from grpo_lab.errors import ConfigError, GrpoLabError
 from grpo_lab.messages import text
 from grpo_lab.runs import checkpoints, child_pool, notebook_mode, run_folder
 from grpo_lab.runs.child import Child
-from grpo_lab.runs.record import View
-from grpo_lab.runs.session import Session
+from grpo_lab.runs.session import Session, View
 from grpo_lab.training.registry import check
 
 CHECKPOINT_MINUTES = 0.1
