@@ -18,8 +18,8 @@ from grpo_lab.core.hooks import Refused, Stage, Verdict
 from grpo_lab.core.loss import LossInputs
 from grpo_lab.errors import ConfigError, RunError
 from grpo_lab.events import Stepped
-from grpo_lab.runs.guard_callback import POSSIBLE
-from grpo_lab.runs.guarded_trainer import INSIDE, NEEDS, see_batch
+from grpo_lab.hosted.callback import POSSIBLE
+from grpo_lab.hosted.trl import INSIDE, NEEDS, see_batch
 from grpo_lab.runs.session import Session
 from grpo_lab.training.learner import Learner
 from tests.test_hosted_guards import OF_TRL, NanGradient, Seen, equal
@@ -681,9 +681,9 @@ class Later(trl.GRPOTrainer):
 
 def test_other_classes_and_other_versions_are_refused(monkeypatch):
     for given, message in (
-        (transformers.Trainer, r"Trainer\): it has no _calculate_rewards, .* tried with TRL 1\.16\. .*GuardCallback"),
+        (transformers.Trainer, r"Trainer\): it has no _calculate_rewards, .* in TRL 1\.16, .*GuardCallback"),
         (trl.GRPOConfig, "it has no _calculate_rewards"),
-        (SimpleNamespace(**dict.fromkeys(NEEDS)), "it is no class"),
+        (SimpleNamespace(**dict.fromkeys(NEEDS)), "is of type SimpleNamespace: must be a class"),
     ):
         with pytest.raises(ConfigError, match=message):
             gl.guarded(cast(Any, given))

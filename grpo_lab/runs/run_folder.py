@@ -113,12 +113,12 @@ def unwritable(folder: Path, events: Sequence[Event], error: OSError) -> RunErro
 
 
 @contextmanager
-def writer(folder: Path, config: Config) -> Iterator[Callable[[Event], None]]:
+def writer(folder: Path, config: Config, by_process: bool = False) -> Iterator[Callable[[Event], None]]:
     """A function that appends an event to the file, flushed line by line, after the events that are there.
 
-    Raises RunError while another process writes the run.
+    Raises RunError while another process, or without `by_process` another run of this one, writes the folder.
     """
-    with held(folder):
+    with held(folder, by_process):
         write_environment(folder, config)
         cut_half_line(folder)
         with (folder / EVENTS).open("a", encoding="utf-8") as file:

@@ -17,8 +17,8 @@ from transformers import TrainerCallback
 
 from grpo_lab.core.hooks import Refused, Stage, Verdict
 from grpo_lab.errors import ConfigError
-from grpo_lab.runs import checkpoint_files, hosted_run
-from grpo_lab.runs.hosted_guards import Guards, Report
+from grpo_lab.hosted.guards import OF_THE_UPDATE, Guards, Report, check_folder
+from grpo_lab.runs import checkpoint_files
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.training.interventions import Step
 from grpo_lab.training.world import moved
@@ -28,8 +28,6 @@ POSSIBLE = (
     *("skip_nonfinite", "skip_spikes", "skip_outliers", "clip_gradients", "check_weights"),
 )
 """Guards that the callbacks of a trainer can hold."""
-STAGES = (Stage.COEFFICIENTS, Stage.GRADIENTS, Stage.WEIGHTS)
-"""The stages of these guards; own guards must belong to one of them."""
 DELTA = 3.0
 """The limit of `dual_clip` where it names none."""
 FOLDER = "guards"
@@ -49,7 +47,8 @@ class GuardCallback(TrainerCallback):
     """
 
     holds: Sequence[str] = POSSIBLE
-    stages: Sequence[Stage] = STAGES
+    stages: Sequence[Stage] = OF_THE_UPDATE
+    """The stages of these guards; own guards must belong to one of them."""
     reach = (
         "a callback of a Trainer does not see what this guard needs; "
         f"it can hold {', '.join(POSSIBLE)}. gl.guarded(GRPOTrainer) can hold more"
@@ -61,7 +60,7 @@ class GuardCallback(TrainerCallback):
         self.guards = Guards(*names, snapshot_every=snapshot_every)
         self._events = Path(events) if events else None
         if self._events:
-            hosted_run.check(self._events, over=True)  # the trainer may go on from a checkpoint
+            check_folder(self._events, over=True)  # the trainer may go on from a checkpoint
         self.report: Report | None = None
         self.refused = 0
         """Steps that were refused so far."""
@@ -93,7 +92,7 @@ class GuardCallback(TrainerCallback):
         if checkpoint:
             self._go_on(Path(checkpoint), state.global_step, given["model"])
         if self._events and state.is_world_process_zero:
-            hosted_run.check(self._events, over=self.guards.index > 0)
+            check_folder(self._events, over=self.guards.index > 0)
             self.guards.write_to(self._events)
 
     def caller(self) -> tuple[Any, str | None]:
