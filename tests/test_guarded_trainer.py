@@ -18,8 +18,7 @@ from grpo_lab.core.hooks import Refused, Stage, Verdict
 from grpo_lab.core.loss import LossInputs
 from grpo_lab.errors import ConfigError, RunError
 from grpo_lab.events import Stepped
-from grpo_lab.hosted.callback import POSSIBLE
-from grpo_lab.hosted.trl import INSIDE, NEEDS, see_batch
+from grpo_lab.hosted.trl import NEEDS, Host, see_batch
 from grpo_lab.runs.session import Session
 from grpo_lab.training.learner import Learner
 from tests.test_hosted_guards import OF_TRL, NanGradient, Seen, equal
@@ -46,7 +45,6 @@ def trained(
     return made
 
 
-ALL = (*POSSIBLE, *INSIDE)
 SILENT = ("skip_nonfinite", "check_weights", "rollback", "sanitize_rewards", "clamp_advantages")
 SILENT += ("drop_nonfinite_samples", "clamp_log_ratio.limit=1e6", "clamp_kl.limit=1e6", "dual_clip.delta=1e9")
 
@@ -653,7 +651,7 @@ def test_adaptive_beta_has_one_outcome_in_the_learner_and_in_trl(tmp_path):
 
 def test_every_guard_that_trl_can_hold_is_compared():
     compared = {name.split(".")[0] for name in (*UPDATES, *LOSS, *BATCH)} | {"adaptive_beta"}
-    assert compared == set(ALL) and set(gl.GUARDS) - compared == {
+    assert compared == set(Host.holds) and set(gl.GUARDS) - compared == {
         "clamp_logits",
         "check_probabilities",
         "safe_sampling",

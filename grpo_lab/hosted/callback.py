@@ -23,11 +23,8 @@ from grpo_lab.training.guards import GUARDS
 from grpo_lab.training.interventions import Step
 from grpo_lab.training.world import moved
 
-POSSIBLE = (
-    *("warm_up", "adaptive_learning_rate", "representable_epsilon", "dual_clip", "rollback"),
-    *("skip_nonfinite", "skip_spikes", "skip_outliers", "clip_gradients", "check_weights"),
-)
-"""Guards that the callbacks of a trainer can hold."""
+POSSIBLE = [name for name, kind in GUARDS.items() if kind.stage in OF_THE_UPDATE and name != "adaptive_beta"]
+"""Guards that the callbacks of a trainer can hold: a callback does not reach the beta of a loss."""
 DELTA = 3.0
 """The limit of `dual_clip` where it names none."""
 FOLDER = "guards"
@@ -65,9 +62,8 @@ class GuardCallback(TrainerCallback):
         self.refused = 0
         """Steps that were refused so far."""
         self._worst = Verdict.KEEP
-        self._clips_at = 0.0
-        """The limit to which the trainer clips; 0 where it does not."""
         self._clip: Callable[[], Any] | None = None
+        """The clipping that the trainer has asked for."""
         self._ctx: Step | None = None
         self._rates, self._in_trainer = ExitStack(), ExitStack()
 
@@ -126,8 +122,8 @@ class GuardCallback(TrainerCallback):
         parameters = list(parameters)
         if not _calls(trainer, self):  # removed from a trainer that failed before
             return clip(parameters, max_norm, *norm_type)
-        self._clips_at = max_norm if math.isfinite(max_norm) else 0.0
-        self._clip = partial(clip, parameters, max_norm, *norm_type) if self._clips_at else None
+        clips = max_norm > 0 and math.isfinite(max_norm)  # transformers asks for inf where it does not clip
+        self._clip = partial(clip, parameters, max_norm, *norm_type) if clips else None
         return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], *norm_type)
 
     def _log(self, log: Callable[..., None], logs: Mapping[str, float], *given: Any, **more: Any) -> None:

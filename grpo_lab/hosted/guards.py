@@ -69,7 +69,7 @@ class HostedRun:
         self.folder, self.began, self._held = folder, False, ExitStack()
         # A trainer that failed in a notebook is still there: the next one of this process may write on.
         self.append = self._held.enter_context(run_folder.writer(folder, config, by_process=True))
-        run_folder.go_on(folder, config)
+        run_folder.write_config(folder, config)
 
     def begin(self, step: int, started: Started) -> None:
         """Begin with `step`: a new run, or the one that is there without what it did from `step` on."""

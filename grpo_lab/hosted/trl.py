@@ -16,18 +16,16 @@ from transformers.trainer_utils import get_last_checkpoint
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Stage
 from grpo_lab.errors import ConfigError, RunError
-from grpo_lab.hosted.callback import POSSIBLE, GuardCallback, refuse, temporarily
+from grpo_lab.hosted.callback import GuardCallback, refuse, temporarily
 from grpo_lab.hosted.guards import OF_THE_UPDATE, Guards
 from grpo_lab.training.given import wrong
+from grpo_lab.training.guards import GUARDS
 from grpo_lab.training.interventions import known
 
 TRIED = "1.16"
 """The version of TRL with which `guarded` is tested."""
-INSIDE = (
-    *("sanitize_rewards", "clamp_advantages", "drop_nonfinite_samples"),
-    *("clamp_log_ratio", "clamp_kl", "adaptive_beta"),
-)
-"""Guards that a guarded trainer holds beside those of the callback."""
+STAGES = (*OF_THE_UPDATE, Stage.REWARDS, Stage.ADVANTAGES, Stage.BATCH, Stage.LOG_RATIO, Stage.KL_DELTA)
+"""Stages whose values a guarded trainer has."""
 NEEDS: Mapping[str, frozenset[str]] = {
     "_calculate_rewards": frozenset({"reward_funcs"}),
     "_generate_and_score_completions": frozenset(
@@ -89,8 +87,8 @@ def _words(trainer: type, method: str) -> set[str]:
 class Host(GuardCallback):
     """The callback of a guarded trainer: it begins each step before completions are sampled."""
 
-    holds = (*POSSIBLE, *INSIDE)
-    stages = (*OF_THE_UPDATE, Stage.REWARDS, Stage.ADVANTAGES, Stage.BATCH, Stage.LOG_RATIO, Stage.KL_DELTA)
+    holds = tuple(name for name, kind in GUARDS.items() if kind.stage in STAGES)
+    stages = STAGES
     reach = (
         "TRL computes log-probabilities and samples without handing out logits, probabilities or sampling settings. "
         "check_weights catches broken weights one step earlier, before they are sampled from; temperature and top_p "

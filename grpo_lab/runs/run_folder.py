@@ -96,11 +96,11 @@ def begin(folder: Path, config: Config) -> None:
     if (folder / EVENTS).exists():
         raise RunError(f"{folder} already holds a run; choose another folder, or show it with `grpo-lab replay`")
     folder.mkdir(parents=True, exist_ok=True)
-    _write_json(folder / CONFIG, encodable(config.to_dict()))
+    write_config(folder, config)
 
 
-def go_on(folder: Path, config: Config) -> None:
-    """Write the config with which the run in the folder goes on."""
+def write_config(folder: Path, config: Config) -> None:
+    """Write the config with which the run in the folder begins or goes on."""
     _write_json(folder / CONFIG, encodable(config.to_dict()))
 
 

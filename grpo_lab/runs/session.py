@@ -276,7 +276,7 @@ class Session(Record):
         try:
             if self._any_free:
                 self.directory, self._any_free = run_folder.new_folder(self.directory), False
-            (run_folder.go_on if self._resume else run_folder.begin)(self.directory, self.config)
+            (run_folder.write_config if self._resume else run_folder.begin)(self.directory, self.config)
         except OSError as error:
             raise run_folder.unwritable(self.directory, self.events, error) from error
 
@@ -300,7 +300,7 @@ class Session(Record):
         restarts = self.config.run.max_restarts - self._restarts_left
         if self._fit and out_of_memory(crashed) and (smaller := in_smaller_passes(self.config)):
             self.config, now = smaller, f"data.micro_batch_prompts={smaller.data.micro_batch_prompts}"
-            run_folder.go_on(self.directory, smaller)
+            run_folder.write_config(self.directory, smaller)
             warnings.warn(f"memory ran out: the run goes on with {now}", stacklevel=2)
             return Resume(f"{now} after a crash: {crashed.message}", (), restarts)
         if not self._restarts_left:
