@@ -27,8 +27,9 @@ from grpo_lab.analysis.run_state import Fold
 from grpo_lab.config.schema import Config
 from grpo_lab.core.hooks import Action, Verdict
 from grpo_lab.events import Started, Stepped, from_json, to_json
-from grpo_lab.runs import child_pool, notebook_mode, recordings, run_folder
+from grpo_lab.runs import child_pool, recordings, run_folder
 from grpo_lab.runs.session import Session
+from grpo_lab.ui import notebook_mode
 from grpo_lab.ui.widgets.live import LiveFigure
 from grpo_lab.ui.widgets.panel import Panel
 
@@ -36,7 +37,8 @@ EVENTS = 10_000
 """Steps of the long synthetic run."""
 _FIRST_PLOT = """
 import time, json; begin = time.perf_counter()
-from unittest import mock; from grpo_lab.runs import child_pool, notebook_mode
+from unittest import mock; from grpo_lab.runs import child_pool
+from grpo_lab.ui import notebook_mode
 with mock.patch.object(notebook_mode, "headless", lambda: False):
     from grpo_lab.ui.widgets import Panel
     panel = Panel("cuda-001", runs=RUNS); panel._repr_mimebundle_(); panel._render_state.settle(60)

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from grpo_lab.config.catalog import preset, preset_names, scenario, scenario_names
     from grpo_lab.config.schema import Config
     from grpo_lab.errors import GrpoLabError
+    from grpo_lab.hosted.callback import GuardCallback
+    from grpo_lab.hosted.guards import Guards
+    from grpo_lab.hosted.trl import guarded
     from grpo_lab.runs.crashes import classify_crash
     from grpo_lab.runs.first_break import ChainBreak, first_break
-    from grpo_lab.runs.guard_callback import GuardCallback
-    from grpo_lab.runs.guarded_trainer import guarded
-    from grpo_lab.runs.hosted_guards import Guards
     from grpo_lab.runs.session import Session
     from grpo_lab.training.faults import FAULTS
     from grpo_lab.training.guards import GUARDS
@@ -38,8 +38,8 @@ _HOMES = {
     "FAULTS": "training.faults",
     "GUARDS": "training.guards",
     "GrpoLabError": "errors",
-    "GuardCallback": "runs.guard_callback",
-    "Guards": "runs.hosted_guards",
+    "GuardCallback": "hosted.callback",
+    "Guards": "hosted.guards",
     "Panel": "ui.widgets",
     "Lab": "ui.notebook",
     "Session": "runs.session",
@@ -48,7 +48,7 @@ _HOMES = {
     "diagnose": "analysis.diagnosis",
     "difference": "analysis.run_difference",
     "first_break": "runs.first_break",
-    "guarded": "runs.guarded_trainer",
+    "guarded": "hosted.trl",
     "preset": "config.catalog",
     "preset_names": "config.catalog",
     "scenario": "config.catalog",

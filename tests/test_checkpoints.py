@@ -24,7 +24,6 @@ from grpo_lab.events import Changed, Checkpointed, Ended, Evaluated, Resumed, St
 from grpo_lab.metrics import OF_THE_MACHINE
 from grpo_lab.models import loading
 from grpo_lab.runs import checkpoint_files, checkpoints, run_folder
-from grpo_lab.runs.record import Record
 from grpo_lab.runs.session import Session
 from grpo_lab.training import saved_state
 from grpo_lab.training.interventions import Outcome
@@ -534,15 +533,14 @@ def test_other_surroundings_go_on_and_are_named(cut_off, monkeypatch):
 
 def test_a_change_at_the_resume_holds_from_there_on(cut_off):
     session = resumed(cut_off, recover=["optimizer.learning_rate=1e-9"])
-    rates = session.records["learning_rate"]
+    rates = session.records["learning_rate"].to_numpy()
     assert (rates[CUT:] <= 1e-9).all() and rates[CUT - 1] > 1e-9
     assert next(e.overrides for e in session.events if isinstance(e, Resumed)) == ("optimizer.learning_rate=1e-9",)
 
 
-def test_resume_after_a_pause_is_another_method():
-    session = Session(SMALL, child=False)
-    assert session.resume == session.go_on and Session.resume == Session.reopened
-    assert isinstance(session, Record)
+def test_a_session_that_is_paused_goes_on_by_another_method():
+    with pytest.raises(RunError, match=r"go_on\(\)"):
+        Session(SMALL, child=False).resume()
 
 
 # --- restarts --------------------------------------------------------------------------------------------------------

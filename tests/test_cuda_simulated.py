@@ -1,10 +1,7 @@
 """What a run does with CUDA, simulated on a CPU: lost contexts, process-wide settings, and no context without need."""
 
-import io
 import json
 import os
-import queue
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +12,7 @@ from grpo_lab.errors import ConfigError, RunError
 from grpo_lab.events import Stepped
 from grpo_lab.models import loading
 from grpo_lab.models.precision import PRECISIONS
-from grpo_lab.runs import environment, run_folder, worker
+from grpo_lab.runs import environment, run_folder
 from grpo_lab.runs.child import Child
 from grpo_lab.runs.crashes import context_lost
 from grpo_lab.runs.session import Session
@@ -133,21 +130,6 @@ def test_a_run_on_cuda_is_in_a_child_unless_it_is_told_otherwise(tmp_path, cuda)
     assert not in_child("cuda", model=loading.load("tiny")) and cuda.asked == []
     with pytest.raises(RunError, match="name them in the config"):
         in_child("cpu", child=True, rewards=[lambda **_: []])
-
-
-def test_a_child_on_cuda_starts_no_child_of_its_own(tmp_path, cuda, monkeypatch):
-    monkeypatch.setattr(worker.threading, "Timer", lambda *_, **__: SimpleNamespace(start=list))
-    monkeypatch.chdir(tmp_path)  # the worker goes there
-    order = {
-        "config": SMOKE.with_("run.device=auto").to_dict(),
-        "cwd": str(tmp_path),
-        "directory": str(tmp_path / "run"),
-        "save_model": False,
-    }
-    ordered = queue.SimpleQueue()
-    worker._listen(Session, io.BytesIO(json.dumps(order).encode()), ordered)
-    session = ordered.get()
-    assert isinstance(session, Session) and not session._in_child and cuda.asked == []
 
 
 def test_the_environment_of_a_run_on_the_cpu_asks_cuda_for_nothing(tmp_path, cuda):

@@ -19,8 +19,7 @@ from grpo_lab.core.loss import LossInputs
 from grpo_lab.core.train import Trainer
 from grpo_lab.errors import ConfigError, RunError
 from grpo_lab.events import Stepped
-from grpo_lab.runs.guard_callback import POSSIBLE
-from grpo_lab.runs.guarded_trainer import INSIDE, NEEDS, see_batch
+from grpo_lab.hosted.trl import NEEDS, Host, see_batch
 from grpo_lab.runs.session import Session
 from grpo_lab.training.training import Training
 from tests.test_hosted_guards import OF_TRL, NanGradient, Seen, equal
@@ -47,7 +46,6 @@ def trained(
     return made
 
 
-ALL = (*POSSIBLE, *INSIDE)
 SILENT = ("skip_nonfinite", "check_weights", "rollback", "sanitize_rewards", "clamp_advantages")
 SILENT += ("drop_nonfinite_samples", "clamp_log_ratio.limit=1e6", "clamp_kl.limit=1e6", "dual_clip.delta=1e9")
 
@@ -656,7 +654,7 @@ def test_adaptive_beta_has_one_outcome_in_the_trainer_and_in_trl(tmp_path):
 
 def test_every_guard_that_trl_can_hold_is_compared():
     compared = {name.split(".")[0] for name in (*UPDATES, *LOSS, *BATCH)} | {"adaptive_beta"}
-    assert compared == set(ALL) and set(gl.GUARDS) - compared == {
+    assert compared == set(Host.holds) and set(gl.GUARDS) - compared == {
         "clamp_logits",
         "check_probabilities",
         "safe_sampling",
@@ -684,9 +682,9 @@ class Later(trl.GRPOTrainer):
 
 def test_other_classes_and_other_versions_are_refused(monkeypatch):
     for given, message in (
-        (transformers.Trainer, r"Trainer\): it has no _calculate_rewards, .* tried with TRL 1\.16\. .*GuardCallback"),
+        (transformers.Trainer, r"Trainer\): it has no _calculate_rewards, .* in TRL 1\.16, .*GuardCallback"),
         (trl.GRPOConfig, "it has no _calculate_rewards"),
-        (SimpleNamespace(**dict.fromkeys(NEEDS)), "it is no class"),
+        (SimpleNamespace(**dict.fromkeys(NEEDS)), "is of type SimpleNamespace: must be a class"),
     ):
         with pytest.raises(ConfigError, match=message):
             gl.guarded(cast(Any, given))

@@ -19,8 +19,8 @@ from grpo_lab.core.advantages import group_advantages
 from grpo_lab.core.hooks import Verdict
 from grpo_lab.errors import ConfigError, RunError
 from grpo_lab.events import Stepped
-from grpo_lab.runs.guard_callback import POSSIBLE, GuardCallback
-from grpo_lab.runs.guarded_trainer import Host
+from grpo_lab.hosted.callback import POSSIBLE, GuardCallback
+from grpo_lab.hosted.trl import TRIED, Host
 from grpo_lab.runs.session import Session
 
 
@@ -264,6 +264,11 @@ def test_a_weight_without_a_gradient_shifts_no_name(tmp_path):
     assert moments.magnitude == pytest.approx(size) and moments.where.startswith("used.")
 
 
+def test_the_version_of_trl_that_was_tried_is_the_one_that_the_tests_install():
+    pinned = (Path(__file__).parents[1] / "constraints.txt").read_text(encoding="utf-8")
+    assert f"trl=={TRIED}." in pinned and TRIED in (gl.guarded.__doc__ or "")
+
+
 def test_names_that_do_not_exist():
     with pytest.raises(ConfigError, match="did you mean 'warm_up'"):
         gl.Guards("warm_upp")
@@ -282,7 +287,9 @@ def test_names_that_do_not_exist():
 
 
 def test_what_a_callback_cannot_hold_is_named():
-    with pytest.raises(ConfigError, match=r"clamp_logits: a callback of a Trainer does not see .* it can hold warm_up"):
+    with pytest.raises(
+        ConfigError, match=r"clamp_logits: a callback of a Trainer does not see .* it can hold .*warm_up"
+    ):
         gl.GuardCallback("clamp_logits", "warm_up")
     with pytest.raises(ConfigError, match="did you mean 'skip_nonfinite'"):
         gl.GuardCallback("skip_nonfinit")

@@ -11,13 +11,14 @@ import torch
 from safetensors.torch import load_file
 
 import grpo_lab as gl
+from grpo_lab.analysis import memory
 from grpo_lab.config import catalog
 from grpo_lab.config.schema import Config
 from grpo_lab.core import train
 from grpo_lab.core.hooks import Stage
 from grpo_lab.errors import RunError
 from grpo_lab.events import Crash, Ended, Resumed
-from grpo_lab.runs import environment, memory, resume
+from grpo_lab.runs import crashes
 from grpo_lab.runs.session import Session
 from grpo_lab.training import trainer
 from grpo_lab.training.training import Training
@@ -162,8 +163,8 @@ def test_lengths_of_objectives_and_rows_of_sft_are_halved(tmp_path):
     ],
 )
 def test_memory_runs_out_by_an_error_or_by_a_kill(kind, message, expected):
-    assert resume.out_of_memory(Ended("crashed", message, Crash(kind, "", "", ""))) is expected
-    assert not resume.out_of_memory(Ended("stopped", message))
+    assert crashes.out_of_memory(Ended("crashed", message, Crash(kind, "", "", ""))) is expected
+    assert not crashes.out_of_memory(Ended("stopped", message))
 
 
 class Seen:
@@ -302,12 +303,12 @@ def test_the_table_of_models_shows_what_a_default_run_keeps(call, monkeypatch):
     found = re.search(r"tiny +[\d,]+ +([\d,]+) MiB", out)
     assert code == 0 and found
     assert found[1] == f"{sum(parts(config=catalog.preset('stable')).values()) / memory.MIB:,.0f}"
-    monkeypatch.setattr(environment, "free_mib", lambda device: 10.0)
+    monkeypatch.setattr(memory, "free_mib", lambda device: 10.0)
     assert "MiB (too much)" in call("doctor")[1]
 
 
 def test_doctor_does_not_measure_a_run_whose_parts_do_not_fit(call, monkeypatch):
-    monkeypatch.setattr(environment, "free_mib", lambda device: 10.0)
+    monkeypatch.setattr(memory, "free_mib", lambda device: 10.0)
     code, out, _ = call("doctor", "--memory", "smoke")
     assert code == 0 and "free here: 10 MiB" in out and "not measured: the parts alone are more than is free" in out
     assert re.search(r"change first.*\nlora\.r +0 -> 8", out)
@@ -333,7 +334,7 @@ def test_free_memory_heeds_the_limit_of_a_container(tmp_path, monkeypatch):
     (tmp_path / "max").write_text(f"{300 * 2**20}\n")
     (tmp_path / "current").write_text(f"{200 * 2**20}\n")
     files = ((str(tmp_path / "max"), str(tmp_path / "current")), (str(tmp_path / "none"), str(tmp_path / "none")))
-    monkeypatch.setattr(environment, "CONTROL_GROUPS", files)
-    assert environment.free_mib("cpu") == 100.0
+    monkeypatch.setattr(memory, "CONTROL_GROUPS", files)
+    assert memory.free_mib("cpu") == 100.0
     (tmp_path / "max").write_text("max\n")
-    assert (environment.free_mib("cpu") or 0) > 100.0
+    assert (memory.free_mib("cpu") or 0) > 100.0

@@ -18,13 +18,13 @@ from nbclient.exceptions import CellExecutionError
 
 from grpo_lab.course import registry
 from grpo_lab.course.editions import build
-from grpo_lab.runs import notebook_mode
+from grpo_lab.ui import notebook_mode
 
 ROOT = Path(__file__).parents[1]
 LABS = ROOT / "labs"
 SLOW = "slow"
 """The tag of a cell that may take more than ten seconds."""
-BEGIN = "%reset -f\nfrom grpo_lab.runs import notebook_mode; notebook_mode.SHORT = {}"
+BEGIN = "%reset -f\nfrom grpo_lab.ui import notebook_mode; notebook_mode.SHORT = {}"
 """Runs of 5 steps are enough to run every cell; `GRPO_LAB_FAST=1` alone asks for 12."""
 FEWEST = 5
 OWN = f"import os; os.environ['GRPO_LAB_DATA'] = {str(ROOT / 'tests' / 'own')!r}"

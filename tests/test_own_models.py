@@ -138,7 +138,7 @@ def test_tokens_that_transformers_adds_to_a_family_are_left_out(folders):
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama"])
 def test_the_bytes_of_a_folders_weights_are_known_before_it_is_read(folders, kind):
-    from grpo_lab.runs.memory import parts
+    from grpo_lab.analysis.memory import parts
 
     policy, _ = loading.load(str(folders / kind))
     found = parts(gl.preset("stable").with_(f"model.name={folders / kind}", CHATS))

@@ -76,12 +76,9 @@ def test_runs_of_one_name_in_one_second_have_folders_of_their_own(tmp_path, monk
     monkeypatch.setattr(run_folder.time, "strftime", lambda _: "20261122-120000")
     one, other = Session(SMOKE), Session(SMOKE)
     assert one.directory == other.directory and not one.directory.exists()
-    with one._writer(), other._writer():
-        assert one.directory != other.directory
-        for session in (one, other):
-            assert (session.directory / run_folder.CONFIG).exists()
-    with pytest.raises(RunError, match="already holds a run"), one._writer():
-        pass
+    assert one.run().directory != other.run().directory
+    for session in (one, other):
+        assert Session.open(session.directory).status == "done"
 
 
 def test_a_new_folder_is_made_by_one_alone(tmp_path):
@@ -130,8 +127,7 @@ def test_check_raises_for_a_crash(tmp_path):
     def broken(**_):
         raise AssertionError  # no message at all
 
-    session = Session(SMOKE, tmp_path / "a")
-    session._given = (None, None, [broken])
+    session = Session(SMOKE, tmp_path / "a", rewards=[broken])
     with pytest.raises(RewardError, match="raised AssertionError"):
         session.run()
     assert session.status == "failed" and Session.open(session.directory).status == "failed"
@@ -286,7 +282,7 @@ def test_a_run_obeys_another_thread(tmp_path):
     session.set("loss.beta=0.5", "optimizer.learning_rate=*2")
     session.advance()
     assert stepped.acquire(timeout=180) and not stepped.acquire(timeout=0.5)
-    session.resume()
+    session.go_on()
     assert stepped.acquire(timeout=180)
     session.stop()
     thread.join(180)

@@ -19,8 +19,9 @@ from grpo_lab.config.schema import Config
 from grpo_lab.core.hooks import Verdict
 from grpo_lab.errors import ConfigError, ModelError, RunError
 from grpo_lab.events import Changed, Ended, Resumed, Stepped
-from grpo_lab.runs import child_pool, notebook_mode
+from grpo_lab.runs import child_pool
 from grpo_lab.training.guards import GUARDS
+from grpo_lab.ui import notebook_mode
 from grpo_lab.ui.widgets import Panel, notebook_display, runner
 from grpo_lab.ui.widgets.runner import Run, Runner
 from grpo_lab.ui.widgets.sliders import SLIDERS, SliderRow

@@ -127,7 +127,7 @@ def test_commands_reach_the_child(tmp_path):
     session.advance()
     until(lambda: len(session.events) > paused)
     assert quiet(session) == paused + 1
-    session.resume()
+    session.go_on()
     until(lambda: len(session.events) > paused + 2)
     session.stop()
     finish(thread)

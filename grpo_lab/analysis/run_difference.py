@@ -18,8 +18,8 @@ from grpo_lab.errors import RunError
 from grpo_lab.events import Checkpointed, Event, Resumed, lineage, to_json
 from grpo_lab.metrics import OF_THE_MACHINE
 from grpo_lab.runs import run_folder
-from grpo_lab.runs.record import Record
 from grpo_lab.runs.recordings import find
+from grpo_lab.runs.session import Record
 
 SAME = "the same"
 

@@ -58,14 +58,14 @@ def doctor(
 
 def _show_memory(config: Config, measure: bool) -> None:
     """Print the bytes of each part, what a measured step takes beside them, and what to change first."""
+    from grpo_lab.analysis import memory
     from grpo_lab.errors import RunError
-    from grpo_lab.runs import environment, memory
     from grpo_lab.ui import console
 
     console.say_warnings()
     for note in console.notes(config):
         console.say(note)
-    found, free = memory.parts(config), environment.free_mib(config.run.device)
+    found, free = memory.parts(config), memory.free_mib(config.run.device)
     sizes, problem, rest = dict(found), "", float("inf")
     if free is not None and sum(found.values()) >= free * memory.MIB:
         problem, rest = "the parts alone are more than is free", 0.0
@@ -93,9 +93,10 @@ def _show_machine() -> None:
     """Print versions, device, memory, and the memory that a default run of each model keeps from step to step."""
     import psutil
 
+    from grpo_lab.analysis import memory
     from grpo_lab.config import catalog
     from grpo_lab.models import registry
-    from grpo_lab.runs import environment, memory
+    from grpo_lab.runs import environment
     from grpo_lab.ui import console
 
     found = environment.describe()
@@ -106,7 +107,7 @@ def _show_machine() -> None:
     console.out.print(f"attention {found['attention']}")
     console.out.print(f"memory {psutil.virtual_memory().total / 2**30:.1f} GiB")
     stable = catalog.preset("stable")
-    free, rows = environment.free_mib(stable.run.device), [["model", "parameters", "a default run keeps", "here"]]
+    free, rows = memory.free_mib(stable.run.device), [["model", "parameters", "a default run keeps", "here"]]
     for known in registry.MODELS.values():
         kept, here = "once it is here", f"no: {known.origin}"
         if known.present:

@@ -27,8 +27,7 @@ from grpo_lab.course.compare import beside, other_kind, shown
 from grpo_lab.course.exercises import Finding
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Event, Stepped
-from grpo_lab.runs.record import View
-from grpo_lab.runs.session import Session
+from grpo_lab.runs.session import Session, View
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.training.trainer import train
 

@@ -22,7 +22,7 @@ from grpo_lab.errors import ModelError, RunError
 from grpo_lab.events import Checkpointed, Event, Resumed, Stepped
 from grpo_lab.models import loading
 from grpo_lab.runs import checkpoint_files, environment, run_folder
-from grpo_lab.runs.resume import Resume
+from grpo_lab.runs.crashes import Resume
 from grpo_lab.training import saved_state
 from grpo_lab.training.trainer import events
 from grpo_lab.training.training import Controls, Training

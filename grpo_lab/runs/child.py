@@ -19,7 +19,7 @@ from grpo_lab import errors
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import GrpoLabError, RunError
 from grpo_lab.events import Event, encodable, from_json
-from grpo_lab.runs.resume import Resume
+from grpo_lab.runs.crashes import Resume
 
 STDERR_LINES = 200
 GRACE = 60.0
@@ -82,7 +82,7 @@ class Child:
         self._stderr.clear()  # `stderr` holds the output of this run alone
         place = {"cwd": os.getcwd(), "directory": str(directory)}  # a warm child may have been started elsewhere
         order = {"config": config.to_dict(), **place, "save_model": save_model}
-        self._write(order | ({"resume": resume._asdict()} if resume else {}))
+        self._write(order | {"resume": resume._asdict() if resume else None})
 
     def events(self) -> Iterator[Event]:
         """The run's events, until it is over or the child is dead. Raises the GrpoLabError that ended the run."""

@@ -3,25 +3,13 @@
 import importlib.metadata
 import os
 import platform
-import subprocess
-import sys
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from grpo_lab.models.loading import device_type
 
 PACKAGES = ("grpo-lab", "torch", "transformers", "numpy", "pandas", "matplotlib", "safetensors")
-IMPORTS = 410 * 2**20
-"""Bytes of a process that has imported all that a run needs, before it has a model."""
-CONTROL_GROUPS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-)
-"""Files of the limit and of the usage of memory in a container, by either version of control groups."""
 
 
 def describe(threads: int = 0, device: str = "auto") -> dict[str, Any]:
@@ -57,21 +45,3 @@ def _version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def free_mib(device: str) -> float | None:
-    """MiB that a further process can take on this device, or None where a GPU does not say.
-
-    On a CPU it is the memory available on the machine, or less where a container has a limit. A GPU is asked by a child
-    process, so that this one gets no CUDA context; the context of the child is taken off.
-    """
-    if device_type(device) == "cuda":
-        name = "cuda" if device == "auto" else device
-        asked = f"import torch; print(torch.cuda.mem_get_info({name!r})[0])"
-        done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True)
-        return int(done.stdout) / 2**20 if not done.returncode else None
-    rooms = [psutil.virtual_memory().available]
-    for limit, usage in CONTROL_GROUPS:
-        with suppress(OSError, ValueError):  # no such group, or no limit ("max")
-            rooms.append(int(Path(limit).read_text()) - int(Path(usage).read_text()))
-    return min(rooms) / 2**20

@@ -6,7 +6,7 @@ import shutil
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from grpo_lab.config.fields import distinct
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import GrpoLabError, RunError
-from grpo_lab.events import Ended, Event, Started, encodable, from_json, lineage, to_json
+from grpo_lab.events import Ended, Event, Started, Stepped, encodable, from_json, lineage, to_json
 from grpo_lab.models import adapters, loading
 from grpo_lab.runs import environment
 from grpo_lab.runs.crashes import classify_crash
@@ -96,21 +96,29 @@ def begin(folder: Path, config: Config) -> None:
     if (folder / EVENTS).exists():
         raise RunError(f"{folder} already holds a run; choose another folder, or show it with `grpo-lab replay`")
     folder.mkdir(parents=True, exist_ok=True)
+    write_config(folder, config)
+
+
+def write_config(folder: Path, config: Config) -> None:
+    """Write the config with which the run in the folder begins or goes on."""
     _write_json(folder / CONFIG, encodable(config.to_dict()))
 
 
-def go_on(folder: Path, config: Config) -> None:
-    """Write the config with which the run in the folder goes on."""
-    _write_json(folder / CONFIG, encodable(config.to_dict()))
+def unwritable(folder: Path, events: Sequence[Event], error: OSError) -> RunError:
+    """The error of a run with these events whose folder cannot be written."""
+    return RunError(
+        f"{folder} cannot be written after {sum(isinstance(event, Stepped) for event in events)} steps: "
+        f"{error.strerror or error}; earlier events are intact. Choose a folder with room and permission (--out)"
+    )
 
 
 @contextmanager
-def writer(folder: Path, config: Config) -> Iterator[Callable[[Event], None]]:
+def writer(folder: Path, config: Config, by_process: bool = False) -> Iterator[Callable[[Event], None]]:
     """A function that appends an event to the file, flushed line by line, after the events that are there.
 
-    Raises RunError while another process writes the run.
+    Raises RunError while another process, or without `by_process` another run of this one, writes the folder.
     """
-    with held(folder):
+    with held(folder, by_process):
         write_environment(folder, config)
         cut_half_line(folder)
         with (folder / EVENTS).open("a", encoding="utf-8") as file:

@@ -1,43 +1,101 @@
-"""One run as an experiment: its config, its events on disk and in memory; methods to start, stop, reopen, resume it."""
+"""One run as an experiment: its config, its events on disk and in memory; methods to start, steer and reopen it."""
 
 from __future__ import annotations
 
 import threading
+import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, Self
 
-from grpo_lab.config.schema import Config, planned_steps
+import pandas as pd
+
+from grpo_lab.config.schema import Config
 from grpo_lab.config.shares import resized
-from grpo_lab.errors import GrpoLabError, RunError
-from grpo_lab.events import Ended, Event, Resumed, Stepped, lineage
+from grpo_lab.errors import ConfigError, GrpoLabError, RunError
+from grpo_lab.events import Crash, Ended, Event, Resumed, Stepped, lineage
 from grpo_lab.models import loading
 from grpo_lab.runs import run_folder
-from grpo_lab.runs.checkpoints import Checkpoints
 from grpo_lab.runs.child import Child
-from grpo_lab.runs.commands import Stopped, signals
-from grpo_lab.runs.crashes import HANG, classify_crash, context_lost
-from grpo_lab.runs.processes import trained
-from grpo_lab.runs.record import View
-from grpo_lab.runs.resume import Resume, after_a_crash, in_smaller_passes, out_of_memory
-from grpo_lab.runs.steering import Steered
+from grpo_lab.runs.commands import CommandQueue, signals
+from grpo_lab.runs.crashes import HANG, Resume, after_a_crash, classify_crash, in_smaller_passes, out_of_memory
+from grpo_lab.runs.execution import AT_ONCE, BY_THE_USER, Execution
+from grpo_lab.runs.first_break import ChainBreak, first_break
 from grpo_lab.tasks.tasks import Tasks
 from grpo_lab.training.given import checked
-from grpo_lab.training.registry import check, validated
-
-BY_THE_USER, AT_ONCE = "by the user", "by the user, at once"
+from grpo_lab.training.registry import check, needs_reference, validated
 
 
-class _Resuming:
-    """`Session.resume(folder)` is the session that goes on with a run; `session.resume()` goes on after `pause`."""
+class View(Protocol):
+    """An object that shows events. A view that raises is reported once and left out; training goes on."""
 
-    def __get__(self, session: Session | None, owner: type[Session]) -> Callable[..., Any]:
-        return owner.reopened if session is None else session.go_on
+    def show(self, event: Event) -> None:
+        """Show one event; `run` calls it in the order of the events."""
 
 
-class Session(Steered):
+class Record:
+    """Config, folder and events of a run; without those events that a later resume replaced."""
+
+    def __init__(self, config: Config, directory: Path) -> None:
+        self.config, self.directory = config, directory
+        self.events: list[Event] = []
+
+    def replay(self, view: View, speed: float = 0.0) -> Iterator[Event]:
+        """Show the recorded events to a view and yield them, `speed` times as fast as they came; 0 does not wait."""
+        for event in self.events:
+            if speed and isinstance(event, Stepped):
+                time.sleep(event.metrics["step_time"] / speed)
+            view.show(event)
+            yield event
+
+    @property
+    def ended(self) -> Ended | None:
+        """The event that closed the run, if it was closed."""
+        last = self.events[-1] if self.events else None
+        return last if isinstance(last, Ended) else None
+
+    @property
+    def status(self) -> str:
+        """The state: `new`, `running` (or cut off), `done`, `stopped`, `crashed` or `failed`.
+
+        `stopped` is by a guard or the user, with the weights as they were, or a run in which nothing was trained;
+        `failed` is a mistake in config, model, data, rewards or folder, which `run` raises too.
+        """
+        return self.ended.status if self.ended else "running" if self.events else "new"
+
+    @property
+    def crash(self) -> Crash | None:
+        """The classified error that ended the run, if one did."""
+        return self.ended.crash if self.ended else None
+
+    @property
+    def saved_model(self) -> Path | None:
+        """The folder of the final weights, if they were saved."""
+        path = self.directory / run_folder.MODEL
+        return path if path.is_dir() else None
+
+    @property
+    def records(self) -> pd.DataFrame:
+        """One row a step: verdict, committed updates and every metric.
+
+        `attrs["not_logged"]` has, for each metric that some steps do not log, the rows whose NaN means just that.
+        """
+        steps = [event for event in self.events if isinstance(event, Stepped)]
+        own = [{"step": e.step, "verdict": e.verdict.name, "updates": e.updates, "failed": e.failed} for e in steps]
+        rows = [{**row, **e.metrics} for row, e in zip(own, steps, strict=True)]
+        frame = pd.DataFrame(rows)
+        absent = {name: [place for place, row in enumerate(rows) if name not in row] for name in frame.columns}
+        frame.attrs["not_logged"] = {name: places for name, places in absent.items() if places}
+        return frame
+
+    def first_break(self) -> ChainBreak | None:
+        """The first link of the chain that was not finite."""
+        return first_break(self.events)
+
+
+class Session(Record):
     """A run: configured, going on, over, crashed, or read back from its folder.
 
     `run` makes the folder; without `directory` it is runs/<time>-<name>, with a number if another run has it.
@@ -45,6 +103,7 @@ class Session(Steered):
     CUDA alone. A `Child` is used for this run and left ready for the next.
     `model`, `tasks` and `rewards` replace the configured ones; then the run is in this process.
     `fit=True` halves `data.micro_batch_prompts` where memory runs out, and goes on from the newest checkpoint.
+    Another thread may stop, pause and change the run at the top of its next step.
 
     Raises ConfigError for a bad setting and for a value of a wrong type; RunError for these objects with a child.
     """
@@ -63,22 +122,26 @@ class Session(Steered):
     ) -> None:
         check(config)
         check(config.changed_live(*config.run.recover))
-        given = bool(model or tasks or rewards)
-        if given and (child or config.run.processes > 1):
+        replaced = bool(model or tasks or rewards)
+        if replaced and (child or config.run.processes > 1):
             raise RunError("another process loads model, tasks and rewards itself: name them in the config")
         if model and (config.run.max_restarts or fit):
             raise RunError("run.max_restarts or fit: a restart loads the model again: name it in the config")
-        child = not given and loading.device_type(config.run.device) == "cuda" if child is None else child
-        super().__init__(config, Path(directory) if directory else run_folder.default_folder(config), bool(child))
+        super().__init__(config, Path(directory) if directory else run_folder.default_folder(config))
+        self.views: list[View] = []
         self._any_free = not directory
+        self._model, self._tasks, self._rewards = model, tasks, rewards
+        self._save_model, self._fit = save_model, fit
         self._resume: Resume | None = None
         self._unseen = 0  # events of before, which no view has seen
-        self.restarts_left = config.run.max_restarts
-        self.views: list[View] = []
-        self._given = (model, tasks, rewards)
-        self._save_model, self._fit = save_model, fit
+        self._restarts_left = config.run.max_restarts
+        self._commands = CommandQueue()
+        on_cuda = loading.device_type(config.run.device) == "cuda"
+        self._in_child = not replaced and on_cuda if child is None else bool(child)
         self._lent_child = child if isinstance(child, Child) else None
-        self.leave: Callable[[str], None] = lambda error: None  # called when the CUDA context is lost, before `Ended`
+        self._child: Child | None = None
+        self._before_child: list[tuple[str, Sequence[str]]] = []
+        self._commanding = threading.RLock()  # reentrant, for a signal handler in a commanding thread
 
     @staticmethod
     def open(directory: str | Path) -> Session:
@@ -94,12 +157,11 @@ class Session(Steered):
         session.events = events
         return session
 
-    resume = _Resuming()
-
     @classmethod
-    def reopened(
+    @checked
+    def resume(
         cls,
-        directory: str | Path,
+        directory: str | Path = "",
         recover: Sequence[str] = (),
         model: tuple[Any, Any] | None = None,
         tasks: Tasks | None = None,
@@ -108,7 +170,7 @@ class Session(Steered):
         save_model: bool = False,
         reason: str = "",
         processes: int | None = None,
-    ) -> Session:
+    ) -> Self:
         """The session whose `run` goes on with a run that was killed, stopped or crashed, from its newest checkpoint.
 
         Without one it begins again, and so does the rest of a run that was killed before it saved its model.
@@ -118,21 +180,19 @@ class Session(Steered):
         Raises RunError for a folder without a run, one that is done and one that another process writes; ConfigError
         for a setting that is fixed during a run.
         """
+        if not directory:
+            raise RunError("Session.resume goes on with the run of a folder: name it; after pause(), call go_on()")
         folder = Path(directory)
         run_folder.reopen(folder)
-        config = resized(run_folder.read(folder)[0], processes)
-        session = cls(config, folder, model, tasks, rewards, child, save_model)
-        session.go_on_from(Resume(reason, tuple(recover)))
+        config, events = run_folder.read(folder)
+        session = cls(resized(config, processes), folder, model, tasks, rewards, child, save_model)
+        session.events, session._resume = events, Resume(reason, tuple(recover))
         if session.status == "done" and (session.saved_model or not save_model):
             way_out = f"to train its weights further: --model {folder / run_folder.MODEL}"
             raise RunError(f"{folder} is done, after {len(session.records)} steps; {way_out}")
-        validated(config.changed_live(*recover))
-        session._unseen = len(session.events)
+        validated(session.config.changed_live(*recover))
+        session._unseen = len(events)
         return session
-
-    def go_on_from(self, resume: Resume) -> None:
-        """Let `run` go on with the run in its folder."""
-        self._resume, self.events = resume, run_folder.read(self.directory)[1]
 
     def run(self, check: bool = False) -> Session:
         """Train to the end and return, also when the run crashed.
@@ -142,11 +202,11 @@ class Session(Steered):
         """
         with signals(self.stop, self._commands.stopping):
             try:
-                with self._writer() as write:
-                    for event in self.events[: self._unseen]:
-                        self._show(event)
-                    for event in self._attempts():
-                        write(event)
+                self._make_folder()
+                for event in self.events[: self._unseen]:
+                    self._show(event)
+                with closing(self._attempts()) as events:
+                    for event in events:
                         self._keep(event)
             except KeyboardInterrupt:
                 self._end_at_once()
@@ -172,7 +232,55 @@ class Session(Steered):
         thread.start()
         return thread
 
-    def _attempts(self) -> Iterator[Event]:
+    def stop(self) -> None:
+        """End the run after the current step; called again, a child process ends at once."""
+        self.command("stop")
+
+    def pause(self) -> None:
+        """Wait at the top of the next step."""
+        self.command("pause")
+
+    def go_on(self) -> None:
+        """Go on after `pause`."""
+        self.command("resume")
+
+    def advance(self) -> None:
+        """One step while paused."""
+        self.command("step")
+
+    def set(self, *overrides: str) -> None:
+        """Change settings of the running model at the top of the next step, with overrides as `Config.with_` takes.
+
+        Raises ConfigError for a setting that is fixed during a run and for a bad value; the run goes on.
+        """
+        changed = self.config.changed_live(*overrides)
+        validated(changed)
+        if needs_reference(changed) and not needs_reference(self.config):
+            raise ConfigError("this run has no reference model: it started with loss.beta = 0; start it with more")
+        self.command("set", overrides)
+
+    def command(self, name: str, overrides: Sequence[str] = ()) -> None:
+        """Give one of the commands that `runs.commands` lists; the overrides of `set` are not checked here."""
+        with self._commanding:
+            again = name == "stop" and self._commands.stopping.is_set()
+            self._commands.command(name, overrides)
+            if self._child and name == "stop":
+                self._child.stop(at_once=again or not self.events)
+            elif self._child:
+                self._child.command(name, overrides)
+            elif self._in_child:
+                self._before_child.append((name, overrides))
+
+    def _make_folder(self) -> None:
+        """Make the folder and write the config. Raises RunError if that fails."""
+        try:
+            if self._any_free:
+                self.directory, self._any_free = run_folder.new_folder(self.directory), False
+            (run_folder.write_config if self._resume else run_folder.begin)(self.directory, self.config)
+        except OSError as error:
+            raise run_folder.unwritable(self.directory, self.events, error) from error
+
+    def _attempts(self) -> Generator[Event]:
         """The events of the run and of its restarts, without the end of an attempt that is followed by another one."""
         while True:
             again = None
@@ -189,44 +297,29 @@ class Session(Steered):
 
     def _after(self, crashed: Ended) -> Resume | None:
         """How the run goes on after a crash: in smaller passes where memory ran out, else by a restart; None: not."""
-        restarts = self.config.run.max_restarts - self.restarts_left
+        restarts = self.config.run.max_restarts - self._restarts_left
         if self._fit and out_of_memory(crashed) and (smaller := in_smaller_passes(self.config)):
             self.config, now = smaller, f"data.micro_batch_prompts={smaller.data.micro_batch_prompts}"
-            run_folder.go_on(self.directory, smaller)
+            run_folder.write_config(self.directory, smaller)
             warnings.warn(f"memory ran out: the run goes on with {now}", stacklevel=2)
             return Resume(f"{now} after a crash: {crashed.message}", (), restarts)
-        if not self.restarts_left:
+        if not self._restarts_left:
             return None
-        self.restarts_left -= 1
+        self._restarts_left -= 1
         return after_a_crash(crashed.message, restarts + 1, self.events)
 
     def _events_here(self) -> Iterator[Event]:
-        """The events of training in this process; the last one says how it ended. Then the weights are saved."""
-        model, tasks, rewards = self._given
-        config, lost, mistake = self.config, False, None
-        stopping, steps = self._commands.stopping.is_set, sum(planned_steps(config.to_dict()).values())
-        checkpoints = Checkpoints(self.directory, config, self._resume, lambda: len(self.events), stopping)
-        try:
-            model = model or loading.load(config.model.name, config.model.precision, config.run.device)
-            for event in trained(config, model, tasks, rewards, self.controls, checkpoints):
-                yield event
-                more = isinstance(event, Stepped) and event.step + 1 < steps  # and a checkpoint before the next step
-                if stopping() and not (more or isinstance(event, Ended)):
-                    raise Stopped
-        except Stopped:
-            yield Ended("stopped", BY_THE_USER)
-        except GrpoLabError as error:
-            yield Ended("failed", str(error))
-            mistake = error
-        except (Exception, SystemExit) as error:  # a reward function may call exit()
-            ended = run_folder.write_crash(self.directory, error)
-            if lost := context_lost(error):
-                self.leave(ended.message)
-            yield ended
-        if self._save_model and model and not lost and (not mistake or len(self.records)):
-            run_folder.save_model(self.directory, *model, merge=self.config.lora.save_merged)
-        if mistake:
-            raise mistake
+        """The events of training in this process."""
+        return Execution(
+            self.config,
+            self.directory,
+            self._commands,
+            self._resume,
+            self._save_model,
+            model=self._model,
+            tasks=self._tasks,
+            rewards=self._rewards,
+        ).run()
 
     def _child_events(self) -> Iterator[Event]:
         """The events of a child process, and the end that a dead child could not write."""
@@ -274,23 +367,6 @@ class Session(Steered):
             ended = Ended("stopped", AT_ONCE)
             run_folder.write_last(self.directory, ended)
             self._keep(ended)
-
-    @contextmanager
-    def _writer(self) -> Iterator[Callable[[Event], None]]:
-        """Make the folder, and yield a function that appends events to its file. Raises RunError if that fails."""
-        try:
-            if self._any_free:
-                self.directory, self._any_free = run_folder.new_folder(self.directory), False
-            (run_folder.go_on if self._resume else run_folder.begin)(self.directory, self.config)
-            here = not self._in_child
-            with run_folder.writer(self.directory, self.config) if here else nullcontext(lambda event: None) as append:
-                yield append
-        except OSError as error:
-            done = sum(isinstance(event, Stepped) for event in self.events)
-            raise RunError(
-                f"{self.directory} cannot be written after {done} steps: {error.strerror or error}; "
-                "earlier events are intact. Choose a folder with room and permission (--out)"
-            ) from error
 
     def _keep(self, event: Event) -> None:
         """Keep the event, without those that a resume replaces, then show it to the views."""

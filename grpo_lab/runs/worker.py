@@ -10,16 +10,44 @@ import os
 import queue
 import sys
 import threading
-from contextlib import nullcontext
-from types import SimpleNamespace
-from typing import IO, Any
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import IO, Any, NamedTuple
 
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import GrpoLabError
-from grpo_lab.events import to_json
+from grpo_lab.events import Ended, to_json
 from grpo_lab.runs.child import GRACE, OVER, READY
-from grpo_lab.runs.resume import Resume
-from grpo_lab.runs.watchdog import watched
+from grpo_lab.runs.commands import CommandQueue, signals
+
+
+class WatchedCommands(CommandQueue):
+    """Commands of a run whose process ends where it tells no event for so many `minutes`; a pause does not count.
+
+    The timer is that of `faulthandler`, a thread in C: it also ends a process that hangs in C code and holds the lock
+    of the interpreter, and it first writes to standard error where each thread is.
+    """
+
+    minutes: float | None = None
+
+    def begin_to_wait(self) -> None:
+        """Wait anew for an event."""
+        if self.minutes is not None:
+            faulthandler.dump_traceback_later(60 * self.minutes, exit=True)
+
+    def __call__(self, step: int) -> list[str]:
+        """See CommandQueue."""
+        faulthandler.cancel_dump_traceback_later()
+        changes = super().__call__(step)
+        self.begin_to_wait()
+        return changes
+
+
+class Order(NamedTuple):
+    """A run that the parent wants, as it was sent, and the commands that reach it while it goes on."""
+
+    message: dict[str, Any]
+    commands: WatchedCommands
 
 
 def main() -> int:
@@ -33,34 +61,49 @@ def main() -> int:
     # Imported here, so that nothing can print among the events; GPT-2, or the first run would wait for it.
     import transformers.models.gpt2.modeling_gpt2  # noqa: F401
 
-    from grpo_lab.runs.session import Session
+    import grpo_lab.runs.execution  # noqa: F401
 
-    ordered: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(Session, lines, ordered), daemon=True).start()
+    orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(lines, orders), daemon=True).start()
     _print(stream, READY)
     code = 0
-    while (session := ordered.get()) is not None:
-        error = _train(session, stream)
-        code = error.exit_code if error else int(bool(session.crash))
-        over = {OVER: type(error).__name__ if error else "", "message": str(error or "")}
+    while order := orders.get():
+        over = {OVER: "", "message": ""}
+        try:
+            code = _train(order, stream)
+        except GrpoLabError as error:
+            print(error, file=sys.stderr)
+            code, over = error.exit_code, {OVER: type(error).__name__, "message": str(error)}
         _print(stream, json.dumps(over))
     return code
 
 
-def _train(session: Any, stream: IO[str]) -> GrpoLabError | None:
-    """Run a session and print its events; returns the GrpoLabError that ended it, if one did."""
-    try:
-        if isinstance(session, GrpoLabError):
-            raise session
-        session.leave = _leave
-        session.views.append(SimpleNamespace(show=lambda event: _print(stream, to_json(event))))
-        minutes = session.config.run.hang_minutes
-        with nullcontext() if minutes is None else watched(session, minutes):
-            session.run()
-    except GrpoLabError as error:
-        print(error, file=sys.stderr)
-        return error
-    return None
+def _train(order: Order, stream: IO[str]) -> int:
+    """Train what was ordered and print the events; returns 1 after a crash, else 0. Raises as `Execution.run` does."""
+    from grpo_lab.runs import run_folder
+    from grpo_lab.runs.crashes import Resume
+    from grpo_lab.runs.execution import AT_ONCE, Execution
+
+    message, commands = order
+    os.chdir(message["cwd"])
+    config, directory, resume = Config.from_dict(message["config"]), Path(message["directory"]), message["resume"]
+    resume = Resume(**resume | {"overrides": tuple(resume["overrides"])}) if resume else None
+    execution = Execution(config, directory, commands, resume, message["save_model"], leave=_leave)
+    commands.minutes = config.run.hang_minutes
+    commands.begin_to_wait()
+    event = None
+    with signals(commands.stopping.set, commands.stopping):
+        try:
+            with closing(execution.run()) as events:
+                for event in events:
+                    _print(stream, to_json(event))
+                    commands.begin_to_wait()
+        except KeyboardInterrupt:
+            run_folder.write_last(directory, Ended("stopped", AT_ONCE))
+            raise
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+    return int(isinstance(event, Ended) and event.crash is not None)
 
 
 def _leave(message: str) -> None:
@@ -74,35 +117,27 @@ def _leave(message: str) -> None:
 
 
 def _print(stream: IO[str], line: str) -> None:
-    stream.write(line + "\n")
-    stream.flush()
+    with suppress(BrokenPipeError):  # the parent is dead; the run still ends in its folder
+        stream.write(line + "\n")
+        stream.flush()
 
 
-def _listen(make: Any, lines: IO[bytes], ordered: queue.SimpleQueue[Any]) -> None:
-    """Turn each order into a session, and give it the commands that follow."""
-    session: Any = None
+def _listen(lines: IO[bytes], orders: queue.SimpleQueue[Order | None]) -> None:
+    """Pass on each order, and the commands that follow it to its run."""
+    commands = WatchedCommands()
     for line in lines:
         message = json.loads(line)
         if "command" in message:
-            session.command(message["command"], message["overrides"])
-            continue
-        try:
-            os.chdir(message["cwd"])
-            config = Config.from_dict(message["config"])
-            session = make(config, message["directory"], child=False, save_model=message["save_model"])
-            session.restarts_left = 0  # the parent restarts a run, in this process or in another one
-            if resume := message.get("resume"):
-                session.go_on_from(Resume(**resume | {"overrides": tuple(resume["overrides"])}))
-            ordered.put(session)
-        except GrpoLabError as error:
-            ordered.put(error)
+            commands.command(message["command"], message["overrides"])
+        else:
+            commands = WatchedCommands()
+            orders.put(Order(message, commands))
     # End of input: the parent is dead or has closed the pipe. The step may end; a hang is cut off.
-    ordered.put(None)
+    orders.put(None)
     last_resort = threading.Timer(GRACE, os._exit, args=(1,))
     last_resort.daemon = True
     last_resort.start()
-    if session:
-        session.stop()
+    commands.command("stop")
 
 
 if __name__ == "__main__":

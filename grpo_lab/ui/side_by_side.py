@@ -6,12 +6,11 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
+from grpo_lab.analysis.memory import IMPORTS, MIB, free_mib, parts
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import RunError
 from grpo_lab.models.loading import locate
-from grpo_lab.runs import environment
 from grpo_lab.runs.child_pool import kept, warm_child
-from grpo_lab.runs.memory import MIB, parts
 from grpo_lab.runs.session import Session
 from grpo_lab.training.registry import check
 from grpo_lab.ui import console
@@ -65,7 +64,7 @@ def _jobs(configs: Iterable[Config]) -> int:
 
     Half of the memory is left to activations, logits and cache.
     """
-    cores, free = os.cpu_count() or 1, environment.free_mib("cpu") or 0.0
+    cores, free = os.cpu_count() or 1, free_mib("cpu") or 0.0
     of_models = {config.model.name: config.with_("run.device=cpu") for config in configs}.values()
     largest = max((sum(parts(config).values()) for config in of_models), default=0)
-    return max(1, min(cores, int(free * MIB / 2 / (environment.IMPORTS + largest))))
+    return max(1, min(cores, int(free * MIB / 2 / (IMPORTS + largest))))

@@ -20,7 +20,7 @@ from typing import Any, Protocol, cast
 from grpo_lab.errors import ConfigError, RunError, unknown
 from grpo_lab.events import Ended, Evaluated, Event, Resumed, Started, Stepped, encodable
 from grpo_lab.runs.first_break import first_break
-from grpo_lab.runs.record import Record
+from grpo_lab.runs.session import Record
 
 PROJECT = "grpo_lab"
 MOST = 4096

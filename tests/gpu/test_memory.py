@@ -5,8 +5,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import shapes
 from benchmarks.timing import Run
+from grpo_lab.analysis import memory
 from grpo_lab.config.schema import Config
-from grpo_lab.runs import environment, memory
+from grpo_lab.runs import environment
 
 pytestmark = pytest.mark.slow
 OPERATORS = {

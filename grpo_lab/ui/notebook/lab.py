@@ -16,12 +16,12 @@ from grpo_lab.course.exercises import Exercise, Finding, Function
 from grpo_lab.course.registry import lab_page
 from grpo_lab.errors import NotYet, unknown
 from grpo_lab.runs.child_pool import warm_child, warm_up
-from grpo_lab.runs.notebook_mode import headless, settled
 from grpo_lab.runs.run_folder import new_folder
 from grpo_lab.runs.session import Session
 from grpo_lab.ui.notebook import feedback_view, progress_view
 from grpo_lab.ui.notebook.predictions import Predictions
 from grpo_lab.ui.notebook.questions import ask
+from grpo_lab.ui.notebook_mode import headless, settled
 from grpo_lab.ui.widgets.exports import figures, write_zip
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from typing import Any
 
 from grpo_lab.course.exercises import Question
 from grpo_lab.messages import text
-from grpo_lab.runs.notebook_mode import headless
 from grpo_lab.ui.notebook import feedback_view
+from grpo_lab.ui.notebook_mode import headless
 from grpo_lab.ui.widgets import html
 
 

@@ -14,9 +14,10 @@ from grpo_lab.config.schema import Config
 from grpo_lab.errors import GrpoLabError, RunError
 from grpo_lab.messages import reworded, text
 from grpo_lab.models import loading
-from grpo_lab.runs import notebook_mode, recordings
+from grpo_lab.runs import recordings
 from grpo_lab.runs.session import Session
 from grpo_lab.training.registry import check, without_effect
+from grpo_lab.ui import notebook_mode
 from grpo_lab.ui.widgets import exports, notebook_display
 from grpo_lab.ui.widgets.controls_view import ControlsView
 from grpo_lab.ui.widgets.displayed import Displayed

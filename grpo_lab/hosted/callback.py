@@ -17,19 +17,14 @@ from transformers import TrainerCallback
 
 from grpo_lab.core.hooks import Refused, Stage, Verdict
 from grpo_lab.errors import ConfigError
-from grpo_lab.runs import checkpoint_files, hosted_run
-from grpo_lab.runs.hosted_guards import Guards, Report
+from grpo_lab.hosted.guards import OF_THE_UPDATE, Guards, Report, check_folder
+from grpo_lab.runs import checkpoint_files
 from grpo_lab.training.batches import moved
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.training.interventions import Step
 
-POSSIBLE = (
-    *("warm_up", "adaptive_learning_rate", "representable_epsilon", "dual_clip", "rollback"),
-    *("skip_nonfinite", "skip_spikes", "skip_outliers", "clip_gradients", "check_weights"),
-)
-"""Guards that the callbacks of a trainer can hold."""
-STAGES = (Stage.COEFFICIENTS, Stage.GRADIENTS, Stage.WEIGHTS)
-"""The stages of these guards; own guards must belong to one of them."""
+POSSIBLE = [name for name, kind in GUARDS.items() if kind.stage in OF_THE_UPDATE and name != "adaptive_beta"]
+"""Guards that the callbacks of a trainer can hold: a callback does not reach the beta of a loss."""
 DELTA = 3.0
 """The limit of `dual_clip` where it names none."""
 FOLDER = "guards"
@@ -49,7 +44,8 @@ class GuardCallback(TrainerCallback):
     """
 
     holds: Sequence[str] = POSSIBLE
-    stages: Sequence[Stage] = STAGES
+    stages: Sequence[Stage] = OF_THE_UPDATE
+    """The stages of these guards; own guards must belong to one of them."""
     reach = (
         "a callback of a Trainer does not see what this guard needs; "
         f"it can hold {', '.join(POSSIBLE)}. gl.guarded(GRPOTrainer) can hold more"
@@ -61,14 +57,13 @@ class GuardCallback(TrainerCallback):
         self.guards = Guards(*names, snapshot_every=snapshot_every)
         self._events = Path(events) if events else None
         if self._events:
-            hosted_run.check(self._events, over=True)  # the trainer may go on from a checkpoint
+            check_folder(self._events, over=True)  # the trainer may go on from a checkpoint
         self.report: Report | None = None
         self.refused = 0
         """Steps that were refused so far."""
         self._worst = Verdict.KEEP
-        self._clips_at = 0.0
-        """The limit to which the trainer clips; 0 where it does not."""
         self._clip: Callable[[], Any] | None = None
+        """The clipping that the trainer has asked for."""
         self._ctx: Step | None = None
         self._rates, self._in_trainer = ExitStack(), ExitStack()
 
@@ -93,7 +88,7 @@ class GuardCallback(TrainerCallback):
         if checkpoint:
             self._go_on(Path(checkpoint), state.global_step, given["model"])
         if self._events and state.is_world_process_zero:
-            hosted_run.check(self._events, over=self.guards.index > 0)
+            check_folder(self._events, over=self.guards.index > 0)
             self.guards.write_to(self._events)
 
     def caller(self) -> tuple[Any, str | None]:
@@ -127,8 +122,8 @@ class GuardCallback(TrainerCallback):
         parameters = list(parameters)
         if not _calls(trainer, self):  # removed from a trainer that failed before
             return clip(parameters, max_norm, *norm_type)
-        self._clips_at = max_norm if math.isfinite(max_norm) else 0.0
-        self._clip = partial(clip, parameters, max_norm, *norm_type) if self._clips_at else None
+        clips = max_norm > 0 and math.isfinite(max_norm)  # transformers asks for inf where it does not clip
+        self._clip = partial(clip, parameters, max_norm, *norm_type) if clips else None
         return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], *norm_type)
 
     def _log(self, log: Callable[..., None], logs: Mapping[str, float], *given: Any, **more: Any) -> None:

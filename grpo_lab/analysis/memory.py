@@ -1,24 +1,26 @@
 """The memory of a run: exact bytes of all that lasts from step to step, by shape; one measured step tells the rest."""
 
-from __future__ import annotations
-
+import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from torch import Tensor
 
 from grpo_lab.config.schema import Config, planned_steps
+from grpo_lab.core.hooks import Stage
 from grpo_lab.errors import RunError
 from grpo_lab.events import Stepped
 from grpo_lab.models import adapters, loading
-from grpo_lab.runs import full_length
 from grpo_lab.runs.child import Child
-from grpo_lab.runs.record import View
-from grpo_lab.runs.resume import out_of_memory, prompts_of_a_pass
-from grpo_lab.runs.session import Session
+from grpo_lab.runs.crashes import out_of_memory, prompts_of_a_pass
+from grpo_lab.runs.session import Session, View
 from grpo_lab.training import snapshots
+from grpo_lab.training.interventions import Intervention, Outcome, Step
 from grpo_lab.training.objectives import resolve
 from grpo_lab.training.registry import combination, needs_reference, validated
 
@@ -27,6 +29,32 @@ COUNT = 4
 """Bytes in which AdamW counts the updates of a tensor, beside its two moments."""
 STEPS = 2
 """The first one makes the moments, so that everything is in memory in the second."""
+IMPORTS = 410 * 2**20
+"""Bytes of a process that has imported all that a run needs, before it has a model."""
+CONTROL_GROUPS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+"""Files of the limit and of the usage of memory in a container, by either version of control groups."""
+
+
+@dataclass(frozen=True)
+class NeverEnd(Intervention):
+    """Takes the end tokens out of the distribution that is sampled from, so that completions get as long as they may.
+
+    `measure` names this fault by its file.
+    """
+
+    stage = Stage.PROBABILITIES
+
+    end: int = 0
+    """The tokenizer's end token; the model names its own."""
+
+    def __call__(self, value: Tensor, step: Step) -> Outcome:
+        ids = step.policy.generation_config.eos_token_id
+        value = value + 1e-9  # something is left where only an end was likely
+        value[:, [self.end, *(ids if isinstance(ids, list) else [self.end if ids is None else ids])]] = 0.0
+        return Outcome(value)
 
 
 def parts(config: Config) -> dict[str, int]:
@@ -63,7 +91,7 @@ def measure(config: Config, found: Mapping[str, int], views: Sequence[View] = ()
     Raises RunError where no step fits, and the errors of a run.
     """
     _, tokenizer = loading.outline(config.model.name, config.model.precision)
-    settings = [f"faults.{full_length.__file__}:{full_length.NeverEnd.__name__}.end={tokenizer.eos_token_id}"]
+    settings = [f"faults.{__file__}:{NeverEnd.__name__}.end={tokenizer.eos_token_id}"]
     names, planned = {"sft": "sft.num_steps", "grpo": "run.num_steps"}, planned_steps(config.to_dict())
     settings += [f"{names[stage]}={min(STEPS, steps)}" for stage, steps in planned.items()]
     settings += ["run.snapshot_every=1"] if found["snapshot"] > found["moments"] else []
@@ -102,3 +130,21 @@ def change_first(config: Config, found: Mapping[str, int], rest: float) -> list[
     if not r:
         trained = [["lora.r", "0 -> 8", "gradients, moments, reference and snapshot of adapters alone"]]
     return [*trained, *rows] if sum(found.values()) - found["weights"] > rest else [*rows, *trained]
+
+
+def free_mib(device: str) -> float | None:
+    """MiB that a further process can take on this device, or None where a GPU does not say.
+
+    On a CPU it is the memory available on the machine, or less where a container has a limit. A GPU is asked by a child
+    process, so that this one gets no CUDA context; the context of the child is taken off.
+    """
+    if loading.device_type(device) == "cuda":
+        name = "cuda" if device == "auto" else device
+        asked = f"import torch; print(torch.cuda.mem_get_info({name!r})[0])"
+        done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True)
+        return int(done.stdout) / 2**20 if not done.returncode else None
+    rooms = [psutil.virtual_memory().available]
+    for limit, usage in CONTROL_GROUPS:
+        with suppress(OSError, ValueError):  # no such group, or no limit ("max")
+            rooms.append(int(Path(limit).read_text()) - int(Path(usage).read_text()))
+    return min(rooms) / 2**20

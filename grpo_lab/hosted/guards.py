@@ -1,10 +1,10 @@
-"""Guards in a training loop that is not this project's: a plain one of PyTorch, or another trainer's."""
+"""Guards in a plain loop of PyTorch, and the run folder that they write; the other hosts are built on them."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -18,28 +18,19 @@ from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Action, Refused, Stage, Verdict
 from grpo_lab.core.update import Updates
-from grpo_lab.errors import ConfigError, unknown
-from grpo_lab.events import Ended, Started, Stepped
-from grpo_lab.runs import hosted_run
-from grpo_lab.runs.hosted_run import HostedRun
+from grpo_lab.errors import ConfigError, GrpoLabError, RunError, unknown
+from grpo_lab.events import Ended, Event, Resumed, Started, Stepped
+from grpo_lab.runs import run_folder
 from grpo_lab.training import snapshots, step_metrics
 from grpo_lab.training.given import wrong
 from grpo_lab.training.interventions import Coefficients, Step
 from grpo_lab.training.recorder import Recorder
 from grpo_lab.training.registry import validated
 
-CALLS = {
-    Stage.SAMPLING: 'pass the settings of sampling through guards.at("sampling", …)',
-    Stage.PROBABILITIES: 'call guards.at("probabilities", probabilities) before torch.multinomial',
-    Stage.REWARDS: 'call guards.at("rewards", rewards) with rewards (P, G)',
-    Stage.ADVANTAGES: 'call guards.at("advantages", advantages) with advantages (P, G)',
-    Stage.LOGITS: 'call guards.at("logits", logits)',
-    Stage.BATCH: 'call guards.at("batch", batch) with a grpo_lab.core.batch.Batch',
-    Stage.LOG_RATIO: 'call guards.at("log_ratio", logprobs - old_logprobs) before exp',
-    Stage.KL_DELTA: 'call guards.at("kl_delta", ref_logprobs - logprobs) before exp',
-    Stage.LOSS: 'call guards.at("loss", loss)',
-}
-"""How a loop shows a value to the guards of a stage that does not belong to the update."""
+NAME = "hosted"
+"""The name of such a run in its config."""
+OF_THE_UPDATE = (Stage.COEFFICIENTS, Stage.GRADIENTS, Stage.WEIGHTS)
+"""Stages whose values `Guards.step` passes itself; a loop passes those of the others."""
 UNREAD = {
     "dual_clip": "it sets delta, which is a coefficient of your loss; use clamp_log_ratio",
     "adaptive_beta": "it sets beta, which your loss has read by then; set it yourself",
@@ -67,6 +58,58 @@ class Report(NamedTuple):
         return self.verdict == Verdict.STOP
 
 
+class HostedRun:
+    """The run folder of guards, which they hold until `close`; each event is on disk before the next step.
+
+    Raises RunError while another process writes the folder.
+    """
+
+    def __init__(self, folder: Path, config: Config) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.began, self._held = folder, False, ExitStack()
+        # A trainer that failed in a notebook is still there: the next one of this process may write on.
+        self.append = self._held.enter_context(run_folder.writer(folder, config, by_process=True))
+        run_folder.write_config(folder, config)
+
+    def begin(self, step: int, started: Started) -> None:
+        """Begin with `step`: a new run, or the one that is there without what it did from `step` on."""
+        self.began = True
+        before = run_folder.read(self.folder)[1]
+        kept = next((at for at, event in enumerate(before) if _is_replaced(event, step)), len(before))
+        self.append(Resumed(step, kept, "the loop began again") if before else started)
+
+    def close(self, end: Ended) -> None:
+        """Write the end, if there was a step, and let other processes write."""
+        if self.began:
+            self.append(end)
+        self._held.close()
+
+    def fail(self, error: BaseException) -> None:
+        """Write that an error ended the run, with its traceback if it is no message to the user."""
+        if isinstance(error, GrpoLabError):
+            self.close(Ended("failed", str(error)))
+        elif isinstance(error, KeyboardInterrupt):
+            self.close(Ended("stopped", "interrupted"))
+        else:
+            self.close(run_folder.write_crash(self.folder, error))
+
+
+def _is_replaced(event: Event, step: int) -> bool:
+    """Whether a run that goes on with `step` replaces this event."""
+    return isinstance(event, Ended) or (isinstance(event, Stepped) and event.step >= step)
+
+
+def check_folder(folder: Path, over: bool = False) -> None:
+    """Raise RunError for a folder with a run that guards must not go on with.
+
+    That is one that other means than guards have written, and one that is over where that is not expected.
+    """
+    if (folder / run_folder.EVENTS).exists():
+        config, events = run_folder.read(folder)
+        if config.run.name != NAME or (events and isinstance(events[-1], Ended) and not over):
+            raise RunError(f"{folder} already holds a run; choose another folder, or show it with `grpo-lab replay`")
+
+
 class Guards:
     """Guards of a loop: `step` takes the place of `optimizer.step()`; `at` passes a value of another stage.
 
@@ -90,7 +133,7 @@ class Guards:
     def __init__(
         self, *names: str, scaler: Any = None, events: str | Path | None = None, snapshot_every: int = 0
     ) -> None:
-        self.config = _config_of(names).with_(f"run.snapshot_every={snapshot_every}", f"run.name={hosted_run.NAME}")
+        self.config = _config_of(names).with_(f"run.snapshot_every={snapshot_every}", f"run.name={NAME}")
         _, self._interventions = validated(self.config)
         self._scaler, self._recorder = scaler, Recorder()
         self.index = 0
@@ -105,7 +148,7 @@ class Guards:
         self._unseen = dict(self.stages)
         self._run: HostedRun | None = None
         if events:
-            hosted_run.check(Path(events))
+            check_folder(Path(events))
             self.write_to(Path(events))
 
     @property
@@ -141,7 +184,7 @@ class Guards:
         """
         if stage not in list(Stage):
             raise unknown("stage", str(stage), [each.value for each in Stage])
-        if stage in (Stage.COEFFICIENTS, Stage.GRADIENTS, Stage.WEIGHTS):
+        if stage in OF_THE_UPDATE:
             raise ConfigError(f"stage {stage} belongs to `step`, which passes its value itself")
         wanted = {Stage.BATCH: Batch, Stage.SAMPLING: SamplingConfig}.get(Stage(stage), torch.Tensor)
         if not isinstance(value, wanted):
@@ -177,7 +220,8 @@ class Guards:
     def _idle(self) -> str:
         """After the first step, the guards that the loop has shown no value, each with the call that shows it one."""
         stages, self._unseen = self._unseen, {}
-        calls = {name: CALLS[stage] for name, stage in stages.items() if stage not in self._seen and stage in CALLS}
+        missed = {name: stage for name, stage in stages.items() if stage not in {*self._seen, *OF_THE_UPDATE}}
+        calls = {name: f'call guards.at("{stage}", …) where the loop has that value' for name, stage in missed.items()}
         calls |= {name: UNREAD[name] for name in stages if name in UNREAD}
         return "; ".join(f"{name} has no effect in this loop: {call}" for name, call in calls.items())
 

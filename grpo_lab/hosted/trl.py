@@ -16,18 +16,16 @@ from transformers.trainer_utils import get_last_checkpoint
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Stage
 from grpo_lab.errors import ConfigError, RunError
-from grpo_lab.runs.guard_callback import POSSIBLE, STAGES, GuardCallback, refuse, temporarily
-from grpo_lab.runs.hosted_guards import Guards
-from grpo_lab.runs.watched_logprobs import watched
+from grpo_lab.hosted.callback import GuardCallback, refuse, temporarily
+from grpo_lab.hosted.guards import OF_THE_UPDATE, Guards
+from grpo_lab.training.given import wrong
+from grpo_lab.training.guards import GUARDS
 from grpo_lab.training.interventions import known
 
 TRIED = "1.16"
 """The version of TRL with which `guarded` is tested."""
-INSIDE = (
-    *("sanitize_rewards", "clamp_advantages", "drop_nonfinite_samples"),
-    *("clamp_log_ratio", "clamp_kl", "adaptive_beta"),
-)
-"""Guards that a guarded trainer holds beside those of the callback."""
+STAGES = (*OF_THE_UPDATE, Stage.REWARDS, Stage.ADVANTAGES, Stage.BATCH, Stage.LOG_RATIO, Stage.KL_DELTA)
+"""Stages whose values a guarded trainer has."""
 NEEDS: Mapping[str, frozenset[str]] = {
     "_calculate_rewards": frozenset({"reward_funcs"}),
     "_generate_and_score_completions": frozenset(
@@ -50,27 +48,29 @@ def guarded(trainer: type) -> Any:
     `guards` are names with settings, as `gl.Guards` takes them. Where all are silent, training is that of the bare
     trainer to the bit.
 
-    Raises ConfigError for a class that is not such a trainer or one of another version of TRL.
+    It was tried with TRL 1.16. Raises ConfigError for a class that is not such a trainer, or is that of a version whose
+    methods lack what guards need.
     """
-    name = getattr(trainer, "__name__", repr(trainer))
-    absent = [method for method in NEEDS if not hasattr(trainer, method)]
-    if not isinstance(trainer, type) or absent:
-        lacks = f" has no {', '.join(absent)}" if absent else " is no class"
+    way_out = "give TRL's GRPOTrainer or a subclass"
+    if not isinstance(trainer, type):
+        raise wrong("trainer", trainer, "a class", way_out)
+    if lacks := _lacks(trainer):
         raise ConfigError(
-            f"gl.guarded({name}): it{lacks}; it takes TRL's GRPOTrainer or a subclass, tried with TRL {TRIED}. "
-            "For any other Trainer of transformers use gl.GuardCallback"
+            f"gl.guarded({trainer.__name__}): {lacks}, so that guards would see nothing there; {way_out}, as in TRL "
+            f"{TRIED}, with which it was tried. For any other Trainer of transformers use gl.GuardCallback"
         )
-    if any(each.__name__ == "GRPOTrainer" for each in trainer.__mro__):
-        way_out = f"It was tried with TRL {TRIED}: install that version, or use gl.GuardCallback"
-    else:
-        way_out = "So it is another trainer than TRL's GRPOTrainer, for which guarded is made; use gl.GuardCallback"
-    for method, words in NEEDS.items():
-        if lost := words - _words(trainer, method):
-            raise ConfigError(
-                f"gl.guarded({name}): {method} does not use {', '.join(sorted(lost))}, so that guards would see "
-                f"nothing there. {way_out}"
-            )
+    name = trainer.__name__
     return type(f"Guarded{name}", (_Guarded, trainer), {"__doc__": f"{name} with guards; see grpo_lab.guarded."})
+
+
+def _lacks(trainer: type) -> str:
+    """The first thing that a class lacks for guards to see its values, in words; empty where it lacks nothing."""
+    for method, words in NEEDS.items():
+        if not hasattr(trainer, method):
+            return f"it has no {method}"
+        if lost := words - _words(trainer, method):
+            return f"{method} does not use {', '.join(sorted(lost))}"
+    return ""
 
 
 def _words(trainer: type, method: str) -> set[str]:
@@ -87,8 +87,8 @@ def _words(trainer: type, method: str) -> set[str]:
 class Host(GuardCallback):
     """The callback of a guarded trainer: it begins each step before completions are sampled."""
 
-    holds = (*POSSIBLE, *INSIDE)
-    stages = (*STAGES, Stage.REWARDS, Stage.ADVANTAGES, Stage.BATCH, Stage.LOG_RATIO, Stage.KL_DELTA)
+    holds = tuple(name for name, kind in GUARDS.items() if kind.stage in STAGES)
+    stages = STAGES
     reach = (
         "TRL computes log-probabilities and samples without handing out logits, probabilities or sampling settings. "
         "check_weights catches broken weights one step earlier, before they are sampled from; temperature and top_p "
@@ -159,6 +159,40 @@ class Host(GuardCallback):
             self.watch = None
         if Stage.LOG_RATIO not in seen:
             raise RunError(f"gl.guarded: TRL computed its loss without a log-ratio; it was tried with TRL {TRIED}")
+
+
+class Watched(Tensor):
+    """Log-probabilities (B, T) of the policy. Any operation on them gives an ordinary tensor of the same bits.
+
+    `logprobs - old` is passed to `see` as the log-ratio, and `reference - logprobs` as the KL's difference: so guards
+    reach both in a loss that somebody else wrote. Value and gradient are those of the guard itself: to shift the
+    log-probabilities instead would give inf - inf where one of them is not finite.
+    """
+
+    reference: Tensor | None
+    see: Callable[[Stage, Tensor], Tensor]
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Compute the operation on ordinary tensors, and let a difference be seen."""
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **(kwargs or {}))
+            if func not in (Tensor.sub, Tensor.__sub__, torch.sub):
+                return result
+            left, right = args[:2]
+            if isinstance(left, cls):
+                return left.see(Stage.LOG_RATIO, result)
+            return right.see(Stage.KL_DELTA, result) if left is right.reference else result
+
+
+def watched(logprobs: Tensor, reference: Tensor | None, see: Callable[[Stage, Tensor], Tensor]) -> Tensor:
+    """The log-probabilities (B, T), with the differences from them passed to `see`."""
+    made = logprobs.as_subclass(Watched)
+    with torch._C.DisableTorchFunctionSubclass():
+        made.reference, made.see = reference, see
+    return made
 
 
 class _Guarded(cast(Any, object)):

@@ -1,0 +1,1 @@
+"""Guards in a training loop that is not this project's: `gl.Guards`, `gl.GuardCallback`, `gl.guarded(GRPOTrainer)`."""
