@@ -14,10 +14,8 @@ from grpo_lab.config.fields import build, settings_of
 from grpo_lab.config.loss_section import LossConfig
 from grpo_lab.config.schema import Config
 from grpo_lab.config.sections import SamplingConfig
-from grpo_lab.core.batch import Batch
 from grpo_lab.errors import ConfigError
-from grpo_lab.tasks.conversations import text_of
-from grpo_lab.tasks.rewards import Judged, Judging, Reward, weights_of
+from grpo_lab.tasks.rewards import Reward, weights_of
 from grpo_lab.tasks.rewards import load as load_reward
 from grpo_lab.tasks.tasks import Problem, Tasks
 from grpo_lab.tasks.tasks import load as load_tasks
@@ -47,39 +45,6 @@ class Objective:
     def purpose(self, purpose: str) -> str:
         """The purpose of a random draw for this objective. The first one draws as the only one of a run does."""
         return f"{purpose}/{self.place}" if self.place else purpose
-
-
-@dataclass(frozen=True)
-class Part:
-    """The part of a step's batch that belongs to one objective."""
-
-    objective: Objective
-    sampling: SamplingConfig
-    """As the guards of stage SAMPLING left it."""
-    problems: Sequence[Problem]
-    batch: Batch
-    first_completions: Sequence[str]
-    """The first completion of each prompt."""
-    judging: Mapping[str, Judging]
-    """The judging of the completions, by the objective that scores them; with the first rank alone."""
-    number: int
-    """Its number among the parts of the step, further draws included."""
-    num_tokens: Tensor | None = None
-    """() int: trained tokens."""
-
-    def judged_by(self, name: str) -> Judged:
-        """The rewards that an objective gives the completions; waits for slow judges."""
-        return self.judging[name].result()
-
-    @property
-    def group_size(self) -> int:
-        """Completions of each prompt."""
-        return len(self.batch.group) // len(self.problems)
-
-    def samples(self, rewards: Sequence[float]) -> tuple[tuple[str, str, float], ...]:
-        """Each prompt with its first completion and the reward of that."""
-        prompts = (text_of(problem.prompt) for problem in self.problems)
-        return tuple(zip(prompts, self.first_completions, rewards, strict=True))
 
 
 class Combination(NamedTuple):
