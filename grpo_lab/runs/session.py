@@ -9,8 +9,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.config.schema import Config, planned_steps
-from grpo_lab.config.shares import resized
+from grpo_lab.config.schema import Config, planned_steps, resized
 from grpo_lab.errors import GrpoLabError, RunError
 from grpo_lab.events import Ended, Event, Resumed, Stepped, lineage
 from grpo_lab.models import loading
