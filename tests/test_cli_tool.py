@@ -17,8 +17,7 @@ from grpo_lab.analysis.run_state import fold
 from grpo_lab.cli.app import CODES, app
 from grpo_lab.config import toml
 from grpo_lab.config.algorithms import algorithm_names
-from grpo_lab.config.catalog import preset_names, scenario_names
-from grpo_lab.config.guard_names import guards_named
+from grpo_lab.config.catalog import guards_named, preset_names, scenario_names
 from grpo_lab.config.schema import SECTIONS, Config
 from grpo_lab.core.hooks import Verdict
 from grpo_lab.errors import ConfigError

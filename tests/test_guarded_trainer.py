@@ -12,7 +12,7 @@ import transformers
 
 import grpo_lab as gl
 from benchmarks.diagnosis.recipes import in_half
-from grpo_lab.config.guard_names import guards_named
+from grpo_lab.config.catalog import guards_named
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Refused, Stage, Verdict
 from grpo_lab.core.loss import LossInputs

@@ -169,9 +169,9 @@ TEXTS = 'title = "t"\nsource = "s"\nstory = "y"\n'
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("heals = 3", "heals = 3: must be of type list"),
-        ('[[heals]]\nchange = ["loss.beta=0.1"]', r"each of \[\[heals\]\] takes change"),
-        ('[[heals]]\nchange = "loss.beta=0.1"\nwhy = "w"', "must be a list of lists of overrides"),
+        ("heals = 3", "heals = 3: must be a list"),
+        ('[[heals]]\nchange = ["loss.beta=0.1"]', r"\[\[heals\]\]: why is missing"),
+        ('[[heals]]\nchange = 3\nwhy = "w"', "change = .*3.*: each must be a non-empty str"),
         ('[[heals]]\nchange = ["loss.bta=0.1"]\nwhy = "w"', "'bta'; did you mean 'beta'"),
         ('[[heals]]\nchange = ["loss.beta=0.1"]\nwhy = 5', "why = 5: must be of type str"),
         ("[trial]\nrn.num_steps = 5", "unknown section 'rn'"),

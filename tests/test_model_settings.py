@@ -37,7 +37,7 @@ def recorded(name, column):
         ("[models.smollm2-135m.run]\nnum_step = 3", "unknown setting of run 'num_step'; did you mean 'num_steps'"),
         ("[models.smollm2-135m.rn]\nnum_steps = 3", "unknown section 'rn'; did you mean 'run'"),
         ("[models.smollm2-135m]\nrun = 3", "run = 3: must be a table"),
-        ("[models]\nsmollm2-135m = 3", r"scenario mine, \[models\]: smollm2-135m = 3: must be of type dict"),
+        ("[models]\nsmollm2-135m = 3", r"scenario mine\.models\.smollm2-135m = 3: must be a table"),
         ("[models.smollm2-135m.run]\nnum_steps = 0", r"run\.num_steps = 0: must be at least 1"),
     ],
 )

@@ -224,7 +224,7 @@ def _config(
     heal without a scenario.
     """
     from grpo_lab.config import catalog, toml
-    from grpo_lab.config.guard_names import guards_named
+    from grpo_lab.config.catalog import guards_named
 
     if file and (preset or scenario):
         raise ConfigError("--config holds a whole config: give it without --preset and --scenario")

@@ -26,7 +26,7 @@ def go_on(
     processes: int | None = None,
 ) -> NoReturn:
     """Go on with the run in a folder, and exit with the code of the result."""
-    from grpo_lab.config.shares import resized
+    from grpo_lab.config.schema import resized
     from grpo_lab.errors import DataError, RunError
     from grpo_lab.runs import run_folder
     from grpo_lab.runs.session import Session

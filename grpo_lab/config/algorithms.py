@@ -1,18 +1,15 @@
 """Algorithms: TOML files in data/algorithms, each a choice of formulas for the section `loss` of a config."""
 
 import functools
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.config.fields import FrozenDict, settings_of
-from grpo_lab.config.loss_section import LossConfig
-from grpo_lab.errors import ConfigError, unknown
+from grpo_lab.config.fields import Settings, build, read_toml, settings_of
+from grpo_lab.config.sections import LossConfig
 from grpo_lab.paths import named_file, named_files
 
-_TEXTS = ("title", "paper", "differs")
 USED_BY = {
     "clip": ("ratio", "epsilon", "epsilon_high", "delta"),
     "cispo": ("ratio", "epsilon", "epsilon_high"),
@@ -26,7 +23,7 @@ PART_OF = {"dual_clip": "delta", "clamp_log_ratio": "ratio", "clamp_kl": "kl", "
 
 
 @dataclass(frozen=True)
-class Algorithm:
+class Algorithm(Settings):
     """A named choice of formulas."""
 
     name: str
@@ -60,6 +57,17 @@ def algorithm(name: str) -> Algorithm:
     return _read(path, path.stat().st_mtime_ns)
 
 
+@functools.cache  # a file is read again if it changed
+def _read(path: Path, changed: int) -> Algorithm:
+    """The algorithm in a file. Raises ConfigError for anything but the three texts and [loss]."""
+    tree = read_toml(path)
+    if isinstance(tree.get("differs"), str):
+        tree["differs"] = " ".join(tree["differs"].split())
+    found = build(Algorithm, {**tree, "name": path.stem}, f"algorithm {path.stem}")
+    build(LossConfig, found.loss, "loss")
+    return found
+
+
 def settings_for(name: str, loss: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of `loss` that change where a config with these settings takes up an algorithm.
 
@@ -85,9 +93,11 @@ def algorithm_of(loss: Mapping[str, Any]) -> str:
     ('cispo', '')
     """
     given = {name: loss.get(name, setting.default) for name, setting in settings_of(LossConfig).items()}
-    chosen = _formulas(given)
-    found = (name for name in algorithm_names() if {**chosen, **_formulas(settings_for(name, chosen))} == chosen)
-    return next(found, "")
+    chosen = {name: value for name, value in given.items() if isinstance(value, str)}
+    for name in algorithm_names():
+        if all(chosen.get(key, value) == value for key, value in settings_for(name, chosen).items()):
+            return name
+    return ""
 
 
 def unused(loss: Mapping[str, Any]) -> dict[str, str]:
@@ -102,27 +112,3 @@ def unused(loss: Mapping[str, Any]) -> dict[str, str]:
     if loss.get("beta", 1) == 0:
         return found | {"beta": "loss.beta=0", "kl": "loss.beta=0"}
     return found | ({"kl": f"loss.kl_place={paid}"} if paid != "loss" else {})
-
-
-def _formulas(loss: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that are names."""
-    return {name: value for name, value in loss.items() if isinstance(value, str)}
-
-
-@functools.cache  # a file is read again if it changed
-def _read(path: Path, changed: int) -> Algorithm:
-    """The algorithm in a file. Raises ConfigError for bad TOML and for anything but the three texts and [loss]."""
-    try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not valid TOML ({error}); mend the file") from error
-    for key in (key for key in tree if key not in (*_TEXTS, "loss")):
-        raise unknown(f"key of algorithm {path.stem}", key, (*_TEXTS, "loss"))
-    for key in (key for key in _TEXTS if not isinstance(tree.get(key), str)):
-        raise ConfigError(f"{path.name}: {key} = {tree.get(key)!r}: every algorithm needs a text there")
-    loss, known = tree.get("loss"), settings_of(LossConfig)
-    if not isinstance(loss, dict):
-        raise ConfigError(f"{path.name}: loss = {loss!r}: must be a table; write [loss] above the settings")
-    for key in (key for key in loss if key not in known):
-        raise unknown(f"setting of algorithm {path.stem}, [loss]", key, known)
-    return Algorithm(path.stem, tree["title"], tree["paper"], " ".join(tree["differs"].split()), FrozenDict(loss))

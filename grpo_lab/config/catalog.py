@@ -4,29 +4,27 @@ A preset is a whole configuration with a title. A scenario is the cause of a fai
 preset, with its symptoms, the cures that stop it, the heals after which the model learns, and its decoys.
 """
 
-import dataclasses
 import functools
 import json
 import math
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.config.fields import distinct
-from grpo_lab.config.schema import KEYS, Config
+from grpo_lab.config.fields import Settings, build, distinct, read_toml, settings_of
+from grpo_lab.config.schema import KEYS, Config, Switches
 from grpo_lab.errors import ConfigError, unknown
 from grpo_lab.metrics import LINKS, METRICS, of_objective
 from grpo_lab.paths import data_tables, named_file, named_files
 
-_TEXTS = ("title", "source", "story")
+TEXTS = ("title", "source", "story")
 TRIAL: Mapping[str, Any] = {"run": {"num_steps": 60}, "data": {"num_prompts": 16, "num_generations": 8}}
 """Length and batch with which a heal is tried where the scenario's file names no others: enough to learn from."""
 
 
 @dataclass(frozen=True)
-class Entry:
+class Entry(Settings):
     """A preset or a scenario, as lists show it."""
 
     name: str
@@ -43,24 +41,22 @@ class Preset(Entry):
 
 
 @dataclass(frozen=True)
-class Expectation:
+class Expectation(Settings):
     """The symptoms of a scenario without guards. Raises ConfigError for an unknown link."""
 
     crash: str = ""
     """The operator in which the run crashes, if it does."""
     first_break: str = ""
     """The first link that is not finite, if there is one."""
-    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
     """Metrics that reach at least this value in some step."""
-    below: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    below: Mapping[str, float] = field(default_factory=dict)
     """Metrics that stay below this value in every step."""
 
     def __post_init__(self) -> None:
-        tables = (self.metrics, self.below)
-        if not isinstance(self.crash, str) or not all(isinstance(table, Mapping) for table in tables):
-            raise ConfigError("[expect] takes crash and first_break as texts, metrics and below as { name = value }")
+        super().__post_init__()
         if self.first_break and self.first_break not in LINKS:
-            raise unknown("link in [expect]", str(self.first_break), LINKS)
+            raise unknown("link in [expect]", self.first_break, LINKS)
 
     def shown(self, operator: str, steps: Sequence[Mapping[str, float]]) -> bool:
         """Whether a run showed the symptoms, by the operator in which it crashed ("" for none) and its steps' metrics.
@@ -78,7 +74,7 @@ class Expectation:
 
 
 @dataclass(frozen=True)
-class Heal:
+class Heal(Settings):
     """The smallest change that removes a cause, so that the model learns; a cure only stops the failure."""
 
     change: tuple[str, ...]
@@ -90,18 +86,18 @@ class Heal:
 class Scenario(Entry):
     """One cause of failure."""
 
-    preset: str
     cause: Mapping[str, Any]
-    expect: Expectation
-    cures: tuple[tuple[str, ...], ...]
+    preset: str = "original"
+    expect: Expectation = Expectation()
+    cures: tuple[tuple[str, ...], ...] = ()
     """Sets of overrides, each of which alone stops the failure."""
-    decoys: tuple[tuple[str, ...], ...]
+    decoys: tuple[tuple[str, ...], ...] = ()
     """Sets of overrides that are recommended against the failure and do not stop it."""
     heals: tuple[Heal, ...] = ()
     """Changes after which the model learns, the recommended one first."""
-    trial: Mapping[str, Any] = dataclasses.field(default_factory=lambda: TRIAL)
+    trial: Mapping[str, Any] = field(default_factory=lambda: TRIAL)
     """The length, the batch and other settings with which heals are tried, the same with and without the heal."""
-    models: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Settings by model, tuned for this scenario: laid over those that every scenario shares for the model."""
 
     def config(
@@ -164,10 +160,11 @@ def load_preset(name: str) -> Preset:
 
 @functools.cache  # a file is read again if it changed
 def _preset(path: Path, name: str, changed: int) -> Preset:
-    tree = _read(path)
-    texts = _pop_texts(tree, name)
-    _check_names(tree, [*KEYS], f"key of preset {name}")
-    return Preset(name, **texts, config=Config().merged({"run": {"name": name}}).merged(tree))
+    tree = read_toml(path)
+    texts = {key: tree.pop(key) for key in TEXTS if key in tree}
+    _check_names(tree, KEYS, f"key of preset {name}")
+    config = Config().merged({"run": {"name": name}}).merged(tree)
+    return build(Preset, {**texts, "name": name, "config": config}, f"preset {name}")
 
 
 def scenario(name: str) -> Scenario:
@@ -181,35 +178,22 @@ def scenario(name: str) -> Scenario:
 
 @functools.cache
 def _scenario(path: Path, changed: int) -> Scenario:
-    """The scenario in a file, read again only if the file changed: all its overrides are checked."""
-    tree, name = _read(path), path.stem
-    where = f"scenario {name}"
-    keys = ("preset", "expect", "cures", "decoys", "heals", "trial", "models")
-    _check_names(tree, [*_TEXTS, *keys, *KEYS], f"key of {where}")
-    texts = _pop_texts(tree, name)
-    expect = _typed(tree, "expect", dict, where)
-    _check_names(expect, [field.name for field in dataclasses.fields(Expectation)], f"key of {where}, [expect]")
-    found = Scenario(
-        name,
-        **texts,
-        preset=_typed(tree, "preset", str, where) or "original",
-        cause={key: tree[key] for key in KEYS if key in tree},
-        expect=Expectation(**expect),
-        cures=_override_sets(tree, "cures", where),
-        decoys=_override_sets(tree, "decoys", where),
-        heals=_heals(tree, where),
-        trial=_typed(tree, "trial", dict, where) or TRIAL,
-        models=_typed(tree, "models", dict, where),
-    )
-    # So that a mistake in the file shows when it is read, not when it is used.
+    """The scenario in a file: all its overrides are checked, so that a mistake shows before it is used."""
+    tree, where = read_toml(path), f"scenario {path.stem}"
+    _check_names(tree, [*settings_of(Scenario), *KEYS], f"key of {where}")
+    given = {name: value for name, value in tree.items() if name not in KEYS}
+    given |= {"name": path.stem, "cause": {key: tree[key] for key in KEYS if key in tree}}
+    if isinstance(table := given.get("expect"), dict):
+        given["expect"] = build(Expectation, table, f"{where}, [expect]")
+    if isinstance(tables := given.get("heals"), list):
+        given["heals"] = [build(Heal, table, f"{where}, [[heals]]") for table in tables]
+    found = build(Scenario, given, where)
     of_each = [of_objective(metric, each.name) for each in found.config().objectives for metric in METRICS]
     _check_names((*found.expect.metrics, *found.expect.below), [*METRICS, *of_each], "metric in [expect]")
     for overrides in ((), *found.cures, *found.decoys, *(heal.change for heal in found.heals)):
         found.config().merged(found.trial).with_(*overrides)
+    _check_names(found.models, model_settings(), f"model in [models] of {where}")
     for model in found.models:
-        if model not in model_settings():
-            raise unknown(f"model in [models] of {where}", model, model_settings())
-        _typed(found.models, model, dict, f"{where}, [models]")
         found.config(model=model)
     return found
 
@@ -243,47 +227,29 @@ def scenario_names() -> list[str]:
     return list(named_files("scenarios"))
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """The table of a file. Raises ConfigError for bad TOML."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not valid TOML ({error}); mend the file") from error
+def guards_named(text: str) -> Switches:
+    """The guards that a text names: names, presets and `file.py:Mine` with commas between them, or `none`.
+
+    A guard has the settings that preset `stable` gives it, and one of a preset those of the preset. Raises ConfigError
+    for a text without a name, such as that of an empty variable of a shell: `none` asks for a run without guards.
+
+    >>> list(guards_named("original, warm_up")), guards_named("none")
+    (['clip_gradients', 'warm_up'], {})
+    """
+    names = [part.strip() for part in text.split(",") if part.strip()]
+    if not names:
+        raise ConfigError(f"guards {text!r}: no name; give names of guards or presets, or none")
+    stable, found = preset("stable").guards, dict[str, Any]()
+    for name in names:
+        if name in preset_names() or name.endswith(".toml"):
+            found |= preset(name).guards
+        elif name != "none":
+            found[name] = dict(stable.get(name, {}))
+    return found
 
 
-def _check_names(names: Iterable[str], known: list[str], kind: str) -> None:
+def _check_names(names: Iterable[str], known: Iterable[str], kind: str) -> None:
     """Raise ConfigError for an unknown name."""
-    for name in (name for name in names if name not in known):
-        raise unknown(kind, name, known)
-
-
-def _typed(tree: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
-    """The value of a key. Raises ConfigError for another type."""
-    value = tree.get(key, kind())
-    if not isinstance(value, kind):
-        raise ConfigError(f"{where}: {key} = {value!r}: must be of type {kind.__name__}")
-    return value
-
-
-def _override_sets(tree: Mapping[str, Any], key: str, where: str) -> tuple[tuple[str, ...], ...]:
-    """The sets of overrides of a key. Raises ConfigError for anything else."""
-    rows = _typed(tree, key, list, where)
-    if not all(isinstance(row, list) and all(isinstance(text, str) for text in row) for row in rows):
-        raise ConfigError(f'{where}: {key} must be a list of lists of overrides, as in [["guards.warm_up=on"]]')
-    return tuple(tuple(row) for row in rows)
-
-
-def _heals(tree: Mapping[str, Any], where: str) -> tuple[Heal, ...]:
-    """The heals of a scenario. Raises ConfigError for anything but tables of a change and its reason."""
-    tables = _typed(tree, "heals", list, where)
-    if not all(isinstance(table, Mapping) and {*table} == {"change", "why"} for table in tables):
-        raise ConfigError(f"{where}: each of [[heals]] takes change, a list of overrides, and why, a text")
-    changes = _override_sets({"heals": [table["change"] for table in tables]}, "heals", where)
-    return tuple(Heal(change, _typed(table, "why", str, where)) for change, table in zip(changes, tables, strict=True))
-
-
-def _pop_texts(tree: dict[str, Any], name: str) -> dict[str, str]:
-    """Take the texts out of the table. Raises ConfigError for an empty one."""
-    for key in (key for key in _TEXTS if not isinstance(tree.get(key), str)):
-        raise ConfigError(f"{name}.toml: {key} = {tree.get(key)!r}: every file needs a text there")
-    return {key: tree.pop(key) for key in _TEXTS}
+    for name in names:
+        if name not in known:
+            raise unknown(kind, name, known)

@@ -8,18 +8,18 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_lab.config import shares
 from grpo_lab.config.algorithms import settings_for
-from grpo_lab.config.fields import FrozenDict, as_table, build, parse, settings_of, typed, unknown_section
-from grpo_lab.config.loss_section import LossConfig
+from grpo_lab.config.fields import NONE, Settings, as_table, build, parse, plain, settings_of, typed
 from grpo_lab.config.sections import (
     DataConfig,
     JudgeConfig,
     LoraConfig,
+    LossConfig,
     ModelConfig,
     ObjectiveConfig,
     OptimizerConfig,
@@ -27,13 +27,13 @@ from grpo_lab.config.sections import (
     SamplingConfig,
     SftConfig,
 )
-from grpo_lab.errors import ConfigError, unknown
+from grpo_lab.errors import ConfigError, GrpoLabError, unknown
 
 Switches = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Settings):
     """Everything a run depends on; it is checked at construction and cannot be changed.
 
     `guards` and `faults` map a name, or a user's `file.py:Class`, to its settings, in the order in which they act.
@@ -55,13 +55,8 @@ class Config:
     """Without any, the run has one, which `data`, `sampling` and `loss` describe."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for guards or faults that are no table, objectives that teach nothing, a group of one
-        without a baseline, SFT without data, and prompts that processes cannot share.
-        """
-        for kind in SWITCHES:
-            for name, settings in as_table(getattr(self, kind), kind, OF_SWITCHES).items():
-                as_table(settings, f"{kind}.{name}", OF_A_SWITCH)
-            object.__setattr__(self, kind, FrozenDict(getattr(self, kind)))
+        """Raise ConfigError for what no section can check alone."""
+        super().__post_init__()
         names = [objective.name for objective in self.objectives]
         if names and not any(objective.weight for objective in self.objectives):
             raise ConfigError(f"objectives: the weights of {', '.join(names)} are all 0; give one of them at least")
@@ -72,7 +67,32 @@ class Config:
             )
         if "sft" in self.run.stages and not self.sft.data:
             raise ConfigError("run.stages has sft, and sft.data names no file; give sft.data=FILE.jsonl")
-        shares.check(self)
+        self._check_processes()
+
+    def _check_processes(self) -> None:
+        """Raise ConfigError where processes or streams would not get equal shares of a step, or would drift apart."""
+        processes, streams = self.run.processes, self.run.streams or self.run.processes
+        if streams % processes:
+            raise ConfigError(
+                f"run.streams = {streams} with run.processes = {processes}: each process needs the same number of "
+                f"streams; use {processes} or a multiple of it"
+            )
+        if processes > 1 and self.loss.accumulation == "step_inside":
+            raise ConfigError(
+                f"loss.accumulation = 'step_inside' with run.processes = {processes}: each process would update by its "
+                "own gradients, and they would drift apart; show it with one process"
+            )
+        prompts = {"data.num_prompts": self.data.num_prompts}
+        prompts |= {f"objectives.{each.name}.num_prompts": each.num_prompts or 0 for each in self.objectives}
+        if "sft" in self.run.stages:
+            prompts["sft.batch_size"] = self.sft.batch_size
+        for name, count in prompts.items():
+            if count % streams:
+                over = "more processes than prompts" if count < processes else "unequal shares"
+                raise ConfigError(
+                    f"{name} = {count} with run.processes = {processes} and {streams} random streams: {over}; "
+                    f"use {streams} prompts or a multiple of it"
+                )
 
     def with_(self, *overrides: str) -> Config:
         """A copy with settings changed: `"loss.beta=0.04"`, `"optimizer.learning_rate=*100"` (times the value there),
@@ -80,20 +100,19 @@ class Config:
 
         Raises ConfigError for a text that is no override, an unknown name or a value outside its limit.
         """
-        tree = self.to_dict()
+        tree = _by_path(self.to_dict())
         for override in overrides:
-            path, separator, text = override.partition("=")
-            _put(tree, _parts(path.strip()) if separator else [], text.strip(), override)
-        return Config.from_dict(tree)
+            _put(tree, override)
+        return _of_paths(tree)
 
     def merged(self, tree: Mapping[str, Any]) -> Config:
         """A copy with a nested dictionary of settings laid over it, as a TOML file gives it.
 
         Raises ConfigError for an unknown name or a value outside its limit.
         """
-        mine = self.to_dict()
-        _merge(mine, tree)
-        return Config.from_dict(mine)
+        mine = _by_path(self.to_dict())
+        _lay_over(mine, _by_path(as_table(tree, "the config")))
+        return _of_paths(mine)
 
     def with_algorithm(self, name: str) -> Config:
         """A copy whose formulas are those of an algorithm: a name of `algorithm_names()`, or a file of one.
@@ -113,12 +132,9 @@ class Config:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain nested dictionaries, as config.json holds them."""
-        values = {name: dataclasses.asdict(getattr(self, name)).items() for name in SECTIONS}
-        # JSON and TOML know no tuples.
-        sections = {name: {k: [*v] if isinstance(v, tuple) else v for k, v in rows} for name, rows in values.items()}
-        switches = {kind: {k: dict(v) for k, v in getattr(self, kind).items()} for kind in SWITCHES}
-        objectives = [objective.settings() for objective in self.objectives]
-        return sections | switches | ({OBJECTIVES: objectives} if objectives else {})
+        tree = plain(self)
+        objectives = [{k: v for k, v in each.items() if v is not None} for each in tree.pop(OBJECTIVES)]
+        return tree | ({OBJECTIVES: objectives} if objectives else {})
 
     @staticmethod
     def from_dict(tree: Mapping[str, Any]) -> Config:
@@ -126,16 +142,15 @@ class Config:
 
         Raises ConfigError for an unknown section or setting, with the nearest names.
         """
-        for section in as_table(tree, "the config"):
+        parts: dict[str, Any] = dict(as_table(tree, "the config"))
+        for section, values in parts.items():
             if section not in KEYS:
-                raise unknown_section(section, SECTIONS, KEYS)
-        tables = {name: _without_removed(name, tree.get(name, {})) for name in SECTIONS}
-        sections = {name: build(cls, tables[name], name) for name, cls in SECTIONS.items()}
-        objectives = tuple(
-            build(ObjectiveConfig, values, f"{OBJECTIVES}.{name}")
-            for name, values in _by_name(tree.get(OBJECTIVES, ())).items()
-        )
-        return Config(**sections, **{kind: tree[kind] for kind in SWITCHES if kind in tree}, objectives=objectives)
+                raise _unknown_section(section)
+            if section in SECTIONS:
+                parts[section] = build(SECTIONS[section], _without_removed(section, values), section)
+        named = _by_name(parts.get(OBJECTIVES, ())).items()
+        parts[OBJECTIVES] = tuple(build(ObjectiveConfig, each, f"{OBJECTIVES}.{name}") for name, each in named)
+        return Config(**parts)
 
     def changed_live(self, *overrides: str) -> Config:
         """A copy with settings changed that may change while a model trains.
@@ -146,12 +161,22 @@ class Config:
         for section in KEYS:
             if section not in LIVE_SECTIONS and getattr(changed, section) != getattr(self, section):
                 raise ConfigError(f"{section}.* is fixed once a run has started; {', '.join(LIVE_SECTIONS)} may change")
-        fixed = [
-            [getattr(o, name) for o in config.objectives for name in FIXED_OF_OBJECTIVES] for config in (self, changed)
-        ]
+        fixed = [[[getattr(o, name) for name in FIXED] for o in config.objectives] for config in (self, changed)]
         if fixed[0] != fixed[1]:
-            raise ConfigError(f"objectives.NAME.{'/'.join(FIXED_OF_OBJECTIVES)} are fixed once a run has started")
+            raise ConfigError(f"objectives.NAME.{'/'.join(FIXED)} are fixed once a run has started")
         return changed
+
+
+SWITCHES, OBJECTIVES = ("guards", "faults"), "objectives"
+KEYS = tuple(settings_of(Config))
+SECTIONS: dict[str, type[Settings]] = {
+    name: each.kind for name, each in settings_of(Config).items() if name not in (*SWITCHES, OBJECTIVES)
+}
+"""The class of each section."""
+LIVE_SECTIONS = ("sampling", "loss", "optimizer", "guards", OBJECTIVES)
+"""Sections whose settings may change while a model trains; the others are fixed when the run starts."""
+FIXED = ("name", "tasks", "rewards", "num_prompts")
+"""Settings of an objective that are fixed when the run starts."""
 
 
 def planned_steps(tree: Mapping[str, Any]) -> dict[str, int]:
@@ -165,19 +190,150 @@ def planned_steps(tree: Mapping[str, Any]) -> dict[str, int]:
     return {stage: int(sections[stage].get("num_steps", 0)) for stage in run.get("stages", ("grpo",))}
 
 
-SWITCHES, OBJECTIVES = ("guards", "faults"), "objectives"
-OF_SWITCHES = "a table of names with their settings, as in {'warm_up': {}}"
-OF_A_SWITCH = "a table of its settings, {} for the usual ones; leave it out to switch it off"
-KEYS = tuple(part.name for part in fields(Config))
-SECTIONS: dict[str, Any] = {
-    part.name: part.default_factory for part in fields(Config) if part.name not in (*SWITCHES, OBJECTIVES)
-}
-"""The class of each section."""
-LIVE_SECTIONS = ("sampling", "loss", "optimizer", "guards", OBJECTIVES)
-"""Sections whose settings may change while a model trains; the others are fixed when the run starts."""
-FIXED_OF_OBJECTIVES = ("name", "tasks", "rewards", "num_prompts")
-"""Settings of an objective that are fixed when the run starts."""
+def resized(config: Config, processes: int | None) -> Config:
+    """The config of a run that goes on with another number of processes; None for as many as it has.
 
+    It keeps its random streams, and so the tokens that it samples, where the processes can share them out.
+    """
+    if processes is None or processes == config.run.processes:
+        return config
+    streams = config.run.streams or config.run.processes
+    kept = streams if processes > 0 and streams % processes == 0 else 0
+    return config.with_(f"run.processes={processes}", f"run.streams={kept}")
+
+
+def live_changes(old: Config, new: Config) -> tuple[str, ...]:
+    """The overrides by which `Config.changed_live` makes the loss, optimizer, sampling and guards of `new` from `old`.
+
+    >>> live_changes(Config(), Config().with_("loss.beta=0.1", "guards.clip_gradients.max_norm=0.3"))
+    ('guards.clip_gradients=on', 'loss.beta=0.1', 'guards.clip_gradients.max_norm=0.3')
+    """
+    mine, wanted = old.to_dict(), new.to_dict()
+    changed = [name for name, settings in wanted["guards"].items() if mine["guards"].get(name) != settings]
+    gone = [name for name, settings in mine["guards"].items() if wanted["guards"].get(name) != settings]
+    lines = [f"guards.{name}=off" for name in gone] + [f"guards.{name}=on" for name in changed]
+    tables = {section: (mine[section], wanted[section]) for section in ("sampling", "loss", "optimizer")}
+    tables |= {f"guards.{name}": ({}, wanted["guards"][name]) for name in changed}
+    for where, (before, after) in tables.items():
+        differing = [(key, value) for key, value in after.items() if key not in before or before[key] != value]
+        lines += [f"{where}.{key}={NONE if value is None else value}" for key, value in differing]
+    return tuple(lines)
+
+
+# Overrides and tables that are laid over a config ---------------------------------------------------------------------
+
+
+def _by_path(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A config's tables with the list of objectives as a table by name, as overrides name them."""
+    return {**tree, OBJECTIVES: _by_name(tree.get(OBJECTIVES, ()))}
+
+
+def _of_paths(tree: dict[str, Any]) -> Config:
+    return Config.from_dict(tree | {OBJECTIVES: [*tree[OBJECTIVES].values()]})
+
+
+def _by_name(objectives: Any) -> dict[str, Any]:
+    """The tables of `[[objectives]]` by name. Raises ConfigError for anything else and for a name that comes twice."""
+    if not isinstance(objectives, list | tuple):
+        raise ConfigError(f"objectives = {objectives!r}: must be a list of tables; write [[objectives]] above each")
+    found: dict[str, Any] = {}
+    for table in objectives:
+        name = as_table(table, "each of [[objectives]]").get("name")
+        if not isinstance(name, str) or name in found:
+            raise ConfigError(f"objectives: name = {name!r}: each needs a name of its own")
+        found[name] = table
+    return found
+
+
+def _put(tree: dict[str, Any], override: str) -> None:
+    """Lay one override over a config's tables. Raises ConfigError for a text that is no override."""
+    path, separator, text = (part.strip() for part in override.partition("="))
+    parts = _names_in(path) if separator else []
+    match parts:
+        case [section, *_] if section not in KEYS:
+            raise _unknown_section(section)
+        case ["objectives", name, *_] if name not in tree[OBJECTIVES]:
+            raise unknown("objective", name, tree[OBJECTIVES])
+        case [("guards" | "faults"), _] if not isinstance(parse(text), bool):
+            raise ConfigError(f"{override!r}: a guard or fault is switched with =on or =off")
+        case [("guards" | "faults" | "objectives") as kind, name] if parse(text) is False:
+            tree[kind].pop(name, None)
+        case [("guards" | "faults") as kind, name]:
+            tree[kind].setdefault(name, {})
+        case _:
+            value = _value(parts, text, override)
+            for part in reversed(parts):
+                value = {part: value}
+            _lay_over(tree, value)
+
+
+def _value(path: list[str], text: str, override: str) -> Any:
+    """The value of an override's text. Raises ConfigError where no setting is at this path."""
+    match path:
+        case [section, name] if section in SECTIONS:
+            return typed(settings_of(SECTIONS[section]).get(name), text)
+        case ["objectives", _, "name"]:
+            raise ConfigError(f"{override!r}: an objective keeps its name; give it another one in the preset's file")
+        case ["objectives", _, name]:
+            return typed(settings_of(ObjectiveConfig).get(name), text)
+        case [("guards" | "faults"), _, _] | ["objectives", _, "sampling", _]:
+            return parse(text)
+    raise ConfigError(f"{override!r} is no override; write section.setting=value, as in loss.beta=0.04")
+
+
+def _names_in(path: str) -> list[str]:
+    """The names on the way to a setting; a user's `file.py:Class` is one of them.
+
+    >>> _names_in("loss.beta"), _names_in("guards.v1.0/mine.py:Mine.limit")
+    (['loss', 'beta'], ['guards', 'v1.0/mine.py:Mine', 'limit'])
+    """
+    section, _, rest = path.partition(".")
+    file, colon, inside = rest.rpartition(":")
+    if not colon:
+        return path.split(".")
+    name, *setting = inside.split(".")
+    return [section, f"{file}:{name}", *setting]
+
+
+def _lay_over(table: dict[str, Any], values: Mapping[str, Any], where: str = "") -> None:
+    """Put settings into a table, and tables into those there; a text `*2` multiplies the number there."""
+    for name, value in values.items():
+        path = f"{where}.{name}" if where else name
+        if isinstance(value, Mapping):
+            if not isinstance(table.get(name), dict):
+                table[name] = {}
+            _lay_over(table[name], value, path)
+        # A name that no section has is left for `from_dict` to refuse, which knows the nearest ones.
+        elif isinstance(value, str) and value.startswith("*") and (name in table or where not in SECTIONS):
+            table[name] = _times(table.get(name), value, path)
+        else:
+            table[name] = value
+
+
+def _times(old: Any, text: str, where: str) -> float:
+    """The product of both numbers. Raises ConfigError for anything but numbers, and beyond the largest float."""
+    factor = parse(text[1:])
+    if any(isinstance(number, bool) or not isinstance(number, int | float) for number in (old, factor)):
+        raise ConfigError(f"{where} = {text!r} multiplies {old!r}: both must be numbers; give the number itself")
+    try:
+        product = old * factor
+        return product if isinstance(product, int) else float(f"{product:.15g}")  # 1e-5 * 30 is 0.0003 here
+    except OverflowError:
+        raise ConfigError(f"{where} = {text!r}: the product is too large; give the number itself") from None
+
+
+def _unknown_section(name: str) -> GrpoLabError:
+    """The error for a section that does not exist: perhaps it is a setting, which stands in one or more of them."""
+    homes: dict[str, list[str]] = {}
+    for section, cls in SECTIONS.items():
+        for setting in settings_of(cls):
+            homes.setdefault(setting, []).append(f"{section}.{setting}")
+    if near := difflib.get_close_matches(name, homes, n=1, cutoff=0.9):
+        return ConfigError(f"unknown section {name!r}; did you mean {' or '.join(homes[near[0]])}?")
+    return ConfigError(f"{unknown('section', name, KEYS)}; a guard is switched by guards.NAME=on")
+
+
+# Settings of earlier versions -----------------------------------------------------------------------------------------
 
 NO_CRITIC = "PPO's critic kept the reward no steadier (docs/claims.md); loss.credit_assignment=reward_to_go needs none"
 HTTP_JUDGE = "a judge over HTTP is a file to copy, docs/examples/http_judge.py, and its settings are in it"
@@ -200,128 +356,18 @@ REMOVED: dict[str, tuple[Any, str]] = {
     "judge.temperature": (None, HTTP_JUDGE),
     "judge.api_key_env": ("", HTTP_JUDGE),
 }
-"""Settings of earlier versions, each with the value that a run still has, and why the others are gone."""
+"""Settings that are gone, each with the value that a run still has, and why the others are gone."""
 
 
-def _without_removed(section: str, table: Mapping[str, Any]) -> Mapping[str, Any]:
+def _without_removed(section: str, table: Any) -> dict[str, Any]:
     """A section without settings that are gone. Raises ConfigError for one whose value is gone with it.
 
     >>> _without_removed("model", {"name": "tiny", "decode": "eager"})
     {'name': 'tiny'}
     """
-    gone = {name: REMOVED[f"{section}.{name}"] for name in as_table(table, section) if f"{section}.{name}" in REMOVED}
-    for name, (left, why) in gone.items():
-        if str(table[name]).lower() != str(left).lower():  # `--set` reads the name none as None
-            raise ConfigError(f"{section}.{name} = {table[name]!r} is no longer there: {why}; leave it out")
-    return {name: value for name, value in table.items() if name not in gone}
-
-
-def _by_name(objectives: Any) -> dict[str, Any]:
-    """The tables of `[[objectives]]` by name. Raises ConfigError for anything else and for a name that comes twice."""
-    if not isinstance(objectives, list | tuple):
-        raise ConfigError(f"objectives = {objectives!r}: must be a list of tables; write [[objectives]] above each")
-    found: dict[str, Any] = {}
-    for table in objectives:
-        name = as_table(table, "each of [[objectives]]").get("name")
-        if not isinstance(name, str) or name in found:
-            raise ConfigError(f"objectives: name = {name!r}: each needs a name of its own")
-        found[name] = table
-    return found
-
-
-def _merge(mine: dict[str, Any], tree: Mapping[str, Any]) -> None:
-    """Lay a nested dictionary of settings over another one. Raises ConfigError for an unknown section."""
-    for section, values in as_table(tree, "the config").items():
-        if section in SECTIONS:
-            there = _without_removed(section, as_table(values, section))
-            _lay_over(mine[section], there, section, settings_of(SECTIONS[section]))
-        elif section in SWITCHES:
-            for name, settings in as_table(values, section, OF_SWITCHES).items():
-                as_table(settings, f"{section}.{name}", OF_A_SWITCH)
-                _lay_over(mine[section].setdefault(name, {}), settings, f"{section}.{name}")
-        elif section == OBJECTIVES:
-            there = _by_name(mine.setdefault(OBJECTIVES, []))
-            for name, settings in _by_name(values).items():
-                if name not in there:
-                    mine[OBJECTIVES].append(there.setdefault(name, {}))
-                _lay_over(there[name], settings, f"{section}.{name}", settings_of(ObjectiveConfig))
-        else:
-            raise unknown_section(section, SECTIONS, KEYS)
-
-
-def _lay_over(table: dict[str, Any], values: Any, where: str, known: Mapping[str, Any] | None = None) -> None:
-    """Put settings into a table; a text `*2` multiplies the number there. Raises ConfigError for an unknown name."""
-    for name, value in as_table(values, where).items():
-        if known is not None and name not in known:
-            raise unknown(f"setting of {where}", name, known)
-        if isinstance(value, Mapping):
-            table[name] = dict(table.get(name, {}))
-            _lay_over(table[name], value, f"{where}.{name}")
-        else:
-            starred = isinstance(value, str) and value.startswith("*")
-            table[name] = _times(table.get(name), value, f"{where}.{name}") if starred else value
-
-
-def _times(old: Any, text: str, where: str) -> float:
-    """The product of both numbers. Raises ConfigError for anything but numbers, and beyond the largest float."""
-    factor = parse(text[1:])
-    if any(isinstance(number, bool) or not isinstance(number, int | float) for number in (old, factor)):
-        raise ConfigError(f"{where} = {text!r} multiplies {old!r}: both must be numbers; give the number itself")
-    try:
-        product = old * factor
-        return product if isinstance(product, int) else float(f"{product:.15g}")  # 1e-5 * 30 is 0.0003 here
-    except OverflowError:
-        raise ConfigError(f"{where} = {text!r}: the product is too large; give the number itself") from None
-
-
-def _parts(path: str) -> list[str]:
-    """The names on the way to a setting; a user's `file.py:Class` is one of them.
-
-    >>> _parts("loss.beta"), _parts("guards.v1.0/mine.py:Mine.limit")
-    (['loss', 'beta'], ['guards', 'v1.0/mine.py:Mine', 'limit'])
-    """
-    section, _, rest = path.partition(".")
-    file, colon, inside = rest.rpartition(":")
-    if not colon:
-        return path.split(".")
-    name, *setting = inside.split(".")
-    return [section, f"{file}:{name}", *setting]
-
-
-def _put(tree: dict[str, Any], path: list[str], text: str, override: str) -> None:
-    """Lay one override into the nested dictionary. Raises ConfigError for a text that is no override."""
-    if path and path[0] not in KEYS:
-        raise unknown_section(path[0], SECTIONS, KEYS)
-    match path:
-        case [("guards" | "faults") as kind, name]:
-            if not isinstance(switched := parse(text), bool):
-                raise ConfigError(f"{override!r}: a guard or fault is switched with =on or =off")
-            tree[kind].setdefault(name, {}) if switched else tree[kind].pop(name, None)
-        case [("guards" | "faults") as kind, name, setting]:
-            _merge(tree, {kind: {name: {setting: parse(text)}}})
-        case ["objectives", name, *setting]:
-            _put_objective(tree, name, setting, text, override)
-        case [section, name] if section in SECTIONS:
-            setting = settings_of(SECTIONS[section]).get(name)
-            _merge(tree, {section: {name: typed(setting, text) if setting else parse(text)}})
-        case _:
-            raise ConfigError(f"{override!r} is no override; write section.setting=value, as in loss.beta=0.04")
-
-
-def _put_objective(tree: dict[str, Any], name: str, path: list[str], text: str, override: str) -> None:
-    """Lay one override of an objective into the nested dictionary. Raises ConfigError for an unknown objective."""
-    there = _by_name(tree.get(OBJECTIVES, []))
-    if name not in there:
-        raise unknown("objective", name, there)
-    match path:
-        case [] if parse(text) is False:
-            tree[OBJECTIVES].remove(there[name])
-        case ["name"]:
-            raise ConfigError(f"{override!r}: an objective keeps its name; give it another one in the preset's file")
-        case ["sampling", setting]:
-            _merge(tree, {OBJECTIVES: [{"name": name, "sampling": {setting: parse(text)}}]})
-        case [setting]:
-            known = settings_of(ObjectiveConfig).get(setting)
-            _merge(tree, {OBJECTIVES: [{"name": name, setting: typed(known, text) if known else text}]})
-        case _:
-            raise ConfigError(f"{override!r} is no override; write objectives.{name}.weight=2, or =off to remove it")
+    kept = dict(as_table(table, section))
+    for name in [name for name in kept if f"{section}.{name}" in REMOVED]:
+        (left, why), value = REMOVED[f"{section}.{name}"], kept.pop(name)
+        if str(value).lower() != str(left).lower():  # `--set` reads the name none as None
+            raise ConfigError(f"{section}.{name} = {value!r} is no longer there: {why}; leave it out")
+    return kept

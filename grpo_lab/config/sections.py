@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from grpo_lab.config.fields import AtLeast, Between, FrozenDict, OneOf, Settings, build, settings_of
+from grpo_lab.config.fields import AtLeast, Between, OneOf, Settings, build, settings_of
 from grpo_lab.errors import ConfigError, unknown
 from grpo_lab.metrics import METRICS, of_objective
 
@@ -59,7 +60,6 @@ class RunConfig(Settings):
     than the longest step, evaluation or loading of the model takes. `none` waits for ever."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a stage that does not exist or comes twice, and for no stage at all."""
         super().__post_init__()
         if not self.stages or len(set(self.stages)) < len(self.stages) or not set(self.stages) <= set(STAGES):
             raise ConfigError(f"stages = {','.join(self.stages)}: give {' or '.join(STAGES)}, or each of them once")
@@ -97,7 +97,6 @@ class DataConfig(Settings):
     """Permit groups of one completion, which have nothing to be compared with; for scenarios that show the failure."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a group of one without `allow_single_generation`."""
         super().__post_init__()
         if self.num_generations == 1 and not self.allow_single_generation:
             raise ConfigError(
@@ -124,6 +123,78 @@ class SamplingConfig(Settings):
     """Subtracted once for every time a token is already in the completion."""
     max_completion_length: Annotated[int, AtLeast(1)] = 8
     """Tokens a completion may have at most, its end token included."""
+
+
+@dataclass(frozen=True)
+class LossConfig(Settings):
+    """The GRPO objective (DeepSeekMath, eq. 3), with the places where algorithms and implementations differ."""
+
+    epsilon: Annotated[float, Between(0, 1)] = 0.2
+    """The ratio is clipped below at 1 - epsilon."""
+    epsilon_high: Annotated[float | None, Between(0)] = None
+    """The ratio is clipped above at 1 + epsilon_high; none uses epsilon. TRL's epsilon_high for CISPO is 1 more."""
+    beta: Annotated[float, AtLeast(0)] = 0.02
+    """Weight of the KL penalty; 0 loads no reference model."""
+    kl_estimator: str = "k3"
+    """`k1`, `k2`, `k3`, `hinge`, a named wrong formula, or `file.py:name`: (delta) -> penalty, both (b, T)."""
+    log_ratio: str = "old"
+    """The policy that the current one is compared with: `old` (the one that sampled), a named wrong formula, or
+    `file.py:name`: (logprobs, batch) -> log-ratio (b, T)."""
+    importance_sampling_level: str = "token"
+    """Unit of the ratio: each `token`; the completion, exp of its mean log-ratio (`sequence`: GSPO) or of its sum
+    (`sequence_sum`: RLOO); `sequence_token`, the value of `sequence` with the gradient of each token; or
+    `file.py:name`: (log_ratio (b, T), mask (b, T)) -> log-weights (b, T)."""
+    surrogate: str = "clip"
+    """The loss of a token by its ratio: `clip` (PPO), `cispo` (a clipped weight without gradient, times the
+    log-probability), `sapo` (a soft gate), `unclipped`, `reinforce` (no ratio), or `file.py:name`:
+    (log_weights (b, T), logprobs (b, T), advantages (b,), limits) -> losses (b, T)."""
+    sapo_temperature_pos: Annotated[float, Between(0)] = 1.0
+    """Of `sapo`: how fast its gate closes around ratio 1 where the advantage is above 0."""
+    sapo_temperature_neg: Annotated[float, Between(0)] = 1.05
+    """Of `sapo`: the same where the advantage is not above 0."""
+    importance_sampling_mode: str = "none"
+    """A weight for the gap between sampler and trainer, policy before the updates / sampler, on each token's loss:
+    `none`; `token_truncate` or `sequence_truncate`, bounded by the two settings below; `token_mask` or `sequence_mask`,
+    0 beyond them; or `file.py:name`: (losses (b, T), batch, clip_min, clip_max) -> losses (b, T)."""
+    importance_sampling_clip_max: Annotated[float | None, Between(0)] = 3.0
+    """Upper bound of that weight; none for no bound."""
+    importance_sampling_clip_min: Annotated[float | None, AtLeast(0)] = None
+    """Lower bound of that weight; none for no bound."""
+    aggregation: Annotated[str, OneOf("token", "sequence", "constant", "sum")] = "token"
+    """Mean over tokens, mean over completions of their means, the sum divided by the number of completions times
+    `sampling.max_completion_length`, or the mean over completions of their sums."""
+    advantage_scale: str = "group"
+    """How rewards become advantages: minus the mean of the group, divided by the standard deviation of the `group`, of
+    the `batch`, or by nothing (`none`); minus the mean of the group's others (`leave_one_out`); minus the mean of the
+    batch, divided by its standard deviation (`global`); as they are (`reward`); a named wrong formula, or
+    `file.py:name`: (rewards (P, G), scorable=...) -> advantages (P, G)."""
+    credit_assignment: str = "completion"
+    """How the advantage of a completion becomes those of its tokens: `completion` (the same for all), `reward_to_go`
+    (REINFORCE++), which begins with advantage_scale=reward and compares tokens of the whole batch, or `file.py:name`:
+    (batch, gamma) -> batch."""
+    gamma: Annotated[float, AtLeast(0, 1)] = 1.0
+    """Of `reward_to_go`: the discount of a reward that comes one token later."""
+    kl_place: Annotated[str, OneOf("loss", "reward")] = "loss"
+    """Where the KL penalty is paid: in the `loss`, by kl_estimator, or in the `reward`: beta times k1 of each token."""
+    dynamic_sampling: Annotated[int, AtLeast(0)] = 0
+    """Further draws of prompts, at most, in place of groups whose rewards are all equal (DAPO); 0 trains those too."""
+    soft_overlong: Annotated[float, AtLeast(0, 1)] = 0.0
+    """The last part of max_completion_length in which the reward falls, by 1 at its end (DAPO); 0 for none."""
+    top_entropy_quantile: Annotated[float, Between(0, 1)] = 1.0
+    """The share of tokens that are trained, those with the highest entropy when they were sampled; 1 trains all."""
+    entropy_coef: Annotated[float, AtLeast(0)] = 0.0
+    """Weight of the entropy, a mean over tokens in nats, that is subtracted from the loss; 0 for no bonus."""
+    completion_mask: str = "position"
+    """The tokens that are trained: `position` (up to the end token), `not_truncated` (the same, but none of a
+    completion that was cut off), a named wrong mask, or `file.py:name`: (batch, pad) -> mask (B, T)."""
+    accumulation: str = "add"
+    """How gradients of micro-batches add up: `add`, a wrong way by name, or `file.py:name`: (loss, optimizer)."""
+    combination: str = "separate"
+    """How several objectives are combined: `separate` (the sum of their losses), `alternate` (one a step), `pcgrad`
+    (no part of a gradient against another's), `sum_then_normalize` or `normalize_then_sum` (of rewards: every objective
+    scores all completions; the second is GDPO), or a named wrong way."""
+    num_iterations: Annotated[int, AtLeast(1)] = 1
+    """Updates on each batch of completions (the mu of the paper)."""
 
 
 @dataclass(frozen=True)
@@ -166,29 +237,22 @@ class ObjectiveConfig(Settings):
     """Lower end of the band in which `adaptive_beta` keeps the KL on its prompts, nats per token."""
     kl_high: Annotated[float | None, Between(0)] = None
     """Upper end of that band."""
-    sampling: FrozenDict = field(default_factory=lambda: FrozenDict({}))
+    sampling: Mapping[str, Any] = field(default_factory=dict)
     """Settings of `sampling` that differ for its prompts."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a name that no metric could have, half a band, and an unknown setting of sampling."""
         super().__post_init__()
         if not re.fullmatch(r"[\w-]+", self.name, re.ASCII):
             raise ConfigError(f"name = {self.name!r}: use letters, digits, - and _")
         if taken := METRICS.keys() & {of_objective(metric, self.name) for metric in METRICS}:
             raise ConfigError(f"name = {self.name!r}: {min(taken)} is a metric of the run already; choose another name")
         low, high = self.kl_low, self.kl_high
-        if (low is None) != (high is None) or (low is not None and high is not None and not low < high):
+        if (low, high) != (None, None) and (low is None or high is None or low >= high):
             raise ConfigError(f"kl_low = {low}, kl_high = {high}: give both, the lower one first, or none")
         for name in self.sampling:
             if name not in settings_of(SamplingConfig):
                 raise ConfigError(f"sampling: {unknown('setting', name, settings_of(SamplingConfig))}")
         build(SamplingConfig, self.sampling, "sampling")
-
-    def settings(self) -> dict[str, Any]:
-        """The settings that were given, as a table of TOML holds them."""
-        values = {name: getattr(self, name) for name in settings_of(ObjectiveConfig)}
-        given = {name: value for name, value in values.items() if value is not None}
-        return given | {name: list(value) for name, value in given.items() if isinstance(value, tuple)}
 
 
 @dataclass(frozen=True)
@@ -229,14 +293,10 @@ class LoraConfig(Settings):
     """Where the final model is saved, also save it with the adapters added to its weights, in `model-merged`."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for what needs adapters where there are none."""
         super().__post_init__()
-        for name, value in (
-            ("target_modules", self.target_modules),
-            ("modules_to_save", self.modules_to_save),
-            ("reference", self.reference.replace("adapters_off", "")),
-        ):
-            if value and not self.r:
+        for name in ("target_modules", "modules_to_save", "reference"):
+            value = getattr(self, name)
+            if value not in ((), "adapters_off") and not self.r:
                 raise ConfigError(f"{name} = {value!r} needs adapters: set lora.r to 1 or more")
 
 

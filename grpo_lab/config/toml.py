@@ -2,12 +2,11 @@
 
 import json
 import math
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.config.fields import NONE
+from grpo_lab.config.fields import NONE, read_toml
 from grpo_lab.config.schema import OBJECTIVES, SECTIONS, SWITCHES, Config
 from grpo_lab.errors import ConfigError
 
@@ -33,20 +32,17 @@ def load(path: Path) -> Config:
 
     Raises ConfigError for a file that cannot be read, bad TOML, an unknown name and a value outside its limit.
     """
+    tree = read_toml(path)
     try:
-        return Config.from_dict(tomllib.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}); give a TOML file of settings") from error
-    except ValueError as error:
-        raise ConfigError(f"{path}: not valid TOML ({error}); mend the file") from error
+        return Config.from_dict(tree)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 
 
 def tables(tree: Mapping[str, Any]) -> list[str]:
     """The tables of guards, faults and objectives of a config, as `Config.to_dict` gives them."""
-    switches = [(f"{kind}.{value(name)}", each) for kind in SWITCHES for name, each in tree[kind].items()]
-    rows = [*switches, *((f"[{OBJECTIVES}]", each) for each in tree.get(OBJECTIVES, ()))]
+    rows = [(f"{kind}.{value(name)}", each) for kind in SWITCHES for name, each in tree[kind].items()]
+    rows += [(f"[{OBJECTIVES}]", each) for each in tree.get(OBJECTIVES, ())]
     return [line for name, settings in rows for line in table(name, settings)]
 
 
@@ -58,9 +54,7 @@ def table(name: str, settings: Mapping[str, Any]) -> list[str]:
 def value(each: Any) -> str:
     """A value. JSON writes strings, numbers and truth values as TOML does, but for infinity and the sign DEL."""
     if isinstance(each, Mapping):
-        return (
-            "{" + ", ".join(f"{value(name)} = {value(item)}" for name, item in each.items() if item is not None) + "}"
-        )
+        return "{" + ", ".join(f"{value(key)} = {value(v)}" for key, v in each.items() if v is not None) + "}"
     if isinstance(each, list | tuple):
         return "[" + ", ".join(map(value, each)) + "]"
     if isinstance(each, float) and not math.isfinite(each):

@@ -32,10 +32,10 @@ def files_of(tree: Mapping[str, Any]) -> list[Path]:
     >>> files_of({"guards": {"mine.py:Mine": {}}, "loss": {"kl_estimator": "k3"}, "data": {"rewards": ["a.py:score"]}})
     [PosixPath('a.py'), PosixPath('mine.py')]
     """
-    parts = [tree.get("data", {}), tree.get("loss", {}), *tree.get("objectives", ())]
-    values = [value for part in parts for value in part.values()]
-    lists = [value for value in values if isinstance(value, list | tuple)]
-    names = [*tree.get("guards", ()), *tree.get("faults", ()), *values, *(each for some in lists for each in some)]
+    names: list[Any] = [*tree.get("guards", ()), *tree.get("faults", ())]
+    for part in (tree.get("data", {}), tree.get("loss", {}), *tree.get("objectives", ())):
+        for value in part.values():
+            names += value if isinstance(value, list | tuple) else [value]
     return sorted({Path(name.rpartition(":")[0]) for name in names if isinstance(name, str) and is_own(name)})
 
 
@@ -62,18 +62,18 @@ def load(name: str, error: type[GrpoLabError] = ConfigError) -> Any:
     file, _, name_there = name.rpartition(":")
     if not Path(file).is_file():
         raise _usage(error(f"{name}: no file {file!r} in {Path.cwd()}; give {FORM}"))
-    module = execute(Path(file), error)
-    if not hasattr(module, name_there):
-        defined = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise _usage(unknown(f"name in {file}", name_there, defined, error))
-    loaded = getattr(module, name_there)
+    defined = vars(execute(Path(file), error))
+    if name_there not in defined:
+        known = [key for key, value in defined.items() if callable(value) and not key.startswith("_")]
+        raise _usage(unknown(f"name in {file}", name_there, known, error))
+    loaded = defined[name_there]
     if not callable(loaded):
         raise _usage(error(f"{name}: {name_there!r} is of type {type(loaded).__name__}; name a function or a class"))
     return loaded
 
 
 def execute(path: Path, error: type[GrpoLabError] = ConfigError, words: str = IN_A_FILE) -> ModuleType:
-    """The module in a file, executed at each call. Raises `error` for code that raises; the message names the line."""
+    """The module in a file, executed at each call. Raises `error` as `executed` does."""
     # Compiled here, because Python's cached bytecode is stale when a file changes within the same second.
     return executed(path.read_bytes(), path.resolve(), error, words)
 
@@ -83,7 +83,7 @@ def executed(
 ) -> ModuleType:
     """The module of a source text, executed as if it were in the file `path`, which need not exist.
 
-    Raises `error` as `execute` does, with a message made of `words`, the path and the error that the code raised.
+    Raises `error`, with a message made of `words`, the path, and the error that the code raised with its line.
     """
     # The path is part of the name: dataclasses look up their module by it, and two files may have the same stem.
     module = ModuleType(f"grpo_lab_own_{path.stem}_{zlib.crc32(str(path).encode()):08x}")
@@ -109,13 +109,10 @@ def said(error: BaseException, path: str | Path) -> str:
     >>> said(ValueError("too much"), "mine.py")
     'ValueError: too much'
     """
-    if isinstance(error, SyntaxError) and error.filename == str(path):
-        return f"{_in_a_line(error, error.msg)} (line {error.lineno})"  # its own text names the file too
-    message = _in_a_line(error, error)
+    message: object = error
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    return f"{message} (line {lines[-1]})" if lines else message
-
-
-def _in_a_line(error: BaseException, message: object) -> str:
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        message, lines = error.msg, [error.lineno]  # its own text names the file too
     line = " ".join(f"{type(error).__name__}: {message}".split()).removesuffix(":")
-    return line if len(line) <= LONGEST else f"{line[:LONGEST]} ..."
+    line = line if len(line) <= LONGEST else f"{line[:LONGEST]} ..."
+    return f"{line} (line {lines[-1]})" if lines else line

@@ -5,14 +5,13 @@
 """
 
 import dataclasses
-import json
 import textwrap
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from grpo_lab.config import toml
 from grpo_lab.config.fields import Annotated, AtLeast, Between, OneOf, Settings, build, settings_of
 from grpo_lab.course.registry import lab_names
 from grpo_lab.errors import ConfigError, unknown
@@ -113,10 +112,5 @@ def _lines(rules: Rules) -> Iterator[str]:
         limit = f" Must be {setting.limit}." if setting.limit else ""
         yield ""
         yield from (f"# {line}" for line in textwrap.wrap(setting.help + limit, WIDTH))
-        yield f"{setting.name} = {_value(getattr(rules, setting.name))}"
+        yield f"{setting.name} = {toml.value(getattr(rules, setting.name))}"
     yield ""
-
-
-def _value(value: Any) -> str:
-    """A value as TOML, which writes texts, numbers and lists as JSON does, except for one character."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

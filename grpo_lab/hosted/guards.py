@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from grpo_lab.config.guard_names import guards_named
+from grpo_lab.config.catalog import guards_named
 from grpo_lab.config.schema import Config
 from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.core.batch import Batch

@@ -41,26 +41,26 @@ def prepared(policy: Any, config: LoraConfig, seed: int) -> Any:
         )
     if config.r and not had:
         _add(model, config, seed)
-    for each in getattr(model, "peft_config", {}).values():
-        _make_findable(each)
+    for each in getattr(model, "peft_config", {}).values():  # so that peft loads them by their folder alone
+        each.task_type, base = "CAUSAL_LM", each.base_model_name_or_path
+        if base and Path(base).is_dir():  # not an id of the hub
+            each.base_model_name_or_path = str(Path(base).absolute())
     return model
-
-
-def _make_findable(config: Any) -> None:
-    """Complete a config of adapters, so that peft loads them by their folder alone, from wherever that is read."""
-    config.task_type, base = "CAUSAL_LM", config.base_model_name_or_path
-    if base and Path(base).is_dir():  # not an id of the hub
-        config.base_model_name_or_path = str(Path(base).absolute())
 
 
 def _add(model: Any, config: LoraConfig, seed: int) -> None:
     """Add adapters that change nothing yet: the second matrix of each is 0."""
     from peft import LoraConfig as PeftConfig
 
-    layers, whole = _targets(model, config.target_modules), _whole(model, config.modules_to_save)
+    head = model.get_output_embeddings()  # often the embedding too: an adapter merged into it would change both
+    modules = {name: each for name, each in model.named_modules() if each is not head}
+    linear = {name: each for name, each in modules.items() if isinstance(each, torch.nn.Linear | Conv1D)}
+    norms = {name: each for name, each in modules.items() if _is_norm(each)}
+    layers = _matching(linear, config.target_modules, "lora.target_modules", "linear layer") or linear
+    whole = _matching(norms, config.modules_to_save, "lora.modules_to_save", "norm")
     transposed = all(isinstance(layer, Conv1D) for layer in layers.values())
     sizes: dict[str, Any] = {"r": config.r, "lora_alpha": config.alpha, "lora_dropout": config.dropout}
-    names: dict[str, Any] = {"target_modules": [*layers], "modules_to_save": whole or None}
+    names: dict[str, Any] = {"target_modules": [*layers], "modules_to_save": [*whole] or None}
     _inject(model, PeftConfig(**sizes, **names, fan_in_fan_out=transposed), seed)
 
 
@@ -74,22 +74,9 @@ def _inject(model: Any, config: Any, seed: int) -> None:
             parameter.data = parameter.data.float()  # as peft does: moments of fp16 matrices would underflow
 
 
-def _targets(model: Any, names: Iterable[str]) -> Mapping[str, torch.nn.Module]:
-    """The linear layers, by name, that a config selects. Raises ConfigError for a name that matches none of them."""
-    head = model.get_output_embeddings()  # often the embedding too: an adapter merged into it would change both
-    modules = [(name, each) for name, each in model.named_modules() if each is not head]
-    linear = {name: each for name, each in modules if isinstance(each, torch.nn.Linear | Conv1D)}
-    return _matching(linear, names, "lora.target_modules", "linear layer") or linear
-
-
-def _whole(model: Any, names: Iterable[str]) -> list[str]:
-    """The names of the modules that a config trains beside the adapters. Raises ConfigError for a name without any."""
-    head = model.get_output_embeddings()
-    leaves = [(name, each) for name, each in model.named_modules() if each is not head and not [*each.children()]]
-    norms = {
-        name: each for name, each in leaves if all(p.dim() < 2 for p in each.parameters()) and [*each.parameters()]
-    }
-    return [*_matching(norms, names, "lora.modules_to_save", "norm")]
+def _is_norm(module: torch.nn.Module) -> bool:
+    weights = [*module.parameters()]
+    return bool(weights) and not [*module.children()] and all(weight.dim() < 2 for weight in weights)
 
 
 def _matching(
@@ -166,9 +153,7 @@ def load(model: Any, folder: Path) -> None:
         raise ModelError(
             f"{folder}: cannot load the adapters ({type(error).__name__}: {cause}); save them with save_pretrained"
         ) from error
-    of_adapters = ("lora_", "modules_to_save")
-    lost = [*found.unexpected_keys, *(name for name in found.missing_keys if any(part in name for part in of_adapters))]
+    lost = [*found.unexpected_keys]
+    lost += [name for name in found.missing_keys if "lora_" in name or "modules_to_save" in name]
     if lost:
-        raise ModelError(
-            f"{folder}: {len(lost)} matrices do not fit the model, first {lost[0]}; save the adapters again"
-        )
+        raise ModelError(f"{folder}: {len(lost)} matrices do not fit the model, first {lost[0]}; save them again")

@@ -1,8 +1,7 @@
 """The recipe of the tiny model that ships with the package: partly trained on addition, so that GRPO can improve it."""
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from grpo_lab import seeds
@@ -31,7 +31,6 @@ SLIPS = 0.5
 BATCH_SIZE = 64
 LEARNING_RATE = 1e-3
 WARM_UP_STEPS = 50
-NUM_THREADS = 1  # fixed, because another number of threads gives other bits
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
@@ -58,19 +57,6 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def build_config(tokenizer: PreTrainedTokenizerFast) -> GPT2Config:
-    """GPT-2 with four layers of 128: 0.8 million parameters, dropout 0.1 as in the original."""
-    sizes: Any = {"vocab_size": len(tokenizer), "n_positions": 64, "n_embd": 128, "n_layer": 4, "n_head": 4}
-    dropout: Any = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
-    end, pad = token_id(tokenizer, END), token_id(tokenizer, PAD)
-    return GPT2Config(**sizes, **dropout, bos_token_id=end, eos_token_id=end, pad_token_id=pad)
-
-
-def token_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
-    """The id of a token of the vocabulary."""
-    return tokenizer.get_vocab()[token]
-
-
 def encode(tokenizer: PreTrainedTokenizerFast, problems: Sequence[Problem]) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids and labels, both (N, T) int64: prompt, answer, end; only answer and end are labelled.
 
@@ -78,14 +64,14 @@ def encode(tokenizer: PreTrainedTokenizerFast, problems: Sequence[Problem]) -> t
     """
     prompts = tokenized(tokenizer, [problem.prompt for problem in problems]).input_ids
     answers = tokenizer([problem.columns["answer"] + END for problem in problems]).input_ids
-    width = max(len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True))
-    tokens = torch.full((len(problems), width), token_id(tokenizer, PAD))
-    labels = torch.full((len(problems), width), IGNORED)
-    for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        start, end = len(prompt), len(prompt) + len(answer)
-        tokens[row, :end] = torch.tensor(prompt + answer)
-        labels[row, start:end] = torch.tensor(answer)
-    return tokens, labels
+    pairs = list(zip(prompts, answers, strict=True))
+    rows = [torch.tensor(prompt + answer) for prompt, answer in pairs]
+    labels = [torch.tensor([IGNORED] * len(prompt) + answer) for prompt, answer in pairs]
+    padding = tokenizer.get_vocab()[PAD]
+    return (
+        pad_sequence(rows, batch_first=True, padding_value=padding),
+        pad_sequence(labels, batch_first=True, padding_value=IGNORED),
+    )
 
 
 def token_losses(model: GPT2LMHeadModel, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -104,22 +90,6 @@ def sampled_accuracy(model: GPT2LMHeadModel, tokens: torch.Tensor, labels: torch
     return token_losses(model, tokens, labels).sum(-1).neg().exp().mean().item()
 
 
-@contextmanager
-def reproducible(seed: int) -> Iterator[None]:
-    """Seed torch's generator and fix its number of threads; restore both at the end.
-
-    Dropout and initial weights draw from torch's global generator on the CPU; no other one is seeded.
-    """
-    num_threads = torch.get_num_threads()
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seeds.derive(seed, 0, "build-tiny"))
-        torch.set_num_threads(NUM_THREADS)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(num_threads)
-
-
 def slipped(problem: Problem, generator: random.Random) -> Problem:
     """The problem with a training answer: in half the cases one of its digits is replaced by a random one."""
     if generator.random() >= SLIPS:
@@ -129,37 +99,10 @@ def slipped(problem: Problem, generator: random.Random) -> Problem:
     return replace(problem, columns={"answer": "".join(digits)})
 
 
-def teach(
-    model: GPT2LMHeadModel,
-    tokenizer: PreTrainedTokenizerFast,
-    problems: Tasks,
-    seed: int,
-    num_steps: int,
-    progress: Callable[[int, int], None] | None,
-) -> None:
-    """Train on answers with errors; `progress` is called with (steps done, steps in all).
-
-    The learning rate warms up and stays: after a decay, one larger step of GRPO destroys the model.
-    """
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    model.train()
-    for step in range(num_steps):
-        optimizer.param_groups[0]["lr"] = LEARNING_RATE * min((step + 1) / WARM_UP_STEPS, 1.0)
-        slips = random.Random(seeds.derive(seed, step, "slips"))
-        batch = [slipped(problem, slips) for problem in problems.batch(seed, step, BATCH_SIZE)]
-        tokens, labels = encode(tokenizer, batch)
-        loss = token_losses(model, tokens, labels).sum() / (labels != IGNORED).sum()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if progress is not None:
-            progress(step + 1, num_steps)
-
-
 def build_tiny(
     directory: Path,
     seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
     num_steps: int = NUM_STEPS,
 ) -> dict[str, Any]:
     """Train the tiny model on addition and write it, its tokenizer and a README to `directory`; about two minutes.
@@ -169,12 +112,16 @@ def build_tiny(
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)  # before the training, which would be lost if this failed after it
-    problems = tasks.addition()
-    tokenizer = build_tokenizer()
-    with reproducible(seed):
-        model = GPT2LMHeadModel(build_config(tokenizer))
-        teach(model, tokenizer, problems, seed, num_steps, progress)
-        accuracy = sampled_accuracy(model, *encode(tokenizer, problems.held_out))
+    problems, tokenizer, num_threads = tasks.addition(), build_tokenizer(), torch.get_num_threads()
+    # Dropout and initial weights draw from torch's global generator on the CPU; no other one is seeded.
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seeds.derive(seed, 0, "build-tiny"))
+        torch.set_num_threads(1)  # another number of threads gives other bits
+        try:
+            model = trained(tokenizer, problems, seed, num_steps, progress)
+            accuracy = sampled_accuracy(model, *encode(tokenizer, problems.held_out))
+        finally:
+            torch.set_num_threads(num_threads)
     with quiet():
         model.save_pretrained(directory)
         tokenizer.save_pretrained(directory)
@@ -187,6 +134,32 @@ def build_tiny(
     }
     (directory / "README.md").write_text(readme(built), encoding="utf-8")
     return built
+
+
+def trained(
+    tokenizer: PreTrainedTokenizerFast, problems: Tasks, seed: int, num_steps: int, progress: Callable[[int, int], None]
+) -> GPT2LMHeadModel:
+    """GPT-2 with four layers of 128, 0.8 million parameters, trained on answers with errors; dropout 0.1.
+
+    The learning rate warms up and stays: after a decay, one larger step of GRPO destroys the model.
+    """
+    sizes: Any = {"vocab_size": len(tokenizer), "n_positions": 64, "n_embd": 128, "n_layer": 4, "n_head": 4}
+    dropout: Any = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
+    end, pad = (tokenizer.get_vocab()[token] for token in (END, PAD))
+    model = GPT2LMHeadModel(GPT2Config(**sizes, **dropout, bos_token_id=end, eos_token_id=end, pad_token_id=pad))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    model.train()
+    for step in range(num_steps):
+        optimizer.param_groups[0]["lr"] = LEARNING_RATE * min((step + 1) / WARM_UP_STEPS, 1.0)
+        slips = random.Random(seeds.derive(seed, step, "slips"))
+        batch = [slipped(problem, slips) for problem in problems.batch(seed, step, BATCH_SIZE)]
+        tokens, labels = encode(tokenizer, batch)
+        loss = token_losses(model, tokens, labels).sum() / (labels != IGNORED).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        progress(step + 1, num_steps)
+    return model
 
 
 def readme(built: dict[str, Any]) -> str:

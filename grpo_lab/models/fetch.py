@@ -72,14 +72,14 @@ def fetch(name: str, progress: Progress) -> tuple[Path, bool]:
         _make_room(known.path.parent, wheel)
         with tempfile.TemporaryDirectory(dir=known.path.parent, prefix=SCRATCH) as scratch:
             gguf = _download(wheel, Path(scratch), progress)
-            made = _convert(gguf, Path(scratch) / "model", progress)
+            made = Path(scratch) / "model"
+            _convert(gguf, made, progress)
             _write_page(made, known, wheel)
-            _put(made, known.path)
+            if known.path.exists():  # a damaged one, or that of a fetch at the same time
+                known.path.rename(made.with_name("damaged"))
+            made.rename(known.path)
     except (OSError, SafetensorError) as error:
-        raise ModelError(
-            f"{known.path.parent}: {name} cannot be written ({error}); free {wheel.room / 1e6:.0f} MB there, or name "
-            "another folder in GRPO_LAB_CACHE"
-        ) from error
+        raise ModelError(f"{known.path.parent}: {name} cannot be written ({error}); {_more_room(wheel)}") from error
     return known.path, True
 
 
@@ -88,12 +88,12 @@ def _make_room(folder: Path, wheel: Wheel) -> None:
     for left in folder.glob(SCRATCH + "*"):
         if time.time() - left.stat().st_mtime > ABANDONED:
             shutil.rmtree(left, ignore_errors=True)
-    free = shutil.disk_usage(folder).free
-    if free < wheel.room:
-        raise ModelError(
-            f"{folder}: {free / 1e6:.0f} MB free, {wheel.room / 1e6:.0f} MB needed; free some, or name another folder "
-            "in GRPO_LAB_CACHE"
-        )
+    if (free := shutil.disk_usage(folder).free) < wheel.room:
+        raise ModelError(f"{folder}: {free / 1e6:.0f} MB free, {wheel.room / 1e6:.0f} MB needed; {_more_room(wheel)}")
+
+
+def _more_room(wheel: Wheel) -> str:
+    return f"free {wheel.room / 1e6:.0f} MB there, or name another folder in GRPO_LAB_CACHE"
 
 
 def _download(wheel: Wheel, scratch: Path, progress: Progress) -> Path:
@@ -124,7 +124,8 @@ def _run_pip(wheel: Wheel, scratch: Path, report: Callable[[int], None]) -> None
         process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
             while process.poll() is None:
-                report(_bytes_below(scratch))
+                with suppress(FileNotFoundError):  # pip has just moved a file
+                    report(sum(path.stat().st_size for path in scratch.rglob("*") if path.is_file()))
                 time.sleep(0.1)
         finally:
             process.kill()  # needed after an interrupt; without effect on a process that has ended
@@ -132,16 +133,6 @@ def _run_pip(wheel: Wheel, scratch: Path, report: Callable[[int], None]) -> None
     if process.returncode:
         raise _pip_failed(wheel, said.read_text(encoding="utf-8", errors="replace"))
     report(wheel.size)
-
-
-def _bytes_below(folder: Path) -> int:
-    """The size of all files."""
-    total = 0
-    for place, _, names in os.walk(folder):
-        for name in names:
-            with suppress(FileNotFoundError):  # pip has just moved it
-                total += os.path.getsize(os.path.join(place, name))
-    return total
 
 
 def _pip_failed(wheel: Wheel, said: str) -> ModelError:
@@ -156,7 +147,7 @@ def _pip_failed(wheel: Wheel, said: str) -> ModelError:
     )
 
 
-def _convert(gguf: Path, folder: Path, progress: Progress) -> Path:
+def _convert(gguf: Path, folder: Path, progress: Progress) -> None:
     """Write model and tokenizer of a GGUF file with save_pretrained, in fp32, which holds every value exactly.
 
     fp16 would halve the folder and round four weights in ten.
@@ -175,7 +166,6 @@ def _convert(gguf: Path, folder: Path, progress: Progress) -> Path:
         progress("writing", 0, None)
         plain.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-    return folder
 
 
 def _write_page(folder: Path, known: KnownModel, wheel: Wheel) -> None:
@@ -192,10 +182,3 @@ def _write_page(folder: Path, known: KnownModel, wheel: Wheel) -> None:
 ```
 """
     (folder / "README.md").write_text(text, encoding="utf-8")
-
-
-def _put(made: Path, place: Path) -> None:
-    """Move a finished model into its place; a damaged one, or that of a fetch at the same time, is moved away."""
-    if place.exists():
-        place.rename(made.with_name("damaged"))
-    made.rename(place)

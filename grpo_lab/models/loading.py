@@ -5,7 +5,7 @@ from __future__ import annotations  # evaluated, they would import every model o
 import hashlib
 import re
 import warnings
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,12 @@ from grpo_lab.models.registry import MODELS
 
 HUB_PATIENCE = 10.0
 """Seconds to wait for the hub's answer."""
+NEEDED = {
+    "config.json": ("config.json",),
+    "weights (*.safetensors)": ("*.safetensors",),
+    "tokenizer (tokenizer.json)": ("tokenizer.json", "tokenizer.model", "vocab.json"),
+}
+"""The files that a model's folder needs, each by one of its names; transformers would guess one that is missing."""
 
 
 def load(
@@ -52,7 +58,10 @@ def load(
         model = _load_model(source, PRECISIONS[precision].weights, local)
         tokenizer = _load_tokenizer(source, local, _vocabulary(model))
     _check_finite(model, source)
-    _check_vocabulary(model, tokenizer, source)
+    if len(tokenizer) > (rows := _vocabulary(model)):  # an id without an embedding would destroy a CUDA context
+        raise ModelError(
+            f"{source}: the tokenizer has {len(tokenizer)} tokens, the model {rows}; use its own tokenizer"
+        )
     _suit(model, precision, target.type)
     return model.to(target).eval(), tokenizer  # pyright: ignore[reportArgumentType]
 
@@ -89,32 +98,19 @@ def _suit(model: transformers.PreTrainedModel, precision: str, device_type: str)
 
 def locate(name: str) -> Path | str:
     """The folder of a model, or `name` itself if it can only be a hub id. Raises ModelError if it is neither."""
-    if name in MODELS:
-        known = MODELS[name]
-        if not known.present:
-            raise ModelError(f"model {name!r} is not at {known.path}; get it with `{known.origin}`")
-        _check_folder(known.path)
-        return known.path
-    folder = Path(name).expanduser()
+    known = MODELS.get(name)
+    if known and not known.present:
+        raise ModelError(f"model {name!r} is not at {known.path}; get it with `{known.origin}`")
+    folder = known.path if known else Path(name).expanduser()
     if folder.is_dir():
-        _check_folder(folder)
+        for what, patterns in NEEDED.items():
+            if not any(path.is_file() for pattern in patterns for path in folder.glob(pattern)):
+                raise ModelError(f"{folder}: has no {what}; {_way_out(folder)}")
         return folder
     # A hub id is "name" or "owner/name" in these characters; any other text was meant as a folder.
     if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name, re.ASCII):
         raise ModelError(f"no folder {name!r}; give a folder, a hub id, or one of: {', '.join(MODELS)}")
     return name
-
-
-def _check_folder(folder: Path) -> None:
-    """Raise ModelError for a folder that lacks a file every model needs; transformers would guess one."""
-    needed = {
-        "config.json": ("config.json",),
-        "weights (*.safetensors)": ("*.safetensors",),
-        "tokenizer (tokenizer.json)": ("tokenizer.json", "tokenizer.model", "vocab.json"),
-    }
-    for what, patterns in needed.items():
-        if not any(path.is_file() for pattern in patterns for path in folder.glob(pattern)):
-            raise ModelError(f"{folder}: has no {what}; {_way_out(folder)}")
 
 
 def _hub_has(name: str) -> bool:
@@ -173,6 +169,12 @@ def _load_tokenizer(source: Path | str, local: bool, vocabulary: int) -> transfo
     return tokenizer
 
 
+def _vocabulary(model: transformers.PreTrainedModel) -> int:
+    """The number of tokens that a model has embeddings for."""
+    embeddings: Any = model.get_input_embeddings()
+    return embeddings.weight.shape[0]
+
+
 def _unreadable(what: str, source: Path | str, error: Exception) -> ModelError:
     """The error for a model or tokenizer that could not be loaded, with its cause in one line."""
     cause = (str(error).strip() or "no message").splitlines()[0]
@@ -192,26 +194,11 @@ def _way_out(source: Path | str) -> str:
 def _check_finite(model: transformers.PreTrainedModel, source: Path | str) -> None:
     """Raise ModelError for NaN or inf in the loaded precision: a large fp32 weight may be inf in fp16."""
     for name, weight in model.named_parameters():
-        if not weight.isfinite().all():
-            count, dtype = int((~weight.isfinite()).sum()), str(weight.dtype).removeprefix("torch.")
+        if count := int((~weight.isfinite()).sum()):
             raise ModelError(
-                f"{source}: {count} of {weight.numel()} values of {name} are not finite in {dtype}; "
-                "take an earlier checkpoint or another precision"
+                f"{source}: {count} of {weight.numel()} values of {name} are not finite in "
+                f"{str(weight.dtype).removeprefix('torch.')}; take an earlier checkpoint or another precision"
             )
-
-
-def _vocabulary(model: transformers.PreTrainedModel) -> int:
-    """The number of tokens that a model has embeddings for."""
-    embeddings: Any = model.get_input_embeddings()
-    return embeddings.weight.shape[0]
-
-
-def _check_vocabulary(model: transformers.PreTrainedModel, tokenizer: Sized, source: Path | str) -> None:
-    """Raise ModelError for a tokenizer with more ids than embeddings, which would destroy a CUDA context."""
-    if len(tokenizer) > (rows := _vocabulary(model)):
-        raise ModelError(
-            f"{source}: the tokenizer has {len(tokenizer)} tokens, the model {rows}; use its own tokenizer"
-        )
 
 
 def resolve_device(name: str) -> torch.device:
@@ -222,9 +209,8 @@ def resolve_device(name: str) -> torch.device:
 
     Raises ModelError for a device that cannot be used here.
     """
-    name = device_type(name) if name == "auto" else name
     try:
-        device = torch.device(name)
+        device = torch.device(device_type(name) if name == "auto" else name)
         torch.empty(0, device=device)  # a name can be right and the device absent
     except (RuntimeError, AssertionError) as error:
         cause = str(error).splitlines()[0]
@@ -265,21 +251,18 @@ def quiet() -> Iterator[None]:
 def verify(directory: str | Path) -> None:
     """Compare the files in a model's folder with the checksums in its README. Raises ModelError at a difference."""
     directory = Path(directory)
+    way_out = _way_out(directory)
     try:
         text = (directory / "README.md").read_text(encoding="utf-8")
         listed = re.findall(r"^([0-9a-f]{64})  (\S+)$", text, re.MULTILINE)
         found = {name: sha256(directory / name) for _, name in listed}
     except OSError as error:
-        raise ModelError(
-            f"{directory}: cannot be checked ({error.strerror}: {error.filename}); {_way_out(directory)}"
-        ) from error
+        raise ModelError(f"{directory}: cannot be checked ({error.strerror}: {error.filename}); {way_out}") from error
     if not listed:
-        raise ModelError(f"{directory}/README.md: lists no checksums; {_way_out(directory)}")
+        raise ModelError(f"{directory}/README.md: lists no checksums; {way_out}")
     for expected, name in listed:
         if found[name] != expected:
-            raise ModelError(
-                f"{directory / name}: SHA-256 is {found[name]}, its README says {expected}; {_way_out(directory)}"
-            )
+            raise ModelError(f"{directory / name}: SHA-256 is {found[name]}, its README says {expected}; {way_out}")
 
 
 def sha256(path: Path) -> str:

@@ -12,8 +12,7 @@ from typing import Any, Protocol, Self
 
 import pandas as pd
 
-from grpo_lab.config.schema import Config
-from grpo_lab.config.shares import resized
+from grpo_lab.config.schema import Config, resized
 from grpo_lab.errors import ConfigError, GrpoLabError, RunError
 from grpo_lab.events import Crash, Ended, Event, Resumed, Stepped, lineage
 from grpo_lab.models import loading

@@ -65,29 +65,27 @@ class Calls(NamedTuple):
         return f"{len(self.failures)} of {self.total} calls failed: {', '.join(parts)}"
 
 
-class Pending:
+class Pending(NamedTuple):
     """Calls that have begun; `result` waits for them."""
 
-    def __init__(self, functions: int, future: concurrent.futures.Future[list[Any]]) -> None:
-        self._functions = functions
-        self._future = future
+    completions: int
+    future: concurrent.futures.Future[list[Any]]
 
     def result(self) -> Calls:
         """Wait for the last call, and return all answers in their order."""
-        started = time.perf_counter()
-        answers = _wait(self._future)
-        size = len(answers) // self._functions
+        started, size = time.perf_counter(), self.completions
+        answers = _wait(self.future)
         failures = tuple((place % size, str(e)) for place, e in enumerate(answers) if isinstance(e, CallFailed))
         rewards = [None if isinstance(answer, CallFailed) else answer for answer in answers]
-        rows = [rewards[first : first + size] for first in range(0, len(rewards), size or 1)]
+        rows = [rewards[first : first + size] for first in range(0, len(rewards), size)]
         return Calls(rows, failures, len(answers), time.perf_counter() - started)
 
 
 def begin(functions: Sequence[Callable[..., Any]], given: Arguments, settings: JudgeConfig) -> Pending:
     """Begin to call each function for each completion, with lists of one, and return at once."""
-    rows = range(len(given.completions))
-    calls = [(function, given.to(function, [row])) for function in functions for row in rows]
-    return Pending(len(functions), asyncio.run_coroutine_threadsafe(_all(calls, settings), _loop()))
+    size = len(given.completions)
+    calls = [(function, given.to(function, [row])) for function in functions for row in range(size)]
+    return Pending(size, asyncio.run_coroutine_threadsafe(_all(calls, settings), _loop()))
 
 
 def awaited(answers: Sequence[Any]) -> list[Any]:

@@ -1,8 +1,8 @@
 """Reward functions in TRL's signature, `f(prompts, completions, **columns) -> list[float | None]`, and their sum."""
 
-import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -12,16 +12,7 @@ from grpo_lab.config.sections import JudgeConfig
 from grpo_lab.errors import ConfigError, GrpoLabError, RewardError
 from grpo_lab.tasks import judge_pool
 from grpo_lab.tasks.conversations import Prompt, text_of
-from grpo_lab.tasks.reward_calls import (
-    Arguments,
-    Log,
-    Rows,
-    TrainerState,
-    listed,
-    metrics_of,
-    named,
-    number,
-)
+from grpo_lab.tasks.reward_calls import Arguments, Log, Rows, TrainerState, listed, metrics_of, named, number
 from grpo_lab.tasks.tasks import Problem
 
 Reward = Callable[..., Any]
@@ -112,76 +103,15 @@ def load(name: str, settings: JudgeConfig | None = None) -> Reward:
 
     Raises RewardError for a name that does not exist, and for a file or a class that does not run.
     """
-    found = user_code.named("reward", name, REWARDS, RewardError)  # `_rewards` checks its results
-    return _made(name, found, settings or JudgeConfig()) if inspect.isclass(found) else found
-
-
-def _made(name: str, cls: Callable[..., Any], settings: JudgeConfig) -> Reward:
-    """The object of a class. Raises RewardError for a class that does not run."""
+    found: Any = user_code.named("reward", name, REWARDS, RewardError)
+    if not isinstance(found, type):
+        return found
     try:
-        return cls(settings)
+        return found(settings or JudgeConfig())
     except GrpoLabError:
         raise
     except Exception as error:
         raise RewardError(f"reward {name}: {user_code.said(error, '')}; it is made with one argument") from error
-
-
-def weights_of(weights: Sequence[float], functions: Sequence[Reward]) -> Sequence[float]:
-    """One weight for each function, 1 where none is given. Raises ConfigError for another number of weights."""
-    if weights and len(weights) != len(functions):
-        raise ConfigError(
-            f"data.reward_weights has {len(weights)} weights for {len(functions)} reward functions; give one each"
-        )
-    return weights or [1.0] * len(functions)
-
-
-def _summed(rows: Sequence[Rows], weights: Sequence[float], size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    totals, scorable = [0.0] * size, [False] * size
-    for rewards, weight in zip(rows, weights, strict=True):
-        for row, reward in enumerate(rewards):
-            if reward is not None:
-                totals[row] += weight * reward
-                scorable[row] = True
-    return torch.tensor(totals, dtype=torch.float32), torch.tensor(scorable, dtype=torch.bool)
-
-
-def _answers(functions: Sequence[Reward], given: Arguments) -> list[Rows]:
-    """The rewards of each function, called now. Raises RewardError for a function that raises or answers wrongly."""
-    size = len(given.completions)
-    answers = judge_pool.awaited([_called(function, given) for function in functions])
-    return [_rewards(function, answer, size) for function, answer in zip(functions, answers, strict=True)]
-
-
-def _called(function: Reward, given: Arguments) -> Any:
-    """The function's answer, which may be awaitable, or the exception that it raised."""
-    try:
-        return function(**given.to(function))
-    except Exception as error:
-        return error
-
-
-def _rewards(function: Reward, answer: Any, wanted: int) -> Rows:
-    """The reward for each completion in one function's answer, checked. Raises RewardError for anything else."""
-    (name,) = named([function])
-    if isinstance(answer, BaseException):
-        said = f"{type(answer).__name__}: {answer}"
-        raise RewardError(f"reward {name} raised {said}; mend it or return None") from answer
-    values = listed(answer)
-    if values is None:
-        raise RewardError(f"reward {name} returned {type(answer).__name__}; return a list of float or None")
-    if len(values) != wanted:
-        raise RewardError(f"reward {name} returned {len(values)} values for {wanted} completions; return one each")
-    return [_number(value, f"reward {name}, completion {row}") for row, value in enumerate(values)]
-
-
-def _number(value: Any, where: str) -> float | None:
-    """None or a float. Raises RewardError for anything else."""
-    try:
-        return number(value)
-    except TypeError as error:
-        raise RewardError(f"{where}: {value!r} is {error}; return float or None") from error
-    except OverflowError as error:
-        raise RewardError(f"{where}: a whole number beyond 1e308; return float or None") from error
 
 
 class Judged(NamedTuple):
@@ -198,19 +128,16 @@ class Judged(NamedTuple):
     log: Log
 
 
+@dataclass(frozen=True)
 class Judging:
     """A batch whose completions are being judged; `result` waits for the calls in the pool."""
 
-    def __init__(
-        self,
-        functions: Sequence[Reward],
-        given: Arguments,
-        weights: Sequence[float],
-        direct: Mapping[int, Rows],
-        pending: judge_pool.Pending | None,
-    ) -> None:
-        self._functions, self._given, self._weights = functions, given, weights
-        self._direct, self._pending = direct, pending
+    functions: Sequence[Reward]
+    given: Arguments
+    weights: Sequence[float]
+    direct: Mapping[int, Rows]
+    """The rewards of the functions that were called at once, by their place."""
+    pending: judge_pool.Pending | None
 
     def result(self) -> Judged:
         """The weighted sum of all rewards, of which None, for not judged, adds nothing.
@@ -218,26 +145,28 @@ class Judging:
         A completion that no function judges is not scorable, nor is one with a failed call, whatever others say. NaN
         and inf pass: guards stop them.
         """
-        calls = self._pending.result() if self._pending else None
+        calls = self.pending.result() if self.pending else None
         pooled = iter(calls.rewards if calls else ())
-        rows = [self._direct[place] if place in self._direct else next(pooled) for place in range(len(self._functions))]
-        values, scorable = _summed(rows, self._weights, len(self._given.completions))
+        rows = [self.direct[place] if place in self.direct else next(pooled) for place in range(len(self.functions))]
+        totals, judged = [0.0] * len(self.given.completions), [False] * len(self.given.completions)
+        for rewards, weight in zip(rows, self.weights, strict=True):
+            for row, reward in enumerate(rewards):
+                if reward is not None:
+                    totals[row] += weight * reward
+                    judged[row] = True
+        values, scorable = torch.tensor(totals, dtype=torch.float32), torch.tensor(judged, dtype=torch.bool)
         if calls:
             scorable[[row for row, _ in calls.failures]] = False
-        metrics = {} if _one_built_in(self._functions) else _metrics(self._functions, rows)
-        return Judged(values, scorable, calls, metrics | self._given.log.metrics, self._given.log)
+        metrics: dict[str, float] = {}
+        if not self._one_built_in():
+            for name, rewards in zip(named(self.functions), rows, strict=True):
+                metrics |= metrics_of(name, rewards)
+        return Judged(values, scorable, calls, metrics | self.given.log.metrics, self.given.log)
 
-
-def _one_built_in(functions: Sequence[Reward]) -> bool:
-    """Whether there is one function, whose mean is the metric `reward`, and it comes with the package."""
-    return len(functions) == 1 and any(known in (functions[0], type(functions[0])) for known in REWARDS.values())
-
-
-def _metrics(functions: Sequence[Reward], rows: Sequence[Rows]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for name, rewards in zip(named(functions), rows, strict=True):
-        found |= metrics_of(name, rewards)
-    return found
+    def _one_built_in(self) -> bool:
+        """Whether there is one function, whose mean is the metric `reward`, and it comes with the package."""
+        first = self.functions[0]
+        return len(self.functions) == 1 and any(known in (first, type(first)) for known in REWARDS.values())
 
 
 def begin(
@@ -261,11 +190,49 @@ def begin(
     given = Arguments(prompts, answers, columns, completion_ids, state or TrainerState())
     pooled = [each for each in functions if settings.workers and each not in INSTANT.values()]
     pending = judge_pool.begin(pooled, given, settings) if pooled else None
-    direct = [place for place, each in enumerate(functions) if each not in pooled]
-    answered = _answers([functions[place] for place in direct], given)
-    return Judging(functions, given, weights, dict(zip(direct, answered, strict=True)), pending)
+    direct = {place: each for place, each in enumerate(functions) if each not in pooled}
+    said = judge_pool.awaited([_called(function, given) for function in direct.values()])
+    rows = [_rewards(function, answer, len(answers)) for function, answer in zip(direct.values(), said, strict=True)]
+    return Judging(functions, given, weights, dict(zip(direct, rows, strict=True)), pending)
 
 
 def judge(functions: Sequence[Reward], problems: Sequence[Problem], completions: Sequence[str], *more: Any) -> Judged:
     """`begin` with the same arguments, and wait for the result."""
     return begin(functions, problems, completions, *more).result()
+
+
+def weights_of(weights: Sequence[float], functions: Sequence[Reward]) -> Sequence[float]:
+    """One weight for each function, 1 where none is given. Raises ConfigError for another number of weights."""
+    if weights and len(weights) != len(functions):
+        raise ConfigError(
+            f"data.reward_weights has {len(weights)} weights for {len(functions)} reward functions; give one each"
+        )
+    return weights or [1.0] * len(functions)
+
+
+def _called(function: Reward, given: Arguments) -> Any:
+    """The function's answer, which may be awaitable, or the exception that it raised."""
+    try:
+        return function(**given.to(function))
+    except Exception as error:
+        return error
+
+
+def _rewards(function: Reward, answer: Any, wanted: int) -> Rows:
+    """The reward for each completion in one function's answer. Raises RewardError for anything else."""
+    (name,), values = named([function]), listed(answer)
+    if isinstance(answer, BaseException):
+        said = f"{type(answer).__name__}: {answer}"
+        raise RewardError(f"reward {name} raised {said}; mend it or return None") from answer
+    if values is None:
+        raise RewardError(f"reward {name} returned {type(answer).__name__}; return a list of float or None")
+    if len(values) != wanted:
+        raise RewardError(f"reward {name} returned {len(values)} values for {wanted} completions; return one each")
+    found: Rows = []
+    for row, value in enumerate(values):
+        try:
+            found.append(number(value))
+        except (TypeError, OverflowError) as error:
+            told = f"{value!r} is {error}" if isinstance(error, TypeError) else "a whole number beyond 1e308"
+            raise RewardError(f"reward {name}, completion {row}: {told}; return float or None") from error
+    return found

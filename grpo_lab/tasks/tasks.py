@@ -4,7 +4,6 @@ import json
 import math
 import random
 import string
-import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,7 +13,7 @@ from typing import Any, TypeVar
 from grpo_lab import seeds
 from grpo_lab.config.fields import distinct
 from grpo_lab.errors import ConfigError, DataError, unknown
-from grpo_lab.paths import data_directory
+from grpo_lab.paths import data_tables
 from grpo_lab.tasks.conversations import Prompt, is_conversation
 from grpo_lab.tasks.reward_calls import OFFERED
 
@@ -122,12 +121,9 @@ def reviews() -> Tasks:
     >>> tasks.train[0].prompt.splitlines()[-2:], tasks.train[0].columns
     (['Review: The soup was hot and full of flavour.', 'Answer:'], {'answer': 'positive'})
     """
-    tree = _table("reviews")
-    problems = [
-        Problem(tree["prompt"].strip().format(review=review), {"answer": answer})
-        for answer in ("positive", "negative")
-        for review in tree[answer]
-    ]
+    tree = data_tables("tasks/reviews")
+    rows = [(review, answer) for answer in ("positive", "negative") for review in tree[answer]]
+    problems = [Problem(tree["prompt"].strip().format(review=review), {"answer": answer}) for review, answer in rows]
     return Tasks("reviews", *split(problems, HELD_OUT_REVIEWS))
 
 
@@ -140,17 +136,10 @@ def capitals() -> Tasks:
     >>> tasks.train[0].prompt.splitlines()[-2:], tasks.train[0].columns
     (['Country: Afghanistan', 'Capital:'], {'answer': 'Kabul'})
     """
-    tree = _table("capitals")
-    problems = [
-        Problem(tree["prompt"].strip().format(country=country), {"answer": capital})
-        for country, capital in tree["capitals"].items()
-    ]
+    tree = data_tables("tasks/capitals")
+    prompt, rows = tree["prompt"].strip(), tree["capitals"].items()
+    problems = [Problem(prompt.format(country=country), {"answer": capital}) for country, capital in rows]
     return Tasks("capitals", *split(problems, HELD_OUT_CAPITALS))
-
-
-def _table(task: str) -> dict[str, Any]:
-    """The file of a task whose problems are texts."""
-    return tomllib.loads((data_directory() / "tasks" / f"{task}.toml").read_text(encoding="utf-8"))
 
 
 def fairness() -> Tasks:
@@ -282,10 +271,10 @@ def load(name_or_path: str | Path) -> Tasks:
     name = str(name_or_path)
     if name.endswith(".jsonl"):
         return from_jsonl(name)
-    if name not in TASKS and (Path(name).suffix or Path(name).exists()):
+    if name in TASKS:
+        return TASKS[name]()
+    if Path(name).suffix or Path(name).exists():
         raise DataError(
             f"{name}: tasks are read from a file .jsonl, with a line such as {EXAMPLE} for each problem; convert it"
         )
-    if name not in TASKS:
-        raise unknown("task", name, [*TASKS, "path/to/problems.jsonl"])
-    return TASKS[name]()
+    raise unknown("task", name, [*TASKS, "path/to/problems.jsonl"])

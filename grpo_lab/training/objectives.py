@@ -11,9 +11,8 @@ from torch import Tensor
 from grpo_lab.algorithm import combinations
 from grpo_lab.algorithm.combinations import AdvantageScale, Gradients, Scores
 from grpo_lab.config.fields import build, settings_of
-from grpo_lab.config.loss_section import LossConfig
 from grpo_lab.config.schema import Config
-from grpo_lab.config.sections import SamplingConfig
+from grpo_lab.config.sections import LossConfig, SamplingConfig
 from grpo_lab.errors import ConfigError
 from grpo_lab.tasks.rewards import Reward, weights_of
 from grpo_lab.tasks.rewards import load as load_reward

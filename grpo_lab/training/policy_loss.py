@@ -11,7 +11,7 @@ from torch import Tensor
 
 from grpo_lab.algorithm.losses import differentiable_entropies, highest
 from grpo_lab.algorithm.surrogates import Limits
-from grpo_lab.config.loss_section import LossConfig
+from grpo_lab.config.sections import LossConfig
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Coefficients
 from grpo_lab.core.loss import LossInputs, LossOutput, TokenLosses, clipped_shares, grpo_loss, of_tokens, weighted_sum

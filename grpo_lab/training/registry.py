@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from grpo_lab.algorithm import formulas as right
 from grpo_lab.algorithm.surrogates import Limits
 from grpo_lab.config import algorithms, fields, user_code
-from grpo_lab.config.loss_section import LossConfig
 from grpo_lab.config.schema import Config
+from grpo_lab.config.sections import LossConfig
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Stage
 from grpo_lab.errors import ConfigError, unknown

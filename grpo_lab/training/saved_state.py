@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_lab.config.schema import Config
-from grpo_lab.config.shares import resized
+from grpo_lab.config.schema import Config, resized
 from grpo_lab.core.hooks import Verdict
 from grpo_lab.errors import RunError
 from grpo_lab.training.batches import moved

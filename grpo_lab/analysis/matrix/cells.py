@@ -13,8 +13,7 @@ from pathlib import Path
 from grpo_lab.analysis.markdown import plain
 from grpo_lab.config import user_code
 from grpo_lab.config.algorithms import algorithm
-from grpo_lab.config.catalog import Expectation, Scenario, preset, preset_names, scenario, scenario_names
-from grpo_lab.config.guard_names import guards_named
+from grpo_lab.config.catalog import Expectation, Scenario, guards_named, preset, preset_names, scenario, scenario_names
 from grpo_lab.config.schema import Config, Switches
 from grpo_lab.config.user_code import is_own
 from grpo_lab.errors import unknown

@@ -2,12 +2,12 @@
 
 import dataclasses
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from grpo_lab.analysis.markdown import first_sentence, render
-from grpo_lab.config.fields import Setting, settings_of
+from grpo_lab.config.fields import plain, settings_of
 from grpo_lab.config.schema import SECTIONS, SWITCHES
 from grpo_lab.config.sections import ObjectiveConfig
 from grpo_lab.errors import unknown
@@ -67,31 +67,19 @@ def _classes(section: str = "") -> dict[str, type]:
 
 
 def _of(section: str, cls: type) -> Iterator[Described]:
-    for setting in settings_of(cls).values():
-        limit = "" if setting.limit is None else str(setting.limit)
-        default = list(setting.default) if isinstance(setting.default, tuple) else setting.default
-        yield Described(f"{section}.{setting.name}", setting.help, _type(setting), limit, _plain(default))
-
-
-def _type(setting: Setting) -> str:
-    """The type in Python's words, a table of settings as `table`."""
-    if typing.get_origin(setting.kind) is None and isinstance(setting.kind, type):
-        return "table" if issubclass(setting.kind, dict) else setting.kind.__name__
-    return str(setting.kind)
-
-
-def _plain(default: Any) -> Any:
-    """The default, or a text where a value has to be given."""
-    return "required" if default is dataclasses.MISSING else default
+    for each in settings_of(cls).values():
+        kind = str(each.kind) if typing.get_args(each.kind) else each.kind.__name__
+        kind = "table" if typing.get_origin(each.kind) is Mapping else kind
+        default = "required" if each.default is dataclasses.MISSING else plain(each.default)
+        yield Described(f"{section}.{each.name}", each.help, kind, str(each.limit or ""), default)
 
 
 def text(default: Any) -> str:
     """A default as it is written after `=`."""
-    if isinstance(default, bool):
-        return str(default).lower()
     if isinstance(default, list):
         return ",".join(map(str, default)) or "empty"
-    return "none" if default is None else repr(default) if default == "" else str(default)
+    words = {True: "true", False: "false", None: "none", "": "''"}
+    return words[default] if isinstance(default, bool) or default in (None, "") else str(default)
 
 
 def _code(default: Any) -> str:

@@ -11,8 +11,7 @@ from types import MappingProxyType
 
 from grpo_lab.analysis.run_state import fold
 from grpo_lab.analysis.screen_words import describe
-from grpo_lab.config.changes import live_changes
-from grpo_lab.config.schema import LIVE_SECTIONS, Config
+from grpo_lab.config.schema import LIVE_SECTIONS, Config, live_changes
 from grpo_lab.errors import ConfigError, GrpoLabError
 from grpo_lab.messages import text
 from grpo_lab.runs import checkpoints, child_pool, run_folder
