@@ -35,11 +35,6 @@ class Trainer(train.Trainer):
     config: Config
     formulas: Formulas
 
-    @classmethod
-    def wanted(cls, config: Config, interventions: Arrangement, device: torch.device) -> bool:
-        """Whether a config asks for what this class replaces."""
-        return True
-
     def autocast(self) -> torch.autocast:
         """The run's mixed precision, as a context manager."""
         return autocast(self.config.model.precision, self.policy.device)
@@ -47,10 +42,6 @@ class Trainer(train.Trainer):
 
 class PaidKL(Trainer):
     """Rewards pay for the KL of their completions, and the loss does not (`loss.kl_place=reward`)."""
-
-    @classmethod
-    def wanted(cls, config: Config, interventions: Arrangement, device: torch.device) -> bool:
-        return config.loss.kl_place == "reward"
 
     def score(self, ctx: Context, rollout: Rollout) -> tuple[Batch, Tensor]:
         batch, rewards = super().score(ctx, rollout)
@@ -86,10 +77,6 @@ class DynamicSampling(Trainer):
     it is refused where no group has spread.
     """
 
-    @classmethod
-    def wanted(cls, config: Config, interventions: Arrangement, device: torch.device) -> bool:
-        return config.loss.dynamic_sampling > 0
-
     def score(self, ctx: Context, rollout: Rollout) -> tuple[Batch, Tensor]:
         sampling, limit, draws = ctx.sampling, self.config.loss.dynamic_sampling, 0
         batch, rewards = super().score(ctx, rollout)
@@ -121,10 +108,6 @@ def _with_spread(ctx: Context, batch: Batch, rewards: Tensor, most: int) -> tupl
 class TokenAdvantages(Trainer):
     """Tokens have advantages of their own (`loss.credit_assignment`)."""
 
-    @classmethod
-    def wanted(cls, config: Config, interventions: Arrangement, device: torch.device) -> bool:
-        return config.loss.credit_assignment != "completion"
-
     def weigh(self, ctx: Context, batch: Batch) -> Batch:
         return super().weigh(ctx, self.formulas.credit_assignment(batch, self.config.loss.gamma))
 
@@ -132,20 +115,12 @@ class TokenAdvantages(Trainer):
 class Forks(Trainer):
     """The loss knows the tokens of high entropy (`loss.top_entropy_quantile`), and may reward it (`entropy_coef`)."""
 
-    @classmethod
-    def wanted(cls, config: Config, interventions: Arrangement, device: torch.device) -> bool:
-        return policy_loss.has_forks(config.loss)
-
     def weigh(self, ctx: Context, batch: Batch) -> Batch:
         return policy_loss.with_forks(super().weigh(ctx, batch), self.config.loss)
 
 
 class EntropyBonus(Trainer):
     """The loss rewards the entropy of the forks, for which all logits keep their gradient (`loss.entropy_coef`)."""
-
-    @classmethod
-    def wanted(cls, config: Config, interventions: Arrangement, device: torch.device) -> bool:
-        return bool(config.loss.entropy_coef)
 
     def loss(self, ctx: Context, batch: Batch) -> LossOutput:
         assert ctx.num_tokens is not None
@@ -162,10 +137,6 @@ class EntropyBonus(Trainer):
 class Filters(Trainer):
     """Tokens are drawn after the penalties and filters of `sampling`, or of a guard."""
 
-    @classmethod
-    def wanted(cls, config: Config, interventions: Arrangement, device: torch.device) -> bool:
-        return bool(config.objectives) or Stage.SAMPLING in interventions or not is_plain(config.sampling)
-
     def distribution(self, ctx: Context, prompts: Prompts) -> Distribution:
         assert isinstance(ctx.sampling, SamplingConfig)
         return distribution(ctx.sampling, *prompts.encoded, self.num_generations, self.policy.config.vocab_size)
@@ -176,11 +147,6 @@ class OtherSampler(Trainer):
 
     On CUDA the first step of a stage measures the gap, whatever the precision: other kernels sample than train.
     """
-
-    @classmethod
-    def wanted(cls, config: Config, interventions: Arrangement, device: torch.device) -> bool:
-        exact = device.type == "cpu" and PRECISIONS[config.model.precision].exact(device)
-        return Filters.wanted(config, interventions, device) or not exact
 
     def old_logprobs(self, ctx: Context, batch: Batch) -> Tensor:
         assert isinstance(ctx.sampling, SamplingConfig)
@@ -199,10 +165,6 @@ class OtherSampler(Trainer):
 class Streams(Trainer):
     """Each share of the prompts is sampled with a random stream of its own (`run.streams`), as by several processes."""
 
-    @classmethod
-    def wanted(cls, config: Config, interventions: Arrangement, device: torch.device) -> bool:
-        return config.run.streams > 1 and config.run.processes == 1
-
     def sample(self, ctx: Context, prompts: Prompts) -> Batch:
         assert isinstance(prompts, TaskPrompts)
         count = self.config.run.streams
@@ -211,10 +173,6 @@ class Streams(Trainer):
 
 class HalfPrecision(Trainer):
     """Passes are computed in mixed precision."""
-
-    @classmethod
-    def wanted(cls, config: Config, interventions: Arrangement, device: torch.device) -> bool:
-        return PRECISIONS[config.model.precision].autocast is not None
 
     def sample(self, ctx: Context, prompts: Prompts) -> Batch:
         with self.autocast():
@@ -225,20 +183,19 @@ class HalfPrecision(Trainer):
             return super().logprobs(ctx, batch, note)
 
 
-VARIANTS = (
-    PaidKL,
-    DynamicSampling,
-    TokenAdvantages,
-    Forks,
-    EntropyBonus,
-    Filters,
-    OtherSampler,
-    Streams,
-    HalfPrecision,
-)
-"""From the outermost, which calls the next one by `super()`."""
-
-
 def variants(config: Config, interventions: Arrangement, device: torch.device) -> tuple[type[Trainer], ...]:
-    """Those that a config asks for."""
-    return tuple(each for each in VARIANTS if each.wanted(config, interventions, device))
+    """The variants that a config asks for, from the outermost, which calls the next one by `super()`."""
+    loss, precision = config.loss, PRECISIONS[config.model.precision]
+    filtered = bool(config.objectives) or Stage.SAMPLING in interventions or not is_plain(config.sampling)
+    asked: dict[type[Trainer], bool] = {
+        PaidKL: loss.kl_place == "reward",
+        DynamicSampling: loss.dynamic_sampling > 0,
+        TokenAdvantages: loss.credit_assignment != "completion",
+        Forks: policy_loss.has_forks(loss),
+        EntropyBonus: bool(loss.entropy_coef),
+        Filters: filtered,
+        OtherSampler: filtered or device.type != "cpu" or not precision.exact(device),
+        Streams: config.run.streams > 1 and config.run.processes == 1,
+        HalfPrecision: precision.autocast is not None,
+    }
+    return tuple(variant for variant, wanted in asked.items() if wanted)
