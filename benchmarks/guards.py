@@ -13,7 +13,7 @@ from benchmarks.timing import Plan, Run, compare, milliseconds, settle, take_tur
 from grpo_lab.config.catalog import preset
 from grpo_lab.config.schema import Config, Switches
 from grpo_lab.metrics import OF_THE_MACHINE
-from grpo_lab.training import registry, training
+from grpo_lab.training import registry, state
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.training.recorder import Recorder
 
@@ -62,7 +62,7 @@ class Blind(Recorder):
 def blindfolded(config: Config) -> Run:
     """A run without recorder and observers. `Training` still computes its metrics; none is recorded."""
     run = Run(config)
-    with mock.patch.object(training, "Recorder", Blind), mock.patch.object(registry, "OBSERVERS", ()):
+    with mock.patch.object(state, "Recorder", Blind), mock.patch.object(registry, "OBSERVERS", ()):
         run.advance(1)  # a generator begins its Training at the first step
     return run
 

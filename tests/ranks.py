@@ -22,8 +22,8 @@ from grpo_lab.models import loading
 from grpo_lab.training.distributed import PeerFailed, Processes, SharedTraining, new_store
 from grpo_lab.training.faults import FAULTS
 from grpo_lab.training.interventions import Intervention, Outcome
+from grpo_lab.training.state import Training
 from grpo_lab.training.trainer import events
-from grpo_lab.training.training import Training
 
 TIMED = {"step_time", "run.memory"}
 RANKS = "run.streams=2", "data.micro_batch_prompts=2"

@@ -18,8 +18,8 @@ from grpo_lab.errors import ConfigError
 from grpo_lab.events import Stepped
 from grpo_lab.training.batches import joined, of_groups
 from grpo_lab.training.interventions import Intervention, Outcome, Step
+from grpo_lab.training.state import Training
 from grpo_lab.training.trainer import train
-from grpo_lab.training.training import Training
 
 LENGTHS = [5, 4, 1, 3]
 GAMMA = 0.9

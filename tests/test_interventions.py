@@ -33,7 +33,7 @@ from grpo_lab.training.guards.loss import finite_rows
 from grpo_lab.training.interventions import Coefficients, Intervention, Outcome, Step
 from grpo_lab.training.registry import arrange, carry_over
 from grpo_lab.training.snapshots import Snapshots
-from grpo_lab.training.training import Training
+from grpo_lab.training.state import Training
 from tests.steps import step_of
 
 INF, NAN = math.inf, math.nan

@@ -20,7 +20,7 @@ from grpo_lab.models.registry import MODELS
 from grpo_lab.training import trainer
 from grpo_lab.training.interventions import Outcome
 from grpo_lab.training.reference import Reference
-from grpo_lab.training.training import Training
+from grpo_lab.training.state import Training
 
 LORA = gl.preset("smoke").with_("run.threads=1", "run.device=cpu", "lora.r=4", "optimizer.learning_rate=3e-3")
 PEFT = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")

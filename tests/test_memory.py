@@ -21,7 +21,7 @@ from grpo_lab.events import Crash, Ended, Resumed
 from grpo_lab.runs import crashes
 from grpo_lab.runs.session import Session
 from grpo_lab.training import trainer
-from grpo_lab.training.training import Training
+from grpo_lab.training.state import Training
 
 TINY = 834_560
 """Parameters of the tiny model."""

@@ -19,7 +19,7 @@ from grpo_lab.events import Evaluated, Stepped
 from grpo_lab.models import loading
 from grpo_lab.runs.session import Session
 from grpo_lab.training import demonstrations, passes
-from grpo_lab.training.training import Training
+from grpo_lab.training.state import Training
 from grpo_lab.ui.plots import strip, style
 
 SHOWN = [("9-4=", "5"), ("19-14=", "5"), ("91-4=", "87"), ("2-2=", "0"), ("100-1=", "99"), ("7-0=", "7")]

@@ -27,7 +27,7 @@ from grpo_lab.tasks import tasks as task_sets
 from grpo_lab.training import rollouts, snapshots, torch_settings, trainer
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.training.interventions import Outcome
-from grpo_lab.training.training import Training
+from grpo_lab.training.state import Training
 
 SMOKE = gl.preset("smoke").with_("run.threads=1")
 PRECISIONS = list(precisions.PRECISIONS)

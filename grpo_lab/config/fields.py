@@ -187,12 +187,16 @@ def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
         raise ConfigError(f"{where}.{error}") from None
 
 
-def as_table(value: Any, where: str) -> Mapping[str, Any]:
+OF_SETTINGS = "as in {'beta': 0.04}, or {} for the usual settings"
+OF_NAMES = "of names with their settings, as in {'warm_up': {}}"
+OF_ONE_NAME = "of its settings, {} for the usual ones; leave it out to switch it off"
+"""What a table holds, in errors."""
+
+
+def as_table(value: Any, where: str, held: str = OF_SETTINGS) -> Mapping[str, Any]:
     """The table itself. Raises ConfigError for any other value."""
     if not isinstance(value, Mapping):
-        raise ConfigError(
-            f"{where} = {value!r}: must be a table, as in {{'beta': 0.04}}, or {{}} for the usual settings"
-        )
+        raise ConfigError(f"{where} = {value!r}: must be a table {held}")
     return value
 
 
@@ -212,7 +216,8 @@ def _in_kind(kind: Any, value: Any, name: str) -> Any:
     if typing.get_origin(kind) is tuple:
         return _as_tuple(typing.get_args(kind)[0], value, name)
     if typing.get_origin(kind) is Mapping:
-        inner, table = typing.get_args(kind)[1], as_table(value, name).items()
+        inner = typing.get_args(kind)[1]
+        table = as_table(value, name, OF_ONE_NAME if inner is Any else OF_NAMES).items()
         return FrozenDict(table if inner is Any else {key: _in_kind(inner, v, f"{name}.{key}") for key, v in table})
     if issubclass(kind, Settings):
         return value if isinstance(value, kind) else build(kind, as_table(value, name), name)

@@ -164,7 +164,7 @@ class Context:
     scorable: Tensor | None = None
     """(P, G) bool: completions that count."""
     unscored: str = "was scored"
-    """What none of the completions was, where the step is refused for it."""
+    """The end of the message "none of 16 completions ...", with which a step is refused."""
     batch: Batch | None = None
     """The micro-batch whose logits or loss are computed; None while completions are sampled."""
     num_tokens: Tensor | None = None

@@ -165,10 +165,10 @@ def grpo_loss(
     ctx, batch, outside = inputs.ctx, inputs.batch, ~inputs.batch.completion_mask
     assert batch.weights is not None
     ctx.recorder.tensor("logprobs", inputs.logprobs, ctx.update)
-    ratio = log_ratio(inputs.logprobs, batch).masked_fill(outside, 0.0)
-    ratio = ctx.apply(Stage.LOG_RATIO, ratio)
-    ratio.register_hook(lambda slope: ctx.recorder.tensor("log_ratio_gradient", slope, ctx.update))
-    of_token = surrogate(ratio, inputs)
+    log_ratios = log_ratio(inputs.logprobs, batch).masked_fill(outside, 0.0)
+    log_ratios = ctx.apply(Stage.LOG_RATIO, log_ratios)
+    log_ratios.register_hook(lambda slope: ctx.recorder.tensor("log_ratio_gradient", slope, ctx.update))
+    of_token = surrogate(log_ratios, inputs)
     ctx.recorder.tensor("ratio", of_token.ratio, ctx.update)
     losses, metrics = of_token.losses, dict(of_token.metrics)
     if batch.ref_logprobs is not None:

@@ -5,9 +5,10 @@
     for each of mu updates: minimise  -min(ratio A, clip(ratio) A) + beta KL(policy || reference)
 
 `Trainer.step` is the algorithm; each line of it calls the code that runs by default. What a run may want beside this
-stands outside of this folder, as subclasses of `Trainer` that replace a method: filters of sampling, half precision,
-further draws, a KL that rewards pay, advantages of tokens, several goals, several processes. Left out altogether:
-vLLM, asynchronous sampling, replay, turns, activations that are computed twice to save memory.
+stands outside of this folder, as subclasses of `Trainer` that replace a method (training/variants.py): filters of
+sampling, half precision, further draws, a KL that rewards pay, advantages of tokens, several goals, several processes.
+training/state.py makes a trainer from a config. Left out altogether: vLLM, asynchronous sampling, replay, turns,
+activations that are computed twice to save memory.
 """
 
 from __future__ import annotations
@@ -99,9 +100,10 @@ class Trainer:
     """From rewards (P, G) and `scorable` (P, G) to advantages (P, G)."""
     loss_fn: Callable[[LossInputs], LossOutput] = grpo_loss
     completion_mask: Callable[[Batch, int], Tensor] = sampled_tokens
-    """From completions and the pad token to the tokens (B, T) that are trained; reports have wrong ones."""
+    """From completions and the pad token to the tokens (B, T) that are trained. A config may select a wrong
+    way, to show a failure that users have reported."""
     accumulate: Callable[[Tensor, Optimizer], None] = add_gradients
-    """Adds a micro-batch's gradients to those before; reports have wrong ways."""
+    """Adds a micro-batch's gradients to those before; a config may select a wrong way here, too."""
 
     def step(self, ctx: Context) -> None:
         """One step of GRPO. Raises Refused where a guard refuses the rest."""

@@ -1,4 +1,8 @@
-"""An update as a transaction: guards see gradients before it and weights after it; refused, it leaves no trace."""
+"""An update of the weights, between two stages: guards see the gradients before it and the weights after it.
+
+Refused before the optimizer's step, it changes nothing. After it, SKIP_STEP keeps the update; ROLL_BACK and STOP put
+weights and moments back as the last snapshot has them.
+"""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ from grpo_lab.models import loading
 from grpo_lab.runs import checkpoint_files, environment, run_folder
 from grpo_lab.runs.crashes import Resume
 from grpo_lab.training import saved_state
+from grpo_lab.training.state import Controls, Training
 from grpo_lab.training.trainer import events
-from grpo_lab.training.training import Controls, Training
 
 FOLDER = "checkpoints"
 VERSION = 1

@@ -28,9 +28,9 @@ from grpo_lab.runs.checkpoints import Checkpoints
 from grpo_lab.tasks.tasks import Tasks
 from grpo_lab.training.distributed import PeerFailed, Processes, SharedTraining, launchers_store, new_store
 from grpo_lab.training.objectives import Rewards
+from grpo_lab.training.state import Controls, Model, Training
 from grpo_lab.training.torch_settings import own_settings
 from grpo_lab.training.trainer import events
-from grpo_lab.training.training import Controls, Model, Training
 
 LAST_WORDS, GRACE = 2.0, 5.0
 """Seconds in which a lost process may turn out to be dead, and in which one ends that was told to."""

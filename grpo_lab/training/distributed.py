@@ -30,8 +30,8 @@ from grpo_lab.training.batches import joined, moved, of_groups
 from grpo_lab.training.environment import Answer, Environment, TaskPrompts
 from grpo_lab.training.objectives import Objective, Rewards
 from grpo_lab.training.recorder import Notes, Recorder
-from grpo_lab.training.training import Controls, Model, Training
-from grpo_lab.training.variants import Trainer
+from grpo_lab.training.state import Controls, Model, Training
+from grpo_lab.training.variants import ConfiguredTrainer
 
 T = TypeVar("T")
 Rows = TypeVar("Rows", Sequence[Any], Tensor)
@@ -263,7 +263,7 @@ def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         yield bucket
 
 
-class Shared(Trainer):
+class Shared(ConfiguredTrainer):
     """A trainer whose rank samples, compares and differentiates its share of the prompts."""
 
     processes: ClassVar[Processes]
@@ -336,5 +336,5 @@ class SharedTraining(Training):
         one = super().environment(objective)
         return JudgedByTheFirst(**vars(one), processes=self.processes)
 
-    def made_of(self, *bases: type[Trainer], **constants: Any) -> type[Trainer]:
+    def made_of(self, *bases: type[ConfiguredTrainer], **constants: Any) -> type[ConfiguredTrainer]:
         return super().made_of(Shared, *bases, processes=self.processes, notes=self.recorder, **constants)

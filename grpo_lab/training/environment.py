@@ -149,7 +149,7 @@ class TaskPrompts:
     def scored(self, ctx: Context, judged: Judged) -> tuple[Tensor, Tensor]:
         """Rewards and `scorable`, both (P, G), on the batch's device, after metrics and the limit of failed calls."""
         assert self.batch is not None
-        if not judged.scorable.any():
+        if not judged.scorable.any() and not (judged.calls and judged.calls.failures):
             functions = " and ".join(named(self.environment.functions))
             ctx.unscored = f"was scored: {functions} returned None for each"
         device, prompts, share = self.batch.group.device, len(self.problems), self.environment.config.loss.soft_overlong

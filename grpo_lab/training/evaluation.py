@@ -11,7 +11,7 @@ from grpo_lab.models.precision import autocast
 from grpo_lab.tasks.tasks import Problem
 from grpo_lab.training import rollouts
 from grpo_lab.training.environment import Environment
-from grpo_lab.training.training import Training
+from grpo_lab.training.state import Training
 
 EVALUATED_AT_ONCE = 256
 """Problems whose completions are sampled together."""

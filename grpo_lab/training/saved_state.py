@@ -20,7 +20,7 @@ from grpo_lab.training.batches import moved
 from grpo_lab.training.interventions import Intervention
 from grpo_lab.training.recorder import count_nonfinite
 from grpo_lab.training.reference import Reference
-from grpo_lab.training.training import Training
+from grpo_lab.training.state import Training
 
 WEIGHTS, MOMENTS = "weights", "moments"
 

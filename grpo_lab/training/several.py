@@ -20,10 +20,10 @@ from grpo_lab.core.update import Updates
 from grpo_lab.training.environment import Environment, TaskPrompts
 from grpo_lab.training.interventions import ObjectiveCoefficients, Step, known
 from grpo_lab.training.objectives import Combination, Objective
-from grpo_lab.training.variants import Trainer
+from grpo_lab.training.variants import ConfiguredTrainer
 
 
-class OfObjective(Trainer):
+class OfObjective(ConfiguredTrainer):
     """The trainer of one objective: its own weight of the KL, and its own weight of the loss."""
 
     objective: ClassVar[Objective]

@@ -22,7 +22,7 @@ from grpo_lab.training import variants
 from grpo_lab.training.demonstrations import Demonstrations
 
 
-class Trainer(variants.Trainer):
+class SftTrainer(variants.ConfiguredTrainer):
     """The trainer of the stage: demonstrations in the place of completions."""
 
     demonstrations: ClassVar[Demonstrations]

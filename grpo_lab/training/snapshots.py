@@ -44,7 +44,7 @@ class Snapshots:
         return {(parameter, "weight"): parameter for parameter in self._parameters} | kept
 
     def due(self, step: int) -> bool:
-        """Whether no snapshot older than `step` is needed from it on: it takes one, or none are taken."""
+        """Whether a snapshot is taken before `step`, or none are taken at all."""
         return not (self.every and self._kept and step % self.every)
 
     @torch.no_grad()

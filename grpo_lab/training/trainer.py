@@ -14,7 +14,7 @@ from grpo_lab.training import saved_state
 from grpo_lab.training.evaluation import evaluate
 from grpo_lab.training.given import public
 from grpo_lab.training.objectives import Rewards
-from grpo_lab.training.training import Controls, Model, Training
+from grpo_lab.training.state import Controls, Model, Training
 
 
 @public

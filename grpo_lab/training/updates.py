@@ -24,7 +24,7 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 """Learning rate as a factor, from the share of the stage's steps that are over, refused ones too."""
 
 
-class Updates(update.Updates):
+class AdamWUpdates(update.Updates):
     """The updates of one policy by AdamW.
 
     Raises ModelError for a policy without a trainable weight.

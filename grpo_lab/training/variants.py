@@ -29,7 +29,7 @@ from grpo_lab.training.sampling_filters import distribution, is_plain
 
 
 @dataclass(kw_only=True)
-class Trainer(train.Trainer):
+class ConfiguredTrainer(train.Trainer):
     """The core's trainer with the config that it was made from."""
 
     config: Config
@@ -40,7 +40,7 @@ class Trainer(train.Trainer):
         return autocast(self.config.model.precision, self.policy.device)
 
 
-class PaidKL(Trainer):
+class PaidKL(ConfiguredTrainer):
     """Rewards pay for the KL of their completions, and the loss does not (`loss.kl_place=reward`)."""
 
     def score(self, ctx: Context, rollout: Rollout) -> tuple[Batch, Tensor]:
@@ -70,7 +70,7 @@ def k1_of_each_token(batch: Batch, beta: float) -> Tensor | None:
     return (beta * (batch.old_logprobs - batch.ref_logprobs)).masked_fill(~batch.completion_mask, 0.0)
 
 
-class DynamicSampling(Trainer):
+class DynamicSampling(ConfiguredTrainer):
     """Groups of equal rewards are replaced by groups of further draws (DAPO, eq. 11, https://arxiv.org/abs/2503.14476).
 
     Where `loss.dynamic_sampling` further draws find too few, the step goes on with fewer groups, and an action says so;
@@ -105,21 +105,21 @@ def _with_spread(ctx: Context, batch: Batch, rewards: Tensor, most: int) -> tupl
     return of_groups(batch, index), rewards[index], ctx.scorable[index]
 
 
-class TokenAdvantages(Trainer):
+class TokenAdvantages(ConfiguredTrainer):
     """Tokens have advantages of their own (`loss.credit_assignment`)."""
 
     def weigh(self, ctx: Context, batch: Batch) -> Batch:
         return super().weigh(ctx, self.formulas.credit_assignment(batch, self.config.loss.gamma))
 
 
-class Forks(Trainer):
+class Forks(ConfiguredTrainer):
     """The loss knows the tokens of high entropy (`loss.top_entropy_quantile`), and may reward it (`entropy_coef`)."""
 
     def weigh(self, ctx: Context, batch: Batch) -> Batch:
         return policy_loss.with_forks(super().weigh(ctx, batch), self.config.loss)
 
 
-class EntropyBonus(Trainer):
+class EntropyBonus(ConfiguredTrainer):
     """The loss rewards the entropy of the forks, for which all logits keep their gradient (`loss.entropy_coef`)."""
 
     def loss(self, ctx: Context, batch: Batch) -> LossOutput:
@@ -134,7 +134,7 @@ class EntropyBonus(Trainer):
         return output._replace(loss=output.loss - self.config.loss.entropy_coef * bonus.to(output.loss.dtype))
 
 
-class Filters(Trainer):
+class Filters(ConfiguredTrainer):
     """Tokens are drawn after the penalties and filters of `sampling`, or of a guard."""
 
     def distribution(self, ctx: Context, prompts: Prompts) -> Distribution:
@@ -142,8 +142,8 @@ class Filters(Trainer):
         return distribution(ctx.sampling, *prompts.encoded, self.num_generations, self.policy.config.vocab_size)
 
 
-class OtherSampler(Trainer):
-    """Old log-probabilities are computed where those of the sampler are others: in half precision, and after filters.
+class OtherSampler(ConfiguredTrainer):
+    """Old log-probabilities come from a pass where the sampler notes others: in half precision, and after filters.
 
     On CUDA the first step of a stage measures the gap, whatever the precision: other kernels sample than train.
     """
@@ -162,7 +162,7 @@ class OtherSampler(Trainer):
         return batch.sampling_logprobs if same else old
 
 
-class Streams(Trainer):
+class Streams(ConfiguredTrainer):
     """Each share of the prompts is sampled with a random stream of its own (`run.streams`), as by several processes."""
 
     def sample(self, ctx: Context, prompts: Prompts) -> Batch:
@@ -171,7 +171,7 @@ class Streams(Trainer):
         return joined([super(Streams, self).sample(ctx, prompts.share(number, count)) for number in range(count)])
 
 
-class HalfPrecision(Trainer):
+class HalfPrecision(ConfiguredTrainer):
     """Passes are computed in mixed precision."""
 
     def sample(self, ctx: Context, prompts: Prompts) -> Batch:
@@ -183,11 +183,11 @@ class HalfPrecision(Trainer):
             return super().logprobs(ctx, batch, note)
 
 
-def variants(config: Config, interventions: Arrangement, device: torch.device) -> tuple[type[Trainer], ...]:
+def variants(config: Config, interventions: Arrangement, device: torch.device) -> tuple[type[ConfiguredTrainer], ...]:
     """The variants that a config asks for, from the outermost, which calls the next one by `super()`."""
     loss, precision = config.loss, PRECISIONS[config.model.precision]
     filtered = bool(config.objectives) or Stage.SAMPLING in interventions or not is_plain(config.sampling)
-    asked: dict[type[Trainer], bool] = {
+    asked: dict[type[ConfiguredTrainer], bool] = {
         PaidKL: loss.kl_place == "reward",
         DynamicSampling: loss.dynamic_sampling > 0,
         TokenAdvantages: loss.credit_assignment != "completion",

@@ -33,8 +33,8 @@ from grpo_lab.training.recorder import Recorder
 from grpo_lab.training.reference import REFERENCES
 from grpo_lab.training.registry import carry_over, combination, needs_reference, validated
 from grpo_lab.training.several import OfObjective, PooledObjectives, SeveralObjectives
-from grpo_lab.training.updates import Updates, usual_coefficients
-from grpo_lab.training.variants import Trainer, variants
+from grpo_lab.training.updates import AdamWUpdates, usual_coefficients
+from grpo_lab.training.variants import ConfiguredTrainer, variants
 
 Model = tuple[Any, Any] | None
 """A policy and its tokenizer in place of the configured ones."""
@@ -111,12 +111,12 @@ class Training:
         self.trainer = self._trainer()
         return self.steps
 
-    def _new_updates(self) -> Updates:
-        updates = Updates(self.policy, self.config)
+    def _new_updates(self) -> AdamWUpdates:
+        updates = AdamWUpdates(self.policy, self.config)
         updates.snapshots.every = self._snapshot_interval(updates)
         return updates
 
-    def _snapshot_interval(self, updates: Updates) -> int:
+    def _snapshot_interval(self, updates: AdamWUpdates) -> int:
         may_roll_back = any(i.may_roll_back for row in self.interventions.values() for _, i in row)
         return snapshots.interval(self.config.run.snapshot_every, updates.num_parameters, may_roll_back)
 
@@ -151,7 +151,7 @@ class Training:
             self.config, objective, tasks, functions, self.policy, self.tokenizer, first_step=self.steps.start
         )
 
-    def made_of(self, *bases: type[Trainer], **constants: Any) -> type[Trainer]:
+    def made_of(self, *bases: type[ConfiguredTrainer], **constants: Any) -> type[ConfiguredTrainer]:
         """The class of a trainer, from its bases."""
         return type("Trainer", bases, constants)
 
@@ -159,10 +159,10 @@ class Training:
         """The trainer of the stage."""
         if self.stage == "sft":
             taught = known(self.demonstrations, "demonstrations")
-            return self._trainer_of(self.objectives[0], self.made_of(sft.Trainer, demonstrations=taught))
+            return self._trainer_of(self.objectives[0], self.made_of(sft.SftTrainer, demonstrations=taught))
         chosen = variants(self.config, self.interventions, self.policy.device)
         if not self.config.objectives:
-            return self._trainer_of(self.objectives[0], self.made_of(*chosen, Trainer))
+            return self._trainer_of(self.objectives[0], self.made_of(*chosen, ConfiguredTrainer))
         way, trainers = combination(self.config), list[OfObjective]()
         for each in self.objectives:
             weight = 1.0 if way.pooled else each.weight
@@ -180,7 +180,7 @@ class Training:
             of_scores=way.pooled,
         )
 
-    def _trainer_of(self, objective: Objective, cls: type[Trainer]) -> Trainer:
+    def _trainer_of(self, objective: Objective, cls: type[ConfiguredTrainer]) -> ConfiguredTrainer:
         """A trainer for one objective."""
         config = self.config
         return cls(
