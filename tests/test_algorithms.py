@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from grpo_lab.training.shaping import IN_THE_LOSS
 from torch import Tensor
 from torch.distributions import Categorical
 
@@ -31,7 +30,7 @@ from grpo_lab.events import Stepped
 from grpo_lab.training import trainer
 from grpo_lab.training.interventions import Coefficients
 from grpo_lab.training.objectives import resolve
-from grpo_lab.training.policy_loss import entropy_bonus, surrogate, with_forks
+from grpo_lab.training.policy_loss import entropy_bonus, has_forks, surrogate, with_forks
 from grpo_lab.training.registry import Formulas, chosen_formulas
 from tests.steps import step_of
 
@@ -79,13 +78,14 @@ def ours(config: Config, given: Given, **wrong: Any) -> tuple[Tensor, Tensor]:
         whole, entropy = [logprobs], Categorical(logits=given.logits).entropy()
     ids, floats = torch.zeros(ROWS, WIDTH, dtype=torch.long), (given.sampler, entropy, given.advantages)
     ref = given.ref if loss.beta else None
-    batch = with_forks(Batch(once, once, rows, ids, mask, *floats, given.old, ref, weights), loss)
+    batch = Batch(once, once, rows, ids, mask, *floats, given.old, ref, weights)
+    batch = with_forks(batch, loss) if has_forks(loss) else batch
     use = Coefficients(1e-3, loss.beta, loss.epsilon, loss.epsilon_high, 1e-8, wrong.pop("delta", None))
     ctx = step_of(config, coefficients=use, batch=batch, num_tokens=mask.sum())
     ctx.begin_objective(resolve(config)[0])
     formulas: Formulas = chosen_formulas(config)._replace(**wrong)
     chosen = logprobs if given.logits is None else logprobs.log_softmax(dim=-1)[..., 0]
-    use = replace(use, beta=use.beta * IN_THE_LOSS[loss.kl_place])
+    use = replace(use, beta=use.beta if loss.kl_place == "loss" else 0.0)
     inputs = LossInputs(ctx, batch, chosen.masked_fill(~mask, 0.0), mask.sum(), use)
     loss_fn = partial(grpo_loss, surrogate=partial(surrogate, settings=loss, formulas=formulas))
     found = partial(loss_fn, log_ratio=formulas.log_ratio, kl_estimate=formulas.kl_estimator)(inputs).loss
