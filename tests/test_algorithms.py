@@ -23,6 +23,7 @@ from grpo_lab.algorithm.surrogates import SURROGATES
 from grpo_lab.config.algorithms import algorithm, algorithm_names
 from grpo_lab.config.catalog import preset, scenario
 from grpo_lab.config.schema import Config
+from grpo_lab.core import train
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.loss import LossInputs, grpo_loss, token_weights
 from grpo_lab.errors import ConfigError
@@ -319,7 +320,7 @@ def test_grpo_is_the_default_but_for_the_aggregation():
 
 
 def test_the_trainer_knows_no_algorithm_but_its_own():
-    words = set(re.findall(r"[a-z_]+", Path(trainer.__file__).read_text(encoding="utf-8").lower()))
+    words = set(re.findall(r"[a-z_]+", Path(train.__file__).read_text(encoding="utf-8").lower()))
     assert "grpo" in words and words & (set(algorithm_names()) - {"grpo"}) == set()
 
 
