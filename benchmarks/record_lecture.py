@@ -12,10 +12,10 @@ from typing import Annotated
 
 import typer
 
-from grpo_lab.analysis.summary import progress_of
 from grpo_lab.events import Stepped
 from grpo_lab.runs import run_folder
 from grpo_lab.runs.session import Session
+from grpo_lab.runs.summary import progress_of
 from grpo_lab.ui.widgets.lecture import HEALTHY, SCENARIOS, recording, training
 
 

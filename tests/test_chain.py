@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 
-from grpo_lab.analysis.summary import summary
 from grpo_lab.core.hooks import Action, Stage, Verdict
 from grpo_lab.events import Changed, Crash, Ended, LinkNote, Stepped
 from grpo_lab.metrics import LINKS
 from grpo_lab.runs.crashes import classify_crash
 from grpo_lab.runs.first_break import _RULES, _TEXTS, absorbed, first_break, statuses
+from grpo_lab.runs.summary import summary
 
 INF, NAN = math.inf, math.nan
 FP16, FP32 = torch.finfo(torch.float16).max, torch.finfo(torch.float32).max

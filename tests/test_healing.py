@@ -9,11 +9,11 @@ import pytest
 import grpo_lab as gl
 from grpo_lab.analysis.healing import holds, in_words, suggest, write_preset
 from grpo_lab.analysis.matrix.results import GAIN
-from grpo_lab.analysis.summary import Learned, progress_of
 from grpo_lab.config.catalog import TRIAL
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Evaluated, Stepped
+from grpo_lab.runs.summary import Learned, progress_of
 
 NAMES = gl.scenario_names()
 EACH = pytest.mark.parametrize("name", NAMES)

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from grpo_lab import cli
-from grpo_lab.analysis.summary import Learned, progress_of
 from grpo_lab.cli import jupyterlab as command
 from grpo_lab.config.catalog import preset, scenario
 from grpo_lab.events import Stepped
 from grpo_lab.messages import VARIABLE, text_in
 from grpo_lab.runs import recordings
 from grpo_lab.runs.session import Session
+from grpo_lab.runs.summary import Learned, progress_of
 from grpo_lab.ui.widgets.keyboard import Keyboard
 from grpo_lab.ui.widgets.lecture import HEALTHY, KEYS, SCENARIOS, Lecture, recording, training
 

@@ -24,7 +24,6 @@ from grpo_lab.algorithm.combinations import (
     sum_then_normalize,
 )
 from grpo_lab.analysis.run_state import fold
-from grpo_lab.analysis.summary import summary
 from grpo_lab.config.schema import Config
 from grpo_lab.core.advantages import group_advantages
 from grpo_lab.errors import ConfigError
@@ -32,6 +31,7 @@ from grpo_lab.events import Evaluated, Stepped, from_json, to_json
 from grpo_lab.metrics import METRICS, OF_THE_MACHINE, metric
 from grpo_lab.models import loading
 from grpo_lab.runs.session import Session
+from grpo_lab.runs.summary import summary
 from grpo_lab.tasks.tasks import load
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.training.guards.adaptive import AdaptiveBeta

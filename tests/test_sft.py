@@ -272,7 +272,7 @@ def test_the_command_trains_saves_the_model_and_its_folder_can_be_read(config, t
 
 
 def test_a_run_of_both_stages_is_drawn_and_summarised(config, tiny, tmp_path):
-    from grpo_lab.analysis.summary import summary
+    from grpo_lab.runs.summary import summary
     from grpo_lab.ui import plots
 
     session = Session(config, tmp_path / "both", model=copy.deepcopy(tiny)).run()

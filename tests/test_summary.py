@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from grpo_lab.analysis.run_state import fold
-from grpo_lab.analysis.summary import Learned, progress, progress_of, summary
 from grpo_lab.config.catalog import preset
 from grpo_lab.core.hooks import Verdict
 from grpo_lab.events import Ended, Evaluated, Started, Stepped
+from grpo_lab.runs.summary import Learned, progress, progress_of, summary
 
 NOISY = [0.30, 0.34, 0.28, 0.31, 0.33, 0.29, 0.32, 0.30, 0.31, 0.28, 0.33, 0.30]
 

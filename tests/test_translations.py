@@ -10,7 +10,6 @@ from grpo_lab.analysis import healing
 from grpo_lab.analysis.healing import suggest
 from grpo_lab.analysis.run_state import fold
 from grpo_lab.analysis.screen_words import describe
-from grpo_lab.analysis.summary import summary
 from grpo_lab.config.algorithms import algorithm_names
 from grpo_lab.config.catalog import model_settings, preset, scenario, scenario_names
 from grpo_lab.core.hooks import Action, Stage, Verdict
@@ -20,6 +19,7 @@ from grpo_lab.paths import data_tables
 from grpo_lab.runs.crashes import classify_crash
 from grpo_lab.runs.recordings import find, recording_names
 from grpo_lab.runs.session import Session
+from grpo_lab.runs.summary import summary
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.ui.widgets import html, switches
 from grpo_lab.ui.widgets.sliders import SLIDERS, SliderRow

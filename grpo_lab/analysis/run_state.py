@@ -11,7 +11,6 @@ from grpo_lab.analysis.series import Band, Series, bands
 from grpo_lab.analysis.series import decimate as decimate
 from grpo_lab.analysis.series import shown as shown
 from grpo_lab.analysis.step_status import leaves_poisoned, status_of, worst_action
-from grpo_lab.analysis.summary import Learned, progress_in
 from grpo_lab.analysis.tally import Tally, by_design, count
 from grpo_lab.config.schema import Config, planned_steps
 from grpo_lab.core.hooks import Verdict
@@ -19,6 +18,7 @@ from grpo_lab.errors import GrpoLabError
 from grpo_lab.events import Changed, Ended, Evaluated, Event, Resumed, Started, Stepped
 from grpo_lab.metrics import of_objective
 from grpo_lab.runs.first_break import ChainBreak, first_break, statuses
+from grpo_lab.runs.summary import Learned, progress_in
 
 MULTINOMIAL = "torch.multinomial"
 CURVES = ("grad_norm", "kl", "reward", "ratio/max")

@@ -200,7 +200,8 @@ class Context:
     def apply(self, stage: Stage, value: T, note: str = "") -> T:
         """Pass the value through the interventions of the stage, in their order, and return the result.
 
-        The recorder notes a tensor as it leaves. Raises Refused when a verdict is SKIP_STEP or worse.
+        The recorder notes a tensor after all interventions, without what a guard has mended.
+        Raises Refused when a verdict is SKIP_STEP or worse.
         """
         worst, self.note = Verdict.KEEP, note
         for kind, intervention in self.interventions.get(stage, ()):

@@ -45,7 +45,7 @@ class TokenLosses(NamedTuple):
 def log_ratio_to_old(logprobs: Tensor, batch: Batch) -> Tensor:
     """log(policy / policy that sampled), logprobs and result (b, T), in nats (PPO, eq. 6, https://arxiv.org/abs/1707.06347).
 
-    It is 0 at the first update, so that the clip range limits how far one step moves.
+    It is 0 at the first update; in later ones the clip limits how far the policy moves from the one that sampled.
     """
     assert batch.old_logprobs is not None
     return logprobs - batch.old_logprobs

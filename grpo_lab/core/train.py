@@ -94,7 +94,7 @@ class Trainer:
     """Prompts of one forward and backward pass; 0 for as many as `batch.AT_ONCE` tokens allow."""
     aggregation: str = "token"
     reference: AbstractContextManager[None] | None = None
-    """The block in which the policy is its reference; None without a KL penalty."""
+    """A context manager in which the policy has the reference's weights; None without a KL penalty."""
     run: Pass = shared_pass
     advantage_fn: Callable[..., Tensor] = group_advantages
     """From rewards (P, G) and `scorable` (P, G) to advantages (P, G)."""
@@ -166,11 +166,11 @@ class Trainer:
         """
         mask = self.completion_mask(batch, self.pad)
         batch = replace(batch, advantages=advantages.flatten(), completion_mask=mask).rows(_scored(ctx, mask))
-        batch = self.compare(ctx, batch)
+        batch = self.with_old_and_reference(ctx, batch)
         ctx.recorder.batch(batch, self.ends)
         return batch
 
-    def compare(self, ctx: Context, batch: Batch) -> Batch:
+    def with_old_and_reference(self, ctx: Context, batch: Batch) -> Batch:
         """The batch with its log-probabilities (B, T) under the policy that sampled, and under the reference."""
         ref_logprobs = None
         if self.reference is not None:
@@ -197,7 +197,7 @@ class Trainer:
     def weigh(self, ctx: Context, batch: Batch) -> Batch:
         """The batch with the weight of each token in the loss, so that its micro-batches add up to it."""
         mask = batch.completion_mask
-        ctx.num_tokens = mask.sum()
+        ctx.num_tokens = mask.sum()  # for the means that are logged; the loss has the weights
         return replace(batch, weights=token_weights(mask, self.aggregation, ctx.sampling.max_completion_length))
 
     def backward(self, ctx: Context, batch: Batch) -> None:

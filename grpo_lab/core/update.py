@@ -1,7 +1,7 @@
 """An update of the weights, between two stages: guards see the gradients before it and the weights after it.
 
-Refused before the optimizer's step, it changes nothing. After it, SKIP_STEP keeps the update; ROLL_BACK and STOP put
-weights and moments back as the last snapshot has them.
+Clipping is a guard, too (training/guards/gradients.py). Where a guard refuses before `optimizer.step()`, weights and
+moments stay as they were. After it, SKIP_STEP keeps the update; ROLL_BACK and STOP restore the last snapshot.
 """
 
 from __future__ import annotations

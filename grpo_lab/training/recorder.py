@@ -1,5 +1,7 @@
 """The chain recorder: for every link of a step, its magnitude and how many elements are not finite.
 
+`runs/first_break.py` names the first link that is not finite from these notes.
+
 On CUDA notes stay on the device until `flush`, which moves them in one transfer, so that recording costs one
 synchronisation. On a CPU their numbers are read at once: small tensors that are kept between the large ones of a step
 fragment the heap, and the process can become several times as large.
@@ -21,18 +23,12 @@ from grpo_lab.metrics import of_objective
 
 LOCATE_LIMIT = 2**14
 """Largest number of elements of a tensor whose worst element is located; in larger ones the search is too slow."""
-
-
 LARGEST = {"grad_norm", "ratio/max", "log_ratio/max", "sampling/sampling_logp_difference/max"}
 """Metrics of which a step keeps the largest value; of the others it keeps the mean over its updates."""
 SUMMED = {"loss", "num_tokens", "judge/time"}
 """Metrics that are added up over the objectives of a run."""
-
-
 PART = 2**22
 """Elements counted at once, so that counting needs no second tensor of the size of the logits."""
-
-
 Number = Tensor | float
 """A number (), or numbers (n,), that may still be on a GPU."""
 
@@ -246,9 +242,9 @@ def extremes(value: Tensor) -> list[Number]:
     """
     if not value.numel():
         return [0.0, 0.0]
-    low, high = (_read(number) for number in torch.aminmax(value))
+    low, high = (_read(number) for number in torch.aminmax(value))  # NaN where any element is
     if not isinstance(low, Tensor) and math.isfinite(low) and math.isfinite(high):
-        return [low, high]  # NaN where any element is
+        return [low, high]
     value = torch.atleast_1d(value)
     parts = value.split(max(1, PART * len(value) // value.numel()))
     return [low, high, *(_read((part - part).count_nonzero()) for part in parts)]  # 0 unless an element is NaN or inf

@@ -46,13 +46,13 @@ class PaidKL(ConfiguredTrainer):
     def score(self, ctx: Context, rollout: Rollout) -> tuple[Batch, Tensor]:
         batch, rewards = super().score(ctx, rollout)
         mask = self.completion_mask(batch, self.pad)
-        batch = super().compare(ctx, replace(batch, completion_mask=mask))
+        batch = super().with_old_and_reference(ctx, replace(batch, completion_mask=mask))
         penalties = k1_of_each_token(batch, super().coefficients(ctx).beta)
         if penalties is None:
             return batch, rewards
         return replace(batch, penalties=penalties), rewards - penalties.sum(dim=1).view_as(rewards)
 
-    def compare(self, ctx: Context, batch: Batch) -> Batch:
+    def with_old_and_reference(self, ctx: Context, batch: Batch) -> Batch:
         return batch  # `score` has done it
 
     def coefficients(self, ctx: Context) -> Coefficients:
@@ -143,7 +143,7 @@ class Filters(ConfiguredTrainer):
 
 
 class OtherSampler(ConfiguredTrainer):
-    """Old log-probabilities come from a pass where the sampler notes others: in half precision, and after filters.
+    """Compute old log-probabilities by a pass where the sampler's own are others: in half precision, after filters.
 
     On CUDA the first step of a stage measures the gap, whatever the precision: other kernels sample than train.
     """

@@ -233,7 +233,7 @@ saved = await rescue.run()
 # only prints its summary.
 
 # %%
-from grpo_lab.analysis.summary import summary
+from grpo_lab.runs.summary import summary
 
 if saved.crash:
     rescue.start()

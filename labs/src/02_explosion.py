@@ -81,7 +81,7 @@ panel = lab.panel(
 run = await panel.run()
 
 # %%
-from grpo_lab.analysis.summary import summary
+from grpo_lab.runs.summary import summary
 
 columns = ["reward", "grad_norm", "kl", "ratio/max", "weights/max_move"]
 print(summary(run.events))

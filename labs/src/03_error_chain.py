@@ -381,7 +381,7 @@ panel.set(*found.heal.change)
 healed = await panel.run()
 
 # %%
-from grpo_lab.analysis.summary import summary
+from grpo_lab.runs.summary import summary
 
 print(summary(healed.events))
 print("largest norm:", healed.records["grad_norm"].max())

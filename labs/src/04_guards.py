@@ -204,7 +204,7 @@ saved = await rescue.run()
 # If you were too late, the next cell does the same in code. Then it prints what the record of your run says.
 
 # %%
-from grpo_lab.analysis.summary import summary
+from grpo_lab.runs.summary import summary
 
 if saved.crash:
     rescue.start()

@@ -66,7 +66,7 @@ def cells(lab):
 ALONE_SAVED_SAID = (
     "rescue = lab.panel(",
     'rescue.keep("no guard")',
-    "from grpo_lab.analysis.summary import summary",
+    "from grpo_lab.runs.summary import summary",
 )
 """First lines of the cells of the run without a guard, of the same run for the learner to save, and of its summary."""
 

@@ -4,12 +4,12 @@ import math
 
 import pytest
 
-from grpo_lab.analysis.summary import progress_of
 from grpo_lab.config.catalog import preset, scenario
 from grpo_lab.course import trials
 from grpo_lab.course.judges import LEAST_SAVED
 from grpo_lab.events import Stepped
 from grpo_lab.runs.session import Session
+from grpo_lab.runs.summary import progress_of
 
 
 def test_decoys_for_each_failure(findings):

@@ -8,7 +8,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.analysis.summary import summary
 from grpo_lab.config.schema import Config, planned_steps
 from grpo_lab.course import translation, trials
 from grpo_lab.course.editions.build import INSTRUCTOR, place
@@ -17,6 +16,7 @@ from grpo_lab.course.exercises import Exercise, Finding
 from grpo_lab.errors import NotYet, Unanswered
 from grpo_lab.events import Ended, Event, Started, Stepped
 from grpo_lab.messages import language, text
+from grpo_lab.runs.summary import summary
 from grpo_lab.ui.console import in_numbers
 from grpo_lab.ui.notebook.predictions import Verdict
 from grpo_lab.ui.notebook_mode import headless, without_answers
