@@ -20,6 +20,8 @@ from grpo_lab.grading.grader import Course
 from grpo_lab.grading.submissions import Found
 from grpo_lab.runs import clusters
 
+LONGEST = 300
+"""Seconds after which a command hangs."""
 QUIET = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore::RuntimeWarning")
 
 
@@ -142,16 +144,20 @@ def test_ctrl_c_of_a_terminal_leaves_the_workers_alone(tmp_path):
     pytest.importorskip("distributed")
     command = [sys.executable, "-m", "grpo_lab", "matrix", "--scenario", "nan-reward", "--guards", "skip_nonfinite"]
     command += ["--seeds", "3", "--jobs", "1", "--backend", "dask", "--out", str(tmp_path)]
-    process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
-    journal = tmp_path / "cells.jsonl"
-    while not (journal.exists() and journal.read_text().count("\n") >= 1):
-        assert process.poll() is None, process.communicate()[1]
-        time.sleep(0.1)
-    os.killpg(process.pid, signal.SIGINT)
-    error = process.communicate(timeout=120)[1]
-    assert process.returncode == 130, error
-    assert "stopped: " in error and "Traceback" not in error
-    assert subprocess.run(command, check=False, capture_output=True).returncode == 0
+    journal, said = tmp_path / "cells.jsonl", tmp_path / "said"
+    with said.open("w") as stderr:
+        process = subprocess.Popen(command, start_new_session=True, stderr=stderr)
+    try:
+        while not (journal.exists() and journal.read_text().count("\n") >= 1):
+            assert process.poll() is None, said.read_text()
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(timeout=LONGEST) == 130, said.read_text()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert "stopped: " in said.read_text() and "Traceback" not in said.read_text()
+    assert subprocess.run(command, check=False, capture_output=True, timeout=LONGEST).returncode == 0
 
 
 @QUIET

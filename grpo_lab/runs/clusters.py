@@ -14,7 +14,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -92,10 +92,11 @@ class Dask:
             raise WorkerLost(f"{RETRIES + 1} workers died with this task") from error
 
     def close(self) -> None:
-        """See Cluster."""
+        """See Cluster. Workers of this machine that do not end within WAIT seconds end with this process."""
         self._client.close()
         if self._own:
-            self._own.close()
+            with suppress(TimeoutError):
+                self._own.close(timeout=WAIT)
 
 
 class Ray:
