@@ -1,8 +1,7 @@
 """Workers of a cluster that do independent tasks in place of processes of this machine: dask or ray.
 
 A task is one call of a function on one worker. The caller waits for each in a thread of `runs.parallel`, so that order,
-progress and Ctrl-C are those of local tasks. Both libraries are used by their own calls: joblib's backends would bring
-batches, and for ray a result only when all are there.
+progress and Ctrl-C are those of local tasks; joblib's backends would bring batches, and ray's a result only at the end.
 """
 
 from __future__ import annotations
@@ -84,10 +83,17 @@ class Dask:
 
     def run(self, function: Callable[..., Any], *given: Any) -> Any:
         """See Cluster."""
-        from distributed import KilledWorker  # pyright: ignore[reportMissingImports]
+        from distributed import KilledWorker, wait  # pyright: ignore[reportMissingImports]
 
+        future, alone = self._client.submit(checked, package_digest(), function, *given, pure=False), 0
         try:
-            return self._client.submit(checked, package_digest(), function, *given, pure=False).result()
+            while not future.done():  # a worker of this machine that dies is started again, or not
+                with suppress(TimeoutError):
+                    wait(future, timeout=WAIT)
+                alone = alone + 1 if self._own and not self._client.scheduler_info()["workers"] else 0
+                if alone == 3:
+                    raise WorkerLost("no worker is left, and none was started again")
+            return future.result()
         except KilledWorker as error:
             raise WorkerLost(f"{RETRIES + 1} workers died with this task") from error
 

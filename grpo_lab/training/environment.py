@@ -127,8 +127,7 @@ class TaskPrompts:
 
         Raises Refused where too many calls of a judge failed.
         """
-        judged = self.judged()
-        self.show(ctx, judged)
+        self.show(ctx, judged := self.judged())
         return self.scored(ctx, judged)
 
     def judged(self) -> Judged:

@@ -1,8 +1,4 @@
-"""`train`: a run as a generator of events. A step of it is that of `core.train`.
-
-Advantage, ratio, surrogate, credit and KL are formulas that the config names, by default those of DeepSeekMath
-(https://arxiv.org/abs/2402.03300).
-"""
+"""`train`: a run as a generator of events. Its step is that of `core.train`, with the formulas of the config."""
 
 from collections.abc import Iterator, Sequence
 
