@@ -13,7 +13,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -71,8 +71,11 @@ class Dask:
     """Workers of dask.distributed."""
 
     def __init__(self, address: str, jobs: int) -> None:
+        import dask.config  # pyright: ignore[reportMissingImports]
         from distributed import Client, LocalCluster  # pyright: ignore[reportMissingImports]
 
+        # By default dask gives a worker up that is being started again 15 s after it was lost, and tasks wait for ever.
+        dask.config.set({"distributed.deploy.lost-worker-timeout": "1 day"})
         # Without an address, its page would want port 8787, which another cluster may have.
         quiet = {"dashboard_address": "127.0.0.1:0", "silence_logs": logging.CRITICAL}
         self._own = None if address else LocalCluster(n_workers=jobs, threads_per_worker=1, processes=True, **quiet)
@@ -83,26 +86,18 @@ class Dask:
 
     def run(self, function: Callable[..., Any], *given: Any) -> Any:
         """See Cluster."""
-        from distributed import KilledWorker, wait  # pyright: ignore[reportMissingImports]
+        from distributed import KilledWorker  # pyright: ignore[reportMissingImports]
 
-        future, alone = self._client.submit(checked, package_digest(), function, *given, pure=False), 0
         try:
-            while not future.done():  # a worker of this machine that dies is started again, or not
-                with suppress(TimeoutError):
-                    wait(future, timeout=WAIT)
-                alone = alone + 1 if self._own and not self._client.scheduler_info()["workers"] else 0
-                if alone == 3:
-                    raise WorkerLost("no worker is left, and none was started again")
-            return future.result()
+            return self._client.submit(checked, package_digest(), function, *given, pure=False).result()
         except KilledWorker as error:
             raise WorkerLost(f"{RETRIES + 1} workers died with this task") from error
 
     def close(self) -> None:
-        """See Cluster. Workers of this machine that do not end within WAIT seconds end with this process."""
+        """See Cluster."""
         self._client.close()
         if self._own:
-            with suppress(TimeoutError):
-                self._own.close(timeout=WAIT)
+            self._own.close()
 
 
 class Ray:
