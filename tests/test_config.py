@@ -193,8 +193,8 @@ def test_arranged_guards_have_the_configured_settings_and_off_means_absent():
         ({"loss": {"bta": 1}}, "did you mean 'beta'"),
         ({"loss": {"epsilon": -1}}, r"loss\.epsilon = -1\.0"),
         ({"loss": {"beta": math.nan}}, r"loss\.beta = nan"),
-        ({"guards": {"warm_up": True}}, r"guards\.warm_up = True: must be a table"),
-        ({"guards": ["warm_up"]}, r"guards = \['warm_up'\]: must be a table"),
+        ({"guards": {"warm_up": True}}, r"guards\.warm_up = True: must be a table of its settings"),
+        ({"guards": ["warm_up"]}, r"guards = \['warm_up'\]: must be a table of names"),
         ([], r"the config = \[\]: must be a table"),
         ({"loss": {"beta": 10**400}}, r"loss\.beta: must be at most 1\.8e\+308"),
         ({"data": {"rewards": ["a", 3]}}, r"data\.rewards = \['a', 3\]: each must be a non-empty str"),
@@ -342,5 +342,5 @@ def test_a_config_is_copied_pickled_and_taken_apart():
         str(config.guards) == "{'clip_gradients': {'max_norm': 0.3}, 'warm_up': {}, 'mine.py:Mine': {'layers': (1, 2)}}"
     )
     config.to_dict()["guards"]["warm_up"]["steps"] = 3  # a copy, which may be changed
-    with pytest.raises(ConfigError, match=r"guards\.warm_up = True: must be a table"):
+    with pytest.raises(ConfigError, match=r"guards\.warm_up = True: must be a table of its settings"):
         Config(guards={"warm_up": True})  # type: ignore[dict-item]

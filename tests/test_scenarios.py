@@ -405,6 +405,7 @@ TEXTS = 'title = "t"\nsource = "s"\nstory = "y"\n'
         (TEXTS + "cure = []", "unknown key of scenario mine 'cure'; did you mean 'cures'"),
         (TEXTS + "cures = 5", "scenario mine.cures = 5: must be a list"),
         (TEXTS + "cures = [[1]]", r"cures = .1.: each must be a non-empty str"),
+        (TEXTS + 'decoys = ["guards.warm_up=on"]', "decoys = .'guards.warm_up=on'.: must be a list of lists"),
         (TEXTS + "preset = 3", "scenario mine.preset = 3: must be of type str"),
         (TEXTS + "expect = 3", "scenario mine.expect = 3: must be a table"),
         (TEXTS + '[expect]\nfirst_break = "gradient"', "unknown link in .expect. 'gradient'; did you mean 'gradients'"),

@@ -242,6 +242,8 @@ def _as_tuple(element: Any, value: Any, name: str) -> tuple[Any, ...]:
         raise ConfigError(f"{name} = {value!r}: must be a list")
     if element is str and not all(isinstance(each, str) and each for each in value):
         raise ConfigError(f"{name} = {value!r}: each must be a non-empty str")
+    if typing.get_origin(element) is tuple and not all(isinstance(each, tuple | list) for each in value):
+        raise ConfigError(f"{name} = {value!r}: must be a list of lists")
     return tuple(_in_kind(element, each, name) for each in value)
 
 
