@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Protocol,
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.optim import Optimizer
 
     from grpo_lab.core.batch import Batch
 
@@ -115,9 +116,9 @@ class Recorder(Protocol):
 
     def batch(self, batch: Batch, ends: Tensor) -> None: ...
 
-    def parameters(
-        self, link: str, names: Sequence[str], tensors: Sequence[Tensor], update: int, facts: dict[str, float]
-    ) -> Tensor: ...
+    def moments(
+        self, names: Sequence[str], parameters: Sequence[Tensor], optimizer: Optimizer, eps: float, update: int
+    ) -> None: ...
 
 
 @dataclass(frozen=True)

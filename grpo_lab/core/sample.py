@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from grpo_lab.core.batch import Batch
-from grpo_lab.core.hooks import Stage
+from grpo_lab.core.hooks import Sampling, Stage
 from grpo_lab.core.logprobs import entropies
 from grpo_lab.core.packing import as_attention_takes_it, causal
 
@@ -28,8 +28,7 @@ def sample(
     prompt_ids: Tensor,
     prompt_mask: Tensor,
     num_generations: int,
-    max_completion_length: int,
-    temperature: float,
+    sampling: Sampling,
     ends: Tensor,
     pad: int,
     generator: torch.Generator,
@@ -42,9 +41,9 @@ def sample(
     `ends` (E,) leave the computation. `apply` passes logits and probabilities through the interventions of their
     stages.
     """
-    device, group = prompt_ids.device, torch.arange(len(prompt_ids), device=prompt_ids.device)
-    group = group.repeat_interleave(num_generations)
-    completions = torch.full((len(group), max_completion_length), pad, device=device)
+    device, length = prompt_ids.device, sampling.max_completion_length
+    group = torch.arange(len(prompt_ids), device=device).repeat_interleave(num_generations)
+    completions = torch.full((len(group), length), pad, device=device)
     mask = torch.zeros(completions.shape, dtype=torch.bool, device=device)
     logprobs, entropy = torch.zeros(2, *completions.shape, device=device)
     output = model(
@@ -58,7 +57,7 @@ def sample(
     cache.reorder_cache(group)  # batch_select_indices does the same, several times slower on a CPU
     keys, positions = prompt_mask.bool()[group], prompt_mask.sum(1, keepdim=True)[group]
     width = 0
-    for column in range(max_completion_length):
+    for column in range(length):
         width = column + 1
         logits = apply(Stage.LOGITS, logits, "sampling")[:, -1].float()
         probabilities = apply(Stage.PROBABILITIES, distribution(logits, completions[:, :column], alive))
@@ -66,9 +65,9 @@ def sample(
         completions[alive, column] = tokens[:, 0]
         mask[:, column].index_fill_(0, alive, True)  # `= True` would copy it to the device, and wait
         logprobs[alive, column] = probabilities.gather(1, tokens)[:, 0].log()
-        entropy[alive, column] = entropies(logits, temperature)
+        entropy[alive, column] = entropies(logits, sampling.temperature)
         over = torch.isin(tokens[:, 0], ends).tolist()  # the only wait for the device
-        if all(over) or width == max_completion_length:
+        if all(over) or width == length:
             break
         if any(over):
             going = torch.tensor([row for row, ended in enumerate(over) if not ended]).to(device, non_blocking=True)

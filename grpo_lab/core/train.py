@@ -34,20 +34,12 @@ from grpo_lab.core.update import Updates
 class Prompts(Protocol):
     """The P prompts of a draw, and the rewards of their completions."""
 
-    @property
-    def number(self) -> int:
-        """The number of the draw in its step."""
-        ...
-
-    @property
-    def generator(self) -> torch.Generator:
-        """The generator of the draws of their tokens."""
-        ...
-
-    @property
-    def encoded(self) -> tuple[Tensor, Tensor]:
-        """(P, S) token ids, padded on the left, and their mask."""
-        ...
+    number: int
+    """The number of the draw in its step."""
+    encoded: tuple[Tensor, Tensor]
+    """(P, S) token ids, padded on the left, and their mask."""
+    generator: torch.Generator
+    """The generator of the draws of their completions."""
 
     def judge(self, batch: Batch) -> None:
         """Begin to judge completions; slow judges work on meanwhile."""
@@ -129,19 +121,9 @@ class Trainer:
 
     def sample(self, ctx: Context, prompts: Prompts) -> Batch:
         """Draw a group of completions for each prompt."""
-        length, temperature = ctx.sampling.max_completion_length, ctx.sampling.temperature
-        return sample(
-            self.policy,
-            *prompts.encoded,
-            self.num_generations,
-            length,
-            temperature,
-            self.ends,
-            self.pad,
-            prompts.generator,
-            ctx.apply,
-            self.distribution(ctx, prompts),
-        )
+        (ids, mask), size, how = prompts.encoded, self.num_generations, self.distribution(ctx, prompts)
+        ends, pad, generator = self.ends, self.pad, prompts.generator
+        return sample(self.policy, ids, mask, size, ctx.sampling, ends, pad, generator, ctx.apply, how)
 
     def distribution(self, ctx: Context, prompts: Prompts) -> Distribution:
         """The probabilities that a token is drawn from."""
@@ -185,10 +167,7 @@ class Trainer:
     @torch.no_grad()
     def all_logprobs(self, ctx: Context, batch: Batch, note: str) -> Tensor:
         """Log-probabilities (B, T) of the whole batch under the policy as it is, without gradient."""
-        rows = []
-        for ctx.batch in batch.split(self.micro_batch_prompts):
-            rows.append(self.logprobs(ctx, ctx.batch, note))
-        return torch.cat(rows)
+        return torch.cat([self.logprobs(ctx, ctx.batch, note) for ctx.batch in batch.split(self.micro_batch_prompts)])
 
     def logprobs(self, ctx: Context, batch: Batch, note: str) -> Tensor:
         """Log-probabilities (b, T) of a micro-batch's tokens under the policy as it is, in nats."""
@@ -212,9 +191,8 @@ class Trainer:
     def loss(self, ctx: Context, batch: Batch) -> LossOutput:
         """The micro-batch's part of the loss, to be minimised."""
         assert ctx.num_tokens is not None
-        return self.loss_fn(
-            LossInputs(ctx, batch, self.logprobs(ctx, batch, "current"), ctx.num_tokens, self.coefficients(ctx))
-        )
+        found = self.logprobs(ctx, batch, "current")
+        return self.loss_fn(LossInputs(ctx, batch, found, ctx.num_tokens, self.coefficients(ctx)))
 
     def coefficients(self, ctx: Context) -> Coefficients:
         """The step's coefficients of the loss."""

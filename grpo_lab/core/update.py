@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -84,19 +83,10 @@ class Updates:
         self._unscaled = False
         if made:
             self.committed += 1
-            self._note_moments(ctx)
+            assert ctx.coefficients is not None
+            eps = ctx.coefficients.adam_eps
+            ctx.recorder.moments(self.names, self.parameters, self.optimizer, eps, ctx.update)
         ctx.apply(Stage.WEIGHTS, self.policy)
-
-    def _note_moments(self, ctx: Context) -> None:
-        """Note the moments of AdamW; another optimizer has none, nor has a weight without a gradient."""
-        assert ctx.coefficients is not None
-        eps = ctx.coefficients.adam_eps
-        facts = {"adam_eps": eps, "adam_eps_in_weights_dtype": float(torch.tensor(eps, dtype=self.parameters[0].dtype))}
-        states = [(name, self.optimizer.state.get(p, {})) for name, p in zip(self.names, self.parameters, strict=True)]
-        held = [(name, state[of]) for of in ("exp_avg", "exp_avg_sq") for name, state in states if of in state]
-        if held:
-            names, moments = zip(*held, strict=True)
-            ctx.recorder.parameters("moments", names, moments, ctx.update, facts)
 
     def end_step(self, verdict: Verdict, healthy: bool) -> None:
         """Carry out the step's verdict; `healthy` says whether its last weights are finite.

@@ -45,8 +45,8 @@ class Environment:
     def __call__(self, ctx: Context, draw: int = 0) -> TaskPrompts:
         """The prompts of a step's draw: the first one follows the epochs; others are random, by seed, step and draw."""
         step, run = ctx.index, self.config.run
-        own = (seeds.derive(run.seed, step, f"prompts/{draw}"), 0) if draw else (run.seed, step)
-        problems = self.tasks.batch(*own, self.objective.num_prompts)
+        seed, place = (seeds.derive(run.seed, step, f"prompts/{draw}"), 0) if draw else (run.seed, step)
+        problems = self.tasks.batch(seed, place, self.objective.num_prompts)
         purpose = self.objective.purpose("sampling") + (f"/{draw}" if draw else "")
         number = self.objective.place + draw * max(1, len(self.config.objectives))
         return TaskPrompts(self, problems, step, purpose, number, ctx.sampling.max_completion_length)
@@ -90,7 +90,6 @@ class TaskPrompts:
     batch: Batch | None = None
     texts: Sequence[str] = ()
     answer: Answer | None = field(default=None, repr=False)
-
     encoded: tuple[Tensor, Tensor] = field(init=False, repr=False)
     """(P, S) token ids, padded on the left, and their mask."""
     generator: torch.Generator = field(init=False, repr=False)

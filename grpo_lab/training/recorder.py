@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from grpo_lab.core.batch import Batch
 from grpo_lab.errors import ModelError
@@ -140,6 +141,17 @@ class Recorder:
         numel = sum(tensor.numel() for tensor in tensors)
         self._pending.append(_Pending(link, update, "", (), (norms,), names, tensors, numel, facts or {}))
         return norms
+
+    def moments(
+        self, names: Sequence[str], parameters: Sequence[Tensor], optimizer: Optimizer, eps: float, update: int
+    ) -> None:
+        """Note the moments of AdamW; another optimizer has none, nor has a weight without a gradient."""
+        facts = {"adam_eps": eps, "adam_eps_in_weights_dtype": float(torch.tensor(eps, dtype=parameters[0].dtype))}
+        states = [(name, optimizer.state.get(p, {})) for name, p in zip(names, parameters, strict=True)]
+        held = [(name, state[of]) for of in ("exp_avg", "exp_avg_sq") for name, state in states if of in state]
+        if held:
+            of_names, tensors = zip(*held, strict=True)
+            self.parameters("moments", of_names, tensors, update, facts)
 
     def named_parameters(self, policy: Any) -> tuple[tuple[str, ...], tuple[Tensor, ...]]:
         """Names and tensors of a policy's trained parameters, listed once: that takes about as long as reading all."""

@@ -84,7 +84,8 @@ class DynamicSampling(ConfiguredTrainer):
         found = [_with_spread(ctx, batch, rewards, wanted)]
         while (missing := wanted - sum(len(each) for _, each, _ in found)) and draws < limit:
             draws += 1
-            found.append(_with_spread(ctx, *super().score(ctx, self.rollout(ctx, draws)), missing))
+            batch, rewards = super().score(ctx, self.rollout(ctx, draws))
+            found.append(_with_spread(ctx, batch, rewards, missing))
         ctx.recorder.metric("dynamic_sampling/draws", torch.tensor(float(draws)), rollout.prompts.number)
         if missing:
             drawn = f"{1 + draws} draws of {wanted * size} completions"
@@ -139,7 +140,8 @@ class Filters(ConfiguredTrainer):
 
     def distribution(self, ctx: Context, prompts: Prompts) -> Distribution:
         assert isinstance(ctx.sampling, SamplingConfig)
-        return distribution(ctx.sampling, *prompts.encoded, self.num_generations, self.policy.config.vocab_size)
+        ids, mask = prompts.encoded
+        return distribution(ctx.sampling, ids, mask, self.num_generations, self.policy.config.vocab_size)
 
 
 class OtherSampler(ConfiguredTrainer):
