@@ -18,9 +18,9 @@ import torch
 from benchmarks import shapes
 from benchmarks.timing import QUICK, Plan, Run, settle, use_threads
 from grpo_lab.config.schema import Config
-from grpo_lab.core.logprobs import CHUNK
 from grpo_lab.models import loading
 from grpo_lab.training import step_metrics
+from grpo_lab.training.large_vocabulary import CHUNK
 
 STEPS = 3
 """All memory is in use in the third step: the first update allocates the moments, and the next snapshot has them."""

@@ -18,6 +18,7 @@ if find_spec("jaxtyping") and find_spec("beartype"):
     of_algorithms = ("advantages", "importance", "kl", "losses", "surrogates")
     tensor_modules = [f"grpo_lab.algorithm.{name}" for name in of_algorithms]
     tensor_modules += [f"grpo_lab.core.{name}" for name in ("advantages", "logprobs", "loss")]
+    tensor_modules.append("grpo_lab.training.large_vocabulary")
     install_import_hook(tensor_modules, "beartype.beartype")
 
 if find_spec("hypothesis"):

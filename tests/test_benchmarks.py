@@ -15,10 +15,10 @@ from benchmarks import __main__ as command
 from benchmarks import against_trl, cost, cost_figures, defaults, floor, heals, lora, memory, prompt_passes, shapes
 from benchmarks.timing import QUICK, Plan, Run, settle
 from grpo_lab.config.sections import SamplingConfig
-from grpo_lab.core.logprobs import CHUNK
 from grpo_lab.models import loading
 from grpo_lab.models.registry import MODELS
 from grpo_lab.training import rollouts
+from grpo_lab.training.large_vocabulary import CHUNK
 
 ROOT = Path(__file__).parents[1]
 FEW = ("data.num_prompts=2", "data.num_generations=2", "run.num_steps=2")

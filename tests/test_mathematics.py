@@ -21,8 +21,9 @@ from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.core import logprobs
 from grpo_lab.core.advantages import group_advantages
 from grpo_lab.core.batch import Batch
-from grpo_lab.core.logprobs import completion_logprobs, entropies, head_logprobs
+from grpo_lab.core.logprobs import completion_logprobs, entropies
 from grpo_lab.core.loss import clipped_surrogate, log_ratio_to_old, token_weights, weighted_sum
+from grpo_lab.training import large_vocabulary
 from grpo_lab.training.faults import formulas
 
 INF, NAN = math.inf, math.nan
@@ -677,11 +678,12 @@ def random_logits(
     return logits, tokens, torch.randn(rows, width, generator=generator)
 
 
-@pytest.mark.parametrize("chunk", [1, 23, 2**22])
+@pytest.mark.parametrize("chunk", [0, 1, 23, 2**22])
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 3.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_logprobs_and_gradients_are_those_of_log_softmax(monkeypatch, dtype, temperature, chunk):
-    monkeypatch.setattr(logprobs, "PIECE", chunk)
+    monkeypatch.setattr(large_vocabulary, "PIECE", chunk)
+    completion_logprobs = (large_vocabulary if chunk else logprobs).completion_logprobs
     logits, tokens, upstream = random_logits(dtype)
     mine, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
     found = completion_logprobs(mine, tokens, temperature)
@@ -699,13 +701,15 @@ def test_logprobs_and_gradients_are_those_of_log_softmax(monkeypatch, dtype, tem
 @pytest.mark.parametrize("chunk", [1, 23, 2**22])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_logprobs_from_states_are_those_of_their_logits(monkeypatch, temperature, chunk, bias):
-    monkeypatch.setattr(logprobs, "CHUNK", chunk)
+    monkeypatch.setattr(large_vocabulary, "CHUNK", chunk)
     generator = torch.Generator().manual_seed(3)
     head, seen = torch.nn.Linear(5, 7, bias), []
     states = torch.randn(11, 5, generator=generator, requires_grad=True)
     tokens, upstream = torch.randint(7, (11,), generator=generator), torch.randn(11, generator=generator)
     inputs = [states, *head.parameters()]
-    found = head_logprobs(states, head, tokens, temperature, lambda logits: seen.append(logits.clone()))
+    found = large_vocabulary.head_logprobs(
+        states, head, tokens, temperature, lambda logits: seen.append(logits.clone())
+    )
     right = completion_logprobs(head(states)[None], tokens[None], temperature)[0]
     torch.testing.assert_close(found, right)
     torch.testing.assert_close(torch.cat(seen), head(states).detach())
@@ -719,7 +723,7 @@ def test_logprobs_from_states_follow_autocast_as_the_head_does(dtype):
     head, states, tokens = torch.nn.Linear(5, 7), torch.randn(11, 5), torch.arange(11) % 7
     seen = []
     with torch.autocast("cpu", dtype):
-        found = head_logprobs(states, head, tokens, look=lambda logits: seen.append(logits.clone()))
+        found = large_vocabulary.head_logprobs(states, head, tokens, look=lambda logits: seen.append(logits.clone()))
         logits = head(states)
     found.sum().backward()
     gradient = head.weight.grad
@@ -732,7 +736,10 @@ def test_a_frozen_head_hands_the_gradient_on():
     head, states = torch.nn.Linear(2, 4).requires_grad_(False), torch.ones(3, 2, requires_grad=True)
     tokens = torch.tensor([0, 1, 2])
     right = completion_logprobs(head(states)[None], tokens[None])
-    gradients = [torch.autograd.grad(found.sum(), states) for found in (head_logprobs(states, head, tokens), right)]
+    gradients = [
+        torch.autograd.grad(found.sum(), states)
+        for found in (large_vocabulary.head_logprobs(states, head, tokens), right)
+    ]
     assert gradients[0][0].any()
     torch.testing.assert_close(*gradients)
 
@@ -741,12 +748,12 @@ def test_chunks_change_no_bit(monkeypatch):
     logits, tokens, upstream = random_logits(torch.float32)
     logits.requires_grad_()
     results = []
-    for chunk in (11, 10**6):
-        monkeypatch.setattr(logprobs, "PIECE", chunk)
-        found = completion_logprobs(logits, tokens, 0.9)
-        results.append((found, *torch.autograd.grad(found, logits, upstream), entropies(logits)))
-    for one, other in zip(*results, strict=True):
-        assert torch.equal(one, other)
+    for chunk, module in ((11, large_vocabulary), (10**6, large_vocabulary), (0, logprobs)):
+        monkeypatch.setattr(large_vocabulary, "PIECE", chunk)
+        found = module.completion_logprobs(logits, tokens, 0.9)
+        results.append((found, *torch.autograd.grad(found, logits, upstream)))
+    for one, *others in zip(*results, strict=True):
+        assert all(torch.equal(one, other) for other in others)
 
 
 def test_logprobs_handed_on_get_the_right_gradient_through_the_loss():
@@ -787,8 +794,7 @@ def test_entropies_by_hand():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_entropies_are_fp32_without_gradient_whatever_the_chunk(monkeypatch, dtype):
-    monkeypatch.setattr(logprobs, "PIECE", 12)
+def test_entropies_are_fp32_without_gradient(dtype):
     logits, _, _ = random_logits(dtype)
     found = entropies(logits.requires_grad_(), 0.8)
     right = torch.distributions.Categorical(logits=logits.detach().float() / 0.8).entropy()

@@ -9,12 +9,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from grpo_lab.config.schema import Config
-from grpo_lab.core import logprobs
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Stage
 from grpo_lab.errors import ModelError
 from grpo_lab.models import loading
-from grpo_lab.training import passes
+from grpo_lab.training import large_vocabulary, passes
 from grpo_lab.training.interventions import Intervention, Outcome, Step
 from tests import steps
 
@@ -67,7 +66,7 @@ def step_of(model, *interventions) -> Step:
 def gradients(model, batch, name, *interventions):
     """Log-probabilities, and the gradient of every parameter, of a loss with a weight of its own for every token."""
     model.zero_grad()
-    found = logprobs.logprobs(model, passes.PASSES[name], batch, step_of(model, *interventions), "current")
+    found = large_vocabulary.logprobs(model, passes.PASSES[name], batch, step_of(model, *interventions), "current")
     found = found.masked_fill(~batch.completion_mask, 0.0)
     weights = torch.rand(found.shape, generator=torch.Generator().manual_seed(1))
     (found * weights).sum().backward()
@@ -105,8 +104,8 @@ def test_a_token_behind_a_hole_in_the_mask_is_predicted_from_all_before_it(model
 
 def in_chunks(monkeypatch):
     """Let three rows of logits be made at once, and two of them worked on at once."""
-    for module, name, rows in ((logprobs, "CHUNK", 3), (logprobs, "PIECE", 2)):
-        monkeypatch.setattr(module, name, rows * VOCABULARY)
+    for name, rows in (("CHUNK", 3), ("PIECE", 2)):
+        monkeypatch.setattr(large_vocabulary, name, rows * VOCABULARY)
 
 
 def test_a_micro_batch_without_a_token_is_no_error_in_chunks_either(model, monkeypatch):
@@ -124,10 +123,10 @@ def test_the_gradient_of_a_head_in_half_precision_is_rounded_once_not_at_each_ch
     tokens = torch.randint(32, (200,), generator=generator)
 
     def found(chunk, dtype):
-        monkeypatch.setattr(logprobs, "CHUNK", chunk * 32)
+        monkeypatch.setattr(large_vocabulary, "CHUNK", chunk * 32)
         head = torch.nn.Linear(16, 32).to(dtype)
         head.load_state_dict({"weight": weight.to(dtype), "bias": bias.to(dtype)})
-        logprobs.head_logprobs(states.to(dtype), head, tokens).sum().backward()
+        large_vocabulary.head_logprobs(states.to(dtype), head, tokens).sum().backward()
         return [parameter.grad.double() for parameter in head.parameters() if parameter.grad is not None]
 
     exact = found(200, torch.float64)
@@ -174,7 +173,7 @@ def test_the_recorder_sees_every_chunk_once(model, monkeypatch):
     batch = random_batch(18)
     in_chunks(monkeypatch)
     ctx = step_of(model)
-    found = logprobs.logprobs(model, passes.shared_pass, batch, ctx, "current")
+    found = large_vocabulary.logprobs(model, passes.shared_pass, batch, ctx, "current")
     found[batch.completion_mask].sum().backward()
     (note,), _ = ctx.recorder.flush()
     hidden, head = passes.shared_pass(model, batch)

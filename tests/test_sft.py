@@ -13,12 +13,11 @@ import grpo_lab as gl
 from grpo_lab.analysis.run_state import fold
 from grpo_lab.cli import app
 from grpo_lab.config.sections import SamplingConfig
-from grpo_lab.core import logprobs
 from grpo_lab.errors import ConfigError, DataError
 from grpo_lab.events import Evaluated, Stepped
 from grpo_lab.models import loading
 from grpo_lab.runs.session import Session
-from grpo_lab.training import demonstrations, passes
+from grpo_lab.training import demonstrations, large_vocabulary, passes
 from grpo_lab.training.state import Training
 from grpo_lab.ui.plots import strip, style
 
@@ -79,9 +78,9 @@ def test_the_loss_of_a_model_without_preference_is_the_log_of_the_vocabulary(sft
     assert output.metrics["sft/accuracy"] == 0  # the argmax of equal logits is token 0, "!"
 
 
-@pytest.mark.parametrize("at_once", [logprobs.CHUNK, 3 * 258], ids=["whole logits", "three tokens at once"])
+@pytest.mark.parametrize("at_once", [large_vocabulary.CHUNK, 3 * 258], ids=["whole logits", "three tokens at once"])
 def test_the_loss_and_the_accuracy_are_those_of_each_row_alone(sft_trainer, tiny, monkeypatch, at_once):
-    monkeypatch.setattr(logprobs, "CHUNK", at_once)
+    monkeypatch.setattr(large_vocabulary, "CHUNK", at_once)
     made, ctx, batch = sft_trainer()
     output = made.loss(ctx, batch)
     policy, tokenizer = tiny

@@ -6,7 +6,7 @@ answers with the value to go on with and, if it acted, a verdict and a reason. T
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from types import MappingProxyType
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Protocol,
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from torch.optim import Optimizer
 
     from grpo_lab.core.batch import Batch
 
@@ -106,8 +105,6 @@ class Recorder(Protocol):
 
     def tensor(self, link: str, value: Tensor, update: int = 0, note: str = "") -> None: ...
 
-    def chunk(self, link: str, value: Tensor, update: int, note: str) -> None: ...
-
     def metric(self, name: str, value: Tensor, update: int = 0) -> None: ...
 
     def metrics(self, values: Mapping[str, Tensor], update: int = 0) -> None: ...
@@ -115,10 +112,6 @@ class Recorder(Protocol):
     def rewards(self, values: Tensor, scorable: Tensor, number: int = 0) -> None: ...
 
     def batch(self, batch: Batch, ends: Tensor) -> None: ...
-
-    def moments(
-        self, names: Sequence[str], parameters: Sequence[Tensor], optimizer: Optimizer, eps: float, update: int
-    ) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -140,8 +133,6 @@ class Context:
     """A step as it goes on, with everything that an intervention may read. A field that is None is not known yet."""
 
     index: int
-    seed: int
-    """Seed of the run; a draw also depends on the step and on its purpose."""
     policy: Any
     """The causal language model that is trained."""
     recorder: Recorder
@@ -149,15 +140,6 @@ class Context:
     """The sampling settings in use: as configured, and from stage SAMPLING on as its guards left them."""
     interventions: Mapping[Stage, Sequence[tuple[str, Intervention]]] = field(default_factory=dict)
     """By stage in the order in which they act, each with its kind: fault, observer or guard."""
-    optimizer: Any = None
-    last_verdict: Verdict = Verdict.KEEP
-    """Verdict of the step before."""
-    last_metrics: Mapping[str, float] = field(default_factory=dict)
-    """Metrics of the step before, up to its end or refusal; none in the first."""
-    largest_move: Callable[[], float | None] = lambda: None
-    """Measure the largest change of any single weight since the step began; None without a snapshot from there."""
-    stage_began: int = 0
-    """The first step of the stage that the step belongs to."""
     update: int = 0
     note: str = ""
     """The pass that the logits belong to: `sampling`, `old`, `reference` or `current`."""
@@ -174,29 +156,10 @@ class Context:
     """2-norm of this update's gradients before any guard touched them; may be NaN or inf."""
     weight_norms: Tensor | None = None
     """(parameters,) 2-norms after this update."""
-    samples: tuple[tuple[str, str, float], ...] = ()
-    """A few (prompt, completion, reward)."""
-    extras: dict[str, tuple[Any, ...]] = field(default_factory=dict)
-    """The values that reward functions logged for the samples, by column."""
     actions: list[Action] = field(default_factory=list)
     verdict: Verdict = Verdict.KEEP
     refusal: str = ""
     """The reason for which the trainer itself, and no guard, refused the step."""
-
-    @property
-    def reason(self) -> str:
-        """The reason of the action with the worst verdict, the first of equals."""
-        return max(self.actions, key=lambda action: action.verdict).reason
-
-    @property
-    def advantages(self) -> Tensor | None:
-        """(b,) of the micro-batch."""
-        return None if self.batch is None else self.batch.advantages
-
-    @property
-    def completion_mask(self) -> Tensor | None:
-        """(b, T) bool of the micro-batch."""
-        return None if self.batch is None else self.batch.completion_mask
 
     def apply(self, stage: Stage, value: T, note: str = "") -> T:
         """Pass the value through the interventions of the stage, in their order, and return the result.

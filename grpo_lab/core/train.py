@@ -186,7 +186,7 @@ class Trainer:
             ctx.recorder.metrics(output.metrics, ctx.update)
             loss = ctx.apply(Stage.LOSS, output.loss)
             ctx.recorder.metric("loss", loss.sum(), ctx.update)  # a guard may return shape (1,)
-            self.accumulate(self.updates.scaler.scale(loss), self.updates.optimizer)
+            self.accumulate(loss, self.updates.optimizer)
 
     def loss(self, ctx: Context, batch: Batch) -> LossOutput:
         """The micro-batch's part of the loss, to be minimised."""

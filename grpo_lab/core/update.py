@@ -6,10 +6,8 @@ moments stay as they were. After it, SKIP_STEP keeps the update; ROLL_BACK and S
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
-from torch import Tensor
 from torch.optim import Optimizer
 
 from grpo_lab.core.hooks import Context, Stage, Verdict
@@ -22,33 +20,17 @@ class Snapshots(Protocol):
 
     def restore(self) -> int: ...
 
-    def largest_move(self, step: int) -> float | None: ...
-
 
 class Updates:
-    """Updates of trained weights by one optimizer. `count`: updates made so far. `committed`: those of this step.
+    """Updates of a policy by an optimizer. `count`: updates made so far. `committed`: those of this step."""
 
-    `scaler` is torch's GradScaler, which does nothing where it is not enabled.
-    """
-
-    def __init__(
-        self,
-        policy: Any,
-        names: Sequence[str],
-        parameters: Sequence[Tensor],
-        optimizer: Optimizer,
-        scaler: Any,
-        snapshots: Snapshots,
-    ) -> None:
-        self.policy, self.names, self.parameters = policy, names, parameters
-        self.optimizer, self.scaler, self.snapshots = optimizer, scaler, snapshots
-        self.num_parameters = sum(p.numel() for p in parameters)
-        self.count, self.committed, self.healthy, self._unscaled = 0, 0, True, False
-        self._moved: tuple[tuple[int, int], float | None] = (-1, 0), None
+    def __init__(self, policy: Any, optimizer: Optimizer, snapshots: Snapshots) -> None:
+        self.policy, self.optimizer, self.snapshots = policy, optimizer, snapshots
+        self.count, self.committed, self.healthy = 0, 0, True
 
     def begin_step(self, index: int) -> None:
         """Take a snapshot if one is due and the weights are healthy."""
-        self.committed, self._unscaled = 0, False
+        self.committed = 0
         if self.healthy:
             self.snapshots.take(index, self.count)
 
@@ -63,29 +45,16 @@ class Updates:
     def make(self, ctx: Context) -> None:
         """Make an update by the gradients that are there. Raises Refused where a guard refuses it, or the step."""
         self.before(ctx)
-        scale = self.scaler.get_scale()
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        made = not self.scaler.get_scale() < scale
-        if not made:  # GradScaler (fp16) leaves out an update with inf gradients
-            reason = f"inf at loss scale {scale:g}; update left out"
-            ctx.act("grad_scaler", Stage.GRADIENTS, Verdict.CHANGED, reason)
-        self.after(ctx, made)
+        self.optimizer.step()
+        self.after(ctx)
 
     def before(self, ctx: Context) -> None:
-        """Let guards see the gradients, unscaled. Raises Refused where one refuses the update."""
-        self.scaler.unscale_(self.optimizer)
-        self._unscaled = True
+        """Let guards see the gradients. Raises Refused where one refuses the update."""
         ctx.apply(Stage.GRADIENTS, self.policy)
 
-    def after(self, ctx: Context, made: bool = True) -> None:
+    def after(self, ctx: Context) -> None:
         """Count an update that was made, and let guards see the weights. Raises Refused where one refuses the step."""
-        self._unscaled = False
-        if made:
-            self.committed += 1
-            assert ctx.coefficients is not None
-            eps = ctx.coefficients.adam_eps
-            ctx.recorder.moments(self.names, self.parameters, self.optimizer, eps, ctx.update)
+        self.committed += 1
         ctx.apply(Stage.WEIGHTS, self.policy)
 
     def end_step(self, verdict: Verdict, healthy: bool) -> None:
@@ -95,14 +64,6 @@ class Updates:
         """
         self.healthy = healthy
         self.optimizer.zero_grad()
-        if self._unscaled:
-            self.scaler.update()
         if verdict >= Verdict.ROLL_BACK:
             self.count, self.healthy, self.committed = self.snapshots.restore(), True, 0
         self.count += self.committed
-
-    def largest_move(self, index: int) -> float | None:
-        """Largest change of any single weight since step `index` began, measured once an update; None if unknown."""
-        if self._moved[0] != (index, self.committed):
-            self._moved = (index, self.committed), self.snapshots.largest_move(index)
-        return self._moved[1]

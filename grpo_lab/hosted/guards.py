@@ -17,7 +17,6 @@ from grpo_lab.config.schema import Config
 from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Action, Refused, Stage, Verdict
-from grpo_lab.core.update import Updates
 from grpo_lab.errors import ConfigError, GrpoLabError, RunError, unknown
 from grpo_lab.events import Ended, Event, Resumed, Started, Stepped
 from grpo_lab.runs import run_folder
@@ -26,6 +25,7 @@ from grpo_lab.training.given import wrong
 from grpo_lab.training.interventions import Coefficients, Step
 from grpo_lab.training.recorder import Recorder
 from grpo_lab.training.registry import validated
+from grpo_lab.training.updates import RecordedUpdates, ScaledUpdates
 
 NAME = "hosted"
 """The name of such a run in its config."""
@@ -141,7 +141,7 @@ class Guards:
         self._last_verdict = Verdict.KEEP
         self._last_metrics: Mapping[str, float] = {}
         self._ctx: Step | None = None
-        self._transaction: Updates | None = None
+        self._transaction: RecordedUpdates | None = None
         self._snapshots: snapshots.Snapshots | None = None
         self._snapshot: dict[str, Any] = {}
         self._seen: set[str] = set()
@@ -226,7 +226,7 @@ class Guards:
         return "; ".join(f"{name} has no effect in this loop: {call}" for name, call in calls.items())
 
     @property
-    def transaction(self) -> Updates:
+    def transaction(self) -> RecordedUpdates:
         """The updates of the loop's model; there is none before the first step."""
         assert self._transaction is not None
         return self._transaction
@@ -275,7 +275,7 @@ class Guards:
         updates.end_step(ctx.verdict, not weights.broken if weights else updates.healthy)
         if not self._run:
             ctx.largest_move = lambda: None  # a pass over all weights, for the record alone
-        measured |= {**step_metrics.of_updates(ctx, updates.scaler), **metrics}
+        measured |= {**step_metrics.of_updates(ctx, updates.scale()), **metrics}
         actions = tuple(ctx.actions)
         event = Stepped(self.index, self.transaction.committed, ctx.verdict, measured, links, actions)
         if self._run:
@@ -340,7 +340,7 @@ class Guards:
             )
         return self._ctx
 
-    def _bound(self, model: Any, optimizer: Any) -> Updates:
+    def _bound(self, model: Any, optimizer: Any) -> RecordedUpdates:
         """The updates of a model by an optimizer. Raises ConfigError for one that trains no weight of the model."""
         for name, value, wanted in (("model", model, torch.nn.Module), ("optimizer", optimizer, torch.optim.Optimizer)):
             if not isinstance(value, wanted):
@@ -352,13 +352,14 @@ class Guards:
                 "the optimizer holds no weight of this model that requires a gradient; give both together"
             )
         names, parameters = zip(*trained, strict=True)
-        scaler = self._scaler or torch.amp.GradScaler(parameters[0].device.type, enabled=False)
         rolls_back = any(each.may_roll_back for row in self._interventions.values() for _, each in row)
         num_parameters = sum(p.numel() for p in parameters)
         every = snapshots.interval(self.config.run.snapshot_every, num_parameters, rolls_back)
         self._snapshots = snapshots.Snapshots(parameters, optimizer, every)
         self._snapshots.load_state_dict(self._snapshot)
-        return Updates(model, names, parameters, optimizer, scaler, self._snapshots)
+        if self._scaler and self._scaler.is_enabled():
+            return ScaledUpdates(model, names, parameters, optimizer, self._snapshots, self._scaler)
+        return RecordedUpdates(model, names, parameters, optimizer, self._snapshots)
 
 
 def _config_of(names: tuple[str, ...]) -> Config:

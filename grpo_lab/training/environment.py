@@ -20,7 +20,7 @@ from grpo_lab.tasks.reward_calls import TrainerState, named
 from grpo_lab.tasks.rewards import Judged, Reward
 from grpo_lab.tasks.tasks import Problem, Tasks
 from grpo_lab.training import rollouts
-from grpo_lab.training.interventions import exceeds
+from grpo_lab.training.interventions import Step, exceeds
 from grpo_lab.training.objectives import Objective
 
 SAMPLES = 4
@@ -126,6 +126,7 @@ class TaskPrompts:
 
         Raises Refused where too many calls of a judge failed.
         """
+        assert isinstance(ctx, Step)
         self.show(ctx, judged := self.judged())
         return self.scored(ctx, judged)
 
@@ -134,7 +135,7 @@ class TaskPrompts:
         assert self.answer is not None
         return self.answer()
 
-    def show(self, ctx: Context, judged: Judged) -> None:
+    def show(self, ctx: Step, judged: Judged) -> None:
         """Note the first completions of a few prompts, and the values that reward functions logged for these."""
         size = len(judged.values) // len(self.problems)
         rows = range(0, len(judged.values), size)[: max(1, SAMPLES // max(1, len(self.environment.config.objectives)))]

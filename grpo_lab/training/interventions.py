@@ -4,11 +4,12 @@ import copy
 import dataclasses
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import torch
+from torch import Tensor
 
 from grpo_lab import seeds
 from grpo_lab.config import fields
@@ -38,13 +39,43 @@ class Step(Context):
     """A step of a configured run, as its interventions read it; an intervention answers with an `Outcome`."""
 
     config: Config
+    seed: int
+    """Seed of the run; a draw also depends on the step and on its purpose."""
     sampling: SamplingConfig  # pyright: ignore[reportIncompatibleVariableOverride]
     recorder: Recorder  # pyright: ignore[reportIncompatibleVariableOverride]
+    optimizer: Any = None
+    last_verdict: Verdict = Verdict.KEEP
+    """Verdict of the step before."""
+    last_metrics: Mapping[str, float] = field(default_factory=dict)
+    """Metrics of the step before, up to its end or refusal; none in the first."""
+    largest_move: Callable[[], float | None] = lambda: None
+    """Measure the largest change of any single weight since the step began; None without a snapshot from there."""
+    stage_began: int = 0
+    """The first step of the stage that the step belongs to."""
+    samples: tuple[tuple[str, str, float], ...] = ()
+    """A few (prompt, completion, reward)."""
+    extras: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    """The values that reward functions logged for the samples, by column."""
     objective: Objective | None = None
     """The objective whose prompts, completions or loss are at hand; None for a value of all together."""
     notes: tuple[tuple[LinkNote, ...], dict[str, float]] | None = None
     """Of the recorder, once they are read."""
     started: float = field(default_factory=time.perf_counter)
+
+    @property
+    def reason(self) -> str:
+        """The reason of the action with the worst verdict, the first of equals."""
+        return max(self.actions, key=lambda action: action.verdict).reason
+
+    @property
+    def advantages(self) -> Tensor | None:
+        """(b,) of the micro-batch."""
+        return None if self.batch is None else self.batch.advantages
+
+    @property
+    def completion_mask(self) -> Tensor | None:
+        """(b, T) bool of the micro-batch."""
+        return None if self.batch is None else self.batch.completion_mask
 
     @property
     def beta(self) -> float:

@@ -21,6 +21,7 @@ from grpo_lab.training.interventions import Intervention
 from grpo_lab.training.recorder import count_nonfinite
 from grpo_lab.training.reference import Reference
 from grpo_lab.training.state import Training
+from grpo_lab.training.updates import ScaledUpdates
 
 WEIGHTS, MOMENTS = "weights", "moments"
 
@@ -47,7 +48,7 @@ def taken(training: Training) -> dict[str, Any]:
     updates = training.updates
     return {
         "updates": updates.count,
-        "scaler": updates.scaler.state_dict(),
+        "scaler": updates.scaler.state_dict() if isinstance(updates, ScaledUpdates) else {},
         "verdict": training.last_verdict.name,
         "metrics": training.last_metrics,
         "config": training.config.to_dict(),
@@ -78,7 +79,8 @@ def put_back(training: Training, state: Mapping[str, Any]) -> None:
     updates = training.updates
     known = {place: moments[name] for place, (name, _) in enumerate(_trained(training)) if moments.get(name)}
     updates.optimizer.load_state_dict({**updates.optimizer.state_dict(), "state": known})
-    updates.scaler.load_state_dict(state["scaler"])
+    if isinstance(updates, ScaledUpdates):
+        updates.scaler.load_state_dict(state["scaler"])
     updates.count = state["updates"]
     training.last_verdict, training.last_metrics = Verdict[state["verdict"]], dict(state["metrics"])
     for name, intervention in _with_memory(training):

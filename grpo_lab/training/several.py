@@ -16,10 +16,10 @@ from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Coefficients, Context, Stage
 from grpo_lab.core.train import Rollout
-from grpo_lab.core.update import Updates
 from grpo_lab.training.environment import Environment, TaskPrompts
 from grpo_lab.training.interventions import ObjectiveCoefficients, Step, known
 from grpo_lab.training.objectives import Combination, Objective
+from grpo_lab.training.updates import RecordedUpdates
 from grpo_lab.training.variants import ConfiguredTrainer
 
 
@@ -64,7 +64,7 @@ class SeveralObjectives:
 
     trainers: Sequence[OfObjective]
     combination: Combination
-    updates: Updates
+    updates: RecordedUpdates
 
     def step(self, ctx: Step) -> None:
         """One step of GRPO. Raises Refused where a guard refuses the rest."""

@@ -7,7 +7,7 @@ the batch weighs the same, as in TRL's SFTTrainer. Dropout is off, as in GRPO.
 """
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,10 +16,10 @@ from grpo_lab.config.schema import Config
 from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Context, Stage
-from grpo_lab.core.logprobs import Pass, completion_logprobs, head_logprobs, in_chunks
 from grpo_lab.core.loss import LossOutput, token_weights, weighted_sum
-from grpo_lab.training import variants
+from grpo_lab.training import large_vocabulary, variants
 from grpo_lab.training.demonstrations import Demonstrations
+from grpo_lab.training.interventions import Step
 
 
 class SftTrainer(variants.ConfiguredTrainer):
@@ -32,7 +32,7 @@ class SftTrainer(variants.ConfiguredTrainer):
         ctx.sampling = SamplingConfig()  # log-probabilities at temperature 1
         ctx.coefficients = ctx.apply(Stage.COEFFICIENTS, ctx.coefficients)
         size = self.config.sft.batch_size
-        batch = self.demonstrations.batch(ctx.seed, ctx.index, size, self.policy.device)
+        batch = self.demonstrations.batch(self.config.run.seed, ctx.index, size, self.policy.device)
         batch = replace(batch, weights=token_weights(batch.completion_mask))
         ctx.num_tokens = batch.completion_mask.sum()
         ctx.recorder.metric("num_tokens", ctx.num_tokens)
@@ -42,31 +42,16 @@ class SftTrainer(variants.ConfiguredTrainer):
 
     def loss(self, ctx: Context, batch: Batch) -> LossOutput:
         """The micro-batch's part of the loss, to be minimised."""
-        assert ctx.num_tokens is not None and batch.weights is not None
+        assert isinstance(ctx, Step) and ctx.num_tokens is not None and batch.weights is not None
+        likeliest = list[Tensor]()
         with self.autocast():
-            logprobs, right = logprobs_and_right(self.policy, self.run, batch, ctx)
+            logprobs = large_vocabulary.logprobs(
+                self.policy, self.run, batch, ctx, "current", lambda logits: likeliest.append(logits.argmax(dim=-1))
+            )
         ctx.recorder.tensor("logprobs", logprobs)
+        right = (torch.cat(likeliest) == batch.completions[batch.completion_mask]).sum()
         loss = weighted_sum(-logprobs, batch.weights)
         return LossOutput(loss, {"sft/accuracy": right / ctx.num_tokens})
-
-
-def logprobs_and_right(policy: Any, run: Pass, batch: Batch, ctx: Context) -> tuple[Tensor, Tensor]:
-    """`core.logprobs.logprobs` at temperature 1, and the number () of tokens that the policy finds likeliest."""
-    states, head = run(policy, batch)
-    mask, likeliest = batch.completion_mask, list[Tensor]()
-
-    def look(logits: Tensor) -> None:
-        likeliest.append(logits.argmax(dim=-1))
-        ctx.recorder.chunk(Stage.LOGITS, logits, ctx.update, "current")
-
-    if in_chunks(head, batch, ctx):
-        tokens = batch.completions[mask]
-        found = head_logprobs(states[mask], head, tokens, look=look)
-        right = (torch.cat(likeliest) == tokens).sum()
-        return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, found), right
-    logits = ctx.apply(Stage.LOGITS, head(states), "current")
-    right = ((logits.argmax(dim=-1) == batch.completions) & mask).sum()
-    return completion_logprobs(logits, batch.completions).masked_fill(~mask, 0.0), right
 
 
 def in_place_of_grpo(config: Config) -> Config:

@@ -33,7 +33,7 @@ from grpo_lab.training.recorder import Recorder
 from grpo_lab.training.reference import REFERENCES
 from grpo_lab.training.registry import carry_over, combination, needs_reference, validated
 from grpo_lab.training.several import OfObjective, PooledObjectives, SeveralObjectives
-from grpo_lab.training.updates import AdamWUpdates, usual_coefficients
+from grpo_lab.training.updates import RecordedUpdates, adamw, usual_coefficients
 from grpo_lab.training.variants import ConfiguredTrainer, variants
 
 Model = tuple[Any, Any] | None
@@ -111,12 +111,12 @@ class Training:
         self.trainer = self._trainer()
         return self.steps
 
-    def _new_updates(self) -> AdamWUpdates:
-        updates = AdamWUpdates(self.policy, self.config)
+    def _new_updates(self) -> RecordedUpdates:
+        updates = adamw(self.policy, self.config)
         updates.snapshots.every = self._snapshot_interval(updates)
         return updates
 
-    def _snapshot_interval(self, updates: AdamWUpdates) -> int:
+    def _snapshot_interval(self, updates: RecordedUpdates) -> int:
         may_roll_back = any(i.may_roll_back for row in self.interventions.values() for _, i in row)
         return snapshots.interval(self.config.run.snapshot_every, updates.num_parameters, may_roll_back)
 
@@ -160,7 +160,7 @@ class Training:
         if self.stage == "sft":
             taught = known(self.demonstrations, "demonstrations")
             return self._trainer_of(self.objectives[0], self.made_of(sft.SftTrainer, demonstrations=taught))
-        chosen = variants(self.config, self.interventions, self.policy.device)
+        chosen = variants(self.config, self.interventions, self.policy)
         if not self.config.objectives:
             return self._trainer_of(self.objectives[0], self.made_of(*chosen, ConfiguredTrainer))
         way, trainers = combination(self.config), list[OfObjective]()
@@ -201,7 +201,7 @@ class Training:
             advantage_fn=self.formulas.advantage_scale,
             loss_fn=policy_loss.loss_function(config.loss, self.formulas),
             completion_mask=self.formulas.completion_mask,
-            accumulate=self.formulas.accumulation,
+            accumulate=self.updates.accumulation(self.formulas.accumulation),
         )
 
     def begin(self, index: int) -> Step:
@@ -246,7 +246,7 @@ class Training:
         self.last_verdict, self.last_metrics = ctx.verdict, metrics
         self.refusals.append(ctx.refusal)
         metrics |= {"weights/nonfinite": weights.nonfinite} if weights else {}
-        metrics |= step_metrics.of_updates(ctx, self.updates.scaler)
+        metrics |= step_metrics.of_updates(ctx, self.updates.scale())
         return self._event(ctx)
 
     def _failed(self, ctx: Step) -> Stepped:

@@ -5,7 +5,6 @@ import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -14,14 +13,14 @@ from grpo_lab.events import LinkNote
 from grpo_lab.training.interventions import ObjectiveCoefficients, Step
 
 
-def of_updates(ctx: Step, scaler: Any) -> dict[str, float]:
+def of_updates(ctx: Step, scale: float | None) -> dict[str, float]:
     """The coefficients as used, the loss scale, and the largest change of a weight, as far as each is known."""
     use, move = ctx.coefficients, ctx.largest_move()
     found = {"learning_rate": use.learning_rate, "beta": use.beta} if use else {}
     if isinstance(use, ObjectiveCoefficients):
         each = {f"beta/{name}": beta for name, beta in use.betas.items()}
         found |= {"beta": statistics.fmean(each.values()), **each}
-    found |= {"loss_scale": scaler.get_scale()} if scaler.is_enabled() else {}
+    found |= {} if scale is None else {"loss_scale": scale}
     return found if move is None else {**found, "weights/max_move": move}
 
 

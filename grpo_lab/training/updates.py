@@ -1,18 +1,20 @@
 """The updates of a run: AdamW, its coefficients and schedule, and the loss scale."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from grpo_lab.config.schema import Config
 from grpo_lab.config.sections import OptimizerConfig
 from grpo_lab.core import update
+from grpo_lab.core.hooks import Context, Stage, Verdict
 from grpo_lab.errors import ModelError
 from grpo_lab.models.precision import PRECISIONS
-from grpo_lab.training.interventions import Coefficients, ObjectiveCoefficients
+from grpo_lab.training.interventions import Coefficients, ObjectiveCoefficients, Step
 from grpo_lab.training.objectives import resolve
 from grpo_lab.training.recorder import trained_parameters
 from grpo_lab.training.snapshots import Snapshots
@@ -24,31 +26,119 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 """Learning rate as a factor, from the share of the stage's steps that are over, refused ones too."""
 
 
-class AdamWUpdates(update.Updates):
-    """The updates of one policy by AdamW.
+Accumulate = Callable[[Tensor, torch.optim.Optimizer], None]
 
-    Raises ModelError for a policy without a trainable weight.
-    """
+
+class RecordedUpdates(update.Updates):
+    """Updates whose moments the recorder notes; `names` and `parameters` are those of the trained weights."""
 
     snapshots: Snapshots  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def __init__(self, policy: Any, config: Config) -> None:
-        trained = trained_parameters(policy)
-        if not trained:
-            raise ModelError(f"model {config.model.name!r} has no weight that requires a gradient: unfreeze some")
-        names, parameters = zip(*trained, strict=True)
-        # Settings are those of each update. The fused kernel computes in fp32, which would hide fp16 weights' failures.
-        fused = all(p.dtype == torch.float32 for p in parameters) or None  # None: as torch chooses
-        optimizer = torch.optim.AdamW(parameters, fused=fused)
-        scaler = torch.amp.GradScaler(policy.device.type, enabled=PRECISIONS[config.model.precision].scaler)
-        super().__init__(policy, names, parameters, optimizer, scaler, Snapshots(parameters, optimizer))
-        self.configure(config.optimizer)
+    def __init__(
+        self,
+        policy: Any,
+        names: Sequence[str],
+        parameters: Sequence[Tensor],
+        optimizer: torch.optim.Optimizer,
+        snapshots: Snapshots,
+    ) -> None:
+        super().__init__(policy, optimizer, snapshots)
+        self.names, self.parameters = names, parameters
+        self.num_parameters = sum(p.numel() for p in parameters)
+        self._moved: tuple[tuple[int, int], float | None] = (-1, 0), None
+
+    def after(self, ctx: Context) -> None:
+        assert isinstance(ctx, Step) and ctx.coefficients is not None
+        eps = ctx.coefficients.adam_eps
+        ctx.recorder.moments(self.names, self.parameters, self.optimizer, eps, ctx.update)
+        super().after(ctx)
+
+    def largest_move(self, index: int) -> float | None:
+        """Largest change of any single weight since step `index` began, measured once an update; None if unknown."""
+        if self._moved[0] != (index, self.committed):
+            self._moved = (index, self.committed), self.snapshots.largest_move(index)
+        return self._moved[1]
 
     def configure(self, settings: OptimizerConfig) -> None:
         """Take over the settings of AdamW that are not coefficients of a step."""
         for group in self.optimizer.param_groups:
             group["betas"] = (settings.adam_beta1, settings.adam_beta2)
             group["weight_decay"] = settings.weight_decay
+
+    def scale(self) -> float | None:
+        """The factor of the loss; None where it is not scaled."""
+        return None
+
+    def accumulation(self, add: Accumulate) -> Accumulate:
+        """The way to add a loss's gradients to those of the micro-batches before."""
+        return add
+
+
+class ScaledUpdates(RecordedUpdates):
+    """Updates by gradients of a scaled loss, for fp16: torch's GradScaler leaves out one with inf gradients."""
+
+    def __init__(
+        self,
+        policy: Any,
+        names: Sequence[str],
+        parameters: Sequence[Tensor],
+        optimizer: torch.optim.Optimizer,
+        snapshots: Snapshots,
+        scaler: torch.amp.GradScaler,
+    ) -> None:
+        super().__init__(policy, names, parameters, optimizer, snapshots)
+        self.scaler, self._unscaled = scaler, False
+
+    def before(self, ctx: Context) -> None:
+        self.scaler.unscale_(self.optimizer)
+        self._unscaled = True
+        super().before(ctx)
+
+    def make(self, ctx: Context) -> None:
+        self.before(ctx)
+        scale = self.scaler.get_scale()
+        self.scaler.step(self.optimizer)
+        self._update_scale()
+        if self.scaler.get_scale() < scale:
+            reason = f"inf at loss scale {scale:g}; update left out"
+            ctx.act("grad_scaler", Stage.GRADIENTS, Verdict.CHANGED, reason)
+            ctx.apply(Stage.WEIGHTS, self.policy)
+        else:
+            self.after(ctx)
+
+    def end_step(self, verdict: Verdict, healthy: bool) -> None:
+        if self._unscaled:  # a guard refused the update
+            self._update_scale()
+        super().end_step(verdict, healthy)
+
+    def _update_scale(self) -> None:
+        self.scaler.update()
+        self._unscaled = False
+
+    def scale(self) -> float | None:
+        return self.scaler.get_scale()
+
+    def accumulation(self, add: Accumulate) -> Accumulate:
+        return lambda loss, optimizer: add(self.scaler.scale(loss), optimizer)
+
+
+def adamw(policy: Any, config: Config) -> RecordedUpdates:
+    """The updates of a policy by AdamW. Raises ModelError for a policy without a trainable weight."""
+    trained = trained_parameters(policy)
+    if not trained:
+        raise ModelError(f"model {config.model.name!r} has no weight that requires a gradient: unfreeze some")
+    names, parameters = zip(*trained, strict=True)
+    # Settings are those of each update. The fused kernel computes in fp32, which would hide fp16 weights' failures.
+    fused = all(p.dtype == torch.float32 for p in parameters) or None  # None: as torch chooses
+    optimizer = torch.optim.AdamW(parameters, fused=fused)
+    snapshots = Snapshots(parameters, optimizer)
+    if PRECISIONS[config.model.precision].scaler:
+        scaler = torch.amp.GradScaler(policy.device.type)
+        updates = ScaledUpdates(policy, names, parameters, optimizer, snapshots, scaler)
+    else:
+        updates = RecordedUpdates(policy, names, parameters, optimizer, snapshots)
+    updates.configure(config.optimizer)
+    return updates
 
 
 def usual_coefficients(config: Config, done: int) -> Coefficients:

@@ -6,6 +6,7 @@ A run's trainer is made of those that its config asks for (`variants`); where it
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,25 +14,26 @@ from torch import Tensor
 from grpo_lab.config.schema import Config
 from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.core import train
-from grpo_lab.core.batch import Batch
+from grpo_lab.core.batch import AT_ONCE, Batch
 from grpo_lab.core.hooks import Coefficients, Context, Stage, Verdict
-from grpo_lab.core.logprobs import completion_logprobs
 from grpo_lab.core.loss import LossInputs, LossOutput
 from grpo_lab.core.sample import Distribution
 from grpo_lab.core.train import Prompts, Rollout
 from grpo_lab.models.precision import PRECISIONS, autocast
-from grpo_lab.training import policy_loss
+from grpo_lab.training import large_vocabulary, policy_loss
 from grpo_lab.training.batches import joined, of_groups
 from grpo_lab.training.environment import TaskPrompts
-from grpo_lab.training.interventions import Arrangement
+from grpo_lab.training.interventions import Arrangement, Step
 from grpo_lab.training.registry import Formulas
 from grpo_lab.training.sampling_filters import distribution, is_plain
+from grpo_lab.training.updates import RecordedUpdates
 
 
 @dataclass(kw_only=True)
 class ConfiguredTrainer(train.Trainer):
     """The core's trainer with the config that it was made from."""
 
+    updates: RecordedUpdates  # pyright: ignore[reportIncompatibleVariableOverride]
     config: Config
     formulas: Formulas
 
@@ -128,7 +130,7 @@ class EntropyBonus(ConfiguredTrainer):
         with self.autocast():
             states, head = self.run(self.policy, batch)
             logits = ctx.apply(Stage.LOGITS, head(states), "current")
-            found = completion_logprobs(logits, batch.completions, ctx.sampling.temperature)
+            found = large_vocabulary.completion_logprobs(logits, batch.completions, ctx.sampling.temperature)
         found = found.masked_fill(~batch.completion_mask, 0.0)
         output = self.loss_fn(LossInputs(ctx, batch, found, ctx.num_tokens, self.coefficients(ctx)))
         bonus = policy_loss.entropy_bonus(logits, batch, ctx.sampling.temperature)
@@ -151,7 +153,7 @@ class OtherSampler(ConfiguredTrainer):
     """
 
     def old_logprobs(self, ctx: Context, batch: Batch) -> Tensor:
-        assert isinstance(ctx.sampling, SamplingConfig)
+        assert isinstance(ctx, Step)
         device = self.policy.device
         same = PRECISIONS[self.config.model.precision].exact(device) and is_plain(ctx.sampling)
         if same and (device.type != "cuda" or ctx.index != ctx.stage_began):
@@ -185,7 +187,15 @@ class HalfPrecision(ConfiguredTrainer):
             return super().logprobs(ctx, batch, note)
 
 
-def variants(config: Config, interventions: Arrangement, device: torch.device) -> tuple[type[ConfiguredTrainer], ...]:
+class LargeVocabulary(ConfiguredTrainer):
+    """Logits are made a chunk at a time, where no intervention wants them as a whole."""
+
+    def logprobs(self, ctx: Context, batch: Batch, note: str) -> Tensor:
+        assert isinstance(ctx, Step)
+        return large_vocabulary.logprobs(self.policy, self.run, batch, ctx, note)
+
+
+def variants(config: Config, interventions: Arrangement, policy: Any) -> tuple[type[ConfiguredTrainer], ...]:
     """The variants that a config asks for, from the outermost, which calls the next one by `super()`."""
     loss, precision = config.loss, PRECISIONS[config.model.precision]
     filtered = bool(config.objectives) or Stage.SAMPLING in interventions or not is_plain(config.sampling)
@@ -196,8 +206,9 @@ def variants(config: Config, interventions: Arrangement, device: torch.device) -
         Forks: policy_loss.has_forks(loss),
         EntropyBonus: bool(loss.entropy_coef),
         Filters: filtered,
-        OtherSampler: filtered or device.type != "cpu" or not precision.exact(device),
+        OtherSampler: filtered or policy.device.type != "cpu" or not precision.exact(policy.device),
         Streams: config.run.streams > 1 and config.run.processes == 1,
         HalfPrecision: precision.autocast is not None,
+        LargeVocabulary: policy.config.vocab_size * AT_ONCE > large_vocabulary.CHUNK,
     }
     return tuple(variant for variant, wanted in asked.items() if wanted)

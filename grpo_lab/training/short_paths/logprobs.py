@@ -1,3 +1,4 @@
 """The public path `grpo_lab.logprobs`."""
 
 from grpo_lab.core.logprobs import *  # noqa: F403
+from grpo_lab.training.large_vocabulary import head_logprobs  # noqa: F401
