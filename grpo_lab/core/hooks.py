@@ -147,13 +147,13 @@ class Context:
     scorable: Tensor | None = None
     """(P, G) bool: completions that count."""
     unscored: str = "was scored"
-    """The end of the message "none of 16 completions ...", with which a step is refused."""
+    """The end of the reason "none of 16 completions was scored", where no completion is scorable."""
     batch: Batch | None = None
     """The micro-batch whose logits or loss are computed; None while completions are sampled."""
     num_tokens: Tensor | None = None
     """() int: trained tokens of the whole batch."""
     grad_norm: float | None = None
-    """2-norm of this update's gradients before any guard touched them; may be NaN or inf."""
+    """2-norm of this update's gradients before any guard, by an observer (training/observers.py); may be NaN or inf."""
     weight_norms: Tensor | None = None
     """(parameters,) 2-norms after this update."""
     actions: list[Action] = field(default_factory=list)
@@ -164,7 +164,7 @@ class Context:
     def apply(self, stage: Stage, value: T, note: str = "") -> T:
         """Pass the value through the interventions of the stage, in their order, and return the result.
 
-        The recorder notes a tensor after all interventions, without what a guard has mended.
+        The recorder notes a tensor as the last of them leaves it; runs/first_break.py names the first broken note.
         Raises Refused when a verdict is SKIP_STEP or worse.
         """
         worst, self.note = Verdict.KEEP, note

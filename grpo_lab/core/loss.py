@@ -62,8 +62,8 @@ def clipped_surrogate(
     https://arxiv.org/abs/1707.06347).
 
     For A < 0 the minimum leaves r unbounded above; `delta` > 1 bounds it there (dual clip, https://arxiv.org/abs/1912.09729).
-    The value stays finite when r overflows, the gradient does not: backward of `exp` is 0 * inf = NaN, even if a
-    clamp follows it. Bound log_ratio before it.
+    For A > 0 the value stays finite when r overflows, but the gradient does not: backward of `exp` is 0 * inf = NaN,
+    even if a clamp follows it. Bound log_ratio before it.
 
     >>> clipped_surrogate(torch.log(torch.tensor([[2.0]])), torch.tensor([1.0]))
     tensor([[-1.2000]])
@@ -123,7 +123,7 @@ def token_weights(
 
     `token`: 1 / all tokens (DAPO, https://arxiv.org/abs/2503.14476). `sequence`: 1 / (completions x own length)
     (DeepSeekMath, https://arxiv.org/abs/2402.03300). `constant`: 1 / (completions x max_completion_length) (Dr. GRPO,
-    https://arxiv.org/abs/2503.20783); without a length, the width of the mask, which differs between batches. `sum`:
+    https://arxiv.org/abs/2503.20783, with advantages of scale `none`); without a length, the width of the mask. `sum`:
     1 / completions (REINFORCE; LUSPO, https://arxiv.org/abs/2602.05261). Weigh the whole batch and split the weights
     with it: micro-batches then add up to one batch. Empty rows do not count.
 
@@ -161,7 +161,10 @@ def grpo_loss(
     surrogate: Callable[[Tensor, LossInputs], TokenLosses] = clip,
     kl_estimate: Callable[[Tensor], Tensor] = k3,
 ) -> LossOutput:
-    """The weighted sum over tokens of -min(r A, clip(r) A) + beta KL (DeepSeekMath, eq. 3, https://arxiv.org/abs/2402.03300)."""
+    """The weighted sum over tokens of -min(r A, clip(r) A) + beta KL (DeepSeekMath, https://arxiv.org/abs/2402.03300).
+
+    It is eq. 3 with the weights `sequence`; the default, `token`, weighs all tokens alike.
+    """
     ctx, batch, outside = inputs.ctx, inputs.batch, ~inputs.batch.completion_mask
     assert batch.weights is not None
     ctx.recorder.tensor("logprobs", inputs.logprobs, ctx.update)

@@ -45,7 +45,7 @@ class Prompts(Protocol):
         """Begin to judge completions; slow judges work on meanwhile."""
 
     def rewards(self, ctx: Context) -> tuple[Tensor, Tensor]:
-        """Wait for the rewards (P, G), and for which of them count, (P, G) bool."""
+        """Wait for the rewards (P, G), and for which of them count, (P, G) bool: not None, by tasks/rewards.py."""
         ...
 
 
@@ -86,10 +86,10 @@ class Trainer:
     """Prompts of one forward and backward pass; 0 for as many as `batch.AT_ONCE` tokens allow."""
     aggregation: str = "token"
     reference: AbstractContextManager[None] | None = None
-    """A context manager in which the policy has the reference's weights; None without a KL penalty."""
+    """Within it the policy has the reference's weights (training/reference.py); None without a KL penalty."""
     run: Pass = shared_pass
     advantage_fn: Callable[..., Tensor] = group_advantages
-    """From rewards (P, G) and `scorable` (P, G) to advantages (P, G)."""
+    """From rewards (P, G) and `scorable` (P, G) to advantages (P, G); others are in algorithm/advantages.py."""
     loss_fn: Callable[[LossInputs], LossOutput] = grpo_loss
     completion_mask: Callable[[Batch, int], Tensor] = sampled_tokens
     """From completions and the pad token to the tokens (B, T) that are trained. A config may select a wrong
@@ -126,7 +126,7 @@ class Trainer:
         return sample(self.policy, ids, mask, size, ctx.sampling, ends, pad, generator, ctx.apply, how)
 
     def distribution(self, ctx: Context, prompts: Prompts) -> Distribution:
-        """The probabilities that a token is drawn from."""
+        """The probabilities that a token is drawn from; training/sampling_filters.py has filters and penalties."""
         return tempered(ctx.sampling.temperature)
 
     def score(self, ctx: Context, rollout: Rollout) -> tuple[Batch, Tensor]:
@@ -147,7 +147,7 @@ class Trainer:
         Raises Refused where no completion was scored, and where none of those that were has a token to train.
         """
         mask = self.completion_mask(batch, self.pad)
-        batch = replace(batch, advantages=advantages.flatten(), completion_mask=mask).rows(_scored(ctx, mask))
+        batch = replace(batch, advantages=advantages.flatten(), completion_mask=mask).rows(_scorable_rows(ctx, mask))
         batch = self.with_old_and_reference(ctx, batch)
         ctx.recorder.batch(batch, self.ends)
         return batch
@@ -161,7 +161,10 @@ class Trainer:
         return replace(batch, old_logprobs=self.old_logprobs(ctx, batch), ref_logprobs=ref_logprobs)
 
     def old_logprobs(self, ctx: Context, batch: Batch) -> Tensor:
-        """Log-probabilities (B, T) under the policy that sampled: sampling has noted them."""
+        """Log-probabilities (B, T) under the policy that sampled: sampling has noted them.
+
+        After filters or in half precision a pass computes them (`OtherSampler`).
+        """
         return batch.sampling_logprobs
 
     @torch.no_grad()
@@ -200,7 +203,7 @@ class Trainer:
         return ctx.coefficients
 
 
-def _scored(ctx: Context, mask: Tensor) -> Tensor:
+def _scorable_rows(ctx: Context, mask: Tensor) -> Tensor:
     """(b,) index of the scorable completions. Raises Refused where there is none, or none with a token to train."""
     assert ctx.scorable is not None
     scorable = ctx.scorable.flatten()

@@ -1,7 +1,8 @@
 """An update of the weights, between two stages: guards see the gradients before it and the weights after it.
 
-Clipping is a guard, too (training/guards/gradients.py). Where a guard refuses before `optimizer.step()`, weights and
-moments stay as they were. After it, SKIP_STEP keeps the update; ROLL_BACK and STOP restore the last snapshot.
+Clipping is a guard, too (training/guards/gradients.py). SKIP_STEP ends the step where it is: before `optimizer.step()`
+weights and moments stay as they were, after it they keep the update. ROLL_BACK and STOP restore the last snapshot of
+weights and moments, whenever they come.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class Recorder:
     def rewards(self, values: Tensor, scorable: Tensor, number: int = 0) -> None:
         """Note the mean and the spread of the rewards (P, G) that are going to be used; nothing where none is scorable.
 
-        Of the draws of a step, each with its number, an objective notes the mean.
+        A step may draw several times (`number`); its metric is the mean over the draws.
         """
         if not len(scored := values[scorable]):
             return

@@ -149,7 +149,7 @@ class Filters(ConfiguredTrainer):
 class OtherSampler(ConfiguredTrainer):
     """Compute old log-probabilities by a pass where the sampler's own are others: in half precision, after filters.
 
-    On CUDA the first step of a stage measures the gap, whatever the precision: other kernels sample than train.
+    On CUDA the kernels that sample are not those that train: the first step of a stage measures the gap.
     """
 
     def old_logprobs(self, ctx: Context, batch: Batch) -> Tensor:
