@@ -1,6 +1,6 @@
 """An update of the weights, between two stages: guards see the gradients before it and the weights after it.
 
-Clipping is a guard, too (training/guards/gradients.py). Where a guard refuses before `optimizer.step()`, weights and
+Clipping is a guard, too (training/guards.py). Where a guard refuses before `optimizer.step()`, weights and
 moments stay as they were. After it, SKIP_STEP keeps the update; ROLL_BACK and STOP restore the last snapshot.
 """
 
