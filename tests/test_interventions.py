@@ -28,8 +28,7 @@ from grpo_lab.core.loss import clipped_surrogate
 from grpo_lab.errors import GrpoLabError, RunError
 from grpo_lab.training import observers
 from grpo_lab.training.faults import FAULTS
-from grpo_lab.training.guards import GUARDS
-from grpo_lab.training.guards.loss import finite_rows
+from grpo_lab.training.guards import GUARDS, finite_rows
 from grpo_lab.training.interventions import Coefficients, Intervention, Outcome, Step
 from grpo_lab.training.registry import arrange, carry_over
 from grpo_lab.training.snapshots import Snapshots

@@ -24,7 +24,7 @@ from grpo_lab.core.batch import Batch
 from grpo_lab.core.logprobs import completion_logprobs, entropies
 from grpo_lab.core.loss import clipped_surrogate, log_ratio_to_old, token_weights, weighted_sum
 from grpo_lab.training import large_vocabulary
-from grpo_lab.training.faults import formulas
+from grpo_lab.training import wrong_formulas as formulas
 
 INF, NAN = math.inf, math.nan
 LN = math.log

@@ -33,8 +33,7 @@ from grpo_lab.models import loading
 from grpo_lab.runs.session import Session
 from grpo_lab.runs.summary import summary
 from grpo_lab.tasks.tasks import load
-from grpo_lab.training.guards import GUARDS
-from grpo_lab.training.guards.adaptive import AdaptiveBeta
+from grpo_lab.training.guards import GUARDS, AdaptiveBeta
 from grpo_lab.training.interventions import ObjectiveCoefficients
 from grpo_lab.training.objectives import resolve
 from grpo_lab.training.recorder import Recorder

@@ -1,4 +1,4 @@
-"""The right formulas that a config selects by name; the wrong ones are in `training/faults/formulas.py`."""
+"""The right formulas that a config selects by name; the wrong ones are in `training/wrong_formulas.py`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """An update of the weights, between two stages: guards see the gradients before it and the weights after it.
 
-Clipping is a guard, too (training/guards/gradients.py). SKIP_STEP ends the step where it is: before `optimizer.step()`
+Clipping is a guard, too (training/guards.py). SKIP_STEP ends the step where it is: before `optimizer.step()`
 weights and moments stay as they were, after it they keep the update. ROLL_BACK and STOP restore the last snapshot of
 weights and moments, whenever they come.
 """

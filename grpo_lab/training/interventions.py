@@ -168,6 +168,12 @@ class AtOneStep(Intervention):
         raise NotImplementedError
 
 
+def registered(module: Mapping[str, Any]) -> dict[str, type[Intervention]]:
+    """The guards or faults in a module's globals by name, in their order; a class without a name is only a base."""
+    classes = [each for each in module.values() if isinstance(each, type) and issubclass(each, Intervention)]
+    return {each.name: each for each in classes if hasattr(each, "name")}
+
+
 def exceeds(what: str, number: float, limit: float) -> str:
     """The reason for acting on a number that is not within its limit. Every comparison with NaN is False.
 

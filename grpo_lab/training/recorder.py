@@ -53,7 +53,7 @@ class Notes(NamedTuple):
     """Notes and metrics of a part of a step, as numbers that another process can read."""
 
     pending: Sequence[_Pending]
-    metrics: Sequence[tuple[str, str, int, Number]]
+    metrics: Sequence[tuple[str, str, int, float]]
 
 
 class Recorder:
@@ -181,7 +181,7 @@ class Recorder:
         """The place in the step's notes and metrics from which `take` takes them."""
         return len(self._pending), len(self._metrics)
 
-    def take(self, mark: tuple[int, int]) -> Notes:
+    def take(self, mark: tuple[int, int] = (0, 0)) -> Notes:
         """Take away the notes and metrics since the mark, moved to the host at once."""
         pending, self._pending = self._pending[mark[0] :], self._pending[: mark[0]]
         metrics, self._metrics = self._metrics[mark[1] :], self._metrics[: mark[1]]
@@ -189,7 +189,7 @@ class Recorder:
         read = []
         for note in pending:
             values = list(itertools.islice(numbers, len(note.names) or len(note.statistics)))
-            broken = _broken(note, values) if note.names else note.nonfinite
+            broken = _broken(note, values) if note.names else None
             read.append(note._replace(statistics=values, tensors=(), nonfinite=broken))
         return Notes(read, [(name, whose, update, next(numbers)) for name, whose, update, _ in metrics])
 
@@ -203,19 +203,13 @@ class Recorder:
 
         Notes of one link, update and pass are merged.
         """
-        pending, self._pending = self._pending, []
-        metrics, self._metrics = self._metrics, []
-        numbers = _on_host(
-            [number for note in pending for number in note.statistics] + [value for *_, value in metrics]
-        )
+        notes = self.take()
         merged: dict[tuple[str, int, str], LinkNote] = {}
-        for note in pending:
-            values = list(itertools.islice(numbers, len(note.names) or len(note.statistics)))
-            read = _parameters_note(note, values) if note.names else _tensor_note(note, values)
+        for note in notes.pending:
+            read = _parameters_note(note) if note.names else _tensor_note(note)
             key = (note.link, note.update, note.note)
             merged[key] = _worse(merged[key], read) if key in merged else read
-        read_metrics = [(name, whose, update, next(numbers)) for name, whose, update, _ in metrics]
-        return tuple(merged.values()), _reduce(read_metrics)
+        return tuple(merged.values()), _reduce(notes.metrics)
 
 
 def _reduce(metrics: Iterable[tuple[str, str, int, float]]) -> dict[str, float]:
@@ -290,8 +284,8 @@ def count_nonfinite(tensors: Sequence[Tensor]) -> int:
     return int(torch.stack([(~tensor.isfinite()).sum() for tensor in tensors]).sum())
 
 
-def _tensor_note(note: _Pending, values: list[float]) -> LinkNote:
-    low, high, *counts = values
+def _tensor_note(note: _Pending) -> LinkNote:
+    low, high, *counts = map(float, note.statistics)
     where = f"{note.rank} {note.note}".strip()
     if note.shape:
         *counts, place = counts
@@ -301,12 +295,12 @@ def _tensor_note(note: _Pending, values: list[float]) -> LinkNote:
     return LinkNote(note.link, note.update, magnitude, float(sum(counts)), note.numel, where, note.facts)
 
 
-def _parameters_note(note: _Pending, norms: list[float]) -> LinkNote:
+def _parameters_note(note: _Pending) -> LinkNote:
+    norms = [*map(float, note.statistics)]
     sizes = [norm if math.isfinite(norm) else math.inf for norm in norms]
-    nonfinite = _broken(note, norms)
     where = note.names[sizes.index(max(sizes))]  # the first that is not finite, or else the largest
     magnitude = math.sqrt(sum(norm * norm for norm in norms))
-    return LinkNote(note.link, note.update, magnitude, nonfinite, note.numel, where, note.facts)
+    return LinkNote(note.link, note.update, magnitude, note.nonfinite or 0.0, note.numel, where, note.facts)
 
 
 def _broken(note: _Pending, norms: list[float]) -> float:

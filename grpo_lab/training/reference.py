@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from grpo_lab.training.faults.formulas import reference_with_adapters_on
+from grpo_lab.training.wrong_formulas import reference_with_adapters_on
 
 
 class Reference:

@@ -16,8 +16,8 @@ from grpo_lab.config.sections import LossConfig
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Stage
 from grpo_lab.errors import ConfigError, unknown
+from grpo_lab.training import wrong_formulas as wrong
 from grpo_lab.training.faults import FAULTS
-from grpo_lab.training.faults import formulas as wrong
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.training.interventions import Arrangement, Intervention
 from grpo_lab.training.objectives import COMBINATIONS, Combination, resolve

@@ -8,7 +8,7 @@ from torch import tensor
 
 from grpo_lab.algorithm import kl
 from grpo_lab.course.labs.lab_05_kl import cases
-from grpo_lab.training.faults.formulas import k3_exp
+from grpo_lab.training.wrong_formulas import k3_exp
 from tests.grading import mutants
 
 

@@ -11,7 +11,7 @@ from grpo_lab.algorithm import combinations
 from grpo_lab.course import registry
 from grpo_lab.course.exercises import Function
 from grpo_lab.course.labs.lab_09_two_objectives import cases
-from grpo_lab.training.guards.adaptive import AdaptiveBeta
+from grpo_lab.training.guards import AdaptiveBeta
 from grpo_lab.training.interventions import ObjectiveCoefficients
 from tests.grading import mutants
 

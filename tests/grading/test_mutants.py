@@ -9,8 +9,8 @@ from grpo_lab.config.schema import Config
 from grpo_lab.course import evaluate
 from grpo_lab.course.exercises import Function, Values
 from grpo_lab.course.registry import LABS, exercise, lab_page
-from grpo_lab.training.faults.formulas import FORMULAS as WRONG_FORMULAS
 from grpo_lab.training.registry import FORMULAS
+from grpo_lab.training.wrong_formulas import FORMULAS as WRONG_FORMULAS
 from tests.grading import mutants
 from tests.grading.mutants import HARD_CODED, TRAINED
 
