@@ -55,15 +55,7 @@ def fetch(name: Annotated[str, typer.Argument(help="`smollm2-135m`.")]) -> None:
     from grpo_lab.models.fetch import fetch as fetch_model
     from grpo_lab.ui import console
 
-    with console.progress() as bars:
-        stages = {"looking": bars.add_task("looking", total=None, note="")}
-
-        def show(what: str, done: int, total: int | None) -> None:
-            if what not in stages:
-                stages[what] = bars.add_task(what, total=total and total // 10**6, note="MB" if total else "")
-            bars.update(stages[what], completed=done // 10**6)
-
-        folder, now = fetch_model(name, show)
+    folder, now = fetch_model(name)
     state = "fetched" if now else "already here, checksums right"
     console.say(f"{folder}: {state}")
     console.say(f"next: grpo-lab train --model {name} --set data.tasks=reviews --reward brief_answer")
