@@ -105,7 +105,7 @@ def converted(monkeypatch, cache, tmp_path) -> Path:
 def test_fetched_converted_and_left_alone_the_second_time(cache, index):
     folder, now = fetch.fetch(NAME)
     assert (folder, now) == (cache / NAME, True)
-    loading.verify(folder)
+    assert fetch.is_intact(folder)
     assert [path.name for path in cache.iterdir()] == [NAME], "nothing is left over"
     model, tokenizer = loading.load(NAME)
     weights = index[2]
@@ -133,7 +133,7 @@ def test_a_damaged_model_is_fetched_again(converted):
     with pytest.raises(ModelError, match=r"has no tokenizer .*; get it again with `grpo-lab models fetch"):
         loading.load(NAME)
     assert fetch.fetch(NAME) == (folder, True)
-    loading.verify(folder)
+    assert fetch.is_intact(folder)
     assert [path.name for path in converted.iterdir()] == [NAME]
 
 

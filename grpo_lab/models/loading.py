@@ -248,23 +248,6 @@ def quiet() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def verify(directory: str | Path) -> None:
-    """Compare the files in a model's folder with the checksums in its README. Raises ModelError at a difference."""
-    directory = Path(directory)
-    way_out = _way_out(directory)
-    try:
-        text = (directory / "README.md").read_text(encoding="utf-8")
-        listed = re.findall(r"^([0-9a-f]{64})  (\S+)$", text, re.MULTILINE)
-        found = {name: sha256(directory / name) for _, name in listed}
-    except OSError as error:
-        raise ModelError(f"{directory}: cannot be checked ({error.strerror}: {error.filename}); {way_out}") from error
-    if not listed:
-        raise ModelError(f"{directory}/README.md: lists no checksums; {way_out}")
-    for expected, name in listed:
-        if found[name] != expected:
-            raise ModelError(f"{directory / name}: SHA-256 is {found[name]}, its README says {expected}; {way_out}")
-
-
 def sha256(path: Path) -> str:
     """The checksum of a file, as `sha256sum` prints it."""
     with path.open("rb") as file:
