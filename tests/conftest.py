@@ -15,7 +15,7 @@ collect_ignore = ["own/labs/src/sample.py"]  # a notebook's source, no module
 if find_spec("jaxtyping") and find_spec("beartype"):
     from jaxtyping import install_import_hook
 
-    of_algorithms = ("advantages", "importance", "kl", "losses", "surrogates")
+    of_algorithms = ("advantages", "kl", "losses", "surrogates")
     tensor_modules = [f"grpo_lab.algorithm.{name}" for name in of_algorithms]
     tensor_modules += [f"grpo_lab.core.{name}" for name in ("advantages", "logprobs", "loss")]
     tensor_modules.append("grpo_lab.training.large_vocabulary")

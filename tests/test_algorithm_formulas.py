@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, tensor
 
 from grpo_lab.algorithm.advantages import ADVANTAGES
-from grpo_lab.algorithm.importance import CORRECTIONS, LEVELS, sequence_level
-from grpo_lab.algorithm.surrogates import SURROGATES, Limits
+from grpo_lab.algorithm.surrogates import CORRECTIONS, LEVELS, SURROGATES, Limits, sequence_level
 from grpo_lab.config.catalog import preset
 from grpo_lab.config.schema import Config
 from grpo_lab.core.batch import Batch

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, tensor
 
-from grpo_lab.algorithm import credit
+from grpo_lab.algorithm import advantages as credit
 from grpo_lab.algorithm.losses import highest
 from grpo_lab.config.schema import Config
 from grpo_lab.core.batch import Batch

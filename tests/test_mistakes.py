@@ -8,7 +8,7 @@ import torch
 import grpo_lab as gl
 from grpo_lab.config import catalog
 from grpo_lab.errors import ConfigError, DataError, GrpoLabError
-from grpo_lab.tasks import sft_data, tasks
+from grpo_lab.tasks import tasks
 
 CHANGED = ("clamp_log_ratio", "clamp_advantages", "sanitize_rewards", "drop_nonfinite_samples", "clamp_kl")
 NAMES = 'must be a name; give names such as "warm_up" and "clip_gradients.max_norm=0.3", or "none"'
@@ -158,7 +158,7 @@ def test_tasks_of_another_format_are_told_which_one_is_read(file, tmp_path, name
 
 @pytest.mark.parametrize("text", ["prompt,completion\n1+1=,2\n", '[\n{"prompt": "1+1=", "completion": "2"}\n]\n'])
 def test_a_line_that_is_no_json_is_told_what_a_line_holds(file, text):
-    for load in (sft_data.load, tasks.load):
+    for load in (tasks.load_demonstrations, tasks.load):
         with pytest.raises(
             DataError, match=r'mine.jsonl:1: not valid JSON: .*; each line must be an object such as \{"p'
         ):

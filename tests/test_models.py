@@ -4,20 +4,17 @@ import json
 import random
 import shutil
 import warnings
-from types import SimpleNamespace
-from typing import Any
+from fnmatch import fnmatch
 
 import pytest
 import torch
-from huggingface_hub import HfApi
-from huggingface_hub.errors import RepositoryNotFoundError
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
+from benchmarks import build_tiny
 from grpo_lab import paths
 from grpo_lab.errors import ConfigError, DataError, ModelError
-from grpo_lab.models import build_tiny, loading
+from grpo_lab.models import fetch, loading
 from grpo_lab.models.precision import PRECISIONS
 from grpo_lab.models.registry import MODELS
 from grpo_lab.tasks import tasks
@@ -58,7 +55,7 @@ def test_tiny_is_what_it_says(tiny):
     assert is_tied(model)
     assert (known.path / "model.safetensors").stat().st_size <= 4e6
     assert len(tokenizer) == model.config.vocab_size == 258
-    loading.verify(known.path)
+    assert fetch.is_intact(known.path)
 
 
 def test_tiny_is_half_taught(tiny):
@@ -174,52 +171,37 @@ def test_a_tokenizer_without_an_end_is_refused(folder):
 def test_a_folder_that_is_not_there_is_not_asked_of_the_hub(name, monkeypatch, tmp_path):
     (tmp_path / "empty" / "here").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "empty" / "here")
-    monkeypatch.setattr(HfApi, "model_info", lambda *_, **__: pytest.fail("asked the hub"))
+    monkeypatch.setattr(loading, "snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
     with pytest.raises(ModelError, match=r"no folder|has no config"):
         loading.load(name)
 
 
-def test_offline_the_hub_is_asked_once_and_only_what_is_cached_is_tried(monkeypatch):
-    asked = []
-
-    def offline(*arguments, **options):
-        asked.append(options)
+def test_what_the_hub_does_not_give_is_one_error(monkeypatch):
+    def offline(name, **_):
         raise OSError("We couldn't connect to 'https://huggingface.co'.\nCheck your connection.")
 
-    monkeypatch.setattr(HfApi, "model_info", offline)
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", offline)
-    with pytest.raises(ModelError, match=r"owner/name: cannot load .* tried as a hub id; go online, .*, smollm2-135m$"):
-        loading.load("owner/name")
-    assert asked[0] == {"timeout": loading.HUB_PATIENCE}
-    assert asked[1]["local_files_only"] is True
-    assert len(asked) == 2
+    monkeypatch.setattr(loading, "snapshot_download", offline)
+    for load in (loading.load, lambda name: loading.outline(name, "fp32")):
+        with pytest.raises(
+            ModelError, match=r"owner/name: no folder .*\(OSError: We couldn't connect .*'\.\); go online"
+        ) as e:
+            load("owner/name")
+        assert str(e.value).endswith("smollm2-135m")
 
 
-def test_a_name_that_the_hub_does_not_have(monkeypatch):
-    def absent(*arguments, **options):
-        answer: Any = SimpleNamespace(headers={}, request=None)
-        raise RepositoryNotFoundError("404", response=answer)
-
-    monkeypatch.setattr(HfApi, "model_info", absent)
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("asked for the files"))
-    with pytest.raises(ModelError, match=r"owner/nmae: neither a folder here nor a model on the hub; give"):
-        loading.load("owner/nmae")
-
-
-def test_a_model_that_the_hub_has_is_loaded_from_it(monkeypatch, tiny):
+def test_a_model_of_the_hub_is_loaded_from_its_cache_and_keeps_its_name(monkeypatch, tiny):
     """The hub is played by the shipped folder: this machine may have no network."""
-    wanted, folder = [], MODELS["tiny"].path
-    monkeypatch.setattr(HfApi, "model_info", lambda *arguments, **options: None)
-    for kind in (AutoModelForCausalLM, AutoTokenizer):
-        original = kind.from_pretrained
-
-        def from_hub(name, original=original, **options):
-            wanted.append((name, options.pop("local_files_only")))
-            return original(folder, **options)
-
-        monkeypatch.setattr(kind, "from_pretrained", from_hub)
+    wanted = []
+    folder = MODELS["tiny"].path
+    monkeypatch.setattr(
+        loading, "snapshot_download", lambda name, allow_patterns: wanted.append((name, allow_patterns)) or str(folder)
+    )
     model, tokenizer = loading.load("gpt2")
-    assert wanted == [("gpt2", False)] * 2
+    loading.outline("gpt2", "fp32")
+    assert [name for name, _ in wanted] == ["gpt2", "gpt2"] and model.name_or_path == "gpt2"
+    assert ["model*.safetensors" in patterns for _, patterns in wanted] == [True, False]
+    needed = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    assert all(any(fnmatch(name, pattern) for pattern in wanted[0][1]) for name in needed)
     assert tokenizer.get_vocab() == tiny[1].get_vocab()
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), tiny[0].parameters(), strict=True))
 
@@ -251,7 +233,7 @@ def test_data_is_found_in_a_wheel_first(monkeypatch, tmp_path):
     assert paths.data_directory() == package.parent / "data"
     (package / "data" / "presets").mkdir(parents=True)
     assert paths.data_directory() == package / "data"
-    with pytest.raises(ModelError, match="get it with `grpo-lab models build tiny`"):
+    with pytest.raises(ModelError, match="get it with `git checkout data/models/tiny-gpt2`"):
         loading.load("tiny")
 
 
@@ -267,38 +249,24 @@ def test_labs_are_found_in_a_wheel_first(monkeypatch, tmp_path):
     assert paths.is_installed(paths.labs_directory())
 
 
-def test_verify_sees_a_changed_file(folder):
-    loading.verify(folder)
+def test_a_changed_file_is_seen(folder):
+    assert fetch.is_intact(folder)
     edit_weights(folder, lambda weights: weights["transformer.ln_f.bias"].add_(1))
-    with pytest.raises(ModelError, match="SHA-256 is"):
-        loading.verify(folder)
+    assert not fetch.is_intact(folder)
     (folder / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match="cannot be checked"):
-        loading.verify(folder)
+    assert not fetch.is_intact(folder)
     (folder / "README.md").write_text("nothing")
-    with pytest.raises(ModelError, match="lists no checksums"):
-        loading.verify(folder)
+    assert not fetch.is_intact(folder)
 
 
-def test_building_is_deterministic_and_gives_everything_back(tmp_path, capfd):
+def test_building_is_deterministic(tmp_path, capfd):
     """Three steps stand for all: another seed differs, the same does not, whatever the global state."""
-    threads, seen = torch.get_num_threads(), []
-    torch.manual_seed(1)
-    expected = torch.rand(1)
-    torch.manual_seed(1)
-    built = [
-        build_tiny.build_tiny(tmp_path / name, seed, lambda *progress: seen.append(progress), num_steps=3)
-        for name, seed in [("a", 0), ("b", 0), ("c", 1)]
-    ]
-    assert torch.rand(1) == expected
-    assert torch.get_num_threads() == threads
-    assert seen == [(1, 3), (2, 3), (3, 3)] * 3
+    built = [build_tiny.build_tiny(tmp_path / name, seed, num_steps=3) for name, seed in [("a", 0), ("b", 0), ("c", 1)]]
     assert built[0] == built[1]
-    assert built[0]["sha256"]["model.safetensors"] != built[2]["sha256"]["model.safetensors"]
+    assert built[0][1]["model.safetensors"] != built[2][1]["model.safetensors"]
     assert capfd.readouterr() == ("", "")
-    loading.verify(tmp_path / "a")
     model, _ = loading.load(str(tmp_path / "a"))
-    assert model.num_parameters() == built[0]["parameters"] == 834_560
+    assert model.num_parameters() == 834_560
 
 
 def test_the_teacher_slips_by_one_digit_in_half_the_cases():

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from grpo_lab.errors import ConfigError, DataError
-from grpo_lab.tasks import rewards, sft_data, tasks
+from grpo_lab.tasks import rewards, tasks
 from grpo_lab.tasks.tasks import Problem, Tasks
 
 LETTERS = Tasks("letters", [Problem(letter, {}) for letter in "abcdefg"], [])
@@ -44,12 +44,6 @@ def test_the_batch_size_does_not_change_the_order():
     assert prompts(3, range(6), num_prompts=2) == prompts(3, range(4), num_prompts=3)
 
 
-@pytest.mark.parametrize(("step", "num_prompts"), [(0, 0), (-1, 1)])
-def test_an_impossible_batch_is_refused(step, num_prompts):
-    with pytest.raises(ConfigError, match=f"num_prompts is {num_prompts}"):
-        LETTERS.batch(0, step, num_prompts)
-
-
 def test_addition():
     task = tasks.addition()
     train = {problem.prompt for problem in task.train}
@@ -85,7 +79,7 @@ def test_capitals():
 
 
 def test_reviews_and_capitals_are_shown_with_right_answers_and_capitals_left_open_too():
-    shown = list(sft_data.load("reviews_and_capitals").values())
+    shown = list(tasks.load_demonstrations("reviews_and_capitals").values())
     answers = {p.prompt: p.columns["answer"] for name in ("reviews", "capitals") for p in tasks.load(name).train}
     assert {problem.prompt for problem in shown} == answers.keys(), "nothing held out is shown"
     left_open = [problem for problem in shown if problem.columns["completion"] == " ?"]

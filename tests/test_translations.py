@@ -105,7 +105,7 @@ def test_a_reason_keeps_its_numbers_in_chinese(chinese):
         "by the user, at once",
         "nothing was trained: every step was refused, the last because none of 64 completions was scored",
         "share 0.625 > 0.5; 40 of 64 calls failed: 30 answered 503, 10 timed out after 2.5 s",
-        "3 of 64 calls failed: 2 answered '?', no number, 1 for other reasons",
+        "3 of 64 calls failed: 2 answered '?', no number",
         "inf at loss scale 65536; update left out",
         "gradient norm 12.1, usual up to 10",
         "loss 12, usual up to 10",

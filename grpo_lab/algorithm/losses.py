@@ -1,10 +1,11 @@
-"""Losses as functions of tensors alone, and the tokens of high entropy."""
+"""Losses as functions of tensors alone, and the tokens that they leave out."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from grpo_lab.core.batch import Batch
 from grpo_lab.core.loss import clipped_surrogate, token_weights, weighted_sum
 from grpo_lab.core.shapes import Bool, Float, Shaped
 
@@ -57,3 +58,13 @@ def differentiable_entropies(logits: Float[Tensor, "... V"], temperature: float 
     """
     logp = (logits.float() / temperature).log_softmax(dim=-1)
     return -(logp.exp() * logp.clamp(min=torch.finfo(logp.dtype).min)).sum(dim=-1)
+
+
+def mask_without_truncated(batch: Batch, pad: int) -> Tensor:
+    """(B, T) bool: `core.train.sampled_tokens`, and nothing of a completion that was cut off at the length limit.
+
+    The reward of an answer that was not finished says little about it (DAPO, section 3.4,
+    https://arxiv.org/abs/2503.14476; TRL's mask_truncated_completions).
+    """
+    assert batch.ended is not None
+    return batch.completion_mask & batch.ended[:, None]

@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-from grpo_lab.cli.app import AsJson, Out, sub
+from grpo_lab.cli.app import AsJson, sub
 
-models_app = sub("models", "List, build and download models.", invoke_without_command=True)
+models_app = sub("models", "List and download models.", invoke_without_command=True)
 
 
 @models_app.callback()
@@ -25,27 +25,6 @@ def models(context: typer.Context, as_json: AsJson = False) -> None:
         console.say("--model also accepts a local folder and a hub id")
 
 
-@models_app.command(example="models build tiny --out my_tiny")
-def build(
-    name: Annotated[str, typer.Argument(help="`tiny`.")],
-    out: Out = None,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
-) -> None:
-    """Rebuild an included model from a seed."""
-    from grpo_lab.errors import unknown
-    from grpo_lab.models.build_tiny import build_tiny
-    from grpo_lab.models.registry import MODELS
-    from grpo_lab.ui import console
-
-    if name != "tiny":
-        raise unknown("model to build", name, ["tiny"])
-    folder = out or MODELS[name].path
-    with console.progress() as bars:
-        task = bars.add_task("training", total=None, note="")
-        built = build_tiny(folder, seed, lambda done, total: bars.update(task, completed=done, total=total))
-    console.out.print(f"{folder}: {built['accuracy']:.1%} of held-out problems exact at T = 1")
-
-
 @models_app.command(example="models fetch smollm2-135m")
 def fetch(name: Annotated[str, typer.Argument(help="`smollm2-135m`.")]) -> None:
     """Download a pretrained model into the cache folder, once.
@@ -55,15 +34,7 @@ def fetch(name: Annotated[str, typer.Argument(help="`smollm2-135m`.")]) -> None:
     from grpo_lab.models.fetch import fetch as fetch_model
     from grpo_lab.ui import console
 
-    with console.progress() as bars:
-        stages = {"looking": bars.add_task("looking", total=None, note="")}
-
-        def show(what: str, done: int, total: int | None) -> None:
-            if what not in stages:
-                stages[what] = bars.add_task(what, total=total and total // 10**6, note="MB" if total else "")
-            bars.update(stages[what], completed=done // 10**6)
-
-        folder, now = fetch_model(name, show)
+    folder, now = fetch_model(name)
     state = "fetched" if now else "already here, checksums right"
     console.say(f"{folder}: {state}")
     console.say(f"next: grpo-lab train --model {name} --set data.tasks=reviews --reward brief_answer")

@@ -1,4 +1,4 @@
-"""Models and tokenizers: their folders, precisions and loading, and how the tiny one is built.
+"""Models and tokenizers: their folders, precisions and loading, and LoRA.
 
 Nothing here trains with GRPO.
 """

@@ -5,15 +5,14 @@ from __future__ import annotations  # evaluated, they would import every model o
 import hashlib
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers  # as a module: each name imported from it loads all models, for a second
-from huggingface_hub import HfApi
-from huggingface_hub.errors import RepositoryNotFoundError
+from huggingface_hub import snapshot_download
 from huggingface_hub.utils import logging as hub_logging
 from transformers.utils import logging as transformers_logging
 
@@ -22,8 +21,8 @@ from grpo_lab.models import adapters
 from grpo_lab.models.precision import PRECISIONS, fuse_gelu, widen_products
 from grpo_lab.models.registry import MODELS
 
-HUB_PATIENCE = 10.0
-"""Seconds to wait for the hub's answer."""
+SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
+"""What a model of the hub needs beside its weights."""
 NEEDED = {
     "config.json": ("config.json",),
     "weights (*.safetensors)": ("*.safetensors",),
@@ -54,14 +53,12 @@ def load(
     target = resolve_device(device)
     source = locate(name)
     with quiet():
-        local = isinstance(source, Path) or not _hub_has(source)
-        model = _load_model(source, PRECISIONS[precision].weights, local)
-        tokenizer = _load_tokenizer(source, local, _vocabulary(model))
+        # Only safetensors: reading the older .bin format runs code.
+        folder = _on_disk(source, ("model*.safetensors", *SMALL_FILES))
+        model = _load_model(folder, PRECISIONS[precision].weights)
+        tokenizer = _load_tokenizer(folder, model)
+    model.name_or_path = str(source)  # adapters name the hub id of their base
     _check_finite(model, source)
-    if len(tokenizer) > (rows := _vocabulary(model)):  # an id without an embedding would destroy a CUDA context
-        raise ModelError(
-            f"{source}: the tokenizer has {len(tokenizer)} tokens, the model {rows}; use its own tokenizer"
-        )
     _suit(model, precision, target.type)
     return model.to(target).eval(), tokenizer  # pyright: ignore[reportArgumentType]
 
@@ -74,16 +71,16 @@ def outline(name: str, precision: str) -> tuple[transformers.PreTrainedModel, tr
     base = adapters.base_of(name)
     source = locate(base or name)
     with quiet():
-        local = isinstance(source, Path) or not _hub_has(source)
+        folder = _on_disk(source, SMALL_FILES)
         try:
-            shape = transformers.AutoConfig.from_pretrained(source, local_files_only=local)
+            shape = transformers.AutoConfig.from_pretrained(folder)
             with torch.device("meta"):
                 model = transformers.AutoModelForCausalLM.from_config(shape, dtype=PRECISIONS[precision].weights)
                 if base:
                     adapters.add_as_saved(model, Path(name).expanduser())
         except Exception as error:  # of any type, as for the model itself
-            raise _unreadable("config", source, error) from error
-        tokenizer = _load_tokenizer(source, local, _vocabulary(model))
+            raise _unreadable("config", folder, error) from error
+        tokenizer = _load_tokenizer(folder, model)
     _suit(model, precision, "cpu")
     return model.eval(), tokenizer
 
@@ -113,55 +110,61 @@ def locate(name: str) -> Path | str:
     return name
 
 
-def _hub_has(name: str) -> bool:
-    """Whether the hub answers and has the model; without an answer only transformers' cache is tried.
+def _on_disk(source: Path | str, files: Sequence[str]) -> Path:
+    """The folder of a model, for a hub id that of these files in the hub's cache, which also serves offline.
 
-    transformers itself would retry for half a minute. Raises ModelError if the hub does not have the model.
+    transformers, given a hub id, waits for half a minute where there is no network. Raises ModelError.
     """
+    if isinstance(source, Path):
+        return source
     try:
-        HfApi().model_info(name, timeout=HUB_PATIENCE)
-    except RepositoryNotFoundError as error:
-        known = ", ".join(MODELS)
+        return Path(snapshot_download(source, allow_patterns=list(files)))
+    except Exception as error:  # of any type: the hub's client passes errors of its transport on
         raise ModelError(
-            f"{name}: neither a folder here nor a model on the hub; give either, or one of: {known}"
+            f"{source}: no folder here, and the hub does not give it ({_cause(error)}); go online, or give a folder, a "
+            f"hub id, or one of: {', '.join(MODELS)}"
         ) from error
-    except Exception:  # of any type: the hub's client passes errors of its transport on
-        return False
-    return True
 
 
-def _load_model(source: Path | str, dtype: torch.dtype, local: bool) -> transformers.PreTrainedModel:
+def _load_model(folder: Path, dtype: torch.dtype) -> transformers.PreTrainedModel:
     """The model. Raises ModelError for a missing weight, which transformers would fill with random numbers."""
     try:
-        # Only safetensors: reading the older .bin format runs code.
         loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, use_safetensors=True, output_loading_info=True, local_files_only=local
+            folder, dtype=dtype, use_safetensors=True, output_loading_info=True
         )
-    except Exception as error:  # of any type: config, safetensors and hub each raise their own
-        raise _unreadable("model", source, error) from error
+    except Exception as error:  # of any type: config and safetensors each raise their own
+        raise _unreadable("model", folder, error) from error
     model, info = loaded
     if missing := sorted(info["missing_keys"]):
         raise ModelError(
-            f"{source}: {len(missing)} weights are not in the file, first {missing[0]}; save the model again"
+            f"{folder}: {len(missing)} weights are not in the file, first {missing[0]}; save the model again"
         )
     return model
 
 
-def _load_tokenizer(source: Path | str, local: bool, vocabulary: int) -> transformers.PreTrainedTokenizerFast:
-    """The tokenizer, set to pad prompts on the left. Raises ModelError without an end token, or with one in prompts."""
-    options: dict[str, Any] = {"padding_side": "left", "local_files_only": local}
+def _load_tokenizer(folder: Path, model: transformers.PreTrainedModel) -> transformers.PreTrainedTokenizerFast:
+    """The tokenizer, set to pad prompts on the left.
+
+    Raises ModelError without an end token, with one in prompts, and for more tokens than the model has embeddings.
+    """
+    embeddings: Any = model.get_input_embeddings()
+    rows = len(embeddings.weight)
     try:
-        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(source, **options)
-        if len(tokenizer) > vocabulary:
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, padding_side="left")
+        if len(tokenizer) > rows:
             # transformers adds the special tokens of a family, as Qwen2's, to a tokenizer of one's own; this adds none.
-            tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(source, **options)
+            tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder, padding_side="left")
     except Exception as error:  # the tokenizers library raises plain Exception
-        raise _unreadable("tokenizer", source, error) from error
+        raise _unreadable("tokenizer", folder, error) from error
+    if len(tokenizer) > rows:  # an id without an embedding would destroy a CUDA context
+        raise ModelError(
+            f"{folder}: the tokenizer has {len(tokenizer)} tokens, the model {rows}; use its own tokenizer"
+        )
     if tokenizer.eos_token is None:
-        raise ModelError(f"{source}: the tokenizer has no eos_token, so no completion could end; set one and save it")
+        raise ModelError(f"{folder}: the tokenizer has no eos_token, so no completion could end; set one and save it")
     if tokenizer("a").input_ids[-1:] == [tokenizer.eos_token_id]:
         raise ModelError(
-            f"{source}: the tokenizer puts its end token {tokenizer.eos_token!r} behind every text, so every prompt "
+            f"{folder}: the tokenizer puts its end token {tokenizer.eos_token!r} behind every text, so every prompt "
             "would end before its answer; save it with add_eos_token=False, or without that post-processor"
         )
     if tokenizer.pad_token is None:
@@ -169,26 +172,21 @@ def _load_tokenizer(source: Path | str, local: bool, vocabulary: int) -> transfo
     return tokenizer
 
 
-def _vocabulary(model: transformers.PreTrainedModel) -> int:
-    """The number of tokens that a model has embeddings for."""
-    embeddings: Any = model.get_input_embeddings()
-    return embeddings.weight.shape[0]
-
-
-def _unreadable(what: str, source: Path | str, error: Exception) -> ModelError:
+def _unreadable(what: str, folder: Path, error: Exception) -> ModelError:
     """The error for a model or tokenizer that could not be loaded, with its cause in one line."""
-    cause = (str(error).strip() or "no message").splitlines()[0]
-    return ModelError(f"{source}: cannot load the {what} ({type(error).__name__}: {cause}); {_way_out(source)}")
+    return ModelError(f"{folder}: cannot load the {what} ({_cause(error)}); {_way_out(folder)}")
 
 
-def _way_out(source: Path | str) -> str:
+def _cause(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
+
+
+def _way_out(folder: Path) -> str:
     """The last part of an error message: how to get the model again."""
     for known in MODELS.values():
-        if source == known.path:
+        if folder == known.path:
             return f"get it again with `{known.origin}`"
-    if isinstance(source, Path):
-        return "save model and tokenizer there with save_pretrained"
-    return f"no such folder, so it was tried as a hub id; go online, give a folder, or one of: {', '.join(MODELS)}"
+    return "save model and tokenizer there with save_pretrained"
 
 
 def _check_finite(model: transformers.PreTrainedModel, source: Path | str) -> None:
@@ -246,23 +244,6 @@ def quiet() -> Iterator[None]:
             logging.set_verbosity(verbosity)
         if had_bars:
             transformers_logging.enable_progress_bar()
-
-
-def verify(directory: str | Path) -> None:
-    """Compare the files in a model's folder with the checksums in its README. Raises ModelError at a difference."""
-    directory = Path(directory)
-    way_out = _way_out(directory)
-    try:
-        text = (directory / "README.md").read_text(encoding="utf-8")
-        listed = re.findall(r"^([0-9a-f]{64})  (\S+)$", text, re.MULTILINE)
-        found = {name: sha256(directory / name) for _, name in listed}
-    except OSError as error:
-        raise ModelError(f"{directory}: cannot be checked ({error.strerror}: {error.filename}); {way_out}") from error
-    if not listed:
-        raise ModelError(f"{directory}/README.md: lists no checksums; {way_out}")
-    for expected, name in listed:
-        if found[name] != expected:
-            raise ModelError(f"{directory / name}: SHA-256 is {found[name]}, its README says {expected}; {way_out}")
 
 
 def sha256(path: Path) -> str:

@@ -22,8 +22,6 @@ LONGEST_WAIT = 60.0
 """Seconds before a retry at most, whatever a server asks for."""
 LONGEST_TEXT = 60
 """Characters of an answer or of an error's message that are shown."""
-SHOWN = 3
-"""Kinds of failure that are named, the most frequent first."""
 
 
 class CallFailed(Exception):
@@ -53,16 +51,14 @@ class Calls(NamedTuple):
         return len(self.failures) / self.total if self.total else 0.0
 
     def in_words(self) -> str:
-        """How many calls failed, and why.
+        """How many calls failed, and the most frequent reasons.
 
         >>> Calls([[1.0, None, None]], ((1, "timed out after 10 s"), (2, "raised KeyError: 'x'")), 3, 10.1).in_words()
         "2 of 3 calls failed: 1 timed out after 10 s, 1 raised KeyError: 'x'"
         """
-        reasons = Counter(why for _, why in self.failures)
-        named = reasons.most_common(SHOWN)
-        others = len(self.failures) - sum(count for _, count in named)
-        parts = [f"{count} {why}" for why, count in named] + ([f"{others} for other reasons"] if others else [])
-        return f"{len(self.failures)} of {self.total} calls failed: {', '.join(parts)}"
+        reasons = Counter(why for _, why in self.failures).most_common(3)
+        named = ", ".join(f"{count} {why}" for why, count in reasons)
+        return f"{len(self.failures)} of {self.total} calls failed: {named}"
 
 
 class Pending(NamedTuple):
@@ -83,21 +79,17 @@ class Pending(NamedTuple):
 
 def begin(functions: Sequence[Callable[..., Any]], given: Arguments, settings: JudgeConfig) -> Pending:
     """Begin to call each function for each completion, with lists of one, and return at once."""
-    size = len(given.completions)
-    calls = [(function, given.to(function, [row])) for function in functions for row in range(size)]
-    return Pending(size, asyncio.run_coroutine_threadsafe(_all(calls, settings), _loop()))
+    rows = range(len(given.completions))
+    calls = [_reward(function, given.to(function, [row]), settings) for function in functions for row in rows]
+    return Pending(len(rows), asyncio.run_coroutine_threadsafe(_all(calls), _loop()))
 
 
 def awaited(answers: Sequence[Any]) -> list[Any]:
     """The answers, of which those that are awaitable are awaited, all at once; one that raises is its exception."""
-    waiting = [answer for answer in answers if isawaitable(answer)]
+    waiting = [_caught(answer) for answer in answers if isawaitable(answer)]
     if not waiting:
         return list(answers)
-
-    async def gathered() -> list[Any]:
-        return await asyncio.gather(*map(_caught, waiting))
-
-    found = iter(_wait(asyncio.run_coroutine_threadsafe(gathered(), _loop())))
+    found = iter(_wait(asyncio.run_coroutine_threadsafe(_all(waiting), _loop())))
     return [next(found) if isawaitable(answer) else answer for answer in answers]
 
 
@@ -124,8 +116,8 @@ def _slots(settings: JudgeConfig) -> asyncio.Semaphore:
     return asyncio.Semaphore(settings.workers)
 
 
-async def _all(calls: Sequence[tuple[Callable[..., Any], dict[str, Any]]], settings: JudgeConfig) -> list[Any]:
-    return await asyncio.gather(*(_reward(function, arguments, settings) for function, arguments in calls))
+async def _all(calls: Sequence[Awaitable[Any]]) -> list[Any]:
+    return await asyncio.gather(*calls)
 
 
 async def _reward(

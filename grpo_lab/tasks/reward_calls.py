@@ -38,7 +38,9 @@ class Log:
         """Log a number; several of one name become their mean. Raises ValueError for a name or value that is none."""
         if not isinstance(name, str) or not name or of_run(name) in METRICS:
             raise ValueError(f"log_metric({name!r}, …): the trainer has a metric of this name, or it is no name")
-        self._metrics.setdefault(name, []).append(_given(number(value), f"log_metric({name!r}, {value!r})"))
+        if (found := number(value)) is None:
+            raise ValueError(f"log_metric({name!r}, None): None is no number; log a number")
+        self._metrics.setdefault(name, []).append(found)
 
     def extra(self, column: str, values: Sequence[Any], rows: Sequence[int]) -> None:
         """Log one value for each of these completions. Raises ValueError for another number of values."""
@@ -137,12 +139,6 @@ def number(value: Any) -> float | None:
     if not isinstance(value, Real):
         raise TypeError(f"of type {type(value).__name__}")
     return float(value)
-
-
-def _given(value: float | None, where: str) -> float:
-    if value is None:
-        raise ValueError(f"{where}: None is no number; log a number")
-    return value
 
 
 def metrics_of(name: str, rewards: Rows) -> dict[str, float]:

@@ -158,15 +158,11 @@ class Judging:
         if calls:
             scorable[[row for row, _ in calls.failures]] = False
         metrics: dict[str, float] = {}
-        if not self._one_built_in():
+        first = self.functions[0]
+        if len(rows) > 1 or not any(known in (first, type(first)) for known in REWARDS.values()):
             for name, rewards in zip(named(self.functions), rows, strict=True):
                 metrics |= metrics_of(name, rewards)
         return Judged(values, scorable, calls, metrics | self.given.log.metrics, self.given.log)
-
-    def _one_built_in(self) -> bool:
-        """Whether there is one function, whose mean is the metric `reward`, and it comes with the package."""
-        first = self.functions[0]
-        return len(self.functions) == 1 and any(known in (first, type(first)) for known in REWARDS.values())
 
 
 def begin(
@@ -194,11 +190,6 @@ def begin(
     said = judge_pool.awaited([_called(function, given) for function in direct.values()])
     rows = [_rewards(function, answer, len(answers)) for function, answer in zip(direct.values(), said, strict=True)]
     return Judging(functions, given, weights, dict(zip(direct, rows, strict=True)), pending)
-
-
-def judge(functions: Sequence[Reward], problems: Sequence[Problem], completions: Sequence[str], *more: Any) -> Judged:
-    """`begin` with the same arguments, and wait for the result."""
-    return begin(functions, problems, completions, *more).result()
 
 
 def weights_of(weights: Sequence[float], functions: Sequence[Reward]) -> Sequence[float]:

@@ -1,4 +1,4 @@
-"""Tasks: prompts to train on, held-out prompts to measure with, and the columns that rewards read."""
+"""Tasks: prompts to train on and to measure with, with the columns that rewards read; and completions for SFT."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from grpo_lab import seeds
 from grpo_lab.config.fields import distinct
-from grpo_lab.errors import ConfigError, DataError, unknown
+from grpo_lab.errors import DataError, unknown
 from grpo_lab.paths import data_tables
 from grpo_lab.tasks.conversations import Prompt, is_conversation
 from grpo_lab.tasks.reward_calls import OFFERED
@@ -58,14 +58,12 @@ class Tasks:
         """The `num_prompts` problems of one step, which depend on seed and step alone.
 
         Each epoch is a permutation of the training problems, so that each one comes once before any comes again. A
-        batch larger than the training set goes on into the next epoch. Raises ConfigError for a negative step.
+        batch larger than the training set goes on into the next epoch.
 
         >>> tasks = Tasks("letters", [Problem(letter, {}) for letter in "abc"], [])
         >>> sorted(problem.prompt for problem in tasks.batch(seed=0, step=0, num_prompts=3))
         ['a', 'b', 'c']
         """
-        if num_prompts < 1 or step < 0:
-            raise ConfigError(f"num_prompts is {num_prompts} and step is {step}; give at least 1 and 0")
         return drawn(self.train, seed, step, num_prompts)
 
 
@@ -278,3 +276,50 @@ def load(name_or_path: str | Path) -> Tasks:
             f"{name}: tasks are read from a file .jsonl, with a line such as {EXAMPLE} for each problem; convert it"
         )
     raise unknown("task", name, [*TASKS, "path/to/problems.jsonl"])
+
+
+def dual_demonstrations() -> list[Problem]:
+    """Completions for SFT before the dual trainer: sums answered, and sums of `hallucination`, three of five left open.
+
+    >>> dual = dual_demonstrations()
+    >>> dual[0], dual[-1]
+    (Problem(prompt='45+77=', columns={'completion': '122'}), Problem(prompt='24+45?', columns={'completion': '?'}))
+    """
+    draw = random.Random(seeds.derive(0, 0, "dual"))
+    answered = [(problem, problem.columns["answer"]) for problem in fairness().train]
+    # So many that GRPO has a way to go: with half of them open, the KL of H could stay below its band.
+    open_or_not = [("?" if draw.random() < 0.6 else problem.columns["answer"]) for problem in hallucination().train]
+    either = zip(hallucination().train, open_or_not, strict=True)
+    return [Problem(problem.prompt, {"completion": text}) for problem, text in [*answered, *either]]
+
+
+def reviews_and_capitals() -> list[Problem]:
+    """Completions for SFT of a model that can read: reviews answered, and capitals named or left open.
+
+    >>> reviews_and_capitals()[0].columns, reviews_and_capitals()[-1].columns
+    ({'completion': ' positive'}, {'completion': ' Lusaka'})
+    """
+    draw = random.Random(seeds.derive(0, 0, "reviews_and_capitals"))
+    answered = [(problem, problem.columns["answer"]) for problem in reviews().train]
+    either = [(problem, draw.choice((problem.columns["answer"], "?"))) for problem in capitals().train]
+    # The space belongs to the first token of an answer: the prompts end with a colon.
+    return [Problem(problem.prompt, {"completion": f" {text}"}) for problem, text in answered + either]
+
+
+DEMONSTRATIONS: dict[str, Callable[[], list[Problem]]] = {
+    "dual": dual_demonstrations,
+    "reviews_and_capitals": reviews_and_capitals,
+}
+"""Prompts with completions to teach, by the name that `sft.data` gives."""
+
+
+def load_demonstrations(name_or_path: str) -> dict[str, Problem]:
+    """The prompts with completions of that name or in that file, each by the place where it stands.
+
+    Raises DataError, naming file and line.
+    """
+    if name_or_path in DEMONSTRATIONS:
+        rows = enumerate(DEMONSTRATIONS[name_or_path](), 1)
+    else:
+        rows = read_jsonl(Path(name_or_path)).items()
+    return {f"{name_or_path}:{number}": problem for number, problem in rows}

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from grpo_lab.config.schema import Config
 from grpo_lab.core.batch import Batch
 from grpo_lab.errors import DataError
-from grpo_lab.tasks import sft_data, tasks
+from grpo_lab.tasks import tasks
 from grpo_lab.tasks.conversations import tokenized
 from grpo_lab.training import rollouts
 
@@ -35,11 +36,11 @@ class Demonstrations:
     def batch(self, seed: int, step: int, size: int, device: torch.device) -> Batch:
         """The rows of one step, drawn as `Tasks.batch` draws problems: one completion for each prompt."""
         drawn = tasks.drawn(self.rows, seed, step, size)
-        prompt_ids, prompt_mask = _padded([row.prompt[::-1] for row in drawn], self.pad, device)
-        completions, mask = _padded([row.completion for row in drawn], self.pad, device)
+        prompt_ids, prompt_mask = _padded([row.prompt for row in drawn], self.pad, device, "left")
+        completions, mask = _padded([row.completion for row in drawn], self.pad, device, "right")
         unknown = torch.zeros(completions.shape, device=device)
         group = torch.arange(size, device=device)
-        return Batch(prompt_ids.flip(1), prompt_mask.flip(1).long(), group, completions, mask, unknown, unknown)
+        return Batch(prompt_ids, prompt_mask.long(), group, completions, mask, unknown, unknown)
 
 
 def load(config: Config, model: Any, tokenizer: Any) -> Demonstrations:
@@ -48,7 +49,7 @@ def load(config: Config, model: Any, tokenizer: Any) -> Demonstrations:
     Raises DataError, naming file and line, for a file that cannot be read, for a row without a completion and for one
     that is too long.
     """
-    problems = sft_data.load(config.sft.data)
+    problems = tasks.load_demonstrations(config.sft.data)
     completions = {place: problem.columns.get("completion") for place, problem in problems.items()}
     for place, text in completions.items():
         if not isinstance(text, str) or not text:
@@ -64,11 +65,10 @@ def load(config: Config, model: Any, tokenizer: Any) -> Demonstrations:
     return Demonstrations(rows, tokenizer.pad_token_id)
 
 
-def _padded(rows: Sequence[list[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(N, T) token ids padded on the right, and where they are real."""
-    lengths = torch.tensor([len(row) for row in rows])
-    mask = torch.arange(int(lengths.max())) < lengths[:, None]
-    ids = torch.full(mask.shape, pad).masked_scatter(mask, torch.tensor([token for row in rows for token in row]))
+def _padded(rows: Sequence[list[int]], pad: int, device: torch.device, side: str) -> tuple[Tensor, Tensor]:
+    """(N, T) token ids padded on this side, and where they are real."""
+    ids = pad_sequence([torch.tensor(row) for row in rows], True, pad, side)
+    mask = pad_sequence([torch.ones(len(row), dtype=torch.bool) for row in rows], True, False, side)
     return ids.to(device, non_blocking=True), mask.to(device, non_blocking=True)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from grpo_lab import seeds
-from grpo_lab.algorithm.credit import soft_overlong
+from grpo_lab.algorithm.advantages import soft_overlong
 from grpo_lab.config.schema import Config
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Context, Stage, Verdict

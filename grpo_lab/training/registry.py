@@ -8,13 +8,17 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.optim import Optimizer
 
-from grpo_lab.algorithm import formulas as right
-from grpo_lab.algorithm.surrogates import Limits
+from grpo_lab.algorithm.advantages import ADVANTAGES, CREDIT
+from grpo_lab.algorithm.kl import ESTIMATORS
+from grpo_lab.algorithm.losses import mask_without_truncated
+from grpo_lab.algorithm.surrogates import CORRECTIONS, LEVELS, SURROGATES, Limits
 from grpo_lab.config import algorithms, fields, user_code
 from grpo_lab.config.schema import Config
 from grpo_lab.config.sections import LossConfig
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Stage
+from grpo_lab.core.loss import log_ratio_to_old
+from grpo_lab.core.train import add_gradients, sampled_tokens
 from grpo_lab.errors import ConfigError, unknown
 from grpo_lab.training import wrong_formulas as wrong
 from grpo_lab.training.faults import FAULTS
@@ -23,10 +27,19 @@ from grpo_lab.training.interventions import Arrangement, Intervention
 from grpo_lab.training.objectives import COMBINATIONS, Combination, resolve
 from grpo_lab.training.observers import OBSERVERS, MeasureExactKL
 
-FORMULAS: dict[str, dict[str, Callable[..., Any]]] = {
-    setting: {**known, **wrong.FORMULAS.get(setting, {})} for setting, known in right.FORMULAS.items()
+RIGHT: dict[str, dict[str, Callable[..., Any]]] = {
+    "log_ratio": {"old": log_ratio_to_old},
+    "kl_estimator": ESTIMATORS,
+    "advantage_scale": ADVANTAGES,
+    "completion_mask": {"position": sampled_tokens, "not_truncated": mask_without_truncated},
+    "accumulation": {"add": add_gradients},
+    "credit_assignment": CREDIT,
+    "importance_sampling_level": LEVELS,
+    "surrogate": SURROGATES,
+    "importance_sampling_mode": CORRECTIONS,
 }
-"""The right formulas and then the wrong ones, by the setting of `loss` that selects one."""
+FORMULAS = {setting: {**known, **wrong.FORMULAS.get(setting, {})} for setting, known in RIGHT.items()}
+"""The right formulas and then the wrong ones, by the setting of `loss` that selects one, then by name."""
 ALL_COMBINATIONS = {**COMBINATIONS, **wrong.COMBINATIONS}
 """The right ways to combine objectives and then the wrong one, by the setting `loss.combination`."""
 

@@ -36,19 +36,19 @@ def terminators(model: Any, tokenizer: Any) -> Tensor:
 
     Raises ConfigError where it has none of them.
     """
-    known = sorted({*_own_terminators(model), *_in_vocabulary(model, [tokenizer.eos_token_id])})
+    known = {*_known(model, model.generation_config.eos_token_id), *_known(model, tokenizer.eos_token_id)}
     if not known:
-        raise ConfigError(f"no completion could end: {_named(model)}, nor does the tokenizer; {_WAY_OUT}")
-    return torch.tensor(known).to(model.device, non_blocking=True)
+        raise ConfigError(f"no completion could end: {_without(model)}, nor does the tokenizer; {_WAY_OUT}")
+    return torch.tensor(sorted(known)).to(model.device, non_blocking=True)
 
 
 def check_terminators(model: Any, tokenizer: Any) -> None:
     """Warn of a model that names no end token itself. Raises ConfigError where its completions could not end."""
     ids = terminators(model, tokenizer).tolist()
-    if not _own_terminators(model):
+    if not _known(model, model.generation_config.eos_token_id):
         warnings.warn(
-            f"{_named(model)}: completions end at the tokenizer's {tokenizer.eos_token!r} ({ids[0]}) alone, and never "
-            f"end if the model was not trained with it; {_WAY_OUT}",
+            f"{_without(model)}: completions end at the tokenizer's {tokenizer.eos_token!r} ({ids[0]}) alone, and "
+            f"never end if the model was not trained with it; {_WAY_OUT}",
             stacklevel=2,
         )
 
@@ -56,17 +56,13 @@ def check_terminators(model: Any, tokenizer: Any) -> None:
 _WAY_OUT = "set eos_token_id in the model's generation_config.json"
 
 
-def _own_terminators(model: Any) -> list[int]:
-    """The end tokens of the model's generation config, without those that its vocabulary lacks."""
-    ids = model.generation_config.eos_token_id
-    return _in_vocabulary(model, ids if isinstance(ids, list) else [ids])
+def _known(model: Any, ids: int | list[int] | None) -> list[int]:
+    """The tokens among these end tokens that the model's vocabulary has."""
+    ids = ids if isinstance(ids, list) else [ids] if ids is not None else []
+    return [each for each in ids if 0 <= each < model.config.vocab_size]
 
 
-def _in_vocabulary(model: Any, ids: Sequence[int | None]) -> list[int]:
-    return [each for each in ids if each is not None and 0 <= each < model.config.vocab_size]
-
-
-def _named(model: Any) -> str:
+def _without(model: Any) -> str:
     ids = model.generation_config.eos_token_id
     return f"generation_config.eos_token_id = {ids} names none of the model's {model.config.vocab_size} tokens"
 
