@@ -4,7 +4,6 @@
 `pause_at` with the step before which to pause.
 """
 
-import math
 import queue
 import signal
 import threading
@@ -78,58 +77,35 @@ ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(sig
 
 
 @contextmanager
-def ctrl_c(stop: Callable[[], None], stopping: threading.Event) -> Iterator[None]:
-    """Handle Ctrl-C: the first one calls `stop`, the next one interrupts. Outside the main thread nothing changes."""
-    with _handled([signal.SIGINT], stop, stopping, []):
-        yield
-
-
-@contextmanager
 def signals(stop: Callable[[], None], stopping: threading.Event) -> Iterator[None]:
-    """Handle Ctrl-C as `ctrl_c` does, and SIGTERM and SIGHUP alike; each of them interrupts when it comes again.
+    """Let the first Ctrl-C, SIGTERM or SIGHUP call `stop`, and one that comes again interrupt; in the main thread only.
 
-    At the end SystemExit is raised where one of these two came, with 128 + its number, as shells tell it: 143 and 129.
-    A signal that the process ignores, as under nohup, or handles itself is left to it.
-    """
-    heeded = [number for number in ENDING if signal.getsignal(number) is signal.SIG_DFL]
-    caught: list[int] = []
-    try:
-        with _handled([signal.SIGINT, *heeded], stop, stopping, caught):
-            yield
-    finally:
-        if ending := [number for number in caught if number in ENDING]:
-            raise SystemExit(128 + ending[0])
-
-
-@contextmanager
-def _handled(
-    numbers: Sequence[int], stop: Callable[[], None], stopping: threading.Event, caught: list[int]
-) -> Iterator[None]:
-    """Let the first of these signals call `stop`; `caught` receives those that do not interrupt.
-
-    Schedulers send SIGTERM to a run's child process too, which has had the command to stop by then, and some send
-    SIGHUP right after it: neither may cost the weights.
+    At the end SystemExit is raised where SIGTERM or SIGHUP came, with 128 + its number, as shells tell it: 143 and 129.
+    A signal that the process ignores, as under nohup, or handles itself is left to it. Schedulers send SIGTERM to a
+    run's child process too, which has had the command to stop by then, and some send SIGHUP right after it: neither may
+    cost the weights.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-
     came: dict[int, float] = {}
 
     def handle(number: int, frame: Any) -> None:
-        stopped, now = stopping.is_set(), time.monotonic()
-        if number in ENDING and now - came.get(number, -math.inf) < ONE_REQUEST:
+        now, again, stopped = time.monotonic(), number in came, stopping.is_set()
+        if number in ENDING and again and now - came[number] < ONE_REQUEST:
             return
         came[number] = now
-        if stopped and (number == signal.SIGINT or number in caught):
+        if stopped and (again or number == signal.SIGINT):
             raise KeyboardInterrupt
-        caught.append(number)
         if not stopped:
             stop()
 
-    before = {number: signal.signal(number, handle) for number in numbers}
+    heeded = [signal.SIGINT, *(number for number in ENDING if signal.getsignal(number) is signal.SIG_DFL)]
+    before = {number: signal.signal(number, handle) for number in heeded}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        if ending := [number for number in came if number in ENDING]:
+            raise SystemExit(128 + ending[0])
