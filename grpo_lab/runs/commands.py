@@ -14,6 +14,8 @@ from typing import Any
 
 from grpo_lab.errors import unknown
 
+COMMANDS = ("pause", "resume", "step", "stop", "set", "pace", "pause_at")
+
 
 class Stopped(Exception):
     """Raised by a `CommandQueue` at the top of the step after `stop`."""
@@ -32,19 +34,25 @@ class CommandQueue:
         self._pause_at = -1
 
     def command(self, name: str, overrides: Sequence[str] = ()) -> None:
-        """Take one of `pause`, `resume`, `step`, `set`, `stop`, `pace`, `pause_at`; ConfigError for another name."""
-        actions = {
-            "pause": self._running.clear,
-            "resume": self._running.set,
-            "step": self._single.release,
-            "stop": self.stopping.set,
-            "set": lambda: self._overrides.put(overrides),
-            "pace": lambda: self._set_pace(float(*overrides)),
-            "pause_at": lambda: self._set_pause(int(*overrides)),
-        }
-        if name not in actions:
-            raise unknown("command", name, actions)
-        actions[name]()
+        """Take one of COMMANDS; ConfigError for another name."""
+        match name:
+            case "pause":
+                self._running.clear()
+            case "resume":
+                self._running.set()
+            case "step":
+                self._single.release()
+            case "stop":
+                self.stopping.set()
+            case "set":
+                self._overrides.put(overrides)
+            case "pace":
+                rate = float(*overrides)
+                self._seconds = 1 / rate if rate > 0 else 0.0
+            case "pause_at":
+                self._pause_at = int(*overrides)
+            case _:
+                raise unknown("command", name, COMMANDS)
 
     def __call__(self, step: int) -> list[str]:
         """The overrides for the next step; waits while it is paused or not due. Raises Stopped after `stop`."""
@@ -62,12 +70,6 @@ class CommandQueue:
 
     def _due(self) -> bool:
         return self._running.is_set() and time.monotonic() >= self._begun + self._seconds
-
-    def _set_pace(self, steps_a_second: float) -> None:
-        self._seconds = 1 / steps_a_second if steps_a_second > 0 else 0.0
-
-    def _set_pause(self, step: int) -> None:
-        self._pause_at = step
 
 
 ONE_REQUEST = 1.0
