@@ -372,10 +372,12 @@ def test_a_broken_checkpoint_is_put_aside_and_the_older_one_is_taken(whole, cut_
 def test_where_all_are_broken_there_is_no_silent_new_beginning(cut_off):
     for path in (cut_off / "checkpoints").glob("checkpoint-*"):
         (path / "manifest.json").write_text("{}")
-    log = (cut_off / "events.jsonl").read_bytes()
+    log, saved = (cut_off / "events.jsonl").read_bytes(), weights(Session.open(cut_off))
     with pytest.raises(RunError, match=r"no checkpoint in .* is whole.*train again into another folder"):
         resumed(cut_off)
     assert (cut_off / "events.jsonl").read_bytes().startswith(log), "nothing is lost"
+    kept = weights(Session.open(cut_off))
+    assert all(torch.equal(kept[name], value) for name, value in saved.items()), "the saved weights neither"
 
 
 def test_weights_that_are_not_finite_are_neither_written_nor_taken(tmp_path, cut_off, monkeypatch):
