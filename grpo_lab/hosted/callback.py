@@ -80,9 +80,9 @@ class GuardCallback(TrainerCallback):
 
         Raises ConfigError for a trainer whose gradients are not those of its model.
         """
-        refuse(args)
-        self.leave()
         trainer, checkpoint = self._caller()
+        refuse(trainer)
+        self.leave()
         clip, log, loss = trainer.accelerator.clip_grad_norm_, trainer.log, trainer.compute_loss
         put = self._in_trainer.enter_context
         put(temporarily(trainer.accelerator, "clip_grad_norm_", partial(self._clip_later, trainer, clip)))
@@ -230,15 +230,18 @@ def _calls(trainer: Any, callback: TrainerCallback) -> bool:
     return any(each is callback for each in getattr(handler, "callbacks", ()))
 
 
-def refuse(args: Any) -> None:
-    """Refuse a trainer with these arguments if its gradients are not those of its model. Raises ConfigError."""
-    if getattr(args, "deepspeed", None):
+def refuse(trainer: Any) -> None:
+    """Refuse a trainer whose gradients are not those of its model, as arguments or accelerate's own config want it.
+
+    Raises ConfigError.
+    """
+    if trainer.is_deepspeed_enabled:
         raise ConfigError("Guards: DeepSpeed makes the update itself, without callbacks; train without it")
-    if getattr(args, "fsdp", None):
+    if trainer.is_fsdp_enabled:
         raise ConfigError(
             "Guards: FSDP gives each process a part of every gradient; train without it, in one process or with DDP"
         )
-    if getattr(args, "fp16", False):
+    if trainer.args.fp16:
         raise ConfigError(
             "Guards: with fp16=True gradients are scaled where a callback sees them; use bf16=True or fp32, "
             "or a loop of your own with gl.Guards(…, scaler=scaler)"

@@ -182,8 +182,12 @@ class _Guarded(cast(Any, object)):
         names: list[str] = [*guards] if isinstance(guards, list | tuple | set) else [cast(str, guards)]
         Guards(*names)  # an unknown name, and a value that is none, is said before a model is loaded
         super().__init__(*given, **more)
-        refuse(self.args)
-        _refuse_several(self)
+        refuse(self)
+        if (count := self.accelerator.num_processes) > 1:
+            raise ConfigError(
+                f"gl.guarded: {count} processes would refuse different steps, each by its own completions; train with "
+                "one, or use gl.GuardCallback, whose guards see the gradients of all"
+            )
         self.guard_host = Host(self, names, events, snapshot_every)
         self.add_callback(self.guard_host)
 
@@ -215,20 +219,6 @@ class _Guarded(cast(Any, object)):
             loss = super()._compute_loss(model, inputs)
         self.guard_host.kls += self._metrics["train"]["kl"][-1:]
         return loss
-
-
-def _refuse_several(trainer: Any) -> None:
-    """Refuse a trainer whose weights or decisions are in several processes. Raises ConfigError."""
-    for name, on in (("DeepSpeed", trainer.is_deepspeed_enabled), ("FSDP", trainer.is_fsdp_enabled)):
-        if on:
-            raise ConfigError(
-                f"gl.guarded: {name} makes the update itself, so no guard can refuse it; train without it"
-            )
-    if trainer.accelerator.num_processes > 1:
-        raise ConfigError(
-            f"gl.guarded: {trainer.accelerator.num_processes} processes would refuse different steps, each by its own "
-            "completions; train with one, or use gl.GuardCallback, whose guards see the gradients of all"
-        )
 
 
 def see_rewards(guards: Guards, rewards: Tensor, size: int) -> Tensor:
