@@ -87,7 +87,7 @@ def train(wanted: list[Cell], jobs: int) -> dict[str, Run]:
             session.run()
         return same(cell), measured(session)
 
-    with console.progress() as bars, child_pool.kept(jobs):
+    with console.progress() as bars:
         task = bars.add_task("runs", total=len(unique), note="")
         results = {}
         for key, result in side_by_side(unique, run, jobs, lambda: None):

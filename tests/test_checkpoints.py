@@ -23,7 +23,7 @@ from grpo_lab.errors import ConfigError, ModelError, RunError
 from grpo_lab.events import Changed, Checkpointed, Ended, Evaluated, Resumed, Started, Stepped, lineage, to_json
 from grpo_lab.metrics import OF_THE_MACHINE
 from grpo_lab.models import loading
-from grpo_lab.runs import checkpoint_files, checkpoints, run_folder
+from grpo_lab.runs import checkpoints, execution, run_folder
 from grpo_lab.runs.session import Session
 from grpo_lab.training import saved_state
 from grpo_lab.training.interventions import Outcome
@@ -214,7 +214,7 @@ def test_every_stored_item_matters(item, tmp_path, monkeypatch, fault):
 
 
 def test_the_state_has_no_other_items(stopped):
-    newest, _ = checkpoint_files.newest_whole(stopped / "checkpoints")
+    newest, _ = checkpoints.newest_whole(stopped / "checkpoints")
     assert newest is not None
     about = {"version", "step", "stage", "events", "restarts", "model", "surroundings"}
     assert set(newest) == {*STORED, *about, "reference", "updates"}
@@ -247,9 +247,9 @@ def killed_at(monkeypatch):
         return act
 
     for owner, names in {
-        checkpoint_files.os: ("rename", "fsync"),
-        checkpoint_files.shutil: ("rmtree",),
-        checkpoint_files: ("save_file",),
+        checkpoints.os: ("rename", "fsync"),
+        checkpoints.shutil: ("rmtree",),
+        checkpoints: ("save_file",),
         Path: ("write_text", "write_bytes", "mkdir", "rename", "replace"),
         run_folder: ("to_json", "write_model"),
     }.items():
@@ -349,16 +349,16 @@ def test_every_flipped_bit_and_every_cut_is_seen(cut_off):
             at = chance.randrange(len(whole))
             path.write_bytes(whole[:at] + bytes([whole[at] ^ (1 << chance.randrange(8))]) + whole[at + 1 :])
             with pytest.raises(RunError, match=r"cannot be read|differs"):
-                checkpoint_files.read(place)
+                checkpoints.read(place)
         for _ in range(8):
             path.write_bytes(whole[: chance.randrange(len(whole))])
             with pytest.raises(RunError, match=r"cannot be read|differs"):
-                checkpoint_files.read(place)
+                checkpoints.read(place)
         path.unlink()
         with pytest.raises(RunError, match="cannot be read"):
-            checkpoint_files.read(place)
+            checkpoints.read(place)
         path.write_bytes(whole)
-    assert checkpoint_files.read(place)["step"] == CUT
+    assert checkpoints.read(place)["step"] == CUT
 
 
 def test_a_broken_checkpoint_is_put_aside_and_the_older_one_is_taken(whole, cut_off):
@@ -372,10 +372,12 @@ def test_a_broken_checkpoint_is_put_aside_and_the_older_one_is_taken(whole, cut_
 def test_where_all_are_broken_there_is_no_silent_new_beginning(cut_off):
     for path in (cut_off / "checkpoints").glob("checkpoint-*"):
         (path / "manifest.json").write_text("{}")
-    log = (cut_off / "events.jsonl").read_bytes()
+    log, saved = (cut_off / "events.jsonl").read_bytes(), weights(Session.open(cut_off))
     with pytest.raises(RunError, match=r"no checkpoint in .* is whole.*train again into another folder"):
         resumed(cut_off)
     assert (cut_off / "events.jsonl").read_bytes().startswith(log), "nothing is lost"
+    kept = weights(Session.open(cut_off))
+    assert all(torch.equal(kept[name], value) for name, value in saved.items()), "the saved weights neither"
 
 
 def test_weights_that_are_not_finite_are_neither_written_nor_taken(tmp_path, cut_off, monkeypatch):
@@ -383,7 +385,7 @@ def test_weights_that_are_not_finite_are_neither_written_nor_taken(tmp_path, cut
     config = SMALL.with_(*breaks, "guards.check_weights=off", "guards.clip_gradients=off")
     session = Session(config, tmp_path / "broken", child=False).run()
     assert [event.step for event in session.events if isinstance(event, Checkpointed)] == [1]
-    real, poisonous = checkpoint_files.read, newest(cut_off)
+    real, poisonous = checkpoints.read, newest(cut_off)
 
     def poisoned(path):
         state = real(path)
@@ -391,7 +393,7 @@ def test_weights_that_are_not_finite_are_neither_written_nor_taken(tmp_path, cut
             next(iter(state["moments"].values()))["exp_avg"].view(-1)[0] = torch.nan
         return state
 
-    monkeypatch.setattr(checkpoint_files, "read", poisoned)
+    monkeypatch.setattr(checkpoints, "read", poisoned)
     (event,) = (event for event in resumed(cut_off).events if isinstance(event, Resumed))
     assert event.step == CUT - 1 and "checkpoint-000003: 1 of its weights and moments are not finite" in event.reason
 
@@ -402,7 +404,7 @@ def test_a_full_disk_stops_no_training_and_leaves_no_rubbish(whole, tmp_path, mo
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint_files if at == "save_file" else run_folder, at, full)
+        patch.setattr(checkpoints if at == "save_file" else run_folder, at, full)
         session = Session(SMALL, tmp_path / "run", child=False).run()
     found = [event for event in session.events if isinstance(event, Checkpointed)]
     assert session.status == "done" and told(session.events) == told(whole.events)
@@ -429,7 +431,7 @@ def test_two_are_kept_and_each_is_a_model(whole):
     folder = whole.directory / "checkpoints"
     assert [path.name for path in sorted(folder.iterdir())] == ["checkpoint-000003", "checkpoint-000004"]
     policy, _ = loading.load(str(folder / "checkpoint-000004"))
-    state = checkpoint_files.read(folder / "checkpoint-000004")
+    state = checkpoints.read(folder / "checkpoint-000004")
     assert all(torch.equal(parameter, state["weights"][name]) for name, parameter in policy.named_parameters())
 
 
@@ -500,7 +502,7 @@ def test_the_command_refuses_a_run_that_cannot_go_on(whole, cut_off, tmp_path, c
 
 
 def test_the_command_refuses_checkpoints_of_another_version(cut_off, call, monkeypatch):
-    monkeypatch.setattr(checkpoints, "VERSION", 2)
+    monkeypatch.setattr(execution, "VERSION", 2)
     code, _, errors = call("train", "--resume", cut_off)
     assert code == 1 and "resume with the version of grpo_lab that wrote them" in " ".join(errors.split())
     monkeypatch.undo()
@@ -516,15 +518,15 @@ def test_another_model_is_refused(cut_off):
 
 
 def test_a_format_of_another_version_is_refused(cut_off, monkeypatch):
-    monkeypatch.setattr(checkpoints, "VERSION", 2)
+    monkeypatch.setattr(execution, "VERSION", 2)
     with pytest.raises(RunError, match="format 1, and this version reads 2"):
         resumed(cut_off)
 
 
 def test_other_surroundings_go_on_and_are_named(cut_off, monkeypatch):
-    real = checkpoints._surroundings
+    real = execution._surroundings
     monkeypatch.setattr(
-        checkpoints, "_surroundings", lambda training: real(training) | {"torch": "9.9", "tasks": "0" * 64}
+        execution, "_surroundings", lambda training: real(training) | {"torch": "9.9", "tasks": "0" * 64}
     )
     reason = next(event.reason for event in resumed(cut_off).events if isinstance(event, Resumed))
     assert f"not bit-exact from here: another torch ({torch.__version__}, now 9.9)" in reason

@@ -293,13 +293,26 @@ def test_what_a_callback_cannot_hold_is_named():
         gl.GuardCallback("clamp_logits", "warm_up")
     with pytest.raises(ConfigError, match="did you mean 'skip_nonfinite'"):
         gl.GuardCallback("skip_nonfinit")
-    for given, message in (
-        ({"deepspeed": "zero3.json"}, "DeepSpeed makes the update itself"),
-        ({"fsdp": True}, "FSDP gives each process a part"),
-        ({"fp16": True}, "fp16"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            gl.GuardCallback("warm_up").on_train_begin(SimpleNamespace(**given), None, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"is_deepspeed_enabled": True}, "DeepSpeed makes the update itself"),
+        ({"is_fsdp_enabled": True}, "FSDP gives each process a part"),
+        ({"args": SimpleNamespace(fp16=True)}, "fp16=True"),
+    ],
+)
+def test_trainers_whose_gradients_are_not_those_of_the_model_are_refused(change, message):
+    callback = gl.GuardCallback("warm_up")
+
+    class Trains(SimpleNamespace):
+        def train(self):
+            callback.on_train_begin(self.args, None, None)
+
+    usual = {"args": SimpleNamespace(fp16=False), "is_deepspeed_enabled": False, "is_fsdp_enabled": False}
+    with pytest.raises(ConfigError, match=message):
+        Trains(callback_handler=SimpleNamespace(callbacks=[callback]), **{**usual, **change}).train()
 
 
 class NanGradient(transformers.TrainerCallback):

@@ -18,7 +18,7 @@ from transformers import TrainerCallback
 from grpo_lab.core.hooks import Refused, Stage, Verdict
 from grpo_lab.errors import ConfigError
 from grpo_lab.hosted.guards import OF_THE_UPDATE, Guards, Report, check_folder
-from grpo_lab.runs import checkpoint_files
+from grpo_lab.runs import checkpoints
 from grpo_lab.training.batches import moved
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.training.interventions import Step
@@ -80,18 +80,22 @@ class GuardCallback(TrainerCallback):
 
         Raises ConfigError for a trainer whose gradients are not those of its model.
         """
-        refuse(args)
+        trainer, checkpoint = self._caller()
+        refuse(trainer)
         self.leave()
-        trainer, checkpoint = self.caller()
-        for owner, name, function in self.parts(trainer):
-            self._in_trainer.enter_context(temporarily(owner, name, function))
+        clip, log, loss = trainer.accelerator.clip_grad_norm_, trainer.log, trainer.compute_loss
+        put = self._in_trainer.enter_context
+        put(temporarily(trainer.accelerator, "clip_grad_norm_", partial(self._clip_later, trainer, clip)))
+        put(temporarily(trainer, "log", partial(self._log, log)))
+        if "dual_clip" in self.guards.names and hasattr(trainer.args, "delta"):
+            put(temporarily(trainer, "compute_loss", partial(self._clip_dually, trainer, loss)))
         if checkpoint:
             self._go_on(Path(checkpoint), state.global_step, given["model"])
         if self._events and state.is_world_process_zero:
             check_folder(self._events, over=self.guards.index > 0)
             self.guards.write_to(self._events)
 
-    def caller(self) -> tuple[Any, str | None]:
+    def _caller(self) -> tuple[Any, str | None]:
         """The trainer that calls this callback, and the checkpoint from which it goes on, if it does.
 
         transformers tells a callback neither. Raises ConfigError where no trainer calls.
@@ -103,14 +107,6 @@ class GuardCallback(TrainerCallback):
                 return trainer, frame.f_locals.get("resume_from_checkpoint")
             frame = frame.f_back
         raise ConfigError("GuardCallback: no Trainer of transformers called it; in a loop of your own use gl.Guards")
-
-    def parts(self, trainer: Any) -> Iterable[tuple[Any, str, Callable[..., Any]]]:
-        """The methods of the trainer, each with its owner and name, in whose place the guards put one of theirs."""
-        clip, log, loss = trainer.accelerator.clip_grad_norm_, trainer.log, trainer.compute_loss
-        yield trainer.accelerator, "clip_grad_norm_", partial(self._clip_later, trainer, clip)
-        yield trainer, "log", partial(self._log, log)
-        if "dual_clip" in self.guards.names and hasattr(trainer.args, "delta"):
-            yield trainer, "compute_loss", partial(self._clip_dually, trainer, loss)
 
     def _clip_later(
         self, trainer: Any, clip: Callable[..., Tensor], parameters: Iterable[Tensor], max_norm: float, *norm_type: Any
@@ -136,18 +132,11 @@ class GuardCallback(TrainerCallback):
         log(row, *given, **more)
 
     def _clip_dually(self, trainer: Any, loss: Callable[..., Any], model: Any, *given: Any, **more: Any) -> Any:
-        with self.delta(trainer.args) if model.training else ExitStack():
+        """The loss, in training with the delta of `dual_clip`, unless the trainer has one of its own."""
+        if not model.training or trainer.args.delta is not None:
             return loss(model, *given, **more)
-
-    @contextmanager
-    def delta(self, args: Any) -> Iterator[None]:
-        """A block in which TRL's loss has the delta of `dual_clip`, unless it has one of its own."""
-        dual = self.guards.config.guards.get("dual_clip")
-        if dual is None or getattr(args, "delta", 0) is not None:
-            yield
-            return
-        with temporarily(args, "delta", dual.get("delta", DELTA)):
-            yield
+        with temporarily(trainer.args, "delta", self.guards.config.guards["dual_clip"].get("delta", DELTA)):
+            return loss(model, *given, **more)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Let guards see the gradients; of a refused step none are left, so that AdamW passes over all weights."""
@@ -187,7 +176,7 @@ class GuardCallback(TrainerCallback):
         """Put the state of the guards into the checkpoint that the trainer has written."""
         checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         if state.is_world_process_zero and checkpoint.exists():
-            checkpoint_files.replace(checkpoint / FOLDER, {"guards": self.guards.state_dict(), "refused": self.refused})
+            checkpoints.write(checkpoint / FOLDER, {"guards": self.guards.state_dict(), "refused": self.refused})
 
     def _go_on(self, checkpoint: Path, step: int, model: Any) -> None:
         """Take over the state of the guards from a checkpoint, or warn that it has none.
@@ -199,7 +188,7 @@ class GuardCallback(TrainerCallback):
             names = ", ".join(self.guards.names)
             warnings.warn(f"{checkpoint} holds no state of guards: {names} remember nothing of its steps", stacklevel=2)
             return
-        state = moved(checkpoint_files.read(checkpoint / FOLDER), next(model.parameters()).device)
+        state = moved(checkpoints.read(checkpoint / FOLDER), next(model.parameters()).device)
         self.guards.load_state_dict(state["guards"])
         self.refused = state["refused"]
 
@@ -241,15 +230,18 @@ def _calls(trainer: Any, callback: TrainerCallback) -> bool:
     return any(each is callback for each in getattr(handler, "callbacks", ()))
 
 
-def refuse(args: Any) -> None:
-    """Refuse a trainer with these arguments if its gradients are not those of its model. Raises ConfigError."""
-    if getattr(args, "deepspeed", None):
+def refuse(trainer: Any) -> None:
+    """Refuse a trainer whose gradients are not those of its model, as arguments or accelerate's own config want it.
+
+    Raises ConfigError.
+    """
+    if trainer.is_deepspeed_enabled:
         raise ConfigError("Guards: DeepSpeed makes the update itself, without callbacks; train without it")
-    if getattr(args, "fsdp", None):
+    if trainer.is_fsdp_enabled:
         raise ConfigError(
             "Guards: FSDP gives each process a part of every gradient; train without it, in one process or with DDP"
         )
-    if getattr(args, "fp16", False):
+    if trainer.args.fp16:
         raise ConfigError(
             "Guards: with fp16=True gradients are scaled where a callback sees them; use bf16=True or fp32, "
             "or a loop of your own with gl.Guards(…, scaler=scaler)"

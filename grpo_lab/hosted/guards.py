@@ -84,15 +84,6 @@ class HostedRun:
             self.append(end)
         self._held.close()
 
-    def fail(self, error: BaseException) -> None:
-        """Write that an error ended the run, with its traceback if it is no message to the user."""
-        if isinstance(error, GrpoLabError):
-            self.close(Ended("failed", str(error)))
-        elif isinstance(error, KeyboardInterrupt):
-            self.close(Ended("stopped", "interrupted"))
-        else:
-            self.close(run_folder.write_crash(self.folder, error))
-
 
 def _is_replaced(event: Event, step: int) -> bool:
     """Whether a run that goes on with `step` replaces this event."""
@@ -291,14 +282,20 @@ class Guards:
 
     def close(self, stopped: str = "") -> None:
         """Write to the run folder that training is over, and, where it was stopped early, the reason."""
-        if self._run:
-            self._run.close(Ended("stopped", stopped) if stopped else Ended("done"))
-            self._run = None
+        self._close(Ended("stopped", stopped) if stopped else Ended("done"))
 
     def fail(self, error: BaseException) -> None:
-        """Write to the run folder that training failed."""
+        """Write to the run folder that an error ended training, with its traceback if it is no message to the user."""
+        if isinstance(error, GrpoLabError):
+            self._close(Ended("failed", str(error)))
+        elif isinstance(error, KeyboardInterrupt):
+            self._close(Ended("stopped", "interrupted"))
+        elif self._run:
+            self._close(run_folder.write_crash(self._run.folder, error))
+
+    def _close(self, end: Ended) -> None:
         if self._run:
-            self._run.fail(error)
+            self._run.close(end)
             self._run = None
 
     def state_dict(self) -> dict[str, Any]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import inspect
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers.trainer_utils import get_last_checkpoint
 
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Stage
@@ -26,16 +25,12 @@ TRIED = "1.16"
 """The version of TRL with which `guarded` is tested."""
 STAGES = (*OF_THE_UPDATE, Stage.REWARDS, Stage.ADVANTAGES, Stage.BATCH, Stage.LOG_RATIO, Stage.KL_DELTA)
 """Stages whose values a guarded trainer has."""
-NEEDS: Mapping[str, frozenset[str]] = {
-    "_calculate_rewards": frozenset({"reward_funcs"}),
-    "_generate_and_score_completions": frozenset(
-        {"_calculate_rewards", "advantages", "prompt_ids", "prompt_mask", "completion_ids", "completion_mask"}
-        | {"num_items_in_batch", "old_per_token_logps", "ref_per_token_logps"}
-    ),
-    "_get_per_token_logps_and_entropies": frozenset({"logits_to_keep"}),
-    "_compute_loss": frozenset(
-        {"_get_per_token_logps_and_entropies", "old_per_token_logps", "ref_per_token_logps", "advantages", "beta"}
-    ),
+NEEDS = {
+    "_calculate_rewards": "reward_funcs",
+    "_generate_and_score_completions": "_calculate_rewards advantages prompt_ids prompt_mask completion_ids "
+    "completion_mask num_items_in_batch old_per_token_logps ref_per_token_logps",
+    "_get_per_token_logps_and_entropies": "logits_to_keep",
+    "_compute_loss": "_get_per_token_logps_and_entropies old_per_token_logps ref_per_token_logps advantages beta",
 }
 """Methods of the trainer that are overridden, and the names that each must use."""
 
@@ -66,22 +61,20 @@ def guarded(trainer: type) -> Any:
 def _lacks(trainer: type) -> str:
     """The first thing that a class lacks for guards to see its values, in words; empty where it lacks nothing."""
     for method, words in NEEDS.items():
-        if not hasattr(trainer, method):
+        defined = [vars(each)[method] for each in trainer.__mro__ if method in vars(each)]
+        if not defined:
             return f"it has no {method}"
-        if lost := words - _words(trainer, method):
-            return f"{method} does not use {', '.join(sorted(lost))}"
+        source = "".join(map(_source, defined))
+        if lost := [word for word in words.split() if word not in source]:
+            return f"{method} does not use {', '.join(lost)}"
     return ""
 
 
-def _words(trainer: type, method: str) -> set[str]:
-    """The names and keys that a method uses, in whichever class of the trainer defines it."""
-    found: set[str] = set()
-    for each in trainer.__mro__:
-        code = getattr(inspect.unwrap(vars(each).get(method, lambda: None)), "__code__", None)
-        if code is not None:
-            keys = [key for const in code.co_consts for key in (const if isinstance(const, tuple) else (const,))]
-            found |= {*code.co_names, *code.co_varnames, *(key for key in keys if isinstance(key, str))}
-    return found
+def _source(method: Any) -> str:
+    try:
+        return inspect.getsource(method)
+    except (OSError, TypeError):
+        return ""  # of a class without a file, behind which TRL's own is read
 
 
 class Host(GuardCallback):
@@ -98,36 +91,16 @@ class Host(GuardCallback):
     def __init__(self, trainer: Any, names: Sequence[str], events: str | Path | None, snapshot_every: int) -> None:
         super().__init__(*names, events=events, snapshot_every=snapshot_every)
         self.trainer, self.beta = trainer, trainer.beta
-        self.checkpoint: str | None = None
         self.kls: list[float] = []
         self.watch: Callable[[Tensor], Tensor] | None = None
         if "adaptive_beta" in self.guards.names and not self.beta:
             raise ConfigError("adaptive_beta: the trainer's beta is 0, so there is no KL; set GRPOConfig(beta=0.04)")
-
-    def caller(self) -> tuple[Any, str | None]:
-        """The trainer, and the checkpoint that its `train` was told to go on from."""
-        return self.trainer, self.checkpoint
-
-    def parts(self, trainer: Any) -> Iterable[tuple[Any, str, Callable[..., Any]]]:
-        """Those of the callback, but for the loss, which is this trainer's own."""
-        return (part for part in super().parts(trainer) if part[1] != "compute_loss")
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Begin the step, with the beta that guards give it."""
         self.kls = []
         coefficients = self.begun(given["model"], given["optimizer"], self.trainer.beta).coefficients
         self.beta = known(coefficients, "coefficients").beta
-
-    @contextmanager
-    def loss(self, inputs: Mapping[str, Any]) -> Iterator[None]:
-        """A block in which the trainer computes a loss: with the coefficients of guards, who see its differences."""
-        with self.delta(self.trainer.args), temporarily(self.trainer, "beta", self.beta), self.differences(inputs):
-            yield
-
-    def failed(self, error: BaseException) -> None:
-        """Write down that training failed, and give the trainer back what is its own."""
-        self.leave()
-        self.guards.fail(error)
 
     def measured(self, state: Any) -> dict[str, float]:
         """The KL of this step, over its micro-batches."""
@@ -209,18 +182,21 @@ class _Guarded(cast(Any, object)):
         names: list[str] = [*guards] if isinstance(guards, list | tuple | set) else [cast(str, guards)]
         Guards(*names)  # an unknown name, and a value that is none, is said before a model is loaded
         super().__init__(*given, **more)
-        refuse(self.args)
-        _refuse_several(self)
+        refuse(self)
+        if (count := self.accelerator.num_processes) > 1:
+            raise ConfigError(
+                f"gl.guarded: {count} processes would refuse different steps, each by its own completions; train with "
+                "one, or use gl.GuardCallback, whose guards see the gradients of all"
+            )
         self.guard_host = Host(self, names, events, snapshot_every)
         self.add_callback(self.guard_host)
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *given: Any, **more: Any) -> Any:
-        last = get_last_checkpoint(self.args.output_dir) if resume_from_checkpoint is True else resume_from_checkpoint
-        self.guard_host.checkpoint = last or None
+    def train(self, *given: Any, **more: Any) -> Any:
         try:
-            return super().train(resume_from_checkpoint, *given, **more)
+            return super().train(*given, **more)
         except BaseException as error:
-            self.guard_host.failed(error)
+            self.guard_host.leave()
+            self.guard_host.guards.fail(error)
             raise
 
     def _calculate_rewards(self, *given: Any, **more: Any) -> Tensor:
@@ -239,24 +215,10 @@ class _Guarded(cast(Any, object)):
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         if not self.model.training:
             return super()._compute_loss(model, inputs)
-        with self.guard_host.loss(inputs):
+        with temporarily(self, "beta", self.guard_host.beta), self.guard_host.differences(inputs):
             loss = super()._compute_loss(model, inputs)
         self.guard_host.kls += self._metrics["train"]["kl"][-1:]
         return loss
-
-
-def _refuse_several(trainer: Any) -> None:
-    """Refuse a trainer whose weights or decisions are in several processes. Raises ConfigError."""
-    for name, on in (("DeepSpeed", trainer.is_deepspeed_enabled), ("FSDP", trainer.is_fsdp_enabled)):
-        if on:
-            raise ConfigError(
-                f"gl.guarded: {name} makes the update itself, so no guard can refuse it; train without it"
-            )
-    if trainer.accelerator.num_processes > 1:
-        raise ConfigError(
-            f"gl.guarded: {trainer.accelerator.num_processes} processes would refuse different steps, each by its own "
-            "completions; train with one, or use gl.GuardCallback, whose guards see the gradients of all"
-        )
 
 
 def see_rewards(guards: Guards, rewards: Tensor, size: int) -> Tensor:

@@ -1,169 +1,188 @@
-"""The checkpoints of a run: when one is written, and how a run goes on from one, to the bit.
+"""Checkpoints as folders that are whole or not there: written aside, checked by SHA-256, renamed, then rotated.
 
-A checkpoint is a snapshot on disk: the state before a step, written only where weights and moments are finite and a
-snapshot is due. So neither the writing of checkpoints nor a resume changes what is trained.
+No pickle: tensors are in a safetensors file, all other values in a JSON file that points to them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import time
-from collections.abc import Callable, Iterator
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
-from grpo_lab.config import user_code
-from grpo_lab.config.schema import Config
-from grpo_lab.errors import ModelError, RunError
-from grpo_lab.events import Checkpointed, Event, Resumed, Stepped
-from grpo_lab.models import loading
-from grpo_lab.runs import checkpoint_files, environment, run_folder
-from grpo_lab.runs.crashes import Resume
-from grpo_lab.training import saved_state
-from grpo_lab.training.state import Controls, Training
-from grpo_lab.training.trainer import events
+from grpo_lab.core.batch import Batch
+from grpo_lab.errors import RunError
+from grpo_lab.events import encodable
+from grpo_lab.models.loading import sha256
 
 FOLDER = "checkpoints"
-VERSION = 1
-"""Of the state in a checkpoint."""
+"""The folder of a run's checkpoints."""
+TENSORS, STATE, MANIFEST = "training.safetensors", "state.json", "manifest.json"
+NAME, ASIDE, BROKEN = "checkpoint-", ".tmp-", "broken-"
+KEPT = 2
+"""Checkpoints that stay: the newest, and one to go back to where that one leads to the same crash again."""
+TENSOR, NUMBER, BATCH = "<tensor>", "<number>", "<batch>"
+"""Keys of the JSON objects that stand for a tensor, a number that JSON does not have, and a batch."""
 
 
-class Checkpoints:
-    """Writes and reads the checkpoints of one run folder.
+def place(folder: Path, step: int) -> Path:
+    """The checkpoint of the state before a step."""
+    return folder / f"{NAME}{step:06d}"
 
-    `num_events` tells the length of the log so far, and `stopping` whether the run is to end at this step.
+
+def write(place: Path, state: Mapping[str, Any], also: Callable[[Path], None] = lambda folder: None) -> int:
+    """Write a state as a folder, with the files that `also` puts into it; return its bytes.
+
+    A process that is killed leaves the whole folder, or none. Raises OSError.
     """
+    aside = place.with_name(ASIDE + place.name)
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    try:
+        also(aside)
+        tensors: dict[str, Tensor] = {}
+        tree = _without_tensors(state, "", tensors)
+        save_file({name: each.detach().cpu().contiguous().clone() for name, each in tensors.items()}, aside / TENSORS)
+        (aside / STATE).write_text(json.dumps(tree, indent=1, allow_nan=False), encoding="utf-8")
+        (aside / MANIFEST).write_bytes(_manifest(aside))
+        for path in (*aside.rglob("*"), aside):
+            _to_disk(path)
+        size = sum(path.stat().st_size for path in aside.rglob("*"))
+        shutil.rmtree(place, ignore_errors=True)
+        aside.rename(place)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    _to_disk(place.parent)
+    return size
 
-    def __init__(
-        self,
-        folder: Path,
-        config: Config,
-        resume: Resume | None,
-        num_events: Callable[[], int],
-        stopping: Callable[[], bool],
-    ) -> None:
-        self.folder, self._minutes, self._resume = folder / FOLDER, config.run.checkpoint_minutes, resume
-        self._num_events, self._stopping = num_events, stopping
-        self._written_at, self._restarts = time.monotonic(), 0
-        self._model = ""
-        self._surroundings: dict[str, Any] = {}
 
-    def begin(self, training: Training) -> Iterator[Event]:
-        """Yield the event with which the run begins or goes on, and give it the state of the checkpoint.
+def rotate(folder: Path) -> None:
+    """Remove all checkpoints but the newest."""
+    for old in _newest_first(folder)[KEPT:]:
+        _remove(old)
 
-        Raises RunError where all checkpoints are broken or of another version, and ModelError for another model.
-        """
-        checkpoint_files.sweep(self.folder)
-        if self._minutes is not None or self._resume:
-            self._model, self._surroundings = _digest(training.policy), _surroundings(training)
-        if self._resume:
-            yield self._resumed(training, self._resume)
-        if training.resumed_at < 0:
-            yield training.started()
 
-    def events(self, training: Training, controls: Controls) -> Iterator[Event]:
-        """Yield the events of a run, and write checkpoints between its steps."""
-        at_top: int | None = max(0, training.resumed_at)
+def sweep(folder: Path) -> None:
+    """Remove what a killed process left unfinished."""
+    for path in folder.glob(f"{ASIDE}*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_after(folder: Path, step: int) -> None:
+    """Remove the checkpoints of later steps, which a run that goes on from `step` replaces."""
+    for path in _newest_first(folder):
+        if _step_of(path) > step:
+            _remove(path)
+
+
+def newest_whole(
+    folder: Path, below: int | None = None, check: Callable[[dict[str, Any]], None] = lambda state: None
+) -> tuple[dict[str, Any] | None, list[str]]:
+    """The state of the newest whole checkpoint, of a step below `below`; and why newer ones were put aside.
+
+    A broken one, or one for which `check` raises RunError, is renamed, so that it is not tried again. Raises RunError
+    where all that were there are broken.
+    """
+    problems = []
+    for path in _newest_first(folder):
+        if below is not None and _step_of(path) >= below:
+            continue
         try:
-            for event in events(training, controls):
-                yield event
-                if isinstance(event, Stepped):
-                    at_top = None if event.failed else event.step + 1
-                if isinstance(event, Stepped) and event.step + 1 in training.steps and not event.failed:
-                    yield from self.offer(training, event.step + 1)
-        except Exception:  # stopped, perhaps while it was paused: then no checkpoint was due before
-            if at_top is not None:
-                yield from self.offer(training, at_top)
-            raise
-
-    def _resumed(self, training: Training, resume: Resume) -> Resumed:
-        """Read the newest checkpoint, and say from where and with which changes the run goes on."""
-        state, problems = checkpoint_files.newest_whole(self.folder, resume.below, saved_state.check_finite)
-        why = [resume.reason, *problems]
-        if state is None:
-            state, why = {"step": -1, "events": 0, "restarts": 0}, [*why, "there is no checkpoint: from the start"]
-        else:
-            self._check(state)
-            if not training.config.run.threads:
-                torch.set_num_threads(state["surroundings"]["threads"])
-                self._surroundings["threads"] = torch.get_num_threads()
-            why += _differences(state["surroundings"], self._surroundings)
-        checkpoint_files.remove_after(self.folder, state["step"])
-        self._restarts = state["restarts"] if resume.restarts is None else resume.restarts
-        again = max(0, self._restarts - state["restarts"])
-        overrides = (*(training.config.run.recover * again), *resume.overrides)
-        training.resumed_at, training.saved = state["step"], state | {"overrides": overrides}
-        return Resumed(max(0, state["step"]), state["events"], "; ".join(filter(None, why)), overrides)
-
-    def _check(self, state: dict[str, Any]) -> None:
-        if state.get("version") != VERSION:
-            raise RunError(
-                f"{self.folder} holds checkpoints of format {state.get('version')}, and this version reads {VERSION}: "
-                "resume with the version of grpo_lab that wrote them"
-            )
-        if state["model"] != self._model:
-            raise ModelError(
-                f"{self.folder.parent}: model.name holds other weights than those that the run began with; put those "
-                "back, or begin another run"
-            )
-
-    def offer(self, training: Training, index: int) -> Iterator[Event]:
-        """Write a checkpoint of the state before step `index` if one is due; a full disk stops no training."""
-        due = self._minutes is not None and time.monotonic() - self._written_at >= 60 * self._minutes
-        stopping = self._minutes is not None and self._stopping()
-        wanted = (due or stopping) and not checkpoint_files.exists(self.folder, index)
-        if not wanted or not saved_state.may_be_taken(training, index):
-            return
-        begun, size, problem = time.monotonic(), 0, ""
-        also = partial(run_folder.write_model, policy=training.policy, tokenizer=training.tokenizer)
-        try:
-            size = checkpoint_files.write(self.folder, index, self._state(training, index), also)
-        except OSError as error:
-            problem = error.strerror or str(error)
-        self._written_at = time.monotonic()
-        yield Checkpointed(index, self._written_at - begun, size, problem)
-
-    def _state(self, training: Training, index: int) -> dict[str, Any]:
-        return {
-            "version": VERSION,
-            "step": index,
-            "stage": training.stage,
-            "events": self._num_events(),
-            "restarts": self._restarts,
-            "model": self._model,
-            "surroundings": self._surroundings,
-            **saved_state.taken(training),
-        }
+            check(state := read(path))
+            return state, problems
+        except RunError as error:
+            problems.append(f"{path.name}: {error}")
+            path.rename(path.with_name(BROKEN + path.name))
+    if problems:
+        raise RunError(f"no checkpoint in {folder} is whole: {'; '.join(problems)}; train again into another folder")
+    return None, []
 
 
-def _surroundings(training: Training) -> dict[str, Any]:
-    """What the last bits of a step depend on beside the state; only texts and numbers."""
-    here = environment.describe(torch.get_num_threads(), str(training.policy.device))
-    files = {
-        str(path): loading.sha256(path) for path in user_code.files_of(training.config.to_dict()) if path.is_file()
-    }
-    problems = [problem for tasks in training.tasks.values() for problem in tasks.train]
-    told = json.dumps([(problem.prompt, problem.columns) for problem in problems], default=repr)
-    versions = {name: here["packages"][name] for name in ("torch", "transformers")}
-    tasks = hashlib.sha256(told.encode()).hexdigest()
-    counts = {"threads": here["threads"], "number of processes": training.config.run.processes}
-    return {**versions, "device": here["device"], **counts, **files, "tasks": tasks}
+def read(path: Path) -> dict[str, Any]:
+    """The state in a checkpoint. Raises RunError for one with a file missing, changed or cut off."""
+    try:
+        written = (path / MANIFEST).read_bytes()
+        names = json.loads(written)["files"]
+        if written != _manifest(path, names):
+            raise RunError(f"a file differs from {MANIFEST}")
+        decoded = partial(_decoded, load_file(path / TENSORS))
+        return json.loads((path / STATE).read_text(encoding="utf-8"), object_hook=decoded)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise RunError(f"cannot be read ({type(error).__name__}: {error})") from error
 
 
-def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """A sentence on each part of the surroundings that is another one."""
-    changed = [name for name in old if old[name] != new.get(name)]
-    short = {name: "" if len(str(old[name])) == 64 else f" ({old[name]}, now {new.get(name)})" for name in changed}
-    return [f"not bit-exact from here: another {name}{short[name]}" for name in changed]
+def _manifest(folder: Path, names: Mapping[str, Any] | None = None) -> bytes:
+    """The text of the manifest of these files, by default of all that are there; it also vouches for itself."""
+    there = sorted(names or (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()))
+    files = {name: {"sha256": sha256(folder / name), "bytes": (folder / name).stat().st_size} for name in there}
+    own = hashlib.sha256(json.dumps(files).encode()).hexdigest()
+    return (json.dumps({"files": files, "sha256": own}, indent=1) + "\n").encode()
 
 
-def _digest(policy: Any) -> str:
-    """SHA-256 of the bits of a policy's weights."""
-    found = hashlib.sha256()
-    for tensor in policy.parameters():
-        found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
+def _newest_first(folder: Path) -> list[Path]:
+    found = (path for path in folder.glob(f"{NAME}*") if path.name.removeprefix(NAME).isdecimal())
+    return sorted(found, key=_step_of, reverse=True)
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix(NAME))
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint so that a kill in the middle leaves no half of it under its name."""
+    aside = path.with_name(ASIDE + path.name)
+    path.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _to_disk(path: Path) -> None:
+    """Wait until a file, or a folder's list of files, is on the disk."""
+    if os.name == "nt" and path.is_dir():
+        return  # Windows opens no folders
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def _without_tensors(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
+    """The value for JSON; tensors go into `tensors`. Raises OSError for a value of another type."""
+    if isinstance(value, Tensor):
+        tensors[key] = value
+        return {TENSOR: key}
+    if isinstance(value, Batch):
+        there = {field.name: each for field in fields(value) if (each := getattr(value, field.name)) is not None}
+        return {BATCH: _without_tensors(there, key, tensors)}
+    if isinstance(value, Mapping):
+        if strange := [name for name in value if not isinstance(name, str)]:
+            raise OSError(f"{key} has the key {strange[0]!r}: only texts are stored")
+        return {name: _without_tensors(each, f"{key}/{name}".lstrip("/"), tensors) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_tensors(each, f"{key}/{place}", tensors) for place, each in enumerate(value)]
+    if value is None or isinstance(value, str | int | float):
+        text = encodable(value)
+        return {NUMBER: text} if isinstance(text, str) and not isinstance(value, str) else value
+    raise OSError(
+        f"{key} is a {type(value).__name__}: a guard or fault keeps numbers, texts, lists, dictionaries, tensors"
+    )
+
+
+def _decoded(tensors: Mapping[str, Tensor], tree: dict[str, Any]) -> Any:
+    """The tensor, number or batch for which an object stands, or the object."""
+    if TENSOR in tree:
+        return tensors[tree[TENSOR]]
+    if NUMBER in tree:
+        return float(tree[NUMBER])
+    return Batch(**tree[BATCH]) if BATCH in tree else tree

@@ -1,4 +1,4 @@
-"""Child processes that wait, with all imports done, for the next run of a notebook."""
+"""A child process that waits, with all imports done, for the next run of a notebook."""
 
 import atexit
 import threading
@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from grpo_lab.runs.child import Child
 
 _idle: list[Child] = []
-_most_idle = [1]
-"""The number of idle children that are kept; the last entry counts."""
+"""At most one."""
 _lock = threading.Lock()
 
 
@@ -39,7 +38,7 @@ def give_back(child: Child) -> None:
         warm_up()
         return
     with _lock:
-        keep = len(_idle) < _most_idle[-1]
+        keep = not _idle
         if keep:
             _idle.append(child)
     if not keep:
@@ -54,20 +53,6 @@ def warm_child() -> Iterator[Child]:
         yield child
     finally:
         give_back(child)
-
-
-@contextmanager
-def kept(count: int) -> Iterator[None]:
-    """Keep up to `count` idle children inside the block, for runs side by side, and one after it."""
-    _most_idle.append(count)
-    try:
-        yield
-    finally:
-        _most_idle.pop()
-        with _lock:
-            superfluous, _idle[:] = _idle[_most_idle[-1] :], _idle[: _most_idle[-1]]
-        for child in superfluous:
-            child.close()
 
 
 @atexit.register

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from grpo_lab.errors import ConfigError, RunError, unknown
 
@@ -28,24 +28,6 @@ RETRIES = 3
 
 class WorkerLost(RunError):
     """Every worker that had a task died."""
-
-
-class Cluster(Protocol):
-    """Workers of this package's version."""
-
-    jobs: int
-    """Tasks that they do at a time."""
-    private: bool
-    """Whether nobody else can read what travels to them."""
-
-    def run(self, function: Callable[..., Any], *given: Any) -> Any:
-        """The result of a function of this package on a worker; a worker that dies costs one more try.
-
-        Raises WorkerLost, RunError for a worker with another version, and any error of the function.
-        """
-
-    def close(self) -> None:
-        """Leave the cluster, and end it where it was started here."""
 
 
 def connect(backend: str, address: str, jobs: int) -> Cluster | None:
@@ -68,7 +50,10 @@ def connect(backend: str, address: str, jobs: int) -> Cluster | None:
 
 
 class Dask:
-    """Workers of dask.distributed."""
+    """Workers of dask.distributed.
+
+    `jobs` is the number of tasks that they do at a time; `private` says that nobody else can read what travels to them.
+    """
 
     def __init__(self, address: str, jobs: int) -> None:
         import dask.config  # pyright: ignore[reportMissingImports]
@@ -85,7 +70,10 @@ class Dask:
         self.private = not address or address.startswith("tls://")
 
     def run(self, function: Callable[..., Any], *given: Any) -> Any:
-        """See Cluster."""
+        """The result of a function of this package on a worker; a worker that dies costs one more try.
+
+        Raises WorkerLost, RunError for a worker with another version, and any error of the function.
+        """
         from distributed import KilledWorker  # pyright: ignore[reportMissingImports]
 
         try:
@@ -94,14 +82,14 @@ class Dask:
             raise WorkerLost(f"{RETRIES + 1} workers died with this task") from error
 
     def close(self) -> None:
-        """See Cluster."""
+        """Leave the cluster, and end it where it was started here."""
         self._client.close()
         if self._own:
             self._own.close()
 
 
 class Ray:
-    """Workers of ray."""
+    """Workers of ray, as Dask has them."""
 
     def __init__(self, address: str, jobs: int) -> None:
         import ray  # pyright: ignore[reportMissingImports]
@@ -117,7 +105,7 @@ class Ray:
         self.private = not address or os.environ.get("RAY_USE_TLS") == "1"
 
     def run(self, function: Callable[..., Any], *given: Any) -> Any:
-        """See Cluster."""
+        """See Dask."""
         try:
             return self._ray.get(self._task.remote(package_digest(), function, *given))
         except self._ray.exceptions.WorkerCrashedError as error:
@@ -126,10 +114,11 @@ class Ray:
             raise error.cause from None
 
     def close(self) -> None:
-        """See Cluster."""
+        """See Dask."""
         self._ray.shutdown()
 
 
+Cluster = Dask | Ray
 CLUSTERS: dict[str, Callable[[str, int], Cluster | None]] = {
     "local": lambda address, jobs: None,
     "dask": Dask,

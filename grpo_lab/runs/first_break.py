@@ -1,7 +1,7 @@
 """The first break of a run: the first link of the chain that was not finite, read from its events alone."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -64,59 +64,40 @@ class _Named(NamedTuple):
 _TEXTS = rows(_Named, data_tables("first_breaks"))
 
 
-class _Rule(NamedTuple):
-    """If `link` broke and `holds` is true of its note and the notes before it, the operator of `key` broke it."""
+def _cause(note: LinkNote, seen: Notes) -> str:
+    """The key in data/first_breaks.toml of what broke a link, by its note and the notes before it."""
+    link, key = note.link, "unknown"
+    if link == "log_ratio_gradient" and "ratio" in seen and seen["ratio"].broken and _finite(seen, "loss"):
+        key = "backward-of-ratio"
+    elif link == "ratio" and _finite(seen, "log_ratio"):
+        key = "ratio"
+    elif link == "loss" and _finite(seen, "kl_delta") and seen["kl_delta"].magnitude > 11:
+        key = "kl-estimate"
+    elif link == "weights" and _finite(seen, "gradients"):
+        facts = seen["moments"].facts if "moments" in seen else {}
+        key = "adamw" if facts.get("adam_eps_in_weights_dtype", 1.0) else "adamw-zero-over-zero"
+    elif link == "gradients" and _finite(seen, "loss", "log_ratio_gradient"):
+        key = _cause_of_gradients(note, seen)
+    elif link in _LOGPROBS and "logits" in seen and note.magnitude == math.inf:
+        key = "filtered-token"
+    elif link == "advantages" and _finite(seen, "rewards"):
+        key = "deviation-of-group"
+    elif link == "rewards":
+        key = "reward-function"
+    return key
 
-    key: str
-    link: str
-    holds: Callable[[LinkNote, Notes], bool]
+
+def _cause_of_gradients(note: LinkNote, seen: Notes) -> str:
+    """The same for gradients after a finite loss: fp16 overflows where finite links are out of their usual range."""
+    is_fp16 = note.facts.get("largest_representable", math.inf) < 1e5
+    for key, links in (("float16-from-ratio", ["log_ratio_gradient"]), ("float16-from-kl", ["kl_delta", "loss"])):
+        if is_fp16 and _finite(seen, *links) and all(seen[each].magnitude > LINKS[each].warning for each in links):
+            return key
+    return "gradient"
 
 
-def _finite(notes: Notes, link: str) -> bool:
-    return link in notes and not notes[link].broken
-
-
-def _rounds_to_zero(seen: Notes) -> bool:
-    """Whether adam_eps is 0 in the dtype of the weights."""
-    return "moments" in seen and seen["moments"].facts.get("adam_eps_in_weights_dtype", 1.0) == 0.0
-
-
-def _too_large_for_fp16(gradients: LinkNote, seen: Notes, *links: str) -> bool:
-    """Whether fp16 gradients broke after a finite loss, with these links finite but out of their usual range."""
-    is_fp16 = gradients.facts.get("largest_representable", math.inf) < 1e5
-    finite = all(_finite(seen, link) for link in ("loss", "log_ratio_gradient", *links))
-    return is_fp16 and finite and all(seen[link].magnitude > LINKS[link].warning for link in links)
-
-
-_RULES = (
-    _Rule(
-        "backward-of-ratio",
-        "log_ratio_gradient",
-        lambda note, seen: "ratio" in seen and seen["ratio"].broken and _finite(seen, "loss"),
-    ),
-    _Rule("ratio", "ratio", lambda note, seen: _finite(seen, "log_ratio")),
-    _Rule("kl-estimate", "loss", lambda note, seen: _finite(seen, "kl_delta") and seen["kl_delta"].magnitude > 11),
-    _Rule("adamw-zero-over-zero", "weights", lambda note, seen: _finite(seen, "gradients") and _rounds_to_zero(seen)),
-    _Rule("adamw", "weights", lambda note, seen: _finite(seen, "gradients")),
-    _Rule(
-        "float16-from-ratio",
-        "gradients",
-        lambda note, seen: _too_large_for_fp16(note, seen, "log_ratio_gradient"),
-    ),
-    _Rule("float16-from-kl", "gradients", lambda note, seen: _too_large_for_fp16(note, seen, "kl_delta", "loss")),
-    _Rule(
-        "gradient",
-        "gradients",
-        lambda note, seen: _finite(seen, "loss") and _finite(seen, "log_ratio_gradient"),
-    ),
-    *(
-        _Rule("filtered-token", link, lambda note, seen: "logits" in seen and note.magnitude == math.inf)
-        for link in _LOGPROBS
-    ),
-    _Rule("deviation-of-group", "advantages", lambda note, seen: _finite(seen, "rewards")),
-    _Rule("reward-function", "rewards", lambda note, seen: True),
-)
-"""The first rule that holds counts; without one, the key is `unknown`."""
+def _finite(notes: Notes, *links: str) -> bool:
+    return all(link in notes and not notes[link].broken for link in links)
 
 
 def first_break(events: Iterable[Event]) -> ChainBreak | None:
@@ -156,7 +137,7 @@ def _only_filters(logits: LinkNote, links: Sequence[LinkNote]) -> bool:
 
 
 def _explain(event: Stepped, note: LinkNote, seen: Notes) -> ChainBreak:
-    key = next((rule.key for rule in _RULES if rule.link == note.link and rule.holds(note, seen)), "unknown")
+    key = _cause(note, seen)
     share = note.nonfinite / max(1, note.numel)
     return ChainBreak(
         note.link, event.step, note.update, *_TEXTS[key], note.where, share, _caught_by(event, note), rule=key
@@ -176,20 +157,17 @@ def _caught_by(event: Stepped, note: LinkNote) -> str:
 
 def statuses(events: Iterable[Event]) -> dict[int, dict[str, str]]:
     """The status of each link in each step: `healthy`, `warning` (large, or absorbed) or `broken`; the worst counts."""
-    order = {"healthy": 0, "warning": 1, "broken": 2}
+    order = ["healthy", "warning", "broken"]
     table: dict[int, dict[str, str]] = {}
     for event in events:
-        if not isinstance(event, Stepped):
-            continue
-        row = table.setdefault(event.step, {})
-        for note in event.links:
-            status = _status(note, event.links)
-            if order[status] >= order[row.get(note.link, "healthy")]:
-                row[note.link] = status
+        if isinstance(event, Stepped):
+            row = table.setdefault(event.step, {})
+            for note in event.links:
+                row[note.link] = max(row.get(note.link, "healthy"), _status(note, event.links), key=order.index)
     return table
 
 
 def _status(note: LinkNote, links: Sequence[LinkNote]) -> str:
-    if note.broken:
-        return "warning" if absorbed(note, links) else "broken"
-    return "warning" if note.magnitude > LINKS[note.link].warning else "healthy"
+    if note.broken and not absorbed(note, links):
+        return "broken"
+    return "warning" if note.broken or note.magnitude > LINKS[note.link].warning else "healthy"

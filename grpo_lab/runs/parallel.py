@@ -1,11 +1,11 @@
-"""Many independent tasks, a few at a time: Ctrl-C lets the running ones end, a second one ends them at once."""
+"""Many independent tasks, a few at a time: Ctrl-C lets the running ones end, as SIGTERM does; again, at once."""
 
 import threading
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from typing import TypeVar
 
-from grpo_lab.runs.commands import ctrl_c
+from grpo_lab.runs.commands import signals
 
 Task = TypeVar("Task")
 Done = TypeVar("Done")
@@ -17,15 +17,15 @@ def side_by_side(
     """The result of `run` for each task, in the order in which they are ready, from `jobs` threads.
 
     Threads are enough, because each task does its work in a process of its own; a pool of processes would die whole
-    with one crash. After Ctrl-C the tasks that did not begin have no result. `end` ends the running tasks at once; it
-    is called when a task raises and when this generator is closed before its end.
+    with one crash. After Ctrl-C or SIGTERM the tasks that did not begin have no result. `end` ends the running tasks
+    at once; it is called when a task raises and when this generator is closed before its end.
     """
     stopping = threading.Event()
 
     def one(task: Task) -> tuple[Done] | None:
         return None if stopping.is_set() else (run(task),)
 
-    with ctrl_c(stopping.set, stopping), ThreadPoolExecutor(jobs) as threads:
+    with signals(stopping.set, stopping), ThreadPoolExecutor(jobs) as threads:
         try:
             waiting = {threads.submit(one, task) for task in tasks}
             while waiting:

@@ -8,50 +8,28 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any
 
 import torch
 
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import ConfigError, GrpoLabError
-from grpo_lab.events import Event, encodable
+from grpo_lab.events import encodable
 from grpo_lab.models import loading
-from grpo_lab.runs import checkpoint_files
-from grpo_lab.runs.checkpoints import Checkpoints
-from grpo_lab.tasks.tasks import Tasks
+from grpo_lab.runs import checkpoints
 from grpo_lab.training.distributed import PeerFailed, Processes, SharedTraining, launchers_store, new_store
-from grpo_lab.training.objectives import Rewards
-from grpo_lab.training.state import Controls, Model, Training
-from grpo_lab.training.torch_settings import own_settings
 from grpo_lab.training.trainer import events
 
 LAST_WORDS, GRACE = 2.0, 5.0
 """Seconds in which a lost process may turn out to be dead, and in which one ends that was told to."""
-
-
-@own_settings
-def trained(
-    config: Config, model: Model, tasks: Tasks | None, rewards: Rewards, controls: Controls, checkpoints: Checkpoints
-) -> Iterator[Event]:
-    """The events of a run, by as many processes as the config says. Raises as `train` does, and as `Processes`."""
-    if config.run.processes == 1:
-        training = Training(config, model, tasks, rewards)
-        yield from checkpoints.begin(training)
-        yield from checkpoints.events(training, controls)
-        return
-    with _first_of_several(config) as processes:
-        training = SharedTraining(processes, placed(config, processes.rank), model, tasks, rewards)
-        yield from checkpoints.begin(training)
-        overrides = training.saved.get("overrides", ())
-        processes.hear(lambda: (str(checkpoints.folder.resolve()), training.resumed_at, overrides))
-        yield from checkpoints.events(training, controls)
 
 
 def take_part(config: Config, processes: Processes) -> int:
@@ -61,7 +39,7 @@ def take_part(config: Config, processes: Processes) -> int:
         told: Any = processes.hear(tuple)  # the first process knows what
         folder, training.resumed_at, overrides = told
         if training.resumed_at >= 0:
-            training.saved = checkpoint_files.read_step(Path(folder), training.resumed_at)
+            training.saved = checkpoints.read(checkpoints.place(Path(folder), training.resumed_at))
         training.saved = {**training.saved, "overrides": overrides}
         for _ in events(training):
             pass
@@ -113,27 +91,17 @@ def placed(config: Config, rank: int) -> Config:
 
 
 @contextmanager
-def _first_of_several(config: Config) -> Iterator[Processes]:
+def first_of_several(config: Config) -> Iterator[Processes]:
     """The processes of a run, in its first one; at the end the others end too."""
     if started_by_torchrun():
-        processes = joined(config)
-        try:
+        with closing(joined(config)) as processes:
             yield processes
-        finally:
-            processes.close()
         return
-    threads = torch.get_num_threads()
     _share_cores(config)
-    peers = Peers(config)
-    try:
+    with closing(Peers(config)) as peers:
         processes = Processes(peers.store, 0, config.run.processes, config.run.peer_minutes, peers.last_words)
-        try:
+        with closing(processes):
             yield processes
-        finally:
-            processes.close()
-    finally:
-        peers.close()
-        torch.set_num_threads(threads)
 
 
 class Peers:
@@ -143,20 +111,17 @@ class Peers:
         self.store = new_store()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         for rank in range(1, config.run.processes):
-            self._processes[rank] = subprocess.Popen(
+            process = self._processes[rank] = subprocess.Popen(
                 [sys.executable, "-u", "-m", "grpo_lab.runs.processes"],
                 stdin=subprocess.PIPE,
-                stdout=sys.stderr.fileno() if _has_number(sys.stderr) else subprocess.DEVNULL,
+                stdout=2,  # a reward function may print
                 start_new_session=True,  # Ctrl-C reaches the first process alone
             )
-            self._tell(rank, {"rank": rank, "port": self.store.port, "config": encodable(config.to_dict())})
-
-    def _tell(self, rank: int, order: dict[str, Any]) -> None:
-        stdin = self._processes[rank].stdin
-        assert stdin is not None
-        with suppress(BrokenPipeError):  # it is dead, and `last_words` says so
-            stdin.write(json.dumps(order).encode() + b"\n")
-            stdin.flush()
+            order = {"rank": rank, "port": self.store.port, "config": encodable(config.to_dict())}
+            assert process.stdin is not None
+            with suppress(BrokenPipeError):  # it is dead, and `last_words` says so
+                process.stdin.write(json.dumps(order).encode() + b"\n")
+                process.stdin.flush()
 
     def last_words(self) -> str:
         """The ranks that are dead, and how they ended; empty where all live."""
@@ -182,16 +147,7 @@ class Peers:
 
 
 def _end(code: int) -> str:
-    import signal
-
     return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-
-
-def _has_number(stream: Any) -> bool:
-    try:
-        return stream.fileno() >= 0
-    except (OSError, ValueError, AttributeError):
-        return False  # in a notebook, or under a test that captures it
 
 
 def _share_cores(config: Config) -> None:
@@ -200,10 +156,10 @@ def _share_cores(config: Config) -> None:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // config.run.processes))
 
 
-def main(lines: Any = None) -> int:
+def main() -> int:
     """Take part in the run of the process that wrote the order; return the exit code."""
-    lines = lines or open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115, a lock held in a read blocks exit
-    order = json.loads(cast(bytes, lines.readline()))
+    lines = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115, a lock held in a read blocks exit
+    order = json.loads(lines.readline())
     threading.Thread(target=_end_with, args=(lines,), daemon=True).start()
     config = Config.from_dict(order["config"])
     _share_cores(config)
@@ -211,11 +167,11 @@ def main(lines: Any = None) -> int:
     return take_part(config, processes)
 
 
-def _end_with(lines: Any, end: Callable[[int], Any] = os._exit) -> None:
+def _end_with(lines: IO[bytes]) -> None:
     """End this process when the first one has closed the pipe, or is dead."""
     while lines.readline():
         pass
-    end(1)
+    os._exit(1)
 
 
 if __name__ == "__main__":

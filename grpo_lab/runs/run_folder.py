@@ -6,7 +6,7 @@ import shutil
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from grpo_lab.config.fields import distinct
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import GrpoLabError, RunError
-from grpo_lab.events import Ended, Event, Started, Stepped, encodable, from_json, lineage, to_json
+from grpo_lab.events import Ended, Event, Started, encodable, from_json, lineage, to_json
 from grpo_lab.models import adapters, loading
 from grpo_lab.runs import environment
 from grpo_lab.runs.crashes import classify_crash
@@ -104,11 +104,11 @@ def write_config(folder: Path, config: Config) -> None:
     _write_json(folder / CONFIG, encodable(config.to_dict()))
 
 
-def unwritable(folder: Path, events: Sequence[Event], error: OSError) -> RunError:
-    """The error of a run with these events whose folder cannot be written."""
+def unwritable(folder: Path, steps: int, error: OSError) -> RunError:
+    """The error of a run after so many steps whose folder cannot be written."""
     return RunError(
-        f"{folder} cannot be written after {sum(isinstance(event, Stepped) for event in events)} steps: "
-        f"{error.strerror or error}; earlier events are intact. Choose a folder with room and permission (--out)"
+        f"{folder} cannot be written after {steps} steps: {error.strerror or error}; earlier events are intact. "
+        "Choose a folder with room and permission (--out)"
     )
 
 

@@ -132,7 +132,6 @@ class Session(Record):
         self._model, self._tasks, self._rewards = model, tasks, rewards
         self._save_model, self._fit = save_model, fit
         self._resume: Resume | None = None
-        self._unseen = 0  # events of before, which no view has seen
         self._restarts_left = config.run.max_restarts
         self._commands = CommandQueue()
         on_cuda = loading.device_type(config.run.device) == "cuda"
@@ -167,7 +166,6 @@ class Session(Record):
         rewards: Sequence[Callable[..., Any]] | None = None,
         child: bool | Child | None = None,
         save_model: bool = False,
-        reason: str = "",
         processes: int | None = None,
     ) -> Self:
         """The session whose `run` goes on with a run that was killed, stopped or crashed, from its newest checkpoint.
@@ -185,12 +183,11 @@ class Session(Record):
         run_folder.reopen(folder)
         config, events = run_folder.read(folder)
         session = cls(resized(config, processes), folder, model, tasks, rewards, child, save_model)
-        session.events, session._resume = events, Resume(reason, tuple(recover))
+        session.events, session._resume = events, Resume(overrides=tuple(recover))
         if session.status == "done" and (session.saved_model or not save_model):
             way_out = f"to train its weights further: --model {folder / run_folder.MODEL}"
             raise RunError(f"{folder} is done, after {len(session.records)} steps; {way_out}")
         validated(session.config.changed_live(*recover))
-        session._unseen = len(events)
         return session
 
     def run(self, check: bool = False) -> Session:
@@ -202,7 +199,7 @@ class Session(Record):
         with signals(self.stop, self._commands.stopping):
             try:
                 self._make_folder()
-                for event in self.events[: self._unseen]:
+                for event in self.events:  # of before, which no view has seen
                     self._show(event)
                 with closing(self._attempts()) as events:
                     for event in events:
@@ -277,7 +274,8 @@ class Session(Record):
                 self.directory, self._any_free = run_folder.new_folder(self.directory), False
             (run_folder.write_config if self._resume else run_folder.begin)(self.directory, self.config)
         except OSError as error:
-            raise run_folder.unwritable(self.directory, self.events, error) from error
+            steps = sum(isinstance(event, Stepped) for event in self.events)
+            raise run_folder.unwritable(self.directory, steps, error) from error
 
     def _attempts(self) -> Generator[Event]:
         """The events of the run and of its restarts, without the end of an attempt that is followed by another one."""
@@ -315,9 +313,9 @@ class Session(Record):
             self._commands,
             self._resume,
             self._save_model,
-            model=self._model,
-            tasks=self._tasks,
-            rewards=self._rewards,
+            self._model,
+            self._tasks,
+            self._rewards,
         ).run()
 
     def _child_events(self) -> Iterator[Event]:

@@ -54,27 +54,20 @@ def progress(rewards: Sequence[float], held_out: Sequence[tuple[float, int]], nu
     """
     finite = [value for value in rewards if math.isfinite(value)]
     held = [(value, count) for value, count in held_out if math.isfinite(value)]
-    ends, width = _ends(finite)
-    evaluated = (held[0][0], held[-1][0]) if len(held) > 1 else (held[0][0] if held else math.nan, math.nan)
+    width = max(1, min(10, len(finite) // 4))
+    start, end = (statistics.fmean(part) if part else math.nan for part in (finite[:width], finite[-width:]))
+    before, after = held[0][0] if held else math.nan, held[-1][0] if len(held) > 1 else math.nan
     jumps = [right - left for left, right in itertools.pairwise(finite)]
     # The median, because a collapse is no noise; of a squared normal difference it is 0.91 times the variance.
     noise = statistics.median(jump * jump for jump in jumps) / 0.91 if jumps else 0.0
     if len(held) > 1:
         variance = sum(max(noise * num_prompts, value * (1 - value)) / count for value, count in (held[0], held[-1]))
-        learned = _verdict(evaluated[1] - evaluated[0], variance)
+        learned = _verdict(after - before, variance)
     elif len(finite) >= FEWEST_STEPS:
-        learned = _verdict(ends[1] - ends[0], 2 * noise / width)
+        learned = _verdict(end - start, 2 * noise / width)
     else:
         learned = Learned.UNKNOWN
-    return Progress(*ends, *evaluated, learned)
-
-
-def _ends(rewards: Sequence[float]) -> tuple[tuple[float, float], int]:
-    """The mean of the first and of the last rewards, and their number each; NaN without rewards."""
-    width = max(1, min(10, len(rewards) // 4))
-    if not rewards:
-        return (math.nan, math.nan), width
-    return (statistics.fmean(rewards[:width]), statistics.fmean(rewards[-width:])), width
+    return Progress(start, end, before, after, learned)
 
 
 def _verdict(gain: float, variance: float) -> Learned:

@@ -12,7 +12,7 @@ import sys
 import threading
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import GrpoLabError
@@ -43,11 +43,8 @@ class WatchedCommands(CommandQueue):
         return changes
 
 
-class Order(NamedTuple):
-    """A run that the parent wants, as it was sent, and the commands that reach it while it goes on."""
-
-    message: dict[str, Any]
-    commands: WatchedCommands
+Order = tuple[dict[str, Any], WatchedCommands]
+"""A run that the parent wants, as it was sent, and the commands that reach it while it goes on."""
 
 
 def main() -> int:
@@ -70,7 +67,7 @@ def main() -> int:
     while order := orders.get():
         over = {OVER: "", "message": ""}
         try:
-            code = _train(order, stream)
+            code = _train(*order, stream)
         except GrpoLabError as error:
             print(error, file=sys.stderr)
             code, over = error.exit_code, {OVER: type(error).__name__, "message": str(error)}
@@ -78,16 +75,15 @@ def main() -> int:
     return code
 
 
-def _train(order: Order, stream: IO[str]) -> int:
+def _train(message: dict[str, Any], commands: WatchedCommands, stream: IO[str]) -> int:
     """Train what was ordered and print the events; returns 1 after a crash, else 0. Raises as `Execution.run` does."""
     from grpo_lab.runs import run_folder
     from grpo_lab.runs.crashes import Resume
     from grpo_lab.runs.execution import AT_ONCE, Execution
 
-    message, commands = order
     os.chdir(message["cwd"])
-    config, directory, resume = Config.from_dict(message["config"]), Path(message["directory"]), message["resume"]
-    resume = Resume(**resume | {"overrides": tuple(resume["overrides"])}) if resume else None
+    config, directory = Config.from_dict(message["config"]), Path(message["directory"])
+    resume = Resume(**message["resume"]) if message["resume"] else None
     execution = Execution(config, directory, commands, resume, message["save_model"], leave=_leave)
     commands.minutes = config.run.hang_minutes
     commands.begin_to_wait()
@@ -131,7 +127,7 @@ def _listen(lines: IO[bytes], orders: queue.SimpleQueue[Order | None]) -> None:
             commands.command(message["command"], message["overrides"])
         else:
             commands = WatchedCommands()
-            orders.put(Order(message, commands))
+            orders.put((message, commands))
     # End of input: the parent is dead or has closed the pipe. The step may end; a hang is cut off.
     orders.put(None)
     last_resort = threading.Timer(GRACE, os._exit, args=(1,))

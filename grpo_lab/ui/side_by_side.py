@@ -10,7 +10,7 @@ from grpo_lab.analysis.memory import IMPORTS, MIB, free_mib, parts
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import RunError
 from grpo_lab.models.loading import locate
-from grpo_lab.runs.child_pool import kept, warm_child
+from grpo_lab.runs.child_pool import warm_child
 from grpo_lab.runs.session import Session
 from grpo_lab.training.registry import check
 from grpo_lab.ui import console
@@ -44,8 +44,7 @@ def run_all(configs: Mapping[str, Config], directory: Path) -> dict[str, Session
                 session.stop()
             session.run()
 
-    jobs = _jobs(configs.values())
-    with console.progress() as bars, kept(jobs), ThreadPoolExecutor(jobs) as pool:
+    with console.progress() as bars, ThreadPoolExecutor(_jobs(configs.values())) as pool:
         running = [pool.submit(run, name) for name in configs]
         try:
             for one in as_completed(running):

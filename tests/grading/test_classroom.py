@@ -131,7 +131,7 @@ def running(words):
 @pytest.fixture
 def interrupt(monkeypatch):
     """`interrupt()`: Ctrl-C arrives while the next notebook is graded, which then goes on."""
-    armed, heard, listen, graded = threading.Event(), threading.Event(), parallel.ctrl_c, WorkerClient.grade
+    armed, heard, listen, graded = threading.Event(), threading.Event(), parallel.signals, WorkerClient.grade
 
     def grade(client, found):
         if armed.is_set():
@@ -149,7 +149,7 @@ def interrupt(monkeypatch):
 
         return listen(stopped, stopping)
 
-    monkeypatch.setattr(parallel, "ctrl_c", listened)
+    monkeypatch.setattr(parallel, "signals", listened)
     return armed.set
 
 
