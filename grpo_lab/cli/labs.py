@@ -6,10 +6,13 @@ from typing import Annotated
 
 import typer
 
-from grpo_lab.cli.app import AsJson, Language, spoken, sub
+from grpo_lab.cli import lecture
+from grpo_lab.cli.app import AsJson, Browser, Check, Language, spoken, sub
+from grpo_lab.errors import ConfigError, DataError, RunError, unknown
+from grpo_lab.paths import labs_directory
+from grpo_lab.ui import console
 
 labs_app = sub("labs", "The notebooks of the course.", no_args_is_help=True)
-
 
 Labs = Annotated[list[str] | None, typer.Argument(metavar="[LAB]...", help="Labs; by default all.")]
 Out = Annotated[Path, typer.Argument(metavar="DIR", help="Output folder.")]
@@ -28,12 +31,11 @@ def labs() -> None:
 def build(
     names: Labs = None,
     edition: Annotated[str | None, typer.Option(help="learner or instructor; by default both.")] = None,
-    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 if a notebook is out of date.")] = False,
+    check: Check = False,
     folder: Annotated[Path, typer.Option(help="Folder that holds src/ and receives the notebooks.")] = Path("labs"),
 ) -> None:
     """Generate the notebooks from labs/src: for learners, and with solutions and notes in labs/instructor."""
     from grpo_lab.course.editions import build
-    from grpo_lab.errors import RunError, unknown
 
     if edition is not None and edition not in build.EDITIONS:
         raise unknown("edition", edition, build.EDITIONS)
@@ -64,7 +66,6 @@ def release(
     """Write the learners' edition to a folder: notebooks and a README, without solutions."""
     from grpo_lab.course.editions.hosted import hosted
     from grpo_lab.course.editions.release import release, workflow, write_new
-    from grpo_lab.errors import ConfigError
 
     if bool(github) != bool(package):
         raise ConfigError("--github and --package go together: the repository, and what pip installs there")
@@ -102,20 +103,17 @@ def nbgrader(
 
 
 @labs_app.command("open", example="labs open --no-browser")
-def open_labs(
-    browser: Annotated[bool, typer.Option(help="Open a browser window, or only print the address.")] = True,
-    language: Language = None,
-) -> None:
+def open_labs(browser: Browser = True, language: Language = None) -> None:
     """Open the labs in JupyterLab: copies in the folder work/, which git ignores; copies that are there are kept."""
-    from grpo_lab.cli import jupyterlab
     from grpo_lab.course.editions.build import place
     from grpo_lab.course.editions.release import copies, write
 
-    labs = jupyterlab.labs_folder()
-    work = place(jupyterlab.work_folder(labs), spoken(language))
-    written = write(copies(place(labs, spoken(language)), work))
-    _say(path.relative_to(jupyterlab.work_folder(labs).parent) for path in written)
-    jupyterlab.start([f"--ServerApp.root_dir={work.resolve()}", *([] if browser else ["--no-browser"])])
+    labs = lecture.labs_folder()
+    work = lecture.work_folder(labs)
+    here = place(work, spoken(language))
+    written = write(copies(place(labs, spoken(language)), here))
+    _say(path.relative_to(work.parent) for path in written)
+    lecture.start([f"--ServerApp.root_dir={here.resolve()}", *([] if browser else ["--no-browser"])])
 
 
 @labs_app.command(example="labs progress")
@@ -127,8 +125,6 @@ def progress(
 ) -> None:
     """List every exercise of every lab: passed, attempted or open."""
     from grpo_lab.course import progress
-    from grpo_lab.errors import DataError
-    from grpo_lab.ui import console
     from grpo_lab.ui.notebook import progress_view
 
     folders = [folder] if folder else [Path(), Path("work"), Path("labs")]
@@ -137,27 +133,20 @@ def progress(
         where = " or ".join(map(str, folders))
         raise DataError(f"no {progress.FILE} in {where}: check an exercise first, or name the folder of its notebook")
     rows = progress.rows(found, spoken(None))
-    if as_json:
-        return console.say_json(
-            [
-                {"lab": r.lab.name, "exercise": r.exercise.name, "title": r.exercise.title, "status": r.status}
-                for r in rows
-            ]
-        )
-    console.say(progress_view.as_text(rows))
+    if not as_json:
+        return console.say(progress_view.as_text(rows))
+    named = [(row.lab.name, row.exercise.name, row.exercise.title, row.status) for row in rows]
+    console.say_json([dict(zip(("lab", "exercise", "title", "status"), row, strict=True)) for row in named])
 
 
 def _sources(folder: Path | None) -> Path:
     """The folder of --folder, or the first of labs/ here and the package's own that has sources."""
     from grpo_lab.course.editions.build import SOURCES
-    from grpo_lab.paths import labs_directory
 
     here = Path("labs")
     return folder or (here if (here / SOURCES).is_dir() else labs_directory())
 
 
 def _say(written: Iterable[Path]) -> None:
-    from grpo_lab.ui import console
-
     for path in written:
         console.say(f"{path} written")

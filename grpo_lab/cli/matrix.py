@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from grpo_lab.cli.app import INTERRUPTED, Backend, Device, Model, Scheduler, app, given
+from grpo_lab.ui import console
 
 if TYPE_CHECKING:
     from grpo_lab.analysis.matrix.cells import Cell
@@ -27,38 +30,36 @@ DERIVED, LEARNS = "derived", "learns"
 """Columns of the sets of guards that backward elimination tries: on the failures, and on the trials of heals."""
 
 
-Scenarios = Annotated[list[str] | None, typer.Option(help="A scenario, your own .toml, or `healthy`; repeatable.")]
-Guards = Annotated[
-    list[str] | None, typer.Option("--guards", help="Columns of their own: guards and presets, as a,b,stable,none.")
-]
-Algorithms = Annotated[
-    list[str] | None,
-    typer.Option("--algorithms", "--algorithm", help="Columns without guards: algorithms, as grpo,gspo,mine.toml."),
-]
-Guard = Annotated[list[str] | None, typer.Option("--guard", hidden=True, help="The older name of --guards.")]
-Columns = Annotated[list[str] | None, typer.Option(help="Only these columns of the table; repeatable.")]
-Steps = Annotated[int | None, typer.Option(min=1, help="Steps of a run; by default those of its file, at least 12.")]
-Learn = Annotated[list[str] | None, typer.Option(help="With --derive: a scenario that has to be learned; repeatable.")]
-Folder = Annotated[Path, typer.Option(help="Output folder; its finished cells are not run again.")]
-
-
 @app.command(example="matrix --scenario cuda-001 --guards clip_gradients,stable")
 def matrix(
-    scenario: Scenarios = None,
-    guards: Guards = None,
-    older: Guard = None,
-    algorithms: Algorithms = None,
-    column: Columns = None,
+    scenario: Annotated[
+        list[str] | None, typer.Option(help="A scenario, your own .toml, or `healthy`; repeatable.")
+    ] = None,
+    guards: Annotated[
+        list[str] | None,
+        typer.Option("--guards", "--guard", help="Columns of their own: guards and presets, as a,b,stable,none."),
+    ] = None,
+    algorithms: Annotated[
+        list[str] | None,
+        typer.Option("--algorithms", "--algorithm", help="Columns without guards: algorithms, as grpo,gspo,mine.toml."),
+    ] = None,
+    column: Annotated[list[str] | None, typer.Option(help="Only these columns of the table; repeatable.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds of each cell: 0, 1, …")] = 3,
-    steps: Steps = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps of a run; by default those of its file, at least 12.")
+    ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Cells to run in parallel.")] = os.cpu_count() or 1,
     limit: Annotated[float, typer.Option(min=1.0, help="Seconds after which a cell counts as hung.")] = 120.0,
     model: Model = None,
     device: Device = None,
-    out: Folder = Path("runs/matrix"),
+    out: Annotated[Path, typer.Option(help="Output folder; its finished cells are not run again.")] = Path(
+        "runs/matrix"
+    ),
     keep: Annotated[bool, typer.Option("--keep", help="Keep the folder of every run.")] = False,
     derive: Annotated[bool, typer.Option("--derive", help="Also find a smallest set of guards.")] = False,
-    learn: Learn = None,
+    learn: Annotated[
+        list[str] | None, typer.Option(help="With --derive: a scenario that has to be learned; repeatable.")
+    ] = None,
     backend: Backend = "local",
     scheduler: Scheduler = "",
 ) -> None:
@@ -71,7 +72,7 @@ def matrix(
     from grpo_lab.analysis.matrix.results import Journal
     from grpo_lab.runs import clusters
 
-    guard, chosen = _split((*(guards or ()), *(older or ()))), _split(algorithms or ())
+    guard, chosen = _split(guards or ()), _split(algorithms or ())
     names, lessons = rows(scenario or ()), rows(learn) if learn else []
     guard_sets = columns(guard) if guard or not chosen else {NONE: {}}
     overrides = given(model, device)
@@ -112,7 +113,6 @@ def _command(options: Mapping[str, Sequence[object] | None], derive: bool) -> st
 def _finish(wanted: Sequence[Cell], journal: Journal, pool: Pool | FarPool, jobs: int, out: Path) -> list[Measurement]:
     """Run the unfinished cells, with a bar; exit with code 130 after Ctrl-C."""
     from grpo_lab.analysis.matrix.pool import run_all
-    from grpo_lab.ui import console
 
     unique = {cell.key: cell for cell in wanted}.values()
     with console.progress() as bars:
@@ -137,7 +137,6 @@ def _derive(guards: Sequence[str] | None, run: Runs, learn: Runs) -> Derivation:
     from grpo_lab.analysis.matrix.cells import settings_of_guards
     from grpo_lab.analysis.matrix.derivation import derive
     from grpo_lab.training.guards import GUARDS
-    from grpo_lab.ui import console
 
     settings = settings_of_guards()
 
@@ -150,13 +149,10 @@ def _derive(guards: Sequence[str] | None, run: Runs, learn: Runs) -> Derivation:
 
 def _write(out: Path, results: list[Measurement], command: str, derived: Derivation | None) -> None:
     """Write the files and print a summary; exit with code 1 if a cell measured nothing."""
-    import dataclasses
-    import json
-
     from grpo_lab.analysis.matrix.findings import Findings
     from grpo_lab.analysis.matrix.page import page, summary
     from grpo_lab.analysis.matrix.results import Fate, to_csv
-    from grpo_lab.ui import console, plots
+    from grpo_lab.ui import plots
 
     found = Findings(results)
     (out / "cells.csv").write_text(to_csv(results), encoding="utf-8")
