@@ -104,6 +104,7 @@ def test_the_words_say_stop_heal_and_why():
 
 def test_a_written_preset_is_the_same_config(tmp_path):
     odd = ("guards.clip_gradients.max_norm=inf", "data.rewards=exact_match,", "faults.nan_reward.at_step=3")
+    odd += ("run.checkpoint_minutes=none",)
     config = gl.scenario("single-generation").config().with_(*odd)
     write_preset(config, tmp_path / "healed.toml", 'a "title"', "why\nnot")
     read = gl.preset(str(tmp_path / "healed.toml"))
