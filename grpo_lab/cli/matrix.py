@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,16 +16,10 @@ from grpo_lab.ui import console
 
 if TYPE_CHECKING:
     from grpo_lab.analysis.matrix.cells import Cell
-    from grpo_lab.analysis.matrix.derivation import Derivation, Run
     from grpo_lab.analysis.matrix.pool import FarPool, Pool
     from grpo_lab.analysis.matrix.results import Journal, Measurement
-    from grpo_lab.config.schema import Switches
-
-    Runs = Callable[[Switches], list[Measurement]]
 
 CELLS = "cells.jsonl"
-DERIVED, LEARNS = "derived", "learns"
-"""Columns of the sets of guards that backward elimination tries: on the failures, and on the trials of heals."""
 
 
 @app.command(example="matrix --scenario cuda-001 --guards clip_gradients,stable")
@@ -56,10 +48,6 @@ def matrix(
         "runs/matrix"
     ),
     keep: Annotated[bool, typer.Option("--keep", help="Keep the folder of every run.")] = False,
-    derive: Annotated[bool, typer.Option("--derive", help="Also find a smallest set of guards.")] = False,
-    learn: Annotated[
-        list[str] | None, typer.Option(help="With --derive: a scenario that has to be learned; repeatable.")
-    ] = None,
     backend: Backend = "local",
     scheduler: Scheduler = "",
 ) -> None:
@@ -72,42 +60,23 @@ def matrix(
     from grpo_lab.analysis.matrix.results import Journal
     from grpo_lab.runs import clusters
 
-    guard, chosen = _split(guards or ()), _split(algorithms or ())
-    names, lessons = rows(scenario or ()), rows(learn) if learn else []
+    guard, chosen = _split(guards), _split(algorithms)
     guard_sets = columns(guard) if guard or not chosen else {NONE: {}}
-    overrides = given(model, device)
-    wanted = only(column, cells(names, guard_sets, seeds, steps, overrides, not (guard or chosen), algorithms=chosen))
+    every, overrides = not (guard or chosen), given(model, device)
+    wanted = only(column, cells(rows(scenario or ()), guard_sets, seeds, steps, overrides, every, algorithms=chosen))
     cluster, folder = clusters.connect(backend, scheduler, jobs), out / "runs" if keep else None
     journal, pool = Journal(out / CELLS), FarPool(cluster, limit, folder) if cluster else Pool(limit, folder)
-
-    def finish(more: Sequence[Cell]) -> list[Measurement]:
-        return _finish(more, journal, pool, cluster.jobs if cluster else jobs, out)
-
     with closing(pool), closing(journal):
-        results, found = finish(wanted), None
-        if derive:
-            found = _derive(
-                guard,
-                lambda guards: finish(cells(names, {DERIVED: guards}, seeds, steps, overrides)),
-                lambda guards: finish(cells(lessons, {LEARNS: guards}, seeds, None, overrides, trial=True)),
-            )
-    options = {"scenario": scenario, "guards": _joined(guard), "algorithms": _joined(chosen), "column": column}
-    once = {"seeds": [seeds], "steps": steps and [steps], "model": model and [model], "device": device and [device]}
-    _write(out, results, _command({**options, **once, "learn": learn}, derive), found)
-
-
-def _split(texts: Sequence[str]) -> list[str]:
-    return [name.strip() for text in texts for name in text.split(",") if name.strip()]
-
-
-def _joined(names: Sequence[str]) -> list[str]:
-    return [",".join(names)] if names else []
-
-
-def _command(options: Mapping[str, Sequence[object] | None], derive: bool) -> str:
-    """The command that gives the same cells, without the output folder."""
+        results = _finish(wanted, journal, pool, cluster.jobs if cluster else jobs, out)
+    options = {"scenario": scenario, "guards": guard and [",".join(guard)], "algorithms": chosen and [",".join(chosen)]}
+    options |= {"column": column, "seeds": [seeds], "steps": steps and [steps]}
+    options |= {"model": model and [model], "device": device and [device]}
     words = [word for name, values in options.items() for value in values or () for word in (f"--{name}", str(value))]
-    return shlex.join(["grpo-lab", "matrix", *words, *(["--derive"] if derive else [])])
+    _write(out, results, shlex.join(["grpo-lab", "matrix", *words]))
+
+
+def _split(texts: Sequence[str] | None) -> list[str]:
+    return [name.strip() for text in texts or () for name in text.split(",") if name.strip()]
 
 
 def _finish(wanted: Sequence[Cell], journal: Journal, pool: Pool | FarPool, jobs: int, out: Path) -> list[Measurement]:
@@ -132,22 +101,7 @@ def _finish(wanted: Sequence[Cell], journal: Journal, pool: Pool | FarPool, jobs
     return journal.of(wanted)
 
 
-def _derive(guards: Sequence[str] | None, run: Runs, learn: Runs) -> Derivation:
-    """The smallest set of guards, found by backward elimination; its runs are kept like the others."""
-    from grpo_lab.analysis.matrix.cells import settings_of_guards
-    from grpo_lab.analysis.matrix.derivation import derive
-    from grpo_lab.training.guards import GUARDS
-
-    settings = settings_of_guards()
-
-    def given_to(runs: Runs) -> Run:
-        return lambda names: runs({name: settings[name] for name in names})
-
-    wanted = [name for name in GUARDS if name in (guards or GUARDS)]
-    return derive(wanted, given_to(run), lambda text: console.report(f"deriving: {text}"), given_to(learn))
-
-
-def _write(out: Path, results: list[Measurement], command: str, derived: Derivation | None) -> None:
+def _write(out: Path, results: list[Measurement], command: str) -> None:
     """Write the files and print a summary; exit with code 1 if a cell measured nothing."""
     from grpo_lab.analysis.matrix.findings import Findings
     from grpo_lab.analysis.matrix.page import page, summary
@@ -157,14 +111,9 @@ def _write(out: Path, results: list[Measurement], command: str, derived: Derivat
     found = Findings(results)
     (out / "cells.csv").write_text(to_csv(results), encoding="utf-8")
     figure = plots.save(plots.heat_map_figure(found), out / "heat_map.png")
-    text = page(found, (figure.name, plots.heat_map_in_words(found)), command, derived)
+    text = page(found, (figure.name, plots.heat_map_in_words(found)), command)
     (out / "findings.md").write_text(text, encoding="utf-8")
-    if derived:
-        tree = json.dumps(dataclasses.asdict(derived), indent=2)
-        (out / "derived.json").write_text(tree + "\n", encoding="utf-8")
     console.out.print(console.table(summary(found)))
-    if derived:
-        console.say(f"derived: {', '.join(derived.kept) or 'no guard'}")
     console.say(f"page: {out / 'findings.md'}")
     if failed := [result for result in results if result.fate == Fate.FAILED]:
         console.report(f"{len(failed)} of {len(results)} cells measured nothing; the first: {failed[0].message}")
