@@ -8,7 +8,7 @@ import typer
 
 from grpo_lab.cli import lecture
 from grpo_lab.cli.app import AsJson, Browser, Check, Language, spoken, sub
-from grpo_lab.errors import ConfigError, DataError, RunError, unknown
+from grpo_lab.errors import DataError, RunError, unknown
 from grpo_lab.paths import labs_directory
 from grpo_lab.ui import console
 
@@ -52,26 +52,12 @@ def release(
     names: Labs = None,
     force: Force = False,
     folder: Source = None,
-    github_classroom: Annotated[
-        bool, typer.Option("--github-classroom", help="Also write a workflow that grades a student's repository.")
-    ] = False,
     language: Language = None,
-    github: Annotated[
-        str | None, typer.Option(metavar="OWNER/NAME", help="The repository for it: badges of Colab and Binder.")
-    ] = None,
-    package: Annotated[
-        str | None, typer.Option(help="With --github: a wheel's address or git+https://… of grpo_lab.")
-    ] = None,
 ) -> None:
     """Write the learners' edition to a folder: notebooks and a README, without solutions."""
-    from grpo_lab.course.editions.hosted import hosted
-    from grpo_lab.course.editions.release import release, workflow, write_new
+    from grpo_lab.course.editions.release import release, write_new
 
-    if bool(github) != bool(package):
-        raise ConfigError("--github and --package go together: the repository, and what pip installs there")
-    files = release(_sources(folder), out, names or (), spoken(language))
-    files = hosted(files, github, package) if github and package else files
-    _say(write_new({**files, **(workflow(out) if github_classroom else {})}, force))
+    _say(write_new(release(_sources(folder), out, names or (), spoken(language)), force))
 
 
 @labs_app.command(example="labs solutions out/")
