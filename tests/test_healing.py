@@ -171,7 +171,7 @@ TEXTS = 'title = "t"\nsource = "s"\nstory = "y"\n'
     ("text", "message"),
     [
         ("heals = 3", "heals = 3: must be a list"),
-        ('[[heals]]\nchange = ["loss.beta=0.1"]', r"\[\[heals\]\]: why is missing"),
+        ('[[heals]]\nchange = ["loss.beta=0.1"]', r"mine.heals: why is missing"),
         ('[[heals]]\nchange = 3\nwhy = "w"', "change = .*3.*: each must be a non-empty str"),
         ('[[heals]]\nchange = ["loss.bta=0.1"]\nwhy = "w"', "'bta'; did you mean 'beta'"),
         ('[[heals]]\nchange = ["loss.beta=0.1"]\nwhy = 5', "why = 5: must be of type str"),

@@ -137,7 +137,10 @@ def train(
         *([f"data.rewards={','.join(reward)},"] if reward else []),
         *(settings or []),
     )
-    _check_used(found, tasks=data, rewards=reward)
+    for option, value, setting in (("--data", data, "tasks"), ("--reward", reward, "rewards")):
+        if value and found.objectives and all(getattr(each, setting) for each in found.objectives):
+            one = f"--set objectives.{found.objectives[0].name}.{setting}="
+            raise ConfigError(f"{option}: every objective has {setting} of its own: it would change nothing; use {one}")
     _train(found, out, as_json, live, save, print_config, child, track, fit)
 
 
@@ -192,16 +195,6 @@ def _config(
         if name not in GUARDS and not is_own(name):
             raise unknown("guard", name, [*GUARDS, *catalog.preset_names(), "none"])
     return config.with_guards(named)
-
-
-def _check_used(config: Config, **options: object) -> None:
-    """Raise ConfigError for --data or --reward where every objective has tasks or rewards of its own."""
-    for (setting, value), option in zip(options.items(), ("--data", "--reward"), strict=True):
-        if value and config.objectives and all(getattr(each, setting) for each in config.objectives):
-            one = f"--set objectives.{config.objectives[0].name}.{setting}="
-            raise ConfigError(
-                f"{option}: every objective has {setting} of its own, so it would change nothing; use {one}"
-            )
 
 
 def _shared_by(processes: int | None) -> int | None:

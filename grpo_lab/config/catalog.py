@@ -56,7 +56,7 @@ class Expectation(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.first_break and self.first_break not in LINKS:
-            raise unknown("link in [expect]", self.first_break, LINKS)
+            raise ConfigError(f"first_break: {unknown('link', self.first_break, LINKS)}")
 
     def shown(self, operator: str, steps: Sequence[Mapping[str, float]]) -> bool:
         """Whether a run showed the symptoms, by the operator in which it crashed ("" for none) and its steps' metrics.
@@ -177,10 +177,6 @@ def _scenario(path: Path, changed: int) -> Scenario:
     _check_names(tree, [*settings_of(Scenario), *KEYS], f"key of {where}")
     given = {name: value for name, value in tree.items() if name not in KEYS}
     given |= {"name": path.stem, "cause": {key: tree[key] for key in KEYS if key in tree}}
-    if isinstance(table := given.get("expect"), dict):
-        given["expect"] = build(Expectation, table, f"{where}, [expect]")
-    if isinstance(tables := given.get("heals"), list):
-        given["heals"] = [build(Heal, table, f"{where}, [[heals]]") for table in tables]
     found = build(Scenario, given, where)
     of_each = [of_objective(metric, each.name) for each in found.config().objectives for metric in METRICS]
     _check_names((*found.expect.metrics, *found.expect.below), [*METRICS, *of_each], "metric in [expect]")

@@ -44,7 +44,7 @@ def test_its_command_grades_a_repository(parsed, tmp_path, contained):
     workflows = repository / ".github" / "workflows"
     workflows.mkdir(parents=True)
     shutil.copy(WORKFLOW, workflows)
-    command = [sys.executable, "-P", "-m", "grpo_lab.cli", *arguments]
+    command = [sys.executable, "-P", "-m", "grpo_lab", *arguments]
     done = subprocess.run(
         command, cwd=repository, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
