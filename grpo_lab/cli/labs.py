@@ -1,16 +1,24 @@
-"""Commands about the labs."""
+"""Commands about the labs and the lecture, and the start of JupyterLab, or Voilà, for them."""
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from grpo_lab.cli import lecture
-from grpo_lab.cli.app import AsJson, Browser, Check, Language, spoken, sub
-from grpo_lab.errors import DataError, RunError, unknown
-from grpo_lab.paths import labs_directory
+from grpo_lab.cli.app import AsJson, Browser, Check, Language, app, spoken, sub
+from grpo_lab.errors import DataError, GrpoLabError, RunError, unknown
+from grpo_lab.paths import data_directory, is_installed, labs_directory
 from grpo_lab.ui import console
+
+LECTURE = "lecture.ipynb"
+LAB, KIOSK = "jupyterlab.labapp", "voila.app"
+"""The modules of the two servers."""
+_INSTALLED_BY = {LAB: "JupyterLab is not installed: pip install 'grpo-lab[lab]', or `make lab` in the checkout"}
+_INSTALLED_BY |= {KIOSK: "Voilà is not installed: pip install 'grpo-lab[kiosk]'"}
 
 labs_app = sub("labs", "The notebooks of the course.", no_args_is_help=True)
 
@@ -94,12 +102,12 @@ def open_labs(browser: Browser = True, language: Language = None) -> None:
     from grpo_lab.course.editions.build import place
     from grpo_lab.course.editions.release import copies, write
 
-    labs = lecture.labs_folder()
-    work = lecture.work_folder(labs)
+    labs = labs_folder()
+    work = work_folder(labs)
     here = place(work, spoken(language))
     written = write(copies(place(labs, spoken(language)), here))
     _say(path.relative_to(work.parent) for path in written)
-    lecture.start([f"--ServerApp.root_dir={here.resolve()}", *([] if browser else ["--no-browser"])])
+    start([f"--ServerApp.root_dir={here.resolve()}", *([] if browser else ["--no-browser"])])
 
 
 @labs_app.command(example="labs progress")
@@ -121,8 +129,9 @@ def progress(
     rows = progress.rows(found, spoken(None))
     if not as_json:
         return console.say(progress_view.as_text(rows))
-    named = [(row.lab.name, row.exercise.name, row.exercise.title, row.status) for row in rows]
-    console.say_json([dict(zip(("lab", "exercise", "title", "status"), row, strict=True)) for row in named])
+    console.say_json(
+        [{"lab": r.lab.name, "exercise": r.exercise.name, "title": r.exercise.title, "status": r.status} for r in rows]
+    )
 
 
 def _sources(folder: Path | None) -> Path:
@@ -136,3 +145,73 @@ def _sources(folder: Path | None) -> Path:
 def _say(written: Iterable[Path]) -> None:
     for path in written:
         console.say(f"{path} written")
+
+
+@app.command(example="lecture --no-browser")
+def lecture(
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port of the server; by default a free one.")
+    ] = None,
+    browser: Browser = True,
+    language: Language = None,
+    kiosk: Annotated[
+        bool, typer.Option("--kiosk", help="Serve the panel alone, without a notebook around it, by Voilà.")
+    ] = False,
+) -> None:
+    """Open the lecture in JupyterLab: ten recorded failures, as they happen and healed, on any machine.
+
+    Press Shift+Enter once to begin. Ctrl-C in the terminal ends the server. A kiosk begins by itself; every page that
+    opens it has a kernel of its own.
+    """
+    notebook = _notebook(spoken(language))
+    if kiosk:  # without the notebook's text, which is about JupyterLab
+        name, words = "Voila", [str(notebook.resolve()), "--TemplateExporter.exclude_markdown=True"]
+    else:  # this notebook alone in the window, its folder as root
+        name, words = "ServerApp", [f"--ServerApp.root_dir={notebook.parent.resolve()}"]
+        words += [f"--LabApp.default_url=/doc/tree/{notebook.name}"]
+    words += [f"--{name}.port={port}"] if port else []
+    start([*words, *([] if browser else ["--no-browser"])], KIOSK if kiosk else LAB)
+
+
+def _notebook(language: str) -> Path:
+    """The notebook to open: if it is the package's own, a copy in work/, because JupyterLab saves what it opens."""
+    from grpo_lab.course.editions.build import place, write
+
+    labs = labs_folder()
+    notebook = place(labs, language) / LECTURE
+    if not is_installed(notebook):
+        return notebook
+    copy = place(work_folder(labs), language) / notebook.name
+    if not copy.exists():
+        write({copy: notebook.read_text(encoding="utf-8")})
+    return copy
+
+
+def labs_folder() -> Path:
+    """The folder labs/ below the current one, or that of the labs that ship with the package.
+
+    Raises DataError if neither has the notebooks.
+    """
+    here = (Path.cwd() / "labs", labs_directory())
+    for folder in here:
+        if (folder / LECTURE).is_file():
+            return folder
+    raise DataError(f"no {LECTURE} in {here[0]} or {here[1]}: install grpo_lab again")
+
+
+def work_folder(labs: Path) -> Path:
+    """The folder for copies of the labs: beside them, or below the current folder if they are inside the package."""
+    return (Path.cwd() if is_installed(labs) else labs.parent) / "work"
+
+
+def start(arguments: Sequence[str], server: str = LAB) -> None:
+    """Serve until Ctrl-C. Raises GrpoLabError where the server is not installed."""
+    if not find_spec(server.partition(".")[0]):
+        raise GrpoLabError(_INSTALLED_BY[server])
+    # The page_config.json there switches off JupyterLab's question about news; the kernel there knows `%%exercise`.
+    for name in ("JUPYTER_CONFIG_PATH", "JUPYTER_PATH"):
+        paths = [str(data_directory() / "jupyter"), os.environ.get(name, "")]
+        os.environ[name] = os.pathsep.join(filter(None, paths))
+    # JupyterLab refuses to run as root, as containers do; it listens on this machine alone.
+    root = server == LAB and getattr(os, "geteuid", lambda: 1)() == 0
+    import_module(server).main(argv=[*arguments, *(["--allow-root"] if root else [])])
