@@ -164,24 +164,20 @@ def load_preset(name: str) -> Preset:
 def scenario(name: str) -> Scenario:
     """A scenario by name, or from an instructor's own file (`path/to/mine.toml`).
 
-    Raises ConfigError for an unknown name or a mistake in its file.
+    Raises ConfigError for an unknown name or a mistake in its file; all its overrides are checked here.
     """
     path = named_file("scenarios", name)
-    return _scenario(path, path.stat().st_mtime_ns)  # it takes 10 ms: a file is read again only if it changed
-
-
-@functools.cache
-def _scenario(path: Path, changed: int) -> Scenario:
-    """The scenario in a file: all its overrides are checked, so that a mistake shows before it is used."""
     tree, where = read_toml(path), f"scenario {path.stem}"
     _check_names(tree, [*settings_of(Scenario), *KEYS], f"key of {where}")
     given = {name: value for name, value in tree.items() if name not in KEYS}
     given |= {"name": path.stem, "cause": {key: tree[key] for key in KEYS if key in tree}}
     found = build(Scenario, given, where)
-    of_each = [of_objective(metric, each.name) for each in found.config().objectives for metric in METRICS]
+    config = found.config()
+    of_each = [of_objective(metric, each.name) for each in config.objectives for metric in METRICS]
     _check_names((*found.expect.metrics, *found.expect.below), [*METRICS, *of_each], "metric in [expect]")
-    for overrides in ((), *found.cures, *found.decoys, *(heal.change for heal in found.heals)):
-        found.config().merged(found.trial).with_(*overrides)
+    trial = config.merged(found.trial)
+    for overrides in (*found.cures, *found.decoys, *(heal.change for heal in found.heals)):
+        trial.with_(*overrides)
     _check_names(found.models, model_settings(), f"model in [models] of {where}")
     for model in found.models:
         found.config(model=model)
