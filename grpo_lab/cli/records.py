@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -198,6 +199,8 @@ def diagnose(
         figure = diagnosis.figure(*runs, names=comparison.names if comparison else ())
         console.report(f"figure: {save(figure, plot)}")
     if as_json:
-        console.say_json((comparison or found).tree())
+        print(
+            json.dumps((comparison or found).tree(), indent=2, allow_nan=False)
+        )  # ASCII: a log may hold any character
     else:
         console.say_report(comparison.text() if comparison else found.text(str(log)))
