@@ -136,7 +136,7 @@ def main(
             path.parent.mkdir(parents=True)
             path.write_text(one.text(), encoding="utf-8")
         begun = time.monotonic()
-        command = ["-P", "-m", "grpo_lab.cli", "grade", "submitted", "--jobs", str(jobs)]
+        command = ["-P", "-m", "grpo_lab", "grade", "submitted", "--jobs", str(jobs)]
         process = subprocess.Popen([sys.executable, *command], cwd=home, stdout=subprocess.DEVNULL)
         (watch := Watch(process)).start()
         code, seconds = process.wait(), time.monotonic() - begun

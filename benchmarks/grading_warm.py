@@ -48,7 +48,7 @@ def a_class(home: Path, lab: str, size: int, jobs: int) -> dict[str, Any]:
     """Seconds of the command for the class, and the points."""
     hand_in(home / lab, lab, size)
     begun = time.monotonic()
-    command = ["-P", "-m", "grpo_lab.cli", "grade", lab, "--out", f"out-{lab}", "--jobs", str(jobs)]
+    command = ["-P", "-m", "grpo_lab", "grade", lab, "--out", f"out-{lab}", "--jobs", str(jobs)]
     code = subprocess.run([sys.executable, *command], cwd=home, capture_output=True).returncode
     seconds = time.monotonic() - begun
     results = [Result.from_json(file.read_text()) for file in (home / f"out-{lab}" / "results").iterdir()]

@@ -7,12 +7,11 @@ whose English stands with code, other data or events are in data/translations/<l
 import functools
 import os
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from grpo_lab.errors import ConfigError, unknown
-from grpo_lab.paths import data_directory
+from grpo_lab.errors import unknown
+from grpo_lab.paths import data_directory, read_toml
 
 VARIABLE = "GRPO_LAB_LANG"
 ENGLISH = "en"
@@ -105,11 +104,7 @@ def catalogue(name: str, folder: str = "messages") -> dict[str, str]:
     """
     if name not in languages():
         raise unknown(f"language in {VARIABLE}", name, languages())
-    path = data_directory() / folder / f"{name}.toml"
-    try:
-        return dict(_flat(tomllib.loads(path.read_text(encoding="utf-8"))))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not valid TOML ({error}); mend the file") from error
+    return dict(_flat(read_toml(data_directory() / folder / f"{name}.toml")))
 
 
 def _translations() -> dict[str, str]:

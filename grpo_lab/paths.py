@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from grpo_lab.errors import DataError, unknown
+from grpo_lab.errors import ConfigError, DataError, GrpoLabError, unknown
 
 Row = TypeVar("Row")
 OWN = "GRPO_LAB_DATA"
@@ -98,13 +98,19 @@ def _shipped(name: str, installed: str, holds: str) -> Path:
     raise DataError(f"no {name} folder beside or inside {package}: install grpo_lab again")
 
 
-def data_tables(name: str) -> dict[str, Any]:
-    """The tables of data/<name>.toml. Raises DataError for a file that cannot be read."""
-    path = data_directory() / f"{name}.toml"
+def read_toml(path: Path, error: type[GrpoLabError] = ConfigError) -> dict[str, Any]:
+    """The table of a file. Raises `error` for a file that cannot be read or is no TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
+    except OSError as raised:
+        raise error(f"{path}: cannot be read ({raised.strerror}); give a TOML file") from raised
+    except ValueError as raised:
+        raise error(f"{path}: not valid TOML ({raised}); mend the file") from raised
+
+
+def data_tables(name: str) -> dict[str, Any]:
+    """The tables of data/<name>.toml. Raises DataError for a file that cannot be read."""
+    return read_toml(data_directory() / f"{name}.toml", DataError)
 
 
 def rows(kind: Callable[..., Row], table: Mapping[str, Sequence[Any]]) -> dict[str, Row]:

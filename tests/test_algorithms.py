@@ -363,7 +363,7 @@ def test_a_group_of_one_has_no_one_to_leave_out():
         ('title = "A"\npaper = "B"\n[loss]\n', "differs is missing"),
         ('title = "A"\npaper = "B"\ndiffers = "C"\n', "loss is missing"),
         ('title = "A"\npaper = "B"\ndiffers = "C"\n[loss]\nsurogate = "clip"', "did you mean 'surrogate'"),
-        ('title = "A"\npaper = "B"\ndiffers = "C"\nurl = "D"\n[loss]\n', "of algorithm mine 'url'"),
+        ('title = "A"\npaper = "B"\ndiffers = "C"\nurl = "D"\n[loss]\n', "algorithm mine: unknown setting 'url'"),
         ('title = "A"\npaper = "B"\ndiffers = "C"\n[loss]\nepsilon = 7.0', "loss.epsilon = 7.0"),
         ("title = ", "not valid TOML"),
     ],

@@ -484,7 +484,7 @@ def test_the_command_refuses_a_run_that_cannot_go_on(whole, cut_off, tmp_path, c
     place, words = {
         "no folder": (tmp_path / "none", "holds no run: config.json is missing; give the folder of a run that began"),
         "no run": (tmp_path, "holds no run: config.json is missing; give the folder of a run that began"),
-        "a newer version": (cut_off, "unknown setting of run 'of_tomorrow'"),
+        "a newer version": (cut_off, "run: unknown setting 'of_tomorrow'"),
         "an event of a newer version": (cut_off, "or take the version of grpo_lab that wrote it"),
         "done": (whole.directory, "is done, after 5 steps; to train its weights further: --model"),
         "in use": (cut_off, "is written by process"),

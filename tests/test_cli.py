@@ -48,7 +48,7 @@ def crashed(tmp_path_factory):
 
 def command(*words):
     env = {**os.environ, "COLUMNS": "80", "OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, "-m", "grpo_lab.cli", *words], capture_output=True, text=True, env=env)
+    return subprocess.run([sys.executable, "-m", "grpo_lab", *words], capture_output=True, text=True, env=env)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_guards_are_a_preset_or_names_or_none(run, tmp_path):
 def test_a_run_stopped_by_the_user_says_so_and_exits_130(tmp_path):
     words = [*SMOKE, "--set", "run.num_steps=100000", "--json", "--out", str(tmp_path / "a")]
     process = subprocess.Popen(
-        [sys.executable, "-m", "grpo_lab.cli", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "grpo_lab", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout
     while "Stepped" not in process.stdout.readline():
@@ -176,7 +176,7 @@ def make_mistakes(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "words", "message"),
     [
-        (2, ["--set", "loss.epsilom=1"], "unknown setting of loss 'epsilom'; did you mean 'epsilon'"),
+        (2, ["--set", "loss.epsilom=1"], "loss: unknown setting 'epsilom'; did you mean 'epsilon'"),
         (2, ["--set", "los.epsilon=1"], "unknown section 'los'; did you mean 'loss'"),
         (2, ["--set", "beta"], "'beta' is no override; write section.setting=value"),
         (2, ["--set", "loss.epsilon=-1"], "loss.epsilon = -1.0: must be above 0 and at most 1"),

@@ -31,7 +31,7 @@ SMOKE = ["train", "--preset", "smoke", "--set", "run.threads=1", "--set", "run.n
 
 
 def in_a_pipe(*words, **env):
-    command = [sys.executable, "-m", "grpo_lab.cli", *map(str, words)]
+    command = [sys.executable, "-m", "grpo_lab", *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **env})
 
 
@@ -40,7 +40,7 @@ def in_a_terminal(*words, **env):
     process, terminal = pty.fork()
     if not process:
         os.environ.update(TERM="xterm", LINES="40", **env)
-        os.execv(sys.executable, [sys.executable, "-m", "grpo_lab.cli", *map(str, words)])
+        os.execv(sys.executable, [sys.executable, "-m", "grpo_lab", *map(str, words)])
     parts = []
     while select.select([terminal], [], [], 60)[0]:
         try:
@@ -174,7 +174,7 @@ def test_set_lies_over_guards_and_algorithm_and_these_over_the_file(call, tmp_pa
     ("text", "words", "message"),
     [
         ("[los]\n", [], "a.toml: unknown section 'los'; did you mean 'loss'"),
-        ("[loss]\nbetta = 1\n", [], "a.toml: unknown setting of loss 'betta'; did you mean 'beta'"),
+        ("[loss]\nbetta = 1\n", [], "a.toml: loss: unknown setting 'betta'; did you mean 'beta'"),
         ("[loss]\nbeta = -1\n", [], "a.toml: loss.beta = -1.0: must be at least 0"),
         ("loss = [", [], "a.toml: not valid TOML"),
         ("[guards.warm_upp]\n", [], "unknown guard 'warm_upp'; did you mean 'warm_up'"),

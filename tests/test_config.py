@@ -124,7 +124,7 @@ def test_guards_are_switched_on_set_and_switched_off():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("loss.bta=1", r"unknown setting of loss 'bta'; did you mean 'beta'\?"),
+        ("loss.bta=1", r"loss: unknown setting 'bta'; did you mean 'beta'\?"),
         ("los.beta=1", r"unknown section 'los'; did you mean 'loss'\?"),
         ("optimizer.learning_rat=1", "did you mean 'learning_rate'"),
         ("loss.beta", "'loss.beta' is no override; write section.setting=value"),
@@ -165,7 +165,10 @@ def test_a_single_generation_must_be_asked_for():
         ("guards.clip_gradients.max_norm=0", r"guards\.clip_gradients\.max_norm = 0\.0: must be above 0"),
         ("guards.clip_gradients.max_norm=-1", r"guards\.clip_gradients\.max_norm = -1\.0: must be above 0"),
         ("guards.clip_gradients.max_norm=nan", r"guards\.clip_gradients\.max_norm = nan: must be a number"),
-        ("guards.clip_gradients.max_norn=1", "setting of guards.clip_gradients 'max_norn'; did you mean 'max_norm'"),
+        (
+            "guards.clip_gradients.max_norn=1",
+            "guards.clip_gradients: unknown setting 'max_norn'; did you mean 'max_norm'",
+        ),
         ("guards.clip_gradient=on", r"unknown guard 'clip_gradient'; did you mean 'clip_gradients'"),
         ("guards.dual_clip.delta=1", r"guards\.dual_clip\.delta = 1\.0: must be above 1"),
         ("guards.skip_spikes.patience=-1", r"guards\.skip_spikes\.patience = -1: must be at least 0"),

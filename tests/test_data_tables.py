@@ -19,7 +19,7 @@ def test_a_file_that_cannot_be_read(monkeypatch, tmp_path, content):
     monkeypatch.setattr(paths, "data_directory", lambda: tmp_path)
     if content is not None:
         (tmp_path / "metrics.toml").write_bytes(content)
-    with pytest.raises(DataError, match=r"metrics\.toml cannot be read: "):
+    with pytest.raises(DataError, match=r"metrics\.toml: (cannot be read|not valid TOML) "):
         paths.data_tables("metrics")
 
 

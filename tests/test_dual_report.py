@@ -298,7 +298,7 @@ def test_everything_end_to_end(call, monkeypatch, tmp_path):
 @pytest.mark.skipif(os.name == "nt", reason="sends SIGINT")
 def test_a_real_interrupt_leaves_no_process(tmp_path):
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "grpo_lab.cli", *words(tmp_path / "out"), "--set", "run.num_steps=100000"]
+    command = [sys.executable, "-m", "grpo_lab", *words(tmp_path / "out"), "--set", "run.num_steps=100000"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
     events = tmp_path / "out" / "dual" / "events.jsonl"
     while not (events.exists() and "Stepped" in events.read_text()):

@@ -12,7 +12,7 @@ import grpo_lab.grading
 from grpo_lab import messages
 from grpo_lab.analysis.matrix.results import Fate
 from grpo_lab.config.catalog import scenario
-from grpo_lab.config.user_code import executed
+from grpo_lab.config.user_code import execute
 from grpo_lab.course import evaluate, registry, translation
 from grpo_lab.course.exercises import Finding
 from grpo_lab.course.labs.lab_03_error_chain.cases import CHAIN
@@ -191,7 +191,7 @@ def test_the_feedback_on_a_near_miss_has_no_english_sentence(language, tmp_path)
         task = registry.exercise(answer.lab, answer.exercise)
         for seed, transformed in ((0, False), (5, True)):
             cases = evaluate.asked(task, seed, transformed)
-            module = executed(answer.source, tmp_path / "answer.py", NotYet)
+            module = execute(tmp_path / "answer.py", NotYet, source=answer.source)
             given = evaluate.run(task, module, [case.inputs for case in cases])
             for found in evaluate.folded(evaluate.judged(task, given, cases, seed)):
                 shown = translation.in_language(found, language)

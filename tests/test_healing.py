@@ -104,6 +104,7 @@ def test_the_words_say_stop_heal_and_why():
 
 def test_a_written_preset_is_the_same_config(tmp_path):
     odd = ("guards.clip_gradients.max_norm=inf", "data.rewards=exact_match,", "faults.nan_reward.at_step=3")
+    odd += ("run.checkpoint_minutes=none",)
     config = gl.scenario("single-generation").config().with_(*odd)
     write_preset(config, tmp_path / "healed.toml", 'a "title"', "why\nnot")
     read = gl.preset(str(tmp_path / "healed.toml"))
@@ -170,7 +171,7 @@ TEXTS = 'title = "t"\nsource = "s"\nstory = "y"\n'
     ("text", "message"),
     [
         ("heals = 3", "heals = 3: must be a list"),
-        ('[[heals]]\nchange = ["loss.beta=0.1"]', r"\[\[heals\]\]: why is missing"),
+        ('[[heals]]\nchange = ["loss.beta=0.1"]', r"mine.heals: why is missing"),
         ('[[heals]]\nchange = 3\nwhy = "w"', "change = .*3.*: each must be a non-empty str"),
         ('[[heals]]\nchange = ["loss.bta=0.1"]\nwhy = "w"', "'bta'; did you mean 'beta'"),
         ('[[heals]]\nchange = ["loss.beta=0.1"]\nwhy = 5', "why = 5: must be of type str"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from grpo_lab import cli
-from grpo_lab.cli import jupyterlab as command
+from grpo_lab.cli import labs as command
 from grpo_lab.config.catalog import preset, scenario
 from grpo_lab.events import Stepped
 from grpo_lab.messages import VARIABLE, text_in

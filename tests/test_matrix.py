@@ -19,12 +19,13 @@ from pathlib import Path
 import pytest
 import typer
 
+from benchmarks import derive as derivation
 from benchmarks import update_matrix
+from benchmarks.derive import derive
 from grpo_lab import cli
 from grpo_lab.analysis.matrix.cells import HEALTHY, Cell, cells, columns, only, replaced, rows
 from grpo_lab.analysis.matrix.cells import _contents as contents
 from grpo_lab.analysis.matrix.cells import _meaning as meaning
-from grpo_lab.analysis.matrix.derivation import Derivation, derive
 from grpo_lab.analysis.matrix.findings import Findings
 from grpo_lab.analysis.matrix.page import page, summary
 from grpo_lab.analysis.matrix.pool import Pool, run_all
@@ -758,34 +759,16 @@ def test_where_no_guard_helps_none_is_kept():
     assert derived.kept == {} and derived.dropped == ("a", "b")
 
 
-def test_the_page_tells_how_it_was_derived():
-    derived = run_in(World(healthy={"z": {"refused": 2}}, x="a"), "a", "b", "z")
-    text = page(Findings(SAID), ("a.png", "b"), "c", derived)
-    assert "`z` (2 false alarms on the healthy run)" in text and "still was: `b`." in text
-    assert "| a | x, seed 0: crashed |" in text
-
-
-def test_stable_is_the_derived_set_and_the_page_tells_how_another_one_differs():
+def test_stable_is_the_derived_set():
     published = json.loads((Path(__file__).parents[1] / "docs/matrix/derived.json").read_text())
     assert list(published["kept"]) == list(preset("stable").guards)
-    text = page(Findings(SAID), ("a.png", "b"), "c", Derivation(**published))
-    assert "not this set" not in text and "Backward elimination from 6 guards" in text
-    other = published | {"kept": {"skip_outliers": (), **published["kept"]}}
-    del other["kept"]["skip_nonfinite"]
-    text = page(Findings(SAID), ("a.png", "b"), "c", Derivation(**other))
-    assert "`stable` is not this set: it has `skip_nonfinite` besides, and lacks `skip_outliers`." in text
 
 
-def test_a_derivation_end_to_end(run, monkeypatch, tmp_path):
+def test_a_derivation_end_to_end(monkeypatch, tmp_path):
     world = World(**{"clip-spreads-nan": "skip_nonfinite skip_spikes"})
     fake(monkeypatch, lambda one: {row.scenario: row for row in world(one.config.guards)}[one.scenario])
-    words = ["--scenario", "clip-spreads-nan", "--guard", "skip_spikes", "--guard", "skip_nonfinite", "--derive"]
-    out = tmp_path / "out"
-    assert run(*words, "--seeds", 1, "--out", out)[0] == 0
-    assert list(json.loads((out / "derived.json").read_text())["kept"]) == ["skip_spikes"]
-    text = (out / "findings.md").read_text()
-    assert "Deriving a smallest set" in text and "--derive" in text
-    assert "derived" not in (out / "cells.csv").read_text()
+    derivation.main(["skip_spikes", "skip_nonfinite"], ["clip-spreads-nan"], seeds=1, steps=None, jobs=1, out=tmp_path)
+    assert list(json.loads((tmp_path / "derived.json").read_text())["kept"]) == ["skip_spikes"]
 
 
 # --- rows that were measured again -----------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ def recorded(name, column):
             "[models.smollm2.run]\nnum_steps = 3",
             r"unknown model in \[models\] of scenario mine 'smollm2'; did you mean",
         ),
-        ("[models.smollm2-135m.run]\nnum_step = 3", "unknown setting of run 'num_step'; did you mean 'num_steps'"),
+        ("[models.smollm2-135m.run]\nnum_step = 3", "run: unknown setting 'num_step'; did you mean 'num_steps'"),
         ("[models.smollm2-135m.rn]\nnum_steps = 3", "unknown section 'rn'; did you mean 'run'"),
         ("[models.smollm2-135m]\nrun = 3", "run = 3: must be a table"),
         ("[models]\nsmollm2-135m = 3", r"scenario mine\.models\.smollm2-135m = 3: must be a table"),

@@ -147,7 +147,7 @@ def test_the_commands_of_the_readme_show_that_a_killed_run_is_the_same(tmp_path)
     assert "kill -9 $!" in commands and "grpo-lab train --resume" in commands
     program = tmp_path / "bin" / "grpo-lab"  # a file, not a function: $! has to be the process that trains
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m grpo_lab.cli "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m grpo_lab "$@"\n')
     program.chmod(0o755)
     path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
     env = {**os.environ, "PYTHONPATH": str(README.parent), "PATH": path}

@@ -144,9 +144,9 @@ def test_build_says_where_a_bad_value_stands():
     assert build(Example, {"share": 0.25}, "here") == Example(share=0.25)
     with pytest.raises(ConfigError, match=r"^here\.share = 2\.0: must be above 0 and at most 1$"):
         build(Example, {"share": 2}, "here")
-    with pytest.raises(ConfigError, match=r"unknown setting of here 'colour'; did you mean 'color'"):
+    with pytest.raises(ConfigError, match=r"here: unknown setting 'colour'; did you mean 'color'"):
         build(Example, {"colour": "red"}, "here")
-    with pytest.raises(ConfigError, match="unknown setting of here 'memory'"):
+    with pytest.raises(ConfigError, match="here: unknown setting 'memory'"):
         build(Example, {"memory": {}}, "here")
 
 

@@ -144,11 +144,6 @@ def in_words(found: Suggestion, width: int = 80) -> str:
 
 def write_preset(config: Config, path: Path, title: str, why: str) -> None:
     """Write a config as a preset's file: `grpo-lab train --preset FILE` trains it."""
-    default = Config().to_dict()
-    lines = [f"{name} = {toml.value(text)}" for name, text in (("title", title), ("source", "suggest"), ("story", why))]
-    for section in SECTIONS:
-        mine = config.to_dict()[section]
-        differing = {name: value for name, value in mine.items() if value != default[section][name]}
-        lines += toml.table(section, differing) if differing else []
-    lines += toml.tables(config.to_dict())
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    texts = {"title": title, "source": "suggest", "story": why}
+    lines = [f"{name} = {toml.value(text)}\n" for name, text in texts.items()]
+    path.write_text("".join([*lines, "\n", toml.dumps(config, whole=False)]), encoding="utf-8")

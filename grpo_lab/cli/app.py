@@ -7,6 +7,9 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from grpo_lab import messages
+from grpo_lab.errors import unknown
+
 T = TypeVar("T", bound=Callable[..., Any])
 CODES = (
     "Exit codes: 0 done; 1 the run failed, crashed or was stopped by a guard; 2 bad usage or a bad file; 130 Ctrl-C; "
@@ -24,7 +27,7 @@ class _Application(typer.Typer):
         return super().command(name, epilog=epilog, **options)
 
 
-# Commands import the package when they run: torch takes seconds to import, and --help must be quick.
+# Commands import what needs torch or pandas when they run: that takes seconds, and --help must be quick.
 app = _Application(
     help="Reproduce, trace and stop failures of GRPO training.",
     epilog=CODES,
@@ -43,9 +46,6 @@ def sub(name: str, help: str, **options: Any) -> _Application:
 
 def spoken(language: str | None) -> str:
     """The language of --language, or the one that GRPO_LAB_LANG sets. Raises ConfigError for an unknown one."""
-    from grpo_lab import messages
-    from grpo_lab.errors import unknown
-
     chosen = language or messages.language()
     if chosen != messages.ENGLISH and chosen not in messages.languages():
         raise unknown("language", chosen, messages.languages())
@@ -71,6 +71,9 @@ Model = Annotated[str | None, typer.Option("--model", help="tiny, smollm2-135m, 
 Language = Annotated[str | None, typer.Option("--language", help="en or zh; by default GRPO_LAB_LANG, or else en.")]
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:1.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Output folder.")]
+Settings = Annotated[list[str] | None, typer.Option("--set", help="section.setting=value; may be repeated.")]
+Browser = Annotated[bool, typer.Option(help="Open a browser window, or only print the address.")]
+Check = Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 if a file is out of date.")]
 Backend = Annotated[str, typer.Option(help="Where tasks run: local, dask or ray; see docs/fan-out.md.")]
 Scheduler = Annotated[str, typer.Option(help="Address of a dask or ray cluster; without it one starts here.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from grpo_lab.cli.app import Device, Model, app, given
-from grpo_lab.errors import ConfigError
-
-if TYPE_CHECKING:
-    from grpo_lab.config.schema import Config
+from grpo_lab.cli.app import Device, Model, Settings, app, given
+from grpo_lab.config import catalog
+from grpo_lab.config.schema import Config
+from grpo_lab.errors import ConfigError, RunError
+from grpo_lab.ui import console
 
 
 @app.command(example="doctor --memory stable")
@@ -25,11 +25,10 @@ def doctor(
     memory: Annotated[
         str | None,
         typer.Option(
-            metavar="CONFIG",
-            help="Show the memory of a preset, a scenario, its .toml, or a run's folder or config.json.",
+            metavar="CONFIG", help="Show the memory of a preset, scenario, its .toml, or a run or config.json."
         ),
     ] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", help="section.setting=value; may be repeated.")] = None,
+    settings: Settings = None,
     model: Model = None,
     device: Device = None,
     measure: Annotated[
@@ -41,12 +40,8 @@ def doctor(
     With --verify, check a trainer; exit code 1 on a failed check.
     """
     if verify and memory is None:
-        from grpo_lab.ui.console import say_verified
-
-        raise typer.Exit(say_verified(target or "stable", (*given(model, device), *(settings or ()))))
+        raise typer.Exit(console.say_verified(target or "stable", (*given(model, device), *(settings or ()))))
     if memory is not None and not (target or verify):
-        from grpo_lab.config import catalog
-
         config = catalog.named(memory, model or "").with_(*given(model, device), *(settings or []))
         return _show_memory(config, measure)
     if memory is not None or target or settings or model or device:
@@ -59,8 +54,6 @@ def doctor(
 def _show_memory(config: Config, measure: bool) -> None:
     """Print the bytes of each part, what a measured step takes beside them, and what to change first."""
     from grpo_lab.analysis import memory
-    from grpo_lab.errors import RunError
-    from grpo_lab.ui import console
 
     console.say_warnings()
     for note in console.notes(config):
@@ -94,10 +87,8 @@ def _show_machine() -> None:
     import psutil
 
     from grpo_lab.analysis import memory
-    from grpo_lab.config import catalog
     from grpo_lab.models import registry
     from grpo_lab.runs import environment
-    from grpo_lab.ui import console
 
     found = environment.describe()
     console.out.print(f"python {found['python']} on {found['platform']}")

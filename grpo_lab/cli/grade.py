@@ -8,58 +8,23 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from grpo_lab import messages
 from grpo_lab.cli.app import INTERRUPTED, Backend, Scheduler, app
 from grpo_lab.errors import ConfigError
+from grpo_lab.ui import console
 
 if TYPE_CHECKING:
     from grpo_lab.grading.grader import Course
     from grpo_lab.grading.results import Result
-    from grpo_lab.grading.rosters import Roster
     from grpo_lab.grading.rules import Rules
     from grpo_lab.grading.sandbox.tiers import Tier
     from grpo_lab.grading.submissions import Found
     from grpo_lab.runs.clusters import Cluster
 
-Paths = Annotated[list[Path] | None, typer.Argument(metavar="PATH...", help="Folders of notebooks, or notebooks.")]
-Folder = Annotated[Path, typer.Option(help="Folder for reports; results already in it are not computed again.")]
-RulesFile = Annotated[Path | None, typer.Option("--rules", help="A grading.toml with limits, scoring and the secret.")]
-Required = Annotated[
-    int | None,
-    typer.Option(min=0, max=2, help="2, the default: bubblewrap. 0: a plain process, for use inside a container only."),
-]
-NoIsolation = Annotated[
-    bool,
-    typer.Option(
-        "--no-isolation", help="Allow tier 0 without being root: answers can read your files, secret included."
-    ),
-]
-Attempt = Annotated[int | None, typer.Option(min=1, help="Another number draws other inputs for the same notebooks.")]
-Labs = Annotated[
-    list[str] | None,
-    typer.Option("--lab", help="Grade this lab only; repeatable. Others are not in the CSVs."),
-]
-Keep = Annotated[
-    Literal["latest", "best"],
-    typer.Option(help="Of several notebooks of a student for a lab, count the one changed last, or the best."),
-]
-ResultsJson = Annotated[
-    Path | None,
-    typer.Option(help="Take all files as one student's, and also write Gradescope's results.json to this file."),
-]
-ClassList = Annotated[
-    Path | None,
-    typer.Option("--roster", help="The class list, a CSV with a column `student`: who handed in nothing, groups, ids."),
-]
-Language = Annotated[
-    str,
-    typer.Option(
-        envvar="GRPO_LAB_LANG", help="Language of pages and Gradescope's texts, en or zh; tables stay English."
-    ),
-]
 TRUST = """\
 A grade computed on the student's own machine is self-assessment: the owner of a machine can change any result on it. \
 These grades are computed here. The sandbox runs an answer, receives only inputs and returns data; scoring happens \
@@ -71,33 +36,50 @@ WARNING: NO ISOLATION. Every answer runs as you. It can read the grader's secret
 files, and end your processes. Do not trust these grades if a student could have meant harm."""
 
 
-class Reported(NamedTuple):
-    """How the results are reported."""
-
-    keep: str
-    """The rule for several notebooks of a student for a lab."""
-    results_json: Path | None
-    """Gradescope's file for one submission."""
-    roster: Roster | None
-    """The class list."""
-    language: str
-    """That of pages and Gradescope's texts."""
-
-
 @app.command(example="grade submissions/ --out grades/")
 def grade(
-    paths: Paths = None,
-    out: Folder = Path("grades"),
-    rules: RulesFile = None,
+    paths: Annotated[
+        list[Path] | None, typer.Argument(metavar="PATH...", help="Folders of notebooks, or notebooks.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for reports; results already in it are not computed again.")] = Path(
+        "grades"
+    ),
+    rules: Annotated[Path | None, typer.Option(help="A grading.toml with limits, scoring and the secret.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Notebooks at a time.")] = os.cpu_count() or 1,
-    require_tier: Required = None,
-    no_isolation: NoIsolation = False,
-    attempt: Attempt = None,
-    lab: Labs = None,
-    keep: Keep = "latest",
-    results_json: ResultsJson = None,
-    roster: ClassList = None,
-    language: Language = "en",
+    require_tier: Annotated[
+        int | None,
+        typer.Option(min=0, max=2, help="2, the default: bubblewrap. 0: a plain process, for a container only."),
+    ] = None,
+    no_isolation: Annotated[
+        bool,
+        typer.Option(
+            "--no-isolation", help="Allow tier 0 without being root: answers can read your files, secret included."
+        ),
+    ] = False,
+    attempt: Annotated[
+        int | None, typer.Option(min=1, help="Another number draws other inputs for the same notebooks.")
+    ] = None,
+    lab: Annotated[
+        list[str] | None, typer.Option(help="Grade this lab only; repeatable. Others are not in the CSVs.")
+    ] = None,
+    keep: Annotated[
+        Literal["latest", "best"],
+        typer.Option(help="Of several notebooks of a student for a lab, count the one changed last, or the best."),
+    ] = "latest",
+    results_json: Annotated[
+        Path | None,
+        typer.Option(help="Take all files as one student's, and also write Gradescope's results.json to this file."),
+    ] = None,
+    roster: Annotated[
+        Path | None,
+        typer.Option(help="The class list, a CSV with a column `student`: who handed in nothing, groups, ids."),
+    ] = None,
+    language: Annotated[
+        str,
+        typer.Option(
+            envvar=messages.VARIABLE, help="Language of pages and Gradescope's texts, en or zh; tables stay English."
+        ),
+    ] = "en",
     explain: Annotated[bool, typer.Option("--explain", help="Explain the limits of a grade; grade nothing.")] = False,
     backend: Backend = "local",
     scheduler: Scheduler = "",
@@ -115,32 +97,37 @@ def grade(
             "container with --require-tier 0 (and --no-isolation where the container's user is not root)"
         )
     sys.executable = os.path.normpath(sys.executable)  # `..` in it would name folders that the sandbox does not have
-    from grpo_lab.grading import rosters, submissions
+    from grpo_lab.grading import reports, rosters, submissions
     from grpo_lab.grading import rules as ruling
     from grpo_lab.grading.reports import words
     from grpo_lab.runs import clusters
 
-    given = {"attempt": attempt, "tier": require_tier, "labs": tuple(lab) if lab else None}
-    given |= {"no_isolation": no_isolation or None}
-    kept = {name: value for name, value in given.items() if value is not None}
-    ruled = dataclasses.replace(ruling.read(rules), **kept)
+    options = {
+        "attempt": attempt,
+        "tier": require_tier,
+        "labs": lab and tuple(lab),
+        "no_isolation": no_isolation or None,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    ruled = dataclasses.replace(ruling.read(rules), **given)
     if print_rules:
-        typer.echo(ruling.as_toml(ruled), nl=False)
-    elif explain:
-        _explain(ruled)
-    elif paths:
-        every = submissions.found(paths, [out, Path(ruled.secret), *(file for file in (rules, roster) if file)])
-        how = Reported(keep, results_json, rosters.read(roster) if roster else None, words.of(language).language)
-        cluster = clusters.connect(backend, scheduler, jobs)
-        _grade(every, out, _course(ruled), jobs, cluster, how)
-    else:
+        return typer.echo(ruling.as_toml(ruled), nl=False)
+    if explain:
+        return _explain(ruled)
+    if not paths:
         raise typer.BadParameter("name a folder of notebooks, or notebooks", param_hint="PATH...")
+    every = submissions.found(paths, [out, Path(ruled.secret), *(file for file in (rules, roster) if file)])
+    listed, spoken = rosters.read(roster) if roster else None, words.of(language).language
+    cluster = clusters.connect(backend, scheduler, jobs)
+    results = _graded(every, out, _course(ruled), jobs, cluster)
+    every, results = rosters.applied(every, results, listed)
+    results = _counted(every, results, out, keep, alone=results_json is not None)
+    reports.write(results, out, results_json, listed.students if listed else (), spoken)
+    _say(results, out)
 
 
 def _explain(rules: Rules) -> None:
     """Print the limits of a grade, and those of this machine's sandbox."""
-    from grpo_lab.ui import console
-
     console.out.print(TRUST, markup=False)
     tier = _tier(rules)
     console.out.print(f"Here: tier {tier.number}. {tier.trust}", markup=False)
@@ -148,7 +135,6 @@ def _explain(rules: Rules) -> None:
 
 def _tier(rules: Rules) -> Tier:
     from grpo_lab.grading.sandbox import tier_checks
-    from grpo_lab.ui import console
 
     with console.err.status("probing the sandbox"):
         tier = tier_checks.working(rules.tier, rules.limits, rules.no_isolation)
@@ -161,25 +147,21 @@ def _course(rules: Rules) -> Course:
     """The rules and the secret, after the sandbox has been probed."""
     from grpo_lab.grading import challenges
     from grpo_lab.grading.grader import Course
-    from grpo_lab.ui import console
 
     tier = _tier(rules)
     console.err.print(f"tier {tier.number}: {tier.name}", markup=False)
 
     def made(path: Path) -> None:
-        text = f"secret: {path} is new; keep it, because only the same secret draws the same inputs, and never share it"
-        console.err.print(text, markup=False, soft_wrap=True)
+        console.report(
+            f"secret: {path} is new; keep it, because only the same secret draws the same inputs, and never share it"
+        )
 
     return Course(rules, challenges.secret(Path(rules.secret), made))
 
 
-def _grade(
-    every: Sequence[Found], out: Path, course: Course, jobs: int, cluster: Cluster | None, how: Reported
-) -> None:
-    """Grade with a progress bar, and write the reports; exit code 130 after Ctrl-C."""
-    from grpo_lab.grading import class_run, copies, repeats, reports, rosters
-    from grpo_lab.grading.reports import marking
-    from grpo_lab.ui import console
+def _graded(every: Sequence[Found], out: Path, course: Course, jobs: int, cluster: Cluster | None) -> list[Result]:
+    """Grade with a progress bar; exit code 130 after Ctrl-C."""
+    from grpo_lab.grading import class_run
 
     clients = class_run.FarClients(course, cluster) if cluster else class_run.Clients(course, jobs)
     store = class_run.ResultStore(out / "results", course)
@@ -197,26 +179,28 @@ def _grade(
 
         results = class_run.grade(every, course, store, clients, tell)
     if results is None:
-        message = f"stopped: finished results are saved in {out}; the same command continues from there"
-        console.err.print(message, markup=False, soft_wrap=True)
+        console.report(f"stopped: finished results are saved in {out}; the same command continues from there")
         raise typer.Exit(INTERRUPTED)
-    every, results = rosters.applied(every, results, how.roster)
+    return results
+
+
+def _counted(every: Sequence[Found], results: list[Result], out: Path, keep: str, alone: bool) -> list[Result]:
+    """The results that count, with the marks that a person has entered, and warnings of copies."""
+    from grpo_lab.grading import copies, repeats
+    from grpo_lab.grading.reports import marking
+
     if (sheet := out / marking.TO_MARK).exists():
         marks = marking.read_marks(sheet)
         for line in marking.unplaced(results, marks):
-            console.err.print(f"warning: {line}", markup=False, soft_wrap=True)
+            console.report(f"warning: {line}")
         results = marking.with_marks(results, marks)
-    results = repeats.one_each(every, results, how.keep, alone=how.results_json is not None)
-    results = copies.flagged(results)
-    reports.write(results, out, how.results_json, how.roster.students if how.roster else (), how.language)
-    _say(results, out)
+    return copies.flagged(repeats.one_each(every, results, keep, alone=alone))
 
 
 def _say(results: Sequence[Result], out: Path) -> None:
     """Print a summary of the class; exit code 1 if a notebook was not graded in full: a person has to look then."""
     from grpo_lab.grading.reports.words import ENGLISH, words
     from grpo_lab.grading.results import counted
-    from grpo_lab.ui import console
 
     word = words(ENGLISH)
     rows = [("student", "lab", "score", "of", "to mark", "problem or warning")]
@@ -226,7 +210,7 @@ def _say(results: Sequence[Result], out: Path) -> None:
         points = (f"{result.score:g}", f"{result.out_of:g}", str(len(result.by_hand) or ""))
         rows.append((_cut(result.student), _cut(result.lab or result.file), *points, "; ".join(said)))
     console.out.print(console.table(rows))
-    console.out.print(f"reports: {out / 'index.html'}", markup=False, soft_wrap=True)
+    console.say(f"reports: {out / 'index.html'}")
     counts = counted(results)
     if counts.ungraded:
         share = f"{counts.ungraded} of {word.count('notebook', counts.notebooks)}"

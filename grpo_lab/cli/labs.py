@@ -1,15 +1,26 @@
-"""Commands about the labs."""
+"""Commands about the labs and the lecture, and the start of JupyterLab, or Voilà, for them."""
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from grpo_lab.cli.app import AsJson, Language, spoken, sub
+from grpo_lab.cli.app import AsJson, Browser, Check, Language, app, spoken, sub
+from grpo_lab.errors import DataError, GrpoLabError, RunError, unknown
+from grpo_lab.paths import data_directory, is_installed, labs_directory
+from grpo_lab.ui import console
+
+LECTURE = "lecture.ipynb"
+LAB, KIOSK = "jupyterlab.labapp", "voila.app"
+"""The modules of the two servers."""
+_INSTALLED_BY = {LAB: "JupyterLab is not installed: pip install 'grpo-lab[lab]', or `make lab` in the checkout"}
+_INSTALLED_BY |= {KIOSK: "Voilà is not installed: pip install 'grpo-lab[kiosk]'"}
 
 labs_app = sub("labs", "The notebooks of the course.", no_args_is_help=True)
-
 
 Labs = Annotated[list[str] | None, typer.Argument(metavar="[LAB]...", help="Labs; by default all.")]
 Out = Annotated[Path, typer.Argument(metavar="DIR", help="Output folder.")]
@@ -28,12 +39,11 @@ def labs() -> None:
 def build(
     names: Labs = None,
     edition: Annotated[str | None, typer.Option(help="learner or instructor; by default both.")] = None,
-    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 if a notebook is out of date.")] = False,
+    check: Check = False,
     folder: Annotated[Path, typer.Option(help="Folder that holds src/ and receives the notebooks.")] = Path("labs"),
 ) -> None:
     """Generate the notebooks from labs/src: for learners, and with solutions and notes in labs/instructor."""
     from grpo_lab.course.editions import build
-    from grpo_lab.errors import RunError, unknown
 
     if edition is not None and edition not in build.EDITIONS:
         raise unknown("edition", edition, build.EDITIONS)
@@ -50,27 +60,12 @@ def release(
     names: Labs = None,
     force: Force = False,
     folder: Source = None,
-    github_classroom: Annotated[
-        bool, typer.Option("--github-classroom", help="Also write a workflow that grades a student's repository.")
-    ] = False,
     language: Language = None,
-    github: Annotated[
-        str | None, typer.Option(metavar="OWNER/NAME", help="The repository for it: badges of Colab and Binder.")
-    ] = None,
-    package: Annotated[
-        str | None, typer.Option(help="With --github: a wheel's address or git+https://… of grpo_lab.")
-    ] = None,
 ) -> None:
     """Write the learners' edition to a folder: notebooks and a README, without solutions."""
-    from grpo_lab.course.editions.hosted import hosted
-    from grpo_lab.course.editions.release import release, workflow, write_new
-    from grpo_lab.errors import ConfigError
+    from grpo_lab.course.editions.release import release, write_new
 
-    if bool(github) != bool(package):
-        raise ConfigError("--github and --package go together: the repository, and what pip installs there")
-    files = release(_sources(folder), out, names or (), spoken(language))
-    files = hosted(files, github, package) if github and package else files
-    _say(write_new({**files, **(workflow(out) if github_classroom else {})}, force))
+    _say(write_new(release(_sources(folder), out, names or (), spoken(language)), force))
 
 
 @labs_app.command(example="labs solutions out/")
@@ -102,20 +97,17 @@ def nbgrader(
 
 
 @labs_app.command("open", example="labs open --no-browser")
-def open_labs(
-    browser: Annotated[bool, typer.Option(help="Open a browser window, or only print the address.")] = True,
-    language: Language = None,
-) -> None:
+def open_labs(browser: Browser = True, language: Language = None) -> None:
     """Open the labs in JupyterLab: copies in the folder work/, which git ignores; copies that are there are kept."""
-    from grpo_lab.cli import jupyterlab
     from grpo_lab.course.editions.build import place
     from grpo_lab.course.editions.release import copies, write
 
-    labs = jupyterlab.labs_folder()
-    work = place(jupyterlab.work_folder(labs), spoken(language))
-    written = write(copies(place(labs, spoken(language)), work))
-    _say(path.relative_to(jupyterlab.work_folder(labs).parent) for path in written)
-    jupyterlab.start([f"--ServerApp.root_dir={work.resolve()}", *([] if browser else ["--no-browser"])])
+    labs = labs_folder()
+    work = work_folder(labs)
+    here = place(work, spoken(language))
+    written = write(copies(place(labs, spoken(language)), here))
+    _say(path.relative_to(work.parent) for path in written)
+    start([f"--ServerApp.root_dir={here.resolve()}", *([] if browser else ["--no-browser"])])
 
 
 @labs_app.command(example="labs progress")
@@ -127,8 +119,6 @@ def progress(
 ) -> None:
     """List every exercise of every lab: passed, attempted or open."""
     from grpo_lab.course import progress
-    from grpo_lab.errors import DataError
-    from grpo_lab.ui import console
     from grpo_lab.ui.notebook import progress_view
 
     folders = [folder] if folder else [Path(), Path("work"), Path("labs")]
@@ -137,27 +127,91 @@ def progress(
         where = " or ".join(map(str, folders))
         raise DataError(f"no {progress.FILE} in {where}: check an exercise first, or name the folder of its notebook")
     rows = progress.rows(found, spoken(None))
-    if as_json:
-        return console.say_json(
-            [
-                {"lab": r.lab.name, "exercise": r.exercise.name, "title": r.exercise.title, "status": r.status}
-                for r in rows
-            ]
-        )
-    console.say(progress_view.as_text(rows))
+    if not as_json:
+        return console.say(progress_view.as_text(rows))
+    console.say_json(
+        [{"lab": r.lab.name, "exercise": r.exercise.name, "title": r.exercise.title, "status": r.status} for r in rows]
+    )
 
 
 def _sources(folder: Path | None) -> Path:
     """The folder of --folder, or the first of labs/ here and the package's own that has sources."""
     from grpo_lab.course.editions.build import SOURCES
-    from grpo_lab.paths import labs_directory
 
     here = Path("labs")
     return folder or (here if (here / SOURCES).is_dir() else labs_directory())
 
 
 def _say(written: Iterable[Path]) -> None:
-    from grpo_lab.ui import console
-
     for path in written:
         console.say(f"{path} written")
+
+
+@app.command(example="lecture --no-browser")
+def lecture(
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port of the server; by default a free one.")
+    ] = None,
+    browser: Browser = True,
+    language: Language = None,
+    kiosk: Annotated[
+        bool, typer.Option("--kiosk", help="Serve the panel alone, without a notebook around it, by Voilà.")
+    ] = False,
+) -> None:
+    """Open the lecture in JupyterLab: ten recorded failures, as they happen and healed, on any machine.
+
+    Press Shift+Enter once to begin. Ctrl-C in the terminal ends the server. A kiosk begins by itself; every page that
+    opens it has a kernel of its own.
+    """
+    notebook = _notebook(spoken(language))
+    if kiosk:  # without the notebook's text, which is about JupyterLab
+        name, words = "Voila", [str(notebook.resolve()), "--TemplateExporter.exclude_markdown=True"]
+    else:  # this notebook alone in the window, its folder as root
+        name, words = "ServerApp", [f"--ServerApp.root_dir={notebook.parent.resolve()}"]
+        words += [f"--LabApp.default_url=/doc/tree/{notebook.name}"]
+    words += [f"--{name}.port={port}"] if port else []
+    start([*words, *([] if browser else ["--no-browser"])], KIOSK if kiosk else LAB)
+
+
+def _notebook(language: str) -> Path:
+    """The notebook to open: if it is the package's own, a copy in work/, because JupyterLab saves what it opens."""
+    from grpo_lab.course.editions.build import place, write
+
+    labs = labs_folder()
+    notebook = place(labs, language) / LECTURE
+    if not is_installed(notebook):
+        return notebook
+    copy = place(work_folder(labs), language) / notebook.name
+    if not copy.exists():
+        write({copy: notebook.read_text(encoding="utf-8")})
+    return copy
+
+
+def labs_folder() -> Path:
+    """The folder labs/ below the current one, or that of the labs that ship with the package.
+
+    Raises DataError if neither has the notebooks.
+    """
+    here = (Path.cwd() / "labs", labs_directory())
+    for folder in here:
+        if (folder / LECTURE).is_file():
+            return folder
+    raise DataError(f"no {LECTURE} in {here[0]} or {here[1]}: install grpo_lab again")
+
+
+def work_folder(labs: Path) -> Path:
+    """The folder for copies of the labs: beside them, or below the current folder if they are inside the package."""
+    return (Path.cwd() if is_installed(labs) else labs.parent) / "work"
+
+
+def start(arguments: Sequence[str], server: str = LAB) -> None:
+    """Serve until Ctrl-C. Raises GrpoLabError where the server is not installed."""
+    if not find_spec(server.partition(".")[0]):
+        raise GrpoLabError(_INSTALLED_BY[server])
+    # The page_config.json there switches off JupyterLab's question about news; the kernel there knows `%%exercise`.
+    for name in ("JUPYTER_CONFIG_PATH", "JUPYTER_PATH"):
+        paths = [str(data_directory() / "jupyter"), os.environ.get(name, "")]
+        os.environ[name] = os.pathsep.join(filter(None, paths))
+    # JupyterLab refuses to run as root, as containers do; it listens on this machine alone.
+    root = server == LAB and getattr(os, "geteuid", lambda: 1)() == 0
+    import_module(server).main(argv=[*arguments, *(["--allow-root"] if root else [])])

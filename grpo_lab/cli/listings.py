@@ -1,15 +1,22 @@
-"""Commands that list scenarios, presets, algorithms and guards."""
+"""Commands that list scenarios, presets, algorithms, guards and settings, and the one that writes them into docs/."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from grpo_lab.cli.app import AsJson, app
+from grpo_lab.cli.app import AsJson, Check, Out, app
+from grpo_lab.config import catalog
+from grpo_lab.config.algorithms import algorithm, algorithm_names
+from grpo_lab.config.fields import settings_of
+from grpo_lab.errors import ConfigError, RunError
+from grpo_lab.ui import console
 
 if TYPE_CHECKING:
-    from grpo_lab.config.catalog import Scenario
     from grpo_lab.training.interventions import Intervention
 
 
@@ -26,40 +33,35 @@ def scenarios(
 
     With --check, train it: exit code 1 if one claim of the scenario does not hold on every seed.
     """
-    from dataclasses import asdict
-
-    from grpo_lab.config.catalog import scenario, scenario_names
-    from grpo_lab.errors import ConfigError
-    from grpo_lab.ui import console
-
+    if check and not name:
+        raise ConfigError("--check tries one scenario; name it, or the .toml of your own")
+    if not name:
+        found = [catalog.scenario(each) for each in catalog.scenario_names()]
+        rows = [[case.name, case.title, case.source] for case in found]
+        return console.say_list(as_json, map(asdict, found), ["scenario", "failure", "source"], rows)
+    case = catalog.scenario(name)
     if check:
-        if not name:
-            raise ConfigError("--check tries one scenario; name it, or the .toml of your own")
-        return _check(scenario(name), seeds)
-    if as_json:
-        return console.say_json(
-            asdict(scenario(name)) if name else [asdict(scenario(each)) for each in scenario_names()]
-        )
-    if name:
-        return _describe(scenario(name))
-    rows = [[found.name, found.title, found.source] for found in map(scenario, scenario_names())]
-    console.out.print(console.table([["scenario", "failure", "source"], *rows]))
+        _check(case, seeds)
+    elif as_json:
+        console.say_json(asdict(case))
+    else:
+        _describe(case)
 
 
-def _check(case: Scenario, seeds: int) -> None:
+def _check(case: catalog.Scenario, seeds: int) -> None:
     """Print each claim with its result on each seed; exit code 1 if one does not hold."""
     from grpo_lab.analysis.scenario_check import EXPECTED, claims
-    from grpo_lab.ui import console
 
     rows, wrong = [], 0
     with console.progress() as bars:
         task = bars.add_task("trying", total=None, note="")
         for claim in claims(case, range(seeds)):
             wrong += not claim.holds
-            kept = sum(result == EXPECTED[claim.kind] for result in claim.results)
-            others = sorted({result for result in claim.results if result != EXPECTED[claim.kind]})
-            told = "" if claim.holds else f"wrong: {', '.join(others)}"
-            rows.append([claim.kind, ", ".join(claim.change), EXPECTED[claim.kind], f"{kept} of {seeds}", told])
+            promised = EXPECTED[claim.kind]
+            others = sorted({*claim.results} - {promised})
+            kept = f"{claim.results.count(promised)} of {seeds}"
+            told = f"wrong: {', '.join(others)}" if others else ""
+            rows.append([claim.kind, ", ".join(claim.change), promised, kept, told])
             bars.update(task, advance=1, note=claim.kind)
     console.out.print(console.table([["", "change", "promised", "seeds", ""], *rows]))
     if wrong:
@@ -67,12 +69,9 @@ def _check(case: Scenario, seeds: int) -> None:
         raise typer.Exit(1)
 
 
-def _describe(case: Scenario) -> None:
+def _describe(case: catalog.Scenario) -> None:
     """Print a scenario: cause, symptom, cures, decoys and heals."""
-    from grpo_lab.ui import console
-
-    console.out.print(f"[bold]{case.name}[/bold]  {case.title}")
-    console.out.print(console.indented(" ".join(case.story.split()), 2))
+    _say_entry(case.name, case.title, [case.story])
     rows = [("stop", cure, "") for cure in case.cures] + [("heal", heal.change, heal.why) for heal in case.heals]
     rows += [("no help", decoy, "") for decoy in case.decoys]
     body = [[kind, ", ".join(change), " ".join(why.split())] for kind, change, why in rows]
@@ -81,59 +80,78 @@ def _describe(case: Scenario) -> None:
     console.say(f"try it: grpo-lab train --scenario {case.name} --heal")
 
 
+def _say_entry(name: str, title: str, texts: Iterable[str]) -> None:
+    """Print a name with its title, and texts indented below it."""
+    console.out.print(f"[bold]{name}[/bold]  {title}")
+    for text in texts:
+        console.out.print(console.indented(" ".join(text.split()), 2))
+
+
 @app.command(example="presets --json")
 def presets(as_json: AsJson = False) -> None:
     """List the ready-made configurations."""
-    from grpo_lab.config.catalog import load_preset, preset_names
-    from grpo_lab.ui import console
-
-    found = [load_preset(name) for name in preset_names()]
-    if as_json:
-        texts = [{"name": p.name, "title": p.title, "source": p.source, "story": p.story} for p in found]
-        return console.say_json([t | {"config": p.config.to_dict()} for t, p in zip(texts, found, strict=True)])
-    rows = [[p.name, p.title, ", ".join(p.config.guards) or "none"] for p in found]
-    console.out.print(console.table([["preset", "description", "guards"], *rows]))
+    found = [catalog.load_preset(name) for name in catalog.preset_names()]
+    trees = (vars(each) | {"config": each.config.to_dict()} for each in found)
+    rows = [[each.name, each.title, ", ".join(each.config.guards) or "none"] for each in found]
+    console.say_list(as_json, trees, ["preset", "description", "guards"], rows)
 
 
 @app.command(example="algorithms --json")
 def algorithms(as_json: AsJson = False) -> None:
     """List the algorithms for `train --algorithm`, each with what differs from GRPO, its settings and its paper."""
-    from dataclasses import asdict
-
-    from grpo_lab.config.algorithms import algorithm, algorithm_names
-    from grpo_lab.ui import console
-
     found = [algorithm(name) for name in algorithm_names()]
     if as_json:
         return console.say_json([asdict(each) for each in found])
     for each in found:
-        console.out.print(f"[bold]{each.name}[/bold]  {each.title}")
         settings = ", ".join(f"loss.{name}={value}" for name, value in each.loss.items())
-        for text in (each.differs, settings, each.paper):
-            console.out.print(console.indented(text, 2))
+        _say_entry(each.name, each.title, [each.differs, settings, each.paper])
 
 
 @app.command(example="guards")
 def guards(as_json: AsJson = False) -> None:
     """List the guards, each with its stage and the texts `Stops`, `Costs` and `Hides`."""
-    from grpo_lab.config.fields import settings_of
     from grpo_lab.training.guards import GUARDS
-    from grpo_lab.ui import console
 
     if as_json:
-        from grpo_lab.ui.docs_pages.guards import docstring
-
-        return console.say_json([_tree(name, guard, *docstring(guard)) for name, guard in GUARDS.items()])
+        return console.say_json([_tree(name, guard) for name, guard in GUARDS.items()])
     for name, guard in GUARDS.items():
-        console.out.print(f"[bold]{name}[/bold]  at {guard.stage}")
-        console.out.print(console.indented(" ".join((guard.__doc__ or "").split()), 2))
+        _say_entry(name, f"at {guard.stage}", [guard.__doc__ or ""])
         for setting in settings_of(guard).values():
             console.out.print(console.indented(f"{setting.name} = {setting.default}: {setting.help}", 4))
 
 
-def _tree(name: str, guard: type[Intervention], about: str, notes: dict[str, str]) -> dict[str, Any]:
+def _tree(name: str, guard: type[Intervention]) -> dict[str, Any]:
     """A guard as plain values."""
-    from grpo_lab.config.fields import settings_of
+    from grpo_lab.ui.docs_pages.guards import docstring
 
+    meaning, notes = docstring(guard)
     settings = {each.name: {"default": each.default, "help": each.help} for each in settings_of(guard).values()}
-    return {"name": name, "stage": str(guard.stage), "meaning": about, **notes, "settings": settings}
+    return {"name": name, "stage": str(guard.stage), "meaning": meaning, **notes, "settings": settings}
+
+
+@app.command(example="settings optimizer")
+def settings(
+    name: Annotated[
+        str, typer.Argument(help="A section or a key: loss, loss.beta, guards.warm_up; by default all.")
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """List the keys of a config, each with its meaning, type, limit and default."""
+    from grpo_lab.ui.docs_pages.settings import described, text
+
+    found = described(name)
+    rows = [[d.key, d.type, d.limit, text(d.default).replace("\n", "\\n"), d.meaning] for d in found]
+    console.say_list(as_json, map(asdict, found), ["key", "type", "limit", "default", "meaning"], rows)
+
+
+@app.command(example="docs --check")
+def docs(out: Out = None, check: Check = False) -> None:
+    """Write the pages that are generated from code and data, into docs/ or the folder of --out."""
+    from grpo_lab.ui import docs_pages
+
+    folder = out or Path("docs")
+    if not check:
+        for path in docs_pages.write(folder):
+            console.out.print(f"{path} written")
+    elif stale := docs_pages.stale(folder):
+        raise RunError(f"{folder}: out of date: {', '.join(stale)}; run {docs_pages.COMMAND} --out {folder}")

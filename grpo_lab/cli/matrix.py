@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,53 +12,42 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from grpo_lab.cli.app import INTERRUPTED, Backend, Device, Model, Scheduler, app, given
+from grpo_lab.ui import console
 
 if TYPE_CHECKING:
     from grpo_lab.analysis.matrix.cells import Cell
-    from grpo_lab.analysis.matrix.derivation import Derivation, Run
     from grpo_lab.analysis.matrix.pool import FarPool, Pool
     from grpo_lab.analysis.matrix.results import Journal, Measurement
-    from grpo_lab.config.schema import Switches
-
-    Runs = Callable[[Switches], list[Measurement]]
 
 CELLS = "cells.jsonl"
-DERIVED, LEARNS = "derived", "learns"
-"""Columns of the sets of guards that backward elimination tries: on the failures, and on the trials of heals."""
-
-
-Scenarios = Annotated[list[str] | None, typer.Option(help="A scenario, your own .toml, or `healthy`; repeatable.")]
-Guards = Annotated[
-    list[str] | None, typer.Option("--guards", help="Columns of their own: guards and presets, as a,b,stable,none.")
-]
-Algorithms = Annotated[
-    list[str] | None,
-    typer.Option("--algorithms", "--algorithm", help="Columns without guards: algorithms, as grpo,gspo,mine.toml."),
-]
-Guard = Annotated[list[str] | None, typer.Option("--guard", hidden=True, help="The older name of --guards.")]
-Columns = Annotated[list[str] | None, typer.Option(help="Only these columns of the table; repeatable.")]
-Steps = Annotated[int | None, typer.Option(min=1, help="Steps of a run; by default those of its file, at least 12.")]
-Learn = Annotated[list[str] | None, typer.Option(help="With --derive: a scenario that has to be learned; repeatable.")]
-Folder = Annotated[Path, typer.Option(help="Output folder; its finished cells are not run again.")]
 
 
 @app.command(example="matrix --scenario cuda-001 --guards clip_gradients,stable")
 def matrix(
-    scenario: Scenarios = None,
-    guards: Guards = None,
-    older: Guard = None,
-    algorithms: Algorithms = None,
-    column: Columns = None,
+    scenario: Annotated[
+        list[str] | None, typer.Option(help="A scenario, your own .toml, or `healthy`; repeatable.")
+    ] = None,
+    guards: Annotated[
+        list[str] | None,
+        typer.Option("--guards", "--guard", help="Columns of their own: guards and presets, as a,b,stable,none."),
+    ] = None,
+    algorithms: Annotated[
+        list[str] | None,
+        typer.Option("--algorithms", "--algorithm", help="Columns without guards: algorithms, as grpo,gspo,mine.toml."),
+    ] = None,
+    column: Annotated[list[str] | None, typer.Option(help="Only these columns of the table; repeatable.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds of each cell: 0, 1, …")] = 3,
-    steps: Steps = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps of a run; by default those of its file, at least 12.")
+    ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Cells to run in parallel.")] = os.cpu_count() or 1,
     limit: Annotated[float, typer.Option(min=1.0, help="Seconds after which a cell counts as hung.")] = 120.0,
     model: Model = None,
     device: Device = None,
-    out: Folder = Path("runs/matrix"),
+    out: Annotated[Path, typer.Option(help="Output folder; its finished cells are not run again.")] = Path(
+        "runs/matrix"
+    ),
     keep: Annotated[bool, typer.Option("--keep", help="Keep the folder of every run.")] = False,
-    derive: Annotated[bool, typer.Option("--derive", help="Also find a smallest set of guards.")] = False,
-    learn: Learn = None,
     backend: Backend = "local",
     scheduler: Scheduler = "",
 ) -> None:
@@ -71,48 +60,28 @@ def matrix(
     from grpo_lab.analysis.matrix.results import Journal
     from grpo_lab.runs import clusters
 
-    guard, chosen = _split((*(guards or ()), *(older or ()))), _split(algorithms or ())
-    names, lessons = rows(scenario or ()), rows(learn) if learn else []
+    guard, chosen = _split(guards), _split(algorithms)
     guard_sets = columns(guard) if guard or not chosen else {NONE: {}}
-    overrides = given(model, device)
-    wanted = only(column, cells(names, guard_sets, seeds, steps, overrides, not (guard or chosen), algorithms=chosen))
+    every, overrides = not (guard or chosen), given(model, device)
+    wanted = only(column, cells(rows(scenario or ()), guard_sets, seeds, steps, overrides, every, algorithms=chosen))
     cluster, folder = clusters.connect(backend, scheduler, jobs), out / "runs" if keep else None
     journal, pool = Journal(out / CELLS), FarPool(cluster, limit, folder) if cluster else Pool(limit, folder)
-
-    def finish(more: Sequence[Cell]) -> list[Measurement]:
-        return _finish(more, journal, pool, cluster.jobs if cluster else jobs, out)
-
     with closing(pool), closing(journal):
-        results, found = finish(wanted), None
-        if derive:
-            found = _derive(
-                guard,
-                lambda guards: finish(cells(names, {DERIVED: guards}, seeds, steps, overrides)),
-                lambda guards: finish(cells(lessons, {LEARNS: guards}, seeds, None, overrides, trial=True)),
-            )
-    options = {"scenario": scenario, "guards": _joined(guard), "algorithms": _joined(chosen), "column": column}
-    once = {"seeds": [seeds], "steps": steps and [steps], "model": model and [model], "device": device and [device]}
-    _write(out, results, _command({**options, **once, "learn": learn}, derive), found)
-
-
-def _split(texts: Sequence[str]) -> list[str]:
-    return [name.strip() for text in texts for name in text.split(",") if name.strip()]
-
-
-def _joined(names: Sequence[str]) -> list[str]:
-    return [",".join(names)] if names else []
-
-
-def _command(options: Mapping[str, Sequence[object] | None], derive: bool) -> str:
-    """The command that gives the same cells, without the output folder."""
+        results = _finish(wanted, journal, pool, cluster.jobs if cluster else jobs, out)
+    options = {"scenario": scenario, "guards": guard and [",".join(guard)], "algorithms": chosen and [",".join(chosen)]}
+    options |= {"column": column, "seeds": [seeds], "steps": steps and [steps]}
+    options |= {"model": model and [model], "device": device and [device]}
     words = [word for name, values in options.items() for value in values or () for word in (f"--{name}", str(value))]
-    return shlex.join(["grpo-lab", "matrix", *words, *(["--derive"] if derive else [])])
+    _write(out, results, shlex.join(["grpo-lab", "matrix", *words]))
+
+
+def _split(texts: Sequence[str] | None) -> list[str]:
+    return [name.strip() for text in texts or () for name in text.split(",") if name.strip()]
 
 
 def _finish(wanted: Sequence[Cell], journal: Journal, pool: Pool | FarPool, jobs: int, out: Path) -> list[Measurement]:
     """Run the unfinished cells, with a bar; exit with code 130 after Ctrl-C."""
     from grpo_lab.analysis.matrix.pool import run_all
-    from grpo_lab.ui import console
 
     unique = {cell.key: cell for cell in wanted}.values()
     with console.progress() as bars:
@@ -132,43 +101,19 @@ def _finish(wanted: Sequence[Cell], journal: Journal, pool: Pool | FarPool, jobs
     return journal.of(wanted)
 
 
-def _derive(guards: Sequence[str] | None, run: Runs, learn: Runs) -> Derivation:
-    """The smallest set of guards, found by backward elimination; its runs are kept like the others."""
-    from grpo_lab.analysis.matrix.cells import settings_of_guards
-    from grpo_lab.analysis.matrix.derivation import derive
-    from grpo_lab.training.guards import GUARDS
-    from grpo_lab.ui import console
-
-    settings = settings_of_guards()
-
-    def given_to(runs: Runs) -> Run:
-        return lambda names: runs({name: settings[name] for name in names})
-
-    wanted = [name for name in GUARDS if name in (guards or GUARDS)]
-    return derive(wanted, given_to(run), lambda text: console.report(f"deriving: {text}"), given_to(learn))
-
-
-def _write(out: Path, results: list[Measurement], command: str, derived: Derivation | None) -> None:
+def _write(out: Path, results: list[Measurement], command: str) -> None:
     """Write the files and print a summary; exit with code 1 if a cell measured nothing."""
-    import dataclasses
-    import json
-
     from grpo_lab.analysis.matrix.findings import Findings
     from grpo_lab.analysis.matrix.page import page, summary
     from grpo_lab.analysis.matrix.results import Fate, to_csv
-    from grpo_lab.ui import console, plots
+    from grpo_lab.ui import plots
 
     found = Findings(results)
     (out / "cells.csv").write_text(to_csv(results), encoding="utf-8")
     figure = plots.save(plots.heat_map_figure(found), out / "heat_map.png")
-    text = page(found, (figure.name, plots.heat_map_in_words(found)), command, derived)
+    text = page(found, (figure.name, plots.heat_map_in_words(found)), command)
     (out / "findings.md").write_text(text, encoding="utf-8")
-    if derived:
-        tree = json.dumps(dataclasses.asdict(derived), indent=2)
-        (out / "derived.json").write_text(tree + "\n", encoding="utf-8")
     console.out.print(console.table(summary(found)))
-    if derived:
-        console.say(f"derived: {', '.join(derived.kept) or 'no guard'}")
     console.say(f"page: {out / 'findings.md'}")
     if failed := [result for result in results if result.fate == Fate.FAILED]:
         console.report(f"{len(failed)} of {len(results)} cells measured nothing; the first: {failed[0].message}")

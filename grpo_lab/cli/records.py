@@ -1,14 +1,19 @@
-"""Commands that read recorded runs."""
+"""Commands that read recorded runs, and logs of any trainer."""
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from grpo_lab.cli.app import AsJson, Out, app
+from grpo_lab.errors import ConfigError, DataError, RunError
+from grpo_lab.runs import recordings as recordings_of
+from grpo_lab.ui import console
 
 if TYPE_CHECKING:
     from grpo_lab.runs.session import Session
@@ -19,7 +24,7 @@ Run = Annotated[Path, typer.Argument(help="A run folder, or the name of a record
 @app.command(example="trace cuda-001-smollm2-135m-original")
 def trace(run: Run, out: Out = None, as_json: AsJson = False) -> None:
     """Show which link of the chain broke first in a recorded run, and draw the chain."""
-    from grpo_lab.ui import console, plots
+    from grpo_lab.ui import plots
 
     session = _opened(run)
     if not as_json:
@@ -33,20 +38,16 @@ def trace(run: Run, out: Out = None, as_json: AsJson = False) -> None:
 
 def _opened(run: Path) -> Session:
     """The session of a run folder or a recording. Raises DataError, as for any bad file, if it cannot be read."""
-    from grpo_lab.errors import DataError, RunError
-    from grpo_lab.runs.recordings import find
     from grpo_lab.runs.session import Session
 
     try:
-        return Session.open(find(run))
+        return Session.open(recordings_of.find(run))
     except RunError as error:
         raise DataError(str(error)) from error
 
 
 def _traced(session: Session) -> dict[str, Any]:
     """The result of a run as plain values: status, crash, first break and the status of each link by step."""
-    from dataclasses import asdict
-
     from grpo_lab.runs.first_break import statuses
 
     found = session.first_break()
@@ -72,8 +73,6 @@ def diff(
     Times, memory, checkpoints and what a resume replaced do not count.
     """
     from grpo_lab.analysis.run_difference import difference
-    from grpo_lab.errors import DataError, RunError
-    from grpo_lab.ui import console
 
     try:
         found = difference(first, second)
@@ -93,7 +92,6 @@ def suggest(run: Run, out: Out = None) -> None:
     Exit code 1 if the config of the run holds no known cause.
     """
     from grpo_lab.analysis import healing
-    from grpo_lab.ui import console
 
     session = _opened(run)
     found = healing.suggest(session.config, session.events)
@@ -117,7 +115,7 @@ def replay(
     out: Out = None,
 ) -> None:
     """Show a recorded run step by step, without training, and draw its curves."""
-    from grpo_lab.ui import console, plots
+    from grpo_lab.ui import plots
 
     session = _opened(run)
     with console.progress() as bars:
@@ -136,12 +134,11 @@ def export(
     out: Out = None,
 ) -> None:
     """Write a recorded run to an experiment tracker, whose files are in its folder or in that of --out."""
-    from grpo_lab.runs.recordings import is_recording
-    from grpo_lab.ui import console, trackers
+    from grpo_lab.ui import trackers
 
     trackers.check([to])
     session = _opened(run)
-    recorded = is_recording(session.directory)
+    recorded = recordings_of.is_recording(session.directory)
     folder = out or (Path("runs") / session.directory.name if recorded else session.directory)
     with console.err.status(f"writing to {to}"):
         trackers.export(to, session, folder)
@@ -151,31 +148,59 @@ def export(
 @app.command(example="recordings --json")
 def recordings(as_json: AsJson = False) -> None:
     """List the recorded runs, to trace and replay without training."""
-    from grpo_lab.runs.recordings import recording_names
-    from grpo_lab.ui import console
-
-    found = {name: _opened(Path(name)) for name in recording_names()}
-    if as_json:
-        return console.say_json(
-            [
-                {"name": name, "model": s.config.model.name, "steps": len(s.records), "status": s.status}
-                | {"message": s.ended.message if s.ended else "", "path": str(s.directory)}
-                for name, s in found.items()
-            ]
-        )
-    rows = [["recording", "model", "steps", "result"]]
-    for name, session in found.items():
-        end = session.ended.message if session.ended else ""
-        rows.append([name, session.config.model.name, str(len(session.records)), f"{session.status}  {end}".strip()])
-    console.out.print(console.table(rows))
+    trees, rows = [], []
+    for name in recordings_of.recording_names():
+        session = _opened(Path(name))
+        model, steps, end = session.config.model.name, len(session.records), session.ended
+        message = end.message if end else ""
+        tree = {"name": name, "model": model, "steps": steps, "status": session.status, "message": message}
+        trees.append(tree | {"path": str(session.directory)})
+        rows.append([name, model, str(steps), f"{session.status}  {message}".strip()])
+    console.say_list(as_json, trees, ["recording", "model", "steps", "result"], rows)
 
 
 def _place(run: Path, out: Path | None, kind: str, suffix: str = ".png") -> Path:
     """The path of a file about a run: in --out, in the run's folder, or, for an included recording, elsewhere."""
-    from grpo_lab.runs.recordings import place_for_figures
-
-    place = out or place_for_figures(run)
+    place = out or recordings_of.place_for_figures(run)
     if place == run:
         return run / f"{kind}{suffix}"
     place.mkdir(parents=True, exist_ok=True)
     return place / f"{run.name}-{kind}{suffix}"
+
+
+@app.command(example="diagnose my_run/trainer_state.json")
+def diagnose(
+    log: Annotated[
+        Path, typer.Argument(help="A run folder, a log file, a folder of TensorBoard files, or - for stdin.")
+    ],
+    other: Annotated[Path | None, typer.Argument(help="A second log, to compare the first with.")] = None,
+    as_json: AsJson = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw the evidence into this PNG file.")] = None,
+) -> None:
+    """Diagnose a run: the first failure, its evidence, suspects and remedies in the trainer that wrote the log.
+
+    Reads run folders, trainer_state.json, consoles, JSON lines, CSV and TensorBoard of TRL, verl, OpenRLHF, ms-swift
+    and W&B, and the settings and crash beside them (docs/logs.md). A second log is compared with the first.
+
+    Exit code 0 for any diagnosis.
+    """
+    from grpo_lab.analysis.diagnosis import diagnose
+
+    if plot and plot.suffix != ".png":
+        raise ConfigError(f"--plot {plot}: figures are written as PNG; give a name that ends in .png")
+    found = diagnose(log)
+    comparison = found.compare(diagnose(other), (str(log), str(other))) if other else None
+    if plot:
+        from grpo_lab.ui.plots import diagnosis, save
+
+        if not found.log.metrics:
+            raise ConfigError(f"--plot: {log} holds no metric to draw; leave --plot out")
+        runs = [comparison.first, comparison.second] if comparison else [found]
+        figure = diagnosis.figure(*runs, names=comparison.names if comparison else ())
+        console.report(f"figure: {save(figure, plot)}")
+    if as_json:
+        print(
+            json.dumps((comparison or found).tree(), indent=2, allow_nan=False)
+        )  # ASCII: a log may hold any character
+    else:
+        console.say_report(comparison.text() if comparison else found.text(str(log)))

@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from enum import StrEnum
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
-from grpo_lab.cli.app import Device, Model, Out, app, given
-from grpo_lab.cli.shown_runs import go_on, run_and_exit, shared_by, take_part_unless_first
+from grpo_lab.cli.app import INTERRUPTED, Device, Model, Out, Settings, app, given
+from grpo_lab.config import catalog, toml
+from grpo_lab.config.schema import Config, resized
 from grpo_lab.config.user_code import is_own
-from grpo_lab.errors import ConfigError, unknown
+from grpo_lab.errors import ConfigError, DataError, RunError, unknown
+from grpo_lab.messages import text
+from grpo_lab.ui import console
 
 if TYPE_CHECKING:
-    from grpo_lab.config.schema import Config
+    from grpo_lab.runs.session import Session
 
-Settings = Annotated[list[str] | None, typer.Option("--set", help="section.setting=value; may be repeated.")]
 Json = Annotated[bool, typer.Option("--json", help="Print events as JSON lines.")]
 PrintConfig = Annotated[bool, typer.Option("--print-config", help="Print the config as TOML; train nothing.")]
 Live = Annotated[bool, typer.Option("--live", help="Draw the curves in the terminal.")]
-
-
-class Save(StrEnum):
-    """Weights that a run keeps."""
-
-    NONE, LAST = "none", "last"
-
-
-Track = Annotated[str, typer.Option("--track", help="Trackers that follow: tensorboard, wandb, trackio, as a,b.")]
-Saved = Annotated[Save, typer.Option("--save", help="Weights to keep: none, or the last ones if they are healthy.")]
+Save = Annotated[
+    Literal["none", "last"], typer.Option("--save", help="Weights to keep: none, or the last ones if they are healthy.")
+]
 
 
 @app.command(example="reproduce")
@@ -47,25 +43,17 @@ def reproduce(
     With `--model smollm2-135m` the table is of recordings of that model, unless `--live` trains it.
     """
     from grpo_lab.analysis.reproduction import recording_of
-    from grpo_lab.config.catalog import model_settings
-    from grpo_lab.messages import text
     from grpo_lab.runs.run_folder import next_free
-    from grpo_lab.ui import console
     from grpo_lab.ui.reproduce import reproduce_all
 
-    tuned = model if model in model_settings() else None
+    tuned = model if model in catalog.model_settings() else None
     if device and tuned and not live:
         raise ConfigError(f"--device {device} says where to train, and recordings were trained before; add --live")
     page = reproduce_all(out or next_free(Path("runs/reproduce")), given(model, device), tuned or "", live or not tuned)
     console.say("\n" + text("reproduction.report", page=page))
     crashed = recording_of("cuda-001", "original", tuned) if tuned and not live else page.parent / "cuda-001-original"
-    commands = {
-        "trace": f"trace {crashed}",
-        "scenarios": "scenarios",
-        "train": "train --scenario cuda-001 --guards skip_nonfinite",
-    }
-    for name, command in commands.items():
-        console.say(f"{text(f'reproduction.next.{name}')}\n    grpo-lab {command}")
+    for command in (f"trace {crashed}", "scenarios", "train --scenario cuda-001 --guards skip_nonfinite"):
+        console.say(f"{text(f'reproduction.next.{command.split()[0]}')}\n    grpo-lab {command}")
 
 
 @app.command(example="dual --set run.num_steps=20 --set sft.num_steps=60")
@@ -76,7 +64,6 @@ def dual(settings: Settings = None, out: Out = None) -> None:
     --set sft.num_steps=60; the settings hold for every run.
     """
     from grpo_lab.runs.run_folder import next_free
-    from grpo_lab.ui import console
     from grpo_lab.ui.dual import train_dual
 
     page = train_dual(out or next_free(Path("runs/dual")), settings or ())
@@ -106,8 +93,8 @@ def train(
     out: Out = None,
     as_json: Json = False,
     live: Live = False,
-    save: Saved = Save.LAST,
-    track: Track = "",
+    save: Save = "last",
+    track: Annotated[str, typer.Option(help="Trackers that follow: tensorboard, wandb, trackio, as a,b.")] = "",
     child: Annotated[
         bool, typer.Option(help="Train in a child process, whose crash leaves this one alive; always on a GPU.")
     ] = False,
@@ -135,21 +122,26 @@ def train(
         own = (preset, scenario, algorithm, guards, config, settings, model, device, data, reward, out)
         if any(own) or heal or fit or print_config:
             raise ConfigError("--resume goes on with the run's own config; to change a setting there: --recover a.b=c")
-        return go_on(resume, recover or (), as_json, child, live, save is Save.LAST, track, processes)
+        session = _resumed(resume, recover or (), child, save, _shared_by(processes))
+        _run_and_exit(session, as_json, live, track)
     if recover:
         raise ConfigError(
             "--recover changes a run that goes on: name it with --resume; else use --set run.recover=a.b=c"
         )
     found = _config(config, preset, scenario, guards, heal, model or "")
+    count = _shared_by(processes)
     found = (found.with_algorithm(algorithm) if algorithm else found).with_(
         *given(model, device),
-        *shared_by(processes),
+        *([] if count is None else [f"run.processes={count}"]),
         *([f"data.tasks={data}"] if data else []),
         *([f"data.rewards={','.join(reward)},"] if reward else []),
         *(settings or []),
     )
-    _check_used(found, tasks=data, rewards=reward)
-    _train(found, out, as_json, child, live, save, print_config, track, fit)
+    for option, value, setting in (("--data", data, "tasks"), ("--reward", reward, "rewards")):
+        if value and found.objectives and all(getattr(each, setting) for each in found.objectives):
+            one = f"--set objectives.{found.objectives[0].name}.{setting}="
+            raise ConfigError(f"{option}: every objective has {setting} of its own: it would change nothing; use {one}")
+    _train(found, out, as_json, live, save, print_config, child, track, fit)
 
 
 @app.command(example="sft --data shown.jsonl")
@@ -161,58 +153,16 @@ def sft(
     out: Out = None,
     as_json: Json = False,
     live: Live = False,
-    save: Saved = Save.LAST,
+    save: Save = "last",
     print_config: PrintConfig = False,
 ) -> None:
     """Train on given completions, under the guards of `stable`; the run's folder holds the weights, as with `train`.
 
     To go on with GRPO in the same run: `grpo-lab train --set run.stages=sft,grpo --set sft.data=FILE`.
     """
-    from grpo_lab.config import catalog
-
     stage = ("run.name=sft", "run.stages=sft", f"sft.data={data}")
     config = catalog.preset("stable").with_(*given(model, device), *stage, *(settings or []))
-    _train(config, out, as_json, live=live, save=save, print_config=print_config)
-
-
-def _train(
-    config: Config,
-    out: Path | None,
-    as_json: bool,
-    child: bool = False,
-    live: bool = False,
-    save: Save = Save.LAST,
-    print_config: bool = False,
-    track: str = "",
-    fit: bool = False,
-) -> NoReturn:
-    """Train by a config, or print it, and exit with the code of the result."""
-    from grpo_lab.config import toml
-    from grpo_lab.runs.processes import started_by_torchrun
-    from grpo_lab.runs.session import Session
-    from grpo_lab.training.registry import validated
-    from grpo_lab.ui import console
-
-    if print_config:
-        validated(config)
-        print("".join(f"# {note}\n" for note in console.notes(config)) + toml.dumps(config), end="")
-        sys.exit(0)
-    if fit and started_by_torchrun():
-        raise ConfigError("--fit begins a run again, and a launcher's processes cannot: set data.micro_batch_prompts")
-    launched = take_part_unless_first(lambda: config)
-    # The system may kill a process for lack of memory: with `fit` that is a child, and another one goes on.
-    session = Session(config, out, child=child or fit or launched, save_model=save is Save.LAST, fit=fit)
-    run_and_exit(session, as_json, live, track)
-
-
-def _check_used(config: Config, **options: object) -> None:
-    """Raise ConfigError for --data or --reward where every objective has tasks or rewards of its own."""
-    for (setting, value), option in zip(options.items(), ("--data", "--reward"), strict=True):
-        if value and config.objectives and all(getattr(each, setting) for each in config.objectives):
-            one = f"--set objectives.{config.objectives[0].name}.{setting}="
-            raise ConfigError(
-                f"{option}: every objective has {setting} of its own, so it would change nothing; use {one}"
-            )
+    _train(config, out, as_json, live, save, print_config)
 
 
 def _config(
@@ -223,9 +173,6 @@ def _config(
     Raises ConfigError for an unknown name, for two of the three, except for a scenario with its own preset, and for a
     heal without a scenario.
     """
-    from grpo_lab.config import catalog, toml
-    from grpo_lab.config.catalog import guards_named
-
     if file and (preset or scenario):
         raise ConfigError("--config holds a whole config: give it without --preset and --scenario")
     if preset and scenario and catalog.scenario(scenario).preset != preset:
@@ -244,7 +191,105 @@ def _config(
         return config
     from grpo_lab.training.guards import GUARDS
 
-    for name in (named := guards_named(guards)):
+    for name in (named := catalog.guards_named(guards)):
         if name not in GUARDS and not is_own(name):
             raise unknown("guard", name, [*GUARDS, *catalog.preset_names(), "none"])
     return config.with_guards(named)
+
+
+def _shared_by(processes: int | None) -> int | None:
+    """The number of processes that was asked for, 0 too, or that a launcher has started; None for neither."""
+    from grpo_lab.runs.processes import started_by_torchrun
+
+    return (started_by_torchrun() or None) if processes is None else processes
+
+
+def _take_part_unless_first(config: Callable[[], Config]) -> bool | None:
+    """Train and exit as one of the processes that a launcher has started, unless this is the first one of them.
+
+    Return False for the first one, which trains in its own process, and None where no launcher is at work.
+    """
+    from grpo_lab.runs import processes
+
+    if not processes.started_by_torchrun():
+        return None
+    if not processes.is_first():
+        sys.exit(processes.take_part(found := config(), processes.joined(found)))
+    return False
+
+
+def _resumed(folder: Path, recover: Sequence[str], child: bool, save: str, processes: int | None) -> Session:
+    """The session that goes on with the run in a folder."""
+    from grpo_lab.runs import run_folder
+    from grpo_lab.runs.session import Session
+
+    try:
+        launched = _take_part_unless_first(lambda: resized(run_folder.read(folder)[0], processes))
+        return Session.resume(folder, recover, child=child or launched, save_model=save == "last", processes=processes)
+    except RunError as error:
+        raise DataError(str(error)) from error
+
+
+def _train(
+    config: Config,
+    out: Path | None,
+    as_json: bool,
+    live: bool,
+    save: str,
+    print_config: bool,
+    child: bool = False,
+    track: str = "",
+    fit: bool = False,
+) -> NoReturn:
+    """Train by a config, or print it, and exit with the code of the result."""
+    from grpo_lab.runs.processes import started_by_torchrun
+    from grpo_lab.runs.session import Session
+    from grpo_lab.training.registry import validated
+
+    if print_config:
+        validated(config)
+        print("".join(f"# {note}\n" for note in console.notes(config)) + toml.dumps(config), end="")
+        sys.exit(0)
+    if fit and started_by_torchrun():
+        raise ConfigError("--fit begins a run again, and a launcher's processes cannot: set data.micro_batch_prompts")
+    launched = _take_part_unless_first(lambda: config)
+    # The system may kill a process for lack of memory: with `fit` that is a child, and another one goes on.
+    session = Session(config, out, child=child or fit or launched, save_model=save == "last", fit=fit)
+    _run_and_exit(session, as_json, live, track)
+
+
+def _run_and_exit(session: Session, as_json: bool, live: bool, track: str) -> NoReturn:
+    """Train, show the run while it goes on, also to these trackers, and exit with the code of the result."""
+    from grpo_lab.runs.session import BY_THE_USER
+    from grpo_lab.ui import trackers
+
+    session.views += trackers.views(track, session)
+    console.say_warnings()
+    for note in console.notes(session.config):
+        console.report(note)
+    if as_json:
+        session.views.append(console.JsonView())
+        with contextlib.redirect_stdout(sys.stderr):  # a reward function may print
+            session.run()
+    else:
+        try:
+            _run_in_view(session, live)
+        finally:  # also of a run that a signal ended
+            if session.ended and session.status != "failed":
+                console.say_end(session)
+    by_user = session.ended is not None and session.ended.message.startswith(BY_THE_USER)
+    sys.exit(0 if session.status == "done" else INTERRUPTED if by_user else 1)
+
+
+def _run_in_view(session: Session, live: bool) -> None:
+    """Train, and show the run while it goes on: curves in a terminal if they are wanted, else one line."""
+    if live and console.out.is_terminal:
+        from grpo_lab.ui.live_terminal import LiveView
+
+        with LiveView(console.out) as view:
+            session.views.append(view)
+            session.run()
+    else:
+        with console.progress() as bars:
+            session.views.append(console.ProgressView(bars, session.config.run.name))
+            session.run()

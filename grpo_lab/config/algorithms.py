@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.config.fields import Settings, build, read_toml, settings_of
+from grpo_lab.config.fields import Settings, build, settings_of
 from grpo_lab.config.sections import LossConfig
-from grpo_lab.paths import named_file, named_files
+from grpo_lab.paths import named_file, named_files, read_toml
 
 USED_BY = {
     "clip": ("ratio", "epsilon", "epsilon_high", "delta"),

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.config.fields import Settings, build, distinct, read_toml, settings_of
+from grpo_lab.config.fields import Settings, build, distinct, settings_of
 from grpo_lab.config.schema import KEYS, Config, Switches
 from grpo_lab.errors import ConfigError, unknown
 from grpo_lab.metrics import LINKS, METRICS, of_objective
-from grpo_lab.paths import data_tables, named_file, named_files
+from grpo_lab.paths import data_tables, named_file, named_files, read_toml
 
 TEXTS = ("title", "source", "story")
 TRIAL: Mapping[str, Any] = {"run": {"num_steps": 60}, "data": {"num_prompts": 16, "num_generations": 8}}
@@ -56,7 +56,7 @@ class Expectation(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.first_break and self.first_break not in LINKS:
-            raise unknown("link in [expect]", self.first_break, LINKS)
+            raise ConfigError(f"first_break: {unknown('link', self.first_break, LINKS)}")
 
     def shown(self, operator: str, steps: Sequence[Mapping[str, float]]) -> bool:
         """Whether a run showed the symptoms, by the operator in which it crashed ("" for none) and its steps' metrics.
@@ -154,44 +154,30 @@ def preset(name: str) -> Config:
 
 def load_preset(name: str) -> Preset:
     """A preset with its title and story. Raises ConfigError for an unknown name or a mistake in its file."""
-    path = named_file("presets", name)
-    return _preset(path, name, path.stat().st_mtime_ns)
-
-
-@functools.cache  # a file is read again if it changed
-def _preset(path: Path, name: str, changed: int) -> Preset:
-    tree = read_toml(path)
+    tree, where = read_toml(named_file("presets", name)), f"preset {name}"
     texts = {key: tree.pop(key) for key in TEXTS if key in tree}
-    _check_names(tree, KEYS, f"key of preset {name}")
+    _check_names(tree, KEYS, f"key of {where}")
     config = Config().merged({"run": {"name": name}}).merged(tree)
-    return build(Preset, {**texts, "name": name, "config": config}, f"preset {name}")
+    return build(Preset, {**texts, "name": name, "config": config}, where)
 
 
 def scenario(name: str) -> Scenario:
     """A scenario by name, or from an instructor's own file (`path/to/mine.toml`).
 
-    Raises ConfigError for an unknown name or a mistake in its file.
+    Raises ConfigError for an unknown name or a mistake in its file; all its overrides are checked here.
     """
     path = named_file("scenarios", name)
-    return _scenario(path, path.stat().st_mtime_ns)
-
-
-@functools.cache
-def _scenario(path: Path, changed: int) -> Scenario:
-    """The scenario in a file: all its overrides are checked, so that a mistake shows before it is used."""
     tree, where = read_toml(path), f"scenario {path.stem}"
     _check_names(tree, [*settings_of(Scenario), *KEYS], f"key of {where}")
     given = {name: value for name, value in tree.items() if name not in KEYS}
     given |= {"name": path.stem, "cause": {key: tree[key] for key in KEYS if key in tree}}
-    if isinstance(table := given.get("expect"), dict):
-        given["expect"] = build(Expectation, table, f"{where}, [expect]")
-    if isinstance(tables := given.get("heals"), list):
-        given["heals"] = [build(Heal, table, f"{where}, [[heals]]") for table in tables]
     found = build(Scenario, given, where)
-    of_each = [of_objective(metric, each.name) for each in found.config().objectives for metric in METRICS]
+    config = found.config()
+    of_each = [of_objective(metric, each.name) for each in config.objectives for metric in METRICS]
     _check_names((*found.expect.metrics, *found.expect.below), [*METRICS, *of_each], "metric in [expect]")
-    for overrides in ((), *found.cures, *found.decoys, *(heal.change for heal in found.heals)):
-        found.config().merged(found.trial).with_(*overrides)
+    trial = config.merged(found.trial)
+    for overrides in (*found.cures, *found.decoys, *(heal.change for heal in found.heals)):
+        trial.with_(*overrides)
     _check_names(found.models, model_settings(), f"model in [models] of {where}")
     for model in found.models:
         found.config(model=model)

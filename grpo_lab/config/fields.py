@@ -19,17 +19,13 @@ import inspect
 import math
 import sys
 import textwrap
-import tomllib
 import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from grpo_lab.errors import ConfigError, unknown
-
-__all__ = ["Annotated", "AtLeast", "Between", "OneOf", "Setting", "Settings", "parse", "settings_of", "typed"]
 
 T = TypeVar("T")
 NONE = "none"
@@ -45,24 +41,22 @@ class AtLeast:
 
     low: float
     high: float = math.inf
-    lower_words: ClassVar[str] = "at least"
+    above: ClassVar[bool] = False
+    """Whether `low` itself is outside."""
 
     def accepts(self, value: Any) -> bool:
         """Whether a value is within the limit."""
-        return self.low <= value <= self.high
+        return self.low <= value <= self.high and not (self.above and value == self.low)
 
     def __str__(self) -> str:
-        return f"{self.lower_words} {self.low:g}" + (f" and at most {self.high:g}" if self.high < math.inf else "")
+        most = f" and at most {self.high:g}" if self.high < math.inf else ""
+        return f"{'above' if self.above else 'at least'} {self.low:g}{most}"
 
 
 class Between(AtLeast):
     """The limit low < value <= high."""
 
-    lower_words = "above"
-
-    def accepts(self, value: Any) -> bool:
-        """Whether a value is within the limit."""
-        return value != self.low and super().accepts(value)
+    above = True
 
 
 class OneOf:
@@ -177,7 +171,7 @@ def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     known = settings_of(cls)
     for name in values:
         if name not in known:
-            raise unknown(f"setting of {where}", name, known)
+            raise ConfigError(f"{where}: {unknown('setting', name, known)}")
     for name, setting in known.items():
         if setting.default is dataclasses.MISSING and name not in values:
             raise ConfigError(f"{where}: {name} is missing; write it there")
@@ -276,21 +270,11 @@ def _parts(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """The table of a file. Raises ConfigError for a file that cannot be read or is no TOML."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}); give a TOML file of settings") from error
-    except ValueError as error:
-        raise ConfigError(f"{path}: not valid TOML ({error}); mend the file") from error
-
-
 def distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """The dictionary of an object in JSON, for `object_pairs_hook`. Raises ValueError for a key that is there twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice!r} is there twice; keep one")
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"the key {name!r} is there twice; keep one")
+        found[name] = value
     return found

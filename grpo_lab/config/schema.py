@@ -147,7 +147,7 @@ class Config(Settings):
             if section not in KEYS:
                 raise _unknown_section(section)
             if section in SECTIONS:
-                parts[section] = build(SECTIONS[section], _without_removed(section, values), section)
+                parts[section] = _without_removed(section, values)
         named = _by_name(parts.get(OBJECTIVES, ())).items()
         parts[OBJECTIVES] = tuple(build(ObjectiveConfig, each, f"{OBJECTIVES}.{name}") for name, each in named)
         return Config(**parts)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from grpo_lab.config.fields import AtLeast, Between, OneOf, Settings, build, settings_of
-from grpo_lab.errors import ConfigError, unknown
+from grpo_lab.config.fields import AtLeast, Between, OneOf, Settings, build
+from grpo_lab.errors import ConfigError
 from grpo_lab.metrics import METRICS, of_objective
 
 STAGES = ("sft", "grpo")
@@ -249,9 +249,6 @@ class ObjectiveConfig(Settings):
         low, high = self.kl_low, self.kl_high
         if (low, high) != (None, None) and (low is None or high is None or low >= high):
             raise ConfigError(f"kl_low = {low}, kl_high = {high}: give both, the lower one first, or none")
-        for name in self.sampling:
-            if name not in settings_of(SamplingConfig):
-                raise ConfigError(f"sampling: {unknown('setting', name, settings_of(SamplingConfig))}")
         build(SamplingConfig, self.sampling, "sampling")
 
 

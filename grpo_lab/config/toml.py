@@ -6,25 +6,35 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.config.fields import NONE, read_toml
+from grpo_lab.config.fields import NONE
 from grpo_lab.config.schema import OBJECTIVES, SECTIONS, SWITCHES, Config
 from grpo_lab.errors import ConfigError
+from grpo_lab.paths import read_toml
 
 
-def dumps(config: Config) -> str:
-    """The whole config. TOML has no None: it is left out where it is the default, and is the text "none" elsewhere.
+def dumps(config: Config, whole: bool = True) -> str:
+    """The config, or only what differs from the defaults.
 
-    >>> import tomllib
-    >>> config = Config().with_("guards.clip_gradients.max_norm=0.3", "loss.beta=0.04")
-    >>> Config.from_dict(tomllib.loads(dumps(config))) == config
-    True
+    TOML has no None: it is left out where it is the default, and is the text "none" elsewhere.
+
+    >>> print(dumps(Config().with_("loss.beta=0.04", "guards.clip_gradients.max_norm=0.3"), whole=False))
+    [loss]
+    beta = 0.04
+    <BLANKLINE>
+    [guards."clip_gradients"]
+    max_norm = 0.3
+    <BLANKLINE>
     """
     tree, usual = config.to_dict(), Config().to_dict()
+    tables: list[tuple[str, Mapping[str, Any]]] = []
     for section in SECTIONS:
-        named = {key: NONE for key, each in tree[section].items() if each is None and usual[section][key] is not None}
-        tree[section] |= named
-    lines = [line for section in SECTIONS for line in table(section, tree[section])]
-    return "\n".join([*lines, *tables(tree)]).lstrip() + "\n"
+        differing = {key: each for key, each in tree[section].items() if each != usual[section][key]}
+        named = {key: NONE if each is None else each for key, each in differing.items()}
+        if whole or named:
+            tables.append((section, tree[section] | named if whole else named))
+    tables += [(f"{kind}.{value(name)}", each) for kind in SWITCHES for name, each in tree[kind].items()]
+    tables += [(f"[{OBJECTIVES}]", each) for each in tree.get(OBJECTIVES, ())]
+    return "\n".join(_table(name, settings) for name, settings in tables)
 
 
 def load(path: Path) -> Config:
@@ -39,16 +49,8 @@ def load(path: Path) -> Config:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def tables(tree: Mapping[str, Any]) -> list[str]:
-    """The tables of guards, faults and objectives of a config, as `Config.to_dict` gives them."""
-    rows = [(f"{kind}.{value(name)}", each) for kind in SWITCHES for name, each in tree[kind].items()]
-    rows += [(f"[{OBJECTIVES}]", each) for each in tree.get(OBJECTIVES, ())]
-    return [line for name, settings in rows for line in table(name, settings)]
-
-
-def table(name: str, settings: Mapping[str, Any]) -> list[str]:
-    """A table of settings, a line each."""
-    return ["", f"[{name}]", *(f"{key} = {value(each)}" for key, each in settings.items() if each is not None)]
+def _table(name: str, settings: Mapping[str, Any]) -> str:
+    return f"[{name}]\n" + "".join(f"{key} = {value(each)}\n" for key, each in settings.items() if each is not None)
 
 
 def value(each: Any) -> str:

@@ -72,19 +72,15 @@ def load(name: str, error: type[GrpoLabError] = ConfigError) -> Any:
     return loaded
 
 
-def execute(path: Path, error: type[GrpoLabError] = ConfigError, words: str = IN_A_FILE) -> ModuleType:
-    """The module in a file, executed at each call. Raises `error` as `executed` does."""
-    # Compiled here, because Python's cached bytecode is stale when a file changes within the same second.
-    return executed(path.read_bytes(), path.resolve(), error, words)
-
-
-def executed(
-    source: bytes | str, path: Path, error: type[GrpoLabError] = ConfigError, words: str = IN_A_FILE
+def execute(
+    path: Path, error: type[GrpoLabError] = ConfigError, words: str = IN_A_FILE, source: bytes | str | None = None
 ) -> ModuleType:
-    """The module of a source text, executed as if it were in the file `path`, which need not exist.
+    """The module in a file, or of a source text as if it were in this file, executed at each call.
 
     Raises `error`, with a message made of `words`, the path, and the error that the code raised with its line.
     """
+    if source is None:  # not imported: Python's cached bytecode is stale when a file changes within the same second
+        path, source = path.resolve(), path.read_bytes()
     # The path is part of the name: dataclasses look up their module by it, and two files may have the same stem.
     module = ModuleType(f"grpo_lab_own_{path.stem}_{zlib.crc32(str(path).encode()):08x}")
     module.__file__ = str(path)

@@ -72,7 +72,7 @@ def _own() -> dict[str, Path]:
 @functools.cache
 def _page(path: Path, code: bytes) -> LabPage:
     """The page that a file of one's own defines, executed again only if its text has changed."""
-    page = getattr(user_code.executed(code, path, DataError), "LAB", None)
+    page = getattr(user_code.execute(path, DataError, source=code), "LAB", None)
     if not isinstance(page, LabPage) or page.name != path.parent.name:
         raise DataError(f'{path}: define LAB = pages.page("{path.parent.name}", checks, Path(__file__).parent)')
     return page

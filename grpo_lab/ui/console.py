@@ -82,6 +82,14 @@ def say_json(tree: Any) -> None:
     print(json.dumps(encodable(tree), indent=2, allow_nan=False, ensure_ascii=False))
 
 
+def say_list(as_json: bool, trees: Iterable[Any], header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a list on standard output: `trees` as JSON, or else `rows` as a table."""
+    if as_json:
+        say_json(list(trees))
+    else:
+        out.print(table([header, *rows]))
+
+
 class _Bars(Progress):
     """Bars in a terminal; elsewhere a plain line at most every EVERY seconds."""
 

@@ -29,7 +29,7 @@ def kiosk(tmp_path, wait_until):
         words = ["lecture", "--kiosk", f"--port={port}", "--no-browser", "--language", language]
         with (tmp_path / "voila.log").open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "grpo_lab.cli", *words],
+                [sys.executable, "-m", "grpo_lab", *words],
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
                 stdout=log,
                 stderr=subprocess.STDOUT,

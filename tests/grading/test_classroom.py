@@ -161,7 +161,7 @@ def test_a_class_goes_on_after_a_kill_and_after_ctrl_c(grade, unprobed, interrup
     hand_in(tmp_path / "class" / "bob" / "05_kl.ipynb", **WRITTEN, k3=HOLDS)
     options = rules(seconds=250.0, total_seconds=300.0)
 
-    words = [sys.executable, "-m", "grpo_lab.cli", "grade", "class", *options, "--jobs", "2"]
+    words = [sys.executable, "-m", "grpo_lab", "grade", "class", *options, "--jobs", "2"]
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     wait_until("no results", lambda: process.poll() is not None or (len(kept()) == 2 and running(HELD)))
     process.kill()

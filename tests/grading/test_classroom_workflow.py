@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,16 +12,14 @@ import pytest
 import yaml
 
 from grpo_lab.course.editions import build
-from grpo_lab.course.editions.release import workflow
 
 ROOT = Path(__file__).resolve().parents[2]
+WORKFLOW = ROOT / "docs" / "examples" / "grade.yml"
 
 
 @pytest.fixture
-def parsed(tmp_path):
-    ((path, text),) = workflow(tmp_path).items()
-    assert path == tmp_path / ".github" / "workflows" / "grade.yml"
-    return yaml.safe_load(text)
+def parsed():
+    return yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
 
 
 def test_it_runs_on_a_push_with_no_more_rights_than_reading(parsed):
@@ -42,10 +41,10 @@ def test_its_command_grades_a_repository(parsed, tmp_path, contained):
     repository.mkdir()
     (repository / "05_kl.ipynb").write_text(build.notebook(ROOT / "labs", "05_kl", build.LEARNER), encoding="utf-8")
     (repository / "README.md").write_text("mine")
-    for path, text in workflow(repository).items():
-        path.parent.mkdir(parents=True)
-        path.write_text(text, encoding="utf-8")
-    command = [sys.executable, "-P", "-m", "grpo_lab.cli", *arguments]
+    workflows = repository / ".github" / "workflows"
+    workflows.mkdir(parents=True)
+    shutil.copy(WORKFLOW, workflows)
+    command = [sys.executable, "-P", "-m", "grpo_lab", *arguments]
     done = subprocess.run(
         command, cwd=repository, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )

@@ -63,7 +63,7 @@ def hand_in_both_editions(home, labs):
 
 
 def grade(home, *options):
-    command = [sys.executable, "-P", "-m", "grpo_lab.cli", "grade", "submitted", "--jobs", "2", *options]
+    command = [sys.executable, "-P", "-m", "grpo_lab", "grade", "submitted", "--jobs", "2", *options]
     env = {**os.environ, "COLUMNS": "150", "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=home, env=env, capture_output=True, text=True, timeout=1800)
 

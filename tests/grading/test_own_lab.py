@@ -18,7 +18,7 @@ def test_a_lab_of_ones_own_is_handed_out_answered_and_graded(sample_lab, tmp_pat
     (tmp_path / "class" / "bob").mkdir()
     (tmp_path / "class" / "ada" / "sample.ipynb").write_text(build.notebook(sample_lab, "sample", "reference"))
     (tmp_path / "class" / "bob" / "sample.ipynb").write_text(build.notebook(sample_lab, "sample", "learner"))
-    command = [sys.executable, "-m", "grpo_lab.cli", "grade", "class", "--out", "grades", "--lab", "sample"]
+    command = [sys.executable, "-m", "grpo_lab", "grade", "class", "--out", "grades", "--lab", "sample"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stderr
     text = (tmp_path / "grades" / "gradebook.csv").read_text(encoding="utf-8-sig")

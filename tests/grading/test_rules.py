@@ -43,8 +43,8 @@ def test_the_secret_is_seen_from_the_file(file, tmp_path, named, meant):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("secnds = 1", r"unknown setting of rules 'secnds'; did you mean 'seconds'"),
-        ("[limits]\nseconds = 1", r"unknown setting of rules 'limits'"),
+        ("secnds = 1", r"rules: unknown setting 'secnds'; did you mean 'seconds'"),
+        ("[limits]\nseconds = 1", r"rules: unknown setting 'limits'"),
         ("seconds = 0", r"seconds = 0.0: must be above 0 and at most 3600"),
         ("seconds = nan", r"seconds = nan: must be a number"),
         ("seconds = inf", r"seconds = inf: must be above 0"),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from grpo_lab.analysis.diagnosis.symptoms import Seen, Sighting, Symptom, Unknown
 from grpo_lab.errors import ConfigError, unknown
-from grpo_lab.paths import data_directory
+from grpo_lab.paths import data_directory, read_toml
 
 Sightings = Mapping[str, Sighting]
 SETTINGS_OF = {"trl": "trl", "ms-swift": "trl", "verl": "verl"}
@@ -248,8 +247,4 @@ def known_causes() -> Sequence[Cause]:
 
 def _tables(name: str) -> dict[str, dict[str, Any]]:
     """The tables of a file. Raises ConfigError for one that cannot be read."""
-    path = data_directory() / "diagnosis" / f"{name}.toml"
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path}: {error}; mend the file or install grpo_lab again") from error
+    return read_toml(data_directory() / "diagnosis" / f"{name}.toml")

@@ -1,5 +1,5 @@
 """The matrix: which guard stops which failure, measured cell by cell.
 
 `cells` lists the runs, `pool` makes them in processes that may die, `results` measures each run, `findings` evaluates
-all of them together, `derivation` finds the guards that are needed, and `page` writes the report.
+all of them together, and `page` writes the report.
 """

@@ -4,15 +4,14 @@ import math
 
 from grpo_lab.analysis.markdown import number, render
 from grpo_lab.analysis.matrix.cells import AT_LEAST, HEALED, HEALTHY, HELD_OUT, NONE, REPORTED, STABLE, STEPS, UNHEALED
-from grpo_lab.analysis.matrix.derivation import Derivation
 from grpo_lab.analysis.matrix.findings import MARGIN, Findings, disturbed, mean_gain
 from grpo_lab.analysis.matrix.results import GAIN, MEANINGS
-from grpo_lab.config.catalog import load_preset, preset, scenario
+from grpo_lab.config.catalog import load_preset, scenario
 from grpo_lab.errors import ConfigError
 from grpo_lab.runs import environment
 
 
-def page(found: Findings, figure: tuple[str, str], command: str, derived: Derivation | None = None) -> str:
+def page(found: Findings, figure: tuple[str, str], command: str) -> str:
     """The whole page; `figure` is the file of the heat map and its alternative text."""
     file, alt = figure
     numbers = {"at_least": AT_LEAST, "steps": STEPS, "held_out": HELD_OUT, "margin": MARGIN}
@@ -38,7 +37,6 @@ def page(found: Findings, figure: tuple[str, str], command: str, derived: Deriva
         healthy=_healthy(found),
         disturbed=disturbed(found.results),
         **numbers,
-        **_derived(derived),
     )
 
 
@@ -137,17 +135,3 @@ def _healthy(found: Findings) -> list[list[str]]:
             alarms, cost = f"{found.alarms(column)} of {finished}", f"{found.cost(column):.2f} x"
             rows.append([column, alarms, changed, _reward(found, HEALTHY, column), gain, cost])
     return rows
-
-
-def _derived(derived: Derivation | None) -> dict[str, object]:
-    """The derived set, and how preset `stable` differs from it."""
-    if not derived:
-        return {"derived": None}
-    stable = preset(STABLE).guards
-    return {
-        "derived": derived,
-        "tried": sum(map(len, (derived.kept, derived.dropped, derived.harmful))),
-        "kept": [["kept", "without it"], *([guard, "; ".join(cells)] for guard, cells in derived.kept.items())],
-        "added": ", ".join(f"`{name}`" for name in stable if name not in derived.kept),
-        "lacking": ", ".join(f"`{name}`" for name in derived.kept if name not in stable),
-    }

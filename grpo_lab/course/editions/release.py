@@ -9,7 +9,6 @@ from grpo_lab.course.editions.build import LEARNER, REFERENCE, chosen, lab_names
 from grpo_lab.course.editions.headings import stars
 from grpo_lab.errors import DataError
 from grpo_lab.messages import ENGLISH, text_in
-from grpo_lab.paths import data_directory
 
 _HEAD = ("lab", "minutes", "difficulty", "points", "afterwards")
 """Columns of the table in a release's README, by their keys in data/messages."""
@@ -28,12 +27,6 @@ def release(folder: Path, out: Path, names: Sequence[str] = (), language: str = 
         out / "README.md": render("course", language, labs=[head, *(_row(name, language) for name in labs)]),
         **{out / f"{name}.ipynb": notebook(folder, name, LEARNER, language) for name in labs},
     }
-
-
-def workflow(out: Path) -> dict[Path, str]:
-    """The workflow that grades a student's repository at GitHub Classroom, by the file that GitHub reads."""
-    text = (data_directory() / "classroom" / "grade.yml").read_text(encoding="utf-8")
-    return {out / ".github" / "workflows" / "grade.yml": text}
 
 
 def copies(folder: Path, out: Path) -> dict[Path, str]:

@@ -133,7 +133,7 @@ def _answer(request: int, replies: int, limits: Limits) -> NoReturn:
 
 def _lines(request: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     try:
-        module = user_code.executed(request["source"], Path(request["file"]), NotYet, answers.IN_THE_CELL)
+        module = user_code.execute(Path(request["file"]), NotYet, answers.IN_THE_CELL, request["source"])
         if "function" in request:
             check = Function(request["function"], _not_here, getattr(probes, request["probe"]))
             given = answers.calls(check, module, [wire.unpack(inputs) for inputs in request["inputs"]])

@@ -1,13 +1,29 @@
-"""The smallest set of guards: start from all of them, and drop each guard that is not needed."""
+"""`python -m benchmarks.derive`: the smallest set of guards. Start from all of them, and drop each that is not needed.
 
+Writes derived.json and the cells that were run, which a second call does not run again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
 import math
+import os
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
 
-from grpo_lab.analysis.matrix.cells import HEALTHY
+import typer
+
+from grpo_lab.analysis.matrix.cells import HEALTHY, Cell, cells, rows, settings_of_guards
 from grpo_lab.analysis.matrix.findings import MARGIN, mean_gain
-from grpo_lab.analysis.matrix.results import GAIN, Measurement
+from grpo_lab.analysis.matrix.pool import Pool, run_all
+from grpo_lab.analysis.matrix.results import GAIN, Journal, Measurement
+from grpo_lab.training.guards import GUARDS
+from grpo_lab.ui import console
 
 Run = Callable[[tuple[str, ...]], Sequence[Measurement]]
 """A function that runs every scenario and seed, and the healthy run, under these guards."""
@@ -106,3 +122,41 @@ def unlearned(before: Sequence[Measurement], after: Sequence[Measurement]) -> tu
         if was >= GAIN > now and now < was - MARGIN:
             worse.append(f"{name} gains {now:.2f}, not {was:.2f}")
     return tuple(worse)
+
+
+def main(
+    guard: Annotated[list[str] | None, typer.Option(help="A guard to try; repeatable; by default all.")] = None,
+    scenario: Annotated[list[str] | None, typer.Option(help="A scenario, or `healthy`; repeatable.")] = None,
+    learn: Annotated[list[str] | None, typer.Option(help="A scenario that has to be learned; repeatable.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds of each cell: 0, 1, …")] = 3,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of a run; by default those of its file.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Cells to run in parallel.")] = os.cpu_count() or 1,
+    limit: Annotated[float, typer.Option(min=1.0, help="Seconds after which a cell counts as hung.")] = 120.0,
+    out: Annotated[Path, typer.Option(help="Output folder.")] = Path("runs/derive"),
+) -> None:
+    """Find the set by backward elimination, and print it."""
+    names, lessons, settings = rows(scenario or ()), rows(learn) if learn else [], settings_of_guards()
+    pool, journal = Pool(limit), Journal(out / "cells.jsonl")
+
+    def finished(wanted: Sequence[Cell]) -> list[Measurement]:
+        if not run_all(wanted, journal, pool, jobs):
+            console.report(f"stopped: finished cells are in {out}; the same command goes on from there")
+            raise typer.Exit(130)
+        return journal.of(wanted)
+
+    def column(name: str, kept: tuple[str, ...]) -> Mapping[str, Mapping[str, Any]]:
+        return {name: {guard: settings[guard] for guard in kept}}
+
+    with closing(pool), closing(journal):
+        found = derive(
+            [name for name in GUARDS if name in (guard or GUARDS)],
+            lambda kept: finished(cells(names, column("derived", kept), seeds, steps)),
+            lambda text: console.report(f"deriving: {text}"),
+            lambda kept: finished(cells(lessons, column("learns", kept), seeds, trial=True)),
+        )
+    (out / "derived.json").write_text(json.dumps(dataclasses.asdict(found), indent=2) + "\n", encoding="utf-8")
+    console.say(f"derived: {', '.join(found.kept) or 'no guard'}")
+
+
+if __name__ == "__main__":
+    typer.run(main)
