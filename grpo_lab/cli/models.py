@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from grpo_lab.cli.app import AsJson, sub
+from grpo_lab.models.registry import MODELS
 from grpo_lab.ui import console
 
 models_app = sub("models", "List and download models.", invoke_without_command=True)
