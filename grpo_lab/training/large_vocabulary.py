@@ -24,11 +24,14 @@ CHUNK = 2**24
 PIECE = 2**20
 """Elements of logits worked on at once, in temporary tensors of 4 MiB, which a processor's cache may hold."""
 Look = Callable[[Tensor], None]
-"""Sees the logits (n, V) of a chunk, before they are overwritten by the next."""
+"""Sees logits, which have no gradient; those of a chunk are overwritten by the next."""
 
 
 def logprobs(model: Any, run: Pass, batch: Batch, ctx: Step, note: str, look: Look | None = None) -> Tensor:
-    """`core.logprobs.logprobs`; `look` sees the logits (n, V) of all trained tokens, which have no gradient."""
+    """`core.logprobs.logprobs`; `look` sees the logits as they are made.
+
+    That is (B, T, V) of all tokens at once, or (n, V) of the trained ones in chunks.
+    """
     states, head = run(model, batch)
     mask, temperature = batch.completion_mask, ctx.sampling.temperature
     if in_chunks(head, batch, ctx):
@@ -42,7 +45,7 @@ def logprobs(model: Any, run: Pass, batch: Batch, ctx: Step, note: str, look: Lo
         return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, found)
     logits = ctx.apply(Stage.LOGITS, head(states), note)
     if look:
-        look(logits.detach()[mask])
+        look(logits.detach())
     return completion_logprobs(logits, batch.completions, temperature).masked_fill(~mask, 0.0)
 
 

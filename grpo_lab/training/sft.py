@@ -49,9 +49,10 @@ class SftTrainer(variants.ConfiguredTrainer):
                 self.policy, self.run, batch, ctx, "current", lambda logits: likeliest.append(logits.argmax(dim=-1))
             )
         ctx.recorder.tensor("logprobs", logprobs)
-        right = (torch.cat(likeliest) == batch.completions[batch.completion_mask]).sum()
+        found, mask = torch.cat(likeliest), batch.completion_mask  # (B, T), or in chunks those of the mask
+        right = (found == batch.completions) & mask if found.dim() == 2 else found == batch.completions[mask]
         loss = weighted_sum(-logprobs, batch.weights)
-        return LossOutput(loss, {"sft/accuracy": right / ctx.num_tokens})
+        return LossOutput(loss, {"sft/accuracy": right.sum() / ctx.num_tokens})
 
 
 def in_place_of_grpo(config: Config) -> Config:
