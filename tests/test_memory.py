@@ -236,16 +236,16 @@ def test_train_fit_halves_the_micro_batch_until_it_fits(tmp_path, limited, how):
 @pytest.mark.slow
 def test_train_fit_goes_on_where_the_system_gives_no_more_memory(tmp_path, limited):
     work = ("data.num_prompts=64", "data.num_generations=8", "sampling.max_completion_length=24", "run.num_steps=2")
-    config = SMOKE.with_(*work, "data.micro_batch_prompts=64", f"{limited}.room={80 * 2**20}")
+    room = (
+        120 * 2**20
+    )  # 64 prompts need more than 150 MiB, 32 less than 90, and at 80 the busyness of the machine decides
+    config = SMOKE.with_(*work, "data.micro_batch_prompts=64", f"{limited}.room={room}")
     session = Session(config, tmp_path / "run", child=True, fit=True)
     with pytest.warns(UserWarning, match="memory ran out"):
         session.run(check=True)
     (first, *_) = (event for event in session.events if isinstance(event, Resumed))
-    fits = session.config.data.micro_batch_prompts  # a restart from the start replaces the events of the one before
-    assert (
-        fits in (32, 16, 8, 4, 2, 1)
-        and f"data.micro_batch_prompts={fits} after a crash: RuntimeError: " in first.reason
-    )
+    assert first.reason.startswith("data.micro_batch_prompts=32 after a crash: RuntimeError: ")
+    assert 1 <= session.config.data.micro_batch_prompts <= 32
 
 
 def test_fit_needs_a_run_that_can_begin_again(call, monkeypatch, tmp_path):

@@ -13,6 +13,10 @@ from grpo_lab.core.hooks import Context, Stage
 from grpo_lab.core.packing import as_attention_takes_it, causal, pack
 from grpo_lab.core.shapes import Float, Int
 
+CHUNK = 2**24
+"""Elements of logits worked on at once on a GPU, or made at once from states: 64 MiB in fp32."""
+PIECE = 2**20
+"""The same on a CPU, whose cache may hold the temporary tensors of 4 MiB."""
 Head = Callable[[Tensor], Tensor]
 Pass = Callable[[Any, Batch], tuple[Tensor, Head]]
 """From a model and a batch: the state before each token, (B, T, D), and the head that makes logits (…, V) of states."""
@@ -60,8 +64,27 @@ def completion_logprobs(
     >>> completion_logprobs(torch.zeros(1, 1, 4), torch.tensor([[2]]))
     tensor([[-1.3863]])
     """
-    scores = logits.float() / temperature
-    return scores.gather(-1, tokens[..., None])[..., 0] - scores.logsumexp(dim=-1)
+    flat = _SelectedLogSoftmax.apply(logits.flatten(0, 1), tokens.flatten(), temperature)
+    return flat.view(tokens.shape)  # type: ignore[union-attr]
+
+
+class _SelectedLogSoftmax(torch.autograd.Function):
+    """log_softmax(logits / temperature)[token] in fp32, forward and backward; only the logits are kept."""
+
+    @staticmethod
+    def forward(ctx, logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:  # type: ignore[override]
+        logprobs, normalisers = empty_per_row(logits)
+        select_logprobs(logits, tokens, temperature, logprobs, normalisers)
+        ctx.save_for_backward(logits, tokens, normalisers)
+        ctx.temperature = temperature
+        return logprobs
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        logits, tokens, normalisers = ctx.saved_tensors
+        result = torch.empty_like(logits)
+        differentiate_logprobs(logits, tokens, ctx.temperature, normalisers, grad, result)
+        return result, None, None
 
 
 def entropies(logits: Float[Tensor, "... V"], temperature: float = 1.0) -> Float[Tensor, "..."]:
@@ -70,6 +93,45 @@ def entropies(logits: Float[Tensor, "... V"], temperature: float = 1.0) -> Float
     >>> entropies(torch.zeros(1, 2))
     tensor([0.6931])
     """
-    logp = (logits.detach().float() / temperature).log_softmax(dim=-1)
-    # A filtered token has logp = -inf and p = 0: its term is 0, not NaN.
-    return -(logp.exp() * logp.clamp(min=torch.finfo(logp.dtype).min)).sum(dim=-1)
+    with torch.no_grad():
+        found = []
+        for (scores,) in zip(*_pieces(logits.flatten(0, -2)), strict=True):
+            logp = _scaled(scores, temperature).log_softmax(dim=-1)
+            # A filtered token has logp = -inf and p = 0: its term is 0, not NaN.
+            found.append(-(logp.exp() * logp.clamp(min=torch.finfo(logp.dtype).min)).sum(dim=-1))
+        return torch.cat(found).view(logits.shape[:-1])
+
+
+def _scaled(scores: Tensor, temperature: float) -> Tensor:
+    """scores / temperature in fp32; the scores themselves, without a copy, where that is the same."""
+    return scores.float() if temperature == 1 else scores.float() / temperature
+
+
+def empty_per_row(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Two tensors (n,) in fp32 for n rows, each in one piece: small ones between large ones fragment the heap."""
+    return rows.new_empty(len(rows), dtype=torch.float32), rows.new_empty(len(rows), dtype=torch.float32)
+
+
+def select_logprobs(logits: Tensor, tokens: Tensor, temperature: float, logprobs: Tensor, normalisers: Tensor) -> None:
+    """Write the log-probability (n,) of each row's token, and the logsumexp (n,) of each row, of logits (n, V)."""
+    for scores, chosen, selected, normaliser in zip(*_pieces(logits, tokens, logprobs, normalisers), strict=True):
+        scaled = _scaled(scores, temperature)
+        torch.logsumexp(scaled, dim=-1, out=normaliser)
+        torch.sub(scaled.gather(-1, chosen[:, None])[:, 0], normaliser, out=selected)
+
+
+def differentiate_logprobs(
+    logits: Tensor, tokens: Tensor, temperature: float, normalisers: Tensor, grad: Tensor, result: Tensor
+) -> None:
+    """Write the gradient (n, V) of the log-probabilities, times `grad` (n,); `result` may be the logits themselves."""
+    parts = _pieces(logits, tokens, normalisers, grad, result)
+    for scores, chosen, normaliser, upstream, out in zip(*parts, strict=True):
+        share = (_scaled(scores, temperature) - normaliser[:, None]).exp_().mul_(-upstream[:, None])
+        share.scatter_add_(-1, chosen[:, None], upstream[:, None])
+        out.copy_(_scaled(share, temperature))
+
+
+def _pieces(logits: Tensor, *others: Tensor) -> list[tuple[Tensor, ...]]:
+    """(N, V) logits and further tensors (N, ...), split alike along N; on a GPU small pieces only cost more kernels."""
+    size = max(1, (CHUNK if logits.is_cuda else PIECE) // logits.shape[-1])
+    return [tensor.split(size) for tensor in (logits, *others)]

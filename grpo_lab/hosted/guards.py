@@ -343,20 +343,20 @@ class Guards:
             if not isinstance(value, wanted):
                 raise wrong(name, value, f"a torch {wanted.__name__}", "give guards.step(model, optimizer)")
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad and id(p) in held]
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad and id(p) in held}
         if not trained:
             raise ConfigError(
                 "the optimizer holds no weight of this model that requires a gradient; give both together"
             )
-        names, parameters = zip(*trained, strict=True)
+        parameters = tuple(trained.values())
         rolls_back = any(each.may_roll_back for row in self._interventions.values() for _, each in row)
         num_parameters = sum(p.numel() for p in parameters)
         every = snapshots.interval(self.config.run.snapshot_every, num_parameters, rolls_back)
         self._snapshots = snapshots.Snapshots(parameters, optimizer, every)
         self._snapshots.load_state_dict(self._snapshot)
         if self._scaler and self._scaler.is_enabled():
-            return ScaledUpdates(model, names, parameters, optimizer, self._snapshots, self._scaler)
-        return RecordedUpdates(model, names, parameters, optimizer, self._snapshots)
+            return ScaledUpdates(model, trained, optimizer, self._snapshots, self._scaler)
+        return RecordedUpdates(model, trained, optimizer, self._snapshots)
 
 
 def _config_of(names: tuple[str, ...]) -> Config:

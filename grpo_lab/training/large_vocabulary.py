@@ -1,7 +1,6 @@
 """Log-probabilities over a large vocabulary: `core.logprobs` in less memory, with the same results.
 
-The logits are made a chunk at a time, and again in the backward pass, so that they are never there as a whole: no
-second (B, T, V) tensor in fp32, or none at all.
+The logits are made a chunk at a time, and again in the backward pass, so that they are never there as a whole.
 """
 
 from __future__ import annotations
@@ -15,14 +14,18 @@ from torch import Tensor
 
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Stage
-from grpo_lab.core.logprobs import Head, Pass
+from grpo_lab.core.logprobs import (
+    CHUNK,
+    Head,
+    Pass,
+    completion_logprobs,
+    differentiate_logprobs,
+    empty_per_row,
+    select_logprobs,
+)
 from grpo_lab.core.shapes import Float, Int
 from grpo_lab.training.interventions import Step
 
-CHUNK = 2**24
-"""Elements of logits that are made at once from states: 64 MiB in fp32."""
-PIECE = 2**20
-"""Elements of logits worked on at once, in temporary tensors of 4 MiB, which a processor's cache may hold."""
 Look = Callable[[Tensor], None]
 """Sees logits, which have no gradient; those of a chunk are overwritten by the next."""
 
@@ -59,27 +62,8 @@ def in_chunks(head: Head, batch: Batch, ctx: Step) -> TypeGuard[torch.nn.Linear]
     return False
 
 
-class _SelectedLogSoftmax(torch.autograd.Function):
-    """log_softmax(logits / temperature)[token] in fp32, forward and backward; only the logits are kept."""
-
-    @staticmethod
-    def forward(ctx, logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:  # type: ignore[override]
-        logprobs, normalisers = _empty(logits)
-        _select(logits, tokens, temperature, logprobs, normalisers)
-        ctx.save_for_backward(logits, tokens, normalisers)
-        ctx.temperature = temperature
-        return logprobs
-
-    @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        logits, tokens, normalisers = ctx.saved_tensors
-        result = torch.empty_like(logits)
-        _differentiate(logits, tokens, ctx.temperature, normalisers, grad, result)
-        return result, None, None
-
-
 class _HeadLogprobs(torch.autograd.Function):
-    """The same from states and a head: logits are made a chunk at a time in one buffer, and again in the backward."""
+    """`completion_logprobs` from states and a head: logits are made a chunk at a time in one buffer, twice."""
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -91,10 +75,10 @@ class _HeadLogprobs(torch.autograd.Function):
         temperature: float,
         look: Look,
     ) -> Tensor:
-        logprobs, normalisers = _empty(states)
+        logprobs, normalisers = empty_per_row(states)
         for rows, logits in _logits(states, weight, bias):
             look(logits)
-            _select(logits, tokens[rows], temperature, logprobs[rows], normalisers[rows])
+            select_logprobs(logits, tokens[rows], temperature, logprobs[rows], normalisers[rows])
         ctx.save_for_backward(states, weight, bias, tokens, normalisers)
         ctx.temperature = temperature
         return logprobs
@@ -108,7 +92,7 @@ class _HeadLogprobs(torch.autograd.Function):
             torch.zeros_like(tensor, dtype=dtype) if want else None for tensor, dtype, want in wanted
         )
         for rows, logits in _logits(states, weight, bias):
-            _differentiate(logits, tokens[rows], ctx.temperature, normalisers[rows], grad[rows], logits)
+            differentiate_logprobs(logits, tokens[rows], ctx.temperature, normalisers[rows], grad[rows], logits)
             if of_states is not None:
                 torch.mm(logits, weight, out=of_states[rows])
             if of_weight is not None:
@@ -116,14 +100,6 @@ class _HeadLogprobs(torch.autograd.Function):
             if of_bias is not None:
                 of_bias += logits.sum(dim=0, dtype=sum_type)
         return of_states, of_weight, of_bias, None, None, None
-
-
-def completion_logprobs(
-    logits: Float[Tensor, "B T V"], tokens: Int[Tensor, "B T"], temperature: float = 1.0
-) -> Float[Tensor, "B T"]:
-    """`core.logprobs.completion_logprobs`, for which nothing but the logits is kept until the backward pass."""
-    flat = _SelectedLogSoftmax.apply(logits.flatten(0, 1), tokens.flatten(), temperature)
-    return flat.view(tokens.shape)  # type: ignore[union-attr]
 
 
 def head_logprobs(
@@ -145,16 +121,6 @@ def head_logprobs(
     return cast(Tensor, found)
 
 
-def _scaled(scores: Tensor, temperature: float) -> Tensor:
-    """scores / temperature in fp32; the scores themselves, without a copy, where that is the same."""
-    return scores.float() if temperature == 1 else scores.float() / temperature
-
-
-def _empty(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Room for two fp32 numbers a row, as one piece each: many small tensors between large ones fragment the heap."""
-    return rows.new_empty(len(rows), dtype=torch.float32), rows.new_empty(len(rows), dtype=torch.float32)
-
-
 def _logits(states: Tensor, weight: Tensor, bias: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
     """Yield slices of the states (N, D) with their logits (n, V), which lie in one buffer in turns."""
     size = max(1, CHUNK // len(weight))
@@ -171,28 +137,3 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total.addmm_(left, right)
     else:
         total += left @ right
-
-
-def _select(logits: Tensor, tokens: Tensor, temperature: float, logprobs: Tensor, normalisers: Tensor) -> None:
-    """Write the log-probability (n,) of each row's token, and the logsumexp (n,) of each row, of logits (n, V)."""
-    for scores, chosen, selected, normaliser in zip(*_pieces(logits, tokens, logprobs, normalisers), strict=True):
-        scaled = _scaled(scores, temperature)
-        torch.logsumexp(scaled, dim=-1, out=normaliser)
-        torch.sub(scaled.gather(-1, chosen[:, None])[:, 0], normaliser, out=selected)
-
-
-def _differentiate(
-    logits: Tensor, tokens: Tensor, temperature: float, normalisers: Tensor, grad: Tensor, result: Tensor
-) -> None:
-    """Write the gradient (n, V) of the log-probabilities, times `grad` (n,); `result` may be the logits themselves."""
-    parts = _pieces(logits, tokens, normalisers, grad, result)
-    for scores, chosen, normaliser, upstream, out in zip(*parts, strict=True):
-        share = (_scaled(scores, temperature) - normaliser[:, None]).exp_().mul_(-upstream[:, None])
-        share.scatter_add_(-1, chosen[:, None], upstream[:, None])
-        out.copy_(_scaled(share, temperature))
-
-
-def _pieces(logits: Tensor, *others: Tensor) -> list[tuple[Tensor, ...]]:
-    """(N, V) logits and further tensors (N, ...), split alike along N; on a GPU small pieces only cost more kernels."""
-    size = max(1, (CHUNK if logits.is_cuda else PIECE) // logits.shape[-1])
-    return [tensor.split(size) for tensor in (logits, *others)]

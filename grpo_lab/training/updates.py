@@ -1,12 +1,14 @@
 """The updates of a run: AdamW, its coefficients and schedule, and the loss scale."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.amp import GradScaler
+from torch.optim import Optimizer
 
 from grpo_lab.config.schema import Config
 from grpo_lab.config.sections import OptimizerConfig
@@ -24,9 +26,8 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
     "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * min(1.0, done))),
 }
 """Learning rate as a factor, from the share of the stage's steps that are over, refused ones too."""
-
-
-Accumulate = Callable[[Tensor, torch.optim.Optimizer], None]
+Accumulate = Callable[[Tensor, Optimizer], None]
+"""Adds the gradients of a loss () to those of the micro-batches before."""
 
 
 class RecordedUpdates(update.Updates):
@@ -34,17 +35,10 @@ class RecordedUpdates(update.Updates):
 
     snapshots: Snapshots  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def __init__(
-        self,
-        policy: Any,
-        names: Sequence[str],
-        parameters: Sequence[Tensor],
-        optimizer: torch.optim.Optimizer,
-        snapshots: Snapshots,
-    ) -> None:
+    def __init__(self, policy: Any, trained: Mapping[str, Tensor], optimizer: Optimizer, snapshots: Snapshots) -> None:
         super().__init__(policy, optimizer, snapshots)
-        self.names, self.parameters = names, parameters
-        self.num_parameters = sum(p.numel() for p in parameters)
+        self.names, self.parameters = tuple(trained), tuple(trained.values())
+        self.num_parameters = sum(p.numel() for p in self.parameters)
         self._moved: tuple[tuple[int, int], float | None] = (-1, 0), None
 
     def after(self, ctx: Context) -> None:
@@ -78,15 +72,9 @@ class ScaledUpdates(RecordedUpdates):
     """Updates by gradients of a scaled loss, for fp16: torch's GradScaler leaves out one with inf gradients."""
 
     def __init__(
-        self,
-        policy: Any,
-        names: Sequence[str],
-        parameters: Sequence[Tensor],
-        optimizer: torch.optim.Optimizer,
-        snapshots: Snapshots,
-        scaler: torch.amp.GradScaler,
+        self, policy: Any, trained: Mapping[str, Tensor], optimizer: Optimizer, snapshots: Snapshots, scaler: GradScaler
     ) -> None:
-        super().__init__(policy, names, parameters, optimizer, snapshots)
+        super().__init__(policy, trained, optimizer, snapshots)
         self.scaler, self._unscaled = scaler, False
 
     def before(self, ctx: Context) -> None:
@@ -124,19 +112,18 @@ class ScaledUpdates(RecordedUpdates):
 
 def adamw(policy: Any, config: Config) -> RecordedUpdates:
     """The updates of a policy by AdamW. Raises ModelError for a policy without a trainable weight."""
-    trained = trained_parameters(policy)
+    trained = dict(trained_parameters(policy))
     if not trained:
         raise ModelError(f"model {config.model.name!r} has no weight that requires a gradient: unfreeze some")
-    names, parameters = zip(*trained, strict=True)
+    parameters = tuple(trained.values())
     # Settings are those of each update. The fused kernel computes in fp32, which would hide fp16 weights' failures.
     fused = all(p.dtype == torch.float32 for p in parameters) or None  # None: as torch chooses
     optimizer = torch.optim.AdamW(parameters, fused=fused)
     snapshots = Snapshots(parameters, optimizer)
     if PRECISIONS[config.model.precision].scaler:
-        scaler = torch.amp.GradScaler(policy.device.type)
-        updates = ScaledUpdates(policy, names, parameters, optimizer, snapshots, scaler)
+        updates = ScaledUpdates(policy, trained, optimizer, snapshots, GradScaler(policy.device.type))
     else:
-        updates = RecordedUpdates(policy, names, parameters, optimizer, snapshots)
+        updates = RecordedUpdates(policy, trained, optimizer, snapshots)
     updates.configure(config.optimizer)
     return updates
 

@@ -16,6 +16,7 @@ from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.core import train
 from grpo_lab.core.batch import AT_ONCE, Batch
 from grpo_lab.core.hooks import Coefficients, Context, Stage, Verdict
+from grpo_lab.core.logprobs import completion_logprobs
 from grpo_lab.core.loss import LossInputs, LossOutput
 from grpo_lab.core.sample import Distribution
 from grpo_lab.core.train import Prompts, Rollout
@@ -130,7 +131,7 @@ class EntropyBonus(ConfiguredTrainer):
         with self.autocast():
             states, head = self.run(self.policy, batch)
             logits = ctx.apply(Stage.LOGITS, head(states), "current")
-            found = large_vocabulary.completion_logprobs(logits, batch.completions, ctx.sampling.temperature)
+            found = completion_logprobs(logits, batch.completions, ctx.sampling.temperature)
         found = found.masked_fill(~batch.completion_mask, 0.0)
         output = self.loss_fn(LossInputs(ctx, batch, found, ctx.num_tokens, self.coefficients(ctx)))
         bonus = policy_loss.entropy_bonus(logits, batch, ctx.sampling.temperature)
