@@ -91,7 +91,9 @@ def test_a_task_that_no_worker_survives_is_named(cluster):
 @QUIET
 def test_a_worker_that_is_being_started_again_is_not_given_up(tmp_path):
     """dask looks once, a while after a worker was lost; here at once, and by default where machines are slow."""
-    dask = pytest.importorskip("dask")
+    pytest.importorskip("distributed")  # before the block, whose end would else take its defaults away
+    import dask.config
+
     with dask.config.set({"distributed.deploy.lost-worker-timeout": "0.1s"}):
         found = clusters.connect("dask", "", 1)
         assert found is not None
