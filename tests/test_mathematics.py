@@ -18,7 +18,6 @@ from torch import Tensor, tensor
 from grpo_lab.algorithm import kl
 from grpo_lab.algorithm.losses import aggregate, policy_loss
 from grpo_lab.config.sections import SamplingConfig
-from grpo_lab.core import logprobs
 from grpo_lab.core.advantages import group_advantages
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.logprobs import completion_logprobs, entropies
@@ -678,14 +677,14 @@ def random_logits(
     return logits, tokens, torch.randn(rows, width, generator=generator)
 
 
-@pytest.mark.parametrize("chunk", [1, 23, 2**22])
+@pytest.mark.parametrize("chunk", [0, 1, 23, 2**22])  # 0: that of the core
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 3.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_logprobs_and_gradients_are_those_of_log_softmax(monkeypatch, dtype, temperature, chunk):
-    monkeypatch.setattr(logprobs, "PIECE", chunk)
+    monkeypatch.setattr(large_vocabulary, "PIECE", chunk)
     logits, tokens, upstream = random_logits(dtype)
     mine, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
-    found = completion_logprobs(mine, tokens, temperature)
+    found = (large_vocabulary.completion_logprobs if chunk else completion_logprobs)(mine, tokens, temperature)
     right = gathered(torch.log_softmax(theirs.float() / temperature, dim=-1), tokens)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, right)
@@ -746,13 +745,14 @@ def test_a_frozen_head_hands_the_gradient_on():
 def test_chunks_change_no_bit(monkeypatch):
     logits, tokens, upstream = random_logits(torch.float32)
     logits.requires_grad_()
-    results = []
+    found = completion_logprobs(logits, tokens, 0.9)
+    results = [(found, *torch.autograd.grad(found, logits, upstream))]
     for chunk in (11, 10**6):
-        monkeypatch.setattr(logprobs, "PIECE", chunk)
-        found = completion_logprobs(logits, tokens, 0.9)
-        results.append((found, *torch.autograd.grad(found, logits, upstream), entropies(logits)))
-    for one, other in zip(*results, strict=True):
-        assert torch.equal(one, other)
+        monkeypatch.setattr(large_vocabulary, "PIECE", chunk)
+        found = large_vocabulary.completion_logprobs(logits, tokens, 0.9)
+        results.append((found, *torch.autograd.grad(found, logits, upstream)))
+    for of_core, one, other in zip(*results, strict=True):
+        assert torch.equal(of_core, one) and torch.equal(one, other)
 
 
 def test_logprobs_handed_on_get_the_right_gradient_through_the_loss():
@@ -793,14 +793,15 @@ def test_entropies_by_hand():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_entropies_are_fp32_without_gradient_whatever_the_chunk(monkeypatch, dtype):
-    monkeypatch.setattr(logprobs, "PIECE", 12)
+def test_entropies_are_fp32_and_have_a_gradient(dtype):
     logits, _, _ = random_logits(dtype)
     found = entropies(logits.requires_grad_(), 0.8)
-    right = torch.distributions.Categorical(logits=logits.detach().float() / 0.8).entropy()
+    right = torch.distributions.Categorical(logits=logits.float() / 0.8).entropy()
     assert found.dtype == torch.float32
-    assert not found.requires_grad
     torch.testing.assert_close(found, right)
+    gradients = [torch.autograd.grad(each.sum(), logits)[0] for each in (found, right)]
+    assert gradients[0].any()
+    torch.testing.assert_close(*gradients)
 
 
 def test_the_default_temperature_of_sampling_is_that_of_the_logprobs():

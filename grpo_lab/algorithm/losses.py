@@ -50,18 +50,13 @@ def aggregate(
     return weighted_sum(per_token, token_weights(completion_mask, how, max_completion_length))
 
 
-def differentiable_entropies(logits: Float[Tensor, "... V"], temperature: float = 1.0) -> Float[Tensor, "..."]:
-    """`entropies` with a gradient, which takes a few tensors of the size of the logits.
-
-    >>> differentiable_entropies(torch.zeros(1, 4, requires_grad=True))
-    tensor([1.3863], grad_fn=<NegBackward0>)
-    """
-    logp = (logits.float() / temperature).log_softmax(dim=-1)
-    return -(logp.exp() * logp.clamp(min=torch.finfo(logp.dtype).min)).sum(dim=-1)
+def sampled_tokens(batch: Batch, pad: int) -> Tensor:
+    """(B, T) bool: True up to and including the end token, as sampling recorded it."""
+    return batch.completion_mask
 
 
 def mask_without_truncated(batch: Batch, pad: int) -> Tensor:
-    """(B, T) bool: `core.train.sampled_tokens`, and nothing of a completion that was cut off at the length limit.
+    """(B, T) bool: `sampled_tokens`, and nothing of a completion that was cut off at the length limit.
 
     The reward of an answer that was not finished says little about it (DAPO, section 3.4,
     https://arxiv.org/abs/2503.14476; TRL's mask_truncated_completions).

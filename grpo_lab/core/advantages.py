@@ -1,7 +1,5 @@
 """Advantages: the reward of a completion compared with those of its group."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -152,14 +152,8 @@ class Context:
     """The micro-batch whose logits or loss are computed; None while completions are sampled."""
     num_tokens: Tensor | None = None
     """() int: trained tokens of the whole batch."""
-    grad_norm: float | None = None
-    """2-norm of this update's gradients before any guard, by an observer (training/observers.py); may be NaN or inf."""
-    weight_norms: Tensor | None = None
-    """(parameters,) 2-norms after this update."""
     actions: list[Action] = field(default_factory=list)
     verdict: Verdict = Verdict.KEEP
-    refusal: str = ""
-    """The reason for which the trainer itself, and no guard, refused the step."""
 
     def apply(self, stage: Stage, value: T, note: str = "") -> T:
         """Pass the value through the interventions of the stage, in their order, and return the result.
@@ -195,5 +189,4 @@ class Context:
     def refuse(self, name: str, stage: Stage, reason: str) -> NoReturn:
         """Refuse the step by the trainer itself, as for want of a reward. Raises Refused."""
         self.act(name, stage, Verdict.SKIP_STEP, reason)
-        self.refusal = reason
         raise Refused

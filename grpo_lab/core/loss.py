@@ -1,7 +1,5 @@
 """The loss of a micro-batch: ratio, clip, min, KL penalty, and the weighted sum over its tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -97,11 +95,7 @@ def clipped_shares(ratio: Tensor, advantages: Tensor, use: Coefficients, num_tok
 
 
 def of_tokens(advantages: Float[Tensor, "B"] | Float[Tensor, "B T"]) -> Tensor:
-    """Advantages (B, 1) of all tokens alike, or (B, T) as they are.
-
-    >>> of_tokens(torch.tensor([1.0, 2.0])).shape
-    torch.Size([2, 1])
-    """
+    """Advantages (B, 1) of all tokens alike, or (B, T) as they are."""
     return advantages if advantages.dim() == 2 else advantages[:, None]
 
 

@@ -1,8 +1,5 @@
 """The shared-prompt pass: a prompt and its completions stand in one row, and a mask keeps the completions apart."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,70 +8,42 @@ from torch import Tensor
 from grpo_lab.core.batch import Batch
 
 
-@dataclass(frozen=True)
-class Packing:
-    """R rows of L slots: a prompt, padded on its left, and behind it some of its completions."""
+def pack(batch: Batch, hidden_size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Lay out the batch in R rows of L slots: a prompt, padded on its left, and behind it some of its completions.
 
-    tokens: Tensor
-    """(R, L) int."""
-    positions: Tensor
-    """(R, L) int: every completion goes on where its prompt ends."""
-    segments: Tensor
-    """(R, L) int: -1 for padding, 0 for the prompt, b + 1 for completion b."""
-    predicts: Tensor
-    """(B, T) int: the slot, counted over all rows, whose hidden state predicts the token."""
+    Returns tokens (R, L), their positions (R, L), which go on where the prompt ends, the slots (R, L, L) that each slot
+    sees, bool, and the slot (B, T), counted over all rows, whose hidden state predicts each token.
 
-    def visible(self) -> Tensor:
-        """(R, L, L) bool: a token sees its prompt, its own completion so far, and always itself."""
-        query, key = self.segments[:, :, None], self.segments[:, None, :]
-        seen = (key == 0) | ((key == query) & (key > 0))
-        itself = torch.eye(self.segments.shape[1], dtype=torch.bool, device=self.segments.device)
-        return seen.tril() | itself
-
-
-def pack(batch: Batch, hidden_size: int) -> Packing:
-    """Lay out the batch: all completions of a prompt in one row, or each in a row of its own if that is less work.
-
-    Work is counted by one rule: of each layer a slot costs about 12 D^2 multiplications, and 2 D for every slot of its
-    row, so R rows of L slots cost R L (6 D + L). A completion's last token predicts nothing and is left out, as is
-    everything outside the mask. The host lays the rows out: it waits for the device once.
+    All completions of a prompt stand in one row, or each in a row of its own if that is less work, by one rule: of each
+    layer a slot costs about 12 D^2 multiplications, and 2 D for every slot of its row, so R rows of L slots cost
+    R L (6 D + L). A completion's last token predicts nothing and is left out, as is everything outside the mask.
     """
-    (size, width), (prompts, start), device = batch.completions.shape, batch.prompt_ids.shape, batch.group.device
-    last = (batch.completion_mask * torch.arange(1, width + 1, device=device)).amax(
-        dim=1
-    )  # place of a completion's last trained token, from 1
-    known = torch.cat([batch.prompt_mask.flatten(), batch.group, (last - 1).clamp(min=0)]).cpu()
-    mask, group, used = known.split([prompts * start, size, size])
-    mask, steps, filled, begins = mask.view(prompts, start), torch.arange(width), [0] * prompts, list[int]()
-    for prompt, count in zip(group.tolist(), used.tolist(), strict=True):
-        begins.append(filled[prompt])
-        filled[prompt] += count
-    (prompt_of, row), length = group.unique(return_inverse=True), start + max(filled)
-    first, alone = torch.tensor(begins), start + int(used.max())
-    if size * alone * (6 * hidden_size + alone) < len(prompt_of) * length * (6 * hidden_size + length):
-        prompt_of, row, length, first = group, torch.arange(size), alone, torch.zeros_like(used)
-    inside = steps < used[:, None]
-    slots = (row * length + start + first)[:, None] + steps
-    prompt_end = (row * length + start - 1)[:, None]
+    (size, width), (rows, start), device = batch.completions.shape, batch.prompt_ids.shape, batch.group.device
+    steps, each = torch.arange(width, device=device), torch.arange(size, device=device)
+    row, of_row = batch.group, slice(None)
+    count = (batch.completion_mask * steps).amax(dim=1)  # tokens before a completion's last trained one
+    before = ((row[:, None] == row).tril(-1) * count).sum(dim=1)  # those of the completions before it in its row
+    most = torch.stack([(before + count).max(), count.max()]).tolist()  # waits for the device, once
+    length, alone = start + most[0], start + most[1]
+    if size * alone * (6 * hidden_size + alone) < rows * length * (6 * hidden_size + length):
+        rows, length, row, of_row, before = size, alone, each, row, torch.zeros_like(before)
+    behind = row * length + start  # the first slot behind the prompt
+    inside, slots = steps < count[:, None], (behind + before)[:, None] + steps
 
-    def laid_out(of_prompts: Tensor, of_completions: Tensor) -> Tensor:
-        """(R, L): values of the prompts (P, S), behind them those of the completions (B, T), and -1."""
-        whole = torch.full((len(prompt_of), length), -1)
-        whole[:, :start] = of_prompts[prompt_of]
-        whole.view(-1)[slots[inside]] = of_completions[inside]
-        return whole
+    places = batch.prompt_mask.cumsum(dim=1)
+    of_prompts = torch.stack([batch.prompt_ids, places - batch.prompt_mask, batch.prompt_mask])
+    after = places[:, -1:][batch.group] + steps
+    of_completions = torch.stack([batch.completions, after, (each + 2)[:, None].expand(size, width)])
+    laid_out = torch.zeros(3, rows * length + 1, dtype=torch.long, device=device)  # the last slot takes what is outside
+    laid_out[:, torch.where(inside, slots, rows * length)] = of_completions
+    laid_out = laid_out[:, :-1].view(3, rows, length)
+    laid_out[:, :, :start] = of_prompts[:, of_row]
+    tokens, positions, owners = laid_out  # owners: 0 for padding, 1 for the prompt, b + 2 for completion b
 
-    places = torch.arange(prompts * start + size * width)  # of all tokens, those of the prompts first
-    laid = [
-        laid_out(mask.cumsum(dim=1) - 1, mask.sum(dim=1)[group][:, None] + steps).clamp(min=0),
-        laid_out(mask - 1, torch.arange(1, size + 1)[:, None].expand(size, width)),
-        laid_out(places[: prompts * start].view(prompts, start), places[prompts * start :].view(size, width)),
-        torch.cat([prompt_end, torch.where(inside, slots, prompt_end)[:, :-1]], dim=1),
-    ]
-    there = torch.cat([each.flatten() for each in laid]).to(device, non_blocking=True)
-    positions, segments, sources, predicts = map(Tensor.view_as, there.split([each.numel() for each in laid]), laid)
-    tokens = torch.cat([batch.prompt_ids.flatten(), batch.completions.flatten(), batch.group.new_zeros(1)])
-    return Packing(tokens[sources], positions, segments, predicts)  # -1 finds the zero at the end
+    query, key = owners[:, :, None], owners[:, None, :]
+    sees = ((key == 1) | (key == query)).tril()  # padding sees padding, for a slot that sees nothing gives NaN
+    before_each = torch.cat([behind[:, None], torch.where(inside, slots + 1, behind[:, None])[:, :-1]], dim=1) - 1
+    return tokens, positions, sees, before_each
 
 
 def causal(keys: Tensor) -> Tensor:

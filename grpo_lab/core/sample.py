@@ -1,7 +1,5 @@
 """Sampling: a prompt's cache, softmax, torch.multinomial, and the log-probability of what was drawn."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

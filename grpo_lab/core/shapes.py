@@ -1,22 +1,19 @@
 """Shapes in annotations: `Float[Tensor, "P G"]`, checked under pytest; a plain `Tensor` where jaxtyping is absent."""
 
-from __future__ import annotations
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-from typing import TYPE_CHECKING, Any
+if TYPE_CHECKING or find_spec("jaxtyping"):
+    from jaxtyping import Bool as Bool
+    from jaxtyping import Float as Float
+    from jaxtyping import Int as Int
+    from jaxtyping import Shaped as Shaped
+else:  # a development dependency
 
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int, Shaped
-else:
-    try:
-        from jaxtyping import Bool, Float, Int, Shaped
-    except ImportError:  # a development dependency: using the package must not need it
+    class Float:
+        """The array type of an annotation, without its shape."""
 
-        class Float:
-            """The array type of an annotation, without its shape."""
+        def __class_getitem__(cls, array_and_shape):
+            return array_and_shape[0]
 
-            def __class_getitem__(cls, array_and_shape: tuple[Any, str]) -> Any:
-                return array_and_shape[0]
-
-        Bool = Int = Shaped = Float
-
-__all__ = ["Bool", "Float", "Int", "Shaped"]
+    Bool = Int = Shaped = Float

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from grpo_lab.core.advantages import group_advantages
 from grpo_lab.core.batch import Batch
@@ -56,16 +55,6 @@ class Rollout(NamedTuple):
     batch: Batch
 
 
-def sampled_tokens(batch: Batch, pad: int) -> Tensor:
-    """(B, T) bool: True up to and including the end token, as sampling recorded it."""
-    return batch.completion_mask
-
-
-def add_gradients(loss: Tensor, optimizer: Optimizer) -> None:
-    """Add the gradients of a loss () to those of the micro-batches before."""
-    loss.backward()
-
-
 @dataclass(kw_only=True)
 class Trainer:
     """A policy, the updates of its weights, and the settings of GRPO."""
@@ -91,11 +80,6 @@ class Trainer:
     advantage_fn: Callable[..., Tensor] = group_advantages
     """From rewards (P, G) and `scorable` (P, G) to advantages (P, G); others are in algorithm/advantages.py."""
     loss_fn: Callable[[LossInputs], LossOutput] = grpo_loss
-    completion_mask: Callable[[Batch, int], Tensor] = sampled_tokens
-    """From completions and the pad token to the tokens (B, T) that are trained. A config may select a wrong
-    way, to show a failure that users have reported."""
-    accumulate: Callable[[Tensor, Optimizer], None] = add_gradients
-    """Adds a micro-batch's gradients to those before; a config may select a wrong way here, too."""
 
     def step(self, ctx: Context) -> None:
         """One step of GRPO. Raises Refused where a guard refuses the rest."""
@@ -146,11 +130,15 @@ class Trainer:
 
         Raises Refused where no completion was scored, and where none of those that were has a token to train.
         """
-        mask = self.completion_mask(batch, self.pad)
+        mask = self.trained_tokens(batch)
         batch = replace(batch, advantages=advantages.flatten(), completion_mask=mask).rows(_scorable_rows(ctx, mask))
         batch = self.with_old_and_reference(ctx, batch)
         ctx.recorder.batch(batch, self.ends)
         return batch
+
+    def trained_tokens(self, batch: Batch) -> Tensor:
+        """The tokens (B, T) that are trained: up to and including the end token, as sampling recorded it."""
+        return batch.completion_mask
 
     def with_old_and_reference(self, ctx: Context, batch: Batch) -> Batch:
         """The batch with its log-probabilities (B, T) under the policy that sampled, and under the reference."""
@@ -189,7 +177,11 @@ class Trainer:
             ctx.recorder.metrics(output.metrics, ctx.update)
             loss = ctx.apply(Stage.LOSS, output.loss)
             ctx.recorder.metric("loss", loss.sum(), ctx.update)  # a guard may return shape (1,)
-            self.accumulate(loss, self.updates.optimizer)
+            self.accumulate(loss)
+
+    def accumulate(self, loss: Tensor) -> None:
+        """Add the gradients of a micro-batch's loss () to those of the ones before."""
+        loss.backward()
 
     def loss(self, ctx: Context, batch: Batch) -> LossOutput:
         """The micro-batch's part of the loss, to be minimised."""

@@ -5,8 +5,6 @@ weights and moments stay as they were, after it they keep the update. ROLL_BACK 
 weights and moments, whenever they come.
 """
 
-from __future__ import annotations
-
 from typing import Any, Protocol
 
 from torch.optim import Optimizer
@@ -38,7 +36,7 @@ class Updates:
     def begin(self, ctx: Context, update: int) -> None:
         """Begin an update: no gradient yet, and the step's coefficients in the optimizer."""
         assert ctx.coefficients is not None
-        ctx.update, ctx.grad_norm, ctx.weight_norms = update, None, None
+        ctx.update = update
         self.optimizer.zero_grad()
         for group in self.optimizer.param_groups:
             group["lr"], group["eps"] = ctx.coefficients.learning_rate, ctx.coefficients.adam_eps

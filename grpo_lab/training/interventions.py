@@ -44,6 +44,10 @@ class Step(Context):
     sampling: SamplingConfig  # pyright: ignore[reportIncompatibleVariableOverride]
     recorder: Recorder  # pyright: ignore[reportIncompatibleVariableOverride]
     optimizer: Any = None
+    grad_norm: float | None = None
+    """2-norm of this update's gradients before any guard, by an observer (training/observers.py); may be NaN or inf."""
+    weight_norms: Tensor | None = None
+    """(parameters,) 2-norms after this update."""
     last_verdict: Verdict = Verdict.KEEP
     """Verdict of the step before."""
     last_metrics: Mapping[str, float] = field(default_factory=dict)
@@ -66,6 +70,12 @@ class Step(Context):
     def reason(self) -> str:
         """The reason of the action with the worst verdict, the first of equals."""
         return max(self.actions, key=lambda action: action.verdict).reason
+
+    @property
+    def refusal(self) -> str:
+        """The reason for which the trainer itself, and no guard, refused the step; empty where it did not."""
+        by_trainer = (each for each in self.actions if each.kind == "trainer" and each.verdict == Verdict.SKIP_STEP)
+        return next((each.reason for each in by_trainer), "")
 
     @property
     def advantages(self) -> Tensor | None:

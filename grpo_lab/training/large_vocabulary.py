@@ -14,18 +14,14 @@ from torch import Tensor
 
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Stage
-from grpo_lab.core.logprobs import (
-    CHUNK,
-    Head,
-    Pass,
-    completion_logprobs,
-    differentiate_logprobs,
-    empty_per_row,
-    select_logprobs,
-)
+from grpo_lab.core.logprobs import Head, Pass, scaled
 from grpo_lab.core.shapes import Float, Int
 from grpo_lab.training.interventions import Step
 
+CHUNK = 2**24
+"""Elements of logits worked on at once on a GPU, or made at once from states: 64 MiB in fp32."""
+PIECE = 2**20
+"""The same on a CPU, whose cache may hold the temporary tensors of 4 MiB."""
 Look = Callable[[Tensor], None]
 """Sees logits, which have no gradient; those of a chunk are overwritten by the next."""
 
@@ -60,6 +56,37 @@ def in_chunks(head: Head, batch: Batch, ctx: Step) -> TypeGuard[torch.nn.Linear]
     if isinstance(head, torch.nn.Linear) and type(head) is torch.nn.Linear and Stage.LOGITS not in ctx.interventions:
         return batch.completion_mask.numel() * head.out_features > CHUNK
     return False
+
+
+def completion_logprobs(
+    logits: Float[Tensor, "B T V"], tokens: Int[Tensor, "B T"], temperature: float = 1.0
+) -> Float[Tensor, "B T"]:
+    """`core.logprobs.completion_logprobs`, of which the backward pass makes one tensor of the logits' size, not four.
+
+    >>> completion_logprobs(torch.zeros(1, 1, 4), torch.tensor([[2]]))
+    tensor([[-1.3863]])
+    """
+    flat = cast(Tensor, _SelectedLogSoftmax.apply(logits.flatten(0, 1), tokens.flatten(), temperature))
+    return flat.view(tokens.shape)
+
+
+class _SelectedLogSoftmax(torch.autograd.Function):
+    """log_softmax(logits / temperature)[token] in fp32, forward and backward; only the logits are kept."""
+
+    @staticmethod
+    def forward(ctx, logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:  # type: ignore[override]
+        logprobs, normalisers = empty_per_row(logits)
+        select_logprobs(logits, tokens, temperature, logprobs, normalisers)
+        ctx.save_for_backward(logits, tokens, normalisers)
+        ctx.temperature = temperature
+        return logprobs
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        logits, tokens, normalisers = ctx.saved_tensors
+        result = torch.empty_like(logits)
+        differentiate_logprobs(logits, tokens, ctx.temperature, normalisers, grad, result)
+        return result, None, None
 
 
 class _HeadLogprobs(torch.autograd.Function):
@@ -137,3 +164,33 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total.addmm_(left, right)
     else:
         total += left @ right
+
+
+def empty_per_row(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Two tensors (n,) in fp32 for n rows, each in one piece: small ones between large ones fragment the heap."""
+    return rows.new_empty(len(rows), dtype=torch.float32), rows.new_empty(len(rows), dtype=torch.float32)
+
+
+def select_logprobs(logits: Tensor, tokens: Tensor, temperature: float, logprobs: Tensor, normalisers: Tensor) -> None:
+    """Write the log-probability (n,) of each row's token, and the logsumexp (n,) of each row, of logits (n, V)."""
+    for scores, chosen, selected, normaliser in zip(*_pieces(logits, tokens, logprobs, normalisers), strict=True):
+        divided = scaled(scores, temperature)
+        torch.logsumexp(divided, dim=-1, out=normaliser)
+        torch.sub(divided.gather(-1, chosen[:, None])[:, 0], normaliser, out=selected)
+
+
+def differentiate_logprobs(
+    logits: Tensor, tokens: Tensor, temperature: float, normalisers: Tensor, grad: Tensor, result: Tensor
+) -> None:
+    """Write the gradient (n, V) of the log-probabilities, times `grad` (n,); `result` may be the logits themselves."""
+    parts = _pieces(logits, tokens, normalisers, grad, result)
+    for scores, chosen, normaliser, upstream, out in zip(*parts, strict=True):
+        share = (scaled(scores, temperature) - normaliser[:, None]).exp_().mul_(-upstream[:, None])
+        share.scatter_add_(-1, chosen[:, None], upstream[:, None])
+        out.copy_(scaled(share, temperature))
+
+
+def _pieces(logits: Tensor, *others: Tensor) -> list[tuple[Tensor, ...]]:
+    """(N, V) logits and further tensors (N, ...), split alike along N; on a GPU small pieces only cost more kernels."""
+    size = max(1, (CHUNK if logits.is_cuda else PIECE) // logits.shape[-1])
+    return [tensor.split(size) for tensor in (logits, *others)]

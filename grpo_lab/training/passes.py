@@ -5,10 +5,27 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from grpo_lab.core.batch import Batch
-from grpo_lab.core.logprobs import Pass, plain_pass, shared_pass
+from grpo_lab.core.logprobs import Head, Pass, shared_pass
+from grpo_lab.core.packing import as_attention_takes_it, causal
 from grpo_lab.errors import ConfigError, ModelError
+
+
+def plain_pass(model: Any, batch: Batch) -> tuple[Tensor, Head]:
+    """The usual way: every prompt is repeated for each completion, and the model itself makes the logits."""
+    prompt_mask = batch.prompt_mask[batch.group]
+    mask = torch.cat([prompt_mask, prompt_mask.new_ones(batch.completions.shape)], dim=1)
+    output = model(
+        input_ids=torch.cat([batch.prompt_ids[batch.group], batch.completions], dim=1),
+        attention_mask=as_attention_takes_it(model, causal(mask.bool())),
+        position_ids=(mask.cumsum(dim=1) - 1).clamp(min=0),
+        use_cache=False,
+        logits_to_keep=batch.completions.shape[1] + 1,
+    )
+    return output.logits[:, :-1], lambda logits: logits
+
 
 PASSES: dict[str, Pass] = {"shared": shared_pass, "plain": plain_pass}
 

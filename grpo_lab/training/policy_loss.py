@@ -9,11 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
-from grpo_lab.algorithm.losses import differentiable_entropies, highest
+from grpo_lab.algorithm.losses import highest
 from grpo_lab.algorithm.surrogates import Limits
 from grpo_lab.config.sections import LossConfig
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Coefficients
+from grpo_lab.core.logprobs import entropies
 from grpo_lab.core.loss import LossInputs, LossOutput, TokenLosses, clipped_shares, grpo_loss, of_tokens, weighted_sum
 from grpo_lab.training.registry import Formulas
 
@@ -75,4 +76,4 @@ def with_forks(batch: Batch, settings: LossConfig) -> Batch:
 def entropy_bonus(logits: Tensor, batch: Batch, temperature: float) -> Tensor:
     """The mean entropy () of the forks, for logits (b, T, V) with a gradient."""
     assert batch.forks is not None
-    return weighted_sum(differentiable_entropies(logits, temperature), batch.forks)
+    return weighted_sum(entropies(logits, temperature), batch.forks)

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from grpo_lab.algorithm.advantages import ADVANTAGES, CREDIT
 from grpo_lab.algorithm.kl import ESTIMATORS
-from grpo_lab.algorithm.losses import mask_without_truncated
+from grpo_lab.algorithm.losses import mask_without_truncated, sampled_tokens
 from grpo_lab.algorithm.surrogates import CORRECTIONS, LEVELS, SURROGATES, Limits
 from grpo_lab.config import algorithms, fields, user_code
 from grpo_lab.config.schema import Config
@@ -18,7 +18,6 @@ from grpo_lab.config.sections import LossConfig
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Stage
 from grpo_lab.core.loss import log_ratio_to_old
-from grpo_lab.core.train import add_gradients, sampled_tokens
 from grpo_lab.errors import ConfigError, unknown
 from grpo_lab.training import wrong_formulas as wrong
 from grpo_lab.training.faults import FAULTS
@@ -26,6 +25,12 @@ from grpo_lab.training.guards import GUARDS
 from grpo_lab.training.interventions import Arrangement, Intervention
 from grpo_lab.training.objectives import COMBINATIONS, Combination, resolve
 from grpo_lab.training.observers import OBSERVERS, MeasureExactKL
+
+
+def add_gradients(loss: Tensor, optimizer: Optimizer) -> None:
+    """Add the gradients of a loss () to those of the micro-batches before, as the core's trainer does."""
+    loss.backward()
+
 
 RIGHT: dict[str, dict[str, Callable[..., Any]]] = {
     "log_ratio": {"old": log_ratio_to_old},

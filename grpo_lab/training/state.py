@@ -34,7 +34,7 @@ from grpo_lab.training.reference import REFERENCES
 from grpo_lab.training.registry import carry_over, combination, needs_reference, validated
 from grpo_lab.training.several import OfObjective, PooledObjectives, SeveralObjectives
 from grpo_lab.training.updates import RecordedUpdates, adamw, usual_coefficients
-from grpo_lab.training.variants import ConfiguredTrainer, variants
+from grpo_lab.training.variants import ConfiguredTrainer, of_accumulation, variants
 
 Model = tuple[Any, Any] | None
 """A policy and its tokenizer in place of the configured ones."""
@@ -159,7 +159,9 @@ class Training:
         """The trainer of the stage."""
         if self.stage == "sft":
             taught = known(self.demonstrations, "demonstrations")
-            return self._trainer_of(self.objectives[0], self.made_of(sft.SftTrainer, demonstrations=taught))
+            return self._trainer_of(
+                self.objectives[0], self.made_of(*of_accumulation(self.config), sft.SftTrainer, demonstrations=taught)
+            )
         chosen = variants(self.config, self.interventions, self.policy)
         if not self.config.objectives:
             return self._trainer_of(self.objectives[0], self.made_of(*chosen, ConfiguredTrainer))
@@ -200,8 +202,6 @@ class Training:
             run=passes.PASSES[config.model.prompt_pass],
             advantage_fn=self.formulas.advantage_scale,
             loss_fn=policy_loss.loss_function(config.loss, self.formulas),
-            completion_mask=self.formulas.completion_mask,
-            accumulate=self.updates.accumulation(self.formulas.accumulation),
         )
 
     def begin(self, index: int) -> Step:

@@ -26,8 +26,6 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
     "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * min(1.0, done))),
 }
 """Learning rate as a factor, from the share of the stage's steps that are over, refused ones too."""
-Accumulate = Callable[[Tensor, Optimizer], None]
-"""Adds the gradients of a loss () to those of the micro-batches before."""
 
 
 class RecordedUpdates(update.Updates):
@@ -40,6 +38,11 @@ class RecordedUpdates(update.Updates):
         self.names, self.parameters = tuple(trained), tuple(trained.values())
         self.num_parameters = sum(p.numel() for p in self.parameters)
         self._moved: tuple[tuple[int, int], float | None] = (-1, 0), None
+
+    def begin(self, ctx: Context, update: int) -> None:
+        assert isinstance(ctx, Step)
+        ctx.grad_norm, ctx.weight_norms = None, None
+        super().begin(ctx, update)
 
     def after(self, ctx: Context) -> None:
         assert isinstance(ctx, Step) and ctx.coefficients is not None
@@ -62,10 +65,6 @@ class RecordedUpdates(update.Updates):
     def scale(self) -> float | None:
         """The factor of the loss; None where it is not scaled."""
         return None
-
-    def accumulation(self, add: Accumulate) -> Accumulate:
-        """The way to add a loss's gradients to those of the micro-batches before."""
-        return add
 
 
 class ScaledUpdates(RecordedUpdates):
@@ -105,9 +104,6 @@ class ScaledUpdates(RecordedUpdates):
 
     def scale(self) -> float | None:
         return self.scaler.get_scale()
-
-    def accumulation(self, add: Accumulate) -> Accumulate:
-        return lambda loss, optimizer: add(self.scaler.scale(loss), optimizer)
 
 
 def adamw(policy: Any, config: Config) -> RecordedUpdates:

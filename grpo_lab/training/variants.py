@@ -27,7 +27,7 @@ from grpo_lab.training.environment import TaskPrompts
 from grpo_lab.training.interventions import Arrangement, Step
 from grpo_lab.training.registry import Formulas
 from grpo_lab.training.sampling_filters import distribution, is_plain
-from grpo_lab.training.updates import RecordedUpdates
+from grpo_lab.training.updates import RecordedUpdates, ScaledUpdates
 
 
 @dataclass(kw_only=True)
@@ -48,7 +48,7 @@ class PaidKL(ConfiguredTrainer):
 
     def score(self, ctx: Context, rollout: Rollout) -> tuple[Batch, Tensor]:
         batch, rewards = super().score(ctx, rollout)
-        mask = self.completion_mask(batch, self.pad)
+        mask = self.trained_tokens(batch)
         batch = super().with_old_and_reference(ctx, replace(batch, completion_mask=mask))
         penalties = k1_of_each_token(batch, super().coefficients(ctx).beta)
         if penalties is None:
@@ -71,6 +71,28 @@ def k1_of_each_token(batch: Batch, beta: float) -> Tensor | None:
         return None
     assert batch.old_logprobs is not None
     return (beta * (batch.old_logprobs - batch.ref_logprobs)).masked_fill(~batch.completion_mask, 0.0)
+
+
+class OtherMask(ConfiguredTrainer):
+    """Other tokens are trained than those that were sampled (`loss.completion_mask`)."""
+
+    def trained_tokens(self, batch: Batch) -> Tensor:
+        return self.formulas.completion_mask(batch, self.pad)
+
+
+class OtherAccumulation(ConfiguredTrainer):
+    """Gradients of micro-batches are put together in a wrong way that users have reported (`loss.accumulation`)."""
+
+    def accumulate(self, loss: Tensor) -> None:
+        self.formulas.accumulation(loss, self.updates.optimizer)
+
+
+class ScaledLoss(ConfiguredTrainer):
+    """The loss is scaled, so that its gradients do not underflow in fp16; the updates know the scale."""
+
+    def accumulate(self, loss: Tensor) -> None:
+        assert isinstance(self.updates, ScaledUpdates)
+        super().accumulate(self.updates.scaler.scale(loss))
 
 
 class DynamicSampling(ConfiguredTrainer):
@@ -201,6 +223,7 @@ def variants(config: Config, interventions: Arrangement, policy: Any) -> tuple[t
     loss, precision = config.loss, PRECISIONS[config.model.precision]
     filtered = bool(config.objectives) or Stage.SAMPLING in interventions or not is_plain(config.sampling)
     asked: dict[type[ConfiguredTrainer], bool] = {
+        OtherMask: loss.completion_mask != "position",
         PaidKL: loss.kl_place == "reward",
         DynamicSampling: loss.dynamic_sampling > 0,
         TokenAdvantages: loss.credit_assignment != "completion",
@@ -212,4 +235,10 @@ def variants(config: Config, interventions: Arrangement, policy: Any) -> tuple[t
         HalfPrecision: precision.autocast is not None,
         LargeVocabulary: policy.config.vocab_size * AT_ONCE > large_vocabulary.CHUNK,
     }
-    return tuple(variant for variant, wanted in asked.items() if wanted)
+    return (*(variant for variant, wanted in asked.items() if wanted), *of_accumulation(config))
+
+
+def of_accumulation(config: Config) -> tuple[type[ConfiguredTrainer], ...]:
+    """The variants of the sum of gradients, which SFT has, too."""
+    scaled = PRECISIONS[config.model.precision].scaler
+    return (*([ScaledLoss] if scaled else []), *([OtherAccumulation] if config.loss.accumulation != "add" else []))
