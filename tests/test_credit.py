@@ -175,7 +175,7 @@ def test_only_groups_with_spread_are_trained():
     assert isinstance(trainer, Trainer)
     for index in range(2):
         ctx = training.begin(index)
-        batch, rewards = trainer.score(ctx, trainer.rollout(ctx))
+        batch, rewards = trainer.score(ctx, *trainer.rollout(ctx))
         assert rewards.shape == (6, 4) and len(batch.prompt_ids) == 6 and len(batch.group) == 24
         assert (rewards.amax(dim=1) > rewards.amin(dim=1)).all()
         assert batch.group.tolist() == [g for g in range(6) for _ in range(4)]
@@ -228,7 +228,7 @@ def test_the_kl_is_paid_by_the_reward_and_not_again_in_the_loss(name):
         for parameter in training.policy.parameters():
             parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
     ctx = training.begin(0)
-    batch, paid = trainer.score(ctx, trainer.rollout(ctx))
+    batch, paid = trainer.score(ctx, *trainer.rollout(ctx))
     mask = batch.completion_mask
     assert batch.old_logprobs is not None and batch.ref_logprobs is not None and batch.penalties is not None
     delta = torch.where(mask, batch.old_logprobs - batch.ref_logprobs, 0.0)

@@ -7,7 +7,7 @@ import torch
 from torch import tensor
 
 from grpo_lab.config.sections import SamplingConfig
-from grpo_lab.core.packing import causal
+from grpo_lab.core.packing import visible
 from grpo_lab.errors import ConfigError
 from grpo_lab.models import loading
 from grpo_lab.training import passes, rollouts
@@ -30,11 +30,11 @@ def draw(tiny, **sampling):
 # --- masks -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_padded_position_sees_itself_and_no_other_sees_it():
+def test_a_padded_position_sees_padding_and_no_token_sees_it():
     """A row of a mask that is all False gives NaN in cuDNN's attention."""
-    keys = tensor([[False, False, True, True], [True, True, True, True]])
-    seen = causal(keys).int().tolist()
-    assert seen[0] == [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
+    keys = tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
+    seen = visible(keys)[:, 0].int().tolist()
+    assert seen[0] == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
     assert seen[1] == torch.ones(4, 4).tril().int().tolist()
 
 

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from torch import Tensor, tensor
 
 from grpo_lab.algorithm import kl
-from grpo_lab.algorithm.losses import aggregate, policy_loss
+from grpo_lab.algorithm.losses import aggregate, entropies, policy_loss
 from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.core.advantages import group_advantages
 from grpo_lab.core.batch import Batch
-from grpo_lab.core.logprobs import completion_logprobs, entropies
+from grpo_lab.core.logprobs import completion_logprobs
 from grpo_lab.core.loss import clipped_surrogate, log_ratio_to_old, token_weights, weighted_sum
 from grpo_lab.training import large_vocabulary
 from grpo_lab.training import wrong_formulas as formulas

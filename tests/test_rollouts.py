@@ -15,9 +15,10 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
+from grpo_lab.algorithm.losses import entropies
 from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.core.hooks import Stage
-from grpo_lab.core.logprobs import completion_logprobs, entropies
+from grpo_lab.core.logprobs import completion_logprobs
 from grpo_lab.errors import ConfigError
 from grpo_lab.models import loading
 from grpo_lab.training import passes, rollouts
@@ -122,6 +123,7 @@ def test_a_filtered_sampler_reports_the_distribution_it_sampled_from(tiny):
     plain, filtered = draw(tiny, temperature=1.5), draw(tiny, temperature=1.5, top_k=1)
     assert filtered.sampling_logprobs.eq(0).all(), "of one token only, certain"
     assert plain.sampling_logprobs[plain.completion_mask].lt(0).all()
+    assert filtered.entropy is not None and plain.entropy is not None
     assert torch.equal(filtered.entropy[:, 0], plain.entropy[:, 0]), "entropy is the policy's, before any filter"
     assert filtered.entropy[:, 0].gt(0).all()
 
@@ -137,6 +139,7 @@ def test_the_mask_is_by_position_up_to_and_including_the_end_token(tiny):
     kept = [[5, PAD, 0, 9, EOS, PAD], [EOS, *[PAD] * 5], rows[2], [1, 2, EOS, *[PAD] * 3]]
     assert batch.completions.tolist() == kept
     outside = ~batch.completion_mask
+    assert batch.entropy is not None
     assert not batch.sampling_logprobs[outside].any() and not batch.entropy[outside].any()
 
 
@@ -161,6 +164,7 @@ def test_the_tokenizers_end_token_counts_where_the_model_names_none(tiny):
 def test_sampling_ends_with_the_longest_completion(tiny):
     script = Script([[1, EOS], [EOS, 1], [1, EOS], [EOS, 1]])
     batch = draw(tiny, prompts=PROMPTS[:2], size=2, at=script, max_completion_length=40)
+    assert batch.entropy is not None
     assert batch.completions.shape == batch.entropy.shape == (4, 2)
     assert len(script.widths) == 2
 

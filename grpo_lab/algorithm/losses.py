@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from grpo_lab.core.batch import Batch
+from grpo_lab.core.logprobs import scaled
 from grpo_lab.core.loss import clipped_surrogate, token_weights, weighted_sum
 from grpo_lab.core.shapes import Bool, Float, Shaped
 
@@ -48,6 +49,17 @@ def aggregate(
     tensor(3.5000)
     """
     return weighted_sum(per_token, token_weights(completion_mask, how, max_completion_length))
+
+
+def entropies(logits: Float[Tensor, "... V"], temperature: float = 1.0) -> Float[Tensor, "..."]:
+    """Entropy of softmax(logits / temperature) in nats, fp32.
+
+    >>> entropies(torch.zeros(1, 2))
+    tensor([0.6931])
+    """
+    logp = scaled(logits, temperature).log_softmax(dim=-1)
+    # A filtered token has logp = -inf and p = 0: its term is 0, not NaN.
+    return -(logp.exp() * logp.clamp(min=torch.finfo(logp.dtype).min)).sum(dim=-1)
 
 
 def sampled_tokens(batch: Batch, pad: int) -> Tensor:

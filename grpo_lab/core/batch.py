@@ -31,7 +31,7 @@ class Batch:
     """(B, T) bool, by position: True up to and including the end token."""
     sampling_logprobs: Tensor
     """(B, T) under the distribution that was sampled from."""
-    entropy: Tensor
+    entropy: Tensor | None = None
     """(B, T) of the policy's next-token distribution at the temperature of sampling, before any filter."""
     advantages: Tensor | None = None
     """(B,): the reward's distance from the mean of its group, in standard deviations; (B, T) where

@@ -26,17 +26,9 @@ class LossInputs:
 
 
 class LossOutput(NamedTuple):
-    """A loss () to be minimised, and the metrics () of its computation by name."""
+    """A loss to be minimised, () of a micro-batch or (b, T) of tokens, and metrics () of its computation."""
 
     loss: Tensor
-    metrics: dict[str, Tensor]
-
-
-class TokenLosses(NamedTuple):
-    """The loss (b, T) of each token without the KL, its ratio (b, T), without gradient, and metrics ()."""
-
-    losses: Tensor
-    ratio: Tensor
     metrics: dict[str, Tensor]
 
 
@@ -77,12 +69,13 @@ def clipped_surrogate(
     return -gain
 
 
-def clip(log_ratio: Tensor, inputs: LossInputs) -> TokenLosses:
+def clip(log_ratio: Tensor, inputs: LossInputs) -> LossOutput:
     """`clipped_surrogate` of each token, and `clipped_shares`."""
     use, advantages, ratio = inputs.use, inputs.batch.advantages, log_ratio.detach().exp()
     assert advantages is not None
+    inputs.ctx.recorder.tensor("ratio", ratio, inputs.ctx.update)
     losses = clipped_surrogate(log_ratio, advantages, use.epsilon, use.epsilon_high, use.delta)
-    return TokenLosses(losses, ratio, clipped_shares(ratio.float(), advantages, use, inputs.num_tokens))
+    return LossOutput(losses, clipped_shares(ratio.float(), advantages, use, inputs.num_tokens))
 
 
 def clipped_shares(ratio: Tensor, advantages: Tensor, use: Coefficients, num_tokens: Tensor) -> dict[str, Tensor]:
@@ -152,7 +145,7 @@ def weighted_sum(per_token: Float[Tensor, "B T"], weights: Float[Tensor, "B T"])
 def grpo_loss(
     inputs: LossInputs,
     log_ratio: Callable[[Tensor, Batch], Tensor] = log_ratio_to_old,
-    surrogate: Callable[[Tensor, LossInputs], TokenLosses] = clip,
+    surrogate: Callable[[Tensor, LossInputs], LossOutput] = clip,
     kl_estimate: Callable[[Tensor], Tensor] = k3,
 ) -> LossOutput:
     """The weighted sum over tokens of -min(r A, clip(r) A) + beta KL (DeepSeekMath, https://arxiv.org/abs/2402.03300).
@@ -165,13 +158,11 @@ def grpo_loss(
     log_ratios = log_ratio(inputs.logprobs, batch).masked_fill(outside, 0.0)
     log_ratios = ctx.apply(Stage.LOG_RATIO, log_ratios)
     log_ratios.register_hook(lambda slope: ctx.recorder.tensor("log_ratio_gradient", slope, ctx.update))
-    of_token = surrogate(log_ratios, inputs)
-    ctx.recorder.tensor("ratio", of_token.ratio, ctx.update)
-    losses, metrics = of_token.losses, dict(of_token.metrics)
+    losses, metrics = surrogate(log_ratios, inputs)
     if batch.ref_logprobs is not None:
         delta = ctx.apply(Stage.KL_DELTA, (batch.ref_logprobs - inputs.logprobs).masked_fill(outside, 0.0))
         kl = kl_estimate(delta)
-        metrics["kl"] = kl.float().sum() / inputs.num_tokens
+        metrics = {**metrics, "kl": kl.float().sum() / inputs.num_tokens}
         if inputs.use.beta:  # 0 * inf is NaN, so weight 0 leaves the penalty out
             losses = losses + inputs.use.beta * kl
     return LossOutput(weighted_sum(losses, batch.weights), metrics)

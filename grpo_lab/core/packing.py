@@ -1,7 +1,5 @@
 """The shared-prompt pass: a prompt and its completions stand in one row, and a mask keeps the completions apart."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -11,8 +9,8 @@ from grpo_lab.core.batch import Batch
 def pack(batch: Batch, hidden_size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Lay out the batch in R rows of L slots: a prompt, padded on its left, and behind it some of its completions.
 
-    Returns tokens (R, L), their positions (R, L), which go on where the prompt ends, the slots (R, L, L) that each slot
-    sees, bool, and the slot (B, T), counted over all rows, whose hidden state predicts each token.
+    Returns tokens (R, L), their positions (R, L), which go on where the prompt ends, the slots (R, 1, L, L) that each
+    slot sees, and the slot (B, T), counted over all rows, whose hidden state predicts each token.
 
     All completions of a prompt stand in one row, or each in a row of its own if that is less work, by one rule: of each
     layer a slot costs about 12 D^2 multiplications, and 2 D for every slot of its row, so R rows of L slots cost
@@ -38,33 +36,21 @@ def pack(batch: Batch, hidden_size: int) -> tuple[Tensor, Tensor, Tensor, Tensor
     laid_out[:, torch.where(inside, slots, rows * length)] = of_completions
     laid_out = laid_out[:, :-1].view(3, rows, length)
     laid_out[:, :, :start] = of_prompts[:, of_row]
-    tokens, positions, owners = laid_out  # owners: 0 for padding, 1 for the prompt, b + 2 for completion b
+    tokens, positions, owners = laid_out
 
-    query, key = owners[:, :, None], owners[:, None, :]
-    sees = ((key == 1) | (key == query)).tril()  # padding sees padding, for a slot that sees nothing gives NaN
     before_each = torch.cat([behind[:, None], torch.where(inside, slots + 1, behind[:, None])[:, :-1]], dim=1) - 1
-    return tokens, positions, sees, before_each
+    return tokens, positions, visible(owners), before_each
 
 
-def causal(keys: Tensor) -> Tensor:
-    """(b, k, k): the keys that each position sees, of which `keys` (b, k) is True for real tokens.
+def visible(owners: Tensor) -> Tensor:
+    """(b, 1, k, k) bool: the slots that each slot sees, which are the prompt's and those of its own owner so far.
 
-    Every position sees itself, padding too, because a row that sees nothing gives NaN.
+    `owners` (b, k) are 0 for padding, 1 for a prompt, and other numbers for completions. Padding sees padding, because
+    a slot that sees nothing gives NaN. transformers takes a mask with four dimensions as it is; to make one itself, it
+    waits for the device.
 
-    >>> causal(torch.tensor([[False, True, True]])).int().tolist()
-    [[[1, 0, 0], [0, 1, 0], [0, 1, 1]]]
+    >>> visible(torch.tensor([[0, 1, 2, 3]])).int().tolist()
+    [[[[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0], [0, 1, 0, 1]]]]
     """
-    key = torch.arange(keys.shape[1], device=keys.device)
-    return (key < key[:, None]) & keys[:, None] | (key == key[:, None])
-
-
-def as_attention_takes_it(model: Any, seen: Tensor) -> Tensor:
-    """The mask (b, 1, t, k) of `seen` (b, t, k), the keys that each query sees, in the form of the model's attention.
-
-    transformers takes a mask with four dimensions as it is; to make one itself, it waits for the device.
-    """
-    mask = seen[:, None]
-    if model.config._attn_implementation == "sdpa":
-        return mask
-    dtype = model.get_input_embeddings().weight.dtype
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
+    query, key = owners[:, :, None], owners[:, None, :]
+    return ((key == 1) | (key == query)).tril()[:, None]

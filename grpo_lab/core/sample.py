@@ -8,8 +8,7 @@ from torch import Tensor
 
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Sampling, Stage
-from grpo_lab.core.logprobs import entropies
-from grpo_lab.core.packing import as_attention_takes_it, causal
+from grpo_lab.core.packing import visible
 
 Distribution = Callable[[Tensor, Tensor, Tensor], Tensor]
 """From logits (b, V), the tokens (B, t) drawn so far and the completions (b,) that go on, to probabilities (b, V)."""
@@ -43,13 +42,10 @@ def sample(
     group = torch.arange(len(prompt_ids), device=device).repeat_interleave(num_generations)
     completions = torch.full((len(group), length), pad, device=device)
     mask = torch.zeros(completions.shape, dtype=torch.bool, device=device)
-    logprobs, entropy = torch.zeros(2, *completions.shape, device=device)
+    logprobs = torch.zeros(completions.shape, device=device)
+    mask_of_prompt, positions = visible(prompt_mask), (prompt_mask.cumsum(dim=1) - 1).clamp(min=0)
     output = model(
-        input_ids=prompt_ids,
-        attention_mask=as_attention_takes_it(model, causal(prompt_mask.bool())),
-        position_ids=(prompt_mask.cumsum(dim=1) - 1).clamp(min=0),
-        use_cache=True,
-        logits_to_keep=1,
+        input_ids=prompt_ids, attention_mask=mask_of_prompt, position_ids=positions, use_cache=True, logits_to_keep=1
     )
     cache, logits, alive = output.past_key_values, output.logits[group], torch.arange(len(group), device=device)
     cache.reorder_cache(group)  # batch_select_indices does the same, several times slower on a CPU
@@ -63,7 +59,6 @@ def sample(
         completions[alive, column] = tokens[:, 0]
         mask[:, column].index_fill_(0, alive, True)  # `= True` would copy it to the device, and wait
         logprobs[alive, column] = probabilities.gather(1, tokens)[:, 0].log()
-        entropy[alive, column] = entropies(logits, sampling.temperature)
         over = torch.isin(tokens[:, 0], ends).tolist()  # the only wait for the device
         if all(over) or width == length:
             break
@@ -72,14 +67,12 @@ def sample(
             alive, tokens, keys, positions = alive[going], tokens[going], keys[going], positions[going]
             cache.reorder_cache(going)
         keys = torch.cat([keys, keys.new_ones(tokens.shape)], dim=1)
-        logits = model(
-            input_ids=tokens,
-            attention_mask=as_attention_takes_it(model, keys[:, None]),
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-        ).logits
+        seen = keys[:, None, None]
+        output = model(
+            input_ids=tokens, attention_mask=seen, position_ids=positions, past_key_values=cache, use_cache=True
+        )
+        logits = output.logits
         positions = positions + 1
     ended = (torch.isin(completions, ends) & mask).any(dim=1)
-    columns = (each[:, :width] for each in (completions, mask, logprobs, entropy))
+    columns = (each[:, :width] for each in (completions, mask, logprobs))
     return Batch(prompt_ids, prompt_mask, group, *columns, ended=ended)

@@ -4,10 +4,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING or find_spec("jaxtyping"):
-    from jaxtyping import Bool as Bool
-    from jaxtyping import Float as Float
-    from jaxtyping import Int as Int
-    from jaxtyping import Shaped as Shaped
+    from jaxtyping import Bool, Float, Int, Shaped
 else:  # a development dependency
 
     class Float:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from torch import Tensor
 from grpo_lab.core.advantages import group_advantages
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Coefficients, Context, Sampling, Stage
-from grpo_lab.core.logprobs import Pass, logprobs, shared_pass
+from grpo_lab.core.logprobs import Pass, completion_logprobs, shared_pass
 from grpo_lab.core.loss import LossInputs, LossOutput, grpo_loss, token_weights
 from grpo_lab.core.sample import Distribution, sample, tempered
 from grpo_lab.core.update import Updates
@@ -33,8 +33,6 @@ from grpo_lab.core.update import Updates
 class Prompts(Protocol):
     """The P prompts of a draw, and the rewards of their completions."""
 
-    number: int
-    """The number of the draw in its step."""
     encoded: tuple[Tensor, Tensor]
     """(P, S) token ids, padded on the left, and their mask."""
     generator: torch.Generator
@@ -46,13 +44,6 @@ class Prompts(Protocol):
     def rewards(self, ctx: Context) -> tuple[Tensor, Tensor]:
         """Wait for the rewards (P, G), and for which of them count, (P, G) bool: not None, by tasks/rewards.py."""
         ...
-
-
-class Rollout(NamedTuple):
-    """Prompts with their completions, which are being judged."""
-
-    prompts: Prompts
-    batch: Batch
 
 
 @dataclass(kw_only=True)
@@ -84,8 +75,8 @@ class Trainer:
     def step(self, ctx: Context) -> None:
         """One step of GRPO. Raises Refused where a guard refuses the rest."""
         ctx.coefficients = ctx.apply(Stage.COEFFICIENTS, ctx.coefficients)
-        rollout = self.rollout(ctx)
-        batch, rewards = self.score(ctx, rollout)
+        prompts, batch = self.rollout(ctx)
+        batch, rewards = self.score(ctx, prompts, batch)
         advantages = ctx.apply(Stage.ADVANTAGES, self.advantages(ctx, rewards))
         batch = ctx.apply(Stage.BATCH, self.with_logprobs(ctx, batch, advantages))
         batch = self.weigh(ctx, batch)
@@ -94,14 +85,14 @@ class Trainer:
             self.backward(ctx, batch)
             self.updates.make(ctx)
 
-    def rollout(self, ctx: Context, draw: int = 0) -> Rollout:
+    def rollout(self, ctx: Context, draw: int = 0) -> tuple[Prompts, Batch]:
         """Sample completions of the step's prompts from the policy as it is, and begin to judge them."""
         ctx.sampling = self.sampling
         ctx.sampling = ctx.apply(Stage.SAMPLING, self.sampling)
         prompts = self.prompts(ctx, draw)
         batch = self.sample(ctx, prompts)
         prompts.judge(batch)
-        return Rollout(prompts, batch)
+        return prompts, batch
 
     def sample(self, ctx: Context, prompts: Prompts) -> Batch:
         """Draw a group of completions for each prompt."""
@@ -113,13 +104,10 @@ class Trainer:
         """The probabilities that a token is drawn from; training/sampling_filters.py has filters and penalties."""
         return tempered(ctx.sampling.temperature)
 
-    def score(self, ctx: Context, rollout: Rollout) -> tuple[Batch, Tensor]:
+    def score(self, ctx: Context, prompts: Prompts, batch: Batch) -> tuple[Batch, Tensor]:
         """The completions and their rewards (P, G); those that no reward function could score are not `scorable`."""
-        values, ctx.scorable = rollout.prompts.rewards(ctx)
-        rewards = ctx.apply(Stage.REWARDS, values)
-        assert ctx.scorable is not None
-        ctx.recorder.rewards(rewards, ctx.scorable, rollout.prompts.number)
-        return rollout.batch, rewards
+        values, ctx.scorable = prompts.rewards(ctx)
+        return batch, ctx.apply(Stage.REWARDS, values)
 
     def advantages(self, ctx: Context, rewards: Tensor) -> Tensor:
         """Advantages (P, G), before any guard."""
@@ -128,15 +116,17 @@ class Trainer:
     def with_logprobs(self, ctx: Context, batch: Batch, advantages: Tensor) -> Batch:
         """The completions that were scored, with their advantages, old and reference log-probabilities.
 
-        Raises Refused where no completion was scored, and where none of those that were has a token to train.
+        Raises Refused where no completion was scored.
         """
-        mask = self.trained_tokens(batch)
-        batch = replace(batch, advantages=advantages.flatten(), completion_mask=mask).rows(_scorable_rows(ctx, mask))
-        batch = self.with_old_and_reference(ctx, batch)
-        ctx.recorder.batch(batch, self.ends)
-        return batch
+        assert ctx.scorable is not None
+        batch = replace(batch, advantages=advantages.flatten(), completion_mask=self.trained_tokens(ctx, batch))
+        judged = ctx.scorable.flatten().tolist()
+        if not any(judged):
+            ctx.refuse("trainer", Stage.REWARDS, f"none of {len(judged)} completions {ctx.unscored}")
+        rows = torch.tensor([row for row, counts in enumerate(judged) if counts])
+        return self.with_old_and_reference(ctx, batch.rows(rows.to(batch.group.device, non_blocking=True)))
 
-    def trained_tokens(self, batch: Batch) -> Tensor:
+    def trained_tokens(self, ctx: Context, batch: Batch) -> Tensor:
         """The tokens (B, T) that are trained: up to and including the end token, as sampling recorded it."""
         return batch.completion_mask
 
@@ -149,10 +139,7 @@ class Trainer:
         return replace(batch, old_logprobs=self.old_logprobs(ctx, batch), ref_logprobs=ref_logprobs)
 
     def old_logprobs(self, ctx: Context, batch: Batch) -> Tensor:
-        """Log-probabilities (B, T) under the policy that sampled: sampling has noted them.
-
-        After filters or in half precision a pass computes them (`OtherSampler`).
-        """
+        """Log-probabilities (B, T) that sampling noted; after filters or in half precision a pass computes others."""
         return batch.sampling_logprobs
 
     @torch.no_grad()
@@ -161,8 +148,11 @@ class Trainer:
         return torch.cat([self.logprobs(ctx, ctx.batch, note) for ctx.batch in batch.split(self.micro_batch_prompts)])
 
     def logprobs(self, ctx: Context, batch: Batch, note: str) -> Tensor:
-        """Log-probabilities (b, T) of a micro-batch's tokens under the policy as it is, in nats."""
-        return logprobs(self.policy, self.run, batch, ctx, note)
+        """Log-probabilities (b, T) of a micro-batch's tokens under the policy as it is, in nats; 0 outside the mask."""
+        states, head = self.run(self.policy, batch)
+        logits = ctx.apply(Stage.LOGITS, head(states), note)
+        found = completion_logprobs(logits, batch.completions, ctx.sampling.temperature)
+        return found.masked_fill(~batch.completion_mask, 0.0)
 
     def weigh(self, ctx: Context, batch: Batch) -> Batch:
         """The batch with the weight of each token in the loss, so that its micro-batches add up to it."""
@@ -176,7 +166,7 @@ class Trainer:
             output = self.loss(ctx, ctx.batch)
             ctx.recorder.metrics(output.metrics, ctx.update)
             loss = ctx.apply(Stage.LOSS, output.loss)
-            ctx.recorder.metric("loss", loss.sum(), ctx.update)  # a guard may return shape (1,)
+            ctx.recorder.metrics({"loss": loss.sum()}, ctx.update)  # a guard may return shape (1,)
             self.accumulate(loss)
 
     def accumulate(self, loss: Tensor) -> None:
@@ -193,15 +183,3 @@ class Trainer:
         """The step's coefficients of the loss."""
         assert ctx.coefficients is not None
         return ctx.coefficients
-
-
-def _scorable_rows(ctx: Context, mask: Tensor) -> Tensor:
-    """(b,) index of the scorable completions. Raises Refused where there is none, or none with a token to train."""
-    assert ctx.scorable is not None
-    scorable = ctx.scorable.flatten()
-    judged, trained = torch.stack([scorable, scorable & mask.any(dim=1)]).tolist()
-    for stage, left, what in ((Stage.REWARDS, judged, ctx.unscored), (Stage.BATCH, trained, "is trained")):
-        if not any(left):
-            ctx.refuse("trainer", stage, f"none of {len(judged)} completions {what}")
-    rows = torch.tensor([row for row, counts in enumerate(judged) if counts])
-    return rows.to(scorable.device, non_blocking=True)

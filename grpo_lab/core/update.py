@@ -5,33 +5,18 @@ weights and moments stay as they were, after it they keep the update. ROLL_BACK 
 weights and moments, whenever they come.
 """
 
-from typing import Any, Protocol
+from typing import Any
 
 from torch.optim import Optimizer
 
-from grpo_lab.core.hooks import Context, Stage, Verdict
-
-
-class Snapshots(Protocol):
-    """Weights and moments to go back to, each with the number of updates that it holds."""
-
-    def take(self, step: int, updates: int) -> None: ...
-
-    def restore(self) -> int: ...
+from grpo_lab.core.hooks import Context, Stage
 
 
 class Updates:
-    """Updates of a policy by an optimizer. `count`: updates made so far. `committed`: those of this step."""
+    """Updates of a policy by an optimizer. `committed`: those of this step."""
 
-    def __init__(self, policy: Any, optimizer: Optimizer, snapshots: Snapshots) -> None:
-        self.policy, self.optimizer, self.snapshots = policy, optimizer, snapshots
-        self.count, self.committed, self.healthy = 0, 0, True
-
-    def begin_step(self, index: int) -> None:
-        """Take a snapshot if one is due and the weights are healthy."""
-        self.committed = 0
-        if self.healthy:
-            self.snapshots.take(index, self.count)
+    def __init__(self, policy: Any, optimizer: Optimizer) -> None:
+        self.policy, self.optimizer, self.committed = policy, optimizer, 0
 
     def begin(self, ctx: Context, update: int) -> None:
         """Begin an update: no gradient yet, and the step's coefficients in the optimizer."""
@@ -55,14 +40,3 @@ class Updates:
         """Count an update that was made, and let guards see the weights. Raises Refused where one refuses the step."""
         self.committed += 1
         ctx.apply(Stage.WEIGHTS, self.policy)
-
-    def end_step(self, verdict: Verdict, healthy: bool) -> None:
-        """Carry out the step's verdict; `healthy` says whether its last weights are finite.
-
-        Raises RunError for a rollback where no snapshot was taken.
-        """
-        self.healthy = healthy
-        self.optimizer.zero_grad()
-        if verdict >= Verdict.ROLL_BACK:
-            self.count, self.healthy, self.committed = self.snapshots.restore(), True, 0
-        self.count += self.committed

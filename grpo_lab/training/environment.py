@@ -145,7 +145,7 @@ class TaskPrompts:
         for column, values in judged.log.extras(list(rows)).items():
             ctx.extras[column] = ctx.extras.get(column, ()) + values
 
-    def scored(self, ctx: Context, judged: Judged) -> tuple[Tensor, Tensor]:
+    def scored(self, ctx: Step, judged: Judged) -> tuple[Tensor, Tensor]:
         """Rewards and `scorable`, both (P, G), on the batch's device, after metrics and the limit of failed calls."""
         assert self.batch is not None
         if not judged.scorable.any() and not (judged.calls and judged.calls.failures):
@@ -161,7 +161,7 @@ class TaskPrompts:
             values = values + soft_overlong(lengths, self.longest, share)
         return values.view(prompts, -1).to(device, non_blocking=True), scorable
 
-    def _check(self, ctx: Context, judged: Judged) -> None:
+    def _check(self, ctx: Step, judged: Judged) -> None:
         """Note the metrics of the functions; of a pool the share of failed calls and the seconds waited for them.
 
         Raises Refused where the share is above `judge.max_failed`.

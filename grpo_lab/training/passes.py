@@ -9,7 +9,7 @@ from torch import Tensor
 
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.logprobs import Head, Pass, shared_pass
-from grpo_lab.core.packing import as_attention_takes_it, causal
+from grpo_lab.core.packing import visible
 from grpo_lab.errors import ConfigError, ModelError
 
 
@@ -19,7 +19,7 @@ def plain_pass(model: Any, batch: Batch) -> tuple[Tensor, Head]:
     mask = torch.cat([prompt_mask, prompt_mask.new_ones(batch.completions.shape)], dim=1)
     output = model(
         input_ids=torch.cat([batch.prompt_ids[batch.group], batch.completions], dim=1),
-        attention_mask=as_attention_takes_it(model, causal(mask.bool())),
+        attention_mask=visible(mask),
         position_ids=(mask.cumsum(dim=1) - 1).clamp(min=0),
         use_cache=False,
         logits_to_keep=batch.completions.shape[1] + 1,
@@ -31,9 +31,21 @@ PASSES: dict[str, Pass] = {"shared": shared_pass, "plain": plain_pass}
 
 
 def check_attention(model: Any) -> None:
-    """Raise ConfigError for a model whose attention takes no mask."""
+    """Let a model's attention take masks (b, 1, t, k) of bool. Raises ConfigError for one that takes none."""
     if (kind := model.config._attn_implementation) not in ("sdpa", "eager"):
         raise ConfigError(f"attention {kind!r} takes no mask: load the model with attn_implementation='sdpa'")
+    trunk = model.base_model
+    if kind == "eager" and _added_to_scores not in trunk._forward_pre_hooks.values():
+        trunk.register_forward_pre_hook(_added_to_scores, with_kwargs=True)
+
+
+def _added_to_scores(trunk: Any, args: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The arguments of a model with eager attention, which adds its mask to the scores: 0 for a slot that is seen."""
+    mask = given.get("attention_mask")
+    if mask is None or mask.dtype != torch.bool:
+        return args, given
+    added = torch.zeros(mask.shape, dtype=trunk.dtype, device=mask.device)
+    return args, {**given, "attention_mask": added.masked_fill(~mask, torch.finfo(trunk.dtype).min)}
 
 
 @torch.no_grad()

@@ -9,13 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
-from grpo_lab.algorithm.losses import highest
+from grpo_lab.algorithm.losses import entropies, highest
 from grpo_lab.algorithm.surrogates import Limits
 from grpo_lab.config.sections import LossConfig
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Coefficients
-from grpo_lab.core.logprobs import entropies
-from grpo_lab.core.loss import LossInputs, LossOutput, TokenLosses, clipped_shares, grpo_loss, of_tokens, weighted_sum
+from grpo_lab.core.loss import LossInputs, LossOutput, clipped_shares, grpo_loss, of_tokens, weighted_sum
 from grpo_lab.training.registry import Formulas
 
 USUAL = LossConfig()
@@ -34,12 +33,13 @@ def loss_function(settings: LossConfig, formulas: Formulas) -> Callable[[LossInp
     return partial(grpo_loss, **replaced) if replaced else grpo_loss
 
 
-def surrogate(log_ratio: Tensor, inputs: LossInputs, settings: LossConfig, formulas: Formulas) -> TokenLosses:
+def surrogate(log_ratio: Tensor, inputs: LossInputs, settings: LossConfig, formulas: Formulas) -> LossOutput:
     """The configured surrogate at its level, of forks alone where there are some, corrected for the sampler."""
     batch, use = inputs.batch, inputs.use
     assert batch.advantages is not None
     log_weights = formulas.importance_sampling_level(log_ratio, batch.completion_mask)
     ratio = log_weights.detach().exp()
+    inputs.ctx.recorder.tensor("ratio", ratio, inputs.ctx.update)
     gates = {"temperature_pos": settings.sapo_temperature_pos, "temperature_neg": settings.sapo_temperature_neg}
     limits = Limits(use.epsilon, use.epsilon_high, use.delta, **gates)
     losses = formulas.surrogate(log_weights, inputs.logprobs, batch.advantages, limits)
@@ -49,7 +49,7 @@ def surrogate(log_ratio: Tensor, inputs: LossInputs, settings: LossConfig, formu
     losses = formulas.importance_sampling_mode(losses, batch, low, high)
     clipping = CLIPPING.get(settings.surrogate)
     metrics = clipping(ratio.float(), batch.advantages, use, inputs.num_tokens) if clipping else {}
-    return TokenLosses(losses, ratio, metrics)
+    return LossOutput(losses, metrics)
 
 
 def _bounded_weights(ratio: Tensor, advantages: Tensor, use: Coefficients, num_tokens: Tensor) -> dict[str, Tensor]:
@@ -69,6 +69,7 @@ def has_forks(settings: LossConfig) -> bool:
 
 def with_forks(batch: Batch, settings: LossConfig) -> Batch:
     """The batch with its `forks`, taken over all its rows."""
+    assert batch.entropy is not None
     forks = highest(batch.entropy, batch.completion_mask, settings.top_entropy_quantile).float()
     return replace(batch, forks=forks / forks.sum().clamp(min=1))
 

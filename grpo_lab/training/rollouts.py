@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from grpo_lab.algorithm.losses import entropies
 from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.core import sample as core
 from grpo_lab.core.batch import Batch
@@ -83,7 +85,9 @@ def sample(
     check_attention(model)
     ids, mask = encode(tokenizer, prompts, model.device)
     check_length(model, ids.shape[1], sampling.max_completion_length)
-    return core.sample(
+    drawn_from = distribution(sampling, ids, mask, num_generations, model.config.vocab_size)
+    noted = NotedEntropies(drawn_from, sampling.temperature)
+    batch = core.sample(
         model,
         ids,
         mask,
@@ -93,8 +97,27 @@ def sample(
         tokenizer.pad_token_id,
         generator,
         apply,
-        distribution(sampling, ids, mask, num_generations, model.config.vocab_size),
+        noted,
     )
+    return noted.added(batch)
+
+
+class NotedEntropies:
+    """A distribution for `core.sample` that keeps the entropy of the policy's own, before any filter."""
+
+    def __init__(self, drawn_from: core.Distribution, temperature: float) -> None:
+        self.drawn_from, self.temperature = drawn_from, temperature
+        self.columns: list[Tensor] = []
+
+    def __call__(self, logits: Tensor, drawn: Tensor, alive: Tensor) -> Tensor:
+        column = torch.zeros(len(drawn), device=logits.device)
+        column[alive] = entropies(logits, self.temperature)
+        self.columns.append(column)
+        return self.drawn_from(logits, drawn, alive)
+
+    def added(self, batch: Batch) -> Batch:
+        """The batch that was drawn, with its entropy (B, T)."""
+        return replace(batch, entropy=torch.stack(self.columns, dim=1))
 
 
 def token_ids(batch: Batch) -> list[list[int]]:

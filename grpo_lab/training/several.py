@@ -15,7 +15,7 @@ from grpo_lab.algorithm.combinations import AdvantageScale, Gradients, Scores, c
 from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Coefficients, Context, Stage
-from grpo_lab.core.train import Rollout
+from grpo_lab.core.train import Prompts
 from grpo_lab.training.environment import Environment, TaskPrompts
 from grpo_lab.training.interventions import ObjectiveCoefficients, Step, known
 from grpo_lab.training.objectives import Combination, Objective
@@ -42,7 +42,8 @@ class Sampled(NamedTuple):
     """The completions of one objective's prompts."""
 
     trainer: OfObjective
-    rollout: Rollout
+    prompts: Prompts
+    batch: Batch
     sampling: SamplingConfig
     """As the guards of stage SAMPLING left it."""
     others: Sequence[TaskPrompts] = ()
@@ -82,8 +83,8 @@ class SeveralObjectives:
     def _sampled(self, ctx: Step, trainer: OfObjective) -> Sampled:
         """The completions of an objective's prompts, which are being judged."""
         ctx.begin_objective(trainer.objective)
-        rollout = trainer.rollout(ctx)
-        return Sampled(trainer, rollout, ctx.sampling)
+        prompts, batch = trainer.rollout(ctx)
+        return Sampled(trainer, prompts, batch, ctx.sampling)
 
     def _prepared(self, ctx: Step, sampled: Sampled) -> Part:
         """The objective's batch, with everything that its loss reads."""
@@ -96,7 +97,7 @@ class SeveralObjectives:
 
     def _advantages(self, ctx: Step, sampled: Sampled) -> tuple[Batch, Tensor]:
         """The completions and their advantages (P, G), before any guard."""
-        batch, rewards = sampled.trainer.score(ctx, sampled.rollout)
+        batch, rewards = sampled.trainer.score(ctx, sampled.prompts, sampled.batch)
         return batch, sampled.trainer.advantages(ctx, rewards)
 
     def _gradients(self, ctx: Step, part: Part) -> Gradients:
@@ -128,15 +129,14 @@ class PooledObjectives(SeveralObjectives):
 
     def _sampled(self, ctx: Step, trainer: OfObjective) -> Sampled:
         found = super()._sampled(ctx, trainer)
-        prompts = found.rollout.prompts
-        assert isinstance(prompts, TaskPrompts)
-        others = [prompts.of(each) for each in self.environments if each.objective is not trainer.objective]
+        assert isinstance(found.prompts, TaskPrompts)
+        others = [found.prompts.of(each) for each in self.environments if each.objective is not trainer.objective]
         for each in others:
-            each.judge(found.rollout.batch)
+            each.judge(found.batch)
         return found._replace(others=others)
 
     def _advantages(self, ctx: Step, sampled: Sampled) -> tuple[Batch, Tensor]:
-        trainer, (own, batch), scores = sampled.trainer, sampled.rollout, list[Scores]()
+        trainer, own, scores = sampled.trainer, sampled.prompts, list[Scores]()
         assert isinstance(own, TaskPrompts)
         for prompts in sorted([own, *sampled.others], key=lambda each: each.environment.objective.place):
             judged, objective = prompts.judged(), prompts.environment.objective
@@ -151,4 +151,4 @@ class PooledObjectives(SeveralObjectives):
             scores.append(Scores(rewards, scorable, objective.weight))
         ctx.begin_objective(trainer.objective)
         ctx.scorable = scorable_by_any(scores)
-        return batch, self.of_scores(scores, trainer.advantage_fn)
+        return sampled.batch, self.of_scores(scores, trainer.advantage_fn)

@@ -29,6 +29,7 @@ class SftTrainer(variants.ConfiguredTrainer):
 
     def step(self, ctx: Context) -> None:
         """One step of SFT, with one update. Raises Refused where a guard refuses the rest."""
+        assert isinstance(ctx, Step)
         ctx.sampling = SamplingConfig()  # log-probabilities at temperature 1
         ctx.coefficients = ctx.apply(Stage.COEFFICIENTS, ctx.coefficients)
         size = self.config.sft.batch_size

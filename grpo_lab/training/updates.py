@@ -29,15 +29,34 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 
 
 class RecordedUpdates(update.Updates):
-    """Updates whose moments the recorder notes; `names` and `parameters` are those of the trained weights."""
+    """The updates of a run, whose moments the recorder notes, and the snapshots that a rollback restores.
 
-    snapshots: Snapshots  # pyright: ignore[reportIncompatibleVariableOverride]
+    `names` and `parameters` are those of the trained weights. `count`: updates made so far, in the weights as they are.
+    """
 
     def __init__(self, policy: Any, trained: Mapping[str, Tensor], optimizer: Optimizer, snapshots: Snapshots) -> None:
-        super().__init__(policy, optimizer, snapshots)
+        super().__init__(policy, optimizer)
+        self.snapshots, self.count, self.healthy = snapshots, 0, True
         self.names, self.parameters = tuple(trained), tuple(trained.values())
         self.num_parameters = sum(p.numel() for p in self.parameters)
         self._moved: tuple[tuple[int, int], float | None] = (-1, 0), None
+
+    def begin_step(self, index: int) -> None:
+        """Take a snapshot if one is due and the weights are healthy."""
+        self.committed = 0
+        if self.healthy:
+            self.snapshots.take(index, self.count)
+
+    def end_step(self, verdict: Verdict, healthy: bool) -> None:
+        """Carry out the step's verdict; `healthy` says whether its last weights are finite.
+
+        Raises RunError for a rollback where no snapshot was taken.
+        """
+        self.healthy = healthy
+        self.optimizer.zero_grad()
+        if verdict >= Verdict.ROLL_BACK:
+            self.count, self.healthy, self.committed = self.snapshots.restore(), True, 0
+        self.count += self.committed
 
     def begin(self, ctx: Context, update: int) -> None:
         assert isinstance(ctx, Step)

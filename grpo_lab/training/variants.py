@@ -19,13 +19,14 @@ from grpo_lab.core.hooks import Coefficients, Context, Stage, Verdict
 from grpo_lab.core.logprobs import completion_logprobs
 from grpo_lab.core.loss import LossInputs, LossOutput
 from grpo_lab.core.sample import Distribution
-from grpo_lab.core.train import Prompts, Rollout
+from grpo_lab.core.train import Prompts
 from grpo_lab.models.precision import PRECISIONS, autocast
 from grpo_lab.training import large_vocabulary, policy_loss
 from grpo_lab.training.batches import joined, of_groups
 from grpo_lab.training.environment import TaskPrompts
-from grpo_lab.training.interventions import Arrangement, Step
+from grpo_lab.training.interventions import Arrangement, Step, known
 from grpo_lab.training.registry import Formulas
+from grpo_lab.training.rollouts import NotedEntropies
 from grpo_lab.training.sampling_filters import distribution, is_plain
 from grpo_lab.training.updates import RecordedUpdates, ScaledUpdates
 
@@ -38,6 +39,30 @@ class ConfiguredTrainer(train.Trainer):
     config: Config
     formulas: Formulas
 
+    def sample(self, ctx: Context, prompts: Prompts) -> Batch:
+        batch = super().sample(ctx, prompts)
+        return self.entropies.added(batch)
+
+    def distribution(self, ctx: Context, prompts: Prompts) -> Distribution:
+        self.entropies = NotedEntropies(self.drawn_from(ctx, prompts), ctx.sampling.temperature)
+        return self.entropies
+
+    def drawn_from(self, ctx: Context, prompts: Prompts) -> Distribution:
+        """The distribution that tokens are drawn from."""
+        return super().distribution(ctx, prompts)
+
+    def score(self, ctx: Context, prompts: Prompts, batch: Batch) -> tuple[Batch, Tensor]:
+        assert isinstance(ctx, Step) and isinstance(prompts, TaskPrompts)
+        batch, rewards = super().score(ctx, prompts, batch)
+        ctx.recorder.rewards(rewards, known(ctx.scorable, "scorable"), prompts.number)
+        return batch, rewards
+
+    def with_logprobs(self, ctx: Context, batch: Batch, advantages: Tensor) -> Batch:
+        assert isinstance(ctx, Step)
+        batch = super().with_logprobs(ctx, batch, advantages)
+        ctx.recorder.batch(batch, self.ends)
+        return batch
+
     def autocast(self) -> torch.autocast:
         """The run's mixed precision, as a context manager."""
         return autocast(self.config.model.precision, self.policy.device)
@@ -46,9 +71,9 @@ class ConfiguredTrainer(train.Trainer):
 class PaidKL(ConfiguredTrainer):
     """Rewards pay for the KL of their completions, and the loss does not (`loss.kl_place=reward`)."""
 
-    def score(self, ctx: Context, rollout: Rollout) -> tuple[Batch, Tensor]:
-        batch, rewards = super().score(ctx, rollout)
-        mask = self.trained_tokens(batch)
+    def score(self, ctx: Context, prompts: Prompts, batch: Batch) -> tuple[Batch, Tensor]:
+        batch, rewards = super().score(ctx, prompts, batch)
+        mask = self.trained_tokens(ctx, batch)
         batch = super().with_old_and_reference(ctx, replace(batch, completion_mask=mask))
         penalties = k1_of_each_token(batch, super().coefficients(ctx).beta)
         if penalties is None:
@@ -76,8 +101,11 @@ def k1_of_each_token(batch: Batch, beta: float) -> Tensor | None:
 class OtherMask(ConfiguredTrainer):
     """Other tokens are trained than those that were sampled (`loss.completion_mask`)."""
 
-    def trained_tokens(self, batch: Batch) -> Tensor:
-        return self.formulas.completion_mask(batch, self.pad)
+    def trained_tokens(self, ctx: Context, batch: Batch) -> Tensor:
+        mask, scorable = self.formulas.completion_mask(batch, self.pad), known(ctx.scorable, "scorable").flatten()
+        if scorable.any() and not mask[scorable].any():
+            ctx.refuse("trainer", Stage.BATCH, f"none of {len(scorable)} completions is trained")
+        return mask
 
 
 class OtherAccumulation(ConfiguredTrainer):
@@ -102,16 +130,18 @@ class DynamicSampling(ConfiguredTrainer):
     it is refused where no group has spread.
     """
 
-    def score(self, ctx: Context, rollout: Rollout) -> tuple[Batch, Tensor]:
+    def score(self, ctx: Context, prompts: Prompts, batch: Batch) -> tuple[Batch, Tensor]:
+        assert isinstance(ctx, Step) and isinstance(prompts, TaskPrompts)
         sampling, limit, draws = ctx.sampling, self.config.loss.dynamic_sampling, 0
-        batch, rewards = super().score(ctx, rollout)
+        batch, rewards = super().score(ctx, prompts, batch)
         wanted, size = rewards.shape
         found = [_with_spread(ctx, batch, rewards, wanted)]
         while (missing := wanted - sum(len(each) for _, each, _ in found)) and draws < limit:
             draws += 1
-            batch, rewards = super().score(ctx, self.rollout(ctx, draws))
+            further, batch = self.rollout(ctx, draws)
+            batch, rewards = super().score(ctx, further, batch)
             found.append(_with_spread(ctx, batch, rewards, missing))
-        ctx.recorder.metric("dynamic_sampling/draws", torch.tensor(float(draws)), rollout.prompts.number)
+        ctx.recorder.metric("dynamic_sampling/draws", torch.tensor(float(draws)), prompts.number)
         if missing:
             drawn = f"{1 + draws} draws of {wanted * size} completions"
             reason = f"{wanted - missing} of {wanted} groups have spread after {drawn}"
@@ -163,7 +193,7 @@ class EntropyBonus(ConfiguredTrainer):
 class Filters(ConfiguredTrainer):
     """Tokens are drawn after the penalties and filters of `sampling`, or of a guard."""
 
-    def distribution(self, ctx: Context, prompts: Prompts) -> Distribution:
+    def drawn_from(self, ctx: Context, prompts: Prompts) -> Distribution:
         assert isinstance(ctx.sampling, SamplingConfig)
         ids, mask = prompts.encoded
         return distribution(ctx.sampling, ids, mask, self.num_generations, self.policy.config.vocab_size)
