@@ -1,5 +1,6 @@
 """The command line as a tool: settings, config files, JSON, pipes, a terminal, exit codes."""
 
+import io
 import json
 import os
 import pty
@@ -8,8 +9,11 @@ import select
 import subprocess
 import sys
 import tomllib
+from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
+from rich.progress import Progress
 from typer.main import get_command
 
 import grpo_lab as gl
@@ -21,9 +25,9 @@ from grpo_lab.config.catalog import guards_named, preset_names, scenario_names
 from grpo_lab.config.schema import SECTIONS, Config
 from grpo_lab.core.hooks import Verdict
 from grpo_lab.errors import ConfigError
-from grpo_lab.events import Ended, Started, Stepped
+from grpo_lab.events import Ended, Resumed, Started, Stepped
 from grpo_lab.training.guards import GUARDS
-from grpo_lab.ui import console
+from grpo_lab.ui import console, live_terminal
 from grpo_lab.ui.docs_pages.settings import described
 from grpo_lab.ui.live_terminal import drawn, sparkline
 
@@ -303,6 +307,23 @@ def test_the_live_view_says_step_status_and_guards():
     assert any(line.startswith("reward ") and line.endswith("▁") for line in lines)
     done = drawn(fold([*events, Ended("failed", "no\nfile")]), 60, 3.0)
     assert done[-2:] == ["failed: no file", "guards: none acted"]
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_the_time_left_counts_no_step_of_before_a_resume(live, monkeypatch):
+    clock, screen = [0.0], io.StringIO()
+    monkeypatch.setattr(live_terminal, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    bars = Progress(get_time=lambda: clock[0], disable=True)
+    with live_terminal.LiveView(Console(file=screen, force_terminal=True, width=80)) as in_place:
+        view = in_place if live else console.ProgressView(bars, "mine")
+        view.show(Started({"run": {"name": "mine", "num_steps": 100, "stages": ["grpo"]}}, 1, "cpu"))
+        for step in range(55):
+            if step == 50:
+                view.show(Resumed(50, kept=51))
+            clock[0] += 5 * (step >= 50)
+            view.show(Stepped(step, 1, Verdict.KEEP, {"reward": 0.5}, (), ()))
+    left = re.findall(r"ETA (\d+) s", screen.getvalue())[-1] if live else bars.tasks[0].time_remaining
+    assert str(left) == str(45 * 5)
 
 
 # --- help ------------------------------------------------------------------------------------------------------------

@@ -227,6 +227,25 @@ def test_every_line_stays_within_the_columns(cause):
     assert max(map(len, lines)) <= WIDTH
 
 
+class Trainer:
+    """A trainer whose training raises."""
+
+    def __init__(self, callback):
+        self.callback_handler = types.SimpleNamespace(callbacks=[callback])
+
+    def train(self):
+        (callback,) = self.callback_handler.callbacks
+        callback.on_train_begin(*trainer(GOOD, 1), TrainerControl())
+        callback.on_log(*trainer(GOOD, 8), TrainerControl())
+        raise ValueError("bad reward")
+
+
+def error_of(raising):
+    with pytest.raises(ValueError, match="bad") as caught:
+        raising()
+    return caught.value
+
+
 def test_callback_reports_a_training_that_raises(monkeypatch):
     said = []
 
@@ -235,14 +254,34 @@ def test_callback_reports_a_training_that_raises(monkeypatch):
 
     monkeypatch.setattr(sys, "excepthook", hook)
     callback, control = gl.DiagnoseCallback(every=5, say=said.append), TrainerControl()
-    callback.on_train_begin(*trainer(GOOD, 1), control)
-    callback.on_log(*trainer(GOOD, 8), control)
-    sys.excepthook(ValueError, ValueError("bad reward"), None)
+    error = error_of(Trainer(callback).train)
+    sys.excepthook(ValueError, error, error.__traceback__)
     assert said[-2] == "traceback" and "crash: ValueError: bad reward" in said[-1]
     assert "Not enough to judge" in said[-1] and sys.excepthook is hook
     callback.on_train_begin(*trainer(GOOD, 1), control)
     callback.on_train_end(*trainer(GOOD, 10), control)
     assert sys.excepthook is hook
+
+
+def test_callback_leaves_an_exception_after_a_caught_one_alone(monkeypatch):
+    said, hook = [], lambda *error: said.append("traceback")
+    monkeypatch.setattr(sys, "excepthook", hook)
+    error_of(Trainer(gl.DiagnoseCallback(every=100, say=said.append)).train)  # and a program goes on
+    error = error_of(lambda: int("bad"))
+    sys.excepthook(ValueError, error, error.__traceback__)
+    assert said == ["traceback"] and sys.excepthook is hook
+
+
+def test_callback_says_as_much_in_a_second_training():
+    said = []
+    callback, control = gl.DiagnoseCallback(every=5, say=said.append), TrainerControl()
+    for _ in range(2):
+        callback.on_train_begin(None, types.SimpleNamespace(global_step=0), control)
+        assert callback.diagnosis is None
+        for step in range(1, 11):
+            callback.on_log(*trainer(GOOD, step), control)
+        callback.on_train_end(*trainer(GOOD, 10), control)
+    assert [line.partition(":")[0] for line in said] == 2 * ["step 5", "step 10"]
 
 
 def test_callback_is_quiet_about_a_healthy_run():

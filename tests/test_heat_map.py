@@ -126,3 +126,12 @@ def test_the_same_in_words():
     assert "2 scenarios by 4 columns of guards, 3 seeds" in text
     assert "stable stops 1 of 2 on every seed: a." in text and "By no guard alone: a, b." in text
     assert "False alarms on the healthy run: skip_spikes." in text
+
+
+def test_words_say_nothing_of_what_was_not_measured():
+    alone = plots.heat_map_in_words(Findings(table("a", none="crashed", warm_up="stopped")))
+    assert "stable" not in alone and "a: warm_up" in alone
+    together = plots.heat_map_in_words(
+        Findings([*table("a", none="crashed", stable="stopped"), *table("b", none="shown")])
+    )
+    assert "1 of 1" in together and "alone" not in together

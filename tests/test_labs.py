@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from IPython.core.events import EventManager
 from IPython.lib.pretty import pretty
 
 from grpo_lab.config.catalog import preset
@@ -132,14 +133,17 @@ def _about(lab, runs):
     return dataclasses.replace(guess, check=dataclasses.replace(guess.check, runs=runs))
 
 
-def test_a_notebook_shows_verdicts_after_each_cell(sample_lab, monkeypatch):
-    registered = {}
-    shell = SimpleNamespace(
-        register_magic_function=lambda *_: None, events=SimpleNamespace(register=registered.__setitem__)
-    )
+def test_a_notebook_shows_a_verdict_once_though_its_lab_was_made_again(sample_lab, monkeypatch, capsys):
+    shell = SimpleNamespace(register_magic_function=lambda *_: None)
+    shell.events = EventManager(shell, ["post_run_cell"])  # type: ignore[arg-type]
     monkeypatch.setattr(feedback_view, "ipython", lambda: shell)
-    lab = Lab("sample")
-    assert registered == {"post_run_cell": lab.show_verdicts}
+    for _ in range(2):
+        Lab("sample").exercise("guess", GUESS)
+    lab = Lab("sample")  # the open prediction is not forgotten
+    Session(preset("smoke"), lab.runs / "later").run()
+    capsys.readouterr()
+    shell.events.trigger("post_run_cell")
+    assert capsys.readouterr().out.count("text/plain") == 1
 
 
 @pytest.fixture

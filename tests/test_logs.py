@@ -157,6 +157,13 @@ def test_truncated_json_lines(write):
     assert "last line" in log.notes[0]
 
 
+@pytest.mark.parametrize("cut", ['{"event": "Resumed"', '{"event": "Resumed", "step": 2, "kept": '])
+def test_a_run_that_is_cut_while_it_resumed(write, cut):
+    steps = [json.dumps({"event": "Stepped", "step": n, "metrics": {"kl": 0.1}}) for n in range(3)]
+    log = logs.read(write("events.jsonl", "\n".join([*steps, cut])))
+    assert log.steps.tolist() == [0, 1, 2] and "last line" in log.notes[0]
+
+
 def test_broken_lines_in_the_middle_are_counted(write):
     lines = [json.dumps({"step": n, "kl": 0.1}) for n in range(5)]
     log = logs.read(write("dented.jsonl", "\n".join([*lines[:2], "oops", *lines[2:]])))

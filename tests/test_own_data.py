@@ -8,6 +8,12 @@ import pytest
 from grpo_lab.config import algorithms, catalog
 from grpo_lab.course import registry
 from grpo_lab.errors import ConfigError, DataError
+from grpo_lab.grading import notebooks
+from grpo_lab.grading.class_run import ResultStore
+from grpo_lab.grading.grader import Course
+from grpo_lab.grading.results import Result
+from grpo_lab.grading.rules import Rules
+from grpo_lab.grading.submissions import Found
 from grpo_lab.paths import data_directory, named_files
 from grpo_lab.runs import recordings
 
@@ -84,12 +90,30 @@ def test_a_lab_that_does_not_load_is_named(own, code, fault):
     assert str(page) in str(raised.value) and raised.value.exit_code == 2
 
 
-def test_a_change_of_a_check_is_seen_and_makes_other_grades(own):
-    before = registry.own_code()
+def test_a_change_of_a_lab_is_seen(own):
     page = own / "labs" / "mine" / "page.py"
     page.write_text(page.read_text().replace("A sample", "Another"))
     assert registry.lab_page("mine").title == "Another"
-    assert registry.own_code() != before != ""
+
+
+@pytest.mark.parametrize(
+    "changed", ["labs/mine/page.py", "labs/mine/mine.toml", "course/compare.py", "data/course/05_kl.toml"]
+)
+def test_a_stored_grade_does_not_hold_after_a_change_of_a_check(own, monkeypatch, changed):
+    shutil.copytree(Path(registry.__file__).parent, own / "course")
+    shutil.copytree(data_directory() / "course", own / "data" / "course")
+    monkeypatch.setattr(registry, "__file__", str(own / "course" / "registry.py"))
+    monkeypatch.setattr(registry, "data_directory", lambda: own / "data")
+    notebook = own / "class" / "ann" / "05_kl.ipynb"
+    notebook.parent.mkdir(parents=True)
+    notebook.write_text("{}")
+    found = Found("ann", notebook, own / "class")
+    store = ResultStore(own / "results", Course(Rules(), b"secret"))
+    store.save(found, Result("ann", "05_kl", found.path, notebooks.digest(found, 1000), 2, ""))
+    assert store.find(found)
+    path = own / changed
+    path.write_text((path.read_text() if path.exists() else "") + "\n# changed")
+    assert store.find(found) is None
 
 
 def test_a_folder_that_does_not_exist_is_named(monkeypatch, tmp_path, call):

@@ -82,6 +82,7 @@ def test_a_process_that_died_without_a_word_crashed_in_the_next_step():
         (stepped(1), "healthy", ""),
         (stepped(1, grad_norm=50.0), "spiking", "gradient norm 50, usual up to 10"),
         (stepped(1, kl=NAN), "spiking", "KL to reference NaN, usual up to 1"),
+        (stepped(1, kl=-0.5), "spiking", "KL to reference -0.5, usual at least -0.01"),
         (stepped(1, Verdict.SKIP_STEP, (guard(Verdict.SKIP_STEP),)), "skipping", "skip_spikes: grad norm 812 > 10"),
         (
             stepped(1, Verdict.ROLL_BACK, (guard(Verdict.ROLL_BACK),), ("weights",)),

@@ -8,7 +8,7 @@ import pytest
 from grpo_lab.analysis.run_state import fold
 from grpo_lab.config.catalog import preset
 from grpo_lab.core.hooks import Verdict
-from grpo_lab.events import Ended, Evaluated, Started, Stepped
+from grpo_lab.events import Ended, Evaluated, Resumed, Started, Stepped
 from grpo_lab.runs.summary import Learned, progress, progress_of, summary
 
 NOISY = [0.30, 0.34, 0.28, 0.31, 0.33, 0.29, 0.32, 0.30, 0.31, 0.28, 0.33, 0.30]
@@ -87,3 +87,5 @@ def test_a_run_without_an_update_learned_nothing_whatever_its_rewards_do():
         "done, learned nothing",
         "done, learned",
     ]
+    again = fold([*made, Resumed(0, kept=0), *refused, Ended("done")])
+    assert again.status == "done, learned nothing", "the updates before it were lost"

@@ -110,6 +110,7 @@ def test_a_reason_keeps_its_numbers_in_chinese(chinese):
         "gradient norm 12.1, usual up to 10",
         "loss 12, usual up to 10",
         "KL to reference 2.5, usual up to 1",
+        "KL to reference -0.5, usual at least -0.01",
         "largest ratio 9, usual up to 5",
         "held-out reward 0.26 to 0",
         "reward 0.3 to 0.02",

@@ -127,7 +127,8 @@ class Fold:
         self._first_break: ChainBreak | None = None
         self._begun = self._poisoned = False
         self._last: Stepped | None = None
-        self._completed, self._updates, self._failed_step = 0, 0, None
+        self._updates: tuple[list[int], list[float]] = ([], [])
+        self._completed, self._failed_step = 0, None
         self._samples: tuple[tuple[str, str, float], ...] = ()
         self._ended: Ended | None = None
         self._result = ("", "")
@@ -183,7 +184,7 @@ class Fold:
         )
 
     def _step(self, event: Stepped) -> None:
-        self._updates += event.updates
+        _append(self._updates, event.step, event.updates)
         self._last = event
         self._completed += not event.failed
         self._samples = event.samples or self._samples
@@ -207,7 +208,7 @@ class Fold:
 
     def _resume(self, event: Resumed) -> None:
         """Forget what was lost, and mark the step at which the run goes on. Tallies count lost actions too."""
-        columns = [(each, event.step) for each in self._columns.values()]
+        columns = [(each, event.step) for each in (self._updates, *self._columns.values())]
         columns += [(each, event.step + 1) for each in (self._evaluations, *self._evaluations_of.values())]
         for (steps, values), end in columns:  # a step is evaluated before it is made
             place = bisect.bisect_left(steps, end)
@@ -238,7 +239,8 @@ class Fold:
         """The status of a finished run by what it learned; of a lost reward also the numbers."""
         rewards = self._columns.get("reward", ([], []))[1]
         held_out = list(zip(self._evaluations[1], self._num_problems, strict=True))
-        found = progress_in(self._settings[0][1] if self._settings else {}, rewards, held_out, self._updates)
+        updates = int(sum(self._updates[1]))
+        found = progress_in(self._settings[0][1] if self._settings else {}, rewards, held_out, updates)
         if found.learned != Learned.LOST:
             return _RESULTS[found.learned], ""
         held = not math.isnan(found.after)

@@ -24,7 +24,8 @@ def status_of(last: Stepped) -> tuple[str, str]:
     for name, value in sorted(watched, key=lambda pair: _WATCHED.index(of_run(pair[0]))):
         usual = metric(name)
         if not usual.low <= value <= usual.high:
-            return "spiking", f"{usual.label} {shown(value)}, usual up to {usual.high:g}"
+            limit = f"at least {usual.low:g}" if value < usual.low else f"up to {usual.high:g}"
+            return "spiking", f"{usual.label} {shown(value)}, usual {limit}"
     return "healthy", ""
 
 

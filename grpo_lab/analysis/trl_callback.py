@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from grpo_lab.analysis.diagnosis import Diagnosis, diagnose
 from grpo_lab.analysis.diagnosis.report import headline
 from grpo_lab.analysis.diagnosis.words import Words
 from grpo_lab.errors import ConfigError
+from grpo_lab.hosted.callback import calls
 
 
 class DiagnoseCallback(TrainerCallback):
@@ -41,7 +43,8 @@ class DiagnoseCallback(TrainerCallback):
         self._last: tuple[Any, Any] | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Wait for an exception: a trainer tells its callbacks nothing of it."""
+        """Begin anew, and wait for an exception: a trainer tells its callbacks nothing of it."""
+        self.diagnosis, self._next = None, state.global_step + self.every
         if self._hook is None:
             self._hook, sys.excepthook = sys.excepthook, self._raised
         self._last = args, state
@@ -66,14 +69,19 @@ class DiagnoseCallback(TrainerCallback):
             self.say(self.diagnosis.text(Words(messages.language()).count("step", state.global_step)))
 
     def _put_back(self) -> None:
-        if self._hook is not None:
+        if self._hook is not None and sys.excepthook == self._raised:  # a later hook goes on to call this one
             sys.excepthook, self._hook = self._hook, None
 
     def _raised(self, kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        """Let the traceback be shown, then say what the rows so far show, if there are any."""
+        """Let the traceback be shown, then say what the rows so far show, if this training raised the exception.
+
+        An exception of the training may have been caught, so that the hook meets one of the program after it.
+        """
         assert self._hook is not None
         self._hook(kind, error, trace)
         self._put_back()
+        if not any(calls(frame.f_locals.get("self"), self) for frame, _ in traceback.walk_tb(trace)):
+            return
         if self._last:
             self._look(*self._last, f"{kind.__name__}: {error}")
         if self.diagnosis:

@@ -12,7 +12,7 @@ from pathlib import Path
 from grpo_lab.config import user_code
 from grpo_lab.course.exercises import Exercise, LabPage
 from grpo_lab.errors import DataError, unknown
-from grpo_lab.paths import named_files
+from grpo_lab.paths import data_directory, named_files
 
 LABS = (
     "00_start",
@@ -59,10 +59,11 @@ def lab_page(name: str) -> LabPage:
     return _page(path, path.read_bytes())
 
 
-def own_code() -> str:
-    """A hash of the checks of all labs of one's own, on which grades depend; empty where there are none."""
-    files = [path for checks in _own().values() for path in sorted(checks.parent.rglob("*.py"))]
-    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12] if files else ""
+def checks_digest() -> str:
+    """A hash of all checks and pages, on which grades depend: those of the course, and those of one's own."""
+    folders = [Path(__file__).parent, data_directory() / "course", *(page.parent for page in _own().values())]
+    files = [path for folder in folders for kind in ("*.py", "*.toml") for path in sorted(folder.rglob(kind))]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
 
 
 def _own() -> dict[str, Path]:

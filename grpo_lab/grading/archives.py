@@ -3,6 +3,7 @@
 A file's bytes are read into memory, up to a limit, so that neither a path in the archive nor a zip bomb has an effect.
 """
 
+import io
 import stat
 import zipfile
 import zlib
@@ -14,6 +15,8 @@ from grpo_lab.errors import DataError
 
 MAX_FILES = 200
 """Limit on the files in an archive."""
+MAX_LISTED = 2**20
+"""Limit on the list of files in an archive, in bytes: `zipfile` reads it at once, whatever number the end tells."""
 MAX_ZIP = 100 * 2**20
 """Limit on an archive's size, in bytes."""
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -25,6 +28,18 @@ _FAULTS = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, Va
 """Exceptions that `zipfile` raises for damaged, encrypted and unknown archives."""
 
 
+class _Bounded(io.FileIO):
+    """An archive whose list of files is refused before it is read where it is too long."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """The next bytes. Raises DataError for more than `MAX_LISTED`."""
+        if size and size > MAX_LISTED:
+            raise DataError(
+                f"a zip with a list of files of {size:,} bytes, and at most {MAX_LISTED:,} are read; {_AGAIN}"
+            )
+        return super().read(size)
+
+
 def members(archive: Path) -> dict[str, str]:
     """The files in an archive by name, each with the reason why it must not be read, or an empty text.
 
@@ -33,8 +48,8 @@ def members(archive: Path) -> dict[str, str]:
     if archive.stat().st_size > MAX_ZIP:
         raise DataError(f"a zip larger than {MAX_ZIP:,} bytes; {_AGAIN}")
     try:
-        with zipfile.ZipFile(archive) as opened:
-            files = [each for each in opened.infolist() if not each.is_dir()]
+        with _Bounded(archive) as file, zipfile.ZipFile(file) as opened:
+            files = [each for each in opened.infolist() if not each.filename.endswith("/")]
     except _FAULTS as error:
         raise DataError(f"a zip that cannot be read; {_AGAIN}") from error
     if len(files) > MAX_FILES:

@@ -8,7 +8,7 @@ from typing import Any
 from grpo_lab.course.answers import Given
 from grpo_lab.course.evaluate import all_right, asked, folded, judged
 from grpo_lab.course.exercises import Exercise, Finding, Function, Values
-from grpo_lab.course.registry import lab_page, own_code
+from grpo_lab.course.registry import checks_digest, lab_page
 from grpo_lab.errors import NotYet, Unanswered
 from grpo_lab.grading import challenges, copies, notebooks
 from grpo_lab.grading.literals import literal
@@ -62,9 +62,8 @@ class Course:
     def settings(self) -> dict[str, Any]:
         """Everything that a grade depends on beside the submission, as reports show it; never the secret itself."""
         rules = {name: value for name, value in asdict(self.rules).items() if name != "secret"}
-        known = {"grpo_lab": version("grpo-lab"), "secret": challenges.fingerprint(self.secret)}
-        own = {"own_labs": code} if (code := own_code()) else {}
-        return {**known, **own, **rules}
+        secret = challenges.fingerprint(self.secret)
+        return {"grpo_lab": version("grpo-lab"), "checks": checks_digest(), "secret": secret, **rules}
 
     def result(self, student: str, file: str, lab: str = "", digest: str = "", **more: Any) -> Result:
         """A result under these rules."""

@@ -103,7 +103,7 @@ class GuardCallback(TrainerCallback):
         frame = sys._getframe()
         while frame:
             trainer = frame.f_locals.get("self")
-            if _calls(trainer, self):
+            if calls(trainer, self):
                 return trainer, frame.f_locals.get("resume_from_checkpoint")
             frame = frame.f_back
         raise ConfigError("GuardCallback: no Trainer of transformers called it; in a loop of your own use gl.Guards")
@@ -116,7 +116,7 @@ class GuardCallback(TrainerCallback):
         One NaN would otherwise spread to all gradients: transformers clips even where it only asks for the norm.
         """
         parameters = list(parameters)
-        if not _calls(trainer, self):  # removed from a trainer that failed before
+        if not calls(trainer, self):  # removed from a trainer that failed before
             return clip(parameters, max_norm, *norm_type)
         clips = max_norm > 0 and math.isfinite(max_norm)  # transformers asks for inf where it does not clip
         self._clip = partial(clip, parameters, max_norm, *norm_type) if clips else None
@@ -224,7 +224,7 @@ def temporarily(owner: Any, name: str, value: Any) -> Iterator[None]:
             setattr(owner, name, before)
 
 
-def _calls(trainer: Any, callback: TrainerCallback) -> bool:
+def calls(trainer: Any, callback: TrainerCallback) -> bool:
     """Whether this is a trainer with the callback."""
     handler = getattr(trainer, "callback_handler", None)
     return any(each is callback for each in getattr(handler, "callbacks", ()))

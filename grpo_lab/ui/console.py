@@ -136,7 +136,7 @@ class ProgressView:
         elif isinstance(event, Evaluated):
             self._bars.update(self._task, note=f"held-out reward {event.reward:.3f}")
         elif isinstance(event, Resumed):
-            self._bars.update(self._task, completed=event.step, note=f"resumed: {event.reason}".removesuffix(": "))
+            self._bars.reset(self._task, completed=event.step, note=f"resumed: {event.reason}".removesuffix(": "))
         elif isinstance(event, Ended):
             self._bars.update(self._task, note=event.status)
 

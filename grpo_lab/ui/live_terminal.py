@@ -15,7 +15,7 @@ from rich.text import Text
 
 from grpo_lab.analysis.run_state import CURVES, Fold, Screen, shown
 from grpo_lab.analysis.series import Series
-from grpo_lab.events import Event
+from grpo_lab.events import Event, Resumed
 from grpo_lab.metrics import metric, of_run
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -31,6 +31,7 @@ class LiveView:
 
     def __init__(self, console: Console) -> None:
         self._fold, self._lock, self._begun = Fold(), threading.Lock(), time.monotonic()
+        self._before = 0
         self._console = console
         self._live = Live(console=console, get_renderable=self._frame, refresh_per_second=FRAMES)
 
@@ -47,17 +48,23 @@ class LiveView:
         """Take the next event; the next frame shows it."""
         with self._lock:
             self._fold.add(event)
+            if isinstance(event, Resumed):
+                self._begun, self._before = time.monotonic(), event.step
 
     def _frame(self) -> Group:
         with self._lock:  # the frames are drawn in a thread of their own
             screen = self._fold.screen()
-        lines = drawn(screen, self._console.width, time.monotonic() - self._begun)
+        lines = drawn(screen, self._console.width, time.monotonic() - self._begun, self._before)
         return Group(*(Text(line, no_wrap=True, overflow="ellipsis") for line in lines))
 
 
-def drawn(screen: Screen, width: int, seconds: float) -> list[str]:
-    """The lines of a screen: name and progress, a curve a line, the status, and the guards that acted."""
-    left = seconds / screen.completed * (screen.num_steps - screen.completed) if screen.completed else math.nan
+def drawn(screen: Screen, width: int, seconds: float, before: int = 0) -> list[str]:
+    """The lines of a screen: name and progress, a curve a line, the status, and the guards that acted.
+
+    All steps but those `before` were made in these seconds.
+    """
+    made = screen.completed - before
+    left = seconds / made * (screen.num_steps - screen.completed) if made > 0 else math.nan
     eta = "" if screen.over or math.isnan(left) else f"  ETA {left:,.0f} s"
     head = f"{screen.name}  step {screen.completed} of {screen.num_steps}  {seconds:,.0f} s{eta}"
     curves = [(name, screen.series.get(name, Series())) for key in CURVES for name in screen.curves(key)]

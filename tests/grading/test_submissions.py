@@ -3,6 +3,8 @@
 import os
 import pickle
 import stat
+import struct
+import tracemalloc
 import unicodedata
 import zipfile
 from pathlib import Path
@@ -274,6 +276,28 @@ def test_a_zip_that_cannot_be_read_has_a_row(tmp_path):
     zipped(tmp_path / "none.zip")
     bad, many, none = found([tmp_path])
     assert "cannot be read" in bad.problem and "201 files" in many.problem and "without files" in none.problem
+
+
+def nameless(file, count):
+    """Write a zip whose list has so many files without a name, of which its end tells one; the bytes of the list."""
+    listed = (b"PK\x01\x02" + bytes(42)) * count
+    file.write_bytes(listed + struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 1, 1, len(listed), 0, 0))
+    return len(listed)
+
+
+def test_a_file_without_a_name_in_a_zip_has_a_row(tmp_path):
+    nameless(tmp_path / "ann.zip", 1)
+    assert seen(tmp_path) == [("ann", "ann.zip", NOT_READ)]
+
+
+def test_a_zip_of_very_many_names_is_refused_before_they_are_read(tmp_path):
+    listed = nameless(tmp_path / "ann.zip", 200_000)
+    tracemalloc.start()
+    (many,) = found([tmp_path])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert f"{listed:,}" in many.problem and f"{archives.MAX_LISTED:,}" in many.problem
+    assert peak < archives.MAX_LISTED
 
 
 def test_nothing_found_says_what_to_name(tmp_path):

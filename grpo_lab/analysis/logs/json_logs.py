@@ -60,8 +60,9 @@ def _without_lost_events(text: str) -> str:
         return text
     found: list[str] = []
     for line in text.splitlines():
-        if line.startswith(RESUMED):
-            del found[json.loads(line)["kept"] :]
+        tree = _parsed(line) if line.startswith(RESUMED) else None
+        if tree and isinstance(tree.get("kept"), int):
+            del found[tree["kept"] :]
         found.append(line)
     return "\n".join(found) + "\n"
 

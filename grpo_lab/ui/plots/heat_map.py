@@ -61,20 +61,20 @@ def mark(found: Findings, name: str, column: str) -> str:
 def heat_map_in_words(found: Findings) -> str:
     """The alternative text of the heat map."""
     size = f"{len(found.scenarios)} scenarios by {len(found.columns)} columns of guards, {found.seeds} seeds."
-    stopped = [name for name in found.scenarios if found.share(name, STABLE) == 1]
+    under_stable = [name for name in found.scenarios if found.cells(name, STABLE)]
+    stopped = [name for name in under_stable if found.share(name, STABLE) == 1]
     never = [name for name in found.scenarios if not found.stoppers(name)]
     alone = "; ".join(f"{name}: {', '.join(found.stoppers(name))}" for name in found.scenarios if name not in never)
     by_algorithm = ((name, found.stoppers(name, found.algorithms)) for name in found.scenarios)
     also = [f"{name}: {', '.join(stoppers)}" for name, stoppers in by_algorithm if stoppers]
     if found.algorithms and not found.guards:
         return f"Heat map, {size.replace('of guards', 'of algorithms')} Stopped by: {'; '.join(also) or 'none'}."
-    parts = [
-        f"Heat map, {size}",
-        f"stable stops {len(stopped)} of {len(found.scenarios)} on every seed"
-        + (f": {', '.join(stopped)}." * bool(stopped) or "."),
-        f"Stopped by one guard alone: {alone or 'none'}.",
-        f"By no guard alone: {', '.join(never) or 'none'}.",
-    ]
+    parts = [f"Heat map, {size}"]
+    if under_stable:
+        names = f": {', '.join(stopped)}" if stopped else ""
+        parts.append(f"stable stops {len(stopped)} of {len(under_stable)} on every seed{names}.")
+    if found.guards:
+        parts.append(f"Stopped by one guard alone: {alone or 'none'}. By no guard alone: {', '.join(never) or 'none'}.")
     if found.has_healthy:
         loud = [column for column in found.columns if found.alarms(column)]
         parts.append(f"False alarms on the healthy run: {', '.join(loud) or 'none'}.")
