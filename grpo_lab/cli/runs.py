@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
-import typer
+from typer import Option
 
 from grpo_lab.cli.app import INTERRUPTED, Device, Model, Out, Settings, app, given
 from grpo_lab.config import catalog, toml
@@ -21,12 +21,10 @@ from grpo_lab.ui import console
 if TYPE_CHECKING:
     from grpo_lab.runs.session import Session
 
-Json = Annotated[bool, typer.Option("--json", help="Print events as JSON lines.")]
-PrintConfig = Annotated[bool, typer.Option("--print-config", help="Print the config as TOML; train nothing.")]
-Live = Annotated[bool, typer.Option("--live", help="Draw the curves in the terminal.")]
-Save = Annotated[
-    Literal["none", "last"], typer.Option("--save", help="Weights to keep: none, or the last ones if they are healthy.")
-]
+Json = Annotated[bool, Option("--json", help="Print events as JSON lines.")]
+PrintConfig = Annotated[bool, Option("--print-config", help="Print the config as TOML; train nothing.")]
+Live = Annotated[bool, Option("--live", help="Draw the curves in the terminal.")]
+Save = Annotated[Literal["none", "last"], Option("--save", help="Weights to keep: none, or the last healthy ones.")]
 
 
 @app.command(example="reproduce")
@@ -34,9 +32,7 @@ def reproduce(
     model: Model = None,
     device: Device = None,
     out: Out = None,
-    live: Annotated[
-        bool, typer.Option("--live", help="Train a pretrained model here, for minutes, instead of showing recordings.")
-    ] = False,
+    live: Annotated[bool, Option("--live", help="Train a pretrained model; show no recordings.")] = False,
 ) -> None:
     """Measure the before/after table of the reports; write figures and a page.
 
@@ -72,45 +68,28 @@ def dual(settings: Settings = None, out: Out = None) -> None:
 
 @app.command(example="train --scenario cuda-001 --guards stable")
 def train(
-    preset: Annotated[str | None, typer.Option(help="A preset, or a preset's .toml; see `grpo-lab presets`.")] = None,
-    scenario: Annotated[str | None, typer.Option(help="A scenario, or the path of your own .toml.")] = None,
-    algorithm: Annotated[
-        str | None, typer.Option(help="An algorithm's formulas, or its .toml; see `grpo-lab algorithms`.")
-    ] = None,
-    guards: Annotated[
-        str | None, typer.Option(help="Guards: names, presets and file.py:Mine, as a,b. `none` for none.")
-    ] = None,
-    config: Annotated[Path | None, typer.Option(help="A TOML file, as --print-config writes it.")] = None,
+    preset: Annotated[str | None, Option(help="A preset, or a preset's .toml; see `grpo-lab presets`.")] = None,
+    scenario: Annotated[str | None, Option(help="A scenario, or the path of your own .toml.")] = None,
+    algorithm: Annotated[str | None, Option(help="A name of `grpo-lab algorithms`, or its .toml.")] = None,
+    guards: Annotated[str | None, Option(help="Guards, presets and file.py:Mine, as a,b; or none.")] = None,
+    config: Annotated[Path | None, Option(help="A TOML file, as --print-config writes it.")] = None,
     print_config: PrintConfig = False,
-    heal: Annotated[
-        bool, typer.Option("--heal", help="Remove the scenario's cause, so that the model learns.")
-    ] = False,
+    heal: Annotated[bool, Option("--heal", help="Remove the scenario's cause, so that the model learns.")] = False,
     settings: Settings = None,
     model: Model = None,
     device: Device = None,
-    data: Annotated[str | None, typer.Option(help="A JSON-lines file with one prompt a line.")] = None,
-    reward: Annotated[list[str] | None, typer.Option(help="A reward: built-in name or file.py:name.")] = None,
+    data: Annotated[str | None, Option(help="A JSON-lines file with one prompt a line.")] = None,
+    reward: Annotated[list[str] | None, Option(help="A reward: built-in name or file.py:name.")] = None,
     out: Out = None,
     as_json: Json = False,
     live: Live = False,
     save: Save = "last",
-    track: Annotated[str, typer.Option(help="Trackers that follow: tensorboard, wandb, trackio, as a,b.")] = "",
-    child: Annotated[
-        bool, typer.Option(help="Train in a child process, whose crash leaves this one alive; always on a GPU.")
-    ] = False,
-    processes: Annotated[
-        int | None,
-        typer.Option(help="Processes that share each step's prompts, also with --resume; a launcher says it itself."),
-    ] = None,
-    fit: Annotated[
-        bool, typer.Option("--fit", help="Train in a child; halve data.micro_batch_prompts where memory runs out.")
-    ] = False,
-    resume: Annotated[
-        Path | None, typer.Option(help="Go on with the run in this folder from its newest checkpoint, to the bit.")
-    ] = None,
-    recover: Annotated[
-        list[str] | None, typer.Option(help="With --resume: section.setting=value to change there; may be repeated.")
-    ] = None,
+    track: Annotated[str, Option(help="Trackers that follow: tensorboard, wandb, trackio, as a,b.")] = "",
+    child: Annotated[bool, Option(help="Train in a child process; a GPU always has one.")] = False,
+    processes: Annotated[int | None, Option(help="Processes that share each step's prompts.")] = None,
+    fit: Annotated[bool, Option("--fit", help="Halve data.micro_batch_prompts where memory runs out.")] = False,
+    resume: Annotated[Path | None, Option(help="Go on with the run in this folder, to the bit.")] = None,
+    recover: Annotated[list[str] | None, Option(help="With --resume: a section.setting=value.")] = None,
 ) -> None:
     """Train once; the run's folder holds config, events, checkpoints and the final healthy weights.
 
@@ -146,7 +125,7 @@ def train(
 
 @app.command(example="sft --data shown.jsonl")
 def sft(
-    data: Annotated[str, typer.Option(help="A JSON-lines file with a prompt and a completion on every line.")],
+    data: Annotated[str, Option(help="A JSON-lines file with a prompt and a completion on every line.")],
     settings: Settings = None,
     model: Model = None,
     device: Device = None,
