@@ -601,8 +601,8 @@ def test_a_child_that_is_killed_is_replaced(tmp_path):
         seen.append(event)
         if isinstance(event, Stepped) and event.step == 3 and not killed:
             assert session._child is not None
-            killed.append(session._child.pid)
-            os.kill(session._child.pid, signal.SIGKILL)
+            killed.append(session._child.process.pid)
+            os.kill(session._child.process.pid, signal.SIGKILL)
 
     session.views.append(Calls(show))
     session.run()

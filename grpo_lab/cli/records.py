@@ -161,7 +161,7 @@ def recordings(as_json: AsJson = False) -> None:
 
 def _place(run: Path, out: Path | None, kind: str, suffix: str = ".png") -> Path:
     """The path of a file about a run: in --out, in the run's folder, or, for an included recording, elsewhere."""
-    place = out or recordings_of.place_for_figures(run)
+    place = out or (Path() if recordings_of.is_recording(run) else run)
     if place == run:
         return run / f"{kind}{suffix}"
     place.mkdir(parents=True, exist_ok=True)

@@ -193,19 +193,9 @@ def write_last(folder: Path, event: Event) -> None:
 def write_crash(folder: Path, error: BaseException) -> Ended:
     """Write the traceback of an error, and return the end of the run that it broke."""
     text = "".join(traceback.format_exception(error))
-    write_traceback(folder, text)
+    (folder / TRACEBACK).write_text(text, encoding="utf-8")
     first = str(error).strip().partition("\n")[0]
     return Ended("crashed", type(error).__name__ + (f": {first}" if first else ""), classify_crash(text))
-
-
-def write_traceback(folder: Path, text: str) -> None:
-    """Write where a process was when it crashed."""
-    (folder / TRACEBACK).write_text(text, encoding="utf-8")
-
-
-def read_crash(folder: Path) -> str:
-    """The traceback that `write_crash` wrote, or an empty text."""
-    return (folder / TRACEBACK).read_text(encoding="utf-8") if (folder / TRACEBACK).exists() else ""
 
 
 def save_model(folder: Path, policy: Any, tokenizer: Any, merge: bool = False) -> None:

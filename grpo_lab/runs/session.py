@@ -129,7 +129,7 @@ class Session(Record):
         super().__init__(config, Path(directory) if directory else run_folder.default_folder(config))
         self.views: list[View] = []
         self._any_free = not directory
-        self._model, self._tasks, self._rewards = model, tasks, rewards
+        self._replaced = (model, tasks, rewards)
         self._save_model, self._fit = save_model, fit
         self._resume: Resume | None = None
         self._restarts_left = config.run.max_restarts
@@ -283,7 +283,10 @@ class Session(Record):
             again = None
             if self._resume:
                 run_folder.number_traceback(self.directory)
-            for event in self._child_events() if self._in_child else self._events_here():
+            here = Execution(
+                self.config, self.directory, self._commands, self._resume, self._save_model, *self._replaced
+            )
+            for event in self._child_events() if self._in_child else here.run():
                 if isinstance(event, Ended) and event.crash and not self._commands.stopping.is_set():
                     again = self._after(event)
                 if again is None:
@@ -304,19 +307,6 @@ class Session(Record):
             return None
         self._restarts_left -= 1
         return after_a_crash(crashed.message, restarts + 1, self.events)
-
-    def _events_here(self) -> Iterator[Event]:
-        """The events of training in this process."""
-        return Execution(
-            self.config,
-            self.directory,
-            self._commands,
-            self._resume,
-            self._save_model,
-            self._model,
-            self._tasks,
-            self._rewards,
-        ).run()
 
     def _child_events(self) -> Iterator[Event]:
         """The events of a child process, and the end that a dead child could not write."""
@@ -347,11 +337,13 @@ class Session(Record):
         if self._commands.stopping.is_set() and (not self._child or self._child.signal):
             return Ended("stopped", AT_ONCE if self._child else BY_THE_USER)
         assert self._child is not None
-        stderr, error = self._child.stderr, run_folder.read_crash(self.directory)
+        stderr, error = self._child.stderr, ""
+        if (traceback := self.directory / run_folder.TRACEBACK).exists():
+            error = traceback.read_text(encoding="utf-8")
         message = stderr.splitlines()[-1] if error and stderr and not self._child.signal else self._child.last_words
         crash = classify_crash(stderr + error)
         if crash.kind == HANG:
-            run_folder.write_traceback(self.directory, stderr)
+            traceback.write_text(stderr, encoding="utf-8")
             message = f"no event for {self.config.run.hang_minutes:g} minutes; the child was ended"
         return Ended("crashed", message, crash)
 
