@@ -94,9 +94,14 @@ def whole_events(folder: Path, name: str = EVENTS) -> list[Event]:
 def begin(folder: Path, config: Config) -> None:
     """Make the folder and write the config. Raises RunError if it holds a run already."""
     if (folder / EVENTS).exists():
-        raise RunError(f"{folder} already holds a run; choose another folder, or show it with `grpo-lab replay`")
+        raise occupied(folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_config(folder, config)
+
+
+def occupied(folder: Path) -> RunError:
+    """The error of a folder that holds another run."""
+    return RunError(f"{folder} already holds a run; choose another folder, or show it with `grpo-lab replay`")
 
 
 def write_config(folder: Path, config: Config) -> None:
