@@ -91,14 +91,7 @@ def nbgrader(
 @labs_app.command("open", example="labs open --no-browser")
 def open_labs(browser: Browser = True, language: Language = None) -> None:
     """Open the labs in JupyterLab: copies in the folder work/, which git ignores; copies that are there are kept."""
-    from grpo_lab.course.editions.build import place
-    from grpo_lab.course.editions.release import copies, write
-
-    labs = labs_folder()
-    work = work_folder(labs)
-    here = place(work, spoken(language))
-    written = write(copies(place(labs, spoken(language)), here))
-    _say(path.relative_to(work.parent) for path in written)
+    here = _copied(labs_folder(), spoken(language))
     start([f"--ServerApp.root_dir={here.resolve()}", *([] if browser else ["--no-browser"])])
 
 
@@ -149,7 +142,11 @@ def lecture(
     Press Shift+Enter once to begin. Ctrl-C in the terminal ends the server. A kiosk begins by itself; every page that
     opens it has a kernel of its own.
     """
-    notebook = _notebook(spoken(language))
+    from grpo_lab.course.editions.build import place
+
+    labs, spoken_in = labs_folder(), spoken(language)
+    # JupyterLab saves what it opens, and nothing is written into the package.
+    notebook = (_copied(labs, spoken_in, LECTURE) if is_installed(labs) else place(labs, spoken_in)) / LECTURE
     if kiosk:  # without the notebook's text, which is about JupyterLab
         name, words = "Voila", [str(notebook.resolve()), "--TemplateExporter.exclude_markdown=True"]
     else:  # this notebook alone in the window, its folder as root
@@ -157,20 +154,6 @@ def lecture(
         words += [f"--LabApp.default_url=/doc/tree/{notebook.name}"]
     words += [f"--{name}.port={port}"] if port else []
     start([*words, *([] if browser else ["--no-browser"])], KIOSK if kiosk else LAB)
-
-
-def _notebook(language: str) -> Path:
-    """The notebook to open: if it is the package's own, a copy in work/, because JupyterLab saves what it opens."""
-    from grpo_lab.course.editions.build import place, write
-
-    labs = labs_folder()
-    notebook = place(labs, language) / LECTURE
-    if not is_installed(notebook):
-        return notebook
-    copy = place(work_folder(labs), language) / notebook.name
-    if not copy.exists():
-        write({copy: notebook.read_text(encoding="utf-8")})
-    return copy
 
 
 def labs_folder() -> Path:
@@ -185,9 +168,15 @@ def labs_folder() -> Path:
     raise DataError(f"no {LECTURE} in {here[0]} or {here[1]}: install grpo_lab again")
 
 
-def work_folder(labs: Path) -> Path:
-    """The folder for copies of the labs: beside them, or below the current folder if they are inside the package."""
-    return (Path.cwd() if is_installed(labs) else labs.parent) / "work"
+def _copied(labs: Path, language: str, *names: str) -> Path:
+    """The folder of the copies of labs: work/ beside them, or below the current folder if they are in the package."""
+    from grpo_lab.course.editions.build import place
+    from grpo_lab.course.editions.release import copies, write
+
+    home = Path.cwd() if is_installed(labs) else labs.parent
+    here = place(home / "work", language)
+    _say(path.relative_to(home) for path in write(copies(place(labs, language), here, *names)))
+    return here
 
 
 def start(arguments: Sequence[str], server: str = LAB) -> None:
