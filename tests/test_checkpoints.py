@@ -670,7 +670,8 @@ def test_a_pause_is_no_hang(tmp_path):
     config = SMALL.with_("run.hang_minutes=0.1", "run.num_eval=0")
     session = Session(config, tmp_path / "run", child=True)
     session.views.append(Calls(lambda event: isinstance(event, Stepped) and event.step == 1 and session.pause()))
-    thread = session.start()
+    thread = threading.Thread(target=session.run, daemon=True)
+    thread.start()
     thread.join(15)
     assert thread.is_alive() and not session.ended, "it waits for longer than a hang may last"
     session.go_on()

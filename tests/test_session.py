@@ -348,9 +348,7 @@ def test_replay_shows_what_was_recorded(done):
     assert list(done.replay(View(object, shown.append), speed=1e6)) == shown == done.events
 
 
-def test_only_a_child_starts_in_the_background(tmp_path):
-    with pytest.raises(RunError, match="child=True"):
-        Session(SMOKE, tmp_path).start()
+def test_a_child_takes_no_rewards_of_this_process(tmp_path):
     with pytest.raises(RunError, match="name them in the config"):
         Session(SMOKE, tmp_path, child=True, rewards=[lambda **_: []])
 

@@ -121,7 +121,8 @@ def test_commands_reach_the_child(tmp_path):
     session = Session(LONG, tmp_path / "run", child=True, save_model=True)
     session.set("loss.beta=0.5")
     View(session, Changed, lambda session: session.pause())
-    thread = session.start()
+    thread = threading.Thread(target=session.run, daemon=True)
+    thread.start()
     until(lambda: any(isinstance(event, Changed) for event in session.events))
     paused = quiet(session)
     session.advance()
@@ -222,7 +223,8 @@ def test_stop_before_the_child_exists_starts_none(tmp_path):
 
 def test_stop_before_the_first_event_ends_the_child_at_once(tmp_path):
     session = Session(LONG, tmp_path / "run", child=True)
-    thread = session.start()
+    thread = threading.Thread(target=session.run, daemon=True)
+    thread.start()
     until(lambda: session._child)
     session.stop()
     finish(thread)
@@ -241,7 +243,8 @@ def slow(completions, **_):
 def test_a_second_stop_ends_a_child_that_does_not_come_back(tmp_path):
     (tmp_path / "slow.py").write_text(SLOW)
     session = Session(LONG.with_(f"data.rewards={tmp_path / 'slow.py'}:slow,"), tmp_path / "run", child=True)
-    thread = session.start()
+    thread = threading.Thread(target=session.run, daemon=True)
+    thread.start()
     until((tmp_path / "slow.begun").exists)
     session.stop()
     thread.join(0.5)

@@ -127,7 +127,6 @@ class Guards:
         self._last_metrics: Mapping[str, float] = {}
         self._ctx: Step | None = None
         self._transaction: RecordedUpdates | None = None
-        self._snapshots: snapshots.Snapshots | None = None
         self._snapshot: dict[str, Any] = {}
         self._seen: set[str] = set()
         self._unseen = dict(self.stages)
@@ -296,7 +295,7 @@ class Guards:
 
         It has no snapshot where the next step takes one: of models with 10 million parameters or more, it may have one.
         """
-        made = self._snapshots
+        made = self._transaction.snapshots if self._transaction else None
         kept = made.state_dict() if made and not made.due(self.index) else {}
         return {
             "step": self.index,
@@ -345,11 +344,11 @@ class Guards:
         rolls_back = any(each.may_roll_back for row in self._interventions.values() for _, each in row)
         num_parameters = sum(p.numel() for p in parameters)
         every = snapshots.interval(self.config.run.snapshot_every, num_parameters, rolls_back)
-        self._snapshots = snapshots.Snapshots(parameters, optimizer, every)
-        self._snapshots.load_state_dict(self._snapshot)
+        taken = snapshots.Snapshots(parameters, optimizer, every)
+        taken.load_state_dict(self._snapshot)
         if self._scaler and self._scaler.is_enabled():
-            return ScaledUpdates(model, trained, optimizer, self._snapshots, self._scaler)
-        return RecordedUpdates(model, trained, optimizer, self._snapshots)
+            return ScaledUpdates(model, trained, optimizer, taken, self._scaler)
+        return RecordedUpdates(model, trained, optimizer, taken)
 
 
 def _config_of(names: tuple[str, ...]) -> Config:

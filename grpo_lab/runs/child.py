@@ -87,10 +87,8 @@ class Child:
     def events(self) -> Iterator[Event]:
         """The run's events, until it is over or the child is dead. Raises the GrpoLabError that ended the run."""
         assert self.process.stdout is not None
+        self.ready()
         for line in self.process.stdout:
-            if line.rstrip() == READY:
-                self._ready = True
-                continue
             if line.startswith(f'{{"{OVER}": '):
                 self._over.set()
                 if self._last:

@@ -1,5 +1,6 @@
 """The folder of a run: config, environment and events; each event is on disk before a view shows it."""
 
+import itertools
 import json
 import os
 import shutil
@@ -25,31 +26,25 @@ from grpo_lab.training.recorder import count_nonfinite
 
 EVENTS, CONFIG, ENVIRONMENT, TRACEBACK = "events.jsonl", "config.json", "environment.json", "traceback.txt"
 MODEL, MERGED, LOCK = "model", "model-merged", ".lock"
-MOST = 1000
-"""Folders of one name."""
 
 
 def next_free(folder: Path) -> Path:
     """The folder, or the first of its numbered siblings that does not exist."""
-    return next(path for path in _candidates(folder) if not path.exists())
+    numbered = (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(2))
+    return next(path for path in itertools.chain([folder], numbered) if not os.path.lexists(path))
 
 
 def new_folder(wanted: Path) -> Path:
     """Make the folder, or the next free one if another process took it. Raises RunError if it cannot be made."""
     try:
         wanted.parent.mkdir(parents=True, exist_ok=True)
-        for path in _candidates(wanted):
+        while True:
             with suppress(FileExistsError):
-                path.mkdir()
-                return path
+                (free := next_free(wanted)).mkdir()
+                return free
     except OSError as error:
         way_out = "work in a folder that you may write to"
         raise RunError(f"{wanted} cannot be made: {error.strerror}; {way_out}") from error
-    raise RunError(f"{wanted} and {MOST - 1} numbered siblings exist; delete those that you do not need")
-
-
-def _candidates(folder: Path) -> Iterator[Path]:
-    return (folder.with_name(folder.name + suffix) for suffix in ["", *(f"-{n}" for n in range(2, MOST + 1))])
 
 
 def default_folder(config: Config) -> Path:

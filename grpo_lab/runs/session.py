@@ -6,7 +6,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -214,19 +214,6 @@ class Session(Record):
         if check and self.crash:
             raise RunError(f"the run crashed: {self.crash.operator}: {self.crash.text}")
         return self
-
-    def start(self) -> threading.Thread:
-        """The thread in which `run` goes on. Raises RunError without a child process."""
-        if not self._in_child:
-            raise RunError("only a session with child=True can start in the background")
-
-        def run() -> None:
-            with suppress(GrpoLabError):  # the views have shown it; a thread cannot raise to a caller
-                self.run()
-
-        thread = threading.Thread(target=run, name=f"session {self.directory.name}", daemon=True)
-        thread.start()
-        return thread
 
     def stop(self) -> None:
         """End the run after the current step; called again, a child process ends at once."""
