@@ -137,7 +137,7 @@ def test_check_raises_for_a_run_that_crashed(tmp_path, monkeypatch):
     def lost(*_, **__):
         raise AssertionError
 
-    monkeypatch.setattr("grpo_lab.runs.execution.Training", lost)
+    monkeypatch.setattr("grpo_lab.runs.session.Training", lost)
     with pytest.raises(RunError, match="the run crashed"):
         Session(SMOKE, tmp_path / "run").run(check=True)
     ended = Session.open(tmp_path / "run").ended
