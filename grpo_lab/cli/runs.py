@@ -97,21 +97,25 @@ def train(
     settings; then --set. Ctrl-C ends the run after the current step and saves the weights; then the exit code is 130.
     A run that was stopped, killed or that crashed goes on with --resume.
     """
+    from grpo_lab.runs.processes import started_by_torchrun
+    from grpo_lab.runs.session import Session
+    from grpo_lab.training.registry import validated
+
+    processes = (started_by_torchrun() or None) if processes is None else processes
     if resume:
         own = (preset, scenario, algorithm, guards, config, settings, model, device, data, reward, out)
         if any(own) or heal or fit or print_config:
             raise ConfigError("--resume goes on with the run's own config; to change a setting there: --recover a.b=c")
-        session = _resumed(resume, recover or (), child, save, _shared_by(processes))
+        session = _resumed(resume, recover or (), child, save, processes)
         _run_and_exit(session, as_json, live, track)
     if recover:
         raise ConfigError(
             "--recover changes a run that goes on: name it with --resume; else use --set run.recover=a.b=c"
         )
     found = _config(config, preset, scenario, guards, heal, model or "")
-    count = _shared_by(processes)
     found = (found.with_algorithm(algorithm) if algorithm else found).with_(
         *given(model, device),
-        *([] if count is None else [f"run.processes={count}"]),
+        *([] if processes is None else [f"run.processes={processes}"]),
         *([f"data.tasks={data}"] if data else []),
         *([f"data.rewards={','.join(reward)},"] if reward else []),
         *(settings or []),
@@ -120,7 +124,16 @@ def train(
         if value and found.objectives and all(getattr(each, setting) for each in found.objectives):
             one = f"--set objectives.{found.objectives[0].name}.{setting}="
             raise ConfigError(f"{option}: every objective has {setting} of its own: it would change nothing; use {one}")
-    _train(found, out, as_json, live, save, print_config, child, track, fit)
+    if print_config:
+        validated(found)
+        print("".join(f"# {note}\n" for note in console.notes(found)) + toml.dumps(found), end="")
+        sys.exit(0)
+    if fit and started_by_torchrun():
+        raise ConfigError("--fit begins a run again, and a launcher's processes cannot: set data.micro_batch_prompts")
+    launched = _take_part_unless_first(lambda: found)
+    # The system may kill a process for lack of memory: with `fit` that is a child, and another one goes on.
+    session = Session(found, out, child=child or fit or launched, save_model=save == "last", fit=fit)
+    _run_and_exit(session, as_json, live, track)
 
 
 @app.command(example="sft --data shown.jsonl")
@@ -140,8 +153,17 @@ def sft(
     To go on with GRPO in the same run: `grpo-lab train --set run.stages=sft,grpo --set sft.data=FILE`.
     """
     stage = ("run.name=sft", "run.stages=sft", f"sft.data={data}")
-    config = catalog.preset("stable").with_(*given(model, device), *stage, *(settings or []))
-    _train(config, out, as_json, live, save, print_config)
+    changes = [*stage, *(settings or [])]
+    train(
+        print_config=print_config,
+        settings=changes,
+        model=model,
+        device=device,
+        out=out,
+        as_json=as_json,
+        live=live,
+        save=save,
+    )
 
 
 def _config(
@@ -176,13 +198,6 @@ def _config(
     return config.with_guards(named)
 
 
-def _shared_by(processes: int | None) -> int | None:
-    """The number of processes that was asked for, 0 too, or that a launcher has started; None for neither."""
-    from grpo_lab.runs.processes import started_by_torchrun
-
-    return (started_by_torchrun() or None) if processes is None else processes
-
-
 def _take_part_unless_first(config: Callable[[], Config]) -> bool | None:
     """Train and exit as one of the processes that a launcher has started, unless this is the first one of them.
 
@@ -207,34 +222,6 @@ def _resumed(folder: Path, recover: Sequence[str], child: bool, save: str, proce
         return Session.resume(folder, recover, child=child or launched, save_model=save == "last", processes=processes)
     except RunError as error:
         raise DataError(str(error)) from error
-
-
-def _train(
-    config: Config,
-    out: Path | None,
-    as_json: bool,
-    live: bool,
-    save: str,
-    print_config: bool,
-    child: bool = False,
-    track: str = "",
-    fit: bool = False,
-) -> NoReturn:
-    """Train by a config, or print it, and exit with the code of the result."""
-    from grpo_lab.runs.processes import started_by_torchrun
-    from grpo_lab.runs.session import Session
-    from grpo_lab.training.registry import validated
-
-    if print_config:
-        validated(config)
-        print("".join(f"# {note}\n" for note in console.notes(config)) + toml.dumps(config), end="")
-        sys.exit(0)
-    if fit and started_by_torchrun():
-        raise ConfigError("--fit begins a run again, and a launcher's processes cannot: set data.micro_batch_prompts")
-    launched = _take_part_unless_first(lambda: config)
-    # The system may kill a process for lack of memory: with `fit` that is a child, and another one goes on.
-    session = Session(config, out, child=child or fit or launched, save_model=save == "last", fit=fit)
-    _run_and_exit(session, as_json, live, track)
 
 
 def _run_and_exit(session: Session, as_json: bool, live: bool, track: str) -> NoReturn:
