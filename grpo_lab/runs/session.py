@@ -28,18 +28,10 @@ from grpo_lab.config.schema import Config, planned_steps, resized
 from grpo_lab.errors import ConfigError, GrpoLabError, ModelError, RunError
 from grpo_lab.events import Checkpointed, Crash, Ended, Event, Resumed, Stepped, lineage
 from grpo_lab.models import loading
-from grpo_lab.runs import checkpoints, environment, run_folder
+from grpo_lab.runs import checkpoints, crashes, environment, run_folder
 from grpo_lab.runs.child import Child
 from grpo_lab.runs.commands import CommandQueue, Stopped, signals
-from grpo_lab.runs.crashes import (
-    HANG,
-    Resume,
-    after_a_crash,
-    classify_crash,
-    context_lost,
-    in_smaller_passes,
-    out_of_memory,
-)
+from grpo_lab.runs.crashes import Resume
 from grpo_lab.runs.first_break import ChainBreak, first_break
 from grpo_lab.runs.processes import first_of_several, placed
 from grpo_lab.tasks.tasks import Tasks
@@ -320,7 +312,7 @@ class Session(Record):
     def _after(self, crashed: Ended) -> Resume | None:
         """How the run goes on after a crash: in smaller passes where memory ran out, else by a restart; None: not."""
         restarts = self.config.run.max_restarts - self._restarts_left
-        if self._fit and out_of_memory(crashed) and (smaller := in_smaller_passes(self.config)):
+        if self._fit and crashes.out_of_memory(crashed) and (smaller := crashes.in_smaller_passes(self.config)):
             self.config, now = smaller, f"data.micro_batch_prompts={smaller.data.micro_batch_prompts}"
             run_folder.write_config(self.directory, smaller)
             warnings.warn(f"memory ran out: the run goes on with {now}", stacklevel=2)
@@ -328,7 +320,7 @@ class Session(Record):
         if not self._restarts_left:
             return None
         self._restarts_left -= 1
-        return after_a_crash(crashed.message, restarts + 1, self.events)
+        return crashes.after_a_crash(crashed.message, restarts + 1, self.events)
 
     def _child_events(self) -> Iterator[Event]:
         """The events of a child process, and the end that a dead child could not write."""
@@ -363,8 +355,8 @@ class Session(Record):
         if (traceback := self.directory / run_folder.TRACEBACK).exists():
             error = traceback.read_text(encoding="utf-8")
         message = stderr.splitlines()[-1] if error and stderr and not self._child.signal else self._child.last_words
-        crash = classify_crash(stderr + error)
-        if crash.kind == HANG:
+        crash = crashes.classify_crash(stderr + error)
+        if crash.kind == crashes.HANG:
             traceback.write_text(stderr, encoding="utf-8")
             message = f"no event for {self.config.run.hang_minutes:g} minutes; the child was ended"
         return Ended("crashed", message, crash)
@@ -454,7 +446,7 @@ class Execution:
             mistake = error
         except (Exception, SystemExit) as error:  # a reward function may call exit()
             ended = run_folder.write_crash(self.directory, error)
-            if (lost := context_lost(error)) and self.leave:
+            if (lost := crashes.context_lost(error)) and self.leave:
                 self.leave(ended.message)
             yield ended
         if self.save_model and model and not lost and (self.steps or not mistake):
