@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -207,7 +208,7 @@ def _take_part_unless_first(config: Callable[[], Config]) -> bool | None:
 
     if not processes.started_by_torchrun():
         return None
-    if not processes.is_first():
+    if os.environ["RANK"] != "0":
         sys.exit(processes.take_part(found := config(), processes.joined(found)))
     return False
 
