@@ -73,7 +73,7 @@ def _in_turn(config: Config, rounds: int, folder: Path) -> dict[str, Any]:
     frames: list[dict[str, float]] = []
     with child_pool.warm_child() as child:
         child.ready()
-        pid = child.pid
+        pid = child.process.pid
     for turn in range(rounds):
         for name in ("live", "headless") if turn % 2 else ("headless", "live"):
             begin, cpu = time.perf_counter(), _processor_time(pid)

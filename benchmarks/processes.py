@@ -11,6 +11,7 @@ import json
 import pickle
 import statistics
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -79,8 +80,8 @@ def step_time(folder: Path, processes: int, seed: int, steps: int) -> float:
 def apart(folder: Path, runs: int, steps: int) -> float:
     """The median seconds of a step where that many runs of one process each go on side by side."""
     sessions = [Session(settings(1, seed, steps), folder / str(seed), child=True) for seed in range(runs)]
-    for thread in [session.start() for session in sessions]:
-        thread.join()
+    with ThreadPoolExecutor(runs) as threads:
+        list(threads.map(Session.run, sessions))
     return statistics.fmean(statistics.median(session.records["step_time"].iloc[SETTLED:]) for session in sessions)
 
 

@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from grpo_lab.config.catalog import preset, preset_names, scenario, scenario_names
     from grpo_lab.config.schema import Config
     from grpo_lab.errors import GrpoLabError
-    from grpo_lab.hosted.callback import GuardCallback
     from grpo_lab.hosted.guards import Guards
-    from grpo_lab.hosted.trl import guarded
+    from grpo_lab.hosted.trainers import GuardCallback, guarded
     from grpo_lab.runs.crashes import classify_crash
     from grpo_lab.runs.first_break import ChainBreak, first_break
     from grpo_lab.runs.session import Session
@@ -38,7 +37,7 @@ _HOMES = {
     "FAULTS": "training.faults",
     "GUARDS": "training.guards",
     "GrpoLabError": "errors",
-    "GuardCallback": "hosted.callback",
+    "GuardCallback": "hosted.trainers",
     "Guards": "hosted.guards",
     "Panel": "ui.widgets",
     "Lab": "ui.notebook",
@@ -48,7 +47,7 @@ _HOMES = {
     "diagnose": "analysis.diagnosis",
     "difference": "analysis.run_difference",
     "first_break": "runs.first_break",
-    "guarded": "hosted.trl",
+    "guarded": "hosted.trainers",
     "preset": "config.catalog",
     "preset_names": "config.catalog",
     "scenario": "config.catalog",

@@ -23,7 +23,8 @@ from grpo_lab.errors import ConfigError, ModelError, RunError
 from grpo_lab.events import Changed, Checkpointed, Ended, Evaluated, Resumed, Started, Stepped, lineage, to_json
 from grpo_lab.metrics import OF_THE_MACHINE
 from grpo_lab.models import loading
-from grpo_lab.runs import checkpoints, execution, run_folder
+from grpo_lab.runs import checkpoints, run_folder
+from grpo_lab.runs import session as of_run
 from grpo_lab.runs.session import Session
 from grpo_lab.training import saved_state
 from grpo_lab.training.interventions import Outcome
@@ -502,7 +503,7 @@ def test_the_command_refuses_a_run_that_cannot_go_on(whole, cut_off, tmp_path, c
 
 
 def test_the_command_refuses_checkpoints_of_another_version(cut_off, call, monkeypatch):
-    monkeypatch.setattr(execution, "VERSION", 2)
+    monkeypatch.setattr(of_run, "VERSION", 2)
     code, _, errors = call("train", "--resume", cut_off)
     assert code == 1 and "resume with the version of grpo_lab that wrote them" in " ".join(errors.split())
     monkeypatch.undo()
@@ -518,16 +519,14 @@ def test_another_model_is_refused(cut_off):
 
 
 def test_a_format_of_another_version_is_refused(cut_off, monkeypatch):
-    monkeypatch.setattr(execution, "VERSION", 2)
+    monkeypatch.setattr(of_run, "VERSION", 2)
     with pytest.raises(RunError, match="format 1, and this version reads 2"):
         resumed(cut_off)
 
 
 def test_other_surroundings_go_on_and_are_named(cut_off, monkeypatch):
-    real = execution._surroundings
-    monkeypatch.setattr(
-        execution, "_surroundings", lambda training: real(training) | {"torch": "9.9", "tasks": "0" * 64}
-    )
+    real = of_run._surroundings
+    monkeypatch.setattr(of_run, "_surroundings", lambda training: real(training) | {"torch": "9.9", "tasks": "0" * 64})
     reason = next(event.reason for event in resumed(cut_off).events if isinstance(event, Resumed))
     assert f"not bit-exact from here: another torch ({torch.__version__}, now 9.9)" in reason
     assert "another tasks" in reason
@@ -601,8 +600,8 @@ def test_a_child_that_is_killed_is_replaced(tmp_path):
         seen.append(event)
         if isinstance(event, Stepped) and event.step == 3 and not killed:
             assert session._child is not None
-            killed.append(session._child.pid)
-            os.kill(session._child.pid, signal.SIGKILL)
+            killed.append(session._child.process.pid)
+            os.kill(session._child.process.pid, signal.SIGKILL)
 
     session.views.append(Calls(show))
     session.run()
@@ -670,7 +669,8 @@ def test_a_pause_is_no_hang(tmp_path):
     config = SMALL.with_("run.hang_minutes=0.1", "run.num_eval=0")
     session = Session(config, tmp_path / "run", child=True)
     session.views.append(Calls(lambda event: isinstance(event, Stepped) and event.step == 1 and session.pause()))
-    thread = session.start()
+    thread = threading.Thread(target=session.run, daemon=True)
+    thread.start()
     thread.join(15)
     assert thread.is_alive() and not session.ended, "it waits for longer than a hang may last"
     session.go_on()

@@ -79,7 +79,7 @@ def test_the_parent_names_the_assertion_that_destroyed_its_childs_context(tmp_pa
     assert [event.failed for event in session.events if isinstance(event, Stepped)] == [False, True]
     assert session.ended.message in (session.directory / run_folder.TRACEBACK).read_text()
     assert Session.open(session.directory).ended == session.ended and not session.saved_model
-    assert child.exit_code == 1 and "printed before" in child.stderr
+    assert child.process.returncode == 1 and "printed before" in child.stderr
 
 
 @pytest.mark.slow

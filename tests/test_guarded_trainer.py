@@ -19,7 +19,7 @@ from grpo_lab.core.loss import LossInputs
 from grpo_lab.core.train import Trainer
 from grpo_lab.errors import ConfigError, RunError
 from grpo_lab.events import Stepped
-from grpo_lab.hosted.trl import NEEDS, Host, see_batch
+from grpo_lab.hosted.trainers import NEEDS, Host, see_batch
 from grpo_lab.runs.session import Session
 from grpo_lab.training.state import Training
 from tests.test_hosted_guards import OF_TRL, NanGradient, Seen, equal

@@ -19,8 +19,7 @@ from grpo_lab.core.advantages import group_advantages
 from grpo_lab.core.hooks import Verdict
 from grpo_lab.errors import ConfigError, RunError
 from grpo_lab.events import Stepped
-from grpo_lab.hosted.callback import POSSIBLE, GuardCallback
-from grpo_lab.hosted.trl import TRIED, Host
+from grpo_lab.hosted.trainers import POSSIBLE, TRIED, GuardCallback, Host
 from grpo_lab.runs.session import Session
 
 

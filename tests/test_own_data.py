@@ -46,7 +46,7 @@ def test_each_kind_is_found_by_name(own, call):
     assert "mine" in catalog.preset_names() and catalog.preset("mine").run.name == "mine"
     assert algorithms.algorithm("mine").loss == algorithms.algorithm("gspo").loss
     assert recordings.find("mine") == own / "recordings" / "mine"
-    assert recordings.place_for_figures(own / "recordings" / "mine") == Path()
+    assert recordings.is_recording(own / "recordings" / "mine")
     assert registry.lab_names()[-1] == registry.lab_page("mine").name == "mine"
     for words in (["scenarios"], ["presets"], ["algorithms"], ["recordings"]):
         code, out, err = call(*words)

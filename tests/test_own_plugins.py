@@ -235,7 +235,7 @@ def test_a_child_runs_it_and_its_parent_does_not(own, tmp_path):
         session.run()
     assert session.status == "failed" and "Traceback" not in child.stderr
     child.close()
-    assert child.exit_code == ConfigError.exit_code
+    assert child.process.returncode == ConfigError.exit_code
 
 
 def test_a_running_model_refuses_a_bad_one_and_goes_on(own, tmp_path):

@@ -137,7 +137,7 @@ def test_check_raises_for_a_run_that_crashed(tmp_path, monkeypatch):
     def lost(*_, **__):
         raise AssertionError
 
-    monkeypatch.setattr("grpo_lab.runs.execution.Training", lost)
+    monkeypatch.setattr("grpo_lab.runs.session.Training", lost)
     with pytest.raises(RunError, match="the run crashed"):
         Session(SMOKE, tmp_path / "run").run(check=True)
     ended = Session.open(tmp_path / "run").ended
@@ -348,9 +348,7 @@ def test_replay_shows_what_was_recorded(done):
     assert list(done.replay(View(object, shown.append), speed=1e6)) == shown == done.events
 
 
-def test_only_a_child_starts_in_the_background(tmp_path):
-    with pytest.raises(RunError, match="child=True"):
-        Session(SMOKE, tmp_path).start()
+def test_a_child_takes_no_rewards_of_this_process(tmp_path):
     with pytest.raises(RunError, match="name them in the config"):
         Session(SMOKE, tmp_path, child=True, rewards=[lambda **_: []])
 

@@ -358,7 +358,7 @@ def test_a_killed_child_leaves_the_panel_usable(panel, seen):
     one = panel(overrides=LONG)
     one.start()
     until("it trains", lambda: steps(one))
-    os.kill(one._runner.session._child.pid, signal.SIGKILL)  # type: ignore
+    os.kill(one._runner.session._child.process.pid, signal.SIGKILL)  # type: ignore
     finish(one)
     assert "crashed" in words(one)
     assert "SIGKILL" in find(one, "banner").children[0].value
@@ -377,7 +377,7 @@ def test_a_killed_run_goes_on_with_the_guard_that_was_switched_on_since(panel, s
         one.go_on()
     one.start()
     until("it has trained", lambda: len(steps(one)) > 5)
-    os.kill(one._runner.session._child.pid, signal.SIGKILL)  # type: ignore
+    os.kill(one._runner.session._child.process.pid, signal.SIGKILL)  # type: ignore
     finish(one)
     before, folder = len(steps(one)), one.session.directory  # type: ignore
     until("it can go on", lambda: button.layout.display == "")
@@ -414,7 +414,7 @@ def test_two_panels_at_once(panel):
         one.start()
     for one in both:
         until("both train", lambda one=one: len(steps(one)) > 1)
-    assert len({one._runner.session._child.pid for one in both}) == 2
+    assert len({one._runner.session._child.process.pid for one in both}) == 2
     both[0].stop()
     finish(both[0])
     now = len(steps(both[1]))

@@ -106,7 +106,7 @@ def test_a_child_tells_the_same_events_whatever_a_reward_prints(tmp_path):
 
 
 def kill(session):
-    os.kill(child_of(session).pid, signal.SIGKILL)
+    os.kill(child_of(session).process.pid, signal.SIGKILL)
 
 
 def test_the_end_of_a_killed_child_takes_the_place_of_its_half_line(tmp_path):
@@ -121,7 +121,8 @@ def test_commands_reach_the_child(tmp_path):
     session = Session(LONG, tmp_path / "run", child=True, save_model=True)
     session.set("loss.beta=0.5")
     View(session, Changed, lambda session: session.pause())
-    thread = session.start()
+    thread = threading.Thread(target=session.run, daemon=True)
+    thread.start()
     until(lambda: any(isinstance(event, Changed) for event in session.events))
     paused = quiet(session)
     session.advance()
@@ -131,7 +132,7 @@ def test_commands_reach_the_child(tmp_path):
     until(lambda: len(session.events) > paused + 2)
     session.stop()
     finish(thread)
-    assert session.ended == Ended("stopped", BY_THE_USER) and not alive(child_of(session).pid)
+    assert session.ended == Ended("stopped", BY_THE_USER) and not alive(child_of(session).process.pid)
     assert set(session.records["beta"]) == {0.5} and session.saved_model
 
 
@@ -167,7 +168,7 @@ def test_a_warm_child_follows_its_parent_to_another_folder(tmp_path, warm, monke
 @pytest.mark.slow
 def test_a_warm_child_runs_what_a_new_one_would(tmp_path, warm):
     """Also after another config, a crash and a mistake."""
-    pid, unset = warm.pid, Session(SMOKE.with_("run.threads=0"), tmp_path / "unset", child=warm).run()
+    pid, unset = warm.process.pid, Session(SMOKE.with_("run.threads=0"), tmp_path / "unset", child=warm).run()
     crashing = scenario("fp16-adam-epsilon").config().with_("run.threads=1", "data.num_prompts=2")
     (tmp_path / "bad.py").write_text("def bad(**_):\n    raise ValueError('no such key')\n")
     assert Session(SMOKE.with_("run.threads=3"), tmp_path / "three", child=warm).run().status == "done"
@@ -185,7 +186,7 @@ def test_a_warm_child_runs_what_a_new_one_would(tmp_path, warm):
     assert "Traceback" not in warm.stderr
     here, there = (Session(SMOKE, tmp_path / name, child=child) for name, child in (("here", False), ("there", warm)))
     assert [comparable(event) for event in there.run().events] == [comparable(event) for event in here.run().events]
-    assert warm.alive and warm.pid == pid
+    assert warm.alive and warm.process.pid == pid
 
 
 def test_a_stopped_run_leaves_a_warm_child_for_the_next(tmp_path, warm):
@@ -222,11 +223,12 @@ def test_stop_before_the_child_exists_starts_none(tmp_path):
 
 def test_stop_before_the_first_event_ends_the_child_at_once(tmp_path):
     session = Session(LONG, tmp_path / "run", child=True)
-    thread = session.start()
+    thread = threading.Thread(target=session.run, daemon=True)
+    thread.start()
     until(lambda: session._child)
     session.stop()
     finish(thread)
-    assert session.ended == Ended("stopped", AT_ONCE) and not alive(child_of(session).pid)
+    assert session.ended == Ended("stopped", AT_ONCE) and not alive(child_of(session).process.pid)
 
 
 SLOW = """
@@ -241,7 +243,8 @@ def slow(completions, **_):
 def test_a_second_stop_ends_a_child_that_does_not_come_back(tmp_path):
     (tmp_path / "slow.py").write_text(SLOW)
     session = Session(LONG.with_(f"data.rewards={tmp_path / 'slow.py'}:slow,"), tmp_path / "run", child=True)
-    thread = session.start()
+    thread = threading.Thread(target=session.run, daemon=True)
+    thread.start()
     until((tmp_path / "slow.begun").exists)
     session.stop()
     thread.join(0.5)
@@ -259,7 +262,7 @@ config = grpo_lab.preset("smoke").with_("run.num_steps=100000")
 session = grpo_lab.Session(config, {str(tmp_path / "run")!r}, child=True)
 class View:
     def show(self, event):
-        print(session._child.pid, flush=True)
+        print(session._child.process.pid, flush=True)
 session.views.append(View())
 session.run()
 """

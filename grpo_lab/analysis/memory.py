@@ -98,7 +98,7 @@ def measure(config: Config, found: Mapping[str, int], views: Sequence[View] = ()
     on_cuda = loading.device_type(config.run.device) == "cuda"
     with closing(Child()) as child, tempfile.TemporaryDirectory() as folder:
         child.ready()
-        before = 0 if on_cuda else psutil.Process(child.pid).memory_info().rss
+        before = 0 if on_cuda else psutil.Process(child.process.pid).memory_info().rss
         session = Session(config.with_(*settings, "run.max_restarts=0"), Path(folder) / "run", child=child)
         session.views.extend(views)
         session.run()

@@ -16,7 +16,7 @@ from grpo_lab.analysis.diagnosis import Diagnosis, diagnose
 from grpo_lab.analysis.diagnosis.report import headline
 from grpo_lab.analysis.diagnosis.words import Words
 from grpo_lab.errors import ConfigError
-from grpo_lab.hosted.callback import calls
+from grpo_lab.hosted.trainers import calls
 
 
 class DiagnoseCallback(TrainerCallback):

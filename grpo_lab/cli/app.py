@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
+from typer import Option
 
 from grpo_lab import messages
 from grpo_lab.errors import unknown
@@ -60,23 +61,21 @@ def _say_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_say_version, is_eager=True)
-    ] = False,
+    version: Annotated[bool, Option("--version", help="Print it.", callback=_say_version, is_eager=True)] = False,
 ) -> None:
     """Reproduce, trace and stop failures of GRPO training."""
 
 
-Model = Annotated[str | None, typer.Option("--model", help="tiny, smollm2-135m, a local folder, or a hub id.")]
-Language = Annotated[str | None, typer.Option("--language", help="en or zh; by default GRPO_LAB_LANG, or else en.")]
-Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:1.")]
-Out = Annotated[Path | None, typer.Option("--out", help="Output folder.")]
-Settings = Annotated[list[str] | None, typer.Option("--set", help="section.setting=value; may be repeated.")]
-Browser = Annotated[bool, typer.Option(help="Open a browser window, or only print the address.")]
-Check = Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 if a file is out of date.")]
-Backend = Annotated[str, typer.Option(help="Where tasks run: local, dask or ray; see docs/fan-out.md.")]
-Scheduler = Annotated[str, typer.Option(help="Address of a dask or ray cluster; without it one starts here.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Model = Annotated[str | None, Option("--model", help="tiny, smollm2-135m, a local folder, or a hub id.")]
+Language = Annotated[str | None, Option("--language", help="en or zh; by default GRPO_LAB_LANG, or else en.")]
+Device = Annotated[str | None, Option("--device", help="auto, cpu, cuda or cuda:1.")]
+Out = Annotated[Path | None, Option("--out", help="Output folder.")]
+Settings = Annotated[list[str] | None, Option("--set", help="section.setting=value; may be repeated.")]
+Browser = Annotated[bool, Option(help="Open a browser window, or only print the address.")]
+Check = Annotated[bool, Option("--check", help="Write nothing; exit 1 if a file is out of date.")]
+Backend = Annotated[str, Option(help="Where tasks run: local, dask or ray; see docs/fan-out.md.")]
+Scheduler = Annotated[str, Option(help="Address of a dask or ray cluster; without it one starts here.")]
+AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 
 
 def given(model: str | None, device: str | None) -> tuple[str, ...]:

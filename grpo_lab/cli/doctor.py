@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from grpo_lab.cli.app import Device, Model, Settings, app, given
 from grpo_lab.config import catalog
@@ -15,25 +16,13 @@ from grpo_lab.ui import console
 
 @app.command(example="doctor --memory stable")
 def doctor(
-    target: Annotated[
-        str | None,
-        typer.Argument(metavar="[CONFIG | RUN | FILE.PY]", help="For --verify: a preset or scenario, a run, a file."),
-    ] = None,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Check a trainer by its behaviour (docs/verify.md).")
-    ] = False,
-    memory: Annotated[
-        str | None,
-        typer.Option(
-            metavar="CONFIG", help="Show the memory of a preset, scenario, its .toml, or a run or config.json."
-        ),
-    ] = None,
+    target: Annotated[str | None, Argument(metavar="[CONFIG | RUN | FILE.PY]", help="For --verify.")] = None,
+    verify: Annotated[bool, Option("--verify", help="Check a trainer by its behaviour (docs/verify.md).")] = False,
+    memory: Annotated[str | None, Option(metavar="CONFIG", help="Memory of a preset, scenario, .toml or run.")] = None,
     settings: Settings = None,
     model: Model = None,
     device: Device = None,
-    measure: Annotated[
-        bool, typer.Option(help="With --memory: measure activations, logits and cache in a child process.")
-    ] = True,
+    measure: Annotated[bool, Option(help="With --memory: measure a step in a child process.")] = True,
 ) -> None:
     """Show versions, device, memory, and the models that fit; or the memory of a config, and settings to change.
 

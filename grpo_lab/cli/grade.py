@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from typer import Argument, Option
 
 from grpo_lab import messages
 from grpo_lab.cli.app import INTERRUPTED, Backend, Scheduler, app
@@ -38,52 +39,27 @@ files, and end your processes. Do not trust these grades if a student could have
 
 @app.command(example="grade submissions/ --out grades/")
 def grade(
-    paths: Annotated[
-        list[Path] | None, typer.Argument(metavar="PATH...", help="Folders of notebooks, or notebooks.")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for reports; results already in it are not computed again.")] = Path(
-        "grades"
-    ),
-    rules: Annotated[Path | None, typer.Option(help="A grading.toml with limits, scoring and the secret.")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Notebooks at a time.")] = os.cpu_count() or 1,
+    paths: Annotated[list[Path] | None, Argument(metavar="PATH...", help="Folders of notebooks, or notebooks.")] = None,
+    out: Annotated[Path, Option(help="Folder for reports; results in it are kept.")] = Path("grades"),
+    rules: Annotated[Path | None, Option(help="A grading.toml with limits, scoring and the secret.")] = None,
+    jobs: Annotated[int, Option(min=1, help="Notebooks at a time.")] = os.cpu_count() or 1,
     require_tier: Annotated[
-        int | None,
-        typer.Option(min=0, max=2, help="2, the default: bubblewrap. 0: a plain process, for a container only."),
+        int | None, Option(min=0, max=2, help="2 by default: bubblewrap. 0: none, for a container.")
     ] = None,
     no_isolation: Annotated[
         bool,
-        typer.Option(
-            "--no-isolation", help="Allow tier 0 without being root: answers can read your files, secret included."
-        ),
+        Option("--no-isolation", help="Allow tier 0 without being root: answers can read your files, secret included."),
     ] = False,
-    attempt: Annotated[
-        int | None, typer.Option(min=1, help="Another number draws other inputs for the same notebooks.")
-    ] = None,
-    lab: Annotated[
-        list[str] | None, typer.Option(help="Grade this lab only; repeatable. Others are not in the CSVs.")
-    ] = None,
-    keep: Annotated[
-        Literal["latest", "best"],
-        typer.Option(help="Of several notebooks of a student for a lab, count the one changed last, or the best."),
-    ] = "latest",
-    results_json: Annotated[
-        Path | None,
-        typer.Option(help="Take all files as one student's, and also write Gradescope's results.json to this file."),
-    ] = None,
-    roster: Annotated[
-        Path | None,
-        typer.Option(help="The class list, a CSV with a column `student`: who handed in nothing, groups, ids."),
-    ] = None,
-    language: Annotated[
-        str,
-        typer.Option(
-            envvar=messages.VARIABLE, help="Language of pages and Gradescope's texts, en or zh; tables stay English."
-        ),
-    ] = "en",
-    explain: Annotated[bool, typer.Option("--explain", help="Explain the limits of a grade; grade nothing.")] = False,
+    attempt: Annotated[int | None, Option(min=1, help="Another number draws other inputs.")] = None,
+    lab: Annotated[list[str] | None, Option(help="Grade and list this lab only; repeatable.")] = None,
+    keep: Annotated[Literal["latest", "best"], Option(help="Which of several notebooks for a lab counts.")] = "latest",
+    results_json: Annotated[Path | None, Option(help="All are one student's: write this for Gradescope.")] = None,
+    roster: Annotated[Path | None, Option(help="The class list, a CSV with a column `student`.")] = None,
+    language: Annotated[str, Option(envvar=messages.VARIABLE, help="Language of pages, en or zh.")] = "en",
+    explain: Annotated[bool, Option("--explain", help="Explain the limits of a grade; grade nothing.")] = False,
     backend: Backend = "local",
     scheduler: Scheduler = "",
-    print_rules: Annotated[bool, typer.Option("--print-rules", help="Print a grading.toml with the defaults.")] = False,
+    print_rules: Annotated[bool, Option("--print-rules", help="Print a grading.toml with the defaults.")] = False,
 ) -> None:
     """Grade notebooks: run their answers again in a sandbox on fresh inputs, and write reports.
 

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from grpo_lab.cli.app import AsJson, Browser, Check, Language, app, spoken, sub
 from grpo_lab.errors import DataError, GrpoLabError, RunError, unknown
@@ -22,12 +22,10 @@ _INSTALLED_BY |= {KIOSK: "Voilà is not installed: pip install 'grpo-lab[kiosk]'
 
 labs_app = sub("labs", "The notebooks of the course.", no_args_is_help=True)
 
-Labs = Annotated[list[str] | None, typer.Argument(metavar="[LAB]...", help="Labs; by default all.")]
-Out = Annotated[Path, typer.Argument(metavar="DIR", help="Output folder.")]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite files that differ.")]
-Source = Annotated[
-    Path | None, typer.Option(help="Folder that holds src/; by default labs/ here, or the package's own.")
-]
+Labs = Annotated[list[str] | None, Argument(metavar="[LAB]...", help="Labs; by default all.")]
+Out = Annotated[Path, Argument(metavar="DIR", help="Output folder.")]
+Force = Annotated[bool, Option("--force", help="Overwrite files that differ.")]
+Source = Annotated[Path | None, Option(help="Folder that holds src/; by default labs/ here, or the package's own.")]
 
 
 @labs_app.callback()
@@ -38,9 +36,9 @@ def labs() -> None:
 @labs_app.command(example="labs build --check")
 def build(
     names: Labs = None,
-    edition: Annotated[str | None, typer.Option(help="learner or instructor; by default both.")] = None,
+    edition: Annotated[str | None, Option(help="learner or instructor; by default both.")] = None,
     check: Check = False,
-    folder: Annotated[Path, typer.Option(help="Folder that holds src/ and receives the notebooks.")] = Path("labs"),
+    folder: Annotated[Path, Option(help="Folder that holds src/ and receives the notebooks.")] = Path("labs"),
 ) -> None:
     """Generate the notebooks from labs/src: for learners, and with solutions and notes in labs/instructor."""
     from grpo_lab.course.editions import build
@@ -56,11 +54,7 @@ def build(
 
 @labs_app.command(example="labs release out/")
 def release(
-    out: Out,
-    names: Labs = None,
-    force: Force = False,
-    folder: Source = None,
-    language: Language = None,
+    out: Out, names: Labs = None, force: Force = False, folder: Source = None, language: Language = None
 ) -> None:
     """Write the learners' edition to a folder: notebooks and a README, without solutions."""
     from grpo_lab.course.editions.release import release, write_new
@@ -82,9 +76,7 @@ def solutions(
 def nbgrader(
     out: Out,
     names: Labs = None,
-    reference: Annotated[
-        bool, typer.Option("--reference", help="Also submit the reference, as the student `reference`.")
-    ] = False,
+    reference: Annotated[bool, Option("--reference", help="Also submit the reference, as a student.")] = False,
     force: Force = False,
     folder: Source = None,
     language: Language = None,
@@ -99,22 +91,13 @@ def nbgrader(
 @labs_app.command("open", example="labs open --no-browser")
 def open_labs(browser: Browser = True, language: Language = None) -> None:
     """Open the labs in JupyterLab: copies in the folder work/, which git ignores; copies that are there are kept."""
-    from grpo_lab.course.editions.build import place
-    from grpo_lab.course.editions.release import copies, write
-
-    labs = labs_folder()
-    work = work_folder(labs)
-    here = place(work, spoken(language))
-    written = write(copies(place(labs, spoken(language)), here))
-    _say(path.relative_to(work.parent) for path in written)
+    here = _copied(labs_folder(), spoken(language))
     start([f"--ServerApp.root_dir={here.resolve()}", *([] if browser else ["--no-browser"])])
 
 
 @labs_app.command(example="labs progress")
 def progress(
-    folder: Annotated[
-        Path | None, typer.Argument(metavar="[DIR]", help="Folder of the notebooks; by default here, work/ or labs/.")
-    ] = None,
+    folder: Annotated[Path | None, Argument(metavar="[DIR]", help="By default here, work/ or labs/.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List every exercise of every lab: passed, attempted or open."""
@@ -149,21 +132,21 @@ def _say(written: Iterable[Path]) -> None:
 
 @app.command(example="lecture --no-browser")
 def lecture(
-    port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Port of the server; by default a free one.")
-    ] = None,
+    port: Annotated[int | None, Option(min=1, max=65535, help="Port of the server; by default a free one.")] = None,
     browser: Browser = True,
     language: Language = None,
-    kiosk: Annotated[
-        bool, typer.Option("--kiosk", help="Serve the panel alone, without a notebook around it, by Voilà.")
-    ] = False,
+    kiosk: Annotated[bool, Option("--kiosk", help="Serve the panel alone, by Voilà.")] = False,
 ) -> None:
     """Open the lecture in JupyterLab: ten recorded failures, as they happen and healed, on any machine.
 
     Press Shift+Enter once to begin. Ctrl-C in the terminal ends the server. A kiosk begins by itself; every page that
     opens it has a kernel of its own.
     """
-    notebook = _notebook(spoken(language))
+    from grpo_lab.course.editions.build import place
+
+    labs, spoken_in = labs_folder(), spoken(language)
+    # JupyterLab saves what it opens, and nothing is written into the package.
+    notebook = (_copied(labs, spoken_in, LECTURE) if is_installed(labs) else place(labs, spoken_in)) / LECTURE
     if kiosk:  # without the notebook's text, which is about JupyterLab
         name, words = "Voila", [str(notebook.resolve()), "--TemplateExporter.exclude_markdown=True"]
     else:  # this notebook alone in the window, its folder as root
@@ -171,20 +154,6 @@ def lecture(
         words += [f"--LabApp.default_url=/doc/tree/{notebook.name}"]
     words += [f"--{name}.port={port}"] if port else []
     start([*words, *([] if browser else ["--no-browser"])], KIOSK if kiosk else LAB)
-
-
-def _notebook(language: str) -> Path:
-    """The notebook to open: if it is the package's own, a copy in work/, because JupyterLab saves what it opens."""
-    from grpo_lab.course.editions.build import place, write
-
-    labs = labs_folder()
-    notebook = place(labs, language) / LECTURE
-    if not is_installed(notebook):
-        return notebook
-    copy = place(work_folder(labs), language) / notebook.name
-    if not copy.exists():
-        write({copy: notebook.read_text(encoding="utf-8")})
-    return copy
 
 
 def labs_folder() -> Path:
@@ -199,9 +168,15 @@ def labs_folder() -> Path:
     raise DataError(f"no {LECTURE} in {here[0]} or {here[1]}: install grpo_lab again")
 
 
-def work_folder(labs: Path) -> Path:
-    """The folder for copies of the labs: beside them, or below the current folder if they are inside the package."""
-    return (Path.cwd() if is_installed(labs) else labs.parent) / "work"
+def _copied(labs: Path, language: str, *names: str) -> Path:
+    """The folder of the copies of labs: work/ beside them, or below the current folder if they are in the package."""
+    from grpo_lab.course.editions.build import place
+    from grpo_lab.course.editions.release import copies, write
+
+    home = Path.cwd() if is_installed(labs) else labs.parent
+    here = place(home / "work", language)
+    _say(path.relative_to(home) for path in write(copies(place(labs, language), here, *names)))
+    return here
 
 
 def start(arguments: Sequence[str], server: str = LAB) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from grpo_lab.cli.app import AsJson, Check, Out, app
 from grpo_lab.config import catalog
@@ -22,12 +23,10 @@ if TYPE_CHECKING:
 
 @app.command(example="scenarios cuda-001")
 def scenarios(
-    name: Annotated[
-        str | None, typer.Argument(help="A scenario or the .toml of your own, to see its cures and heals.")
-    ] = None,
+    name: Annotated[str | None, Argument(help="A scenario to describe, or your own .toml.")] = None,
     as_json: AsJson = False,
-    check: Annotated[bool, typer.Option("--check", help="Try its failure, cures, heals and decoys.")] = False,
-    seeds: Annotated[int, typer.Option(min=1, max=100, help="Seeds of --check.")] = 3,
+    check: Annotated[bool, Option("--check", help="Try its failure, cures, heals and decoys.")] = False,
+    seeds: Annotated[int, Option(min=1, max=100, help="Seeds of --check.")] = 3,
 ) -> None:
     """List the failures that can be reproduced, or describe one: what stops it, what heals it, and why.
 
@@ -131,9 +130,7 @@ def _tree(name: str, guard: type[Intervention]) -> dict[str, Any]:
 
 @app.command(example="settings optimizer")
 def settings(
-    name: Annotated[
-        str, typer.Argument(help="A section or a key: loss, loss.beta, guards.warm_up; by default all.")
-    ] = "",
+    name: Annotated[str, Argument(help="A section or a key: loss, loss.beta, guards.warm_up; by default all.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """List the keys of a config, each with its meaning, type, limit and default."""

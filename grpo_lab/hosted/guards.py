@@ -17,7 +17,7 @@ from grpo_lab.config.schema import Config
 from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Action, Refused, Stage, Verdict
-from grpo_lab.errors import ConfigError, GrpoLabError, RunError, unknown
+from grpo_lab.errors import ConfigError, GrpoLabError, unknown
 from grpo_lab.events import Ended, Event, Resumed, Started, Stepped
 from grpo_lab.runs import run_folder
 from grpo_lab.training import snapshots, step_metrics
@@ -61,10 +61,15 @@ class Report(NamedTuple):
 class HostedRun:
     """The run folder of guards, which they hold until `close`; each event is on disk before the next step.
 
-    Raises RunError while another process writes the folder.
+    Raises RunError while another process writes the folder, and for one with a run that guards must not go on with:
+    one that other means than guards have written, and one that is over, unless that is expected.
     """
 
-    def __init__(self, folder: Path, config: Config) -> None:
+    def __init__(self, folder: Path, config: Config, over: bool) -> None:
+        if (folder / run_folder.EVENTS).exists():
+            written, events = run_folder.read(folder)
+            if written.run.name != NAME or (events and isinstance(events[-1], Ended) and not over):
+                raise run_folder.occupied(folder)
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.began, self._held = folder, False, ExitStack()
         # A trainer that failed in a notebook is still there: the next one of this process may write on.
@@ -88,17 +93,6 @@ class HostedRun:
 def _is_replaced(event: Event, step: int) -> bool:
     """Whether a run that goes on with `step` replaces this event."""
     return isinstance(event, Ended) or (isinstance(event, Stepped) and event.step >= step)
-
-
-def check_folder(folder: Path, over: bool = False) -> None:
-    """Raise RunError for a folder with a run that guards must not go on with.
-
-    That is one that other means than guards have written, and one that is over where that is not expected.
-    """
-    if (folder / run_folder.EVENTS).exists():
-        config, events = run_folder.read(folder)
-        if config.run.name != NAME or (events and isinstance(events[-1], Ended) and not over):
-            raise RunError(f"{folder} already holds a run; choose another folder, or show it with `grpo-lab replay`")
 
 
 class Guards:
@@ -133,13 +127,11 @@ class Guards:
         self._last_metrics: Mapping[str, float] = {}
         self._ctx: Step | None = None
         self._transaction: RecordedUpdates | None = None
-        self._snapshots: snapshots.Snapshots | None = None
         self._snapshot: dict[str, Any] = {}
         self._seen: set[str] = set()
         self._unseen = dict(self.stages)
         self._run: HostedRun | None = None
         if events:
-            check_folder(Path(events))
             self.write_to(Path(events))
 
     @property
@@ -276,9 +268,9 @@ class Guards:
         self._last_verdict, self._last_metrics = ctx.verdict, measured
         return Report(event.step, event.verdict, reason, actions, measured)
 
-    def write_to(self, folder: Path) -> None:
-        """Write events into a folder from the next step on. Raises RunError while another process writes it."""
-        self._run = self._run or HostedRun(folder, self.config)
+    def write_to(self, folder: Path, over: bool = False) -> None:
+        """Write events into a folder from the next step on, also of a run that is `over`; see HostedRun."""
+        self._run = self._run or HostedRun(folder, self.config, over)
 
     def close(self, stopped: str = "") -> None:
         """Write to the run folder that training is over, and, where it was stopped early, the reason."""
@@ -303,7 +295,7 @@ class Guards:
 
         It has no snapshot where the next step takes one: of models with 10 million parameters or more, it may have one.
         """
-        made = self._snapshots
+        made = self._transaction.snapshots if self._transaction else None
         kept = made.state_dict() if made and not made.due(self.index) else {}
         return {
             "step": self.index,
@@ -352,11 +344,11 @@ class Guards:
         rolls_back = any(each.may_roll_back for row in self._interventions.values() for _, each in row)
         num_parameters = sum(p.numel() for p in parameters)
         every = snapshots.interval(self.config.run.snapshot_every, num_parameters, rolls_back)
-        self._snapshots = snapshots.Snapshots(parameters, optimizer, every)
-        self._snapshots.load_state_dict(self._snapshot)
+        taken = snapshots.Snapshots(parameters, optimizer, every)
+        taken.load_state_dict(self._snapshot)
         if self._scaler and self._scaler.is_enabled():
-            return ScaledUpdates(model, trained, optimizer, self._snapshots, self._scaler)
-        return RecordedUpdates(model, trained, optimizer, self._snapshots)
+            return ScaledUpdates(model, trained, optimizer, taken, self._scaler)
+        return RecordedUpdates(model, trained, optimizer, taken)
 
 
 def _config_of(names: tuple[str, ...]) -> Config:

@@ -40,7 +40,7 @@ class Child:
     """
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             [sys.executable, "-u", "-m", "grpo_lab.runs.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -59,8 +59,8 @@ class Child:
 
     def ready(self) -> bool:
         """Wait until the child has loaded all that a run needs, and say whether it did; `begin` needs no wait."""
-        assert self._process.stdout is not None
-        self._ready = self._ready or self._process.stdout.readline().rstrip() == READY
+        assert self.process.stdout is not None
+        self._ready = self._ready or self.process.stdout.readline().rstrip() == READY
         return self._ready
 
     def begin(
@@ -86,11 +86,9 @@ class Child:
 
     def events(self) -> Iterator[Event]:
         """The run's events, until it is over or the child is dead. Raises the GrpoLabError that ended the run."""
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.rstrip() == READY:
-                self._ready = True
-                continue
+        assert self.process.stdout is not None
+        self.ready()
+        for line in self.process.stdout:
             if line.startswith(f'{{"{OVER}": '):
                 self._over.set()
                 if self._last:
@@ -106,29 +104,24 @@ class Child:
     @property
     def alive(self) -> bool:
         """Whether the child can take another run."""
-        return self._process.poll() is None
+        return self.process.poll() is None
 
     def close(self) -> None:
         """Tell the child to end after its step, and wait for that."""
         with self._writing, suppress(BrokenPipeError):
-            assert self._process.stdin is not None
-            self._process.stdin.close()
+            assert self.process.stdin is not None
+            self.process.stdin.close()
         self.wait()
 
     def wait(self) -> None:
         """Wait until the child is dead and its standard error is read."""
-        self._process.wait()
+        self.process.wait()
         self._over.set()
         self._listener.join(GRACE_AT_ONCE)  # a process that the child started may hold its standard error open
         with self._writing, suppress(BrokenPipeError):
-            for pipe in (self._process.stdin, self._process.stdout):
+            for pipe in (self.process.stdin, self.process.stdout):
                 assert pipe is not None
                 pipe.close()
-
-    @property
-    def pid(self) -> int:
-        """The child's process id."""
-        return self._process.pid
 
     @property
     def stderr(self) -> str:
@@ -138,13 +131,8 @@ class Child:
     @property
     def signal(self) -> str:
         """The name of the signal that ended the child, or ""."""
-        code = self._process.returncode
+        code = self.process.returncode
         return signal.Signals(-code).name if code is not None and code < 0 else ""
-
-    @property
-    def exit_code(self) -> int | None:
-        """The child's exit code, once it is dead."""
-        return self._process.returncode
 
     @property
     def last_words(self) -> str:
@@ -152,7 +140,7 @@ class Child:
         if self.signal:
             return f"the child was ended by {self.signal}"
         last = self.stderr.strip().splitlines()[-1:] or ["it said nothing"]
-        return f"the child exited with code {self._process.returncode}: {last[0]}"
+        return f"the child exited with code {self.process.returncode}: {last[0]}"
 
     def command(self, name: str, overrides: Sequence[str] = ()) -> None:
         """Send the child a command for the top of its next step."""
@@ -165,18 +153,18 @@ class Child:
 
     def _insist(self, over: threading.Event, patience: float) -> None:
         if not over.wait(patience):
-            self._process.kill()  # SIGTERM would only ask again
+            self.process.kill()  # SIGTERM would only ask again
 
     def _listen(self) -> None:
-        assert self._process.stderr is not None
-        with self._process.stderr as lines:
+        assert self.process.stderr is not None
+        with self.process.stderr as lines:
             self._stderr.extend(lines)
 
     def _write(self, message: dict[str, Any]) -> None:
-        assert self._process.stdin is not None
+        assert self.process.stdin is not None
         try:
             with self._writing:
-                self._process.stdin.write(json.dumps(encodable(message), allow_nan=False) + "\n")
-                self._process.stdin.flush()
+                self.process.stdin.write(json.dumps(encodable(message), allow_nan=False) + "\n")
+                self.process.stdin.flush()
         except (BrokenPipeError, ValueError):
             return  # the child is dead, and `events` ends

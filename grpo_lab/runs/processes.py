@@ -63,11 +63,6 @@ def started_by_torchrun(environment: Mapping[str, str] = os.environ) -> int:
     return size if size > 1 else 0
 
 
-def is_first() -> bool:
-    """Whether this is the first of the processes that a launcher has started."""
-    return os.environ["RANK"] == "0"
-
-
 def joined(config: Config) -> Processes:
     """The processes that `torchrun` has started. Raises ConfigError for another number of them."""
     if (size := started_by_torchrun()) != config.run.processes:
@@ -125,12 +120,9 @@ class Peers:
 
     def last_words(self) -> str:
         """The ranks that are dead, and how they ended; empty where all live."""
-        deadline = time.monotonic() + LAST_WORDS
-        while not (dead := {r: p for r, p in self._processes.items() if p.poll() is not None}):
-            if time.monotonic() > deadline:
-                return ""
-            time.sleep(0.05)
-        return "; ".join(f"rank {rank} {_end(process.returncode)}" for rank, process in dead.items())
+        time.sleep(LAST_WORDS)
+        codes = {rank: process.poll() for rank, process in self._processes.items()}
+        return "; ".join(f"rank {rank} {_end(code)}" for rank, code in codes.items() if code is not None)
 
     def close(self) -> None:
         """End all that still live."""

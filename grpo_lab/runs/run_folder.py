@@ -1,5 +1,6 @@
 """The folder of a run: config, environment and events; each event is on disk before a view shows it."""
 
+import itertools
 import json
 import os
 import shutil
@@ -25,31 +26,25 @@ from grpo_lab.training.recorder import count_nonfinite
 
 EVENTS, CONFIG, ENVIRONMENT, TRACEBACK = "events.jsonl", "config.json", "environment.json", "traceback.txt"
 MODEL, MERGED, LOCK = "model", "model-merged", ".lock"
-MOST = 1000
-"""Folders of one name."""
 
 
 def next_free(folder: Path) -> Path:
     """The folder, or the first of its numbered siblings that does not exist."""
-    return next(path for path in _candidates(folder) if not path.exists())
+    numbered = (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(2))
+    return next(path for path in itertools.chain([folder], numbered) if not os.path.lexists(path))
 
 
 def new_folder(wanted: Path) -> Path:
     """Make the folder, or the next free one if another process took it. Raises RunError if it cannot be made."""
     try:
         wanted.parent.mkdir(parents=True, exist_ok=True)
-        for path in _candidates(wanted):
+        while True:
             with suppress(FileExistsError):
-                path.mkdir()
-                return path
+                (free := next_free(wanted)).mkdir()
+                return free
     except OSError as error:
         way_out = "work in a folder that you may write to"
         raise RunError(f"{wanted} cannot be made: {error.strerror}; {way_out}") from error
-    raise RunError(f"{wanted} and {MOST - 1} numbered siblings exist; delete those that you do not need")
-
-
-def _candidates(folder: Path) -> Iterator[Path]:
-    return (folder.with_name(folder.name + suffix) for suffix in ["", *(f"-{n}" for n in range(2, MOST + 1))])
 
 
 def default_folder(config: Config) -> Path:
@@ -94,9 +89,14 @@ def whole_events(folder: Path, name: str = EVENTS) -> list[Event]:
 def begin(folder: Path, config: Config) -> None:
     """Make the folder and write the config. Raises RunError if it holds a run already."""
     if (folder / EVENTS).exists():
-        raise RunError(f"{folder} already holds a run; choose another folder, or show it with `grpo-lab replay`")
+        raise occupied(folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_config(folder, config)
+
+
+def occupied(folder: Path) -> RunError:
+    """The error of a folder that holds another run."""
+    return RunError(f"{folder} already holds a run; choose another folder, or show it with `grpo-lab replay`")
 
 
 def write_config(folder: Path, config: Config) -> None:
@@ -193,19 +193,9 @@ def write_last(folder: Path, event: Event) -> None:
 def write_crash(folder: Path, error: BaseException) -> Ended:
     """Write the traceback of an error, and return the end of the run that it broke."""
     text = "".join(traceback.format_exception(error))
-    write_traceback(folder, text)
+    (folder / TRACEBACK).write_text(text, encoding="utf-8")
     first = str(error).strip().partition("\n")[0]
     return Ended("crashed", type(error).__name__ + (f": {first}" if first else ""), classify_crash(text))
-
-
-def write_traceback(folder: Path, text: str) -> None:
-    """Write where a process was when it crashed."""
-    (folder / TRACEBACK).write_text(text, encoding="utf-8")
-
-
-def read_crash(folder: Path) -> str:
-    """The traceback that `write_crash` wrote, or an empty text."""
-    return (folder / TRACEBACK).read_text(encoding="utf-8") if (folder / TRACEBACK).exists() else ""
 
 
 def save_model(folder: Path, policy: Any, tokenizer: Any, merge: bool = False) -> None:

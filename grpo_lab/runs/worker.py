@@ -58,7 +58,7 @@ def main() -> int:
     # Imported here, so that nothing can print among the events; GPT-2, or the first run would wait for it.
     import transformers.models.gpt2.modeling_gpt2  # noqa: F401
 
-    import grpo_lab.runs.execution  # noqa: F401
+    import grpo_lab.runs.session  # noqa: F401
 
     orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(lines, orders), daemon=True).start()
@@ -79,7 +79,7 @@ def _train(message: dict[str, Any], commands: WatchedCommands, stream: IO[str]) 
     """Train what was ordered and print the events; returns 1 after a crash, else 0. Raises as `Execution.run` does."""
     from grpo_lab.runs import run_folder
     from grpo_lab.runs.crashes import Resume
-    from grpo_lab.runs.execution import AT_ONCE, Execution
+    from grpo_lab.runs.session import AT_ONCE, Execution
 
     os.chdir(message["cwd"])
     config, directory = Config.from_dict(message["config"]), Path(message["directory"])

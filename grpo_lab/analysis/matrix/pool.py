@@ -87,7 +87,7 @@ class Pool:
             return measure(cell, session.events, "hung", f"no end within {self._limit:g} s")
         ended = session.ended or Ended("failed", "no end was recorded")
         died = not child.alive and ended.message == child.last_words
-        status = f"died: {child.signal or f'exit code {child.exit_code}'}" if died else ended.status
+        status = f"died: {child.signal or f'exit code {child.process.returncode}'}" if died else ended.status
         return measure(cell, session.events, status, " ".join(ended.message.split())[:200])
 
 

@@ -29,9 +29,9 @@ def release(folder: Path, out: Path, names: Sequence[str] = (), language: str = 
     }
 
 
-def copies(folder: Path, out: Path) -> dict[Path, str]:
-    """The notebooks and the README of a folder, by the file of a copy that does not exist yet."""
-    originals = [folder / "README.md", *sorted(folder.glob("*.ipynb"))]
+def copies(folder: Path, out: Path, *names: str) -> dict[Path, str]:
+    """These files of a folder, or its notebooks and README, by the file of a copy that does not exist yet."""
+    originals = [folder / name for name in names] or [folder / "README.md", *sorted(folder.glob("*.ipynb"))]
     return {out / path.name: path.read_text(encoding="utf-8") for path in originals if not (out / path.name).exists()}
 
 
