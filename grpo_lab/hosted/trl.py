@@ -17,7 +17,7 @@ from grpo_lab.core.hooks import Stage
 from grpo_lab.errors import ConfigError, RunError
 from grpo_lab.hosted.callback import GuardCallback, refuse, temporarily
 from grpo_lab.hosted.guards import OF_THE_UPDATE, Guards
-from grpo_lab.training.given import wrong
+from grpo_lab.training.argument_types import wrong
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.training.interventions import known
 

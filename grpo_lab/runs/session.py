@@ -23,7 +23,7 @@ from grpo_lab.runs.crashes import HANG, Resume, after_a_crash, classify_crash, i
 from grpo_lab.runs.execution import AT_ONCE, BY_THE_USER, Execution
 from grpo_lab.runs.first_break import ChainBreak, first_break
 from grpo_lab.tasks.tasks import Tasks
-from grpo_lab.training.given import checked
+from grpo_lab.training.argument_types import checked
 from grpo_lab.training.registry import check, needs_reference, validated
 
 
