@@ -26,7 +26,7 @@ LONG = 10.0
 def judged(function, completions, settings=ONCE, more=()):
     """The result for completions whose prompt is their number."""
     problems = [Problem(str(row), {"answer": text}) for row, text in enumerate(completions)]
-    return rewards.begin([*more, function], problems, completions, settings).result()
+    return rewards.begin([*more, function], problems, completions, settings)()
 
 
 def reasons(function, settings=ONCE):
@@ -63,7 +63,7 @@ def test_as_many_calls_run_at_once_as_there_are_workers_and_no_more():
     judge_pool.awaited([asyncio.sleep(0)])  # by now the loop has begun every call that it may
     assert len([thread for thread in set(threading.enumerate()) - before if thread.name == "judge"]) == 3
     go.set()
-    assert begun.result().scorable.all()
+    assert begun().scorable.all()
 
 
 def test_two_batches_share_the_workers():
@@ -75,7 +75,7 @@ def test_two_batches_share_the_workers():
 
     settings = JudgeConfig(workers=2, retries=0, timeout_s=LONG + 1)
     first, second = (rewards.begin([both], [Problem("?", {})], ["x"], settings) for _ in range(2))
-    assert first.result().scorable.all() and second.result().scorable.all()
+    assert first().scorable.all() and second().scorable.all()
 
 
 def test_beginning_does_not_wait():
@@ -87,7 +87,7 @@ def test_beginning_does_not_wait():
 
     begun = rewards.begin([waits], [Problem("?", {})], ["x"], ONCE)
     go.set()  # reached although the call has not answered
-    values, scorable, calls, *_ = begun.result()
+    values, scorable, calls, *_ = begun()
     assert (values.tolist(), scorable.tolist()) == ([0.5], [True])
     assert calls is not None and calls.failures == () and calls.failed == 0
 
@@ -166,7 +166,7 @@ from grpo_lab.config.sections import JudgeConfig
 from grpo_lab.tasks import judge_pool
 from grpo_lab.tasks.reward_calls import Arguments
 hang, given = lambda **_: threading.Event().wait(), Arguments(["?"], ["x"], {})
-print(judge_pool.begin([hang], given, JudgeConfig(workers=1, retries=0, timeout_s=0.03)).result().failures)
+print(judge_pool.begin([hang], given, JudgeConfig(workers=1, retries=0, timeout_s=0.03))().failures)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout, done.stderr) == (0, "((0, 'timed out after 0.03 s'),)\n", "")
@@ -241,7 +241,7 @@ def test_async_calls_run_at_once(workers):
 
     functions = [waits, waits] if not workers else [waits]
     problems = [Problem("?", {})] * (1 if not workers else 2)
-    found = rewards.begin(functions, problems, ["x"] * len(problems), JudgeConfig(workers=workers)).result()
+    found = rewards.begin(functions, problems, ["x"] * len(problems), JudgeConfig(workers=workers))()
     assert found.scorable.all() and len(arrived) == 2
 
 

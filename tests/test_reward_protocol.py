@@ -71,7 +71,7 @@ def test_the_arguments_are_those_of_trl():
     names = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"}
     assert all(f"{name}=" in source or f'"{name}"' in source for name in names)
     seen = {}
-    rewards.begin([lambda **given: seen.update(given) or [0.0]], SUMS[:1], ["2"], None, (), [[5]]).result()
+    rewards.begin([lambda **given: seen.update(given) or [0.0]], SUMS[:1], ["2"], None, (), [[5]])()
     assert seen.keys() == names | {"answer"}
 
 
@@ -88,7 +88,7 @@ def test_functions_that_take_less_go_on_working(workers):
             return [1.0] * len(completions)
 
     both = [plain, names_one, Callable(), functools.partial(plain)]
-    found = rewards.begin(both, SUMS[:2], ["1", "2"], JudgeConfig(workers=workers, retries=0)).result()
+    found = rewards.begin(both, SUMS[:2], ["1", "2"], JudgeConfig(workers=workers, retries=0))()
     assert found.values.tolist() == [3.0, 3.0]
 
 
@@ -114,7 +114,7 @@ def test_arrays_and_tensors_are_lists_of_numbers(answer, workers):
     def reward(completions, **_):
         return answer if len(completions) == 2 else answer[int(completions[0]) :][:1]
 
-    found = rewards.begin([reward], SUMS[:2], ["0", "1"], JudgeConfig(workers=workers, retries=0)).result()
+    found = rewards.begin([reward], SUMS[:2], ["0", "1"], JudgeConfig(workers=workers, retries=0))()
     assert found.values.tolist() == [1.0, 0.0] and (found.calls is None or not found.calls.failures)
     assert found.scorable.tolist() == [True, list(answer)[1] is not None]
 
@@ -133,7 +133,7 @@ def test_arrays_and_tensors_are_lists_of_numbers(answer, workers):
 )
 def test_other_answers_are_refused(answer, message):
     with pytest.raises(RewardError, match=message):
-        rewards.begin([lambda **_: answer], SUMS[:2], ["0", "1"]).result()
+        rewards.begin([lambda **_: answer], SUMS[:2], ["0", "1"])()
 
 
 def test_weights_and_the_statistics_of_each_function():
@@ -151,7 +151,7 @@ def test_a_weight_of_1_changes_nothing():
 
 
 def test_a_function_that_judges_nothing_has_no_mean():
-    found = rewards.begin([lambda **_: [None, None], half, half], SUMS[:2], ["0", "1"]).result().metrics
+    found = rewards.begin([lambda **_: [None, None], half, half], SUMS[:2], ["0", "1"])().metrics
     assert found == {
         "rewards/half/mean": 0.5,
         "rewards/half/std": 0.0,
@@ -164,7 +164,7 @@ def test_a_function_that_judges_nothing_has_no_mean():
 def test_statistics_are_those_of_trl():
     values = torch.tensor([1.0, math.nan, 4.0, 9.0])
     utils = pytest.importorskip("trl.trainer.utils")
-    found = rewards.begin([lambda **_: [1.0, None, 4.0, 9.0]], SUMS[:4], list("0123")).result().metrics
+    found = rewards.begin([lambda **_: [1.0, None, 4.0, 9.0]], SUMS[:4], list("0123"))().metrics
     assert found["rewards/<lambda>/mean"] == pytest.approx(values.nanmean().item())
     assert found["rewards/<lambda>/std"] == pytest.approx(utils.nanstd(values).item())
 
@@ -241,7 +241,7 @@ def test_logged_infinity_is_a_number_and_several_have_their_mean():
             log_metric("other", value)
         return half(completions)
 
-    found = rewards.begin([reward], SUMS[:1], ["0"]).result().metrics
+    found = rewards.begin([reward], SUMS[:1], ["0"])().metrics
     assert (found["mine"], found["other"]) == (math.inf, 3.0)
 
 
@@ -273,7 +273,7 @@ def test_async_functions_run_at_once_and_log():
     async def other(completions, completion_ids, log_metric, **more):
         return await one(completions, log_metric)
 
-    found = rewards.begin([one, other], SUMS[:2], ["0", "1"], None, (0.5, 2.0), [[1], [2]]).result()
+    found = rewards.begin([one, other], SUMS[:2], ["0", "1"], None, (0.5, 2.0), [[1], [2]])()
     assert found.values.tolist() == [2.5, 2.5] and found.metrics["begun"] == 2.0
 
 
@@ -307,8 +307,8 @@ def test_a_conversation_is_trained_as_its_text():
 def test_built_in_functions_read_conversations(name):
     function = rewards.load(name)
     texts = ["1", "?", "7"]
-    plain = rewards.begin([function], SUMS[:3], texts).result()
-    assert rewards.begin([function], CHATS[:3], texts).result().values.tolist() == plain.values.tolist()
+    plain = rewards.begin([function], SUMS[:3], texts)()
+    assert rewards.begin([function], CHATS[:3], texts)().values.tolist() == plain.values.tolist()
 
 
 def test_the_template_opens_the_answer_and_writes_the_special_tokens():

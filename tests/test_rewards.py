@@ -23,7 +23,7 @@ def constant(*values):
 
 
 def scored(*functions, completions=("2", "4"), answer=("2", "3")):
-    found = rewards.begin(functions, [Problem("?", {"answer": text}) for text in answer], completions).result()
+    found = rewards.begin(functions, [Problem("?", {"answer": text}) for text in answer], completions)()
     return found.values, found.scorable
 
 
@@ -106,7 +106,7 @@ def test_a_function_that_raises_is_named_and_chained():
 
 def test_a_missing_column_is_named():
     with pytest.raises(RewardError, match=r"exact_match raised TypeError: .*'answer'"):
-        rewards.begin([exact_match], [Problem("?", {})], ["2"]).result()
+        rewards.begin([exact_match], [Problem("?", {})], ["2"])()
 
 
 def test_a_function_from_a_file_is_read_anew(tmp_path):

@@ -21,7 +21,7 @@ from grpo_lab.errors import ConfigError, GrpoLabError, unknown
 from grpo_lab.events import Ended, Event, Resumed, Started, Stepped
 from grpo_lab.runs import run_folder
 from grpo_lab.training import snapshots, step_metrics
-from grpo_lab.training.given import wrong
+from grpo_lab.training.argument_types import wrong
 from grpo_lab.training.interventions import Coefficients, Step
 from grpo_lab.training.recorder import Recorder
 from grpo_lab.training.registry import validated

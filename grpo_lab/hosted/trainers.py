@@ -25,8 +25,8 @@ from grpo_lab.core.hooks import Refused, Stage, Verdict
 from grpo_lab.errors import ConfigError, RunError
 from grpo_lab.hosted.guards import OF_THE_UPDATE, Guards, Report
 from grpo_lab.runs import checkpoints
+from grpo_lab.training.argument_types import wrong
 from grpo_lab.training.batches import moved
-from grpo_lab.training.given import wrong
 from grpo_lab.training.guards import GUARDS, DualClip
 from grpo_lab.training.interventions import Step, known
 

@@ -36,8 +36,8 @@ from grpo_lab.runs.first_break import ChainBreak, first_break
 from grpo_lab.runs.processes import first_of_several, placed
 from grpo_lab.tasks.tasks import Tasks
 from grpo_lab.training import saved_state
+from grpo_lab.training.argument_types import checked
 from grpo_lab.training.distributed import SharedTraining
-from grpo_lab.training.given import checked
 from grpo_lab.training.registry import check, needs_reference, validated
 from grpo_lab.training.state import Model, Training
 from grpo_lab.training.torch_settings import own_settings

@@ -61,27 +61,21 @@ class Calls(NamedTuple):
         return f"{len(self.failures)} of {self.total} calls failed: {named}"
 
 
-class Pending(NamedTuple):
-    """Calls that have begun; `result` waits for them."""
-
-    completions: int
-    future: concurrent.futures.Future[list[Any]]
-
-    def result(self) -> Calls:
-        """Wait for the last call, and return all answers in their order."""
-        started, size = time.perf_counter(), self.completions
-        answers = _wait(self.future)
-        failures = tuple((place % size, str(e)) for place, e in enumerate(answers) if isinstance(e, CallFailed))
-        rewards = [None if isinstance(answer, CallFailed) else answer for answer in answers]
-        rows = [rewards[first : first + size] for first in range(0, len(rewards), size)]
-        return Calls(rows, failures, len(answers), time.perf_counter() - started)
-
-
-def begin(functions: Sequence[Callable[..., Any]], given: Arguments, settings: JudgeConfig) -> Pending:
-    """Begin to call each function for each completion, with lists of one, and return at once."""
+def begin(functions: Sequence[Callable[..., Any]], given: Arguments, settings: JudgeConfig) -> Callable[[], Calls]:
+    """Begin to call each function for each completion, with lists of one; what is returned waits for the last call."""
     rows = range(len(given.completions))
     calls = [_reward(function, given.to(function, [row]), settings) for function in functions for row in rows]
-    return Pending(len(rows), asyncio.run_coroutine_threadsafe(_all(calls), _loop()))
+    future = asyncio.run_coroutine_threadsafe(_all(calls), _loop())
+
+    def result() -> Calls:
+        started, size = time.perf_counter(), len(rows)
+        answers = _wait(future)
+        failures = tuple((place % size, str(e)) for place, e in enumerate(answers) if isinstance(e, CallFailed))
+        rewards = [None if isinstance(answer, CallFailed) else answer for answer in answers]
+        of_each = [rewards[first : first + size] for first in range(0, len(rewards), size)]
+        return Calls(of_each, failures, len(answers), time.perf_counter() - started)
+
+    return result
 
 
 def awaited(answers: Sequence[Any]) -> list[Any]:

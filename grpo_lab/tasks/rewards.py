@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -128,43 +127,6 @@ class Judged(NamedTuple):
     log: Log
 
 
-@dataclass(frozen=True)
-class Judging:
-    """A batch whose completions are being judged; `result` waits for the calls in the pool."""
-
-    functions: Sequence[Reward]
-    given: Arguments
-    weights: Sequence[float]
-    direct: Mapping[int, Rows]
-    """The rewards of the functions that were called at once, by their place."""
-    pending: judge_pool.Pending | None
-
-    def result(self) -> Judged:
-        """The weighted sum of all rewards, of which None, for not judged, adds nothing.
-
-        A completion that no function judges is not scorable, nor is one with a failed call, whatever others say. NaN
-        and inf pass: guards stop them.
-        """
-        calls = self.pending.result() if self.pending else None
-        pooled = iter(calls.rewards if calls else ())
-        rows = [self.direct[place] if place in self.direct else next(pooled) for place in range(len(self.functions))]
-        totals, judged = [0.0] * len(self.given.completions), [False] * len(self.given.completions)
-        for rewards, weight in zip(rows, self.weights, strict=True):
-            for row, reward in enumerate(rewards):
-                if reward is not None:
-                    totals[row] += weight * reward
-                    judged[row] = True
-        values, scorable = torch.tensor(totals, dtype=torch.float32), torch.tensor(judged, dtype=torch.bool)
-        if calls:
-            scorable[[row for row, _ in calls.failures]] = False
-        metrics: dict[str, float] = {}
-        first = self.functions[0]
-        if len(rows) > 1 or not any(known in (first, type(first)) for known in REWARDS.values()):
-            for name, rewards in zip(named(self.functions), rows, strict=True):
-                metrics |= metrics_of(name, rewards)
-        return Judged(values, scorable, calls, metrics | self.given.log.metrics, self.given.log)
-
-
 def begin(
     functions: Sequence[Reward],
     problems: Sequence[Problem],
@@ -173,8 +135,10 @@ def begin(
     weights: Sequence[float] = (),
     completion_ids: Sequence[Sequence[int]] = (),
     state: TrainerState | None = None,
-) -> Judging:
-    """Begin to judge one completion a problem; the functions receive the problems' columns, and what TRL passes.
+) -> Callable[[], Judged]:
+    """Begin to judge one completion a problem; what is returned waits for the calls in the pool, and adds up rewards.
+
+    The functions receive the problems' columns, and what TRL passes.
 
     Functions that answer at once are called now, and all of them without a pool (`judge.workers = 0`).
     Raises RewardError for a wrong answer of theirs, and ConfigError for another number of weights than functions.
@@ -189,7 +153,44 @@ def begin(
     direct = {place: each for place, each in enumerate(functions) if each not in pooled}
     said = judge_pool.awaited([_called(function, given) for function in direct.values()])
     rows = [_rewards(function, answer, len(answers)) for function, answer in zip(direct.values(), said, strict=True)]
-    return Judging(functions, given, weights, dict(zip(direct, rows, strict=True)), pending)
+    at_once = dict(zip(direct, rows, strict=True))
+
+    def result() -> Judged:
+        calls = pending() if pending else None
+        answered = iter(calls.rewards if calls else ())
+        rewards = [at_once[place] if place in at_once else next(answered) for place in range(len(functions))]
+        return _judged(functions, rewards, weights, calls, given.log)
+
+    return result
+
+
+def _judged(
+    functions: Sequence[Reward],
+    rows: Sequence[Rows],
+    weights: Sequence[float],
+    calls: judge_pool.Calls | None,
+    log: Log,
+) -> Judged:
+    """The weighted sum of all rewards, of which None, for not judged, adds nothing.
+
+    A completion that no function judges is not scorable, nor is one with a failed call, whatever others say. NaN and
+    inf pass: guards stop them.
+    """
+    totals, judged = [0.0] * len(rows[0]), [False] * len(rows[0])
+    for rewards, weight in zip(rows, weights, strict=True):
+        for row, reward in enumerate(rewards):
+            if reward is not None:
+                totals[row] += weight * reward
+                judged[row] = True
+    values, scorable = torch.tensor(totals, dtype=torch.float32), torch.tensor(judged, dtype=torch.bool)
+    if calls:
+        scorable[[row for row, _ in calls.failures]] = False
+    metrics: dict[str, float] = {}
+    first = functions[0]
+    if len(rows) > 1 or not any(known in (first, type(first)) for known in REWARDS.values()):
+        for name, rewards in zip(named(functions), rows, strict=True):
+            metrics |= metrics_of(name, rewards)
+    return Judged(values, scorable, calls, metrics | log.metrics, log)
 
 
 def weights_of(weights: Sequence[float], functions: Sequence[Reward]) -> Sequence[float]:

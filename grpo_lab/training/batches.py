@@ -1,9 +1,9 @@
-"""Batches of which groups leave, and which are put together: for further draws, streams and processes."""
+"""Batches of which groups leave, and which are put together, and tensors in parts: for draws, streams, processes."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -52,6 +52,19 @@ def moved(value: Any, device: torch.device | str) -> Any:
     if isinstance(value, Mapping):
         return {name: moved(each, device) for name, each in value.items()}
     return [moved(each, device) for each in value] if isinstance(value, list) else value
+
+
+def in_parts(tensors: Sequence[Tensor], limit: int) -> Iterator[list[Tensor]]:
+    """Yield neighbours of one type that hold `limit` elements together, or a single tensor that holds more."""
+    part, size = list[Tensor](), 0
+    for tensor in tensors:
+        if part and (size + tensor.numel() > limit or tensor.dtype != part[0].dtype):
+            yield part
+            part, size = [], 0
+        part.append(tensor)
+        size += tensor.numel()
+    if part:
+        yield part
 
 
 def _padded(tensor: Tensor, width: int, left: bool) -> Tensor:

@@ -26,7 +26,7 @@ from grpo_lab.core.train import Prompts
 from grpo_lab.errors import RunError
 from grpo_lab.tasks.reward_calls import TrainerState
 from grpo_lab.tasks.tasks import Problem, Tasks
-from grpo_lab.training.batches import joined, moved, of_groups
+from grpo_lab.training.batches import in_parts, joined, moved, of_groups
 from grpo_lab.training.environment import Answer, Environment, TaskPrompts
 from grpo_lab.training.objectives import Objective, Rewards
 from grpo_lab.training.recorder import Notes, Recorder
@@ -217,7 +217,7 @@ class Processes:
             if there:
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 found.append(parameter.grad)
-        for bucket in _buckets(found):
+        for bucket in in_parts(found, BUCKET):
             flat = torch.cat([tensor.flatten() for tensor in bucket])
             self._reduce(flat)
             for tensor, part in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
@@ -248,19 +248,6 @@ def launchers_store() -> tuple[Any, int]:
     distributed: Any = torch.distributed
     store, rank, _ = next(distributed.rendezvous("env://"))
     return distributed.PrefixStore("grpo_lab", store), rank
-
-
-def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield neighbours of one type that hold BUCKET elements together, or the one that starts with more."""
-    bucket: list[Tensor] = []
-    for tensor in tensors:
-        size = sum(each.numel() for each in bucket)
-        if bucket and (size + tensor.numel() > BUCKET or tensor.dtype != bucket[0].dtype):
-            yield bucket
-            bucket = []
-        bucket.append(tensor)
-    if bucket:
-        yield bucket
 
 
 class Shared(ConfiguredTrainer):

@@ -60,19 +60,15 @@ class Environment:
         ids = rollouts.token_ids(batch)
         texts, size = rollouts.texts(self.tokenizer, ids), len(batch.group) // len(problems)
         repeated = [problem for problem in problems for _ in range(size)]
-        return texts, self.judge(repeated, texts, ids, self.progress(done))
+        epochs = done * self.objective.num_prompts / len(self.tasks.train)
+        return texts, self.judge(repeated, texts, ids, TrainerState(done, self.config.run.num_steps, epochs))
 
     def judge(
         self, problems: Sequence[Problem], texts: Sequence[str], ids: Sequence[list[int]], now: TrainerState
     ) -> Answer:
         """Begin to judge completions, with a problem and the tokens of each."""
         by = self.objective.reward_weights
-        return rewards.begin(self.functions, problems, texts, self.config.judge, by, ids, now).result
-
-    def progress(self, done: int) -> TrainerState:
-        """The progress of training after this many steps, as reward functions read it."""
-        epochs = done * self.objective.num_prompts / len(self.tasks.train)
-        return TrainerState(done, self.config.run.num_steps, epochs)
+        return rewards.begin(self.functions, problems, texts, self.config.judge, by, ids, now)
 
 
 @dataclass

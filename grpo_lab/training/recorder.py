@@ -9,7 +9,9 @@ fragment the heap, and the process can become several times as large.
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,25 +36,23 @@ Number = Tensor | float
 """A number (), or numbers (n,), that may still be on a GPU."""
 
 
+Key = tuple[str, int, str]
+"""Link, update and pass of a note; notes of one key are merged."""
+
+
 class _Pending(NamedTuple):
-    link: str
-    update: int
-    note: str
-    shape: tuple[int, ...]
+    """A note whose numbers may still be on a GPU."""
+
+    key: Key
     statistics: Sequence[Number]
-    names: Sequence[str]
-    tensors: Sequence[Tensor]
-    numel: int
-    facts: dict[str, float]
-    nonfinite: float | None = None
-    rank: str = ""
-    """The process that noted it, where several train together."""
+    read: Callable[[Sequence[float]], LinkNote]
+    """The note, from the statistics once they are on the host."""
 
 
 class Notes(NamedTuple):
     """Notes and metrics of a part of a step, as numbers that another process can read."""
 
-    pending: Sequence[_Pending]
+    links: Sequence[tuple[Key, LinkNote]]
     metrics: Sequence[tuple[str, str, int, float]]
 
 
@@ -110,17 +110,17 @@ class Recorder:
         if not numel:
             return
         place = [_read(seen.abs().argmax())] if value.shape and numel <= LOCATE_LIMIT else []
-        shape, statistics = tuple(value.shape) if place else (), (*extremes(seen), *place)
-        self._pending.append(_Pending(link, update, self._place(note), shape, statistics, (), (), numel, {}))
+        self._note(link, update, note, [*extremes(seen), *place], numel, tuple(value.shape) if place else ())
 
     def chunk(self, link: str, value: Tensor, update: int, note: str) -> None:
         """Note a part of a tensor that is never there as a whole; notes of one link, update and pass are merged."""
-        noted, numel = extremes(value), value.numel()
-        self._pending.append(_Pending(link, update, self._place(note), (), noted, (), (), numel, {}))
+        self._note(link, update, note, extremes(value), value.numel())
 
-    def _place(self, note: str) -> str:
-        """The pass, after the name of the objective if it has one."""
-        return f"{self.objective} {note}".strip()
+    def _note(
+        self, link: str, update: int, note: str, numbers: Sequence[Number], numel: int, shape: tuple[int, ...] = ()
+    ) -> None:
+        key = link, update, f"{self.objective} {note}".strip()
+        self._pending.append(_Pending(key, numbers, partial(_tensor_note, key, numel, shape)))
 
     @torch.no_grad()
     def parameters(
@@ -140,7 +140,8 @@ class Recorder:
             raise ModelError(f"nothing to note for {link}: no parameter has a gradient; is the whole model frozen?")
         norms = torch.stack(torch._foreach_norm(tensors, 2, dtype=torch.float32))  # type: ignore[attr-defined]
         numel = sum(tensor.numel() for tensor in tensors)
-        self._pending.append(_Pending(link, update, "", (), (norms,), names, tensors, numel, facts or {}))
+        key = link, update, ""
+        self._pending.append(_Pending(key, [norms], partial(_parameters_note, key, names, tensors, numel, facts or {})))
         return norms
 
     def moments(
@@ -175,7 +176,7 @@ class Recorder:
         (norms,) = last.statistics
         assert isinstance(norms, Tensor)
         total, *each = torch.hstack([norms.norm(), norms]).tolist()
-        self._pending[-1] = last._replace(nonfinite=_broken(last, each), tensors=())
+        self._pending[-1] = _finished(last.key, last.read(each))
         return total
 
     def mark(self) -> tuple[int, int]:
@@ -187,16 +188,16 @@ class Recorder:
         pending, self._pending = self._pending[mark[0] :], self._pending[: mark[0]]
         metrics, self._metrics = self._metrics[mark[1] :], self._metrics[: mark[1]]
         numbers = _on_host([number for note in pending for number in note.statistics] + [row[-1] for row in metrics])
-        read = []
+        links = []
         for note in pending:
-            values = list(itertools.islice(numbers, len(note.names) or len(note.statistics)))
-            broken = _broken(note, values) if note.names else None
-            read.append(note._replace(statistics=values, tensors=(), nonfinite=broken))
-        return Notes(read, [(name, whose, update, next(numbers)) for name, whose, update, _ in metrics])
+            count = sum(number.numel() if isinstance(number, Tensor) else 1 for number in note.statistics)
+            links.append((note.key, note.read([*itertools.islice(numbers, count)])))
+        return Notes(links, [(name, whose, update, next(numbers)) for name, whose, update, _ in metrics])
 
     def put(self, notes: Notes, rank: int) -> None:
         """Add the notes and metrics of a process; those of several processes are merged like those of micro-batches."""
-        self._pending += [note._replace(rank=f"rank {rank}") for note in notes.pending]
+        for key, note in notes.links:
+            self._pending.append(_finished(key, replace(note, where=f"rank {rank} {note.where}".strip())))
         self._metrics += notes.metrics
 
     def flush(self) -> tuple[tuple[LinkNote, ...], dict[str, float]]:
@@ -205,11 +206,9 @@ class Recorder:
         Notes of one link, update and pass are merged.
         """
         notes = self.take()
-        merged: dict[tuple[str, int, str], LinkNote] = {}
-        for note in notes.pending:
-            read = _parameters_note(note) if note.names else _tensor_note(note)
-            key = (note.link, note.update, note.note)
-            merged[key] = _worse(merged[key], read) if key in merged else read
+        merged: dict[Key, LinkNote] = {}
+        for key, note in notes.links:
+            merged[key] = _worse(merged[key], note) if key in merged else note
         return tuple(merged.values()), _reduce(notes.metrics)
 
 
@@ -285,42 +284,39 @@ def count_nonfinite(tensors: Sequence[Tensor]) -> int:
     return int(torch.stack([(~tensor.isfinite()).sum() for tensor in tensors]).sum())
 
 
-def _tensor_note(note: _Pending) -> LinkNote:
-    low, high, *counts = map(float, note.statistics)
-    where = f"{note.rank} {note.note}".strip()
-    if note.shape:
+def _finished(key: Key, note: LinkNote) -> _Pending:
+    return _Pending(key, (), lambda numbers: note)
+
+
+def _tensor_note(key: Key, numel: int, shape: tuple[int, ...], numbers: Sequence[float]) -> LinkNote:
+    """The note of a tensor, located if it has a shape, from its extremes, its counts of broken elements and a place."""
+    link, update, where = key
+    low, high, *counts = numbers
+    if shape:
         *counts, place = counts
-        index = ", ".join(str(int(i)) for i in np.unravel_index(int(place), note.shape))
+        index = ", ".join(str(int(i)) for i in np.unravel_index(int(place), shape))
         where = f"{where} [{index}]".strip()
     magnitude = max(abs(low), abs(high))  # both are NaN where any element is
-    return LinkNote(note.link, note.update, magnitude, float(sum(counts)), note.numel, where, note.facts)
+    return LinkNote(link, update, magnitude, float(sum(counts)), numel, where)
 
 
-def _parameters_note(note: _Pending) -> LinkNote:
-    norms = [*map(float, note.statistics)]
+def _parameters_note(
+    key: Key,
+    names: Sequence[str],
+    tensors: Sequence[Tensor],
+    numel: int,
+    facts: dict[str, float],
+    norms: Sequence[float],
+) -> LinkNote:
+    """The note of a tensor per parameter, from their norms. Only tensors whose norm is not finite are counted."""
     sizes = [norm if math.isfinite(norm) else math.inf for norm in norms]
-    where = note.names[sizes.index(max(sizes))]  # the first that is not finite, or else the largest
-    magnitude = math.sqrt(sum(norm * norm for norm in norms))
-    return LinkNote(note.link, note.update, magnitude, note.nonfinite or 0.0, note.numel, where, note.facts)
-
-
-def _broken(note: _Pending, norms: list[float]) -> float:
-    """Number of elements not finite. Only tensors whose norm is not finite are read, where they were not before."""
-    if note.nonfinite is not None:
-        return note.nonfinite
-    suspects = [tensor for tensor, norm in zip(note.tensors, norms, strict=True) if not math.isfinite(norm)]
-    return float(count_nonfinite(suspects)) if suspects else 0.0
+    where = names[sizes.index(max(sizes))]  # the first that is not finite, or else the largest
+    suspects = [tensor for tensor, norm in zip(tensors, norms, strict=True) if not math.isfinite(norm)]
+    broken = float(count_nonfinite(suspects)) if suspects else 0.0
+    return LinkNote(key[0], key[1], math.sqrt(sum(norm * norm for norm in norms)), broken, numel, where, facts)
 
 
 def _worse(old: LinkNote, new: LinkNote) -> LinkNote:
     """Merge two notes of one link: sizes add up, and the worse note gives magnitude and place."""
     worse = new if not old.broken and not (new.magnitude <= old.magnitude) else old
-    return LinkNote(
-        old.link,
-        old.update,
-        worse.magnitude,
-        old.nonfinite + new.nonfinite,
-        old.numel + new.numel,
-        worse.where,
-        worse.facts,
-    )
+    return replace(worse, nonfinite=old.nonfinite + new.nonfinite, numel=old.numel + new.numel)

@@ -1,6 +1,6 @@
 """Snapshots: the last healthy weights and moments, in memory, for a rollback."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from grpo_lab.errors import RunError
+from grpo_lab.training.batches import in_parts
 
 SMALL = 10_000_000
 """Parameters below which a run takes one thread, and a snapshot before every step, even if no guard can roll back."""
@@ -94,7 +95,7 @@ class Snapshots:
         if step != self._step:
             return None
         largest: list[Tensor] = []
-        for some in _at_once(self._parameters):
+        for some in in_parts(self._parameters, SMALL):
             before = [self._kept[p, "weight"].to(p.device, non_blocking=True) for p in some]
             moves = torch._foreach_sub(some, before)  # type: ignore[attr-defined]
             torch._foreach_abs_(moves)  # type: ignore[attr-defined]
@@ -105,19 +106,6 @@ class Snapshots:
         """Memory for a copy of a tensor: that of the host for a large model on a GPU, pinned, so that no copy waits."""
         pinned = value.is_cuda and self._large
         return torch.empty_like(value, device="cpu", pin_memory=True) if pinned else torch.empty_like(value)
-
-
-def _at_once(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield the tensors in lists whose temporary copies are small, or as large as a single one."""
-    some, size = list[Tensor](), 0
-    for tensor in tensors:
-        if some and size + tensor.numel() > SMALL:
-            yield some
-            some, size = [], 0
-        some.append(tensor)
-        size += tensor.numel()
-    if some:
-        yield some
 
 
 def _copy(into: Sequence[Tensor], values: Sequence[Tensor]) -> None:

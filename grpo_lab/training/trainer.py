@@ -7,13 +7,15 @@ from grpo_lab.core.hooks import Verdict
 from grpo_lab.events import Changed, Ended, Event
 from grpo_lab.tasks.tasks import Tasks
 from grpo_lab.training import saved_state
+from grpo_lab.training.argument_types import checked
 from grpo_lab.training.evaluation import evaluate
-from grpo_lab.training.given import public
 from grpo_lab.training.objectives import Rewards
 from grpo_lab.training.state import Controls, Model, Training
+from grpo_lab.training.torch_settings import own_settings
 
 
-@public
+@checked
+@own_settings
 def train(
     config: Config,
     model: Model = None,
