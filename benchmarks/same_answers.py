@@ -75,7 +75,7 @@ class Task(NamedTuple):
 
 
 def tasks(parts: Iterable[str] = PARTS, inputs: Path = INPUTS) -> list[Task]:
-    """Everything that these parts compute, the slow ones first."""
+    """Everything that these parts compute, the slow ones first. It alone names the tables of answers."""
     from grpo_lab.course import registry
     from grpo_lab.grading.sandbox.tiers import TIERS
     from grpo_lab.runs.recordings import recording_names
@@ -150,9 +150,7 @@ def findings(lab: str, name: str, key: str, source: str) -> Answers:
         if isinstance(task.check, Function) and len(rounds[0]) == len(asked := evaluate.asked(task, seed, True)):
             given = evaluate.run(task, path, [case.inputs for case in asked])
             rounds.append(evaluate.judged(task, given, asked, seed))
-        said = [[each.right or NUMBER.sub("#", each.why) for each in found] for found in rounds]
-        reasons += [why for why in dict.fromkeys(itertools.chain(*said)) if why is not True and why not in reasons]
-        marks = " ".join("".join("." if w is True else chr(97 + reasons.index(w)) for w in found) for found in said)
+        marks = " ".join("".join(_letter(each, reasons) for each in found) for found in rounds)
         points = [f"{task.points * score([*itertools.chain(*rounds)]):.4g}" for score in SCORING.values()]
         seeds.setdefault(f"{marks} {'/'.join(points)}", []).append(str(seed))
     yield from (((*place, f"seeds {' '.join(those)}"), said) for said, those in seeds.items())
@@ -160,6 +158,15 @@ def findings(lab: str, name: str, key: str, source: str) -> Answers:
     for number, found in enumerate(each for each in evaluate.folded(shown) if not each.right):
         yield (*place, f"shown {number}"), " | ".join(found[1:])
         yield from ((("zh", text), said) for text in found[1:] if (said := translation.said(text, "zh")) != text)
+
+
+def _letter(found: Any, reasons: list[str]) -> str:
+    """`.` for a right finding, or a letter for the reason of a wrong one, which becomes one of the reasons."""
+    if found.right:
+        return "."
+    if (why := NUMBER.sub("#", found.why)) not in reasons:
+        reasons.append(why)
+    return chr(ord("a") + reasons.index(why))
 
 
 def attack(tier: int, name: str) -> Answers:
