@@ -95,7 +95,7 @@ def ask(completions=("2",), **more):
     """The result of the example for completions of one prompt."""
     settings = JudgeConfig(**{"workers": 4, "retries": 0, "backoff": 0.0, **more})
     problems = [Problem("1+1=", {"answer": "2"})] * len(completions)
-    return rewards.begin([rewards.load(NAME, settings)], problems, list(completions), settings).result()
+    return rewards.begin([rewards.load(NAME, settings)], problems, list(completions), settings)()
 
 
 def failures(found):

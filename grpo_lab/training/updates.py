@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 
 from grpo_lab.config.schema import Config
 from grpo_lab.config.sections import OptimizerConfig
-from grpo_lab.core import update
 from grpo_lab.core.hooks import Context, Stage, Verdict
+from grpo_lab.core.update import Updates
 from grpo_lab.errors import ModelError
 from grpo_lab.models.precision import PRECISIONS
 from grpo_lab.training.interventions import Coefficients, ObjectiveCoefficients, Step
@@ -28,7 +28,7 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 """Learning rate as a factor, from the share of the stage's steps that are over, refused ones too."""
 
 
-class RecordedUpdates(update.Updates):
+class RecordedUpdates(Updates):
     """The updates of a run, whose moments the recorder notes, and the snapshots that a rollback restores.
 
     `names` and `parameters` are those of the trained weights. `count`: updates made so far, in the weights as they are.

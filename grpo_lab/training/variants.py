@@ -5,7 +5,7 @@ A run's trainer is made of those that its config asks for (`variants`); where it
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -38,9 +38,12 @@ class ConfiguredTrainer(train.Trainer):
     updates: RecordedUpdates  # pyright: ignore[reportIncompatibleVariableOverride]
     config: Config
     formulas: Formulas
+    entropies: NotedEntropies | None = field(default=None, init=False)
+    """Those of the tokens that are being sampled."""
 
     def sample(self, ctx: Context, prompts: Prompts) -> Batch:
         batch = super().sample(ctx, prompts)
+        assert self.entropies is not None
         return self.entropies.added(batch)
 
     def distribution(self, ctx: Context, prompts: Prompts) -> Distribution:
