@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from grpo_lab.core.batch import Batch
@@ -30,7 +31,7 @@ def completion_logprobs(
     tensor([[-1.3863]])
     """
     scores = scaled(logits, temperature)
-    return scores.gather(-1, tokens[:, :, None])[:, :, 0] - scores.logsumexp(dim=-1)
+    return scores.gather(-1, tokens[:, :, None])[:, :, 0] - torch.logsumexp(scores, dim=-1)
 
 
 def scaled(logits: Tensor, temperature: float) -> Tensor:

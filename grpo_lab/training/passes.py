@@ -34,9 +34,8 @@ def check_attention(model: Any) -> None:
     """Let a model's attention take masks (b, 1, t, k) of bool. Raises ConfigError for one that takes none."""
     if (kind := model.config._attn_implementation) not in ("sdpa", "eager"):
         raise ConfigError(f"attention {kind!r} takes no mask: load the model with attn_implementation='sdpa'")
-    trunk = model.base_model
-    if kind == "eager" and _added_to_scores not in trunk._forward_pre_hooks.values():
-        trunk.register_forward_pre_hook(_added_to_scores, with_kwargs=True)
+    if kind == "eager" and _added_to_scores not in model.base_model._forward_pre_hooks.values():
+        model.base_model.register_forward_pre_hook(_added_to_scores, with_kwargs=True)
 
 
 def _added_to_scores(trunk: Any, args: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
