@@ -222,6 +222,7 @@ def test_a_folder_without_a_run_is_one_line(run, tmp_path, words):
 
 
 def test_other_mistakes_are_one_line(run, tmp_path):
+    assert run("models", "build", "large") == (2, "", "error: unknown model to build 'large'. Known: tiny\n")
     (tmp_path / "file").write_text("")
     code, out, err = run("reproduce", "--out", tmp_path)
     assert (code, out) == (1, "") and err.startswith(f"error: {tmp_path} is not empty; choose another folder")

@@ -11,10 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.utils import logging as transformers_logging
 
-from benchmarks import build_tiny
 from grpo_lab import paths
 from grpo_lab.errors import ConfigError, DataError, ModelError
-from grpo_lab.models import fetch, loading
+from grpo_lab.models import build_tiny, fetch, loading
 from grpo_lab.models.precision import PRECISIONS
 from grpo_lab.models.registry import MODELS
 from grpo_lab.tasks import tasks
@@ -233,7 +232,7 @@ def test_data_is_found_in_a_wheel_first(monkeypatch, tmp_path):
     assert paths.data_directory() == package.parent / "data"
     (package / "data" / "presets").mkdir(parents=True)
     assert paths.data_directory() == package / "data"
-    with pytest.raises(ModelError, match="get it with `git checkout data/models/tiny-gpt2`"):
+    with pytest.raises(ModelError, match="get it with `grpo-lab models build tiny`"):
         loading.load("tiny")
 
 
@@ -259,14 +258,25 @@ def test_a_changed_file_is_seen(folder):
     assert not fetch.is_intact(folder)
 
 
-def test_building_is_deterministic(tmp_path, capfd):
+def test_building_is_deterministic_and_gives_everything_back(tmp_path, capfd):
     """Three steps stand for all: another seed differs, the same does not, whatever the global state."""
-    built = [build_tiny.build_tiny(tmp_path / name, seed, num_steps=3) for name, seed in [("a", 0), ("b", 0), ("c", 1)]]
+    threads, seen = torch.get_num_threads(), []
+    torch.manual_seed(1)
+    expected = torch.rand(1)
+    torch.manual_seed(1)
+    built = [
+        build_tiny.build_tiny(tmp_path / name, seed, lambda *progress: seen.append(progress), num_steps=3)
+        for name, seed in [("a", 0), ("b", 0), ("c", 1)]
+    ]
+    assert torch.rand(1) == expected
+    assert torch.get_num_threads() == threads
+    assert seen == [(1, 3), (2, 3), (3, 3)] * 3
     assert built[0] == built[1]
-    assert built[0][1]["model.safetensors"] != built[2][1]["model.safetensors"]
+    assert built[0]["sha256"]["model.safetensors"] != built[2]["sha256"]["model.safetensors"]
     assert capfd.readouterr() == ("", "")
+    assert fetch.is_intact(tmp_path / "a")
     model, _ = loading.load(str(tmp_path / "a"))
-    assert model.num_parameters() == 834_560
+    assert model.num_parameters() == built[0]["parameters"] == 834_560
 
 
 def test_the_teacher_slips_by_one_digit_in_half_the_cases():

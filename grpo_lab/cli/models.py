@@ -3,13 +3,13 @@
 from typing import Annotated
 
 import typer
-from typer import Argument
+from typer import Argument, Option
 
-from grpo_lab.cli.app import AsJson, sub
+from grpo_lab.cli.app import AsJson, Out, sub
 from grpo_lab.models.registry import MODELS
 from grpo_lab.ui import console
 
-models_app = sub("models", "List and download models.", invoke_without_command=True)
+models_app = sub("models", "List, build and download models.", invoke_without_command=True)
 
 
 @models_app.callback()
@@ -26,6 +26,23 @@ def models(context: typer.Context, as_json: AsJson = False) -> None:
     console.say_list(as_json, trees, ["model", "parameters", "where"], rows)
     if not as_json:
         console.say("--model also accepts a local folder and a hub id")
+
+
+@models_app.command(example="models build tiny --out my_tiny")
+def build(
+    name: Annotated[str, Argument(help="`tiny`.")], out: Out = None, seed: Annotated[int, Option(min=0)] = 0
+) -> None:
+    """Rebuild an included model from a seed."""
+    from grpo_lab.errors import unknown
+    from grpo_lab.models.build_tiny import build_tiny
+
+    if name != "tiny":
+        raise unknown("model to build", name, ["tiny"])
+    folder = out or MODELS[name].path
+    with console.progress() as bars:
+        task = bars.add_task("training", total=None, note="")
+        built = build_tiny(folder, seed, lambda done, total: bars.update(task, completed=done, total=total))
+    console.out.print(f"{folder}: {built['accuracy']:.1%} of held-out problems exact at T = 1")
 
 
 @models_app.command(example="models fetch smollm2-135m")

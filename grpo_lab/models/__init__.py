@@ -1,4 +1,4 @@
-"""Models and tokenizers: their folders, precisions and loading, and LoRA.
+"""Models and tokenizers: their folders, precisions and loading, and how the tiny one is built.
 
 Nothing here trains with GRPO.
 """

@@ -1,4 +1,4 @@
-"""Models with a short name: where their files are, how large they are, and the command that fetches each."""
+"""Models with a short name: where their files are, how large they are, and the command that makes or fetches each."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ from grpo_lab.paths import data_directory
 
 @dataclass(frozen=True)
 class KnownModel:
-    """A model with a short name: its folder, its size, the command that fetches it, and whether it is shipped."""
+    """A model with a short name: its folder, its size, the command that makes it, and whether it is shipped."""
 
     name: str
     folder: str
@@ -30,7 +30,7 @@ class KnownModel:
 
 
 MODELS: dict[str, KnownModel] = {
-    "tiny": KnownModel("tiny", "tiny-gpt2", 834_560, "git checkout data/models/tiny-gpt2", shipped=True),
+    "tiny": KnownModel("tiny", "tiny-gpt2", 834_560, "grpo-lab models build tiny", shipped=True),
     "smollm2-135m": KnownModel(
         "smollm2-135m", "smollm2-135m", 134_515_008, "grpo-lab models fetch smollm2-135m", shipped=False
     ),

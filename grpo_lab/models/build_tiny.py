@@ -1,12 +1,7 @@
-"""The recipe of the tiny model in data/models/tiny-gpt2: partly trained on addition, so that GRPO can improve it.
+"""The recipe of the tiny model that ships with the package: partly trained on addition, so that GRPO can improve it."""
 
-`python -m benchmarks.build_tiny FOLDER --seed 0` writes model and tokenizer in about two minutes, and prints accuracy
-and checksums for the README beside them.
-"""
-
-import argparse
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -104,23 +99,46 @@ def slipped(problem: Problem, generator: random.Random) -> Problem:
     return replace(problem, columns={"answer": "".join(digits)})
 
 
-def build_tiny(folder: Path, seed: int = 0, num_steps: int = NUM_STEPS) -> tuple[float, dict[str, str]]:
-    """Train the tiny model on addition and write it and its tokenizer; return accuracy, and checksums by file.
+def build_tiny(
+    directory: Path,
+    seed: int = 0,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    num_steps: int = NUM_STEPS,
+) -> dict[str, Any]:
+    """Train the tiny model on addition and write it, its tokenizer and a README to `directory`; about two minutes.
 
     The same seed gives the same weights on one machine; other processors round otherwise and end close by.
+    `progress` is called with (steps done, steps in all). Returns accuracy, number of parameters and checksums.
     """
-    folder.mkdir(parents=True, exist_ok=True)  # before the training, which would be lost if this failed after it
-    problems, tokenizer = tasks.addition(), build_tokenizer()
-    torch.manual_seed(seeds.derive(seed, 0, "build-tiny"))  # of dropout and initial weights
-    model = trained(tokenizer, problems, seed, num_steps)
-    accuracy = sampled_accuracy(model, *encode(tokenizer, problems.held_out))
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)  # before the training, which would be lost if this failed after it
+    problems, tokenizer, num_threads = tasks.addition(), build_tokenizer(), torch.get_num_threads()
+    # Dropout and initial weights draw from torch's global generator on the CPU; no other one is seeded.
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seeds.derive(seed, 0, "build-tiny"))
+        torch.set_num_threads(1)  # another number of threads gives other bits
+        try:
+            model = trained(tokenizer, problems, seed, num_steps, progress)
+            accuracy = sampled_accuracy(model, *encode(tokenizer, problems.held_out))
+        finally:
+            torch.set_num_threads(num_threads)
     with quiet():
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-    return accuracy, {name: sha256(folder / name) for name in CHECKED_FILES}
+        model.save_pretrained(directory)
+        tokenizer.save_pretrained(directory)
+    built = {
+        "seed": seed,
+        "num_steps": num_steps,
+        "accuracy": accuracy,
+        "parameters": model.num_parameters(),
+        "sha256": {name: sha256(directory / name) for name in CHECKED_FILES},
+    }
+    (directory / "README.md").write_text(readme(built), encoding="utf-8")
+    return built
 
 
-def trained(tokenizer: PreTrainedTokenizerFast, problems: Tasks, seed: int, num_steps: int) -> GPT2LMHeadModel:
+def trained(
+    tokenizer: PreTrainedTokenizerFast, problems: Tasks, seed: int, num_steps: int, progress: Callable[[int, int], None]
+) -> GPT2LMHeadModel:
     """GPT-2 with four layers of 128, 0.8 million parameters, trained on answers with errors; dropout 0.1.
 
     The learning rate warms up and stays: after a decay, one larger step of GRPO destroys the model.
@@ -140,20 +158,32 @@ def trained(tokenizer: PreTrainedTokenizerFast, problems: Tasks, seed: int, num_
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        progress(step + 1, num_steps)
     return model
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    torch.set_num_threads(1)  # another number of threads gives other bits
-    accuracy, checksums = build_tiny(given.folder, given.seed)
-    print(f"{accuracy:.1%} of held-out problems exact at T = 1")
-    for name, checksum in checksums.items():
-        print(f"{checksum}  {name}")
+def readme(built: dict[str, Any]) -> str:
+    """The README beside the weights: their origin, and how to make and check them again."""
+    checksums = "\n".join(f"{checksum}  {name}" for name, checksum in built["sha256"].items())
+    return f"""# tiny-gpt2
 
+A GPT-2 of {built["parameters"]:,} parameters (4 layers of 128, 4 heads, 64 positions; one token per byte, 258 tokens in
+total), trained from scratch on sums of two numbers from 0 to 99. It is partly trained on purpose, so that GRPO can
+improve it: in {SLIPS:.0%} of the training answers, one digit was replaced by a random digit, and training stops early.
 
-if __name__ == "__main__":
-    main()
+| | |
+|---|---|
+| origin | random weights; made without other models or data |
+| command | `grpo-lab models build tiny` |
+| seed | {built["seed"]} |
+| training | {built["num_steps"]} supervised steps of {BATCH_SIZE} problems, AdamW, learning rate {LEARNING_RATE} |
+| accuracy | {built["accuracy"]:.1%}, the expected share of exact answers to 500 held-out problems, sampled at T = 1 |
+| licence | Apache-2.0 |
+
+On one machine, the same seed gives the same bits. On another processor, rounding gives slightly different weights.
+Checksums, for `sha256sum --check`:
+
+```
+{checksums}
+```
+"""
