@@ -17,7 +17,7 @@ def group_advantages(
     The standard deviation is unbiased (ddof 1) and taken over `scale`: `group` (DeepSeekMath, section 4.1.2,
     https://arxiv.org/abs/2402.03300), `batch` (all rewards), or `none` (no division and no eps: Dr. GRPO,
     https://arxiv.org/abs/2503.20783). A group of equal rewards gets exact zeros: rounding of the mean, divided by a std
-    of almost 0, would be noise of up to 0.95. Completions that are not `scorable` are left out of both and get 0.
+    of almost 0, would be noise of up to 0.95. Those that are not `scorable` get 0, and do not count in mean and std.
 
     >>> group_advantages(torch.tensor([[1., 0., 0., 0.], [1., 1., 1., 1.]]))
     tensor([[ 1.5000, -0.5000, -0.5000, -0.5000],

@@ -79,7 +79,7 @@ class Outcome(NamedTuple):
 
 
 class Refused(Exception):
-    """A guard refused the rest of the step. The trainer catches it; a user never sees it."""
+    """A guard refused the rest of the step. training/state.py catches it; a user never sees it."""
 
 
 class Intervention(Protocol):

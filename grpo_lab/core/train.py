@@ -4,11 +4,11 @@
     advantage = (reward - mean of its group) / standard deviation of its group
     for each of mu updates: minimise  -min(ratio A, clip(ratio) A) + beta KL(policy || reference)
 
-`Trainer.step` is the algorithm; each line of it calls the code that runs by default. What a run may want beside this
-stands outside of this folder, as subclasses of `Trainer` that replace a method (training/variants.py): filters of
-sampling, half precision, further draws, a KL that rewards pay, advantages of tokens, several goals, several processes.
-training/state.py makes a trainer from a config. Left out altogether: vLLM, asynchronous sampling, replay, turns,
-activations that are computed twice to save memory.
+`Trainer.step` is the algorithm; each line of it calls the code that runs by default. Subclasses outside of this folder
+replace a method for what a run may want beside this (training/variants.py): filters of sampling, half precision, further
+draws, KL taken from the rewards, advantages of tokens, several goals, several processes. training/state.py makes the
+trainer from a config, and catches Refused. Left out altogether: vLLM, asynchronous sampling, replay, turns, activations
+that are computed twice to save memory.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Prompts(Protocol):
         """Begin to judge completions; slow judges work on meanwhile."""
 
     def rewards(self, ctx: Context) -> tuple[Tensor, Tensor]:
-        """Wait for the rewards (P, G), and for which of them count, (P, G) bool: not None, by tasks/rewards.py."""
+        """Wait for the rewards (P, G), and (P, G) bool that is False for a reward of None (tasks/rewards.py)."""
         ...
 
 
@@ -66,7 +66,8 @@ class Trainer:
     """Prompts of one forward and backward pass; 0 for as many as `batch.AT_ONCE` tokens allow."""
     aggregation: str = "token"
     reference: AbstractContextManager[None] | None = None
-    """Within it the policy has the reference's weights (training/reference.py); None without a KL penalty."""
+    """Within it the policy has the reference's weights (training/reference.py); None without a KL penalty.
+    training/state.py makes it when the run's stage of GRPO begins."""
     run: Pass = shared_pass
     advantage_fn: Callable[..., Tensor] = group_advantages
     """From rewards (P, G) and `scorable` (P, G) to advantages (P, G); others are in algorithm/advantages.py."""
@@ -139,7 +140,7 @@ class Trainer:
         return replace(batch, old_logprobs=self.old_logprobs(ctx, batch), ref_logprobs=ref_logprobs)
 
     def old_logprobs(self, ctx: Context, batch: Batch) -> Tensor:
-        """Log-probabilities (B, T) that sampling noted; after filters or in half precision a pass computes others."""
+        """Log-probabilities (B, T) that sampling noted; `OtherSampler` computes others, as after filters."""
         return batch.sampling_logprobs
 
     @torch.no_grad()

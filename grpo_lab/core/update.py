@@ -1,8 +1,8 @@
 """An update of the weights, between two stages: guards see the gradients before it and the weights after it.
 
-Clipping is a guard, too (training/guards.py). SKIP_STEP ends the step where it is: before `optimizer.step()`
-weights and moments stay as they were, after it they keep the update. ROLL_BACK and STOP restore the last snapshot of
-weights and moments, whenever they come.
+Clipping is a guard, too (training/guards.py). A guard that answers SKIP_STEP at GRADIENTS leaves weights and moments as
+they were; at WEIGHTS they keep the update. ROLL_BACK and STOP restore the last snapshot of both from either stage
+(training/updates.py).
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ class Updates:
             group["lr"], group["eps"] = ctx.coefficients.learning_rate, ctx.coefficients.adam_eps
 
     def make(self, ctx: Context) -> None:
-        """Make an update by the gradients that are there. Raises Refused where a guard refuses it, or the step."""
+        """Make an update by the gradients that are there. Raises Refused where a guard refuses."""
         self.before(ctx)
         self.optimizer.step()
         self.after(ctx)

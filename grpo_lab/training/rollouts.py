@@ -86,7 +86,7 @@ def sample(
     ids, mask = encode(tokenizer, prompts, model.device)
     check_length(model, ids.shape[1], sampling.max_completion_length)
     drawn_from = distribution(sampling, ids, mask, num_generations, model.config.vocab_size)
-    noted = NotedEntropies(drawn_from, sampling.temperature)
+    noted = NotedEntropies(drawn_from, sampling, ids, num_generations)
     batch = core.sample(
         model,
         ids,
@@ -105,19 +105,18 @@ def sample(
 class NotedEntropies:
     """A distribution for `core.sample` that keeps the entropy of the policy's own, before any filter."""
 
-    def __init__(self, drawn_from: core.Distribution, temperature: float) -> None:
-        self.drawn_from, self.temperature = drawn_from, temperature
-        self.columns: list[Tensor] = []
+    def __init__(self, drawn_from: core.Distribution, sampling: SamplingConfig, ids: Tensor, size: int) -> None:
+        self.drawn_from, self.temperature = drawn_from, sampling.temperature
+        # In one piece: a small tensor for each token, between large ones, fragments the heap.
+        self.entropy = torch.zeros(len(ids) * size, sampling.max_completion_length, device=ids.device)
 
     def __call__(self, logits: Tensor, drawn: Tensor, alive: Tensor) -> Tensor:
-        column = torch.zeros(len(drawn), device=logits.device)
-        column[alive] = entropies(logits, self.temperature)
-        self.columns.append(column)
+        self.entropy[alive, drawn.shape[1]] = entropies(logits, self.temperature)
         return self.drawn_from(logits, drawn, alive)
 
     def added(self, batch: Batch) -> Batch:
         """The batch that was drawn, with its entropy (B, T)."""
-        return replace(batch, entropy=torch.stack(self.columns, dim=1))
+        return replace(batch, entropy=self.entropy[:, : batch.completions.shape[1]])
 
 
 def token_ids(batch: Batch) -> list[list[int]]:

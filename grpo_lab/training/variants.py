@@ -47,7 +47,9 @@ class ConfiguredTrainer(train.Trainer):
         return self.entropies.added(batch)
 
     def distribution(self, ctx: Context, prompts: Prompts) -> Distribution:
-        self.entropies = NotedEntropies(self.drawn_from(ctx, prompts), ctx.sampling.temperature)
+        assert isinstance(ctx, Step)
+        drawn_from, ids = self.drawn_from(ctx, prompts), prompts.encoded[0]
+        self.entropies = NotedEntropies(drawn_from, ctx.sampling, ids, self.num_generations)
         return self.entropies
 
     def drawn_from(self, ctx: Context, prompts: Prompts) -> Distribution:
