@@ -5,7 +5,7 @@
     for each of mu updates: minimise  -min(ratio A, clip(ratio) A) + beta KL(policy || reference)
 
 `Trainer.step` is the algorithm; each line of it calls the code that runs by default. Subclasses outside of this folder
-replace a method for what a run may want beside this (training/variants.py): filters of sampling, half precision, further
+replace a method for what a run may want beside this (training/variants.py): filters of sampling, half precision, more
 draws, KL taken from the rewards, advantages of tokens, several goals, several processes. training/state.py makes the
 trainer from a config, and catches Refused. Left out altogether: vLLM, asynchronous sampling, replay, turns, activations
 that are computed twice to save memory.
