@@ -54,4 +54,4 @@ def _one(centred: Tensor, kept: Tensor, judged: Tensor, eps: float) -> Tensor:
 
 
 SCALES = {"group": _group_std, "batch": _batch_std, "none": _one}
-"""Divisors of the centred rewards, eps included, by name."""
+"""Divisors of the centred rewards, eps included, by the setting `loss.advantage_scale`."""

@@ -34,7 +34,7 @@ class Batch:
     entropy: Tensor | None = None
     """(B, T) of the policy's next-token distribution at the temperature of sampling, before any filter."""
     advantages: Tensor | None = None
-    """(B,): the reward's distance from the mean of its group, in standard deviations; (B, T) where
+    """(B,): the reward compared with those of its group (core/advantages.py); (B, T) where
     `loss.credit_assignment` gives tokens advantages of their own."""
     old_logprobs: Tensor | None = None
     """(B, T) of the policy that sampled."""

@@ -1,6 +1,6 @@
 """Where a step can be seen and changed: its stages, and the context that guards and faults read at each of them.
 
-At a stage the trainer hands a value to the interventions that are registered there, faults first, then guards. Each
+At a stage the trainer hands a value to the interventions that are registered there: faults, observers, guards. Each
 answers with the value to go on with and, if it acted, a verdict and a reason. The worst verdict of a step wins.
 """
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Stage(StrEnum):
-    """The stages of a step in order, each with the value that interventions receive there.
+    """The stages of a step, each with the value that interventions receive there.
 
     P prompts, G completions of each, B = P G; b rows of a micro-batch, T tokens, V words of the vocabulary.
     """
@@ -110,7 +110,7 @@ class Recorder(Protocol):
 
 @dataclass(frozen=True)
 class Coefficients:
-    """The numbers of one step that guards may change; applied at each update, so that no restore undoes them."""
+    """The numbers of one step that guards may change; set anew at each update, so that a rollback leaves them."""
 
     learning_rate: float
     beta: float

@@ -5,10 +5,10 @@
     for each of mu updates: minimise  -min(ratio A, clip(ratio) A) + beta KL(policy || reference)
 
 `Trainer.step` is the algorithm; each line of it calls the code that runs by default. Subclasses outside of this folder
-replace a method for what a run may want beside this (training/variants.py): filters of sampling, half precision, more
-draws, KL taken from the rewards, advantages of tokens, several goals, several processes. training/state.py makes the
-trainer from a config, and catches Refused. Left out altogether: vLLM, asynchronous sampling, replay, turns, activations
-that are computed twice to save memory.
+replace a method for what a run may want beside this (training/variants.py): vocabularies above 4,096, filters, half
+precision, more draws, KL taken from rewards, advantages of tokens, several goals, several processes. training/state.py
+makes the trainer from a config, and catches Refused. Left out altogether: vLLM, asynchronous sampling, replay, turns,
+activations that are computed twice to save memory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from grpo_lab.core.update import Updates
 
 
 class Prompts(Protocol):
-    """The P prompts of a draw, and the rewards of their completions."""
+    """The P prompts of a draw, and the rewards of their completions: `TaskPrompts` in training/environment.py."""
 
     encoded: tuple[Tensor, Tensor]
     """(P, S) token ids, padded on the left, and their mask."""
@@ -140,7 +140,7 @@ class Trainer:
         return replace(batch, old_logprobs=self.old_logprobs(ctx, batch), ref_logprobs=ref_logprobs)
 
     def old_logprobs(self, ctx: Context, batch: Batch) -> Tensor:
-        """Log-probabilities (B, T) that sampling noted; `OtherSampler` computes others, as after filters."""
+        """Log-probabilities (B, T) that sampling noted; `OtherSampler` of variants.py computes them anew."""
         return batch.sampling_logprobs
 
     @torch.no_grad()
@@ -156,7 +156,7 @@ class Trainer:
         return found.masked_fill(~batch.completion_mask, 0.0)
 
     def weigh(self, ctx: Context, batch: Batch) -> Batch:
-        """The batch with the weight of each token in the loss, so that its micro-batches add up to it."""
+        """The batch with the weight of each token, so that the losses of micro-batches add up to that of the batch."""
         mask = batch.completion_mask
         ctx.num_tokens = mask.sum()  # for the means that are logged; the loss has the weights
         return replace(batch, weights=token_weights(mask, self.aggregation, ctx.sampling.max_completion_length))

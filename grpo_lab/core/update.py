@@ -1,8 +1,8 @@
 """An update of the weights, between two stages: guards see the gradients before it and the weights after it.
 
-Clipping is a guard, too (training/guards.py). A guard that answers SKIP_STEP at GRADIENTS leaves weights and moments as
-they were; at WEIGHTS they keep the update. ROLL_BACK and STOP restore the last snapshot of both from either stage
-(training/updates.py).
+Clipping is a guard, too: `ClipGradients` in training/guards.py, off unless configured. After SKIP_STEP at GRADIENTS the
+update is not made, to weights or moments; at WEIGHTS both keep it. ROLL_BACK and STOP at either stage restore the last
+snapshot of both, at the end of the step (training/updates.py).
 """
 
 from typing import Any

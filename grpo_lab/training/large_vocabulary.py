@@ -27,7 +27,7 @@ Look = Callable[[Tensor], None]
 
 
 def logprobs(model: Any, run: Pass, batch: Batch, ctx: Step, note: str, look: Look | None = None) -> Tensor:
-    """`core.logprobs.logprobs`; `look` sees the logits as they are made.
+    """`core.train.Trainer.logprobs`; `look` sees the logits as they are made.
 
     That is (B, T, V) of all tokens at once, or (n, V) of the trained ones in chunks.
     """

@@ -33,7 +33,7 @@ from grpo_lab.training.updates import RecordedUpdates, ScaledUpdates
 
 @dataclass(kw_only=True)
 class ConfiguredTrainer(train.Trainer):
-    """The core's trainer with the config that it was made from."""
+    """The core's trainer with the config that it was made from. It notes rewards, batches and entropies."""
 
     updates: RecordedUpdates  # pyright: ignore[reportIncompatibleVariableOverride]
     config: Config
@@ -205,7 +205,7 @@ class Filters(ConfiguredTrainer):
 
 
 class OtherSampler(ConfiguredTrainer):
-    """Compute old log-probabilities by a pass where the sampler's own are others: in half precision, after filters.
+    """Compute old log-probabilities by a pass where the sampler's own differ: in half precision, after filters.
 
     On CUDA the kernels that sample are not those that train: the first step of a stage measures the gap.
     """
