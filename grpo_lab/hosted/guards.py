@@ -61,15 +61,11 @@ class Report(NamedTuple):
 class HostedRun:
     """The run folder of guards, which they hold until `close`; each event is on disk before the next step.
 
-    Raises RunError while another process writes the folder, and for one with a run that guards must not go on with:
-    one that other means than guards have written, and one that is over, unless that is expected.
+    Raises RunError while another process writes the folder, and as `check_folder` does.
     """
 
     def __init__(self, folder: Path, config: Config, over: bool) -> None:
-        if (folder / run_folder.EVENTS).exists():
-            written, events = run_folder.read(folder)
-            if written.run.name != NAME or (events and isinstance(events[-1], Ended) and not over):
-                raise run_folder.occupied(folder)
+        check_folder(folder, over)
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.began, self._held = folder, False, ExitStack()
         # A trainer that failed in a notebook is still there: the next one of this process may write on.
@@ -88,6 +84,14 @@ class HostedRun:
         if self.began:
             self.append(end)
         self._held.close()
+
+
+def check_folder(folder: Path, over: bool) -> None:
+    """Raise RunError for a folder with a run that guards did not write, and unless `over` for one that is over."""
+    if (folder / run_folder.EVENTS).exists():
+        config, events = run_folder.read(folder)
+        if config.run.name != NAME or (events and isinstance(events[-1], Ended) and not over):
+            raise run_folder.occupied(folder)
 
 
 def _is_replaced(event: Event, step: int) -> bool:

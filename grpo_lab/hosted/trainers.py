@@ -23,7 +23,7 @@ from transformers import TrainerCallback
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Refused, Stage, Verdict
 from grpo_lab.errors import ConfigError, RunError
-from grpo_lab.hosted.guards import OF_THE_UPDATE, Guards, Report
+from grpo_lab.hosted.guards import OF_THE_UPDATE, Guards, Report, check_folder
 from grpo_lab.runs import checkpoints
 from grpo_lab.training.argument_types import wrong
 from grpo_lab.training.batches import moved
@@ -75,6 +75,8 @@ class GuardCallback(TrainerCallback):
         if others:
             raise ConfigError(f"{', '.join(others)}: {self.reach}")
         self._events = Path(events) if events else None
+        if self._events:
+            check_folder(self._events, over=True)  # the trainer may go on from a checkpoint
         self.report: Report | None = None
         self.refused = 0
         """Steps that were refused so far."""
@@ -507,7 +509,6 @@ def _as_batch(output: Mapping[str, Any]) -> Batch:
         completions=completions,
         completion_mask=_trained(output).bool(),
         sampling_logprobs=nothing,
-        entropy=nothing,
         advantages=output["advantages"],
         old_logprobs=output.get("old_per_token_logps"),
         ref_logprobs=output.get("ref_per_token_logps"),

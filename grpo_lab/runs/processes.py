@@ -120,9 +120,12 @@ class Peers:
 
     def last_words(self) -> str:
         """The ranks that are dead, and how they ended; empty where all live."""
-        time.sleep(LAST_WORDS)
-        codes = {rank: process.poll() for rank, process in self._processes.items()}
-        return "; ".join(f"rank {rank} {_end(code)}" for rank, code in codes.items() if code is not None)
+        deadline = time.monotonic() + LAST_WORDS
+        while not (dead := {r: p for r, p in self._processes.items() if p.poll() is not None}):
+            if time.monotonic() > deadline:
+                return ""
+            time.sleep(0.05)
+        return "; ".join(f"rank {rank} {_end(process.returncode)}" for rank, process in dead.items())
 
     def close(self) -> None:
         """End all that still live."""
