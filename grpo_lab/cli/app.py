@@ -53,7 +53,7 @@ def spoken(language: str | None) -> str:
     return chosen
 
 
-def _say_version(wanted: bool) -> None:
+def _version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"grpo-lab {version('grpo-lab')}")
         raise typer.Exit
@@ -61,7 +61,7 @@ def _say_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[bool, Option("--version", help="Print it.", callback=_say_version, is_eager=True)] = False,
+    version: Annotated[bool, Option("--version", help="Print the version.", callback=_version, is_eager=True)] = False,
 ) -> None:
     """Reproduce, trace and stop failures of GRPO training."""
 

@@ -16,7 +16,7 @@ from grpo_lab.ui import console
 
 @app.command(example="doctor --memory stable")
 def doctor(
-    target: Annotated[str | None, Argument(metavar="[CONFIG | RUN | FILE.PY]", help="For --verify.")] = None,
+    target: Annotated[str | None, Argument(metavar="[CONFIG | RUN | FILE.PY]", help="What to --verify.")] = None,
     verify: Annotated[bool, Option("--verify", help="Check a trainer by its behaviour (docs/verify.md).")] = False,
     memory: Annotated[str | None, Option(metavar="CONFIG", help="Memory of a preset, scenario, .toml or run.")] = None,
     settings: Settings = None,

@@ -40,22 +40,22 @@ files, and end your processes. Do not trust these grades if a student could have
 @app.command(example="grade submissions/ --out grades/")
 def grade(
     paths: Annotated[list[Path] | None, Argument(metavar="PATH...", help="Folders of notebooks, or notebooks.")] = None,
-    out: Annotated[Path, Option(help="Folder for reports; results in it are kept.")] = Path("grades"),
+    out: Annotated[Path, Option(help="Folder for reports; results in it are not made again.")] = Path("grades"),
     rules: Annotated[Path | None, Option(help="A grading.toml with limits, scoring and the secret.")] = None,
     jobs: Annotated[int, Option(min=1, help="Notebooks at a time.")] = os.cpu_count() or 1,
     require_tier: Annotated[
-        int | None, Option(min=0, max=2, help="2 by default: bubblewrap. 0: none, for a container.")
+        int | None, Option(min=0, max=2, help="2, the default: bubblewrap. 0: a plain process, for a container only.")
     ] = None,
     no_isolation: Annotated[
         bool,
         Option("--no-isolation", help="Allow tier 0 without being root: answers can read your files, secret included."),
     ] = False,
-    attempt: Annotated[int | None, Option(min=1, help="Another number draws other inputs.")] = None,
+    attempt: Annotated[int | None, Option(min=1, help="Another number draws other inputs for the same work.")] = None,
     lab: Annotated[list[str] | None, Option(help="Grade and list this lab only; repeatable.")] = None,
-    keep: Annotated[Literal["latest", "best"], Option(help="Which of several notebooks for a lab counts.")] = "latest",
-    results_json: Annotated[Path | None, Option(help="All are one student's: write this for Gradescope.")] = None,
-    roster: Annotated[Path | None, Option(help="The class list, a CSV with a column `student`.")] = None,
-    language: Annotated[str, Option(envvar=messages.VARIABLE, help="Language of pages, en or zh.")] = "en",
+    keep: Annotated[Literal["latest", "best"], Option(help="Of several: the last changed, or the best.")] = "latest",
+    results_json: Annotated[Path | None, Option(help="Write this for Gradescope; all files are one student's.")] = None,
+    roster: Annotated[Path | None, Option(help="The class list, a CSV: student, and groups or ids.")] = None,
+    language: Annotated[str, Option(envvar=messages.VARIABLE, help="Of pages: en or zh. Tables are English.")] = "en",
     explain: Annotated[bool, Option("--explain", help="Explain the limits of a grade; grade nothing.")] = False,
     backend: Backend = "local",
     scheduler: Scheduler = "",

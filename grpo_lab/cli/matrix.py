@@ -26,8 +26,8 @@ CELLS = "cells.jsonl"
 @app.command(example="matrix --scenario cuda-001 --guards clip_gradients,stable")
 def matrix(
     scenario: Annotated[list[str] | None, Option(help="A scenario, your own .toml, or `healthy`; repeatable.")] = None,
-    guards: Annotated[list[str] | None, Option("--guards", "--guard", help="Guards and presets, as a,b,none.")] = None,
-    algorithms: Annotated[list[str] | None, Option("--algorithms", "--algorithm", help="Algorithms, as a,b.")] = None,
+    guards: Annotated[list[str] | None, Option("--guards", "--guard", help="Their columns, a,stable,none.")] = None,
+    algorithms: Annotated[list[str] | None, Option("--algorithms", "--algorithm", help="Their columns, a,b.")] = None,
     column: Annotated[list[str] | None, Option(help="Only these columns of the table; repeatable.")] = None,
     seeds: Annotated[int, Option(min=1, help="Seeds of each cell: 0, 1, …")] = 3,
     steps: Annotated[int | None, Option(min=1, help="Steps of a run; by default its own, at least 12.")] = None,

@@ -33,7 +33,7 @@ def reproduce(
     model: Model = None,
     device: Device = None,
     out: Out = None,
-    live: Annotated[bool, Option("--live", help="Train a pretrained model; show no recordings.")] = False,
+    live: Annotated[bool, Option("--live", help="Train a pretrained model here, for minutes.")] = False,
 ) -> None:
     """Measure the before/after table of the reports; write figures and a page.
 
@@ -86,11 +86,11 @@ def train(
     live: Live = False,
     save: Save = "last",
     track: Annotated[str, Option(help="Trackers that follow: tensorboard, wandb, trackio, as a,b.")] = "",
-    child: Annotated[bool, Option(help="Train in a child process; a GPU always has one.")] = False,
-    processes: Annotated[int | None, Option(help="Processes that share each step's prompts.")] = None,
-    fit: Annotated[bool, Option("--fit", help="Halve data.micro_batch_prompts where memory runs out.")] = False,
-    resume: Annotated[Path | None, Option(help="Go on with the run in this folder, to the bit.")] = None,
-    recover: Annotated[list[str] | None, Option(help="With --resume: a section.setting=value.")] = None,
+    child: Annotated[bool, Option(help="Train in a child process; on a GPU it always is.")] = False,
+    processes: Annotated[int | None, Option(help="Processes that share each step; a launcher says it itself.")] = None,
+    fit: Annotated[bool, Option("--fit", help="In a child, halve micro-batches where memory runs out.")] = False,
+    resume: Annotated[Path | None, Option(help="Go on with the run of a folder from its newest checkpoint.")] = None,
+    recover: Annotated[list[str] | None, Option(help="With --resume: section.setting=value; repeatable.")] = None,
 ) -> None:
     """Train once; the run's folder holds config, events, checkpoints and the final healthy weights.
 
