@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import cast
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from torch import tensor
 from grpo_lab.algorithm import kl
 from grpo_lab.config.schema import Config
 from grpo_lab.core.batch import Batch
+from grpo_lab.core.hooks import Context
+from grpo_lab.core.train import Trainer
 from grpo_lab.errors import ConfigError
 from grpo_lab.training.registry import FORMULAS, chosen_formulas
 
@@ -28,6 +31,11 @@ def batch(pad: int = 0) -> Batch:
 
 def test_the_right_mask_ends_with_the_end_token():
     assert MASKS["position"](batch(), 0).tolist() == [[True] * 3, [True, False, False]]
+
+
+def test_the_core_trains_the_tokens_of_the_right_mask():
+    trained = Trainer.trained_tokens(cast(Trainer, None), cast(Context, None), batch())
+    assert trained.tolist() == [[True] * 3, [True, False, False]]
 
 
 def test_a_mask_of_everything_trains_padding():

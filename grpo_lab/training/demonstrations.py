@@ -40,7 +40,7 @@ class Demonstrations:
         completions, mask = _padded([row.completion for row in drawn], self.pad, device, "right")
         unknown = torch.zeros(completions.shape, device=device)
         group = torch.arange(size, device=device)
-        return Batch(prompt_ids, prompt_mask.long(), group, completions, mask, unknown, unknown)
+        return Batch(prompt_ids, prompt_mask.long(), group, completions, mask, unknown)
 
 
 def load(config: Config, model: Any, tokenizer: Any) -> Demonstrations:

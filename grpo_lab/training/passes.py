@@ -30,7 +30,7 @@ def plain_pass(model: Any, batch: Batch) -> tuple[Tensor, Head]:
 PASSES: dict[str, Pass] = {"shared": shared_pass, "plain": plain_pass}
 
 
-def check_attention(model: Any) -> None:
+def prepare_attention(model: Any) -> None:
     """Let a model's attention take masks (b, 1, t, k) of bool. Raises ConfigError for one that takes none."""
     if (kind := model.config._attn_implementation) not in ("sdpa", "eager"):
         raise ConfigError(f"attention {kind!r} takes no mask: load the model with attn_implementation='sdpa'")
@@ -54,7 +54,7 @@ def check(model: Any, name: str) -> None:
     Such a model changes its logits after its head (a soft cap, a scale), is no plain trunk with a head, or does not
     heed a mask with four dimensions.
     """
-    check_attention(model)
+    prepare_attention(model)
     prompt_ids, completions = torch.tensor([[0, 1, 2], [3, 2, 1]]), torch.tensor([[1, 2], [3, 0], [2, 2], [0, 1]])
     mask, blank = torch.ones(completions.shape, dtype=torch.bool), torch.zeros(completions.shape)
     inputs = (prompt_ids, (prompt_ids > 0).long(), torch.tensor([0, 0, 1, 1]), completions, mask, blank, blank)

@@ -101,8 +101,8 @@ class Recorder:
         self.metric("completions/mean_length", lengths.mean())
         self.metric("completions/clipped_ratio", 1 - ended.float().mean())
         self.metric("num_tokens", lengths.sum())
-        if batch.entropy is not None:
-            self.metric("entropy", batch.entropy[mask].mean())
+        assert batch.entropy is not None
+        self.metric("entropy", batch.entropy[mask].mean())
 
     def tensor(self, link: str, value: Tensor, update: int = 0, note: str = "") -> None:
         """Note a tensor of any shape: largest magnitude, number of elements not finite, and place of the worst one."""

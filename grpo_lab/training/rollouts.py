@@ -17,7 +17,7 @@ from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Stage
 from grpo_lab.errors import ConfigError
 from grpo_lab.tasks.conversations import Prompt, tokenized
-from grpo_lab.training.passes import check_attention
+from grpo_lab.training.passes import prepare_attention
 from grpo_lab.training.sampling_filters import distribution
 
 
@@ -82,23 +82,13 @@ def sample(
 
     Raises ConfigError where the model has too few positions, no end token, or an attention that takes no mask.
     """
-    check_attention(model)
+    prepare_attention(model)
     ids, mask = encode(tokenizer, prompts, model.device)
     check_length(model, ids.shape[1], sampling.max_completion_length)
     drawn_from = distribution(sampling, ids, mask, num_generations, model.config.vocab_size)
     noted = NotedEntropies(drawn_from, sampling, ids, num_generations)
-    batch = core.sample(
-        model,
-        ids,
-        mask,
-        num_generations,
-        sampling,
-        terminators(model, tokenizer),
-        tokenizer.pad_token_id,
-        generator,
-        apply,
-        noted,
-    )
+    ends, pad = terminators(model, tokenizer), tokenizer.pad_token_id
+    batch = core.sample(model, ids, mask, num_generations, sampling, ends, pad, generator, apply, noted)
     return noted.added(batch)
 
 
