@@ -26,7 +26,7 @@ from typing import Annotated, Any
 import typer
 
 from grpo_lab.course.editions import build
-from grpo_lab.course.registry import LABS, lab_page
+from grpo_lab.course.registry import lab_page
 from grpo_lab.grading.results import BY_HAND, RIGHT, Result
 from grpo_lab.grading.sandbox.processes import descendants
 from grpo_lab.runs import environment
@@ -67,10 +67,10 @@ class Handed:
 def a_class(size: int, seed: int) -> Iterator[Handed]:
     """Notebooks of all labs in turn, in their shares."""
     draw = random.Random(seed)
-    wrong, attacks = mutants.all(), list(_attacks())
+    wrong, attacks = mutants.wrong(), list(_attacks())
     for kind, share in SHARES.items():
         for number in range(round(size * share)):
-            lab = LABS[number % len(LABS)]
+            lab = mutants.LABS[number % len(mutants.LABS)]
             if kind == "one wrong answer":
                 one = draw.choice([each for each in wrong if each.lab == lab])
                 yield Handed(kind, lab, {one.exercise: one.source})

@@ -79,11 +79,11 @@ def tasks(parts: Iterable[str] = PARTS, inputs: Path = INPUTS) -> list[Task]:
     from grpo_lab.course import registry
     from grpo_lab.grading.sandbox.tiers import TIERS
     from grpo_lab.runs.recordings import recording_names
-    from tests.grading import fairness, hostile, mutants
+    from tests.grading import hostile, mutants
 
-    tables = {"reference": mutants.references(), "wrong": mutants.all(), "near": fairness.NEAR}
-    tables |= {"another way": mutants.another_way(), "other words": fairness.RIGHT}
-    exercises = [(lab, name) for lab in registry.LABS for name in registry.lab_page(lab).exercises]
+    tables = {"reference": mutants.references(), "wrong": mutants.wrong()}
+    tables |= {"near": mutants.near(), "right": mutants.right()}
+    exercises = [(lab, name) for lab in registry.course_labs() for name in registry.lab_page(lab).exercises]
     answers = [(each, f"{kind}: {each.name}") for kind, table in tables.items() for each in table]
     logs = json.loads(gzip.decompress((FOLDER / "logs.json.gz").read_bytes()))
     given = sorted(inputs.iterdir()) if inputs.is_dir() else []
@@ -91,7 +91,12 @@ def tasks(parts: Iterable[str] = PARTS, inputs: Path = INPUTS) -> list[Task]:
         "findings": [
             *(Task(f"findings_{lab}", "cases", (lab, name)) for lab, name in exercises),
             *(
-                Task(f"findings_{each.lab}", "findings", (each.lab, each.exercise, key, each.source), each.trains)
+                Task(
+                    f"findings_{each.lab}",
+                    "findings",
+                    (each.lab, each.exercise, key, each.source),
+                    mutants.trains(each),
+                )
                 for each, key in answers
             ),
         ],

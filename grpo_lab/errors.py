@@ -60,7 +60,7 @@ def unknown(kind: str, name: str, known: Iterable[str], error: type[GrpoLabError
     >>> print(unknown("guard", "clip_gradient", ["clip_gradients", "warm_up"]))
     unknown guard 'clip_gradient'; did you mean 'clip_gradients'? Known: clip_gradients, warm_up
     """
-    names = sorted(known)
-    near = difflib.get_close_matches(name, names) or difflib.get_close_matches(name, names, cutoff=0.5)
+    names, given = sorted(known), str(name)  # of a file or an answer it may be a number
+    near = difflib.get_close_matches(given, names) or difflib.get_close_matches(given, names, cutoff=0.5)
     hint = f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else "."
     return error(f"unknown {kind} {name!r}{hint} Known: {', '.join(names) or 'none'}")

@@ -73,14 +73,14 @@ def named_file(kind: str, name: str) -> Path:
 
 
 def labs_directory() -> Path:
-    """The checkout's labs/ folder, or the copy inside an installed package, which has no instructor's edition.
+    """The checkout's labs/ folder, or the copy inside an installed package.
 
-    >>> (labs_directory() / "lecture.ipynb").is_file()
+    >>> (labs_directory() / "lecture" / "lecture.ipynb").is_file()
     True
 
     Raises DataError if neither exists.
     """
-    return _shipped("labs", "course/labs/notebooks", "src")
+    return _shipped("labs", "labs", "lecture")
 
 
 def is_installed(path: Path) -> bool:

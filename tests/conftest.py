@@ -1,5 +1,6 @@
 """Set-up that must happen before any module of the package is imported, and fixtures that several files share."""
 
+import shutil
 import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -9,7 +10,7 @@ import pytest
 
 OWN = Path(__file__).parent / "own"
 """A folder as GRPO_LAB_DATA names it, with a lab."""
-collect_ignore = ["own/labs/src/sample.py"]  # a notebook's source, no module
+collect_ignore = ["own/labs/sample/notebook.py"]  # a notebook's source, no module
 
 # Shapes are checked here and only here: users pay nothing. tests/gpu also runs where none of this is installed.
 if find_spec("jaxtyping") and find_spec("beartype"):
@@ -54,10 +55,9 @@ def fault(monkeypatch):
 
 @pytest.fixture
 def sample_lab(monkeypatch, tmp_path):
-    """The lab of tests/own, known for one test; its source is in the folder given, which is the current one."""
-    monkeypatch.setenv("GRPO_LAB_DATA", str(OWN))
-    (tmp_path / "labs" / "src").mkdir(parents=True)
-    (tmp_path / "labs" / "src" / "sample.py").write_text((OWN / "labs" / "src" / "sample.py").read_text())
+    """The folder with a copy of the lab of tests/own, which is known for one test; it is the current folder."""
+    monkeypatch.setenv("GRPO_LAB_DATA", str(tmp_path))
+    shutil.copytree(OWN / "labs", tmp_path / "labs", ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.chdir(tmp_path / "labs")
     return tmp_path / "labs"
 

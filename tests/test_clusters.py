@@ -14,11 +14,13 @@ import pytest
 from grpo_lab.analysis.matrix.cells import cells, columns
 from grpo_lab.analysis.matrix.pool import FarPool, Pool, run_all, run_cell
 from grpo_lab.analysis.matrix.results import Journal
+from grpo_lab.course.editions import build
 from grpo_lab.errors import ConfigError, RunError
 from grpo_lab.grading import class_run, rules
 from grpo_lab.grading.class_run import FarClients
 from grpo_lab.grading.grader import Course
 from grpo_lab.grading.submissions import Found
+from grpo_lab.paths import labs_directory
 from grpo_lab.runs import clusters
 
 LONGEST = 300
@@ -178,10 +180,10 @@ def test_ctrl_c_of_a_terminal_leaves_the_workers_alone(tmp_path):
 @QUIET
 @pytest.mark.slow
 def test_a_class_is_graded_on_workers_as_it_is_here(cluster, tmp_path):
-    notebook = Path(__file__).parents[1] / "labs" / "instructor" / "01_grpo_by_hand.ipynb"
+    notebook = build.notebook(labs_directory(), "01_grpo_by_hand", build.REFERENCE)
     course = Course(rules.read(None), b"secret")
     every = [Found("anna", tmp_path / "anna.ipynb", tmp_path)]
-    every[0].file.write_bytes(notebook.read_bytes())
+    every[0].file.write_text(notebook, encoding="utf-8")
     scores = []
     for name, clients in (("far", FarClients(course, cluster)), ("here", class_run.Clients(course, 1))):
         if name == "here":

@@ -19,10 +19,12 @@ from grpo_lab.analysis.diagnosis.causes import Cause, Condition, Suspect, known_
 from grpo_lab.analysis.diagnosis.symptoms import Seen, Symptom, Unknown
 from grpo_lab.cli import app
 from grpo_lab.config import catalog
-from grpo_lab.course.registry import LABS
+from grpo_lab.course.registry import course_labs
 from grpo_lab.errors import ConfigError
 from grpo_lab.runs.session import Session
 from grpo_lab.training.registry import validated
+
+LABS = course_labs()
 
 NAN, INF = math.nan, math.inf
 GAP, GAP_MAX = "sampling/sampling_logp_difference/mean", "sampling/sampling_logp_difference/max"

@@ -26,7 +26,7 @@ def sample(sample_lab):
     """The cells of an edition by id; `sample(edition, a, b)` after a change of its source."""
 
     def made(edition="learner", *change):
-        path = sample_lab / "src" / "sample.py"
+        path = sample_lab / "sample" / "notebook.py"
         if change:
             text = path.read_text()
             assert change[0] in text
@@ -109,7 +109,7 @@ LONG = "\n".join(f"    x = {n}" for n in range(13)) + "\n    return x"
     [
         (("# Lab 9. A sample", "# Lab 9. Another"), "first cell must begin with a heading .* '# A sample'"),
         (("%%exercise double", "%%exercise duoble"), "unknown exercise 'duoble'; did you mean 'double'.*"),
-        (("%%exercise double", "%%exercise duoble"), "exercise 'double' is in the registry and has no cell"),
+        (("%%exercise double", "%%exercise duoble"), "exercise 'double' is in lab.toml and has no cell"),
         (("%%exercise letter", "%%exercise guess"), "exercise 'guess' is asked 2 times"),
         (("    # END SOLUTION\n", ""), "cell 4, which begins '%%exercise double': .*END SOLUTION is missing"),
         (("    twice = x + x\n    return twice", LONG), "a solution of 14 lines; at most 12"),
@@ -122,7 +122,7 @@ LONG = "\n".join(f"    x = {n}" for n in range(13)) + "\n    return x"
     ],
 )
 def test_a_source_that_breaks_a_rule_is_refused(sample, change, message):
-    with pytest.raises(DataError, match=rf"(?s)sample\.py: .*{message}"):
+    with pytest.raises(DataError, match=rf"(?s)notebook\.py: .*{message}"):
         sample("learner", *change)
 
 
@@ -132,14 +132,11 @@ def test_a_table_may_be_long(sample):
 
 
 def test_what_is_no_lab_has_one_edition(sample_lab):
-    (sample_lab / "src" / "talk.py").write_text("# %%\n1 + 1\n")
+    (sample_lab / "talk").mkdir()
+    (sample_lab / "talk" / "notebook.py").write_text("# %%\n1 + 1\n")
     made = build.render(sample_lab)
-    assert [str(path.relative_to(sample_lab)) for path in made] == [
-        "sample.ipynb",
-        "instructor/sample.ipynb",
-        "talk.ipynb",
-    ]
-    (sample_lab / "src" / "talk.py").write_text("# %%\n# %%exercise x\n# BEGIN SOLUTION\n1\n# END SOLUTION\n")
+    assert [str(path.relative_to(sample_lab)) for path in made] == ["sample/sample.ipynb", "talk/talk.ipynb"]
+    (sample_lab / "talk" / "notebook.py").write_text("# %%\n# %%exercise x\n# BEGIN SOLUTION\n1\n# END SOLUTION\n")
     with pytest.raises(DataError, match="unknown exercise 'x'"):
         build.render(sample_lab)
 
@@ -160,22 +157,20 @@ def run(monkeypatch, capsys):
 
 def test_the_command(sample_lab, run):
     assert run("--folder", ".", "--check")[0] == 1
-    assert run("--folder", ".") == (0, "sample.ipynb written\ninstructor/sample.ipynb written\n", "")
+    assert run("--folder", ".") == (0, "sample/sample.ipynb written\n", "")
     assert run("--folder", ".") == (0, "", "")
     assert run("--folder", ".", "--check", "sample") == (0, "", "")
-    (sample_lab / "instructor" / "sample.ipynb").write_text("{}")
-    assert run("--folder", ".", "--check", "--edition", "learner") == (0, "", "")
+    (sample_lab / "sample" / "sample.ipynb").write_text("{}")
     code, _, error = run("--folder", ".", "--check")
     assert code == 1
-    assert "out of date: instructor/sample.ipynb; run grpo-lab labs build" in error
+    assert "out of date: sample/sample.ipynb; run grpo-lab labs build" in error
 
 
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
         (["simple", "--folder", "."], 2, "unknown lab 'simple'; did you mean 'sample'?"),
-        (["--edition", "learners", "--folder", "."], 2, "unknown edition 'learners'; did you mean 'learner'?"),
-        ([], 2, "no lab in labs/src; run this in the checkout"),
+        ([], 2, "no lab in labs; run this in the checkout"),
     ],
 )
 def test_mistakes_of_the_command(sample_lab, run, words, code, message):
@@ -192,19 +187,19 @@ def test_every_notebook_is_what_its_source_makes():
 
 
 def test_every_lab_of_the_registry_has_a_notebook_and_every_notebook_a_source():
-    assert set(registry.LABS) <= set(build.lab_names(LABS))
+    assert set(registry.course_labs()) <= set(build.lab_names(LABS))
     made = {path.relative_to(LABS) for path in build.render(LABS)}
     assert {path.relative_to(LABS) for path in LABS.rglob("*.ipynb") if ".ipynb_checkpoints" not in str(path)} == made
 
 
-@pytest.mark.parametrize("name", [name for name in build.lab_names(LABS) if name in registry.LABS])
+@pytest.mark.parametrize("name", [name for name in build.lab_names(LABS) if name in registry.course_labs()])
 def test_no_solution_is_in_a_learners_edition(name):
     """Not as a line anywhere, and no long one within a line, but for a last hint, which may be nearly the answer."""
-    source = jupytext.read(LABS / "src" / f"{name}.py", fmt="py:percent")
+    source = jupytext.read(LABS / name / "notebook.py", fmt="py:percent")
     solved = [lines for cell in source.cells for lines in solutions(cell.source)]
     elsewhere = {line.strip() for cell in source.cells for line in learners(cell.source).split("\n")}
     telling = {line.strip() for lines in solved for line in lines} - elsewhere - {""}
-    made = cells((LABS / f"{name}.ipynb").read_text())
+    made = cells(build.place(LABS, name).read_text())
     found = {line.strip() for cell in made.values() for line in cell.source.split("\n")}
     text = json.dumps([cell for identity, cell in made.items() if not identity.endswith("-hints")])
     assert telling

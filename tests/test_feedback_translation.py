@@ -13,18 +13,26 @@ from grpo_lab import messages
 from grpo_lab.analysis.matrix.results import Fate
 from grpo_lab.config.catalog import scenario
 from grpo_lab.config.user_code import execute
-from grpo_lab.course import evaluate, registry, translation
-from grpo_lab.course.exercises import Finding
-from grpo_lab.course.labs.lab_03_error_chain.cases import CHAIN
-from grpo_lab.course.labs.lab_04_guards.page import ALONE, SURVIVE
+from grpo_lab.course import evaluate, pages, registry, translation
+from grpo_lab.course.exercises import Finding, Function
 from grpo_lab.errors import NotYet, unknown
 from grpo_lab.grading.results import FAULT, NOT_REACHED
 from grpo_lab.grading.sandbox import tiers
-from tests.grading import fairness
+from grpo_lab.paths import OWN, read_toml
+from tests.grading import mutants
 
 COURSE, GRADING = (Path(str(room.__file__)).parent for room in (grpo_lab.course, grpo_lab.grading))
 OTHERS = [name for name in messages.languages() if name != messages.ENGLISH]
-FOR_AUTHORS = {"exercises.py", "mysteries.py", "pages.py", "progress.py", "registry.py", "translation.py"}
+LABS, GUARDS = registry.course_labs(), mutants.checks("04_guards")
+FOR_AUTHORS = {
+    "exercises.py",
+    "known_answers.py",
+    "mysteries.py",
+    "pages.py",
+    "progress.py",
+    "registry.py",
+    "translation.py",
+}
 """Modules whose texts are errors for the authors of a lab, or files."""
 NO_FEEDBACK = {
     "{} {}",  # a value and its type
@@ -76,7 +84,7 @@ ELSEWHERE = {
     "{}: importing it raised {}; mend the file",
     f"{FAULT}{{}}",
     "{}, row {} ({}): {}",  # a warning about a mark, with its place
-    *(scenario(name).title for name in {*ALONE, *SURVIVE}),
+    *(scenario(name).title for name in {*GUARDS.ALONE, *GUARDS.SURVIVE}),
 }
 """Texts from lower rooms that a finding may hold, and texts that code puts together."""
 SHOWN = {
@@ -121,9 +129,36 @@ def literals(path):
 def of_the_code():
     """The texts that the code of the course can put into a finding."""
     paths = [path for path in COURSE.rglob("*.py") if path.name not in FOR_AUTHORS and "editions" not in path.parts]
-    found = {text for path in paths for text in literals(path)}
+    return feedback(text for path in paths for text in literals(path))
+
+
+@cache
+def of_checks(lab):
+    """The texts that checks.py of a lab can put into a finding."""
+    return feedback(literals(registry.lab_folder(lab) / pages.CHECKS))
+
+
+def feedback(found):
+    """The prose among the texts of a module."""
+    found = set(found)
     prose = {text for text in found if " " in text.strip() and re.search("[A-Za-z]{2}", text)} | (found & SINGLE_WORDS)
     return {text for text in prose - NO_FEEDBACK if not LOGS.search(text)}
+
+
+def english(lab):
+    """The texts of a lab's findings by their place; where no function is judged, checks.py has the reasons."""
+    folder, exercises = registry.lab_folder(lab), registry.lab_page(lab).exercises
+    judged = {
+        name: reasons
+        for name, reasons in translation.reasons(folder).items()
+        if isinstance(exercises[name].check, Function)
+    }
+    return translation.places({**read_toml(folder / pages.FILE), "reasons": judged})
+
+
+def in_other_words(lab, language):
+    """lab.toml of a lab in a language."""
+    return read_toml(registry.lab_folder(lab) / language / pages.FILE)
 
 
 @cache
@@ -143,28 +178,44 @@ def of_grading():
 
 @cache
 def of_the_table(language):
-    return translation.table(language)
+    return translation.of_the_code(language)
 
 
 @pytest.mark.parametrize("language", OTHERS)
 def test_every_text_of_the_feedback_has_a_translation(language):
-    assert of_the_code() - of_the_table(language).keys() - set(CHAIN) == set()
+    assert of_the_code() - of_the_table(language).keys() == set()
     assert (ELSEWHERE | of_grading()) - of_the_table(language).keys() == set()
 
 
 @pytest.mark.parametrize("language", OTHERS)
 def test_every_translation_has_its_text(language):
     joints = {" and ", " or "}
-    assert of_the_table(language).keys() - of_the_code() - ELSEWHERE - of_grading() - joints - set(CHAIN) == set()
+    assert of_the_table(language).keys() - of_the_code() - ELSEWHERE - of_grading() - joints == set()
 
 
 @pytest.mark.parametrize("language", OTHERS)
-@pytest.mark.parametrize("lab", registry.LABS)
-def test_the_texts_of_the_test_inputs_have_the_same_keys(lab, language):
-    folder = COURSE / "labs" / f"lab_{lab}"
-    if (folder / "texts.toml").exists():
-        english, other = (translation._read(folder / name) for name in ("texts.toml", f"texts.{language}.toml"))
-        assert list(english) == list(other)
+@pytest.mark.parametrize("lab", LABS)
+def test_the_texts_of_a_lab_have_a_translation_at_the_same_place_and_nothing_else_has_one(lab, language):
+    """Texts of test inputs, reasons for letters, and reasons for known wrong answers."""
+    assert list(english(lab)) == list(translation.places(in_other_words(lab, language)))
+
+
+@pytest.mark.parametrize("language", OTHERS)
+@pytest.mark.parametrize("lab", LABS)
+def test_every_text_of_checks_has_a_translation_in_one_place(lab, language):
+    others = of_the_table(language).keys() | set(english(lab).values())
+    said = in_other_words(lab, language).get("feedback", {}).keys()
+    assert of_checks(lab) - others - said == set()
+    assert said - of_checks(lab) == set()
+    assert said & others == set()
+
+
+@pytest.mark.parametrize("language", OTHERS)
+def test_the_labs_say_a_text_in_the_same_words(language):
+    every = translation.texts(language)
+    for lab in LABS:
+        theirs = translation.of_lab(registry.lab_folder(lab), language)
+        assert theirs == {text: every[text] for text in theirs}, lab
 
 
 NUMBERS = re.compile(r"(?<![\w.^])\d[\d,]*(?:\.\d+)?(?:e-?\d+)?")
@@ -172,22 +223,22 @@ NUMBERS = re.compile(r"(?<![\w.^])\d[\d,]*(?:\.\d+)?(?:e-?\d+)?")
 
 @pytest.mark.parametrize("language", OTHERS)
 def test_a_translation_has_the_placeholders_and_the_numbers_of_its_text(language):
-    for english, words in translation.texts(language).items():
+    for text, words in translation.texts(language).items():
         assert words.strip() and not PROSE.search(CODE.sub("", words)), words
-        places, theirs = ([each[1] for each in translation._PLACE.finditer(text)] for text in (english, words))
-        assert len(places) == len(theirs), english
+        places, theirs = ([each[1] for each in translation._PLACE.finditer(one)] for one in (text, words))
+        assert len(places) == len(theirs), text
         named = [name for name in places if name]
-        assert sorted(named) == sorted(name for name in theirs if name and not name.isdigit()), english
-        texts = (NUMBERS.findall(translation._PLACE.sub("", text)) for text in (english, words))
-        mine, others = (sorted(number.rstrip(",") for number in numbers) for numbers in texts)
-        assert mine == others, (english, words)
+        assert sorted(named) == sorted(name for name in theirs if name and not name.isdigit()), text
+        found = (NUMBERS.findall(translation._PLACE.sub("", one)) for one in (text, words))
+        mine, others = (sorted(number.rstrip(",") for number in numbers) for numbers in found)
+        assert mine == others, (text, words)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("language", OTHERS)
 def test_the_feedback_on_a_near_miss_has_no_english_sentence(language, tmp_path):
     """Names, code and quoted values stay; a word beside another word would be English."""
-    for answer in (each for each in fairness.NEAR if not each.trains):
+    for answer in (each for each in mutants.near() if not mutants.trains(each)):
         task = registry.exercise(answer.lab, answer.exercise)
         for seed, transformed in ((0, False), (5, True)):
             cases = evaluate.asked(task, seed, transformed)
@@ -244,3 +295,49 @@ def test_what_the_learner_or_python_wrote_stays():
 def test_english_stays_english():
     finding = Finding(False, "a healthy run", "1", "a number", "This is a text; a number is wanted.")
     assert translation.in_language(finding, "en") is finding
+
+
+@pytest.fixture
+def own_lab(monkeypatch, tmp_path):
+    """The folder of a lab of one's own, in English alone."""
+    folder = tmp_path / "labs" / "mine"
+    (folder / "zh").mkdir(parents=True)
+    (folder / "lab.toml").write_text(
+        '[exercises.cause]\nwrong.a = "Not this."\n[exercises.double]\n[texts]\ntwo = ["two of it", "Twice two."]\n'
+    )
+    (folder / "answers.toml").write_text("[double.wrong.half]\ncell = ''\nreason = 'This is half.'\n")
+    monkeypatch.setenv(OWN, str(tmp_path))
+    return folder
+
+
+OWN_WORDS = """[exercises.cause]
+wrong.a = "不是这个。"
+[texts]
+two = ["其中两个", "二的两倍。"]
+[reasons.double]
+half = "这是一半。"
+[feedback]
+"{} of mine" = "我的 {}"
+"""
+
+
+def test_a_lab_of_ones_own_is_translated_as_soon_as_it_has_the_words(own_lab):
+    texts = ("Not this.", "two of it", "Twice two.", "This is half.", "3 of mine")
+    assert tuple(translation.said(text, "zh") for text in texts) == texts
+    (own_lab / "zh" / "lab.toml").write_text(OWN_WORDS, encoding="utf-8")
+    said = ("不是这个。", "其中两个", "二的两倍。", "这是一半。", "我的 3")
+    assert tuple(translation.said(text, "zh") for text in texts) == said
+    (own_lab / "zh" / "lab.toml").write_text(OWN_WORDS.replace("一半", "半数"), encoding="utf-8")
+    assert translation.said("This is half.", "zh") == "这是半数。"
+
+
+def test_a_lab_of_ones_own_changes_no_text_of_the_course(own_lab):
+    (own_lab / "zh" / "lab.toml").write_text(OWN_WORDS + '"a healthy run" = "x"\n"a number" = "x"\n', encoding="utf-8")
+    assert translation.said("a healthy run", "zh") == "健康的运行" and translation.said("a number", "zh") == "数"
+
+
+def test_without_the_folder_its_words_are_gone(own_lab, monkeypatch):
+    (own_lab / "zh" / "lab.toml").write_text(OWN_WORDS, encoding="utf-8")
+    assert translation.said("This is half.", "zh") == "这是一半。"
+    monkeypatch.delenv(OWN)
+    assert translation.said("This is half.", "zh") == "This is half."

@@ -14,7 +14,7 @@ from nbclient.exceptions import CellExecutionError
 
 from grpo_lab import cli
 from grpo_lab.course.answers import MAGIC
-from grpo_lab.paths import data_directory
+from grpo_lab.paths import data_directory, labs_directory
 from grpo_lab.ui import first_cell
 
 ROOT = Path(cli.__file__).parents[2]
@@ -29,9 +29,12 @@ def open_labs(monkeypatch, tmp_path, capsys):
     for name in ("JUPYTER_PATH", "JUPYTER_CONFIG_PATH"):
         monkeypatch.setenv(name, "/of/the/user")
     labs = tmp_path / "labs"
-    labs.mkdir()
-    for name in ("00_start.ipynb", "lecture.ipynb", "README.md"):
-        (labs / name).write_text(name)
+    for name in ("00_start", "lecture"):
+        (labs / name).mkdir(parents=True)
+        for file in ("notebook.py", f"{name}.ipynb"):
+            (labs / name / file).write_text(f"{name}.ipynb")
+    shutil.copy(labs_directory() / "00_start" / "lab.toml", labs / "00_start")
+    shutil.copy(labs_directory() / "00_start" / "checks.py", labs / "00_start")
     monkeypatch.chdir(tmp_path)
 
     def run(*words: str):
@@ -55,7 +58,7 @@ def test_learners_work_in_a_copy(open_labs, tmp_path):
 def test_the_work_of_a_learner_is_kept(open_labs, tmp_path):
     open_labs()
     (tmp_path / "work" / "00_start.ipynb").write_text("of the learner")
-    (tmp_path / "labs" / "lecture.ipynb").write_text("newer")
+    (tmp_path / "labs" / "lecture" / "lecture.ipynb").write_text("newer")
     (tmp_path / "work" / "README.md").unlink()
     _, code, said = open_labs()
     assert not code and (tmp_path / "work" / "00_start.ipynb").read_text() == "of the learner"
@@ -66,9 +69,9 @@ def test_the_work_of_a_learner_is_kept(open_labs, tmp_path):
 def test_the_labs_of_an_installed_package_are_copied_to_the_current_folder(open_labs, monkeypatch, tmp_path):
     package, here = tmp_path / "site-packages" / "grpo_lab", tmp_path / "here"
     (package / "data" / "presets").mkdir(parents=True)
-    (tmp_path / "labs" / "src").mkdir()
-    (package / "course" / "labs").mkdir(parents=True)
-    (tmp_path / "labs").rename(package / "course" / "labs" / "notebooks")
+    (package / "data" / "templates").symlink_to(data_directory() / "templates")
+    (package / "data" / "messages").symlink_to(data_directory() / "messages")
+    (tmp_path / "labs").rename(package / "labs")
     monkeypatch.setattr("grpo_lab.paths.__file__", str(package / "paths.py"))
     here.mkdir()
     monkeypatch.chdir(here)

@@ -11,6 +11,7 @@ import pytest
 from grpo_lab import messages
 from grpo_lab.course import pages, registry
 from grpo_lab.course.editions import build, nbgrader, prose, release
+from grpo_lab.course.editions.solutions import NOTEBOOK
 from grpo_lab.errors import ConfigError, DataError
 from grpo_lab.paths import data_directory, data_tables
 from grpo_lab.ui.notebook.lab import Lab
@@ -26,7 +27,9 @@ CODE = re.compile(r"^```.*?^```|``.+?``|`[^`]+`|\$[^$]+\$|\]\([^)]*\)|\*[A-Z][^*
 
 
 def cells(name, language, edition="instructor"):
-    return json.loads(build.notebook(LABS, name, edition if name in registry.LABS else "learner", language))["cells"]
+    return json.loads(build.notebook(LABS, name, edition if name in registry.course_labs() else "learner", language))[
+        "cells"
+    ]
 
 
 def without_words(source):
@@ -41,8 +44,8 @@ def without_words(source):
 def test_the_labs_have_the_languages_of_the_panel():
     assert build.languages(LABS) == ["en", *OTHERS] and OTHERS
     for language in OTHERS:
-        assert sorted(path.stem for path in (LABS / "src" / language).iterdir()) == NAMES
-        assert {path.stem for path in (data_directory() / "course" / language).iterdir()} == set(registry.LABS)
+        assert sorted(path.parents[1].name for path in LABS.glob(f"*/{language}/{NOTEBOOK}")) == NAMES
+        assert {path.parents[1].name for path in LABS.glob(f"*/{language}/{pages.FILE}")} == set(registry.course_labs())
 
 
 @pytest.mark.parametrize("language", OTHERS)
@@ -71,7 +74,7 @@ def test_every_text_of_a_chinese_notebook_is_chinese(name):
             assert not ENGLISH_SENTENCE.search(bare), ENGLISH_SENTENCE.search(bare)
 
 
-@pytest.mark.parametrize("name", registry.LABS)
+@pytest.mark.parametrize("name", registry.course_labs())
 def test_a_page_keeps_numbers_and_checks(name):
     english = registry.lab_page(name)
     said = pages.in_language(english, "zh")

@@ -42,11 +42,11 @@ def lecture_command(monkeypatch, tmp_path, capsys):
 
 
 def test_the_command_opens_the_notebook_alone(lecture_command, tmp_path):
-    (tmp_path / "labs").mkdir()
-    (tmp_path / "labs" / "lecture.ipynb").touch()
+    (tmp_path / "labs" / "lecture").mkdir(parents=True)
+    (tmp_path / "labs" / "lecture" / "lecture.ipynb").touch()
     told, code, _ = lecture_command("--port", "9000", "--no-browser")
     assert not code
-    root, page = f"--ServerApp.root_dir={tmp_path / 'labs'}", "--LabApp.default_url=/doc/tree/lecture.ipynb"
+    root, page = f"--ServerApp.root_dir={tmp_path / 'labs' / 'lecture'}", "--LabApp.default_url=/doc/tree/lecture.ipynb"
     assert told == [[root, page, "--ServerApp.port=9000", "--no-browser"]]
     ours, users = os.environ["JUPYTER_CONFIG_PATH"].split(os.pathsep)
     assert json.loads(Path(ours, "labconfig", "page_config.json").read_text()) and users == "/of/the/user"
@@ -54,9 +54,9 @@ def test_the_command_opens_the_notebook_alone(lecture_command, tmp_path):
 
 def test_the_lecture_of_an_installed_package_is_opened_as_a_copy_that_is_kept(lecture_command, monkeypatch, tmp_path):
     package, here = tmp_path / "site-packages" / "grpo_lab", tmp_path / "here"
-    for folder in ("data/presets", "course/labs/notebooks/src"):
+    for folder in ("data/presets", "labs/lecture"):
         (package / folder).mkdir(parents=True)
-    (package / "course" / "labs" / "notebooks" / "lecture.ipynb").write_text("of the package")
+    (package / "labs" / "lecture" / "lecture.ipynb").write_text("of the package")
     monkeypatch.setattr("grpo_lab.paths.__file__", str(package / "paths.py"))
     here.mkdir()
     monkeypatch.chdir(here)
@@ -80,12 +80,15 @@ def test_the_checkout_has_the_notebook(monkeypatch, tmp_path):
 
 
 def test_without_labs_or_jupyterlab_the_way_out_is_named(lecture_command, tmp_path, monkeypatch):
-    monkeypatch.setattr(command, "LECTURE", "of_nobody.ipynb")
+    monkeypatch.setattr(command, "LECTURE", "of_nobody")
     told, code, said = lecture_command()
     assert (told, code) == ([], 2)
-    assert said.startswith(f"error: no of_nobody.ipynb in {tmp_path / 'labs'} or ") and "install grpo_lab again" in said
-    (tmp_path / "labs").mkdir()
-    (tmp_path / "labs" / "of_nobody.ipynb").touch()
+    assert (
+        said.startswith(f"error: no of_nobody/of_nobody.ipynb in {tmp_path / 'labs'} or ")
+        and "install grpo_lab again" in said
+    )
+    (tmp_path / "labs" / "of_nobody").mkdir(parents=True)
+    (tmp_path / "labs" / "of_nobody" / "of_nobody.ipynb").touch()
     monkeypatch.setattr(command, "find_spec", lambda name: None)
     told, code, said = lecture_command()
     assert (told, code) == ([], 1)

@@ -239,12 +239,12 @@ def test_data_is_found_in_a_wheel_first(monkeypatch, tmp_path):
 def test_labs_are_found_in_a_wheel_first(monkeypatch, tmp_path):
     package = tmp_path / "site-packages" / "grpo_lab"
     monkeypatch.setattr(paths, "__file__", str(package / "paths.py"))
-    (package.parent / "labs" / "src").mkdir(parents=True)
+    (package.parent / "labs" / "lecture").mkdir(parents=True)
     assert paths.labs_directory() == package.parent / "labs" and not paths.is_installed(paths.labs_directory())
-    (package / "course" / "labs" / "notebooks").mkdir(parents=True)
+    (package / "labs").mkdir(parents=True)
     assert paths.labs_directory() == package.parent / "labs"  # an empty folder holds no labs
-    (package / "course" / "labs" / "notebooks" / "src").mkdir()
-    assert paths.labs_directory() == package / "course" / "labs" / "notebooks"
+    (package / "labs" / "lecture").mkdir()
+    assert paths.labs_directory() == package / "labs"
     assert paths.is_installed(paths.labs_directory())
 
 

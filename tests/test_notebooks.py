@@ -128,16 +128,15 @@ LONG = (
 """Labs that are executed with the slow tests only: they train, or a browser runs them too."""
 
 
-NAMES = [name for name in build.lab_names(LABS) if name in registry.LABS]
+NAMES = [name for name in build.lab_names(LABS) if name in registry.course_labs()]
 CASES = [pytest.param(name, FEWEST, marks=[pytest.mark.slow] if name in LONG else []) for name in NAMES]
 CASES += [pytest.param("02_explosion", notebook_mode.SHORT, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize(("name", "steps"), CASES)
 def test_a_lab(name, steps, execute):
-    learner, instructor = (
-        nbformat.read(LABS / folder / f"{name}.ipynb", as_version=4) for folder in ("", "instructor")
-    )
+    learner = nbformat.read(build.place(LABS, name), as_version=4)
+    instructor = nbformat.reads(build.notebook(LABS, name, build.INSTRUCTOR), as_version=4)
     notebook = execute(both(learner, instructor), steps)
     stubs = [cell.id for cell in notebook.cells if cell.id.endswith("-stub")]
     assert stubs == [f"{name}-{exercise}-stub" for exercise in registry.lab_page(name).exercises]
@@ -145,9 +144,9 @@ def test_a_lab(name, steps, execute):
     say_times(name, notebook)
 
 
-@pytest.mark.parametrize("name", [name for name in build.lab_names(LABS) if name not in registry.LABS])
+@pytest.mark.parametrize("name", [name for name in build.lab_names(LABS) if name not in registry.course_labs()])
 def test_what_is_no_lab(name, execute):
-    looked_at(execute(nbformat.read(LABS / f"{name}.ipynb", as_version=4)))
+    looked_at(execute(nbformat.read(build.place(LABS, name), as_version=4)))
 
 
 @pytest.fixture

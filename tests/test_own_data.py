@@ -34,9 +34,7 @@ def own(monkeypatch, tmp_path) -> Path:
         path = data_directory() / kind / name
         copied = tmp_path / kind / f"mine{path.suffix}"
         shutil.copytree(path, copied) if path.is_dir() else (copied.parent.mkdir(), shutil.copy(path, copied))
-    page = Path(__file__).parent / "own" / "labs" / "sample" / "page.py"
-    (tmp_path / "labs" / "mine").mkdir(parents=True)
-    (tmp_path / "labs" / "mine" / "page.py").write_text(page.read_text().replace('name="sample"', 'name="mine"'))
+    shutil.copytree(Path(__file__).parent / "own" / "labs" / "sample", tmp_path / "labs" / "mine")
     monkeypatch.setenv("GRPO_LAB_DATA", str(tmp_path))
     return tmp_path
 
@@ -80,30 +78,32 @@ def test_a_labs_name_is_free_and_plain(own, name, fault):
 
 @pytest.mark.parametrize(
     ("code", "fault"),
-    [("LAB = 3", "define LAB = pages.page"), ("LAB = 1 / 0", "division by zero.*line 1"), ("LAB = (", "never closed")],
+    [
+        ("CHECKS = 3", "define CHECKS = "),
+        ("CHECKS = 1 / 0", "division by zero.*line 1"),
+        ("CHECKS = (", "never closed"),
+    ],
 )
 def test_a_lab_that_does_not_load_is_named(own, code, fault):
-    page = own / "labs" / "mine" / "page.py"
-    page.write_text(code)
+    checks = own / "labs" / "mine" / "checks.py"
+    checks.write_text(code)
     with pytest.raises(DataError, match=fault) as raised:
         registry.lab_page("mine")
-    assert str(page) in str(raised.value) and raised.value.exit_code == 2
+    assert str(checks) in str(raised.value) and raised.value.exit_code == 2
 
 
 def test_a_change_of_a_lab_is_seen(own):
-    page = own / "labs" / "mine" / "page.py"
+    page = own / "labs" / "mine" / "lab.toml"
     page.write_text(page.read_text().replace("A sample", "Another"))
     assert registry.lab_page("mine").title == "Another"
 
 
 @pytest.mark.parametrize(
-    "changed", ["labs/mine/page.py", "labs/mine/mine.toml", "course/compare.py", "data/course/05_kl.toml"]
+    "changed", ["labs/mine/checks.py", "labs/mine/lab.toml", "labs/mine/answers.toml", "course/compare.py"]
 )
 def test_a_stored_grade_does_not_hold_after_a_change_of_a_check(own, monkeypatch, changed):
     shutil.copytree(Path(registry.__file__).parent, own / "course")
-    shutil.copytree(data_directory() / "course", own / "data" / "course")
     monkeypatch.setattr(registry, "__file__", str(own / "course" / "registry.py"))
-    monkeypatch.setattr(registry, "data_directory", lambda: own / "data")
     notebook = own / "class" / "ann" / "05_kl.ipynb"
     notebook.parent.mkdir(parents=True)
     notebook.write_text("{}")

@@ -36,23 +36,28 @@ def released(tmp_path_factory):
 
 def test_the_release_is_the_learners_notebooks_and_a_page_about_them(released):
     names = {path.name for path in released.rglob("*")}
-    assert names == {"README.md", *(f"{name}.ipynb" for name in registry.LABS)}
-    for name in registry.LABS:
-        assert (released / f"{name}.ipynb").read_text() == (LABS / f"{name}.ipynb").read_text()
+    assert names == {"README.md", *(f"{name}.ipynb" for name in registry.course_labs())}
+    for name in registry.course_labs():
+        assert (released / f"{name}.ipynb").read_text() == build.place(LABS, name).read_text()
     readme = (released / "README.md").read_text()
-    assert re.findall(r"\]\((.*?)\)", readme) == [f"{name}.ipynb" for name in registry.LABS]
+    assert re.findall(r"\]\((.*?)\)", readme) == [f"{name}.ipynb" for name in registry.course_labs()]
     assert "| [GRPO by hand](01_grpo_by_hand.ipynb) | 40 | ★☆☆ | 11 | You can work a GRPO loss out" in readme
 
 
 def test_no_line_of_a_solution_and_no_note_leaves_with_the_release(released):
     """But for lines that stand in the prose, a stub or a hint of some lab too; a last hint may be nearly the answer."""
     sources = [
-        cell for name in registry.LABS for cell in jupytext.read(LABS / "src" / f"{name}.py", fmt="py:percent").cells
+        cell
+        for name in registry.course_labs()
+        for cell in jupytext.read(LABS / name / "notebook.py", fmt="py:percent").cells
     ]
     notes = [cell.source for cell in sources if build.INSTRUCTOR in cell.metadata.get("tags", ())]
     shown = [learners(cell.source) for cell in sources if cell.source not in notes]
     shown += [
-        hint for name in registry.LABS for each in registry.lab_page(name).exercises.values() for hint in each.hints
+        hint
+        for name in registry.course_labs()
+        for each in registry.lab_page(name).exercises.values()
+        for hint in each.hints
     ]
     shared = "\n".join(shown)
     lines = {line.strip() for cell in sources for solved in solutions(cell.source) for line in solved}
@@ -65,7 +70,7 @@ def test_no_line_of_a_solution_and_no_note_leaves_with_the_release(released):
 
 
 def test_the_reference_is_what_a_learner_hands_in_who_answered_all(sample_lab):
-    (text,) = release.reference(Path(), Path("out")).values()
+    (text,) = release.edition(build.REFERENCE, Path(), Path("out")).values()
     solved, learner = cells(text), cells(build.notebook(sample_lab, "sample", "learner"))
     assert list(solved) == list(learner)
     differing = [name for name in solved if solved[name] != learner[name]]

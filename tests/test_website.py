@@ -127,9 +127,9 @@ def test_an_unknown_lab_is_a_mistake_of_the_user(capsys, tmp_path):
 def test_the_site_is_built_with_a_lab_that_was_executed(tmp_path):
     assert site(tmp_path, [LAB], jobs=1) == 0
     html = tmp_path / "html"
-    lab = (html / "labs" / f"{LAB}.html").read_text(encoding="utf-8")
+    lab = (html / "labs" / LAB / f"{LAB}.html").read_text(encoding="utf-8")
     assert lab.count('class="only-dark"') >= 2 and "grpo-lab-feedback" in lab and "widget-view" not in lab
-    chinese = (html / "labs" / "zh" / f"{LAB}.html").read_text(encoding="utf-8")
+    chinese = (html / "labs" / LAB / "zh" / f"{LAB}.html").read_text(encoding="utf-8")
     assert '<html lang="zh-CN"' in chinese and "显示参考答案" in chinese and "Show a model answer" not in chinese
     assert "<math" in lab and 'src="http' not in lab, "formulas need no script from the network"
     assert "old_logprobs</mtext>" in lab and r"old\_logprobs" not in lab
@@ -137,7 +137,7 @@ def test_the_site_is_built_with_a_lab_that_was_executed(tmp_path):
         assert re.search(rf'href="{link}\.html"><[^>]*>{name}<', page)
     assert "上一页" in chinese and "上一页" not in lab
     index = (html / "searchindex.js").read_text(encoding="utf-8")
-    assert {"docs/diagnose", "docs/matrix/findings", f"labs/{LAB}"} <= set(
+    assert {"docs/diagnose", "docs/matrix/findings", f"labs/{LAB}/{LAB}"} <= set(
         json.loads(index.partition("(")[2].rpartition(")")[0])["docnames"]
     )
     for language in animation.ALT:

@@ -14,18 +14,20 @@ import sys
 import time
 import urllib.request
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from grpo_lab.course.editions import build
 from grpo_lab.course.editions.nbgrader import course
-from grpo_lab.course.editions.release import reference, release
+from grpo_lab.course.editions.release import edition, release
 from grpo_lab.runs.recordings import recording_names
 from grpo_lab.ui import docs_pages
 
 ROOT = Path(__file__).parents[1]
 LABS = ROOT / "labs"
-PLACES = {"grpo_lab/": "grpo_lab/", "data/": "grpo_lab/data/", "labs/": "grpo_lab/course/labs/notebooks/"}
+PLACES = {"grpo_lab/": "grpo_lab/", "data/": "grpo_lab/data/", "labs/": "grpo_lab/labs/"}
 """A folder of the checkout, and its place in the wheel."""
 OUTSIDE = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
 SHOW_ALL = """
@@ -125,22 +127,22 @@ def texts(folder):
     return {path.relative_to(folder): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_the_wheel_holds_every_file_of_the_package_but_the_model_answers(wheel):
+def test_the_wheel_holds_every_file_of_the_package(wheel):
     if not shutil.which("git") or not (ROOT / ".git").exists():
         pytest.skip("no git, or no checkout")
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *PLACES]
     files = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
-    kept = [name for name in files if not re.match(r"labs/(\w+/)?instructor/", name) and (ROOT / name).exists()]
+    kept = [name for name in files if (ROOT / name).exists()]
     expected = {re.sub(r"^\w+/", lambda top: PLACES[top[0]], name) for name in kept}
     with zipfile.ZipFile(wheel) as archive:
         assert {name for name in archive.namelist() if ".dist-info/" not in name} == expected
 
 
 def test_the_unpacked_wheel_releases_a_lab_and_hides_its_solution(unpacked, tmp_path):
-    """The sandbox hides one folder of the package from answers; the sources of the labs are below it."""
+    """The sandbox hides the folder of the labs in the package from answers."""
     code = (
-        "from grpo_lab import cli, paths; from grpo_lab.grading.sandbox.confinement import HIDDEN;"
-        "print(paths.labs_directory().relative_to(HIDDEN)); cli.main()"
+        "from grpo_lab import cli; from grpo_lab.grading.sandbox.tiers import BUBBLEWRAP; words = BUBBLEWRAP.wrap();"
+        "print(words[-words[::-1].index('--tmpfs')]); cli.main()"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, "labs", "release", "out", "00_start"],
@@ -149,8 +151,11 @@ def test_the_unpacked_wheel_releases_a_lab_and_hides_its_solution(unpacked, tmp_
         capture_output=True,
         text=True,
     )
-    assert (done.stdout, done.stderr) == ("notebooks\nout/README.md written\nout/00_start.ipynb written\n", "")
-    assert (tmp_path / "out" / "00_start.ipynb").read_bytes() == (LABS / "00_start.ipynb").read_bytes()
+    assert (done.stdout, done.stderr) == (
+        f"{unpacked}/grpo_lab/labs\nout/README.md written\nout/00_start.ipynb written\n",
+        "",
+    )
+    assert (tmp_path / "out" / "00_start.ipynb").read_bytes() == build.place(LABS, "00_start").read_bytes()
 
 
 @pytest.mark.slow
@@ -162,7 +167,7 @@ def test_the_package_is_the_installed_one(run, environment):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "expected"),
-    [(["release"], release), (["solutions"], reference), (["nbgrader"], course)],
+    [(["release"], release), (["solutions"], partial(edition, build.REFERENCE)), (["nbgrader"], course)],
     ids=["release", "solutions", "nbgrader"],
 )
 def test_it_writes_the_labs_that_the_checkout_writes(run, tmp_path, words, expected):

@@ -15,18 +15,18 @@ from pathlib import Path
 import nbformat
 
 from grpo_lab.course.editions import build
-from grpo_lab.course.registry import LABS
+from grpo_lab.course.registry import course_labs
 from grpo_lab.errors import GrpoLabError, unknown
-from grpo_lab.messages import ENGLISH, text_in
+from grpo_lab.messages import text_in
 from website import animation, checks, executed, pages
 
 ROOT = Path(__file__).parents[1]
+LABS = ROOT / "labs"
 COPIED = (
     "*.md",
     "LICENSE",
     "docs/**/*",
     "labs/*.md",
-    "labs/zh/*.md",
     "benchmarks/**/*.md",
     "benchmarks/results/*",
     "data/recordings/*.md",
@@ -54,16 +54,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def site(out: Path, labs: Sequence[str] | None, jobs: int) -> int:
     """Build the site in a folder, with the outputs of these labs, or of all."""
+    every = course_labs()
     for name in labs or ():
-        if name not in LABS:
-            raise unknown("lab", name, LABS)
+        if name not in every:
+            raise unknown("lab", name, every)
     source, html = out / "source", out / "html"
     for folder in (source, html):
         shutil.rmtree(folder, ignore_errors=True)
     copy_pages(source)
     print("animation")
     animation.write(source / "_static")
-    write_labs(source, out / "executed", LABS if labs is None else labs, jobs)
+    write_labs(source, out / "executed", every if labs is None else labs, jobs)
     sphinx = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q"]
     code = subprocess.run([*sphinx, str(source), str(html)], check=False).returncode
     faults = list(checks.faults(html))
@@ -87,23 +88,22 @@ def copy_pages(source: Path) -> None:
 
 def write_labs(source: Path, cache: Path, labs: Sequence[str], jobs: int) -> None:
     """Write a page for each lab and language; the named labs have outputs."""
-    languages = build.languages(ROOT / "labs")
-    done = executed.notebooks([(name, language) for name in labs for language in languages], cache, jobs)
-    for language in languages:
-        for name in LABS:
-            file = build.place(source / "labs", language) / f"{name}.ipynb"
-            learner = nbformat.reads(build.notebook(ROOT / "labs", name, build.LEARNER, language), as_version=4)
-            depth = len(file.relative_to(source).parts) - 1
-            book = pages.page(learner, done.get((name, language)), source / "_static", depth, _others(file, language))
-            file.parent.mkdir(parents=True, exist_ok=True)
-            nbformat.write(book, file)
+    pairs = [(name, language) for name in course_labs() for language in build.languages(LABS, name)]
+    done = executed.notebooks([pair for pair in pairs if pair[0] in labs], cache, jobs)
+    for name, language in pairs:
+        file = build.place(source / "labs", name, language)
+        learner = nbformat.reads(build.notebook(LABS, name, build.LEARNER, language), as_version=4)
+        depth = len(file.relative_to(source).parts) - 1
+        book = pages.page(learner, done.get((name, language)), source / "_static", depth, _others(name, language))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        nbformat.write(book, file)
 
 
-def _others(file: Path, language: str) -> dict[str, str]:
+def _others(name: str, language: str) -> dict[str, str]:
     """The links from a lab's page to the same page in the other languages, by the language's name for itself."""
-    labs = file.parent if language == ENGLISH else file.parents[1]
-    others = [other for other in build.languages(ROOT / "labs") if other != language]
-    places = {other: os.path.relpath(build.place(labs, other) / file.name, file.parent) for other in others}
+    here = build.place(LABS, name, language).parent
+    others = [other for other in build.languages(LABS, name) if other != language]
+    places = {other: os.path.relpath(build.place(LABS, name, other), here) for other in others}
     return {text_in(other, "panel.language_name"): place for other, place in places.items()}
 
 

@@ -87,7 +87,7 @@ def _language(app: Any, page: str, template: str, context: dict[str, Any], doctr
 
 
 def _is_chinese(page: str) -> bool:
-    return "zh" in page.replace(".", "/").split("/")  # labs/zh/…, index.zh, README.zh
+    return "zh" in page.replace(".", "/").split("/")  # labs/00_start/zh/…, index.zh, README.zh
 
 
 def _page_of(page: str, link: str) -> str:

@@ -17,6 +17,8 @@ from grpo_lab.course.editions import build
 ROOT = Path(__file__).parents[1]
 TIMEOUT = 900
 """Seconds that one cell may take."""
+_CALLED = {"grpo_lab": ("*.py", "*.toml", "*.css", "*.js"), "data": ("*.toml", "*.jsonl"), "labs": ("*.py", "*.toml")}
+"""The files that a cell can call or read, by folder."""
 Source = tuple[str, str]
 """A lab's name and its language."""
 
@@ -36,7 +38,7 @@ def digest(text: str) -> str:
     (16, False)
     """
     found = hashlib.sha256(text.encode())
-    for folder, kinds in {"grpo_lab": ("*.py", "*.toml", "*.css", "*.js"), "data": ("*.toml", "*.jsonl")}.items():
+    for folder, kinds in _CALLED.items():
         for path in sorted(path for kind in kinds for path in (ROOT / folder).rglob(kind)):
             found.update(path.read_bytes())
     return found.hexdigest()[:16]

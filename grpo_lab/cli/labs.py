@@ -10,11 +10,12 @@ from typing import Annotated
 from typer import Argument, Option
 
 from grpo_lab.cli.app import AsJson, Browser, Check, Language, app, spoken, sub
-from grpo_lab.errors import DataError, GrpoLabError, RunError, unknown
+from grpo_lab.errors import DataError, GrpoLabError, RunError
+from grpo_lab.messages import ENGLISH
 from grpo_lab.paths import data_directory, is_installed, labs_directory
 from grpo_lab.ui import console
 
-LECTURE = "lecture.ipynb"
+LECTURE = "lecture"
 LAB, KIOSK = "jupyterlab.labapp", "voila.app"
 """The modules of the two servers."""
 _INSTALLED_BY = {LAB: "JupyterLab is not installed: pip install 'grpo-lab[lab]', or `make lab` in the checkout"}
@@ -25,27 +26,24 @@ labs_app = sub("labs", "The notebooks of the course.", no_args_is_help=True)
 Labs = Annotated[list[str] | None, Argument(metavar="[LAB]...", help="Labs; by default all.")]
 Out = Annotated[Path, Argument(metavar="DIR", help="Output folder.")]
 Force = Annotated[bool, Option("--force", help="Overwrite files that differ.")]
-Source = Annotated[Path | None, Option(help="Folder that holds src/; by default labs/ here, or the package's own.")]
+Source = Annotated[Path | None, Option(help="Folder of the labs; by default labs/ here, or the package's own.")]
 
 
 @labs_app.callback()
 def labs() -> None:
-    """Generate notebooks from labs/src for learners, instructors and graders."""
+    """Generate notebooks from the folders of labs, for learners, instructors and graders."""
 
 
 @labs_app.command(example="labs build --check")
 def build(
     names: Labs = None,
-    edition: Annotated[str | None, Option(help="learner or instructor; by default both.")] = None,
     check: Check = False,
-    folder: Annotated[Path, Option(help="Folder that holds src/ and receives the notebooks.")] = Path("labs"),
+    folder: Annotated[Path, Option(help="Folder of the labs; each receives its notebooks.")] = Path("labs"),
 ) -> None:
-    """Generate the notebooks from labs/src: for learners, and with solutions and notes in labs/instructor."""
+    """Generate the learners' notebooks, labs/<lab>/<lab>.ipynb, each from the notebook.py beside it."""
     from grpo_lab.course.editions import build
 
-    if edition is not None and edition not in build.EDITIONS:
-        raise unknown("edition", edition, build.EDITIONS)
-    notebooks = build.render(folder, names or (), (edition,) if edition else build.EDITIONS)
+    notebooks = build.render(folder, names or ())
     if not check:
         _say(build.write(notebooks))
     elif stale := build.stale(notebooks):
@@ -67,9 +65,21 @@ def solutions(
     out: Out, names: Labs = None, force: Force = False, folder: Source = None, language: Language = None
 ) -> None:
     """Write the reference submission to a folder: the learners' notebooks with every answer filled in."""
-    from grpo_lab.course.editions.release import reference, write_new
+    from grpo_lab.course.editions.build import REFERENCE
+    from grpo_lab.course.editions.release import edition, write_new
 
-    _say(write_new(reference(_sources(folder), out, names or (), spoken(language)), force))
+    _say(write_new(edition(REFERENCE, _sources(folder), out, names or (), spoken(language)), force))
+
+
+@labs_app.command(example="labs instructor out/")
+def instructor(
+    out: Out, names: Labs = None, force: Force = False, folder: Source = None, language: Language = None
+) -> None:
+    """Write the instructor's edition to a folder: with solutions, timing, misconceptions and questions to ask."""
+    from grpo_lab.course.editions.build import INSTRUCTOR
+    from grpo_lab.course.editions.release import edition, write_new
+
+    _say(write_new(edition(INSTRUCTOR, _sources(folder), out, names or (), spoken(language)), force))
 
 
 @labs_app.command(example="labs nbgrader course/")
@@ -118,11 +128,11 @@ def progress(
 
 
 def _sources(folder: Path | None) -> Path:
-    """The folder of --folder, or the first of labs/ here and the package's own that has sources."""
-    from grpo_lab.course.editions.build import SOURCES
+    """The folder of --folder, or the first of labs/ here and the package's own that has labs."""
+    from grpo_lab.course.editions.build import lab_names
 
     here = Path("labs")
-    return folder or (here if (here / SOURCES).is_dir() else labs_directory())
+    return folder or (here if lab_names(here) else labs_directory())
 
 
 def _say(written: Iterable[Path]) -> None:
@@ -145,8 +155,9 @@ def lecture(
     from grpo_lab.course.editions.build import place
 
     labs, spoken_in = labs_folder(), spoken(language)
-    # JupyterLab saves what it opens, and nothing is written into the package.
-    notebook = (_copied(labs, spoken_in, LECTURE) if is_installed(labs) else place(labs, spoken_in)) / LECTURE
+    notebook = place(labs, LECTURE, spoken_in)
+    if is_installed(labs):  # JupyterLab saves what it opens, and nothing is written into the package
+        notebook = _copied(labs, spoken_in, LECTURE) / notebook.name
     if kiosk:  # without the notebook's text, which is about JupyterLab
         name, words = "Voila", [str(notebook.resolve()), "--TemplateExporter.exclude_markdown=True"]
     else:  # this notebook alone in the window, its folder as root
@@ -161,21 +172,23 @@ def labs_folder() -> Path:
 
     Raises DataError if neither has the notebooks.
     """
+    from grpo_lab.course.editions.build import place
+
     here = (Path.cwd() / "labs", labs_directory())
     for folder in here:
-        if (folder / LECTURE).is_file():
+        if place(folder, LECTURE).is_file():
             return folder
-    raise DataError(f"no {LECTURE} in {here[0]} or {here[1]}: install grpo_lab again")
+    raise DataError(f"no {place(Path(), LECTURE)} in {here[0]} or {here[1]}: install grpo_lab again")
 
 
 def _copied(labs: Path, language: str, *names: str) -> Path:
-    """The folder of the copies of labs: work/ beside them, or below the current folder if they are in the package."""
-    from grpo_lab.course.editions.build import place
+    """The folder of the copies of these labs, or of all: work/ beside them, or here if they are in the package."""
+    from grpo_lab.course.editions.build import lab_names
     from grpo_lab.course.editions.release import copies, write
 
     home = Path.cwd() if is_installed(labs) else labs.parent
-    here = place(home / "work", language)
-    _say(path.relative_to(home) for path in write(copies(place(labs, language), here, *names)))
+    here = home / "work" / ("" if language == ENGLISH else language)
+    _say(path.relative_to(home) for path in write(copies(labs, here, names or lab_names(labs), language)))
     return here
 
 

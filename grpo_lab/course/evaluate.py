@@ -4,7 +4,6 @@
 gives the cases, `run` calls the answer there, and `judged` compares the plain data that comes back.
 """
 
-import copy
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -132,12 +131,12 @@ def _known(check: Function, pairs: Sequence[tuple[Case, Given]]) -> str:
     """
 
     def made(mistake: Mistake) -> bool:
-        results = ((given.value, check.probe(mistake.function, copy.deepcopy(inputs))) for inputs, given in answered)
-        return all(not differs(value, result) for value, result in results)
+        results = ((given.value, answers.calls(check, mistake.module, [inputs])[0]) for inputs, given in answered)
+        return all(not (result.error or differs(value, result.value)) for value, result in results)
 
     answered = [(case.inputs, given) for case, given in pairs if not given.error]
     wrong = any(not given.error and differs(given.value, case.expected) for case, given in pairs)
-    return next((mistake.why for mistake in check.mistakes if wrong and made(mistake)), "")
+    return next((mistake.why for mistake in (check.mistakes() if wrong else ()) if made(mistake)), "")
 
 
 def _without_tensors(given: Given) -> Given:

@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from grpo_lab.errors import DataError
@@ -60,10 +61,10 @@ def cases_by(
 
 
 class Mistake(NamedTuple):
-    """A known wrong way to compute a function, and the reason for every answer that gives its results."""
+    """A known wrong answer, and the reason for every answer that gives its results."""
 
     why: str
-    function: Callable[..., Any]
+    module: ModuleType
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,8 @@ class Function:
     """Calls the function and returns the data to compare, for example a gradient. One of probes.py."""
     relations: tuple[Relation, ...] = ()
     """Derive further cases without another call of the reference solution. Most are from relations.py."""
-    mistakes: tuple[Mistake, ...] = ()
-    """The first that gives all of an answer's values gives the reason, in place of those of the cases."""
+    mistakes: Callable[[], Sequence[Mistake]] = tuple
+    """Of answers.toml. The first with all of an answer's values gives the reason, in place of those of the cases."""
 
 
 @dataclass(frozen=True)
@@ -163,8 +164,7 @@ class LabPage:
     """The skills that the learner has at the end, in a sentence."""
     exercises: Mapping[str, Exercise] = field(default_factory=dict)
     questions: tuple[Question, ...] = ()
-    folder: Path | None = field(default=None, compare=False)
-    """The folder of its texts; of a page of the course data/course."""
+    folder: Path = field(default=Path(), compare=False)
 
     def cell_id(self, exercise: str) -> str:
         """The id of an exercise's cell, the same in every edition."""

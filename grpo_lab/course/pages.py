@@ -1,77 +1,123 @@
-"""Reads the texts of a lab page from data/course/<lab>.toml and joins each exercise with its check.
+"""Reads a lab's folder: the words that learners read in lab.toml, and the check of each exercise.
 
-The files hold the words that learners read; data/course/<language>/ has them in another language. Checks, test inputs
-and right answers to graded exercises stay in code. The words about test inputs lie beside that code, in
-labs/lab_<lab>/texts.toml.
+A prediction, a choice of one letter and a text that a person marks are declared in lab.toml. The dictionary CHECKS of
+checks.py, which is absent where no exercise needs it, has the other checks. `<language>/lab.toml` has the words alone,
+because a number or a kind has one home. The sandbox hides the folder from answers.
 """
 
 import dataclasses
-import tomllib
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.course.exercises import Check, Exercise, LabPage, Question
+from grpo_lab.config import user_code
+from grpo_lab.course import judges, known_answers
+from grpo_lab.course.exercises import Check, Exercise, Function, LabPage, Question
 from grpo_lab.errors import DataError, unknown
 from grpo_lab.messages import ENGLISH
-from grpo_lab.paths import data_directory
+from grpo_lab.paths import read_toml
 
+FILE, CHECKS = "lab.toml", "checks.py"
 _PAGE = {"title": str, "minutes": int, "difficulty": int, "summary": str, "exercises": dict, "questions": list}
 _EXERCISE = {"title": str, "kind": str, "minutes": int, "difficulty": int, "points": int, "hints": list}
 _QUESTION = {"text": str, "options": list, "right": int}
 _OPTION = {"text": str, "reply": str}
+_TEXTS = {"texts": dict}
 _PAGE_WORDS = {"title": str, "summary": str, "exercises": dict, "questions": list}
+_MORE_WORDS = {**_TEXTS, "reasons": dict, "feedback": dict}
 _EXERCISE_WORDS = {"title": str, "hints": list}
 _QUESTION_WORDS = {"text": str, "options": list}
-"""The keys of these tables in another language: words alone, because a number or a kind has one home."""
+"""The keys of these tables in another language."""
 
 
-def page(name: str, checks: Mapping[str, Check], folder: Path | None = None) -> LabPage:
-    """The page of a lab: the texts of `folder`/<name>.toml, and the check of each exercise by its name.
+@dataclasses.dataclass(frozen=True)
+class _Declared:
+    """A check that lab.toml declares: the function that makes it, and the keys that it takes."""
+
+    make: Callable[..., Check]
+    keys: Mapping[str, type]
+    optional: Mapping[str, type] = dataclasses.field(default_factory=dict)
+
+
+_DECLARED = {
+    "letters": _Declared(judges.prediction, {"letters": str, "outcome": str}, {"runs": int}),
+    "right": _Declared(judges.choice, {"right": str, "wrong": dict}),
+    "words": _Declared(judges.text, {"words": int}),
+}
+"""By the key that says so: a prediction, a choice, a text."""
+
+
+def page(folder: Path) -> LabPage:
+    """The lab of a folder, loaded again only if one of its files has changed.
 
     Raises DataError for a file that cannot be read, a key that is missing, unknown or of another type, a value outside
-    its limits, and an exercise that has texts without a check or a check without texts.
+    its limits, and an exercise without a check or with two.
     """
-    path = (folder or data_directory() / "course") / f"{name}.toml"
+    files = (folder / FILE, folder / CHECKS, folder / known_answers.FILE)
+    return _page(folder, tuple(path.read_bytes() if path.is_file() else b"" for path in files))
+
+
+@functools.lru_cache(maxsize=64)
+def _page(folder: Path, _: tuple[bytes, ...]) -> LabPage:
+    path = folder / FILE
+    tree, checks = read_toml(path, DataError), _checks(folder / CHECKS)
     try:
-        tree = _table(tomllib.loads(path.read_text(encoding="utf-8")), _PAGE, "the page")
+        tree = _table(tree, _PAGE, "the page", _TEXTS)
+        tree.pop("texts", None)
         exercises, questions = tree.pop("exercises"), tree.pop("questions")
-        _same_names(exercises, checks)
+        for name in checks:
+            if name not in exercises:
+                raise DataError(f"exercise {name!r} has a check and no texts; add [exercises.{name}]")
         return LabPage(
-            name,
+            folder.name,
             **tree,
-            exercises={each: _exercise(each, texts, checks[each]) for each, texts in exercises.items()},
+            exercises={name: _exercise(name, texts, checks, folder) for name, texts in exercises.items()},
             questions=tuple(_question(number, texts) for number, texts in enumerate(questions, start=1)),
-            folder=path.parent,
+            folder=folder,
         )
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, DataError) as error:
+    except DataError as error:
         raise DataError(f"{path}: {error}") from error
 
 
+def _checks(path: Path) -> Mapping[str, Check]:
+    """CHECKS of checks.py, or none without such a file."""
+    if not path.is_file():
+        return {}
+    found = getattr(user_code.execute(path, DataError), "CHECKS", None)
+    if not isinstance(found, dict):
+        raise DataError(f"{path}: define CHECKS = {{exercise: check}}")
+    return found
+
+
 def in_language(page: LabPage, language: str) -> LabPage:
-    """The page with the words of <language>/<name>.toml beside its texts; points, minutes, kinds and checks stay.
+    """The page with the words of <language>/lab.toml beside its texts; points, minutes, kinds and checks stay.
 
     A page without such a file, which a lab of one's own may be, stays English.
     Raises DataError for a file that cannot be read, and for words that are missing, too many or of another place.
     """
-    path = (page.folder or data_directory() / "course") / language / f"{page.name}.toml"
+    path = page.folder / language / FILE
     if language == ENGLISH or not path.is_file():
         return page
+    tree = read_toml(path, DataError)
     try:
-        tree = _table(tomllib.loads(path.read_text(encoding="utf-8")), _PAGE_WORDS, "the page")
+        tree = _table(tree, _PAGE_WORDS, "the page", _MORE_WORDS)
         exercises, questions = tree.pop("exercises"), tree.pop("questions")
-        _same_names(exercises, page.exercises)
+        for name in (*exercises, *page.exercises):
+            if name not in page.exercises or name not in exercises:
+                raise unknown("exercise", name, page.exercises if name in exercises else exercises, DataError)
         if len(questions) != len(page.questions):
             raise DataError(f"{len(questions)} questions; the English page has {len(page.questions)}")
         said = {name: _exercise_said(each, exercises[name]) for name, each in page.exercises.items()}
         asked = map(_question_said, range(1, len(questions) + 1), page.questions, questions)
-        return dataclasses.replace(page, **tree, exercises=said, questions=tuple(asked))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, DataError) as error:
+        words = {name: tree[name] for name in ("title", "summary")}
+        return dataclasses.replace(page, **words, exercises=said, questions=tuple(asked))
+    except DataError as error:
         raise DataError(f"{path}: {error}") from error
 
 
 def _exercise_said(exercise: Exercise, texts: Any) -> Exercise:
-    fields = _table(texts, _EXERCISE_WORDS, f"exercise {exercise.name!r}")
+    fields = _table(texts, _EXERCISE_WORDS, f"exercise {exercise.name!r}", {"wrong": dict})
     return dataclasses.replace(exercise, title=fields["title"], hints=tuple(fields["hints"]))
 
 
@@ -84,17 +130,20 @@ def _question_said(number: int, question: Question, texts: Any) -> Question:
     return said
 
 
-def _same_names(exercises: Mapping[str, Any], checks: Mapping[str, Any]) -> None:
-    """Raise DataError unless texts and checks have the same names."""
-    for name in exercises:
-        if name not in checks:
-            raise unknown("exercise", name, checks, DataError)
-    if missing := [name for name in checks if name not in exercises]:
-        raise DataError(f"exercise {missing[0]!r} has a check and no texts; add [exercises.{missing[0]}]")
-
-
-def _exercise(name: str, texts: Any, check: Check) -> Exercise:
-    fields = _table(texts, _EXERCISE, f"exercise {name!r}")
+def _exercise(name: str, texts: Any, checks: Mapping[str, Check], folder: Path) -> Exercise:
+    """The exercise with its check, whose known mistakes are those of answers.toml."""
+    where = f"exercise {name!r}"
+    declared = [kind for key, kind in _DECLARED.items() if isinstance(texts, dict) and key in texts]
+    keys = {key: kind for each in declared for key, kind in each.keys.items()}
+    optional = {key: kind for each in declared for key, kind in each.optional.items()}
+    fields = _table(texts, {**_EXERCISE, **keys}, where, optional)
+    if (count := len(declared) + (name in checks)) != 1:
+        ways = f"{', '.join(_DECLARED)} in {FILE}, or CHECKS[{name!r}] in {CHECKS}"
+        raise DataError(f"{where} has {count} checks; it needs exactly one: {ways}")
+    given = {key: fields.pop(key) for key in (*keys, *optional) if key in fields}
+    check = declared[0].make(**given) if declared else checks[name]
+    if isinstance(check, Function):
+        check = dataclasses.replace(check, mistakes=functools.partial(known_answers.mistakes, folder, name))
     return Exercise(name, **{**fields, "hints": tuple(fields["hints"])}, check=check)
 
 
@@ -105,26 +154,30 @@ def _question(number: int, texts: Any) -> Question:
     return Question(fields["text"], tuple((option["text"], option["reply"]) for option in options), fields["right"])
 
 
-def _table(tree: Any, fields: Mapping[str, type], where: str) -> dict[str, Any]:
-    """A copy of the table, which has exactly these keys, each with a value of its type; raises DataError else."""
+def _table(
+    tree: Any, fields: Mapping[str, type], where: str, optional: Mapping[str, type] | None = None
+) -> dict[str, Any]:
+    """A copy of the table, which has these keys and no others, each with a value of its type; raises DataError else."""
+    known = {**fields, **(optional or {})}
     if not isinstance(tree, dict):
         raise DataError(f"{where} is {tree!r}; write a table")
     for key in tree:
-        if key not in fields:
-            raise unknown(f"key of {where}", key, fields, DataError)
-    for key, kind in fields.items():
-        if key not in tree:
+        if key not in known:
+            raise unknown(f"key of {where}", key, known, DataError)
+    for key, kind in known.items():
+        if key not in tree and key in fields:
             raise DataError(f"{where} has no {key!r}; it needs {', '.join(fields)}")
-        if type(tree[key]) is not kind:
+        if key in tree and type(tree[key]) is not kind:
             raise DataError(f"{where}: {key} = {tree[key]!r}: must be of type {kind.__name__}")
     return dict(tree)
 
 
-def case_texts(lab: str) -> dict[str, tuple[str, str]]:
-    """The texts (what, why) of a lab's test inputs by key, from labs/lab_<lab>/texts.toml, hidden from an answer.
+def case_texts(checks: str) -> dict[str, tuple[str, str]]:
+    """The texts (what, why) of a lab's test inputs by key, from [texts] of lab.toml beside its checks.py.
 
-    >>> case_texts("05_kl")["agree"]
+    >>> from grpo_lab.paths import labs_directory
+    >>> case_texts(str(labs_directory() / "05_kl" / "checks.py"))["agree"]
     ('delta = 0: policy and reference agree', 'Equal probabilities have no distance: 0.')
     """
-    path = Path(__file__).parent / "labs" / f"lab_{lab}" / "texts.toml"
-    return {key: (what, why) for key, (what, why) in tomllib.loads(path.read_text(encoding="utf-8")).items()}
+    texts = read_toml(Path(checks).parent / FILE, DataError).get("texts", {})
+    return {key: (what, why) for key, (what, why) in texts.items()}

@@ -1,82 +1,65 @@
-"""The registry of labs: those of the course, and those of one's own, in labs/ of the folder that GRPO_LAB_DATA names.
+"""The labs: each folder with a lab.toml, in labs/ of the course and in labs/ of the folder that GRPO_LAB_DATA names."""
 
-To add a lab to the course, write its module and its texts and add its name here.
-"""
-
-import functools
 import hashlib
-import importlib
 import re
 from pathlib import Path
 
-from grpo_lab.config import user_code
+from grpo_lab.course import pages
 from grpo_lab.course.exercises import Exercise, LabPage
 from grpo_lab.errors import DataError, unknown
-from grpo_lab.paths import data_directory, named_files
+from grpo_lab.paths import labs_directory, own_directory
 
-LABS = (
-    "00_start",
-    "01_grpo_by_hand",
-    "02_explosion",
-    "03_error_chain",
-    "04_guards",
-    "05_kl",
-    "06_silent_failures",
-    "07_precision_and_verl",
-    "08_mystery_runs",
-    "09_two_objectives",
-)
-"""The labs of the course, in its order."""
+
+def course_labs() -> tuple[str, ...]:
+    """The labs of the course, in its order.
+
+    >>> course_labs()[:2]
+    ('00_start', '01_grpo_by_hand')
+    """
+    return tuple(_in(labs_directory()))
 
 
 def lab_names() -> tuple[str, ...]:
     """The names of all labs, those of one's own last.
 
-    >>> lab_names()[:2]
-    ('00_start', '01_grpo_by_hand')
-
     Raises DataError for a lab of one's own with a name that is taken or not valid.
     """
-    own = _own()
-    for name, path in own.items():
-        if name in LABS:
-            raise DataError(f"{path.parent}: a lab of the course has this name; rename the folder")
-        if not re.fullmatch("[a-z0-9_]+", name):  # it is a part of the names of files and cells
-            raise DataError(f"{path.parent}: a lab's name has small letters, digits and _ alone; rename the folder")
-    return (*LABS, *own)
+    return tuple(_folders())
+
+
+def lab_folder(name: str) -> Path:
+    """The folder of a lab. Raises ConfigError for an unknown one."""
+    folders = _folders()
+    if name not in folders:
+        raise unknown("lab", name, folders)
+    return folders[name]
 
 
 def lab_page(name: str) -> LabPage:
-    """The lab of that name: `LAB` of course/labs/lab_<name>/page.py, or of labs/<name>/page.py of one's own.
-
-    Raises ConfigError for an unknown one, and DataError for one of one's own that cannot be loaded.
-    """
-    if name not in lab_names():
-        raise unknown("lab", name, lab_names())
-    if name in LABS:
-        return importlib.import_module(f"grpo_lab.course.labs.lab_{name}.page").LAB
-    path = _own()[name]
-    return _page(path, path.read_bytes())
+    """The lab of that name. Raises ConfigError for an unknown one, and DataError for one that cannot be loaded."""
+    return pages.page(lab_folder(name))
 
 
 def checks_digest() -> str:
     """A hash of all checks and pages, on which grades depend: those of the course, and those of one's own."""
-    folders = [Path(__file__).parent, data_directory() / "course", *(page.parent for page in _own().values())]
+    folders = [Path(__file__).parent, *_folders().values()]
     files = [path for folder in folders for kind in ("*.py", "*.toml") for path in sorted(folder.rglob(kind))]
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
 
 
-def _own() -> dict[str, Path]:
-    return named_files("labs", "*/page.py")
+def _folders() -> dict[str, Path]:
+    shipped, own = _in(labs_directory()), own_directory()
+    of_ones_own = _in(own / "labs") if own else {}
+    for name, folder in of_ones_own.items():
+        if name in shipped:
+            raise DataError(f"{folder}: a lab of the course has this name; rename the folder")
+        if not re.fullmatch("[a-z0-9_]+", name):  # it is a part of the names of files and cells
+            raise DataError(f"{folder}: a lab's name has small letters, digits and _ alone; rename the folder")
+    return {**shipped, **of_ones_own}
 
 
-@functools.cache
-def _page(path: Path, code: bytes) -> LabPage:
-    """The page that a file of one's own defines, executed again only if its text has changed."""
-    page = getattr(user_code.execute(path, DataError, source=code), "LAB", None)
-    if not isinstance(page, LabPage) or page.name != path.parent.name:
-        raise DataError(f'{path}: define LAB = pages.page("{path.parent.name}", checks, Path(__file__).parent)')
-    return page
+def _in(folder: Path) -> dict[str, Path]:
+    return {path.parent.name: path.parent for path in sorted(folder.glob(f"*/{pages.FILE}"))}
 
 
 def exercise(lab: str, name: str) -> Exercise:

@@ -1,19 +1,31 @@
 """Findings in another language. They are English inside checks, grading and files, and translated where they are shown.
 
-The table of a language is `[feedback]` of data/translations/<language>.toml, and labs/lab_<lab>/texts.<language>.toml,
-whose English is texts.toml. A key is the English text as the code has it, with {} or {name} for what the code fills in.
+The texts of the code are `[feedback]` of data/translations/<language>.toml. A lab has its own in <language>/lab.toml:
+
+    [exercises.cause]                          # beside its title and hints
+    wrong.a = "..."                            # the reason for a letter that lab.toml declares wrong
+    [texts]
+    healthy = ["...", "..."]                   # (what, why) of a test input, by its key in lab.toml
+    [reasons.guard]
+    "nan > limit" = "..."                      # the reason of a wrong answer, by its name in answers.toml
+    [feedback]
+    "norm {}" = "..."                          # any other text of checks.py
+
+A key of [feedback] is the English text as the code has it, with {} or {name} for what the code fills in.
 """
 
 import functools
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from grpo_lab.course import registry
+from grpo_lab.course import known_answers, pages, registry
 from grpo_lab.course.exercises import Finding
+from grpo_lab.errors import DataError
 from grpo_lab.messages import ENGLISH, catalogue
+from grpo_lab.paths import own_directory, read_toml
 
 _PLACE = re.compile(r"\{(\w*)[^{}' ]*\}")
 """A placeholder, with its name if it has one; the format behind the name belongs to the code."""
@@ -39,6 +51,18 @@ class Phrase(NamedTuple):
     said: str
 
 
+@dataclass(frozen=True, eq=False)
+class Table:
+    """The texts of a language in the form that a search needs. Two tables are never equal, so one may be a key."""
+
+    exact: Mapping[str, str]
+    """Whole texts."""
+    separators: Mapping[str, str]
+    """Texts that stand between two parts."""
+    phrases: Sequence[Phrase]
+    """Those with placeholders, the most literal ones first."""
+
+
 def in_language(finding: Finding, language: str) -> Finding:
     """The finding with its texts in a language; parts without a translation stay as they are.
 
@@ -57,48 +81,47 @@ def said(text: str, language: str) -> str:
     """
     if language == ENGLISH or _ERROR.match(text):
         return text
-    return _said(text, language) or text
+    return _said(text, _table(language, _own_files(language))) or text
 
 
 @functools.lru_cache(maxsize=4096)
-def _said(text: str, language: str) -> str | None:
+def _said(text: str, table: Table) -> str | None:
     """The translation of a text that the table holds, as a whole or in parts; None where it holds no part."""
-    exact, separators, phrases = _table(language)
-    if text in exact:
-        return exact[text]
-    for found in (*_sentences(text, language), *_joined(text, language, separators)):
+    if text in table.exact:
+        return table.exact[text]
+    for found in (*_sentences(text, table), *_joined(text, table)):
         return found
-    for phrase in phrases:
+    for phrase in table.phrases:
         if match := phrase.pattern.fullmatch(text):
-            parts = [_said(part, language) or part for part in match.groups()]
+            parts = [_said(part, table) or part for part in match.groups()]
             if phrase.sure or not any(_PROSE.search(_QUOTED.sub("", part)) for part in parts):
                 return _filled(phrase.said, dict(zip(phrase.names, parts, strict=True)))
     return None
 
 
-def _sentences(text: str, language: str) -> Iterator[str]:
+def _sentences(text: str, table: Table) -> Iterator[str]:
     """A sentence and the rest, both translated. A judge's difference is no sentence yet: evaluate.py makes it one."""
     for place in _SENTENCE.finditer(text):
         head, tail = text[: place.start()], text[place.start() :]
-        first, rest = _sentence(head, language), _table(language)[0].get(tail) or _sentence(tail[1:], language)
+        first, rest = _sentence(head, table), table.exact.get(tail) or _sentence(tail[1:], table)
         if first and rest:
             yield first + rest.lstrip()
 
 
-def _sentence(text: str, language: str) -> str | None:
-    whole = _said(text, language)
+def _sentence(text: str, table: Table) -> str | None:
+    whole = _said(text, table)
     if whole or not text.endswith("."):
         return whole
-    difference = _said(f"{text[:1].lower()}{text[1:-1]}", language)
+    difference = _said(f"{text[:1].lower()}{text[1:-1]}", table)
     return f"{difference}。" if difference else None
 
 
-def _joined(text: str, language: str, separators: Mapping[str, str]) -> Iterator[str]:
+def _joined(text: str, table: Table) -> Iterator[str]:
     """Two parts joined by a comma, `and` or `or`; each has a translation or is one word, and one has a translation."""
-    for separator, between in separators.items():
+    for separator, between in table.separators.items():
         for place in reversed([match.start() for match in re.finditer(re.escape(separator), text)]):
             parts = text[:place], text[place + len(separator) :]
-            known = [_said(part, language) for part in parts]
+            known = [_said(part, table) for part in parts]
             names = separator in (" and ", " or ") and all(map(_NAMES.fullmatch, parts))
             named = separator == ": " and known[1] and _NAMES.fullmatch(parts[0])
             if names or named or all(known):
@@ -110,14 +133,20 @@ def _filled(template: str, given: Mapping[str, str]) -> str:
     return _PLACE.sub(lambda place: given[place[1] or str(next(count))], template)
 
 
-@functools.cache
-def _table(language: str) -> tuple[Mapping[str, str], Mapping[str, str], Sequence[Phrase]]:
-    """Whole texts, texts that stand between two parts, and phrases with placeholders, the most literal ones first."""
+def _own_files(language: str) -> tuple[tuple[Path, bytes], ...]:
+    """The files of one's own labs with texts, by which a change of them is seen; the course's are read once."""
+    own, names = own_directory(), (pages.FILE, known_answers.FILE, f"{language}/{pages.FILE}")
+    paths = [path for name in names for path in sorted(own.glob(f"labs/*/{name}"))] if own else []
+    return tuple((path, path.read_bytes()) for path in paths)
+
+
+@functools.lru_cache(maxsize=8)
+def _table(language: str, _: tuple[tuple[Path, bytes], ...]) -> Table:
     every = texts(language)
     exact = {english: words for english, words in every.items() if not _PLACE.search(english)}
     separators = {": ": "：", ", ": "，", **{english: exact[english] for english in (" and ", " or ")}}
     templates = sorted(every.keys() - exact.keys(), key=_rank)
-    return exact, separators, [_phrase(english, every[english]) for english in templates]
+    return Table(exact, separators, [_phrase(english, every[english]) for english in templates])
 
 
 def _rank(english: str) -> tuple[bool, int, str]:
@@ -134,21 +163,54 @@ def _phrase(english: str, words: str) -> Phrase:
 
 
 def texts(language: str) -> dict[str, str]:
-    """Every English text of a finding with its translation: those of the code, and those of the labs' test inputs."""
-    found = table(language)
-    for lab in registry.LABS:
-        folder = Path(__file__).parent / "labs" / f"lab_{lab}"
-        if (folder / "texts.toml").exists():
-            english, other = _read(folder / "texts.toml"), _read(folder / f"texts.{language}.toml")
-            found |= {text: words for key in english for text, words in zip(english[key], other[key], strict=True)}
-    return found
+    """Every English text of a finding with its translation: those of the labs, and those of the code, which prevail."""
+    found = dict[str, str]()
+    for name in reversed(registry.lab_names()):
+        found |= of_lab(registry.lab_folder(name), language)
+    return found | of_the_code(language)
 
 
-def table(language: str) -> dict[str, str]:
+def of_the_code(language: str) -> dict[str, str]:
     """The texts of the code with their translations, [feedback] of data/translations/<language>.toml."""
     words = catalogue(language, "translations").items()
     return {key.removeprefix("feedback."): said for key, said in words if key.startswith("feedback.")}
 
 
-def _read(path: Path) -> dict[str, Mapping[str, str]]:
-    return tomllib.loads(path.read_text(encoding="utf-8"))
+def of_lab(folder: Path, language: str) -> dict[str, str]:
+    """The texts of the lab in a folder with their translations; none without <language>/lab.toml."""
+    path = folder / language / pages.FILE
+    if not path.is_file():
+        return {}
+    tree = read_toml(path, DataError)
+    words = places(tree)
+    english = places({**read_toml(folder / pages.FILE, DataError), "reasons": reasons(folder)})
+    return {text: words[place] for place, text in english.items() if place in words} | tree.get("feedback", {})
+
+
+def reasons(folder: Path) -> dict[str, dict[str, str]]:
+    """The reasons that answers.toml of a lab gives, by exercise and name."""
+    path = folder / known_answers.FILE
+    answers = read_toml(path, DataError) if path.is_file() else {}
+    return {
+        exercise: {name: row["reason"] for rows in kinds.values() for name, row in rows.items() if "reason" in row}
+        for exercise, kinds in answers.items()
+    }
+
+
+def places(tree: Mapping[str, Any]) -> dict[tuple[str, ...], str]:
+    """The texts of a lab.toml that findings have, by their place in it, which is the same in every language.
+
+    >>> places({"texts": {"far": ["a far token", "It counts."]}, "exercises": {"cause": {"wrong": {"a": "No."}}}})
+    {('texts', 'far', 'what'): 'a far token', ('texts', 'far', 'why'): 'It counts.', ('wrong', 'cause', 'a'): 'No.'}
+    """
+    tables = {
+        "texts": {key: dict(zip(("what", "why"), pair, strict=True)) for key, pair in tree.get("texts", {}).items()},
+        "wrong": {name: exercise.get("wrong", {}) for name, exercise in tree["exercises"].items()},
+        "reasons": tree.get("reasons", {}),
+    }
+    return {
+        (kind, name, key): text
+        for kind, by_name in tables.items()
+        for name, by_key in by_name.items()
+        for key, text in by_key.items()
+    }

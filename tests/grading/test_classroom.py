@@ -20,11 +20,12 @@ from grpo_lab.grading.sandbox.linux import PR_SET_CHILD_SUBREAPER, prctl
 from grpo_lab.grading.sandbox.processes import descendants
 from grpo_lab.grading.sandbox.tiers import PROCESS
 from grpo_lab.grading.worker_client import WorkerClient
+from grpo_lab.paths import labs_directory
 from grpo_lab.runs import parallel
 from grpo_lab.ui import console
 from tests.grading import mutants
 
-BLANK = mutants.INSTRUCTOR.parent / "05_kl.ipynb"
+BLANK = labs_directory() / "05_kl" / "05_kl.ipynb"
 WRITTEN = {"forecast": 'answer = "a"', "pulls": 'k1 = "c"\nk2 = "a"\nk3 = "b"\nhinge = "d"'}
 """Right literal answers, for which no sandbox starts: one point, and two."""
 HOLDS, HELD = "import subprocess\n\nsubprocess.run(['sleep', '4711.25'])\n", "4711.25"

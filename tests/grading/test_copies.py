@@ -4,11 +4,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from grpo_lab.course.registry import LABS, exercise, lab_page
+from grpo_lab.course.registry import course_labs, exercise, lab_page
 from grpo_lab.grading import copies
 from grpo_lab.grading.results import RIGHT, WRONG, Mark, Result
 from grpo_lab.paths import data_tables
 from tests.grading import mutants
+
+LABS = course_labs()
 
 OWN, REFERENCE = "def k3(x):\n    return x - 1\n", mutants.solution("05_kl", "k3")
 

@@ -3,7 +3,9 @@
 import re
 from pathlib import Path
 
-from grpo_lab.course.registry import LABS, lab_page
+from grpo_lab.course.registry import course_labs, lab_page
+
+LABS = course_labs()
 
 LABS_FOLDER = Path(__file__).parents[2] / "labs"
 

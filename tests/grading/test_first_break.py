@@ -5,8 +5,10 @@ import math
 import pytest
 
 from grpo_lab.course import answers, evaluate
-from grpo_lab.course.labs.lab_08_mystery_runs import first_break_cases as chains
 from grpo_lab.course.registry import exercise
+from tests.grading import mutants
+
+chains = mutants.checks("08_mystery_runs")
 
 EXERCISE = exercise("08_mystery_runs", "first_break")
 SEEDS = range(2)
@@ -107,13 +109,13 @@ def test_a_wrong_answer_is_told_on_every_seed(name):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_runs_are_plain_data_and_no_reason_names_the_link(seed):
-    for case in chains.cases(seed):
+    for case in chains.first_break_cases(seed):
         steps = case.inputs["steps"]
         assert repr(answers.plain(steps)) == repr(steps) and 0 < len(steps) <= 6
         assert case.expected is None or case.expected[1] not in case.why
 
 
 def test_runs_are_others_with_another_seed():
-    first, second = ([case.inputs["steps"] for case in chains.cases(seed)] for seed in (0, 1))
+    first, second = ([case.inputs["steps"] for case in chains.first_break_cases(seed)] for seed in (0, 1))
     assert not any(repr(one) == repr(other) for one in first for other in second)
-    assert {case.expected is None for seed in SEEDS for case in chains.cases(seed)} == {True, False}
+    assert {case.expected is None for seed in SEEDS for case in chains.first_break_cases(seed)} == {True, False}

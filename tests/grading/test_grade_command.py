@@ -18,13 +18,15 @@ from grpo_lab import cli
 from grpo_lab.cli import grade as grade_command
 from grpo_lab.course.editions import build
 from grpo_lab.course.exercises import Values
-from grpo_lab.course.registry import LABS, lab_page
+from grpo_lab.course.registry import course_labs, lab_page
 from grpo_lab.grading.reports import marking
 from grpo_lab.grading.results import FAILED, Mark, Result
 from grpo_lab.grading.sandbox import tier_checks
 from grpo_lab.grading.submissions import NOT_READ
 from grpo_lab.grading.worker_client import SCRATCH, sweep
 from tests.grading import mutants
+
+LABS = course_labs()
 
 SOURCES = Path(__file__).parents[2] / "labs"
 SHADOWS = ("json", "random", "torch", "numpy", "typing_extensions")
@@ -84,7 +86,7 @@ def graded(tmp_path_factory, contained):
     home = tmp_path_factory.mktemp("class")
     wrong = {
         each.exercise: each.source
-        for each in mutants.all()
+        for each in mutants.wrong()
         if WRONG.get(each.exercise) == each.name and each.lab == "05_kl"
     }
     assert set(wrong) == set(WRONG)

@@ -14,6 +14,7 @@ from grpo_lab.grading.notebooks import Submission
 from grpo_lab.grading.results import BY_HAND, FAILED, RIGHT, UNANSWERED, WRONG
 from grpo_lab.grading.rules import Rules
 from tests.grading import mutants
+from tests.grading.mutants import trains
 
 SECRET = b"for tests, and nothing else but tests"
 
@@ -36,10 +37,10 @@ def marked(grader, mutant, **about):
 
 def one_each(answers):
     """One answer for each exercise whose check does not train: the first."""
-    return list({(each.lab, each.exercise): each for each in reversed(answers) if not each.trains}.values())
+    return list({(each.lab, each.exercise): each for each in reversed(answers) if not trains(each)}.values())
 
 
-WRONG_ONES = [*one_each(mutants.all()), *(each for each in mutants.hard_coded() if not each.trains)]
+WRONG_ONES = [*one_each(mutants.wrong()), *(each for each in mutants.hard_coded() if not trains(each))]
 """test_mutants judges all other wrong answers, and right ones written another way, without the sandbox."""
 
 

@@ -14,10 +14,9 @@ import torch
 
 from grpo_lab.course import evaluate, trials
 from grpo_lab.course.answers import Given
+from grpo_lab.course.editions import build
 from grpo_lab.course.exercises import Values
-from grpo_lab.course.labs.lab_03_error_chain import cases as cases_03
-from grpo_lab.course.labs.lab_07_precision_and_verl import cases as cases_07
-from grpo_lab.course.registry import LABS, lab_page
+from grpo_lab.course.registry import course_labs, lab_page
 from grpo_lab.errors import ConfigError
 from grpo_lab.grading import challenges, class_run, reports, submissions
 from grpo_lab.grading.grader import Course
@@ -25,8 +24,15 @@ from grpo_lab.grading.results import BY_HAND, RIGHT, WRONG, Result
 from grpo_lab.grading.rules import Rules
 from grpo_lab.grading.sandbox.linux import PR_SET_CHILD_SUBREAPER, prctl
 from grpo_lab.grading.sandbox.processes import descendants, end_descendants
+from grpo_lab.paths import labs_directory
 from tests.grading import hostile, mutants
 from tests.grading.hostile.world import World
+
+cases_07 = mutants.checks("07_precision_and_verl")
+
+cases_03 = mutants.checks("03_error_chain")
+
+LABS = course_labs()
 
 RULES = Rules(seconds=4.0, total_seconds=900.0, memory_mb=512, output_kb=256, processes=32)
 ATTACKS = hostile.attacks()
@@ -132,7 +138,7 @@ class Graded(NamedTuple):
 
 def notebook(lab, answers):
     """The solved lab with these cells; its metadata and outputs claim points."""
-    tree = json.loads((mutants.INSTRUCTOR / f"{lab}.ipynb").read_text(encoding="utf-8"))
+    tree = json.loads(build.notebook(labs_directory(), lab, build.INSTRUCTOR))
     tree["metadata"] = {"kernelspec": {"name": "mine", "display_name": SCRIPT}, "points": 100}
     for cell in tree["cells"]:
         cell["metadata"] = {"tags": ["skip", "remove_cell", "skip-execution"], "nbgrader": {"points": 100}}

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_lab.course import answers, registry
+from grpo_lab.course.editions import build
 from grpo_lab.course.exercises import Values
 from grpo_lab.grading.literals import literal
 from grpo_lab.grading.notebooks import MAX_SOURCE, digest, read
@@ -18,7 +19,7 @@ from grpo_lab.grading.submissions import LINK, Found
 
 LABS = Path(__file__).parents[2] / "labs"
 MOST = 10 * 2**20
-SOLVED = (LABS / "instructor" / "05_kl.ipynb").read_bytes()
+SOLVED = build.notebook(LABS, "05_kl", build.INSTRUCTOR).encode()
 EXERCISES = list(registry.lab_page("05_kl").exercises)
 unicode_text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"))
 
@@ -54,20 +55,20 @@ def with_k3(*cells):
     return tree
 
 
-@pytest.mark.parametrize("lab", registry.LABS)
+@pytest.mark.parametrize("lab", registry.course_labs())
 def test_the_reference_has_every_answer_and_the_untouched_lab_none(grade, lab):
     page = registry.lab_page(lab)
-    solved = grade((LABS / "instructor" / f"{lab}.ipynb").read_bytes())
+    solved = grade(build.notebook(LABS, lab, build.INSTRUCTOR).encode())
     assert (solved.student, solved.file, solved.lab, solved.problem) == ("ann", "ann.ipynb", lab, "")
     assert list(solved.answers) == list(page.exercises) and not solved.notes
-    blank = grade((LABS / f"{lab}.ipynb").read_bytes())
+    blank = grade(build.place(LABS, lab).read_bytes())
     assert blank.lab == lab and not blank.answers and not blank.problem
     assert all("waits for an answer in line" in blank.notes[name] for name in page.exercises)
 
 
-@pytest.mark.parametrize("lab", registry.LABS)
+@pytest.mark.parametrize("lab", registry.course_labs())
 def test_reference_values_need_no_sandbox(grade, lab):
-    sources = grade((LABS / "instructor" / f"{lab}.ipynb").read_bytes()).answers
+    sources = grade(build.notebook(LABS, lab, build.INSTRUCTOR).encode()).answers
     for name, exercise in registry.lab_page(lab).exercises.items():
         if isinstance(exercise.check, Values):
             assert literal(sources[name], exercise.check.names) is not None, name
@@ -273,7 +274,7 @@ def test_most_is_more_than_half(grade, more, lab):
 
 def test_two_labs_in_one_notebook_are_refused(grade):
     both = json.loads(SOLVED)
-    both["cells"] += json.loads((LABS / "04_guards.ipynb").read_bytes())["cells"]
+    both["cells"] += json.loads(build.place(LABS, "04_guards").read_bytes())["cells"]
     assert grade(both).problem == "holds more than one lab, 04_guards and 05_kl; hand in a notebook for each"
     by_code = notebook(LAB, code('lab = Lab("04_guards")', "b"))
     assert "holds more than one lab, 04_guards and 05_kl" in grade(by_code).problem

@@ -6,12 +6,12 @@ import pytest
 
 from grpo_lab.course import trials
 from grpo_lab.course.exercises import Finding
-from grpo_lab.course.labs.lab_00_start.page import RECORDING
 from grpo_lab.runs.recordings import recording_names
+from tests.grading import mutants
 
 
 def test_what_is_read_is_a_recording():
-    assert RECORDING in recording_names()
+    assert mutants.checks("00_start").RECORDING in recording_names()
 
 
 @pytest.mark.parametrize("name", ["spike_step", "spike_norm", "reward_noticed"])

@@ -7,7 +7,9 @@ import torch
 
 from grpo_lab.algorithm.losses import policy_loss
 from grpo_lab.core.advantages import group_advantages
-from grpo_lab.course.labs.lab_01_grpo_by_hand import cases
+from tests.grading import mutants
+
+cases = mutants.checks("01_grpo_by_hand")
 
 
 def test_the_numbers_by_hand_are_those_of_the_formulas():

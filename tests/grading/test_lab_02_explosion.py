@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from grpo_lab.algorithm import kl
-from grpo_lab.course.labs.lab_02_explosion import cases
+from tests.grading import mutants
+
+cases = mutants.checks("02_explosion")
 
 SLOPE = cases._slope_of_a_token
 

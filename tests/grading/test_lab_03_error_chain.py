@@ -2,8 +2,10 @@
 
 import pytest
 
-from grpo_lab.course.labs.lab_03_error_chain import cases
 from grpo_lab.runs.crashes import classify_crash
+from tests.grading import mutants
+
+cases = mutants.checks("03_error_chain")
 
 
 @pytest.mark.parametrize("swapped", range(7))

@@ -7,9 +7,10 @@ import torch
 from torch import tensor
 
 from grpo_lab.algorithm import kl
-from grpo_lab.course.labs.lab_05_kl import cases
 from grpo_lab.training.wrong_formulas import k3_exp
 from tests.grading import mutants
+
+cases = mutants.checks("05_kl")
 
 
 def test_an_estimate_that_is_wrong_near_0_alone_is_told_apart_from_one_that_is_wrong_everywhere(findings):

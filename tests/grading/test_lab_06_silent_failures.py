@@ -3,8 +3,9 @@
 import pytest
 
 import grpo_lab as gl
-from grpo_lab.course.labs.lab_06_silent_failures import cases
 from tests.grading import mutants
+
+cases = mutants.checks("06_silent_failures")
 
 FEW = gl.preset("plain").with_("run.threads=1", "run.num_steps=8", "data.num_prompts=4", "sampling.top_p=0.9999")
 CAUSES = {

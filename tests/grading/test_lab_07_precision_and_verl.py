@@ -5,8 +5,10 @@ import pytest
 from grpo_lab.config.catalog import scenario
 from grpo_lab.course import evaluate
 from grpo_lab.course.compare import differs
-from grpo_lab.course.labs.lab_07_precision_and_verl import cases
 from grpo_lab.course.registry import exercise
+from tests.grading import mutants
+
+cases = mutants.checks("07_precision_and_verl")
 
 
 def test_the_limits_are_those_that_the_reports_meet():
@@ -22,6 +24,9 @@ def test_the_remedies_are_cures_and_decoys_of_the_scenario():
 
 BISECTION = """
 import torch
+from tests.grading import mutants
+
+cases = mutants.checks("07_precision_and_verl")
 
 
 def largest_log_ratio(dtype):

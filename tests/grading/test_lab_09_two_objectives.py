@@ -10,13 +10,14 @@ from torch import tensor
 from grpo_lab.algorithm import combinations
 from grpo_lab.course import registry
 from grpo_lab.course.exercises import Function
-from grpo_lab.course.labs.lab_09_two_objectives import cases
 from grpo_lab.training.guards import AdaptiveBeta
 from grpo_lab.training.interventions import ObjectiveCoefficients
 from tests.grading import mutants
 
+cases = mutants.checks("09_two_objectives")
+
 SEEDS = range(4)
-WRONG = [each for each in mutants.all() if each.lab == "09_two_objectives"]
+WRONG = [each for each in mutants.wrong() if each.lab == "09_two_objectives"]
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ def test_a_mistake_is_found_where_it_matters_and_explained_there(lab, load, find
     assert [finding.what for finding in wrong] == [cases.TEXTS[key][0] for key in keys]
     check = registry.exercise(lab, exercise).check
     assert isinstance(check, Function)
-    known = {each.why for each in check.mistakes}
+    known = {each.why for each in check.mistakes()}
     for key, each in zip(keys, wrong, strict=True):
         assert each.why in known or cases.TEXTS[key][1] in each.why or "Error" in each.got
 

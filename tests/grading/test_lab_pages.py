@@ -1,6 +1,5 @@
 """The page of every lab: its exercises fit into its time, it ends with three questions, and its file is checked."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -8,13 +7,28 @@ import pytest
 
 from grpo_lab.course import pages
 from grpo_lab.course.exercises import Prediction
-from grpo_lab.course.registry import LABS, lab_page
+from grpo_lab.course.known_answers import known_answers
+from grpo_lab.course.registry import course_labs, lab_folder, lab_page
 from grpo_lab.errors import DataError
-from grpo_lab.paths import data_directory
+from tests.grading import mutants
 
 ROOT = Path(__file__).parents[2]
-TEXTS = data_directory() / "course"
-CHECKS = {name: each.check for name, each in lab_page("00_start").exercises.items()}
+LABS = course_labs()
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """`copied(old, new, file)`: a copy of lab 0's folder after a change of one of its files."""
+
+    def after(old="", new="", file="lab.toml"):
+        folder = tmp_path / "00_start"
+        shutil.copytree(lab_folder("00_start"), folder)
+        text = (folder / file).read_text(encoding="utf-8")
+        assert old in text
+        (folder / file).write_text(text.replace(old, new, 1), encoding="utf-8")
+        return folder
+
+    return after
 
 
 @pytest.mark.parametrize("name", LABS)
@@ -27,11 +41,9 @@ def test_a_page_adds_up(name):
 
 @pytest.mark.parametrize("name", LABS)
 def test_the_outcome_of_a_prediction_is_the_reference_answer(name):
-    notebook = json.loads((ROOT / "labs" / "instructor" / f"{name}.ipynb").read_text(encoding="utf-8"))
-    answers = {cell["id"]: "".join(cell["source"]) for cell in notebook["cells"]}
     for exercise in lab_page(name).exercises.values():
         if isinstance(exercise.check, Prediction):
-            assert f'answer = "{exercise.check.outcome}"' in answers[f"{name}-{exercise.name}"]
+            assert f'answer = "{exercise.check.outcome}"' in mutants.solution(name, exercise.name)
 
 
 def test_the_guide_to_grading_counts_exercises_and_points():
@@ -42,17 +54,21 @@ def test_the_guide_to_grading_counts_exercises_and_points():
     assert counted in (ROOT / "docs" / "grading.md").read_text(encoding="utf-8")
 
 
-def test_every_file_belongs_to_a_lab():
-    assert sorted(path.name for path in TEXTS.glob("*.toml")) == [f"{name}.toml" for name in LABS]
-
-
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         ("minutes = 25", "minutes = 'twenty'", "the page: minutes = 'twenty': must be of type int"),
         ('summary = "', 'sumary = "', "unknown key of the page 'sumary'; did you mean 'summary'"),
         ('title = "Read a run"', "", "exercise 'reading' has no 'title'"),
-        ("[exercises.guess]", "[exercises.gues]", "unknown exercise 'gues'; did you mean 'guess'"),
+        ("[exercises.learning_rate]", "[exercises.rate]", "exercise 'learning_rate' has a check and no texts"),
+        ('letters = "abcd"\n', "", "unknown key of exercise 'guess' 'outcome'"),
+        ('letters = "abcd"\n', 'words = 5\nletters = "abcd"\n', "exercise 'guess' has 2 checks; it needs exactly one"),
+        (
+            'letters = "abcd"\noutcome = "b"\n',
+            "",
+            "exercise 'guess' has 0 checks; it needs exactly one: letters",
+        ),
+        ('kind = "code"', 'words = 3\nkind = "code"', "exercise 'out_of_range' has 2 checks"),
         ('kind = "prediction"', 'kind = "oracle"', "kind = 'oracle': one of prediction, code"),
         ('  "Any of a, b, c, d, in quotes.",\n', "", "exercise 'guess': hints = .* write three texts"),
         ('  "Any of a, b, c, d, in quotes.",\n', "  3,\n", "exercise 'guess': hints = .* write three texts"),
@@ -63,18 +79,31 @@ def test_every_file_belongs_to_a_lab():
         ("[exercises.reading]", "[exercises", "not valid|Expected"),
     ],
 )
-def test_a_mistake_in_a_file_is_named_with_the_file(tmp_path, old, new, message):
-    text = (TEXTS / "00_start.toml").read_text(encoding="utf-8")
-    assert old in text
-    (tmp_path / "00_start.toml").write_text(text.replace(old, new, 1), encoding="utf-8")
-    with pytest.raises(DataError, match=f"00_start.toml: .*({message})"):
-        pages.page("00_start", CHECKS, tmp_path)
+def test_a_mistake_in_a_file_is_named_with_the_file(copied, old, new, message):
+    with pytest.raises(DataError, match=rf"lab\.toml: .*({message})"):
+        pages.page(copied(old, new))
 
 
-def test_a_check_without_texts_and_a_file_that_is_missing(tmp_path):
-    with pytest.raises(DataError, match=r"no_texts"):
-        pages.page("00_start", {**CHECKS, "no_texts": CHECKS["guess"]})
-    with pytest.raises(DataError, match=r"00_start\.toml: .*No such file"):
-        pages.page("00_start", CHECKS, tmp_path)
-    shutil.copy(TEXTS / "00_start.toml", tmp_path)
-    assert pages.page("00_start", CHECKS, tmp_path) == lab_page("00_start")
+def test_a_folder_without_its_file_is_named(copied):
+    folder = copied()
+    assert pages.page(folder).exercises.keys() == lab_page("00_start").exercises.keys()
+    (folder / "lab.toml").unlink()
+    with pytest.raises(DataError, match=r"lab\.toml: cannot be read"):
+        pages.page(folder)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("cell = 'answer = \"e\"'", "", "guess, 'no letter': it needs `change` or `cell`, and not both"),
+        ("[guess.wrong", "[guess.wrnog", "unknown kind of answers 'wrnog'; did you mean 'wrong'"),
+        ("[guess.wrong", "[gues.wrong", "unknown exercise of 00_start 'gues'"),
+        ("change.'spike_step = 5' =", "change.'spike_step = 7' =", "'spike_step = 7' stands 0 times in the solution"),
+        ("reason = ", "raeson = ", "unknown key 'raeson'; did you mean 'reason'"),
+        ("reason = ", 'same_reason = "nobody" #', "same_reason = 'nobody', which has no reason"),
+        ("[guess.wrong", "[guess", "not valid|unknown kind"),
+    ],
+)
+def test_a_mistake_in_the_known_answers_is_named(copied, old, new, message):
+    with pytest.raises(DataError, match=rf"answers\.toml: .*({message})"):
+        known_answers(copied(old, new, "answers.toml"))

@@ -18,7 +18,7 @@ from grpo_lab.course.registry import exercise
 
 EXERCISES = {
     f"{lab}-{name}": each
-    for lab in registry.LABS
+    for lab in registry.course_labs()
     for name, each in registry.lab_page(lab).exercises.items()
     if isinstance(each.check, Function)
 }
@@ -62,7 +62,7 @@ HIDDEN = """
 import sys
 class Hidden:
     def find_spec(self, name, path=None, target=None):
-        if name.startswith("grpo_lab.course.labs."):
+        if name == "grpo_lab.course.pages":
             raise ImportError(f"{name} is hidden")
 sys.meta_path.insert(0, Hidden())
 """
@@ -88,7 +88,7 @@ def test_probes_need_nothing_that_knows_what_is_right():
 
 
 def test_what_is_hidden_there_is():
-    name = "grpo_lab.course.labs.lab_05_kl"
+    name = "grpo_lab.course.pages"
     assert python(f"import {name}") == f"ImportError: {name} is hidden"
 
 

@@ -1,21 +1,21 @@
 """A reason names the kind of a value first, then the mistake that was made, and each mistake once."""
 
 import re
-import tomllib
-from pathlib import Path
 
 import pytest
 
 from grpo_lab.course import evaluate
 from grpo_lab.course.exercises import Finding, Function
-from grpo_lab.course.registry import LABS, exercise, lab_page
-from tests.grading import fairness, mutants
+from grpo_lab.course.known_answers import changed
+from grpo_lab.course.registry import exercise, lab_page
+from tests.grading import mutants
+from tests.grading.mutants import LABS
 
 
 def wrong(place, changes, load, seed=0, transformed=False):
     """The wrong findings about a changed reference solution, or about a whole cell; `place` is lab/exercise."""
     lab, _, name = place.partition("/")
-    source = changes if isinstance(changes, str) else mutants.changed(mutants.solution(lab, name), changes)
+    source = changes if isinstance(changes, str) else changed(mutants.solution(lab, name), changes)
     task, module = exercise(lab, name), load(source)
     cases = evaluate.asked(task, seed, transformed)
     given = evaluate.run(task, module, [case.inputs for case in cases])
@@ -100,38 +100,36 @@ def test_a_known_mistake_is_named(load, place, changes, why):
     assert found and all(why in each.why for each in found), found
 
 
-ACCUSES = {
-    place: {why: set(names) for why, names in by_reason.items()}
-    for place, by_reason in tomllib.loads(Path(__file__).with_name("accuses.toml").read_text(encoding="utf-8")).items()
-}
-"""The beginnings of reasons that say which mistake was made, and the wrong answers of the tables that make it."""
 ROUNDS = ((0, False), (1, False), (1, True))
 """(seed, transformed): the cases that learners see, and the two rounds of a grade."""
+
+
+def accused():
+    """Lab/exercise -> its wrong answers and near misses with their reasons, where any has one."""
+    found = {}
+    for answer in [*mutants.wrong(), *mutants.near()]:
+        found.setdefault(f"{answer.lab}/{answer.exercise}", []).append(answer)
+    return [pytest.param(*each, id=each[0]) for each in found.items() if any(answer.reason for answer in each[1])]
+
+
+@pytest.mark.parametrize(("place", "answers"), accused())
+def test_no_reason_describes_another_mistake(load, place, answers):
+    """The answers that answers.toml gives a reason are told it in some round, and no others are."""
+    told = {
+        answer.name: [each.why for seed in ROUNDS for each in wrong(place, answer.source, load, *seed)]
+        for answer in answers
+    }
+    for why in {answer.reason for answer in answers if answer.reason}:
+        names = {name for name, reasons in told.items() if any(each.startswith(why) for each in reasons)}
+        assert names == {answer.name for answer in answers if answer.reason == why}, why
 
 
 def with_mistakes():
     """(lab/exercise, its check) for each function with known mistakes."""
     for lab in LABS:
         for name, each in lab_page(lab).exercises.items():
-            if isinstance(each.check, Function) and each.check.mistakes:
+            if isinstance(each.check, Function) and each.check.mistakes():
                 yield f"{lab}/{name}", each.check
-
-
-@pytest.mark.parametrize("place", ACCUSES)
-def test_no_reason_describes_another_mistake(load, place):
-    told = {why: set() for why in ACCUSES[place]}
-    for answer in [*mutants.all(), *fairness.NEAR]:
-        if f"{answer.lab}/{answer.exercise}" == place:
-            reasons = [found.why for seed in ROUNDS for found in wrong(place, answer.source, load, *seed)]
-            for why, names in told.items():
-                names |= {answer.name} if any(each.startswith(why) for each in reasons) else set()
-    assert told == ACCUSES[place]
-
-
-def test_the_table_has_every_known_mistake():
-    for place, check in with_mistakes():
-        for mistake in check.mistakes:
-            assert any(mistake.why.startswith(why) for why in ACCUSES.get(place, ())), (place, mistake.why)
 
 
 ACCUSING = re.compile(r"\bmeans that\b|[Ww]here it is (NaN|inf|0),|\bNaN here\b|\bOtherwise\b")
@@ -155,17 +153,17 @@ def test_a_population_std_is_named_wherever_it_can_be_told(load):
 
 @pytest.mark.parametrize(("place", "check"), [pytest.param(*each, id=each[0]) for each in with_mistakes()])
 def test_known_mistakes_are_wrong_and_named_on_fresh_inputs(place, check):
-    """A mistake's function is no right answer, and every finding that it causes has the one reason.
+    """A mistake is no right answer, and every finding that it causes has the one reason.
 
     Transformed cases may not tell two mistakes apart: with NaN in the padding of each, either gives NaN alone.
     """
     task = exercise(*place.split("/"))
-    for mistake in check.mistakes:
+    for mistake in check.mistakes():
         for seed, transformed in ((0, False), (1, False), (2, False), (1, True), (2, True)):
             cases = evaluate.asked(task, seed, transformed)
-            given = evaluate.run(task, {check.name: mistake.function}, [case.inputs for case in cases])
+            given = evaluate.run(task, mistake.module, [case.inputs for case in cases])
             told = {found.why for found in evaluate.judged(task, given, cases, seed) if not found.right}
-            known = {each.why for each in check.mistakes} if transformed else {mistake.why}
+            known = {each.why for each in check.mistakes()} if transformed else {mistake.why}
             assert len(told) == 1 and told <= known, (mistake.why, seed, told)
 
 

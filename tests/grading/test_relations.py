@@ -1,9 +1,7 @@
 """Metamorphic relations: right answers stay right, and answers that fit the first cases alone fail."""
 
-import json
 import math
 import random
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,15 +10,15 @@ from torch import tensor
 from grpo_lab.course import evaluate, registry, relations
 from grpo_lab.course.compare import differs
 from grpo_lab.course.exercises import Case, Function
+from tests.grading import mutants
 
-LABS = Path(__file__).parents[2] / "labs" / "instructor"
 TRAINED = "08_mystery_runs-first_break"
 """The one exercise whose cases take seconds, because they are runs."""
 WITHOUT = {"07_precision_and_verl-largest"}
 """Exercises without a relation: the input is the name of a dtype."""
 EXERCISES = {
     f"{lab}-{name}": each
-    for lab in registry.LABS
+    for lab in registry.course_labs()
     for name, each in registry.lab_page(lab).exercises.items()
     if isinstance(each.check, Function)
 }
@@ -33,10 +31,9 @@ def drawn(*names):
 
 def right_answers(identity):
     """The names that the reference solution of an exercise defines."""
-    cells = json.loads((LABS / f"{identity.rpartition('-')[0]}.ipynb").read_text(encoding="utf-8"))["cells"]
-    (source,) = ("".join(cell["source"]) for cell in cells if cell["id"] == identity)
+    lab, _, name = identity.rpartition("-")
     defined = {}
-    exec(source.partition("\n")[2], defined)
+    exec(mutants.solution(lab, name), defined)
     return defined
 
 

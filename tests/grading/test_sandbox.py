@@ -16,10 +16,11 @@ import torch
 from grpo_lab.errors import ConfigError, NotYet
 from grpo_lab.grading.sandbox import box, tier_checks
 from grpo_lab.grading.sandbox.box import Failed, Sandbox
-from grpo_lab.grading.sandbox.confinement import HIDDEN, PACKAGE, Limits
+from grpo_lab.grading.sandbox.confinement import PACKAGE, Limits
 from grpo_lab.grading.sandbox.processes import descendants
 from grpo_lab.grading.sandbox.tier_checks import closed_folder
 from grpo_lab.grading.sandbox.tiers import BUBBLEWRAP, FIRST_USER, PROCESS, Tier
+from grpo_lab.paths import labs_directory
 from tests.grading import hostile
 from tests.grading.hostile.world import World
 
@@ -261,7 +262,7 @@ def test_names_of_files_that_can_be_seen(sandbox, world, number):
 
 def test_checks_that_can_be_imported(sandbox, world, number):
     got = attacked(sandbox, world, "imports_what_is_right")
-    assert (got != "nothing") == (number == 0 and (not ROOT or open_to_all(HIDDEN)))
+    assert (got != "nothing") == (number == 0 and (not ROOT or open_to_all(labs_directory())))
 
 
 def test_the_environment_that_can_be_read(sandbox, world, number):
@@ -451,7 +452,7 @@ def test_a_tier_that_contains_nothing_of_what_it_says_is_found_out():
     why = tier_checks.unusable(replace(BUBBLEWRAP, wrap=list), LIMITS)
     assert why.startswith("an answer could ")
     assert "see the grader's processes" in why
-    assert ("read a world-readable file" in why) and ("read the checks" in why or not open_to_all(HIDDEN))
+    assert ("read a world-readable file" in why) and ("read the checks" in why or not open_to_all(labs_directory()))
     for contained in tier_checks.NEVER:
         assert contained not in why
 

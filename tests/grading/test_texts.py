@@ -3,9 +3,11 @@
 import pytest
 
 from grpo_lab.course import evaluate
-from grpo_lab.course.registry import LABS, lab_page
+from grpo_lab.course.registry import course_labs, lab_page
 from grpo_lab.ui.notebook import feedback_view
 from tests.grading import mutants
+
+LABS = course_labs()
 
 TEXTS = [(lab, name) for lab in LABS for name, each in lab_page(lab).exercises.items() if each.kind == "text"]
 EACH = pytest.mark.parametrize(("lab", "name"), TEXTS, ids="-".join)

@@ -186,3 +186,9 @@ def test_a_lesson_that_brings_little_is_given_once_more(monkeypatch):
     monkeypatch.setattr(trials, "judged", judged)
     monkeypatch.setattr(trials, "_acted", lambda session: [])
     assert [next(iter(trials.learns(HEALTHY, seed))).right for seed in (1, 2)] == [True, False]
+
+
+def test_a_setting_whose_name_is_a_number_is_no_setting():
+    """Before: a TypeError of the check, which counted as the grader's fault."""
+    with pytest.raises(ConfigError, match=r"unknown setting .*3"):
+        trials.run(preset("plain").with_guards(trials.guards_of({"warm_up": {3: 1}})), seed=1)

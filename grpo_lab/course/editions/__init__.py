@@ -1,1 +1,1 @@
-"""Build the notebooks of the course from labs/src, for learners, instructors and nbgrader."""
+"""Build the notebooks of the course from the labs' folders, for learners, instructors and nbgrader."""

@@ -1,8 +1,8 @@
-"""Builds the notebooks: labs/src/<lab>.py -> labs/<lab>.ipynb for learners, labs/instructor/<lab>.ipynb with solutions.
+"""Builds the notebooks: notebook.py of a lab -> <lab>.ipynb beside it for learners, and <language>/<lab>.ipynb.
 
-A third edition, the reference, is the learner's with every answer filled in; it is written on request. The same source
-gives the same bytes. The cover, a heading before each exercise and three hints after it come from the registry. For
-each folder labs/src/<language>/ there are the same notebooks with its prose, in labs/<language>/.
+Two other editions are written on request: the instructor's, with solutions and notes, and the reference, which is the
+learner's with every answer filled in. The same source gives the same bytes. The cover, a heading before each exercise
+and three hints after it come from lab.toml.
 """
 
 import re
@@ -10,18 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.course import pages, registry
+from grpo_lab.course import pages
 from grpo_lab.course.answers import MAGIC
 from grpo_lab.course.editions import headings, prose
-from grpo_lab.course.editions.solutions import Malformed, learners, reference, solutions
+from grpo_lab.course.editions.solutions import NOTEBOOK, Malformed, learners, reference, solutions
 from grpo_lab.course.exercises import Exercise, LabPage
 from grpo_lab.errors import DataError, unknown
 from grpo_lab.messages import ENGLISH
 
-LEARNER, INSTRUCTOR = EDITIONS = ("learner", "instructor")
-"""The editions that are kept beside their source."""
-REFERENCE = "reference"
-SOURCES = "src"
+LEARNER, INSTRUCTOR, REFERENCE = "learner", "instructor", "reference"
 MAX_LINES, MAX_SOLUTION = 15, 12
 DATA = "data"
 """The tag of a table, a cell that may be longer."""
@@ -35,38 +32,41 @@ _EXERCISE = re.compile(rf"%%{MAGIC}[ \t]+(\S+)[ \t]*\n")
 
 
 def lab_names(folder: Path) -> list[str]:
-    """The labs that have a source below a folder."""
-    return sorted(path.stem for path in (folder / SOURCES).glob("*.py"))
+    """The labs below a folder, and the lecture, which has no lab.toml."""
+    return sorted(path.parent.name for path in folder.glob(f"*/{NOTEBOOK}"))
 
 
-def languages(folder: Path) -> list[str]:
-    """The languages of the labs below a folder; English is first."""
-    return prose.languages(folder / SOURCES)
+def has_exercises(folder: Path, name: str) -> bool:
+    """Whether it is a lab and not the lecture."""
+    return (folder / name / pages.FILE).is_file()
 
 
-def render(folder: Path, names: Sequence[str] = (), editions: Sequence[str] = EDITIONS) -> dict[Path, str]:
-    """The text of every notebook by its file: of the named labs, or of all, in every language.
+def languages(folder: Path, name: str = "*") -> list[str]:
+    """The languages of a lab below a folder, or of all of them; English is first."""
+    return [ENGLISH, *sorted({path.parent.name for path in folder.glob(f"{name}/*/{NOTEBOOK}")})]
+
+
+def render(folder: Path, names: Sequence[str] = ()) -> dict[Path, str]:
+    """The text of every learner's notebook by its file: of the named labs, or of all, in every language.
 
     Raises DataError for a source that breaks a rule, with all its faults.
     """
     return {
-        place(folder, language, edition) / f"{name}.ipynb": notebook(folder, name, edition, language)
+        place(folder, name, language): notebook(folder, name, LEARNER, language)
         for name in chosen(folder, lab_names(folder), names)
-        for language in languages(folder)
-        for edition in editions
-        if edition == LEARNER or name in registry.lab_names()  # the lecture, which is no lab, has one edition
+        for language in languages(folder, name)
     }
 
 
-def place(folder: Path, language: str = ENGLISH, edition: str = LEARNER) -> Path:
-    """The folder of an edition's notebooks in a language."""
-    return folder / ("" if language == ENGLISH else language) / ("" if edition == LEARNER else edition)
+def place(folder: Path, name: str, language: str = ENGLISH) -> Path:
+    """The file of a lab's notebook in a language."""
+    return folder / name / ("" if language == ENGLISH else language) / f"{name}.ipynb"
 
 
 def chosen(folder: Path, known: Sequence[str], names: Sequence[str]) -> Sequence[str]:
     """The named labs, or all known ones. Raises DataError where there are none, and ConfigError for an unknown name."""
     if not known:
-        raise DataError(f"no lab in {folder / SOURCES}; run this in the checkout, or name its folder with --folder")
+        raise DataError(f"no lab in {folder}; run this in the checkout, or name its folder with --folder")
     for name in names:
         if name not in known:
             raise unknown("lab", name, known)
@@ -106,23 +106,23 @@ def made(folder: Path, name: str, edition: str, language: str = ENGLISH) -> Any:
     Raises DataError for a source that breaks a rule, for prose that does not fit it, and where jupytext is missing;
     ConfigError for a language that the labs do not have.
     """
-    if language not in languages(folder):
-        raise unknown("language", language, languages(folder))
+    if language not in languages(folder, name):
+        raise unknown(f"language of {name}", language, languages(folder, name))
     try:
         import jupytext
         import nbformat
     except ImportError as error:
         raise DataError(f"{error.name} is not installed: pip install jupytext nbformat") from error
-    path = folder / SOURCES / f"{name}.py"
+    path = folder / name / NOTEBOOK
     source = jupytext.reads(path.read_text(encoding="utf-8"), fmt="py:percent")
-    page = registry.lab_page(name) if name in registry.lab_names() else None
+    page = pages.page(folder / name) if has_exercises(folder, name) else None
     faults = list(_faults(source.cells, page))
     if faults:
         raise DataError(f"{path}: " + "; ".join(faults))
     page = page and pages.in_language(page, language)
-    told = prose.in_language(source.cells, folder / SOURCES, name, language)
+    told = prose.in_language(source.cells, folder / name, language)
     if fault := _title_fault(told, page):
-        raise DataError(f"{folder / SOURCES / language / name}.py: {fault}")
+        raise DataError(f"{folder / name / language / NOTEBOOK}: {fault}")
     cells = list(_cells(told, name, page, edition, language))
     return nbformat.v4.new_notebook(cells=cells, metadata=METADATA)
 
@@ -181,7 +181,7 @@ def _faults(cells: Sequence[Any], page: LabPage | None) -> Iterator[str]:
             yield f"exercise {name!r} is asked {asked.count(name)} times; once is enough"
     for name in known:
         if name not in asked:
-            yield f"exercise {name!r} is in the registry and has no cell; begin one with `%%{MAGIC} {name}`"
+            yield f"exercise {name!r} is in lab.toml and has no cell; begin one with `%%{MAGIC} {name}`"
     for number, cell in enumerate(cells):
         if cell.cell_type == "code" and INSTRUCTOR in _tags(cell):
             yield f"cell {number} is for instructors and holds code: then the editions would not run alike"

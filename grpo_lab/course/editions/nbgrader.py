@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.course import registry
+from grpo_lab.course import pages
 from grpo_lab.course.editions.build import LEARNER, REFERENCE, as_text, made, new_cell
 from grpo_lab.course.editions.release import with_exercises
-from grpo_lab.course.exercises import Exercise
+from grpo_lab.course.exercises import Exercise, LabPage
 from grpo_lab.messages import ENGLISH
 
 STUDENT = "reference"
@@ -38,16 +38,16 @@ def course(
     return {
         out / "nbgrader_config.py": CONFIG,
         **{
-            below / name / f"{name}.ipynb": as_text(gradable(made(folder, name, edition, language), name))
+            below / name / f"{name}.ipynb": as_text(gradable(made(folder, name, edition, language), page))
             for name in with_exercises(folder, names)
+            for page in [pages.page(folder / name)]
             for below, edition in editions.items()
         },
     }
 
 
-def gradable(notebook: Any, lab: str) -> Any:
+def gradable(notebook: Any, page: LabPage) -> Any:
     """A lab's notebook with nbgrader's metadata on its exercises, and after each the cell that earns its points."""
-    page = registry.lab_page(lab)
     exercises = {page.cell_id(name): exercise for name, exercise in page.exercises.items()}
     notebook.cells = [made for cell in notebook.cells for made in _gradable(cell, exercises.get(cell.id))]
     return notebook

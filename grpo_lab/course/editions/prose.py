@@ -1,4 +1,4 @@
-"""A lab's source in another language: its own code, with the prose of labs/src/<language>/<lab>.py.
+"""A lab's source in another language: its own code, with the prose of labs/<lab>/<language>/notebook.py.
 
 That file has, in order, every markdown cell of the source, and of every code cell with comments or docstrings these
 alone. Structure, code, numbers, code spans, formulas and links have one home: a difference is a fault.
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_lab.course.answers import MAGIC, STUB
-from grpo_lab.course.editions.solutions import BEGIN, END
+from grpo_lab.course.editions.solutions import BEGIN, END, NOTEBOOK, exercise_cells, reference
 from grpo_lab.errors import DataError
 from grpo_lab.messages import ENGLISH
 
@@ -40,21 +40,14 @@ class Span(NamedTuple):
     end: tuple[int, int]
 
 
-def languages(sources: Path) -> list[str]:
-    """The languages of the labs whose sources lie in a folder: English, and one for each folder in it."""
-    return [ENGLISH, *sorted(path.name for path in sources.iterdir() if path.is_dir() and path.name.isalpha())]
-
-
-def in_language(cells: Sequence[Any], sources: Path, name: str, language: str) -> list[Any]:
-    """The cells of a lab with the prose of a language; copies, with the same code, tags and order.
+def in_language(cells: Sequence[Any], folder: Path, language: str) -> list[Any]:
+    """The cells of the lab in a folder with the prose of a language; copies, with the same code, tags and order.
 
     Raises DataError for prose that is missing or does not fit, with all faults.
     """
     if language == ENGLISH:
         return list(cells)
-    path = sources / language / f"{name}.py"
-    if not path.is_file():
-        raise DataError(f"{path} is missing; write the prose of {name} there")
+    path = folder / language / NOTEBOOK
     import jupytext
 
     prose = jupytext.reads(path.read_text(encoding="utf-8"), fmt="py:percent").cells
@@ -69,7 +62,7 @@ def in_language(cells: Sequence[Any], sources: Path, name: str, language: str) -
             found[number].source = _replaced(cells[number], said)
     if faults:
         raise DataError(f"{path}: " + "; ".join(faults))
-    _speak(found, name, language)
+    _speak(found, folder.name, language)
     return found
 
 
@@ -87,6 +80,13 @@ def _speak(cells: Sequence[Any], name: str, language: str) -> None:
         raise DataError(f"{name}: {len(begun)} cells call one of {', '.join(calls)}; exactly one has to")
     for cell, call in begun:
         cell.source = cell.source.replace(call, calls[call])
+
+
+def solution(folder: Path, exercise: str, language: str) -> str:
+    """The solution of an exercise of the lab in a folder, with the comments of a language where it has them."""
+    cell, path = exercise_cells(folder / NOTEBOOK)[exercise], folder / language / NOTEBOOK
+    said = exercise_cells(path).get(exercise) if language != ENGLISH and path.is_file() else None
+    return reference(_with_comments(cell, said) if said else cell)
 
 
 def differences(cell: Any, said: Any) -> Iterator[str]:
@@ -163,10 +163,12 @@ def _is_mark(comment: str) -> bool:
 
 def _replaced(cell: Any, said: Any) -> str:
     """The source of a cell with the other language's prose in place of its own."""
-    if cell.cell_type != "code":
-        return _joined(said.source)
-    lines = cell.source.split("\n")
-    for span, text in reversed(list(zip(_spans(cell.source), _texts(said), strict=True))):
+    return _joined(said.source) if cell.cell_type != "code" else _with_comments(cell.source, said.source)
+
+
+def _with_comments(code: str, said: str) -> str:
+    lines, texts = code.split("\n"), [span.text for span in _spans(said)]
+    for span, text in reversed(list(zip(_spans(code), texts, strict=True))):
         (row, column), (last, end) = span.start, span.end
         lines[row - 1 : last] = [lines[row - 1][:column] + text + lines[last - 1][end:]]
     return "\n".join(lines)

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from grpo_lab.analysis.markdown import render
-from grpo_lab.course import pages, registry
-from grpo_lab.course.editions.build import LEARNER, REFERENCE, chosen, lab_names, notebook, stale, write
+from grpo_lab.course import pages
+from grpo_lab.course.editions.build import LEARNER, chosen, has_exercises, lab_names, notebook, place, stale, write
 from grpo_lab.course.editions.headings import stars
 from grpo_lab.errors import DataError
 from grpo_lab.messages import ENGLISH, text_in
@@ -16,29 +16,33 @@ _HEAD = ("lab", "minutes", "difficulty", "points", "afterwards")
 
 def with_exercises(folder: Path, names: Sequence[str] = ()) -> Sequence[str]:
     """The named labs, or all with a source below a folder; the lecture has no exercises and is not among them."""
-    return chosen(folder, [name for name in lab_names(folder) if name in registry.lab_names()], names)
+    return chosen(folder, [name for name in lab_names(folder) if has_exercises(folder, name)], names)
 
 
 def release(folder: Path, out: Path, names: Sequence[str] = (), language: str = ENGLISH) -> dict[Path, str]:
     """The learners' notebooks and a README, by file."""
     labs = with_exercises(folder, names)
-    head = [text_in(language, f"course.{column}") for column in _HEAD]
-    return {
-        out / "README.md": render("course", language, labs=[head, *(_row(name, language) for name in labs)]),
-        **{out / f"{name}.ipynb": notebook(folder, name, LEARNER, language) for name in labs},
-    }
+    return {out / "README.md": _readme(folder, labs, language), **edition(LEARNER, folder, out, names, language)}
 
 
-def copies(folder: Path, out: Path, *names: str) -> dict[Path, str]:
-    """These files of a folder, or its notebooks and README, by the file of a copy that does not exist yet."""
-    originals = [folder / name for name in names] or [folder / "README.md", *sorted(folder.glob("*.ipynb"))]
-    return {out / path.name: path.read_text(encoding="utf-8") for path in originals if not (out / path.name).exists()}
-
-
-def reference(folder: Path, out: Path, names: Sequence[str] = (), language: str = ENGLISH) -> dict[Path, str]:
-    """The learners' notebooks with every answer filled in, by file."""
+def edition(which: str, folder: Path, out: Path, names: Sequence[str] = (), language: str = ENGLISH) -> dict[Path, str]:
+    """The notebooks of an edition, by file."""
     labs = with_exercises(folder, names)
-    return {out / f"{name}.ipynb": notebook(folder, name, REFERENCE, language) for name in labs}
+    return {out / f"{name}.ipynb": notebook(folder, name, which, language) for name in labs}
+
+
+def copies(folder: Path, out: Path, names: Sequence[str], language: str) -> dict[Path, str]:
+    """The built notebooks of these labs, by the file of a copy that does not exist yet; and a README for many."""
+    files = [place(folder, name, language) for name in names]
+    labs = [name for name in names if has_exercises(folder, name)]
+    readme = {out / "README.md": _readme(folder, labs, language)} if labs else {}
+    found = {**readme, **{out / path.name: path.read_text(encoding="utf-8") for path in files}}
+    return {path: text for path, text in found.items() if not path.exists()}
+
+
+def _readme(folder: Path, labs: Sequence[str], language: str) -> str:
+    head = [text_in(language, f"course.{column}") for column in _HEAD]
+    return render("course", language, labs=[head, *(_row(folder / name, language) for name in labs)])
 
 
 def write_new(files: Mapping[Path, str], force: bool = False) -> list[Path]:
@@ -58,7 +62,7 @@ def _listed(paths: Sequence[Path]) -> str:
     return ", ".join(map(str, paths[:3])) + more
 
 
-def _row(name: str, language: str) -> Sequence[str]:
-    page = pages.in_language(registry.lab_page(name), language)
+def _row(folder: Path, language: str) -> Sequence[str]:
+    page = pages.in_language(pages.page(folder), language)
     points = sum(exercise.points for exercise in page.exercises.values())
-    return f"[{page.title}]({name}.ipynb)", str(page.minutes), stars(page.difficulty), str(points), page.summary
+    return f"[{page.title}]({page.name}.ipynb)", str(page.minutes), stars(page.difficulty), str(points), page.summary

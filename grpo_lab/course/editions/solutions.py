@@ -1,12 +1,18 @@
 """Keeps the solutions in a cell, between `# BEGIN SOLUTION` and `# END SOLUTION`, or replaces them by stubs."""
 
 import ast
+import re
 import textwrap
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from grpo_lab.course.answers import STUB
+from grpo_lab.course.answers import MAGIC, STUB
+from grpo_lab.errors import unknown
 
+NOTEBOOK = "notebook.py"
+"""The file in a lab's folder with its cells, in jupytext's percent format."""
 BEGIN, END = "# BEGIN SOLUTION", "# END SOLUTION"
+_CELL = re.compile(rf"^# %%{MAGIC} (\S+)\n(.*?)(?=^# %%|\Z)", re.MULTILINE | re.DOTALL)
 
 
 class Malformed(Exception):
@@ -27,6 +33,19 @@ def learners(source: str) -> str:
 def reference(source: str) -> str:
     """The cell with its solutions and without the marks. Raises Malformed for marks that are not in pairs."""
     return _replaced(source, list)
+
+
+def exercise_cells(notebook: Path) -> dict[str, str]:
+    """The cell of each exercise in a lab's notebook.py as it is there, below the line that names the exercise."""
+    return {name: cell.strip("\n") for name, cell in _CELL.findall(notebook.read_text(encoding="utf-8"))}
+
+
+def solution(folder: Path, exercise: str) -> str:
+    """The solution of an exercise: its cell, without the marks. Raises ConfigError for an exercise without a cell."""
+    cells = exercise_cells(folder / NOTEBOOK)
+    if exercise not in cells:
+        raise unknown(f"exercise of {folder.name}", exercise, cells)
+    return reference(cells[exercise])
 
 
 def solutions(source: str) -> list[list[str]]:

@@ -14,8 +14,6 @@ from grpo_lab.grading.sandbox.linux import PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG
 from grpo_lab.paths import data_directory
 
 PACKAGE = Path(__file__).resolve().parents[2]
-HIDDEN = PACKAGE / "course" / "labs"
-"""The folder with the labs' checks, which know the right answers."""
 SYSTEM = tuple(Path(path) for path in ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/alternatives"))
 MIB = 1 << 20
 
@@ -63,7 +61,7 @@ def bound_cpu(limits: Limits) -> None:
 
 
 def readable() -> Iterator[Path]:
-    """The paths that an answer needs: the system's programs, Python, and this package (checks included)."""
+    """The paths that an answer needs: the system's programs, Python, and this package."""
     yield from (path for path in SYSTEM if path.exists())
     roots = [Path(sys.base_prefix).resolve(), Path(sys.prefix)]
     # Packages outside of Python's prefix. The folder above this package is left out: it may hold solutions.

@@ -11,8 +11,9 @@ from typing import Any
 
 from grpo_lab.errors import ConfigError, NotYet, RunError
 from grpo_lab.grading.sandbox.box import Sandbox
-from grpo_lab.grading.sandbox.confinement import HIDDEN, Limits, readable
+from grpo_lab.grading.sandbox.confinement import Limits, readable
 from grpo_lab.grading.sandbox.tiers import Tier, at_least
+from grpo_lab.paths import labs_directory
 
 LOOK = """
 import importlib, os, socket
@@ -129,7 +130,7 @@ def _bait() -> Iterator[dict[str, Any]]:
             "canary": str(canary),
             "port": server.getsockname()[1],
             "spaces": os.readlink("/proc/self/ns/pid"),
-            "checks": str(HIDDEN),
+            "checks": str(labs_directory()),
             "user": os.getuid(),
             "modules": list(USED),
         }

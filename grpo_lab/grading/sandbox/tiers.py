@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from grpo_lab.grading.sandbox.confinement import HIDDEN, MIB, PACKAGE, Limits, readable
+from grpo_lab.grading.sandbox.confinement import MIB, PACKAGE, Limits, readable
+from grpo_lab.paths import labs_directory
 
 PROGRAM = ("-B", "-P", "-s", "-m", "grpo_lab.grading.sandbox.answering")
 FIRST_USER = 1_800_000_000
@@ -63,13 +64,14 @@ def _bubblewrapped() -> list[str]:
     spaces = ["--unshare-net", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
     paths = list(readable())
     # Made explicitly, since bubblewrap would make them readable for its own user only.
-    above = sorted({str(parent) for path in paths for parent in path.parents} - {"/"})
+    labs = labs_directory()  # their checks know the right answers
+    above = sorted({str(parent) for path in (*paths, labs) for parent in path.parents} - {"/"})
     folders = [word for path in above for word in ("--dir", path)]
     binds = [word for path in map(str, paths) for word in ("--ro-bind", path, path)]
     # Importing torch needs a folder for temporary files; after confinement nothing can be written into it.
     own = ["--proc", "/proc", "--dev", "/dev", "--size", str(MIB), "--tmpfs", "/tmp"]
-    # The order matters: a needed path may lie below /tmp, and the hidden folder lies below a needed path.
-    hidden = ["--tmpfs", str(HIDDEN), "--remount-ro", str(HIDDEN)]
+    # The order matters: a needed path may lie below /tmp, and the hidden folder may lie below a needed path.
+    hidden = ["--tmpfs", str(labs), "--remount-ro", str(labs)]
     ends = ["--remount-ro", "/", "--chdir", "/", "--new-session", "--die-with-parent", "--"]
     # The bare name where it is not installed, so that the error of the start names it.
     return [shutil.which("bwrap") or "bwrap", *mine, *spaces, *own, *folders, *binds, *hidden, *ends]

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from grpo_lab.analysis.markdown import render
 from grpo_lab.course.exercises import Exercise
-from grpo_lab.course.registry import LABS, lab_page
+from grpo_lab.course.registry import course_labs, lab_page
 from grpo_lab.paths import data_tables
 
 _NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
@@ -12,7 +12,7 @@ _NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eigh
 
 def page() -> str:
     """The page on grading."""
-    pages = [lab_page(lab) for lab in LABS]
+    pages = [lab_page(lab) for lab in course_labs()]
     every = [exercise for each in pages for exercise in each.exercises.values()]
     rows = [["lab", "exercises", "points", "of them for texts"]]
     for each in pages:
@@ -21,7 +21,7 @@ def page() -> str:
     counts = {"exercises": len(every), "points": _points(every), "texts": _points(_texts(every))}
     headings = data_tables("intake")["roster"]
     columns = [["column", "headings"], *([f"`{name}`", ", ".join(known)] for name, known in headings.items())]
-    names = _NUMBERS[len(LABS)] if len(LABS) < len(_NUMBERS) else str(len(LABS))
+    names = _NUMBERS[len(pages)] if len(pages) < len(_NUMBERS) else str(len(pages))
     return render("grading", labs=names, rows=rows, columns=columns, **counts)
 
 

@@ -1,21 +1,20 @@
 """Output of a lab in a notebook: feedback on an answer, and a line that follows a run."""
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from grpo_lab.config.schema import Config, planned_steps
 from grpo_lab.course import translation, trials
-from grpo_lab.course.editions.build import INSTRUCTOR, place
+from grpo_lab.course.editions import prose
 from grpo_lab.course.evaluate import all_right, folded
 from grpo_lab.course.exercises import Exercise, Finding
 from grpo_lab.errors import NotYet, Unanswered
 from grpo_lab.events import Ended, Event, Started, Stepped
 from grpo_lab.messages import language, text
+from grpo_lab.paths import is_installed, labs_directory
 from grpo_lab.runs.summary import summary
 from grpo_lab.ui.console import in_numbers
 from grpo_lab.ui.notebook.predictions import Verdict
@@ -31,8 +30,6 @@ _OUTCOME = "#0072B2"
 _TABLE = "table-layout:auto;margin:0"
 """JupyterLab's columns are all of one width; here each is at least as wide as its longest word."""
 _CELL = "text-align:left;vertical-align:top;white-space:normal;word-break:normal;overflow-wrap:break-word"
-LABS = Path(__file__).resolve().parents[3] / "labs"
-"""The checkout's notebooks."""
 _INTERVAL = 0.25
 """Seconds between two updates of a run's line."""
 
@@ -52,15 +49,15 @@ def feedback(exercise: Exercise, findings: Sequence[Finding], note: str = "", ce
 
 
 def model_answer(exercise: Exercise, cell: str) -> str:
-    """The cell of the instructor's edition, or an empty text where there is none or it is hidden.
+    """The exercise's cell with its solution, or an empty text where it is hidden, or the package is installed.
 
-    The checkout holds that edition; an installed package and a released folder do not.
+    An instructor who hands out notebooks and a wheel may not want to show it.
     """
-    notebook = place(LABS, language(), INSTRUCTOR) / f"{cell.removesuffix(f'-{exercise.name}')}.ipynb"
-    if headless() or without_answers() or exercise.kind == "prediction" or not notebook.is_file():
+    name, labs = cell.removesuffix(f"-{exercise.name}"), labs_directory()
+    known = (labs / name).is_dir() and not is_installed(labs)
+    if headless() or without_answers() or exercise.kind == "prediction" or not known:
         return ""
-    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-    return next(("".join(each["source"]).partition("\n")[2] for each in cells if each["id"] == cell), "")
+    return prose.solution(labs / name, exercise.name, language())
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Imports the checks by their name and through the registry, and reads them wherever Python finds files.
+"""Loads the checks through the registry, and reads them wherever Python finds files.
 
 Said: 'nothing'
 """
@@ -15,12 +15,7 @@ import grpo_lab
 
 def attack(*_, **__):
     got = []
-    for name in ("grpo_lab.course.labs.lab_05_kl.page", "grpo_lab.course.labs.lab_05_kl.cases"):
-        try:
-            got += [name] if importlib.import_module(name).__file__ else []  # None for an empty folder
-        except (ImportError, OSError):
-            continue
-    with contextlib.suppress(ImportError, OSError):
+    with contextlib.suppress(Exception):
         got.append(importlib.import_module("grpo_lab.course.registry").lab_page("05_kl").title)
     package = Path(grpo_lab.__file__).parent
     beside = (Path(path, name) for path in sys.path for _, names, _ in islice(os.walk(path), 1) for name in names)
@@ -28,7 +23,7 @@ def attack(*_, **__):
     for root in roots:
         for folder, _, files in os.walk(root):
             for file in files:
-                if "lab_05_kl" in os.path.join(folder, file):
+                if "05_kl" in os.path.join(folder, file):
                     got += read(os.path.join(folder, file))
     return got or "nothing"
 

@@ -47,7 +47,7 @@ class World:
         return {
             "token": self.token,
             "files": [str(file) for file in (self.decoy, self.secret, *files)],
-            "folders": [str(self.home), str(self.decoys), str(PACKAGE.parent / "labs" / "instructor")],
+            "folders": [str(self.home), str(self.decoys), str(PACKAGE.parent / "labs")],
             "places": [str(place) for place in (*places, "/", Path.home(), Path.cwd())],
             "tcp": self._tcp.getsockname()[1],
             "udp": self._udp.getsockname()[1],

@@ -1,1 +1,0 @@
-"""One package for each lab: `page` names the check of each exercise, `cases` draws test inputs and expected values."""

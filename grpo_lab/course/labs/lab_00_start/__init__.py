@@ -1,1 +1,0 @@
-"""Lab 0: start here."""

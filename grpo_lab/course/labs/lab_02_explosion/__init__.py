@@ -1,1 +1,0 @@
-"""Lab 2: the explosion."""

@@ -1,1 +1,0 @@
-"""Lab 5: KL estimators."""

@@ -1,1 +1,0 @@
-"""Lab 6: silent failures."""

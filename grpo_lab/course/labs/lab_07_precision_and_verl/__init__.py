@@ -1,1 +1,0 @@
-"""Lab 7: precision, and verl's remedies."""

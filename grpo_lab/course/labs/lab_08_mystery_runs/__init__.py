@@ -1,1 +1,0 @@
-"""Lab 8: mystery runs."""

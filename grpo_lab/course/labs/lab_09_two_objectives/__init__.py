@@ -1,1 +1,0 @@
-"""Lab 9: two objectives."""
