@@ -106,14 +106,14 @@ def sources(tmp_path):
         '# %% [markdown]\n# # 题\n# 见 `x` 和 3。\n# 又一行。\n\n# %% tags=["slow"]\n# 开始\n\n'
         '# %%\n"""x 的两倍。"""\n# 一步\n'
     )
-    (tmp_path / "zh").mkdir()
+    (tmp_path / "t" / "zh").mkdir(parents=True)
 
     def made(old="", new=""):
         assert old in chinese
         text = chinese.replace(old, new, 1)
-        (tmp_path / "zh" / "t.py").write_text(text, encoding="utf-8")
+        (tmp_path / "t" / "zh" / NOTEBOOK).write_text(text, encoding="utf-8")
         source = jupytext.reads(english, fmt="py:percent").cells
-        return [cell.source for cell in prose.in_language(source, tmp_path, "t", "zh")]
+        return [cell.source for cell in prose.in_language(source, tmp_path / "t", "zh")]
 
     return made
 
@@ -145,9 +145,11 @@ def test_prose_that_does_not_fit_is_refused_with_its_place(sources, old, new, fa
         sources(old, new)
 
 
-def test_prose_that_is_missing_is_named(tmp_path):
-    with pytest.raises(DataError, match=r"t.py is missing; write the prose of t there"):
-        prose.in_language([], tmp_path, "t", "zh")
+def test_a_lab_without_the_prose_of_a_language_is_named(tmp_path):
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / NOTEBOOK).write_text("# %% [markdown]\n# # T\n")
+    with pytest.raises(ConfigError, match="unknown language of t 'zh'"):
+        build.notebook(tmp_path, "t", "learner", "zh")
 
 
 @pytest.mark.parametrize(
@@ -159,10 +161,10 @@ def test_prose_that_is_missing_is_named(tmp_path):
     ],
 )
 def test_words_that_do_not_fit_a_page_are_refused(tmp_path, old, new, fault):
-    text = (data_directory() / "course" / "zh" / "03_error_chain.toml").read_text(encoding="utf-8")
+    text = (LABS / "03_error_chain" / "zh" / pages.FILE).read_text(encoding="utf-8")
     assert old in text
     (tmp_path / "zh").mkdir()
-    (tmp_path / "zh" / "03_error_chain.toml").write_text(text.replace(old, new), encoding="utf-8")
+    (tmp_path / "zh" / pages.FILE).write_text(text.replace(old, new), encoding="utf-8")
     with pytest.raises(DataError, match=fault):
         pages.in_language(dataclasses.replace(registry.lab_page("03_error_chain"), folder=tmp_path), "zh")
 
@@ -205,13 +207,14 @@ def test_a_page_in_chinese_has_the_same_sections_links_and_numbers(page):
 
 def chinese_texts():
     """Every file with Chinese prose, but the glossary itself."""
-    data, package = data_directory(), ROOT / "grpo_lab"
-    found = [*(LABS / "src" / "zh").glob("*.py"), *(data / "course" / "zh").glob("*.toml"), LABS / "zh" / "README.md"]
+    data = data_directory()
+    found = [path for name in (NOTEBOOK, pages.FILE) for path in LABS.glob(f"*/zh/{name}")]
     found += [
+        LABS / "README.zh.md",
         ROOT / "README.zh.md",
         *(data / folder / "zh.toml" for folder in ("messages", "translations", "diagnosis")),
     ]
-    return [*found, *package.rglob("*.zh.toml"), *(data / "templates").glob("*.zh.md")]
+    return [*found, *(data / "templates").glob("*.zh.md")]
 
 
 @pytest.mark.parametrize("path", chinese_texts(), ids=lambda path: path.relative_to(ROOT).as_posix())
