@@ -205,7 +205,7 @@ def places(tree: Mapping[str, Any]) -> dict[tuple[str, ...], str]:
     """
     tables = {
         "texts": {key: dict(zip(("what", "why"), pair, strict=True)) for key, pair in tree.get("texts", {}).items()},
-        "wrong": {name: exercise.get("wrong", {}) for name, exercise in tree["exercises"].items()},
+        "wrong": {name: exercise.get("wrong", {}) for name, exercise in tree.get("exercises", {}).items()},
         "reasons": tree.get("reasons", {}),
     }
     return {

@@ -43,7 +43,7 @@ class Span(NamedTuple):
 def in_language(cells: Sequence[Any], folder: Path, language: str) -> list[Any]:
     """The cells of the lab in a folder with the prose of a language; copies, with the same code, tags and order.
 
-    Raises DataError for prose that is missing or does not fit, with all faults.
+    Raises DataError for prose that does not fit, with all faults.
     """
     if language == ENGLISH:
         return list(cells)
