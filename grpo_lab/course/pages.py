@@ -9,10 +9,12 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from grpo_lab.config import user_code
 from grpo_lab.course import judges, known_answers
+from grpo_lab.course.editions.solutions import NOTEBOOK, solution
 from grpo_lab.course.exercises import Check, Exercise, Function, LabPage, Question
 from grpo_lab.errors import DataError, unknown
 from grpo_lab.messages import ENGLISH
@@ -170,6 +172,12 @@ def _table(
         if key in tree and type(tree[key]) is not kind:
             raise DataError(f"{where}: {key} = {tree[key]!r}: must be of type {kind.__name__}")
     return dict(tree)
+
+
+def solved(checks: str, exercise: str) -> ModuleType:
+    """The solution of an exercise as a module; `checks` is the checks.py that computes expected values by it."""
+    path = Path(checks).with_name(NOTEBOOK)
+    return user_code.execute(path, DataError, source=solution(path.parent, exercise))
 
 
 def case_texts(checks: str) -> dict[str, tuple[str, str]]:

@@ -2,11 +2,11 @@
 
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from grpo_lab.config.catalog import preset
-from grpo_lab.course import judges, trials
+from grpo_lab.course import judges, pages, trials
 from grpo_lab.course.compare import is_number, other_kind, shown
 from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
 from grpo_lab.course.probes import as_floats
@@ -40,11 +40,6 @@ def _read(right: bool, what: str, got: Any, expected: str, why: str) -> Finding:
     return Finding(right, what, shown(got), expected, f"{kind}{quotes}" if kind else why)
 
 
-def steps_out_of_range(norms: Sequence[float], limit: float) -> list[int]:
-    """The reference solution: NaN is not below any limit."""
-    return [step for step, norm in enumerate(norms) if not norm <= limit]
-
-
 def range_cases(seed: int) -> list[Case]:
     """Norms of a run: healthy, with a spike, with infinity, with NaN."""
     draw = random.Random(seed)
@@ -73,7 +68,8 @@ def range_cases(seed: int) -> list[Case]:
         ("a lower limit", spiked, 0.4, "Every norm is above 0.4, so every step is listed."),
         ("small norms", [2 * low, low / 2, 3 * low], low, small),
     )
-    return cases_by(steps_out_of_range, [(what, {"norms": given, "limit": at}, why) for what, given, at, why in rows])
+    reference = pages.solved(__file__, "out_of_range").steps_out_of_range
+    return cases_by(reference, [(what, {"norms": given, "limit": at}, why) for what, given, at, why in rows])
 
 
 def longer(case: Case, draw: random.Random) -> Case:

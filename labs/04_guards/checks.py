@@ -9,7 +9,7 @@ import torch
 
 from grpo_lab.config.catalog import preset
 from grpo_lab.core.hooks import Verdict
-from grpo_lab.course import judges, trials
+from grpo_lab.course import judges, pages, trials
 from grpo_lab.course.compare import other_kind, shown
 from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
 from grpo_lab.course.probes import norms_in_turn, step_or_not
@@ -84,12 +84,6 @@ def _each_twice(case: Case, draw: random.Random) -> Case:
 # An update that skips ------------------------------------------------------------------------------------------------
 
 
-def _update_or_skip(optimizer: torch.optim.Optimizer, norm: float, limit: float) -> bool:
-    if norm <= limit:
-        optimizer.step()
-    return norm <= limit
-
-
 def _skip_cases(seed: int) -> Sequence[Case]:
     """A healthy norm, a spike, an overflow and a NaN, after a step that filled AdamW's moments."""
     draw = random.Random(seed)
@@ -106,7 +100,8 @@ def _skip_cases(seed: int) -> Sequence[Case]:
     if seed:
         norms += [draw.choice((math.nan, math.inf, *(draw.uniform(0.5, 20) for _ in range(6)))) for _ in range(6)]
     given += [(f"a norm of {norm:.4g}", norm, "The limit alone decides.") for norm in norms]
-    return cases_by(_update_or_skip, [(what, _skip_inputs(norm, draw), why) for what, norm, why in given], step_or_not)
+    reference = pages.solved(__file__, "skip").update_or_skip
+    return cases_by(reference, [(what, _skip_inputs(norm, draw), why) for what, norm, why in given], step_or_not)
 
 
 def _skip_inputs(norm: float, draw: random.Random) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_lab.algorithm import kl
 from grpo_lab.course import judges, pages
 from grpo_lab.course.compare import other_kind, shown
 from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
@@ -94,11 +93,6 @@ def _judge_pulls(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
 # An estimator that keeps pulling -------------------------------------------------------------------------------------
 
 
-def _straight(delta: Tensor, limit: float = 5.0) -> Tensor:
-    inside = delta.clamp(max=limit)
-    return kl.k3(inside) + math.expm1(limit) * (delta - inside)
-
-
 def _straight_cases(seed: int) -> Sequence[Case]:
     generator = _generator(seed)
     draw = torch.rand(4, generator=generator)
@@ -112,15 +106,10 @@ def _straight_cases(seed: int) -> Sequence[Case]:
         ("gradient", beyond, *TEXTS["beyond"]),
         ("gradient", torch.tensor([100.0, 300.0]), *TEXTS["overflow"]),
     ]
-    return cases_by(_straight, _looks(rows), by_delta)
+    return cases_by(pages.solved(__file__, "straight").straight, _looks(rows), by_delta)
 
 
 # An adaptive beta ----------------------------------------------------------------------------------------------------
-
-
-def _next_beta(beta: float, kl: float, target: float) -> float:
-    error = min(0.2, max(-0.2, kl / target - 1)) if math.isfinite(kl) else 0.0
-    return beta * (1 + 0.1 * error)
 
 
 def _beta_cases(seed: int) -> Sequence[Case]:
@@ -137,7 +126,8 @@ def _beta_cases(seed: int) -> Sequence[Case]:
     ]
     given = [({"beta": beta, "kl": times * target, "target": target}, what, why) for times, what, why in rows]
     numbers = "beta {beta:.3g}, KL {kl:.3g}, target {target:.3g}"
-    return cases_by(_next_beta, [(f"{what}: {numbers.format(**each)}", each, why) for each, what, why in given])
+    reference = pages.solved(__file__, "next_beta").next_beta
+    return cases_by(reference, [(f"{what}: {numbers.format(**each)}", each, why) for each, what, why in given])
 
 
 K3 = Function("k3", _k3_cases, by_delta, (elementwise("delta"),))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -273,17 +273,6 @@ def _reversed(case: Case, draw: random.Random) -> Case:
     return changed(case, "the last one first", {**case.expected, "given": given}, micro_batches=order)
 
 
-def update(parameters: list[Any], optimizer: Any, losses: list[Callable[[], Tensor]], max_norm: float = 1.0) -> float:
-    """The repaired update; returns the norm before clipping."""
-    optimizer.zero_grad()
-    for loss in losses:
-        (loss() / len(losses)).backward()
-    norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
-    if norm.isfinite():
-        optimizer.step()
-    return float(norm)
-
-
 def update_cases(seed: int) -> Sequence[Case]:
     """Two usual batches, large gradients, and a batch that is NaN after one that is not."""
     generator = torch.Generator().manual_seed(seed)
@@ -299,7 +288,7 @@ def update_cases(seed: int) -> Sequence[Case]:
         ([batch(), broken], *TEXTS["then_broken"]),
     ]
     given = [(what, {"weight": weight, "batches": both}, why) for both, what, why in rows]
-    return cases_by(update, given, updates_in_turn)
+    return cases_by(pages.solved(__file__, "update").update, given, updates_in_turn)
 
 
 def _micro_batches_moved(case: Case, draw: random.Random) -> Case:
