@@ -108,6 +108,7 @@ LONG = "\n".join(f"    x = {n}" for n in range(13)) + "\n    return x"
     ("change", "message"),
     [
         (("# Lab 9. A sample", "# Lab 9. Another"), "first cell must begin with a heading .* '# A sample'"),
+        (('gl.Lab("sample")', 'gl.Lab("04_guards")'), r'no cell calls gl\.Lab\("sample"\), the name of the folder'),
         (("%%exercise double", "%%exercise duoble"), "unknown exercise 'duoble'; did you mean 'double'.*"),
         (("%%exercise double", "%%exercise duoble"), "exercise 'double' is in lab.toml and has no cell"),
         (("%%exercise letter", "%%exercise guess"), "exercise 'guess' is asked 2 times"),
@@ -177,6 +178,55 @@ def test_mistakes_of_the_command(sample_lab, run, words, code, message):
     found, _, error = run(*words)
     assert found == code
     assert message in error
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("'x + x'", "'x * 3'", "double, 'three times': 'x \\* 3' stands 0 times in the solution"),
+        ("[double.right", "[triple.right", "triple, 'by two': unknown exercise of sample 'triple'"),
+        ("[double.right.\"by two\"]\nchange.'x + x'", "[double]\nright", "right = '2 \\* x'; a row is a table"),
+        ('reason = "This is three times the number."', "reason = 3", "reason = 3: must be of type str"),
+        ("= '2 * x'", "= 2", "change.'x \\+ x' = 2: must be of type str"),
+    ],
+)
+def test_known_answers_that_do_not_fit_are_refused(sample_lab, old, new, message):
+    path = sample_lab / "sample" / "answers.toml"
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new, 1))
+    with pytest.raises(DataError, match=rf"(?s)answers\.toml: .*({message})"):
+        build.render(sample_lab)
+
+
+def test_the_known_answers_are_tried(sample_lab, call):
+    code, out, _ = call("labs", "answers", "sample", "--folder", ".")
+    assert (code, out) == (0, "2 known answers are judged as answers.toml says\n")
+    path = sample_lab / "sample" / "answers.toml"
+    path.write_text(f"""{path.read_text()}
+[double.wrong."twice"]
+change.'x + x' = '2 * x'
+
+[double.right."three times, too"]
+change.'x + x' = '3 * x'
+
+[double.wrong."four times"]
+change.'x + x' = '4 * x'
+reason = "This is four times the number."
+
+[double.near."four times, again"]
+change.'x + x' = 'x * 4'
+reason = "This is another reason."
+
+[double.right."no name"]
+change.'x + x' = 'y'
+""")
+    code, out, err = call("labs", "answers", "sample", "--folder", ".")
+    said = {line.partition(": ")[0]: line.partition(": ")[2] for line in out.splitlines()}
+    assert code == 1 and "4 of 7 known answers" in err
+    assert said["sample/double/twice"] == "it is wrong, and earns all points"
+    assert "This is three times the number." in said["sample/double/three times, too"]
+    assert "This is four times the number." in said["sample/double/four times, again"]
+    assert "name 'y' is not defined" in said["sample/double/no name"]
 
 
 # What is committed.

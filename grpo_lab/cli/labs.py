@@ -50,6 +50,32 @@ def build(
         raise RunError(f"out of date: {', '.join(map(str, stale))}; run grpo-lab labs build")
 
 
+@labs_app.command(example="labs answers 04_guards")
+def answers(names: Labs = None, folder: Source = None) -> None:
+    """Try the known answers of labs, answers.toml: wrong ones must earn nothing, right ones all, each with its reason.
+
+    Answers whose check trains take seconds each.
+    """
+    from grpo_lab.course.editions.release import with_exercises
+    from grpo_lab.course.known_answers import known_answers
+    from grpo_lab.course.tried_answers import fault
+
+    home = _sources(folder)
+    known = [(each, home / name) for name in with_exercises(home, names or ()) for each in known_answers(home / name)]
+    faults = 0
+    with console.progress() as bars:
+        task = bars.add_task("answers", total=len(known), note="")
+        for answer, lab in known:
+            bars.update(task, note=str(answer))
+            if said := fault(answer, lab):
+                faults += 1
+                console.say(f"{answer}: {said}")
+            bars.advance(task)
+    if faults:
+        raise RunError(f"{faults} of {len(known)} known answers are not judged as answers.toml says")
+    console.say(f"{len(known)} known answers are judged as answers.toml says")
+
+
 @labs_app.command(example="labs release out/")
 def release(
     out: Out, names: Labs = None, force: Force = False, folder: Source = None, language: Language = None

@@ -27,7 +27,7 @@ from grpo_lab.paths import read_toml
 
 FILE = "answers.toml"
 WRONG, NEAR, RIGHT = KINDS = ("wrong", "near", "right")
-_KEYS = ("change", "cell", "reason", "same_reason")
+_KEYS = {"change": dict, "cell": str, "reason": str, "same_reason": str}
 
 
 class KnownAnswer(NamedTuple):
@@ -57,12 +57,13 @@ def known_answers(folder: Path) -> Sequence[KnownAnswer]:
 @functools.lru_cache(maxsize=64)
 def _known(folder: Path, *_: bytes) -> Sequence[KnownAnswer]:
     found = []
-    for exercise, by_kind in read_toml(folder / FILE, DataError).items():
-        rows = [(kind, name, row) for kind, by_name in by_kind.items() for name, row in by_name.items()]
+    for exercise, by_kind in _tables(read_toml(folder / FILE, DataError), folder / FILE).items():
+        for kind in _tables(by_kind, folder / FILE):
+            if kind not in KINDS:
+                raise DataError(f"{folder / FILE}: {exercise}: {unknown('kind of answers', kind, KINDS)}")
+        rows = [(kind, *row) for kind in by_kind for row in _tables(by_kind[kind], folder / FILE).items()]
         for kind, name, row in rows:
             try:
-                if kind not in KINDS:
-                    raise unknown("kind of answers", kind, KINDS)
                 reason = _reason(row, {name: row for _, name, row in rows})
                 source = _source(row, solution(folder, exercise))
             except GrpoLabError as error:
@@ -71,10 +72,20 @@ def _known(folder: Path, *_: bytes) -> Sequence[KnownAnswer]:
     return found
 
 
+def _tables(tree: Mapping[str, Any], path: Path) -> Mapping[str, Mapping[str, Any]]:
+    """The tree; raises DataError unless all of its values are tables."""
+    for name, value in tree.items():
+        if not isinstance(value, dict):
+            raise DataError(f'{path}: {name} = {value!r}; a row is a table, [exercise.wrong."its name"]')
+    return tree
+
+
 def _reason(row: Mapping[str, Any], rows: Mapping[str, Mapping[str, Any]]) -> str:
-    for key in row:
+    for key, value in row.items():
         if key not in _KEYS:
             raise unknown("key", key, _KEYS)
+        if not isinstance(value, _KEYS[key]):
+            raise DataError(f"{key} = {value!r}: must be of type {_KEYS[key].__name__}")
     if "same_reason" in row and not rows.get(row["same_reason"], {}).get("reason"):
         raise DataError(f"same_reason = {row['same_reason']!r}, which has no reason")
     return row["reason"] if "reason" in row else rows[row["same_reason"]]["reason"] if "same_reason" in row else ""
@@ -95,6 +106,8 @@ def changed(source: str, changes: Mapping[str, str]) -> str:
     Raises DataError for a text that stands there more or less than once, is changed into itself, or overlaps another.
     """
     for old, new in changes.items():
+        if not isinstance(new, str):
+            raise DataError(f"change.{old!r} = {new!r}: must be of type str")
         if source.count(old) != 1:
             raise DataError(f"{old!r} stands {source.count(old)} times in the solution; it has to stand there once")
         if old == new:

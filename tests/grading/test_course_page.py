@@ -12,7 +12,7 @@ LABS_FOLDER = Path(__file__).parents[2] / "labs"
 
 def test_the_table_is_the_registry():
     page = (LABS_FOLDER / "README.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| \[(\d)\. (.+?)\]\((\w+)\.ipynb\) \| (\d+) \| (★*)☆* \|", page, re.MULTILINE)
+    rows = re.findall(r"^\| \[(\d)\. (.+?)\]\(\w+/(\w+)\.ipynb\) \| (\d+) \| (★*)☆* \|", page, re.MULTILINE)
     known = [(str(n), lab_page(name)) for n, name in enumerate(LABS)]
     assert rows == [(n, lab.title, lab.name, str(lab.minutes), "★" * lab.difficulty) for n, lab in known]
 

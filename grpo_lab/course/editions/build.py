@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.course import pages
+from grpo_lab.course import known_answers, pages
 from grpo_lab.course.answers import MAGIC
 from grpo_lab.course.editions import headings, prose
 from grpo_lab.course.editions.solutions import NOTEBOOK, Malformed, learners, reference, solutions
@@ -116,9 +116,11 @@ def made(folder: Path, name: str, edition: str, language: str = ENGLISH) -> Any:
     path = folder / name / NOTEBOOK
     source = jupytext.reads(path.read_text(encoding="utf-8"), fmt="py:percent")
     page = pages.page(folder / name) if has_exercises(folder, name) else None
-    faults = list(_faults(source.cells, page))
+    faults = [*_faults(source.cells, page), *_call_faults(source.cells, page)]
     if faults:
         raise DataError(f"{path}: " + "; ".join(faults))
+    if page:
+        known_answers.known_answers(folder / name)  # a change that no longer fits is noticed now
     page = page and pages.in_language(page, language)
     told = prose.in_language(source.cells, folder / name, language)
     if fault := _title_fault(told, page):
@@ -188,6 +190,12 @@ def _faults(cells: Sequence[Any], page: LabPage | None) -> Iterator[str]:
         if cell.cell_type == "code":
             where = f"cell {number}, which begins {cell.source.partition(chr(10))[0]!r}"
             yield from (f"{where}: {fault}" for fault in _cell_faults(cell))
+
+
+def _call_faults(cells: Sequence[Any], page: LabPage | None) -> Iterator[str]:
+    """The fault of a lab whose cells do not begin it by its name."""
+    if page and not any(f'gl.Lab("{page.name}")' in cell.source for cell in cells if cell.cell_type == "code"):
+        yield f'no cell calls gl.Lab("{page.name}"), the name of the folder'
 
 
 def _title_fault(cells: Sequence[Any], page: LabPage | None) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from grpo_lab.course.answers import MAGIC, STUB
-from grpo_lab.errors import unknown
+from grpo_lab.errors import DataError, unknown
 
 NOTEBOOK = "notebook.py"
 """The file in a lab's folder with its cells, in jupytext's percent format."""
@@ -41,11 +41,15 @@ def exercise_cells(notebook: Path) -> dict[str, str]:
 
 
 def solution(folder: Path, exercise: str) -> str:
-    """The solution of an exercise: its cell, without the marks. Raises ConfigError for an exercise without a cell."""
-    cells = exercise_cells(folder / NOTEBOOK)
+    """The solution of an exercise: its cell without the marks. Raises DataError for one that is missing or malformed."""
+    path = folder / NOTEBOOK
+    cells = exercise_cells(path)
     if exercise not in cells:
-        raise unknown(f"exercise of {folder.name}", exercise, cells)
-    return reference(cells[exercise])
+        raise unknown(f"exercise of {folder.name}", exercise, cells, DataError)
+    try:
+        return reference(cells[exercise])
+    except Malformed as error:
+        raise DataError(f"{path}: {exercise}: {error}") from error
 
 
 def solutions(source: str) -> list[list[str]]:
