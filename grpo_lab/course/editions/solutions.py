@@ -41,7 +41,7 @@ def exercise_cells(notebook: Path) -> dict[str, str]:
 
 
 def solution(folder: Path, exercise: str) -> str:
-    """The solution of an exercise: its cell without the marks. Raises DataError for one that is missing or malformed."""
+    """The solution of an exercise: its cell without the marks. Raises DataError for a missing or malformed one."""
     path = folder / NOTEBOOK
     cells = exercise_cells(path)
     if exercise not in cells:
