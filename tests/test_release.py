@@ -222,7 +222,8 @@ def test_a_command_writes_and_overwrites_when_told_to(command, written, run):
 
 
 def test_what_is_no_lab_is_not_handed_out(run, sample_lab):
-    (sample_lab / "src" / "talk.py").write_text("# %%\n1 + 1\n")
+    (sample_lab / "talk").mkdir()
+    (sample_lab / "talk" / "notebook.py").write_text("# %%\n1 + 1\n")
     assert run("release", "out")[0] == 0
     assert not Path("out/talk.ipynb").exists()
     code, _, error = run("release", "out", "talk")
