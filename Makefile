@@ -22,9 +22,9 @@ check: .venv/.dev
 	.venv/bin/ruff format --check . && .venv/bin/ruff check . && .venv/bin/pyright
 	$(MAKE) test
 
-# Longer runs of the same, and the tests with TRL, which the extra `bench` brings, of the site and of the kiosk. CI runs them
-# after `make check`.
-slow: .venv/.dev .venv/.bench .venv/.site .venv/.kiosk .venv/.packages
+# Longer runs of the same, and the tests with TRL, which the extra `bench` brings, and of the site. CI runs them after
+# `make check`.
+slow: .venv/.dev .venv/.bench .venv/.site .venv/.packages
 	$(PYTEST) -m "slow or trl"
 
 # Builds the wheel into dist/ and tries it in an environment and in folders without the checkout.

@@ -97,12 +97,12 @@ def test_without_labs_or_jupyterlab_the_way_out_is_named(lecture_command, tmp_pa
 
 def test_a_key_does_what_it_is_for():
     done = []
-    keys = Keyboard({"1": lambda: done.append("one"), " ": lambda: done.append("play")}, "frame")
+    keys = Keyboard({"1": lambda: done.append("one"), " ": lambda: done.append("play")}, "frame", {"1": "one"})
     keys._receive(keys, {"key": "1"}, [])
     keys._receive(keys, {"key": " "}, [])
     keys._receive(keys, {"key": "x"}, [])
     assert done == ["one", "play"]
-    assert keys.wanted == ["1", " "]
+    assert keys.wanted == ["1", " "] and keys.legend == [["1", "one"]]
 
 
 @pytest.fixture
@@ -223,19 +223,16 @@ def test_a_failure_of_ones_own_is_trained_live(monkeypatch, tmp_path):
     assert "Train live" in lecture._says.value
 
 
-def test_the_lecture_speaks_another_language_and_stays_where_it_is(monkeypatch):
+def test_the_lecture_in_chinese(monkeypatch):
     monkeypatch.setenv(VARIABLE, "en")
-    shown = Lecture()
+    shown = Lecture(language="zh")
     try:
-        shown.show(5)
-        shown.compare(healed=True)
-        menu = next(each for each in shown.widget.children[2].children if "grpo-lab-language" in each._dom_classes)
-        menu.value = "zh"
+        press(shown, "5", "b")
         assert all(text_in("zh", f"lecture.button.{name}") in each.description for name, each in shown._buttons.items())
         said = [shown._says.value, shown._live.description, *(each.description for each in shown._sides.values())]
         assert all(CHINESE.search(words) for words in said)
-        assert [what for _, what in shown._keyboard.legend][:2] == ["故障", "健康"]
-        assert (shown.name, shown.healed) == ("cuda-001", True)
+        (keys,) = (child for child in shown.widget.children if isinstance(child, Keyboard))
+        assert [what for _, what in keys.legend][:2] == ["故障", "健康"]
         assert "loss.log_ratio=old" in shown._heal.value and CHINESE.search(shown._heal.value)
     finally:
         shown.panel.reset()

@@ -7,18 +7,17 @@ import json
 import math
 import os
 import pickle
-import random
 import sys
 import time
-import zipfile
 
 import pandas as pd
 import pytest
 
 from grpo_lab.analysis import logs
 from grpo_lab.analysis.diagnosis import diagnose
-from grpo_lab.analysis.logs import pickled, settings, tables
+from grpo_lab.analysis.logs import settings, tables
 from grpo_lab.errors import LogError
+from grpo_lab.messages import VARIABLE
 
 RECORD = (
     "step:{step} - actor/entropy:0.2226657867 - actor/pg_loss:0.0424 - actor/kl_loss:{kl} - actor/grad_norm:1.5 - "
@@ -403,39 +402,6 @@ def test_the_crash_of_each_run(write):
     assert (first.crash, last.crash) == ("RuntimeError: CUDA error", "")
 
 
-def torch_file(path, data):
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("training_args/data.pkl", data)
-        archive.writestr("training_args/version", "3\n")
-
-
-class Arguments:
-    pass
-
-
-@pytest.mark.parametrize("protocol", [0, 2, 4, 5])
-def test_arguments_of_a_training(tmp_path, write, protocol):
-    arguments = Arguments()
-    nested = {"dtype": "float16", "device_map": None}
-    arguments.__dict__ |= {
-        "learning_rate": 1e-6,
-        "beta": 0.0,
-        "fp16": True,
-        "model_init_kwargs": nested,
-        "names": ["a"],
-    }
-    arguments.__dict__ |= {"_private": 1, "device": Arguments(), "big": 2**70, "text": "ä" * 300, "where": (1, 2)}
-    path = state(write, "checkpoint-3/trainer_state.json")
-    torch_file(path.parent / "training_args.bin", pickle.dumps(arguments, protocol))
-    write("config.yaml", "learning_rate: 9.0\nmax_prompt_length: 64\nloss_type: [grpo]\n")
-    found = logs.read(path).settings
-    assert found["learning_rate"] == 1e-6 and found["beta"] == 0.0 and found["fp16"] is True
-    assert found["model_init_kwargs.dtype"] == "float16" and found["model_init_kwargs.device_map"] is None
-    assert found["names"] == ["a"] and found["big"] == 2**70 and found["where"] == [1, 2]
-    assert found["max_prompt_length"] == 64 and found["logging_steps"] == 1
-    assert "_private" not in found and logs.read(tmp_path).settings == found
-
-
 class Malicious:
     def __init__(self, call, *arguments):
         self.call, self.arguments = call, arguments
@@ -444,45 +410,22 @@ class Malicious:
         return self.call, self.arguments
 
 
-@pytest.mark.parametrize("protocol", [0, 2, 4])
-def test_a_pickle_that_would_run_something_does_nothing(tmp_path, write, protocol):
+@pytest.mark.parametrize("name", ["training_args.bin", "checkpoint-3/training_args.bin", "../training_args.bin"])
+@pytest.mark.parametrize(("language", "said"), [("en", "is not read; write"), ("zh", "不予读取；请把")])
+def test_a_pickle_of_settings_is_not_read_and_the_way_out_is_named(tmp_path, write, monkeypatch, name, language, said):
+    monkeypatch.setenv(VARIABLE, language)
     planted = tmp_path / "planted"
-    for call in (Malicious(os.mkdir, str(planted)), {"learning_rate": 1.0, "x": Malicious(open, str(planted), "w")}):
-        data = pickle.dumps(call, protocol)
-        torch_file(tmp_path / "training_args.bin", data)
-        logs.read(state(write))
-        assert not planted.exists()
-        assert pickled.built(data)
-    pickle.loads(pickle.dumps(Malicious(os.mkdir, str(planted)), protocol))
-    assert planted.exists()  # so it would have
-
-
-@pytest.mark.parametrize("data", [b"", b"\x80\x02.", b"(((", b"cos\nsystem\n(S'x'\ntR.", b"\x80\x02]q\x00."])
-def test_damaged_arguments_are_noted(tmp_path, write, data):
-    torch_file(tmp_path / "training_args.bin", data)
-    log = logs.read(state(write))
-    assert log.settings == {"logging_steps": 1}
-    (tmp_path / "training_args.bin").write_bytes(data)
-    assert "training_args.bin cannot be read" in " ".join(logs.read(state(write)).notes)
-
-
-def test_arguments_that_are_damaged_anywhere(tmp_path):
-    """A file changed at any place is read or refused."""
-    draw = random.Random(0)
-    path = tmp_path / "training_args.bin"
-    for protocol in (0, 2, 4) * 60:
-        data = bytearray(pickle.dumps({"a": [1, "text", {"b": (2.0, None)}], "c": Malicious(open, "x")}, protocol))
-        for _ in range(draw.randint(1, 6)):
-            data[draw.randrange(len(data))] = draw.randrange(256)
-        torch_file(path, bytes(data))
-        packed = bytearray(path.read_bytes())
-        packed[draw.randrange(len(packed))] = draw.randrange(256)
-        for each in (path.read_bytes(), bytes(packed)):
-            path.write_bytes(each)
-            try:
-                assert isinstance(settings.flat(pickled.settings_in(path)), dict)
-            except (ValueError, OSError):
-                continue
+    path = state(write, "run/trainer_state.json")
+    write(f"run/{name}", pickle.dumps(Malicious(os.mkdir, str(planted))))
+    write("run/config.json", json.dumps({"model_type": "gpt2", "architectures": [], "dtype": "float32"}))
+    assert logs.read(path).settings == {"model.dtype": "float32", "logging_steps": 1}
+    report = " ".join(diagnose(path.parent).text().split())
+    assert "training_args.bin" in report and said in report and "args.json" in report
+    assert not planted.exists()
+    write("run/args.json", json.dumps({"learning_rate": 1e-6}))
+    log = logs.read(path)
+    assert log.settings["learning_rate"] == 1e-6 and not log.notes
+    assert not planted.exists()
 
 
 def test_settings_of_verl(write):
@@ -652,11 +595,9 @@ def test_a_folder_without_permission(tmp_path, monkeypatch):
 @pytest.mark.trl
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_the_arguments_that_trl_saves(tmp_path, write):
-    """The file that transformers' Trainer writes beside a checkpoint."""
+def test_the_arguments_of_trl_as_json(tmp_path, write):
+    """The file that the note about training_args.bin asks for."""
     trl = pytest.importorskip("trl")
-    import torch
-
     arguments = trl.GRPOConfig(
         output_dir=str(tmp_path),
         learning_rate=3e-6,
@@ -670,7 +611,7 @@ def test_the_arguments_that_trl_saves(tmp_path, write):
         report_to=[],
         model_init_kwargs={"dtype": "float16"},
     )
-    torch.save(arguments, tmp_path / "training_args.bin")
+    write("args.json", arguments.to_json_string())
     found = logs.read(state(write)).settings
     for name in ("learning_rate", "beta", "temperature", "num_generations", "bf16", "adam_epsilon", "max_grad_norm"):
         assert found[name] == getattr(arguments, name), name

@@ -1,8 +1,8 @@
 """Runs of TRL's GRPOTrainer that go wrong in known ways, and healthy ones: the logs that `benchmarks.diagnosis` reads.
 
 A recipe draws a run's settings from a seed: every run differs in length, batch, rate, rewards and KL weight, and has
-the one mistake of its recipe. The folder of a run holds what Trainer leaves behind: trainer_state.json,
-training_args.bin and the console.
+the one mistake of its recipe. The folder of a run holds what Trainer leaves behind, trainer_state.json and the console,
+and its arguments in args.json.
 """
 
 from __future__ import annotations
@@ -341,7 +341,7 @@ def train(run: Spec, seed: int, folder: Path) -> Any:
         except RuntimeError:
             traceback.print_exc(file=console)
         made.state.save_to_json(str(folder / "trainer_state.json"))
-        torch.save(made.args, folder / "training_args.bin")
+        (folder / "args.json").write_text(made.args.to_json_string(), encoding="utf-8")
     return made
 
 

@@ -23,7 +23,7 @@ SETS: dict[str, dict[str, Recipe]] = {
 RECIPES = {name: recipe for chosen in SETS.values() for name, recipe in chosen.items()}
 VIEWS = {
     "trainer_state.json alone": ("trainer_state.json",),
-    "with settings and console": ("trainer_state.json", "training_args.bin", "console.log"),
+    "with settings and console": ("trainer_state.json", "args.json", "console.log"),
 }
 """The files of a run's folder that the diagnosis is given."""
 GRADES = ("first", "second", "later", "other", "not enough", "silent")
@@ -75,7 +75,7 @@ def measure(seeds: Sequence[int], only: Sequence[str], kept: Path) -> dict[str, 
         for name, seed in planned:
             bars.update(task, note=f"{name}, seed {seed}")
             folder = kept / f"{name}-{seed}"
-            if not (folder / "training_args.bin").exists():
+            if not (folder / "args.json").exists():
                 recipes.train(spec(name, seed), seed, folder)
             for view, files in VIEWS.items():
                 found = diagnosed(folder, files)

@@ -1,8 +1,7 @@
-"""Commands about the labs and the lecture, and the start of JupyterLab, or Voilà, for them."""
+"""Commands about the labs and the lecture, and the start of JupyterLab for them."""
 
 import os
 from collections.abc import Iterable, Sequence
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -16,10 +15,6 @@ from grpo_lab.paths import data_directory, is_installed, labs_directory
 from grpo_lab.ui import console
 
 LECTURE = "lecture"
-LAB, KIOSK = "jupyterlab.labapp", "voila.app"
-"""The modules of the two servers."""
-_INSTALLED_BY = {LAB: "JupyterLab is not installed: pip install 'grpo-lab[lab]', or `make lab` in the checkout"}
-_INSTALLED_BY |= {KIOSK: "Voilà is not installed: pip install 'grpo-lab[kiosk]'"}
 
 labs_app = sub("labs", "The notebooks of the course.", no_args_is_help=True)
 
@@ -171,12 +166,10 @@ def lecture(
     port: Annotated[int | None, Option(min=1, max=65535, help="Port of the server; by default a free one.")] = None,
     browser: Browser = True,
     language: Language = None,
-    kiosk: Annotated[bool, Option("--kiosk", help="Serve the panel alone, by Voilà.")] = False,
 ) -> None:
     """Open the lecture in JupyterLab: ten recorded failures, as they happen and healed, on any machine.
 
-    Press Shift+Enter once to begin. Ctrl-C in the terminal ends the server. A kiosk begins by itself; every page that
-    opens it has a kernel of its own.
+    Press Shift+Enter once to begin. Ctrl-C in the terminal ends the server.
     """
     from grpo_lab.course.editions.build import place
 
@@ -184,13 +177,10 @@ def lecture(
     notebook = place(labs, LECTURE, spoken_in)
     if is_installed(labs):  # JupyterLab saves what it opens, and nothing is written into the package
         notebook = _copied(labs, spoken_in, LECTURE) / notebook.name
-    if kiosk:  # without the notebook's text, which is about JupyterLab
-        name, words = "Voila", [str(notebook.resolve()), "--TemplateExporter.exclude_markdown=True"]
-    else:  # this notebook alone in the window, its folder as root
-        name, words = "ServerApp", [f"--ServerApp.root_dir={notebook.parent.resolve()}"]
-        words += [f"--LabApp.default_url=/doc/tree/{notebook.name}"]
-    words += [f"--{name}.port={port}"] if port else []
-    start([*words, *([] if browser else ["--no-browser"])], KIOSK if kiosk else LAB)
+    # This notebook alone in the window, its folder as root.
+    words = [f"--ServerApp.root_dir={notebook.parent.resolve()}", f"--LabApp.default_url=/doc/tree/{notebook.name}"]
+    words += [f"--ServerApp.port={port}"] if port else []
+    start([*words, *([] if browser else ["--no-browser"])])
 
 
 def labs_folder() -> Path:
@@ -218,14 +208,16 @@ def _copied(labs: Path, language: str, *names: str) -> Path:
     return here
 
 
-def start(arguments: Sequence[str], server: str = LAB) -> None:
-    """Serve until Ctrl-C. Raises GrpoLabError where the server is not installed."""
-    if not find_spec(server.partition(".")[0]):
-        raise GrpoLabError(_INSTALLED_BY[server])
+def start(arguments: Sequence[str]) -> None:
+    """Serve JupyterLab until Ctrl-C. Raises GrpoLabError where it is not installed."""
+    if not find_spec("jupyterlab"):
+        raise GrpoLabError("JupyterLab is not installed: pip install 'grpo-lab[lab]', or `make lab` in the checkout")
     # The page_config.json there switches off JupyterLab's question about news; the kernel there knows `%%exercise`.
     for name in ("JUPYTER_CONFIG_PATH", "JUPYTER_PATH"):
         paths = [str(data_directory() / "jupyter"), os.environ.get(name, "")]
         os.environ[name] = os.pathsep.join(filter(None, paths))
+    from jupyterlab import labapp
+
     # JupyterLab refuses to run as root, as containers do; it listens on this machine alone.
-    root = server == LAB and getattr(os, "geteuid", lambda: 1)() == 0
-    import_module(server).main(argv=[*arguments, *(["--allow-root"] if root else [])])
+    root = getattr(os, "geteuid", lambda: 1)() == 0
+    labapp.main(argv=[*arguments, *(["--allow-root"] if root else [])])

@@ -26,7 +26,7 @@ RUN = 'run = lab.run(gl.preset("smoke"), "short")'
 
 @pytest.mark.slow
 def test_run_all_stops_a_learner_at_the_first_question(notebook):
-    nb = notebook(copy=LABS / "02_explosion.ipynb")
+    nb = notebook(copy=LABS / "02_explosion" / "02_explosion.ipynb")
     nb.run_all()
     expect(nb.find("plot")).to_be_attached()
     stopped = nb.page.locator("[data-mime-type='application/vnd.jupyter.stderr']")
@@ -59,7 +59,7 @@ def test_exercises_answer_in_words(notebook, server):
 
 def cells(lab):
     """Code cells of a lab by their first line: their numbers in the notebook."""
-    found = json.loads((LABS / f"{lab}.ipynb").read_bytes())["cells"]
+    found = json.loads((LABS / lab / f"{lab}.ipynb").read_bytes())["cells"]
     return {"".join(cell["source"]).partition("\n")[0]: number for number, cell in enumerate(found)}
 
 
@@ -77,7 +77,7 @@ ALONE_SAVED_SAID = (
 )
 @pytest.mark.slow
 def test_a_guard_switched_on_during_the_run_saves_it(lab, guard, notebook):
-    book, number = notebook(copy=LABS / f"{lab}.ipynb"), cells(lab)
+    book, number = notebook(copy=LABS / lab / f"{lab}.ipynb"), cells(lab)
     book.run_cell(number["import grpo_lab as gl"])
     book.idle()
     alone, saved, said = (number[line] for line in ALONE_SAVED_SAID)

@@ -98,19 +98,15 @@ def test_an_algorithm_is_chosen_during_a_run(notebook):
 
 
 @pytest.mark.slow
-def test_the_language_is_chosen_in_the_panel(notebook):
-    nb = notebook(
-        f"{IMPORT}\npanel = Panel(recording='lecture-train-001')\npanel", "print('kept', panel.config.run.name)"
-    )
+def test_the_panel_in_chinese(notebook):
+    use = "from grpo_lab import messages\nmessages.use({!r})"
+    panel = f"{IMPORT}\n{use.format('zh')}\npanel = Panel(recording='lecture-train-001')\npanel"
+    nb = notebook(panel, use.format("en"))
     nb.run_cell(0)
-    nb.find("language").locator("select").select_option("中文")
     expect(nb.find("start")).to_have_text("开始")
     expect(nb.find("panel").get_by_role("tab", name="防护")).to_be_visible()
     status(nb, "步")
-    nb.run_cell(1)
-    expect(nb.output(1)).to_contain_text("kept")
-    nb.find("language").locator("select").select_option("English")
-    expect(nb.find("start")).to_have_text("Start")
+    nb.run_cell_to_its_end(1)  # other tests share the kernel
 
 
 @pytest.mark.slow

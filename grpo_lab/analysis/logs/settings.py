@@ -1,4 +1,4 @@
-"""Settings of a run that lie beside its log: training_args.bin, YAML, args.json, hydra's, or an own run's config."""
+"""Settings of a run that lie beside its log: YAML, args.json, hydra's, or an own run's config."""
 
 import itertools
 import json
@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.analysis.logs import pickled
-
 OF_TRAINING = frozenset(
     ("learning_rate", "per_device_train_batch_size", "num_generations", "beta", "actor_rollout_ref", "rlhf_type")
 )
 """A YAML or JSON file with none of these on top tells of something else."""
 OF_A_MODEL = ("dtype", "torch_dtype")
 """Entries of a checkpoint's config.json: the number format of its weights."""
+DTYPE = "model.dtype"
+"""The setting that these entries become."""
 NOT_READ = ("faults", "guards", "run.name")
 """Sections of an own run's config that tell of planted faults: a diagnosis is made without them."""
 Reader = Callable[[Path], dict[str, Any]]
@@ -31,15 +31,19 @@ def beside(log: Path) -> tuple[dict[str, Any], list[str]]:
     folder = log if log.is_dir() else log.parent
     if (folder / "events.jsonl").exists():
         return _merged([(folder / "config.json", _own)])
-    saved = sorted(folder.glob("checkpoint-*/training_args.bin"))[-1:]
-    files = [(path, pickled.settings_in) for path in saved]
-    return _merged([*_files(folder), *files, *_files(folder.parent)])
+    found, notes = _merged([*_files(folder), *_files(folder.parent)])
+    places = (folder, *folder.glob("checkpoint-*"), folder.parent)
+    if not found.keys() - {DTYPE} and any((place / "training_args.bin").exists() for place in places):
+        notes.append(
+            "training_args.bin is a pickle and is not read; "
+            "write trainer.args.to_json_string() to args.json beside the log"
+        )
+    return found, notes
 
 
 def _files(folder: Path) -> list[tuple[Path, Reader]]:
     """The files of settings in a folder, the most trustworthy first, each with its reader."""
     written: list[tuple[Path, Reader]] = [
-        (folder / "training_args.bin", pickled.settings_in),
         (folder / "args.json", _json),
         (folder / "config.json", _json),
         (folder / ".hydra" / "config.yaml", _yaml),
@@ -69,7 +73,7 @@ def _json(path: Path) -> dict[str, Any]:
     if not isinstance(tree, dict):
         return {}
     if "model_type" in tree and "architectures" in tree:
-        return {"model.dtype": next((tree[name] for name in OF_A_MODEL if tree.get(name)), None)}
+        return {DTYPE: next((tree[name] for name in OF_A_MODEL if tree.get(name)), None)}
     return _of_training(tree)
 
 
@@ -110,7 +114,6 @@ def flat(tree: Mapping[str, Any]) -> dict[str, Any]:
 def _leaves(tree: Mapping[str, Any], before: str, depth: int) -> Iterator[tuple[str, Any]]:
     """The names and plain values in a tree; an empty name for every inner node, so that each one counts."""
     for name, value in tree.items():
-        value = pickled.plain(value)
         if isinstance(value, Mapping) and depth:
             yield "", None
             yield from _leaves(value, f"{before}{name}.", depth - 1)

@@ -3,13 +3,11 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import ipywidgets
 
 from grpo_lab.analysis.run_state import Screen
 from grpo_lab.analysis.screen_words import describe
-from grpo_lab.config.schema import Config
 from grpo_lab.ui.widgets import html, parts
 from grpo_lab.ui.widgets.browser_part import BrowserPart
 from grpo_lab.ui.widgets.inputs import Inputs
@@ -34,22 +32,18 @@ class ControlsView:
         first: Sequence[bytes] = (b"", b""),
         pace: float = 0,
     ) -> None:
-        self._made_inputs = partial(Inputs, call, controls, guards, pace)
-        self.inputs = self._made_inputs()
+        self.inputs = Inputs(call, controls, guards, pace)
         self.image, self._chain = map(_picture, ("plot", "chain"), sizes, first)
-        self._style = ipywidgets.HTML(_css(sizes), layout={"display": "none"})
         self.browser = BrowserPart()
         self._status, self._samples, self._acted = map(parts.words, ("status", "samples", "guards"))
         self._table = parts.words("table")
         self.timeline = Timeline(partial(call, "refresh"))
-        self.widget = parts.box("panel", self._laid_out(), ipywidgets.VBox)
-
-    def speak(self, config: Config) -> None:
-        """Make all inputs again, in the language that is used now; the choices made with them stay."""
-        old, self.inputs = self.inputs, self._made_inputs()
-        self.inputs.take_over(old, config)
-        self.timeline.speak()
-        self.widget.children = self._laid_out()
+        style = ipywidgets.HTML(_css(sizes), layout={"display": "none"})
+        figure = parts.box("figure", [self.image, self._chain])
+        below = parts.box("below", [self.inputs.banner, self._table, self._acted, self._samples], ipywidgets.VBox)
+        columns = parts.box("columns", [self.inputs.tabs, below])
+        rows = [style, self.inputs.bar, self._status, figure, self.timeline.widget, columns, self.browser]
+        self.widget = parts.box("panel", rows, ipywidgets.VBox)
 
     def show_running(self, running: bool, paused: bool, can_go_on: bool) -> None:
         """Enable the buttons that can be pressed, here and for the keys of the browser."""
@@ -68,12 +62,6 @@ class ControlsView:
         self._samples.value = html.samples(screen)
         self._acted.value = html.guards(screen)
         self._table.value = html.numbers(screen) if self.inputs.table_on.value else ""
-
-    def _laid_out(self) -> list[Any]:
-        figure = parts.box("figure", [self.image, self._chain])
-        below = parts.box("below", [self.inputs.banner, self._table, self._acted, self._samples], ipywidgets.VBox)
-        columns = parts.box("columns", [self.inputs.tabs, below])
-        return [self._style, self.inputs.bar, self._status, figure, self.timeline.widget, columns, self.browser]
 
 
 def _picture(name: str, size: tuple[int, int], first: bytes) -> ipywidgets.Image:

@@ -2,13 +2,10 @@
 
 from typing import Any
 
-from grpo_lab import messages
 from grpo_lab.analysis.screen_words import describe
-from grpo_lab.config.schema import Config
 from grpo_lab.runs import child_pool
 from grpo_lab.runs.session import Session
 from grpo_lab.ui.widgets import html, notebook_display
-from grpo_lab.ui.widgets.controls_view import ControlsView
 from grpo_lab.ui.widgets.live import LiveFigure
 from grpo_lab.ui.widgets.render_state import RenderState
 
@@ -21,26 +18,6 @@ class Displayed:
     _watched: bool
     _render_state: RenderState
     _place: notebook_display.Place
-    _controls: ControlsView
-    config: Config
-
-    def speak(self, language: str) -> None:
-        """Show the panel in another language, `en` or `zh`; run, overlays, settings and the opened tab stay.
-
-        Later panels and feedback in this notebook are in that language too. Raises ConfigError for an unknown one.
-        """
-        messages.use(language)
-        self._render_state.note = ""  # it was said in the other language
-        self._controls.speak(self.config)
-        self._controls.inputs.show_kept(list(self._render_state.kept))
-        self._show_runs()
-        self._refresh()
-
-    def _show_runs(self) -> None:
-        raise NotImplementedError
-
-    def _refresh(self) -> None:
-        raise NotImplementedError
 
     @property
     def running(self) -> bool:

@@ -1,4 +1,4 @@
-"""The inputs of a panel, whose words are in one language: a click calls a method of the panel by its name."""
+"""The inputs of a panel: a click calls a method of the panel by its name."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -55,20 +55,12 @@ class Inputs:
         self._pace = self._pace_menu(pace)
         words = {"description": text("panel.name"), "style": STYLE}
         self._name = ipywidgets.Text(value="A", layout={"width": "220px"}, **words)
-        self._tabs = self._made_tabs(bool(guards))  # the guards that a lab asks for are seen first
         self._banner_text = ipywidgets.HTML()
         self.banner = parts.box("banner", [self._banner_text, self._button("healthy")], ipywidgets.VBox)
         self.banner.layout.display = "none"
-        self.bar = parts.box("bar", [*self._buttons.values(), self._pace, parts.language_menu(partial(call, "speak"))])
-        self.tabs = parts.box("controls", [self._tabs], ipywidgets.VBox)
-
-    def take_over(self, old: "Inputs", config: Config) -> None:
-        """Show the config, and the choices that were made with other inputs."""
-        self.show_config(config)
-        chosen = [str(each.value or "") for each in (old.sources.preset, old.sources.scenario, old.sources.guards)]
-        self.sources.show(config, *chosen)
-        self._tabs.selected_index, self.table_on.value = old._tabs.selected_index, old.table_on.value
-        self.show_pace(float(old._pace.value or 0))
+        self.bar = parts.box("bar", [*self._buttons.values(), self._pace])
+        tabs = self._made_tabs(bool(guards))  # the guards that a lab asks for are seen first
+        self.tabs = parts.box("controls", [tabs], ipywidgets.VBox)
 
     def show_config(self, config: Config) -> None:
         """Set sliders, switches and menus to the values of the config."""

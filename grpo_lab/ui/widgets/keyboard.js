@@ -9,16 +9,11 @@ const used = (target, key) =>
 function render({ model, el }) {
   el.classList.add("grpo-lab-keys");
   el.setAttribute("role", "note");
-  const list = () => {
-    el.replaceChildren();
-    for (const [key, what] of model.get("legend")) {
-      const pair = el.appendChild(document.createElement("span"));
-      pair.appendChild(document.createElement("kbd")).textContent = key;
-      pair.append(" " + what);
-    }
-  };
-  list();
-  model.on("change:legend", list);
+  for (const [key, what] of model.get("legend")) {
+    const pair = el.appendChild(document.createElement("span"));
+    pair.appendChild(document.createElement("kbd")).textContent = key;
+    pair.append(" " + what);
+  }
   const press = (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || used(event.target, event.key)) return;
     if (!model.get("wanted").includes(event.key)) return;
@@ -43,7 +38,6 @@ function render({ model, el }) {
   let waiting = requestAnimationFrame(bind);
   return () => {
     cancelAnimationFrame(waiting);
-    model.off("change:legend", list);
     bound?.removeEventListener("keydown", press);
     bound?.removeEventListener("click", release);
   };

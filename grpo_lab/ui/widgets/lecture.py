@@ -62,8 +62,8 @@ class Lecture:
 
     Recordings named lecture-<scenario> and lecture-<scenario>-healed are replayed at any speed; every scenario can be
     trained live in the same panel. Keys: 1 to 9 and D show a failure and 0 the healthy run, space plays and pauses,
-    arrows move one step, Home and End go to the ends, A and B compare, R returns to the healthy run. A menu switches
-    the language. The code is hidden.
+    arrows move one step, Home and End go to the ends, A and B compare, R returns to the healthy run. The code is
+    hidden. `language` is `en` or `zh`, by default the one in use.
     """
 
     def __init__(
@@ -76,32 +76,15 @@ class Lecture:
         self.panel.timeline.speed.value = SPEED
         self.name, self.healed = HEALTHY, False
         self._says, self._heal = parts.words("says"), parts.words("heal")
-        self._buttons = {
-            name: parts.button(f"scenario-{number}", "", partial(self.show, number))
-            for number, name in enumerate(self.scenarios)
-        }
+        self._buttons = {name: self._scenario_button(number) for number, name in enumerate(self.scenarios)}
         self._sides = {
-            healed: parts.button(f"side-{side}", "", partial(self.compare, healed))
-            for healed, side in ((False, "a"), (True, "b"))
+            healed: _button(f"side-{side}", text(f"lecture.{words}"), partial(self.compare, healed))
+            for healed, side, words in ((False, "a", "as_it_happens"), (True, "b", "healed"))
         }
-        self._live = ipywidgets.ToggleButton(layout={"width": "auto"})
+        self._live = ipywidgets.ToggleButton(description=text("lecture.live"), layout={"width": "auto"})
         self._live.add_class("grpo-lab-live").observe(lambda change: self._show_controls(change["new"]), "value")
-        self._keyboard = self._make_keyboard()
-        self._label()
         self.widget = self._laid_out()
         self.show(0)
-
-    def speak(self, language: str) -> None:
-        """Show lecture and panel in another language, `en` or `zh`; a live run goes on, a replay begins again.
-
-        Raises ConfigError for an unknown one.
-        """
-        self.panel.speak(language)
-        self._label()
-        if self.panel.running:
-            self._show_heading(replayed=True)
-        else:
-            self._present(self.name, self.healed)
 
     def show(self, number: int) -> None:
         """Show a failure as it happens, by its place in the order; 0 is the healthy run."""
@@ -184,10 +167,9 @@ class Lecture:
 
     def _laid_out(self) -> ipywidgets.VBox:
         order = parts.box("order", [*list(self._buttons.values())[1:], self._buttons[HEALTHY]])
-        menu = parts.language_menu(self.speak)
-        heading = parts.box("heading", [self._says, *self._sides.values(), self._live, menu])
+        heading = parts.box("heading", [self._says, *self._sides.values(), self._live])
         style = ipywidgets.HTML(f"<style>{_STYLE.read_text(encoding='utf-8')}</style>", layout={"display": "none"})
-        children = [style, order, heading, self._heal, self.panel.widget, self._keyboard]
+        children = [style, order, heading, self._heal, self.panel.widget, self._make_keyboard()]
         return ipywidgets.VBox(children).add_class(FRAME)
 
     def _make_keyboard(self) -> Keyboard:
@@ -197,17 +179,13 @@ class Lecture:
         actions["End"] = lambda: self.move(self.panel.timeline.length)
         actions |= {"A": partial(self.compare, False), "B": partial(self.compare, True), "R": self.reset}
         actions |= {key.lower(): action for key, action in actions.items() if key in "ABDR"}
-        return Keyboard(actions, FRAME)
+        return Keyboard(actions, FRAME, {key: text(f"lecture.key.{what}") for key, what in LEGEND.items()})
 
-    def _label(self) -> None:
-        """Write the words of buttons and keys in the language that is used now."""
-        for number, (name, button) in enumerate(self._buttons.items()):
-            short = text(f"lecture.button.{name}") if name in (HEALTHY, *SCENARIOS) else name
-            button.description = button.tooltip = f"{KEYS[number : number + 1]} {short}".strip()
-        for healed, button in self._sides.items():
-            button.description = button.tooltip = text("lecture.healed" if healed else "lecture.as_it_happens")
-        self._live.description = text("lecture.live")
-        self._keyboard.legend = [[key, text(f"lecture.key.{what}")] for key, what in LEGEND.items()]
+    def _scenario_button(self, number: int) -> ipywidgets.Button:
+        name = self.scenarios[number]
+        short = text(f"lecture.button.{name}") if name in (HEALTHY, *SCENARIOS) else name
+        words = f"{KEYS[number : number + 1]} {short}".strip()
+        return _button(f"scenario-{number}", words, partial(self.show, number))
 
     def _show_controls(self, live: bool) -> None:
         """Show the panel's own buttons and settings, which a replay does not need."""
@@ -217,3 +195,8 @@ class Lecture:
     def _repr_mimebundle_(self, **keywords: Any) -> Any:
         self.panel.refresh()
         return self.widget._repr_mimebundle_(**keywords)
+
+
+def _button(name: str, words: str, action: Callable[[], object]) -> ipywidgets.Button:
+    """A button whose tooltip repeats its words, which may be cut off."""
+    return parts.button(name, words, action, tooltip=words)

@@ -173,4 +173,4 @@ def _key(screen: Screen, kept: Mapping[str, Screen], steps: Any, scales: Any, mo
     happened = (screen.kinds(), tuple(screen.marked("changed")), screen.crash_step, tuple(curves.rescues(screen)))
     limits = (tuple(step for step, _ in screen.settings), [curves.crossed(name, screen) for name in CURVES])
     runs = tuple((name, id(other)) for name, other in kept.items())
-    return (steps, scales, artists, happened, limits, screen.first_break, runs, messages.language())
+    return (steps, scales, artists, happened, limits, screen.first_break, runs)

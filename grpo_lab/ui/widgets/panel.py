@@ -39,7 +39,8 @@ class Panel(Displayed):
     are saved below `runs`. `scale` enlarges the figure with its letters. `pace` is the most steps a second of a run, 0
     for full speed, and every run pauses before the step `pause_at`: time to switch a guard on.
 
-    Without a kernel, or with GRPO_LAB_HEADLESS=1, runs are the same, at full speed, and nothing is drawn.
+    Without a kernel, or with GRPO_LAB_HEADLESS=1, runs are the same, at full speed, and nothing is drawn. Its language
+    is that of `messages.language()` when it is made.
 
     Raises ConfigError for an unknown name, RunError for a recording that does not exist.
     """

@@ -6,8 +6,6 @@ from typing import Any
 
 import ipywidgets
 
-from grpo_lab import messages
-
 
 class Muted:
     """True inside its `with` block, where the program itself changes inputs, so that their callbacks ignore that.
@@ -44,15 +42,6 @@ def button(name: str, description: str, action: Callable[[], object], **options:
     made = ipywidgets.Button(description=description, **{"layout": {"width": "auto"}, **options})
     made.on_click(lambda _: action())
     return made.add_class(f"grpo-lab-{name}")
-
-
-def language_menu(speak: Callable[[str], object]) -> ipywidgets.Dropdown:
-    """A menu of the languages, on the one that is used now; a choice calls `speak`."""
-    options = [(messages.text_in(name, "panel.language_name"), name) for name in messages.languages()]
-    words = {"tooltip": messages.text("panel.language"), "layout": {"width": "110px"}}
-    menu = ipywidgets.Dropdown(options=options, value=messages.language(), **words)
-    menu.observe(lambda change: speak(change["new"]), "value")
-    return menu.add_class("grpo-lab-language")
 
 
 def box(name: str, children: Sequence[Any], kind: Any = ipywidgets.HBox) -> Any:

@@ -27,23 +27,17 @@ class Timeline:
         self.whole = self._fold.screen()
         style = {"description_width": "initial"}
         layout = {"flex": "1 1 200px", "min_width": "160px"}
-        self._slider = ipywidgets.IntSlider(0, 0, 0, layout=layout, style=style)
+        words = {"description": text("panel.time"), "tooltip": text("panel.time_help")}
+        self._slider = ipywidgets.IntSlider(0, 0, 0, layout=layout, style=style, **words)
         self._slider.add_class("grpo-lab-time")
         self._slider.observe(self._by_hand, "value")
-        self._button = parts.button("play", "", lambda: self.pause() if self.playing else self.play())
-        self.speed = ipywidgets.Dropdown(options=_speeds(), value=2, style=style, layout={"width": "190px"})
-        self.speed.add_class("grpo-lab-speed")
+        play = {"tooltip": text("panel.play_help")}
+        self._button = parts.button("play", "", lambda: self.pause() if self.playing else self.play(), **play)
+        speeds = [(text("panel.steps_a_second", speed=f"{speed:g}"), speed) for speed in SPEEDS]
+        words = {"description": text("panel.speed"), "style": style, "layout": {"width": "190px"}}
+        self.speed = ipywidgets.Dropdown(options=speeds, value=2, **words).add_class("grpo-lab-speed")
         self.widget = parts.box("row", [self._button, self._slider, self.speed])
         self.load(())
-        self.speak()
-
-    def speak(self) -> None:
-        """Show all words in the language that is used now."""
-        self._slider.description, self._slider.tooltip = text("panel.time"), text("panel.time_help")
-        speed = self.speed.value
-        self.speed.description, self.speed.options = text("panel.speed"), _speeds()
-        self.speed.value = speed
-        self._set_playing(self.playing)
 
     def load(self, events: Sequence[Event]) -> None:
         """Take the events of a run, and show all of it."""
@@ -119,7 +113,6 @@ class Timeline:
         self.playing = playing
         self._button.icon = "pause" if playing else "play"
         self._button.description = text("panel.pause_replay" if playing else "panel.play")
-        self._button.tooltip = text("panel.play_help")
 
     def _place(self) -> None:
         """Put the slider at the position without a callback."""
@@ -131,8 +124,3 @@ class Timeline:
         if not self._muted:
             self.pause()
             self.move(change["new"])
-
-
-def _speeds() -> list[tuple[str, float]]:
-    """The options of the menu of speeds."""
-    return [(text("panel.steps_a_second", speed=f"{speed:g}"), speed) for speed in SPEEDS]
