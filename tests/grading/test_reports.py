@@ -109,7 +109,7 @@ def test_tables_are_english_in_every_language(tmp_path):
         for each in ("en", "zh")
     )
     same = {path for path, content in english.items() if content == chinese[path]}
-    assert english.keys() == chinese.keys() and {path.suffix for path in same} == {".csv", ".xml"}
+    assert english.keys() == chinese.keys() and {path.suffix for path in same} == {".csv"}
     assert {path.suffix for path in english.keys() - same} == {".html", ".json"}
 
 
@@ -599,7 +599,7 @@ def test_no_student_chooses_where_a_report_goes(tmp_path):
 def test_results_that_nothing_tells_apart_have_reports_each(tmp_path):
     lost = replace(ZOE, lab="", problem="the grader failed: the grade worker ended")
     written = reports.write([lost, ANN, lost], tmp_path)
-    assert len(set(written)) == len(written) == 6 + 3 * 2
+    assert len(set(written)) == len(written) == 5 + 3 * 2
     assert f"{name_of(lost)}-2.html" in {path.name for path in written}
 
 
