@@ -98,9 +98,7 @@ SHOWN = {
         "a zip without",
         "a folder that",
     ),
-    "rosters.py": ("handed in late", "its sender", "another student"),
-    "repeats.py": ("{} notebooks of this lab", "{} (could not", "{} (with"),
-    "copies.py": ("same as",),
+    "repeats.py": ("handed in late", "another student", "{} notebooks of this lab", "{} (could not", "{} (with"),
     "grader.py": ("the lab {}",),
     "worker_client.py": ("not finished", "the grade worker ended", "the grade worker had", "the grade worker sent"),
     "reports/marking.py": ("exercise {}", "give a", "no notebook", "the notebook has", "{} then", "mark {}"),
@@ -163,7 +161,7 @@ def in_other_words(lab, language):
 
 @cache
 def of_grading():
-    """What reports show beside findings: problems of a file, notes about a cell, warnings, flags, ends of an answer."""
+    """What reports show beside findings: problems of a file, notes about a cell, warnings, ends of an answer."""
     found = {
         (name, start): [each for each in literals(GRADING / name) if each.startswith(start)]
         for name, starts in SHOWN.items()

@@ -54,7 +54,6 @@ def grade(
     lab: Annotated[list[str] | None, Option(help="Grade and list this lab only; repeatable.")] = None,
     keep: Annotated[Literal["latest", "best"], Option(help="Of several: the last changed, or the best.")] = "latest",
     results_json: Annotated[Path | None, Option(help="Write this for Gradescope; all files are one student's.")] = None,
-    roster: Annotated[Path | None, Option(help="The class list, a CSV: student, and groups or ids.")] = None,
     language: Annotated[str, Option(envvar=messages.VARIABLE, help="Of pages: en or zh. Tables are English.")] = "en",
     explain: Annotated[bool, Option("--explain", help="Explain the limits of a grade; grade nothing.")] = False,
     backend: Backend = "local",
@@ -73,7 +72,7 @@ def grade(
             "container with --require-tier 0 (and --no-isolation where the container's user is not root)"
         )
     sys.executable = os.path.normpath(sys.executable)  # `..` in it would name folders that the sandbox does not have
-    from grpo_lab.grading import reports, rosters, submissions
+    from grpo_lab.grading import repeats, reports, submissions
     from grpo_lab.grading import rules as ruling
     from grpo_lab.grading.reports import words
     from grpo_lab.runs import clusters
@@ -92,13 +91,12 @@ def grade(
         return _explain(ruled)
     if not paths:
         raise typer.BadParameter("name a folder of notebooks, or notebooks", param_hint="PATH...")
-    every = submissions.found(paths, [out, Path(ruled.secret), *(file for file in (rules, roster) if file)])
-    listed, spoken = rosters.read(roster) if roster else None, words.of(language).language
+    every = submissions.found(paths, [out, Path(ruled.secret), *([rules] if rules else [])])
+    spoken = words.of(language).language
     cluster = clusters.connect(backend, scheduler, jobs)
     results = _graded(every, out, _course(ruled), jobs, cluster)
-    every, results = rosters.applied(every, results, listed)
-    results = _counted(every, results, out, keep, alone=results_json is not None)
-    reports.write(results, out, results_json, listed.students if listed else (), spoken)
+    results = _counted(every, repeats.told_apart(every, results), out, keep, alone=results_json is not None)
+    reports.write(results, out, results_json, spoken)
     _say(results, out)
 
 
@@ -161,8 +159,8 @@ def _graded(every: Sequence[Found], out: Path, course: Course, jobs: int, cluste
 
 
 def _counted(every: Sequence[Found], results: list[Result], out: Path, keep: str, alone: bool) -> list[Result]:
-    """The results that count, with the marks that a person has entered, and warnings of copies."""
-    from grpo_lab.grading import copies, repeats
+    """The results that count, with the marks that a person has entered."""
+    from grpo_lab.grading import repeats
     from grpo_lab.grading.reports import marking
 
     if (sheet := out / marking.TO_MARK).exists():
@@ -170,7 +168,7 @@ def _counted(every: Sequence[Found], results: list[Result], out: Path, keep: str
         for line in marking.unplaced(results, marks):
             console.report(f"warning: {line}")
         results = marking.with_marks(results, marks)
-    return copies.flagged(repeats.one_each(every, results, keep, alone=alone))
+    return repeats.one_each(every, results, keep, alone=alone)
 
 
 def _say(results: Sequence[Result], out: Path) -> None:
@@ -182,7 +180,7 @@ def _say(results: Sequence[Result], out: Path) -> None:
     rows = [("student", "lab", "score", "of", "to mark", "problem or warning")]
     for result in results:
         left = word("incomplete", exercises=word.count("exercise", result.not_graded)) if result.not_graded else ""
-        said = [each for each in (result.problem, left, *result.warnings, *result.flags) if each]
+        said = [each for each in (result.problem, left, *result.warnings) if each]
         points = (f"{result.score:g}", f"{result.out_of:g}", str(len(result.by_hand) or ""))
         rows.append((_cut(result.student), _cut(result.lab or result.file), *points, "; ".join(said)))
     console.out.print(console.table(rows))

@@ -10,7 +10,7 @@ from grpo_lab.course.evaluate import all_right, asked, folded, judged
 from grpo_lab.course.exercises import Exercise, Finding, Function, Values
 from grpo_lab.course.registry import checks_digest, lab_page
 from grpo_lab.errors import NotYet, Unanswered
-from grpo_lab.grading import challenges, copies, notebooks
+from grpo_lab.grading import challenges, notebooks
 from grpo_lab.grading.literals import literal
 from grpo_lab.grading.notebooks import Submission
 from grpo_lab.grading.results import (
@@ -98,8 +98,7 @@ class Grader:
         yield result
         for mark in result.pending:
             task = tasks[mark.exercise]
-            answer = copies.fingerprint(task, submission.answers.get(task.name, ""))
-            result = result.marked(replace(self.mark(submission, task), answer=answer))
+            result = result.marked(self.mark(submission, task))
             yield result
 
     def mark(self, submission: Submission, exercise: Exercise) -> Mark:

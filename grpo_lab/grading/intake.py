@@ -3,40 +3,38 @@
 import re
 from collections.abc import Collection
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from grpo_lab.course import registry
 from grpo_lab.errors import DataError
 from grpo_lab.paths import data_tables
-
-MOODLE, CANVAS, CLASSROOM = SYSTEMS = ("moodle", "canvas", "classroom")
 
 
 class Sender(NamedTuple):
     """The facts that the name of a submission tells."""
 
     student: str
-    system: str = ""
-    """The learning platform whose naming it is, one of `SYSTEMS`; empty for other names."""
     identity: str = ""
-    """The platform's number for the student; Moodle gives another one in each assignment."""
+    """The student's number; empty where the name has none."""
     late: bool = False
+    per_assignment: bool = False
+    """Whether a student's number is another one in each assignment."""
 
 
 def sender(folder: str, name: str) -> Sender | None:
     """The sender of a file or folder `name` in a download's `folder`; None for a name of no platform.
 
     >>> sender("kl", "lovelaceada_LATE_12345_67890_05_kl-1.ipynb")
-    Sender(student='lovelaceada', system='canvas', identity='12345', late=True)
+    Sender(student='lovelaceada', identity='12345', late=True, per_assignment=False)
     >>> sender("kl", "ada.ipynb") is None
     True
 
     Raises DataError for a rule in data/intake.toml that is not valid.
     """
-    for system, pattern in _patterns():
+    for pattern, per_assignment in _patterns():
         if found := pattern.fullmatch(f"{folder}/{name}"):
             given = found.groupdict()
-            return Sender(given["student"], system, given.get("id") or "", given.get("late") is not None)
+            return Sender(given["student"], given.get("id") or "", given.get("late") is not None, per_assignment)
     return None
 
 
@@ -73,20 +71,19 @@ def _of_many() -> re.Pattern[str]:
 
 
 @cache
-def _patterns() -> tuple[tuple[str, re.Pattern[str]], ...]:
+def _patterns() -> tuple[tuple[re.Pattern[str], bool], ...]:
     return tuple(_pattern(rule) for rule in data_tables("intake")["names"])
 
 
-def _pattern(rule: dict[str, str]) -> tuple[str, re.Pattern[str]]:
-    """The platform and the pattern of a rule. Raises DataError for one that is not valid."""
+def _pattern(rule: dict[str, Any]) -> tuple[re.Pattern[str], bool]:
+    """The pattern of a rule, and whether its numbers are of one assignment. Raises DataError for a wrong rule."""
     try:
         pattern = _compiled(rule["pattern"])
     except (KeyError, re.error) as error:
         raise DataError(f"data/intake.toml: the rule {rule!r} is not valid: {error}; correct its pattern") from error
-    if rule.get("system") not in SYSTEMS or "student" not in pattern.groupindex:
-        needs = f"a system ({', '.join(SYSTEMS)}) and a group `student`"
-        raise DataError(f"data/intake.toml: the rule {rule!r} needs {needs}")
-    return rule["system"], pattern
+    if "student" not in pattern.groupindex:
+        raise DataError(f"data/intake.toml: the rule {rule!r} needs a group `student`")
+    return pattern, rule.get("per_assignment", False)
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:

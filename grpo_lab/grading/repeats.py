@@ -1,4 +1,4 @@
-"""Several notebooks of one student for one lab: one of them counts, by a stated rule."""
+"""Whose notebook is whose where two students have one name, and which of a student's notebooks for a lab counts."""
 
 import dataclasses
 import os
@@ -13,6 +13,34 @@ from grpo_lab.grading.submissions import Found
 LATEST, BEST = "latest", "best"
 """Rules: the notebook that was changed last, or the one with the highest score."""
 RULES = (LATEST, BEST)
+LATE = "handed in late, by the name of its file"
+NAMESAKE = "another student has this name, by the numbers in the names of files; rename the folders to tell them apart"
+
+
+def told_apart(every: Sequence[Found], results: Sequence[Result]) -> list[Result]:
+    """The results with the facts in their files' names, and warnings of lateness and of namesakes.
+
+    Two students with the same name and different numbers get their numbers as part of their names. A number that is of
+    one assignment says nothing across labs, nor about files of no lab.
+    """
+    numbers: dict[tuple[str, ...], set[str]] = defaultdict(set)
+
+    def alike(found: Found, result: Result) -> tuple[str, ...]:
+        assignment = result.lab or found.identity
+        return (found.student, assignment) if found.per_assignment else (found.student,)
+
+    for found, result in zip(every, results, strict=True):
+        if found.identity:
+            numbers[alike(found, result)].add(found.identity)
+    told = []
+    for found, result in zip(every, results, strict=True):
+        result = dataclasses.replace(result, identity=found.identity, late=found.late)
+        if found.late:
+            result = result.warned(LATE)
+        if found.identity and len(numbers[alike(found, result)]) > 1:
+            result = dataclasses.replace(result, student=f"{result.student} ({found.identity})").warned(NAMESAKE)
+        told.append(result)
+    return told
 
 
 def one_each(

@@ -39,8 +39,6 @@ class Mark:
     """One line beside the findings; for a marked text, the person's comment."""
     text: str = ""
     """The words of an answer that a person marks."""
-    answer: str = ""
-    """The fingerprint of an answer by which copies are found (`copies.fingerprint`), or an empty text."""
 
     @classmethod
     def unearned(cls, exercise: Exercise, status: str, note: str = "") -> Mark:
@@ -69,19 +67,13 @@ class Result:
     """The reason why nothing was graded: too large, malformed, not a notebook of a lab."""
     warnings: Sequence[str] = ()
     """Lines for a person to look at: another notebook of the same student, a mark that does not count."""
-    flags: Sequence[str] = ()
-    """Lines for the teacher alone, which may name other students; no page or file for a student has them."""
     seconds: float = 0.0
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The limits and the scoring in force; of the secret, only the fingerprint."""
-    system: str = ""
-    """The learning platform that named the file, one of `intake.SYSTEMS`, or an empty text."""
     identity: str = ""
-    """The platform's number for the student."""
+    """The student's number in the file's name, or an empty text."""
     late: bool = False
     """Whether the file's name says that it was handed in late."""
-    group: str = ""
-    """The student's group in the class list."""
 
     @property
     def score(self) -> float:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import unicodedata
 from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
@@ -10,7 +11,6 @@ from grpo_lab.course import registry
 from grpo_lab.errors import DataError
 from grpo_lab.grading import archives, intake
 from grpo_lab.grading.reports.plain import printable
-from grpo_lab.grading.students import composed
 
 NO_NOTEBOOK = "a zip without a notebook; hand in the notebook"
 NO_FILES = "a zip without files; hand in the notebook"
@@ -32,12 +32,12 @@ class Found(NamedTuple):
     """The reason why it must not be opened."""
     member: str = ""
     """The notebook's name in `file`, which is a zip; empty for a notebook that is not in a zip."""
-    system: str = ""
-    """The learning platform that named it, one of `intake.SYSTEMS`, or an empty text."""
     identity: str = ""
-    """The platform's number for the student."""
+    """The student's number in its name, or an empty text."""
     late: bool = False
     """Whether its name says that it was handed in late."""
+    per_assignment: bool = False
+    """Whether a student's number is another one in each assignment."""
 
     @property
     def path(self) -> str:
@@ -131,9 +131,9 @@ def _is_of_tools(name: str) -> bool:
 
 def _found(file: Path, root: Path, problem: str = "") -> Found:
     of = _sender(file, root)
-    return Found(
-        printable(composed(of.student)), file, root, problem, system=of.system, identity=of.identity, late=of.late
-    )
+    # NFC, because systems write the same accent as one character or as two
+    student = printable(unicodedata.normalize("NFC", of.student))
+    return Found(student, file, root, problem, identity=of.identity, late=of.late, per_assignment=of.per_assignment)
 
 
 def _sender(file: Path, root: Path) -> intake.Sender:

@@ -53,27 +53,27 @@ ADA = "Ada Lovelace_123456_assignsubmission_file_"
 @pytest.mark.parametrize(
     ("file", "expected"),
     [
-        (f"{ADA}/05_kl.ipynb", ("Ada Lovelace", "moodle", "123456", False)),
-        (f"{ADA}05_kl.ipynb", ("Ada Lovelace", "moodle", "123456", False)),  # downloaded without folders
-        (f"05_kl/{ADA}/05_kl.ipynb", ("Ada Lovelace", "moodle", "123456", False)),  # a folder for each lab
-        ("Zoë 王_de la Cruz_7_assignsubmission_onlinetext_/t.html", ("Zoë 王_de la Cruz", "moodle", "7", False)),
-        ("Participant_8812_assignsubmission_file_/05_kl.ipynb", ("Participant_8812", "moodle", "8812", False)),
-        ("lovelaceada_LATE_12345_67890_05_kl-1.ipynb", ("lovelaceada", "canvas", "12345", True)),
-        ("lovelaceada_12345_67890_05_kl.ipynb", ("lovelaceada", "canvas", "12345", False)),
-        ("lab-05-adalovelace/05_kl.ipynb", ("adalovelace", "classroom", "", False)),
-        ("05-kl-ada-lovelace/05_kl.ipynb", ("ada-lovelace", "classroom", "", False)),
+        (f"{ADA}/05_kl.ipynb", ("Ada Lovelace", "123456", False)),
+        (f"{ADA}05_kl.ipynb", ("Ada Lovelace", "123456", False)),  # downloaded without folders
+        (f"05_kl/{ADA}/05_kl.ipynb", ("Ada Lovelace", "123456", False)),  # a folder for each lab
+        ("Zoë 王_de la Cruz_7_assignsubmission_onlinetext_/t.html", ("Zoë 王_de la Cruz", "7", False)),
+        ("Participant_8812_assignsubmission_file_/05_kl.ipynb", ("Participant_8812", "8812", False)),
+        ("lovelaceada_LATE_12345_67890_05_kl-1.ipynb", ("lovelaceada", "12345", True)),
+        ("lovelaceada_12345_67890_05_kl.ipynb", ("lovelaceada", "12345", False)),
+        ("lab-05-adalovelace/05_kl.ipynb", ("adalovelace", "", False)),
+        ("05-kl-ada-lovelace/05_kl.ipynb", ("ada-lovelace", "", False)),
         # A student chooses the end of a name, and all deeper names: neither makes the file somebody else's.
-        (f"{ADA}Bob_9_assignsubmission_file_05_kl.ipynb", ("Ada Lovelace", "moodle", "123456", False)),
-        ("evemallory_111_22222_bob_333_44444_05_kl.ipynb", ("evemallory", "canvas", "111", False)),
-        ("eve/bob_333_44444_05_kl.ipynb", ("eve", "", "", False)),
-        ("eve/05_kl/lab-05-bob/05_kl.ipynb", ("eve", "", "", False)),
-        ("lee_ann_1234_07_precision_and_verl.ipynb", ("lee_ann_1234", "", "", False)),  # no platform's
+        (f"{ADA}Bob_9_assignsubmission_file_05_kl.ipynb", ("Ada Lovelace", "123456", False)),
+        ("evemallory_111_22222_bob_333_44444_05_kl.ipynb", ("evemallory", "111", False)),
+        ("eve/bob_333_44444_05_kl.ipynb", ("eve", "", False)),
+        ("eve/05_kl/lab-05-bob/05_kl.ipynb", ("eve", "", False)),
+        ("lee_ann_1234_07_precision_and_verl.ipynb", ("lee_ann_1234", "", False)),  # no platform's
     ],
 )
 def test_names_of_platforms_tell_student_id_and_lateness(tmp_path, file, expected):
     put(tmp_path, file)
     (one,) = found([tmp_path])
-    assert (one.student, one.system, one.identity, one.late) == expected
+    assert (one.student, one.identity, one.late) == expected
 
 
 def test_a_clone_of_a_github_classroom_names_its_assignment(tmp_path):
@@ -86,7 +86,7 @@ def test_a_clone_of_a_github_classroom_names_its_assignment(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("rule", [{"system": "moodle", "pattern": "(?P<student>"}, {"system": "x", "pattern": "a"}, {}])
+@pytest.mark.parametrize("rule", [{"pattern": "(?P<student>"}, {"pattern": "a"}, {}])
 def test_a_wrong_rule_of_names_is_an_error_in_a_line(monkeypatch, rule):
     monkeypatch.setattr(intake, "data_tables", lambda name: {"names": [rule]})
     with pytest.raises(DataError, match=r"data/intake\.toml: the rule"):

@@ -1,4 +1,4 @@
-"""Reports on a class: pages, tables, files for other graders and platforms, and the texts that a person marks.
+"""Reports on a class: pages, tables, files for other graders, and the texts that a person marks.
 
 Reports are made from results alone. Reports show a student's content as plain text, shortened and escaped.
 """
@@ -7,35 +7,30 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from grpo_lab.grading.reports import gradebook, gradescope, junit, marking, overview, pages, platforms
+from grpo_lab.grading.reports import gradebook, gradescope, marking, overview, pages
 from grpo_lab.grading.reports.files import names_of, write_all
 from grpo_lab.grading.reports.words import ENGLISH
 from grpo_lab.grading.results import Result
-from grpo_lab.grading.students import Student
 
 
 def write(
     results: Sequence[Result],
     out: Path,
     submission: Path | None = None,
-    students: Sequence[Student] = (),
     language: str = ENGLISH,
 ) -> list[Path]:
     """Write all reports below `out`, each whole or not at all, and return their paths.
 
-    `students` are those of the class list. Pages and Gradescope's texts are in the language; tables, which other
-    programs read, are in English.
+    Pages and Gradescope's texts are in the language; tables, which other programs read, are in English.
     The file `submission`, if named, gets all results as one Gradescope results.json. Marks that a person entered in an
     earlier to_mark.csv stay in the file; `marking.with_marks` puts them into the results. Raises ConfigError for an
     unknown language, DataError for a to_mark.csv that cannot be read, RunError for a folder that cannot be written.
     """
     names = names_of(results)
-    class_ = overview.of_class(results, students)
+    class_ = overview.of_class(results)
     contents = {
         "index.html": pages.of_class(results, names, class_, language).encode(),
         "class.csv": overview.as_csv(class_).encode(),
-        "junit.xml": junit.document(results),
-        **platforms.files(class_, students),
         "gradebook.csv": gradebook.for_nbgrader(results).encode(),
         "grades.csv": gradebook.by_exercise(results).encode(),
     }

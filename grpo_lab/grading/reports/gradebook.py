@@ -16,7 +16,7 @@ from grpo_lab.grading.results import BY_HAND, FAILED, Mark, Result
 _PERSON = ("assignment", "duedate", "timestamp", "student_id", "last_name", "first_name", "email")
 NBGRADER = (*_PERSON, "raw_score", "late_submission_penalty", "score", "max_score")
 """The columns of nbgrader's CsvExportPlugin, in its order."""
-OURS = ("to_mark", "not_graded", "problem", "warnings", "flags")
+OURS = ("to_mark", "not_graded", "problem", "warnings")
 _FORMULA = re.compile(r"(^|[;\t\n])(?=\s*[=+\-@＝＋－＠])|^(?=[\t\n])")
 
 
@@ -75,7 +75,7 @@ def most(result: Result, results: Sequence[Result]) -> float:
 
 def _ours(result: Result) -> list[str | float]:
     failed = sum(mark.status == FAILED for mark in result.marks)
-    return [len(result.by_hand), failed, result.problem, "; ".join(result.warnings), "; ".join(result.flags)]
+    return [len(result.by_hand), failed, result.problem, "; ".join(result.warnings)]
 
 
 def _earned(mark: Mark) -> str | float:

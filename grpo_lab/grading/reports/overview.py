@@ -1,4 +1,4 @@
-"""The class as a table of students and labs: scores, lateness, and who handed in nothing."""
+"""The class as a table of students and labs: scores, lateness, and what is missing."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from grpo_lab.grading.reports.gradebook import graded, most, points, table
 from grpo_lab.grading.results import Result
-from grpo_lab.grading.students import Student
 
 NOTHING, NO_LAB, NOT_GRADED = "nothing handed in", "only files of no lab", "not graded"
 SHOWN = 3
@@ -17,12 +16,11 @@ class Row(NamedTuple):
     """A student with the results that count, by lab."""
 
     student: str
-    group: str
+    identity: str
+    """The student's number in the names of files; several, with spaces, where each assignment has its own."""
     results: Mapping[str, Result]
     others: Sequence[Result]
     """The files that belong to no lab, such as a zip that was refused."""
-    listed: bool
-    """Whether the class list names the student; True without a class list."""
 
     @property
     def score(self) -> float:
@@ -64,36 +62,22 @@ class Overview(NamedTuple):
     """The maximum of each lab."""
     rows: Sequence[Row]
 
-    @property
-    def absent(self) -> Sequence[str]:
-        """Students of the class list of whom there is no file at all."""
-        return [row.student for row in self.rows if not row.results and not row.others]
 
-
-def of_class(results: Sequence[Result], students: Sequence[Student] = ()) -> Overview:
-    """The students of the class list in its order, then all others who handed something in.
-
-    >>> ann = Result("ann", "05_kl", "a.ipynb", "", 2, "")
-    >>> of_class([ann], [Student("ann"), Student("ben")]).absent
-    ['ben']
-
-    Labs are those of which a notebook was handed in.
-    """
+def of_class(results: Sequence[Result]) -> Overview:
+    """The students who handed something in, and the labs of which a notebook was handed in."""
     results = graded(results)
     labs = sorted({result.lab for result in results if result.lab})
     of: dict[str, list[Result]] = defaultdict(list)
     for result in results:
         of[result.student].append(result)
-    groups = {student.student: student.group for student in students}
     rows = [
         Row(
             name,
-            groups.get(name, ""),
+            " ".join(dict.fromkeys(each.identity for each in of[name] if each.identity)),
             {result.lab: result for result in sorted(of[name], key=lambda each: each.lab) if result.lab},
             [result for result in of[name] if not result.lab],
-            not students or name in groups,
         )
-        for name in dict.fromkeys([*groups, *sorted(of)])
+        for name in sorted(of)
     ]
     return Overview(labs, {lab: max(most(each, results) for each in results if each.lab == lab) for lab in labs}, rows)
 
@@ -101,14 +85,14 @@ def of_class(results: Sequence[Result], students: Sequence[Student] = ()) -> Ove
 def as_csv(overview: Overview) -> str:
     """A row for each student: points in each lab or the reason for none, lateness, what is missing or not graded."""
     labs = overview.labs
-    about = ["late", "missing", "incomplete", "files_of_no_lab", "problem", "in_class_list"]
-    rows: list[list[str | float]] = [["student", "group", *labs, "score", "max_score", *about]]
+    about = ["late", "missing", "incomplete", "files_of_no_lab", "problem"]
+    rows: list[list[str | float]] = [["student", "id", *labs, "score", "max_score", *about]]
     for row in overview.rows:
         scores = [_cell(row, lab) for lab in labs]
         total = [points(row.score), points(sum(overview.most.values()))]
         said = [" ".join(each) for each in (row.late, row.missing(labs), row.incomplete)]
-        others = [len(row.others), row.problem, "yes" if row.listed else "no"]
-        rows.append([row.student, row.group, *scores, *total, *said, *others])
+        others = [len(row.others), row.problem]
+        rows.append([row.student, row.identity, *scores, *total, *said, *others])
     return table(rows)
 
 

@@ -53,8 +53,8 @@ class Lab(NamedTuple):
 
     @property
     def flagged(self) -> bool:
-        """Whether a notebook has a problem, a warning, a flag or an exercise that was not graded."""
-        return any(each.problem or each.warnings or each.flags or each.not_graded for each, _, _ in self.rows)
+        """Whether a notebook has a problem, a warning or an exercise that was not graded."""
+        return any(each.problem or each.warnings or each.not_graded for each, _, _ in self.rows)
 
 
 def of_class(

@@ -37,7 +37,7 @@ class Words:
         return f"{label}{'' if label.endswith('：') else ' '}{text}"
 
     def count(self, thing: str, number: int) -> str:
-        """A number of notebooks, texts, exercises, students or files.
+        """A number of notebooks, texts, exercises or files.
 
         >>> Words("en").count("notebook", 1), Words("en").count("notebook", 2), Words("zh").count("notebook", 2)
         ('1 notebook', '2 notebooks', '2 份笔记本')

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from grpo_lab.analysis.markdown import render
 from grpo_lab.course.exercises import Exercise
 from grpo_lab.course.registry import course_labs, lab_page
-from grpo_lab.paths import data_tables
 
 _NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
@@ -19,10 +18,8 @@ def page() -> str:
         exercises = each.exercises.values()
         rows.append([each.name, str(len(exercises)), str(_points(exercises)), str(_points(_texts(exercises)))])
     counts = {"exercises": len(every), "points": _points(every), "texts": _points(_texts(every))}
-    headings = data_tables("intake")["roster"]
-    columns = [["column", "headings"], *([f"`{name}`", ", ".join(known)] for name, known in headings.items())]
     names = _NUMBERS[len(pages)] if len(pages) < len(_NUMBERS) else str(len(pages))
-    return render("grading", labs=names, rows=rows, columns=columns, **counts)
+    return render("grading", labs=names, rows=rows, **counts)
 
 
 def _points(exercises: Iterable[Exercise]) -> int:
