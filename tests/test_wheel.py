@@ -21,7 +21,7 @@ import pytest
 
 from grpo_lab.course.editions import build
 from grpo_lab.course.editions.nbgrader import course
-from grpo_lab.course.editions.release import edition, release
+from grpo_lab.course.editions.release import copies, edition, release
 from grpo_lab.runs.recordings import recording_names
 from grpo_lab.ui import docs_pages
 
@@ -195,7 +195,7 @@ def test_every_recording_is_traced_and_replayed(run, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "page", "copied"),
-    [(["lecture"], "doc/tree/lecture.ipynb", "lecture.ipynb"), (["labs", "open"], "lab", "*.*")],
+    [(["lecture"], "doc/tree/lecture.ipynb", ["lecture"]), (["labs", "open"], "lab", build.lab_names(LABS))],
     ids=["lecture", "labs open"],
 )
 def test_the_lecture_is_served_from_a_copy_and_shows_its_panel(run, environment, tmp_path, words, page, copied):
@@ -220,7 +220,7 @@ def test_the_lecture_is_served_from_a_copy_and_shows_its_panel(run, environment,
         server.send_signal(signal.SIGTERM)
         server.wait(30)
     assert [cell["id"] for cell in served["content"]["cells"]] == ["lecture-00", "lecture-01"]
-    made = {path.name: path.read_bytes() for path in (tmp_path / "work").iterdir() if path.is_file()}
-    assert made == {path.name: path.read_bytes() for path in LABS.glob(copied)}
+    made = {path.name: path.read_text() for path in (tmp_path / "work").iterdir() if path.is_file()}
+    assert made == {path.name: text for path, text in copies(LABS, Path("nowhere"), copied, "en").items()}
     (panel,) = json.loads(run("python", "-c", EXECUTE, "work/lecture.ipynb"))
     assert panel.startswith("VBox(")
