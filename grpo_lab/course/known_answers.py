@@ -46,12 +46,12 @@ class KnownAnswer(NamedTuple):
 
 
 def known_answers(folder: Path) -> Sequence[KnownAnswer]:
-    """All known answers of a lab, in the order of its answers.toml; none without that file.
+    """All known answers of a lab, in the order of its answers.toml; none where it or notebook.py was not handed out.
 
     Raises DataError for a row that is neither a change of the solution nor a cell, or breaks another rule.
     """
-    path = folder / FILE
-    return _known(folder, path.read_bytes(), (folder / NOTEBOOK).read_bytes()) if path.is_file() else ()
+    files = (folder / FILE, folder / NOTEBOOK)
+    return _known(folder, *(path.read_bytes() for path in files)) if all(path.is_file() for path in files) else ()
 
 
 @functools.lru_cache(maxsize=64)

@@ -42,9 +42,17 @@ class _Declared:
     optional: Mapping[str, type] = dataclasses.field(default_factory=dict)
 
 
+def _choice(right: str, wrong: Mapping[str, Any]) -> Check:
+    """Raises DataError for more than one letter, a reason against the right one, and a reason that is no text."""
+    for each, why in {right: "", **wrong}.items():
+        if len(each) != 1 or not isinstance(why, str) or right in wrong:
+            raise DataError(f"right = {right!r}, wrong = {wrong!r}: give one letter, and texts for other letters")
+    return judges.choice(right, wrong)
+
+
 _DECLARED = {
     "letters": _Declared(judges.prediction, {"letters": str, "outcome": str}, {"runs": int}),
-    "right": _Declared(judges.choice, {"right": str, "wrong": dict}),
+    "right": _Declared(_choice, {"right": str, "wrong": dict}),
     "words": _Declared(judges.text, {"words": int}),
 }
 """By the key that says so: a prediction, a choice, a text."""

@@ -69,6 +69,17 @@ def test_the_guide_to_grading_counts_exercises_and_points():
             "exercise 'guess' has 0 checks; it needs exactly one: letters",
         ),
         ('kind = "code"', 'words = 3\nkind = "code"', "exercise 'out_of_range' has 2 checks"),
+        ('letters = "abcd"\noutcome = "b"\n', 'right = "bc"\nwrong.a = "No."\n', "right = 'bc', .*: give one letter"),
+        (
+            'letters = "abcd"\noutcome = "b"\n',
+            'right = "b"\nwrong.b = "No."\n',
+            "give one letter, and texts for other letters",
+        ),
+        (
+            'letters = "abcd"\noutcome = "b"\n',
+            'right = "b"\nwrong.a = 3\n',
+            "give one letter, and texts for other letters",
+        ),
         ('kind = "prediction"', 'kind = "oracle"', "kind = 'oracle': one of prediction, code"),
         ('  "Any of a, b, c, d, in quotes.",\n', "", "exercise 'guess': hints = .* write three texts"),
         ('  "Any of a, b, c, d, in quotes.",\n', "  3,\n", "exercise 'guess': hints = .* write three texts"),
@@ -107,3 +118,11 @@ def test_a_folder_without_its_file_is_named(copied):
 def test_a_mistake_in_the_known_answers_is_named(copied, old, new, message):
     with pytest.raises(DataError, match=rf"answers\.toml: .*({message})"):
         known_answers(copied(old, new, "answers.toml"))
+
+
+def test_without_the_solutions_no_answer_is_known(copied):
+    """As in a folder that a teacher hands out with the texts and checks alone."""
+    folder = copied()
+    assert known_answers(folder)
+    (folder / "notebook.py").unlink()
+    assert known_answers(folder) == ()
