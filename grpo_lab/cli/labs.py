@@ -11,7 +11,7 @@ from typer import Argument, Option
 from grpo_lab.cli.app import AsJson, Browser, Check, Language, app, spoken, sub
 from grpo_lab.errors import DataError, GrpoLabError, RunError
 from grpo_lab.messages import ENGLISH
-from grpo_lab.paths import data_directory, is_installed, labs_directory
+from grpo_lab.paths import data_directory, is_installed, labs_directory, own_directory
 from grpo_lab.ui import console
 
 LECTURE = "lecture"
@@ -55,7 +55,7 @@ def answers(names: Labs = None, folder: Source = None) -> None:
     from grpo_lab.course.known_answers import known_answers
     from grpo_lab.course.tried_answers import fault
 
-    home = _sources(folder)
+    home = _sources(folder, names)
     known = [(each, home / name) for name in with_exercises(home, names or ()) for each in known_answers(home / name)]
     faults = 0
     with console.progress() as bars:
@@ -78,7 +78,7 @@ def release(
     """Write the learners' edition to a folder: notebooks and a README, without solutions."""
     from grpo_lab.course.editions.release import release, write_new
 
-    _say(write_new(release(_sources(folder), out, names or (), spoken(language)), force))
+    _say(write_new(release(_sources(folder, names), out, names or (), spoken(language)), force))
 
 
 @labs_app.command(example="labs solutions out/")
@@ -89,7 +89,7 @@ def solutions(
     from grpo_lab.course.editions.build import REFERENCE
     from grpo_lab.course.editions.release import edition, write_new
 
-    _say(write_new(edition(REFERENCE, _sources(folder), out, names or (), spoken(language)), force))
+    _say(write_new(edition(REFERENCE, _sources(folder, names), out, names or (), spoken(language)), force))
 
 
 @labs_app.command(example="labs instructor out/")
@@ -100,7 +100,7 @@ def instructor(
     from grpo_lab.course.editions.build import INSTRUCTOR
     from grpo_lab.course.editions.release import edition, write_new
 
-    _say(write_new(edition(INSTRUCTOR, _sources(folder), out, names or (), spoken(language)), force))
+    _say(write_new(edition(INSTRUCTOR, _sources(folder, names), out, names or (), spoken(language)), force))
 
 
 @labs_app.command(example="labs nbgrader course/")
@@ -116,7 +116,7 @@ def nbgrader(
     from grpo_lab.course.editions.nbgrader import course
     from grpo_lab.course.editions.release import write_new
 
-    _say(write_new(course(_sources(folder), out, names or (), reference, spoken(language)), force))
+    _say(write_new(course(_sources(folder, names), out, names or (), reference, spoken(language)), force))
 
 
 @labs_app.command("open", example="labs open --no-browser")
@@ -148,12 +148,13 @@ def progress(
     )
 
 
-def _sources(folder: Path | None) -> Path:
-    """The folder of --folder, or the first of labs/ here and the package's own that has labs."""
+def _sources(folder: Path | None, names: Labs = None) -> Path:
+    """The folder of --folder, or the first with these labs of labs/ here, the package's, and that of GRPO_LAB_DATA."""
     from grpo_lab.course.editions.build import lab_names
 
-    here = Path("labs")
-    return folder or (here if lab_names(here) else labs_directory())
+    homes = [Path("labs"), labs_directory(), *([own / "labs"] if (own := own_directory()) else [])]
+    known = [home for home in homes if lab_names(home)]
+    return folder or next((home for home in known if {*(names or ())} <= {*lab_names(home)}), known[0])
 
 
 def _say(written: Iterable[Path]) -> None:

@@ -57,17 +57,17 @@ def known_answers(folder: Path) -> Sequence[KnownAnswer]:
 @functools.lru_cache(maxsize=64)
 def _known(folder: Path, *_: bytes) -> Sequence[KnownAnswer]:
     found = []
-    for exercise, by_kind in _tables(read_toml(folder / FILE, DataError), folder / FILE).items():
-        for kind in _tables(by_kind, folder / FILE):
-            if kind not in KINDS:
-                raise DataError(f"{folder / FILE}: {exercise}: {unknown('kind of answers', kind, KINDS)}")
-        rows = [(kind, *row) for kind in by_kind for row in _tables(by_kind[kind], folder / FILE).items()]
+    path = folder / FILE
+    for exercise, by_kind in _tables(read_toml(path, DataError), path).items():
+        rows = [(kind, *row) for kind in _tables(by_kind, path) for row in _tables(by_kind[kind], path).items()]
         for kind, name, row in rows:
             try:
+                if kind not in KINDS:
+                    raise unknown("kind of answers", kind, KINDS)
                 reason = _reason(row, {name: row for _, name, row in rows})
                 source = _source(row, solution(folder, exercise))
             except GrpoLabError as error:
-                raise DataError(f"{folder / FILE}: {exercise}, {name!r}: {error}") from error
+                raise DataError(f"{path}: {exercise}, {name!r}: {error}") from error
             found.append(KnownAnswer(folder.name, exercise, kind, name, source, reason))
     return found
 

@@ -25,21 +25,11 @@ _PAGE = {"title": str, "minutes": int, "difficulty": int, "summary": str, "exerc
 _EXERCISE = {"title": str, "kind": str, "minutes": int, "difficulty": int, "points": int, "hints": list}
 _QUESTION = {"text": str, "options": list, "right": int}
 _OPTION = {"text": str, "reply": str}
-_TEXTS = {"texts": dict}
 _PAGE_WORDS = {"title": str, "summary": str, "exercises": dict, "questions": list}
-_MORE_WORDS = {**_TEXTS, "reasons": dict, "feedback": dict}
+_MORE_WORDS = {"texts": dict, "reasons": dict, "feedback": dict}
 _EXERCISE_WORDS = {"title": str, "hints": list}
 _QUESTION_WORDS = {"text": str, "options": list}
 """The keys of these tables in another language."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Declared:
-    """A check that lab.toml declares: the function that makes it, and the keys that it takes."""
-
-    make: Callable[..., Check]
-    keys: Mapping[str, type]
-    optional: Mapping[str, type] = dataclasses.field(default_factory=dict)
 
 
 def _choice(right: str, wrong: Mapping[str, Any]) -> Check:
@@ -50,12 +40,12 @@ def _choice(right: str, wrong: Mapping[str, Any]) -> Check:
     return judges.choice(right, wrong)
 
 
-_DECLARED = {
-    "letters": _Declared(judges.prediction, {"letters": str, "outcome": str}, {"runs": int}),
-    "right": _Declared(_choice, {"right": str, "wrong": dict}),
-    "words": _Declared(judges.text, {"words": int}),
+_DECLARED: dict[str, tuple[Callable[..., Check], dict[str, type], dict[str, type]]] = {
+    "letters": (judges.prediction, {"letters": str, "outcome": str}, {"runs": int}),
+    "right": (_choice, {"right": str, "wrong": dict}, {}),
+    "words": (judges.text, {"words": int}, {}),
 }
-"""By the key that says so: a prediction, a choice, a text."""
+"""Checks that lab.toml declares, by a key: the function that makes one, the keys that it takes, and optional ones."""
 
 
 def page(folder: Path) -> LabPage:
@@ -73,7 +63,7 @@ def _page(folder: Path, _: tuple[bytes, ...]) -> LabPage:
     path = folder / FILE
     tree, checks = read_toml(path, DataError), _checks(folder / CHECKS)
     try:
-        tree = _table(tree, _PAGE, "the page", _TEXTS)
+        tree = _table(tree, _PAGE, "the page", {"texts": dict})
         tree.pop("texts", None)
         exercises, questions = tree.pop("exercises"), tree.pop("questions")
         for name in checks:
@@ -144,14 +134,14 @@ def _exercise(name: str, texts: Any, checks: Mapping[str, Check], folder: Path) 
     """The exercise with its check, whose known mistakes are those of answers.toml."""
     where = f"exercise {name!r}"
     declared = [kind for key, kind in _DECLARED.items() if isinstance(texts, dict) and key in texts]
-    keys = {key: kind for each in declared for key, kind in each.keys.items()}
-    optional = {key: kind for each in declared for key, kind in each.optional.items()}
+    keys = {key: kind for _, taken, _ in declared for key, kind in taken.items()}
+    optional = {key: kind for _, _, more in declared for key, kind in more.items()}
     fields = _table(texts, {**_EXERCISE, **keys}, where, optional)
     if (count := len(declared) + (name in checks)) != 1:
         ways = f"{', '.join(_DECLARED)} in {FILE}, or CHECKS[{name!r}] in {CHECKS}"
         raise DataError(f"{where} has {count} checks; it needs exactly one: {ways}")
     given = {key: fields.pop(key) for key in (*keys, *optional) if key in fields}
-    check = declared[0].make(**given) if declared else checks[name]
+    check = declared[0][0](**given) if declared else checks[name]
     if isinstance(check, Function):
         check = dataclasses.replace(check, mistakes=functools.partial(known_answers.mistakes, folder, name))
     return Exercise(name, **{**fields, "hints": tuple(fields["hints"])}, check=check)

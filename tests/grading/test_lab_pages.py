@@ -110,9 +110,11 @@ def test_a_folder_without_its_file_is_named(copied):
         ("[guess.wrong", "[guess.wrnog", "unknown kind of answers 'wrnog'; did you mean 'wrong'"),
         ("[guess.wrong", "[gues.wrong", "unknown exercise of 00_start 'gues'"),
         ("change.'spike_step = 5' =", "change.'spike_step = 7' =", "'spike_step = 7' stands 0 times in the solution"),
+        ("reason = ", "reason = 3 #", "reason = 3: must be of type str"),
         ("reason = ", "raeson = ", "unknown key 'raeson'; did you mean 'reason'"),
         ("reason = ", 'same_reason = "nobody" #', "same_reason = 'nobody', which has no reason"),
-        ("[guess.wrong", "[guess", "not valid|unknown kind"),
+        ("[guess.wrong", "[guess", "a row is a table"),
+        ("= 'spike_step = 6'", "= 6", "= 6: must be of type str"),
     ],
 )
 def test_a_mistake_in_the_known_answers_is_named(copied, old, new, message):

@@ -116,14 +116,14 @@ def made(folder: Path, name: str, edition: str, language: str = ENGLISH) -> Any:
     path = folder / name / NOTEBOOK
     source = jupytext.reads(path.read_text(encoding="utf-8"), fmt="py:percent")
     page = pages.page(folder / name) if has_exercises(folder, name) else None
-    faults = [*_faults(source.cells, page), *_call_faults(source.cells, page)]
+    faults = list(_faults(source.cells, page))
     if faults:
         raise DataError(f"{path}: " + "; ".join(faults))
     if page:
         known_answers.known_answers(folder / name)  # a change that no longer fits is noticed now
     page = page and pages.in_language(page, language)
     told = prose.in_language(source.cells, folder / name, language)
-    if fault := _title_fault(told, page):
+    if fault := _start_fault(told, page):
         raise DataError(f"{folder / name / language / NOTEBOOK}: {fault}")
     cells = list(_cells(told, name, page, edition, language))
     return nbformat.v4.new_notebook(cells=cells, metadata=METADATA)
@@ -172,7 +172,7 @@ def _exercise_name(cell: Any) -> str:
 
 def _faults(cells: Sequence[Any], page: LabPage | None) -> Iterator[str]:
     """Every fault of a source, each in a sentence with its place."""
-    if fault := _title_fault(cells, page):
+    if fault := _start_fault(cells, page):
         yield fault
     asked = [name for cell in cells if (name := _exercise_name(cell))]
     known = page.exercises if page else {}
@@ -192,16 +192,14 @@ def _faults(cells: Sequence[Any], page: LabPage | None) -> Iterator[str]:
             yield from (f"{where}: {fault}" for fault in _cell_faults(cell))
 
 
-def _call_faults(cells: Sequence[Any], page: LabPage | None) -> Iterator[str]:
-    """The fault of a lab whose cells do not begin it by its name."""
-    if page and not any(f'gl.Lab("{page.name}")' in cell.source for cell in cells if cell.cell_type == "code"):
-        yield f'no cell calls gl.Lab("{page.name}"), the name of the folder'
-
-
-def _title_fault(cells: Sequence[Any], page: LabPage | None) -> str:
-    """The fault of a source whose first cell does not begin with the lab's title; empty for any other."""
+def _start_fault(cells: Sequence[Any], page: LabPage | None) -> str:
+    """The fault of a source without the lab's title in its first line, or without its `gl.Lab`; empty for any other."""
     first = cells[0].source.split("\n")[0] if cells else ""
-    if not page or (first.startswith("# ") and page.title in first):
+    if not page:
+        return ""
+    if not any(f'gl.Lab("{page.name}"' in cell.source for cell in cells if cell.cell_type == "code"):
+        return f'no cell calls gl.Lab("{page.name}"), the name of the folder'
+    if first.startswith("# ") and page.title in first:
         return ""
     return f"the first cell must begin with a heading that holds the lab's title, as in '# {page.title}'"
 
