@@ -14,8 +14,8 @@ import typer
 
 from grpo_lab.events import Stepped
 from grpo_lab.runs import run_folder
+from grpo_lab.runs.outcome import outcome
 from grpo_lab.runs.session import Session
-from grpo_lab.runs.summary import progress_of
 from grpo_lab.ui.widgets.lecture import HEALTHY, SCENARIOS, recording, training
 
 
@@ -44,7 +44,7 @@ def row(name: str, session: Session) -> str:
     step = max(finite, key=lambda each: finite[each], default=0)
     course = f"norm {finite[step]:.4g} in step {step}" if finite else "no finite norm"
     course += f", crashes in {session.crash.operator} in step {steps[-1].step}" if session.crash else ""
-    found, broken = progress_of(session.events), session.first_break()
+    found, broken = outcome(session.events), session.first_break()
     rewards = "" if math.isnan(found.after) else f"{found.before:.3f} to {found.after:.3f}"
     return f"| `{name}` | {course} | {f'{broken.link}, step {broken.step}' if broken else 'none'} | {rewards} |"
 

@@ -13,7 +13,7 @@ from grpo_lab.config.catalog import TRIAL
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Evaluated, Stepped
-from grpo_lab.runs.summary import Learned, progress_of
+from grpo_lab.runs.outcome import Learned, outcome
 
 NAMES = gl.scenario_names()
 EACH = pytest.mark.parametrize("name", NAMES)
@@ -50,7 +50,7 @@ def test_a_healed_run_learns(name):
     events = trained(json.dumps(config.to_dict(), sort_keys=True))
     before, after = [event.reward for event in events if isinstance(event, Evaluated)]
     assert after - before >= GAIN
-    assert progress_of(events).learned is Learned.LEARNED
+    assert outcome(events).learned is Learned.LEARNED
     steps = [event for event in events if isinstance(event, Stepped)]
     assert len(steps) == config.run.num_steps and gl.first_break(steps) is None
     assert sum(step.metrics["grad_norm"] > 10 for step in steps) <= 2, "norms above 10 are counted exceptions"

@@ -15,8 +15,8 @@ from grpo_lab.config.catalog import preset, scenario
 from grpo_lab.events import Stepped
 from grpo_lab.messages import VARIABLE, text_in
 from grpo_lab.runs import recordings
+from grpo_lab.runs.outcome import Learned, outcome
 from grpo_lab.runs.session import Session
-from grpo_lab.runs.summary import Learned, progress_of
 from grpo_lab.ui.widgets.keyboard import Keyboard
 from grpo_lab.ui.widgets.lecture import HEALTHY, KEYS, SCENARIOS, Lecture, recording, training
 
@@ -151,10 +151,10 @@ def test_a_shows_the_symptoms_of_its_scenario_and_b_does_not(name):
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_b_ends_with_a_higher_held_out_reward_than_it_began_and_than_a(name):
     as_it_happens, healed = recorded(name), recorded(name, healed=True)
-    b = progress_of(healed.events)
+    b = outcome(healed.events)
     assert healed.status == "done" and b.learned == Learned.LEARNED and b.after > b.before
     # In bad-batch A ends one problem of 250 below B: clipping bounds what the corrupt sample does to the weights.
-    assert as_it_happens.status == "crashed" or b.after > progress_of(as_it_happens.events).after
+    assert as_it_happens.status == "crashed" or b.after > outcome(as_it_happens.events).after
 
 
 def test_the_recordings_are_small_and_no_others_are_left():

@@ -69,9 +69,9 @@ REFUSES_ALL = '"guards.skip_spikes.threshold=1e-9", "guards.rollback.patience=1"
 @pytest.mark.parametrize(
     ("steps", "change", "named"),
     [
-        (2, '"faults.nan_reward=off"', "below 0.15"),
+        (2, '"faults.nan_reward=off"', "learned nothing"),
         (9, REFUSES_ALL, "is stopped by a guard"),
-        pytest.param(60, '"optimizer.learning_rate=0"', "below 0.15", marks=pytest.mark.slow),
+        pytest.param(60, '"optimizer.learning_rate=0"', "learned nothing", marks=pytest.mark.slow),
         pytest.param(60, '"faults.nan_reward=off"', "", marks=pytest.mark.slow),
     ],
 )

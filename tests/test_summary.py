@@ -8,8 +8,9 @@ import pytest
 from grpo_lab.analysis.run_state import fold
 from grpo_lab.config.catalog import preset
 from grpo_lab.core.hooks import Verdict
-from grpo_lab.events import Ended, Evaluated, Resumed, Started, Stepped
-from grpo_lab.runs.summary import Learned, progress, progress_of, summary
+from grpo_lab.events import Ended, Evaluated, LinkNote, Resumed, Started, Stepped
+from grpo_lab.runs.outcome import Learned, outcome
+from grpo_lab.runs.summary import summary
 
 NOISY = [0.30, 0.34, 0.28, 0.31, 0.33, 0.29, 0.32, 0.30, 0.31, 0.28, 0.33, 0.30]
 
@@ -32,12 +33,16 @@ NOISY = [0.30, 0.34, 0.28, 0.31, 0.33, 0.29, 0.32, 0.30, 0.31, 0.28, 0.33, 0.30]
     ],
 )
 def test_the_result_is_told_from_noise(rewards, held_out, expected):
-    assert progress(rewards, held_out, num_prompts=16).learned is expected
+    config = preset("smoke").with_("data.num_prompts=16").to_dict()
+    steps = [Stepped(n, 1, Verdict.KEEP, {"reward": reward}, (), ()) for n, reward in enumerate(rewards)]
+    evaluated = [Evaluated(len(steps) * place, *each) for place, each in enumerate(held_out)]
+    events = [Started(config, 9, "cpu"), *evaluated[:1], *steps, *evaluated[1:]]
+    assert outcome(events).learned is expected
 
 
 def test_rewards_at_start_and_end_come_from_the_events():
     steps = [Stepped(n, 1, Verdict.KEEP, {"reward": n / 10}, (), ()) for n in range(8)]
-    found = progress_of([Evaluated(0, 0.2, 250), *steps, Evaluated(8, 0.7, 250)])
+    found = outcome([Evaluated(0, 0.2, 250), *steps, Evaluated(8, 0.7, 250)])
     assert (found.start, found.end) == pytest.approx((0.05, 0.65))
     assert (found.before, found.after, found.learned) == (0.2, 0.7, Learned.LEARNED)
 
@@ -52,10 +57,10 @@ def in_turn(combination):
 
 def test_objectives_in_turn_are_no_noise():
     events = in_turn("alternate")
-    found = progress_of(events)
+    found = outcome(events)
     assert found.learned is Learned.LEARNED and found.start == pytest.approx(0.62 + 0.5 / 60)
     assert fold([*events, Ended("done")]).status == "done, learned"
-    assert progress_of(in_turn("separate")).learned is Learned.NOTHING, "without turns these are a step's own noise"
+    assert outcome(in_turn("separate")).learned is Learned.NOTHING, "without turns these are a step's own noise"
 
 
 def test_the_noise_of_an_evaluation_counts_the_prompts_of_all_objectives():
@@ -63,7 +68,7 @@ def test_the_noise_of_an_evaluation_counts_the_prompts_of_all_objectives():
     start, *steps = in_turn("separate")
     level = [replace(step, metrics={"reward": NOISY[step.step]}) for step in steps]
     events = [start, Evaluated(0, -0.1, 200), *level, Evaluated(12, -0.05, 200)]
-    assert progress_of(events).learned is Learned.NOTHING
+    assert outcome(events).learned is Learned.NOTHING
 
 
 def test_the_summary_says_first_what_a_user_asks_first():
@@ -82,10 +87,39 @@ def test_a_run_without_an_update_learned_nothing_whatever_its_rewards_do():
     """Each of four steps was refused, and the noise of four prompts was called learned."""
     refused = [Stepped(n, 0, Verdict.SKIP_STEP, {"reward": r}, (), ()) for n, r in enumerate((0.3, 0.31, 0.49, 0.5))]
     made = [replace(event, updates=1, verdict=Verdict.KEEP) for event in refused]
-    assert [progress_of(each).learned for each in (refused, made)] == [Learned.NOTHING, Learned.LEARNED]
+    assert [outcome(each).learned for each in (refused, made)] == [Learned.NOTHING, Learned.LEARNED]
     assert [fold([*each, Ended("done")]).status for each in (refused, made)] == [
         "done, learned nothing",
         "done, learned",
     ]
-    again = fold([*made, Resumed(0, kept=0), *refused, Ended("done")])
-    assert again.status == "done, learned nothing", "the updates before it were lost"
+    again = [*made, Resumed(0, kept=0), *refused, Ended("done")]
+    assert fold(again).status == "done, learned nothing", "the updates before it were lost"
+    assert (outcome(again).updates, outcome(again).finished) == (0, 4)
+
+
+@pytest.mark.parametrize(("last", "learned"), [(0.8, Learned.LEARNED), (None, Learned.NOTHING)])
+def test_the_reward_after_is_that_after_the_last_stage(last, learned):
+    """Of the stages sft and grpo the second evaluation stands between them; a run that ended there has none."""
+    sft = Stepped(0, 1, Verdict.KEEP, {"loss": 1.0}, (), ())
+    steps = [Stepped(n, 1, Verdict.KEEP, {"reward": value}, (), ()) for n, value in enumerate(NOISY, start=1)]
+    end = [] if last is None else [Evaluated(13, last, 250)]
+    found = outcome([Evaluated(0, 0.3, 250), sft, Evaluated(1, 0.6, 250), *steps, *end])
+    assert (found.before, found.learned) == (0.3, learned)
+    assert found.after == pytest.approx(math.nan if last is None else last, nan_ok=True)
+
+
+def test_the_worst_of_a_run_is_kept():
+    """A NaN norm counts as infinite, beside the largest finite one; a rolled-back step leaves whole weights."""
+    norms = (3.0, math.nan, 5.0)
+    broken = [0.0, 4.0, 0.0]
+    verdicts = (Verdict.CHANGED, Verdict.ROLL_BACK, Verdict.KEEP)
+    steps = [
+        Stepped(
+            n, 1, verdict, {"grad_norm": norm, "weights/nonfinite": bad}, (LinkNote("gradients", 0, norm, 0, 9),), ()
+        )
+        for n, (norm, bad, verdict) in enumerate(zip(norms, broken, verdicts, strict=True))
+    ]
+    found = outcome([*steps, Ended("done")])
+    assert (found.grad_norm, found.finite_grad_norm) == (math.inf, 5.0)
+    assert (found.finished, found.refused, found.rolled_back, found.changed, found.survived) == (3, 1, 1, 1, True)
+    assert outcome([*steps[:2], replace(steps[1], step=2, verdict=Verdict.KEEP), Ended("done")]).poisoned

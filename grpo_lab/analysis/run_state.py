@@ -1,6 +1,5 @@
 """The state of a run for a screen: a pure function of its events, without any drawing."""
 
-import bisect
 import functools
 import math
 from collections.abc import Iterable
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 from grpo_lab.analysis.series import Band, Series, bands
 from grpo_lab.analysis.series import decimate as decimate
 from grpo_lab.analysis.series import shown as shown
-from grpo_lab.analysis.step_status import leaves_poisoned, status_of, worst_action
+from grpo_lab.analysis.step_status import status_of, worst_action
 from grpo_lab.analysis.tally import Tally, by_design, count
 from grpo_lab.config.schema import Config, planned_steps
 from grpo_lab.core.hooks import Verdict
@@ -18,7 +17,7 @@ from grpo_lab.errors import GrpoLabError
 from grpo_lab.events import Changed, Ended, Evaluated, Event, Resumed, Started, Stepped
 from grpo_lab.metrics import of_objective
 from grpo_lab.runs.first_break import ChainBreak, first_break, statuses
-from grpo_lab.runs.summary import Learned, progress_in
+from grpo_lab.runs.outcome import Learned, Outcome, outcome, poisoned
 
 MULTINOMIAL = "torch.multinomial"
 CURVES = ("grad_norm", "kl", "reward", "ratio/max")
@@ -115,11 +114,11 @@ class Fold:
     """
 
     def __init__(self) -> None:
+        self._events: list[Event] = []
         self._settings: list[tuple[int, dict[str, Any]]] = []
         self._columns: dict[str, tuple[list[int], list[float]]] = {}
         self._evaluations: tuple[list[int], list[float]] = ([], [])
         self._evaluations_of: dict[str, tuple[list[int], list[float]]] = {}
-        self._num_problems: list[int] = []
         self._marks: list[Mark] = []
         self._strip: dict[int, dict[str, str]] = {}
         self._rows: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
@@ -127,7 +126,6 @@ class Fold:
         self._first_break: ChainBreak | None = None
         self._begun = self._poisoned = False
         self._last: Stepped | None = None
-        self._updates: tuple[list[int], list[float]] = ([], [])
         self._completed, self._failed_step = 0, None
         self._samples: tuple[tuple[str, str, float], ...] = ()
         self._ended: Ended | None = None
@@ -137,6 +135,7 @@ class Fold:
         """Take the next event."""
         if isinstance(event, Resumed):
             return self._resume(event)
+        self._events.append(event)
         self._begun = True
         self._first_break = self._first_break or first_break([event])
         if isinstance(event, Started):
@@ -147,11 +146,10 @@ class Fold:
             self._step(event)
         elif isinstance(event, Evaluated):
             _append(self._evaluations, event.step, event.reward)
-            self._num_problems.append(event.num_problems)
             for name, reward in event.objectives.items():
                 _append(self._evaluations_of.setdefault(name, ([], [])), event.step, reward)
         elif isinstance(event, Ended):
-            self._ended, self._result = event, self._learned()
+            self._ended, self._result = event, _result(outcome(self._events))
 
     def screen(self) -> Screen:
         """The screen after the events so far."""
@@ -184,7 +182,6 @@ class Fold:
         )
 
     def _step(self, event: Stepped) -> None:
-        _append(self._updates, event.step, event.updates)
         self._last = event
         self._completed += not event.failed
         self._samples = event.samples or self._samples
@@ -204,23 +201,15 @@ class Fold:
         if "probabilities" in row:
             row[MULTINOMIAL] = "healthy"
         self._strip[event.step] = self._rows.setdefault(tuple(row.items()), row)  # most rows are equal: keep one object
-        self._poisoned = leaves_poisoned(event, self._poisoned)
+        self._poisoned = poisoned([event], self._poisoned)
 
     def _resume(self, event: Resumed) -> None:
-        """Forget what was lost, and mark the step at which the run goes on. Tallies count lost actions too."""
-        columns = [(each, event.step) for each in (self._updates, *self._columns.values())]
-        columns += [(each, event.step + 1) for each in (self._evaluations, *self._evaluations_of.values())]
-        for (steps, values), end in columns:  # a step is evaluated before it is made
-            place = bisect.bisect_left(steps, end)
-            del steps[place:], values[place:]
-        del self._num_problems[len(self._evaluations[0]) :]
-        self._marks = [mark for mark in self._marks if mark.step < event.step]
-        self._settings = [each for each in self._settings if each[0] < event.step or each is self._settings[0]]
-        self._strip = {step: row for step, row in self._strip.items() if step < event.step}
-        if self._first_break and self._first_break.step >= event.step:
-            self._first_break = None
-        self._completed = min(self._completed, event.step)
-        self._poisoned, self._last, self._failed_step, self._ended = False, None, None, None
+        """Forget what was lost, and mark the step at which the run goes on."""
+        kept = self._events[: event.kept]
+        self.__init__()
+        for each in kept:
+            self.add(each)
+        self._events.append(event)
         self._marks.append(Mark(event.step, "changed", f"resumed: {event.reason}".removesuffix(": ")))
         if event.overrides:
             self._change(Changed(event.step, event.overrides))
@@ -234,18 +223,6 @@ class Fold:
         except GrpoLabError:
             return  # a setting of another version: the mark is shown without its effect on the limits
         self._settings.append((event.step, changed))
-
-    def _learned(self) -> tuple[str, str]:
-        """The status of a finished run by what it learned; of a lost reward also the numbers."""
-        rewards = self._columns.get("reward", ([], []))[1]
-        held_out = list(zip(self._evaluations[1], self._num_problems, strict=True))
-        updates = int(sum(self._updates[1]))
-        found = progress_in(self._settings[0][1] if self._settings else {}, rewards, held_out, updates)
-        if found.learned != Learned.LOST:
-            return _RESULTS[found.learned], ""
-        held = not math.isnan(found.after)
-        start, end = (found.before, found.after) if held else (found.start, found.end)
-        return _RESULTS[found.learned], f"{'held-out reward' if held else 'reward'} {shown(start)} to {shown(end)}"
 
     def _crash_step(self) -> int | None:
         """The step that failed; if the process died without an event, the step after the last."""
@@ -273,6 +250,15 @@ class Fold:
         if not self._last:
             return ("starting" if self._begun else "waiting"), ""
         return ("poisoned", "weights are NaN or inf") if self._poisoned else status_of(self._last)
+
+
+def _result(found: Outcome) -> tuple[str, str]:
+    """The status of a finished run by what it learned; of a lost reward also the numbers."""
+    if found.learned is not Learned.LOST:
+        return _RESULTS[found.learned], ""
+    start, end = (found.start, found.end) if math.isnan(found.after) else (found.before, found.after)
+    name = "reward" if math.isnan(found.after) else "held-out reward"
+    return _RESULTS[found.learned], f"{name} {shown(start)} to {shown(end)}"
 
 
 def fold(events: Iterable[Event]) -> Screen:

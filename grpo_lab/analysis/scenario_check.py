@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from grpo_lab.analysis.matrix.cells import HELD_OUT, STABLE
-from grpo_lab.analysis.matrix.results import GAIN
 from grpo_lab.config.catalog import Expectation, Scenario
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import GrpoLabError
-from grpo_lab.events import Evaluated, Event, Stepped
+from grpo_lab.events import Event, Stepped
 from grpo_lab.runs.crashes import classify_crash
+from grpo_lab.runs.outcome import Learned, outcome
 from grpo_lab.training.trainer import train
 
 FAILS, STOPPED, LEARNS = "fails", "does not fail", "learns"
@@ -72,15 +72,14 @@ def result(config: Config, expect: Expectation) -> str:
 
 
 def learning(config: Config) -> str:
-    """`LEARNS` if the reward of held-out problems rises by `GAIN` or more, else the reason in words."""
+    """`LEARNS` if the reward of held-out problems rises beyond chance, else the reason in words."""
     events, operator = _events(config)
+    found = outcome(events)
     if operator:
         return f"crashes in {operator}"
-    before, *later = [event.reward for event in events if isinstance(event, Evaluated)]
-    if not later:
+    if found.status == "stopped":
         return "is stopped by a guard"
-    gain = later[-1] - before
-    return LEARNS if gain >= GAIN else f"gains {gain:.2f}, below {GAIN}"
+    return LEARNS if found.learned is Learned.LEARNED else f"{found.learned}: gains {found.gained:.2f}"
 
 
 def _events(config: Config) -> tuple[list[Event], str]:

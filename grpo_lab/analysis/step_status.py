@@ -27,12 +27,3 @@ def status_of(last: Stepped) -> tuple[str, str]:
             limit = f"at least {usual.low:g}" if value < usual.low else f"up to {usual.high:g}"
             return "spiking", f"{usual.label} {shown(value)}, usual {limit}"
     return "healthy", ""
-
-
-def leaves_poisoned(event: Stepped, before: bool) -> bool:
-    """Whether the weights after a step hold NaN or inf; if the step has no note of them, the answer `before` it."""
-    if event.verdict >= Verdict.ROLL_BACK:
-        return False
-    if notes := [note for note in event.links if note.link == "weights"]:
-        return notes[-1].broken
-    return event.metrics["weights/nonfinite"] > 0 if "weights/nonfinite" in event.metrics else before

@@ -210,10 +210,11 @@ def say_end(session: Session) -> None:
 def say_summary(session: Session) -> None:
     """Print the result of a run, and what stops and heals its cause if it did not learn."""
     from grpo_lab.analysis.healing import in_words, suggest
-    from grpo_lab.runs.summary import Learned, progress_of, summary
+    from grpo_lab.runs.outcome import Learned, outcome
+    from grpo_lab.runs.summary import summary
 
     out.print(summary(session.events), markup=False)
-    fine = not session.crash and progress_of(session.events).learned is Learned.LEARNED
+    fine = not session.crash and outcome(session.events).learned is Learned.LEARNED
     if not fine and (found := suggest(session.config, session.events)):
         say(in_words(found, out.width))
 

@@ -8,8 +8,8 @@ from grpo_lab.config.catalog import preset, scenario
 from grpo_lab.course import trials
 from grpo_lab.course.judges import LEAST_SAVED
 from grpo_lab.events import Stepped
+from grpo_lab.runs.outcome import outcome
 from grpo_lab.runs.session import Session
-from grpo_lab.runs.summary import progress_of
 
 
 def test_decoys_for_each_failure(findings):
@@ -51,7 +51,7 @@ def test_a_guard_switched_on_before_the_fault_saves_the_run_and_no_later_one(fau
     session = Session(preset("plain").with_(*short, f"faults.{fault}.at_step=20"), tmp_path / "run")
     session.views.append(SwitchedOn(session, guard, after))
     assert session.run().status == end
-    found = progress_of(session.events)
+    found = outcome(session.events)
     assert found.before < 0.35
     assert (found.after >= LEAST_SAVED) == (end == "done")
 

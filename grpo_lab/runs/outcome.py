@@ -1,0 +1,212 @@
+"""What a run did, measured once from its events: every summary, panel, table, page and check reads it from here."""
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from grpo_lab.core.hooks import Verdict
+from grpo_lab.events import Crash, Ended, Evaluated, Event, Started, Stepped, lineage
+from grpo_lab.runs.first_break import ChainBreak, first_break
+
+FEWEST_STEPS = 4
+"""Steps from which on their rewards have a start, an end and a spread."""
+
+
+class Learned(StrEnum):
+    """The result of a run for its reward."""
+
+    LEARNED = "learned"
+    NOTHING = "learned nothing"
+    LOST = "lost what it knew"
+    UNKNOWN = "too few steps to say"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The measurements of a run; a number is NaN where nothing was measured."""
+
+    status: str
+    """`done`, `stopped` (by a guard or the user), `crashed` or `failed`; empty where the run has no end yet."""
+    message: str
+    """Why the run ended."""
+    crash: Crash | None
+    first_break: ChainBreak | None
+    learned: Learned
+    start: float
+    """Mean training reward of the first quarter of the steps, at most ten."""
+    end: float
+    """The same of the last quarter."""
+    before: float
+    """Mean reward of the held-out problems before the first step."""
+    after: float
+    """The same after the last step of a run that went through all its stages."""
+    finished: int
+    """Steps that ended without an error."""
+    refused: int
+    """Of these, steps that a guard refused or rolled back."""
+    rolled_back: int
+    changed: int
+    """Steps in which a guard changed a value and did not refuse."""
+    updates: int
+    """Updates that were kept."""
+    grad_norm: float
+    """Largest gradient norm before clipping; infinite if one was NaN."""
+    finite_grad_norm: float
+    """Largest finite one."""
+    max_move: float
+    """Largest change of a single weight in one step, over the steps that left finite weights."""
+    poisoned: bool
+    """Whether weights were NaN or inf at the end."""
+
+    @property
+    def gained(self) -> float:
+        """Held-out reward gained."""
+        return self.after - self.before
+
+    @property
+    def survived(self) -> bool:
+        """Whether the run went through, and its last weights were finite."""
+        return self.status == "done" and not self.poisoned
+
+
+def outcome(events: Sequence[Event]) -> Outcome:
+    """What a run did, from its events; steps that were lost before it was resumed do not count.
+
+    >>> from grpo_lab.config.catalog import preset
+    >>> from grpo_lab.training.trainer import train
+    >>> found = outcome([*train(preset("smoke").with_("run.num_steps=1"))])
+    >>> found.status, found.finished, found.learned
+    ('done', 1, <Learned.UNKNOWN: 'too few steps to say'>)
+    """
+    events = lineage(events)
+    steps = [event for event in events if isinstance(event, Stepped)]
+    whole = [event for event in steps if not event.failed]
+    verdicts = [event.verdict for event in whole]
+    ended = next((event for event in reversed(events) if isinstance(event, Ended)), None)
+    config = next((event.config for event in events if isinstance(event, Started)), {})
+    updates = sum(event.updates for event in steps)
+    norms = [event.metrics["grad_norm"] for event in steps if "grad_norm" in event.metrics]
+    notes = [note.magnitude for event in whole for note in event.links if note.link == "gradients"]
+    start, end, noise = _training_reward(config, steps)
+    before, after = _held_out(events)
+    learned = _learned(start, end, noise, before, after, _num_prompts(config))
+    if not updates and learned is not Learned.UNKNOWN:
+        learned = Learned.NOTHING
+    return Outcome(
+        status=ended.status if ended else "",
+        message=ended.message if ended else "",
+        crash=ended.crash if ended else None,
+        first_break=first_break(events),
+        learned=learned,
+        start=start.reward,
+        end=end.reward,
+        before=before.reward,
+        after=after.reward,
+        finished=len(whole),
+        refused=sum(verdict >= Verdict.SKIP_STEP for verdict in verdicts),
+        rolled_back=verdicts.count(Verdict.ROLL_BACK),
+        changed=verdicts.count(Verdict.CHANGED),
+        updates=updates,
+        grad_norm=max((math.inf if math.isnan(norm) else norm for norm in norms), default=math.nan),
+        finite_grad_norm=_largest(notes),
+        max_move=_largest(event.metrics.get("weights/max_move", math.nan) for event in whole),
+        poisoned=poisoned(whole),
+    )
+
+
+def poisoned(steps: Iterable[Stepped], before: bool = False) -> bool:
+    """Whether the weights after these steps hold NaN or inf; `before` where no step has a note of them."""
+    for event in steps:
+        notes = [note for note in event.links if note.link == "weights"]
+        if event.verdict >= Verdict.ROLL_BACK:
+            before = False
+        elif notes:
+            before = notes[-1].broken
+        elif "weights/nonfinite" in event.metrics:
+            before = event.metrics["weights/nonfinite"] > 0
+    return before
+
+
+@dataclass(frozen=True)
+class MeanReward:
+    """A mean reward, NaN where none was measured, and the number of problems or steps that it is a mean of."""
+
+    reward: float = math.nan
+    count: int = 0
+
+
+def change(before: MeanReward, after: MeanReward, noise: float = 0.0) -> Learned:
+    """Whether a mean reward changed by more than two standard errors of the difference; UNKNOWN if one is missing.
+
+    `noise` is the variance of one reward; for rewards in 0..1 it is p (1 - p) at least.
+
+    >>> [change(MeanReward(0.28, 250), MeanReward(after, 250)).name for after in (0.6, 0.31, 0.0)]
+    ['LEARNED', 'NOTHING', 'LOST']
+    """
+    gain = after.reward - before.reward
+    if math.isnan(gain):
+        return Learned.UNKNOWN
+    variance = sum(max(noise, mean.reward * (1 - mean.reward)) / mean.count for mean in (before, after))
+    return _verdict(gain, variance)
+
+
+def _verdict(gain: float, variance: float) -> Learned:
+    if abs(gain) <= 2 * math.sqrt(variance):
+        return Learned.NOTHING
+    return Learned.LEARNED if gain > 0 else Learned.LOST
+
+
+def _learned(
+    start: MeanReward, end: MeanReward, noise: float, before: MeanReward, after: MeanReward, num_prompts: int
+) -> Learned:
+    """Held-out rewards decide if both were measured, otherwise those of the first and the last steps."""
+    of_held_out = change(before, after, noise * num_prompts)
+    if of_held_out is not Learned.UNKNOWN or not start.count:
+        return of_held_out
+    return _verdict(end.reward - start.reward, 2 * noise / start.count)
+
+
+def _held_out(events: Sequence[Event]) -> tuple[MeanReward, MeanReward]:
+    """The held-out rewards before the first step and after the last one."""
+    places = [index for index, event in enumerate(events) if isinstance(event, Stepped)]
+    first, last = (places[0], places[-1]) if places else (len(events), len(events))
+    found = {
+        side: MeanReward(event.reward, event.num_problems)
+        for index, event in enumerate(events)
+        if isinstance(event, Evaluated) and (side := (index > last) - (index < first))
+    }
+    return found.get(-1, MeanReward()), found.get(1, MeanReward())
+
+
+def _training_reward(config: Mapping[str, Any], steps: Iterable[Stepped]) -> tuple[MeanReward, MeanReward, float]:
+    """The mean reward of the first and last steps, and the variance of one step's reward; no `count` of too few steps.
+
+    With `alternate`, neighbouring steps have the rewards of different objectives, so those of a turn are one number.
+    The noise is estimated from the differences between neighbouring steps.
+    """
+    rewards = [event.metrics["reward"] for event in steps if "reward" in event.metrics]
+    turn = max(1, len(config.get("objectives", ()))) if config.get("loss", {}).get("combination") == "alternate" else 1
+    turns = [rewards[first : first + turn] for first in range(0, len(rewards), turn)]
+    whole = [each for each in turns if len(each) == turn] or turns
+    finite = [value for value in (statistics.fmean(each) for each in whole) if math.isfinite(value)]
+    width = max(1, min(10, len(finite) // 4))
+    start, end = (statistics.fmean(part) if part else math.nan for part in (finite[:width], finite[-width:]))
+    jumps = [right - left for left, right in itertools.pairwise(finite)]
+    # The median, because a collapse is no noise; of a squared normal difference it is 0.91 times the variance.
+    noise = statistics.median(jump * jump for jump in jumps) / 0.91 if jumps else 0.0
+    count = width if len(finite) >= FEWEST_STEPS else 0
+    return MeanReward(start, count), MeanReward(end, count), noise
+
+
+def _num_prompts(config: Mapping[str, Any]) -> int:
+    """Prompts of a step, of all objectives."""
+    usual = config.get("data", {}).get("num_prompts", 1)
+    return sum(table.get("num_prompts", usual) for table in config.get("objectives", ())) or usual
+
+
+def _largest(values: Iterable[float]) -> float:
+    return max((value for value in values if math.isfinite(value)), default=math.nan)
