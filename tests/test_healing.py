@@ -1,59 +1,39 @@
 """A heal removes the cause of a scenario, so that the model learns; `suggest` finds it for a run that broke."""
 
-import functools
-import json
 import math
 
 import pytest
 
 import grpo_lab as gl
 from grpo_lab.analysis.healing import holds, in_words, suggest, write_preset
-from grpo_lab.analysis.matrix.results import GAIN
 from grpo_lab.config.catalog import TRIAL
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import ConfigError
-from grpo_lab.events import Evaluated, Stepped
+from grpo_lab.events import Stepped
 from grpo_lab.runs.outcome import Learned, outcome
 
 NAMES = gl.scenario_names()
 EACH = pytest.mark.parametrize("name", NAMES)
-QUICK = "accumulation-zeroed"
-"""The scenario whose heal is trained in `make test`; the others are slow."""
 TRAINED = (
-    QUICK,
-    "train-001",
-    "cuda-001",
-    "accumulation-overwrite",
-    "temperature-ignored",
-    "truncated-sampling",
-    "judge-timeout-is-zero",
-    "kl-hinge",
-    "lora-reference-adapters-on",
-    "dual-overwrite",
-    "dual-kl-hinge",
+    "accumulation-zeroed",
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("cuda-001", "judge-timeout-is-zero", "lora-reference-adapters-on", "dual-overwrite")
+    ),
 )
-"""Heals of many kinds. `python -m benchmarks.heals` trains the heal of every scenario, on five seeds."""
+"""Heals of five kinds. `python -m benchmarks.heals` trains the heal of every scenario, on five seeds."""
 
 
-@functools.cache
-def trained(config):
-    """The events of a run, given as JSON. Many causes heal to the same config, which is trained once."""
-    return list(gl.train(Config.from_dict(json.loads(config))))
-
-
-@pytest.mark.parametrize(
-    "name", [name if name == QUICK else pytest.param(name, marks=pytest.mark.slow) for name in TRAINED]
-)
+@pytest.mark.parametrize("name", TRAINED)
 def test_a_healed_run_learns(name):
     here = ("run.name=healed", "run.threads=1", "run.device=cpu", "run.num_eval=250")
     config = gl.scenario(name).config(heal=True).with_(*here)
-    events = trained(json.dumps(config.to_dict(), sort_keys=True))
-    before, after = [event.reward for event in events if isinstance(event, Evaluated)]
-    assert after - before >= GAIN
-    assert outcome(events).learned is Learned.LEARNED
-    steps = [event for event in events if isinstance(event, Stepped)]
-    assert len(steps) == config.run.num_steps and gl.first_break(steps) is None
-    assert sum(step.metrics["grad_norm"] > 10 for step in steps) <= 2, "norms above 10 are counted exceptions"
+    events = list(gl.train(config))
+    found = outcome(events)
+    assert (found.status, found.learned, found.finished) == ("done", Learned.LEARNED, config.run.num_steps)
+    assert found.gained >= 0.15 and found.first_break is None, "more than chance, by far"
+    norms = [event.metrics["grad_norm"] for event in events if isinstance(event, Stepped)]
+    assert sum(norm > 10 for norm in norms) <= 3, "norms above 10 are counted exceptions"
 
 
 @EACH
