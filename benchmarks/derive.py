@@ -18,8 +18,8 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks.matrix import MARGIN, mean_gain
 from grpo_lab.analysis.matrix.cells import HEALTHY, Cell, cells, rows, settings_of_guards
-from grpo_lab.analysis.matrix.findings import MARGIN, mean_gain
 from grpo_lab.analysis.matrix.pool import Pool, run_all
 from grpo_lab.analysis.matrix.results import GAIN, Journal, Measurement
 from grpo_lab.training.guards import GUARDS
@@ -147,7 +147,7 @@ def main(
     def column(name: str, kept: tuple[str, ...]) -> Mapping[str, Mapping[str, Any]]:
         return {name: {guard: settings[guard] for guard in kept}}
 
-    with closing(pool), closing(journal):
+    with closing(pool):
         found = derive(
             [name for name in GUARDS if name in (guard or GUARDS)],
             lambda kept: finished(cells(names, column("derived", kept), seeds, steps)),

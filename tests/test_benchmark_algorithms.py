@@ -10,9 +10,9 @@ import pytest
 from benchmarks.algorithms import __main__ as command
 from benchmarks.algorithms import fails, learns
 from grpo_lab.analysis.matrix.cells import replaced
-from grpo_lab.analysis.matrix.findings import Findings
 from grpo_lab.analysis.matrix.pool import Pool
 from grpo_lab.analysis.matrix.results import Fate, Measurement
+from grpo_lab.analysis.matrix.table import Findings
 from grpo_lab.config.algorithms import algorithm_names
 from grpo_lab.config.catalog import scenario, scenario_names
 from grpo_lab.events import Stepped

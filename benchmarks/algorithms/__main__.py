@@ -17,10 +17,11 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.algorithms import fails, learns
+from benchmarks.matrix import heat_map_in_words
 from grpo_lab.analysis.matrix.cells import NONE, cells
-from grpo_lab.analysis.matrix.findings import Findings
 from grpo_lab.analysis.matrix.pool import Pool, run_all
 from grpo_lab.analysis.matrix.results import GAIN, Journal, Measurement, from_json
+from grpo_lab.analysis.matrix.table import Findings
 from grpo_lab.config.algorithms import algorithm_names
 from grpo_lab.events import encodable
 from grpo_lab.runs import environment
@@ -105,12 +106,11 @@ def fail(
         results = journal.of(wanted)
     finally:
         pool.close()
-        journal.close()
     rows = [encodable(dataclasses.asdict(result)) for result in results]
     learns.write(out / "algorithms_fails.json", {**_about(), "cells": rows})
     found = Findings(results)
     figure = plots.save(plots.heat_map_figure(found), out / "algorithms_fails.png")
-    text = fails.page(found, figure.name, plots.heat_map_in_words(found))
+    text = fails.page(found, figure.name, heat_map_in_words(found))
     intro = f"""# Which algorithm fails how
 
 Made by `{_command()}` on a CPU, torch {environment.describe(threads=1)["packages"]["torch"]}.

@@ -8,10 +8,11 @@ from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.matrix import outcome
 from grpo_lab.analysis.markdown import number, table
 from grpo_lab.analysis.matrix.cells import NONE, replaced
-from grpo_lab.analysis.matrix.findings import Findings
 from grpo_lab.analysis.matrix.results import Fate, Measurement
+from grpo_lab.analysis.matrix.table import Findings
 from grpo_lab.config.catalog import scenario
 
 SCENARIOS = {
@@ -115,7 +116,7 @@ def findings(found: Findings) -> list[str]:
         stops = _listed(name for name in names if _all(found.cells(case, name), lambda run: run.fate == Fate.STOPPED))
         learns = _listed(name for name in found.algorithms if _all(found.cells(case, name), attrgetter("learned")))
         said.append(
-            f"`{case}` (`{BASE}`: {found.outcome(case, BASE)}). Stopped on every seed by {stops}; "
+            f"`{case}` (`{BASE}`: {outcome(found, case, BASE)}). Stopped on every seed by {stops}; "
             f"learned on every seed by {learns}."
         )
     if healthy := [case for case in found.scenarios if case not in failing and found.cells(case, BASE)]:
@@ -134,7 +135,7 @@ def _listed(names: Iterable[str]) -> str:
 def page(found: Findings, figure: str, alt: str) -> str:
     """Reasons, figure, table and findings in Markdown."""
     columns, names = (NONE, *found.algorithms), found.scenarios
-    rows = [[column, *(found.outcome(name, column) for name in names)] for column in columns]
+    rows = [[column, *(outcome(found, name, column) for name in names)] for column in columns]
     reasons = "\n".join(f"- `{name}`: {SCENARIOS.get(name, scenario(name).title)}." for name in names)
     none = (
         "\n".join(f"- {text}" for text in lacking(found.algorithms, names)) or "Every algorithm has a cell everywhere."

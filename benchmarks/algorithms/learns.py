@@ -13,12 +13,12 @@ import torch
 
 from grpo_lab import seeds
 from grpo_lab.analysis import markdown
-from grpo_lab.analysis.matrix.cells import code_version
 from grpo_lab.config.catalog import preset
 from grpo_lab.config.schema import Config
 from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.events import Stepped
 from grpo_lab.models import loading
+from grpo_lab.runs.clusters import package_digest
 from grpo_lab.tasks import rewards, tasks
 from grpo_lab.tasks.tasks import Problem
 from grpo_lab.training import rollouts
@@ -43,7 +43,7 @@ def config_for(algorithm: str, seed: int, steps: int, updates: int) -> Config:
 
 def key(config: Config) -> str:
     """Changes with the config and with the code that decides a run."""
-    return f"{code_version(config)[:12]} {json.dumps(config.to_dict(), sort_keys=True)}"
+    return f"{package_digest()[:12]} {json.dumps(config.to_dict(), sort_keys=True)}"
 
 
 def measure(wanted: Iterable[Run], known: Sequence[Run], tell: Callable[[Run], None]) -> Iterator[list[Run]]:
