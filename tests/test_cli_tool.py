@@ -28,7 +28,7 @@ from grpo_lab.errors import ConfigError
 from grpo_lab.events import Ended, Resumed, Started, Stepped
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.ui import console, live_terminal
-from grpo_lab.ui.docs_pages.settings import described
+from grpo_lab.ui.described import described
 from grpo_lab.ui.live_terminal import drawn, sparkline
 
 SMOKE = ["train", "--preset", "smoke", "--set", "run.threads=1", "--set", "run.num_steps=2"]
