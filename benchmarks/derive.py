@@ -42,9 +42,7 @@ class Derivation:
     """Steps of the healthy runs that the kept guards refuse."""
 
 
-def derive(
-    guards: Sequence[str], run: Run, tell: Callable[[str], None] = lambda text: None, learn: Run = lambda guards: ()
-) -> Derivation:
+def derive(guards: Sequence[str], run: Run, learn: Run = lambda guards: ()) -> Derivation:
     """Backward elimination from all of `guards`; `run` and `learn` get their names in this order.
 
     `learn` returns runs that are long enough to learn from. A guard that alone refuses steps of a healthy run, lowers
@@ -52,13 +50,6 @@ def derive(
     alone stops the fewest cells is tried first (ties: in the given order). A guard is dropped if without it every cell
     that survived still survives, every failure that was stopped still is, and every scenario that was learned still is.
     Rounds go on until one drops nothing, so that each guard kept is needed beside the others.
-
-    >>> class Run:
-    ...     def __init__(self, stopped):
-    ...         self.scenario, self.seed, self.stopped, self.survived = "s", 0, stopped, stopped
-    ...         self.fate = "stopped" if stopped else "crashed"
-    >>> derive(["a", "b"], lambda guards: [Run("b" in guards)]).kept
-    {'b': ('s, seed 0: crashed',)}
     """
     plain, lessons = run(()), learn(())
     alone = {guard: run((guard,)) for guard in guards}
@@ -73,7 +64,7 @@ def derive(
     while again:
         again = False
         for guard in [name for name in order if name in kept]:
-            tell(f"without {guard}, of {len(kept)}")
+            console.report(f"deriving: without {guard}, of {len(kept)}")
             rest = [name for name in kept if name != guard]
             after, still = run(tuple(rest)), learn(tuple(rest))
             needed[guard] = lost(before, after) + unlearned(learned, still)
@@ -151,7 +142,6 @@ def main(
         found = derive(
             [name for name in GUARDS if name in (guard or GUARDS)],
             lambda kept: finished(cells(names, column("derived", kept), seeds, steps)),
-            lambda text: console.report(f"deriving: {text}"),
             lambda kept: finished(cells(lessons, column("learns", kept), seeds, trial=True)),
         )
     (out / "derived.json").write_text(json.dumps(dataclasses.asdict(found), indent=2) + "\n", encoding="utf-8")

@@ -32,7 +32,7 @@ TRAINED = (
     "dual-overwrite",
     "dual-kl-hinge",
 )
-"""Heals of many kinds. `python -m benchmarks.heals` trains the heal of every scenario, on five seeds."""
+"""Heals of many kinds. `python -m benchmarks.runs heals` trains the heal of every scenario, on five seeds."""
 
 
 @functools.cache
