@@ -19,9 +19,10 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.matrix import MARGIN, mean_gain
-from grpo_lab.analysis.matrix.cells import HEALTHY, Cell, cells, rows, settings_of_guards
+from grpo_lab.analysis.matrix.cells import HEALTHY, HELD_OUT, Cell, cells, rows, settings_of_guards
 from grpo_lab.analysis.matrix.pool import Pool, run_all
 from grpo_lab.analysis.matrix.results import GAIN, Journal, Measurement
+from grpo_lab.config.catalog import scenario as scenario_of
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.ui import console
 
@@ -115,6 +116,12 @@ def unlearned(before: Sequence[Measurement], after: Sequence[Measurement]) -> tu
     return tuple(worse)
 
 
+def trial(cell: Cell) -> Cell:
+    """The cell as long as its scenario's trial, in which a model can learn."""
+    config = cell.config.merged(scenario_of(cell.scenario).trial).with_(f"run.num_eval={HELD_OUT}")
+    return dataclasses.replace(cell, config=config)
+
+
 def main(
     guard: Annotated[list[str] | None, typer.Option(help="A guard to try; repeatable; by default all.")] = None,
     scenario: Annotated[list[str] | None, typer.Option(help="A scenario, or `healthy`; repeatable.")] = None,
@@ -142,7 +149,7 @@ def main(
         found = derive(
             [name for name in GUARDS if name in (guard or GUARDS)],
             lambda kept: finished(cells(names, column("derived", kept), seeds, steps)),
-            lambda kept: finished(cells(lessons, column("learns", kept), seeds, trial=True)),
+            lambda kept: finished([trial(cell) for cell in cells(lessons, column("learns", kept), seeds)]),
         )
     (out / "derived.json").write_text(json.dumps(dataclasses.asdict(found), indent=2) + "\n", encoding="utf-8")
     console.say(f"derived: {', '.join(found.kept) or 'no guard'}")

@@ -28,7 +28,7 @@ from typing import Annotated, Any
 import typer
 
 from grpo_lab.analysis.markdown import number, table
-from grpo_lab.analysis.matrix.cells import HEALED, UNHEALED, cells
+from grpo_lab.analysis.matrix.cells import HEALED, HELD_OUT, UNHEALED
 from grpo_lab.analysis.matrix.results import GAIN
 from grpo_lab.analysis.reproduction import COLUMNS, SCENARIOS, config_for, healthy_config
 from grpo_lab.config.catalog import preset, scenario, scenario_names
@@ -164,8 +164,14 @@ def heals(trained: Trained, seeds: Sequence[int]) -> Rows:
     end. *gains*: seeds on which the healed run gains 0.15 or more. *above*: seeds on which it ends above the run with
     guards alone.
     """
-    wanted = cells(scenario_names(), {}, len(seeds), heals=True, first=seeds[0])
-    runs = trained({(cell.scenario, cell.column, cell.seed): cell.config for cell in wanted})
+    wanted = {}
+    for case in map(scenario, scenario_names()):
+        configs = {UNHEALED: case.config(guards="stable").merged(case.trial)}
+        configs |= {HEALED: case.config(guards="stable", heal=True)}
+        for column, config in configs.items():
+            config = config.with_(f"run.num_eval={HELD_OUT}", *HERE)
+            wanted |= {(case.name, column, seed): config.with_(f"run.seed={seed}") for seed in seeds}
+    runs = trained(wanted)
     rows = [
         ["scenario", "heal", "before", "guards alone, by seed", "healed, by seed", "gains", "above", "largest norm"]
     ]

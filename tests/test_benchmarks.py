@@ -1,6 +1,7 @@
 """`python -m benchmarks`: what it imports, the work that it measures, and what it writes."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -11,8 +12,10 @@ import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import against_trl, cost, defaults, memory, shapes
+from benchmarks import against_trl, cost, defaults, memory, runs, shapes
 from benchmarks.timing import QUICK, Plan, Run, settle
+from grpo_lab.core.hooks import Verdict
+from grpo_lab.events import Ended, Evaluated, Stepped
 from grpo_lab.models.registry import MODELS
 from grpo_lab.training.large_vocabulary import CHUNK
 
@@ -132,3 +135,20 @@ def test_gpu_figures_are_laid_over_those_of_the_calls_before(tmp_path):
         f"test_numbers.py::{name}[off]": "passed",
         f"test_numbers.py::{name}[on]": "passed",
     }
+
+
+def test_a_heal_is_counted_where_it_gains_and_ends_above_guards_alone():
+    def run(*rewards, norm=1.0):
+        steps = [Stepped(0, 1, Verdict.KEEP, {"grad_norm": norm}, (), ())]
+        return [*(Evaluated(0, reward, 8) for reward in rewards), *steps]
+
+    unhealed = [run(0.3, 0.2), run(0.3, 0.5), run(0.3)]
+    healed = [run(0.3, 0.6, norm=12.0), run(0.3, 0.48), run(0.3)]
+    row = runs.healing("train-001", unhealed, healed)
+    assert row[3:] == ["0.2, 0.5, -", "0.6, 0.48, -", "2 of 3", "1 of 3", "12", "1"]
+
+
+def test_a_metric_of_a_run_that_crashed_is_missing():
+    steps = [Stepped(index, 1, Verdict.KEEP, {"kl": 0.1 * index}, (), ()) for index in range(4)]
+    assert runs.late([*steps, Ended("done")], "kl", 2) == pytest.approx(0.25)
+    assert math.isnan(runs.late([*steps, Ended("crashed")], "kl", 2))

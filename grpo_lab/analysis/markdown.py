@@ -51,7 +51,7 @@ def _environment() -> Environment:
     environment = Environment(
         loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
-    for each in (table, cell, escaped, one_line, first_sentence, code, assignments, overrides, number):
+    for each in (table, cell, escaped, one_line, first_sentence, code, switch, assignments, overrides, number):
         environment.filters[each.__name__] = each
     return environment
 

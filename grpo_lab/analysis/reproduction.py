@@ -152,31 +152,21 @@ def _say(key: str, **values: Any) -> str:
     return text(f"reproduction.{key}", **values)
 
 
-def verdicts(
-    runs: Sequence[ReproducedRun], healthy: dict[str, ReproducedRun], column: str = FIX
-) -> list[tuple[str, str, str]]:
-    """The reports' claims for their fix, tried on one column: the measurement, and whether it held, in words."""
-    tried = [run for run in runs if run.column == column]
-    cost = healthy[STABLE].seconds / healthy[ORIGINAL].seconds - 1 if healthy else math.nan
-    most = _largest(run.grad_norm for run in tried)
-    given = {"runs": tried, "rounds": REPORTED_ROUNDS, "most": most, "cost": cost, "say": _say}
-    found = []
-    for name, claim in _TABLES["claim"].items():
-        if name != "cost" or healthy:
-            held = _say("held" if markdown.holds(claim["holds"], **given) else "did_not_hold")
-            said = _say(f"claim.{name}", rounds=REPORTED_ROUNDS)
-            found.append((said, markdown.filled(claim["measured"], **given), held))
-    return found
-
-
 def claims(runs: Sequence[ReproducedRun], healthy: dict[str, ReproducedRun]) -> list[list[str]]:
-    """Header and rows: every claim, tried on the reports' fix and on the healed runs."""
-    fix, healed = (verdicts(runs, healthy, column) for column in (FIX, HEALED))
-    rows = [
-        [claim, *(_say("tried", verdict=verdict, measured=measured) for _, measured, verdict in both)]
-        for claim, both in ((mine[0], (mine, other)) for mine, other in zip(fix, healed, strict=True))
-    ]
-    return [[_say("short.claim"), FIX, HEALED], *rows]
+    """Header and rows: every claim, tried on the reports' fix and on the healed runs, with verdict and measurement."""
+    cost = healthy[STABLE].seconds / healthy[ORIGINAL].seconds - 1 if healthy else math.nan
+    rows = [[_say("short.claim"), FIX, HEALED]]
+    for name, claim in _TABLES["claim"].items():
+        if name == "cost" and not healthy:
+            continue
+        rows.append([_say(f"claim.{name}", rounds=REPORTED_ROUNDS)])
+        for column in (FIX, HEALED):
+            tried = [run for run in runs if run.column == column]
+            most = _largest(run.grad_norm for run in tried)
+            given = {"runs": tried, "rounds": REPORTED_ROUNDS, "most": most, "cost": cost, "say": _say}
+            held = _say("held" if markdown.holds(claim["holds"], **given) else "did_not_hold")
+            rows[-1].append(_say("tried", verdict=held, measured=markdown.filled(claim["measured"], **given)))
+    return rows
 
 
 def report(

@@ -7,15 +7,7 @@ from pathlib import Path
 
 from grpo_lab.analysis import markdown
 from grpo_lab.config.algorithms import PART_OF, USED_BY, algorithm, algorithm_names, unused
-from grpo_lab.config.catalog import (
-    Expectation,
-    Scenario,
-    load_preset,
-    model_settings,
-    preset_names,
-    scenario,
-    scenario_names,
-)
+from grpo_lab.config.catalog import load_preset, model_settings, preset_names, scenario, scenario_names
 from grpo_lab.config.fields import settings_of
 from grpo_lab.config.schema import SECTIONS
 from grpo_lab.core.hooks import Stage
@@ -133,34 +125,15 @@ def _mentions(name: str, kind: str) -> list[str]:
 
 
 def _scenarios() -> str:
-    cases = [scenario(name) for name in scenario_names()]
-    return markdown.render("scenarios", cases=cases, models=model_settings(), faults=FAULTS, cause=_cause, shown=_shown)
-
-
-def _cause(case: Scenario) -> list[list[str]]:
-    """A row for each setting that differs from the preset's, and for each guard and fault."""
-    before, after = load_preset(case.preset).config.to_dict(), case.config().to_dict()
-    rows = [["setting", f"`{case.preset}`", "here"]]
-    for section in SECTIONS:
-        for name, value in after[section].items():
-            old = before[section][name]
-            if value != old and (section, name) != ("run", "name"):
-                rows.append([f"`{section}.{name}`", markdown.code(old), markdown.code(value)])
-    for kind in ("guards", "faults"):
-        old, new = before[kind], after[kind]
-        for name in {**old, **new}:
-            if old.get(name) != new.get(name):
-                rows.append([kind, *(markdown.switch(name, on[name]) if name in on else "off" for on in (old, new))])
-    return rows
-
-
-def _shown(expect: Expectation) -> str:
-    said = [f"the run crashes in `{expect.crash}`" if expect.crash else "the run goes on to the end"]
-    if expect.first_break:
-        said.append(f"the first link not finite is *{LINKS[expect.first_break].label}*")
-    said += [f"`{name}` reaches {value:g}" for name, value in expect.metrics.items()]
-    said += [f"`{name}` stays below {value:g}" for name, value in expect.below.items()]
-    return "; ".join(said)
+    return markdown.render(
+        "scenarios",
+        cases=[scenario(name) for name in scenario_names()],
+        preset=lambda case: load_preset(case.preset),
+        sections=SECTIONS,
+        links=LINKS,
+        models=model_settings(),
+        faults=FAULTS,
+    )
 
 
 PAGES: dict[str, Callable[[], str]] = {

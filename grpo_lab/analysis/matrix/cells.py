@@ -128,13 +128,11 @@ def cells(
     steps: int | None = None,
     overrides: tuple[str, ...] = (),
     heals: bool = False,
-    trial: bool = False,
-    first: int = 0,
     algorithms: Sequence[str] = (),
 ) -> list[Cell]:
-    """Every scenario under every column with as many seeds from `first` on; STEPS explains the default number of steps.
+    """Every scenario under every column with as many seeds; STEPS explains the default number of steps.
 
-    With `heals` also under UNHEALED and HEALED, as long as the scenario's trial; with `trial` every run is a trial.
+    With `heals` also under UNHEALED and HEALED, as long as the scenario's trial.
     Each of `algorithms` is a column without guards; it has no cell where it has replaced the scenario's cause.
     Raises ConfigError for an unknown scenario or algorithm.
     """
@@ -142,15 +140,10 @@ def cells(
     shared = (*length, f"run.num_eval={HELD_OUT}", "run.threads=1", "run.device=cpu", *overrides)
     found = []
     for name in scenarios:
-        if name == HEALTHY:
-            case, expect = None, None
-            base = preset(STABLE).with_(f"run.name={HEALTHY}", f"run.num_steps={STEPS}")
-            within = STEPS
-        else:
-            case = scenario(name)
-            base, expect = case.config(), case.expect
-            within = base.run.num_steps
-            base = base.merged(case.trial) if trial else base.with_(f"run.num_steps={max(within, AT_LEAST)}")
+        case = None if name == HEALTHY else scenario(name)
+        base = case.config() if case else preset(STABLE).with_(f"run.name={HEALTHY}", f"run.num_steps={STEPS}")
+        expect, within = case.expect if case else None, base.run.num_steps
+        base = base.with_(f"run.num_steps={max(within, AT_LEAST)}")
         configs = {column: base.with_guards(guards) for column, guards in guard_sets.items()}
         for each in algorithms:
             if not (case and replaced(case, each)):
@@ -159,7 +152,7 @@ def cells(
             configs[UNHEALED] = case.config(guards=STABLE).merged(case.trial)
             configs[HEALED] = case.config(guards=STABLE, heal=True)
         configs = {column: config.with_(*shared) for column, config in configs.items()}
-        for seed in range(first, first + seeds):  # outside, so that a busy minute does not slow a whole column
+        for seed in range(seeds):  # outside, so that a busy minute does not slow a whole column
             for column, config in configs.items():
                 seeded = config.with_(f"run.seed={seed}")
                 found.append(Cell(base.run.name, column, seed, seeded, visible(expect, config), within))

@@ -62,14 +62,11 @@ class Findings:
 
     def word(self, scenario: str, column: str) -> str:
         """The fate of a scenario under a column, or `stopped 2, crashed 1` if the seeds differ."""
-        fates = self.fates(scenario, column)
-        if not self.cells(scenario, column):
-            return "-"
+        cells = self.cells(scenario, column)
+        fates = self.fates(scenario, column) if self.cells(scenario, NONE) else Counter(each.fate for each in cells)
         if not fates:
-            return "did not fail here"
-        if len(fates) == 1:
-            return next(iter(fates))
-        return ", ".join(f"{fate} {count}" for fate, count in fates.most_common())
+            return "did not fail here" if cells else "-"
+        return ", ".join(f"{fate} {count}" if len(fates) > 1 else fate for fate, count in fates.most_common())
 
 
 def summary(found: Findings) -> list[list[str]]:
