@@ -2,12 +2,13 @@
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from grpo_lab.analysis import markdown
 from grpo_lab.config.algorithms import PART_OF, USED_BY, algorithm, algorithm_names, unused
-from grpo_lab.config.catalog import load_preset, model_settings, preset_names, scenario, scenario_names
+from grpo_lab.config.catalog import Scenario, load_preset, model_settings, preset_names, scenario, scenario_names
 from grpo_lab.config.fields import settings_of
 from grpo_lab.config.schema import SECTIONS
 from grpo_lab.core.hooks import Stage
@@ -30,17 +31,20 @@ def render() -> dict[str, str]:
 
 def stale(folder: Path) -> list[str]:
     """Names of the pages that are missing from a folder or differ there."""
-    there = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.md")}
-    return [name for name, text in render().items() if there.get(name) != text]
+    return list(_changed(folder))
 
 
 def write(folder: Path) -> list[Path]:
     """Write all pages into a folder and return those that changed."""
     folder.mkdir(parents=True, exist_ok=True)
-    changed = stale(folder)
-    for name, text in render().items():
+    for name, text in (changed := _changed(folder)).items():
         (folder / name).write_text(text, encoding="utf-8", newline="\n")
     return [folder / name for name in changed]
+
+
+def _changed(folder: Path) -> dict[str, str]:
+    there = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.md")}
+    return {name: text for name, text in render().items() if there.get(name) != text}
 
 
 def _index() -> str:
@@ -88,6 +92,7 @@ def _settings() -> str:
 
 def _guards() -> str:
     presets = [load_preset(name) for name in preset_names()]
+    cases = [scenario(name) for name in scenario_names()]
     order = list(Stage)
     return markdown.render(
         "guards",
@@ -98,7 +103,7 @@ def _guards() -> str:
         docstring=docstring,
         settings=settings_of,
         idle=_idle,
-        mentions=_mentions,
+        mentions=partial(_mentions, cases),
     )
 
 
@@ -113,21 +118,23 @@ def _idle(name: str) -> str:
     return f"No effect with `loss.surrogate` = {', '.join(without)}{algorithms}" if part and without else ""
 
 
-def _mentions(name: str, kind: str) -> list[str]:
+def _mentions(cases: Sequence[Scenario], name: str, kind: str) -> list[str]:
     """Scenarios with the guard among their cures or decoys, with the overrides that go together."""
     mine = re.compile(rf"guards\.{name}(?:=on|\.)")
     return [
         f"[`{case.name}`](scenarios.md#{case.name}) ({markdown.overrides(texts)})"
-        for case in map(scenario, scenario_names())
+        for case in cases
         for texts in getattr(case, kind)
         if any(map(mine.match, texts))
     ]
 
 
 def _scenarios() -> str:
+    cases = [scenario(name) for name in scenario_names()]
     return markdown.render(
         "scenarios",
-        cases=[scenario(name) for name in scenario_names()],
+        cases=cases,
+        configs={case.name: case.config() for case in cases},
         preset=lambda case: load_preset(case.preset),
         sections=SECTIONS,
         links=LINKS,
