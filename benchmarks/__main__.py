@@ -32,7 +32,6 @@ class Name(StrEnum):
     prompt_passes = "prompt_passes"
     pretrained = "pretrained"
     live_panel = "live_panel"
-    floor = "floor"
     memory = "memory"
     cost = "cost"
 
@@ -44,7 +43,6 @@ PLANS = {
     Name.prompt_passes: Plan(blocks=20, steps=3, warm_up=5),
     Name.pretrained: Plan(blocks=10, steps=1, warm_up=2),
     Name.live_panel: Plan(blocks=10, steps=5),
-    Name.floor: Plan(blocks=12, steps=3, warm_up=3),
     Name.memory: Plan(),
     Name.cost: Plan(blocks=7, steps=1, warm_up=1),
 }

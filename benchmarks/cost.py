@@ -1,7 +1,7 @@
 """Time and peak memory of a step against the size of a group, the length of completions and the number of parameters.
 
 Weights are random and completions have the full length (see `shapes`). TRL and our trainer take turns for the time;
-for the memory each has a process of its own. `python -m benchmarks.cost_figures` draws the result.
+for the memory each has a process of its own.
 """
 
 from __future__ import annotations

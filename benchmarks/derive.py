@@ -18,10 +18,11 @@ from typing import Annotated, Any
 
 import typer
 
-from grpo_lab.analysis.matrix.cells import HEALTHY, Cell, cells, rows, settings_of_guards
-from grpo_lab.analysis.matrix.findings import MARGIN, mean_gain
+from benchmarks.matrix import MARGIN, mean_gain
+from grpo_lab.analysis.matrix.cells import HEALTHY, HELD_OUT, Cell, cells, rows, settings_of_guards
 from grpo_lab.analysis.matrix.pool import Pool, run_all
 from grpo_lab.analysis.matrix.results import GAIN, Journal, Measurement
+from grpo_lab.config.catalog import scenario as scenario_of
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.ui import console
 
@@ -42,9 +43,7 @@ class Derivation:
     """Steps of the healthy runs that the kept guards refuse."""
 
 
-def derive(
-    guards: Sequence[str], run: Run, tell: Callable[[str], None] = lambda text: None, learn: Run = lambda guards: ()
-) -> Derivation:
+def derive(guards: Sequence[str], run: Run, learn: Run = lambda guards: ()) -> Derivation:
     """Backward elimination from all of `guards`; `run` and `learn` get their names in this order.
 
     `learn` returns runs that are long enough to learn from. A guard that alone refuses steps of a healthy run, lowers
@@ -52,13 +51,6 @@ def derive(
     alone stops the fewest cells is tried first (ties: in the given order). A guard is dropped if without it every cell
     that survived still survives, every failure that was stopped still is, and every scenario that was learned still is.
     Rounds go on until one drops nothing, so that each guard kept is needed beside the others.
-
-    >>> class Run:
-    ...     def __init__(self, stopped):
-    ...         self.scenario, self.seed, self.stopped, self.survived = "s", 0, stopped, stopped
-    ...         self.fate = "stopped" if stopped else "crashed"
-    >>> derive(["a", "b"], lambda guards: [Run("b" in guards)]).kept
-    {'b': ('s, seed 0: crashed',)}
     """
     plain, lessons = run(()), learn(())
     alone = {guard: run((guard,)) for guard in guards}
@@ -73,7 +65,7 @@ def derive(
     while again:
         again = False
         for guard in [name for name in order if name in kept]:
-            tell(f"without {guard}, of {len(kept)}")
+            console.report(f"deriving: without {guard}, of {len(kept)}")
             rest = [name for name in kept if name != guard]
             after, still = run(tuple(rest)), learn(tuple(rest))
             needed[guard] = lost(before, after) + unlearned(learned, still)
@@ -124,6 +116,12 @@ def unlearned(before: Sequence[Measurement], after: Sequence[Measurement]) -> tu
     return tuple(worse)
 
 
+def trial(cell: Cell) -> Cell:
+    """The cell as long as its scenario's trial, in which a model can learn."""
+    config = cell.config.merged(scenario_of(cell.scenario).trial).with_(f"run.num_eval={HELD_OUT}")
+    return dataclasses.replace(cell, config=config)
+
+
 def main(
     guard: Annotated[list[str] | None, typer.Option(help="A guard to try; repeatable; by default all.")] = None,
     scenario: Annotated[list[str] | None, typer.Option(help="A scenario, or `healthy`; repeatable.")] = None,
@@ -147,12 +145,11 @@ def main(
     def column(name: str, kept: tuple[str, ...]) -> Mapping[str, Mapping[str, Any]]:
         return {name: {guard: settings[guard] for guard in kept}}
 
-    with closing(pool), closing(journal):
+    with closing(pool):
         found = derive(
             [name for name in GUARDS if name in (guard or GUARDS)],
             lambda kept: finished(cells(names, column("derived", kept), seeds, steps)),
-            lambda text: console.report(f"deriving: {text}"),
-            lambda kept: finished(cells(lessons, column("learns", kept), seeds, trial=True)),
+            lambda kept: finished([trial(cell) for cell in cells(lessons, column("learns", kept), seeds)]),
         )
     (out / "derived.json").write_text(json.dumps(dataclasses.asdict(found), indent=2) + "\n", encoding="utf-8")
     console.say(f"derived: {', '.join(found.kept) or 'no guard'}")

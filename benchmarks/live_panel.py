@@ -1,4 +1,4 @@
-"""The cost of the live panel: the same run in turn with a panel and headless, and ten thousand events on one screen.
+"""The cost of the live panel: the same run in turn with a panel and headless.
 
 Both are trained by a warm child on the same number of threads. The panel's pictures go nowhere here, but they are
 drawn, packed and handed over as in a notebook; what a browser does with them comes on top.
@@ -6,35 +6,25 @@ drawn, packed and handed over as in a notebook; what a browser does with them co
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import json
-import math
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from benchmarks.timing import QUICK, Plan, settle, spread
-from grpo_lab.analysis.run_state import Fold
 from grpo_lab.config.schema import Config
-from grpo_lab.core.hooks import Action, Verdict
-from grpo_lab.events import Started, Stepped, from_json, to_json
-from grpo_lab.runs import child_pool, recordings, run_folder
+from grpo_lab.events import Stepped
+from grpo_lab.runs import child_pool
 from grpo_lab.runs.session import Session
 from grpo_lab.ui import notebook_mode
-from grpo_lab.ui.widgets.live import LiveFigure
 from grpo_lab.ui.widgets.panel import Panel
 
-EVENTS = 10_000
-"""Steps of the long synthetic run."""
 _FIRST_PLOT = """
 import time, json; begin = time.perf_counter()
 from unittest import mock; from grpo_lab.runs import child_pool
@@ -52,7 +42,7 @@ with mock.patch.object(notebook_mode, "headless", lambda: False):
 
 
 def measure(threads: int, plan: Plan) -> dict[str, Any]:
-    """Step times live and headless, frames, Stop, the time to the first plot, and the long run."""
+    """Step times live and headless, frames, Stop, and the time to the first plot."""
     config = settle().with_(f"run.num_steps={20 * plan.steps}", f"run.threads={threads}")
     with tempfile.TemporaryDirectory() as home:
         found = _in_turn(config, plan.blocks, Path(home))
@@ -60,7 +50,6 @@ def measure(threads: int, plan: Plan) -> dict[str, Any]:
         found["first plot, s"] = _first_plot(Path(home))
     if plan == QUICK:
         return found
-    found["long run"] = long_run()
     path = Path("benchmarks/results/live_panel.json")
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     path.write_text(json.dumps({**known, f"{threads} threads": found}, indent=2) + "\n", encoding="utf-8")
@@ -170,57 +159,3 @@ def _first_plot(folder: Path) -> dict[str, float]:
     code = f"RUNS = {str(folder / 'first')!r}\n{_FIRST_PLOT}"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     return {name: round(value, 2) for name, value in json.loads(done.stdout.splitlines()[-1]).items()}
-
-
-def long_run(count: int = EVENTS) -> dict[str, Any]:
-    """Ten thousand synthetic steps: time and size of the frames of the second half, and the memory."""
-    times, sizes = [], []
-    for picture, seconds in _frames(count):
-        times.append(seconds)
-        sizes.append(len(picture))
-    tracemalloc.start()
-    before = tracemalloc.get_traced_memory()[0]
-    for _ in _frames(count):
-        pass
-    screen = tracemalloc.get_traced_memory()[1] - before
-    tracemalloc.stop()
-    line = to_json(_made_up(0))
-    tracemalloc.start()
-    kept = [from_json(line) for _ in range(count // 10)]
-    events = 10 * tracemalloc.get_traced_memory()[0]
-    tracemalloc.stop()
-    return {
-        "events": 10 * len(kept),
-        "ms a frame": round(1000 * statistics.median(times), 2),
-        "bytes a frame": max(sizes),
-        "peak MB of the screen": round(screen / 1e6, 2),
-        "MB of the events a session keeps": round(events / 1e6, 1),
-    }
-
-
-def _frames(count: int) -> Iterator[tuple[bytes, float]]:
-    """A hundred frames of the second half of a long run, with the seconds of each, without backgrounds."""
-    folded, figure = Fold(), LiveFigure()
-    folded.add(Started(Config().with_(f"run.num_steps={count}").to_dict(), 1, "cpu"))
-    for step in range(count):
-        folded.add(_made_up(step))
-        if step >= count // 2 and step % max(1, count // 200) == 0:
-            begin, backgrounds = time.perf_counter(), figure.backgrounds
-            picture = figure.png(folded.screen())
-            if figure.backgrounds == backgrounds:
-                yield picture, time.perf_counter() - begin
-
-
-@functools.cache
-def _pattern() -> Stepped:
-    """A step of a recorded run."""
-    _, events = run_folder.read(recordings.find("reviews-smollm2"))
-    return next(event for event in reversed(events) if isinstance(event, Stepped))
-
-
-def _made_up(step: int) -> Stepped:
-    """The step with other numbers; every third step is refused."""
-    metrics = {name: value * (1 + 0.2 * math.sin(step)) for name, value in _pattern().metrics.items()}
-    refused = (Action("skip_spikes", "guard", "gradients", 0, Verdict.SKIP_STEP, f"grad norm {step} > 10"),)
-    actions, verdict = (refused, Verdict.SKIP_STEP) if step % 3 == 0 else ((), Verdict.KEEP)
-    return dataclasses.replace(_pattern(), step=step, metrics=metrics, actions=actions, verdict=verdict)

@@ -1,23 +1,22 @@
 """`python -m benchmarks`: what it imports, the work that it measures, and what it writes."""
 
 import json
+import math
 import os
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import against_trl, cost, cost_figures, defaults, floor, heals, lora, memory, prompt_passes, shapes
+from benchmarks import against_trl, cost, defaults, memory, runs, shapes
 from benchmarks.timing import QUICK, Plan, Run, settle
-from grpo_lab.config.sections import SamplingConfig
-from grpo_lab.models import loading
+from grpo_lab.core.hooks import Verdict
+from grpo_lab.events import Ended, Evaluated, Stepped
 from grpo_lab.models.registry import MODELS
-from grpo_lab.training import rollouts
 from grpo_lab.training.large_vocabulary import CHUNK
 
 ROOT = Path(__file__).parents[1]
@@ -66,17 +65,6 @@ def test_every_point_is_written_and_a_partial_run_keeps_other_results(tmp_path, 
     assert list(json.loads(path.read_text())["results"]) == ["guards", "cost"]
 
 
-def test_one_part_of_the_lora_benchmark_leaves_the_others(tmp_path, monkeypatch):
-    file = tmp_path / "lora.json"
-    monkeypatch.setattr(lora, "LEARN", ("run.num_eval=4", "run.threads=1", "run.device=cpu", "data.num_prompts=2"))
-    for rank in ("full", "r = 16"):
-        lora.main(only=[f"reward, {rank}"], steps=1, seeds=2, out=file)
-    found = json.loads(file.read_text())["results"]
-    assert list(found) == ["reward, full", "reward, r = 16"]
-    assert [part["rate"] for part in found.values()] == [3e-4, 4e-3]
-    assert all([len(run) for run in part["held out"]["reward"]] == [2, 2] for part in found.values())
-
-
 @pytest.mark.parametrize(("shape", "count"), [("124M", 124_439_808), ("135M", MODELS["smollm2-135m"].parameters)])
 def test_a_shape_has_the_parameters_of_its_model(shape, count):
     assert shapes.parameters(shape) == count
@@ -88,24 +76,6 @@ def test_completions_of_a_random_model_have_the_full_length(tmp_path):
     run.advance(2)
     assert [step.metrics["completions/mean_length"] for step in run.steps] == [40, 40]
     assert run.steps[0].metrics["reward"] == 0.5
-
-
-def test_the_cached_prefix_gives_the_logits_of_the_plain_pass():
-    model, tokenizer = loading.load("tiny")
-    generator = torch.Generator().manual_seed(0)
-    batch = rollouts.sample(model, tokenizer, ["1+2=", "34+56=", "7+"], 2, SamplingConfig(), generator)
-    plain = prompt_passes.PASSES["plain"](model, batch)[0][batch.completion_mask]
-    cached = prompt_passes.cached_prefix_logits(model, batch)[batch.completion_mask]
-    torch.testing.assert_close(cached, plain, rtol=1e-4, atol=1e-5)
-
-
-def test_the_cached_prefix_stands_in_for_the_shared_pass_while_it_advances(monkeypatch):
-    used, own = [], prompt_passes.PASSES["shared"]
-    real = prompt_passes.cached_prefix_logits
-    monkeypatch.setattr(prompt_passes, "cached_prefix_logits", lambda *given: used.append(1) or real(*given))
-    prompt_passes.CachedPrefix(settle().with_(*FEW)).advance(1)
-    assert len(used) >= 2  # the reference's pass and the policy's; the learner may try it before
-    assert prompt_passes.PASSES["shared"] is own
 
 
 def test_our_trainer_runs_on_its_own_number_of_threads_and_trl_keeps_its(monkeypatch):
@@ -122,18 +92,6 @@ def test_our_trainer_runs_on_its_own_number_of_threads_and_trl_keeps_its(monkeyp
         torch.set_num_threads(before)
 
 
-def test_the_floor_is_what_a_hand_works_out():
-    # 1000 parameters, 10 prompt tokens, 20 completion tokens at 5 positions; 4000 bytes at 1000 bytes a second.
-    parts = floor.floor(1000, 10, 20, 5, True, bandwidth=1000.0, gemm=2000.0)
-    assert parts == {
-        "sampling": 20 + 10,  # five readings of 4 s, as long as 20 tokens at 1 s each; and the prompts
-        "reference pass": 30,
-        "policy pass, forward and backward": 90,
-        "AdamW": 28,
-    }
-    assert floor.floor(1000, 10, 20, 5, False, 1000.0, 2000.0)["reference pass"] == 0
-
-
 def test_the_computed_memory_is_what_a_hand_works_out():
     config = settle().with_("data.num_prompts=4", "sampling.max_completion_length=256")
     parts = memory.parts_of(config, 2**18, 2**12)
@@ -148,28 +106,6 @@ def test_a_child_does_not_report_the_memory_of_its_parent():
     code = "from benchmarks.memory import peak_so_far; print(peak_so_far())"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert 50 < int(done.stdout) < 900 < len(ballast) / 2**20
-
-
-def test_a_figure_has_logarithmic_axes_and_leaves_out_points_of_trl_that_were_skipped(tmp_path):
-    def point(length, names):
-        times = {name: {"wall": 2.0 * length} for name in names}
-        return {
-            "completion length": length,
-            "model": "0.8M",
-            "step ms": times,
-            "MiB": {"ours": {"above imports": length}},
-        }
-
-    row = [point(8, ["ours", "trl"]), point(512, ["ours"])]
-    drawn = cost_figures.figure("completion length", row, "1 threads")
-    time, _ = drawn.axes
-    lines: Any = time.lines
-    assert (time.get_xscale(), time.get_yscale()) == ("log", "log")
-    assert [list(line.get_ydata()) for line in lines] == [[16, 1024], [16]]
-    path = tmp_path / "cpu.json"
-    path.write_text(json.dumps({"results": {"cost": {"1 threads": {"completion length": row}}}}))
-    cost_figures.main(path, tmp_path)
-    assert (tmp_path / "cost-length.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_quick_plan_has_few_points_and_the_whole_plan_the_range_of_the_figures():
@@ -201,14 +137,18 @@ def test_gpu_figures_are_laid_over_those_of_the_calls_before(tmp_path):
     }
 
 
-def test_rows_of_single_scenarios_take_their_places_in_the_page_of_heals():
-    def page(command, *names):
-        rows = [f"| {name} | by {command} |" for name in names]
-        return "\n".join(
-            [f"# Heals\n\nMade by `{command}`.\nBoth runs.\n", "| scenario | heal |", "|---|---|", *rows, ""]
-        )
+def test_a_heal_is_counted_where_it_gains_and_ends_above_guards_alone():
+    def run(*rewards, norm=1.0):
+        steps = [Stepped(0, 1, Verdict.KEEP, {"grad_norm": norm}, (), ())]
+        return [*(Evaluated(0, reward, 8) for reward in rewards), *steps]
 
-    found = heals.with_rows(page("all", "b", "c"), page("some", "a", "c"))
-    assert found.splitlines()[:5] == ["# Heals", "", "Made by `all`.", "Made by `some`.", "Both runs."]
-    assert found.splitlines()[8:] == ["| a | by some |", "| b | by all |", "| c | by some |"]
-    assert heals.with_rows(found, page("some", "a", "c")) == found
+    unhealed = [run(0.3, 0.2), run(0.3, 0.5), run(0.3)]
+    healed = [run(0.3, 0.6, norm=12.0), run(0.3, 0.48), run(0.3)]
+    row = runs.healing("train-001", unhealed, healed)
+    assert row[3:] == ["0.2, 0.5, -", "0.6, 0.48, -", "2 of 3", "1 of 3", "12", "1"]
+
+
+def test_a_metric_of_a_run_that_crashed_is_missing():
+    steps = [Stepped(index, 1, Verdict.KEEP, {"kl": 0.1 * index}, (), ()) for index in range(4)]
+    assert runs.late([*steps, Ended("done")], "kl", 2) == pytest.approx(0.25)
+    assert math.isnan(runs.late([*steps, Ended("crashed")], "kl", 2))

@@ -116,9 +116,9 @@ def test_cells_measure_the_same_on_a_worker_and_here(cluster, tmp_path):
     some = cells(["nan-reward"], columns(["skip_nonfinite"]), seeds=1)[:2]
     found = []
     for name, pool in (("far", FarPool(cluster, 120)), ("here", Pool(120))):
-        with contextlib.closing(Journal(tmp_path / name)) as journal:
-            assert run_all(some, journal, pool, 1)
-            found.append([(each.key, each.fate, each.status, each.message) for each in journal.of(some)])
+        journal = Journal(tmp_path / name)
+        assert run_all(some, journal, pool, 1)
+        found.append([(each.key, each.fate, each.status, each.message) for each in journal.of(some)])
         if name == "here":
             pool.close()
     assert found[0] == found[1]

@@ -703,7 +703,6 @@ BLIND = (
 
 @pytest.mark.parametrize("name", BLIND)
 def test_recorded_runs_are_diagnosed_blind(name, trained):
-    """One seed; `python -m benchmarks.diagnosis own` does it at length."""
     assert name in CAUSES[diagnose(trained(name).directory).verdict].scenarios
 
 

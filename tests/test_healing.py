@@ -21,7 +21,7 @@ TRAINED = (
         for name in ("cuda-001", "judge-timeout-is-zero", "lora-reference-adapters-on", "dual-overwrite")
     ),
 )
-"""Heals of five kinds. `python -m benchmarks.heals` trains the heal of every scenario, on five seeds."""
+"""Heals of five kinds. `python -m benchmarks.runs heals` trains the heal of every scenario, on five seeds."""
 
 
 @pytest.mark.parametrize("name", TRAINED)

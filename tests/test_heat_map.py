@@ -8,8 +8,8 @@ import pytest
 from matplotlib.text import Text
 
 from grpo_lab.analysis.matrix.cells import HEALTHY, columns
-from grpo_lab.analysis.matrix.findings import Findings
 from grpo_lab.analysis.matrix.results import Fate, Measurement
+from grpo_lab.analysis.matrix.table import Findings
 from grpo_lab.config.catalog import scenario_names
 from grpo_lab.ui import plots
 from grpo_lab.ui.plots.heat_map import LETTERS, mark
@@ -118,20 +118,4 @@ def test_the_whole_matrix_is_legible(tmp_path, seeds):
 @pytest.mark.parametrize("results", [[], SMALL[:12], table("a", none="crashed"), table("a $ 运行 " * 9, none="shown")])
 def test_anything_can_be_drawn(tmp_path, results):
     found = Findings(results)
-    assert plots.save(plots.heat_map_figure(found), tmp_path / "a.png").exists() and plots.heat_map_in_words(found)
-
-
-def test_the_same_in_words():
-    text = plots.heat_map_in_words(Findings(SMALL))
-    assert "2 scenarios by 4 columns of guards, 3 seeds" in text
-    assert "stable stops 1 of 2 on every seed: a." in text and "By no guard alone: a, b." in text
-    assert "False alarms on the healthy run: skip_spikes." in text
-
-
-def test_words_say_nothing_of_what_was_not_measured():
-    alone = plots.heat_map_in_words(Findings(table("a", none="crashed", warm_up="stopped")))
-    assert "stable" not in alone and "a: warm_up" in alone
-    together = plots.heat_map_in_words(
-        Findings([*table("a", none="crashed", stable="stopped"), *table("b", none="shown")])
-    )
-    assert "1 of 1" in together and "alone" not in together
+    assert plots.save(plots.heat_map_figure(found), tmp_path / "a.png").exists()

@@ -16,7 +16,7 @@ from grpo_lab.errors import ConfigError, ModelError
 from grpo_lab.models.registry import MODELS
 from grpo_lab.runs import recordings
 from grpo_lab.runs.session import Session
-from grpo_lab.ui.reproduce import reproduce_all
+from grpo_lab.ui.run_tables import reproduce_all
 
 MODEL = "smollm2-135m"
 TEXTS = 'title = "t"\nsource = "s"\nstory = "y"\n[loss]\nlog_ratio = "reference"\n'

@@ -1,1 +1,1 @@
-"""How often the diagnosis names the true cause: on runs of this project, and on runs of TRL."""
+"""How often the diagnosis names the true cause of runs of TRL."""

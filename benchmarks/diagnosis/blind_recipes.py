@@ -1,6 +1,6 @@
 """More runs of TRL's GRPOTrainer: recipes by an engineer who had not read the rules of the diagnosis.
 
-`python -m benchmarks.diagnosis trl` counts them apart from those of `recipes`.
+`python -m benchmarks.diagnosis` counts them apart from those of `recipes`.
 """
 
 from __future__ import annotations

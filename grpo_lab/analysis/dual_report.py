@@ -2,12 +2,11 @@
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from grpo_lab.analysis.diagnosis import diagnose
-from grpo_lab.analysis.markdown import number, render
+from grpo_lab.analysis.markdown import filled, holds, render
 from grpo_lab.config.catalog import preset
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import ConfigError
@@ -28,6 +27,8 @@ LEAST_SHARE = 0.8
 """Share of the late steps in which a KL must be inside its band to count as kept there."""
 REWARD_MARGIN = 0.15
 """Loss of held-out reward that counts: more than two standard errors of the difference between two evaluations of H."""
+
+VERDICTS = {True: "held", False: "did not hold", None: "not measured"}
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,11 @@ class DualRun:
 
     def means(self, name: str) -> list[str]:
         """The late mean of a metric for each objective."""
-        return [f"{each} {_shown(self.late, f'{name}/{each}')}" for each in OBJECTIVES]
+        return [f"{each} {self.of(f'{name}/{each}')}" for each in OBJECTIVES]
+
+    def of(self, name: str) -> str:
+        """The late mean of a metric; a dash where it is missing."""
+        return _shown(self.late, name)
 
     def rewards(self, objective: str) -> str:
         """The held-out rewards of an objective, stage by stage."""
@@ -65,52 +70,15 @@ class DualRun:
         """The smaller share of steps in a band. Raises KeyError where there is no band or no KL."""
         return min(self.inside[f"{name}/{each}"] for each in OBJECTIVES)
 
+    def ahead_of(self, other: "DualRun") -> float:
+        """The most held-out reward that another run lacks, at this one's last evaluation."""
+        last = len(self.held_out) - 1
+        return max(self.held_out[last][each] - other.held_out[last][each] for each in OBJECTIVES)
+
 
 def _shown(numbers: Mapping[str, float], name: str, form: str = "z.3f") -> str:
     """One of the numbers as text; a dash where it is missing."""
     return format(numbers[name], form) if name in numbers else "-"
-
-
-class Claim(NamedTuple):
-    """A claim of the report: the measurement without the fix, with it, and the verdict."""
-
-    fix: str
-    claim: str
-    without: str
-    with_it: str
-    verdict: str
-
-
-SHOWN: Mapping[str, Callable[[DualRun], str]] = {
-    "kl": DualRun.kl,
-    "exact": lambda run: run.kl("kl/exact"),
-    "move": lambda run: f"largest move {number(run.move)}",
-    "tokens": lambda run: "tokens " + ", ".join(run.means("completions/mean_length")),
-    "mismatch": lambda run: f"{_shown(run.late, MISMATCH)} nats apart",
-    "rewards": lambda run: ", ".join(f"{each} {run.rewards(each)}" for each in OBJECTIVES),
-    "judge": lambda run: f"{_shown(run.late, 'judge/time')} s a step",
-    "end": lambda run: run.end,
-}
-"""Measurements in words, by the names that data/dual/fixes.toml has for them."""
-_RULES: Mapping[str, Callable[[DualRun, DualRun], bool]] = {
-    "nothing moves": lambda off, on: off.move == 0 and all(abs(off.late[f"kl/{each}"]) < 5e-4 for each in OBJECTIVES),
-    "one is lost": lambda off, on: abs(off.late["kl/H"]) < 5e-4 and off.late["completions/mean_length/F"] < 1.05,
-    "in band": lambda off, on: on.least("kl") >= LEAST_SHARE,
-    "exact in band": lambda off, on: on.least("kl/exact") >= LEAST_SHARE,
-    "out of band": lambda off, on: off.least("kl") < LEAST_SHARE,
-    "apart": lambda off, on: off.late[MISMATCH] > 0.01 >= on.late[MISMATCH],  # the limit of `doctor --verify`
-    "worse": lambda off, on: max(_loss(off, on, each) for each in OBJECTIVES) > REWARD_MARGIN,
-    "unbound": lambda off, on: "UnboundLocalError" in off.end and on.end == "done",
-    "undefined": lambda off, on: "NameError" in off.end and on.end == "done",
-    "a third": lambda off, on: on.late["judge/time"] <= off.late["judge/time"] * 2 / 3,
-}
-"""Whether a claim held, by the runs without and with the fix. KeyError or IndexError: a number was not measured."""
-
-
-def _loss(off: DualRun, on: DualRun, objective: str) -> float:
-    """Held-out reward that a run has lost against another one, at the last evaluation of that one."""
-    last = len(on.held_out) - 1
-    return on.held_out[last][objective] - off.held_out[last][objective]
 
 
 def configs_for(overrides: Sequence[str]) -> dict[str, Config]:
@@ -151,22 +119,21 @@ def measure(session: Session) -> DualRun:
     )
 
 
-def claims(runs: Mapping[str, DualRun]) -> list[Claim]:
-    """Every claim of the report that was tried, by the number of its fix."""
-    found: list[Claim] = []
+def shown(name: str, run: DualRun) -> str:
+    """A measurement in words, by its name in data/dual/fixes.toml."""
+    return filled(_TABLES["shown"][name], run=run, mismatch=MISMATCH)
+
+
+def claims(runs: Mapping[str, DualRun]) -> list[list[str]]:
+    """Header and rows: every claim of the report, by the number of its fix, without the fix, with it, the verdict."""
+    rows = [["fix", "claim", "without the fix", "with it", "here"]]
+    limits = {"least": LEAST_SHARE, "margin": REWARD_MARGIN, "mismatch": MISMATCH}
     for fix in _TABLES["fixes"]:
-        for claim, off, on, shown, rule in fix.get("claims", ()):
-            texts = ["; ".join(SHOWN[name](runs[run]) for name in shown) for run in (off, on)]
-            try:
-                verdict = _said(_RULES[rule](runs[off], runs[on]))
-            except LookupError:
-                verdict = "not measured"
-            found.append(Claim(fix["number"], claim, texts[0], texts[1], verdict))
-    return found
-
-
-def _said(held: bool) -> str:
-    return "held" if held else "did not hold"
+        for claim, off, on, names, rule in fix.get("claims", ()):
+            texts = ["; ".join(shown(name, runs[run]) for name in names) for run in (off, on)]
+            verdict = VERDICTS[holds(rule, off=runs[off], on=runs[on], **limits)]
+            rows.append([fix["number"], claim, *texts, verdict])
+    return rows
 
 
 def table(runs: Mapping[str, DualRun], stages: Sequence[str]) -> list[list[str]]:
@@ -177,14 +144,13 @@ def table(runs: Mapping[str, DualRun], stages: Sequence[str]) -> list[list[str]]
     body = []
     for name in LONG:
         run = runs[name]
-        shown = (SHOWN[column](run) for column in ("kl", "exact", "tokens"))
-        body.append([name, *(run.rewards(each) for each in OBJECTIVES), *shown, run.broke, run.end, run.diagnosis])
+        late = (shown(column, run) for column in ("kl", "exact", "tokens"))
+        body.append([name, *(run.rewards(each) for each in OBJECTIVES), *late, run.broke, run.end, run.diagnosis])
     return [header, *body]
 
 
 def report(
     runs: Mapping[str, DualRun],
-    tried: Sequence[Claim],
     failed: Mapping[str, Sequence[str]],
     figures: Mapping[str, tuple[str, str]],
     command: str,
@@ -203,7 +169,7 @@ def report(
         changes={name: [each.format(half="N", slips="slips.py") for each in row] for name, row in RUNS.items()},
         table=table(runs, asked.run.stages),
         fixes=_TABLES["fixes"],
-        claims=[["fix", "claim", "without the fix", "with it", "here"], *tried],
+        claims=claims(runs),
         failed=failed,
         figures=figures,
         least=LEAST_SHARE,

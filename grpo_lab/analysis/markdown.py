@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, UndefinedError
 
 from grpo_lab.messages import ENGLISH
 from grpo_lab.paths import data_directory
@@ -21,6 +21,29 @@ def render(template: str, language: str = ENGLISH, /, **values: Any) -> str:
     return _environment().select_template([*names, f"{template}.md"]).render(values)
 
 
+def cells(columns: Mapping[str, str], runs: Iterable[Any], **values: Any) -> list[list[str]]:
+    """A row for each run: the templates of the columns, of which each reads `run`."""
+    templates = [_environment().from_string(column) for column in columns.values()]
+    return [[template.render(run=run, **values) for template in templates] for run in runs]
+
+
+def filled(template: str, **values: Any) -> str:
+    """A template's text."""
+    return _environment().from_string(template).render(values)
+
+
+def holds(rule: str, **values: Any) -> bool | None:
+    """Whether an expression of jinja2 is true; None where it reads a number that was not measured.
+
+    >>> holds("run.kl < 2", run={"kl": 1}), holds("run.kl < 2", run={})
+    (True, None)
+    """
+    try:
+        return bool(_environment().compile_expression(rule, undefined_to_none=False)(**values))
+    except (LookupError, UndefinedError):
+        return None
+
+
 @functools.cache
 def _environment() -> Environment:
     loader = FileSystemLoader(data_directory() / "templates")
@@ -28,7 +51,8 @@ def _environment() -> Environment:
     environment = Environment(
         loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
-    environment.filters.update(table=table, escaped=escaped, one_line=one_line, code=code, overrides=overrides)
+    for each in (table, cell, escaped, one_line, first_sentence, code, switch, assignments, overrides, number):
+        environment.filters[each.__name__] = each
     return environment
 
 
@@ -40,9 +64,14 @@ def table(rows: Iterable[Sequence[str]], literal: bool = False) -> str:
     |---|---|
     | 1\\|2 |  |
     """
-    header, *body = [[escaped(cell) if literal else cell.replace("|", "\\|") for cell in row] for row in rows]
+    header, *body = [list(map(escaped if literal else cell, row)) for row in rows]
     lines = ["| " + " | ".join(row) + " |" for row in (header, *body)]
     return "\n".join([lines[0], "|" + "---|" * len(header), *lines[1:]])
+
+
+def cell(text: str) -> str:
+    """Markdown in a cell of a table, which no bar of it ends."""
+    return text.replace("|", "\\|")
 
 
 def escaped(text: str) -> str:

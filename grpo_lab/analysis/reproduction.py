@@ -2,26 +2,30 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.analysis.markdown import number, render
-from grpo_lab.config.catalog import Scenario, preset, scenario
+from grpo_lab.analysis import markdown
+from grpo_lab.config.catalog import preset, scenario
 from grpo_lab.config.schema import Config
 from grpo_lab.events import Evaluated, Started, Stepped
 from grpo_lab.messages import label, language, text
 from grpo_lab.metrics import LINKS
+from grpo_lab.paths import data_tables
 from grpo_lab.runs.first_break import ChainBreak
 from grpo_lab.runs.session import Session
 
-SCENARIOS = ("train-001", "cuda-001", "fp16-adam-epsilon")
+_TABLES = data_tables("reproduction")
+SCENARIOS = tuple(_TABLES["scenarios"])
 ORIGINAL, FIX, STABLE, HEALED = COLUMNS = ("original", "reported_fix", "stable", "healed")
 ROUNDS = 30
 REPORTED_ROUNDS = 10
 """The rounds that the reports claim for their fix."""
 PROBLEMS = 250
+HEALTHY = "healthy"
+"""The name of the healthy task among the scenarios."""
 HEALTHY_STEPS = 100
 QUALITY_MARGIN = 0.08
 """The loss of held-out reward from which on quality counts as degraded: about two standard errors of the
@@ -53,6 +57,17 @@ class ReproducedRun:
     before: float
     after: float
 
+    @property
+    def share(self) -> str:
+        """The share of weights that are not finite, rounded so that 0 % means none and 100 % means all."""
+        exact = self.nonfinite / max(1, self.parameters)
+        return ">99%" if 0.995 <= exact < 1 else "<1%" if 0 < exact < 0.005 else f"{exact:.0%}"
+
+    @property
+    def degraded(self) -> bool:
+        """Whether held-out reward was lost; after a crash it was."""
+        return not self.after >= self.before - QUALITY_MARGIN
+
 
 def scenarios_for(model: str) -> tuple[str, ...]:
     """The scenarios that are reproduced with another model than the tiny one: those whose files name it."""
@@ -63,30 +78,24 @@ def config_for(name: str, column: str, overrides: tuple[str, ...] = (), model: s
     """The configuration of a scenario under one column, with the settings of a model, "" for the tiny one.
 
     `original` has the guards that the reports used before their fix, `reported_fix` all of their stable values and
-    guards. `stable` changes only the guards; `healed` has them too, and the scenario's first heal.
+    guards, with their sampling and group size. `stable` changes only the guards; `healed` has them too, and the
+    scenario's first heal.
     """
+    case = scenario(name)
+    if column == FIX:
+        fix = preset(FIX)
+        config = case.config(preset=FIX, model=model).with_(f"data.num_generations={fix.data.num_generations}")
+        config = dataclasses.replace(config, sampling=fix.sampling)
+    else:
+        guards = ORIGINAL if column == ORIGINAL else STABLE
+        config = case.config(guards=guards, heal=column == HEALED, model=model)
     length = () if model else (f"run.num_steps={ROUNDS}", f"run.num_eval={PROBLEMS}")
-    return _COLUMN[column](scenario(name), model).with_(*length, *overrides)
+    return config.with_(*length, *overrides)
 
 
 def recording_of(name: str, column: str, model: str) -> str:
     """The name of the recording of one run."""
     return f"{name}-{model}-{column}"
-
-
-def _fixed(case: Scenario, model: str) -> Config:
-    """The cause under the reports' stable values, their sampling and group size included."""
-    fix = preset(FIX)
-    mine = case.config(preset=FIX, model=model).with_(f"data.num_generations={fix.data.num_generations}")
-    return dataclasses.replace(mine, sampling=fix.sampling)
-
-
-_COLUMN: dict[str, Callable[[Scenario, str], Config]] = {
-    ORIGINAL: lambda case, model: case.config(guards=ORIGINAL, model=model),
-    FIX: _fixed,
-    STABLE: lambda case, model: case.config(guards=STABLE, model=model),
-    HEALED: lambda case, model: case.config(guards=STABLE, heal=True, model=model),
-}
 
 
 def healthy_config(column: str, overrides: tuple[str, ...] = ()) -> Config:
@@ -124,108 +133,44 @@ def _largest(values: Iterable[float]) -> float:
     return max((value for value in values if math.isfinite(value)), default=math.nan)
 
 
-def table(runs: list[ReproducedRun]) -> list[list[str]]:
-    """Header and rows of the before/after table, as text."""
-    rows = [_cells(run) for run in runs]
-    return [list(rows[0]), *([*row.values()] for row in rows)]
+def table(runs: Sequence[ReproducedRun], kind: str = "column") -> list[list[str]]:
+    """Header and rows of the before/after table, as text; of the kind `short` for a terminal."""
+    header = [_say(f"{kind}.{name}") for name in _TABLES[kind]]
+    return [header, *markdown.cells(_TABLES[kind], runs, say=_say, where=_where)]
 
 
-def _cells(run: ReproducedRun) -> dict[str, str]:
-    """A row of the table by the names of its columns."""
+def _where(run: ReproducedRun) -> str:
+    """The first link that was not finite, its step, and the guard that caught it."""
     found = run.first_break
-    broken = found is not None and found.link in LINKS
-    where = _say("at", link=label(LINKS[found.link].label), step=found.step) if found and broken else _say("none")
-    where += _say("caught", guard=found.caught_by) if found and found.caught_by else ""
-    cells = {
-        "scenario": run.scenario,
-        "guards": run.column,
-        "rounds": str(run.rounds),
-        "refused": str(run.refused),
-        "norm": number(run.grad_norm),
-        "first_break": where,
-        "nonfinite": f"{run.nonfinite:,} ({share(run)})" if run.nonfinite else "0",
-        "move": number(run.max_move),
-        "crash": "multinomial" if "probability tensor" in run.crash else run.crash or _say("no"),
-        "seconds": number(run.seconds),
-        "before": number(run.before),
-        "after": number(run.after),
-    }
-    return {text(f"reproduction.column.{name}"): cell for name, cell in cells.items()}
+    if not found or found.link not in LINKS:
+        return _say("none")
+    where = _say("at", link=label(LINKS[found.link].label), step=found.step)
+    return where + (_say("caught", guard=found.caught_by) if found.caught_by else "")
 
 
 def _say(key: str, **values: Any) -> str:
     return text(f"reproduction.{key}", **values)
 
 
-def brief(runs: list[ReproducedRun]) -> list[list[str]]:
-    """The table again, short enough for a terminal."""
-    names = ("scenario", "guards", "rounds", "norm", "broke_at", "bad", "crash", "reward")
-    header = [text(f"reproduction.short.{name}") for name in names]
-    body = [
-        [
-            run.scenario,
-            run.column,
-            str(run.rounds),
-            number(run.grad_norm, digits=2),
-            f"{run.first_break.link}, {run.first_break.step}" if run.first_break else "-",
-            share(run),
-            _say("yes" if run.crash else "no"),
-            f"{number(run.before, digits=2)}>{number(run.after, digits=2)}",
-        ]
-        for run in runs
-    ]
-    return [header, *body]
-
-
-def share(run: ReproducedRun) -> str:
-    """The share of weights that are not finite, rounded so that 0 % means none and 100 % means all."""
-    exact = run.nonfinite / max(1, run.parameters)
-    return ">99%" if 0.995 <= exact < 1 else "<1%" if 0 < exact < 0.005 else f"{exact:.0%}"
-
-
-def verdicts(
-    runs: list[ReproducedRun], healthy: dict[str, ReproducedRun], column: str = FIX
-) -> list[tuple[str, str, str]]:
-    """The reports' claims for their fix, tried on one column: the measurement, and whether it held, in words."""
-    fixed = [run for run in runs if run.column == column]
-    crashed = [run.scenario for run in fixed if run.crash]
-    norms = [run.grad_norm for run in fixed if not math.isnan(run.grad_norm)]
-    sick = [f"{run.scenario} ({share(run)})" for run in fixed if run.nonfinite]
-    short = [f"{run.scenario} ({run.rounds})" for run in fixed if run.rounds < REPORTED_ROUNDS]
-    worse = [run for run in fixed if not run.after >= run.before - QUALITY_MARGIN]  # NaN after a crash is worse
-    rewards = [_say("from_to", before=number(run.before, 2), after=number(run.after, 2)) for run in fixed]
-    found = [
-        ("norm", _say("norms", most=number(max(norms))) if norms else _say("no_norm"), norms and max(norms) <= 10),
-        ("weights", ", ".join(sick) or _say("all_finite"), not sick),
-        ("rounds", _say("short_runs", names=", ".join(short)) if short else _say("all"), not short),
-        ("crash", _say("crashed", names=", ".join(crashed)) if crashed else _say("none"), not crashed),
-        ("quality", _say("rewards", rewards=", ".join(rewards)), not worse),
-        *_cost(healthy),
-    ]
-    return [
-        (text(f"reproduction.claim.{name}", rounds=REPORTED_ROUNDS), measured, _say("held" if held else "did_not_hold"))
-        for name, measured, held in found
-    ]
-
-
-def _cost(healthy: dict[str, ReproducedRun]) -> list[tuple[str, str, bool]]:
-    """The claim about the time of guards, where a healthy task was run."""
-    if not healthy:
-        return []
-    cost = healthy["stable"].seconds / healthy["original"].seconds - 1
-    return [("cost", _say("cost", cost=f"{cost:+z.0%}"), cost <= 0.10)]
-
-
-def claims(runs: list[ReproducedRun], healthy: dict[str, ReproducedRun]) -> list[list[str]]:
-    """Header and rows: every claim, tried on the reports' fix and on the healed runs."""
-    fix, healed = (verdicts(runs, healthy, column) for column in (FIX, HEALED))
-    cells = zip(fix, healed, strict=True)
-    rows = [[mine[0], *(_say("tried", verdict=v, measured=m) for _, m, v in (mine, other))] for mine, other in cells]
-    return [[text("reproduction.short.claim"), FIX, HEALED], *rows]
+def claims(runs: Sequence[ReproducedRun], healthy: dict[str, ReproducedRun]) -> list[list[str]]:
+    """Header and rows: every claim, tried on the reports' fix and on the healed runs, with verdict and measurement."""
+    cost = healthy[STABLE].seconds / healthy[ORIGINAL].seconds - 1 if healthy else math.nan
+    rows = [[_say("short.claim"), FIX, HEALED]]
+    for name, claim in _TABLES["claim"].items():
+        if name == "cost" and not healthy:
+            continue
+        rows.append([_say(f"claim.{name}", rounds=REPORTED_ROUNDS)])
+        for column in (FIX, HEALED):
+            tried = [run for run in runs if run.column == column]
+            most = _largest(run.grad_norm for run in tried)
+            given = {"runs": tried, "rounds": REPORTED_ROUNDS, "most": most, "cost": cost, "say": _say}
+            held = _say("held" if markdown.holds(claim["holds"], **given) else "did_not_hold")
+            rows[-1].append(_say("tried", verdict=held, measured=markdown.filled(claim["measured"], **given)))
+    return rows
 
 
 def report(
-    runs: list[ReproducedRun],
+    runs: Sequence[ReproducedRun],
     healthy: dict[str, ReproducedRun],
     figures: dict[str, tuple[str, str]],
     command: str,
@@ -236,14 +181,14 @@ def report(
 
     `asked` is the config of the first run, `recorded` says when and by which command recordings were made.
     """
-    return render(
+    return markdown.render(
         "reproduction",
         language(),
         command=command,
         recorded=recorded,
         before_after=table(runs),
         asked=asked,
-        times=number(asked.optimizer.learning_rate / preset(ORIGINAL).optimizer.learning_rate),
+        times=markdown.number(asked.optimizer.learning_rate / preset(ORIGINAL).optimizer.learning_rate),
         runs=runs,
         healthy=[row[1:] for row in table([*healthy.values()])] if healthy else [],
         margin=QUALITY_MARGIN,

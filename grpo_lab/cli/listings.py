@@ -121,7 +121,7 @@ def guards(as_json: AsJson = False) -> None:
 
 def _tree(name: str, guard: type[Intervention]) -> dict[str, Any]:
     """A guard as plain values."""
-    from grpo_lab.ui.docs_pages.guards import docstring
+    from grpo_lab.ui.described import docstring
 
     meaning, notes = docstring(guard)
     settings = {each.name: {"default": each.default, "help": each.help} for each in settings_of(guard).values()}
@@ -134,10 +134,10 @@ def settings(
     as_json: AsJson = False,
 ) -> None:
     """List the keys of a config, each with its meaning, type, limit and default."""
-    from grpo_lab.ui.docs_pages.settings import described, text
+    from grpo_lab.ui.described import described
 
     found = described(name)
-    rows = [[d.key, d.type, d.limit, text(d.default).replace("\n", "\\n"), d.meaning] for d in found]
+    rows = [[d.key, d.type, d.limit, d.written, d.meaning] for d in found]
     console.say_list(as_json, map(asdict, found), ["key", "type", "limit", "default", "meaning"], rows)
 
 

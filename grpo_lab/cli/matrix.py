@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -42,7 +41,7 @@ def matrix(
 ) -> None:
     """Measure which guard stops which failure: one short run for every scenario, guard and seed.
 
-    Ctrl-C stops after the running cells; the same command goes on. Writes cells.csv, heat_map.png and findings.md.
+    Ctrl-C stops after the running cells; the same command goes on. Writes cells.csv and heat_map.png.
     """
     from grpo_lab.analysis.matrix.cells import NONE, cells, columns, only, rows
     from grpo_lab.analysis.matrix.pool import FarPool, Pool
@@ -55,13 +54,9 @@ def matrix(
     wanted = only(column, cells(rows(scenario or ()), guard_sets, seeds, steps, overrides, every, algorithms=chosen))
     cluster, folder = clusters.connect(backend, scheduler, jobs), out / "runs" if keep else None
     journal, pool = Journal(out / CELLS), FarPool(cluster, limit, folder) if cluster else Pool(limit, folder)
-    with closing(pool), closing(journal):
+    with closing(pool):
         results = _finish(wanted, journal, pool, cluster.jobs if cluster else jobs, out)
-    options = {"scenario": scenario, "guards": guard and [",".join(guard)], "algorithms": chosen and [",".join(chosen)]}
-    options |= {"column": column, "seeds": [seeds], "steps": steps and [steps]}
-    options |= {"model": model and [model], "device": device and [device]}
-    words = [word for name, values in options.items() for value in values or () for word in (f"--{name}", str(value))]
-    _write(out, results, shlex.join(["grpo-lab", "matrix", *words]))
+    _write(out, results)
 
 
 def _split(texts: Sequence[str] | None) -> list[str]:
@@ -90,20 +85,17 @@ def _finish(wanted: Sequence[Cell], journal: Journal, pool: Pool | FarPool, jobs
     return journal.of(wanted)
 
 
-def _write(out: Path, results: list[Measurement], command: str) -> None:
+def _write(out: Path, results: list[Measurement]) -> None:
     """Write the files and print a summary; exit with code 1 if a cell measured nothing."""
-    from grpo_lab.analysis.matrix.findings import Findings
-    from grpo_lab.analysis.matrix.page import page, summary
     from grpo_lab.analysis.matrix.results import Fate, to_csv
+    from grpo_lab.analysis.matrix.table import Findings, summary
     from grpo_lab.ui import plots
 
     found = Findings(results)
     (out / "cells.csv").write_text(to_csv(results), encoding="utf-8")
     figure = plots.save(plots.heat_map_figure(found), out / "heat_map.png")
-    text = page(found, (figure.name, plots.heat_map_in_words(found)), command)
-    (out / "findings.md").write_text(text, encoding="utf-8")
     console.out.print(console.table(summary(found)))
-    console.say(f"page: {out / 'findings.md'}")
+    console.say(f"figure: {figure}")
     if failed := [result for result in results if result.fate == Fate.FAILED]:
         console.report(f"{len(failed)} of {len(results)} cells measured nothing; the first: {failed[0].message}")
         raise typer.Exit(1)

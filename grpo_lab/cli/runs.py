@@ -41,7 +41,7 @@ def reproduce(
     """
     from grpo_lab.analysis.reproduction import recording_of
     from grpo_lab.runs.run_folder import next_free
-    from grpo_lab.ui.reproduce import reproduce_all
+    from grpo_lab.ui.run_tables import reproduce_all
 
     tuned = model if model in catalog.model_settings() else None
     if device and tuned and not live:
@@ -61,7 +61,7 @@ def dual(settings: Settings = None, out: Out = None) -> None:
     --set sft.num_steps=60; the settings hold for every run.
     """
     from grpo_lab.runs.run_folder import next_free
-    from grpo_lab.ui.dual import train_dual
+    from grpo_lab.ui.run_tables import train_dual
 
     page = train_dual(out or next_free(Path("runs/dual")), settings or ())
     console.say(f"\nreport: {page}")

@@ -1,5 +1,4 @@
 """The matrix: which guard stops which failure, measured cell by cell.
 
-`cells` lists the runs, `pool` makes them in processes that may die, `results` measures each run, `findings` evaluates
-all of them together, and `page` writes the report.
+`cells` lists the runs, `pool` makes them in processes that may die, `results` measures each run, `table` counts them.
 """

@@ -1,9 +1,7 @@
 """The cells of the matrix: a scenario, or a healthy run, under guards or an algorithm, with one seed."""
 
-import ast
 import dataclasses
 import hashlib
-import inspect
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +19,7 @@ from grpo_lab.events import encodable
 from grpo_lab.models.loading import sha256
 from grpo_lab.models.registry import MODELS
 from grpo_lab.paths import data_directory
-from grpo_lab.training.faults import FAULTS
+from grpo_lab.runs.clusters import package_digest
 from grpo_lab.training.guards import GUARDS
 
 HEALTHY, NONE, STABLE, REPORTED = "healthy", "none", "stable", "reported_fix"
@@ -33,19 +31,6 @@ HELD_OUT = 250
 """Held-out problems before the first step and after the last, whose rewards show the progress."""
 IDLES = {"kl_place": "kl_estimator"}
 """Settings of algorithms by which another setting has no effect: a KL in the reward leaves none in the loss."""
-DECIDE = [
-    "core",
-    "config",
-    "tasks",
-    "algorithm",
-    "models",
-    "training",
-    "runs",
-    "analysis/matrix/results.py",
-    "events.py",
-    "seeds.py",
-]
-"""Rooms and modules whose code decides the result of a cell; guards and faults count only if they are on."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +51,7 @@ class Cell:
     def key(self) -> str:
         """A digest of everything that the run depends on: config, symptom, code and data, but not the column's name."""
         expect = dataclasses.asdict(self.expect) if self.expect else None
-        parts = [self.config.to_dict(), expect, self.within, code_version(self.config), data_version(self.config)]
+        parts = [self.config.to_dict(), expect, self.within, package_digest(), data_version(self.config)]
         return _digest(json.dumps(encodable(parts), sort_keys=True))[:16]
 
 
@@ -143,38 +128,34 @@ def cells(
     steps: int | None = None,
     overrides: tuple[str, ...] = (),
     heals: bool = False,
-    trial: bool = False,
-    first: int = 0,
     algorithms: Sequence[str] = (),
 ) -> list[Cell]:
-    """Every scenario under every column with as many seeds from `first` on; STEPS explains the default number of steps.
+    """Every scenario under every column with as many seeds; STEPS explains the default number of steps.
 
-    With `heals` also under UNHEALED and HEALED, as long as the scenario's trial; with `trial` every run is a trial.
+    With `heals` also under UNHEALED and HEALED, as long as the scenario's trial.
     Each of `algorithms` is a column without guards; it has no cell where it has replaced the scenario's cause.
     Raises ConfigError for an unknown scenario or algorithm.
     """
+    length = [f"run.num_steps={steps}"] if steps else []
+    shared = (*length, f"run.num_eval={HELD_OUT}", "run.threads=1", "run.device=cpu", *overrides)
     found = []
     for name in scenarios:
         case = None if name == HEALTHY else scenario(name)
-        config = case.config() if case else preset(STABLE).with_(f"run.name={HEALTHY}")
-        expect, within = (case.expect, config.run.num_steps) if case else (None, STEPS)
-        config = config.merged(case.trial) if case and trial else config.with_(f"run.num_steps={max(within, AT_LEAST)}")
-        configs = {column: config.with_guards(guards) for column, guards in guard_sets.items()}
+        base = case.config() if case else preset(STABLE).with_(f"run.name={HEALTHY}", f"run.num_steps={STEPS}")
+        expect, within = case.expect if case else None, base.run.num_steps
+        base = base.with_(f"run.num_steps={max(within, AT_LEAST)}")
+        configs = {column: base.with_guards(guards) for column, guards in guard_sets.items()}
         for each in algorithms:
             if not (case and replaced(case, each)):
-                configs[each] = config.with_guards({}).with_algorithm(each)
+                configs[each] = base.with_guards({}).with_algorithm(each)
         if heals and case and case.heals:
             configs[UNHEALED] = case.config(guards=STABLE).merged(case.trial)
             configs[HEALED] = case.config(guards=STABLE, heal=True)
-        length = [f"run.num_steps={steps}"] if steps else []
-        shared = (*length, f"run.num_eval={HELD_OUT}", "run.threads=1", "run.device=cpu", *overrides)
-        configs = {column: one.with_(*shared) for column, one in configs.items()}
-        for seed in range(
-            first, first + seeds
-        ):  # the outer loop, so that a busy minute does not slow all seeds of one column
-            for column, one in configs.items():
-                seeded = one.with_(f"run.seed={seed}")
-                found.append(Cell(config.run.name, column, seed, seeded, visible(expect, one), within))
+        configs = {column: config.with_(*shared) for column, config in configs.items()}
+        for seed in range(seeds):  # outside, so that a busy minute does not slow a whole column
+            for column, config in configs.items():
+                seeded = config.with_(f"run.seed={seed}")
+                found.append(Cell(base.run.name, column, seed, seeded, visible(expect, config), within))
     return found
 
 
@@ -187,29 +168,17 @@ def only(columns: Sequence[str] | None, found: list[Cell]) -> list[Cell]:
     return [cell for cell in found if cell.column in (columns or known)]
 
 
-def code_version(config: Config) -> str:
-    """A digest of the code that decides a run of this config, without comments, docstrings and layout."""
-    package = Path(__file__).parents[2]
-    registered = [(GUARDS, config.guards), (FAULTS, config.faults)]
-    classes = [registry[name] for registry, switches in registered for name in switches if name in registry]
-    deciding = {path for name in DECIDE for path in (package / name, *(package / name).rglob("*.py")) if path.is_file()}
-    switched = {path for path in deciding if path.parent.name in ("guards", "faults") and path.name != "formulas.py"}
-    files = deciding - switched | {Path(inspect.getfile(cls)) for cls in classes}
-    return _digest("".join(_meaning(path) for path in sorted(files)))
-
-
 def data_version(config: Config) -> str:
     """A digest of the files that a run of this config reads: model, texts, known crashes, the user's code.
 
     A hub id counts by its name alone, because its version is unknown offline.
     """
-    name, parts = config.model.name, (config.data, *config.objectives)
+    name = config.model.name
     model = MODELS[name].path if name in MODELS else Path(name).expanduser()
+    texts = [part.tasks for part in (config.data, *config.objectives) if part.tasks]
     files = [path for path in sorted(model.glob("*")) if path.suffix != ".md"]
-    tasks = [part.tasks for part in parts if part.tasks]
-    files += [data_directory() / "tasks" / f"{task}.toml" for task in tasks]
-    files += [Path(text) for text in (*tasks, config.sft.data)]
-    files += user_code.files_of(config.to_dict())
+    files += [data_directory() / "tasks" / f"{text}.toml" for text in texts]
+    files += [*map(Path, (*texts, config.sft.data)), *user_code.files_of(config.to_dict())]
     files += [data_directory() / "crashes.toml"]
     stats = [(path, path.stat()) for path in files if path.is_file()]
     return _digest("".join(_contents(path, stat.st_mtime_ns, stat.st_size) for path, stat in stats))
@@ -219,21 +188,6 @@ def data_version(config: Config) -> str:
 def _contents(path: Path, changed: int, size: int) -> str:
     """A digest of a file, cached by its last change, so that weights are read once and not for each cell."""
     return sha256(path)
-
-
-@cache
-def _meaning(path: Path) -> str:
-    """A digest of a file's syntax tree without docstrings."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list):
-            node.body = [line for line in body if not _is_text(line)]  # type: ignore[attr-defined]
-    return _digest(ast.dump(tree))
-
-
-def _is_text(line: ast.AST) -> bool:
-    return isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant) and isinstance(line.value.value, str)
 
 
 def _digest(text: str) -> str:

@@ -35,12 +35,30 @@ class Pool:
     def run(self, cell: Cell) -> Measurement:
         """The measurement of a cell, also if its process died or hung."""
         child = self._take()
+        hung = threading.Event()
+
+        def give_up() -> None:
+            hung.set()
+            child.stop(at_once=True)
+
+        timer = threading.Timer(self._limit, give_up)
+        timer.start()
         try:
             with self._folder(cell) as directory:
-                return self._measured(cell, Session(cell.config, directory, child=child), child)
+                session = Session(cell.config, directory, child=child)
+                with suppress(GrpoLabError):  # a user's mistake, recorded in the session's last event
+                    session.run()
         finally:
+            timer.cancel()
             self._busy.discard(child)
             self._idle.put(child)
+        if hung.is_set():
+            child.wait()
+            return measure(cell, session.events, "hung", f"no end within {self._limit:g} s")
+        ended = session.ended or Ended("failed", "no end was recorded")
+        died = not child.alive and ended.message == child.last_words
+        status = f"died: {child.signal or f'exit code {child.process.returncode}'}" if died else ended.status
+        return measure(cell, session.events, status, " ".join(ended.message.split())[:200])
 
     def stop(self) -> None:
         """End the running cells at once."""
@@ -54,9 +72,10 @@ class Pool:
                 self._idle.get_nowait().close()
 
     def _take(self) -> Child:
-        child = None
-        with suppress(queue.Empty):
+        try:
             child = self._idle.get_nowait()
+        except queue.Empty:
+            child = None
         if not child or not child.alive:
             child = Child()
             child.ready()  # imports take many seconds on a busy machine, and do not count towards the limit
@@ -67,28 +86,6 @@ class Pool:
         if self._keep:
             return nullcontext(next_free(self._keep / cell.scenario / f"{cell.column}, seed {cell.seed}"))
         return tempfile.TemporaryDirectory(prefix="grpo-lab-", ignore_cleanup_errors=True)
-
-    def _measured(self, cell: Cell, session: Session, child: Child) -> Measurement:
-        hung = threading.Event()
-
-        def give_up() -> None:
-            hung.set()
-            child.stop(at_once=True)
-
-        timer = threading.Timer(self._limit, give_up)
-        timer.start()
-        try:
-            with suppress(GrpoLabError):  # a user's mistake, recorded in the session's last event
-                session.run()
-        finally:
-            timer.cancel()
-        if hung.is_set():
-            child.wait()
-            return measure(cell, session.events, "hung", f"no end within {self._limit:g} s")
-        ended = session.ended or Ended("failed", "no end was recorded")
-        died = not child.alive and ended.message == child.last_words
-        status = f"died: {child.signal or f'exit code {child.process.returncode}'}" if died else ended.status
-        return measure(cell, session.events, status, " ".join(ended.message.split())[:200])
 
 
 class FarPool:
@@ -104,13 +101,11 @@ class FarPool:
         except WorkerLost as error:
             return measure(cell, [], "died: worker", str(error))
 
-    def stop(self) -> None:
-        """Leave the running cells."""
+    def close(self) -> None:
+        """Leave the cluster, and the running cells."""
         self._cluster.close()
 
-    def close(self) -> None:
-        """Leave the cluster."""
-        self._cluster.close()
+    stop = close
 
 
 def run_cell(cell: Cell, key: str, limit: float, keep: Path | None) -> Measurement:

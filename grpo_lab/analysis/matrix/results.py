@@ -1,8 +1,6 @@
 """The measurement of a cell, from its events alone, and the file that keeps it at once."""
 
-import csv
 import dataclasses
-import io
 import json
 import math
 import statistics
@@ -10,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+
+import pandas as pd
 
 from grpo_lab.analysis.matrix.cells import Cell
 from grpo_lab.core.hooks import Verdict
@@ -22,7 +22,7 @@ GAIN = 0.15
 
 
 class Fate(StrEnum):
-    """The result of a cell in one word; MEANINGS explains each."""
+    """The result of a cell in one word; docs/matrix/findings.md explains each."""
 
     STOPPED = "stopped"
     REFUSED = "refused"
@@ -32,18 +32,6 @@ class Fate(StrEnum):
     HALTED = "halted"
     CRASHED = "crashed"
     FAILED = "failed"
-
-
-MEANINGS = {
-    Fate.STOPPED: "the run went through and trained, and the symptom showed in no step",
-    Fate.REFUSED: "the run went through and trained; the symptom showed only in steps that a guard refused",
-    Fate.IDLE: "the run went through without the symptom, but no update was kept",
-    Fate.SHOWN: "the run went through, and the symptom showed in a step that counted",
-    Fate.BROKEN: "the run went through and left weights that are not finite",
-    Fate.HALTED: "a guard ended the run, with the last healthy weights in place",
-    Fate.CRASHED: "the run ended in an error, killed its process, or hung",
-    Fate.FAILED: "nothing was measured, because of a mistake in model, data or rewards",
-}
 
 
 @dataclass(frozen=True)
@@ -180,26 +168,23 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = path.read_bytes() if path.exists() else b""
+        self._path = path
         self.results: dict[str, Measurement] = {}
-        for number, line in enumerate(text.split(b"\n")[:-1], start=1):
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        if lines and not lines[-1].endswith(b"\n"):
+            path.write_bytes(b"".join(lines := lines[:-1]))
+        for number, line in enumerate(lines, start=1):
             try:
                 result = from_json(line.decode())
             except (ValueError, TypeError) as error:
                 raise RunError(f"{path}:{number}: not a finished cell ({error}); delete that line") from error
             self.results[result.key] = result
-        self._file = path.open("ab")
-        self._file.truncate(text.rfind(b"\n") + 1)
 
     def add(self, result: Measurement) -> None:
         """Keep a result, on disk first."""
-        self._file.write(json.dumps(encodable(dataclasses.asdict(result)), allow_nan=False).encode() + b"\n")
-        self._file.flush()
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(encodable(dataclasses.asdict(result)), allow_nan=False) + "\n")
         self.results[result.key] = result
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
 
     def has(self, cell: Cell) -> bool:
         """Whether a cell is finished. A failed cell is not, because its mistake may have been corrected."""
@@ -222,13 +207,7 @@ def from_json(line: str) -> Measurement:
     return Measurement(**tree)
 
 
-def to_csv(results: Iterable[Measurement]) -> str:
+def to_csv(results: Sequence[Measurement]) -> str:
     """A tidy table, one row a cell; a field is empty if there is no measurement."""
     names = [field.name for field in dataclasses.fields(Measurement)]
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(names)
-    for result in results:
-        values = (getattr(result, name) for name in names)
-        table.writerow(["" if isinstance(value, float) and math.isnan(value) else value for value in values])
-    return text.getvalue()
+    return pd.DataFrame(results, columns=names).to_csv(index=False, lineterminator="\n")

@@ -15,7 +15,7 @@ from grpo_lab.analysis.screen_words import describe, tone
 from grpo_lab.events import Event
 from grpo_lab.metrics import LINKS
 from grpo_lab.ui.plots import curves, strip, style
-from grpo_lab.ui.plots.heat_map import heat_map_figure, heat_map_in_words
+from grpo_lab.ui.plots.heat_map import heat_map_figure
 from grpo_lab.ui.plots.objectives import objectives_figure
 from grpo_lab.ui.plots.rewards import rewards_figure, rewards_in_words
 
@@ -24,7 +24,6 @@ __all__ = [
     "comparison_figure",
     "decimate",
     "heat_map_figure",
-    "heat_map_in_words",
     "objectives_figure",
     "rewards_figure",
     "rewards_in_words",

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from grpo_lab.analysis.matrix.cells import HEALTHY, NONE, REPORTED, STABLE
-from grpo_lab.analysis.matrix.findings import Findings
 from grpo_lab.analysis.matrix.results import Fate
+from grpo_lab.analysis.matrix.table import Findings
 from grpo_lab.ui.plots.style import BLUE, GREY, NORMAL, ORANGE, PLAIN, SMALL, TITLE, legible, new_figure, write
 
 LETTERS = {
@@ -31,7 +31,7 @@ _LEFT, _CELL = 2.35, 0.27
 
 def heat_map_figure(found: Findings, title: str = "") -> Figure:
     """A figure with a row for each scenario, the healthy run on top, and a column for each set of guards."""
-    names, what = found.scenarios, "guard" if found.guards or not found.algorithms else "algorithm"
+    names, what = found.scenarios, "guard" if found.of_guards else "algorithm"
     top, bottom = 3.35 if found.has_healthy else 2.95, 0.75
     figure = new_figure(height := top + _CELL * max(1, len(names)) + bottom)
     write(figure, 0.35, title or f"Which {what} stops which failure", 70, fontsize=TITLE, fontweight="bold")
@@ -56,29 +56,6 @@ def mark(found: Findings, name: str, column: str) -> str:
     if not fates:
         return "–" if found.cells(name, column) else ""
     return str(fates[Fate.STOPPED] or LETTERS[Fate(fates.most_common(1)[0][0])])
-
-
-def heat_map_in_words(found: Findings) -> str:
-    """The alternative text of the heat map."""
-    size = f"{len(found.scenarios)} scenarios by {len(found.columns)} columns of guards, {found.seeds} seeds."
-    under_stable = [name for name in found.scenarios if found.cells(name, STABLE)]
-    stopped = [name for name in under_stable if found.share(name, STABLE) == 1]
-    never = [name for name in found.scenarios if not found.stoppers(name)]
-    alone = "; ".join(f"{name}: {', '.join(found.stoppers(name))}" for name in found.scenarios if name not in never)
-    by_algorithm = ((name, found.stoppers(name, found.algorithms)) for name in found.scenarios)
-    also = [f"{name}: {', '.join(stoppers)}" for name, stoppers in by_algorithm if stoppers]
-    if found.algorithms and not found.guards:
-        return f"Heat map, {size.replace('of guards', 'of algorithms')} Stopped by: {'; '.join(also) or 'none'}."
-    parts = [f"Heat map, {size}"]
-    if under_stable:
-        names = f": {', '.join(stopped)}" if stopped else ""
-        parts.append(f"stable stops {len(stopped)} of {len(under_stable)} on every seed{names}.")
-    if found.guards:
-        parts.append(f"Stopped by one guard alone: {alone or 'none'}. By no guard alone: {', '.join(never) or 'none'}.")
-    if found.has_healthy:
-        loud = [column for column in found.columns if found.alarms(column)]
-        parts.append(f"False alarms on the healthy run: {', '.join(loud) or 'none'}.")
-    return " ".join(parts)
 
 
 def _grid(axes: Axes, values: np.ndarray, names: list[str], scale: Any, gid: str) -> None:

@@ -11,7 +11,7 @@ from grpo_lab.config.schema import Config
 from grpo_lab.errors import unknown
 from grpo_lab.messages import text, translated
 from grpo_lab.training.guards import GUARDS
-from grpo_lab.ui.docs_pages.guards import docstring
+from grpo_lab.ui.described import docstring
 from grpo_lab.ui.widgets import html, parts
 
 

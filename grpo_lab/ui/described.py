@@ -1,12 +1,13 @@
-"""docs/settings.md: every key of a config with its meaning, type, limit and default."""
+"""Settings and guards as lists show them: each key of a config with its meaning, a guard's docstring in its parts."""
 
 import dataclasses
+import re
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_lab.analysis.markdown import first_sentence, render
+from grpo_lab.analysis.markdown import one_line
 from grpo_lab.config.fields import plain, settings_of
 from grpo_lab.config.schema import SECTIONS, SWITCHES
 from grpo_lab.config.sections import ObjectiveConfig
@@ -23,16 +24,14 @@ class Described:
     limit: str
     default: Any
 
-
-def page() -> str:
-    """The page on settings."""
-    sections = [(name, first_sentence(cls.__doc__), list(_of(name, cls))) for name, cls in _classes().items()]
-    head = ["key", "meaning", "type", "limit", "default"]
-    tables = [
-        (name, about, [head, *([f"`{d.key}`", d.meaning, f"`{d.type}`", d.limit, _code(d.default)] for d in found)])
-        for name, about, found in sections
-    ]
-    return render("settings", sections=[each for each in tables if len(each[2]) > 1])
+    @property
+    def written(self) -> str:
+        """The default as it is written after `=`."""
+        if isinstance(self.default, list):
+            return ",".join(map(str, self.default)) or "empty"
+        words = {True: "true", False: "false", None: "none", "": "''"}
+        is_word = isinstance(self.default, bool) or self.default in (None, "")
+        return words[self.default] if is_word else str(self.default).replace("\n", "\\n")
 
 
 def described(name: str = "") -> list[Described]:
@@ -45,7 +44,7 @@ def described(name: str = "") -> list[Described]:
     >>> [each.key for each in described("learning_rate")]
     ['optimizer.learning_rate', 'sft.learning_rate']
     """
-    every = [each for section, cls in _classes(name.partition(".")[0]).items() for each in _of(section, cls)]
+    every = [each for section, cls in classes(name.partition(".")[0]).items() for each in settings_in(section, cls)]
     found = [each for each in every if not name or each.key == name or each.key.startswith(f"{name}.")]
     found = found or [each for each in every if each.key.rpartition(".")[2] == name]
     if not found:
@@ -54,7 +53,7 @@ def described(name: str = "") -> list[Described]:
     return found
 
 
-def _classes(section: str = "") -> dict[str, type]:
+def classes(section: str = "") -> dict[str, type]:
     """The class of each section; guards and faults, whose import takes seconds, only where they are asked for."""
     found: dict[str, type] = {**SECTIONS, "objectives.NAME": ObjectiveConfig}
     if section in SECTIONS or section == "objectives":
@@ -66,7 +65,8 @@ def _classes(section: str = "") -> dict[str, type]:
     return found | {f"faults.{name}": fault for name, fault in FAULTS.items()}
 
 
-def _of(section: str, cls: type) -> Iterator[Described]:
+def settings_in(section: str, cls: type) -> Iterator[Described]:
+    """The settings of a section's class."""
     for each in settings_of(cls).values():
         kind = str(each.kind) if typing.get_args(each.kind) else each.kind.__name__
         kind = "table" if typing.get_origin(each.kind) is Mapping else kind
@@ -74,13 +74,13 @@ def _of(section: str, cls: type) -> Iterator[Described]:
         yield Described(f"{section}.{each.name}", each.help, kind, str(each.limit or ""), default)
 
 
-def text(default: Any) -> str:
-    """A default as it is written after `=`."""
-    if isinstance(default, list):
-        return ",".join(map(str, default)) or "empty"
-    words = {True: "true", False: "false", None: "none", "": "''"}
-    return words[default] if isinstance(default, bool) or default in (None, "") else str(default)
+def docstring(guard: type) -> tuple[str, dict[str, str]]:
+    """The description of a guard, and its `Stops`, `Costs` and `Hides`, from its docstring.
 
-
-def _code(default: Any) -> str:
-    return "`" + text(default).replace("\n", "\\n") + "`"
+    >>> from grpo_lab.training.guards import GUARDS
+    >>> docstring(GUARDS["clip_gradients"])[1]["Costs"]
+    'nothing below max_norm.'
+    """
+    before, *sections = re.split(r"\b(?=(?:Stops|Costs|Hides): )", one_line(guard.__doc__))
+    parts = (section.strip().partition(": ") for section in sections)
+    return before.strip(), {word: text for word, _, text in parts}

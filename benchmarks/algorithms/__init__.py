@@ -1,1 +1,0 @@
-"""Every algorithm of data/algorithms: how fast each learns, and which failure stops at its formulas."""
