@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, tensor
 
 from grpo_lab.algorithm import kl
-from grpo_lab.algorithm.losses import aggregate, entropies, policy_loss
+from grpo_lab.algorithm.losses import aggregate, entropies
 from grpo_lab.core.advantages import group_advantages
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.logprobs import completion_logprobs
@@ -295,12 +295,6 @@ def test_rewards_that_cannot_be_judged_may_hold_anything():
         assert not advantages[2].any()  # one that is left has nothing to be compared with
 
 
-def test_a_nan_reward_spoils_its_own_group_only():
-    advantages = group_advantages(tensor([[NAN, 1.0], [0.0, 1.0]]))
-    assert bool(advantages[0].isnan().all())
-    assert bool(advantages[1].isfinite().all())
-
-
 finite_rewards = st.lists(st.integers(-8, 8).map(float), min_size=5, max_size=5)
 
 
@@ -322,13 +316,6 @@ def test_an_advantage_is_at_most_g_minus_1_over_root_g(rewards):
 
 
 # More of the loss ----------------------------------------------------------------------------------------------------
-
-
-def test_the_policy_loss_compares_with_the_policy_that_sampled():
-    # ratio e^(-1 + 1.5) = 1.6487 -> clipped at 1.2, times A = 2
-    assert close(policy_loss(row(-1.0), row(-1.5), tensor([2.0])), [[-2.4]])
-    assert close(policy_loss(row(-1.5), row(-1.0), tensor([2.0])), [[-2 * math.exp(-0.5)]])
-    assert close(policy_loss(row(-1.0), row(-1.5), tensor([-2.0]), 0.2, 0.9, 1.5), [[3.0]])
 
 
 def test_the_ratio_against_the_reference_is_told_apart():
@@ -430,18 +417,6 @@ def test_weights_of_token_and_sequence_sum_to_1():
 
 
 # More of the KL ------------------------------------------------------------------------------------------------------
-
-
-def test_the_estimators_take_reference_minus_policy():
-    for name, expected in {"k1": -0.5, "k2": 0.125, "k3": math.expm1(0.5) - 0.5, "hinge": 0.5}.items():
-        assert close(kl.estimate(row(-1.5), row(-1.0), name), [[expected]])
-    assert close(kl.estimate(row(-1.0), row(-1.5)), [[math.expm1(-0.5) + 0.5]])  # k3 unless told otherwise
-
-
-@given(st.lists(floats.filter(lambda v: v < 88), min_size=1, max_size=8))
-def test_k3_and_k2_are_never_negative(delta):
-    assert float(kl.k3(tensor(delta)).min()) >= 0
-    assert float(kl.k2(tensor(delta)).min()) >= 0
 
 
 def test_k3_written_with_exp_goes_negative_by_rounding():
@@ -563,15 +538,3 @@ def test_entropies_by_hand():
     # filtered tokens leave two equal ones, or a sure one
     assert close(entropies(tensor([[0.0, -INF, 0.0], [-INF, 3.0, -INF]])), [LN(2), 0.0])
     assert math.isnan(entropies(tensor([[0.0, NAN]])).item())
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_entropies_are_fp32_and_have_a_gradient(dtype):
-    logits, _, _ = random_logits(dtype)
-    found = entropies(logits.requires_grad_(), 0.8)
-    right = torch.distributions.Categorical(logits=logits.float() / 0.8).entropy()
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, right)
-    gradients = [torch.autograd.grad(each.sum(), logits)[0] for each in (found, right)]
-    assert gradients[0].any()
-    torch.testing.assert_close(*gradients)
