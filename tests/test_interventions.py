@@ -519,12 +519,6 @@ def test_one_element_is_harmed(name, column):
     assert column is None or place[1] == column
 
 
-def test_a_scale_that_nobody_takes_out_multiplies_loss_and_gradient():
-    loss = tensor(0.5, requires_grad=True)
-    FAULTS["scale_loss"](factor=8.0)(loss, make_step(1)).value.backward()  # type: ignore[call-arg]
-    assert loss.grad == 8.0
-
-
 def test_an_ignored_temperature_samples_at_one():
     logits = tensor([[1.0, 0.0, -2.0]])
     value = FAULTS["ignore_temperature"]()((logits / 0.5).softmax(-1), make_step(1, sampling=COLD)).value
@@ -540,13 +534,6 @@ def test_a_filter_spares_the_sampler_and_keeps_the_likeliest():
         assert kept.isfinite().sum() == 3 and kept[0, 0, -3:].isfinite().all()
     two_passes = kept.log_softmax(-1)[0, 0, 0] - kept.log_softmax(-1)[0, 0, 0]
     assert two_passes.isnan()
-
-
-def test_a_corrupt_sample_keeps_what_was_noted_of_it():
-    batch = make_batch()
-    corrupt = FAULTS["corrupt_sample"]()(batch, make_step(1)).value
-    assert int((corrupt.completions != batch.completions).any(dim=1).sum()) == 1
-    assert corrupt.old_logprobs is batch.old_logprobs and corrupt.advantages is batch.advantages
 
 
 def test_a_stale_batch_is_as_old_as_asked():
@@ -685,12 +672,6 @@ def test_gradients_are_measured_before_a_guard_touches_them():
     assert gradients_are(0.6, 0.0, 0.0, 0.8)(model)
 
 
-def test_a_frozen_model_is_told_so():
-    ctx = make_attempt(1, arrange(Config(), FAULTS, GUARDS, observers.OBSERVERS))
-    with pytest.raises(GrpoLabError, match="no parameter has a gradient"):
-        ctx.apply(Stage.GRADIENTS, policy())
-
-
 def exact_kl_of(reference: Batch, current: Batch, prompts: int = 0) -> Any:
     """What MeasureExactKL notes of a step: logits are 12 numbers that depend on a token and on the pass."""
     observer, scale = observers.MeasureExactKL(), torch.linspace(0, 2, 12)
@@ -766,19 +747,6 @@ def test_the_reported_check_of_weights_only_says_so():
     for _ in range(3):
         outcome = guard(policy(), step)
         assert (outcome.verdict, outcome.reason) == (Verdict.KEEP, "1 of 2 weight tensors hold NaN or inf")
-
-
-@pytest.mark.parametrize(("move", "verdict"), [(None, Verdict.KEEP), (0.1, Verdict.KEEP), (0.11, BACK)])
-def test_a_move_is_judged_only_where_a_snapshot_tells_it(move, verdict):
-    guard = GUARDS["check_weights"](max_move=0.1)  # type: ignore[call-arg]
-    step = make_step(weight_norms=torch.ones(2), largest_move=lambda: move)
-    assert guard(policy(), step).verdict == verdict
-
-
-def test_warm_up_is_a_straight_line_to_the_full_rate():
-    guard = GUARDS["warm_up"](steps=4)  # type: ignore[call-arg]
-    rates = [guard(COEFFICIENTS, make_step(index)).value.learning_rate / 3e-4 for index in range(6)]
-    assert rates == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 1.0])
 
 
 def test_dual_clip_bounds_the_side_that_min_leaves_open():
