@@ -250,6 +250,11 @@ def test_the_text_of_a_crash_is_the_line_that_tells():
     assert classify_crash(CUDA_001).text == "Assertion `input[0] != 0` failed."
 
 
+def test_a_first_probability_of_0_is_no_crash():
+    """The reports read `input[0] != 0` as a rule about the first probability."""
+    assert torch.multinomial(torch.tensor([0.0, 1.0]), 1).item() == 1
+
+
 @pytest.mark.parametrize(
     ("call", "kind"),
     [

@@ -126,6 +126,17 @@ def test_snapshots_hold_adapters_and_a_rollback_restores_them(run, fault):
     assert same(split(once[1])[0], split(twice[1])[0]), "the second step left nothing"
 
 
+def test_dropout_changes_no_bit_of_grpo_and_acts_in_train_mode(run, bases):
+    without, with_dropout = run("run.num_steps=2"), run("run.num_steps=2", "lora.dropout=0.5")
+    assert same(split(without[1])[0], split(with_dropout[1])[0])
+    policy = with_dropout[1]
+    steady = logits(policy)
+    for name, module in policy.named_modules():
+        module.training = name.endswith("lora_dropout.default")
+    torch.manual_seed(0)
+    assert not torch.equal(logits(policy), steady)
+
+
 def test_with_adapters_on_in_the_reference_the_kl_is_zero_and_beta_does_nothing(run):
     broken = "lora.reference=adapters_on"
     little, much = (run(broken, f"loss.beta={beta}", "run.exact_kl=true") for beta in (0.02, 5))

@@ -378,6 +378,22 @@ def test_past_88_7_the_loss_stays_finite_and_the_gradient_does_not(log_ratio, ad
     assert all(map(math.isfinite, surrogate_gradient(88.7, advantage, **options)))
 
 
+@pytest.mark.parametrize("wrong", ["after exp", "by 0", "where"])
+def test_what_is_clamped_after_exp_does_not_help(wrong):
+    x = tensor([[100.0, 0.0]], requires_grad=True)
+    ratio = {
+        "after exp": lambda: x.exp().clamp(max=math.exp(5)),
+        "by 0": lambda: x.exp().clamp(max=1e30) * tensor([[0.0, 1.0]]),
+        "where": lambda: torch.where(x < 5, x.exp(), 1.0),
+    }[wrong]()
+    assert bool(ratio.isfinite().all())
+    (gradient,) = torch.autograd.grad(ratio.sum(), x)
+    assert bool(gradient.isnan().any())
+    before = x.clamp(-5, 5)
+    (gradient,) = torch.autograd.grad(clipped_surrogate(before, tensor([1.0])).sum(), x)
+    assert bool(gradient.isfinite().all())
+
+
 floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
@@ -448,6 +464,10 @@ def reverse_kl(logp: Tensor) -> Tensor:
     return (REFERENCE.exp() * (REFERENCE - logp)).sum()
 
 
+def total_variation(logp: Tensor) -> Tensor:
+    return (logp.exp() - REFERENCE.exp()).abs().sum() / 2
+
+
 def test_k1_and_k3_are_unbiased_and_the_others_are_not():
     logp = THETA.log_softmax(0)
     true = float(forward_kl(logp))
@@ -469,6 +489,12 @@ def test_in_the_loss_k2_and_k3_pull_as_different_divergences_do(estimator, diver
     torch.testing.assert_close(found, gradient_at_theta(divergence))
     other = reverse_kl if divergence is forward_kl else forward_kl
     assert not torch.allclose(found, gradient_at_theta(other), rtol=0.05)
+
+
+def test_in_the_loss_the_hinge_pulls_only_at_tokens_the_policy_finds_unlikely():
+    """The gradient is that of minus the policy's own probability there: total variation at fixed signs."""
+    found = gradient_at_theta(lambda logp: expected("hinge", logp))
+    torch.testing.assert_close(found, gradient_at_theta(total_variation))
 
 
 # More of the log-probabilities ---------------------------------------------------------------------------------------
