@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 import grpo_lab as gl
 from grpo_lab.analysis.run_difference import difference
 from grpo_lab.errors import RunError
-from grpo_lab.events import Changed, Ended, Stepped
 
 README = Path(__file__).parents[1] / "README.md"
 CONFIG = gl.preset("smoke").with_("run.threads=1", "run.num_steps=3", "run.device=cpu")
@@ -69,19 +68,6 @@ def test_one_number_is_found_with_its_step_and_both_values(whole, copied):
     ((step, field, first, second),) = ((e.step, e.field, e.first, e.second) for e in found.differences)
     assert (step, field, second) == (1, "Stepped.metrics.kl", "nan") and first >= 0
     assert found.steps_that_differ == (1,) and found.weights == "the same" and not found.same
-
-
-def test_an_event_that_one_run_lacks_shifts_no_other(whole, copied):
-    changed = {"event": "Changed", "step": 1, "overrides": ["loss.beta=0.04"]}
-    found = difference(whole, edited(copied, lambda trees: [*trees[:2], changed, *trees[2:]]))
-    ((step, field, first, second),) = ((e.step, e.field, e.first, e.second) for e in found.differences)
-    assert (step, field, first, second) == (1, Changed.__name__, None, "there")
-
-
-def test_a_run_that_was_cut_off_lacks_its_last_step_and_its_end(whole, copied):
-    found = difference(whole, edited(copied, lambda trees: [t for t in trees if t.get("step") != 2][:-1]))
-    lacking = [(each.field, each.step) for each in found.differences if each.second is None]
-    assert (Stepped.__name__, 2) in lacking and (Ended.__name__, None) in lacking
 
 
 @pytest.mark.parametrize("how", ["value", "name", "shape", "none", "broken"])
