@@ -50,8 +50,6 @@ ALIKE: dict[str, Config] = {
         }
     ),
     "nan gradient": smoke("faults.nan_gradient=on"),
-    "shifted ratio": smoke("faults.shift_log_ratio=on", "faults.shift_kl_delta=on"),
-    "unguarded nan": preset("smoke").with_(*RANKS, "faults.nan_gradient=on", "faults.nan_gradient.at_step=0"),
 }
 """Runs of two processes that one process makes alike, to the bit."""
 

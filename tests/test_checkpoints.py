@@ -222,46 +222,6 @@ def test_a_process_that_dies_at_any_operation_leaves_a_run_that_goes_on(whole, t
         assert not [path for path in (folder / "checkpoints").iterdir() if path.name.startswith(".tmp-")]
 
 
-KILLS = """
-import json, os, random, signal, sys, time
-from pathlib import Path
-from grpo_lab.config.schema import Config
-from grpo_lab.runs.session import Session
-
-folder, config = Path(sys.argv[1]), Config.from_dict(json.loads(sys.argv[2]))
-chance, log, kills = random.Random(0), folder / "events.jsonl", 0
-while True:  # a fork has everything imported
-    pid = os.fork()
-    if not pid:
-        begun = (folder / "config.json").exists()
-        more = {"child": False, "save_model": True}
-        (Session.resume(folder, **more) if begun else Session(config, folder, **more)).run()
-        os._exit(0)
-    before = log.stat().st_size if log.exists() else 0
-    done = 0
-    while not done and (kills >= 6 or not log.exists() or log.stat().st_size == before):
-        done, status = os.waitpid(pid, os.WNOHANG)
-        time.sleep(0.002)
-    if not done:
-        time.sleep(chance.random() * 0.08)
-        os.kill(pid, signal.SIGKILL)
-        done, status = os.waitpid(pid, 0)
-    if not os.WIFSIGNALED(status):
-        sys.exit(0 if os.waitstatus_to_exitcode(status) == 0 and kills >= 6 else 1)
-    kills += 1
-"""
-
-
-@pytest.mark.slow
-def test_six_real_kills(tmp_path):
-    config = SMALL.with_("run.num_steps=15")
-    command = [sys.executable, "-c", KILLS, str(tmp_path / "run"), json.dumps(config.to_dict())]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    one = session_of(config, tmp_path / "whole").run()
-    assert same(one, Session.open(tmp_path / "run"))
-
-
 def test_a_last_line_that_was_cut_in_half_is_dropped(whole, cut_off):
     log = cut_off / "events.jsonl"
     log.write_bytes(log.read_bytes()[:-40])

@@ -76,6 +76,7 @@ def unclipped(steps, leave_out):
 def test_a_formula_of_a_file_is_the_formula(own, setting):
     """Two registered ones, copied, give each its own numbers: the copy is used, and nothing else."""
     changes = (
+        "run.num_steps=2",
         "data.micro_batch_prompts=2",
         "optimizer.learning_rate=1e-2",
         "sampling.top_k=4",

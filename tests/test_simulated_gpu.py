@@ -151,26 +151,21 @@ def test_a_step_in_half_precision_has_no_operator_that_mixes_devices(gpu, precis
     assert gpu.waits.total() <= 16 + gpu.launches["multinomial"], gpu.waits.most_common()
 
 
-def test_a_preset_is_that_of_a_cpu(gpu):
-    same_on_both(gpu, preset("original").with_(*TINY, "run.num_steps=1", "model.precision=fp32"))
-    assert gpu.waits.total() <= 22 + gpu.launches["multinomial"], gpu.waits.most_common()
+DUAL = ("objectives.F.num_prompts=2", "objectives.H.num_prompts=2", "sft.num_steps=1", "sft.batch_size=4")
+OTHERS = {
+    "another preset": (22, 1, preset("original").with_(*TINY, "run.num_steps=1", "model.precision=fp32")),
+    "sft": (4, 0, STEP.with_("run.stages=sft", "sft.data=dual", "sft.num_steps=2")),
+    "two objectives after sft": (20, 1, preset("dual").with_(*TINY[:3], *DUAL, "run.num_steps=1")),
+    "all guards": (23, 2, STEP.with_guards({name: {} for name in GUARDS})),
+}
+"""Runs with the most waits of a step, and how many more for each token that is decoded."""
 
 
-def test_a_step_of_sft_is_that_of_a_cpu(gpu):
-    same_on_both(gpu, STEP.with_("run.stages=sft", "sft.data=dual", "sft.num_steps=2"))
-    assert gpu.waits.total() <= 4, gpu.waits.most_common()
-
-
-def test_two_objectives_after_sft_are_those_of_a_cpu(gpu):
-    sizes = ("objectives.F.num_prompts=2", "objectives.H.num_prompts=2", "sft.num_steps=1", "sft.batch_size=4")
-    config = preset("dual").with_(*TINY[:3], *sizes, "data.num_generations=4", "run.num_steps=1")
-    assert len(same_on_both(gpu, config)) == 2
-    assert gpu.waits.total() <= 20 + gpu.launches["multinomial"], gpu.waits.most_common()
-
-
-def test_all_guards_at_once_are_those_of_a_cpu(gpu):
-    same_on_both(gpu, STEP.with_guards({name: {} for name in GUARDS}))
-    assert gpu.waits.total() <= 23 + 2 * gpu.launches["multinomial"], gpu.waits.most_common()
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_runs_are_those_of_a_cpu(gpu, name):
+    most, each, config = OTHERS[name]
+    same_on_both(gpu, config)
+    assert gpu.waits.total() <= most + each * gpu.launches["multinomial"], gpu.waits.most_common()
 
 
 def test_all_faults_are_those_of_a_cpu(gpu):
