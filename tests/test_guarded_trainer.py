@@ -428,16 +428,18 @@ def loss_of_trl(guard, shift, distance, folder, **settings):
         def _get_per_token_logps_and_entropies(self, *given, **more):
             return logprobs, torch.zeros_like(old), None
 
+        def begin(self):
+            self.guard_host.on_train_begin(self.args, self.state, self.control)
+
     made = trained(folder, base=Fixed, guards=guard, train=False, epsilon=0.2, use_bias_correction_kl=False, **settings)
     made.current_gradient_accumulation_steps = 1
-    host = host_of(made)
-    host.on_train_begin(made.args, made.state, made.control)
+    made.begin()
     made.model.train()
     inputs = {"prompt_ids": mask, "prompt_mask": mask, "completion_ids": mask, "completion_mask": mask}
     inputs |= {"advantages": torch.tensor([1.0, -1.0]), "num_items_in_batch": mask.sum()}
     loss = made.compute_loss(made.model, inputs | {"old_per_token_logps": old, "ref_per_token_logps": reference})
     loss.backward()
-    return loss.detach(), logprobs.grad, [action.name for action in host.guards._begun().actions]
+    return loss.detach(), logprobs.grad, [action.name for action in made.guard_host.guards._begun().actions]
 
 
 @pytest.mark.parametrize("guard", LOSS)
