@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from grpo_lab.config.catalog import preset
-from grpo_lab.errors import ConfigError, RunError
+from grpo_lab.errors import RunError
 from grpo_lab.events import Stepped
 from grpo_lab.models import loading
 from grpo_lab.models.precision import PRECISIONS
@@ -168,18 +168,6 @@ def test_a_run_has_its_own_settings_of_torch_and_its_caller_keeps_his(mine, faul
     threads, deterministic, cudnn, (fp16, *_), (bf16, *_), _ = seen[0]
     assert (threads, deterministic, cudnn, fp16, bf16) == (1, 2, False, False, False)
     assert [*train(SMOKE.with_(seen_by))] and seen[-1][1] == 1, "not asked for, it stays as it was"
-    assert settings() == mine
-
-
-def test_two_runs_in_turns_keep_apart_and_an_error_gives_back_too(mine, fault):
-    seen = []
-    seen_by = fault("loss", lambda value, step: seen.append(settings()[0]))
-    one, other = (train(SMOKE.with_(f"run.threads={number}", seen_by)) for number in (1, 2))
-    for _ in zip(one, other, strict=True):
-        pass
-    assert seen[:4] == [1, 2, 1, 2]
-    with pytest.raises(ConfigError):
-        next(train(SMOKE.with_("guards.no_such=on")))
     assert settings() == mine
 
 

@@ -378,6 +378,11 @@ def test_past_88_7_the_loss_stays_finite_and_the_gradient_does_not(log_ratio, ad
     assert all(map(math.isfinite, surrogate_gradient(88.7, advantage, **options)))
 
 
+def test_past_88_7_a_negative_advantage_shows_in_the_loss():
+    assert surrogate_gradient(88.8, -1.0) == (INF, INF)
+    assert math.isnan(surrogate_gradient(88.8, 0.0)[0])  # even a group without spread: inf * 0
+
+
 @pytest.mark.parametrize("wrong", ["after exp", "by 0", "where"])
 def test_what_is_clamped_after_exp_does_not_help(wrong):
     x = tensor([[100.0, 0.0]], requires_grad=True)

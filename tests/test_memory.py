@@ -125,15 +125,6 @@ def test_settings_of_the_larger_share_come_first():
     assert rows(work.with_("lora.r=16"))["lora.r"] == "16 -> 8"
 
 
-def test_lengths_of_objectives_and_rows_of_sft_are_halved(tmp_path):
-    own = [{"name": "F", "num_prompts": 2}, {"name": "H", "num_prompts": 6, "sampling": {"max_completion_length": 40}}]
-    found = rows(Config().merged({"objectives": own}))
-    assert found["data.micro_batch_prompts"] == "6 -> 3"
-    assert found["objectives.H.sampling.max_completion_length"] == "40 -> 20"
-    found = rows(Config().with_("run.stages=sft", f"sft.data={tmp_path}", "sft.batch_size=10"))
-    assert found == {"data.micro_batch_prompts": "10 -> 5", "lora.r": "0 -> 8"}
-
-
 @pytest.mark.parametrize(
     ("kind", "message", "expected"),
     [

@@ -208,13 +208,6 @@ def test_top_p_keeps_a_row_of_nan_broken():
     assert probabilities[0].isnan().all() and probabilities[1].isfinite().all()
 
 
-def test_padding_is_not_a_token_that_is_already_there():
-    prompts, mask = tensor([[PAD, PAD, 5]]), tensor([[0, 0, 1]])
-    drawn = distribution(SamplingConfig(repetition_penalty=2.0), prompts, mask, 1, VOCABULARY)
-    found = drawn(torch.ones(1, VOCABULARY), prompts[:, :0], tensor([0])).log()
-    assert found[0, PAD] == found[0, 6] and found[0, PAD] - found[0, 5] == pytest.approx(0.5, abs=1e-5)
-
-
 def test_presence_and_frequency_penalties_count_the_completion_and_not_the_prompt():
     sampling = SamplingConfig(presence_penalty=0.5, frequency_penalty=0.25)
     drawn = distribution(sampling, tensor([[1, 2]]), tensor([[1, 1]]), 2, 6)

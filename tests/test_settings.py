@@ -6,7 +6,7 @@ from typing import Annotated
 
 import pytest
 
-from grpo_lab.config.fields import AtLeast, Between, OneOf, Settings, build, parse, settings_of, typed
+from grpo_lab.config.fields import AtLeast, Between, OneOf, Settings, parse, settings_of
 from grpo_lab.errors import ConfigError, unknown
 from grpo_lab.seeds import derive
 
@@ -56,20 +56,6 @@ def test_a_bad_value_is_refused_with_the_value_and_the_limit(values, message):
     assert caught.value.exit_code == 2
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "value"),
-    [
-        ("color", "3", "3"),
-        ("names", "a,3", ("a", "3")),
-        ("share", "3", 3),
-        ("maybe", "none", None),
-        ("flag", "on", True),
-    ],
-)
-def test_a_word_is_read_as_typed_where_words_are_wanted(name, text, value):
-    assert typed(settings_of(Example)[name], text) == value
-
-
 def test_help_is_the_text_under_the_field_and_nothing_else():
     texts = {name: setting.help for name, setting in settings_of(Example).items()}
     assert texts["share"] == "Above 0, at most 1."
@@ -84,16 +70,6 @@ def test_a_subclass_narrows_limit_default_and_help_and_inherits_the_rest():
     assert color.help == "A color."
     with pytest.raises(ConfigError, match=r"share = 0.75: must be above 0 and at most 0.5"):
         Narrower(share=0.75)
-
-
-def test_build_says_where_a_bad_value_stands():
-    assert build(Example, {"share": 0.25}, "here") == Example(share=0.25)
-    with pytest.raises(ConfigError, match=r"^here\.share = 2\.0: must be above 0 and at most 1$"):
-        build(Example, {"share": 2}, "here")
-    with pytest.raises(ConfigError, match=r"here: unknown setting 'colour'; did you mean 'color'"):
-        build(Example, {"colour": "red"}, "here")
-    with pytest.raises(ConfigError, match="here: unknown setting 'memory'"):
-        build(Example, {"memory": {}}, "here")
 
 
 @pytest.mark.parametrize(
