@@ -97,13 +97,10 @@ def test_overrides_and_merged_tables_reach_one_objective():
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("objectives.X.weight=1", r"unknown objective 'X'. Known: F, H"),
         ("objectives.F.wieght=1", r"'wieght'; did you mean 'weight'"),
-        ("objectives.F.weight=-1", r"objectives.F.weight = -1.0: must be at least 0"),
         ("objectives.F.kl_low=0.5", r"kl_low = 0.5, kl_high = 0.06: give both, the lower one first"),
         ("objectives.H.sampling.temp=1", r"^objectives.H.sampling: unknown setting 'temp'; did you mean 'temperature'"),
         ("objectives.F.name=G", r"objectives.F.name=G.*an objective keeps its name"),
-        ("loss.combination=pcgard", r"'pcgard'; did you mean 'pcgrad'"),
         ("objectives.F.num_prompts=0", r"F.num_prompts = 0 .* sum_then_normalize or normalize_then_sum"),
     ],
 )
@@ -117,9 +114,7 @@ def test_a_mistake_in_an_objective_is_named(override, says):
     [
         ([{"name": "F", "weight": 0}, {"name": "H", "weight": 0}], "weights of F, H are all 0"),
         ([{"name": "F"}, {"name": "F"}], "name = 'F': each needs a name of its own"),
-        ([{"name": "a/b"}], "use letters, digits"),
         ([{"name": "exact"}], "kl/exact is a metric of the run already"),
-        ([{"name": "F", "num_prompts": 0}], "none of F has prompts"),
     ],
 )
 def test_a_list_of_objectives_that_teaches_nothing_is_refused(objectives, says):

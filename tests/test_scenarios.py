@@ -93,8 +93,8 @@ def attempt(scenario, *overrides, guards=None, steps=None, to_the_end=False) -> 
 
 
 @lru_cache
-def alone(name) -> Attempt:
-    return attempt(gl.scenario(name), SEED, to_the_end=True)
+def alone(name, to_the_end=False) -> Attempt:
+    return attempt(gl.scenario(name), SEED, to_the_end=to_the_end)
 
 
 def fails_at(name) -> int:
@@ -206,7 +206,7 @@ def test_micro_batches_add_up_to_one_batch_and_overwriting_keeps_the_last():
 
 
 def test_the_hinge_falls_while_the_exact_kl_rises():
-    steps = alone("kl-hinge").steps
+    steps = alone("kl-hinge", to_the_end=True).steps
     hinge, exact = ([step.metrics[name] for step in steps] for name in ("kl", "kl/exact"))
     later = slice(len(steps) // 2, None)
     assert max(exact[later]) > 20 * max(hinge[later]) and max(exact) > 1 > 2 * max(hinge)
@@ -221,7 +221,7 @@ def last_half(steps, name):
 
 def test_the_last_objective_s_gradient_is_the_only_one():
     """F = 0.032, H = 0.000 in the report. H moves a little, because F moves the weights that both share."""
-    steps = alone("dual-overwrite").steps
+    steps = alone("dual-overwrite", to_the_end=True).steps
     assert 0.02 < last_half(steps, "kl/F") < 0.06 and last_half(steps, "kl/H") < 0.0005
     assert all(step.metrics["weights/max_move"] > 0 for step in steps)
     heavier = attempt(gl.scenario("dual-overwrite"), SEED, "objectives.H.weight=10", steps=3).steps
@@ -239,7 +239,7 @@ def test_a_weak_penalty_gives_the_reported_length_of_one_token_with_and_without_
 
 @pytest.mark.slow
 def test_the_controller_of_an_objective_follows_its_hinge_away_from_its_band():
-    steps = alone("dual-kl-hinge").steps
+    steps = alone("dual-kl-hinge", to_the_end=True).steps
     assert steps[-1].metrics["kl/F"] == 0 and last_half(steps, "kl/exact/F") > 20 * 0.06
     assert steps[-1].metrics["beta/F"] < 0.8 * steps[0].metrics["beta/F"], "ever weaker, the farther F goes"
     right = attempt(gl.scenario("dual-kl-hinge"), SEED, "loss.kl_estimator=k3", to_the_end=True).steps
@@ -248,13 +248,13 @@ def test_the_controller_of_an_objective_follows_its_hinge_away_from_its_band():
 
 
 def test_only_the_objective_whose_temperature_is_ignored_shows_a_gap():
-    steps = alone("dual-temperature-ignored").steps
+    steps = alone("dual-temperature-ignored", to_the_end=True).steps
     gaps = ("sampling/sampling_logp_difference/mean/F", "sampling/sampling_logp_difference/mean/H")
     assert all(step.metrics[gaps[0]] < 0.001 < 0.3 < step.metrics[gaps[1]] for step in steps)
 
 
 def test_a_corrupt_sample_spikes_one_step_while_the_reward_shows_nothing():
-    steps = alone("bad-batch").steps
+    steps = alone("bad-batch", to_the_end=True).steps
     norms = [step.metrics["grad_norm"] for step in steps]
     assert norms.index(max(norms)) == 5 and max(norms) > 5 * sorted(norms)[-2]
     rewards = [step.metrics["reward"] for step in steps]
@@ -263,7 +263,7 @@ def test_a_corrupt_sample_spikes_one_step_while_the_reward_shows_nothing():
 
 @pytest.mark.slow
 def test_train_001_explodes_while_everything_is_finite():
-    run = alone("train-001")
+    run = alone("train-001", to_the_end=True)
     norms = [step.metrics["grad_norm"] for step in run.steps]
     assert max(norms) >= 50 and all(map(math.isfinite, norms)) and all(run.healthy)
     assert max(norms[:3]) < 10, "the run begins healthy"
@@ -273,7 +273,7 @@ def test_train_001_explodes_while_everything_is_finite():
 
 
 def test_fp16_adam_epsilon_breaks_every_weight_at_a_healthy_norm():
-    first = alone("fp16-adam-epsilon").steps[0]
+    first = alone("fp16-adam-epsilon", to_the_end=True).steps[0]
     assert 0 < first.metrics["grad_norm"] < METRICS["grad_norm"].high
     assert first.metrics["weights/nonfinite"] > 0.99 * 834_560
     assert all(not note.broken for note in first.links if note.link not in ("weights", "moments"))
@@ -303,7 +303,7 @@ def test_cuda_001_breaks_as_told_on_nine_of_ten_fresh_seeds():
 
 
 def test_clipping_spreads_one_nan_to_every_gradient():
-    breaking = alone("clip-spreads-nan").steps[1]
+    breaking = alone("clip-spreads-nan", to_the_end=True).steps[1]
     notes = {note.link: note for note in breaking.links}
     assert notes["gradients"].nonfinite == 1
     assert notes["clipped_gradients"].nonfinite == notes["clipped_gradients"].numel
@@ -311,7 +311,7 @@ def test_clipping_spreads_one_nan_to_every_gradient():
 
 
 def test_nan_passes_the_reported_threshold():
-    *_, breaking, _ = alone("nan-passes-threshold").steps
+    *_, breaking, _ = alone("nan-passes-threshold", to_the_end=True).steps
     assert math.isnan(breaking.metrics["grad_norm"])
     acted = {action.name: action for action in breaking.actions if action.stage in ("gradients", "weights")}
     assert "skip_spikes" not in acted, "nan > 10 is False"
@@ -346,19 +346,13 @@ TEXTS = 'title = "t"\nsource = "s"\nstory = "y"\n'
     ("text", "message"),
     [
         (TEXTS + "[los]\nbeta = 1.0", "unknown key of scenario mine 'los'; did you mean 'loss'"),
-        (TEXTS + 'decoys = ["guards.warm_up=on"]', "decoys = .'guards.warm_up=on'.: must be a list of lists"),
-        (TEXTS + "expect = 3", "scenario mine.expect = 3: must be a table"),
         (
             TEXTS + '[expect]\nfirst_break = "gradient"',
             "mine.expect.first_break: unknown link 'gradient'; did you mean 'gradients'",
         ),
         (TEXTS + "[expect]\nmetrics = { grad_nrm = 1 }", "unknown metric in .expect. 'grad_nrm'; did you mean"),
         (TEXTS + '[[objectives]]\nname = "F"\n[expect]\nmetrics = { "kl/H" = 1 }', "'kl/H'; did you mean 'kl/F'"),
-        (TEXTS + "[expect]\nmetrics = { kl = 'high' }", "metrics.kl = 'high': must be of type float"),
-        (TEXTS + "[loss]\nbta = 1.0", "'bta'; did you mean 'beta'"),
         (TEXTS + "cures = [['loss.bta=1']]", "'bta'; did you mean 'beta'"),
-        (TEXTS + "preset = 'orignal'", "unknown preset 'orignal'; did you mean 'original'"),
-        (TEXTS + "[loss\nbeta = 1", "not valid TOML"),
         ('title = "t"\nsource = "s"\n', "story is missing"),
     ],
 )
