@@ -278,31 +278,20 @@ def test_a_known_base_is_found_on_another_machine(saved, tmp_path):
 
 
 @PEFT
-def test_peft_loads_saved_adapters_by_their_folder_alone_from_anywhere(tmp_path, monkeypatch):
+@pytest.mark.parametrize("own", [False, True], ids=["of the config", "of the user"])
+def test_peft_loads_saved_adapters_by_their_folder_alone_from_anywhere(tmp_path, monkeypatch, own):
     import peft
 
     shutil.copytree(MODELS["tiny"].path, tmp_path / "mine")
     monkeypatch.chdir(tmp_path)
+    model: Any
+    model, tokenizer = loading.load("mine")
     config = LORA.with_("model.name=mine", "run.num_steps=1", "lora.modules_to_save=ln_1,ln_f")
-    model = loading.load("mine")
-    folder = gl.Session(config, tmp_path / "run", model=model, child=False, save_model=True).run().saved_model
+    if own:
+        model = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True))
+        config = LORA.with_("lora.r=0", "run.num_steps=1")
+    session = gl.Session(config, tmp_path / "run", model=(model, tokenizer), child=False, save_model=True).run()
     monkeypatch.chdir("/")
-    again: Any = peft.AutoPeftModelForCausalLM.from_pretrained(folder)
-    assert torch.allclose(logits(again), logits(model[0]), atol=1e-4)  # gelu is fused here alone
-    assert adapters.base_of(str(folder)) == str(tmp_path / "mine")
-
-
-@PEFT
-def test_adapters_of_the_user_are_saved_as_findable_as_those_of_the_config(tmp_path, monkeypatch):
-    import peft
-
-    shutil.copytree(MODELS["tiny"].path, tmp_path / "mine")
-    monkeypatch.chdir(tmp_path)
-    base, tokenizer = loading.load("mine")
-    config = peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True)
-    model: Any = peft.get_peft_model(base, config)
-    own = LORA.with_("lora.r=0", "run.num_steps=1")
-    folder = gl.Session(own, tmp_path / "run", model=(model, tokenizer), child=False, save_model=True).run().saved_model
-    monkeypatch.chdir("/")
-    again: Any = peft.AutoPeftModelForCausalLM.from_pretrained(folder)
-    assert torch.allclose(logits(again), logits(model), atol=1e-4)
+    again: Any = peft.AutoPeftModelForCausalLM.from_pretrained(session.saved_model)
+    assert torch.allclose(logits(again), logits(model), atol=1e-4)  # gelu is fused here alone
+    assert adapters.base_of(str(session.saved_model)) == str(tmp_path / "mine")
