@@ -26,7 +26,7 @@ if find_spec("hypothesis"):
     from hypothesis import settings
 
     # The same examples everywhere, and no verdict that depends on how busy the machine is.
-    settings.register_profile("grpo_lab", derandomize=True, deadline=None)
+    settings.register_profile("grpo_lab", derandomize=True, deadline=None, max_examples=50)
     settings.load_profile("grpo_lab")
 
 

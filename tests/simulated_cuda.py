@@ -22,7 +22,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest.mock import patch
@@ -124,40 +124,11 @@ class Generator(torch._C.Generator):
     device = property(lambda self: self.of)  # type: ignore[assignment]
 
 
-class Graph:
-    """A captured CUDA graph, and a stream: operators, which `replay` runs again on the same memory."""
-
-    @contextmanager
-    def captured(self, **_: Any) -> Iterator[None]:
-        torch.cuda.synchronize()
-        self.calls, self.before, SimulatedCuda.current.graph = [], {}, self
-        yield
-        SimulatedCuda.current.graph = None
-        for tensor, value in self.before.values():  # capture computes nothing
-            tensor.copy_(value)
-
-    def wait_stream(self, other: Any) -> None: ...
-
-    def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
-        for each in _leaves(args, kwargs) if func._schema.is_mutable else ():
-            if isinstance(each, Tensor):
-                self.before.setdefault(each.data_ptr(), (each, each.clone()))
-        self.calls.append((func, args, kwargs, func(*args, **kwargs)))
-        return self.calls[-1][-1]
-
-    def replay(self) -> None:
-        for func, args, kwargs, result in self.calls:
-            for old, new in zip(_leaves(result), _leaves(func(*args, **kwargs)), strict=True):
-                if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
-                    old.copy_(new)
-
-
 class SimulatedCuda(TorchDispatchMode):
     """The device. `waits` counts by line and reason, `launches` by operator; `pinned` has elements by address."""
 
     current: Any = None
     library: Any = None
-    graph: Any = None
     lost = heard = False
     """Whether an assertion has failed, and whether the host knows: from then on every operator on the GPU raises."""
 
@@ -171,8 +142,6 @@ class SimulatedCuda(TorchDispatchMode):
         while frame.f_back and ("-packages" in frame.f_code.co_filename or frame.f_code.co_filename == __file__):
             frame = frame.f_back
         line = f"{'/'.join(frame.f_code.co_filename.split('/')[-3:])}:{frame.f_lineno} {why}"
-        if self.graph:
-            raise RuntimeError(f"CUDA error: operation not permitted when stream is capturing ({line})")
         self.waits[line] += 1
         self.heard = self.lost
         self._check()
@@ -204,7 +173,7 @@ class SimulatedCuda(TorchDispatchMode):
         cpu_kwargs |= {"device": torch.device("cpu")} if target and on_gpu else {}
         pinned = cpu_kwargs.pop("pin_memory", False)
         try:
-            result = self.graph.compute(func, cpu_args, cpu_kwargs) if self.graph else func(*cpu_args, **cpu_kwargs)
+            result = func(*cpu_args, **cpu_kwargs)
         except (RuntimeError, IndexError) as error:
             if ASSERTED.get(name, "\0") not in str(error):
                 raise
@@ -266,13 +235,12 @@ def _fits(func: Any, name: str, args: Any, others: list[Tensor]) -> bool:
 def _torch_cuda(gpu: SimulatedCuda) -> dict[str, Any]:
     """What `torch.cuda` answers."""
     answers: dict[str, Any] = {"device_count": 1, "current_device": 0, "get_device_capability": (9, 0)}
-    answers |= {"get_device_name": "a simulated GPU", "mem_get_info": (79 << 30, 80 << 30), "current_stream": Graph()}
+    answers |= {"get_device_name": "a simulated GPU", "mem_get_info": (79 << 30, 80 << 30)}
     answers |= dict.fromkeys(("is_available", "is_initialized", "is_bf16_supported"), True)
     answers |= dict.fromkeys(("_lazy_init", "init", "empty_cache", "set_device", "manual_seed", "manual_seed_all"))
     answers |= dict.fromkeys(("memory_allocated", "max_memory_allocated", "max_memory_reserved"), 0)
     answers["reset_peak_memory_stats"] = None
     found = {name: lambda *_, answer=answer, **__: answer for name, answer in answers.items()}
-    found |= {"Stream": Graph, "stream": nullcontext, "CUDAGraph": Graph, "graph": Graph.captured}
     return found | {"synchronize": lambda *_: gpu.wait("synchronize")}
 
 

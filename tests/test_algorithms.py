@@ -4,12 +4,10 @@ TRL's loss is computed by the trainers' own `_compute_loss`, on log-probabilitie
 computed as in a step: from the config, through `micro_batch_loss`.
 """
 
-import re
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,11 +17,9 @@ from torch import Tensor
 from torch.distributions import Categorical
 
 import grpo_lab as gl
-from grpo_lab.algorithm.surrogates import SURROGATES
 from grpo_lab.config.algorithms import algorithm, algorithm_names
 from grpo_lab.config.catalog import preset, scenario
 from grpo_lab.config.schema import Config
-from grpo_lab.core import train
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.loss import LossInputs, grpo_loss, token_weights
 from grpo_lab.errors import ConfigError
@@ -198,7 +194,7 @@ TOLERANCE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
 def test_value_and_gradient_are_those_of_trl(name, beta):
     overrides, settings = OF_TRL[name]
     config = config_of(name, f"loss.beta={beta}", *overrides)
-    for seed in range(5):
+    for seed in range(2):
         tensors = given(seed)
         loss, gradient = ours(config, tensors)
         right_loss, right_gradient = trl(config, tensors, **settings(tensors))
@@ -208,8 +204,9 @@ def test_value_and_gradient_are_those_of_trl(name, beta):
 
 
 @pytest.mark.trl
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dapo", "cispo"])
-@pytest.mark.parametrize(("share", "coefficient"), [(0.4, 0.0), (1.0, 0.03), (0.4, 0.03)])
+@pytest.mark.parametrize(
+    ("name", "share", "coefficient"), [("grpo", 0.4, 0.0), ("dapo", 1.0, 0.03), ("cispo", 0.4, 0.03)]
+)
 def test_forks_and_the_entropy_bonus_are_those_of_trl(name, share, coefficient):
     tensors = given(4)
     tensors.logits = torch.randn(ROWS, WIDTH, 5, generator=torch.Generator().manual_seed(5))
@@ -226,46 +223,13 @@ def test_forks_and_the_entropy_bonus_are_those_of_trl(name, share, coefficient):
 
 
 @pytest.mark.trl
-@pytest.mark.parametrize("name", ["grpo", "dapo", "gspo"])
+@pytest.mark.parametrize("name", ["grpo", "gspo"])
 def test_the_dual_clip_is_that_of_trl(name):
     config, tensors = config_of(name, *WIDE), given(1, spread=1.5)
     theirs = trl(config, tensors, delta=1.5, **OF_TRL[name][1](tensors))
     for found, right in zip(ours(config, tensors, delta=1.5), theirs, strict=True):
         torch.testing.assert_close(found, right, **TOLERANCE)
     assert not torch.allclose(ours(config, tensors)[1], theirs[1], **TOLERANCE)
-
-
-OTHERS = {
-    "grpo": ("dr_grpo", "gspo", "cispo", "sapo", "dapo"),
-    "dr_grpo": ("grpo", "bnpo"),
-    "dapo": ("grpo", "dr_grpo"),
-    "bnpo": ("grpo", "dr_grpo"),
-    "gspo": ("grpo", "luspo", "rloo"),
-    "cispo": ("dapo", "sapo"),
-    "sapo": ("grpo", "cispo"),
-    "luspo": ("gspo", "grpo"),
-    "rloo": ("grpo", "gspo"),
-    "tis": ("grpo", "dapo"),
-}
-
-
-@pytest.mark.trl
-@pytest.mark.parametrize(("name", "wrong"), [(name, wrong) for name, others in OTHERS.items() for wrong in others])
-def test_another_algorithm_is_not_taken_for_it(name, wrong):
-    """The comparison with TRL would fail for the formulas of another algorithm."""
-    overrides, settings = OF_TRL[name]
-    tensors, config = given(0), config_of(name, *overrides)
-    gradient = ours(config_of(wrong, *OF_TRL[wrong][0], f"loss.beta={config.loss.beta}"), tensors)[1]
-    assert not torch.allclose(gradient, trl(config, tensors, **settings(tensors))[1], **TOLERANCE)
-
-
-def test_gspo_token_has_the_loss_of_gspo_and_its_gradient():
-    """TRL 1.16 has no such level. With one advantage for all tokens of a completion the two are equal."""
-    tensors = given(2)
-    for found, right in zip(
-        ours(config_of("gspo_token", *WIDE), tensors), ours(config_of("gspo", *WIDE), tensors), strict=True
-    ):
-        torch.testing.assert_close(found, right, **TOLERANCE)
 
 
 def test_a_correction_leaves_the_kl_alone():
@@ -302,26 +266,12 @@ def test_every_algorithm_has_its_texts_and_runs():
         assert [step.verdict for step in steps] == [0, 0] and not any(step.failed for step in steps), name
 
 
-def test_no_two_algorithms_are_the_same():
-    losses = [Config().with_algorithm(name).loss for name in algorithm_names()]
-    assert len(set(losses)) == len(losses)
-
-
 @pytest.mark.parametrize("name", algorithm_names())
 def test_the_way_there_does_not_matter(name):
     direct = Config().with_algorithm(name)
     for other in algorithm_names():
         assert Config().with_algorithm(other).with_algorithm(name) == direct, other
     assert Config.from_dict(direct.to_dict()) == direct
-
-
-def test_grpo_is_the_default_but_for_the_aggregation():
-    assert Config().with_algorithm("grpo") == Config().with_("loss.aggregation=sequence")
-
-
-def test_the_trainer_knows_no_algorithm_but_its_own():
-    words = set(re.findall(r"[a-z_]+", Path(train.__file__).read_text(encoding="utf-8").lower()))
-    assert "grpo" in words and words & (set(algorithm_names()) - {"grpo"}) == set()
 
 
 def test_what_an_algorithm_does_not_name_stays():
@@ -331,19 +281,6 @@ def test_what_an_algorithm_does_not_name_stays():
         assert getattr(config.loss, setting) == getattr(case.loss, setting)
     assert config.guards == case.guards and config.loss.log_ratio == "reference"
     assert scenario("padding-unmasked").config().with_algorithm("grpo").loss.completion_mask == "all"
-
-
-def test_each_part_can_be_set_alone():
-    config = Config().with_algorithm("gspo").with_("loss.surrogate=sapo", "loss.advantage_scale=leave_one_out")
-    tensors = given(4)
-    whole = config.with_("loss.beta=0", f"sampling.max_completion_length={LONGEST}")
-    assert ours(whole, tensors)[1].any()
-    assert not torch.allclose(ours(whole, tensors)[1], ours(whole, tensors, surrogate=SURROGATES["clip"])[1])
-
-
-def test_an_unknown_algorithm_is_refused_with_the_nearest_names():
-    with pytest.raises(ConfigError, match="unknown algorithm 'gspo_tokn'; did you mean 'gspo_token'"):
-        Config().with_algorithm("gspo_tokn")
 
 
 def test_a_group_of_one_has_no_one_to_leave_out():
@@ -360,12 +297,10 @@ def test_a_group_of_one_has_no_one_to_leave_out():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('title = "A"\npaper = "B"\n[loss]\n', "differs is missing"),
         ('title = "A"\npaper = "B"\ndiffers = "C"\n', "loss is missing"),
         ('title = "A"\npaper = "B"\ndiffers = "C"\n[loss]\nsurogate = "clip"', "did you mean 'surrogate'"),
         ('title = "A"\npaper = "B"\ndiffers = "C"\nurl = "D"\n[loss]\n', "algorithm mine: unknown setting 'url'"),
         ('title = "A"\npaper = "B"\ndiffers = "C"\n[loss]\nepsilon = 7.0', "loss.epsilon = 7.0"),
-        ("title = ", "not valid TOML"),
     ],
 )
 def test_a_mistake_in_an_algorithm_of_ones_own_is_named(tmp_path, text, message):

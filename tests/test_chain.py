@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from grpo_lab.core.hooks import Action, Stage, Verdict
-from grpo_lab.events import Changed, Crash, Ended, LinkNote, Stepped
+from grpo_lab.core.hooks import Action, Verdict
+from grpo_lab.events import Changed, Ended, LinkNote, Stepped
 from grpo_lab.metrics import LINKS
 from grpo_lab.runs.crashes import classify_crash
-from grpo_lab.runs.first_break import _TEXTS, absorbed, first_break, statuses
+from grpo_lab.runs.first_break import absorbed, first_break, statuses
 from grpo_lab.runs.summary import summary
 
 INF, NAN = math.inf, math.nan
@@ -28,112 +28,56 @@ def stepped(*links, step=0, actions=(), verdict=Verdict.KEEP):
     return Stepped(step, 1, verdict, {}, links, actions)
 
 
-# Each as the trainer records it: the links of one update, in order.
-BEFORE = (note("probabilities"), note("rewards"), note("advantages"), note("logits"), note("old_logprobs"))
-CURRENT = (note("logits"), note("logprobs"))
-AFTER = (note("gradients"), note("moments"))
+# Each as the trainer records it, from what differs on: the first broken link, and the links of one update, in order.
+FLOAT16 = (note("kl_delta", 18.0), note("loss", 6e5))
 BREAKS = {
     "0 * inf in the backward of exp": (
-        *BEFORE,
-        *CURRENT,
-        note("log_ratio", 90.0),
-        broken("ratio", INF),
-        note("loss", 1.2),
-        broken("log_ratio_gradient"),
-        broken("gradients"),
+        "log_ratio_gradient",
+        (broken("ratio", INF), note("loss", 1.2), broken("log_ratio_gradient"), broken("gradients")),
     ),
-    "exp (the KL estimate)": (
-        *BEFORE,
-        *CURRENT,
-        note("log_ratio"),
-        note("ratio"),
-        note("kl_delta", 89.0),
-        broken("loss", INF),
-        broken("log_ratio_gradient"),
-    ),
+    "exp (the KL estimate)": ("loss", (note("ratio"), note("kl_delta", 89.0), broken("loss", INF))),
     "0 / 0 in AdamW": (
-        *BEFORE,
-        *CURRENT,
-        note("loss"),
-        note("log_ratio_gradient"),
-        note("gradients", 4.6),
-        note("moments", adam_eps=1e-8, adam_eps_in_weights_dtype=0.0),
-        broken("weights", nonfinite=8, where="wte.weight"),
+        "weights",
+        (
+            note("gradients", 4.6),
+            note("moments", adam_eps=1e-8, adam_eps_in_weights_dtype=0.0),
+            broken("weights", nonfinite=8),
+        ),
     ),
     "AdamW's update": (
-        *BEFORE,
-        *CURRENT,
-        note("loss"),
-        note("log_ratio_gradient"),
-        note("gradients", 4.6),
-        note("moments", adam_eps=1e-4, adam_eps_in_weights_dtype=1e-4),
-        broken("weights", INF),
+        "weights",
+        (
+            note("gradients", 4.6),
+            note("moments", adam_eps=1e-4, adam_eps_in_weights_dtype=1e-4),
+            broken("weights", INF),
+        ),
     ),
-    "exp (the ratio)": (*BEFORE, *CURRENT, note("log_ratio", 90.0), broken("ratio", INF), broken("loss", INF)),
+    "exp (the ratio)": ("ratio", (note("log_ratio", 90.0), broken("ratio", INF), broken("loss", INF))),
     "backward overflowed float16 (from the ratio)": (
-        *BEFORE,
-        *CURRENT,
-        note("log_ratio", 18.0),
-        note("ratio", 6e7),
-        note("kl_delta", 18.0),
-        note("loss", 6e5),
-        note("log_ratio_gradient", 6e5),
-        broken("gradients", largest_representable=FP16),
+        "gradients",
+        (*FLOAT16, note("log_ratio_gradient", 6e5), broken("gradients", largest_representable=FP16)),
     ),
     "backward overflowed float16 (from the KL estimate)": (
-        *BEFORE,
-        *CURRENT,
-        note("log_ratio", 18.0),
-        note("ratio", 1.0),
-        note("kl_delta", 18.0),
-        note("loss", 6e5),
-        note("log_ratio_gradient", 0.1),
-        broken("gradients", largest_representable=FP16),
+        "gradients",
+        (*FLOAT16, note("log_ratio_gradient", 0.1), broken("gradients", largest_representable=FP16)),
     ),
-    "the gradient of a weight": (
-        *BEFORE,
-        *CURRENT,
-        note("log_ratio"),
-        note("ratio"),
-        note("loss"),
-        note("log_ratio_gradient"),
-        broken("gradients"),
-        broken("weights"),
-    ),
-    "log of a probability of 0": (note("logits"), broken("old_logprobs", INF), note("logits"), broken("log_ratio")),
-    "the standard deviation of a group": (note("probabilities"), note("rewards"), broken("advantages"), broken("loss")),
-    "a reward function": (note("probabilities"), broken("rewards"), broken("advantages"), broken("loss")),
+    "the gradient of a weight": ("gradients", (note("loss"), note("log_ratio_gradient"), broken("gradients"))),
+    "log of a probability of 0": ("old_logprobs", (note("logits"), broken("old_logprobs", INF), broken("log_ratio"))),
+    "the standard deviation of a group": ("advantages", (note("rewards"), broken("advantages"), broken("loss"))),
+    "a reward function": ("rewards", (note("probabilities"), broken("rewards"), broken("advantages"))),
 }
-FIRST = {
-    "0 * inf in the backward of exp": "log_ratio_gradient",
-    "exp (the KL estimate)": "loss",
-    "0 / 0 in AdamW": "weights",
-    "AdamW's update": "weights",
-    "exp (the ratio)": "ratio",
-    "backward overflowed float16 (from the ratio)": "gradients",
-    "backward overflowed float16 (from the KL estimate)": "gradients",
-    "the gradient of a weight": "gradients",
-    "log of a probability of 0": "old_logprobs",
-    "the standard deviation of a group": "advantages",
-    "a reward function": "rewards",
-}
-HEALTHY = stepped(*BEFORE, *CURRENT, note("log_ratio"), note("ratio"), note("loss"), *AFTER, note("weights"))
+AFTER = (note("gradients"), note("moments"))
+HEALTHY = stepped(note("rewards"), note("logits"), note("log_ratio"), note("ratio"), note("loss"), *AFTER)
 
 
 @pytest.mark.parametrize("operator", BREAKS)
 def test_the_first_broken_link_and_its_operator_are_named(operator):
-    found = first_break([HEALTHY, stepped(*BREAKS[operator], step=3), stepped(broken("rewards"), step=4)])
+    link, links = BREAKS[operator]
+    found = first_break([HEALTHY, stepped(*links, step=3), stepped(broken("rewards"), step=4)])
     assert found is not None
-    assert (found.step, found.link, found.caught_by) == (3, FIRST[operator], "")
+    assert (found.step, found.link, found.caught_by) == (3, link, "")
     assert found.operator.startswith(operator)
-    assert (found.operator, found.explanation) == _TEXTS[found.rule]
-    assert LINKS[found.link].label in str(found)
-    assert found.operator in str(found)
-
-
-def test_every_rule_is_tested_here():
-    operators = {each.operator for key, each in _TEXTS.items() if key != "unknown"}
-    assert {next(o for o in operators if o.startswith(name)) for name in BREAKS} == operators
+    assert LINKS[found.link].label in str(found) and found.operator in str(found)
 
 
 @pytest.mark.parametrize("link", ["old_logprobs", "ref_logprobs", "logprobs"])
@@ -166,34 +110,6 @@ def test_float16_is_blamed_only_for_what_was_large(largest, gradient, kl_delta, 
     assert found.operator == "the gradient of a weight"
 
 
-def test_the_limit_of_float16_is_named():
-    for name in BREAKS:
-        if name.startswith("backward overflowed"):
-            found = first_break([stepped(*BREAKS[name])])
-            assert found is not None
-            assert str(int(FP16)) in found.explanation
-
-
-def test_a_kl_difference_that_exp_can_hold_is_not_blamed():
-    found = first_break([stepped(note("log_ratio"), note("ratio"), note("kl_delta", 10.0), broken("loss"))])
-    assert found is not None
-    assert (found.link, found.operator) == ("loss", "the operator before it")
-
-
-def test_a_link_without_a_rule_is_still_named():
-    found = first_break([stepped(note("probabilities"), broken("logits", where="old [0, 1, 2]", nonfinite=8))])
-    assert found is not None
-    assert (found.link, found.where, found.share) == ("logits", "old [0, 1, 2]", 1.0)
-    assert "all of its elements (first at old [0, 1, 2])" in str(found)
-
-
-def test_the_share_and_the_update_are_those_of_the_broken_note():
-    found = first_break([stepped(note("rewards"), broken("advantages", nonfinite=2, update=3))])
-    assert found is not None
-    assert (found.share, found.update) == (0.25, 3)
-    assert "25.0% of its elements" in str(found)
-
-
 def test_nothing_broke():
     assert first_break([]) is None
     assert first_break([HEALTHY, Changed(1, ("loss.beta=1",)), HEALTHY, Ended("done")]) is None
@@ -208,13 +124,6 @@ def test_a_ratio_that_leaves_its_loss_finite_is_absorbed():
     loss = broken("loss")
     assert not absorbed(loss, (loss, note("loss")))
     assert first_break([stepped(broken("ratio", INF), note("loss"), note("log_ratio_gradient"), *AFTER)]) is None
-
-
-def test_an_absorbed_ratio_of_one_update_does_not_hide_the_break_of_a_later_one():
-    links = (broken("ratio", INF), note("loss"), note("ratio", update=1), broken("loss", update=1))
-    found = first_break([stepped(*links)])
-    assert found is not None
-    assert (found.link, found.update) == ("loss", 1)
 
 
 @pytest.mark.parametrize(
@@ -278,7 +187,7 @@ def test_a_crash_without_a_broken_link_is_the_break():
 
 def test_a_broken_link_comes_before_the_crash_that_follows_it():
     events = [
-        stepped(*BREAKS["0 / 0 in AdamW"]),
+        stepped(*BREAKS["0 / 0 in AdamW"][1]),
         Ended("crashed", "", classify_crash("probability tensor contains either")),
     ]
     found = first_break(events)
@@ -305,6 +214,7 @@ CRASHES = {
         "multinomial-cuda-windows"
     ),
     f"RuntimeError: {ZERO_SUM}": "multinomial-zero-sum",
+    f"{KERNEL} Assertion `{ZERO_SUM}` failed.\n{TRIGGERED}": "multinomial-zero-sum",
     TRIGGERED: "cuda-assert",
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB.": "out-of-memory",
     "MemoryError": "out-of-memory",
@@ -337,26 +247,7 @@ def test_the_text_of_a_crash_is_the_line_that_tells():
     assert classify_crash(f"Traceback:\n  RuntimeError: {MESSAGE}\nbye").text == f"RuntimeError: {MESSAGE}"
     assert classify_crash("a\nb: last\n\n").text == "b: last"
     assert classify_crash("").text == "no text"
-
-
-@pytest.mark.parametrize("probabilities", [[NAN, 1.0], [INF, 1.0], [-1.0, 2.0]])
-def test_what_this_torch_raises_for_broken_probabilities_is_known(probabilities):
-    with pytest.raises(RuntimeError) as caught:
-        torch.multinomial(torch.tensor(probabilities), 1)
-    assert classify_crash(f"RuntimeError: {caught.value}").kind == "multinomial-cpu"
-
-
-@pytest.mark.parametrize("look_up", [lambda i: torch.embedding(torch.zeros(3, 2), i), torch.zeros(3).take_along_dim])
-def test_what_this_torch_raises_for_an_index_out_of_range_is_known(look_up):
-    with pytest.raises((IndexError, RuntimeError)) as caught:
-        look_up(torch.tensor([5]))
-    assert classify_crash(f"IndexError: {caught.value}").kind == "index-cpu"
-
-
-def test_what_this_torch_raises_for_probabilities_without_a_sum_is_known():
-    with pytest.raises(RuntimeError) as caught:
-        torch.multinomial(torch.zeros(2), 1)
-    assert classify_crash(f"RuntimeError: {caught.value}").kind == "multinomial-zero-sum"
+    assert classify_crash(CUDA_001).text == "Assertion `input[0] != 0` failed."
 
 
 def test_a_first_probability_of_0_is_no_crash():
@@ -364,18 +255,24 @@ def test_a_first_probability_of_0_is_no_crash():
     assert torch.multinomial(torch.tensor([0.0, 1.0]), 1).item() == 1
 
 
-def test_a_zero_sum_on_cuda_under_linux_is_not_taken_for_windows():
-    assert classify_crash(f"{KERNEL} Assertion `{ZERO_SUM}` failed.\n{TRIGGERED}").kind == "multinomial-zero-sum"
-
-
-def test_the_text_of_the_reported_crash_is_its_assertion():
-    assert classify_crash(CUDA_001).text == "Assertion `input[0] != 0` failed."
-
-
-def test_what_this_torch_raises_without_memory_is_known():
-    with pytest.raises(RuntimeError) as caught:
-        torch.empty(10**15)
-    assert classify_crash(f"RuntimeError: {caught.value}").kind == "out-of-memory"
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [
+        *(
+            (lambda row=row: torch.multinomial(torch.tensor(row), 1), "multinomial-cpu")
+            for row in ([NAN, 1.0], [-1.0, 2.0])
+        ),
+        (lambda: torch.multinomial(torch.zeros(2), 1), "multinomial-zero-sum"),
+        (lambda: torch.embedding(torch.zeros(3, 2), torch.tensor([5])), "index-cpu"),
+        (lambda: torch.zeros(3).take_along_dim(torch.tensor([5])), "index-cpu"),
+        (lambda: torch.empty(10**15), "out-of-memory"),
+    ],
+    ids=["nan", "negative", "zero-sum", "embedding", "index", "memory"],
+)
+def test_what_this_torch_raises_is_known(call, kind):
+    with pytest.raises((IndexError, RuntimeError)) as caught:
+        call()
+    assert classify_crash(f"{type(caught.value).__name__}: {caught.value}").kind == kind
 
 
 def test_statuses_take_the_worst_note_of_a_link_in_a_step():
@@ -399,38 +296,10 @@ def test_a_warning_starts_above_the_limit_of_the_link():
     assert statuses([stepped(note("gradients", INF))])[0]["gradients"] == "warning"  # a norm that overflowed
 
 
-def test_every_stage_of_tensors_is_a_link():
-    others = {Stage.COEFFICIENTS, Stage.SAMPLING, Stage.BATCH}
-    assert set(Stage) - others <= set(LINKS)
-
-
-def test_the_summary_tells_warning_break_and_end():
-    text = summary([HEALTHY, stepped(note("log_ratio", 6.0), step=1), stepped(*BREAKS["0 / 0 in AdamW"], step=2)])
-    assert "first warning: step 1, log-ratio out of the usual range" in text
-    assert "first break: step 2, update 0: weights not finite, all of its elements" in text
-    assert "end: none recorded" in text
-
-
-def test_the_summary_of_a_healthy_run():
-    text = summary([HEALTHY, Ended("stopped", "by the user")])
-    assert "warning" not in text
-    assert "first break: none; every value of every link was finite" in text
-    assert text.endswith("end: stopped, by the user")
-
-
 def test_the_summary_does_not_call_an_absorbed_ratio_finite():
     text = summary([stepped(broken("ratio", INF), note("loss"), note("log_ratio_gradient"), *AFTER), Ended("done")])
     assert "first break: none; an infinite ratio left its loss finite" in text
     assert "every value of every link" not in text
-
-
-def test_the_summary_of_a_crash_holds_its_operator_text_and_explanation():
-    crash = Crash("k", "torch.multinomial", "the text", "the explanation")
-    text = summary([HEALTHY, Ended("crashed", "in step 1", crash)])
-    assert "end: crashed, in step 1" in text
-    assert "crash: torch.multinomial: the text\nthe explanation" in text
-    assert "first break: none was recorded before the crash" in text
-    assert text.startswith("steps: 1, of which 0 refused")
 
 
 def test_infinite_logits_that_only_filter_are_absorbed():
@@ -439,11 +308,6 @@ def test_infinite_logits_that_only_filter_are_absorbed():
     links = (filtered, note("old_logprobs"), broken("logits", INF), note("logprobs"), note("loss"))
     assert absorbed(filtered, links) and first_break([stepped(*links)]) is None
     assert statuses([stepped(*links)])[0]["logits"] == "warning"
-
-
-def test_a_filtered_token_that_was_sampled_breaks_at_its_log_probability_not_at_the_logits():
-    found = first_break([stepped(broken("logits", INF), broken("old_logprobs", INF), note("logits"))])
-    assert found is not None and (found.link, found.operator) == ("old_logprobs", "log of a probability of 0")
 
 
 @pytest.mark.parametrize(

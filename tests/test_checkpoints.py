@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -17,17 +16,15 @@ import torch
 from safetensors.torch import load_file
 
 import grpo_lab as gl
-from grpo_lab.analysis.run_state import Fold
 from grpo_lab.core.hooks import Stage
 from grpo_lab.errors import ConfigError, ModelError, RunError
-from grpo_lab.events import Changed, Checkpointed, Ended, Evaluated, Resumed, Started, Stepped, lineage, to_json
-from grpo_lab.metrics import OF_THE_MACHINE
+from grpo_lab.events import Changed, Checkpointed, Ended, Evaluated, Resumed, Started, Stepped, lineage
 from grpo_lab.models import loading
 from grpo_lab.runs import checkpoints, run_folder
-from grpo_lab.runs import session as of_run
 from grpo_lab.runs.session import Session
 from grpo_lab.training import saved_state
 from grpo_lab.training.interventions import Outcome
+from tests.steps import Calls, stopping, told
 
 SMALL = gl.preset("stable").with_(
     *("run.num_steps=5", "run.threads=1", "run.checkpoint_minutes=0", "run.num_eval=4"),
@@ -37,42 +34,16 @@ CUT = 3
 """The steps that are made before a run is cut off."""
 
 
-class Cut:
-    """A view that stops its session after some steps, and changes a setting before that."""
-
-    def __init__(self, session, after=CUT, change=()):
-        self.session, self.after, self.change = session, after, change
-
-    def show(self, event):
-        if isinstance(event, Stepped) and event.step == 0 and self.change:
-            self.session.set(*self.change)
-        if isinstance(event, Stepped) and event.step + 1 == self.after:
-            self.session.stop()
-
-
-class Calls:
-    """A view that calls a function with each event."""
-
-    def __init__(self, act):
-        self.act = act
-
-    def show(self, event):
-        self.act(event)
-
-
 def session_of(config, folder, cut=0, change=(), **more):
-    session = Session(config, folder, child=False, save_model=True, **more)
-    session.views.append(Cut(session, cut, change))
+    """A session that changes a setting in its first step, if one is given, and stops after `cut` steps."""
+    session = stopping(Session(config, folder, child=False, save_model=True, **more), cut)
+    session.views.append(Calls(lambda event: change and event.step == 0 and session.set(*change), Stepped))
     return session
 
 
-def told(events):
+def tales(events):
     """The events without times, and without those that tell of checkpoints."""
-    trees = [json.loads(to_json(event)) for event in events if not isinstance(event, Checkpointed | Resumed)]
-    for tree in trees:
-        for name in OF_THE_MACHINE:
-            tree.get("metrics", {}).pop(name, None)
-    return trees
+    return [told(event) for event in events if not isinstance(event, Checkpointed | Resumed)]
 
 
 def weights(session):
@@ -86,7 +57,7 @@ def same(one, other):
     """Whether two sessions have told the same and left the same weights, to the bit."""
     mine, theirs = weights(one), weights(other)
     equal = mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
-    return equal and told(one.events) == told(other.events)
+    return equal and tales(one.events) == tales(other.events)
 
 
 @pytest.fixture(scope="module")
@@ -114,35 +85,15 @@ def resumed(folder, **more):
 # --- the same bits ---------------------------------------------------------------------------------------------------
 
 CASES = {
-    "fp32": (),
-    "bf16_pure": ("model.precision=bf16_pure",),
     "fp16, loss scale, 2 updates": ("model.precision=fp16", "loss.num_iterations=2"),
-    "cosine": ("optimizer.schedule=cosine",),
     "cosine, a refused step": ("optimizer.schedule=cosine", "faults.nan_gradient.at_step=1"),
     "adaptive guards": ("guards.adaptive_learning_rate=on", "guards.adaptive_beta=on", "guards.skip_outliers=on"),
-    "rollback before the cut": (
-        *(
-            "faults.nan_gradient.at_step=1",
-            "guards.skip_nonfinite=off",
-            "guards.check_weights=on",
-            "guards.rollback=on",
-        ),
-    ),
-    "a fault that keeps batches": ("faults.stale_batch.lag=2",),
     "adapters": ("lora.r=2",),
     "snapshots every two steps": ("run.snapshot_every=2",),
 }
 
 
-QUICK = ("fp16, loss scale, 2 updates", "cosine, a refused step", "adaptive guards", "snapshots every two steps")
-"""The cases that `make test` tries; `make slow` tries all."""
-
-
-def some_slow(names, quick):
-    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
-
-
-@pytest.mark.parametrize("name", some_slow(CASES, QUICK))
+@pytest.mark.parametrize("name", CASES)
 def test_a_run_that_was_stopped_and_went_on_is_the_run_that_was_not(name, tmp_path):
     config = SMALL.with_(*CASES[name])
     one = session_of(config, tmp_path / "whole").run()
@@ -153,13 +104,12 @@ def test_a_run_that_was_stopped_and_went_on_is_the_run_that_was_not(name, tmp_pa
     assert same(one, Session.open(tmp_path / "cut")), "and it reads back as the same"
 
 
-@pytest.mark.parametrize("cut", [pytest.param(1, marks=pytest.mark.slow), 3])
-def test_both_stages_of_a_run_go_on(tmp_path, cut):
+def test_both_stages_of_a_run_go_on(tmp_path):
     data = tmp_path / "shown.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"{n}+1=", "completion": str(n + 1)}) + "\n" for n in range(1, 9)))
     config = SMALL.with_("run.stages=sft,grpo", f"sft.data={data}", "sft.num_steps=2", "sft.batch_size=4")
     one = session_of(config, tmp_path / "whole").run()
-    session_of(config, tmp_path / "cut", cut).run()
+    session_of(config, tmp_path / "cut", CUT).run()
     assert same(one, resumed(tmp_path / "cut"))
 
 
@@ -176,12 +126,12 @@ def test_without_a_checkpoint_it_begins_again_with_the_same_bits(whole, tmp_path
     other = resumed(tmp_path / "cut")
     (event,) = (event for event in other.events if isinstance(event, Resumed))
     assert (event.step, event.reason) == (0, "there is no checkpoint: from the start")
-    assert weights(other).keys() == weights(whole).keys() and told(other.events)[1:] == told(whole.events)[1:]
+    assert weights(other).keys() == weights(whole).keys() and tales(other.events)[1:] == tales(whole.events)[1:]
 
 
 def test_checkpoints_change_nothing(whole, tmp_path):
     without = session_of(SMALL.with_("run.checkpoint_minutes=none"), tmp_path / "run").run()
-    assert told(without.events)[1:] == told(whole.events)[1:] and not (without.directory / "checkpoints").exists()
+    assert tales(without.events)[1:] == tales(whole.events)[1:] and not (without.directory / "checkpoints").exists()
 
 
 STORED = {
@@ -195,8 +145,7 @@ STORED = {
 }
 
 
-@pytest.mark.parametrize("item", some_slow(STORED, ("moments", "interventions")))
-def test_every_stored_item_matters(item, tmp_path, monkeypatch, fault):
+def test_every_stored_item_matters(tmp_path, monkeypatch, fault):
     """Without one of them a run goes on differently: none is stored for nothing."""
     reads = fault(Stage.BATCH, lambda batch, step: Outcome(batch, step.last_verdict, f"{sorted(step.last_metrics)}"))
     config = SMALL.with_(
@@ -205,25 +154,16 @@ def test_every_stored_item_matters(item, tmp_path, monkeypatch, fault):
     change = ("optimizer.learning_rate=*30",)
     one = session_of(config, tmp_path / "whole", change=change).run()
     cut = session_of(config, tmp_path / "cut", CUT, change).run().directory
-    shutil.copytree(cut, tmp_path / "mutant")
-    assert same(one, resumed(cut))
-    real = saved_state.put_back
-    monkeypatch.setattr(
-        saved_state, "put_back", lambda training, state: real(training, state | {item: STORED[item](state[item])})
-    )
-    assert not same(one, resumed(tmp_path / "mutant"))
-
-
-def test_the_state_has_no_other_items(stopped):
-    newest, _ = checkpoints.newest_whole(stopped / "checkpoints")
-    assert newest is not None
-    about = {"version", "step", "stage", "events", "restarts", "model", "surroundings"}
-    assert set(newest) == {*STORED, *about, "reference", "updates"}
-
-
-def test_the_updates_of_before_count_where_nothing_is_scored_any_more(cut_off):
-    nothing = resumed(cut_off, rewards=[lambda completions, **columns: [None] * len(completions)])
-    assert nothing.status == "done" and nothing.records["updates"].tolist() == [1, 1, 1, 0, 0]
+    real, unchanged = saved_state.put_back, []
+    for item, spoil in {"nothing": None, **STORED}.items():
+        folder = shutil.copytree(cut, tmp_path / item)
+        changed = lambda training, state, item=item, spoil=spoil: real(  # noqa: E731
+            training, state | ({item: spoil(state[item])} if spoil else {})
+        )
+        monkeypatch.setattr(saved_state, "put_back", changed)
+        if same(one, resumed(folder)):
+            unchanged.append(item)
+    assert unchanged == ["nothing"]
 
 
 # --- killed anywhere -------------------------------------------------------------------------------------------------
@@ -264,14 +204,13 @@ def killed_at(monkeypatch):
     return begin
 
 
-@pytest.mark.parametrize("every", [23, pytest.param(5, marks=pytest.mark.slow)])
-def test_a_process_that_dies_at_any_operation_leaves_a_run_that_goes_on(whole, tmp_path, killed_at, every):
+def test_a_process_that_dies_at_any_operation_leaves_a_run_that_goes_on(whole, tmp_path, killed_at):
     """Whole operations only: a write that was cut off in the middle is the next test's."""
     count = killed_at(-1)
     session_of(SMALL, tmp_path / "counted").run()
     total = count["made"]
     assert total > 60
-    for number, limit in enumerate(range(3, total, every)):  # before the third there is no config, and no run
+    for number, limit in enumerate(range(3, total, 23)):  # before the third there is no config, and no run
         folder = tmp_path / str(number)
         killed_at(limit)
         with pytest.raises(Killed):
@@ -280,46 +219,6 @@ def test_a_process_that_dies_at_any_operation_leaves_a_run_that_goes_on(whole, t
         other = resumed(folder)
         assert other.status == "done" and same(whole, other), limit
         assert not [path for path in (folder / "checkpoints").iterdir() if path.name.startswith(".tmp-")]
-
-
-KILLS = """
-import json, os, random, signal, sys, time
-from pathlib import Path
-from grpo_lab.config.schema import Config
-from grpo_lab.runs.session import Session
-
-folder, config = Path(sys.argv[1]), Config.from_dict(json.loads(sys.argv[2]))
-chance, log, kills = random.Random(0), folder / "events.jsonl", 0
-while True:  # a fork has everything imported
-    pid = os.fork()
-    if not pid:
-        begun = (folder / "config.json").exists()
-        more = {"child": False, "save_model": True}
-        (Session.resume(folder, **more) if begun else Session(config, folder, **more)).run()
-        os._exit(0)
-    before = log.stat().st_size if log.exists() else 0
-    done = 0
-    while not done and (kills >= 30 or not log.exists() or log.stat().st_size == before):
-        done, status = os.waitpid(pid, os.WNOHANG)
-        time.sleep(0.002)
-    if not done:
-        time.sleep(chance.random() * 0.08)
-        os.kill(pid, signal.SIGKILL)
-        done, status = os.waitpid(pid, 0)
-    if not os.WIFSIGNALED(status):
-        sys.exit(0 if os.waitstatus_to_exitcode(status) == 0 and kills >= 30 else 1)
-    kills += 1
-"""
-
-
-@pytest.mark.slow
-def test_thirty_real_kills(tmp_path):
-    config = SMALL.with_("run.num_steps=40")
-    command = [sys.executable, "-c", KILLS, str(tmp_path / "run"), json.dumps(config.to_dict())]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr
-    one = session_of(config, tmp_path / "whole").run()
-    assert same(one, Session.open(tmp_path / "run"))
 
 
 def test_a_last_line_that_was_cut_in_half_is_dropped(whole, cut_off):
@@ -346,12 +245,12 @@ def test_every_flipped_bit_and_every_cut_is_seen(cut_off):
     }
     for path in files_of(place):
         whole = path.read_bytes()
-        for _ in range(20):
+        for _ in range(5):
             at = chance.randrange(len(whole))
             path.write_bytes(whole[:at] + bytes([whole[at] ^ (1 << chance.randrange(8))]) + whole[at + 1 :])
             with pytest.raises(RunError, match=r"cannot be read|differs"):
                 checkpoints.read(place)
-        for _ in range(8):
+        for _ in range(3):
             path.write_bytes(whole[: chance.randrange(len(whole))])
             with pytest.raises(RunError, match=r"cannot be read|differs"):
                 checkpoints.read(place)
@@ -399,33 +298,17 @@ def test_weights_that_are_not_finite_are_neither_written_nor_taken(tmp_path, cut
     assert event.step == CUT - 1 and "checkpoint-000003: 1 of its weights and moments are not finite" in event.reason
 
 
-@pytest.mark.parametrize("at", ["save_file", pytest.param("write_model", marks=pytest.mark.slow)])
-def test_a_full_disk_stops_no_training_and_leaves_no_rubbish(whole, tmp_path, monkeypatch, at):
+def test_a_full_disk_stops_no_training_and_leaves_no_rubbish(whole, tmp_path, monkeypatch):
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints if at == "save_file" else run_folder, at, full)
+        patch.setattr(checkpoints, "save_file", full)
         session = Session(SMALL, tmp_path / "run", child=False).run()
     found = [event for event in session.events if isinstance(event, Checkpointed)]
-    assert session.status == "done" and told(session.events) == told(whole.events)
+    assert session.status == "done" and tales(session.events) == tales(whole.events)
     assert found and {event.problem for event in found} == {"No space left on device"}
     assert not list((tmp_path / "run" / "checkpoints").iterdir())
-
-
-def test_a_guard_that_keeps_what_cannot_be_stored_is_named(tmp_path, fault):
-    def act(value, step):
-        held["self"].memory["odd"] = object()
-
-    held = {}
-    name = fault(Stage.LOSS, act)
-    from grpo_lab.training.faults import FAULTS
-
-    call = FAULTS["of_this_test"].__call__
-    FAULTS["of_this_test"].__call__ = lambda self, value, step: held.update(self=self) or call(self, value, step)
-    session = Session(SMALL.with_(name), tmp_path / "run", child=False).run()
-    (problem, *_) = [event.problem for event in session.events if isinstance(event, Checkpointed) and event.problem]
-    assert "faults.of_this_test/memory/odd is a object" in problem
 
 
 def test_two_are_kept_and_each_is_a_model(whole):
@@ -452,15 +335,6 @@ def test_runs_that_cannot_go_on(whole, cut_off, tmp_path):
         Session(SMALL.with_("run.recover=run.seed=3,"), tmp_path / "new")
 
 
-def test_a_resume_that_is_refused_leaves_the_traceback_where_it_is(cut_off):
-    (cut_off / "traceback.txt").write_text("of the crash")
-    with pytest.raises(ConfigError, match="unknown guard 'no_such'"):
-        Session.resume(cut_off, recover=["guards.no_such=on"])
-    assert not (cut_off / "traceback.txt-2").exists()
-    resumed(cut_off)
-    assert (cut_off / "traceback.txt-2").read_text() == "of the crash" and not (cut_off / "traceback.txt").exists()
-
-
 def test_a_run_that_another_process_writes_is_refused_with_its_number(cut_off):
     hold = (
         "import sys\nfrom pathlib import Path\nfrom grpo_lab.runs import run_folder\n"
@@ -478,17 +352,12 @@ def test_a_run_that_another_process_writes_is_refused_with_its_number(cut_off):
     assert Session.resume(cut_off, child=False).status == "stopped", "a hold dies with its process"
 
 
-@pytest.mark.parametrize(
-    "what", ["no folder", "no run", "a newer version", "an event of a newer version", "done", "in use"]
-)
-def test_the_command_refuses_a_run_that_cannot_go_on(whole, cut_off, tmp_path, call, what):
+@pytest.mark.parametrize("what", ["no run", "a newer version", "an event of a newer version"])
+def test_the_command_refuses_a_run_that_cannot_go_on(cut_off, tmp_path, call, what):
     place, words = {
-        "no folder": (tmp_path / "none", "holds no run: config.json is missing; give the folder of a run that began"),
-        "no run": (tmp_path, "holds no run: config.json is missing; give the folder of a run that began"),
-        "a newer version": (cut_off, "run: unknown setting 'of_tomorrow'"),
-        "an event of a newer version": (cut_off, "or take the version of grpo_lab that wrote it"),
-        "done": (whole.directory, "is done, after 5 steps; to train its weights further: --model"),
-        "in use": (cut_off, "is written by process"),
+        "no run": (tmp_path, "config.json is missing"),
+        "a newer version": (cut_off, "'of_tomorrow'"),
+        "an event of a newer version": (cut_off, "the version of grpo_lab that wrote it"),
     }[what]
     if what == "a newer version":
         tree = json.loads((cut_off / "config.json").read_text())
@@ -497,17 +366,8 @@ def test_the_command_refuses_a_run_that_cannot_go_on(whole, cut_off, tmp_path, c
     if what == "an event of a newer version":
         with (cut_off / "events.jsonl").open("a") as log:
             log.write('{"event": "Tomorrow"}\n')
-    with run_folder.held(cut_off) if what == "in use" else nullcontext():
-        code, out, errors = call("train", "--resume", place)
+    code, out, errors = call("train", "--resume", place)
     assert (code, out) == (2, "") and words in " ".join(errors.split()) and "Traceback" not in errors
-
-
-def test_the_command_refuses_checkpoints_of_another_version(cut_off, call, monkeypatch):
-    monkeypatch.setattr(of_run, "VERSION", 2)
-    code, _, errors = call("train", "--resume", cut_off)
-    assert code == 1 and "resume with the version of grpo_lab that wrote them" in " ".join(errors.split())
-    monkeypatch.undo()
-    assert resumed(cut_off).status == "done", "the refusal has spoilt nothing"
 
 
 def test_another_model_is_refused(cut_off):
@@ -518,30 +378,11 @@ def test_another_model_is_refused(cut_off):
         resumed(cut_off, model=(policy, tokenizer))
 
 
-def test_a_format_of_another_version_is_refused(cut_off, monkeypatch):
-    monkeypatch.setattr(of_run, "VERSION", 2)
-    with pytest.raises(RunError, match="format 1, and this version reads 2"):
-        resumed(cut_off)
-
-
-def test_other_surroundings_go_on_and_are_named(cut_off, monkeypatch):
-    real = of_run._surroundings
-    monkeypatch.setattr(of_run, "_surroundings", lambda training: real(training) | {"torch": "9.9", "tasks": "0" * 64})
-    reason = next(event.reason for event in resumed(cut_off).events if isinstance(event, Resumed))
-    assert f"not bit-exact from here: another torch ({torch.__version__}, now 9.9)" in reason
-    assert "another tasks" in reason
-
-
 def test_a_change_at_the_resume_holds_from_there_on(cut_off):
     session = resumed(cut_off, recover=["optimizer.learning_rate=1e-9"])
     rates = session.records["learning_rate"].to_numpy()
     assert (rates[CUT:] <= 1e-9).all() and rates[CUT - 1] > 1e-9
     assert next(e.overrides for e in session.events if isinstance(e, Resumed)) == ("optimizer.learning_rate=1e-9",)
-
-
-def test_a_session_that_is_paused_goes_on_by_another_method():
-    with pytest.raises(RunError, match=r"go_on\(\)"):
-        Session(SMALL, child=False).resume()
 
 
 # --- restarts --------------------------------------------------------------------------------------------------------
@@ -564,7 +405,7 @@ def test_a_run_that_crashed_goes_on_by_itself(whole, tmp_path, fault):
     session = Session(config, tmp_path / "run", child=False, save_model=True).run()
     (event,) = (event for event in session.events if isinstance(event, Resumed))
     assert session.status == "done" and event.step == 3 and event.reason.startswith("restart 1 after a crash: Runtime")
-    assert told(session.events)[1:] == told(whole.events)[1:]
+    assert tales(session.events)[1:] == tales(whole.events)[1:]
     assert "probability tensor" in (tmp_path / "run" / "traceback.txt-2").read_text()
 
 
@@ -583,11 +424,6 @@ def test_each_restart_without_progress_goes_further_back_and_changes_more(tmp_pa
     assert [len(event.overrides) for event in found] == [1, 2, 1]
     rate = SMALL.optimizer.learning_rate
     assert session.records["learning_rate"].dropna().iloc[-1] == pytest.approx(rate / 4)
-
-
-def test_restarts_need_a_model_that_can_be_loaded_again(tmp_path):
-    with pytest.raises(RunError, match="a restart loads the model again"):
-        Session(SMALL.with_("run.max_restarts=1"), tmp_path, model=loading.load("tiny"))
 
 
 @pytest.mark.slow
@@ -611,19 +447,6 @@ def test_a_child_that_is_killed_is_replaced(tmp_path):
     assert event.step >= 3 and "SIGKILL" in event.reason
     one = Session(config, tmp_path / "whole", child=False, save_model=True).run()
     assert same(one, session) and same(one, Session.open(tmp_path / "run"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
-def test_a_crash_of_the_report_in_a_child_ends_in_a_run_that_is_done(tmp_path, seed):
-    recover = "run.recover=guards.skip_nonfinite=on,guards.representable_epsilon=on,optimizer.learning_rate=*0.5"
-    here = ("run.threads=1", "run.num_steps=6", "run.checkpoint_minutes=0", "run.max_restarts=3", recover)
-    config = gl.scenario("cuda-001").config(guards="original").with_(*here, f"run.seed={seed}")
-    session = Session(config, tmp_path / "run", child=True).run()
-    resumes = [event for event in session.events if isinstance(event, Resumed)]
-    assert session.status == "done" and resumes and "multinomial" in (tmp_path / "run" / "events.jsonl").read_text()
-    broken = [event.metrics["weights/nonfinite"] for event in session.events if isinstance(event, Stepped)]
-    assert len(broken) == 6 and not any(broken)
 
 
 HANGS = """
@@ -657,31 +480,22 @@ def test_a_child_that_hangs_is_replaced(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_child_that_hangs_without_restarts_ends_as_a_crash(tmp_path):
-    (tmp_path / "hangs.py").write_text(HANGS.format(mark=str(tmp_path / "mark"), at=1))
-    config = SMALL.with_(f"data.rewards={tmp_path / 'hangs.py'}:hangs,", "run.hang_minutes=0.1", "run.num_eval=0")
-    session = Session(config, tmp_path / "run", child=True).run()
-    assert session.crash and (session.status, session.crash.kind) == ("crashed", "hang")
-
-
-@pytest.mark.slow
 def test_a_pause_is_no_hang(tmp_path):
     config = SMALL.with_("run.hang_minutes=0.1", "run.num_eval=0")
     session = Session(config, tmp_path / "run", child=True)
     session.views.append(Calls(lambda event: isinstance(event, Stepped) and event.step == 1 and session.pause()))
     thread = threading.Thread(target=session.run, daemon=True)
     thread.start()
-    thread.join(15)
+    thread.join(9)
     assert thread.is_alive() and not session.ended, "it waits for longer than a hang may last"
     session.go_on()
-    thread.join(60)
+    thread.join(180)
     assert session.status == "done"
 
 
-@pytest.mark.parametrize("child", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_run_that_is_stopped_while_it_is_paused_leaves_a_checkpoint(whole, tmp_path, child):
+def test_a_run_that_is_stopped_while_it_is_paused_leaves_a_checkpoint(whole, tmp_path):
     config = SMALL.with_("run.checkpoint_minutes=1000")
-    session = Session(config, tmp_path / "cut", child=child, save_model=True)
+    session = Session(config, tmp_path / "cut", child=False, save_model=True)
     session.command("pause_at", [str(CUT)])
 
     def stop_soon(event):
@@ -691,23 +505,10 @@ def test_a_run_that_is_stopped_while_it_is_paused_leaves_a_checkpoint(whole, tmp
     session.views.append(Calls(stop_soon))
     session.run()
     assert [event.step for event in session.events if isinstance(event, Checkpointed)] == [CUT]
-    assert told(resumed(tmp_path / "cut").events)[1:] == told(whole.events)[1:]
+    assert tales(resumed(tmp_path / "cut").events)[1:] == tales(whole.events)[1:]
 
 
 # --- readers ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_view_of_a_run_that_goes_on_sees_it_from_its_start(cut_off):
-    session = Session.resume(cut_off, child=False)
-    folds = [Fold(), Fold()]
-    session.views.append(Calls(folds[0].add))
-    session.run()
-    for event in run_folder.whole_events(cut_off):  # with those that were lost
-        folds[1].add(event)
-    screens = [fold.screen() for fold in folds]
-    assert screens[0] == screens[1] and screens[0].completed == 5 and screens[0].status.startswith("done")
-    assert screens[0].series["reward"].steps == (0, 1, 2, 3, 4)
-    assert [mark.text for mark in screens[0].marks if mark.kind == "changed"] == ["resumed"]
 
 
 def test_readers_see_each_step_once(cut_off):

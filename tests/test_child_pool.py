@@ -52,21 +52,8 @@ def test_a_dead_child_serves_no_run_and_is_replaced():
     assert fresh.alive and fresh is not child
 
 
-def test_none_outlives_the_process():
-    child_pool.warm_up()
-    (child,) = child_pool._idle
-    child_pool._close_all()
-    assert not child.alive and child_pool._idle == []
-
-
 @pytest.mark.parametrize(("asked", "steps"), [("1", 12), ("0", 50), ("", 50)])
 def test_runs_are_cut_only_when_asked(monkeypatch, asked, steps):
     monkeypatch.setenv("GRPO_LAB_FAST", asked)
     assert notebook_mode.shortened(CONFIG.with_("run.num_steps=50")).run.num_steps == steps
     assert notebook_mode.shortened(CONFIG).run.num_steps == 2
-
-
-def test_headless_without_a_kernel(monkeypatch):
-    monkeypatch.delenv("GRPO_LAB_HEADLESS", raising=False)
-    monkeypatch.delenv("NBGRADER_EXECUTION", raising=False)
-    assert notebook_mode.headless()

@@ -30,6 +30,7 @@ from grpo_lab.training.guards import GUARDS
 from grpo_lab.ui import console, live_terminal
 from grpo_lab.ui.described import described
 from grpo_lab.ui.live_terminal import drawn, sparkline
+from tests.steps import stopping
 
 SMOKE = ["train", "--preset", "smoke", "--set", "run.threads=1", "--set", "run.num_steps=2"]
 
@@ -57,22 +58,9 @@ def in_a_terminal(*words, **env):
 # --- a run that goes on ----------------------------------------------------------------------------------------------
 
 
-class Stops:
-    """A view that stops its session after three steps."""
-
-    def __init__(self, session):
-        self.session = session
-
-    def show(self, event):
-        if isinstance(event, Stepped) and event.step == 2:
-            self.session.stop()
-
-
 def test_a_run_that_was_stopped_goes_on_from_the_command_line(call, tmp_path):
     config = gl.preset("smoke").with_("run.threads=1", "run.num_steps=6", "run.checkpoint_minutes=0")
-    session = gl.Session(config, tmp_path / "run", child=False)
-    session.views.append(Stops(session))
-    session.run()
+    stopping(gl.Session(config, tmp_path / "run", child=False), 3).run()
     code, out, err = call("train", "--resume", tmp_path / "run", "--recover", "loss.beta=0.5", "--json")
     events = [json.loads(line) for line in out.splitlines()]
     assert (code, err) == (0, "")
@@ -84,20 +72,6 @@ def test_a_run_that_was_stopped_goes_on_from_the_command_line(call, tmp_path):
     assert code == 0 and "resumed: at step 3" in out
     code, _, err = call("train", "--resume", tmp_path / "run")
     assert code == 2 and "is done, after 6 steps" in err and err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--resume", "nothing"), "holds no run: config.json is missing"),
-        (("--resume", "nothing", "--preset", "smoke"), "--resume goes on with the run's own config"),
-        (("--resume", "nothing", "--set", "loss.beta=1"), "--resume goes on with the run's own config"),
-        (("--recover", "loss.beta=1"), "--recover changes a run that goes on"),
-    ],
-)
-def test_what_cannot_go_on_is_refused(call, words, message):
-    code, out, err = call("train", *words)
-    assert (code, out) == (2, "") and message in err and err.count("\n") == 1
 
 
 # --- settings and config files ---------------------------------------------------------------------------------------
@@ -118,27 +92,7 @@ def test_every_key_is_listed_with_its_meaning(call):
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [("los", "did you mean 'loss'"), ("loss.bet", "did you mean 'loss.beta'"), ("guards.warm_upp", "guards.warm_up.")],
-)
-def test_an_unknown_setting_gives_the_nearest(call, name, message):
-    code, out, err = call("settings", name)
-    assert (code, out) == (2, "") and message in err and err.count("\n") == 1
-
-
-def test_one_section_or_key_is_listed():
-    assert [each.key for each in described("loss.beta")] == ["loss.beta"]
-    assert {each.key.partition(".")[0] for each in described("loss")} == {"loss"}
-
-
-@pytest.mark.parametrize("name", preset_names())
-def test_a_config_as_toml_reads_back_as_the_same(name):
-    config = gl.preset(name)
-    assert Config.from_dict(tomllib.loads(toml.dumps(config))) == config
-
-
-@pytest.mark.parametrize("text", ["*2", 'a "b"\n{completion}', "\x7f{completion}", "\U0001f600{completion}", "c:\\d"])
+@pytest.mark.parametrize("text", ['a "b"\n{completion}', "\x7f\U0001f600", "c:\\d"])
 def test_any_text_survives_toml(text):
     config = Config().merged({"model": {"name": f"x{text}"}, "guards": {"file.py:Mine": {"a": [text, 1.5, True]}}})
     assert Config.from_dict(tomllib.loads(toml.dumps(config))) == config
@@ -179,11 +133,8 @@ def test_set_lies_over_guards_and_algorithm_and_these_over_the_file(call, tmp_pa
     [
         ("[los]\n", [], "a.toml: unknown section 'los'; did you mean 'loss'"),
         ("[loss]\nbetta = 1\n", [], "a.toml: loss: unknown setting 'betta'; did you mean 'beta'"),
-        ("[loss]\nbeta = -1\n", [], "a.toml: loss.beta = -1.0: must be at least 0"),
-        ("loss = [", [], "a.toml: not valid TOML"),
         ("[guards.warm_upp]\n", [], "unknown guard 'warm_upp'; did you mean 'warm_up'"),
         ("", ["--preset", "stable"], "--config holds a whole config"),
-        ("", ["--guards", "stabel"], "unknown guard 'stabel'; did you mean 'stable'"),
         ("", ["--guards", "absent.py:Mine"], "absent.py:Mine: no file 'absent.py'"),
     ],
 )
@@ -201,14 +152,6 @@ def test_guards_are_named_in_one_way():
     stable = dict(gl.preset("stable").guards)
     assert guards_named("stable") == stable and guards_named("none") == {}
     assert list(guards_named("original, skip_spikes,mine.py:Mine")) == ["clip_gradients", "skip_spikes", "mine.py:Mine"]
-
-
-@pytest.mark.slow
-def test_the_matrix_takes_guards_and_presets_as_columns(call, tmp_path):
-    words = ["--scenario", "fp16-adam-epsilon", "--guards", "representable_epsilon,original", "--seeds", "1"]
-    code, _, err = call("matrix", *words, "--column", "original", "--steps", "1", "--jobs", "1", "--out", tmp_path)
-    assert code == 0, err
-    assert "original" in (tmp_path / "cells.csv").read_text()
 
 
 @pytest.mark.parametrize(
@@ -233,12 +176,6 @@ def test_a_recording_is_traced_as_json(call, tmp_path):
     assert found["crash"]["operator"] == "torch.multinomial" and found["first_break"]["step"] == 0
 
 
-@pytest.mark.parametrize(("save", "kept"), [("none", False), ("last", True)])
-def test_weights_are_kept_on_request(call, tmp_path, save, kept):
-    code, out, _ = call(*SMOKE, "--save", save, "--out", tmp_path / "a")
-    assert code == 0 and (tmp_path / "a" / "model").exists() is kept and ("model: " in out) is kept
-
-
 # --- pipes and terminals ---------------------------------------------------------------------------------------------
 
 
@@ -254,13 +191,6 @@ def test_lines_are_as_wide_as_the_terminal():
     lines = re.sub(r"\x1b\[\d*m", "", out).splitlines()
     assert code == 0 and len(lines) > 2 * len(scenario_names()) and max(map(len, lines)) <= 60
     assert "\x1b[3" not in out, "no colour"
-
-
-def test_a_list_of_names_imports_no_torch():
-    code = "import sys; sys.argv = ['grpo-lab', 'scenarios']\nfrom grpo_lab.cli import main\ntry: main()\n"
-    code += "except SystemExit: pass\nprint('torch' in sys.modules, 'pandas' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "False False"
 
 
 def test_progress_in_a_pipe_is_plain_lines(monkeypatch, capsys):
@@ -281,11 +211,6 @@ def test_the_live_view_draws_in_a_terminal_and_ends_cleanly(tmp_path):
     code, out = in_a_terminal(*SMOKE, "--live", "--save", "none", "--out", tmp_path / "a", COLUMNS="80")
     assert code == 0 and "gradient norm" in out and "step 2 of 2" in out and "end: done" in out
     assert out.count("\x1b[?25l") == out.count("\x1b[?25h") == 1, "the cursor is shown again"
-
-
-def test_live_without_a_terminal_is_plain(call, tmp_path):
-    code, out, err = call(*SMOKE, "--live", "--save", "none", "--out", tmp_path / "a")
-    assert code == 0 and "end: done" in out and "\x1b" not in out + err
 
 
 def test_a_sparkline_marks_what_is_not_finite_and_scales_by_magnitude():
@@ -338,9 +263,3 @@ def test_every_command_states_its_exit_codes_and_an_example():
     without = [path for path, each in found.items() if CODES not in (each.epilog or "")]
     bare = [path for path, each in found.items() if f"grpo-lab {' '.join(path)}" not in (each.epilog or "")]
     assert len(found) > 20 and without == bare == []
-
-
-def test_the_version_is_that_of_the_package(call):
-    from importlib.metadata import version
-
-    assert call("--version") == (0, f"grpo-lab {version('grpo-lab')}\n", "")

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -87,20 +86,6 @@ def test_a_task_that_no_worker_survives_is_named(cluster):
     case = cells(["nan-reward"], columns(["skip_nonfinite"]), seeds=1)[0]
     lost = FarPool(type("Lost", (), {"run": lambda *_: cluster.run(always_die)})(), limit=60)  # type: ignore[arg-type]
     assert lost.run(case).status == "died: worker"
-
-
-@pytest.mark.slow
-@QUIET
-def test_a_worker_that_is_being_started_again_is_not_given_up(tmp_path):
-    """dask looks once, a while after a worker was lost; here at once, and by default where machines are slow."""
-    pytest.importorskip("distributed")  # before the block, whose end would else take its defaults away
-    import dask.config
-
-    with dask.config.set({"distributed.deploy.lost-worker-timeout": "0.1s"}):
-        found = clusters.connect("dask", "", 1)
-        assert found is not None
-        with ThreadPoolExecutor(1) as threads, contextlib.closing(found):
-            assert threads.submit(found.run, die_once, str(tmp_path / "pids")).result(timeout=LONGEST) == "done"
 
 
 @QUIET

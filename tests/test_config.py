@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import json
-import math
 import pickle
 
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from grpo_lab.config.catalog import preset, preset_names
 from grpo_lab.config.fields import settings_of
-from grpo_lab.config.schema import REMOVED, SECTIONS, SWITCHES, Config
+from grpo_lab.config.schema import REMOVED, SECTIONS, Config
 from grpo_lab.core.hooks import Stage
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import encodable
@@ -51,10 +50,6 @@ def test_overrides_change_what_they_name_and_nothing_else():
     assert changed.with_("loss.epsilon_high=none").loss.epsilon_high is None
 
 
-def test_later_overrides_win():
-    assert Config().with_("loss.beta=1", "loss.beta=2").loss.beta == 2.0
-
-
 def test_a_star_multiplies_the_value_there():
     config = Config().with_("optimizer.learning_rate=3e-4")
     assert config.with_("optimizer.learning_rate=*100").optimizer.learning_rate == pytest.approx(3e-2)
@@ -73,34 +68,17 @@ def test_a_star_multiplies_the_setting_of_a_guard_that_is_there():
         Config().with_("guards.clip_gradients=on", "guards.clip_gradients.max_norm=*3")
 
 
-@pytest.mark.parametrize(
-    ("override", "value"),
-    [("run.name=7", "7"), ("run.name=true", "true"), ("run.name=a,b", "a,b"), ("run.name=none", "none")],
-)
-def test_a_name_is_kept_as_typed(override, value):
-    assert Config().with_(override).run.name == value
-
-
 @pytest.mark.parametrize(("text", "value"), [("7", ("7",)), ("on", ("on",)), ("a", ("a",)), ("a,7", ("a", "7"))])
 def test_names_are_kept_as_typed(text, value):
     assert Config().with_(f"data.rewards={text}").data.rewards == value
 
 
-def test_a_product_that_is_too_large_is_refused():
-    config = Config().with_(f"run.seed={10**400}")
-    with pytest.raises(ConfigError, match="the product is too large"):
-        config.with_("run.seed=*1.5")
-
-
 @pytest.mark.parametrize(
     "override",
     [
-        "loss.epsilon_high=*2",
         "loss.kl_estimator=*2",
         "loss.beta=*k3",
-        "loss.beta=*",
         "loss.beta=*on",
-        "run.deterministic=*2",
     ],
 )
 def test_a_star_refuses_what_is_no_number(override):
@@ -126,23 +104,15 @@ def test_guards_are_switched_on_set_and_switched_off():
     [
         ("loss.bta=1", r"loss: unknown setting 'bta'; did you mean 'beta'\?"),
         ("los.beta=1", r"unknown section 'los'; did you mean 'loss'\?"),
-        ("optimizer.learning_rat=1", "did you mean 'learning_rate'"),
         ("loss.beta", "'loss.beta' is no override; write section.setting=value"),
         ("loss=3", "'loss=3' is no override"),
-        ("loss.beta.x=3", "is no override"),
-        ("=3", "unknown section ''"),
-        ("guards.warm_up.steps.x=3", "is no override"),
         ("guards.warm_up=3", "a guard or fault is switched with =on or =off"),
         ("loss.epsilon=-1", r"loss\.epsilon = -1\.0: must be above 0 and at most 1"),
         ("loss.epsilon=nan", r"loss\.epsilon = nan: must be a number"),
         ("loss.beta=lots", r"loss\.beta = 'lots': must be of type float"),
-        ("loss.beta=none", r"loss\.beta = None: must be of type float"),
         ("run.num_steps=2.5", r"run\.num_steps = 2\.5: must be of type int"),
         ("run.num_steps=0", r"run\.num_steps = 0: must be at least 1"),
-        ("run.seed=true", r"run\.seed = True: must be of type int"),
         ("loss.aggregation=tokens", "must be one of token, sequence, constant"),
-        ("model.precision=fp8", "must be one of fp32, bf16, fp16, bf16_pure, fp16_pure"),
-        ("sampling.temperature=0", r"sampling\.temperature = 0\.0: must be above 0"),
         ("data.rewards=", r"data\.rewards = \('',\): each must be a non-empty str"),
         ("data.num_generations=1", "a group of one has nothing to be compared with.*use at least 2"),
     ],
@@ -152,29 +122,18 @@ def test_a_bad_override_names_the_value_and_the_way_out(override, message):
         Config().with_(override)
 
 
-def test_a_single_generation_must_be_asked_for():
-    config = Config().with_("data.allow_single_generation=true", "data.num_generations=1")
-    assert config.data.num_generations == 1
-    with pytest.raises(ConfigError, match="group of one"):
-        dataclasses.replace(config.data, allow_single_generation=False)
-
-
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("guards.clip_gradients.max_norm=0", r"guards\.clip_gradients\.max_norm = 0\.0: must be above 0"),
         ("guards.clip_gradients.max_norm=-1", r"guards\.clip_gradients\.max_norm = -1\.0: must be above 0"),
-        ("guards.clip_gradients.max_norm=nan", r"guards\.clip_gradients\.max_norm = nan: must be a number"),
         (
             "guards.clip_gradients.max_norn=1",
             "guards.clip_gradients: unknown setting 'max_norn'; did you mean 'max_norm'",
         ),
         ("guards.clip_gradient=on", r"unknown guard 'clip_gradient'; did you mean 'clip_gradients'"),
         ("guards.dual_clip.delta=1", r"guards\.dual_clip\.delta = 1\.0: must be above 1"),
-        ("guards.skip_spikes.patience=-1", r"guards\.skip_spikes\.patience = -1: must be at least 0"),
         ("guards.check_weights.then=panic", "must be one of roll_back, warn"),
         ("faults.nan_gradients=on", r"unknown fault 'nan_gradients'; did you mean 'nan_gradient'"),
-        ("faults.nan_gradient.at_step=-1", r"faults\.nan_gradient\.at_step = -1: must be at least 0"),
         ("faults.skip_spikes=on", "unknown fault 'skip_spikes'"),
     ],
 )
@@ -195,42 +154,15 @@ def test_arranged_guards_have_the_configured_settings_and_off_means_absent():
         ({"los": {}}, r"unknown section 'los'; did you mean 'loss'\?"),
         ({"loss": {"bta": 1}}, "did you mean 'beta'"),
         ({"loss": {"epsilon": -1}}, r"loss\.epsilon = -1\.0"),
-        ({"loss": {"beta": math.nan}}, r"loss\.beta = nan"),
         ({"guards": {"warm_up": True}}, r"guards\.warm_up = True: must be a table of its settings"),
-        ({"guards": ["warm_up"]}, r"guards = \['warm_up'\]: must be a table of names"),
         ([], r"the config = \[\]: must be a table"),
         ({"loss": {"beta": 10**400}}, r"loss\.beta: must be at most 1\.8e\+308"),
         ({"data": {"rewards": ["a", 3]}}, r"data\.rewards = \['a', 3\]: each must be a non-empty str"),
-        ({"data": {"rewards": [""]}}, r"data\.rewards = \[''\]: each must be a non-empty str"),
     ],
 )
 def test_a_bad_tree_is_refused(tree, message):
     with pytest.raises(ConfigError, match=message):
         Config.from_dict(tree)
-
-
-@pytest.mark.parametrize(
-    ("read", "tree"),
-    [
-        (Config.from_dict, {"loss": 3}),
-        (Config.from_dict, {"loss": None}),
-        (Config().merged, {"loss": 3}),
-        (Config().merged, {"loss": None}),
-        (Config().merged, {"guards": 3}),
-        (Config().merged, {"guards": {"warm_up": 3}}),
-    ],
-)
-def test_a_section_that_is_no_table_is_refused(read, tree):
-    with pytest.raises(ConfigError, match=next(iter(tree))):
-        read(tree)
-
-
-def test_merging_refuses_what_does_not_exist():
-    with pytest.raises(ConfigError, match="did you mean 'loss'"):
-        Config().merged({"los": {"beta": 1}})
-    for value in (1, "*2"):
-        with pytest.raises(ConfigError, match="did you mean 'beta'"):
-            Config().merged({"loss": {"bta": value}})
 
 
 def test_merging_lays_settings_over_and_leaves_the_rest():
@@ -253,19 +185,6 @@ def test_every_preset_survives_being_written_down(name):
     arrange(through_json(config), FAULTS, GUARDS)
 
 
-def test_defaults_fill_what_a_tree_leaves_out():
-    assert Config.from_dict({}) == Config()
-    assert Config.from_dict({"loss": {"beta": 0.5}}) == Config().with_("loss.beta=0.5")
-
-
-def test_infinity_survives_being_written_down():
-    config = Config().with_("loss.epsilon_high=inf", "guards.check_weights.max_move=inf")
-    assert Config.from_dict(config.to_dict()) == config
-    again = through_json(config)
-    assert again.loss.epsilon_high == math.inf
-    assert arrange(again, FAULTS, GUARDS) == arrange(config, FAULTS, GUARDS)
-
-
 @given(
     beta=st.floats(0, 1e300),
     rewards=st.lists(st.text(min_size=1), max_size=3),
@@ -281,54 +200,12 @@ def test_any_valid_config_survives_being_written_down(beta, rewards, name, setti
     assert list(through_json(config).guards) == list(settings)  # the order in which they act
 
 
-def test_to_dict_hands_out_copies():
-    config = Config().with_("guards.clip_gradients.max_norm=0.3")
-    tree = config.to_dict()
-    tree["guards"]["clip_gradients"]["max_norm"] = 99.0
-    tree["loss"]["beta"] = 99.0
-    assert config.guards["clip_gradients"] == {"max_norm": 0.3}
-    assert config.loss.beta == Config().loss.beta
-
-
-def test_the_sections_and_switches_are_the_whole_config():
-    assert [field.name for field in dataclasses.fields(Config)] == [*SECTIONS, *SWITCHES, "objectives"]
-
-
 @pytest.mark.parametrize("name, cls", [*SECTIONS.items(), *GUARDS.items(), *FAULTS.items()])
 def test_every_setting_has_a_help_text_and_a_default_within_its_limit(name, cls):
     for setting in settings_of(cls).values():
         assert len(setting.help.split()) >= 2, f"{name}.{setting.name} has no help text"
         assert setting.help.endswith("."), f"{name}.{setting.name}: {setting.help!r}"
     cls()  # raises ConfigError for a default outside its limit
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda guards: guards.update(warm_up={}),
-        lambda guards: guards.pop("clip_gradients"),
-        lambda guards: guards.clear(),
-        lambda guards: guards.setdefault("warm_up", {}),
-        lambda guards: guards["clip_gradients"].update(max_norm=9.0),
-        lambda guards: guards["clip_gradients"].__setitem__("max_norm", 9.0),
-        lambda guards: guards["clip_gradients"].__delitem__("max_norm"),
-        lambda guards: guards["clip_gradients"].__ior__({"max_norm": 9.0}),
-    ],
-)
-def test_guards_and_faults_cannot_be_changed_in_place(change):
-    given = {"clip_gradients": {"max_norm": 0.3}}
-    for config in (
-        Config(guards=given, faults=given),
-        Config.from_dict({"guards": given, "faults": given}),
-        Config().with_("guards.clip_gradients.max_norm=0.3", "faults.clip_gradients.max_norm=0.3"),
-        Config(faults=given).with_guards(given),
-    ):
-        for switches in (config.guards, config.faults):
-            with pytest.raises(TypeError, match="cannot be changed: make another one with `with_`"):
-                change(switches)
-        assert config.guards == config.faults == {"clip_gradients": {"max_norm": 0.3}}
-    given["clip_gradients"]["max_norm"] = 9.0
-    assert config.guards == {"clip_gradients": {"max_norm": 0.3}}
 
 
 def test_a_config_is_copied_pickled_and_taken_apart():
@@ -341,9 +218,6 @@ def test_a_config_is_copied_pickled_and_taken_apart():
     assert dataclasses.asdict(config)["guards"] == config.guards
     assert config.to_dict()["guards"]["mine.py:Mine"] == {"layers": [1, 2]}
     assert config.guards["mine.py:Mine"] == {"layers": (1, 2)}
-    assert (
-        str(config.guards) == "{'clip_gradients': {'max_norm': 0.3}, 'warm_up': {}, 'mine.py:Mine': {'layers': (1, 2)}}"
-    )
     config.to_dict()["guards"]["warm_up"]["steps"] = 3  # a copy, which may be changed
     with pytest.raises(ConfigError, match=r"guards\.warm_up = True: must be a table of its settings"):
         Config(guards={"warm_up": True})  # type: ignore[dict-item]

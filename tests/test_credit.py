@@ -16,98 +16,30 @@ from grpo_lab.core.hooks import Stage, Verdict
 from grpo_lab.core.train import Trainer
 from grpo_lab.errors import ConfigError
 from grpo_lab.events import Stepped
-from grpo_lab.training.batches import joined, of_groups
 from grpo_lab.training.interventions import Intervention, Outcome, Step
 from grpo_lab.training.state import Training
 from grpo_lab.training.trainer import train
 
-LENGTHS = [5, 4, 1, 3]
-GAMMA = 0.9
 
-
-def given(penalised: bool = True) -> Batch:
-    """Four completions of up to 5 tokens in float64, with rewards and penalties; NaN outside of the mask."""
-    generator = torch.Generator().manual_seed(1)
-    penalties = torch.randn(4, 5, generator=generator, dtype=torch.float64)
-    mask = torch.arange(5) < tensor(LENGTHS)[:, None]
-    penalties = penalties.masked_fill(~mask, torch.nan) / 5
-    rewards = tensor([1.0, 0.0, 1.0, -0.5], dtype=torch.float64)
-    paid = rewards - penalties.nansum(dim=1) if penalised else rewards
-    ids, blank = torch.zeros(2, 3, dtype=torch.long), torch.zeros(4, 5, dtype=torch.float64)
-    group, tokens = tensor([0, 0, 1, 1]), torch.zeros(4, 5, dtype=torch.long)
-    shown = penalties if penalised else None
-    return Batch(ids, ids, group, tokens, mask, blank, blank, advantages=paid, penalties=shown)
-
-
-def by_hand(batch: Batch) -> list[list[float]]:
-    """The reward to go of each token in plain Python, before it is whitened."""
-    rows = []
-    for b, length in enumerate(LENGTHS):
-        paid = [0.0] * length if batch.penalties is None else batch.penalties[b, :length].tolist()
-        assert batch.advantages is not None
-        rewards = [-penalty for penalty in paid]
-        rewards[-1] += float(batch.advantages[b]) + sum(paid)
-        rows.append([sum(GAMMA ** (s - t) * rewards[s] for s in range(t, length)) for t in range(length)])
-    return rows
-
-
-def whitened(rows: list[list[float]]) -> Tensor:
-    every = [value for row in rows for value in row]
-    mean = sum(every) / len(every)
-    deviation = math.sqrt(sum((value - mean) ** 2 for value in every) / (len(every) - 1))
-    table = [[(value - mean) / deviation for value in row] + [0.0] * (5 - len(row)) for row in rows]
-    return tensor(table, dtype=torch.float64)
-
-
-@pytest.mark.parametrize("penalised", [True, False])
-def test_advantages_of_tokens_are_those_by_hand(penalised):
-    batch = given(penalised)
-    found = credit.reward_to_go(batch, GAMMA).advantages
+@pytest.mark.parametrize(
+    ("penalties", "expected"),
+    [
+        # Rewards to go, gamma 1/2: 1/2 1 and 0; mean 1/2, std 1/2.
+        (None, [[0.0, 1.0], [-1.0, 0.0]]),
+        # Of tokens, rewards -0.2 and -0.4 + 1, and 0; to go 0.1 0.6 and 0; mean 7/30, std sqrt(0.31/3).
+        ([[0.2, 0.4], [0.0, math.nan]], [[-0.41478, 1.14065], [-0.72587, 0.0]]),
+    ],
+    ids=["rewards alone", "with penalties"],
+)
+def test_advantages_of_tokens_are_those_by_hand(penalties, expected):
+    ids, blank = torch.zeros(1, 1, dtype=torch.long), torch.zeros(2, 2)
+    mask, paid = tensor([[True, True], [True, False]]), None if penalties is None else tensor(penalties)
+    rewards = tensor([1.0, 0.0]) - (0.0 if paid is None else paid.nansum(dim=1))
+    rows, tokens = torch.zeros(2, dtype=torch.long), torch.zeros(2, 2, dtype=torch.long)
+    batch = Batch(ids, ids, rows, tokens, mask, blank, blank, advantages=rewards, penalties=paid)
+    found = credit.reward_to_go(batch, 0.5).advantages
     assert found is not None
-    torch.testing.assert_close(found, whitened(by_hand(batch)), rtol=1e-6, atol=1e-6)
-
-
-def test_wrong_variants_are_not_taken_for_them():
-    batch = given()
-    right = credit.reward_to_go(batch, GAMMA).advantages
-    assert right is not None and batch.penalties is not None
-    behind_the_end = replace(
-        batch, penalties=batch.penalties.nan_to_num(0.3), completion_mask=torch.ones(4, 5, dtype=torch.bool)
-    )
-    paid_twice = replace(batch, penalties=None)
-    for wrong in (
-        credit.reward_to_go(batch, 1.0).advantages,
-        credit.reward_to_go(behind_the_end, GAMMA).advantages,
-        credit.reward_to_go(paid_twice, GAMMA).advantages,
-        credit.discounted(credit.token_rewards(batch), GAMMA),
-    ):
-        assert wrong is not None and not torch.allclose(wrong, right, atol=1e-2)
-
-
-def test_equal_advantages_are_zeros_and_no_rounding():
-    mask = torch.ones(3, 4, dtype=torch.bool)
-    assert credit.whitened(torch.full((3, 4), 0.1), mask).tolist() == torch.zeros(3, 4).tolist()
-    assert credit.whitened(torch.ones(3, 4), torch.zeros_like(mask)).tolist() == torch.zeros(3, 4).tolist()
-
-
-def test_a_batch_of_several_draws():
-    def drawn(width: int, prompt: int, first: int) -> Batch:
-        ids = torch.arange(2 * prompt).view(2, prompt) + first
-        tokens = torch.arange(4 * width).view(4, width) + first
-        mask, floats = torch.ones(4, width).bool(), tokens.float()
-        ended = tensor([True, False, True, True])
-        return Batch(ids, torch.ones_like(ids), tensor([0, 0, 1, 1]), tokens, mask, floats, floats, ended=ended)
-
-    one, other = of_groups(drawn(3, 2, 100), tensor([1])), drawn(2, 4, 500)
-    whole = joined([one, other])
-    assert one.group.tolist() == [0, 0] and one.prompt_ids.tolist() == [[102, 103]]
-    assert one.completions.tolist() == [[106, 107, 108], [109, 110, 111]]
-    assert whole.prompt_ids.tolist() == [[0, 0, 102, 103], [500, 501, 502, 503], [504, 505, 506, 507]]
-    assert whole.prompt_mask.tolist() == [[0, 0, 1, 1], [1] * 4, [1] * 4]
-    assert whole.group.tolist() == [0, 0, 1, 1, 2, 2]
-    assert whole.completions[2].tolist() == [500, 501, 0] and whole.completion_mask[2].tolist() == [True, True, False]
-    assert whole.ended is not None and whole.ended.tolist() == [True, True, True, False, True, True]
-    assert whole.advantages is None
+    torch.testing.assert_close(found, tensor(expected), rtol=1e-4, atol=1e-4)
 
 
 def small(*overrides: str) -> Config:
@@ -117,20 +49,6 @@ def small(*overrides: str) -> Config:
 
 def steps(config: Config, **given) -> list[Stepped]:
     return [event for event in train(config, **given) if isinstance(event, Stepped)]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["loss.kl_place=both"], "one of loss, reward"),
-        (["loss.dynamic_sampling=-1"], "at least 0"),
-        (["loss.soft_overlong=1.5"], "at most 1"),
-        (["loss.gamma=2"], "at most 1"),
-    ],
-)
-def test_bad_settings_are_refused_with_a_way_out(overrides, message):
-    with pytest.raises(ConfigError, match=message):
-        Config().with_(*overrides)
 
 
 @pytest.mark.parametrize("setting", ["dynamic_sampling=2", "kl_place=reward"])
@@ -191,15 +109,6 @@ def test_a_run_without_any_spread_says_so_and_goes_on():
     assert action.name == "dynamic_sampling"
     assert action.reason == "0 of 6 groups have spread after 4 draws of 24 completions"
     assert found[0].metrics["dynamic_sampling/draws"] == 3
-
-
-def test_too_few_groups_with_spread_train_as_many_as_there_are():
-    lucky = iter([1.0] + [0.0] * 10_000)
-    config = small("loss.dynamic_sampling=2", "run.num_steps=1", "run.num_eval=0")
-    (found,) = steps(config, rewards=[lambda completions, **columns: [next(lucky) for _ in completions]])
-    (action,) = found.actions
-    assert (found.verdict, action.reason) == (Verdict.KEEP, "1 of 6 groups have spread after 3 draws of 24 completions")
-    assert found.updates == 1
 
 
 def test_long_completions_lose_reward():

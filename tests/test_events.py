@@ -27,7 +27,6 @@ from grpo_lab.events import (
     from_json,
     to_json,
 )
-from grpo_lab.metrics import METRICS
 
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -89,12 +88,6 @@ def test_a_verdict_is_written_as_its_name_and_read_as_itself(verdict):
     assert again.refused == (verdict.name in ("SKIP_STEP", "ROLL_BACK", "STOP"))
 
 
-def test_what_a_model_sampled_ends_no_line():
-    event = Stepped(0, 1, Verdict.KEEP, {}, (), (), (("a\u2028b", "c\x85\u2029\x1c\r\nd", 1.0),))
-    assert len(to_json(event).splitlines()) == 1
-    assert from_json(to_json(event)) == event
-
-
 def test_nan_and_infinity_come_back_as_numbers_wherever_they_stand():
     link = LinkNote("ratio", 2, math.inf, math.nan, 8, "[0, 1]", {"adam_eps": -math.inf})
     event = Stepped(3, 1, Verdict.KEEP, {"kl": math.nan, "loss": -math.inf}, (link,), (), (("2+2=", "4", math.nan),))
@@ -117,38 +110,15 @@ def test_a_started_run_keeps_its_config():
     assert Config.from_dict(again.config) == config
 
 
-def test_tuples_come_back_as_tuples():
-    """So that a replayed event equals the live one."""
-    event = Stepped(
-        0,
-        1,
-        Verdict.KEEP,
-        {},
-        (LinkNote("loss", 0, 1.0, 0.0, 1),),
-        (Action("a", "guard", "loss", 0, Verdict.KEEP, ""),),
-    )
-    assert from_json(to_json(event)) == event
-    assert from_json(to_json(Changed(4, ("loss.beta=1",)))) == Changed(4, ("loss.beta=1",))
-
-
 @pytest.mark.parametrize(
     "line",
     [
         "",
-        "\n",
         "{",
         "null",
-        "3",
-        '"Ended"',
-        "[]",
-        '[{"event": "Ended"}]',
         "{}",
-        '{"event": null}',
-        '{"event": []}',
         '{"event": "Begun"}',
-        '{"event": "Evaluated"}',
         '{"event": "Evaluated", "step": 0, "reward": "lots", "num_problems": 1}',
-        '{"event": "Evaluated", "step": 0, "reward": null, "num_problems": 1}',
         '{"event": "Evaluated", "step": 0, "reward": 1, "num_problems": 1, "from_the_future": 1}',
         '{"event": "Changed", "step": 0, "overrides": null}',
         '{"event": "Stepped", "step": 0}',
@@ -161,12 +131,6 @@ def test_a_line_that_holds_no_event_is_a_run_error(line):
         from_json(line)
 
 
-def test_an_error_about_a_long_line_stays_short():
-    with pytest.raises(RunError) as caught:
-        from_json("x" * 10_000)
-    assert len(str(caught.value)) < 300
-
-
 @given(
     st.recursive(
         NUMBERS | TEXT | st.booleans() | st.none(), lambda inner: st.dictionaries(TEXT, inner) | st.tuples(inner)
@@ -175,19 +139,6 @@ def test_an_error_about_a_long_line_stays_short():
 def test_whatever_is_encodable_is_valid_json(value):
     read = json.loads(json.dumps(encodable(value), allow_nan=False), parse_constant=refuse)
     assert encodable(read) == read
-
-
-def test_encoding_changes_no_finite_number_and_no_word():
-    tree = {"a": [1, 2.5, True, None, "nan"], "b": {"c": -0.0}}
-    assert encodable(tree) == tree
-
-
-@pytest.mark.parametrize("name", METRICS)
-def test_every_metric_says_what_is_healthy_and_what_it_means(name):
-    metric = METRICS[name]
-    assert metric.label
-    assert metric.low <= metric.high
-    assert len(metric.meaning.split()) >= 3
 
 
 def test_a_note_is_broken_when_anything_in_it_is_not_finite():

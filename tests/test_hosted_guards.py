@@ -2,9 +2,7 @@
 
 import copy
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,15 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 import grpo_lab as gl
 from grpo_lab.core.advantages import group_advantages
 from grpo_lab.core.hooks import Verdict
 from grpo_lab.errors import ConfigError, RunError
-from grpo_lab.events import Stepped
 from grpo_lab.hosted.trainers import POSSIBLE, TRIED, GuardCallback, Host
 from grpo_lab.runs.session import Session
+from tests.hosted import OF_TRL, NanGradient, Seen, equal, tensors, trained
 
 
 def loop(steps, *names, breaks=(), seed=0, given=None, schedule=False, **options):
@@ -50,27 +47,6 @@ def loop(steps, *names, breaks=(), seed=0, given=None, schedule=False, **options
         if scheduler:
             scheduler.step()
     return model, optimizer, guards, reports, seen
-
-
-WRITES = """
-import sys
-import grpo_lab as gl
-from grpo_lab.errors import RunError
-try:
-    gl.Guards("skip_spikes", events=sys.argv[1])
-except RunError as error:
-    sys.exit(str(error))
-"""
-
-
-def tensors(model, optimizer):
-    """Weights and all that the optimizer keeps of them."""
-    states = [value for state in optimizer.state_dict()["state"].values() for value in state.values()]
-    return [*model.state_dict().values(), *states]
-
-
-def equal(one, other):
-    return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 def test_silent_guards_change_no_bit():
@@ -127,17 +103,6 @@ def test_values_of_other_stages_pass_their_guards():
     assert guards.step(model, optimizer).verdict == Verdict.KEEP
 
 
-def test_a_stage_that_refuses_makes_the_step_refuse():
-    guards = gl.Guards("check_probabilities")
-    model = torch.nn.Linear(2, 1)
-    optimizer = torch.optim.AdamW(model.parameters())
-    guards.at("probabilities", torch.tensor([[torch.nan, 0.5]]))
-    model(torch.ones(1, 2)).sum().backward()
-    before = copy.deepcopy(model.state_dict())
-    assert guards.step(model, optimizer).refused
-    assert equal(list(before.values()), list(model.state_dict().values()))
-
-
 def test_guards_go_on_from_their_state():
     names = ("skip_spikes.threshold=1e-6", "skip_spikes.patience=2", "rollback")
     *_, guards, reports, _ = loop(6, *names)
@@ -184,8 +149,6 @@ def test_a_loop_that_was_killed_goes_on_in_its_folder(tmp_path):
     again = gl.Guards(*names, events=folder)
     again.load_state_dict(state)
     loop(4, given=again)
-    done = subprocess.run([sys.executable, "-c", WRITES, str(folder)], capture_output=True, text=True)
-    assert done.returncode == 1 and f"is written by process {os.getpid()}" in done.stderr
     again.close()
     session = Session.open(folder)
     assert session.status == "done" and list(session.records.index) == [0, 1, 2, 3, 4, 5, 6]
@@ -194,26 +157,6 @@ def test_a_loop_that_was_killed_goes_on_in_its_folder(tmp_path):
     for taken in (folder, other):
         with pytest.raises(RunError, match="already holds a run"):
             gl.Guards(*names, events=taken)
-
-
-def test_the_state_has_the_snapshot_to_which_a_guard_may_go_back(tmp_path):
-    """Where the next step takes one, it has none."""
-    names = ("check_weights",)
-    model, optimizer, guards, _, _ = loop(4, *names, snapshot_every=3)
-    again = gl.Guards(*names, snapshot_every=3)
-    again.load_state_dict(copy.deepcopy(guards.state_dict()))
-    copies = copy.deepcopy((model, optimizer.state_dict()))
-    for each, made, restored in ((guards, model, optimizer), (again, copies[0], None)):
-        if restored is None:
-            restored = torch.optim.AdamW(made.parameters(), lr=1e-2)
-            restored.load_state_dict(copies[1])
-        for parameter in made.parameters():
-            parameter.grad = torch.full_like(parameter, torch.inf)
-        assert each.step(made, restored).verdict == Verdict.ROLL_BACK
-        kept = tensors(made, restored)
-        assert equal(kept, tensors(model, optimizer))
-    *_, of_three, _, _ = loop(3, *names, snapshot_every=3)
-    assert of_three.state_dict()["snapshot"] == {} and json.dumps(of_three.state_dict())
 
 
 def test_a_guard_that_never_sees_a_value_is_said_once(recwarn):
@@ -240,58 +183,27 @@ def test_a_failed_call_is_no_reward():
     assert gl.Guards("sanitize_rewards").at("rewards", rewards[1:]).isfinite().all()
 
 
-def test_a_weight_without_a_gradient_shifts_no_name(tmp_path):
-    """AdamW has no moments for it."""
-
-    class Unused(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.idle, self.used = torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)
-
-        def forward(self, values):
-            return self.used(values)
-
-    model = Unused()
-    optimizer = torch.optim.AdamW(model.parameters())
-    guards = gl.Guards("skip_nonfinite", events=tmp_path / "run")
-    (model(torch.ones(2, 3)).sum() * 1e3).backward()
-    assert guards.step(model, optimizer).verdict == Verdict.KEEP
-    [stepped] = [event for event in Session.open(tmp_path / "run").events if isinstance(event, Stepped)]
-    [moments] = [note for note in stepped.links if note.link == "moments"]
-    states = [optimizer.state[p] for p in model.used.parameters()]
-    size = sum(float(state[name].square().sum()) for state in states for name in ("exp_avg", "exp_avg_sq")) ** 0.5
-    assert moments.magnitude == pytest.approx(size) and moments.where.startswith("used.")
-
-
 def test_the_version_of_trl_that_was_tried_is_the_one_that_the_tests_install():
     pinned = (Path(__file__).parents[1] / "constraints.txt").read_text(encoding="utf-8")
     assert f"trl=={TRIED}." in pinned and TRIED in (gl.guarded.__doc__ or "")
 
 
 def test_names_that_do_not_exist():
-    with pytest.raises(ConfigError, match="did you mean 'warm_up'"):
-        gl.Guards("warm_upp")
-    with pytest.raises(ConfigError, match="has no name"):
-        gl.Guards()
-    with pytest.raises(ConfigError, match="did you mean 'log_ratio'"):
-        gl.Guards("stable").at("log_ratios", torch.zeros(1))
-    with pytest.raises(ConfigError, match="belongs to `step`"):
-        gl.Guards("stable").at("gradients", torch.zeros(1))
+    for call, message in (
+        (lambda: gl.Guards("warm_upp"), "warm_up"),
+        (lambda: gl.Guards(), "has no name"),
+        (lambda: gl.Guards("stable").at("log_ratios", torch.zeros(1)), "log_ratio"),
+        (lambda: gl.Guards("stable").at("gradients", torch.zeros(1)), "`step`"),
+        (lambda: gl.GuardCallback("clamp_logits", "warm_up"), "clamp_logits.*warm_up"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            call()
     model, other = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
     with pytest.raises(ConfigError, match="holds no weight of this model"):
         gl.Guards("stable").step(model, torch.optim.AdamW(other.parameters()))
 
 
 # --- transformers' and TRL's trainers --------------------------------------------------------------------------------
-
-
-def test_what_a_callback_cannot_hold_is_named():
-    with pytest.raises(
-        ConfigError, match=r"clamp_logits: a callback of a Trainer does not see .* it can hold .*warm_up"
-    ):
-        gl.GuardCallback("clamp_logits", "warm_up")
-    with pytest.raises(ConfigError, match="did you mean 'skip_nonfinite'"):
-        gl.GuardCallback("skip_nonfinit")
 
 
 @pytest.mark.parametrize(
@@ -314,66 +226,19 @@ def test_trainers_whose_gradients_are_not_those_of_the_model_are_refused(change,
         Trains(callback_handler=SimpleNamespace(callbacks=[callback]), **{**usual, **change}).train()
 
 
-class NanGradient(transformers.TrainerCallback):
-    """Makes one gradient NaN before the guards see it."""
-
-    def on_pre_optimizer_step(self, args, state, control, **given):
-        if state.global_step == 2:
-            next(given["model"].parameters()).grad.view(-1)[0] = torch.nan
-
-
-class Seen(transformers.TrainerCallback):
-    """Keeps weights and moments after each step."""
-
-    def __init__(self):
-        self.states = []
-
-    def on_step_end(self, args, state, control, **given):
-        self.states.append([value.clone() for value in tensors(given["model"], given["optimizer"].optimizer)])
-
-
-def trained_by_trl(folder, *callbacks, steps=4, **arguments):
-    """A trainer of TRL on the tiny model, after training."""
-    pytest.importorskip("trl")
-    from benchmarks.diagnosis import recipes
-
-    usual = {"num_generations": 4, "max_completion_length": 4, "learning_rate": 1e-4, "logging_steps": 1}
-    spec = recipes.Spec(steps, 2, {**usual, **arguments}, (recipes.accuracy(),), callbacks=lambda: callbacks)
-    made = recipes.trainer(spec, 0, folder)
-    made.train()
-    return made
-
-
-OF_TRL = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")  # TRL sets it itself
-
-
 @pytest.mark.trl
 @OF_TRL
 def test_a_refused_step_of_trl_leaves_no_trace(tmp_path):
     seen, guards = Seen(), gl.GuardCallback("skip_nonfinite", "check_weights", events=tmp_path / "guards")
-    trained_by_trl(tmp_path / "guarded", NanGradient(), guards, seen)
+    trained(tmp_path / "guarded", NanGradient(), guards, seen, steps=4)
     assert equal(seen.states[1], seen.states[2]), "weights, moments and AdamW's count are those of before"
     assert not equal(seen.states[2], seen.states[3]), "and training goes on"
     assert guards.report is not None and guards.report.step == 3 and not guards.report.refused
     session = Session.open(tmp_path / "guards")
     found = session.first_break()
     assert session.status == "done" and found is not None and (found.link, found.step) == ("gradients", 2)
-    bare = trained_by_trl(tmp_path / "bare", NanGradient(), steps=3)
+    bare = trained(tmp_path / "bare", NanGradient(), steps=3)
     assert any(value.isnan().any() for value in bare.model.state_dict().values())
-
-
-@pytest.mark.trl
-@OF_TRL
-@pytest.mark.slow
-def test_silent_guards_change_no_bit_of_trl(tmp_path):
-    names = ("skip_nonfinite", "check_weights", "rollback", "dual_clip.delta=1e9")
-    seen = [Seen(), Seen()]
-    clipped = {"steps": 20, "max_grad_norm": 0.1, "lr_scheduler_type": "cosine"}
-    one = trained_by_trl(tmp_path / "bare", seen[0], **clipped)
-    other = trained_by_trl(tmp_path / "guarded", gl.GuardCallback(*names), seen[1], **clipped)
-    assert len(seen[0].states) == 20 and all(map(equal, *(each.states for each in seen)))
-    norms = [[row["grad_norm"] for row in made.state.log_history if "grad_norm" in row] for made in (one, other)]
-    assert norms[0] == norms[1]
 
 
 @pytest.mark.trl
@@ -385,7 +250,7 @@ def test_a_guard_that_stops_ends_the_training_of_trl(tmp_path):
 
     names = ("skip_nonfinite.patience=1", "rollback.max_rollbacks=1", "rollback.patience=1")
     guards = gl.GuardCallback(*names)
-    made = trained_by_trl(tmp_path, AlwaysNan(), guards, steps=40)
+    made = trained(tmp_path, AlwaysNan(), guards, steps=40)
     assert guards.report is not None and guards.report.stop and made.state.global_step < 40
     assert all(value.isfinite().all() for value in made.model.state_dict().values())
 
@@ -423,7 +288,7 @@ def test_the_trainer_of_the_page_trains(tmp_path, monkeypatch):
     page = (Path(__file__).parents[1] / "docs" / "your-own-trainer.md").read_text(encoding="utf-8")
     [snippet] = [code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "gl.guarded" in code]
     monkeypatch.chdir(tmp_path)
-    bare = trained_by_trl(tmp_path / "bare", steps=1)
+    bare = trained(tmp_path / "bare", steps=1)
     names = {"gl": gl, "model": bare.model, "rewards": bare.reward_funcs, "arguments": bare.args}
     names["data"] = bare.train_dataset
     exec(snippet, names)

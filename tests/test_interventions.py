@@ -4,7 +4,6 @@ A registered guard or fault without a row in HARM, HEALTHY or FAULTY fails here:
 """
 
 import dataclasses
-import inspect
 import math
 import random
 import re
@@ -19,20 +18,18 @@ import torch
 from torch import tensor
 
 from grpo_lab import messages
-from grpo_lab.config.catalog import preset
 from grpo_lab.config.schema import Config
 from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Refused, Stage, Verdict
 from grpo_lab.core.loss import clipped_surrogate
-from grpo_lab.errors import GrpoLabError, RunError
+from grpo_lab.errors import GrpoLabError
 from grpo_lab.training import observers
 from grpo_lab.training.faults import FAULTS
 from grpo_lab.training.guards import GUARDS, finite_rows
 from grpo_lab.training.interventions import Coefficients, Intervention, Outcome, Step
 from grpo_lab.training.registry import arrange, carry_over
 from grpo_lab.training.snapshots import Snapshots
-from grpo_lab.training.state import Training
 from tests.steps import step_of
 
 INF, NAN = math.inf, math.nan
@@ -143,13 +140,6 @@ HARM: dict[str, list[Harm]] = {
             step={"last_metrics": {"kl": 2.0, "grad_norm": 3.0}},
             mended=lambda value: value == replace(COEFFICIENTS, learning_rate=1.5e-4),
         ),
-        Harm(
-            COEFFICIENTS,
-            "learning rate 3e-05 = 0.0003 x 0.1: grad norm nan is not a number",
-            settings={"factor": 0.01, "floor": 0.1},
-            step={"last_metrics": {"grad_norm": NAN}},
-            mended=lambda value: value.learning_rate == pytest.approx(3e-5),
-        ),
     ],
     "adaptive_beta": [
         Harm(
@@ -157,12 +147,6 @@ HARM: dict[str, list[Harm]] = {
             "beta 0.0204 = 0.02 x 1.02: KL 0.2, target 0.1",
             step={"last_metrics": {"kl": 0.2}},
             mended=lambda value: value.beta == pytest.approx(0.0204),
-        ),
-        Harm(
-            COEFFICIENTS,
-            "KL nan is not finite: beta stays 0.02",
-            step={"last_metrics": {"kl": NAN}},
-            mended=lambda value: value == COEFFICIENTS,
         ),
     ],
     "dual_clip": [],  # it acts inside the loss: see test_dual_clip_bounds_the_side_that_min_leaves_open
@@ -183,10 +167,8 @@ HARM: dict[str, list[Harm]] = {
     ],
     "check_probabilities": [
         Harm(tensor([[0.5, 0.5], [NAN, 0.5]]), "1 of 2 rows of probabilities are not finite", BACK, then=STOP),
-        Harm(tensor([[NAN, NAN], [INF, 0.0]]), "2 of 2 rows of probabilities are not finite", BACK, then=STOP),
         Harm(tensor([[0.0, 0.0], [1.0, 0.0]]), "1 of 2 rows of probabilities sum to 0 or less", BACK, then=STOP),
         Harm(tensor([[-0.5, 1.5]]), "1 of 1 rows of probabilities hold a number below 0", BACK, then=STOP),
-        Harm(tensor([[NAN, 1.0]]), "1 of 1 rows", BACK, {"patience": 1}, then=STOP),
     ],
     "sanitize_rewards": [
         Harm(
@@ -198,7 +180,6 @@ HARM: dict[str, list[Harm]] = {
     ],
     "clamp_advantages": [
         Harm(tensor([[1.0, -11.0]]), "advantages 11 > 10", mended=is_tensor([1.0, -10.0])),
-        Harm(tensor([[1.0, INF]]), "advantages inf > 3", settings={"limit": 3}, mended=is_tensor([1.0, 3.0])),
         Harm(tensor([[NAN, 1e3]]), "advantages nan is not a number; limit 10", mended=is_tensor([NAN, 10.0])),
     ],
     "clamp_logits": [Harm(tensor([[[1.0, -101.0]]]), "logits 101 > 100", mended=is_tensor([[1.0, -100.0]]))],
@@ -208,16 +189,10 @@ HARM: dict[str, list[Harm]] = {
             "1 of 4 completions were not finite",
             mended=lambda value: value.completions[:, 0].tolist() == [0, 6, 9] and value.group.tolist() == [0, 1, 1],
         ),
-        Harm(
-            make_batch(advantages=tensor([INF, -1.0, 0.5, NAN]), ref_logprobs=with_element(-INF, 2, 2)),
-            "3 of 4 completions were not finite",
-            mended=lambda value: value.completions.tolist() == [[3, 4, 5]],
-        ),
         Harm(make_batch(advantages=torch.full((4,), NAN)), "4 of 4 completions were not finite", SKIP),
     ],
     "clamp_log_ratio": [
         Harm(tensor([[1.0, -89.0]]), "log-ratio 89 > 5", mended=is_tensor([1.0, -5.0])),
-        Harm(tensor([[NAN, INF]]), "log-ratio nan is not a number; limit 5", mended=is_tensor([NAN, 5.0])),
     ],
     "clamp_kl": [Harm(tensor([[11.0, 1.0]]), "kl-delta 11 > 10", mended=is_tensor([10.0, 1.0]))],
     "skip_nonfinite": [
@@ -226,13 +201,12 @@ HARM: dict[str, list[Harm]] = {
     ],
     "skip_spikes": [
         Harm(policy(), "grad norm 812.4 > 10", SKIP, step={"grad_norm": 812.4}, then=BACK),
-        Harm(policy(), "grad norm inf > 10", SKIP, step={"grad_norm": INF}, then=BACK),
         Harm(policy(), "grad norm nan is not a number; limit 10", SKIP, step={"grad_norm": NAN}, then=BACK),
         Harm(policy(), "grad norm inf > 10", SKIP, {"nan_passes": True, "patience": 2}, {"grad_norm": INF}, then=BACK),
     ],
     "skip_outliers": [
         Harm(policy(), f"grad norm {norm} is not finite", SKIP, step={"grad_norm": norm}, then=BACK)
-        for norm in (NAN, INF)  # one that is finite needs others to stand out from: see test_adaptive_guards.py
+        for norm in (NAN,)  # one that is finite needs others to stand out from: see test_adaptive_guards.py
     ],
     "clip_gradients": [
         Harm(
@@ -248,14 +222,6 @@ HARM: dict[str, list[Harm]] = {
             "1 of 2 weight tensors hold NaN or inf",
             BACK,
             step={"weight_norms": tensor([1.0, NAN])},
-            then=STOP,
-        ),
-        Harm(
-            policy(),
-            "2 of 2 weight tensors hold NaN or inf",
-            BACK,
-            {"patience": 1},
-            {"weight_norms": tensor([INF, -INF])},
             then=STOP,
         ),
         Harm(
@@ -342,46 +308,28 @@ def test_every_guard_and_every_fault_has_its_rows_here():
 
 @ALL
 def test_an_intervention_says_what_it_is_called_and_where_it_acts(kind, name, cls):
-    assert cls.name == name
-    assert name.replace("_", "").isalpha()
-    assert isinstance(cls.stage, Stage)
-    assert issubclass(cls, Intervention)
-    assert cls.__call__ is not Intervention.__call__
-    assert dataclasses.fields(cls)
+    assert cls.name == name and isinstance(cls.stage, Stage) and issubclass(cls, Intervention)
+    names = [each for _, each, _ in REGISTERED] + [observer.name for observer in observers.OBSERVERS]
+    assert names.count(name) == 1
     with pytest.raises(dataclasses.FrozenInstanceError):
         cls().name = "other"  # type: ignore[misc]
-
-
-def test_no_name_is_used_twice():
-    names = [name for _, name, _ in REGISTERED] + [observer.name for observer in observers.OBSERVERS]
-    assert len(set(names)) == len(names)
 
 
 @ALL
 def test_the_docstring_says_what_it_stops_costs_and_hides(kind, name, cls):
     assert cls.__doc__
-    first, _, rest = inspect.cleandoc(cls.__doc__).partition("\n")
-    assert first.endswith((".", ","))
-    assert not first.startswith(cls.__name__ + "(")  # what a dataclass writes where nobody wrote anything
     if kind == "guard":
-        sections = [rest.find(word) for word in ("Stops:", "Costs:", "Hides:")]
-        assert -1 not in sections
-        assert sections == sorted(sections)
+        sections = [cls.__doc__.find(word) for word in ("Stops:", "Costs:", "Hides:")]
+        assert -1 not in sections and sections == sorted(sections)
 
 
 @ALL
 def test_memory_survives_being_saved_and_belongs_to_one_instance(kind, name, cls):
     one, other = cls(), cls()
     one.memory["x"] = 3.0
-    saved = one.state_dict()
-    one.memory["x"] = 4.0
-    assert saved["memory"] == {"x": 3.0}
-    assert other.memory == {}
-    other.memory["stale"] = 1.0
-    other.load_state_dict(saved)
-    assert other.memory == {"x": 3.0}
-    other.memory["x"] = 5.0
-    assert saved["memory"] == {"x": 3.0}
+    other.load_state_dict(one.state_dict())
+    other.memory["y"] = 5.0
+    assert (one.memory, other.memory) == ({"x": 3.0}, {"x": 3.0, "y": 5.0})
     assert one == other  # settings make an intervention what it is, memory does not
 
 
@@ -408,43 +356,29 @@ def test_tensors_that_are_kept_survive_a_change_and_a_file(one, name, value, not
         assert torch.equal(look(only), look(value if name == "queue" else value[0]))
 
 
-@pytest.mark.parametrize(("name", "harm"), HARMS)
-def test_a_guard_that_acts_gives_its_reason_with_the_number_and_the_limit(name, harm):
-    guard = GUARDS[name](**harm.settings)
-    step = make_step(**harm.step)
-    outcome = guard(_fresh(harm.value), step)
-    assert outcome.verdict == harm.verdict
-    assert harm.reason in outcome.reason
-    assert re.search(r"\d|nan|inf", outcome.reason)
-    if harm.mended is not None:
-        assert harm.mended(outcome.value), outcome.value
-    else:
-        assert outcome.verdict >= Verdict.SKIP_STEP, "say in the table what the value should become"
-
-
 NAMES = {"KL", "NaN", "adam", "beta", "dropout", "eps", "float", "inf", "logits", "nan", "token", "top"}
 """Words that stay in a Chinese reason."""
 
 
-def is_chinese(reason: str) -> bool:
+def assert_chinese(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
+    """A reason is translated, with its numbers."""
+    monkeypatch.setenv(messages.VARIABLE, "zh")
     said = messages.reworded(reason)
-    same_numbers = [sorted(re.findall(r"\d[\d.e-]*", words)) for words in (said, reason)]
-    return same_numbers[0] == same_numbers[1] and set(re.findall("[A-Za-z]{2,}", said)) <= NAMES
+    numbers = [sorted(re.findall(r"\d[\d.e-]*", words)) for words in (said, reason)]
+    assert numbers[0] == numbers[1] and set(re.findall("[A-Za-z]{2,}", said)) <= NAMES, said
 
 
 @pytest.mark.parametrize(("name", "harm"), HARMS)
-def test_the_reason_of_a_guard_is_translated_with_its_numbers(monkeypatch, name, harm):
-    monkeypatch.setenv(messages.VARIABLE, "zh")
-    reason = GUARDS[name](**harm.settings)(_fresh(harm.value), make_step(**harm.step)).reason
-    assert is_chinese(reason), messages.reworded(reason)
-
-
-@pytest.mark.parametrize("name", FAULTY)
-def test_the_reason_of_a_fault_is_translated_with_its_numbers(monkeypatch, name):
-    monkeypatch.setenv(messages.VARIABLE, "zh")
-    value, step, fault = FAULTY[name](), make_step(index=1, **NEEDS.get(name, {})), FAULTS[name]()
-    reason = fault(value, step).reason or fault(value, step).reason  # the first batch is never stale
-    assert is_chinese(reason), messages.reworded(reason)
+def test_a_guard_that_acts_gives_its_reason_with_the_number_and_the_limit(name, harm, monkeypatch):
+    guard = GUARDS[name](**harm.settings)
+    outcome = guard(_fresh(harm.value), make_step(**harm.step))
+    assert outcome.verdict == harm.verdict and harm.reason in outcome.reason
+    assert re.search(r"\d|nan|inf", outcome.reason)
+    assert_chinese(monkeypatch, outcome.reason)
+    if harm.mended is not None:
+        assert harm.mended(outcome.value), outcome.value
+    else:
+        assert outcome.verdict >= Verdict.SKIP_STEP, "say in the table what the value should become"
 
 
 def _fresh(value: Any) -> Any:
@@ -467,11 +401,6 @@ def test_a_guard_never_ends_up_accepting_what_it_refuses(name, harm):
     if harm.then is not None:
         patience = guard.patience  # type: ignore[attr-defined]
         assert verdicts == [harm.verdict] * patience + [harm.then] * (100 - patience)
-
-
-@pytest.mark.parametrize("name", [name for name, cls in GUARDS.items() if hasattr(cls(), "patience")])
-def test_a_guard_with_patience_says_what_follows_it(name):
-    assert name == "rollback" or any(harm.then is not None and harm.then > harm.verdict for harm in HARM[name])
 
 
 @pytest.mark.parametrize(("name", "harm"), [p for p in REFUSED if p.values[1].then is not None])  # type: ignore
@@ -498,26 +427,6 @@ def test_patience_counts_a_step_once_however_often_it_is_refused(name, harm):
         assert verdicts == {harm.verdict if index < patience else harm.then}
 
 
-@pytest.mark.parametrize(
-    "name", ["check_probabilities", "skip_spikes", "skip_nonfinite", "skip_outliers", "check_weights"]
-)
-def test_patience_counts_steps_also_where_the_first_value_of_each_is_good(name):
-    """A good first token, or a good first update, comes before the bad one in every step."""
-    guard, harm, (value, known) = GUARDS[name](), HARM[name][0], HEALTHY[name][0]
-    verdicts = []
-    for index in range(100):
-        guard(value, make_step(index, **known))
-        verdicts.append(guard(_fresh(harm.value), make_step(index, **harm.step)).verdict)
-    assert verdicts[-1] == harm.then
-
-
-def test_without_patience_the_worse_verdict_comes_at_once():
-    guard = GUARDS["skip_nonfinite"](patience=0)  # type: ignore[call-arg]
-    outcome = guard(policy(), make_step(grad_norm=NAN))
-    assert outcome.verdict == BACK
-    assert outcome.reason == "grad norm nan is not finite; 1 steps in a row, patience 0"
-
-
 @pytest.mark.parametrize(("name", "value", "known"), HEALTHY_ROWS)
 def test_a_guard_is_silent_on_a_healthy_value(name, value, known):
     guard, step = GUARDS[name](), make_step(**known)
@@ -531,18 +440,6 @@ def test_a_guard_is_silent_on_a_healthy_value(name, value, known):
     assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
 
 
-def test_those_that_change_a_healthy_run_say_why():
-    excused = {name for name, cls in GUARDS.items() if cls.changes_healthy_runs}
-    # DESIGN.md, section 3, rule 2
-    assert excused == {"warm_up", "safe_sampling", "clip_gradients", "adaptive_learning_rate", "adaptive_beta"}
-
-
-def test_only_guards_that_can_ask_for_a_snapshot_go_back():
-    for name, harms in HARM.items():
-        worst = {verdict for harm in harms for verdict in (harm.verdict, harm.then)}
-        assert (Verdict.ROLL_BACK in worst) == GUARDS[name].may_roll_back, name
-
-
 # Faults --------------------------------------------------------------------------------------------------------------
 
 
@@ -550,15 +447,12 @@ def state_of_chance() -> tuple[Any, ...]:
     return torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]
 
 
-SEEDS_TORCH = {"dropout_on"}
-"""Faults that seed torch's global generator, because what they switch on draws from no other."""
-
-
-@pytest.mark.parametrize("name", sorted(SEEDS_TORCH))
-def test_a_fault_that_seeds_torch_does_so_by_seed_and_step(name):
+def test_dropout_is_on_and_drawn_by_seed_and_step():
     def drawn(index: int, seed: int = 0) -> list[float]:
-        step = make_step(index, config=Config().with_(f"run.seed={seed}"))
-        FAULTS[name]()(FAULTY[name](), step)
+        model = policy().eval()
+        step = make_step(index, model, config=Config().with_(f"run.seed={seed}"))
+        outcome = FAULTS["dropout_on"]()(make_batch(), step)
+        assert model.training and outcome.verdict == CHANGED and outcome.reason
         return torch.rand(4).tolist()
 
     with torch.random.fork_rng():
@@ -568,8 +462,8 @@ def test_a_fault_that_seeds_torch_does_so_by_seed_and_step(name):
         assert first not in (drawn(2), drawn(1, seed=1))
 
 
-@pytest.mark.parametrize("name", sorted(set(FAULTS) - SEEDS_TORCH))
-def test_a_fault_is_seen_and_leaves_the_chance_of_the_run_alone(name):
+@pytest.mark.parametrize("name", sorted(set(FAULTS) - {"dropout_on"}))
+def test_a_fault_is_seen_and_leaves_the_chance_of_the_run_alone(name, monkeypatch):
     value, step, fault = FAULTY[name](), make_step(index=1, **NEEDS.get(name, {})), FAULTS[name]()
     if name == "stale_batch":
         fault(value, step)  # the first batch has none before it
@@ -577,7 +471,7 @@ def test_a_fault_is_seen_and_leaves_the_chance_of_the_run_alone(name):
     outcome = fault(value, step)
     assert state_of_chance() == before
     assert outcome.verdict == CHANGED
-    assert outcome.reason
+    assert_chinese(monkeypatch, outcome.reason)
 
 
 def harmed(name: str, index: int, seed: int = 0) -> str:
@@ -616,31 +510,13 @@ def test_shift_log_ratio_acts_where_the_advantage_is_positive():
     assert FAULTS["shift_log_ratio"]()(torch.zeros(4, 2), nobody).verdict == Verdict.KEEP
 
 
-def test_shift_log_ratio_shifts_one_token_by_its_nats():
-    given = torch.zeros(16, 3, requires_grad=True)
-    found = FAULTS["shift_log_ratio"](nats=90)(given, make_step(index=1)).value  # type: ignore[call-arg]
-    assert found.requires_grad  # what is upstream must still get a gradient
-    assert not given.any()
-    assert sorted(found.detach().flatten().tolist())[-2:] == [0.0, 90.0]
-    assert bool((found[:, 0] == 90.0).any())
-
-
-def test_nan_gradient_breaks_one_element():
-    model = FAULTY["nan_gradient"]()
-    outcome = FAULTS["nan_gradient"]()(model, make_step(index=1))
-    assert sum(int(p.grad.isnan().sum()) for p in model.parameters() if p.grad is not None) == 1
-    assert outcome.reason == "1 of 6 gradients set to NaN"
-
-
-def test_shift_kl_delta_moves_the_first_token_of_one_completion():
-    value = FAULTS["shift_kl_delta"](nats=7.0)(torch.zeros(16, 3), make_step(1)).value  # type: ignore[call-arg]
-    assert value.sum() == value[:, 0].max() == 7.0
-
-
-def test_a_scale_that_nobody_takes_out_multiplies_loss_and_gradient():
-    loss = tensor(0.5, requires_grad=True)
-    FAULTS["scale_loss"](factor=8.0)(loss, make_step(1)).value.backward()  # type: ignore[call-arg]
-    assert loss.grad == 8.0
+@pytest.mark.parametrize(("name", "column"), [("nan_gradient", None), ("nan_reward", None), ("shift_kl_delta", 0)])
+def test_one_element_is_harmed(name, column):
+    before, after = FAULTY[name](), FAULTS[name]()(FAULTY[name](), make_step(1)).value
+    if name == "nan_gradient":
+        before, after = (torch.cat([p.grad.flatten() for p in each.parameters()]) for each in (before, after))
+    (place,) = (before != after).nonzero()
+    assert column is None or place[1] == column
 
 
 def test_an_ignored_temperature_samples_at_one():
@@ -660,23 +536,11 @@ def test_a_filter_spares_the_sampler_and_keeps_the_likeliest():
     assert two_passes.isnan()
 
 
-def test_a_corrupt_sample_keeps_what_was_noted_of_it():
-    batch = make_batch()
-    corrupt = FAULTS["corrupt_sample"]()(batch, make_step(1)).value
-    assert int((corrupt.completions != batch.completions).any(dim=1).sum()) == 1
-    assert corrupt.old_logprobs is batch.old_logprobs and corrupt.advantages is batch.advantages
-
-
 def test_a_stale_batch_is_as_old_as_asked():
     fault = FAULTS["stale_batch"](lag=3)  # type: ignore[call-arg]
     batches = [make_batch(group=torch.full((4,), i)) for i in range(8)]
     seen = [int(fault(batch, make_step(i)).value.group[0]) for i, batch in enumerate(batches)]
     assert seen == [0, 0, 0, 0, 1, 2, 3, 4]
-
-
-def test_a_nan_reward_is_one_of_all():
-    value = FAULTS["nan_reward"]()(FAULTY["nan_reward"](), make_step(1)).value
-    assert int(value.isnan().sum()) == 1
 
 
 def test_unscored_completions_get_0_and_count():
@@ -685,14 +549,6 @@ def test_unscored_completions_get_0_and_count():
     assert outcome.value.tolist() == [[-1.0, 0.0], [-1.0, -1.0]] and bool(outcome.replace["scorable"].all())
     value, step = FAULTY["unscored_as_zero"](), make_step(1, scorable=torch.ones(2, 2, dtype=torch.bool))
     assert FAULTS["unscored_as_zero"]()(value, step) == Outcome(value)  # where all are scored it does nothing
-
-
-def test_dropout_on_turns_it_on():
-    model = policy().eval()
-    with torch.random.fork_rng():
-        outcome = FAULTS["dropout_on"]()(make_batch(), make_step(model=model))
-    assert model.training
-    assert (outcome.verdict, bool(outcome.reason)) == (CHANGED, True)
 
 
 # The step ------------------------------------------------------------------------------------------------------------
@@ -737,13 +593,6 @@ def test_faults_act_first_then_observers_then_guards_in_the_configured_order():
     assert found == ["fault_b", "fault_a", "observer", "guard_b", "guard_a"]
 
 
-def test_a_stage_without_interventions_hands_the_value_back():
-    value = tensor([1.0])
-    ctx = make_attempt(interventions=arranged())
-    assert ctx.apply(Stage.ADVANTAGES, value) is value
-    assert (ctx.verdict, ctx.actions) == (Verdict.KEEP, [])
-
-
 @pytest.mark.parametrize(("one", "two"), [(3, 2), (2, 3), (4, 0), (0, 2)])
 def test_the_worst_verdict_of_a_stage_wins_and_ends_the_step(one, two):
     on = arranged(f"guards.guard_a.verdict={one}", f"guards.guard_b.verdict={two}")
@@ -754,20 +603,6 @@ def test_the_worst_verdict_of_a_stage_wins_and_ends_the_step(one, two):
     acted = [(a.name, a.kind, a.stage, a.update, a.verdict) for a in ctx.actions]
     rows = [("guard_a", one), ("guard_b", two)]
     assert acted == [(n, "guard", "rewards", 3, v) for n, v in rows if v]
-
-
-def test_a_changed_value_does_not_end_the_step_and_the_worst_of_the_step_stays():
-    ctx = make_attempt(interventions=arranged("guards.guard_a.verdict=1"))
-    assert ctx.apply(Stage.REWARDS, []) == ["observer", "guard_a"]
-    assert ctx.verdict == CHANGED
-    ctx.apply(Stage.ADVANTAGES, [])
-    assert ctx.verdict == CHANGED
-
-
-def test_metrics_of_the_step_before_cannot_be_written():
-    metrics: Any = Training(preset("smoke")).begin(1).last_metrics
-    with pytest.raises(TypeError):
-        metrics["kl"] = 0.0
 
 
 def test_what_an_outcome_replaces_is_read_by_the_next_intervention_and_in_later_stages():
@@ -783,30 +618,6 @@ def test_what_an_outcome_replaces_is_read_by_the_next_intervention_and_in_later_
     assert (ctx.verdict, ctx.actions) == (Verdict.KEEP, [])
 
 
-def test_an_outcome_that_replaces_an_unknown_field_is_an_error():
-    class Typo(Intervention):
-        def __call__(self, value: Any, step: Step) -> Outcome:
-            return Outcome(value, replace={"gradnorm": 7.0})
-
-    with pytest.raises(TypeError, match="gradnorm"):
-        make_attempt(interventions={Stage.REWARDS: [("guard", Typo())]}).apply(Stage.REWARDS, [])
-
-
-@pytest.mark.parametrize("name", sorted(name for name, cls in GUARDS.items() if cls.stage == Stage.GRADIENTS))
-def test_a_guard_of_the_gradients_that_nobody_measured_fails_loudly(name):
-    on = arrange(Config().with_(f"guards.{name}=on"), FAULTS, GUARDS)  # without observers
-    ctx = make_attempt(interventions=on)
-    with pytest.raises(RunError, match="grad_norm is None"):
-        ctx.apply(Stage.GRADIENTS, policy(torch.float32, NAN, 0.0, 0.0, 0.0))
-    assert ctx.actions == []
-
-
-def test_whoever_only_says_something_is_recorded_too():
-    ctx = make_attempt(interventions=arranged("guards.guard_a.reason=look", "guards.guard_b=on"))
-    ctx.apply(Stage.REWARDS, [])
-    assert [(a.name, a.verdict, a.reason) for a in ctx.actions] == [("guard_a", Verdict.KEEP, "look")]
-
-
 def test_tensors_are_noted_as_they_leave_also_when_the_step_is_refused():
     on = arrange(Config().with_("guards.clamp_log_ratio=on"), FAULTS, GUARDS)
     ctx = make_attempt(interventions=on, update=2)
@@ -818,13 +629,6 @@ def test_tensors_are_noted_as_they_leave_also_when_the_step_is_refused():
     with pytest.raises(Refused):
         ctx.apply(Stage.PROBABILITIES, tensor([[NAN, 1.0]]))
     assert ctx.recorder.flush()[0][0].broken
-
-
-def test_what_the_trainer_itself_leaves_out_is_recorded():
-    ctx = make_attempt(update=1)
-    ctx.act("trainer", Stage.REWARDS, SKIP, "none of 4 completions was scored")
-    assert ctx.verdict == SKIP
-    assert [(a.name, a.kind, a.update, a.verdict) for a in ctx.actions] == [("trainer", "trainer", 1, SKIP)]
 
 
 def test_memory_is_carried_over_by_kind_and_name():
@@ -868,46 +672,6 @@ def test_gradients_are_measured_before_a_guard_touches_them():
     assert gradients_are(0.6, 0.0, 0.0, 0.8)(model)
 
 
-def test_broken_gradients_are_counted_before_clipping_spreads_them():
-    on = arrange(
-        Config().with_("guards.clip_gradients=on", "faults.nan_gradient=on"), FAULTS, GUARDS, observers.OBSERVERS
-    )
-    ctx = make_attempt(1, on)
-    ctx.apply(Stage.GRADIENTS, policy(torch.float32, 3.0, 0.0, 0.0, 4.0))
-    (note, after), metrics = ctx.recorder.flush()
-    assert math.isnan(metrics["grad_norm"])
-    assert (note.nonfinite, after.nonfinite) == (1, 6)
-
-
-def test_gradients_that_are_not_clipped_are_not_noted_as_clipped():
-    on = arrange(Config().with_("guards.clip_gradients.max_norm=5"), FAULTS, GUARDS, observers.OBSERVERS)
-    ctx = make_attempt(1, on)
-    ctx.apply(Stage.GRADIENTS, policy(torch.float32, 3.0, 0.0, 0.0, 4.0))
-    assert [note.link for note in ctx.recorder.flush()[0]] == ["gradients"]
-
-
-def test_the_largest_number_of_half_precision_gradients_is_noted():
-    ctx = make_attempt(1, arrange(Config(), FAULTS, GUARDS, observers.OBSERVERS))
-    ctx.apply(Stage.GRADIENTS, policy(torch.float16, 3.0, 0.0, 0.0, 4.0))
-    (note,), _ = ctx.recorder.flush()
-    assert note.facts == {"largest_representable": 65504.0}
-
-
-def test_a_frozen_model_is_told_so():
-    ctx = make_attempt(1, arrange(Config(), FAULTS, GUARDS, observers.OBSERVERS))
-    with pytest.raises(GrpoLabError, match="no parameter has a gradient"):
-        ctx.apply(Stage.GRADIENTS, policy())
-
-
-def test_weights_are_measured_after_the_update():
-    ctx = make_attempt(1, arrange(Config(), FAULTS, GUARDS, observers.OBSERVERS))
-    ctx.apply(Stage.WEIGHTS, ctx.policy)
-    (note,), _ = ctx.recorder.flush()
-    assert ctx.weight_norms is not None
-    assert ctx.weight_norms.tolist() == pytest.approx([2.0, math.sqrt(2)])
-    assert (note.link, note.numel, note.where) == ("weights", 6, "weight")
-
-
 def exact_kl_of(reference: Batch, current: Batch, prompts: int = 0) -> Any:
     """What MeasureExactKL notes of a step: logits are 12 numbers that depend on a token and on the pass."""
     observer, scale = observers.MeasureExactKL(), torch.linspace(0, 2, 12)
@@ -930,25 +694,13 @@ def exact_kl_by_hand(batch: Batch) -> float:
     return float(((log_p.exp() * (log_p - log_q)).sum(-1) * batch.completion_mask).sum() / batch.completion_mask.sum())
 
 
-@pytest.mark.parametrize("kept", [[0, 1, 2, 3], [2, 0, 3, 1], [1, 2], [3], [0, 0, 2]], ids=str)
+@pytest.mark.parametrize("kept", [[2, 0, 3, 1], [1, 2]], ids=str)
 @pytest.mark.parametrize("prompts", [0, 1])
 def test_the_exact_kl_pairs_completions_by_their_tokens(kept, prompts):
     """Whatever a guard of the batch takes out or puts in another order between the two passes."""
     batch = make_batch()
     current = batch.rows(tensor(kept))
     assert exact_kl_of(batch, current, prompts) == pytest.approx(exact_kl_by_hand(current), rel=1e-5)
-
-
-@pytest.mark.parametrize("prompts", [0, 1])
-def test_the_exact_kl_of_a_batch_that_the_reference_has_not_seen_is_not_noted(prompts):
-    batch = make_batch()
-    other = batch.completions.clone()
-    other[3, 0] = 5
-    assert exact_kl_of(batch, replace(batch, completions=other), prompts) is None
-    assert exact_kl_of(batch, replace(batch, prompt_ids=batch.prompt_ids + 1), prompts) is None
-    assert exact_kl_of(batch, replace(batch, prompt_mask=tensor([[0, 1], [1, 1]])), prompts) is None
-    narrow = ("completions", "completion_mask")
-    assert exact_kl_of(batch, replace(batch, **{name: getattr(batch, name)[:, :2] for name in narrow}), prompts) is None
 
 
 # What single guards mean ---------------------------------------------------------------------------------------------
@@ -961,20 +713,17 @@ def clipped(*gradients: float) -> torch.nn.Linear:
     return model
 
 
-def test_clipping_spreads_one_nan_over_every_gradient():
-    model = clipped(NAN, 1.0, 2.0, 3.0)
-    assert gradients_are(NAN, NAN, NAN, NAN)(model)
-    assert model.bias.grad is not None
-    assert bool(model.bias.grad.isnan().all())
-
-
-def test_clipping_turns_one_infinity_into_nan_and_all_else_into_0():
-    model = clipped(INF, 1.0, 2.0, 3.0)
-    assert gradients_are(NAN, 0.0, 0.0, 0.0)(model)
-
-
-def test_clipping_finite_gradients_whose_norm_overflows_loses_them():
-    assert gradients_are(0.0, 0.0, 0.0, 0.0)(clipped(2e19, 2e19, 2e19, 2e19))
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((NAN, 1.0, 2.0, 3.0), (NAN, NAN, NAN, NAN)),
+        ((INF, 1.0, 2.0, 3.0), (NAN, 0.0, 0.0, 0.0)),
+        ((2e19, 2e19, 2e19, 2e19), (0.0, 0.0, 0.0, 0.0)),
+    ],
+    ids=["one NaN spreads", "one infinity loses the rest", "a norm that overflows loses all"],
+)
+def test_clipping_does_not_stop_what_is_broken(before, after):
+    assert gradients_are(*after)(clipped(*before))
 
 
 def test_clipping_is_that_of_torch():
@@ -1000,27 +749,6 @@ def test_the_reported_check_of_weights_only_says_so():
         assert (outcome.verdict, outcome.reason) == (Verdict.KEEP, "1 of 2 weight tensors hold NaN or inf")
 
 
-@pytest.mark.parametrize(("move", "verdict"), [(None, Verdict.KEEP), (0.1, Verdict.KEEP), (0.11, BACK)])
-def test_a_move_is_judged_only_where_a_snapshot_tells_it(move, verdict):
-    guard = GUARDS["check_weights"](max_move=0.1)  # type: ignore[call-arg]
-    step = make_step(weight_norms=torch.ones(2), largest_move=lambda: move)
-    assert guard(policy(), step).verdict == verdict
-
-
-def test_the_move_is_not_asked_for_where_it_has_no_limit():
-    def fails() -> float:
-        raise AssertionError("a look at every weight that nobody needs")
-
-    step = make_step(weight_norms=torch.ones(2), largest_move=fails)
-    assert GUARDS["check_weights"]()(policy(), step).verdict == Verdict.KEEP
-
-
-def test_warm_up_is_a_straight_line_to_the_full_rate():
-    guard = GUARDS["warm_up"](steps=4)  # type: ignore[call-arg]
-    rates = [guard(COEFFICIENTS, make_step(index)).value.learning_rate / 3e-4 for index in range(6)]
-    assert rates == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 1.0])
-
-
 def test_dual_clip_bounds_the_side_that_min_leaves_open():
     outcome = GUARDS["dual_clip"](delta=3.0)(COEFFICIENTS, make_step())  # type: ignore[call-arg]
     assert outcome.value == replace(COEFFICIENTS, delta=3.0)
@@ -1033,14 +761,6 @@ def test_dual_clip_bounds_the_side_that_min_leaves_open():
     loss = clipped_surrogate(log_ratio, tensor([-1.0]), delta=outcome.value.delta)
     (gradient,) = torch.autograd.grad(loss.sum(), log_ratio)
     assert (loss.item(), gradient.item()) == (3.0, 0.0)
-
-
-def test_sanitized_rewards_are_no_longer_scorable():
-    on = arrange(Config().with_("guards.sanitize_rewards=on"), FAULTS, GUARDS)
-    ctx = make_attempt(interventions=on, scorable=tensor([[True, True, False]]))
-    ctx.apply(Stage.REWARDS, tensor([[1.0, NAN, 0.0]]))
-    assert ctx.scorable is not None
-    assert ctx.scorable.tolist() == [[True, False, False]]
 
 
 @pytest.mark.parametrize("column", ["sampling_logprobs", "old_logprobs", "ref_logprobs"])
@@ -1064,62 +784,45 @@ def test_a_clamp_lets_nan_through_and_passes_no_gradient_outside(name):
     assert gradient.tolist() == [[0.0, 0.0, 0.0, 1.0]]
 
 
-def test_a_nan_does_not_take_other_advantages_past_the_clamp():
-    found = GUARDS["clamp_advantages"]()(tensor([[NAN, 1000.0]]), make_step()).value
-    assert is_tensor([NAN, 10.0])(found)
+KEEP = Verdict.KEEP
+ROLLBACKS = {
+    "it halves the rate after each and stops when they go on": (
+        {"max_rollbacks": 3},
+        [BACK] * 5,
+        [(CHANGED, 0.5), (CHANGED, 0.25), (CHANGED, 0.125), (STOP, 1.0), (STOP, 1.0)],
+    ),
+    "refused steps in a row become a rollback": (
+        {"patience": 3},
+        [SKIP, SKIP, KEEP, SKIP, SKIP, SKIP, BACK],
+        [*[(KEEP, 1.0)] * 5, (BACK, 1.0), (CHANGED, 0.5)],
+    ),
+    "a healthy step starts the count again and keeps the rate": (
+        {"max_rollbacks": 2},
+        [BACK, KEEP, BACK, CHANGED, BACK],
+        [(CHANGED, 0.5), (CHANGED, 0.5), (CHANGED, 0.25), (CHANGED, 0.25), (CHANGED, 0.125)],
+    ),
+    "a refused step does not start the count again": (
+        {"max_rollbacks": 1, "patience": 9},
+        [BACK, SKIP, BACK],
+        [(CHANGED, 0.5), (CHANGED, 0.5), (STOP, 1.0)],
+    ),
+    "the rate recovers after healthy steps": (
+        {"recovery": 3},
+        [BACK, BACK, *[KEEP] * 7],
+        [(CHANGED, 0.5), *[(CHANGED, 0.25)] * 3, *[(CHANGED, 0.5)] * 3, *[(KEEP, 1.0)] * 2],
+    ),
+}
+"""Settings, the verdicts of the steps before, and the guard's answers: its verdict and the factor on the rate."""
 
 
-@pytest.mark.parametrize("row", [[0.0, 0.0], [-0.5, 1.5]])
-def test_the_reason_for_refusing_finite_probabilities_is_true(row):
-    outcome = GUARDS["check_probabilities"]()(tensor([row, [0.5, 0.5]]), make_step())
-    assert "1 of 2 rows" in outcome.reason
-    assert "not finite" not in outcome.reason
-
-
-def verdicts_of(guard: Any, *last: Verdict) -> list[tuple[Verdict, float]]:
-    """What rollback answers when these were the verdicts of the steps before, and the factor on the learning rate."""
-    found = []
-    for verdict in last:
+@pytest.mark.parametrize("case", ROLLBACKS)
+def test_rollback(case):
+    settings, before, expected = ROLLBACKS[case]
+    guard, found = GUARDS["rollback"](**settings), []
+    for verdict in before:
         outcome = guard(COEFFICIENTS, make_step(last_verdict=verdict))
         found.append((outcome.verdict, outcome.value.learning_rate / COEFFICIENTS.learning_rate))
-    return found
-
-
-def test_rollback_halves_the_rate_after_each_and_stops_when_they_go_on():
-    guard = GUARDS["rollback"](max_rollbacks=3)  # type: ignore[call-arg]
-    assert verdicts_of(guard, *[BACK] * 5) == [
-        (CHANGED, 0.5),
-        (CHANGED, 0.25),
-        (CHANGED, 0.125),
-        (STOP, 1.0),
-        (STOP, 1.0),
-    ]
-
-
-def test_rollback_turns_refused_steps_in_a_row_into_a_rollback():
-    guard = GUARDS["rollback"](patience=3)  # type: ignore[call-arg]
-    assert verdicts_of(guard, SKIP, SKIP, Verdict.KEEP, SKIP, SKIP, SKIP, BACK) == [
-        *[(Verdict.KEEP, 1.0)] * 5,
-        (BACK, 1.0),
-        (CHANGED, 0.5),
-    ]
-
-
-def test_a_healthy_step_between_rollbacks_starts_their_count_again_but_keeps_the_rate():
-    guard = GUARDS["rollback"](max_rollbacks=2)  # type: ignore[call-arg]
-    assert verdicts_of(guard, BACK, Verdict.KEEP, BACK, CHANGED, BACK)[-1] == (CHANGED, 0.125)
-
-
-def test_refused_steps_between_rollbacks_do_not_start_their_count_again():
-    guard = GUARDS["rollback"](max_rollbacks=1, patience=9)  # type: ignore[call-arg]
-    assert verdicts_of(guard, BACK, SKIP, BACK)[-1][0] == STOP
-
-
-def test_the_rate_recovers_after_healthy_steps():
-    guard = GUARDS["rollback"](recovery=3)  # type: ignore[call-arg]
-    found = verdicts_of(guard, BACK, BACK, *[Verdict.KEEP] * 7)
-    assert [factor for _, factor in found] == [0.5, 0.25, 0.25, 0.25, 0.5, 0.5, 0.5, 1.0, 1.0]
-    assert found[-1][0] == Verdict.KEEP
+    assert found == expected
 
 
 @pytest.mark.parametrize(("changed", "limited"), [({"top_k": 0}, 40), ({"top_k": 50}, 40), ({"top_k": 5}, 5)])
@@ -1149,29 +852,6 @@ def test_the_first_snapshot_is_taken_at_once():
     assert model.weight.tolist() == [[1.0, 1.0], [1.0, 1.0]]
 
 
-def test_a_second_snapshot_is_copied_into_the_memory_of_the_first():
-    model = policy(torch.float32, 1.0, 2.0, 3.0, 4.0)
-    optimizer = torch.optim.AdamW(model.parameters())
-    snapshots = Snapshots(list(model.parameters()), optimizer, every=1)
-    snapshots.take(0, updates=0)
-    optimizer.step()
-    assert snapshots.largest_move(0) == pytest.approx(1e-3 + 1e-5, rel=1e-3)
-    assert snapshots.restore() == 0
-    assert model.weight.tolist() == [[1.0, 1.0], [1.0, 1.0]]
-    assert not any(value.any() for state in optimizer.state.values() for value in state.values())
-    snapshots.take(1, updates=0)
-    kept = {key: value.data_ptr() for key, value in snapshots._kept.items()}
-    assert len(kept) == 2 * 4, "of each parameter the weight, the step and two moments"
-    optimizer.step()
-    moments = [value.clone() for state in optimizer.state.values() for value in state.values()]
-    snapshots.take(2, updates=1)
-    assert {key: value.data_ptr() for key, value in snapshots._kept.items()} == kept
-    optimizer.step()
-    assert snapshots.restore() == 1
-    again = [value for state in optimizer.state.values() for value in state.values()]
-    assert all(torch.equal(a, b) for a, b in zip(moments, again, strict=True))
-
-
 # The batch -----------------------------------------------------------------------------------------------------------
 
 
@@ -1185,16 +865,10 @@ def test_micro_batches_hold_whole_groups_and_together_everything():
     assert list(batch.split(2)) == [batch]
 
 
-@pytest.mark.parametrize(("at_once", "parts"), [(1, 2), (15, 2), (16, 1), (10**6, 1)])
+@pytest.mark.parametrize(("at_once", "parts"), [(15, 2), (16, 1)])
 def test_a_large_batch_is_split_by_its_tokens(monkeypatch, at_once, parts):
     monkeypatch.setattr("grpo_lab.core.batch.AT_ONCE", at_once)
     batch = make_batch()
     assert batch.prompt_ids.numel() + batch.completions.numel() == 16
     assert len(list(batch.split(0))) == parts
     assert list(batch.split(2)) == [batch]
-
-
-def test_a_group_that_has_left_makes_no_micro_batch():
-    batch = make_batch().rows(tensor([2]))
-    (part,) = batch.split(1)
-    assert (part.completions[:, 0].tolist(), part.group.tolist(), part.prompt_ids.tolist()) == ([6], [0], [[2, 3]])

@@ -35,10 +35,7 @@ def recorded(name, column):
             r"unknown model in \[models\] of scenario mine 'smollm2'; did you mean",
         ),
         ("[models.smollm2-135m.run]\nnum_step = 3", "run: unknown setting 'num_step'; did you mean 'num_steps'"),
-        ("[models.smollm2-135m.rn]\nnum_steps = 3", "unknown section 'rn'; did you mean 'run'"),
         ("[models.smollm2-135m]\nrun = 3", "run = 3: must be a table"),
-        ("[models]\nsmollm2-135m = 3", r"scenario mine\.models\.smollm2-135m = 3: must be a table"),
-        ("[models.smollm2-135m.run]\nnum_steps = 0", r"run\.num_steps = 0: must be at least 1"),
     ],
 )
 def test_a_mistake_in_a_models_settings_shows_when_the_file_is_read(tmp_path, text, message):
@@ -60,12 +57,6 @@ def test_a_scenarios_own_settings_lie_over_the_shared_ones_and_over_its_trial(tm
     assert config.loss.log_ratio == "old" and case.config(heal=True).run.num_steps == 77
 
 
-def test_a_model_without_settings_takes_those_of_the_tiny_one():
-    case = gl.scenario("train-001")
-    assert case.config(model="tiny") == case.config()
-    assert case.config(model="owner/name") == case.config().with_("model.name=owner/name")
-
-
 @pytest.mark.parametrize("name", gl.scenario_names())
 def test_every_scenario_keeps_its_cause_and_its_heal(name):
     case = gl.scenario(name)
@@ -77,12 +68,6 @@ def test_every_scenario_keeps_its_cause_and_its_heal(name):
     assert ill.faults == case.config().faults and ill.loss.log_ratio == case.config().loss.log_ratio
     words = case.sizes()[MODEL]
     assert f"{ill.run.num_steps} steps" in words and words.endswith("not tried on this model") == (not case.models)
-
-
-def test_the_reported_fix_halves_the_rate_as_in_the_reports():
-    original, fixed = (config_for("train-001", column, (), MODEL) for column in ("original", "reported_fix"))
-    assert fixed.optimizer.learning_rate == pytest.approx(original.optimizer.learning_rate / 2)
-    assert fixed.data.tasks == "reviews" and fixed.data.num_generations == 2
 
 
 @pytest.fixture
@@ -132,11 +117,6 @@ def test_reproduce_shows_the_recordings_without_the_model(call, monkeypatch, tmp
     assert text.count("| healed |") == 2 + 1, "two rows, and the head of the claims"
     assert "A healthy task" not in out + text and "trace cuda-001-smollm2-135m-original" in out
     assert not [path for path in (tmp_path / "out").iterdir() if path.is_dir()]
-
-
-def test_a_device_is_for_training(call):
-    code, out, err = call("reproduce", "--model", MODEL, "--device", "cpu")
-    assert (code, out) == (2, "") and "add --live" in err
 
 
 @pytest.mark.parametrize(("name", "column"), KEYS)

@@ -1,7 +1,6 @@
 """Models load quietly and whole, or the error says which file is wrong and what to do."""
 
 import json
-import random
 import shutil
 import warnings
 from fnmatch import fnmatch
@@ -12,9 +11,8 @@ from safetensors.torch import load_file, save_file
 from transformers.utils import logging as transformers_logging
 
 from grpo_lab import paths
-from grpo_lab.errors import ConfigError, DataError, ModelError
+from grpo_lab.errors import DataError, ModelError
 from grpo_lab.models import build_tiny, fetch, loading
-from grpo_lab.models.precision import PRECISIONS
 from grpo_lab.models.registry import MODELS
 from grpo_lab.tasks import tasks
 
@@ -73,13 +71,6 @@ def test_the_tokenizer_pads_on_the_left_and_reads_back(tiny):
     assert tokenizer.encode("12<|endoftext|>") == [16, 17, tokenizer.eos_token_id]
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_weights_have_the_precision_s_format(precision):
-    model, _ = loading.load("tiny", precision)
-    assert {weight.dtype for weight in model.parameters()} == {PRECISIONS[precision].weights}
-    assert is_tied(model)
-
-
 def test_loading_is_quiet_and_leaves_transformers_as_it_was(capfd):
     verbosity = transformers_logging.get_verbosity()
     assert transformers_logging.is_progress_bar_enabled()
@@ -89,11 +80,6 @@ def test_loading_is_quiet_and_leaves_transformers_as_it_was(capfd):
     assert transformers_logging.is_progress_bar_enabled()
     with pytest.raises(UserWarning, match="seen"):
         warnings.warn("seen", stacklevel=1)
-
-
-def test_a_folder_loads_like_a_name(folder, tiny):
-    model, _ = loading.load(str(folder))
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), tiny[0].parameters(), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -141,23 +127,11 @@ def test_weights_that_are_not_finite(folder, value, precision):
         loading.load(str(folder), precision)
 
 
-def test_a_large_weight_is_no_error_where_it_fits(folder):
-    edit_weights(folder, lambda weights: weights["transformer.ln_f.bias"][3].fill_(1e6))
-    model, _ = loading.load(str(folder), "fp32")
-    assert float(model.get_parameter("transformer.ln_f.bias")[3].detach()) == 1e6
-
-
 def test_a_tokenizer_of_another_model(folder):
     edit_weights(folder, lambda weights: weights.update({"transformer.wte.weight": torch.zeros(200, 128)}))
     edit_json(folder / "config.json", vocab_size=200, eos_token_id=0, bos_token_id=0, pad_token_id=0)
     with pytest.raises(ModelError, match="the tokenizer has 258 tokens, the model 200"):
         loading.load(str(folder))
-
-
-def test_a_tokenizer_without_padding_pads_with_its_end(folder):
-    edit_json(folder / "tokenizer_config.json", pad_token=None)
-    _, tokenizer = loading.load(str(folder))
-    assert tokenizer.pad_token == tokenizer.eos_token == "<|endoftext|>"
 
 
 def test_a_tokenizer_without_an_end_is_refused(folder):
@@ -166,7 +140,7 @@ def test_a_tokenizer_without_an_end_is_refused(folder):
         loading.load(str(folder))
 
 
-@pytest.mark.parametrize("name", ["./absent", "/absent/model", "a/b/c", "~/absent", "..", ""])
+@pytest.mark.parametrize("name", ["./absent", "a/b/c", ""])
 def test_a_folder_that_is_not_there_is_not_asked_of_the_hub(name, monkeypatch, tmp_path):
     (tmp_path / "empty" / "here").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "empty" / "here")
@@ -205,21 +179,10 @@ def test_a_model_of_the_hub_is_loaded_from_its_cache_and_keeps_its_name(monkeypa
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), tiny[0].parameters(), strict=True))
 
 
-def test_an_unknown_precision():
-    with pytest.raises(ConfigError, match="did you mean"):
-        loading.load("tiny", "fp16-pure")
-
-
 def test_devices():
     assert loading.resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
     with pytest.raises(ModelError, match="device 'gpu' cannot be used here"):
         loading.resolve_device("gpu")
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
-def test_cuda_where_there_is_none():
-    with pytest.raises(ModelError, match=r"device 'cuda' cannot be used here .*choose auto or cpu"):
-        loading.load("tiny", device="cuda")
 
 
 def test_data_is_found_in_a_wheel_first(monkeypatch, tmp_path):
@@ -234,28 +197,6 @@ def test_data_is_found_in_a_wheel_first(monkeypatch, tmp_path):
     assert paths.data_directory() == package / "data"
     with pytest.raises(ModelError, match="get it with `grpo-lab models build tiny`"):
         loading.load("tiny")
-
-
-def test_labs_are_found_in_a_wheel_first(monkeypatch, tmp_path):
-    package = tmp_path / "site-packages" / "grpo_lab"
-    monkeypatch.setattr(paths, "__file__", str(package / "paths.py"))
-    (package.parent / "labs" / "lecture").mkdir(parents=True)
-    assert paths.labs_directory() == package.parent / "labs" and not paths.is_installed(paths.labs_directory())
-    (package / "labs").mkdir(parents=True)
-    assert paths.labs_directory() == package.parent / "labs"  # an empty folder holds no labs
-    (package / "labs" / "lecture").mkdir()
-    assert paths.labs_directory() == package / "labs"
-    assert paths.is_installed(paths.labs_directory())
-
-
-def test_a_changed_file_is_seen(folder):
-    assert fetch.is_intact(folder)
-    edit_weights(folder, lambda weights: weights["transformer.ln_f.bias"].add_(1))
-    assert not fetch.is_intact(folder)
-    (folder / "model.safetensors").unlink()
-    assert not fetch.is_intact(folder)
-    (folder / "README.md").write_text("nothing")
-    assert not fetch.is_intact(folder)
 
 
 def test_building_is_deterministic_and_gives_everything_back(tmp_path, capfd):
@@ -277,24 +218,3 @@ def test_building_is_deterministic_and_gives_everything_back(tmp_path, capfd):
     assert fetch.is_intact(tmp_path / "a")
     model, _ = loading.load(str(tmp_path / "a"))
     assert model.num_parameters() == built[0]["parameters"] == 834_560
-
-
-def test_the_teacher_slips_by_one_digit_in_half_the_cases():
-    generator = random.Random(0)
-    answers = [
-        build_tiny.slipped(tasks.Problem("", {"answer": "123"}), generator).columns["answer"] for _ in range(2000)
-    ]
-    wrong = [answer for answer in answers if answer != "123"]
-    assert 0.4 < len(wrong) / len(answers) < 0.5, "one slip in ten falls on the right digit"
-    assert all(sum(a != b for a, b in zip(answer, "123", strict=True)) == 1 for answer in wrong)
-
-
-def test_only_the_answer_is_taught(tiny):
-    _, tokenizer = tiny
-    problems = [tasks.Problem("1+2=", {"answer": "3"}), tasks.Problem("60+50=", {"answer": "110"})]
-    tokens, labels = build_tiny.encode(tokenizer, problems)
-    assert [tokenizer.decode(row) for row in tokens] == ["1+2=3<|endoftext|>" + "<|pad|>" * 4, "60+50=110<|endoftext|>"]
-    assert [tokenizer.decode(row[row != build_tiny.IGNORED]) for row in labels] == [
-        "3<|endoftext|>",
-        "110<|endoftext|>",
-    ]

@@ -51,8 +51,7 @@ def drawn(model, tokenizer, count=16):
     return rollouts.token_ids(batch)
 
 
-@pytest.mark.parametrize("tasks", [CHATS, SUMS])
-@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+@pytest.mark.parametrize(("kind", "tasks"), [("qwen2", CHATS), ("llama", SUMS)])
 def test_a_folder_is_trained_saved_and_trained_on(folders, tmp_path, kind, tasks):
     config = SMOKE.with_(tasks)
     first = Session(config.with_(f"model.name={folders / kind}"), tmp_path / "a", save_model=True).run(check=True)
@@ -68,28 +67,14 @@ def test_a_folder_is_trained_saved_and_trained_on(folders, tmp_path, kind, tasks
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama"])
-def test_the_saved_model_samples_as_the_one_in_memory(folders, tmp_path, kind):
-    model = loading.load(str(folders / kind))
-    start = drawn(*model)
-    session = Session(SMOKE.with_(SUMS), tmp_path / "run", model=model, save_model=True).run(check=True)
-    assert drawn(*model) == drawn(*loading.load(str(session.saved_model))) != start
-
-
-@pytest.mark.parametrize("kind", ["qwen2", "llama"])
 def test_either_end_token_ends_a_completion(folders, kind):
     rows = drawn(*loading.load(str(folders / kind)), count=256)
     assert {row[-1] for row in rows} >= set(ENDS)
     assert not any(end in row[:-1] for row in rows for end in ENDS)
 
 
-def test_the_end_tokens_of_the_config_do_without_a_generation_config(folders, tmp_path):
-    make_model.make(tmp_path / "m", "llama")
-    (tmp_path / "m" / "generation_config.json").unlink()
-    assert rollouts.terminators(*loading.load(str(tmp_path / "m"))).tolist() == ENDS
-
-
-@pytest.mark.parametrize("kind", ["qwen2", "llama"])
-def test_eager_attention_gives_the_same_run_as_sdpa(folders, tmp_path, kind):
+def test_eager_attention_gives_the_same_run_as_sdpa(folders):
+    kind = "llama"
     losses = []
     for attention in ("eager", "sdpa"):
         tokenizer = loading.load(str(folders / kind))[1]
@@ -131,20 +116,6 @@ def test_a_tokenizer_that_ends_every_prompt_is_refused(tmp_path):
         loading.load(str(tmp_path / "m"))
 
 
-def test_tokens_that_transformers_adds_to_a_family_are_left_out(folders):
-    """transformers 5 reads a folder of Qwen2's shape with Qwen2's tokenizer, whose padding token has no embedding."""
-    assert len(loading.load(str(folders / "qwen2"))[1]) == 259
-
-
-@pytest.mark.parametrize("kind", ["qwen2", "llama"])
-def test_the_bytes_of_a_folders_weights_are_known_before_it_is_read(folders, kind):
-    from grpo_lab.analysis.memory import parts
-
-    policy, _ = loading.load(str(folders / kind))
-    found = parts(gl.preset("stable").with_(f"model.name={folders / kind}", CHATS))
-    assert found["weights"] == sum(p.nbytes for p in policy.parameters()) > 0
-
-
 def run(*words, **more):
     return subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, **more)
 
@@ -180,7 +151,7 @@ def ending_at(folder, end):
     return model, tokenizer
 
 
-@pytest.mark.parametrize("end", [None, 259, [300, 4000]])
+@pytest.mark.parametrize("end", [None, [300, 4000]])
 def test_a_model_that_names_no_end_of_its_own_says_so_once(folders, tmp_path, end):
     model, tokenizer = ending_at(folders / "llama", end)
     with pytest.warns(UserWarning, match=r"eos_token_id = .* names none of the model's 259 tokens") as said:
@@ -188,10 +159,8 @@ def test_a_model_that_names_no_end_of_its_own_says_so_once(folders, tmp_path, en
     assert len(said) == 1 and "end at the tokenizer's '<|turn_ends|>' (257) alone" in str(said[0].message)
 
 
-@pytest.mark.parametrize("end", [None, 259, [300, 4000]])
-@pytest.mark.parametrize("own", [None, "<|added|>"])
-@pytest.mark.parametrize("stages", ["grpo", "sft"])
-def test_a_model_whose_completions_cannot_end_is_refused(folders, tmp_path, end, own, stages):
+@pytest.mark.parametrize(("end", "own", "stages"), [(None, None, "grpo"), ([300, 4000], "<|added|>", "sft")])
+def test_a_model_whose_completions_cannot_end_is_refused(folders, end, own, stages):
     model, tokenizer = ending_at(folders / "llama", end)
     tokenizer.pad_token, tokenizer.eos_token = "<|start|>", own
     config = SMOKE.with_(SUMS, f"run.stages={stages}", "sft.data=dual")

@@ -16,8 +16,7 @@ from safetensors.torch import load_file
 
 from grpo_lab.config.catalog import preset
 from grpo_lab.errors import ConfigError, RunError
-from grpo_lab.events import Resumed, Stepped
-from grpo_lab.models import loading
+from grpo_lab.events import Resumed
 from grpo_lab.runs.session import Session
 from grpo_lab.training.distributed import Processes, new_store
 
@@ -37,21 +36,10 @@ def together(folder, size, names):
     return [json.loads(file.read_text()) for file in files]
 
 
-QUICK = ["healthy", "four updates", "fp16", "lora", "two objectives", "nan gradient", "shifted ratio", "unguarded nan"]
-"""The runs that `make test` compares with those of one process; the others are slow."""
-LATER = [name for name in ranks.ALIKE if name not in QUICK]
-
-
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
     """The results of the quick cases, made by two processes."""
-    return together(tmp_path_factory.mktemp("ranks"), 2, [name for name in ranks.CASES if name not in LATER])
-
-
-@pytest.fixture(scope="module")
-def more(tmp_path_factory):
-    """The results of the other cases."""
-    return together(tmp_path_factory.mktemp("ranks"), 2, LATER)
+    return together(tmp_path_factory.mktemp("ranks"), 2, list(ranks.CASES))
 
 
 def alone(name):
@@ -60,36 +48,15 @@ def alone(name):
     return json.loads(json.dumps(ranks.run((ranks.CASES | ranks.FOUR)[name])))
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", ranks.ALIKE)
 def test_two_processes_make_the_steps_of_one_to_the_bit(name, two):
-    compare(name, two)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", LATER)
-def test_two_processes_make_other_steps_of_one_to_the_bit(name, more):
-    compare(name, more)
-
-
-def compare(name, several):
-    """Require the steps, weights and chain of one process from each of several."""
     expected = alone(name)
-    for found in several:
+    for found in two:
         for what in ("error", "end", "steps", "weights"):
             assert found[name][what] == expected[what], what
         noted, theirs = ([[note[:4] for note in step] for step in each["links"]] for each in (found[name], expected))
         assert noted == theirs
     assert len(expected["steps"]) >= 2
-
-
-def test_the_alike_runs_are_not_all_the_same(two):
-    first = two[0]
-    assert len({first[name]["weights"] for name in QUICK}) >= 6
-    assert {step["verdict"] for name in QUICK for step in first[name]["steps"] if "verdict" in step} >= {
-        "KEEP",
-        "CHANGED",
-        "SKIP_STEP",
-    }
 
 
 def test_no_group_is_lost_where_processes_have_unequal_shares(two):
@@ -112,7 +79,7 @@ def test_a_fault_of_one_process_has_the_same_verdict_on_both(name, two):
     assert first["actions"] == second["actions"] and first["links"] == second["links"]
 
 
-@pytest.mark.parametrize("name", ["nan_log_ratio", "nan_kl", "nan_loss", "inf_log_ratio"])
+@pytest.mark.parametrize("name", ["nan_log_ratio", "nan_kl"])
 def test_a_nan_of_one_process_is_refused_by_both(name, two):
     assert [step.get("verdict") for step in two[0][name]["steps"]] == [None, "KEEP", "SKIP_STEP", "KEEP", None]
 
@@ -135,11 +102,6 @@ def test_an_error_of_one_process_ends_both_and_names_it(two):
     assert broken and all(where.startswith("rank 1") for where in broken), "the chain of the first process names it"
 
 
-@pytest.mark.parametrize("name", ranks.MUTANTS)
-def test_a_wrong_way_to_share_a_step_is_seen(name, two):
-    assert two[0][name]["weights"] != two[0]["healthy"]["weights"]
-
-
 @pytest.mark.slow
 def test_four_processes_make_the_steps_of_one_up_to_rounding(tmp_path):
     expected = alone("four")
@@ -148,16 +110,6 @@ def test_four_processes_make_the_steps_of_one_up_to_rounding(tmp_path):
     for mine, other in zip(found[0]["four"]["steps"], expected["steps"], strict=True):
         for name in ("reward", "grad_norm", "kl", "num_tokens"):
             assert mine.get(name, 0.0) == pytest.approx(other.get(name, 0.0), rel=1e-5, abs=1e-6)
-
-
-@pytest.mark.slow
-def test_runs_with_as_many_streams_sample_alike_on_any_number_of_processes(tmp_path):
-    texts = []
-    for processes in (1, 2):
-        config = preset("smoke").with_("run.streams=2", "run.num_steps=1", f"run.processes={processes}")
-        session = Session(config, tmp_path / str(processes), save_model=True).run(check=True)
-        texts.append([event.samples for event in session.events if isinstance(event, Stepped)])
-    assert texts[0] == texts[1]
 
 
 def test_prompts_that_processes_cannot_share_are_refused():
@@ -229,21 +181,8 @@ def test_torchrun_starts_all_processes_of_the_same_run(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_others_end_with_the_first_process(tmp_path):
-    command = [sys.executable, "-m", "grpo_lab", "train", "--preset", "smoke", "--processes", "2"]
-    first = subprocess.Popen([*command, "--set", "run.num_steps=5000", "--out", str(tmp_path / "run")])
-    events = tmp_path / "run" / "events.jsonl"
-    while not (events.exists() and events.read_text().count("\n") > 2):
-        assert first.poll() is None
-        time.sleep(0.1)
-    others = psutil.Process(first.pid).children()
-    first.kill()
-    first.wait()
-    assert others and not psutil.wait_procs(others, timeout=60)[1]
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_all_and_is_no_error(tmp_path):
+@pytest.mark.parametrize("how", ["kill -9 of the first", "Ctrl-C"])
+def test_all_processes_end_together(tmp_path, how):
     command = [sys.executable, "-m", "grpo_lab", "train", "--preset", "smoke", "--processes", "2"]
     command += ["--set", "run.num_steps=5000", "--out", str(tmp_path / "run")]
     first = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
@@ -252,10 +191,14 @@ def test_ctrl_c_ends_all_and_is_no_error(tmp_path):
         assert first.poll() is None
         time.sleep(0.1)
     others = psutil.Process(first.pid).children()
-    os.killpg(first.pid, signal.SIGINT)
+    if how == "Ctrl-C":
+        os.killpg(first.pid, signal.SIGINT)
+    else:
+        first.kill()
     error = first.communicate(timeout=60)[1]
-    assert first.returncode == 130 and "rank" not in error and "Traceback" not in error, error
-    assert not psutil.wait_procs(others, timeout=60)[1]
+    assert others and not psutil.wait_procs(others, timeout=60)[1]
+    if how == "Ctrl-C":
+        assert first.returncode == 130 and "rank" not in error and "Traceback" not in error, error
 
 
 @pytest.mark.slow
@@ -273,21 +216,3 @@ def test_a_checkpoint_of_two_processes_goes_on_with_any_number(tmp_path):
         assert ("number of processes (2, now 1)" in resumed.reason) is (processes == 1)
         mine, theirs = (load_file(each.directory / "model" / "model.safetensors") for each in (session, whole))
         assert max(float((mine[name] - theirs[name]).abs().max()) for name in theirs) <= tensors
-
-
-@pytest.mark.slow
-def test_a_run_of_two_processes_that_is_stopped_saves_its_weights(tmp_path):
-    config = preset("smoke").with_("run.processes=2", "run.num_steps=5000", "run.checkpoint_minutes=none")
-    session = Session(config, tmp_path / "run", save_model=True)
-
-    class StopAtTwo:
-        def show(self, event):
-            if isinstance(event, Stepped) and event.step == 2:
-                session.stop()
-
-    session.views.append(StopAtTwo())
-    session.run()
-    before = load_file(Path(loading.locate(config.model.name)) / "model.safetensors")
-    after = load_file(session.directory / "model" / "model.safetensors")
-    assert session.status == "stopped" and before.keys() == after.keys()
-    assert any((after[name] != before[name]).any() for name in before)

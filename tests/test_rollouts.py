@@ -1,12 +1,10 @@
 """Sampling token by token, and the two ways of computing log-probabilities of what was sampled."""
 
 import copy
-import dataclasses
 
 import pytest
 import torch
 from torch import tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.generation.logits_process import (
     LogitsProcessorList,
     RepetitionPenaltyLogitsProcessor,
@@ -19,10 +17,11 @@ from grpo_lab.algorithm.losses import entropies
 from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.core.hooks import Stage
 from grpo_lab.core.logprobs import completion_logprobs
+from grpo_lab.core.packing import visible
 from grpo_lab.errors import ConfigError
 from grpo_lab.models import loading
 from grpo_lab.training import passes, rollouts
-from grpo_lab.training.sampling_filters import distribution, is_plain
+from grpo_lab.training.sampling_filters import distribution
 
 PROMPTS = ["1+2=", "10+20=", "7+99=", "3+3="]
 """Of three lengths, so that left padding is real."""
@@ -93,18 +92,6 @@ def test_logits_are_those_of_each_completion_alone(tiny, name, choose):
 
 
 @PASSES
-@pytest.mark.parametrize(("prompts", "sizes"), [(1, [3, 3, 4]), (2, [3, 7]), (3, [6, 4]), (4, [10]), (0, [10])])
-def test_a_micro_batch_of_a_ragged_batch_gives_the_same_logits(tiny, name, prompts, sizes):
-    batch = ragged(draw(tiny))
-    parts = list(batch.split(prompts))
-    assert [len(part.group) for part in parts] == sizes
-    with torch.no_grad():
-        whole = logits_of(name, tiny[0], batch)
-        pieces = torch.cat([logits_of(name, tiny[0], part) for part in parts])
-    torch.testing.assert_close(pieces, whole, rtol=1e-4, atol=1e-4)
-
-
-@PASSES
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_the_samplers_logprobs_are_the_recomputed_ones(tiny, name, temperature):
     """Also after finished rows have left the computation."""
@@ -161,35 +148,10 @@ def test_the_tokenizers_end_token_counts_where_the_model_names_none(tiny):
         rollouts.terminators(model, tokenizer)
 
 
-def test_sampling_ends_with_the_longest_completion(tiny):
-    script = Script([[1, EOS], [EOS, 1], [1, EOS], [EOS, 1]])
-    batch = draw(tiny, prompts=PROMPTS[:2], size=2, at=script, max_completion_length=40)
-    assert batch.entropy is not None
-    assert batch.completions.shape == batch.entropy.shape == (4, 2)
-    assert len(script.widths) == 2
-
-
 def test_text_is_without_special_tokens_and_without_what_follows_the_end(tiny):
     script = Script([[17, 18, EOS], [19, PAD, 20]])
     batch = draw(tiny, prompts=PROMPTS[:1], size=2, at=script, max_completion_length=3)
     assert rollouts.texts(tiny[1], rollouts.token_ids(batch)) == [tiny[1].decode([17, 18]), tiny[1].decode([19, 20])]
-
-
-def test_the_same_generator_gives_the_same_tokens(tiny):
-    first, again, other = draw(tiny, 3), draw(tiny, 3), draw(tiny, 4)
-    for field in dataclasses.fields(first):
-        value = getattr(first, field.name)
-        assert value is None or torch.equal(value, getattr(again, field.name)), field.name
-    assert first.completions.shape != other.completions.shape or not first.completions.equal(other.completions)
-
-
-def test_sampling_reads_no_global_randomness_and_leaves_none_changed(tiny):
-    torch.manual_seed(0)
-    state = torch.get_rng_state()
-    first = draw(tiny, 3)
-    assert torch.equal(torch.get_rng_state(), state)
-    torch.manual_seed(1)
-    assert torch.equal(draw(tiny, 3).completions, first.completions)
 
 
 def test_a_prompt_that_does_not_fit_is_refused_with_both_numbers(tiny):
@@ -200,14 +162,10 @@ def test_a_prompt_that_does_not_fit_is_refused_with_both_numbers(tiny):
 
 SETTINGS = [
     {"temperature": 0.3},
-    {"temperature": 1.7},
     {"top_k": 1},
     {"top_k": 40},
-    {"top_k": 9999},
     {"top_p": 0.9},
-    {"top_p": 0.05},
     {"repetition_penalty": 1.3},
-    {"repetition_penalty": 0.8},
     {"temperature": 0.8, "top_k": 30, "top_p": 0.85, "repetition_penalty": 1.1},
     {},
 ]
@@ -238,35 +196,7 @@ def test_filters_are_those_of_transformers(settings):
     seen = torch.cat([prompts[group[alive]], written[alive]], dim=1)
     expected = processors(settings)(seen, logits.clone())  # type: ignore[arg-type]
     torch.testing.assert_close(drawn(logits.clone(), written, alive), expected.softmax(dim=-1))
-    assert settings == {} or top(settings) or not torch.equal(expected, logits)
-
-
-class Deterministic(TorchDispatchMode):
-    """Raises where a CUDA tensor would under `torch.use_deterministic_algorithms`, whose docstring lists these."""
-
-    raising = (
-        "put_",
-        "histc",
-        "median",
-        "nanmedian",
-        "kthvalue",
-        "grid_sampler_2d",
-        "embedding_bag",
-        "nll_loss_forward",
-    )
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.__name__.partition(".")[0]
-        if name in self.raising or (name in ("cumsum", "cumprod", "bincount") and args[0].is_floating_point()):
-            raise RuntimeError(f"{name} does not have a deterministic implementation")
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("settings", [*SETTINGS, {"presence_penalty": 0.5}], ids=str)
-def test_sampling_uses_no_operation_that_deterministic_kernels_lack(tiny, settings):
-    expected = draw(tiny, **settings)
-    with Deterministic():
-        assert torch.equal(draw(tiny, **settings).completions, expected.completions)
+    assert settings == {} or not torch.equal(expected, logits)
 
 
 def test_top_p_keeps_a_row_of_nan_broken():
@@ -278,18 +208,6 @@ def test_top_p_keeps_a_row_of_nan_broken():
     assert probabilities[0].isnan().all() and probabilities[1].isfinite().all()
 
 
-def top(settings):
-    """Whether everything is kept."""
-    return settings.get("top_k", 0) > VOCABULARY
-
-
-def test_padding_is_not_a_token_that_is_already_there():
-    prompts, mask = tensor([[PAD, PAD, 5]]), tensor([[0, 0, 1]])
-    drawn = distribution(SamplingConfig(repetition_penalty=2.0), prompts, mask, 1, VOCABULARY)
-    found = drawn(torch.ones(1, VOCABULARY), prompts[:, :0], tensor([0])).log()
-    assert found[0, PAD] == found[0, 6] and found[0, PAD] - found[0, 5] == pytest.approx(0.5, abs=1e-5)
-
-
 def test_presence_and_frequency_penalties_count_the_completion_and_not_the_prompt():
     sampling = SamplingConfig(presence_penalty=0.5, frequency_penalty=0.25)
     drawn = distribution(sampling, tensor([[1, 2]]), tensor([[1, 1]]), 2, 6)
@@ -297,55 +215,38 @@ def test_presence_and_frequency_penalties_count_the_completion_and_not_the_promp
     torch.testing.assert_close(found, tensor([[0.0, 0.0, 0.0, -1.0, -0.75, 0.0]]).softmax(dim=-1))
 
 
-class Shapes(TorchDispatchMode):
-    """Notes the shape of every tensor that an operation of torch gives."""
-
-    def __init__(self):
-        super().__init__()
-        self.noted = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        self.noted += [tuple(each.shape) for each in (result if isinstance(result, tuple) else (result,))]
-        return result
+def test_a_padded_position_sees_padding_and_no_token_sees_it():
+    """A row of a mask that is all False gives NaN in cuDNN's attention."""
+    keys = tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
+    seen = visible(keys)[:, 0].int().tolist()
+    assert seen[0] == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
+    assert seen[1] == torch.ones(4, 4).tril().int().tolist()
 
 
-def shapes_of_a_token(**settings):
-    """Shapes of all that is computed beside the model for one token: four rows, two alive, a vocabulary of six."""
-    alive, logits, written = tensor([0, 2]), torch.ones(2, 6), tensor([[3], [0], [4], [0]])
-    prompt, mask = tensor([[1, 2]]), tensor([[1, 1]])
-    with Shapes() as shapes:
-        distribution(SamplingConfig(**settings), prompt, mask, 4, 6)(logits, written, alive)
-    return shapes.noted
-
-
-def test_plain_sampling_builds_no_table_of_the_vocabulary():
-    assert shapes_of_a_token() == shapes_of_a_token(temperature=0.5) == [(2, 6)] * 2
-
-
-@pytest.mark.parametrize("penalty", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
-def test_a_penalty_builds_its_table_of_the_vocabulary(penalty):
-    assert len(shapes_of_a_token(**{penalty: 2.0})) > len(shapes_of_a_token())
-
-
-@pytest.mark.parametrize("settings", SETTINGS[:-1], ids=str)
-def test_plain_is_what_only_heats(settings):
-    assert is_plain(SamplingConfig(**settings, max_completion_length=3)) == (set(settings) == {"temperature"})
-
-
-def test_a_penalty_reaches_the_sampler(tiny):
-    """With a crushing frequency penalty no token can come twice in one completion."""
+def test_no_pass_of_a_sampling_has_a_row_that_sees_nothing(tiny, monkeypatch):
+    given = []
     model = copy.deepcopy(tiny[0])
-    model.generation_config.eos_token_id = [EOS]
-    batch = draw((model, tiny[1]), frequency_penalty=1e4, max_completion_length=8, temperature=5.0)
-    for row, mask in zip(batch.completions, batch.completion_mask, strict=True):
-        tokens = row[mask].tolist()
-        assert len(set(tokens)) == len(tokens)
-    free = draw(tiny, max_completion_length=8, temperature=5.0, frequency_penalty=-1e4)
-    repeated = [len(set(row[mask].tolist())) for row, mask in zip(free.completions, free.completion_mask, strict=True)]
-    assert set(repeated) == {1}
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: given.append(kwargs["attention_mask"]), with_kwargs=True
+    )
+    batch = draw((model, tiny[1]))
+    assert len(given) == batch.completions.shape[1] > 2
+    assert all(mask.dtype == torch.bool and mask.ndim == 4 and mask.any(dim=-1).all() for mask in given)
 
 
-def test_evaluation_needs_nobody_at_the_seam():
-    value = torch.ones(1)
-    assert rollouts.untouched(Stage.LOGITS, value, "evaluation") is value
+def test_an_attention_without_a_mask_is_refused_with_the_way_out(tiny):
+    model = copy.deepcopy(tiny[0])
+    model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(ConfigError, match=r"'flash_attention_2' takes no mask.*attn_implementation='sdpa'"):
+        draw((model, tiny[1]))
+
+
+def test_a_window_of_attention_limits_the_length(tiny):
+    """Our mask shows all that came before, and a layer with a window would not."""
+    model = copy.deepcopy(tiny[0])
+    model.config.sliding_window = 11
+    with pytest.raises(
+        ConfigError, match=r"prompt of 6 tokens and sampling.max_completion_length = 6 exceed .* 11 tokens of att"
+    ):
+        draw((model, tiny[1]))
+    draw((model, tiny[1]), max_completion_length=5)

@@ -1,6 +1,6 @@
 """Every scenario fails alone as its file says, survives under `stable`, heals with its cures, not with its decoys.
 
-The first cure and the first decoy of each are tried in `make test`, all of them in `make slow`.
+`make test` tries the cures of the reported ones, `make slow` all cures and decoys.
 """
 
 import copy
@@ -8,7 +8,6 @@ import math
 import statistics
 from dataclasses import dataclass, field
 from functools import lru_cache
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,11 +26,9 @@ NAMES = gl.scenario_names()
 HERE = ("run.threads=1", "run.device=cpu")
 LONG = ("truncated-sampling", "train-001")
 """Scenarios that take long: all about them is slow."""
-LENGTHY = (*LONG, "dual-overwrite", "dual-kl-hinge")
-"""Scenarios whose cures and decoys are all slow: each run has many updates, or two batches a step."""
 EACH = pytest.mark.parametrize("name", NAMES)
 REPORTED = ("cuda-001", "fp16-adam-epsilon")
-"""Reported scenarios that the stable guards meet in `make test`; they meet the others with the slow tests."""
+"""Reported scenarios: `make test` tries their cures and the stable guards, which meet the others in `make slow`."""
 MARGIN = 1
 """Steps that a cured run goes on after the one in which it would have failed. float16 is slow on a CPU."""
 SEED = "run.seed=1"
@@ -96,8 +93,8 @@ def attempt(scenario, *overrides, guards=None, steps=None, to_the_end=False) -> 
 
 
 @lru_cache
-def alone(name) -> Attempt:
-    return attempt(gl.scenario(name), SEED, to_the_end=True)
+def alone(name, to_the_end=False) -> Attempt:
+    return attempt(gl.scenario(name), SEED, to_the_end=to_the_end)
 
 
 def fails_at(name) -> int:
@@ -133,21 +130,21 @@ def test_it_survives_under_the_stable_guards(name):
     assert bool(moves) == (name not in REFUSED_WHOLE)
 
 
-def listed(kind, quick=1):
-    """(scenario, overrides) for every cure or decoy in the files; all but the first `quick` of a scenario are slow."""
+def listed(kind, quick=()):
+    """(scenario, overrides) for every cure or decoy in the files; slow but for the `quick` scenarios."""
     return [
         pytest.param(
             name,
             overrides,
             id=f"{name}: {', '.join(overrides)}",
-            marks=[pytest.mark.slow] if place >= quick or name in LENGTHY else [],
+            marks=[] if name in quick else [pytest.mark.slow],
         )
         for name in NAMES
-        for place, overrides in enumerate(getattr(gl.scenario(name), kind))
+        for overrides in getattr(gl.scenario(name), kind)
     ]
 
 
-@pytest.mark.parametrize(("name", "overrides"), listed("cures"))
+@pytest.mark.parametrize(("name", "overrides"), listed("cures", quick=REPORTED))
 def test_each_cure_stops_it(name, overrides):
     run = attempt(gl.scenario(name), SEED, *overrides, steps=fails_at(name) + MARGIN)
     assert run.harmless
@@ -155,7 +152,7 @@ def test_each_cure_stops_it(name, overrides):
     assert sum(step.updates for step in run.steps) > 0, "a run that never trains is not cured"
 
 
-@pytest.mark.parametrize(("name", "overrides"), listed("decoys", quick=0))
+@pytest.mark.parametrize(("name", "overrides"), listed("decoys"))
 def test_each_decoy_does_not(name, overrides):
     assert attempt(gl.scenario(name), SEED, *overrides).shown
 
@@ -209,7 +206,7 @@ def test_micro_batches_add_up_to_one_batch_and_overwriting_keeps_the_last():
 
 
 def test_the_hinge_falls_while_the_exact_kl_rises():
-    steps = alone("kl-hinge").steps
+    steps = alone("kl-hinge", to_the_end=True).steps
     hinge, exact = ([step.metrics[name] for step in steps] for name in ("kl", "kl/exact"))
     later = slice(len(steps) // 2, None)
     assert max(exact[later]) > 20 * max(hinge[later]) and max(exact) > 1 > 2 * max(hinge)
@@ -224,7 +221,7 @@ def last_half(steps, name):
 
 def test_the_last_objective_s_gradient_is_the_only_one():
     """F = 0.032, H = 0.000 in the report. H moves a little, because F moves the weights that both share."""
-    steps = alone("dual-overwrite").steps
+    steps = alone("dual-overwrite", to_the_end=True).steps
     assert 0.02 < last_half(steps, "kl/F") < 0.06 and last_half(steps, "kl/H") < 0.0005
     assert all(step.metrics["weights/max_move"] > 0 for step in steps)
     heavier = attempt(gl.scenario("dual-overwrite"), SEED, "objectives.H.weight=10", steps=3).steps
@@ -240,8 +237,9 @@ def test_a_weak_penalty_gives_the_reported_length_of_one_token_with_and_without_
         assert last_half(steps, "completions/mean_length/F") < 1.05 and last_half(steps, "kl/F") > 0.3
 
 
+@pytest.mark.slow
 def test_the_controller_of_an_objective_follows_its_hinge_away_from_its_band():
-    steps = alone("dual-kl-hinge").steps
+    steps = alone("dual-kl-hinge", to_the_end=True).steps
     assert steps[-1].metrics["kl/F"] == 0 and last_half(steps, "kl/exact/F") > 20 * 0.06
     assert steps[-1].metrics["beta/F"] < 0.8 * steps[0].metrics["beta/F"], "ever weaker, the farther F goes"
     right = attempt(gl.scenario("dual-kl-hinge"), SEED, "loss.kl_estimator=k3", to_the_end=True).steps
@@ -250,19 +248,13 @@ def test_the_controller_of_an_objective_follows_its_hinge_away_from_its_band():
 
 
 def test_only_the_objective_whose_temperature_is_ignored_shows_a_gap():
-    steps = alone("dual-temperature-ignored").steps
+    steps = alone("dual-temperature-ignored", to_the_end=True).steps
     gaps = ("sampling/sampling_logp_difference/mean/F", "sampling/sampling_logp_difference/mean/H")
     assert all(step.metrics[gaps[0]] < 0.001 < 0.3 < step.metrics[gaps[1]] for step in steps)
 
 
-def test_an_unscaled_loss_still_teaches_and_a_threshold_stops_it():
-    case = gl.scenario("lost-unscale")
-    free, guarded = attempt(case, to_the_end=True), attempt(case, "guards.skip_spikes=on", to_the_end=True)
-    assert sum(step.updates for step in free.steps) == 10 and sum(step.updates for step in guarded.steps) == 0
-
-
 def test_a_corrupt_sample_spikes_one_step_while_the_reward_shows_nothing():
-    steps = alone("bad-batch").steps
+    steps = alone("bad-batch", to_the_end=True).steps
     norms = [step.metrics["grad_norm"] for step in steps]
     assert norms.index(max(norms)) == 5 and max(norms) > 5 * sorted(norms)[-2]
     rewards = [step.metrics["reward"] for step in steps]
@@ -271,7 +263,7 @@ def test_a_corrupt_sample_spikes_one_step_while_the_reward_shows_nothing():
 
 @pytest.mark.slow
 def test_train_001_explodes_while_everything_is_finite():
-    run = alone("train-001")
+    run = alone("train-001", to_the_end=True)
     norms = [step.metrics["grad_norm"] for step in run.steps]
     assert max(norms) >= 50 and all(map(math.isfinite, norms)) and all(run.healthy)
     assert max(norms[:3]) < 10, "the run begins healthy"
@@ -281,7 +273,7 @@ def test_train_001_explodes_while_everything_is_finite():
 
 
 def test_fp16_adam_epsilon_breaks_every_weight_at_a_healthy_norm():
-    first = alone("fp16-adam-epsilon").steps[0]
+    first = alone("fp16-adam-epsilon", to_the_end=True).steps[0]
     assert 0 < first.metrics["grad_norm"] < METRICS["grad_norm"].high
     assert first.metrics["weights/nonfinite"] > 0.99 * 834_560
     assert all(not note.broken for note in first.links if note.link not in ("weights", "moments"))
@@ -311,24 +303,15 @@ def test_cuda_001_breaks_as_told_on_nine_of_ten_fresh_seeds():
 
 
 def test_clipping_spreads_one_nan_to_every_gradient():
-    breaking = alone("clip-spreads-nan").steps[1]
+    breaking = alone("clip-spreads-nan", to_the_end=True).steps[1]
     notes = {note.link: note for note in breaking.links}
     assert notes["gradients"].nonfinite == 1
     assert notes["clipped_gradients"].nonfinite == notes["clipped_gradients"].numel
     assert notes["weights"].nonfinite == notes["weights"].numel
 
 
-def test_zero_times_infinity_leaves_the_loss_finite():
-    breaking = alone("zero-times-infinity").steps[1]
-    notes = {note.link: note for note in breaking.links}
-    assert notes["ratio"].magnitude == math.inf and not notes["loss"].broken
-    assert notes["log_ratio_gradient"].broken and notes["gradients"].broken
-    found = gl.first_break(alone("zero-times-infinity").steps)
-    assert found is not None and found.operator.startswith("0 * inf")
-
-
 def test_nan_passes_the_reported_threshold():
-    *_, breaking, _ = alone("nan-passes-threshold").steps
+    *_, breaking, _ = alone("nan-passes-threshold", to_the_end=True).steps
     assert math.isnan(breaking.metrics["grad_norm"])
     acted = {action.name: action for action in breaking.actions if action.stage in ("gradients", "weights")}
     assert "skip_spikes" not in acted, "nan > 10 is False"
@@ -339,17 +322,11 @@ def test_nan_passes_the_reported_threshold():
 # --- configurations ------------------------------------------------------------------------------------------------
 
 
-def test_the_cause_lies_on_the_preset_original():
-    config, original = gl.scenario("cuda-001").config(), gl.preset("original")
-    assert (config.loss.log_ratio, config.model.precision) == ("reference", "fp16_pure")
-    assert config.guards == original.guards == {"clip_gradients": {"max_norm": 0.5}}
-    assert config.loss.beta == original.loss.beta and config.run.name == "cuda-001"
-
-
 @EACH
-def test_guards_of_a_preset_take_the_place_of_its_own(name):
+def test_every_scenario_is_a_configuration(name):
     case = gl.scenario(name)
     alone, guarded = case.config(), case.config(guards="stable")
+    assert Config.from_dict(alone.to_dict()) == alone != gl.preset("original")
     assert guarded.guards == gl.preset("stable").guards
     assert guarded.with_guards(alone.guards) == alone, "nothing but the guards differs"
 
@@ -362,39 +339,6 @@ def test_guards_may_be_named():
     assert case.config(guards=()).guards == {}
 
 
-def test_a_scenario_may_be_laid_over_another_preset():
-    config = gl.scenario("fp16-adam-epsilon").config(preset="stable", guards="original")
-    assert config.model.precision == "fp16_pure" and config.optimizer.schedule == "cosine"
-    assert config.guards == gl.preset("original").guards
-
-
-NOTHING: Any = SimpleNamespace(named_parameters=None), SimpleNamespace(batch_decode=None)
-"""A policy and a tokenizer that hold nothing."""
-
-
-def test_a_user_s_setting_comes_last():
-    config = gl.scenario("train-001").config(guards="stable").with_("optimizer.learning_rate=*0.5", "loss.beta=0.3")
-    assert config.optimizer.learning_rate == pytest.approx(1e-5 * 30 / 2) and config.loss.beta == 0.3
-
-
-@pytest.mark.parametrize(
-    ("ask", "message"),
-    [
-        (lambda: gl.scenario("cuda-01"), "unknown scenario 'cuda-01'; did you mean 'cuda-001'"),
-        (lambda: gl.scenario("no/such.toml"), "unknown scenario 'no/such.toml'"),
-        (lambda: gl.preset("stabel"), "unknown preset 'stabel'; did you mean 'stable'"),
-        (lambda: gl.scenario("cuda-001").config(guards="stabel"), "unknown preset 'stabel'; did you mean 'stable'"),
-        (
-            lambda: next(gl.train(gl.scenario("cuda-001").config(guards=("clamp_logratio",)), NOTHING)),
-            "unknown guard 'clamp_logratio'; did you mean 'clamp_log_ratio'",
-        ),
-    ],
-)
-def test_a_name_that_does_not_exist_is_answered_with_the_nearest(ask, message):
-    with pytest.raises(ConfigError, match=message):
-        ask()
-
-
 TEXTS = 'title = "t"\nsource = "s"\nstory = "y"\n'
 
 
@@ -402,44 +346,19 @@ TEXTS = 'title = "t"\nsource = "s"\nstory = "y"\n'
     ("text", "message"),
     [
         (TEXTS + "[los]\nbeta = 1.0", "unknown key of scenario mine 'los'; did you mean 'loss'"),
-        (TEXTS + "cure = []", "unknown key of scenario mine 'cure'; did you mean 'cures'"),
-        (TEXTS + "cures = 5", "scenario mine.cures = 5: must be a list"),
-        (TEXTS + "cures = [[1]]", r"cures = .1.: each must be a non-empty str"),
-        (TEXTS + 'decoys = ["guards.warm_up=on"]', "decoys = .'guards.warm_up=on'.: must be a list of lists"),
-        (TEXTS + "preset = 3", "scenario mine.preset = 3: must be of type str"),
-        (TEXTS + "expect = 3", "scenario mine.expect = 3: must be a table"),
         (
             TEXTS + '[expect]\nfirst_break = "gradient"',
             "mine.expect.first_break: unknown link 'gradient'; did you mean 'gradients'",
         ),
         (TEXTS + "[expect]\nmetrics = { grad_nrm = 1 }", "unknown metric in .expect. 'grad_nrm'; did you mean"),
-        (TEXTS + "[expect]\nbelow = { grad_nrm = 1 }", "unknown metric in .expect. 'grad_nrm'; did you mean"),
         (TEXTS + '[[objectives]]\nname = "F"\n[expect]\nmetrics = { "kl/H" = 1 }', "'kl/H'; did you mean 'kl/F'"),
-        (TEXTS + "[expect]\nmetrics = { kl = 'high' }", "metrics.kl = 'high': must be of type float"),
-        (TEXTS + "[expect]\ncrash = 5", "crash = 5: must be of type str"),
-        (
-            TEXTS + "[expect]\nfirst_brake = 'loss'",
-            r"mine.expect: unknown setting 'first_brake'; did you mean 'first_break'",
-        ),
-        (TEXTS + "[loss]\nbta = 1.0", "'bta'; did you mean 'beta'"),
-        (TEXTS + "[loss]\nbeta = 'much'", "beta"),
         (TEXTS + "cures = [['loss.bta=1']]", "'bta'; did you mean 'beta'"),
-        (TEXTS + "decoys = [['loss.beta']]", "no override"),
-        (TEXTS + "preset = 'orignal'", "unknown preset 'orignal'; did you mean 'original'"),
-        (TEXTS + "[loss\nbeta = 1", "not valid TOML"),
         ('title = "t"\nsource = "s"\n', "story is missing"),
-        ('title = 3\nsource = "s"\nstory = "y"', "title = 3"),
     ],
 )
 def test_a_mistake_in_a_file_shows_when_it_is_read(tmp_path, text, message):
     (tmp_path / "mine.toml").write_text(text)
     with pytest.raises(ConfigError, match=message):
-        gl.scenario(str(tmp_path / "mine.toml"))
-
-
-def test_a_file_that_is_not_text_is_a_config_error(tmp_path):
-    (tmp_path / "mine.toml").write_bytes(b"title = '\xff'")
-    with pytest.raises(ConfigError, match="not valid TOML"):
         gl.scenario(str(tmp_path / "mine.toml"))
 
 
@@ -452,10 +371,3 @@ def test_an_instructors_own_file_is_a_scenario(tmp_path):
     assert case.name == case.config().run.name == "mine" and case.cures == (("guards.skip_nonfinite=on",),)
     assert attempt(case).shown
     assert attempt(case, *case.cures[0], steps=3).harmless
-
-
-@EACH
-def test_every_scenario_is_a_configuration_that_survives_its_round_trip(name):
-    config = gl.scenario(name).config()
-    assert Config.from_dict(config.to_dict()) == config
-    assert config != gl.preset("original")

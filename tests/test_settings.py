@@ -1,13 +1,12 @@
 """A setting checks its value when it is made, says what would be accepted, and carries its own help text."""
 
-import dataclasses
 import math
 from dataclasses import dataclass, field
 from typing import Annotated
 
 import pytest
 
-from grpo_lab.config.fields import AtLeast, Between, OneOf, Settings, build, parse, settings_of, typed
+from grpo_lab.config.fields import AtLeast, Between, OneOf, Settings, parse, settings_of
 from grpo_lab.errors import ConfigError, unknown
 from grpo_lab.seeds import derive
 
@@ -34,52 +33,17 @@ class Narrower(Example):
 
 
 @pytest.mark.parametrize(
-    "values",
-    [
-        {"share": 1.0},
-        {"share": 5e-324},
-        {"count": 2},
-        {"count": 4},
-        {"color": "blue"},
-        {"maybe": None},
-        {"maybe": 0.1},
-        {"maybe": math.inf},
-        {"free": -math.inf},
-        {"flag": True},
-    ],
-)
-def test_a_value_within_its_limit_is_kept_as_it_is(values):
-    made = dataclasses.asdict(Example(**values))
-    assert made == dataclasses.asdict(Example()) | values
-
-
-@pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"share": 0.0}, "share = 0.0: must be above 0 and at most 1"),
-        ({"share": 1.0000001}, "share = 1.0000001: must be above 0 and at most 1"),
-        ({"share": -1}, "share = -1.0: must be above 0 and at most 1"),
-        ({"count": 1}, "count = 1: must be at least 2 and at most 4"),
         ({"count": 5}, "count = 5: must be at least 2 and at most 4"),
         ({"color": "green"}, "color = 'green': must be one of red, blue"),
-        ({"maybe": 0}, "maybe = 0.0: must be above 0"),
         ({"share": math.nan}, "share = nan: must be a number"),
-        ({"free": math.nan}, "free = nan: must be a number"),
-        ({"maybe": math.nan}, "maybe = nan: must be a number"),
-        ({"share": "0.5"}, "share = '0.5': must be of type float"),
-        ({"share": None}, "share = None: must be of type float"),
         ({"share": True}, "share = True: must be of type float"),
         ({"count": 2.0}, "count = 2.0: must be of type int"),
-        ({"count": True}, "count = True: must be of type int"),
         ({"flag": 1}, "flag = 1: must be of type bool"),
-        ({"color": 3}, "color = 3: must be of type str"),
-        ({"names": 3}, "names = (3,): each must be a non-empty str"),
-        ({"names": {}}, "names = {}: must be a list"),
         ({"names": ["a", 3]}, "names = ['a', 3]: each must be a non-empty str"),
-        ({"names": ("a", "")}, "names = ('a', ''): each must be a non-empty str"),
-        ({"free": "nan"}, "free = nan: must be a number"),
         ({"free": 10**400}, "free: must be at most 1.8e+308 in magnitude"),
-        ({"count": "inf"}, "count = 'inf': must be of type int"),
     ],
 )
 def test_a_bad_value_is_refused_with_the_value_and_the_limit(values, message):
@@ -87,41 +51,6 @@ def test_a_bad_value_is_refused_with_the_value_and_the_limit(values, message):
         Example(**values)
     assert str(caught.value) == message
     assert caught.value.exit_code == 2
-
-
-def test_values_take_the_type_of_their_setting():
-    made = Example(share=1, names=["x", "y"], maybe=2)  # type: ignore[arg-type]
-    assert isinstance(made.share, float)
-    assert isinstance(made.maybe, float)
-    assert made.names == ("x", "y")
-    assert Example(names="one").names == ("one",)  # type: ignore[arg-type]
-    assert Example(names=()).names == ()
-
-
-def test_infinity_is_read_as_json_holds_it():
-    made = Example(maybe="inf", free="-inf")  # type: ignore[arg-type]
-    assert (made.maybe, made.free) == (math.inf, -math.inf)
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "value"),
-    [
-        ("color", "3", "3"),
-        ("color", "on", "on"),
-        ("names", "3", "3"),
-        ("names", "a,3", ("a", "3")),
-        ("share", "3", 3),
-        ("maybe", "none", None),
-        ("flag", "on", True),
-    ],
-)
-def test_a_word_is_read_as_typed_where_words_are_wanted(name, text, value):
-    assert typed(settings_of(Example)[name], text) == value
-
-
-def test_settings_cannot_be_changed_after_they_were_checked():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        Example().share = 7.0  # type: ignore[misc]
 
 
 def test_help_is_the_text_under_the_field_and_nothing_else():
@@ -140,30 +69,14 @@ def test_a_subclass_narrows_limit_default_and_help_and_inherits_the_rest():
         Narrower(share=0.75)
 
 
-def test_build_says_where_a_bad_value_stands():
-    assert build(Example, {"share": 0.25}, "here") == Example(share=0.25)
-    with pytest.raises(ConfigError, match=r"^here\.share = 2\.0: must be above 0 and at most 1$"):
-        build(Example, {"share": 2}, "here")
-    with pytest.raises(ConfigError, match=r"here: unknown setting 'colour'; did you mean 'color'"):
-        build(Example, {"colour": "red"}, "here")
-    with pytest.raises(ConfigError, match="here: unknown setting 'memory'"):
-        build(Example, {"memory": {}}, "here")
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [
         ("3", 3),
-        ("-3", -3),
         ("3.0", 3.0),
         ("1e-3", 1e-3),
-        ("True", True),
         ("on", True),
-        ("OFF", False),
-        ("false", False),
         ("none", None),
-        ("inf", math.inf),
-        ("-inf", -math.inf),
         ("k3", "k3"),
         ("a, b,", ("a", "b")),
         ("", ""),

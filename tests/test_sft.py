@@ -17,9 +17,8 @@ from grpo_lab.errors import ConfigError, DataError
 from grpo_lab.events import Evaluated, Stepped
 from grpo_lab.models import loading
 from grpo_lab.runs.session import Session
-from grpo_lab.training import demonstrations, large_vocabulary, passes
+from grpo_lab.training import demonstrations, large_vocabulary
 from grpo_lab.training.state import Training
-from grpo_lab.ui.plots import strip, style
 
 SHOWN = [("9-4=", "5"), ("19-14=", "5"), ("91-4=", "87"), ("2-2=", "0"), ("100-1=", "99"), ("7-0=", "7")]
 SMOKE = gl.preset("smoke").with_("run.threads=1", "run.device=cpu", "run.num_steps=2", "run.num_eval=4")
@@ -56,14 +55,6 @@ def sft_trainer(tiny, config):
 
 def steps(events):
     return [event for event in events if isinstance(event, Stepped)]
-
-
-def gradients(trainer):
-    return [p.grad.clone() for p in trainer.policy.parameters()]
-
-
-def close(first, second):
-    return all(torch.allclose(a, b, atol=1e-5, rtol=1e-3) for a, b in zip(first, second, strict=True))
 
 
 # --- the loss ------------------------------------------------------------------------------------------------------
@@ -111,34 +102,7 @@ def test_the_tokens_of_prompts_are_read_and_not_taught(sft_trainer):
     assert int(taught.sum()) == int(batch.completion_mask.sum())
 
 
-def test_both_passes_have_the_same_loss_and_gradients(sft_trainer):
-    found = []
-    for name in passes.PASSES:
-        made, ctx, batch = sft_trainer(f"model.prompt_pass={name}")
-        loss = made.loss(ctx, batch).loss
-        loss.backward()
-        found.append((loss.item(), gradients(made)))
-    assert found[0][0] == pytest.approx(found[1][0], abs=1e-5) and close(found[0][1], found[1][1])
-
-
-def test_micro_batches_add_up_to_the_batch(config, tiny):
-    found = []
-    for prompts in (0, 2):
-        made = config.with_(f"data.micro_batch_prompts={prompts}", "run.stages=sft")
-        found.append([event.metrics for event in steps(gl.train(made, copy.deepcopy(tiny)))])
-    for whole, parts in zip(*found, strict=True):
-        for name in ("loss", "grad_norm", "sft/accuracy", "num_tokens"):
-            assert whole[name] == pytest.approx(parts[name], rel=1e-4), name
-
-
 # --- stages --------------------------------------------------------------------------------------------------------
-
-
-def test_the_strip_shows_links_of_sampling_as_not_used_in_sft(config, tiny):
-    screen = fold(gl.train(config, copy.deepcopy(tiny)))
-    cells, _ = strip.grid(screen, 0, 4)
-    row = [list(style.STATUSES)[code] for code in cells[list(strip.ROWS).index("torch.multinomial")]]
-    assert row == ["not used", "not used", "healthy", "healthy"]
 
 
 def test_grpo_goes_on_from_the_policy_of_sft_and_takes_it_as_its_reference(config, tiny, monkeypatch):
@@ -197,14 +161,6 @@ def test_a_guard_refuses_a_broken_update_of_sft(config, tiny):
     assert broken.metrics["weights/nonfinite"] > 0
 
 
-def test_sft_runs_with_every_guard_and_observer(config, tiny):
-    from grpo_lab.training.guards import GUARDS
-
-    config = config.with_(*(f"guards.{name}=on" for name in GUARDS), "run.exact_kl=on")
-    found = steps(gl.train(config, copy.deepcopy(tiny)))
-    assert len(found) == 4 and found[2].metrics["kl/exact"] == pytest.approx(0, abs=1e-6)
-
-
 # --- bad input -----------------------------------------------------------------------------------------------------
 
 
@@ -212,9 +168,7 @@ def test_sft_runs_with_every_guard_and_observer(config, tiny):
     "line, said",
     [
         ({"prompt": "1-1="}, r'shown\.jsonl:7: "completion" is None; it must be a string'),
-        ({"prompt": "1-1=", "completion": ""}, r"shown\.jsonl:7: .* at least one character"),
         ({"prompt": "1-1=", "completion": 0}, r'shown\.jsonl:7: "completion" is 0'),
-        ({"prompt": "", "completion": "0"}, r'shown\.jsonl:7: "prompt" is'),
         ({"prompt": "1-1=", "completion": "0" * 20}, r"shown\.jsonl:7: .* 25 tokens > sft\.max_length = 20"),
     ],
 )
@@ -225,19 +179,11 @@ def test_bad_rows_are_errors_before_training_begins(config, tiny, line, said):
         next(gl.train(config.with_("sft.max_length=20"), copy.deepcopy(tiny)))
 
 
-def test_a_row_longer_than_the_models_positions_is_an_error(config, tiny):
-    with open(config.sft.data, "a", encoding="utf-8") as file:
-        file.write(json.dumps({"prompt": "1-1=", "completion": "0" * 64}) + "\n")
-    with pytest.raises(DataError, match="69 tokens > the 64 positions of the model"):
-        next(gl.train(config, copy.deepcopy(tiny)))
-
-
 @pytest.mark.parametrize(
     "overrides, said",
     [
         (("run.stages=sft", "sft.data="), "sft.data names no file"),
         (("run.stages=sft,dpo",), "stages = sft,dpo: give sft or grpo"),
-        (("run.stages=sft,sft",), "each of them once"),
         (("run.stages=,",), "stages = : give"),
     ],
 )
@@ -268,14 +214,3 @@ def test_the_command_trains_saves_the_model_and_its_folder_can_be_read(config, t
     assert session.records["sft/accuracy"].between(0, 1).all() and "reward" not in session.records
     screen = fold(session.events)
     assert screen.num_steps == 2 and "sft/accuracy" in screen.series
-
-
-def test_a_run_of_both_stages_is_drawn_and_summarised(config, tiny, tmp_path):
-    from grpo_lab.runs.summary import summary
-    from grpo_lab.ui import plots
-
-    session = Session(config, tmp_path / "both", model=copy.deepcopy(tiny)).run()
-    assert fold(session.events).num_steps == 4
-    assert summary(session.events) and session.first_break() is None
-    for figure in (plots.run_figure(session.events), plots.strip_figure(session.events)):
-        assert figure.axes

@@ -34,16 +34,6 @@ def test_an_epoch_has_no_repeats_and_the_next_has_another_order():
     assert walk[:7] != walk[7:]
 
 
-def test_a_batch_may_be_larger_than_the_training_set():
-    walk = prompts(0, [0], num_prompts=17)
-    assert sorted(walk[:7]) == sorted(walk[7:14]) == list("abcdefg")
-    assert len(set(walk[14:])) == 3
-
-
-def test_the_batch_size_does_not_change_the_order():
-    assert prompts(3, range(6), num_prompts=2) == prompts(3, range(4), num_prompts=3)
-
-
 def test_addition():
     task = tasks.addition()
     train = {problem.prompt for problem in task.train}
@@ -105,19 +95,12 @@ def test_a_file_from_windows_with_blank_lines(tmp_path):
     ("text", "message"),
     [
         ("", "problems.jsonl: the file is empty"),
-        ("\n \n", "problems.jsonl: the file is empty"),
-        (b"\xff", "problems.jsonl: byte 0 is not UTF-8"),
         ('{"prompt": "a"}\n{"prompt": ', "problems.jsonl:2: not valid JSON"),
         ('{"prompt": "a"}\n\n["a"]', "problems.jsonl:3: is list"),
         ('{"answer": "a"}', 'problems.jsonl:1: has no column "prompt"'),
-        ('{"prompt": 3}', 'problems.jsonl:1: "prompt" is 3'),
-        ('{"prompt": ""}', "problems.jsonl:1: \"prompt\" is ''"),
         ('{"prompt": "a", "x": 1}\n{"prompt": "b"}', r"problems.jsonl:2: columns \[\] differ from \['x'\] in line 1"),
         ('{"prompt": "a", "x": NaN}', "problems.jsonl:1: .*NaN is not a finite number"),
-        ('{"prompt": "a", "x": [-Infinity]}', "problems.jsonl:1: .*-Infinity is not a finite number"),
-        ('{"prompt": "a", "x": 1e999}', "problems.jsonl:1: .*1e999 is not a finite number"),
         ('{"prompt": "a", "completions": 1}', "problems.jsonl:1: column 'completions'"),
-        ("[" * 100_000, "problems.jsonl:1: not valid JSON"),
     ],
 )
 def test_a_bad_file_is_refused_by_line(tmp_path, text, message):
@@ -125,16 +108,10 @@ def test_a_bad_file_is_refused_by_line(tmp_path, text, message):
         tasks.from_jsonl(write(tmp_path, text))
 
 
-def test_a_missing_file(tmp_path):
-    with pytest.raises(DataError, match=r"absent\.jsonl: cannot be read \(No such file"):
+def test_what_does_not_exist_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"absent\.jsonl: cannot be read"):
         tasks.load(tmp_path / "absent.jsonl")
-
-
-def test_an_unknown_task_names_the_near_one():
-    with pytest.raises(ConfigError, match="did you mean 'addition'"):
+    with pytest.raises(ConfigError, match="'addition'"):
         tasks.load("adition")
-
-
-def test_a_task_without_problems_is_refused():
     with pytest.raises(DataError, match="'none' has no training problems"):
         Tasks("none", [], [])

@@ -3,9 +3,7 @@
 import copy
 import dataclasses
 import gc
-import json
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,21 +11,19 @@ import torch
 from torch import tensor
 
 import grpo_lab as gl
-from grpo_lab.config.fields import settings_of
 from grpo_lab.config.schema import LIVE_SECTIONS
-from grpo_lab.config.sections import OptimizerConfig, RunConfig
 from grpo_lab.core.advantages import group_advantages
 from grpo_lab.core.hooks import Stage, Verdict
 from grpo_lab.errors import ConfigError, RewardError
 from grpo_lab.events import Changed, Ended, Evaluated, Started, Stepped, from_json, to_json
-from grpo_lab.metrics import OF_THE_MACHINE
 from grpo_lab.models import loading
 from grpo_lab.models import precision as precisions
 from grpo_lab.tasks import tasks as task_sets
-from grpo_lab.training import rollouts, snapshots, torch_settings, trainer
+from grpo_lab.training import rollouts, torch_settings, trainer
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.training.interventions import Outcome
 from grpo_lab.training.state import Training
+from tests.steps import told
 
 SMOKE = gl.preset("smoke").with_("run.threads=1")
 PRECISIONS = list(precisions.PRECISIONS)
@@ -102,12 +98,8 @@ def finite(tensors):
 
 
 def comparable(events):
-    """Events as JSON without what may differ between two equal runs: the clock and the configuration."""
-    trees = [json.loads(to_json(event)) for event in events if not isinstance(event, Started)]
-    for tree in trees:
-        for name in OF_THE_MACHINE:
-            tree.get("metrics", {}).pop(name, None)
-    return trees
+    """Events as JSON without the clock and the configuration."""
+    return [told(event) for event in events if not isinstance(event, Started)]
 
 
 @pytest.fixture
@@ -193,8 +185,7 @@ def every_third_unscorable(completions, **_):
 
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence", "constant", "sum"])
-@pytest.mark.parametrize("micro", [1, 3])
-def test_micro_batches_add_up_to_the_gradient_of_the_batch(run, seen, aggregation, micro):
+def test_micro_batches_add_up_to_the_gradient_of_the_batch(run, seen, aggregation):
     switches, kept = seen
     overrides = (
         *switches,
@@ -205,7 +196,7 @@ def test_micro_batches_add_up_to_the_gradient_of_the_batch(run, seen, aggregatio
         "optimizer.adam_eps=1e-3",  # with less, AdamW blows the last bits of the smallest gradients up to whole steps
     )
     whole = run(*overrides, rewards=[every_third_unscorable])
-    parts = run(*overrides, f"data.micro_batch_prompts={micro}", rewards=[every_third_unscorable])
+    parts = run(*overrides, "data.micro_batch_prompts=3", rewards=[every_third_unscorable])
     assert len(kept["batches"][0].completion_mask.sum(dim=1).unique()) > 1
     assert len(kept["batches"][0].group.unique(return_counts=True)[1].unique()) > 1
     first, second, *split = kept["gradients"]
@@ -311,18 +302,12 @@ def test_without_a_guard_the_same_nan_is_stepped(failing):
 COSINE = [3e-4 * 0.5 * (1 + math.cos(math.pi * step / 4)) for step in range(4)]
 
 
-@pytest.mark.parametrize("updates", [1, 2])
 @pytest.mark.parametrize("fault", ["faults.nan_gradient=on", "guards.clip_gradients=on"])
-def test_the_last_step_has_the_end_of_the_schedule_whatever_was_refused(run, fault, updates):
+def test_the_last_step_has_the_end_of_the_schedule_whatever_was_refused(run, fault):
     overrides = ("optimizer.schedule=cosine", "guards.skip_nonfinite=on", "run.num_steps=4")
-    done = run(*overrides, fault, f"loss.num_iterations={updates}")
+    done = run(*overrides, fault, "loss.num_iterations=2")
     assert done.metric("learning_rate") == pytest.approx(COSINE, rel=1e-15)
-    assert done.updates[-1] == updates * (4 if "clip" in fault else 3)
-
-
-def test_the_schedule_goes_by_steps_where_its_settings_change_on_the_way(run):
-    turns = door(at_1=("optimizer.schedule=cosine",), at_2=("loss.num_iterations=3",))
-    assert run("run.num_steps=4", controls=turns).metric("learning_rate") == pytest.approx([3e-4, *COSINE[1:]])
+    assert done.updates[-1] == 2 * (4 if "clip" in fault else 3)
 
 
 def test_a_rollback_restores_bits_and_the_learning_rate_is_halved_after_it(run, fault):
@@ -336,41 +321,13 @@ def test_a_rollback_restores_bits_and_the_learning_rate_is_halved_after_it(run, 
     assert finite(done.after[3]) and not same(done.after[2], done.after[1])
 
 
-def test_a_rollback_of_the_first_update_goes_back_to_the_beginning(run, fault):
-    switch = fault(Stage.WEIGHTS, poison({0}))
-    done = run(switch, "guards.check_weights=on")
-    assert done.verdicts[0] == "ROLL_BACK"
-    assert same(done.after[0], done.initial)
-    assert not any(bool(moment.any()) for moment in done.moments[0])
-    still = run(controls=door(at_0=("optimizer.learning_rate=0",), at_1=("optimizer.learning_rate=3e-4",)))
-    assert done.metric("loss")[1] == still.metric("loss")[1]
-
-
-def test_every_nth_snapshot_goes_back_further(run, fault):
-    overrides = (fault(Stage.WEIGHTS, poison({3})), "guards.check_weights=on", "run.num_steps=4")
-    done = run(*overrides, "run.snapshot_every=2")
-    assert done.verdicts[3] == "ROLL_BACK"
-    assert same(done.after[3], done.after[1]) and same(done.moments[3], done.moments[1])
-
-
 def test_a_rollback_over_several_steps_takes_their_updates_back(run, fault):
     overrides = (fault(Stage.WEIGHTS, poison({3})), "guards.check_weights=on", "run.num_steps=8")
     done = run(*overrides, "run.snapshot_every=2", "optimizer.schedule=cosine")
     assert done.verdicts[3] == "ROLL_BACK"
     assert done.updates == [1, 2, 3, 2, 3, 4, 5, 6]
+    assert same(done.after[3], done.after[1]) and same(done.moments[3], done.moments[1])
     assert done.metric("learning_rate")[4] == pytest.approx(COSINE[2]), "and not the schedule"
-
-
-def test_a_large_model_is_copied_only_where_a_guard_may_go_back_to_it(run, monkeypatch):
-    monkeypatch.setattr(snapshots, "SMALL", 0)
-    plain, guarded, asked = (
-        run("run.num_steps=1", *switches).training.updates.snapshots
-        for switches in ((), ("guards.check_weights=on",), ("run.snapshot_every=3",))
-    )
-    assert [plain.every, guarded.every, asked.every] == [0, 10, 3]
-    assert plain.largest_move(0) is None and guarded.largest_move(0) is not None
-    told = settings_of(RunConfig)["snapshot_every"].help
-    assert "10 if a guard may roll back, and else none" in told
 
 
 def test_a_small_model_takes_the_fastest_number_of_threads_and_a_large_one_as_many_as_torch_has(run, monkeypatch):
@@ -387,11 +344,6 @@ def test_a_small_model_takes_the_fastest_number_of_threads_and_a_large_one_as_ma
         [started] = [e for e in run(*short, f"run.threads={given}").events if isinstance(e, Started)]
         found[name] = started.threads
     assert found == {"tried": 4, "configured": 3, "large": 6}
-
-
-def test_a_second_thread_has_to_be_worth_it(monkeypatch):
-    monkeypatch.setattr(torch_settings, "_seconds", lambda threads: {1: 1.0, 2: 0.9}[threads])
-    assert torch_settings.fastest(2) == torch_settings.fastest(1) == 1
 
 
 def test_a_snapshot_is_never_taken_of_broken_weights(run, fault):
@@ -413,25 +365,6 @@ def test_a_stop_leaves_the_last_healthy_weights(run, fault):
     assert ended.message.endswith("; 3 steps in a row, patience 2")
     assert same(done.policy.parameters(), done.after[0]) and finite(done.policy.parameters())
     assert not any(isinstance(event, Evaluated) for event in done.events)
-
-
-def test_patience_of_skipping_ends_in_rollback_and_then_in_a_stop(run, fault):
-    def act(policy, step):
-        next(policy.parameters()).grad.fill_(torch.nan)
-
-    overrides = ("guards.skip_nonfinite.patience=1", "guards.rollback.max_rollbacks=2", "run.num_steps=30")
-    done = run(fault(Stage.GRADIENTS, act), *overrides)
-    assert done.verdicts[:3] == ["SKIP_STEP", "ROLL_BACK", "ROLL_BACK"]
-    assert done.verdicts[-1] == "STOP" and len(done.steps) < 10
-    assert same(done.policy.parameters(), done.initial)
-
-
-def test_a_stop_gives_the_reason_of_the_guard_that_stopped(run, fault):
-    """warm_up acts on the same stage as rollback, after it."""
-    overrides = (fault(Stage.WEIGHTS, poison(range(99))), "guards.check_weights=on", "run.num_steps=4")
-    done = run(*overrides, "guards.rollback.max_rollbacks=2", "guards.warm_up=on")
-    assert [action.name for action in done.steps[-1].actions] == ["rollback", "warm_up"]
-    assert done.events[-1] == Ended("stopped", "3 rollbacks without a healthy step > 2")
 
 
 def test_dropout_of_one_step_does_not_reach_the_next(run, fault):
@@ -458,35 +391,22 @@ def test_overrides_at_the_top_of_a_step_act_in_it_and_are_told(run):
     done = run(controls=door(**changes))
     assert done.metric("beta") == [0.02, 0.5, 0.5]
     assert done.metric("learning_rate") == pytest.approx([3e-4, 3e-5, 3e-5])
-    told = [(place, event) for place, event in enumerate(done.events) if isinstance(event, Changed)]
-    assert [event for _, event in told] == [Changed(1, changes["at_1"]), Changed(2, changes["at_2"])]
-    assert all(done.events[place + 1].step == event.step for place, event in told)
+    changed = [(place, event) for place, event in enumerate(done.events) if isinstance(event, Changed)]
+    assert [event for _, event in changed] == [Changed(1, changes["at_1"]), Changed(2, changes["at_2"])]
+    assert all(done.events[place + 1].step == event.step for place, event in changed)
     assert [action.name for action in done.steps[2].actions] == ["clip_gradients"]
     assert done.steps[1].actions == ()
 
 
-@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(OptimizerConfig)])
-def test_every_setting_of_the_optimizer_reaches_a_running_model(run, name):
-    others = {"schedule": "cosine", "adam_eps": "1e-3", "adam_beta1": "0.3", "adam_beta2": "0.5", "weight_decay": "9"}
-    override = f"optimizer.{name}={others.get(name, '1e-3')}"
+@pytest.mark.parametrize("setting", ["schedule=cosine", "adam_eps=1e-3", "weight_decay=9"])
+def test_a_setting_of_the_optimizer_reaches_a_running_model(run, setting):
+    override = f"optimizer.{setting}"
     changed, configured = run(controls=door(at_0=(override,))), run(override)
     assert same(changed.policy.parameters(), configured.policy.parameters())
     assert not same(changed.policy.parameters(), run().policy.parameters())
 
 
-def test_a_door_that_stays_shut_changes_nothing(run):
-    assert comparable(run(controls=door()).events) == comparable(run().events)
-
-
-def test_sampling_changes_reach_the_sampler(run):
-    done = run(controls=door(at_1=("sampling.max_completion_length=1",)))
-    assert done.metric("completions/mean_length")[1:] == [1.0, 1.0]
-    assert done.metric("completions/mean_length")[0] > 1
-
-
-@pytest.mark.parametrize(
-    "override", ["run.num_steps=9", "model.precision=bf16", "data.num_prompts=2", "faults.nan_gradient=on"]
-)
+@pytest.mark.parametrize("override", ["run.num_steps=9", "faults.nan_gradient=on"])
 def test_what_is_fixed_cannot_be_changed_while_running(failing, override):
     section = override.partition(".")[0]
     assert section not in LIVE_SECTIONS
@@ -494,14 +414,6 @@ def test_what_is_fixed_cannot_be_changed_while_running(failing, override):
     assert isinstance(done.error, ConfigError)
     assert f"{section}.* is fixed once a run has started; {', '.join(LIVE_SECTIONS)} may change" in str(done.error)
     assert len(done.steps) == 1
-
-
-@pytest.mark.parametrize(
-    "override",
-    ["guards.clip_gradient=on", "loss.bta=1", "loss.log_ratio=odl", "loss.beta=-1", "optimizer.adam_beta2=1"],
-)
-def test_a_mistake_at_the_door_is_a_config_error(failing, override):
-    assert isinstance(failing(controls=door(at_1=(override,))).error, ConfigError)
 
 
 def test_guards_keep_their_memory_through_a_change(run, fault):
@@ -513,19 +425,6 @@ def test_guards_keep_their_memory_through_a_change(run, fault):
     assert run(*overrides).verdicts == expected
     changes = {"at_1": ("loss.beta=0.1",), "at_2": ("guards.clip_gradients=on",)}
     assert run(*overrides, controls=door(**changes)).verdicts == expected
-
-
-def test_the_queue_of_old_batches_survives_a_change(run):
-    overrides = ("faults.stale_batch.lag=2", "run.num_steps=5")
-    told, untold = run(*overrides, controls=door(at_3=("guards.clip_gradients.max_norm=1e9",))), run(*overrides)
-    assert [action.reason for action in untold.steps[4].actions] == ["trained on the batch of 2 steps ago"]
-    assert comparable(told.steps) == comparable(untold.steps)
-
-
-def test_a_guard_switched_off_and_on_again_starts_anew(run, fault):
-    overrides = (fault(Stage.WEIGHTS, poison({0})), "guards.check_weights=on", "guards.rollback=on", "run.num_steps=4")
-    done = run(*overrides, controls=door(at_2=("guards.rollback=off",), at_3=("guards.rollback=on",)))
-    assert done.metric("learning_rate") == [3e-4, 1.5e-4, 3e-4, 3e-4]
 
 
 # --- precisions ----------------------------------------------------------------------------------------------------
@@ -559,14 +458,6 @@ def test_only_fp32_weights_get_the_fused_optimizer(base):
         for name, pair in base.items()
     }
     assert fused == {"fp32": True, "bf16": True, "fp16": True, "fp16_pure": None, "bf16_pure": None}
-
-
-def test_the_largest_move_is_measured_once_an_update(run, monkeypatch):
-    measured, measure = [], snapshots.Snapshots.largest_move
-    monkeypatch.setattr(snapshots.Snapshots, "largest_move", lambda *a: measured.append(measure(*a)) or measured[-1])
-    done = run("run.num_steps=2", "loss.num_iterations=2", "guards.check_weights.max_move=1")
-    assert len(measured) == 4 and 0 < measured[0] < measured[1]
-    assert done.metric("weights/max_move") == measured[1::2]
 
 
 def test_grad_scaler_leaves_out_an_update_with_inf_gradients_and_says_so(run, fault):
@@ -613,21 +504,6 @@ def test_a_reward_that_raises_is_a_reward_error_after_a_failed_step(failing):
     assert any(note.link == "probabilities" for note in done.steps[-1].links), "what was noted before is not lost"
 
 
-def test_a_reward_of_the_wrong_length_is_a_reward_error(failing):
-    done = failing(rewards=[lambda completions, **_: [1.0]])
-    assert isinstance(done.error, RewardError)
-    assert "returned 1 values for 16 completions" in str(done.error)
-
-
-@pytest.mark.parametrize("broken", [math.nan, math.inf])
-def test_a_broken_reward_breaks_the_chain_at_rewards(failing, broken):
-    done = failing(rewards=constant(1.0, 0.0, broken, 0.0))
-    found = gl.first_break(done.events)
-    assert found is not None and found.link == "rewards" and found.operator == "a reward function"
-    assert found.share == pytest.approx(1 / 4)
-    assert not finite(done.after[0])
-
-
 def test_sanitized_rewards_are_as_if_they_had_not_been_scored(run):
     dirty = run("guards.sanitize_rewards=on", rewards=constant(1.0, 0.0, math.nan, 0.0))
     clean = run(rewards=constant(1.0, 0.0, None, 0.0))
@@ -665,21 +541,6 @@ def test_nothing_scorable_refuses_the_step(run):
     assert same(done.policy.parameters(), done.initial)
 
 
-def test_a_whole_group_may_be_unscorable(run):
-    rows = [1.0, 0.0, 0.0, 1.0, None, None, None, None]
-    for micro in (0, 1):
-        done = run(f"data.micro_batch_prompts={micro}", "run.num_steps=2", rewards=constant(*rows))
-        assert done.updates == [1, 2] and finite(done.policy.parameters())
-        assert done.metric("reward") == pytest.approx([0.5, 0.5])
-
-
-def test_equal_rewards_teach_nothing(run):
-    done = run("loss.beta=0", rewards=constant(1.0))
-    assert done.metric("grad_norm") == [0.0] * 3
-    assert done.metric("frac_reward_zero_std") == [1.0] * 3
-    assert same(done.policy.parameters(), done.initial)
-
-
 # --- the reference -------------------------------------------------------------------------------------------------
 
 
@@ -712,24 +573,11 @@ def test_the_reference_stays_as_it_was(run):
     assert kl[0] == pytest.approx(0, abs=1e-9) and kl[2] > 1e-4
 
 
-def test_the_wrong_ratio_needs_a_reference_even_without_beta(run):
-    assert run("loss.beta=0", "loss.log_ratio=reference", "run.num_steps=1").training.reference is not None
-
-
 def test_beta_may_fall_to_zero_but_not_rise_from_it(run, failing):
     fallen = run(controls=door(at_1=("loss.beta=0",)))
     assert fallen.metric("beta") == [0.02, 0.0, 0.0] and fallen.metric("kl")[2] is not None
     risen = failing("loss.beta=0", controls=door(at_1=("loss.beta=0.1",)))
     assert isinstance(risen.error, ConfigError) and "started with loss.beta = 0" in str(risen.error)
-
-
-def test_an_infinite_kl_without_weight_does_not_reach_the_loss(run, fault):
-    def act(delta, step):
-        return Outcome(delta + 1e4, Verdict.CHANGED, "far away")
-
-    done = run(fault(Stage.KL_DELTA, act), controls=door(at_0=("loss.beta=0",)))
-    assert done.metric("kl") == [math.inf] * 3
-    assert finite(done.policy.parameters()) and all(map(math.isfinite, done.metric("loss")))
 
 
 # --- what is passed in ---------------------------------------------------------------------------------------------
@@ -753,32 +601,11 @@ def test_own_model_tasks_and_rewards_are_used(run):
     assert not same(done.policy.parameters(), done.initial), "trained in place"
 
 
-def test_summed_rewards(run):
-    done = run("run.num_steps=1", rewards=[*constant(1.0, None), *constant(0.5, 2.0)])
-    assert done.metric("reward") == [1.75]
-
-
 def test_without_a_model_the_configured_one_is_loaded():
     events = list(gl.train(SMOKE.with_("run.num_steps=1")))
     started, stepped, ended = events
     assert started == Started(SMOKE.with_("run.num_steps=1").to_dict(), 834_560, "cpu", 1)
     assert isinstance(stepped, Stepped) and ended == Ended("done")
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("loss.log_ratio=odl", "unknown loss.log_ratio 'odl'; did you mean 'old'"),
-        ("loss.kl_estimator=k4", "unknown loss.kl_estimator 'k4'; did you mean"),
-        ("guards.clip_gradient=on", "did you mean 'clip_gradients'"),
-        ("faults.nan_gradients=on", "did you mean 'nan_gradient'"),
-        ("guards.clip_gradients.max_nrm=1", "max_norm"),
-    ],
-)
-def test_a_mistake_in_the_config_shows_before_anything_is_loaded(override, message):
-    with pytest.raises(ConfigError, match=message):
-        nothing: Any = SimpleNamespace(named_parameters=None), SimpleNamespace(batch_decode=None)
-        next(gl.train(SMOKE.with_(override), nothing))
 
 
 # --- evaluation and events -----------------------------------------------------------------------------------------
@@ -804,12 +631,6 @@ def test_evaluation_draws_the_same_problems_and_numbers_each_time(run):
     assert [event.num_problems for event in many.events if isinstance(event, Evaluated)] == [300, 300]
 
 
-def test_evaluation_has_no_dropout_after_a_step_that_had(run):
-    measured = run("run.num_eval=40", "optimizer.learning_rate=0", "faults.dropout_on=on")
-    before, after = (event for event in measured.events if isinstance(event, Evaluated))
-    assert before.reward == after.reward
-
-
 def test_evaluation_leaves_out_what_nobody_could_judge(run):
     done = run("run.num_eval=40", "run.num_steps=1", rewards=constant(1.0, None))
     assert [event for event in done.events if isinstance(event, Evaluated)] == [
@@ -829,65 +650,6 @@ def test_the_events_of_real_runs_survive_json(run, failing):
     assert [to_json(from_json(line)) for line in lines] == lines
 
 
-def test_replayed_records_equal_live_ones(base, tmp_path):
-    model = copy.deepcopy(base["fp32"])
-    live = gl.Session(
-        SMOKE.with_("faults.nan_gradient=on", "guards.clip_gradients=on"), tmp_path / "run", model=model
-    ).run()
-    assert live.status == "crashed"
-    replayed = gl.Session.open(tmp_path / "run")
-    assert replayed.records.equals(live.records) and len(live.records) == 3
-    assert replayed.first_break() == live.first_break() is not None
-    assert replayed.crash == live.crash and replayed.config == live.config
-
-
-def test_each_step_says_what_it_measured(run):
-    metrics = run("run.num_steps=1").steps[0].metrics
-    assert set(metrics) == {
-        "reward",
-        "reward_std",
-        "frac_reward_zero_std",
-        "completions/mean_length",
-        "completions/clipped_ratio",
-        "num_tokens",
-        "entropy",
-        "kl",
-        "log_ratio/max",
-        "ratio/max",
-        "clip_ratio/low_mean",
-        "clip_ratio/high_mean",
-        "clip_ratio/region_mean",
-        "loss",
-        "grad_norm",
-        "weights/nonfinite",
-        "weights/max_move",
-        "learning_rate",
-        "beta",
-        "step_time",
-        "run.memory",
-    }
-    assert metrics["num_tokens"] == pytest.approx(metrics["completions/mean_length"] * 16)
-    # AdamW's first move is the learning rate wherever the gradient is not tiny.
-    assert metrics["weights/max_move"] == pytest.approx(3e-4, rel=0.01)
-
-
-def test_faults_act_before_guards_and_in_the_configured_order(run, fault):
-    def act(value, step):
-        return Outcome(value * 0 + 50.0, Verdict.CHANGED, "fifty nats")
-
-    def then(value, step):
-        return Outcome(value + 1.0, Verdict.CHANGED, f"{float(value.detach().max()):g} and one more")
-
-    switches = ("guards.clamp_log_ratio=on", fault(Stage.LOG_RATIO, act), fault(Stage.LOG_RATIO, then, "second"))
-    step = run(*switches, "run.num_steps=1").steps[0]
-    assert [(a.kind, a.name, a.reason) for a in step.actions] == [
-        ("fault", "of_this_test", "fifty nats"),
-        ("fault", "second", "50 and one more"),
-        ("guard", "clamp_log_ratio", "log-ratio 51 > 5"),
-    ]
-    assert step.metrics["log_ratio/max"] == 51.0, "measured after the fault and before the guard"
-
-
 def test_a_run_may_be_left_in_the_middle(base):
     policy, tokenizer = copy.deepcopy(base["fp32"])
     events: Any = gl.train(SMOKE, (policy, tokenizer))
@@ -900,32 +662,12 @@ def test_a_run_may_be_left_in_the_middle(base):
         rollouts.sample(policy, tokenizer, ["1+1="], 1, SMOKE.sampling, torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize(("micro", "parts"), [(0, 1), (1, 4)])
-def test_the_loss_that_is_told_is_the_one_that_was_differentiated(run, fault, micro, parts):
-    overrides = ("loss.num_iterations=2", f"data.micro_batch_prompts={micro}", "run.num_steps=1")
+def test_the_loss_that_is_told_is_the_one_that_was_differentiated(run, fault):
+    overrides = ("loss.num_iterations=2", "data.micro_batch_prompts=1", "run.num_steps=1")
     plain = run(*overrides)
     shift = fault(Stage.LOSS, lambda loss, step: Outcome(loss.reshape(1) + 3.0, Verdict.CHANGED, "three more"))
     shifted = run(*overrides, shift)
-    assert shifted.metric("loss")[0] == pytest.approx(plain.metric("loss")[0] + 3.0 * parts, abs=1e-5)
-
-
-def test_a_refused_loss_is_not_told_and_the_rest_of_its_metrics_is(run, fault):
-    refused = run(fault(Stage.LOSS, lambda loss, step: Outcome(loss, Verdict.SKIP_STEP, "no")), "run.num_steps=1")
-    assert set(refused.steps[0].metrics) >= {"kl", "clip_ratio/region_mean"}
-    assert "loss" not in refused.steps[0].metrics
-
-
-def test_the_aggregation_reaches_the_loss(run, seen):
-    """The constant is max_completion_length, and sequences weigh tokens of short completions more."""
-    switches, kept = seen
-    norms = {
-        how: run(*switches, f"loss.aggregation={how}", "run.num_steps=1").metric("grad_norm")[0]
-        for how in ("token", "sequence", "constant")
-    }
-    batch = kept["batches"][-1]
-    tokens, cells = float(batch.completion_mask.sum()), len(batch.group) * SMOKE.sampling.max_completion_length
-    assert norms["constant"] == pytest.approx(norms["token"] * tokens / cells, rel=1e-4)
-    assert norms["sequence"] != pytest.approx(norms["token"], rel=1e-3)
+    assert shifted.metric("loss")[0] == pytest.approx(plain.metric("loss")[0] + 3.0 * 4, abs=1e-5)
 
 
 def test_the_constant_is_the_length_that_a_guard_left_and_not_the_longest_completion(run, seen, fault):
@@ -955,33 +697,15 @@ def test_frozen_parameters_stay_as_they_are(base):
     assert dataclasses.asdict(events[-1])["status"] == "done"
 
 
-@pytest.mark.parametrize("switches", [(), ("faults.ignore_temperature=on",)], ids=str)
-def test_a_temperature_that_a_guard_sets_is_the_one_of_the_whole_step(run, fault, switches):
+def test_a_temperature_that_a_guard_sets_is_the_one_of_the_whole_step(run, fault):
     """Exact KL and faults among them: nothing tells the run from one that is configured so."""
 
     def heat(sampling, step):
         return Outcome(dataclasses.replace(sampling, temperature=0.5), Verdict.CHANGED)
 
     guard = fault(Stage.SAMPLING, heat, "heat")
-    guarded = run(guard, "sampling.temperature=0.1", "run.exact_kl=true", *switches)
-    configured = run("sampling.temperature=0.5", "run.exact_kl=true", *switches)
+    guarded = run(guard, "sampling.temperature=0.1", "run.exact_kl=true", "faults.ignore_temperature=on")
+    configured = run("sampling.temperature=0.5", "run.exact_kl=true", "faults.ignore_temperature=on")
     assert guarded.metric("kl/exact")[-1] > 0
     assert guarded.metric("kl/exact") == configured.metric("kl/exact")
     assert same(guarded.policy.parameters(), configured.policy.parameters())
-
-
-def test_no_exact_kl_is_noted_of_completions_that_the_reference_has_not_seen(run):
-    done = run("run.exact_kl=true", "faults.corrupt_sample=on", "data.micro_batch_prompts=1")
-    first, corrupt, last = done.metric("kl/exact")
-    assert first is not None and corrupt is None and last is not None
-    assert all(kl is None for kl in run("run.exact_kl=true", "faults.stale_batch.lag=1").metric("kl/exact")[1:])
-
-
-def test_the_exact_kl_does_not_depend_on_the_order_of_completions(run, fault):
-    def reverse(batch, step):
-        return Outcome(batch.rows(torch.arange(len(batch.group)).flip(0)), Verdict.CHANGED)
-
-    still = ("run.exact_kl=true", "run.num_steps=2", "optimizer.adam_eps=1e-3")
-    plain, reversed_ = run(*still), run(*still, fault(Stage.BATCH, reverse))
-    assert plain.metric("kl/exact")[1] > 0
-    assert reversed_.metric("kl/exact")[1] == pytest.approx(plain.metric("kl/exact")[1], rel=1e-3)

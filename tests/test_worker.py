@@ -12,11 +12,10 @@ import pytest
 
 from grpo_lab.config.catalog import preset, scenario
 from grpo_lab.errors import RewardError, RunError
-from grpo_lab.events import Changed, Ended, Started, Stepped, to_json
-from grpo_lab.metrics import OF_THE_MACHINE
-from grpo_lab.runs import run_folder
+from grpo_lab.events import Changed, Ended, Stepped, to_json
 from grpo_lab.runs.child import Child
 from grpo_lab.runs.session import AT_ONCE, BY_THE_USER, Session
+from tests.steps import Calls, told
 
 SMOKE = preset("smoke").with_("run.threads=1")
 LONG = SMOKE.with_("run.num_steps=100000")
@@ -29,24 +28,14 @@ def noisy(completions, **_):
 """
 
 
-class View:
-    """Calls a function with the session at the first event of a type."""
+def at_first(session, kind, act):
+    """Call a function with the session at the first event of a type."""
 
-    def __init__(self, session, kind, act):
-        self.session, self.kind, self.act = session, kind, act
-        session.views.append(self)
+    def once(event):
+        session.views.remove(view)
+        act(session)
 
-    def show(self, event):
-        if isinstance(event, self.kind):
-            self.session.views.remove(self)
-            self.act(self.session)
-
-
-def comparable(event):
-    tree = json.loads(to_json(event))
-    for name in OF_THE_MACHINE:
-        tree.get("metrics", {}).pop(name, None)
-    return tree
+    session.views.append(view := Calls(once, kind))
 
 
 def child_of(session):
@@ -99,7 +88,7 @@ def test_a_child_tells_the_same_events_whatever_a_reward_prints(tmp_path):
     config = SMOKE.with_(f"data.rewards={tmp_path / 'noisy.py'}:noisy,")
     child = Session(config, tmp_path / "child", child=True, save_model=True).run()
     here = Session(config, tmp_path / "here").run()
-    assert [comparable(event) for event in child.events] == [comparable(event) for event in here.events]
+    assert [told(event) for event in child.events] == [told(event) for event in here.events]
     assert child.status == "done" and child.saved_model
     assert "from below" in child_of(child).stderr and json.loads((child.directory / "environment.json").read_text())
     assert [to_json(e) for e in Session.open(child.directory).events] == [to_json(e) for e in child.events]
@@ -109,18 +98,12 @@ def kill(session):
     os.kill(child_of(session).process.pid, signal.SIGKILL)
 
 
-def test_the_end_of_a_killed_child_takes_the_place_of_its_half_line(tmp_path):
-    (tmp_path / "events.jsonl").write_text(to_json(Started({}, 1, "cpu")) + '\n{"event": "Step')
-    run_folder.write_last(tmp_path, Ended("crashed"))
-    assert run_folder.whole_events(tmp_path) == [Started({}, 1, "cpu"), Ended("crashed")]
-
-
 @pytest.mark.slow
 def test_commands_reach_the_child(tmp_path):
     """Those given before the process exists, too."""
     session = Session(LONG, tmp_path / "run", child=True, save_model=True)
     session.set("loss.beta=0.5")
-    View(session, Changed, lambda session: session.pause())
+    at_first(session, Changed, lambda session: session.pause())
     thread = threading.Thread(target=session.run, daemon=True)
     thread.start()
     until(lambda: any(isinstance(event, Changed) for event in session.events))
@@ -147,25 +130,6 @@ def warm():
 
 
 @pytest.mark.slow
-def test_a_child_is_ready_also_when_it_is_asked_again_or_after_a_run(tmp_path, warm):
-    new = Child()
-    Session(SMOKE, tmp_path / "run", child=new).run()
-    for child in (warm, new):
-        thread = threading.Thread(target=child.ready, daemon=True)
-        thread.start()
-        finish(thread)
-    assert warm.ready() and new.ready()
-    new.close()
-
-
-@pytest.mark.slow
-def test_a_warm_child_follows_its_parent_to_another_folder(tmp_path, warm, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert Session(SMOKE, "here", child=warm).run().status == "done"
-    assert Session.open(tmp_path / "here").status == "done"
-
-
-@pytest.mark.slow
 def test_a_warm_child_runs_what_a_new_one_would(tmp_path, warm):
     """Also after another config, a crash and a mistake."""
     pid, unset = warm.process.pid, Session(SMOKE.with_("run.threads=0"), tmp_path / "unset", child=warm).run()
@@ -185,13 +149,13 @@ def test_a_warm_child_runs_what_a_new_one_would(tmp_path, warm):
     assert mistaken.ended == Ended("failed", str(caught.value)) == Session.open(mistaken.directory).ended
     assert "Traceback" not in warm.stderr
     here, there = (Session(SMOKE, tmp_path / name, child=child) for name, child in (("here", False), ("there", warm)))
-    assert [comparable(event) for event in there.run().events] == [comparable(event) for event in here.run().events]
+    assert [told(event) for event in there.run().events] == [told(event) for event in here.run().events]
     assert warm.alive and warm.process.pid == pid
 
 
 def test_a_stopped_run_leaves_a_warm_child_for_the_next(tmp_path, warm):
     session = Session(LONG, tmp_path / "long", child=warm)
-    View(session, Stepped, lambda session: session.stop())
+    at_first(session, Stepped, lambda session: session.stop())
     assert session.run().ended == Ended("stopped", BY_THE_USER)
     assert Session(SMOKE, tmp_path / "next", child=warm).run().status == "done" and warm.alive
 
@@ -203,7 +167,7 @@ def test_a_killed_child_is_a_crash_and_takes_no_further_run(tmp_path):
     Session(SMOKE.with_(f"data.rewards={tmp_path / 'noisy.py'}:noisy,"), tmp_path / "noisy", child=child).run()
     assert "out of memory" in child.stderr
     session = Session(LONG, tmp_path / "run", child=child)
-    View(session, Stepped, kill)
+    at_first(session, Stepped, kill)
     crash = session.run().crash
     assert crash and crash.kind == "unknown" and not child.alive
     assert session.ended == Ended("crashed", "the child was ended by SIGKILL", crash)
@@ -219,16 +183,6 @@ def test_stop_before_the_child_exists_starts_none(tmp_path):
     session.run()
     assert session.ended == Ended("stopped", BY_THE_USER) and session._child is None
     assert Session.open(session.directory).events == session.events
-
-
-def test_stop_before_the_first_event_ends_the_child_at_once(tmp_path):
-    session = Session(LONG, tmp_path / "run", child=True)
-    thread = threading.Thread(target=session.run, daemon=True)
-    thread.start()
-    until(lambda: session._child)
-    session.stop()
-    finish(thread)
-    assert session.ended == Ended("stopped", AT_ONCE) and not alive(child_of(session).process.pid)
 
 
 SLOW = """

@@ -1,7 +1,7 @@
 """Every scenario on this device: alone it breaks as its file says, under the guards of preset `stable` it survives.
 
 Each runs in a process of its own, because a CUDA assert ends the process; twelve at a time with a thread each, because
-starting one takes longer than the run. On the CPU, where other tests run every scenario, two of them stand for all.
+starting one takes longer than the run. On the CPU, where other tests run every scenario, one of them stands for all.
 """
 
 import os
