@@ -86,12 +86,6 @@ def test_each_cell_says_it_without_colour_too():
     assert set(LETTERS) == set(Fate) - {Fate.STOPPED}
 
 
-def test_a_column_without_a_healthy_run_has_no_alarm():
-    both = [*table(HEALTHY, none="stopped"), *table("a", none="crashed", healed="stopped")]
-    alarms = cells(plots.heat_map_figure(Findings(both)), "alarms")
-    assert alarms is not None and alarms[0, 0] == 0 and np.isnan(np.ma.filled(alarms, np.nan)[0, 1])
-
-
 def test_false_alarms_have_a_row_of_their_own():
     figure = plots.heat_map_figure(Findings(SMALL))
     alarms = cells(figure, "alarms")
@@ -126,12 +120,3 @@ def test_the_same_in_words():
     assert "2 scenarios by 4 columns of guards, 3 seeds" in text
     assert "stable stops 1 of 2 on every seed: a." in text and "By no guard alone: a, b." in text
     assert "False alarms on the healthy run: skip_spikes." in text
-
-
-def test_words_say_nothing_of_what_was_not_measured():
-    alone = plots.heat_map_in_words(Findings(table("a", none="crashed", warm_up="stopped")))
-    assert "stable" not in alone and "a: warm_up" in alone
-    together = plots.heat_map_in_words(
-        Findings([*table("a", none="crashed", stable="stopped"), *table("b", none="shown")])
-    )
-    assert "1 of 1" in together and "alone" not in together

@@ -4,11 +4,11 @@ Every test opens a notebook of its own in that page, on the shared kernel, where
 Without Debian's chromium these tests skip; with CI=true they fail: `tests/install-packages` installs it.
 """
 
+import contextlib
 import json
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +17,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
@@ -34,20 +35,6 @@ def wait_until(what, true, seconds: float = 60.0):
         assert time.monotonic() < end, f"after {seconds:.0f} s: {what}"
         time.sleep(0.1)
     return answer
-
-
-def processes() -> dict[int, tuple[int, str]]:
-    """pid -> (parent's pid, command line) of all processes but zombies."""
-    found = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                stat, command = (folder / "stat").read_text(), (folder / "cmdline").read_text()
-            except (FileNotFoundError, ProcessLookupError):
-                continue  # it ended in between
-            if command:
-                found[int(folder.name)] = (int(stat.rpartition(")")[2].split()[1]), command.replace("\0", " "))
-    return found
 
 
 class Server:
@@ -114,27 +101,20 @@ class Server:
         (self.folder / f"{name}.ipynb").write_text(json.dumps(notebook))
         return f"{name}.ipynb"
 
-    def descendants(self, pattern: str = "") -> dict[int, str]:
-        """pid -> command line of the server's descendants whose command line matches."""
-        table, ours = processes(), {self.process.pid}
-        while more := {pid for pid, (parent, _) in table.items() if parent in ours} - ours:
-            ours |= more
-        return {pid: table[pid][1] for pid in sorted(ours & set(table)) if re.search(pattern, table[pid][1])}
-
-    def workers(self) -> dict[int, str]:
+    def workers(self) -> list[psutil.Process]:
         """The training processes."""
-        return self.descendants(r"-m grpo_lab\.runs\.worker")
+        found = []
+        for each in psutil.Process(self.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):  # it ended in between
+                found += [each] if "grpo_lab.runs.worker" in each.cmdline() else []
+        return found
 
-    def end(self) -> dict[int, str]:
+    def end(self) -> list[psutil.Process]:
         """End the server; returns those of its processes that are left."""
-        ours = self.descendants()
-        self.process.send_signal(signal.SIGTERM)
+        ours = psutil.Process(self.process.pid).children(recursive=True)
+        self.process.terminate()
         self.process.wait(30)
-        try:
-            wait_until("processes were left behind", lambda: not set(ours) & set(processes()), 15)
-        except AssertionError:
-            return {pid: ours[pid] for pid in set(ours) & set(processes())}
-        return {}
+        return psutil.wait_procs(ours, 15)[1]
 
 
 class Notebook:
@@ -261,7 +241,7 @@ def server(chromium, tmp_path_factory) -> Iterator[Server]:
     """One JupyterLab for all tests. It must leave no process behind."""
     started = Server(tmp_path_factory.mktemp("jupyter"))
     yield started
-    assert started.end() == {}
+    assert started.end() == []
 
 
 @pytest.fixture(scope="session")
