@@ -5,6 +5,7 @@ import os
 import signal
 import time
 import zipfile
+from types import SimpleNamespace
 
 import pytest
 
@@ -122,46 +123,29 @@ def test_headless_and_watched_it_is_the_same_run(panel, monkeypatch):
     assert losses[0] == losses[1]
 
 
-class Output:
-    """What a cell displays, as IPython's handle of it."""
-
-    def __init__(self, what, **_):
-        self.holds = [what]
-        self.update = self.holds.append
-
-    @property
-    def html(self) -> str:
-        return getattr(self.holds[-1], "data", "") or ""
-
-
-@pytest.fixture
-def cells(monkeypatch):
-    """The outputs of cells; `number` is the cell that runs."""
-
-    class Cells:
-        number, outputs = 7, []
-
-    Cells.outputs = []
-    monkeypatch.setattr(notebook_display, "cell", lambda: Cells.number)
-    made = lambda what, **_: Cells.outputs.append(Output(what)) or Cells.outputs[-1]  # noqa: E731
-    monkeypatch.setattr(notebook_display, "display", made)
-    return Cells
-
-
 @pytest.mark.slow
-def test_a_panel_stands_where_its_run_is_awaited(panel, seen, cells):
+def test_a_panel_stands_where_its_run_is_awaited(panel, seen, monkeypatch):
     """In one cell it is shown once; in a later cell it moves there, and a picture stays behind."""
+    outputs, cell = [], [7]
+
+    def display(what, **_):
+        held = [what]
+        outputs.append(held)
+        return SimpleNamespace(update=held.append)
+
+    monkeypatch.setattr(notebook_display, "display", display)
+    monkeypatch.setattr(notebook_display, "cell", lambda: cell[0])
     one = panel()
     run(one)
-    view, picture = cells.outputs
-    assert "application/vnd.jupyter.widget-view+json" in view.holds[0]
-    until("the picture is there", lambda: '<img alt="smoke: done after 3 steps' in picture.html)
-    cells.number += 1
+    view, picture = outputs
+    assert "application/vnd.jupyter.widget-view+json" in view[0]
+    until("the picture is there", lambda: '<img alt="smoke: done after 3 steps' in picture[-1].data)
+    cell[0] += 1
     run(one)
-    assert "moved" in view.html and "<img alt" in picture.html
-    assert "application/vnd.jupyter.widget-view+json" in cells.outputs[2].holds[0]
+    assert "moved" in view[-1].data and "<img alt" in picture[-1].data
+    assert "application/vnd.jupyter.widget-view+json" in outputs[2][0]
     one._ipython_display_()
-    assert len(cells.outputs) == 4, "it stands in this cell already"
+    assert len(outputs) == 4, "it stands in this cell already"
 
 
 def test_the_browser_is_told_when_a_run_begins_and_what_the_picture_shows(panel, seen):

@@ -137,7 +137,7 @@ class Notebook:
         self.idle()
 
     def load(self, mode: str = "lab") -> None:
-        """Load a page that shows this notebook. A kernel that waits in a cell answers nothing, and need not."""
+        """Load a page that shows this notebook."""
         self.page.goto(f"{self.server.url}/{mode}/tree/{self.path}")
         self.page.locator(".jp-Notebook").wait_for()
         self.page.wait_for_function("globalThis.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel")
@@ -164,10 +164,6 @@ class Notebook:
         """Wait until the kernel has nothing to do."""
         self.page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for()
 
-    def command(self, name: str) -> None:
-        """Begin one of JupyterLab's commands; it goes on by itself."""
-        self.page.evaluate("name => { void jupyterapp.commands.execute(name) }", name)
-
     def run_cell(self, number: int) -> None:
         """Begin to run one cell; its end is awaited by looking for what it shows."""
         self.page.evaluate(
@@ -184,9 +180,6 @@ class Notebook:
             number,
         )
 
-    def run_all(self) -> None:
-        self.command("notebook:run-all-cells")
-
     def save(self) -> None:
         self.page.evaluate("jupyterapp.commands.execute('docmanager:save')")
 
@@ -194,13 +187,13 @@ class Notebook:
         """What a cell shows."""
         return self.page.locator(".jp-Notebook .jp-Cell").nth(number).locator(".jp-Cell-outputArea")
 
-    def find(self, css: str, which: int = 0) -> Locator:
+    def find(self, css: str) -> Locator:
         """The widget of this CSS class, say `start` for grpo-lab-start."""
-        return self.page.locator(f".grpo-lab-{css}").nth(which)
+        return self.page.locator(f".grpo-lab-{css}").first
 
-    def count_frames(self, which: int = 0) -> None:
+    def count_frames(self) -> None:
         """From now on, `frames` counts how often the plot's picture is replaced."""
-        self.find("plot", which).evaluate(
+        self.find("plot").evaluate(
             """plot => { const image = plot.matches('img') ? plot : plot.querySelector('img'); window.frames_ = 0;
                 new MutationObserver(changes => { window.frames_ += changes.length })
                     .observe(image, {attributes: true, attributeFilter: ['src']}) }"""
@@ -209,9 +202,9 @@ class Notebook:
     def frames(self) -> int:
         return self.page.evaluate("window.frames_")
 
-    def picture(self, which: int = 0) -> str:
+    def picture(self) -> str:
         """The pixels that the plot shows, by their digest."""
-        return self.find("plot", which).evaluate(
+        return self.find("plot").evaluate(
             """async plot => { const image = plot.matches('img') ? plot : plot.querySelector('img');
                 const pixels = await (await fetch(image.src)).arrayBuffer();
                 return Array.from(new Uint8Array(await crypto.subtle.digest('SHA-256', pixels))).join(' ') }"""

@@ -78,6 +78,8 @@ def test_a_run_is_started_changed_reloaded_and_stopped_and_leaves_a_picture(note
     expect(nb.find("picture").locator("img")).to_be_visible()
     assert (nb.find("picture").locator("img").get_attribute("alt") or "").startswith("stable: stopped after ")
     expect(nb.page.get_by_text("model not found")).not_to_be_visible()
+    nb.page.goto(f"{server.url}/lab?reset")  # for the next test, whose page must not open this notebook again
+    nb.page.wait_for_function("globalThis.jupyterapp?.restored.then(() => true)")
 
 
 @pytest.mark.slow

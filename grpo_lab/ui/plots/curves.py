@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -27,26 +26,14 @@ ABOVE = ("rescued by", "limit words")
 RESCUE: dict[str, Any] = {"color": style.BLUE, "lw": 1.2, "ls": (0, (4, 3))}
 
 
-def _guard_limit(guard: str, setting: str, config: Mapping[str, Any]) -> float:
-    """The limit that a config sets for a guard; NaN where the guard is off."""
-    default = getattr(GUARDS[guard], setting)
-    return config.get("guards", {}).get(guard, {setting: math.nan}).get(setting, default)
-
-
-def _upper_ratio(config: Mapping[str, Any]) -> float:
-    """The ratio above which a config clips."""
-    loss = config.get("loss", {})
-    high = loss.get("epsilon_high")
-    return 1 + float(loss.get("epsilon", math.nan) if high is None else high)
-
-
-_LIMITS: dict[str, tuple[tuple[Callable[[Mapping[str, Any]], float], str, str], ...]] = {
+_LIMITS = {
     "grad_norm": (
-        (partial(_guard_limit, "clip_gradients", "max_norm"), "clipped to {:g}", "--"),
-        (partial(_guard_limit, "skip_spikes", "threshold"), "skipped above {:g}", ":"),
+        ("clip_gradients.max_norm", "clipped to {:g}", "--"),
+        ("skip_spikes.threshold", "skipped above {:g}", ":"),
     ),
-    "ratio/max": ((_upper_ratio, "clipped above {:g}", "--"),),
+    "ratio/max": (("epsilon", "clipped above {:g}", "--"),),
 }
+"""The limits on a metric: a guard's setting or the loss's epsilon, the words beside it, and its line."""
 
 
 class Threshold(NamedTuple):
@@ -172,12 +159,22 @@ def thresholds(name: str, screen: Screen, say: Callable[[str], str] = str) -> li
     """The limits that the run's settings put on a metric, with every change."""
     steps = [step for step, _ in screen.settings]
     made = []
-    for limit, label, line in _LIMITS.get(name, ()):
-        values = [limit(config) for _, config in screen.settings]
+    for setting, label, line in _LIMITS.get(name, ()):
+        values = [_limit(setting, config) for _, config in screen.settings]
         if not all(map(math.isnan, values)):
             found = Threshold(say(label), line, steps, values)
             made.append(found._replace(label=found.label.format(found.last)))
     return made
+
+
+def _limit(setting: str, config: Mapping[str, Any]) -> float:
+    """The limit that a config sets; NaN where its guard is off."""
+    if setting == "epsilon":
+        loss = config.get("loss", {})
+        high = loss.get("epsilon_high")
+        return 1 + float(loss.get("epsilon", math.nan) if high is None else high)
+    guard, _, name = setting.partition(".")
+    return config.get("guards", {}).get(guard, {name: math.nan}).get(name, getattr(GUARDS[guard], name))
 
 
 def crossed(name: str, screen: Screen) -> tuple[bool, ...]:
