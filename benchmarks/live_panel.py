@@ -31,11 +31,11 @@ from unittest import mock; from grpo_lab.runs import child_pool
 from grpo_lab.ui import notebook_mode
 with mock.patch.object(notebook_mode, "headless", lambda: False):
     from grpo_lab.ui.widgets import Panel
-    panel = Panel("cuda-001", runs=RUNS); panel._repr_mimebundle_(); panel._render_state.settle(60)
+    panel = Panel("cuda-001", runs=RUNS); panel._repr_mimebundle_(); panel.frames.settle(60)
     drawn = time.perf_counter() - begin
     panel.start()
     while not any(type(event).__name__ == "Stepped" for event in panel.session.events): time.sleep(0.01)
-    panel._render_state.settle(60)
+    panel.frames.settle(60)
     print(json.dumps({"panel drawn": drawn, "first step drawn": time.perf_counter() - begin}))
     panel._runner.over.result(60); child_pool._close_all()
 """
@@ -97,7 +97,7 @@ def _live(config: Config, runs: Path) -> tuple[Session, dict[str, float]]:
     with mock.patch.object(notebook_mode, "headless", lambda: False):
         panel = Panel(config, runs=runs)
     times, sizes, stamps = [], [], []
-    draw = panel._render_state.figure.halves
+    draw = panel.figure.halves
 
     def timed(*screens: Any) -> tuple[bytes, bytes]:
         begin = time.perf_counter()
@@ -107,11 +107,11 @@ def _live(config: Config, runs: Path) -> tuple[Session, dict[str, float]]:
         stamps.append(begin)
         return picture
 
-    panel._render_state.figure.halves = timed  # type: ignore[method-assign]
+    panel.figure.halves = timed  # type: ignore[method-assign]
     panel.start()
     session = panel._runner.over.result()  # type: ignore[union-attr]
-    panel._render_state.settle()
-    backgrounds = panel._render_state.figure.backgrounds
+    panel.frames.settle()
+    backgrounds = panel.figure.backgrounds
     moved = sorted(times)[: max(1, len(times) - backgrounds)]
     return session, {
         "frames": len(times),

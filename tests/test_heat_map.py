@@ -86,12 +86,6 @@ def test_each_cell_says_it_without_colour_too():
     assert set(LETTERS) == set(Fate) - {Fate.STOPPED}
 
 
-def test_a_column_without_a_healthy_run_has_no_alarm():
-    both = [*table(HEALTHY, none="stopped"), *table("a", none="crashed", healed="stopped")]
-    alarms = cells(plots.heat_map_figure(Findings(both)), "alarms")
-    assert alarms is not None and alarms[0, 0] == 0 and np.isnan(np.ma.filled(alarms, np.nan)[0, 1])
-
-
 def test_false_alarms_have_a_row_of_their_own():
     figure = plots.heat_map_figure(Findings(SMALL))
     alarms = cells(figure, "alarms")

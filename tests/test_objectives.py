@@ -34,7 +34,7 @@ from grpo_lab.training.guards import GUARDS, AdaptiveBeta
 from grpo_lab.training.interventions import ObjectiveCoefficients
 from grpo_lab.training.objectives import resolve
 from grpo_lab.training.trainer import train
-from grpo_lab.ui.widgets import html
+from grpo_lab.ui import html
 
 TWO = [
     {"name": "F", "tasks": "fairness", "kl_low": 0.02, "kl_high": 0.06},

@@ -51,31 +51,24 @@ def killed(directory, *numbers, **more):
     return session
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_the_run_ends_after_the_step_and_then_the_process(tmp_path, number):
-    before = signal.getsignal(number)
-    session = killed(tmp_path / "run", number)
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        pytest.param([signal.SIGTERM], id="term"),
+        pytest.param([signal.SIGHUP], id="hup"),
+        pytest.param([signal.SIGTERM, signal.SIGHUP], id="term and hup"),
+        pytest.param([signal.SIGTERM, signal.SIGTERM], id="term twice, as `timeout` sends it to process and group"),
+    ],
+)
+def test_the_run_ends_after_the_step_and_then_the_process(tmp_path, numbers):
+    before = signal.getsignal(numbers[0])
+    session = killed(tmp_path / "run", *numbers)
     with pytest.raises(SystemExit) as end:
         session.run()
-    assert end.value.code == 128 + number and signal.getsignal(number) is before
+    assert end.value.code == 128 + numbers[0] and signal.getsignal(numbers[0]) is before
     again = Session.open(session.directory)
     assert again.ended == Ended("stopped", BY_THE_USER) and len(again.records) == 2
     assert again.saved_model and loading.load(str(again.saved_model))
-
-
-def test_sighup_right_after_sigterm_interrupts_nothing(tmp_path):
-    session = killed(tmp_path / "run", signal.SIGTERM, signal.SIGHUP)
-    with pytest.raises(SystemExit) as end:
-        session.run()
-    assert end.value.code == 143 and session.saved_model
-
-
-def test_two_sigterms_at_once_are_one_request(tmp_path):
-    """`timeout` sends it to the process, and then to its group."""
-    session = killed(tmp_path / "run", signal.SIGTERM, signal.SIGTERM)
-    with pytest.raises(SystemExit) as end:
-        session.run()
-    assert end.value.code == 143 and session.ended == Ended("stopped", BY_THE_USER) and session.saved_model
 
 
 def test_a_second_sigterm_ends_at_once(tmp_path, monkeypatch):
@@ -112,13 +105,6 @@ def test_a_reward_that_raises_leaves_the_weights_of_the_steps_before(tmp_path):
     two = Session(config.with_(own(tmp_path / "mine.py", 99), "run.num_steps=2"), tmp_path / "two", save_model=True)
     saved, expected = (loading.load(str(each.saved_model))[0].state_dict() for each in (again, two.run()))
     assert all(torch.equal(saved[name], expected[name]) for name in expected)
-
-
-def test_a_mistake_before_the_first_step_saves_nothing(tmp_path):
-    session = Session(SMOKE.with_(f"data.rewards={tmp_path}/none.py:f"), tmp_path / "run", save_model=True)
-    with pytest.raises(RewardError):
-        session.run()
-    assert session.saved_model is None
 
 
 def started(tmp_path, *words, **more):
@@ -188,9 +174,8 @@ def drain(leader, log):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("child", ["--no-child", "--child"])
-def test_a_command_whose_reward_raises_says_so_and_saves(tmp_path, child):
-    words = ["train", "--preset", "smoke", "--set", own(tmp_path / "mine.py", 3), "--out", tmp_path / "run", child]
+def test_a_command_whose_reward_raises_says_so_and_saves(tmp_path):
+    words = ["train", "--preset", "smoke", "--set", own(tmp_path / "mine.py", 3), "--out", tmp_path / "run", "--child"]
     done = subprocess.run([sys.executable, "-m", "grpo_lab", *map(str, words)], capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr == "error: reward breaks raised ValueError: no such answer; mend it or return None\n"

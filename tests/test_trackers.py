@@ -1,7 +1,9 @@
 """Runs in experiment trackers: the real TensorBoard always, W&B (offline) and trackio where they are installed."""
 
 import math
+import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,8 +12,8 @@ from grpo_lab.analysis.logs import tensorboard
 from grpo_lab.config.catalog import preset, scenario
 from grpo_lab.core.hooks import Verdict
 from grpo_lab.errors import ConfigError, RunError
-from grpo_lab.events import Ended, Stepped
-from grpo_lab.runs.session import Session
+from grpo_lab.events import Ended, Resumed, Stepped
+from grpo_lab.runs.session import Record, Session
 from grpo_lab.ui import trackers
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore::UserWarning")
@@ -77,22 +79,14 @@ class Shown:
         self.show = show
 
 
-class Stuck:
-    """A writer that hangs, or fails, at the first number."""
-
-    def __init__(self, act):
-        self.begin = self.text = self.again_from = lambda *given: None
-        self.numbers = self.close = act
-
-
 def test_a_tracker_that_hangs_or_fails_holds_nothing_up(tmp_path, monkeypatch, recwarn):
     never, steps = threading.Event(), []
 
-    def fails(*given):
+    def fails(event):
         raise OSError("no room")
 
-    monkeypatch.setitem(trackers.TRACKERS, "tensorboard", lambda record: Stuck(lambda *given: never.wait()))
-    monkeypatch.setitem(trackers.TRACKERS, "wandb", lambda record: Stuck(fails))
+    monkeypatch.setitem(trackers.TRACKERS, "tensorboard", lambda record: Shown(lambda event: never.wait()))
+    monkeypatch.setitem(trackers.TRACKERS, "wandb", lambda record: Shown(fails))
     monkeypatch.setattr(trackers, "check", lambda names: None)
     monkeypatch.setattr(trackers, "PATIENCE", 0.1)
     monkeypatch.setattr(trackers, "MOST", 2)
@@ -106,7 +100,11 @@ def test_a_tracker_that_hangs_or_fails_holds_nothing_up(tmp_path, monkeypatch, r
     never.set()
 
 
-def test_bad_names(tmp_path, monkeypatch):
+def test_what_cannot_be_written_to_is_named(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    session = crashed(tmp_path / "run")
+    with pytest.raises(RunError, match="tensorboard cannot write to"):
+        trackers.export("tensorboard", session, tmp_path / "file" / "below")
     with pytest.raises(ConfigError, match="did you mean 'tensorboard'"):
         trackers.check(["tensorbord"])
     monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
@@ -114,17 +112,32 @@ def test_bad_names(tmp_path, monkeypatch):
         trackers.check(["wandb"])
 
 
-def test_a_folder_that_cannot_be_written(tmp_path):
-    (tmp_path / "file").write_text("")
-    session = crashed(tmp_path / "run")
-    with pytest.raises(RunError, match="tensorboard cannot write to"):
-        trackers.export("tensorboard", session, tmp_path / "file" / "below")
+class OfWandB:
+    """What `wandb.init` gives: a run that has the steps 0 and 1 already."""
+
+    resumed, summary = True, {"step": 1}
+
+    def __init__(self, **options):
+        self.logged, self.ended, self.options = [], None, options
+        self.log, self.define_metric = self.logged.append, lambda name, step_metric: None
+
+    def finish(self, exit_code):
+        self.ended = exit_code
 
 
-def test_numbers_of_a_step():
-    event = Stepped(3, 1, Verdict.SKIP_STEP, {"kl": math.inf, "reward": 0.5}, (), ())
-    found = trackers.numbers_of(event)
-    assert found["nonfinite/kl"] == 1 and "nonfinite/reward" not in found and found["verdict"] == Verdict.SKIP_STEP
+def test_wandb_is_given_what_it_does_not_have_yet(tmp_path, monkeypatch):
+    made = []
+    fake = SimpleNamespace(init=lambda **options: made.append(OfWandB(**options)) or made[-1], Settings=dict)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    steps = [Stepped(step, 1, Verdict.KEEP, {"kl": math.inf, "reward": 0.5}, (), ()) for step in range(4)]
+    view = trackers.WandB(Record(preset("smoke"), tmp_path / "run"))
+    for event in (*steps[:3], Resumed(1, 2), *steps[1:3], Ended("failed", "no room")):
+        view.show(event)
+    (run,) = made
+    assert [row["step"] for row in run.logged] == [2, 1, 1, 2], "of before it has 0 and 1; step 1 is made again"
+    assert run.logged[0] | {"nonfinite/kl": 1.0, "reward": 0.5, "verdict": 0.0} == run.logged[0]
+    assert run.options["dir"] == str(tmp_path / "run") and run.options["resume"] == "allow"
+    assert run.ended == 1 and run.summary["end"] == "failed"
 
 
 def test_wandb_offline_keeps_a_run(tmp_path, monkeypatch):

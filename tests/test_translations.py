@@ -21,7 +21,9 @@ from grpo_lab.runs.recordings import find, recording_names
 from grpo_lab.runs.session import Session
 from grpo_lab.runs.summary import summary
 from grpo_lab.training.guards import GUARDS
-from grpo_lab.ui.widgets import html, switches
+from grpo_lab.ui import html
+from grpo_lab.ui.widgets import switches
+from grpo_lab.ui.widgets.parts import Muted
 from grpo_lab.ui.widgets.sliders import SLIDERS, SliderRow
 
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
@@ -187,18 +189,18 @@ def test_a_status_of_two_words_has_a_chinese_comma(chinese):
 
 @pytest.mark.parametrize("name", SLIDERS)
 def test_a_slider_explains_itself_in_chinese(chinese, name):
-    assert all(CHINESE.search(each.tooltip) for each in SliderRow(name, lambda name, override: None)._inputs)
+    assert all(CHINESE.search(each.tooltip) for each in SliderRow(name, Muted(), lambda name, override: None).inputs)
 
 
 @pytest.mark.parametrize("language", messages.languages())
 def test_a_switch_is_a_sentence_with_the_name_of_the_guard_and_a_why(monkeypatch, language):
     monkeypatch.setenv(messages.VARIABLE, language)
-    shown = switches.Switches(None, lambda name, on: None)
+    shown = switches.Switches(None, Muted(), lambda name, on: None)
     for name, guard in zip(GUARDS, shown.widget.children, strict=True):
         row, about = guard.children
         start, _, sentence = row.children[-1].value.removesuffix("</span>").partition(">")
         why = re.fullmatch(r'<span title="[^ ]+: (.+)"', start)
-        assert shown._boxes[name].description == name
+        assert shown.boxes[name].description == name
         assert 10 <= len(re.sub(r"<[^>]*>", "", sentence)) <= 125, sentence
         assert why and bool(CHINESE.search(sentence)) == bool(CHINESE.search(why[1])) == (language == "zh")
         shown.explain(name)

@@ -13,12 +13,12 @@ import math
 import queue
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any
 
 from grpo_lab.errors import ConfigError, RunError, unknown
-from grpo_lab.events import Ended, Evaluated, Event, Resumed, Started, Stepped, encodable
+from grpo_lab.events import Ended, Evaluated, Event, Resumed, Stepped, encodable
 from grpo_lab.runs.first_break import first_break
 from grpo_lab.runs.session import Record
 
@@ -29,31 +29,12 @@ PATIENCE = 30.0
 """Seconds that the end of a run waits for a tracker."""
 
 
-class Writer(Protocol):
-    """A run in a tracker."""
-
-    def begin(self, config: str) -> None:
-        """Begin the run at its first step, with its config as text."""
-
-    def numbers(self, step: int, values: Mapping[str, float]) -> None:
-        """Write the numbers of a step."""
-
-    def text(self, step: int, name: str, value: str) -> None:
-        """Write a text of a step."""
-
-    def again_from(self, step: int) -> None:
-        """Let the run go on from a step, in place of what was written from it on."""
-
-    def close(self, facts: Mapping[str, str]) -> None:
-        """End the run, with facts about its end."""
-
-
 class Tracker:
-    """A view that hands events to a writer in another thread, and tells in the end what that could not take."""
+    """A view that hands events to a tracker in another thread, and tells in the end what that could not take."""
 
     def __init__(self, name: str, record: Record) -> None:
         self.name, self.dropped = name, 0
-        self._writing, self._problem = Writing(name, record), ""
+        self._writing, self._problem = TRACKERS[name](record), ""
         self._events: queue.Queue[Event] = queue.Queue(MOST)
         self._idle = threading.Event()
         threading.Thread(target=self._write_all, name=f"tracker {name}", daemon=True).start()
@@ -93,32 +74,44 @@ class Tracker:
 class Writing:
     """A view that writes each event at once; `Tracker` puts it into a thread, and an export needs none."""
 
-    def __init__(self, name: str, record: Record) -> None:
-        self._make, self._record = TRACKERS[name], record
-        self._writer: Writer | None = None
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self._begun = False
         self._steps: list[Stepped] = []
+
+    def _begin(self, again_from: int | None = None) -> None:
+        """Open the run, or let it go on from a step, in place of what was written from that step on."""
+        raise NotImplementedError
+
+    def _log(self, step: int, values: Mapping[str, float | str]) -> None:
+        """Write numbers and texts of a step."""
+        raise NotImplementedError
+
+    def _close(self, facts: dict[str, str]) -> None:
+        """End the run, with facts about its end."""
+        raise NotImplementedError
 
     def show(self, event: Event) -> None:
         """Write an event. Raises whatever the tracker raises."""
-        self._writer = writer = self._writer or self._make(self._record)
-        if isinstance(event, Started):
-            writer.begin(json.dumps(encodable(event.config), indent=1))
-        elif isinstance(event, Stepped):
+        if isinstance(event, Resumed):
+            self._begin(event.step)
+        elif not self._begun:
+            self._begin()
+        self._begun = True
+        if isinstance(event, Stepped):
             self._steps.append(event)
-            writer.numbers(event.step, numbers_of(event))
-            for action in event.actions:
-                writer.text(event.step, f"guards/{action.name}", f"{action.verdict.name}: {action.reason}")
+            acted = {f"guards/{each.name}": f"{each.verdict.name}: {each.reason}" for each in event.actions}
+            self._log(event.step, {**numbers_of(event), **acted})
         elif isinstance(event, Evaluated):
-            writer.numbers(event.step, {"held_out_reward": event.reward})
+            self._log(event.step, {"held_out_reward": event.reward})
         elif isinstance(event, Resumed):
             self._steps = [step for step in self._steps if step.step < event.step]
-            writer.again_from(event.step)
-            writer.text(event.step, "resumed", event.reason)
+            self._log(event.step, {"resumed": event.reason})
         elif isinstance(event, Ended):
             found = first_break(self._steps)
             where = f"step {found.step}: {found.link}" if found else "none"
-            self._writer = None
-            writer.close({"end": event.status, "message": event.message, "first_break": where})
+            self._begun = False
+            self._close({"end": event.status, "message": event.message, "first_break": where})
 
 
 def numbers_of(event: Stepped) -> dict[str, float]:
@@ -127,115 +120,92 @@ def numbers_of(event: Stepped) -> dict[str, float]:
     return {**event.metrics, **broken, "verdict": float(event.verdict), "updates": float(event.updates)}
 
 
-class TensorBoard:
+class TensorBoard(Writing):
     """Event files in the run's folder, under `tensorboard`."""
 
-    def __init__(self, record: Record) -> None:
-        self._folder, self._writer = record.directory / "tensorboard", cast(Any, None)
-
-    def begin(self, config: str) -> None:
-        """See Writer."""
-        self.again_from(0)
-        self.text(0, "config", config)
-
-    def numbers(self, step: int, values: Mapping[str, float]) -> None:
-        """See Writer."""
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
-
-    def text(self, step: int, name: str, value: str) -> None:
-        """See Writer."""
-        self._writer.add_text(name, f"```\n{value}\n```", step)
-
-    def again_from(self, step: int) -> None:
-        """See Writer; TensorBoard leaves out what older files hold from this step on."""
+    def _begin(self, again_from: int | None = None) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        if self._writer:
+        folder = self.record.directory / "tensorboard"
+        if self._begun:
             self._writer.close()
-        self._writer = SummaryWriter(str(self._folder), purge_step=step if self._folder.exists() else None)
+        # With purge_step, TensorBoard leaves out what older files hold from that step on.
+        self._writer = SummaryWriter(str(folder), purge_step=(again_from or 0) if folder.exists() else None)
+        if not self._begun:
+            self._log(0, {"config": json.dumps(encodable(self.record.config.to_dict()), indent=1)})
 
-    def close(self, facts: Mapping[str, str]) -> None:
-        """See Writer."""
-        for name, value in facts.items():
-            self.text(0, name, value)
+    def _log(self, step: int, values: Mapping[str, float | str]) -> None:
+        for name, value in values.items():
+            if isinstance(value, str):
+                self._writer.add_text(name, f"```\n{value}\n```", step)
+            else:
+                self._writer.add_scalar(name, value, step)
+
+    def _close(self, facts: dict[str, str]) -> None:
+        self._log(0, facts)
         self._writer.close()
 
 
-class WandB:
-    """A run of Weights & Biases, found again by the run's folder when it goes on; files are under `wandb` there."""
+class WandB(Writing):
+    """A run of Weights & Biases, found again by the run's folder when it goes on; files are under `wandb` there.
 
-    def __init__(self, record: Record) -> None:
+    Steps that it has already are left out; both points of a step that was made twice stay.
+    """
+
+    def _begin(self, again_from: int | None = None) -> None:
+        if not self._begun:
+            self._init()
+        if again_from is not None:
+            self._from = min(self._from, again_from)
+
+    def _init(self) -> None:
         import wandb  # pyright: ignore[reportMissingImports]
 
+        folder = self.record.directory
         self._run: Any = wandb.init(
             project=PROJECT,
-            name=record.directory.name,
-            id=_identity(record.directory),
+            name=folder.name,
+            id=_identity(folder),
             resume="allow",
-            dir=str(record.directory),
-            config=encodable(record.config.to_dict()),
+            dir=str(folder),
+            config=encodable(self.record.config.to_dict()),
             settings=wandb.Settings(silent=True, console="off"),
         )
         self._run.define_metric("*", step_metric="step")
         last = self._run.summary.get("step") if self._run.resumed else None
         self._from = 0 if last is None else int(last) + 1
 
-    def begin(self, config: str) -> None:
-        """See Writer; the run has its config since it was made."""
-
-    def numbers(self, step: int, values: Mapping[str, float]) -> None:
-        """See Writer; steps that the tracker has already are left out."""
+    def _log(self, step: int, values: Mapping[str, float | str]) -> None:
         if step >= self._from:
             self._run.log({"step": step, **values})
 
-    def text(self, step: int, name: str, value: str) -> None:
-        """See Writer."""
-        if step >= self._from:
-            self._run.log({"step": step, name: value})
-
-    def again_from(self, step: int) -> None:
-        """See Writer; both points of a step that was written twice stay."""
-        self._from = min(self._from, step)
-
-    def close(self, facts: Mapping[str, str]) -> None:
-        """See Writer."""
+    def _close(self, facts: dict[str, str]) -> None:
         self._run.summary.update(facts)
         self._run.finish(exit_code=int(facts["end"] in ("crashed", "failed")))
 
 
-class Trackio:
-    """A run of trackio, in its own local database."""
+class Trackio(Writing):
+    """A run of trackio, in its own local database; both points of a step that was made twice stay."""
 
-    def __init__(self, record: Record) -> None:
+    def _begin(self, again_from: int | None = None) -> None:
         import trackio  # pyright: ignore[reportMissingImports]
 
         self._trackio = trackio
-        name, config = f"{record.directory.name}-{_identity(record.directory)}", encodable(record.config.to_dict())
-        trackio.init(project=PROJECT, name=name, config=config, resume="allow", embed=False)
+        if not self._begun:
+            folder, config = self.record.directory, encodable(self.record.config.to_dict())
+            name = f"{folder.name}-{_identity(folder)}"
+            trackio.init(project=PROJECT, name=name, config=config, resume="allow", embed=False)
 
-    def begin(self, config: str) -> None:
-        """See Writer; the run has its config since it was made."""
-
-    def numbers(self, step: int, values: Mapping[str, float]) -> None:
-        """See Writer."""
+    def _log(self, step: int, values: Mapping[str, float | str]) -> None:
         self._trackio.log(dict(values), step=step)
 
-    def text(self, step: int, name: str, value: str) -> None:
-        """See Writer."""
-        self._trackio.log({name: value}, step=step)
-
-    def again_from(self, step: int) -> None:
-        """See Writer; both points of a step that was written twice stay."""
-
-    def close(self, facts: Mapping[str, str]) -> None:
-        """See Writer."""
-        self._trackio.log(dict(facts))
+    def _close(self, facts: dict[str, str]) -> None:
+        self._trackio.log(facts)
         self._trackio.finish()
 
 
-TRACKERS: dict[str, Callable[[Record], Writer]] = {"tensorboard": TensorBoard, "wandb": WandB, "trackio": Trackio}
-"""By the name that `--track` takes: a writer for a run."""
+TRACKERS: dict[str, type[Writing]] = {"tensorboard": TensorBoard, "wandb": WandB, "trackio": Trackio}
+"""By the name that `--track` takes."""
 
 
 def check(names: Sequence[str]) -> None:
@@ -264,7 +234,7 @@ def export(name: str, record: Record, folder: Path) -> None:
     Raises ConfigError as `check` does, and RunError where the tracker cannot write.
     """
     check([name])
-    view = Writing(name, Record(record.config, folder))
+    view = TRACKERS[name](Record(record.config, folder))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for event in record.events if record.ended else [*record.events, Ended("stopped", "cut off")]:

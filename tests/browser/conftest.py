@@ -4,11 +4,11 @@ Every test opens a notebook of its own in that page, on the shared kernel, where
 Without Debian's chromium these tests skip; with CI=true they fail: `tests/install-packages` installs it.
 """
 
+import contextlib
 import json
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +17,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
@@ -34,20 +35,6 @@ def wait_until(what, true, seconds: float = 60.0):
         assert time.monotonic() < end, f"after {seconds:.0f} s: {what}"
         time.sleep(0.1)
     return answer
-
-
-def processes() -> dict[int, tuple[int, str]]:
-    """pid -> (parent's pid, command line) of all processes but zombies."""
-    found = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                stat, command = (folder / "stat").read_text(), (folder / "cmdline").read_text()
-            except (FileNotFoundError, ProcessLookupError):
-                continue  # it ended in between
-            if command:
-                found[int(folder.name)] = (int(stat.rpartition(")")[2].split()[1]), command.replace("\0", " "))
-    return found
 
 
 class Server:
@@ -114,27 +101,20 @@ class Server:
         (self.folder / f"{name}.ipynb").write_text(json.dumps(notebook))
         return f"{name}.ipynb"
 
-    def descendants(self, pattern: str = "") -> dict[int, str]:
-        """pid -> command line of the server's descendants whose command line matches."""
-        table, ours = processes(), {self.process.pid}
-        while more := {pid for pid, (parent, _) in table.items() if parent in ours} - ours:
-            ours |= more
-        return {pid: table[pid][1] for pid in sorted(ours & set(table)) if re.search(pattern, table[pid][1])}
-
-    def workers(self) -> dict[int, str]:
+    def workers(self) -> list[psutil.Process]:
         """The training processes."""
-        return self.descendants(r"-m grpo_lab\.runs\.worker")
+        found = []
+        for each in psutil.Process(self.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):  # it ended in between
+                found += [each] if "grpo_lab.runs.worker" in each.cmdline() else []
+        return found
 
-    def end(self) -> dict[int, str]:
+    def end(self) -> list[psutil.Process]:
         """End the server; returns those of its processes that are left."""
-        ours = self.descendants()
-        self.process.send_signal(signal.SIGTERM)
+        ours = psutil.Process(self.process.pid).children(recursive=True)
+        self.process.terminate()
         self.process.wait(30)
-        try:
-            wait_until("processes were left behind", lambda: not set(ours) & set(processes()), 15)
-        except AssertionError:
-            return {pid: ours[pid] for pid in set(ours) & set(processes())}
-        return {}
+        return psutil.wait_procs(ours, 15)[1]
 
 
 class Notebook:
@@ -157,7 +137,7 @@ class Notebook:
         self.idle()
 
     def load(self, mode: str = "lab") -> None:
-        """Load a page that shows this notebook. A kernel that waits in a cell answers nothing, and need not."""
+        """Load a page that shows this notebook."""
         self.page.goto(f"{self.server.url}/{mode}/tree/{self.path}")
         self.page.locator(".jp-Notebook").wait_for()
         self.page.wait_for_function("globalThis.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel")
@@ -184,10 +164,6 @@ class Notebook:
         """Wait until the kernel has nothing to do."""
         self.page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for()
 
-    def command(self, name: str) -> None:
-        """Begin one of JupyterLab's commands; it goes on by itself."""
-        self.page.evaluate("name => { void jupyterapp.commands.execute(name) }", name)
-
     def run_cell(self, number: int) -> None:
         """Begin to run one cell; its end is awaited by looking for what it shows."""
         self.page.evaluate(
@@ -204,9 +180,6 @@ class Notebook:
             number,
         )
 
-    def run_all(self) -> None:
-        self.command("notebook:run-all-cells")
-
     def save(self) -> None:
         self.page.evaluate("jupyterapp.commands.execute('docmanager:save')")
 
@@ -214,13 +187,13 @@ class Notebook:
         """What a cell shows."""
         return self.page.locator(".jp-Notebook .jp-Cell").nth(number).locator(".jp-Cell-outputArea")
 
-    def find(self, css: str, which: int = 0) -> Locator:
+    def find(self, css: str) -> Locator:
         """The widget of this CSS class, say `start` for grpo-lab-start."""
-        return self.page.locator(f".grpo-lab-{css}").nth(which)
+        return self.page.locator(f".grpo-lab-{css}").first
 
-    def count_frames(self, which: int = 0) -> None:
+    def count_frames(self) -> None:
         """From now on, `frames` counts how often the plot's picture is replaced."""
-        self.find("plot", which).evaluate(
+        self.find("plot").evaluate(
             """plot => { const image = plot.matches('img') ? plot : plot.querySelector('img'); window.frames_ = 0;
                 new MutationObserver(changes => { window.frames_ += changes.length })
                     .observe(image, {attributes: true, attributeFilter: ['src']}) }"""
@@ -229,9 +202,9 @@ class Notebook:
     def frames(self) -> int:
         return self.page.evaluate("window.frames_")
 
-    def picture(self, which: int = 0) -> str:
+    def picture(self) -> str:
         """The pixels that the plot shows, by their digest."""
-        return self.find("plot", which).evaluate(
+        return self.find("plot").evaluate(
             """async plot => { const image = plot.matches('img') ? plot : plot.querySelector('img');
                 const pixels = await (await fetch(image.src)).arrayBuffer();
                 return Array.from(new Uint8Array(await crypto.subtle.digest('SHA-256', pixels))).join(' ') }"""
@@ -261,7 +234,7 @@ def server(chromium, tmp_path_factory) -> Iterator[Server]:
     """One JupyterLab for all tests. It must leave no process behind."""
     started = Server(tmp_path_factory.mktemp("jupyter"))
     yield started
-    assert started.end() == {}
+    assert started.end() == []
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from html import escape
 from typing import Any
 
 from grpo_lab.config.schema import Config, planned_steps
@@ -16,20 +15,15 @@ from grpo_lab.events import Ended, Event, Started, Stepped
 from grpo_lab.messages import language, text
 from grpo_lab.paths import is_installed, labs_directory
 from grpo_lab.runs.summary import summary
+from grpo_lab.ui import html
 from grpo_lab.ui.console import in_numbers
 from grpo_lab.ui.notebook.predictions import Verdict
 from grpo_lab.ui.notebook_mode import headless, without_answers
-from grpo_lab.ui.widgets.html import marked
 
 _GIVEN = ("prediction", "text")
 """Kinds of answers that are neither right nor wrong yet."""
 _COLOURS = {True: "#009E73", False: "#D55E00"}
 """Okabe and Ito's green and vermillion; the words repeat the colour's meaning."""
-_OUTCOME = "#0072B2"
-"""Their blue: a prediction that came true is worth no more than another."""
-_TABLE = "table-layout:auto;margin:0"
-"""JupyterLab's columns are all of one width; here each is at least as wide as its longest word."""
-_CELL = "text-align:left;vertical-align:top;white-space:normal;word-break:normal;overflow-wrap:break-word"
 _INTERVAL = 0.25
 """Seconds between two updates of a run's line."""
 
@@ -100,24 +94,12 @@ def as_text(exercise: Exercise, findings: Sequence[Finding], note: str = "") -> 
 
 
 def as_html(exercise: Exercise, findings: Sequence[Finding], note: str = "", answer: str = "") -> str:
-    """The feedback as a table, and a model answer folded below it; the learner's text is escaped."""
-    columns = ["", said("case"), said("got"), said("expected"), *([] if all_right(findings) else [said("why")])]
-    # The cells hold long code, which would squeeze the words of the case.
-    styles = [_CELL, f"{_CELL};min-width:7em", *(_CELL for _ in columns[2:])]
-    head = "".join(f'<th scope="col" style="{style}">{name}</th>' for style, name in zip(styles, columns, strict=True))
-    rows = []
-    for found in _told(findings):
-        word = f'<strong style="white-space:nowrap">{_word(exercise, found)}</strong>'
-        texts = (word, escape(found.what), _code(found.got), _code(found.expected), marked(found.why))
-        cells = [f'<td style="{_CELL}">{text}</td>' for text in texts[: len(columns)]]
-        rows.append(f"<tr>{''.join(cells)}</tr>")
-    return (
-        f'<div class="grpo-lab-feedback" role="status" style="border-left:4px solid {_COLOURS[all_right(findings)]};'
-        f'padding-left:0.7em;overflow-x:auto">'
-        f"<p><strong>{escape(said('heading', title=exercise.title, verdict=_verdict(exercise, findings)))}</strong></p>"
-        f'<table style="{_TABLE}"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
-        f"{f'<p>{escape(note)}</p>' if note else ''}{_folded(answer) if answer else ''}</div>"
-    )
+    """The feedback as a table, and a model answer folded below it, which opens on a click, also in a saved notebook."""
+    right = all_right(findings)
+    columns = ["", *map(said, ("case", "got", "expected") if right else ("case", "got", "expected", "why"))]
+    heading = said("heading", title=exercise.title, verdict=_verdict(exercise, findings))
+    rows = [(_word(exercise, found), found) for found in _told(findings)]
+    return html.fill("feedback", _COLOURS[right], heading, columns, rows, note, answer)
 
 
 def _told(findings: Sequence[Finding]) -> list[Finding]:
@@ -125,24 +107,9 @@ def _told(findings: Sequence[Finding]) -> list[Finding]:
     return [translation.in_language(found, language()) for found in folded(findings)]
 
 
-def _folded(answer: str) -> str:
-    """A model answer that opens on a click, also in a saved notebook."""
-    return f"<details><summary>{said('model_answer')}</summary><pre>{escape(answer)}</pre></details>"
-
-
 def verdict(found: Verdict) -> None:
     """Show a prediction beside the outcome."""
-    head, *rows = str(found).split("\n")
-    lines = "".join(f"<br>{escape(row.strip())}" for row in rows)
-    show(
-        str(found),
-        f'<div class="grpo-lab-verdict" role="status" style="border-left:4px solid {_OUTCOME};padding-left:0.7em">'
-        f"<strong>{escape(head)}</strong>{lines}</div>",
-    )
-
-
-def _code(text: str) -> str:
-    return f"<code>{escape(text)}</code>" if text else ""
+    show(str(found), html.fill("verdict", [line.strip() for line in str(found).split("\n")]))
 
 
 def _word(exercise: Exercise, found: Finding) -> str:
@@ -165,15 +132,23 @@ def said(key: str, **values: Any) -> str:
 
 
 class _Line:
-    """One line of output that changes in place."""
+    """A view of runs: one line of output that changes in place."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "", steps: int = 0) -> None:
+        self._name, self._steps, self._runs = name, steps, 0
         self._display = f"grpo-lab-line-{time.monotonic_ns()}"
         self._shown_at, self._shown = 0.0, False
 
-    def _due(self) -> bool:
-        """Whether the last update is long enough ago."""
-        return time.monotonic() - self._shown_at > _INTERVAL
+    def show(self, event: Event) -> None:
+        """Update the line for this event."""
+        if isinstance(event, Started):
+            self._runs += 1
+            self._name, self._steps = event.config["run"]["name"], sum(planned_steps(event.config).values())
+        elif isinstance(event, Stepped) and not headless() and time.monotonic() - self._shown_at > _INTERVAL:
+            self._update(self._words(said("step", step=event.step + 1, steps=self._steps), event))
+
+    def _words(self, step: str, event: Stepped) -> str:
+        raise NotImplementedError
 
     def _update(self, text: str) -> None:
         show(text, display_id=self._display, update=self._shown)
@@ -184,35 +159,25 @@ class RunLine(_Line):
     """A session's view: one line that follows the run and ends with its summary."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
-        self._name, self._steps = config.run.name, sum(planned_steps(config.to_dict()).values())
+        super().__init__(config.run.name, sum(planned_steps(config.to_dict()).values()))
         self._events: list[Event] = []
 
     def show(self, event: Event) -> None:
         """Update the line for this event."""
         self._events.append(event)
+        super().show(event)
         if isinstance(event, Ended):
             self._update(f"{self._name}: {summary(self._events)}")
-        elif isinstance(event, Stepped) and not headless() and self._due():
-            step = said("step", step=event.step + 1, steps=self._steps)
-            self._update(f"{self._name}: {step}, {in_numbers(event)}")
+
+    def _words(self, step: str, event: Stepped) -> str:
+        return f"{self._name}: {step}, {in_numbers(event)}"
 
 
 class CheckLine(_Line):
     """The view of all runs of a check, whose number nobody knows before its end."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._runs, self._name, self._steps = 0, "", 0
-
-    def show(self, event: Event) -> None:
-        """Update the line for this event."""
-        if isinstance(event, Started):
-            run = event.config["run"]
-            self._runs, self._name, self._steps = self._runs + 1, run["name"], sum(planned_steps(event.config).values())
-        elif isinstance(event, Stepped) and self._due():
-            step = said("step", step=event.step + 1, steps=self._steps)
-            self._update(said("checking", run=self._runs, name=self._name, step=step))
+    def _words(self, step: str, event: Stepped) -> str:
+        return said("checking", run=self._runs, name=self._name, step=step)
 
     def clear(self) -> None:
         """Empty the line, if there is one."""

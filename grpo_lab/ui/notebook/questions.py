@@ -5,9 +5,9 @@ from typing import Any
 
 from grpo_lab.course.exercises import Question
 from grpo_lab.messages import text
+from grpo_lab.ui import html
 from grpo_lab.ui.notebook import feedback_view
 from grpo_lab.ui.notebook_mode import headless
-from grpo_lab.ui.widgets import html
 
 
 def ask(questions: Sequence[Question]) -> None:
@@ -18,13 +18,11 @@ def ask(questions: Sequence[Question]) -> None:
     if headless():
         feedback_view.show("\n\n".join(_as_text(number, each) for number, each in enumerate(questions, start=1)))
         return
-    from IPython.display import display
-
-    from grpo_lab.ui.widgets import notebook_display
+    from IPython.display import HTML, display
 
     # A reader without a kernel would see the plain text of the widget.
     display({**(buttons(questions)._repr_mimebundle_() or {}), "text/plain": ""}, raw=True)
-    notebook_display.picture(lambda: html.instead_of_widget(folded(questions)))
+    display(HTML(folded(questions)))
 
 
 def buttons(questions: Sequence[Question]) -> Any:
@@ -36,26 +34,14 @@ def buttons(questions: Sequence[Question]) -> Any:
 
 
 def folded(questions: Sequence[Question]) -> str:
-    """The questions as HTML that needs no kernel: the reply to an option folds out."""
-    found = []
-    for number, question in enumerate(questions, start=1):
-        replies = "".join(
-            f"<li><details><summary>{html.marked(option)}</summary>"
-            f"{'✓ ' * (place == question.right)}{html.marked(reply)}</details></li>"
-            for place, (option, reply) in enumerate(question.options)
-        )
-        found.append(f"<p>{_title(number, question)}</p><ul>{replies}</ul>")
-    return "".join(found)
+    """The questions as HTML that needs no kernel and is hidden beside a widget: the reply to an option folds out."""
+    return html.fill("questions", questions)
 
 
 def explanation(question: Question, chosen: int) -> str:
     """The explanation of a chosen option, as HTML."""
     word = text("question.right") if chosen == question.right else text("question.wrong")
-    return f"<strong>{word}</strong> {html.marked(question.options[chosen][1])}"
-
-
-def _title(number: int, question: Question) -> str:
-    return f"<strong>{number}. {html.marked(question.text)}</strong>"
+    return html.fill("explanation", word, question.options[chosen][1])
 
 
 def _as_text(number: int, question: Question) -> str:
@@ -73,4 +59,4 @@ def _box(widgets: Any, number: int, question: Question) -> Any:
             reply.value = explanation(question, change["new"])
 
     choice.observe(answered, names="value")
-    return widgets.VBox([widgets.HTML(_title(number, question)), choice, reply])
+    return widgets.VBox([widgets.HTML(html.fill("question", number, question.text)), choice, reply])

@@ -16,8 +16,7 @@ from grpo_lab.events import Event
 from grpo_lab.metrics import LINKS
 from grpo_lab.ui.plots import curves, strip, style
 from grpo_lab.ui.plots.heat_map import heat_map_figure
-from grpo_lab.ui.plots.objectives import objectives_figure
-from grpo_lab.ui.plots.rewards import rewards_figure, rewards_in_words
+from grpo_lab.ui.plots.rewards import objectives_figure, rewards_figure, rewards_in_words
 
 __all__ = [
     "alt_text",

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -12,11 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
-from grpo_lab.analysis.run_state import BY_OBJECTIVE, CURVES, Screen, Series
+from grpo_lab.analysis.run_state import BY_OBJECTIVE, CURVES, Screen, Series, decimate
 from grpo_lab.metrics import METRICS
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.ui.plots import style
-from grpo_lab.ui.plots.of_objectives import draw_objectives, edges, held_out, looks_of, rows_of
 from grpo_lab.ui.plots.scales import Scale, placed, scale_of, set_scale
 
 REFUSED = ("skipped", "rolled back", "stopped")
@@ -28,26 +26,14 @@ ABOVE = ("rescued by", "limit words")
 RESCUE: dict[str, Any] = {"color": style.BLUE, "lw": 1.2, "ls": (0, (4, 3))}
 
 
-def _guard_limit(guard: str, setting: str, config: Mapping[str, Any]) -> float:
-    """The limit that a config sets for a guard; NaN where the guard is off."""
-    default = getattr(GUARDS[guard], setting)
-    return config.get("guards", {}).get(guard, {setting: math.nan}).get(setting, default)
-
-
-def _upper_ratio(config: Mapping[str, Any]) -> float:
-    """The ratio above which a config clips."""
-    loss = config.get("loss", {})
-    high = loss.get("epsilon_high")
-    return 1 + float(loss.get("epsilon", math.nan) if high is None else high)
-
-
-_LIMITS: dict[str, tuple[tuple[Callable[[Mapping[str, Any]], float], str, str], ...]] = {
+_LIMITS = {
     "grad_norm": (
-        (partial(_guard_limit, "clip_gradients", "max_norm"), "clipped to {:g}", "--"),
-        (partial(_guard_limit, "skip_spikes", "threshold"), "skipped above {:g}", ":"),
+        ("clip_gradients.max_norm", "clipped to {:g}", "--"),
+        ("skip_spikes.threshold", "skipped above {:g}", ":"),
     ),
-    "ratio/max": ((_upper_ratio, "clipped above {:g}", "--"),),
+    "ratio/max": (("epsilon", "clipped above {:g}", "--"),),
 }
+"""The limits on a metric: a guard's setting or the loss's epsilon, the words beside it, and its line."""
 
 
 class Threshold(NamedTuple):
@@ -66,6 +52,11 @@ class Threshold(NamedTuple):
 
 Points = dict[str, tuple[np.ndarray, np.ndarray]]
 """Points that move during a run: (x, y) by the gid of their artist."""
+
+
+def rows_of(name: str, screen: Screen) -> list[Series]:
+    """The decimated curves of one panel: of each objective, or of the run."""
+    return [decimate(screen.series.get(own, Series())) for own in screen.curves(name)]
 
 
 def panels(figure: Figure, top: float, tall: float = 4.35, left: float = 0.06, right: float = 0.985) -> dict[str, Axes]:
@@ -100,8 +91,8 @@ def draw(
     for look, screen in reversed(list(zip(style.looks(screens), screens.values(), strict=True))):
         kept = screen is not focus
         found = points(name, rows_of(name, screen), scale, screen, kept, bool(focus))
-        _moving(axes, found, looks_of(name, screen, None if len(screens) == 1 else look, look), say, kept)
-    named = name in BY_OBJECTIVE and draw_objectives(axes, name, screens, span[1])
+        _moving(axes, found, _looks_of(name, screen, None if len(screens) == 1 else look, look), say, kept)
+    named = name in BY_OBJECTIVE and _draw_objectives(axes, name, screens, span[1])
     metric = METRICS[name]
     title = f"{say(metric.label)} ({say(metric.unit)})" if metric.unit else say(metric.label)
     axes.set_title(title, fontsize=style.LARGE, loc="left", pad=9)
@@ -123,8 +114,8 @@ def numbers(name: str, rows: Iterable[Series], focus: Screen | None, screens: It
     """All numbers that a panel must show: of the curves, held-out problems and limits."""
     values = [value for series in rows for value in series.values]
     if focus and name == "reward":
-        values += [value for screen in screens for each in held_out(screen).values() for value in each.values]
-    values += edges(name, screens)
+        values += [value for screen in screens for each in _held_out(screen).values() for value in each.values]
+    values += _edges(name, screens)
     if focus:
         values += [value for limit in thresholds(name, focus) for value in limit.values if not math.isnan(value)]
     return np.array(values, dtype=float)
@@ -148,7 +139,7 @@ def points(
             if len(few):
                 found[f"mark {kind}"] = (few, placed(np.array([norms[step] for step in few]), scale)[0])
     if more and name == "reward":
-        for own, held in held_out(screen).items():
+        for own, held in _held_out(screen).items():
             heights, _ = placed(np.array(held.values, dtype=float), scale)
             gid = "held out" if own == name else f"held out {own}"
             found[gid] = (np.array(held.steps) - 0.5, heights)  # evaluated before the step
@@ -168,12 +159,22 @@ def thresholds(name: str, screen: Screen, say: Callable[[str], str] = str) -> li
     """The limits that the run's settings put on a metric, with every change."""
     steps = [step for step, _ in screen.settings]
     made = []
-    for limit, label, line in _LIMITS.get(name, ()):
-        values = [limit(config) for _, config in screen.settings]
+    for setting, label, line in _LIMITS.get(name, ()):
+        values = [_limit(setting, config) for _, config in screen.settings]
         if not all(map(math.isnan, values)):
             found = Threshold(say(label), line, steps, values)
             made.append(found._replace(label=found.label.format(found.last)))
     return made
+
+
+def _limit(setting: str, config: Mapping[str, Any]) -> float:
+    """The limit that a config sets; NaN where its guard is off."""
+    if setting == "epsilon":
+        loss = config.get("loss", {})
+        high = loss.get("epsilon_high")
+        return 1 + float(loss.get("epsilon", math.nan) if high is None else high)
+    guard, _, name = setting.partition(".")
+    return config.get("guards", {}).get(guard, {name: math.nan}).get(name, getattr(GUARDS[guard], name))
 
 
 def crossed(name: str, screen: Screen) -> tuple[bool, ...]:
@@ -265,3 +266,43 @@ def _legend(axes: Axes) -> None:
         place = {"loc": "lower right", "bbox_to_anchor": (1.02, 1.045), "ncols": len(once)}
         tight = {"handlelength": 1.4, "handletextpad": 0.3, "columnspacing": 0.8}
         axes.legend(once.values(), once.keys(), **{**style.PLAIN, **tight, **place})
+
+
+def _looks_of(name: str, screen: Screen, run: style.Look | None, alone: style.Look) -> dict[str, style.Look]:
+    """The look of each curve of a screen: objectives keep the colour and symbol of their `run` if there are several."""
+    drawn = screen.curves(name)
+    if not any(drawn.values()):
+        return {name: alone}
+    of_each = dict(zip(drawn, style.looks(drawn), strict=True))
+    return {own: run._replace(line=look.line) if run else look for own, look in of_each.items()}
+
+
+def _draw_objectives(axes: Axes, name: str, screens: Mapping[str, Screen], end: int) -> bool:
+    """Draw the KL bands of objectives and name their lines; whether there are any."""
+    names = dict.fromkeys(each for screen in screens.values() for each in screen.curves(name).values() if each)
+    for objective, look in zip(names, style.looks(names), strict=True):
+        colour = look.colour if len(screens) == 1 else style.GREY
+        marker = look.marker if len(screens) == 1 else "none"
+        axes.plot([], [], color=colour, ls=look.line, marker=marker, ms=4.5, label=objective)
+        spans = {screen.objectives.get(objective, ()) for screen in screens.values()} if name == "kl" else ()
+        for bands in filter(None, spans):
+            for (start, low, high), stop in zip(bands, [*(band.step for band in bands[1:]), end], strict=True):
+                place = {"alpha": 0.16, "lw": 0, "zorder": 0.5, "gid": f"band {objective}"}
+                axes.fill_between([start - 0.5, stop - 0.5], low, high, color=colour, **place)
+            if not math.isnan(bands[-1].low):
+                at = {"xycoords": axes.get_yaxis_transform(), "va": "center", "color": colour, "gid": "band words"}
+                middle = (bands[-1].low + bands[-1].high) / 2
+                style.annotate(axes, objective, (0.0, middle), right=True, gap=3, **at)
+    return bool(names)
+
+
+def _held_out(screen: Screen) -> dict[str, Series]:
+    """The held-out rewards beside each curve of the reward that has some."""
+    found = {own: screen.evaluations_of.get(each, Series()) for own, each in screen.curves("reward").items() if each}
+    return {own: held for own, held in (found or {"reward": screen.evaluations}).items() if held.steps}
+
+
+def _edges(name: str, screens: Iterable[Screen]) -> list[float]:
+    """The numbers that the bands of the KL end at."""
+    bands = [band for screen in screens for each in screen.objectives.values() for band in each if name == "kl"]
+    return [edge for _, *ends in bands for edge in ends if not math.isnan(edge)]

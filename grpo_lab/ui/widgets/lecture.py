@@ -1,19 +1,20 @@
 """The panel for a lecture: ten recorded failures in teaching order, in large type, controlled by single keys."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from html import escape
 from pathlib import Path
 from typing import Any
 
+import anywidget
 import ipywidgets
+import traitlets
 
 from grpo_lab.config.catalog import Heal, preset, scenario
 from grpo_lab.config.schema import Config
 from grpo_lab.messages import text, translated, use
 from grpo_lab.runs import recordings
+from grpo_lab.ui import html
 from grpo_lab.ui.widgets import parts
-from grpo_lab.ui.widgets.keyboard import Keyboard
 from grpo_lab.ui.widgets.panel import Panel
 
 SCENARIOS = (
@@ -55,6 +56,34 @@ def training(name: str, healed: bool = False) -> Config:
 def recording(name: str, healed: bool = False) -> str:
     """The name of the recording of such a run."""
     return f"lecture-{name}-healed" if healed else f"lecture-{name}"
+
+
+class Keyboard(anywidget.AnyWidget):
+    """A line that lists the keys. It handles them wherever the focus is inside its frame, and focuses the frame.
+
+    `actions` maps a key as browsers name it ("1", " ", "ArrowLeft") to its action, `legend` a key as people name it to
+    its action in words; `frame` is the CSS class of the widget around it. A number box keeps its digits, a slider its
+    arrows, a focused button its space.
+    """
+
+    _esm = Path(__file__).with_name("keyboard.js")
+    _css = Path(__file__).with_name("keyboard.css")
+    legend = traitlets.List(traitlets.List(traitlets.Unicode())).tag(sync=True)
+    frame = traitlets.Unicode().tag(sync=True)
+    wanted = traitlets.List(traitlets.Unicode()).tag(sync=True)
+
+    def __init__(self, actions: Mapping[str, Callable[[], object]], frame: str, legend: Mapping[str, str]) -> None:
+        super().__init__(wanted=list(actions), frame=frame, legend=[list(pair) for pair in legend.items()])
+        self._actions = dict(actions)
+        self.on_msg(self._receive)
+
+    def press(self, key: str) -> None:
+        """Run the action of the key; a key without an action is ignored."""
+        if key in self._actions:
+            self._actions[key]()
+
+    def _receive(self, _: Any, content: Any, buffers: Any) -> None:
+        self.press(str(content.get("key", "")))
 
 
 class Lecture:
@@ -148,22 +177,22 @@ class Lecture:
         words = text(f"lecture.says.{self.name}") if known else scenario(self.name).title
         if not replayed:
             words = text("lecture.of_your_own", name=words)
-        self._says.value = f"<div role='status'>{escape(words)}</div>"
-        self._heal.value = f"<div role='status'>{self._heal_in_words()}</div>"
+        self._says.value = html.fill("announced", words)
+        self._heal.value = html.fill("healing", *self._heal_in_words())
         for key, button in {**self._buttons, **self._sides}.items():
             chosen = key in (self.name, self.healed)  # marked by weight too, not by colour alone
             button.button_style, button.style.font_weight = ("primary", "bold") if chosen else ("", "normal")
         self._sides[True].disabled = not self._heals()
 
-    def _heal_in_words(self) -> str:
+    def _heal_in_words(self) -> tuple[list[tuple[str, str]], str]:
         """The first change that stops the failure of B, the one that heals it, and the reason; nothing for A."""
         if not self.healed:
-            return ""
+            return [], ""
         heal, cures = self._heals()[0], scenario(self.name).cures
         stops = [cure for cure in cures[:1] if cure != heal.change]
         changes = [*(("stop", stop) for stop in stops), ("heal", heal.change)]
-        code = [f"{text(f'lecture.{kind}')} <code>{escape(', '.join(change))}</code>" for kind, change in changes]
-        return f"{' → '.join(code)} → {escape(translated(f'heal.{self.name}', heal.why))}"
+        said = [(text(f"lecture.{kind}"), ", ".join(change)) for kind, change in changes]
+        return said, translated(f"heal.{self.name}", heal.why)
 
     def _laid_out(self) -> ipywidgets.VBox:
         order = parts.box("order", [*list(self._buttons.values())[1:], self._buttons[HEALTHY]])

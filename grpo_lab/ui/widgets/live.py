@@ -17,7 +17,6 @@ from matplotlib.text import Text
 from grpo_lab import messages
 from grpo_lab.analysis.run_state import CURVES, Screen, Series
 from grpo_lab.ui.plots import curves, strip
-from grpo_lab.ui.plots.of_objectives import rows_of
 from grpo_lab.ui.plots.scales import Scale, scale_of
 from grpo_lab.ui.plots.style import DRAWING, FINE, Canvas, chinese_font, legible, name_runs, new_figure
 from grpo_lab.ui.widgets.png import png
@@ -70,31 +69,26 @@ class LiveFigure:
 
         The axes also hold the values of `whole`: a recording of which a part is shown.
         """
-        return png(np.asarray(self.draw(screen, kept or {}, whole)))
-
-    def both(
-        self, screen: Screen, kept: Mapping[str, Screen] | None = None, whole: Sequence[Screen] = ()
-    ) -> tuple[bytes, bytes]:
-        """The same for a light and for a dark page."""
-        pixels = np.asarray(self.draw(screen, kept or {}, whole))
-        return png(pixels), png(pixels, dark=True)
+        return png(np.asarray(self.draw(screen, kept, whole)))
 
     def halves(
         self, screen: Screen, kept: Mapping[str, Screen] | None = None, whole: Sequence[Screen] = ()
     ) -> tuple[bytes, bytes]:
         """The same as two PNGs: the curves, and the chain."""
-        pixels, ((cut, _), _) = np.asarray(self.draw(screen, kept or {}, whole)), self.sizes
+        pixels, ((cut, _), _) = np.asarray(self.draw(screen, kept, whole)), self.sizes
         left, right = (png(np.ascontiguousarray(half), self.dark) for half in (pixels[:, :cut], pixels[:, cut:]))
         return left, right
 
-    def draw(self, screen: Screen, kept: Mapping[str, Screen], whole: Sequence[Screen] = ()) -> memoryview:
+    def draw(
+        self, screen: Screen, kept: Mapping[str, Screen] | None = None, whole: Sequence[Screen] = ()
+    ) -> memoryview:
         """The pixels, (height, width, 4)."""
         with DRAWING:
-            return self._draw(screen, kept, whole)
+            return self._draw(screen, kept or {}, whole)
 
     def _draw(self, screen: Screen, kept: Mapping[str, Screen], whole: Sequence[Screen]) -> memoryview:
         steps = strip.span([screen, *kept.values(), *whole], ROOM)
-        series = {name: rows_of(name, screen) for name in CURVES}
+        series = {name: curves.rows_of(name, screen) for name in CURVES}
         scales = {name: self._scale(name, series[name], screen, [*kept.values(), *whole]) for name in CURVES}
         moves = {name: curves.points(name, series[name], scales[name], screen) for name in CURVES}
         cells, _ = strip.grid(screen, *steps)
@@ -114,7 +108,7 @@ class LiveFigure:
         return self._canvas.buffer_rgba()
 
     def _scale(self, name: str, series: Sequence[Series], screen: Screen, others: Sequence[Screen]) -> Scale:
-        rows = [*series, *(each for other in others for each in rows_of(name, other))]
+        rows = [*series, *(each for other in others for each in curves.rows_of(name, other))]
         return scale_of(name, curves.numbers(name, rows, screen, [screen, *others]), steady=True)
 
     def _draw_background(self, screen: Screen, kept: Mapping[str, Screen], steps: Any, scales: Any, moves: Any) -> None:

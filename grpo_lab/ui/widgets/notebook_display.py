@@ -7,6 +7,7 @@ from IPython.core.getipython import get_ipython
 from IPython.display import HTML, DisplayHandle, display
 
 from grpo_lab.messages import text
+from grpo_lab.ui import html
 
 
 def cell() -> int:
@@ -37,7 +38,7 @@ class Place:
         if self._cell == cell():
             return
         if self._panel:
-            self._panel.update(HTML(f"<p>{text('panel.moved')}</p>"))
+            self._panel.update(HTML(html.fill("paragraph", text("panel.moved"))))
         self._cell = cell()
         self._panel = display(bundle, raw=True, display_id=True)
         self._picture = display(HTML(picture), display_id=True)

@@ -2,35 +2,43 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.analysis.run_state import fold
+import numpy as np
+
+from grpo_lab.analysis.run_state import Screen, fold
+from grpo_lab.analysis.screen_words import describe
 from grpo_lab.config.catalog import preset as preset_config
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import GrpoLabError, RunError
+from grpo_lab.events import Event, Stepped
 from grpo_lab.messages import reworded, text
 from grpo_lab.models import loading
-from grpo_lab.runs import recordings
+from grpo_lab.runs import child_pool, recordings
 from grpo_lab.runs.session import Session
 from grpo_lab.training.registry import check, without_effect
-from grpo_lab.ui import notebook_mode
+from grpo_lab.ui import html, notebook_mode
 from grpo_lab.ui.widgets import exports, notebook_display
-from grpo_lab.ui.widgets.controls_view import ControlsView
-from grpo_lab.ui.widgets.displayed import Displayed
+from grpo_lab.ui.widgets.controls import Controls
 from grpo_lab.ui.widgets.live import LiveFigure
-from grpo_lab.ui.widgets.render_state import RenderState
+from grpo_lab.ui.widgets.png import png
+from grpo_lab.ui.widgets.render_thread import RenderThread
 from grpo_lab.ui.widgets.runner import Run, Runner
 from grpo_lab.ui.widgets.sources import config_of
+from grpo_lab.ui.widgets.timeline import History
 
 HEALTHY = "stable"
 """The preset of `Panel.healthy`."""
+WORDS_EVERY = 1.0
+"""Seconds between two updates of the words beside the figure during a run."""
 
 
-class Panel(Displayed):
+class Panel:
     """A run to watch and control. In a notebook, the last expression of a cell shows it.
 
     Start trains `what`, a scenario's name or a whole config; without it, `preset` or the config of the recording.
@@ -70,15 +78,16 @@ class Panel(Displayed):
         self.session: Session | None = None
         """The session shown last; None before the first."""
         self._watched, self._place = not notebook_mode.headless(), notebook_display.Place()
-        figure, self._pace = LiveFigure(scale), pace
-        first = figure.halves(fold(recorded.events if recorded else ())) if self._watched else (b"", b"")
-        self._controls = ControlsView(self._call, controls, guards_shown, figure.sizes, first, pace)
-        self._render_state = RenderState(self._controls, figure, self._watched)
-        if self._watched and pause_at is not None:
-            self._render_state.pause_at = pause_at
+        self._pace, self._pause_at = pace, pause_at if self._watched else None
+        self._paused, self._note, self._words_at = False, "", float("-inf")
+        self._kept: dict[str, Screen] = {}
+        self.figure, self.frames = LiveFigure(scale), RenderThread(self._render)
+        first = self.figure.halves(fold(recorded.events if recorded else ())) if self._watched else (b"", b"")
+        self._controls = Controls(self._call, controls, guards_shown, self.figure.sizes, first, pace)
         self.widget, self.timeline = self._controls.widget, self._controls.timeline
+        self._controls.browser.observe(lambda change: self._set_dark(change["new"]), "dark")
         self._show_runs()
-        self._controls.inputs.sources.show(self.config, *self._names)
+        self._controls.sources.show(self.config, *self._names)
         self._refresh()
         if recorded:
             self._show_session(recorded)
@@ -111,13 +120,14 @@ class Panel(Displayed):
         with self._commanding:
             if self._runner.running:
                 return
-            feed = self._render_state.feed()
-            first = {"pace": self._pace, "pause_at": self._render_state.pause_at}
-            over = start(feed, first if self._watched else {})
-            self._render_state.begin(feed)
+            first = {"pace": self._pace, "pause_at": -1 if self._pause_at is None else self._pause_at}
+            history = History(came=lambda event: self._came(history, event))
+            over = start(history, first if self._watched else {})
+            self._paused, self._note = False, ""
+            self.timeline.load(history, live=True)
             self.session = session = self._runner.session
             assert session is not None
-        over.add_done_callback(lambda over: self._over(over, feed, session))
+        over.add_done_callback(lambda over: self._over(over, history, session))
         self._refresh()
 
     async def run(self) -> Run:
@@ -137,40 +147,40 @@ class Panel(Displayed):
             raise
         finally:
             if not self._watched:
-                notebook_display.picture(self._figure)
+                notebook_display.picture(self._picture)
 
     def pause(self) -> None:
         """Pause the run before its next step, or the replay of a recording."""
         self.timeline.pause()
-        self._render_state.paused = self._runner.command("pause")
+        self._paused = self._runner.command("pause")
         self._refresh()
 
     def resume(self) -> None:
         """Continue after `pause`."""
         self._runner.command("resume")
-        self._render_state.paused = False
+        self._paused = False
         self._refresh()
 
     def toggle(self) -> None:
         """Pause, or resume a paused run."""
-        (self.resume if self._render_state.paused else self.pause)()
+        (self.resume if self._paused else self.pause)()
 
     def step(self) -> None:
         """Train one step and pause; begin a run if there is none. Of a finished run, show one step more."""
         timeline = self.timeline
-        if not self._render_state.live and timeline.length:
+        if timeline.length:
             timeline.pause()
             timeline.move(timeline.position + 1)
             return
         self.start()
-        if not self._render_state.paused:
+        if not self._paused:
             self.pause()
         self._runner.command("step")
 
     def pace(self, steps_a_second: float) -> None:
         """Train at most so many steps a second, from the next step on; 0 is full speed. Results stay the same."""
         self._pace = steps_a_second
-        self._controls.inputs.show_pace(steps_a_second)
+        self._controls.show_pace(steps_a_second)
         self._runner.command("pace", str(steps_a_second))
 
     def stop(self) -> None:
@@ -181,7 +191,7 @@ class Panel(Displayed):
     def reset(self) -> None:
         """Stop, and restore what the panel was made with: its settings and its recording. Overlays stay."""
         self._begin_anew(self._made)
-        self._controls.inputs.sources.show(self._made, *self._names)
+        self._controls.sources.show(self._made, *self._names)
         if self._recorded:
             self._show_session(self._recorded)
         self._refresh()
@@ -189,7 +199,7 @@ class Panel(Displayed):
     def healthy(self) -> None:
         """Stop, empty the plot, and use the settings of a healthy run: the preset `stable`."""
         self._begin_anew(preset_config(HEALTHY))
-        self._controls.inputs.sources.show(self.config, HEALTHY, "", "")
+        self._controls.sources.show(self.config, HEALTHY, "", "")
         self._refresh()
 
     def choose(self, config: Config) -> None:
@@ -217,11 +227,14 @@ class Panel(Displayed):
 
         Raises RunError when there is none.
         """
-        self._render_state.keep(name)
+        screen = self.timeline.history.screen()
+        if screen.step < 0:
+            raise RunError(text("panel.nothing_to_keep"))
+        self._set_kept({**self._kept, name: screen})
 
     def clear(self) -> None:
         """Drop all overlays."""
-        self._render_state.clear()
+        self._set_kept({})
 
     def open(self, run: str | Path) -> Session:
         """Show all of a recording or a run folder; its time slider goes back to any step.
@@ -243,19 +256,24 @@ class Panel(Displayed):
         """
         if self.session is None:
             raise RunError(text("panel.nothing_to_keep"))
-        png = LiveFigure().png(*self._render_state.screens())
-        path = exports.zipped(self.session.directory, png, self._runs)
+        path = exports.zipped(self.session.directory, LiveFigure().png(*self.screens()), self._runs)
         self.tell(text("panel.exported", path=path))
         return path
 
     def tell(self, note: str) -> None:
         """Show a note in the status line; sliders and switches return to the values of the config."""
-        self._render_state.note = note
+        self._note = note
         self._refresh()
 
     def refresh(self) -> None:
         """Request a frame."""
-        self._render_state.refresh()
+        if self._watched:
+            self.frames.request()
+
+    def screens(self) -> tuple[Screen, dict[str, Screen], tuple[Screen, ...]]:
+        """The arguments of `LiveFigure.png`: the screen, the overlays, and the whole run where a part is shown."""
+        timeline = self.timeline
+        return timeline.screen(), self._kept, () if timeline.live else (timeline.whole,)
 
     def _call(self, method: str, *values: Any) -> None:
         """Call a method for a widget; a user's mistake appears in the status line, and the inputs go back."""
@@ -270,31 +288,92 @@ class Panel(Displayed):
             if self._runner.running:  # it ends by itself; the next run need not wait
                 self._runner = Runner(self._runs)
             self.config, self.session = config, None
-            self._render_state.load(())
+            self._load(())
 
-    def _over(self, over: Future[Run], feed: Any, session: Run) -> None:
-        """Fill the timeline after a run, and list the run among those to open."""
+    def _came(self, history: History, event: Event) -> None:
+        """Take note of an event of the run on screen."""
+        if history is self.timeline.history:
+            if isinstance(event, Stepped) and event.step + 1 == self._pause_at:
+                self._paused = True
+            self.refresh()
+
+    def _over(self, over: Future[Run], history: History, session: Run) -> None:
+        """Fill the timeline after a run, unless another one is on screen, and list the run among those to open."""
         error = over.exception()
-        self._render_state.end(feed, session.events, repr(error) if error else "")
+        with self._commanding:
+            if history is self.timeline.history:
+                self._load(session.events, repr(error) if error else "")
         self._show_runs()
         self._refresh()
-        self._place.update(self._figure())
+        self._place.update(self._picture())
 
     def _can_go_on(self) -> bool:
         """Whether the run on screen is one of this panel's that ended before its last step."""
         ended = ("crashed", "stopped", "running", "failed")
         return self.session is not None and self.session.directory.parent == self._runs and self.session.status in ended
 
+    def _load(self, events: Sequence[Event], note: str = "") -> None:
+        """Show a finished run, or nothing."""
+        self._paused, self._note = False, note
+        self.timeline.load(History(events))
+        self.refresh()
+
     def _show_runs(self) -> None:
-        self._controls.inputs.show_runs(recordings.recording_names(), exports.run_folders(self._runs))
+        self._controls.show_runs(recordings.recording_names(), exports.run_folders(self._runs))
 
     def _show_session(self, session: Session) -> None:
         self.session = session
-        self._render_state.load(session.events)
+        self._load(session.events)
         self._refresh()
+
+    def _set_kept(self, kept: dict[str, Screen]) -> None:
+        self._kept = kept
+        self._controls.show_kept(list(kept))
+        self.refresh()
+
+    def _set_dark(self, dark: bool) -> None:
+        self.figure.dark = dark
+        self.refresh()
 
     def _refresh(self) -> None:
         """Update buttons, sliders, menus and the figure."""
-        self._controls.inputs.show_config(self.config)
-        self._controls.show_running(self._runner.running, self._render_state.paused, self._can_go_on())
-        self._render_state.refresh()
+        self._controls.show_config(self.config)
+        self._controls.show_running(self._runner.running, self._paused, self._can_go_on())
+        self.refresh()
+
+    def _render(self, asked: bool) -> bool:
+        """Draw one frame; return whether to draw the next without a request: to play on, or to update the words."""
+        timeline = self.timeline
+        moved = timeline.tick()
+        screens, live, paused = self.screens(), timeline.live, self._paused
+        if asked or moved:
+            self._controls.show_pictures(*self.figure.halves(*screens))
+        due = time.monotonic() - self._words_at >= WORDS_EVERY or not live or paused
+        if due:
+            own = "paused" if paused else "starting" if live and screens[0].status == "waiting" else ""
+            self._controls.show_words(screens[0], paused, own, self._note)
+            self._words_at = time.monotonic()
+        return timeline.playing or not due
+
+    def _picture(self) -> str:
+        """The figure with its words, for readers without a kernel."""
+        screens = self.screens()
+        pixels = np.asarray(LiveFigure().draw(*screens))
+        return html.figure((png(pixels), png(pixels, dark=True)), screens[0])
+
+    def _show(self) -> None:
+        """Show the panel in the cell that runs."""
+        self._place.show(self._repr_mimebundle_(), self._picture() if self.session and not self.running else "")
+
+    def _ipython_display_(self) -> None:
+        if not self._watched:
+            raise NotImplementedError("IPython then asks for the bundle")
+        self._show()
+
+    def _repr_mimebundle_(self, **keywords: Any) -> Any:
+        words = {"text/plain": f"Panel: {describe(self.screens()[0])}"}
+        if self._watched:
+            child_pool.warm_up()
+            self.refresh()
+            return {**(self.widget._repr_mimebundle_(**keywords) or {}), **words}
+        return words | ({"text/html": self._picture()} if self.session else {})

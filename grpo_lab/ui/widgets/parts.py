@@ -37,6 +37,11 @@ class Muted:
             return self._depth > 0
 
 
+def by_user(widget: Any, muted: Muted, action: Callable[[Any], object]) -> None:
+    """Call the action with each value that a user gives the widget."""
+    widget.observe(lambda change: muted or action(change["new"]), "value")
+
+
 def button(name: str, description: str, action: Callable[[], object], **options: Any) -> ipywidgets.Button:
     """A button of the CSS class grpo-lab-<name>."""
     made = ipywidgets.Button(description=description, **{"layout": {"width": "auto"}, **options})
@@ -49,6 +54,6 @@ def box(name: str, children: Sequence[Any], kind: Any = ipywidgets.HBox) -> Any:
     return kind(children).add_class(f"grpo-lab-{name}")
 
 
-def words(name: str) -> ipywidgets.HTML:
-    """An empty text of the CSS class grpo-lab-<name>."""
-    return ipywidgets.HTML().add_class(f"grpo-lab-{name}")
+def words(name: str, value: str = "") -> ipywidgets.HTML:
+    """A text of the CSS class grpo-lab-<name>."""
+    return ipywidgets.HTML(value).add_class(f"grpo-lab-{name}")

@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from html import escape
 from pathlib import Path
 from types import MappingProxyType
 
@@ -18,7 +17,7 @@ from grpo_lab.runs import checkpoints, child_pool, run_folder
 from grpo_lab.runs.child import Child
 from grpo_lab.runs.session import Session, View
 from grpo_lab.training.registry import check
-from grpo_lab.ui import notebook_mode
+from grpo_lab.ui import html, notebook_mode
 
 CHECKPOINT_MINUTES = 0.1
 
@@ -30,7 +29,7 @@ class Run(Session):
         return f"{describe(fold(self.events))} ({self.directory})"
 
     def _repr_html_(self) -> str:
-        return f"<p>{escape(repr(self))}</p>"  # JupyterLab breaks plain text inside words
+        return html.fill("paragraph", repr(self))  # JupyterLab breaks plain text inside words
 
 
 class Runner:
@@ -77,21 +76,20 @@ class Runner:
         with self._starting:
             if self.over and self.running:
                 return self.over
-            child, before = child_pool.take(), (self.session, self.over)
+            child = child_pool.take()
             try:
-                session = make(child)
+                session, over = make(child), Future[Run]()
                 session.views.append(view)
                 for name, value in commands.items():
                     session.command(name, (str(value),))
-                self.session, self.over = session, Future()
-                self.over.set_running_or_notify_cancel()  # cancelling the wait for it must not end the run
-                work = (session, child, self.over)
+                over.set_running_or_notify_cancel()  # cancelling the wait for it must not end the run
+                work = (session, child, over)
                 threading.Thread(target=_run, args=work, name=f"run {session.directory.name}", daemon=True).start()
             except BaseException:
-                self.session, self.over = before
                 child_pool.give_back(child)
                 raise
-            return self.over
+            self.session, self.over = session, over
+            return over
 
     def command(self, name: str, *values: str) -> bool:
         """Send a command to the run that is going on; return whether there is one."""

@@ -65,34 +65,32 @@ SLIDERS = {
 class SliderRow:
     """A slider on the screen. It calls `changed` with its name and an override when a user moves it, not in `show`."""
 
-    def __init__(self, name: str, changed: Callable[[str, str], None]) -> None:
+    def __init__(self, name: str, muted: parts.Muted, changed: Callable[[str, str], None]) -> None:
         self.name, self.slider = name, SLIDERS[name]
-        self._changed, self._muted = changed, parts.Muted()
-        self._inputs = (_menu if self.slider.kind == "menu" else _slider_and_box)(name, self.slider)
-        for each in self._inputs:
+        self._changed, self._muted = changed, muted
+        self.inputs = _menu(name, self.slider) if self.slider.kind == "menu" else _slider_and_box(name, self.slider)
+        for each in self.inputs:
             each.tooltip = self.slider.help(name)
-            each.observe(self._moved, "value")
-        when = parts.words("when")
+            parts.by_user(each, muted, self._moved)
         key = "live" if self.slider.live else "next"
-        when.value, when.tooltip = text(f"panel.{key}"), text(f"panel.{key}_help")
-        self.widget = parts.box("row", [*self._inputs, when]).add_class(f"grpo-lab-set-{name}")
+        when = parts.words("when", text(f"panel.{key}"))
+        when.tooltip = text(f"panel.{key}_help")
+        self.widget = parts.box("row", [*self.inputs, when]).add_class(f"grpo-lab-set-{name}")
 
     def show(self, config: Config) -> None:
-        """Show the config's value; one outside the slider's range appears in the box alone."""
+        """Show the config's value."""
         self._put(self.slider.of(config))
 
-    def _moved(self, change: Any) -> None:
-        if self._muted:
-            return
-        value = change["new"]
-        if isinstance(value, float) and change["owner"] is self._inputs[0]:
+    def _moved(self, value: Any) -> None:
+        if isinstance(value, float) and value != self.inputs[-1].value:
             value = float(f"{value:.3g}")  # a slider's position is no exact number
         self._put(value)
         self._changed(self.name, f"{self.slider.path}={value}")
 
     def _put(self, value: Any) -> None:
+        """Show the value; one outside the slider's range appears in the box alone."""
         with self._muted:
-            for each in self._inputs:
+            for each in self.inputs:
                 on_slider = hasattr(each, "readout")
                 each.value = min(max(value, self.slider.low), self.slider.high) if on_slider else value
 

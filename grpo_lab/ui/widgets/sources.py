@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import ipywidgets
@@ -9,7 +10,8 @@ import ipywidgets
 from grpo_lab.config import algorithms, catalog
 from grpo_lab.config.schema import Config
 from grpo_lab.messages import text, translated
-from grpo_lab.ui.widgets import html, parts
+from grpo_lab.ui import html
+from grpo_lab.ui.widgets import parts
 
 STYLE = {"description_width": "84px"}
 MODELS = ("tiny", "smollm2-135m")
@@ -18,9 +20,9 @@ MODELS = ("tiny", "smollm2-135m")
 class Sources:
     """Menus that make a config. They call `chosen` with a whole config and `changed` with overrides."""
 
-    def __init__(self, chosen: Callable[[Config], None], changed: Callable[..., None]) -> None:
-        self._chosen, self._changed, self._muted = chosen, changed, parts.Muted()
-        self._described: tuple[Any, Any] | None = None
+    def __init__(self, muted: parts.Muted, chosen: Callable[[Config], None], changed: Callable[..., None]) -> None:
+        self._chosen, self._changed, self._muted = chosen, changed, muted
+        self._described: tuple[str, str] | None = None
         self.preset = _menu("preset", "panel.none", catalog.preset_names())
         self.scenario = _menu("scenario", "panel.none", catalog.scenario_names())
         self.algorithm = _menu("algorithm", "panel.own_formulas", algorithms.algorithm_names())
@@ -31,12 +33,12 @@ class Sources:
         self.model = ipywidgets.Combobox(options=MODELS, ensure_option=False, **names, **words)
         self.seed = ipywidgets.BoundedIntText(0, 0, 2**31 - 1, description=text("setting.seed"), **words)
         self._about = parts.words("about")
-        for menu in (self.preset, self.scenario, self.guards):
-            menu.observe(self._choose, "value")
-        self.algorithm.observe(self._take_up, "value")
-        for path, box in (("model.name", self.model), ("run.seed", self.seed)):
-            box.observe(lambda change, path=path: self._override(path, change["new"]), "value")
-            box.add_class(f"grpo-lab-set-{'model' if box is self.model else 'seed'}")
+        parts.by_user(self.scenario, muted, self._choose_scenario)
+        for menu in (self.preset, self.guards):
+            parts.by_user(menu, muted, lambda _: self._choose())
+        parts.by_user(self.algorithm, muted, self._take_up)
+        parts.by_user(self.model.add_class("grpo-lab-set-model"), muted, partial(self._override, "model.name"))
+        parts.by_user(self.seed.add_class("grpo-lab-set-seed"), muted, partial(self._override, "run.seed"))
         self.widgets = [*(self.preset, self.scenario, self.algorithm, self.guards, self.model, self.seed, self._about)]
 
     def show(self, config: Config, of_preset: str = "", of_scenario: str = "", of_guards: str | None = None) -> None:
@@ -52,44 +54,40 @@ class Sources:
             self.algorithm.tooltip = described(self.algorithm.value)
         self._describe()
 
-    def _choose(self, change: Any) -> None:
-        if self._muted:
-            return
-        if self.scenario.value and change["owner"] is self.scenario:
+    def _choose_scenario(self, name: str) -> None:
+        if name:
             with self._muted:
-                self.preset.value = catalog.scenario(self.scenario.value).preset
-        guards = self.guards.value or None
-        config = config_of(self.scenario.value or None, self.preset.value or None, guards)
+                self.preset.value = catalog.scenario(name).preset
+        self._choose()
+
+    def _choose(self) -> None:
+        config = config_of(self.scenario.value or None, self.preset.value or None, self.guards.value or None)
         self._describe()
         self._chosen(config.with_(f"run.seed={self.seed.value}"))
 
-    def _take_up(self, change: Any) -> None:
+    def _take_up(self, algorithm: str) -> None:
         """Change the formulas to those of an algorithm, or go back to those of scenario and preset."""
-        if not change["new"]:
-            self._choose(change)
-        elif not self._muted:
-            loss = self._loss | algorithms.settings_for(change["new"], self._loss)
-            found = [(name, value) for name, value in loss.items() if self._loss[name] != value]
-            self._changed(*(f"loss.{name}={'none' if value is None else value}" for name, value in found))
-            self._described = None
-            self._about.value = html.prose(change["new"], described(change["new"]), {})
+        if not algorithm:
+            self._choose()
+            return
+        loss = self._loss | algorithms.settings_for(algorithm, self._loss)
+        found = [(name, value) for name, value in loss.items() if self._loss[name] != value]
+        self._changed(*(f"loss.{name}={'none' if value is None else value}" for name, value in found))
+        self._described = None
+        self._about.value = html.prose(algorithm, described(algorithm))
 
-    def _override(self, path: str, value: Any) -> None:
-        if not self._muted and str(value):
+    def _override(self, path: str, value: object) -> None:
+        if str(value):
             self._changed(f"{path}={value}")
 
     def _describe(self) -> None:
         """Describe the chosen scenario or preset; files are read only when the choice changes."""
-        names = (self.preset.value, self.scenario.value)
+        names = (str(self.preset.value), str(self.scenario.value))
         if names == self._described:
             return
         self._described = names
-        found: Any = None
-        if self.scenario.value:
-            found = catalog.scenario(self.scenario.value)
-        elif self.preset.value:
-            found = catalog.load_preset(self.preset.value)
-        self._about.value = html.prose(found.name, found.title, {}) if found else ""
+        found = catalog.scenario(names[1]) if names[1] else catalog.load_preset(names[0]) if names[0] else None
+        self._about.value = html.prose(found.name, found.title) if found else ""
 
 
 def described(name: str) -> str:

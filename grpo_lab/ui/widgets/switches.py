@@ -1,7 +1,7 @@
 """A check box for each guard with a sentence on what it does, and on demand its `Stops`, `Costs` and `Hides`."""
 
 from collections.abc import Callable, Sequence
-from html import escape
+from functools import partial
 from typing import Any
 
 import ipywidgets
@@ -11,8 +11,9 @@ from grpo_lab.config.schema import Config
 from grpo_lab.errors import unknown
 from grpo_lab.messages import text, translated
 from grpo_lab.training.guards import GUARDS
+from grpo_lab.ui import html
 from grpo_lab.ui.described import docstring
-from grpo_lab.ui.widgets import html, parts
+from grpo_lab.ui.widgets import parts
 
 
 class Switches:
@@ -24,33 +25,32 @@ class Switches:
     Raises ConfigError for an unknown name.
     """
 
-    def __init__(self, names: Sequence[str] | None, switched: Callable[[str, bool], None]) -> None:
+    def __init__(self, names: Sequence[str] | None, muted: parts.Muted, switched: Callable[[str, bool], None]) -> None:
         for name in names or ():
             if name not in GUARDS:
                 raise unknown("guard", name, GUARDS)
-        self._switched, self._muted = switched, parts.Muted()
-        self._boxes: dict[str, ipywidgets.Checkbox] = {}
-        self._about: dict[str, ipywidgets.HTML] = {}
+        self._switched, self._muted = switched, muted
+        self.boxes: dict[str, ipywidgets.Checkbox] = {}
+        self.about: dict[str, ipywidgets.HTML] = {}
         self.widget = parts.box("switches", (), ipywidgets.VBox)
         self._add(list(GUARDS) if names is None else names)
 
     def show(self, config: Config) -> None:
         """Check the boxes of the config's guards."""
-        self._add([name for name in config.guards if name not in self._boxes and name not in GUARDS])
-        with self._muted:
-            for name, box in self._boxes.items():
-                box.value = name in config.guards
+        self._add([name for name in config.guards if name not in self.boxes and name not in GUARDS])
+        for name, box in self.boxes.items():
+            box.value = name in config.guards
 
     def explain(self, name: str) -> None:
         """Show the rest of the guard's description, or hide it again."""
-        about, (_, rest, sections) = self._about[name], described(name)
+        about, (_, rest, sections) = self.about[name], described(name)
         whole = html.prose("", rest, sections)
         about.value = "" if about.value == whole else whole
 
     def _clicked(self, name: str, on: bool) -> None:
         if name in GUARDS:
             _, _, sections = described(name)
-            self._about[name].value = html.prose("", "", {"Stops": sections["Stops"]}) if on else ""
+            self.about[name].value = html.prose("", "", {"Stops": sections["Stops"]}) if on else ""
         self._switched(name, on)
 
     def _add(self, names: Sequence[str]) -> None:
@@ -59,17 +59,17 @@ class Switches:
 
     def _row(self, name: str) -> ipywidgets.VBox:
         short = name.rpartition(":")[2]
-        box = self._boxes[name] = ipywidgets.Checkbox(description=short, indent=False, layout={"width": "auto"})
-        box.observe(lambda change: self._muted or self._clicked(name, change["new"]), "value")
+        box = self.boxes[name] = ipywidgets.Checkbox(description=short, indent=False, layout={"width": "auto"})
+        parts.by_user(box, self._muted, partial(self._clicked, name))
         row: list[Any] = [box]
-        about = self._about[name] = parts.words("about")
+        about = self.about[name] = parts.words("about")
         if name in GUARDS:
             sentence, _, sections = described(name)
             tip = text("guard.about", name=name)
             row.append(parts.button("ask", "?", lambda: self.explain(name), tooltip=tip, layout={"width": "24px"}))
-            row.append(parts.words("does"))
-            why = escape(f"{text('guard.Stops')}: {sections['Stops']}")
-            row[-1].value = f'<span title="{why}">{html.marked(sentence)}</span>'
+            row.append(
+                parts.words("does", html.fill("hinted", sentence, f"{text('guard.Stops')}: {sections['Stops']}"))
+            )
         return parts.box(f"guard-{short}", [parts.box("row", row), about], ipywidgets.VBox)
 
 

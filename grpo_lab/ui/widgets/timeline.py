@@ -1,9 +1,8 @@
-"""Replay of a run that is over: a slider over its steps, moved by hand or played at a speed."""
+"""The steps of a run on the screen: its events, and a slider that goes back to any step, moved by hand or played."""
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import ipywidgets
 
@@ -16,52 +15,88 @@ SPEEDS = (0.5, 1, 2, 5, 10, 20, 50)
 """Steps a second."""
 
 
-class Timeline:
-    """A slider over the steps of a run, a button that plays them and a speed. It calls `moved` after a change."""
+class History:
+    """The events of a run, and its screen after any step; a view of a run that goes on. `came` gets each new event."""
 
-    def __init__(self, moved: Callable[[], None]) -> None:
-        self._moved, self._muted, self._lock = moved, parts.Muted(), threading.RLock()
+    def __init__(self, events: Iterable[Event] = (), came: Callable[[Event], None] = lambda _: None) -> None:
+        self._came, self._lock = came, threading.RLock()
         self._events: list[Event] = []
-        self._ends, self._exact, self._ticked, self.playing = [0], 0.0, 0.0, False
+        self._steps: list[int] = []
+        """The place of each Stepped among the events."""
         self._fold, self._folded = Fold(), 0
-        self.whole = self._fold.screen()
+        for event in events:
+            self._add(event)
+
+    def __len__(self) -> int:
+        """The number of steps."""
+        return len(self._steps)
+
+    def show(self, event: Event) -> None:
+        """Take the next event of a run that goes on."""
+        with self._lock:
+            self._add(event)
+        self._came(event)
+
+    def screen(self, steps: int | None = None) -> Screen:
+        """The state after so many steps; None: after all events, with those that follow the last step."""
+        with self._lock:
+            if steps is None or steps >= len(self._steps):
+                end = len(self._events)
+            else:
+                end = self._steps[steps - 1] + 1 if steps else self._steps[0]
+            if end < self._folded:
+                self._fold, self._folded = Fold(), 0
+            for event in self._events[self._folded : end]:
+                self._fold.add(event)
+            self._folded = end
+            return self._fold.screen()
+
+    def _add(self, event: Event) -> None:
+        if isinstance(event, Stepped):
+            self._steps.append(len(self._events))
+        self._events.append(event)
+
+
+class Timeline:
+    """A slider over the steps of a run that is over, a button that plays them and a speed; `moved` is called then."""
+
+    def __init__(self, muted: parts.Muted, moved: Callable[[], None]) -> None:
+        self._moved, self._muted, self._lock = moved, muted, threading.RLock()
+        self._exact, self._ticked, self.playing = 0.0, 0.0, False
         style = {"description_width": "initial"}
         layout = {"flex": "1 1 200px", "min_width": "160px"}
         words = {"description": text("panel.time"), "tooltip": text("panel.time_help")}
-        self._slider = ipywidgets.IntSlider(0, 0, 0, layout=layout, style=style, **words)
-        self._slider.add_class("grpo-lab-time")
-        self._slider.observe(self._by_hand, "value")
+        self.slider = ipywidgets.IntSlider(0, 0, 0, layout=layout, style=style, **words).add_class("grpo-lab-time")
+        parts.by_user(self.slider, muted, self._by_hand)
         play = {"tooltip": text("panel.play_help")}
         self._button = parts.button("play", "", lambda: self.pause() if self.playing else self.play(), **play)
         speeds = [(text("panel.steps_a_second", speed=f"{speed:g}"), speed) for speed in SPEEDS]
         words = {"description": text("panel.speed"), "style": style, "layout": {"width": "190px"}}
         self.speed = ipywidgets.Dropdown(options=speeds, value=2, **words).add_class("grpo-lab-speed")
-        self.widget = parts.box("row", [self._button, self._slider, self.speed])
-        self.load(())
+        self.widget = parts.box("row", [self._button, self.slider, self.speed])
+        self.load(History())
 
-    def load(self, events: Sequence[Event]) -> None:
-        """Take the events of a run, and show all of it."""
+    def load(self, history: History, live: bool = False) -> None:
+        """Show all of a run; one that is `live` is followed, and cannot be moved in."""
         with self._lock:
-            self._events = list(events)
-            ends = [index + 1 for index, event in enumerate(self._events) if isinstance(event, Stepped)]
-            self._ends = [ends[0] - 1, *ends[:-1], len(self._events)] if ends else [len(self._events)]
-            self._exact = float(len(ends))
-            self._fold, self._folded = Fold(), 0
-            self.whole = self.screen()
+            self.history, self.live = history, live
+            self.length = 0 if live else len(history)
+            """The number of steps of a run that is over."""
+            self.whole = history.screen()
+            self._exact = float(self.length)
             self._set_playing(False)
             self._place()
-            for each in (self._slider, self._button, self.speed):
-                each.disabled = not ends
-
-    @property
-    def length(self) -> int:
-        """Number of steps of the run."""
-        return len(self._ends) - 1
+            for each in (self.slider, self._button, self.speed):
+                each.disabled = not self.length
 
     @property
     def position(self) -> int:
         """Number of steps shown."""
         return int(self._exact)
+
+    def screen(self) -> Screen:
+        """The state of the run after the steps shown."""
+        return self.history.screen(None if self.live else self.position)
 
     def move(self, position: int) -> None:
         """Show the first `position` steps; with the last step also the events after it."""
@@ -98,29 +133,17 @@ class Timeline:
                 self._set_playing(False)
             return self.position != before
 
-    def screen(self) -> Screen:
-        """The state of the run after the steps shown."""
-        with self._lock:
-            end = self._ends[self.position]
-            if end < self._folded:
-                self._fold, self._folded = Fold(), 0
-            for event in self._events[self._folded : end]:
-                self._fold.add(event)
-            self._folded = end
-            return self._fold.screen()
-
     def _set_playing(self, playing: bool) -> None:
         self.playing = playing
         self._button.icon = "pause" if playing else "play"
         self._button.description = text("panel.pause_replay" if playing else "panel.play")
 
     def _place(self) -> None:
-        """Put the slider at the position without a callback."""
+        """Put the slider at the position."""
         with self._muted:
-            self._slider.max = self.length
-            self._slider.value = self.position
+            self.slider.max = self.length
+            self.slider.value = self.position
 
-    def _by_hand(self, change: Any) -> None:
-        if not self._muted:
-            self.pause()
-            self.move(change["new"])
+    def _by_hand(self, position: int) -> None:
+        self.pause()
+        self.move(position)

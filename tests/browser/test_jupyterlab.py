@@ -1,0 +1,241 @@
+"""Panel, lab, feedback and lecture in JupyterLab. Tests wait for texts and frames, never for a time.
+
+With GRPO_LAB_PICTURES=docs/figures the panel of the run that was saved is kept as saved.png, which the README shows.
+"""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+LABS = Path(__file__).parents[2] / "labs"
+LINES = """node => {
+    const range = document.createRange();
+    range.selectNodeContents(node);
+    return new Set([...range.getClientRects()].map(box => Math.round(box.top))).size
+}"""
+"""The number of lines that a text takes."""
+LINES_OF_WORDS = """pre => { const words = pre.firstChild, range = document.createRange();
+    return [...words.data.matchAll(/[^ ]+/g)].map(found => {
+        range.setStart(words, found.index); range.setEnd(words, found.index + found[0].length);
+        return new Set([...range.getClientRects()].map(box => Math.round(box.top))).size }) }"""
+
+
+def step_shown(nb) -> int:
+    """The step that the status names; -1 while it names none."""
+    found = re.search(r"step (\d+)", nb.find("status").inner_text())
+    return int(found[1]) if found else -1
+
+
+def says(nb, part: str, words: str | re.Pattern) -> None:
+    """Wait until the widget contains the words."""
+    expect(nb.find(part)).to_contain_text(words)
+
+
+def test_a_run_is_started_changed_reloaded_and_stopped_and_leaves_a_picture(notebook, server, wait_until):
+    nb = notebook(
+        "from grpo_lab.ui.widgets import Panel\nfrom grpo_lab.events import Changed\n"
+        "panel = Panel(preset='stable', overrides=('run.num_steps=1000',))\npanel",
+        "print([event.overrides for event in panel.session.events if isinstance(event, Changed)])",
+        "print(panel.session.status, len(panel.session.records))",
+    )
+    nb.run_cell(0)
+    nb.count_frames()
+    before = nb.picture()
+    nb.find("start").click()
+    says(nb, "status", re.compile(r"step [1-9]"))
+    first = step_shown(nb)
+    wait_until("ten new pictures", lambda: nb.frames() >= 10)
+    wait_until("a later step", lambda: step_shown(nb) > first)
+    assert nb.picture() != before
+
+    number = nb.find("set-learning_rate").locator("input[type=text], input[type=number]").first
+    number.fill("1e-5")
+    number.press("Enter")
+    changed = nb.output(1)
+    wait_until("the change is an event", lambda: nb.run_cell(1) or "learning_rate=1e-05" in changed.inner_text())
+
+    nb.save()
+    nb.load()
+    nb.count_frames()
+    wait_until("the plot goes on", lambda: nb.frames() >= 3)
+    nb.find("stop").click()
+    says(nb, "status", "stopped")
+    nb.run_cell(2)
+    expect(nb.output(2)).to_contain_text("stopped")
+    expect(nb.find("picture")).not_to_be_visible()
+
+    nb.find("start").click()
+    says(nb, "status", re.compile(r"step [1-9]"))
+    nb.save()
+    old = set(server.workers())
+    server.call(f"kernels/{nb.kernel}/restart", restart=True)
+    wait_until("a restart leaves no child behind", lambda: not old & set(server.workers()))
+    nb.load()
+    expect(nb.find("picture").locator("img")).to_be_visible()
+    assert (nb.find("picture").locator("img").get_attribute("alt") or "").startswith("stable: stopped after ")
+    expect(nb.page.get_by_text("model not found")).not_to_be_visible()
+    nb.page.goto(f"{server.url}/lab?reset")  # for the next test, whose page must not open this notebook again
+    nb.page.wait_for_function("globalThis.jupyterapp?.restored.then(() => true)")
+
+
+@pytest.mark.slow
+def test_a_chinese_panel_fits_a_dark_and_narrow_page(notebook, wait_until):
+    use = "from grpo_lab import messages\nmessages.use({!r})"
+    panel = "from grpo_lab.ui.widgets import Panel\nPanel(recording='lecture-cuda-001')"
+    nb = notebook(f"{use.format('zh')}\n{panel}", use.format("en"))
+    nb.run_cell_to_its_end(0)
+    says(nb, "start", "开始")
+    expect(nb.find("panel").get_by_role("tab", name="防护")).to_be_visible()
+    says(nb, "status", "步")
+    light, boxes = nb.picture(), "node => node.getBoundingClientRect().toJSON()"
+    plot, chain = (nb.find(part).evaluate(boxes) for part in ("plot", "chain"))
+    assert chain["left"] >= plot["right"] - 1 and chain["top"] == plot["top"]
+    for theme in ("Dark", "Light"):
+        nb.page.evaluate(
+            "theme => jupyterapp.commands.execute('apputils:change-theme', {theme})", f"JupyterLab {theme}"
+        )
+        nb.page.wait_for_function(
+            """dark => { const ink = document.querySelector('.grpo-lab-panel .widget-label');
+                const paper = document.querySelector('.grpo-lab-panel');
+                const light = (style) => Math.max(...style.match(/[0-9]+/g).slice(0, 3).map(Number)) > 127;
+                const words = light(getComputedStyle(ink).color), page = light(getComputedStyle(paper).backgroundColor);
+                return words === dark && page === !dark }""",
+            arg=theme == "Dark",
+        )
+        if theme == "Dark":
+            wait_until("the picture is dark", lambda: nb.picture() != light)
+    nb.page.set_viewport_size({"width": 900, "height": 1000})
+    plot, chain, panel = (nb.find(part).evaluate(boxes) for part in ("plot", "chain", "panel"))
+    assert chain["top"] >= plot["bottom"] - 1, "the chain stands below the curves"
+    assert max(plot["right"], chain["right"]) <= panel["right"]
+    assert set(nb.find("banner").locator("pre").evaluate(LINES_OF_WORDS)) == {1}, "no word is broken"
+    nb.page.set_viewport_size({"width": 1280, "height": 1000})
+    nb.run_cell_to_its_end(1)  # other tests share the kernel
+
+
+def test_exercises_answer_in_words(notebook, server):
+    register = f"""
+import os
+os.environ["GRPO_LAB_DATA"] = {str(Path(__file__).parents[1] / "own")!r}
+import grpo_lab as gl
+lab = gl.Lab("sample")
+"""
+    book = notebook(
+        register,
+        "%%exercise guess\nanswer = ...  # your answer",
+        "%%exercise double\ndef double(x):\n    return x + '<b>'",
+        "%%exercise double\ndef double(x):\n    return x + x",
+        'run = lab.run(gl.preset("smoke"), "short")',
+        "lab.questions()",
+    )
+    for number in range(6):
+        book.run_cell_to_its_end(number)
+    book.output(1).get_by_text("waits for your answer in line 2").wait_for()
+    assert "Traceback" not in book.output(1).inner_text()
+    feedback = book.output(2).locator(".grpo-lab-feedback")
+    expect(feedback).to_contain_text("Double it: not yet, 0 of 1 right")
+    expect(feedback).to_contain_text("TypeError")
+    assert feedback.locator("b").count() == 0  # the learner's text is text
+    assert feedback.get_by_text("✗ not yet", exact=True).evaluate(LINES) == 1, "no word is broken"
+    book.output(2).get_by_text("NotYet: Double it: 0 of 1 right so far").wait_for()
+    assert "Traceback" not in book.output(2).inner_text()
+    book.output(3).get_by_text("✓ right").wait_for()
+    assert (server.folder / "answers/sample/double.py").read_text().startswith("# %%exercise double\ndef double")
+    book.output(4).get_by_text("end: done").wait_for()
+    assert book.output(4).locator(".jp-OutputArea-child").count() == 1  # one line, that changed
+    questions = book.output(5).locator(".grpo-lab-questions")
+    questions.get_by_label("no", exact=True).check()
+    questions.get_by_text("Not this one. It is.").wait_for()
+    questions.get_by_label("yes", exact=True).check()
+    questions.get_by_text("Right. So it is, & always.").wait_for()
+
+
+@pytest.mark.slow
+def test_a_guard_switched_on_during_the_run_saves_it(notebook):
+    """Lab 0: the run without a guard crashes; the same run, steered on one screen while its cell waits, is saved."""
+    lab = LABS / "00_start" / "00_start.ipynb"
+    cells = ["".join(cell["source"]).partition("\n")[0] for cell in json.loads(lab.read_bytes())["cells"]]
+    first, alone, saved, said = map(
+        cells.index,
+        (
+            "import grpo_lab as gl",
+            "rescue = lab.panel(",
+            'rescue.keep("no guard")',
+            "from grpo_lab.runs.summary import summary",
+        ),
+    )
+
+    def full_speed(output):
+        output.locator(".grpo-lab-pace-menu select").select_option(label="full speed")
+
+    book = notebook(copy=lab)
+    book.run_cell_to_its_end(first)
+    book.run_cell(alone)
+    full_speed(book.output(alone))
+    expect(book.output(alone).locator(".grpo-lab-status")).to_contain_text("crashed in torch.multinomial")
+    book.run_cell(saved)
+    panel = book.output(saved)
+    expect(panel.locator(".grpo-lab-status")).to_contain_text(re.compile(r"healthy\s+step [1-9]"))
+    for part in ("status", "plot", "chain", "pause"):
+        expect(panel.locator(f".grpo-lab-{part}")).to_be_in_viewport(ratio=1)
+    panel.get_by_role("tab", name="Guards").click()
+    panel.locator(".grpo-lab-guard-sanitize_rewards input[type=checkbox]").check()
+    full_speed(panel)
+    expect(panel.locator(".grpo-lab-status")).to_contain_text("done, learned")
+    alt = panel.locator(".grpo-lab-plot").evaluate(
+        "plot => (plot.matches('img') ? plot : plot.querySelector('img')).alt"
+    )
+    assert "sanitize_rewards acted from step 20 on" in alt
+    book.run_cell(said)
+    rewards = re.compile(r"held-out reward: ([\d.]+) before, ([\d.]+) after")
+    expect(book.output(said)).to_contain_text(rewards)
+    before, after = map(float, rewards.findall(book.output(said).inner_text())[0])
+    assert before < 0.35 and after >= 0.5
+    if folder := os.environ.get("GRPO_LAB_PICTURES"):
+        book.page.set_viewport_size({"width": 1600, "height": 1000})
+        panel.locator(".grpo-lab-panel").screenshot(path=Path(folder) / "saved.png")
+        book.page.set_viewport_size({"width": 1280, "height": 1000})
+
+
+@pytest.mark.slow
+def test_lecture_by_keys(notebook):
+    nb = notebook("from grpo_lab.ui.widgets import Lecture\n\nLecture()", document=True)
+    nb.run_cell(0)
+    says(nb, "says", "A healthy run")
+    keys, shown = nb.page.keyboard, nb.find("time").locator(".widget-readout")
+    expect(nb.find("lecture")).to_be_focused()
+    expect(nb.page.locator(".jp-Cell-inputWrapper").first).to_be_hidden()
+
+    keys.press("5")
+    says(nb, "says", "From a finite loss")
+    keys.press("End")
+    says(nb, "status", "crashed in torch.multinomial")
+    picture = nb.picture()
+    keys.press("b")
+    keys.press("End")
+    says(nb, "status", "done")
+    assert nb.picture() != picture
+    says(nb, "heal", "loss.log_ratio=old")
+    keys.press("ArrowLeft")
+    keys.press("ArrowLeft")
+    expect(shown).to_have_text("58")
+    keys.press("Space")
+    says(nb, "status", "done")
+
+    nb.find("scenario-1").click(position={"x": 3, "y": 3})  # no strip of JupyterLab's lies over its left edge
+    says(nb, "says", "One corrupt sample")
+    nb.find("scenario-2").click()
+    says(nb, "says", "explodes")
+    keys.press("Space")  # the key of the lecture, not of the button that the mouse left
+    says(nb, "play", "Play")
+    says(nb, "says", "explodes")
+    keys.press("r")
+    says(nb, "says", "A healthy run")
+    assert nb.page.locator(".jp-Cell").count() == 1  # JupyterLab's own keys, a and b among them, kept out
+    expect(nb.find("start")).to_be_hidden()
+    nb.find("live").click()
+    expect(nb.find("start")).to_be_visible()
