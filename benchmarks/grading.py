@@ -112,7 +112,7 @@ def _grade_workers() -> list[int]:
         except OSError:
             return ""
 
-    return [pid for pid in descendants() if "grpo_lab.grading.grade_worker" in command(pid)]
+    return [pid for pid in descendants() if "grpo_lab.grading.worker" in command(pid)]
 
 
 def _resident(pid: int) -> int:

@@ -95,14 +95,13 @@ SHOWN = {
         "a symbolic link",
         "an empty",
         "not a notebook",
-        "cannot be read",
         "a zip without",
         "a folder that",
     ),
     "repeats.py": ("handed in late", "another student", "{} notebooks of this lab", "{} (could not", "{} (with"),
     "grader.py": ("the lab {}",),
-    "worker_client.py": ("not finished", "the grade worker ended", "the grade worker had", "the grade worker sent"),
-    "reports/marking.py": ("exercise {}", "give a", "no notebook", "the notebook has", "{} then", "mark {}"),
+    "worker.py": ("not finished", "the grade worker ended", "the grade worker had"),
+    "reports/marking.py": ("exercise {}", "give a", "the notebook has", "{} then", "mark {}"),
 }
 """Modules of grading, and the beginnings of their texts that reports show."""
 SINGLE_WORDS = {"rows", "columns", "yes", "no", "none", "nothing"}
@@ -169,7 +168,7 @@ def of_grading():
         for start in starts
     }
     assert all(found.values()), found
-    whole = {each for name in ("notebooks.py", "notebook_files.py", "archives.py") for each in literals(GRADING / name)}
+    whole = {each for name in ("notebooks.py", "archives.py") for each in literals(GRADING / name)}
     return {each for each in whole if re.search("[a-z] [a-z]", each)} | {
         text for texts in found.values() for text in texts
     }

@@ -74,37 +74,33 @@ def grade(
     sys.executable = os.path.normpath(sys.executable)  # `..` in it would name folders that the sandbox does not have
     from grpo_lab.grading import repeats, reports, submissions
     from grpo_lab.grading import rules as ruling
-    from grpo_lab.grading.reports import words
+    from grpo_lab.grading.reports import marking, words
     from grpo_lab.runs import clusters
 
-    options = {
-        "attempt": attempt,
-        "tier": require_tier,
-        "labs": lab and tuple(lab),
-        "no_isolation": no_isolation or None,
-    }
+    options = {"attempt": attempt, "tier": require_tier, "labs": lab and tuple(lab)}
+    options["no_isolation"] = no_isolation or None
     given = {name: value for name, value in options.items() if value is not None}
     ruled = dataclasses.replace(ruling.read(rules), **given)
     if print_rules:
         return typer.echo(ruling.as_toml(ruled), nl=False)
     if explain:
-        return _explain(ruled)
+        console.out.print(TRUST, markup=False)
+        tier = _tier(ruled)
+        return console.out.print(f"Here: tier {tier.number}. {tier.trust}", markup=False)
     if not paths:
         raise typer.BadParameter("name a folder of notebooks, or notebooks", param_hint="PATH...")
     every = submissions.found(paths, [out, Path(ruled.secret), *([rules] if rules else [])])
-    spoken = words.of(language).language
+    words.of(language)  # an unknown one is an error now, not after the grading
     cluster = clusters.connect(backend, scheduler, jobs)
-    results = _graded(every, out, _course(ruled), jobs, cluster)
-    results = _counted(every, repeats.told_apart(every, results), out, keep, alone=results_json is not None)
-    reports.write(results, out, results_json, spoken)
+    results = repeats.told_apart(every, _graded(every, out, _course(ruled), jobs, cluster))
+    if (sheet := out / marking.TO_MARK).exists():
+        marks = marking.read_marks(sheet)
+        for line in marking.unplaced(results, marks):
+            console.report(f"warning: {line}")
+        results = marking.with_marks(results, marks)
+    results = repeats.one_each(every, results, keep, alone=results_json is not None)
+    reports.write(results, out, results_json, language)
     _say(results, out)
-
-
-def _explain(rules: Rules) -> None:
-    """Print the limits of a grade, and those of this machine's sandbox."""
-    console.out.print(TRUST, markup=False)
-    tier = _tier(rules)
-    console.out.print(f"Here: tier {tier.number}. {tier.trust}", markup=False)
 
 
 def _tier(rules: Rules) -> Tier:
@@ -158,25 +154,12 @@ def _graded(every: Sequence[Found], out: Path, course: Course, jobs: int, cluste
     return results
 
 
-def _counted(every: Sequence[Found], results: list[Result], out: Path, keep: str, alone: bool) -> list[Result]:
-    """The results that count, with the marks that a person has entered."""
-    from grpo_lab.grading import repeats
-    from grpo_lab.grading.reports import marking
-
-    if (sheet := out / marking.TO_MARK).exists():
-        marks = marking.read_marks(sheet)
-        for line in marking.unplaced(results, marks):
-            console.report(f"warning: {line}")
-        results = marking.with_marks(results, marks)
-    return repeats.one_each(every, results, keep, alone=alone)
-
-
 def _say(results: Sequence[Result], out: Path) -> None:
     """Print a summary of the class; exit code 1 if a notebook was not graded in full: a person has to look then."""
-    from grpo_lab.grading.reports.words import ENGLISH, words
+    from grpo_lab.grading.reports import words
     from grpo_lab.grading.results import counted
 
-    word = words(ENGLISH)
+    word = words.of("en")
     rows = [("student", "lab", "score", "of", "to mark", "problem or warning")]
     for result in results:
         left = word("incomplete", exercises=word.count("exercise", result.not_graded)) if result.not_graded else ""

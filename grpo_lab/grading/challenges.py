@@ -11,6 +11,7 @@ import secrets
 import shlex
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from grpo_lab.errors import ConfigError
@@ -27,14 +28,28 @@ def secret(path: Path, made: Callable[[Path], object] | None = None) -> bytes:
 
     Raises ConfigError for a file that cannot be read, that other users can open, or that holds too little or too much.
     """
+    named = f"secret = {str(path)!r}"
     try:
-        if _write(path) and made:
-            made(path)
-        return _read(path)
+        with suppress(FileExistsError):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with open(descriptor, "w", encoding="ascii") as file:
+                file.write(secrets.token_hex(LEAST) + "\n")
+            if made:
+                made(path)
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe must not block
+            status, key = os.fstat(file.fileno()), file.read(MOST + 1).strip()
     except OSError as error:
-        raise ConfigError(
-            f"secret = {str(path)!r}: {error.strerror}; name a file that can be read, or one that can be written"
-        ) from error
+        way_out = "name a file that can be read, or one that can be written"
+        raise ConfigError(f"{named}: {error.strerror}; {way_out}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise ConfigError(f"{named}: not a regular file; name one, or a file to be made")
+    if others := stat.S_IMODE(status.st_mode) & 0o077:
+        way_out = f"chmod 600 {shlex.quote(str(path))}"
+        raise ConfigError(f"{named}: others have access to it (mode bits {others:03o}); {way_out}")
+    if not LEAST <= len(key) <= MOST:
+        held = f"{len(key)} bytes" if len(key) <= MOST else "more bytes"
+        raise ConfigError(f"{named} holds {held}; a secret has {LEAST} to {MOST:,}. Delete it to have a new one made")
+    return key
 
 
 def fingerprint(key: bytes) -> str:
@@ -62,32 +77,3 @@ def seed(key: bytes, digest: str, lab: str, exercise: str, round: int, attempt: 
 def _digest(key: bytes, *fields: str | int) -> bytes:
     """HMAC-SHA256 of the fields as a JSON list, which is unambiguous."""
     return hmac.new(key, json.dumps(fields, separators=(",", ":")).encode(), hashlib.sha256).digest()
-
-
-def _write(path: Path) -> bool:
-    """Write a new secret and return True, unless the file exists."""
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return False
-    with open(descriptor, "w", encoding="ascii") as file:
-        file.write(secrets.token_hex(LEAST) + "\n")
-    return True
-
-
-def _read(path: Path) -> bytes:
-    """The file's bytes without surrounding white space. Raises ConfigError for an unsafe file or length."""
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe must not block
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise ConfigError(f"secret = {str(path)!r}: not a regular file; name one, or a file to be made")
-        if others := stat.S_IMODE(status.st_mode) & 0o077:
-            way_out = f"chmod 600 {shlex.quote(str(path))}"
-            raise ConfigError(f"secret = {str(path)!r}: others have access to it (mode bits {others:03o}); {way_out}")
-        key = file.read(MOST + 1).strip()
-    if not LEAST <= len(key) <= MOST:
-        held = f"{len(key)} bytes" if len(key) <= MOST else "more bytes"
-        raise ConfigError(
-            f"secret = {str(path)!r} holds {held}; a secret has {LEAST} to {MOST:,}. Delete it to have a new one made"
-        )
-    return key

@@ -17,13 +17,13 @@ from grpo_lab.grading.results import FAULT, Result
 from grpo_lab.grading.sandbox import tier_checks
 from grpo_lab.grading.sandbox.confinement import MIB
 from grpo_lab.grading.submissions import Found
-from grpo_lab.grading.worker_client import WorkerClient
+from grpo_lab.grading.worker import WorkerClient
 from grpo_lab.runs.clusters import Cluster, WorkerLost
 from grpo_lab.runs.parallel import side_by_side
 
 
 class ResultStore:
-    """Results on disk, one file each, found again by the submission and the rules."""
+    """Results on disk, one file each, found again by the submission, the rules and the checks."""
 
     def __init__(self, folder: Path, course: Course) -> None:
         self._folder, self._course = folder, course
@@ -31,13 +31,10 @@ class ResultStore:
 
     def find(self, found: Found) -> Result | None:
         """The saved result of the same file under the same rules; None where there is none or the grader failed."""
-        digest = notebooks.digest(found, self._course.rules.notebook_mb * MIB)
-        path = self._path(found, digest)
-        if not digest or not path.is_file():
-            return None
-        with suppress(ValueError, TypeError, KeyError):  # a damaged file is graded again
-            result = Result.from_json(path.read_text(encoding="utf-8"))
-            return None if result.incomplete else result
+        if digest := notebooks.digest(found, self._course.rules.notebook_mb * MIB):
+            with suppress(OSError, ValueError, TypeError, KeyError):  # a damaged file is graded again
+                result = Result.from_json(self._path(found, digest).read_text(encoding="utf-8"))
+                return None if result.incomplete else result
         return None
 
     def save(self, found: Found, result: Result) -> None:
@@ -134,15 +131,15 @@ def grade(
 
     Raises RunError where no worker can start or a result cannot be written.
     """
-    results = {found: result for found in every if (result := store.find(found))}
 
     def one(found: Found) -> tuple[Found, Result]:
         return found, clients.grade(found)
 
     try:
-        todo = [found for found in every if found not in results]
+        results = {found: result for found in every if (result := store.find(found))}
         for result in results.values():
             tell(result)
+        todo = [found for found in every if found not in results]
         with closing(side_by_side(todo, one, clients.jobs, clients.stop)) as graded:
             for found, result in graded:
                 store.save(found, result)

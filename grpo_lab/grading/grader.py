@@ -1,29 +1,17 @@
 """Mark answers: their source and inputs go into the sandbox, data come out, and scoring happens here."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
-from grpo_lab.course.answers import Given
 from grpo_lab.course.evaluate import all_right, asked, folded, judged
-from grpo_lab.course.exercises import Exercise, Finding, Function, Values
+from grpo_lab.course.exercises import Exercise, Finding, Values
 from grpo_lab.course.registry import checks_digest, lab_page
 from grpo_lab.errors import NotYet, Unanswered
 from grpo_lab.grading import challenges, notebooks
-from grpo_lab.grading.literals import literal
 from grpo_lab.grading.notebooks import Submission
-from grpo_lab.grading.results import (
-    BY_HAND,
-    FAILED,
-    FAULT,
-    NOT_REACHED,
-    RIGHT,
-    UNANSWERED,
-    WRONG,
-    Mark,
-    Result,
-)
+from grpo_lab.grading.results import BY_HAND, FAILED, FAULT, NOT_REACHED, RIGHT, UNANSWERED, WRONG, Mark, Result
 from grpo_lab.grading.rules import Rules
 from grpo_lab.grading.sandbox.box import Sandbox
 from grpo_lab.grading.sandbox.confinement import MIB
@@ -34,17 +22,13 @@ TEXT = "text"
 """The kind of exercise that a person marks."""
 
 
-def whole(findings: Sequence[Finding]) -> float:
-    """1 if every finding is right, else 0."""
-    return float(all_right(findings))
-
-
 def share(findings: Sequence[Finding]) -> float:
     """The share of the findings that is right."""
     return sum(finding.right for finding in findings) / len(findings) if findings else 0.0
 
 
-SCORING = {"whole": whole, "share": share}
+SCORING: dict[str, Callable[[Sequence[Finding]], float]] = {"whole": all_right, "share": share}
+"""The share of an exercise's points that its findings earn, by the way of scoring."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +105,7 @@ class Grader:
         right = all_right(findings)
         if exercise.kind == TEXT and right:
             return replace(Mark.unearned(exercise, BY_HAND, note), text="\n\n".join(map(str, given)))
-        points = exercise.points * SCORING[self._course.rules.scoring](findings)
+        points = exercise.points * float(SCORING[self._course.rules.scoring](findings))
         earned = Mark.unearned(exercise, RIGHT if right else WRONG, note)
         return replace(earned, points=points, findings=folded(findings))
 
@@ -130,26 +114,20 @@ class Grader:
 
         A function is called in two rounds: with fresh cases, then with cases transformed by the exercise's relations.
         """
-        if isinstance(exercise.check, Values):
-            given = self._values(exercise, exercise.check, source)
+        file, check = f"{exercise.name}.py", exercise.check
+        if isinstance(check, Values):
+            given = self._sandbox.values(source, file, check.names)
             findings = judged(exercise, given, (), self._seed(submission, exercise, 1))
             return findings, [each.value for each in given.values()]
-        first = self._called(exercise, exercise.check, source, self._seed(submission, exercise, 1), transformed=False)
-        second = self._called(exercise, exercise.check, source, self._seed(submission, exercise, 2), transformed=True)
-        return [*first, *second], []
+        findings = []
+        for round in (1, 2):
+            seed = self._seed(submission, exercise, round)
+            cases = asked(exercise, seed, transformed=round == 2)
+            inputs = [case.inputs for case in cases]
+            returned = self._sandbox.calls(source, file, check.name, check.probe.__name__, inputs)
+            findings += judged(exercise, returned, cases, seed)
+        return findings, []
 
     def _seed(self, submission: Submission, exercise: Exercise, round: int) -> int:
         of = (submission.digest, submission.lab, exercise.name)
         return challenges.seed(self._course.secret, *of, round=round, attempt=self._course.rules.attempt)
-
-    def _called(self, exercise: Exercise, check: Function, source: str, seed: int, transformed: bool) -> list[Finding]:
-        cases = asked(exercise, seed, transformed)
-        inputs = [case.inputs for case in cases]
-        given = self._sandbox.calls(source, f"{exercise.name}.py", check.name, check.probe.__name__, inputs)
-        return judged(exercise, given, cases, seed)
-
-    def _values(self, exercise: Exercise, check: Values, source: str) -> dict[str, Given]:
-        """The values that the answer gives to names; literal values need no sandbox."""
-        if (written := literal(source, check.names)) is not None:
-            return {name: Given(value) for name, value in written.items()}
-        return self._sandbox.values(source, f"{exercise.name}.py", check.names)

@@ -2,12 +2,15 @@
 
 A file is read up to a size. Only the id, the type and the source of each cell are kept; outputs, attachments, widgets,
 tags and the kernel's name are dropped. Most of nbformat's schema is about the dropped parts, so the three kept fields
-are checked here. Every fault of a file becomes a text in the submission.
+are checked here. Every fault of a file becomes a text in the submission, for its author.
 """
 
 import dataclasses
 import hashlib
+import json
+import os
 import re
+import stat
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,16 +18,20 @@ from typing import Any, NamedTuple
 
 from grpo_lab.course import answers, registry
 from grpo_lab.course.exercises import LabPage
-from grpo_lab.grading import notebook_files
-from grpo_lab.grading.notebook_files import AGAIN, Refused
-from grpo_lab.grading.reports.plain import printable
-from grpo_lab.grading.submissions import Found
+from grpo_lab.errors import DataError
+from grpo_lab.grading import archives
+from grpo_lab.grading.reports.words import printable
+from grpo_lab.grading.submissions import LINK, Found
 
 MAX_SOURCE = 64_000
 """Limit on the source of an answer, in bytes."""
 VERSION = 4
 """The major version of the format that is read; its minor versions store the kept fields alike."""
 KINDS = ("code", "markdown", "raw")
+AGAIN = "open it in JupyterLab, save it and hand it in again"
+_CONFLICT = re.compile(r"^[ \t]*(?:<{7}|>{7})(?:[ \r]|$)", re.MULTILINE)
+"""The lines that Git writes around a merge conflict."""
+_PAGE = re.compile(r"<[!?A-Za-z]")
 _ASKS = re.compile(rf"(?:\s*%%(?:time|capture)\b.*\n)*\s*%%{answers.MAGIC}[ \t]+(\S+)[ \t]*(?:\n|\Z)")
 """The magic of an answer, below magics of IPython that run it unchanged."""
 _MAGIC = re.compile(rf"\A\s*%%|^[ \t]*%%{answers.MAGIC}\b", re.MULTILINE)
@@ -63,6 +70,10 @@ class NotebookCell(NamedTuple):
     source: str
 
 
+class Refused(Exception):
+    """A file or a cell is refused; the message gives the reason and the way out in one line."""
+
+
 class _Undecided(Exception):
     """Several cells can be the answer, and a person has to choose; the message gives the reason."""
 
@@ -73,11 +84,11 @@ def read(found: Found, max_bytes: int) -> Submission:
     try:
         if found.problem:
             raise Refused(found.problem)
-        data = notebook_files.content(found, max_bytes)
+        data = _content(found, max_bytes)
         submission = dataclasses.replace(submission, digest=hashlib.sha256(data).hexdigest())
         if len(data) > max_bytes:
             raise Refused(f"larger than {max_bytes:,} bytes; clear its outputs, save it and hand it in again")
-        cells = _cells(notebook_files.tree(data))
+        cells = _cells(_tree(data))
         lab = _lab(cells)
     except Refused as refused:
         return dataclasses.replace(submission, problem=str(refused), lab=_lab_in_path(found.path))
@@ -88,17 +99,86 @@ def read(found: Found, max_bytes: int) -> Submission:
 def digest(found: Found, max_bytes: int) -> str:
     """The digest that `read` will give, or an empty text for a file that cannot be read whole."""
     try:
-        data = notebook_files.content(found, max_bytes)
+        data = _content(found, max_bytes)
     except Refused:
         return ""
     return hashlib.sha256(data).hexdigest() if len(data) <= max_bytes else ""
 
 
+def _content(found: Found, max_bytes: int) -> bytes:
+    """The notebook's bytes, at most one more than allowed. Raises Refused for a link, a pipe or an unreadable file."""
+    try:
+        descriptor = os.open(found.file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(descriptor, "rb") as opened:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise Refused("not a regular file; hand in the notebook itself")
+            most = max_bytes + 1
+            return archives.content(opened, found.member, most) if found.member else opened.read(most)
+    except IsADirectoryError:
+        raise Refused("not a regular file; hand in the notebook itself") from None
+    except DataError as error:
+        raise Refused(str(error)) from error
+    except OSError as error:
+        raise Refused(LINK if found.file.is_symlink() else f"cannot be read: {error.strerror}") from error
+
+
+def _tree(data: bytes) -> Any:
+    """The parsed JSON. Raises Refused, with the reason, for other text."""
+    text = _text(data)
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise Refused(f"nested too deeply for a notebook; {AGAIN}") from None
+    except json.JSONDecodeError as error:
+        raise Refused(_damage(text, error)) from None
+    except ValueError:
+        raise Refused(f"not a notebook: a whole number of too many digits; {AGAIN}") from None
+
+
+def _damage(text: str, error: json.JSONDecodeError) -> str:
+    """The reason why a text is not JSON, for its author, and the way out."""
+    whole, begin = text.rstrip(), text.lstrip("\ufeff \t\r\n")
+    if not begin:
+        return "not a notebook: the file is empty, perhaps because an upload failed; hand in the notebook again"
+    if mark := _CONFLICT.search(text):
+        line = text.count("\n", 0, mark.start()) + 1
+        return (
+            f"not a notebook: it holds the marks of a merge conflict, the first in line {line}; choose one version of "
+            "each part in Git, open the notebook in JupyterLab to see that it is whole, and hand it in again"
+        )
+    if _PAGE.match(begin):
+        return "not a notebook: a web page, perhaps one that asks for a login; hand in the notebook itself (*.ipynb)"
+    if not begin.startswith(("{", "[")):
+        return "not a notebook: a file of another kind under its name; hand in the notebook itself (*.ipynb)"
+    extra = error.msg.startswith("Extra")
+    if error.pos >= len(whole) or error.msg.startswith("Unterminated") or not (whole.endswith("}") or extra):
+        return (
+            "not a notebook: the file ends in the middle, perhaps because an upload failed; hand in the whole "
+            "notebook again"
+        )
+    return f"not a notebook: damaged in line {error.lineno}; hand in a copy that JupyterLab opens"
+
+
+def _text(data: bytes) -> str:
+    """The text of a file: UTF-8, UTF-16 or UTF-32, else Latin-1, in which some editors of Windows save.
+
+    Raises Refused for any other text.
+
+    >>> [_text("é {}".encode(encoding)) for encoding in ("utf-8-sig", "utf-16", "latin-1")]
+    ['é {}', 'é {}', 'é {}']
+    """
+    encoding = json.detect_encoding(data)
+    try:
+        return data.decode(encoding)
+    except UnicodeDecodeError:
+        if encoding == "utf-8":
+            return data.decode("latin-1")
+        raise Refused(f"not a notebook: its characters cannot be read; {AGAIN}") from None
+
+
 def _lab_in_path(path: str) -> str:
     """The lab that a path names, or an empty text for none or several."""
-    named = [
-        lab for lab in registry.lab_names() if re.search(rf"(?<![^\W_]){lab}(?![^\W_])", path, flags=re.IGNORECASE)
-    ]
+    named = [lab for lab in registry.lab_names() if re.search(rf"(?i)(?<![^\W_]){lab}(?![^\W_])", path)]
     return named[0] if len(named) == 1 else ""
 
 
@@ -132,7 +212,9 @@ def _lab(cells: Sequence[NotebookCell]) -> str:
     ids = {cell.identity for cell in cells}
     begun = {identity.partition("-")[0] for identity in ids}  # loads no page that cannot match
     pages = [registry.lab_page(lab) for lab in registry.lab_names() if lab in begun]
-    by_ids = [page.name for page in pages if 2 * len(ids & set(_ids(page))) > len(page.exercises)]
+    by_ids = [
+        page.name for page in pages if 2 * len(ids & set(map(page.cell_id, page.exercises))) > len(page.exercises)
+    ]
     names = {name for cell in cells if cell.kind == "code" for name in _LAB.findall(cell.source)}
     found = by_ids or [lab for lab in registry.lab_names() if lab in names]
     if len(found) == 1:
@@ -140,11 +222,6 @@ def _lab(cells: Sequence[NotebookCell]) -> str:
     if found:
         raise Refused(f"holds more than one lab, {' and '.join(found)}; hand in a notebook for each")
     raise Refused("holds no lab's exercises; hand in the notebook that the course gave you, with your answers in it")
-
-
-def _ids(page: LabPage) -> dict[str, str]:
-    """The exercises of a lab by the ids of their cells."""
-    return {page.cell_id(name): name for name in page.exercises}
 
 
 def _answers(page: LabPage, cells: Sequence[NotebookCell]) -> tuple[dict[str, str], dict[str, str], frozenset[str]]:
@@ -155,9 +232,9 @@ def _answers(page: LabPage, cells: Sequence[NotebookCell]) -> tuple[dict[str, st
         if cell.kind == "code":
             by_name[_asked_by(cell.source)].append(cell)
     sources, notes, undecided = {}, {}, set()
-    for identity, name in _ids(page).items():
+    for name in page.exercises:
         try:
-            cell, note = _chosen(name, by_id[identity], by_name[name])
+            cell, note = _chosen(name, by_id[page.cell_id(name)], by_name[name])
             sources[name] = _source(name, cell)
         except Refused as refused:
             note = str(refused)

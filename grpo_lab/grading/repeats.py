@@ -5,14 +5,12 @@ import os
 from collections import defaultdict
 from collections.abc import Sequence
 
-from grpo_lab.errors import ConfigError
-from grpo_lab.grading.reports.plain import number
+from grpo_lab.grading.reports.words import number
 from grpo_lab.grading.results import Result
 from grpo_lab.grading.submissions import Found
 
 LATEST, BEST = "latest", "best"
 """Rules: the notebook that was changed last, or the one with the highest score."""
-RULES = (LATEST, BEST)
 LATE = "handed in late, by the name of its file"
 NAMESAKE = "another student has this name, by the numbers in the names of files; rename the folders to tell them apart"
 
@@ -23,12 +21,11 @@ def told_apart(every: Sequence[Found], results: Sequence[Result]) -> list[Result
     Two students with the same name and different numbers get their numbers as part of their names. A number that is of
     one assignment says nothing across labs, nor about files of no lab.
     """
-    numbers: dict[tuple[str, ...], set[str]] = defaultdict(set)
 
-    def alike(found: Found, result: Result) -> tuple[str, ...]:
-        assignment = result.lab or found.identity
-        return (found.student, assignment) if found.per_assignment else (found.student,)
+    def alike(found: Found, result: Result) -> tuple[str, str]:
+        return found.student, (result.lab or found.identity) if found.per_assignment else ""
 
+    numbers: dict[tuple[str, str], set[str]] = defaultdict(set)
     for found, result in zip(every, results, strict=True):
         if found.identity:
             numbers[alike(found, result)].add(found.identity)
@@ -51,10 +48,8 @@ def one_each(
     With `alone`, all files are one student's, whatever their names. A notebook that could be graded goes before one
     that could not. Among equals, the one changed last counts, then the last path. Files of no lab are all kept, and so
     are other files than notebooks: one of them stands for the lab where there is no notebook, and the rest are of no
-    lab. Raises ConfigError for an unknown rule.
+    lab.
     """
-    if rule not in RULES:
-        raise ConfigError(f"unknown rule {rule!r} for several notebooks of a student; use {' or '.join(RULES)}")
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for place, result in enumerate(results):
         if result.lab:
@@ -63,23 +58,24 @@ def one_each(
     def worth(place: int) -> tuple[bool, float, float, str]:
         result = results[place]
         score = result.score if rule == BEST else 0.0
-        return not result.problem, score, changed(every[place]), result.file
+        return not result.problem, score, _changed(every[place]), result.file
 
     kept: dict[int, Result] = {place: result for place, result in enumerate(results) if not result.lab}
     for places in groups.values():
         notebooks = [place for place in places if results[place].notebook]
         best, *others = sorted(notebooks or places, key=worth, reverse=True)
-        kept |= {place: _of_no_lab(results[place]) for place in places if place not in notebooks}
-        told = _told(results[best], [results[other] for other in others], rule) if notebooks else []
-        kept[best] = results[best].warned(*told)
+        for place in places:
+            if place not in notebooks and not results[place].left_out:
+                kept[place] = dataclasses.replace(results[place], lab="")
+            elif place not in notebooks:
+                kept[place] = results[place]
+        kept[best] = results[best]
+        if notebooks and others:
+            kept[best] = results[best].warned(_told(results[best], [results[other] for other in others], rule))
     return [kept[place] for place in sorted(kept)]
 
 
-def _of_no_lab(result: Result) -> Result:
-    return result if result.left_out else dataclasses.replace(result, lab="")
-
-
-def changed(found: Found) -> float:
+def _changed(found: Found) -> float:
     """The time of the last change of the file on disk, in seconds; 0 where it is gone."""
     try:
         return os.lstat(found.file).st_mtime
@@ -87,13 +83,13 @@ def changed(found: Found) -> float:
         return 0.0
 
 
-def _told(counts: Result, others: Sequence[Result], rule: str) -> list[str]:
-    if not others:
-        return []
+def _told(counts: Result, others: Sequence[Result], rule: str) -> str:
+    """The warning that several notebooks of a lab were handed in."""
     alike = counts.file in {each.file for each in others}  # in two folders of submissions
     name = f"{counts.file}, SHA-256 {counts.digest[:8]}," if alike else counts.file
-    rest = ", ".join(map(_outcome, others))
-    return [f"{len(others) + 1} notebooks of this lab: {name} counts (rule: {rule}), not {rest}"]
+    return (
+        f"{len(others) + 1} notebooks of this lab: {name} counts (rule: {rule}), not {', '.join(map(_outcome, others))}"
+    )
 
 
 def _outcome(result: Result) -> str:

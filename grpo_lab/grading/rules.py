@@ -7,7 +7,6 @@
 import dataclasses
 import textwrap
 import tomllib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,14 +102,10 @@ def as_toml(rules: Rules | None = None) -> str:
     attempt = 1
     <BLANKLINE>
     """
-    return "\n".join(_lines(rules or Rules()))
-
-
-def _lines(rules: Rules) -> Iterator[str]:
-    yield "# The rules of `grpo-lab grade`. A setting that is left out has the value shown here."
+    rules = rules or Rules()
+    lines = ["# The rules of `grpo-lab grade`. A setting that is left out has the value shown here."]
     for setting in settings_of(Rules).values():
         limit = f" Must be {setting.limit}." if setting.limit else ""
-        yield ""
-        yield from (f"# {line}" for line in textwrap.wrap(setting.help + limit, WIDTH))
-        yield f"{setting.name} = {toml.value(getattr(rules, setting.name))}"
-    yield ""
+        lines += ["", *(f"# {line}" for line in textwrap.wrap(setting.help + limit, WIDTH))]
+        lines.append(f"{setting.name} = {toml.value(getattr(rules, setting.name))}")
+    return "\n".join([*lines, ""])

@@ -4,13 +4,15 @@ import os
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence, Set
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from grpo_lab.course import registry
 from grpo_lab.errors import DataError
-from grpo_lab.grading import archives, intake
-from grpo_lab.grading.reports.plain import printable
+from grpo_lab.grading import archives
+from grpo_lab.grading.reports.words import printable
+from grpo_lab.paths import data_tables
 
 NO_NOTEBOOK = "a zip without a notebook; hand in the notebook"
 NO_FILES = "a zip without files; hand in the notebook"
@@ -19,6 +21,17 @@ EMPTY = "an empty folder; hand in the notebook"
 NOT_READ = "not a notebook (*.ipynb) and not a zip; hand in the notebook"
 OF_TOOLS = ("timestamp.txt", "thumbs.db", "desktop.ini", "__macosx")
 """Files and folders that tools and systems put beside a submission, in lower case; they have no row."""
+
+
+class Sender(NamedTuple):
+    """The facts that the name of a submission tells."""
+
+    student: str
+    identity: str = ""
+    """The student's number; empty where the name has none."""
+    late: bool = False
+    per_assignment: bool = False
+    """Whether a student's number is another one in each assignment."""
 
 
 class Found(NamedTuple):
@@ -33,11 +46,9 @@ class Found(NamedTuple):
     member: str = ""
     """The notebook's name in `file`, which is a zip; empty for a notebook that is not in a zip."""
     identity: str = ""
-    """The student's number in its name, or an empty text."""
+    """See `Sender`, as of the next two."""
     late: bool = False
-    """Whether its name says that it was handed in late."""
     per_assignment: bool = False
-    """Whether a student's number is another one in each assignment."""
 
     @property
     def path(self) -> str:
@@ -58,21 +69,14 @@ def found(paths: Sequence[Path], skip: Sequence[Path] = ()) -> list[Found]:
     for path in paths:
         if not os.path.lexists(path):
             raise DataError(f"{path}: no such file or folder; name the folder that holds the submissions")
-        for each in _below(Path(os.path.abspath(path)), skipped):
+        path = Path(os.path.abspath(path))
+        below = _in_folder(path, skipped) if path.is_dir() and not path.is_symlink() else _in_file(path, path.parent)
+        for each in below:
             every.setdefault((each.file, each.member), each)
     if not every:
         named = ", ".join(map(str, paths)) or "nothing"
         raise DataError(f"no notebook (*.ipynb) in {named}; name the folder that holds the submissions, or their files")
     return [every[key] for key in sorted(every)]
-
-
-def _below(path: Path, skipped: Set[str]) -> Iterator[Found]:
-    if os.path.islink(path):
-        yield _found(path, path.parent, LINK)
-    elif os.path.isdir(path):
-        yield from _in_folder(path, skipped)
-    else:
-        yield from _in_file(path, path.parent)
 
 
 def _in_folder(root: Path, skipped: Set[str]) -> Iterator[Found]:
@@ -92,15 +96,15 @@ def _in_folder(root: Path, skipped: Set[str]) -> Iterator[Found]:
         for entry in seen:
             if entry.is_dir(follow_symlinks=False):
                 folders.append(entry.path)
-            elif entry.is_symlink():
-                yield _found(Path(entry.path), root, LINK)
             else:
                 yield from _in_file(Path(entry.path), root)
 
 
 def _in_file(file: Path, root: Path) -> Iterator[Found]:
     """A notebook, the files of a zip, or a file that is neither, with the reason."""
-    if file.suffix.lower() == ".ipynb":
+    if file.is_symlink():
+        yield _found(file, root, LINK)
+    elif file.suffix.lower() == ".ipynb":
         yield _found(file, root)
     elif file.suffix.lower() == ".zip" and file.is_file():
         yield from _in_zip(_found(file, root))
@@ -109,14 +113,14 @@ def _in_file(file: Path, root: Path) -> Iterator[Found]:
 
 
 def _in_zip(archive: Found) -> Iterator[Found]:
+    """The files of a zip, or the zip with the reason why it is not read; of otter-grader's only its notebooks."""
     try:
         inside = archives.members(archive.file)
-    except (DataError, OSError) as error:
-        problem = str(error) if isinstance(error, DataError) else f"cannot be read: {error.strerror}"
-        yield archive._replace(problem=problem)
+    except DataError as error:
+        yield archive._replace(problem=str(error))
         return
     names = [name for name in inside if not any(_is_of_tools(part) for part in name.split("/") if part != "..")]
-    if exported := intake.is_export(names):
+    if exported := _tables()["otter"]["marker"] in names:
         names = [name for name in names if name.lower().endswith(".ipynb")]
     if not names:
         yield archive._replace(problem=NO_NOTEBOOK if exported else NO_FILES)
@@ -133,30 +137,57 @@ def _found(file: Path, root: Path, problem: str = "") -> Found:
     of = _sender(file, root)
     # NFC, because systems write the same accent as one character or as two
     student = printable(unicodedata.normalize("NFC", of.student))
-    return Found(student, file, root, problem, identity=of.identity, late=of.late, per_assignment=of.per_assignment)
+    return Found(student, file, root, problem, "", of.identity, of.late, of.per_assignment)
 
 
-def _sender(file: Path, root: Path) -> intake.Sender:
+def _sender(file: Path, root: Path) -> Sender:
     """The student by a platform's name; else the folder, as in nbgrader's layout, or the file's name without the lab's.
 
-    The name is that of the file or folder below the root, or below folders of many students (`intake.of_many`):
-    deeper names are the student's own choice. If nothing remains, the root is the student's own folder.
+    The name is that of the file or folder below the root, or below folders of many students: deeper names are the
+    student's own choice. If nothing remains, the root is the student's own folder.
 
     >>> root = Path("bob")
     >>> files = ("ann/05_kl/05_kl.ipynb", "ann_05_kl.ipynb", "05_kl.ipynb", "05_kl/ann.ipynb")
     >>> [_sender(root / file, root).student for file in files]
     ['ann', 'ann', 'bob', 'ann']
     """
-    parts = file.relative_to(root).parts
-    depth = next((place for place, part in enumerate(parts[:-1]) if not intake.of_many(part)), len(parts) - 1)
+    parts, of_many = file.relative_to(root).parts, _pattern(_tables()["folders"]["of_many"])
+    depth = next((place for place, part in enumerate(parts[:-1]) if not of_many.fullmatch(part)), len(parts) - 1)
     name = parts[depth]
-    if known := intake.sender((root.name, *parts)[depth], name):
+    if known := sender((root.name, *parts)[depth], name):
         return known
     if depth < len(parts) - 1:
-        return intake.Sender(name)
-    stem = name if os.path.isdir(file) else intake.without_time(re.sub(r"\.\w{1,5}\Z", "", name))
+        return Sender(name)
+    stem = name if os.path.isdir(file) else re.sub(r"\.\w{1,5}\Z", "", name)
+    stem = re.sub(rf"(?:{_tables()['otter']['time']})\Z", "", stem)
+    if stem in registry.lab_names():
+        return sender(root.parent.name, root.name) or Sender(root.name)
     labs = "|".join(registry.lab_names())
     without = re.fullmatch(rf"(?:{labs})[-_. ]+(.+)|(.+?)[-_. ]+(?:{labs})", stem, flags=re.DOTALL)
-    if stem in registry.lab_names():
-        return intake.sender(root.parent.name, root.name) or intake.Sender(root.name)
-    return intake.Sender((without[1] or without[2]) if without else stem)
+    return Sender((without[1] or without[2]) if without else stem)
+
+
+def sender(folder: str, name: str) -> Sender | None:
+    """The sender of a file or folder `name` in a download's `folder`; None for a name of no platform.
+
+    >>> sender("kl", "lovelaceada_LATE_12345_67890_05_kl-1.ipynb")
+    Sender(student='lovelaceada', identity='12345', late=True, per_assignment=False)
+    >>> sender("kl", "ada.ipynb") is None
+    True
+    """
+    for rule in _tables()["names"]:
+        if match := _pattern(rule["pattern"]).fullmatch(f"{folder}/{name}"):
+            told = match.groupdict()
+            late = told.get("late") is not None
+            return Sender(told["student"], told.get("id") or "", late, rule.get("per_assignment", False))
+    return None
+
+
+_tables = cache(lambda: data_tables("intake"))
+
+
+@cache
+def _pattern(pattern: str) -> re.Pattern[str]:
+    """The pattern, with the names of the labs in the place of `{labs}`."""
+    labs = "|".join(lab.replace("_", "[-_]") for lab in registry.lab_names())
+    return re.compile(pattern.replace("{labs}", labs), re.DOTALL)

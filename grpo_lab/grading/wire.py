@@ -37,7 +37,9 @@ def unpack(line: str | bytes) -> Any:
 
 def _packed(value: Any) -> Any:
     if isinstance(value, Tensor):
-        name = _name(value.dtype)
+        name = str(value.dtype).removeprefix("torch.")
+        if name not in DTYPES:
+            raise NotPlain(f"a tensor of type {name}; give one of {', '.join(DTYPES)}")
         flat = value.detach().cpu().contiguous().reshape(-1)
         data = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
         shape = list(value.shape)
@@ -49,14 +51,6 @@ def _packed(value: Any) -> Any:
     if isinstance(value, dict):
         return {"dict": [[_packed(key), _packed(item)] for key, item in value.items()]}
     return value
-
-
-def _name(dtype: torch.dtype) -> str:
-    """The name of the tensor's type. Raises NotPlain for an unknown one."""
-    name = str(dtype).removeprefix("torch.")
-    if name not in DTYPES:
-        raise NotPlain(f"a tensor of type {name}; give one of {', '.join(DTYPES)}")
-    return name
 
 
 def _unpacked(value: Any, depth: int) -> Any:

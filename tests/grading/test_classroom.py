@@ -16,10 +16,9 @@ from grpo_lab import cli
 from grpo_lab.grading import class_run, submissions
 from grpo_lab.grading.results import FAILED, NOT_REACHED, RIGHT, UNANSWERED, Result
 from grpo_lab.grading.sandbox import tier_checks
-from grpo_lab.grading.sandbox.linux import PR_SET_CHILD_SUBREAPER, prctl
-from grpo_lab.grading.sandbox.processes import descendants
+from grpo_lab.grading.sandbox.processes import PR_SET_CHILD_SUBREAPER, descendants, prctl
 from grpo_lab.grading.sandbox.tiers import PROCESS
-from grpo_lab.grading.worker_client import WorkerClient
+from grpo_lab.grading.worker import WorkerClient
 from grpo_lab.paths import labs_directory
 from grpo_lab.runs import parallel
 from grpo_lab.ui import console
@@ -199,7 +198,7 @@ def test_a_grade_worker_that_is_killed_costs_one_exercise(grade, unprobed, tmp_p
     hand_in(tmp_path / "class" / "bob" / "05_kl.ipynb", **WRITTEN)
 
     def kill(_):
-        (worker,) = running("grpo_lab.grading.grade_worker")
+        (worker,) = running("grpo_lab.grading.worker")
         os.kill(worker, signal.SIGKILL)
 
     killer = meanwhile(lambda: running(HELD), kill)
@@ -231,12 +230,12 @@ def the_course():
 def test_a_notebook_that_takes_too_long_is_told_from_one_that_is_wrong(grade, unprobed, tmp_path):
     hand_in(tmp_path / "class" / "ann" / "05_kl.ipynb", **WRITTEN, k3="import time\n\ntime.sleep(600)\n")
     hand_in(tmp_path / "class" / "bob" / "05_kl.ipynb", **WRITTEN)
-    code, _, err = grade("class", *rules(seconds=8.0, total_seconds=8.0))
+    code, _, err = grade("class", *rules(seconds=25.0, total_seconds=25.0))
     assert code == 1 and "not graded, or not in full: 1 of 2 notebooks" in err
     marks = {mark.exercise: mark for mark in result("ann").marks}
     assert marks["forecast"].status == RIGHT
     assert (marks["k3"].status, marks["pulls"].status) == (FAILED, FAILED)
-    assert "not finished within 8 s, the limit of a notebook; raise total_seconds" in marks["k3"].note
+    assert "not finished within 25 s" in marks["k3"].note
     assert marks["pulls"].note == NOT_REACHED
     assert statuses("bob")["pulls"] == RIGHT
 
@@ -285,7 +284,7 @@ def test_a_class_with_nothing_to_grade(grade, monkeypatch):
     assert "tier 0: a process with limits" in err
     assert (result(student).tier, result(student).trust, result(student).marks) == (0, PROCESS.trust, [])
     page = max(Path("out/pages").glob("*.html"), key=lambda path: path.stat().st_mtime_ns)
-    assert "A process with limits" in page.read_text() and student in Path("out/gradebook.csv").read_text()
+    assert "A process with limits" in page.read_text() and student in Path("out/grades.csv").read_text()
 
 
 def test_a_folder_that_cannot_be_written_is_told_before_anything_is_graded(grade, unprobed, tmp_path):

@@ -49,5 +49,5 @@ def test_its_command_grades_a_repository(parsed, tmp_path, contained):
         command, cwd=repository, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
     assert done.returncode == 0, done.stderr
-    assert "05_kl" in (repository / "grades" / "gradebook.csv").read_text(encoding="utf-8")
+    assert "05_kl" in (repository / "grades" / "grades.csv").read_text(encoding="utf-8")
     assert "grade.yml" not in done.stdout

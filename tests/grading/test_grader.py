@@ -119,14 +119,6 @@ def test_what_does_not_run_is_wrong_and_says_why(grader, source, said):
     assert said in " ".join(f"{finding.got} {finding.why}" for finding in mark.findings).replace("Nothing", "nothing")
 
 
-def test_values_that_are_computed_are_run_and_those_that_are_written_out_are_not(grader, monkeypatch):
-    run, sources = grader._sandbox.values, []
-    monkeypatch.setattr(grader._sandbox, "values", lambda source, *more: sources.append(source) or run(source, *more))
-    for source in ('answer = "a"', 'answer = "ab"[:1]'):
-        assert grader.mark(submission("05_kl", forecast=source), exercise("05_kl", "forecast")).status == RIGHT
-    assert sources == ['answer = "ab"[:1]']
-
-
 def test_what_fails_here_is_not_the_learners_fault(grader):
     def judge(values, seed):
         raise ZeroDivisionError("a check with a mistake")

@@ -21,8 +21,8 @@ def test_a_lab_of_ones_own_is_handed_out_answered_and_graded(sample_lab, tmp_pat
     command = [sys.executable, "-m", "grpo_lab", "grade", "class", "--out", "grades", "--lab", "sample"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stderr
-    text = (tmp_path / "grades" / "gradebook.csv").read_text(encoding="utf-8-sig")
-    rows = {row["student_id"]: row for row in csv.DictReader(io.StringIO(text))}
+    text = (tmp_path / "grades" / "grades.csv").read_text(encoding="utf-8-sig")
+    rows = {row["student"]: row for row in csv.DictReader(io.StringIO(text))}
     exercises = registry.lab_page("sample").exercises.values()
     automatic = sum(each.points for each in exercises if each.kind != "text")
     assert float(rows["ada"]["score"]) == float(rows["ada"]["max_score"]) == automatic

@@ -7,18 +7,13 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from grpo_lab.grading.reports import gradebook, gradescope, marking, overview, pages
+from grpo_lab.grading.reports import gradescope, marking, pages, tables
 from grpo_lab.grading.reports.files import names_of, write_all
 from grpo_lab.grading.reports.words import ENGLISH
 from grpo_lab.grading.results import Result
 
 
-def write(
-    results: Sequence[Result],
-    out: Path,
-    submission: Path | None = None,
-    language: str = ENGLISH,
-) -> list[Path]:
+def write(results: Sequence[Result], out: Path, submission: Path | None = None, language: str = ENGLISH) -> list[Path]:
     """Write all reports below `out`, each whole or not at all, and return their paths.
 
     Pages and Gradescope's texts are in the language; tables, which other programs read, are in English.
@@ -27,19 +22,17 @@ def write(
     unknown language, DataError for a to_mark.csv that cannot be read, RunError for a folder that cannot be written.
     """
     names = names_of(results)
-    class_ = overview.of_class(results)
     contents = {
-        "index.html": pages.of_class(results, names, class_, language).encode(),
-        "class.csv": overview.as_csv(class_).encode(),
-        "gradebook.csv": gradebook.for_nbgrader(results).encode(),
-        "grades.csv": gradebook.by_exercise(results).encode(),
+        "index.html": pages.of_class(results, names, language),
+        "class.csv": tables.by_student(tables.of_class(results)),
+        "grades.csv": tables.by_exercise(results),
     }
-    if texts := marking.to_mark(results, out / marking.TO_MARK):
-        contents[marking.TO_MARK] = texts
     for name, result in zip(names, results, strict=True):
-        contents[f"gradescope/{name}.json"] = json.dumps(gradescope.document(result, language), indent=2).encode()
-        contents[f"pages/{name}.html"] = pages.of_notebook(result, language).encode()
-    files = {out / name: content for name, content in contents.items()}
+        contents[f"gradescope/{name}.json"] = json.dumps(gradescope.document(result, language), indent=2)
+        contents[f"pages/{name}.html"] = pages.of_notebook(result, language)
+    files = {out / name: content.encode() for name, content in contents.items()}
+    if texts := marking.to_mark(results, out / marking.TO_MARK):
+        files[out / marking.TO_MARK] = texts
     if submission:
         files[submission] = json.dumps(gradescope.of_submission(results, language), indent=2).encode()
     return write_all(files)

@@ -3,21 +3,21 @@
 Student, lab, exercise and the file's digest, as the table holds them, identify the answer that a mark belongs to.
 """
 
+import csv
 import dataclasses
+import io
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from grpo_lab.errors import DataError
-from grpo_lab.grading import tables
-from grpo_lab.grading.reports.gradebook import cell, table
-from grpo_lab.grading.reports.plain import number
+from grpo_lab.grading.reports.tables import cell, table
+from grpo_lab.grading.reports.words import number
 from grpo_lab.grading.results import BY_HAND, MARKED, Mark, Result
 
 TO_MARK = "to_mark.csv"
 COLUMNS = ("student", "lab", "exercise", "title", "points", "answer", "mark", "comment", "digest")
-_FOR_A_PERSON = (BY_HAND, MARKED)
 Row = dict[str, str]
 
 
@@ -51,7 +51,9 @@ def to_mark(results: Sequence[Result], path: Path) -> bytes:
     rows = []
     for answer, mark in _answers(results).items():
         before = entered.pop(answer, {})
-        rows.append({**_row(answer, mark), **{name: before[name] for name in ("mark", "comment") if before}})
+        points, comment = (f"{mark.points:.10g}", mark.note) if mark.status == MARKED else ("", "")
+        row = {**answer._asdict(), "title": mark.title, "points": str(mark.out_of), "answer": mark.text}
+        rows.append({**row, "mark": before.get("mark", points), "comment": before.get("comment", comment)})
     rows += entered.values()
     if not rows:
         return b""
@@ -65,9 +67,7 @@ def read_marks(path: Path) -> list[Marking]:
     A mark outside 0 to the exercise's points has a `problem`. Raises DataError for a file that is missing or not such a
     table.
     """
-    entered = [(answer, *found) for answer, found in _entered(path).items()]
-    marked = [each for each in entered if each[2]["mark"].strip()]
-    return [_marking(answer, where, row) for answer, where, row in marked]
+    return [_marking(answer, where, row) for answer, (where, row) in _entered(path).items() if row["mark"].strip()]
 
 
 def with_marks(results: Sequence[Result], marks: Iterable[Marking]) -> list[Result]:
@@ -84,7 +84,7 @@ def with_marks(results: Sequence[Result], marks: Iterable[Marking]) -> list[Resu
             given[marking.answer] = marking
 
     def marked(result: Result, mark: Mark) -> Mark:
-        found = given.get(_answer(result, mark)) if mark.status in _FOR_A_PERSON else None
+        found = given.get(_answer(result, mark))
         return dataclasses.replace(mark, status=MARKED, points=found.points, note=found.comment) if found else mark
 
     return [
@@ -106,14 +106,9 @@ def _answer(result: Result, mark: Mark) -> Answer:
 
 
 def _answers(results: Sequence[Result]) -> dict[Answer, Mark]:
+    """The texts that a person marks or has marked."""
     marks = [(result, mark) for result in results for mark in result.marks]
-    return {_answer(result, mark): mark for result, mark in marks if mark.status in _FOR_A_PERSON}
-
-
-def _row(answer: Answer, mark: Mark) -> Row:
-    points, comment = (f"{mark.points:.10g}", mark.note) if mark.status == MARKED else ("", "")
-    told = {"title": mark.title, "points": str(mark.out_of), "answer": mark.text, "mark": points, "comment": comment}
-    return {**answer._asdict(), **told}
+    return {_answer(result, mark): mark for result, mark in marks if mark.status in (BY_HAND, MARKED)}
 
 
 def _complaint(marking: Marking, answers: Mapping[Answer, Mark], results: Sequence[Result]) -> str:
@@ -124,12 +119,9 @@ def _complaint(marking: Marking, answers: Mapping[Answer, Mark], results: Sequen
     if answer in answers:
         most = answers[answer].out_of
         return "" if marking.points <= most else f"mark {number(marking.points)} is above the {most} points; lower it"
-    labs = [cell(result.lab) for result in results if cell(result.student) == answer.student]
-    if not labs:
-        return f"no notebook of student {answer.student!r} was graded; correct the name, or delete the row"
-    if answer.lab not in labs:
-        return f"no notebook of lab {answer.lab!r} was graded for this student; correct the lab, or delete the row"
     now = [cell(result.digest) for result in results if (cell(result.student), cell(result.lab)) == answer[:2]]
+    if not now:
+        return f"no notebook of {answer.student!r} for {answer.lab!r} was graded; correct the row, or delete it"
     if answer.digest not in now:
         versions = f"{answer.digest[:8]} then, {', '.join(digest[:8] for digest in now)} now"
         return f"the notebook has changed since it was marked ({versions}); delete the row, and grade to get a new one"
@@ -151,12 +143,24 @@ def _entered(path: Path) -> dict[Answer, tuple[str, Row]]:
     return found
 
 
-def _rows(path: Path) -> Sequence[tuple[int, Row]]:
-    """The filled rows by number. Raises DataError for a file that is no such table."""
-    table = tables.read(path, "grading writes it where texts wait for marks", "or move it away to get a new one")
-    if missing := set(COLUMNS) - set(table.head):
-        raise DataError(f"{path} has no column {', '.join(sorted(missing))}; its first row is {', '.join(COLUMNS)}")
-    return table.rows
+def _rows(path: Path) -> list[tuple[int, Row]]:
+    """The rows by number, with commas, semicolons or tabs between cells. Raises DataError for any other file."""
+    again = "save it as CSV in UTF-8, or move it away to get a new one"
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        separator = max(",;\t", key=text.partition("\n")[0].count)
+        reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+        rows = list(enumerate(reader, start=2))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}; {again}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} is not a table in UTF-8 ({error}); {again}") from error
+    if missing := set(COLUMNS) - set(reader.fieldnames or ()):
+        raise DataError(f"{path} has no column {', '.join(sorted(missing))}; {again}")
+    for place, row in rows:
+        if None in row or None in row.values():
+            raise DataError(f"{path}, row {place}: not {len(COLUMNS)} cells; put texts with commas in quotes")
+    return rows
 
 
 def _marking(answer: Answer, where: str, row: Row) -> Marking:

@@ -14,10 +14,8 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from grpo_lab.grading.reports import overview
-from grpo_lab.grading.reports.overview import Overview
-from grpo_lab.grading.reports.plain import number, visible
-from grpo_lab.grading.reports.words import ENGLISH, words
+from grpo_lab.grading.reports import tables, words
+from grpo_lab.grading.reports.words import ENGLISH, number, visible
 from grpo_lab.grading.results import BY_HAND, FAILED, MARKED, RIGHT, UNANSWERED, WRONG, Mark, Result, counted
 
 STATUSES = {RIGHT: "✓", WRONG: "✗", UNANSWERED: "○", BY_HAND: "…", MARKED: "✎", FAILED: "!"}
@@ -48,8 +46,11 @@ class Lab(NamedTuple):
     """Notebook, name of its page, and marks by exercise."""
     tallies: Sequence[Tally]
     """In the order of the lab."""
-    hardest: Sequence[Tally]
-    """The same, the smallest share of points first."""
+
+    @property
+    def hardest(self) -> Sequence[Tally]:
+        """The tallies, the smallest share of points first."""
+        return sorted(self.tallies, key=lambda each: 1.0 if each.share is None else each.share)
 
     @property
     def flagged(self) -> bool:
@@ -57,21 +58,19 @@ class Lab(NamedTuple):
         return any(each.problem or each.warnings or each.not_graded for each, _, _ in self.rows)
 
 
-def of_class(
-    results: Sequence[Result], names: Sequence[str], class_: Overview | None = None, language: str = ENGLISH
-) -> str:
-    """The page about all notebooks; `names` are the names of their own pages, in the same order.
-
-    It begins with the students and labs of `class_`, by default those of the results.
-    """
-    by_lab = sorted({result.lab for result in results}, key=lambda lab: (not lab, lab))
-    labs = [_lab(lab, results, names) for lab in by_lab]
-    trusts = sorted({(result.tier, result.trust) for result in results})
-    counts = Counter(mark.status for result in results for mark in result.marks)
-    class_ = class_ or overview.of_class(results)
-    own = {(result.student, result.lab): name for result, name in zip(results, names, strict=True)}
+def of_class(results: Sequence[Result], names: Sequence[str], language: str = ENGLISH) -> str:
+    """The page about all notebooks; `names` are the names of their own pages, in the same order."""
+    here = list(zip(results, names, strict=True))
+    labs = sorted({result.lab for result in results}, key=lambda lab: (not lab, lab))
     return _page(
-        "class.html", language, labs=labs, counts=counts, trusts=trusts, class_=class_, own=own, of=counted(results)
+        "class.html",
+        language,
+        labs=[_lab(lab, [(result, page) for result, page in here if result.lab == lab]) for lab in labs],
+        counts=Counter(mark.status for result in results for mark in result.marks),
+        trusts=sorted({(result.tier, result.trust) for result in results}),
+        class_=tables.of_class(results),
+        own={(result.student, result.lab): page for result, page in here},
+        of=counted(results),
     )
 
 
@@ -95,12 +94,10 @@ def tally(marks: Sequence[Mark]) -> Tally:
     return Tally(marks[0].exercise, marks[0].title, Counter(mark.status for mark in marks), share, why, told)
 
 
-def _lab(name: str, results: Sequence[Result], names: Sequence[str]) -> Lab:
-    here = [(result, page) for result, page in zip(results, names, strict=True) if result.lab == name]
+def _lab(name: str, here: Sequence[tuple[Result, str]]) -> Lab:
     rows = [(result, page, {mark.exercise: mark for mark in result.marks}) for result, page in here]
     exercises = dict.fromkeys(exercise for _, _, marks in rows for exercise in marks)
-    tallies = [tally([marks[exercise] for _, _, marks in rows if exercise in marks]) for exercise in exercises]
-    return Lab(name, rows, tallies, sorted(tallies, key=lambda each: 1.0 if each.share is None else each.share))
+    return Lab(name, rows, [tally([marks[each] for _, _, marks in rows if each in marks]) for each in exercises])
 
 
 def _shown(value: Any) -> Any:
@@ -109,18 +106,18 @@ def _shown(value: Any) -> Any:
 
 
 def _page(template: str, language: str, **values: Any) -> str:
-    return _environment().get_template(template).render(values, word=words(language))
+    return _environment().get_template(template).render(values, word=words.of(language))
 
 
 @cache
 def _environment() -> Environment:
     style = (_TEMPLATES / "style.css").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     loader = FileSystemLoader(_TEMPLATES)
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, finalize=_shown, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(number=number, in_words=lambda found, word: word.finding(found))
-    environment.globals.update(statuses=STATUSES, by_hand=BY_HAND, failed=FAILED, shown=overview.SHOWN)
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    environment.globals.update(statuses=STATUSES, by_hand=BY_HAND, failed=FAILED, shown=tables.SHOWN)
     environment.globals.update(style=Markup(style), digest=digest)
     return environment

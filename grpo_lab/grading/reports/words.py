@@ -1,4 +1,4 @@
-"""The fixed words of reports in a language: [report] of data/messages/<language>.toml. Findings are in course/."""
+"""Texts as all reports show them, and their fixed words in a language: [report] of data/messages/<language>.toml."""
 
 import functools
 from typing import Any
@@ -10,6 +10,39 @@ from grpo_lab.messages import ENGLISH
 
 LONGEST = 2_000
 """Characters of one value in a report; a text that a person marks is shown whole."""
+
+_SHOWN = frozenset("\n\t\xa0\u3000\u200c\u200d")
+"""Harmless characters that Python calls not printable: line breaks, wide spaces, and the joiners of some scripts."""
+
+
+def printable(text: str) -> str:
+    r"""The text in one line, for reports and terminals, with invisible characters escaped.
+
+    >>> printable("Zoë 王\n\x1b[2J")
+    'Zoë 王\\n\\x1b[2J'
+    """
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def visible(text: str) -> str:
+    """The text with invisible characters escaped: control characters, changes of direction, lone surrogates.
+
+    >>> print(visible("a\\x00b\\u202ec"))
+    a\\x00b\\u202ec
+    """
+    text = text.replace("\r\n", "\n")
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each in _SHOWN else printable(each) for each in text)
+
+
+def number(points: float) -> str:
+    """Points, with two decimals at most.
+
+    >>> number(2.0), number(4 / 3)
+    ('2', '1.33')
+    """
+    return f"{points:.2f}".rstrip("0").rstrip(".")
 
 
 class Words:
@@ -52,14 +85,6 @@ class Words:
         """
         return text if len(text) <= most else f"{text[:most]}{self('more_characters', count=f'{len(text) - most:,}')}"
 
-    def status(self, status: str) -> str:
-        """The status of a mark.
-
-        >>> Words("zh").status("by hand")
-        '待人工评分'
-        """
-        return self(f"status.{status}")
-
     def title(self, lab: str, exercise: str, title: str) -> str:
         """The title of an exercise; `title`, which the grader wrote down, for a lab that is not known here.
 
@@ -86,12 +111,9 @@ def _titles(lab: str, language: str) -> dict[str, str]:
     return {name: exercise.title for name, exercise in exercises.items()}
 
 
-@functools.cache
-def words(language: str) -> Words:
-    """The words of a language. Raises ConfigError for one without a file."""
-    return Words(language)
-
-
 def of(language: str) -> Words:
-    """The words of a language as GRPO_LAB_LANG names it: zh_CN is zh, and an empty text is English."""
-    return words(language.replace("-", "_").partition("_")[0].lower() or ENGLISH)
+    """The words of a language as GRPO_LAB_LANG names it: zh_CN is zh, and an empty text is English.
+
+    Raises ConfigError for a language without a file.
+    """
+    return Words(language.replace("-", "_").partition("_")[0].lower() or ENGLISH)

@@ -1,10 +1,10 @@
 """The program in the sandbox: load the modules that answers need, confine this process, fork a child for each answer.
 
 The process stays warm for many answers, of many students. So that nothing of one answer reaches the next, it neither
-runs nor reads any of them: with each request the grader sends two new pipes over a socket. The child reads the request
-from the one and writes its reply into the other: one line for each value, then an end marker with their count. This
-process then kills and reaps all that the answer started, and tells the grader that the answer is over. Requests hold no
-expected values. A child can write anything into the reply, so the grader reads it as untrusted data.
+runs nor reads any of them: with each request the grader sends two new files over a socket. The child reads the request
+from the one and writes its reply into the other, a pipe: one line for each value, then an end marker with their count.
+This process then kills and reaps all that the answer started, and tells the grader that the answer is over. Requests
+hold no expected values. A child can write anything into the reply, so the grader reads it as untrusted data.
 """
 
 import importlib
@@ -25,16 +25,16 @@ import torch.nn.functional
 
 from grpo_lab.config import user_code
 from grpo_lab.course import answers, probes
-from grpo_lab.course.answers import Given, NotPlain
+from grpo_lab.course.answers import NotPlain
 from grpo_lab.course.exercises import Function, Values
 from grpo_lab.errors import GrpoLabError, NotYet
 from grpo_lab.grading import wire
 from grpo_lab.grading.sandbox.confinement import Limits, bound_cpu, confine
-from grpo_lab.grading.sandbox.linux import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl, reap
+from grpo_lab.grading.sandbox.processes import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl, reap
 
 READY = b"ready\n"
 ASK = b"?"
-"""The message that carries the two pipes of a request."""
+"""The message that carries the two files of a request."""
 LONGEST = 1_000
 """Limit on the text of an error, in characters."""
 PROCESSES = "/proc/self/ns/pid"
@@ -47,17 +47,15 @@ def main() -> int:
     capped, user, outside = sys.argv[1:]
     limits = Limits(**json.loads(capped))
     control, nowhere = socket.socket(fileno=os.dup(0)), os.open(os.devnull, os.O_RDWR)
-    signal.signal(
-        signal.SIGINT, signal.SIG_DFL
-    )  # an answer's signal ends this process at once, never in a later answer
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # an answer's signal ends this process now, never in a later answer
     prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans come to this process
     confine(limits, int(user) if user else None)
     alone = bool(user) or os.readlink(PROCESSES) != outside
     for number in range(3):
         os.dup2(nowhere, number)  # text that an answer prints is dropped
     control.sendall(READY)
-    while pipes := socket.recv_fds(control, len(ASK), 2)[1]:
-        if not _serve(pipes, control, limits, alone):
+    while files := socket.recv_fds(control, len(ASK), 2)[1]:
+        if not _serve(files, control, limits, alone):
             return 1
     return 0
 
@@ -76,7 +74,7 @@ def _load() -> None:
     del os.environ["MPLCONFIGDIR"]  # the folder is gone
 
 
-def _serve(pipes: list[int], control: socket.socket, limits: Limits, alone: bool) -> bool:
+def _serve(files: list[int], control: socket.socket, limits: Limits, alone: bool) -> bool:
     """Run one answer in a child process; return whether the grader still waits for another.
 
     `alone` means that every process this one can signal was started here. Then all of them are killed at once: from
@@ -86,15 +84,13 @@ def _serve(pipes: list[int], control: socket.socket, limits: Limits, alone: bool
     child = os.fork()
     if not child:
         control.close()
-        _answer(pipes[0], pipes[1], limits)
-    for pipe in pipes:
-        os.close(pipe)
+        _answer(files[0], files[1], limits)
+    for file in files:
+        os.close(file)
     ended = os.pidfd_open(child)
-    try:
-        # The grader sends nothing while a child runs, so readable input means that the grader has closed its end.
-        abandoned = ended not in select.select([ended, control], [], [])[0]
-    finally:
-        os.close(ended)
+    # The grader sends nothing while a child runs, so readable input means that the grader has closed its end.
+    abandoned = ended not in select.select([ended, control], [], [])[0]
+    os.close(ended)
     if abandoned:
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
@@ -132,6 +128,7 @@ def _answer(request: int, replies: int, limits: Limits) -> NoReturn:
 
 
 def _lines(request: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    """The values that the answer gives, or one line of the reason why it gives none."""
     try:
         module = user_code.execute(Path(request["file"]), NotYet, answers.IN_THE_CELL, request["source"])
         if "function" in request:
@@ -143,14 +140,10 @@ def _lines(request: Mapping[str, Any]) -> Iterator[dict[str, str]]:
         yield {"refused": str(error)[:LONGEST]}
         return
     for each in given:
-        yield _line(each)
-
-
-def _line(given: Given) -> dict[str, str]:
-    try:
-        return {"error": given.error[:LONGEST]} if given.error else {"value": wire.pack(given.value)}
-    except NotPlain as error:
-        return {"error": str(error)}
+        try:
+            yield {"error": each.error[:LONGEST]} if each.error else {"value": wire.pack(each.value)}
+        except NotPlain as error:
+            yield {"error": str(error)}
 
 
 def _not_here(*_: Any) -> NoReturn:

@@ -2,14 +2,14 @@
 
 import json
 import os
-import selectors
+import select
 import signal
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from io import FileIO
 from typing import Any
 
@@ -17,16 +17,14 @@ from grpo_lab.course.answers import Given, NotPlain
 from grpo_lab.errors import NotYet, RunError
 from grpo_lab.grading import wire
 from grpo_lab.grading.sandbox.answering import ASK, LONGEST, READY
-from grpo_lab.grading.sandbox.cgroups import MemoryGroup
 from grpo_lab.grading.sandbox.confinement import MIB, Limits
-from grpo_lab.grading.sandbox.linux import PR_SET_CHILD_SUBREAPER, prctl
 from grpo_lab.grading.sandbox.processes import (
-    LINK,
-    MAPPING,
+    PR_SET_CHILD_SUBREAPER,
     descendants,
     end_descendants,
     mappings_of,
     memory_of,
+    prctl,
     shares_of,
 )
 from grpo_lab.grading.sandbox.tiers import Tier, environment
@@ -35,8 +33,8 @@ START = 300.0
 """Seconds that a sandbox may take to start; importing torch is slow on a busy machine."""
 TICK = 0.1
 """Seconds between two measurements of memory."""
-SPARE_MB = 64
-"""The cgroup, which counts pages of files too, lets an answer take so much more than the measurements."""
+MAPPING, LINK = 256, 64
+"""Bytes that the kernel keeps for a mapping, and for each process in the chain of forks that it came through."""
 
 
 class Failed(NotYet):
@@ -46,7 +44,7 @@ class Failed(NotYet):
 class Sandbox:
     """A warm sandbox that serves one request after another. It starts when needed, and again after a failure.
 
-    Each request has two pipes of its own, one for it and one for its replies: no answer can read the request of a later
+    Each request has a file in memory and a pipe for its replies of its own: no answer can read the request of a later
     one, or write into its replies.
 
     While it is open, this process must start no other child: every new descendant counts as the sandbox's.
@@ -56,9 +54,7 @@ class Sandbox:
         self._tier, self._limits = tier, limits
         self._process: subprocess.Popen[bytes] | None = None
         self._before = self._spared = frozenset(descendants())
-        self._need = 0.0
-        self._group: MemoryGroup | None = None
-        self._control: socket.socket | None = None
+        self._program = 0.0
         self._looked = 0.0
         prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans become children of this process
 
@@ -84,109 +80,81 @@ class Sandbox:
             return
         end_descendants(self._before)
         self._process.wait()
-        assert self._control and self._group
-        self._group.close()
         self._control.close()
-        self._process = self._control = None
+        self._process = None
 
     def _ask(self, request: dict[str, Any], count: int) -> list[Given]:
         self._start()
         try:
-            with self._capped():
-                replies, over = self._exchange(json.dumps(request).encode())
-            return _read(replies, over, count)
+            replies, over = self._exchange(json.dumps(request).encode())
         except Failed:
             self.close()
             raise
-        finally:
-            if self._process:
-                end_descendants(self._spared)
-
-    @contextmanager
-    def _capped(self) -> Iterator[None]:
-        """Raise Failed, whatever else came of it, if the kernel killed a process at the cap of the cgroup."""
-        assert self._group
-        try:
-            yield
-        finally:
-            if self._group.killed:
-                raise self._too_much(self._limits.memory_mb + SPARE_MB) from None
-
-    def _too_much(self, used: float) -> Failed:
-        return Failed(f"it used {used:,.0f} MB; at most {self._limits.memory_mb:,}")
+        return _read(replies, over, count)
 
     def _exchange(self, request: bytes) -> tuple[bytes, Any]:
         """Send a request; return all that came back through its pipe, and the exit status. Raises Failed."""
-        (theirs_in, ours_in), (ours_out, theirs_out) = os.pipe(), os.pipe()
-        assert self._control
-        with open(ours_in, "wb", buffering=0) as sending, open(ours_out, "rb", buffering=0) as receiving:
+        end = time.monotonic() + self._limits.seconds
+        ours, theirs = os.pipe()
+        with open(os.memfd_create("request"), "w+b") as asked, open(ours, "rb", buffering=0) as replies:
+            asked.write(request)
+            asked.seek(0)
             try:
-                socket.send_fds(self._control, [ASK], [theirs_in, theirs_out])
+                socket.send_fds(self._control, [ASK], [asked.fileno(), theirs])
             except BrokenPipeError:
                 raise Failed("the sandbox ended before it was asked") from None
             finally:
-                os.close(theirs_in)
-                os.close(theirs_out)
-            return self._collect(request, sending, receiving, time.monotonic() + self._limits.seconds)
+                os.close(theirs)
+            return self._collect(replies, end)
 
-    def _collect(self, request: bytes, sending: FileIO, receiving: FileIO, end: float) -> tuple[bytes, Any]:
-        """Write the request and read its replies, until their pipe and the answer have ended. Raises Failed."""
-        assert self._control
-        left, replies, control, open_ = memoryview(request), bytearray(), bytearray(), True
-        os.set_blocking(sending.fileno(), False)
-        with selectors.DefaultSelector() as selector:
-            selector.register(sending, selectors.EVENT_WRITE)
-            selector.register(receiving, selectors.EVENT_READ)
-            selector.register(self._control, selectors.EVENT_READ)
-            while open_ or not control.endswith(b"\n"):
-                for key, _ in self._wait(selector, end):
-                    if key.fileobj is sending:
-                        left = left[_written(sending, left) :]
-                        if not left:
-                            selector.unregister(sending)
-                            sending.close()
-                    elif key.fileobj is receiving:
-                        chunk = receiving.read(1 << 16)
-                        replies += chunk
-                        if len(replies) > self._limits.output_kb * 1024:
-                            raise Failed(f"it sent more than {self._limits.output_kb:,} kB")
-                        if not chunk:
-                            selector.unregister(receiving)
-                            open_ = False
-                    else:
-                        chunk = self._control.recv(1 << 10)
-                        control += chunk
-                        if not chunk:
-                            raise Failed("the sandbox ended before it had answered")
-                        if control.endswith(b"\n"):
-                            selector.unregister(self._control)
-                            end_descendants(self._spared)  # one of them may hold the pipe open
-        return bytes(replies), json.loads(control)["over"]
+    def _collect(self, pipe: FileIO, end: float) -> tuple[bytes, Any]:
+        """The replies and the exit status, once the pipe and the answer have ended. Raises Failed."""
+        replies, over = bytearray(), b""
+        watched: list[FileIO | socket.socket] = [pipe, self._control]
+        while watched:
+            for each in self._ready(watched, end):
+                if each is pipe:
+                    chunk = pipe.read(1 << 16)
+                    replies += chunk
+                    if len(replies) > self._limits.output_kb * 1024:
+                        raise Failed(f"it sent more than {self._limits.output_kb:,} kB")
+                    if not chunk:
+                        watched.remove(pipe)
+                else:
+                    chunk = self._control.recv(1 << 10)
+                    over += chunk
+                    if not chunk:
+                        raise Failed("the sandbox ended before it had answered")
+                    if over.endswith(b"\n"):
+                        watched.remove(self._control)
+                        end_descendants(self._spared)  # one of them may hold the pipe open
+        return bytes(replies), json.loads(over)["over"]
 
-    def _wait(self, selector: selectors.BaseSelector, end: float) -> list[tuple[selectors.SelectorKey, int]]:
-        """What is ready first. Raises Failed over the limits of time and memory."""
+    def _ready(self, watched: Sequence[FileIO | socket.socket], end: float) -> list[FileIO | socket.socket]:
+        """Wait until some of these can be read. Raises Failed over the limits of time and memory."""
         while True:
             now = time.monotonic()
             if now > end:
                 raise Failed(f"no answer within {self._limits.seconds:g} s")
             if now > self._looked + TICK:
                 self._looked = now
-                most = self._limits.memory_mb + self._need
-                # The shares need a walk through all pages, and are no more than the plain sum.
-                if (
-                    self._used(memory_of) > most
-                    and (used := self._used(shares_of) - self._need) > self._limits.memory_mb
-                ):
-                    raise self._too_much(used)
-            if ready := selector.select(TICK):
+                self._measure()
+            if ready := select.select(watched, [], [], TICK)[0]:
                 return ready
+
+    def _measure(self) -> None:
+        """Raise Failed over the limit on memory. A forked answer begins as a copy of the program."""
+        need, most = 2 * self._program, self._limits.memory_mb
+        # The shares need a walk through all pages, 40 ms for a process, and are no more than the plain sum.
+        if self._used(memory_of) > most + need and (used := self._used(shares_of) - need) > most:
+            raise Failed(f"it used {used:,.0f} MB; at most {most:,}")
 
     def _start(self) -> None:
         """Start the program unless it runs. Raises RunError with the last line of its errors where it cannot start."""
         if self._process and self._process.poll() is None:
             return
         self.close()
-        self._before, self._need, self._group = frozenset(descendants()), 0.0, MemoryGroup()
+        self._before = frozenset(descendants())
         self._control, theirs = socket.socketpair()
         with tempfile.TemporaryFile() as words, theirs:
             try:
@@ -209,10 +177,7 @@ class Sandbox:
                 said = words.read(20_000).decode(errors="replace").strip().split("\n")[-1]
                 raise RunError(f"the sandbox does not start: {said or 'it printed no reason'}")
         self._spared = frozenset(descendants())
-        program = self._used(memory_of)
-        self._need = 2 * program  # a forked answer begins as a copy of the program
-        # What the program has already is not counted in the group.
-        self._group.hold(self._spared - self._before, int((self._limits.memory_mb + program + SPARE_MB) * MIB))
+        self._program = self._used(memory_of)
 
     def _used(self, measured: Callable[[int], int]) -> float:
         """Memory of all processes of the sandbox, in MB; `measured` gives the bytes of one process."""
@@ -232,20 +197,10 @@ def _says_ready(control: socket.socket) -> bool:
     return said == READY
 
 
-def _written(sending: FileIO, data: memoryview) -> int:
-    """The number of bytes written. An answer that ended before it read all needs no more of them."""
-    try:
-        return sending.write(data) or 0
-    except BrokenPipeError:
-        return len(data)
-
-
 def _read(replies: bytes, over: Any, count: int) -> list[Given]:
     """The values of a complete set of replies. Raises NotYet unless number and order are exactly as expected."""
     *lines, rest = replies.split(b"\n")
-    if rest:
-        raise NotYet(f"it ended before it had answered ({_ending(over)})")
-    read = [_data(line) for line in lines]
+    read = [_data(line) for line in lines] if not rest else []
     if len(read) == 2 and isinstance(refused := read[0].get("refused"), str):
         raise NotYet(_words(refused))
     numbers = [reply.get("number") for reply in read[:-1]]

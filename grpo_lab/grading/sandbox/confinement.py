@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from grpo_lab.grading.sandbox import seccomp
-from grpo_lab.grading.sandbox.linux import PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, prctl
+from grpo_lab.grading.sandbox.processes import PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, prctl
 from grpo_lab.paths import data_directory
 
 PACKAGE = Path(__file__).resolve().parents[2]
@@ -79,11 +81,5 @@ def _address_space() -> int:
 
 def _processes_of_this_user() -> int:
     """Processes and threads of this user that already count against the limit."""
-    threads = 0
-    for folder in Path("/proc").iterdir():
-        try:
-            if folder.name.isdigit() and folder.stat().st_uid == os.getuid():
-                threads += len(os.listdir(folder / "task"))
-        except OSError:
-            continue  # it has ended, or must not be read
-    return threads
+    every = (each.info for each in psutil.process_iter(["uids", "num_threads"]))
+    return sum(each["num_threads"] or 1 for each in every if each["uids"] and each["uids"].real == os.getuid())

@@ -1,19 +1,27 @@
-"""The processes below this one, seen from outside: find, measure and kill them."""
+"""Linux processes: `prctl`, and the processes below this one, seen from outside: find, measure and kill them."""
 
+import ctypes
 import os
 import signal
 import time
 from contextlib import suppress
 from pathlib import Path
 
-from grpo_lab.grading.sandbox.linux import reap
-
+PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 22, 36, 38
+PR_SET_NAME, PR_GET_NAME = 15, 16
+_libc = ctypes.CDLL(None, use_errno=True)
 COSTLY = ("RssAnon:", "RssShmem:", "VmSwap:")
 """Linux's names for memory that no file backs."""
-MAPPING, LINK = 256, 64
-"""Bytes that the kernel keeps for a mapping, and for each process in the chain of forks that it came through."""
 SHARES = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:")
 """The same memory, where each page is divided by the number of processes that map it."""
+
+
+def prctl(option: int, *arguments: object) -> None:
+    """Change an attribute of this process. Raises OSError where the kernel refuses it."""
+    four = (*arguments, 0, 0, 0, 0)[:4]
+    if _libc.prctl(option, *(ctypes.c_long(each) if isinstance(each, int) else each for each in four)) < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"prctl {option}: {os.strerror(code)}")
 
 
 def descendants() -> list[int]:
@@ -36,7 +44,7 @@ def descendants() -> list[int]:
 
 def memory_of(process: int) -> int:
     """The bytes of this process that no file backs; memory that it shares with others is counted in full."""
-    return _largest(process, "status", COSTLY)
+    return _told(process, "status", COSTLY)
 
 
 def shares_of(process: int) -> int:
@@ -44,7 +52,7 @@ def shares_of(process: int) -> int:
 
     The sum over all processes counts every page once. Where Linux does not show the shares: the full bytes.
     """
-    return _largest(process, "smaps_rollup", SHARES) or memory_of(process)
+    return _told(process, "smaps_rollup", SHARES) or memory_of(process)
 
 
 def mappings_of(process: int) -> int:
@@ -54,22 +62,21 @@ def mappings_of(process: int) -> int:
     return 0
 
 
-def _largest(process: int, file: str, names: tuple[str, ...]) -> int:
-    """The sum of these lines: all threads share the memory, but a thread that has ended reports none."""
-    found = 0
-    with suppress(OSError):  # the process has just ended
-        for thread in Path(f"/proc/{process}/task").iterdir():
-            found = max(found, _told_by(thread / file, names))
-            if found:
-                break
-    return found
-
-
-def _told_by(file: Path, names: tuple[str, ...]) -> int:
-    with suppress(OSError):
-        lines = (line.split() for line in file.read_text().split("\n") if line.startswith(names))
-        return sum(int(words[1]) * 1024 for words in lines)
+def _told(process: int, file: str, names: tuple[str, ...]) -> int:
+    """The sum of these lines, in bytes. All threads share the memory, but a thread that has ended reports none."""
+    for path in Path("/proc").glob(f"{process}/task/*/{file}"):
+        with suppress(OSError):
+            lines = [line.split() for line in path.read_text().splitlines() if line.startswith(names)]
+            if found := sum(int(words[1]) * 1024 for words in lines):
+                return found
     return 0
+
+
+def reap() -> None:
+    """Take the exit codes of children that have ended, orphans among them."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def end_descendants(spared: frozenset[int]) -> None:

@@ -14,7 +14,7 @@ import platform
 from collections.abc import Iterator
 from fcntl import F_DUPFD, F_DUPFD_CLOEXEC, F_GETFD, F_GETFL, F_GETPIPE_SZ, F_SETFD, F_SETFL
 
-from grpo_lab.grading.sandbox.linux import (
+from grpo_lab.grading.sandbox.processes import (
     PR_GET_NAME,
     PR_SET_NAME,
     PR_SET_NO_NEW_PRIVS,

@@ -96,17 +96,17 @@ def unusable(tier: Tier, limits: Limits) -> str:
 
 def _cannot_import(tier: Tier, missing: Sequence[str]) -> ConfigError:
     """The error about modules that answers lack, with the folder that is closed to them, and the way out."""
-    folder = closed_folder() if os.getuid() == 0 else None  # answers of any other user run as that user
-    why = f"the sandbox's user may not enter {folder}" if folder else "they are not where the sandbox looks for modules"
-    way_out = (
-        f"Open that folder (chmod o+x {folder}), or use a Python and a copy of this package in folders that every "
-        "user may enter, such as /opt"
-        if folder
-        else "Install this package and what it depends on into one environment"
-    )
-    names = ", ".join(missing)
+    why = "they are not where the sandbox looks for modules"
+    way_out = "Install this package and what it depends on into one environment"
+    if os.getuid() == 0 and (folder := closed_folder()):  # answers of any other user run as that user
+        why = f"the sandbox's user may not enter {folder}"
+        way_out = (
+            f"Open that folder (chmod o+x {folder}), or use a Python and a copy of this package in folders that every "
+            "user may enter, such as /opt"
+        )
     return ConfigError(
-        f"tier {tier.number} ({tier.name}) does not work here: an answer cannot import {names}: {why}. {way_out}"
+        f"tier {tier.number} ({tier.name}) does not work here: an answer cannot import {', '.join(missing)}: {why}. "
+        f"{way_out}"
     )
 
 
