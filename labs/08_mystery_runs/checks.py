@@ -120,7 +120,7 @@ _BROKEN = (
 """A draw has two of these, one of the quiet runs, and always the absorbed and the filtered one."""
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=32)
 def first_break_cases(seed: int) -> Sequence[Case]:
     """Five runs trained with fresh seeds, and a variant of one of them: two to three seconds of one core."""
     draw = random.Random(seeds.derive(seed, 0, "first break"))
