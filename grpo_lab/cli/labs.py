@@ -121,8 +121,13 @@ def nbgrader(
 
 @labs_app.command("open", example="labs open --no-browser")
 def open_labs(browser: Browser = True, language: Language = None) -> None:
-    """Open the labs in JupyterLab: copies in the folder work/, which git ignores; copies that are there are kept."""
+    """Open the labs in JupyterLab: copies in the folder work/, which git ignores; copies that are there are kept.
+
+    Labs of your own, in the folder that GRPO_LAB_DATA names, are copied too.
+    """
     here = _copied(labs_folder(), spoken(language))
+    if own := own_directory():
+        _copy_own(own / "labs", here, spoken(language))
     start([f"--ServerApp.root_dir={here.resolve()}", *([] if browser else ["--no-browser"])])
 
 
@@ -207,6 +212,19 @@ def _copied(labs: Path, language: str, *names: str) -> Path:
     here = home / "work" / ("" if language == ENGLISH else language)
     _say(path.relative_to(home) for path in write(copies(labs, here, names or lab_names(labs), language)))
     return here
+
+
+def _copy_own(labs: Path, here: Path, language: str) -> None:
+    """Copy the built notebooks of one's own labs, in English where a lab has no other language."""
+    from grpo_lab.course.editions.build import lab_names, languages, place
+    from grpo_lab.course.editions.release import copies, write
+
+    for name in lab_names(labs):
+        known = language if language in languages(labs, name) else ENGLISH
+        if place(labs, name, known).is_file():
+            _say(path for path in write(copies(labs, here, [name], known)) if path.suffix == ".ipynb")
+        else:
+            console.say(f"{place(labs, name, known)} is missing; grpo-lab labs build --folder {labs} writes it")
 
 
 def start(arguments: Sequence[str]) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from grpo_lab.course import pages
 from grpo_lab.course.exercises import Exercise, LabPage
-from grpo_lab.errors import DataError, unknown
-from grpo_lab.paths import labs_directory, own_directory
+from grpo_lab.errors import ConfigError, DataError, unknown
+from grpo_lab.paths import OWN, labs_directory, own_directory
 
 
 def course_labs() -> tuple[str, ...]:
@@ -31,7 +31,9 @@ def lab_folder(name: str) -> Path:
     """The folder of a lab. Raises ConfigError for an unknown one."""
     folders = _folders()
     if name not in folders:
-        raise unknown("lab", name, folders)
+        raise ConfigError(
+            f"{unknown('lab', name, folders)}; your own are found in labs/ of the folder that {OWN} names"
+        )
     return folders[name]
 
 

@@ -181,20 +181,27 @@ def of_lab(folder: Path, language: str) -> dict[str, str]:
     path = folder / language / pages.FILE
     if not path.is_file():
         return {}
-    tree = read_toml(path, DataError)
+    tree, english = read_toml(path, DataError), english_texts(folder)
     words = places(tree)
-    english = places({**read_toml(folder / pages.FILE, DataError), "reasons": reasons(folder)})
     return {text: words[place] for place, text in english.items() if place in words} | tree.get("feedback", {})
 
 
-def reasons(folder: Path) -> dict[str, dict[str, str]]:
-    """The reasons that answers.toml of a lab gives, by exercise and name."""
-    path = folder / known_answers.FILE
-    answers = read_toml(path, DataError) if path.is_file() else {}
-    return {
-        exercise: {name: row["reason"] for rows in kinds.values() for name, row in rows.items() if "reason" in row}
-        for exercise, kinds in answers.items()
-    }
+def english_texts(folder: Path) -> dict[tuple[str, ...], str]:
+    """The English texts of the lab in a folder, by their place."""
+    known = [each for each in known_answers.known_answers(folder) if each.reason]
+    given: dict[str, dict[str, str]] = {each.exercise: {} for each in known}
+    for each in known:
+        given[each.exercise][each.name] = each.reason
+    return places({**read_toml(folder / pages.FILE, DataError), "reasons": given})
+
+
+def check_places(folder: Path, language: str) -> None:
+    """Raise DataError for a text, a letter or a reason in <language>/lab.toml that the English lab does not have."""
+    path, english = folder / language / pages.FILE, english_texts(folder)
+    for place in places(read_toml(path, DataError)) if path.is_file() else ():
+        if place not in english:
+            named = f"{pages.FILE} or {known_answers.FILE}"
+            raise DataError(f"{path}: {'.'.join(place)} has no English text; give it the name that it has in {named}")
 
 
 def places(tree: Mapping[str, Any]) -> dict[tuple[str, ...], str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from grpo_lab.algorithm.losses import aggregate, policy_loss
+from grpo_lab.algorithm.losses import policy_loss
 from grpo_lab.core.advantages import group_advantages
 from grpo_lab.course import pages
 from grpo_lab.course.compare import is_number, other_kind, shown
@@ -114,7 +114,7 @@ def _aggregate_cases(seed: int) -> Sequence[Case]:
     rows = [(values, how, *TEXTS[how]) for how in hows] + [(broken, how, *TEXTS["nan"]) for how in hows]
     given = [({"per_token": tokens, "mask": mask, "how": how}, what, why) for tokens, how, what, why in rows]
     given = [(what.format(**each), each, why) for each, what, why in given]
-    return cases_by(lambda per_token, mask, how: aggregate(per_token, mask, how), given, as_a_number)
+    return cases_by(pages.solved(__file__, "aggregate").aggregate, given, as_a_number)
 
 
 def _wider(case: Case, draw: random.Random) -> Case:
@@ -141,44 +141,36 @@ def _slope_cases(seed: int) -> Sequence[Case]:
         (f"{curve} at x = {at:.3g}, h = {h}", {"curve": curve, **fixed, "x": at, "h": h}, why)
         for curve, at, h, why in rows
     ]
-    return cases_by(lambda f, x, h: (f(x + h) - f(x - h)) / (2 * h), given, of_a_curve)
+    return cases_by(pages.solved(__file__, "slope").slope, given, of_a_curve)
 
 
-BY_HAND = Values(tuple(HAND), _judge_hand)
-ADVANTAGES = Function(
-    "advantages",
-    _advantage_cases,
-    relations=(*lines_alike("rewards"), scaled("rewards"), shifted("rewards", by=(-1.0, 1.0, 3.0))),
-)
-POLICY_LOSS = Function(
-    "policy_loss",
-    _loss_cases,
-    by_logprobs,
-    (
-        permuted("logprobs", "old_logprobs", "advantages"),
-        permuted("logprobs", "old_logprobs", dim=1),
-        repeated("logprobs", "old_logprobs", "advantages"),
-        repeated("logprobs", "old_logprobs", dim=1),
-        scaled("advantages", power=1),
-        shifted("logprobs", "old_logprobs"),
-    ),
-)
-AGGREGATE = Function(
-    "aggregate",
-    _aggregate_cases,
-    as_a_number,
-    (*lines_alike("per_token", "mask"), scaled("per_token", power=1), _wider),
-)
-SLOPE = Function(
-    "slope",
-    _slope_cases,
-    of_a_curve,
-    (scaled("stretch", power=1), shifted("height", by=(-3.0, 5.0))),
-)
 CHECKS = {
-    "by_hand": BY_HAND,
-    "advantages": ADVANTAGES,
-    "policy_loss": POLICY_LOSS,
-    "slope": SLOPE,
-    "aggregate": AGGREGATE,
+    "by_hand": Values(tuple(HAND), _judge_hand),
+    "advantages": Function(
+        "advantages",
+        _advantage_cases,
+        relations=(*lines_alike("rewards"), scaled("rewards"), shifted("rewards", by=(-1.0, 1.0, 3.0))),
+    ),
+    "policy_loss": Function(
+        "policy_loss",
+        _loss_cases,
+        by_logprobs,
+        (
+            permuted("logprobs", "old_logprobs", "advantages"),
+            permuted("logprobs", "old_logprobs", dim=1),
+            repeated("logprobs", "old_logprobs", "advantages"),
+            repeated("logprobs", "old_logprobs", dim=1),
+            scaled("advantages", power=1),
+            shifted("logprobs", "old_logprobs"),
+        ),
+    ),
+    "slope": Function(
+        "slope", _slope_cases, of_a_curve, (scaled("stretch", power=1), shifted("height", by=(-3.0, 5.0)))
+    ),
+    "aggregate": Function(
+        "aggregate",
+        _aggregate_cases,
+        as_a_number,
+        (*lines_alike("per_token", "mask"), scaled("per_token", power=1), _wider),
+    ),
 }

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from grpo_lab import seeds
 from grpo_lab.algorithm import kl
-from grpo_lab.core.batch import Batch
 from grpo_lab.core.loss import clipped_surrogate
-from grpo_lab.course import pages, relations
+from grpo_lab.course import pages
 from grpo_lab.course.compare import is_number, other_kind, shown
 from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
 from grpo_lab.course.probes import by_delta, in_a_batch
+from grpo_lab.course.relations import changed, elementwise, lines_alike, padded, reordered, scaled, shifted, without_use
 
 TEXTS = pages.case_texts(__file__)
 REPORTED_NORM = 113_818_385
@@ -37,7 +37,8 @@ def _surrogate_slope(log_ratio: Tensor, advantages: Tensor) -> Tensor:
     return slope
 
 
-def _slope_of_a_token(log_ratio: float, advantage: float) -> float:
+def slope(log_ratio: float, advantage: float) -> float:
+    """The derivative of one token's clipped surrogate by its log-ratio."""
     return float(_surrogate_slope(torch.tensor([[log_ratio]]), torch.tensor([advantage])))
 
 
@@ -64,7 +65,7 @@ def _gradient_cases(seed: int) -> Sequence[Case]:
         (f"{what}: log-ratio {log_ratio:.3g}, A = {a:.3g}", {"log_ratio": log_ratio, "advantage": a}, why)
         for log_ratio, a, what, why in rows
     ]
-    return cases_by(_slope_of_a_token, given)
+    return cases_by(slope, given)
 
 
 # The log-ratio of the reported norm ----------------------------------------------------------------------------------
@@ -136,8 +137,8 @@ def _culprit_cases(seed: int) -> Sequence[Case]:
 def _moved(case: Case, draw: random.Random) -> Case:
     """Reorder rows and tokens, and the culprit with them."""
     row, token, term = case.expected
-    rows, tokens = (relations.reordered(size, draw) for size in case.inputs["log_ratio"].shape)
-    return relations.changed(
+    rows, tokens = (reordered(size, draw) for size in case.inputs["log_ratio"].shape)
+    return changed(
         case,
         "rows and tokens in another order",
         (rows.index(row), tokens.index(token), term),
@@ -147,11 +148,6 @@ def _moved(case: Case, draw: random.Random) -> Case:
 
 
 # The log-ratio that is right -----------------------------------------------------------------------------------------
-
-
-def _log_ratio(logprobs: Tensor, batch: Batch) -> Tensor:
-    assert batch.old_logprobs is not None
-    return logprobs - batch.old_logprobs
 
 
 def _log_ratio_cases(seed: int) -> Sequence[Case]:
@@ -166,14 +162,10 @@ def _log_ratio_cases(seed: int) -> Sequence[Case]:
         ("gradient", later, *TEXTS["through_the_ratio"]),
     ]
     given = [(what, {**batch, "logprobs": logprobs, "look": look}, why) for look, logprobs, what, why in rows]
-    return cases_by(_log_ratio, given, in_a_batch)
+    return cases_by(pages.solved(__file__, "log_ratio").log_ratio, given, in_a_batch)
 
 
 # The KL estimate, bounded before exp ---------------------------------------------------------------------------------
-
-
-def _bounded(delta: Tensor) -> Tensor:
-    return kl.k3(delta.clamp(-10, 10))
 
 
 def _k3_cases(seed: int) -> Sequence[Case]:
@@ -192,43 +184,28 @@ def _k3_cases(seed: int) -> Sequence[Case]:
     given = [
         (f"{what}: delta = {shown(delta)}", {"delta": delta, "look": look}, why) for look, delta, what, why in rows
     ]
-    return cases_by(_bounded, given, by_delta)
+    return cases_by(lambda delta: kl.k3(delta.clamp(-10, 10)), given, by_delta)
 
 
-GRADIENT = Function(
-    "gradient",
-    _gradient_cases,
-    relations=(relations.scaled("advantage", power=1),),
-)
-NATS = Values(("nats",), _judge_nats)
-# A token where policy and reference agree has a ratio of 1 and no KL: its gradient is below any planted one.
-_AGREEING = relations.padded(result=False, log_ratio=0.0)
-CULPRIT = Function(
-    "culprit",
-    _culprit_cases,
-    relations=(_moved, _AGREEING, relations.scaled("advantages", "beta")),
-)
 _FIELDS = ("logprobs", "old_logprobs", "ref_logprobs", "sampling_logprobs")
-LOG_RATIO = Function(
-    "log_ratio",
-    _log_ratio_cases,
-    in_a_batch,
-    (
-        *relations.lines_alike(*_FIELDS),
-        relations.shifted("logprobs", "old_logprobs"),
-        relations.without_use("ref_logprobs", "sampling_logprobs"),
-    ),
-)
-BOUNDED = Function(
-    "k3",
-    _k3_cases,
-    by_delta,
-    (relations.elementwise("delta"),),
-)
 CHECKS = {
-    "gradient": GRADIENT,
-    "reported": NATS,
-    "culprit": CULPRIT,
-    "log_ratio": LOG_RATIO,
-    "bounded": BOUNDED,
+    "gradient": Function("gradient", _gradient_cases, relations=(scaled("advantage", power=1),)),
+    "reported": Values(("nats",), _judge_nats),
+    "culprit": Function(
+        "culprit",
+        _culprit_cases,
+        # A token where policy and reference agree has a ratio of 1 and no KL: its gradient is below any planted one.
+        relations=(_moved, padded(result=False, log_ratio=0.0), scaled("advantages", "beta")),
+    ),
+    "log_ratio": Function(
+        "log_ratio",
+        _log_ratio_cases,
+        in_a_batch,
+        (
+            *lines_alike(*_FIELDS),
+            shifted("logprobs", "old_logprobs"),
+            without_use("ref_logprobs", "sampling_logprobs"),
+        ),
+    ),
+    "bounded": Function("k3", _k3_cases, by_delta, (elementwise("delta"),)),
 }

@@ -229,16 +229,10 @@ def _one_step(eps: float) -> tuple[float, float]:
     return metrics["weights/nonfinite"], metrics["weights/max_move"]
 
 
-ORDER = Values(("order",), _judge_order)
-_WEIGHTS = (*lines_alike("probabilities"), scaled("probabilities"))
-ACCEPTS = Function("accepts", _accepts_cases, as_a_bool, _WEIGHTS)
-FACE = Function("face", _face_cases, relations=(_with_lines_before,))
-FINITE_FIRST = Function("FiniteFirst", _guard_cases, one_norm, (_further,))
-EPSILON = Values(("adam_eps",), _judge_epsilon)
 CHECKS = {
-    "order": ORDER,
-    "accepts": ACCEPTS,
-    "face": FACE,
-    "finite_first": FINITE_FIRST,
-    "epsilon": EPSILON,
+    "order": Values(("order",), _judge_order),
+    "accepts": Function("accepts", _accepts_cases, as_a_bool, (*lines_alike("probabilities"), scaled("probabilities"))),
+    "face": Function("face", _face_cases, relations=(_with_lines_before,)),
+    "finite_first": Function("FiniteFirst", _guard_cases, one_norm, (_further,)),
+    "epsilon": Values(("adam_eps",), _judge_epsilon),
 }

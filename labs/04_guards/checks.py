@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from grpo_lab.config.catalog import preset
-from grpo_lab.core.hooks import Verdict
 from grpo_lab.course import judges, pages, trials
 from grpo_lab.course.compare import other_kind, shown
 from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
@@ -16,8 +15,6 @@ from grpo_lab.course.probes import norms_in_turn, step_or_not
 from grpo_lab.course.relations import changed, permuted, scaled
 from grpo_lab.errors import ConfigError
 
-FACTOR = 8.0
-"""The learner's guard accepts norms up to so many times the largest accepted one."""
 LIMIT = 10.0
 
 # A guard without a threshold -----------------------------------------------------------------------------------------
@@ -46,7 +43,8 @@ def _guard_cases(seed: int) -> Sequence[Case]:
     ]
     if seed:
         given += [(f"a run of {len(norms)} norms", norms, memory) for norms in (_a_run(draw) for _ in range(5))]
-    return cases_by(_expected, [(what, {"norms": norms}, why) for what, norms, why in given])
+    rows = [(what, {"norms": norms}, why) for what, norms, why in given]
+    return cases_by(pages.solved(__file__, "guard").SkipJumps, rows, norms_in_turn)
 
 
 def _a_run(draw: random.Random) -> list[float]:
@@ -63,16 +61,6 @@ def _a_run(draw: random.Random) -> list[float]:
         norms.append(largest * draw.uniform(5, 7) if event == "rise" and largest else size * draw.uniform(0.8, 3.0))
         largest = max(largest, norms[-1])
     return norms
-
-
-def _expected(norms: Sequence[float]) -> dict[str, Any]:
-    fine: list[bool] = []
-    accepted: list[float] = []
-    for norm in norms:
-        fine.append(math.isfinite(norm) and (not accepted or norm <= FACTOR * max(accepted)))
-        accepted += [norm] if fine[-1] else []
-    said = [Verdict.KEEP.name if one else Verdict.SKIP_STEP.name for one in fine]
-    return {"verdicts": said, "reasons": [not one for one in fine]}
 
 
 def _each_twice(case: Case, draw: random.Random) -> Case:

@@ -130,24 +130,13 @@ def _beta_cases(seed: int) -> Sequence[Case]:
     return cases_by(reference, [(f"{what}: {numbers.format(**each)}", each, why) for each, what, why in given])
 
 
-K3 = Function("k3", _k3_cases, by_delta, (elementwise("delta"),))
-EXPECTED_GRADIENT = Function(
-    "expected_gradient",
-    _gradient_cases,
-    by_estimator,
-    (permuted("theta", "log_ref"), shifted("theta")),  # a constant added to all logits does not change a softmax
-)
-MATCHES = Values(tuple(PULLS), _judge_pulls)
-STRAIGHT = Function("straight", _straight_cases, by_delta, (elementwise("delta"),))
-NEXT_BETA = Function(
-    "next_beta",
-    _beta_cases,
-    relations=(scaled("kl", "target"), scaled("beta", power=1)),
-)
 CHECKS = {
-    "k3": K3,
-    "expected_gradient": EXPECTED_GRADIENT,
-    "pulls": MATCHES,
-    "straight": STRAIGHT,
-    "next_beta": NEXT_BETA,
+    "k3": Function("k3", _k3_cases, by_delta, (elementwise("delta"),)),
+    # A constant added to all logits does not change a softmax.
+    "expected_gradient": Function(
+        "expected_gradient", _gradient_cases, by_estimator, (permuted("theta", "log_ref"), shifted("theta"))
+    ),
+    "pulls": Values(tuple(PULLS), _judge_pulls),
+    "straight": Function("straight", _straight_cases, by_delta, (elementwise("delta"),)),
+    "next_beta": Function("next_beta", _beta_cases, relations=(scaled("kl", "target"), scaled("beta", power=1))),
 }

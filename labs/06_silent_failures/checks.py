@@ -74,11 +74,6 @@ def _twice_the_batch(case: Case, draw: random.Random) -> Case:
 END, OTHER_PAD = 9, 0
 
 
-def _by_position(tokens: Tensor, end: int) -> Tensor:
-    rows = [row.index(end) + 1 if end in row else len(row) for row in tokens.tolist()]
-    return torch.arange(tokens.shape[1]) < torch.tensor(rows)[:, None]
-
-
 def _mask_cases(seed: int) -> Sequence[Case]:
     drawn = torch.randint(1, 8, (3, 5), generator=_generator(seed))
     same, other, cut = drawn.clone(), drawn.clone(), drawn.clone()
@@ -93,7 +88,8 @@ def _mask_cases(seed: int) -> Sequence[Case]:
     ]
     if seed:
         rows += [(_drawn(seed, number), "ends drawn at random", "The first end token decides.") for number in range(4)]
-    return cases_by(_by_position, [(what, {"tokens": tokens, "end": END}, why) for tokens, what, why in rows])
+    given = [(what, {"tokens": tokens, "end": END}, why) for tokens, what, why in rows]
+    return cases_by(pages.solved(__file__, "completion_mask").completion_mask, given)
 
 
 def _drawn(seed: int, number: int) -> Tensor:
@@ -139,13 +135,7 @@ def _mismatch_cases(seed: int) -> Sequence[Case]:
     given = [
         (what, {"old_logprobs": old, "sampling_logprobs": sampled, "mask": mask}, why) for sampled, what, why in rows
     ]
-    return cases_by(_mismatch, given)
-
-
-def _mismatch(old_logprobs: Tensor, sampling_logprobs: Tensor, mask: Tensor) -> tuple[float, float]:
-    """The mean and the largest difference in nats; all three tensors are (B, T)."""
-    gaps = (old_logprobs - sampling_logprobs)[mask].abs()
-    return float(gaps.mean()), float(gaps.max())
+    return cases_by(pages.solved(__file__, "mismatch").mismatch, given)
 
 
 def _swapped(case: Case, draw: random.Random) -> Case:
@@ -211,35 +201,34 @@ def _longer_record(case: Case, draw: random.Random) -> Case:
     return changed(case, "with more metrics", case.expected, record={name: record[name] for name in names})
 
 
-ONE_UPDATE = Function(
-    "one_update",
-    _update_cases,
-    updates_made,
-    (_other_parts, _twice_the_batch, permuted("x", "mask", result=False), permuted("x", "mask", dim=1, result=False)),
-)
-MASK = Function(
-    "completion_mask",
-    _mask_cases,
-    relations=(permuted("tokens"), repeated("tokens"), _other_ids, _wider),
-)
 _FIELDS = ("old_logprobs", "sampling_logprobs")
-MISMATCHES = Function(
-    "mismatch",
-    _mismatch_cases,
-    as_floats,
-    (
-        permuted(*_FIELDS, "mask"),
-        permuted(*_FIELDS, "mask", dim=1),
-        repeated(*_FIELDS, "mask"),
-        padded(mask="mask", old_logprobs=-90.0, sampling_logprobs=-1.0),
-        shifted(*_FIELDS),
-        _swapped,
-    ),
-)
-WHICH = Function("which", _which_cases, relations=(_longer_record,))
 CHECKS = {
-    "one_update": ONE_UPDATE,
-    "completion_mask": MASK,
-    "mismatch": MISMATCHES,
-    "which": WHICH,
+    "one_update": Function(
+        "one_update",
+        _update_cases,
+        updates_made,
+        (
+            _other_parts,
+            _twice_the_batch,
+            permuted("x", "mask", result=False),
+            permuted("x", "mask", dim=1, result=False),
+        ),
+    ),
+    "completion_mask": Function(
+        "completion_mask", _mask_cases, relations=(permuted("tokens"), repeated("tokens"), _other_ids, _wider)
+    ),
+    "mismatch": Function(
+        "mismatch",
+        _mismatch_cases,
+        as_floats,
+        (
+            permuted(*_FIELDS, "mask"),
+            permuted(*_FIELDS, "mask", dim=1),
+            repeated(*_FIELDS, "mask"),
+            padded(mask="mask", old_logprobs=-90.0, sampling_logprobs=-1.0),
+            shifted(*_FIELDS),
+            _swapped,
+        ),
+    ),
+    "which": Function("which", _which_cases, relations=(_longer_record,)),
 }

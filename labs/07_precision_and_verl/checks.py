@@ -3,7 +3,7 @@
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from grpo_lab import seeds
 from grpo_lab.config.catalog import scenario
 from grpo_lab.config.schema import Config, Switches
-from grpo_lab.core.batch import Batch
 from grpo_lab.course import judges, pages
 from grpo_lab.course.compare import Span, other_kind, shown
 from grpo_lab.course.exercises import Case, Finding, Function, Values, cases_by
@@ -99,12 +98,6 @@ def _one_overflow_before(case: Case, draw: random.Random) -> Case:
 # A log-ratio without NaN ---------------------------------------------------------------------------------------------
 
 
-def _masked(logprobs: Tensor, batch: Batch) -> Tensor:
-    assert batch.old_logprobs is not None
-    log_ratio = logprobs - batch.old_logprobs
-    return log_ratio.masked_fill(~(log_ratio.isfinite() & batch.completion_mask), 0.0)
-
-
 _LOOKS = {"value": ("healthy", "both", "now", "old", "padding"), "gradient": ("both", "old", "padding")}
 """The keys of `_damaged` for which the value of the log-ratio is compared, and its gradient through exp."""
 
@@ -131,7 +124,7 @@ def _masked_cases(seed: int) -> Sequence[Case]:
     damaged = _damaged(seed)
     rows = [(which, look, *TEXTS[f"{look}_{which}"]) for look, names in _LOOKS.items() for which in names]
     given = [(what, {**damaged[which], "look": look}, why) for which, look, what, why in rows]
-    return cases_by(_masked, given, ratio_in_a_batch)
+    return cases_by(pages.solved(__file__, "masked").log_ratio, given, ratio_in_a_batch)
 
 
 # The remedy for !!!!!!!! ---------------------------------------------------------------------------------------------
@@ -147,24 +140,16 @@ def _filtered(guards: Switches, seed: int) -> Config:
     return scenario("verl-nan-logprob").config().with_(*settings, *HERE).with_guards(guards)
 
 
-class _Outcome(NamedTuple):
-    finite: bool
-    """Whether every weight is finite."""
-    updates: int
-    readable: bool
-    """Whether the loss of every update is a number."""
-
-
-def _outcome(config: Config) -> _Outcome:
-    """The outcome of a run, up to its end or to the first broken weight."""
+def _outcome(config: Config) -> tuple[bool, int, bool]:
+    """Whether every weight stays finite, the updates up to then, and whether the loss of each is a number."""
     updates, readable = 0, True
     for event in train(config):
         if isinstance(event, Stepped):
             updates += event.updates
             readable &= not event.updates or math.isfinite(event.metrics["loss"])
             if event.metrics.get("weights/nonfinite", 0.0) > 0:
-                return _Outcome(False, updates, readable)
-    return _Outcome(True, updates, readable)
+                return False, updates, readable
+    return True, updates, readable
 
 
 def _judge_guards(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
@@ -208,29 +193,23 @@ def _judge_cures(values: Mapping[str, Any], seed: int) -> Iterator[Finding]:
         yield Finding(said == true, f"{letter}: {override}", got, "as measured", TEXTS[letter][1])
 
 
-# The input is a name: nothing to permute, pad or scale.
-LARGEST = Function("largest_log_ratio", _largest_cases)
-SCALES = Function("scales", _scales_cases, as_floats, (scaled("scale", power=1), _one_overflow_before))
 _FIELDS = ("logprobs", "old_logprobs", "completion_mask")
-MASKED = Function(
-    "log_ratio",
-    _masked_cases,
-    ratio_in_a_batch,
-    (
-        permuted(*_FIELDS),
-        permuted(*_FIELDS, dim=1),
-        repeated(*_FIELDS),
-        padded(mask="completion_mask", logprobs=math.nan, old_logprobs=-1.0),
-        padded(mask="completion_mask", logprobs=-1.0, old_logprobs=-300.0),
-        shifted("logprobs", "old_logprobs"),
-    ),
-)
-REMEDY = Values(("guards",), _judge_guards)
-CURES = Values(("cures",), _judge_cures)
 CHECKS = {
-    "largest": LARGEST,
-    "scaler": SCALES,
-    "masked": MASKED,
-    "remedy": REMEDY,
-    "cures": CURES,
+    "largest": Function("largest_log_ratio", _largest_cases),  # a name: nothing to permute, pad or scale
+    "scaler": Function("scales", _scales_cases, as_floats, (scaled("scale", power=1), _one_overflow_before)),
+    "masked": Function(
+        "log_ratio",
+        _masked_cases,
+        ratio_in_a_batch,
+        (
+            permuted(*_FIELDS),
+            permuted(*_FIELDS, dim=1),
+            repeated(*_FIELDS),
+            padded(mask="completion_mask", logprobs=math.nan, old_logprobs=-1.0),
+            padded(mask="completion_mask", logprobs=-1.0, old_logprobs=-300.0),
+            shifted("logprobs", "old_logprobs"),
+        ),
+    ),
+    "remedy": Values(("guards",), _judge_guards),
+    "cures": Values(("cures",), _judge_cures),
 }

@@ -120,7 +120,7 @@ _BROKEN = (
 """A draw has two of these, one of the quiet runs, and always the absorbed and the filtered one."""
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=32)
 def first_break_cases(seed: int) -> Sequence[Case]:
     """Five runs trained with fresh seeds, and a variant of one of them: two to three seconds of one core."""
     draw = random.Random(seeds.derive(seed, 0, "first break"))
@@ -178,9 +178,6 @@ def ten_times_as_large(case: Case, draw: random.Random) -> Case:
     return changed(case, "every magnitude times 10", case.expected, steps=steps)
 
 
-FIRST_BREAK_RELATIONS = (begun_earlier, ended_at_the_break, ten_times_as_large)
-
-
 def record(events: Iterable[Event]) -> list[list[Note]]:
     """A run's chain as plain data: the notes of each step, in the order in which they were made."""
     steps = [event for event in events if isinstance(event, Stepped)]
@@ -196,20 +193,14 @@ def expected(events: Iterable[Event]) -> Any:
 # Repairs -------------------------------------------------------------------------------------------------------------
 
 
-class Batch(dict[str, Any]):
-    """The inputs of `objective`: B completions of T tokens."""
-
-    @staticmethod
-    def draw(generator: torch.Generator, rows: int = 3, length: int = 4, drift: float = 0.3) -> Batch:
-        """Log-probabilities (B, T) of a policy about `drift` nats from the one that sampled, and of its reference."""
-        old = -torch.rand(rows, length, generator=generator) * 3 - 0.1
-        near = (old + torch.randn(rows, length, generator=generator) * drift for _ in range(2))
-        advantages = torch.randn(rows, generator=generator)
-        mask = torch.ones(rows, length)
-        mask[0, -1] = mask[1, -2:] = 0.0
-        logprobs, reference = near
-        parts = {"logprobs": logprobs, "old_logprobs": old, "ref_logprobs": reference}
-        return Batch(**parts, advantages=advantages, mask=mask)
+def _batch(generator: torch.Generator) -> dict[str, Tensor]:
+    """Three completions of four tokens: a policy and a reference about 0.3 nats from the one that sampled."""
+    old = -torch.rand(3, 4, generator=generator) * 3 - 0.1
+    advantages, mask = torch.randn(3, generator=generator), torch.ones(3, 4)
+    logprobs, reference = (old + torch.randn(3, 4, generator=generator) * 0.3 for _ in range(2))
+    mask[0, -1] = mask[1, -2:] = 0.0
+    parts = {"logprobs": logprobs, "old_logprobs": old, "ref_logprobs": reference}
+    return {**parts, "advantages": advantages, "mask": mask}
 
 
 def objective(logprobs: Tensor, old_logprobs: Tensor, ref_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
@@ -227,7 +218,7 @@ def objective(logprobs: Tensor, old_logprobs: Tensor, ref_logprobs: Tensor, adva
 def objective_cases(seed: int) -> Sequence[Case]:
     """A usual batch, a distant reference, padding with -inf and NaN, a token 100 nats away, and clamped tokens."""
     generator = torch.Generator().manual_seed(seed)
-    usual, far, padded, extreme, beyond = (Batch.draw(generator) for _ in range(5))
+    usual, far, padded, extreme, beyond = (_batch(generator) for _ in range(5))
     far["ref_logprobs"] = far["ref_logprobs"] - 1.5
     padded["logprobs"][1, -1], padded["old_logprobs"][0, -1] = -torch.inf, torch.nan
     padded["ref_logprobs"][1, -2] = torch.nan
@@ -350,36 +341,27 @@ def denominator(config: Config, seed: int) -> Finding:
 
 
 _FIELDS = ("logprobs", "old_logprobs", "ref_logprobs")
-OBJECTIVE = Function(
-    "objective",
-    objective_cases,
-    value_and_gradient,
-    (
-        permuted(*_FIELDS, "advantages", "mask"),
-        permuted(*_FIELDS, "mask", dim=1),
-        padded(mask="mask", logprobs=math.nan, old_logprobs=-math.inf, ref_logprobs=-1.0),
-        shifted(*_FIELDS),
-        _batch_twice,
-    ),
-)
-SET_GRADIENTS = Function(
-    "set_gradients",
-    gradient_cases,
-    gradients_left,
-    (_reversed, scaled("micro_batches", power=1)),
-)
-UPDATE = Function(
-    "update",
-    update_cases,
-    updates_in_turn,
-    (_micro_batches_moved, _split, _weights_moved),
-)
 CHECKS = {
     "by_hand": Values(("answer",), by_hand),
-    "first_break": Function("first_break", first_break_cases, relations=FIRST_BREAK_RELATIONS),
+    "first_break": Function(
+        "first_break", first_break_cases, relations=(begun_earlier, ended_at_the_break, ten_times_as_large)
+    ),
     "verdicts": Values(("answer",), verdicts),
-    "objective": OBJECTIVE,
-    "gradients": SET_GRADIENTS,
-    "update": UPDATE,
+    "objective": Function(
+        "objective",
+        objective_cases,
+        value_and_gradient,
+        (
+            permuted(*_FIELDS, "advantages", "mask"),
+            permuted(*_FIELDS, "mask", dim=1),
+            padded(mask="mask", logprobs=math.nan, old_logprobs=-math.inf, ref_logprobs=-1.0),
+            shifted(*_FIELDS),
+            _batch_twice,
+        ),
+    ),
+    "gradients": Function(
+        "set_gradients", gradient_cases, gradients_left, (_reversed, scaled("micro_batches", power=1))
+    ),
+    "update": Function("update", update_cases, updates_in_turn, (_micro_batches_moved, _split, _weights_moved)),
     "stable": Values(("overrides", "guards"), stable),
 }

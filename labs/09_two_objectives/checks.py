@@ -24,16 +24,6 @@ def _generator(seed: int) -> torch.Generator:
 Gradients = Sequence[Tensor | None]
 
 
-def _cosine(first: Gradients, second: Gradients) -> float:
-    """The cosine of two gradients, each a list of one tensor or None for each parameter."""
-    pairs = [(a, b) for a, b in zip(first, second, strict=True) if a is not None and b is not None]
-    product = sum(float((a.double() * b.double()).sum()) for a, b in pairs)
-    sizes = [
-        math.sqrt(sum(float(g.double().square().sum()) for g in each if g is not None)) for each in (first, second)
-    ]
-    return product / (sizes[0] * sizes[1] or 1.0)
-
-
 def _cosine_cases(seed: int) -> Sequence[Case]:
     generator = _generator(seed)
 
@@ -53,7 +43,7 @@ def _cosine_cases(seed: int) -> Sequence[Case]:
         (broken, second, "nan_gradient"),
     ]
     given = [(TEXTS[key][0], {"first": one, "second": two}, TEXTS[key][1]) for one, two, key in rows]
-    return cases_by(_cosine, given)
+    return cases_by(pages.solved(__file__, "cosine").cosine, given)
 
 
 def _swapped(case: Case, draw: random.Random) -> Case:
@@ -105,16 +95,7 @@ def _in_halves(case: Case, draw: random.Random) -> Case:
 
 # A beta for each objective -------------------------------------------------------------------------------------------
 
-LOWEST, HIGHEST = 0.002, 4.0
 BANDS = {"F": (0.02, 0.06), "H": (0.08, 0.15)}
-
-
-def _next_betas(
-    betas: Mapping[str, float], kls: Mapping[str, float], bands: Mapping[str, tuple[float, float]]
-) -> dict[str, float]:
-    errors = {name: kls.get(name, math.nan) / math.sqrt(low * high) - 1 for name, (low, high) in bands.items()}
-    steps = {name: max(-0.2, min(0.2, error)) if math.isfinite(error) else 0.0 for name, error in errors.items()}
-    return {name: max(LOWEST, min(HIGHEST, beta * (1 + 0.1 * steps[name]))) for name, beta in betas.items()}
 
 
 def _betas_cases(seed: int) -> Sequence[Case]:
@@ -131,7 +112,7 @@ def _betas_cases(seed: int) -> Sequence[Case]:
         ({"F": 3.99, "H": 0.00201}, {"F": 1.0, "H": 0.001}, "ends"),
     ]
     given = [(TEXTS[key][0], {"betas": betas, "kls": kls, "bands": BANDS}, TEXTS[key][1]) for betas, kls, key in rows]
-    return cases_by(_next_betas, given)
+    return cases_by(pages.solved(__file__, "next_betas").next_betas, given)
 
 
 def _renamed(case: Case, draw: random.Random) -> Case:
@@ -148,15 +129,6 @@ def _renamed(case: Case, draw: random.Random) -> Case:
 # PCGrad --------------------------------------------------------------------------------------------------------------
 
 
-def _without_conflict(f: Tensor, h: Tensor) -> Tensor:
-    """The sum (D,) of two gradients (D,), each without its part against the other one."""
-    product = f.double() @ h.double()
-    if not product < 0:
-        return f + h
-    parts = f * (1 - product / f.double().square().sum()) + h * (1 - product / h.double().square().sum())
-    return parts.to(f.dtype)
-
-
 def _conflict_cases(seed: int) -> Sequence[Case]:
     f, other = torch.randn(2, 6, generator=_generator(seed))
     across = other - (other @ f) / (f @ f) * f
@@ -170,7 +142,8 @@ def _conflict_cases(seed: int) -> Sequence[Case]:
         (f, torch.zeros(6), "nothing"),
         (f, broken, "broken"),
     ]
-    return cases_by(_without_conflict, [(TEXTS[key][0], {"f": one, "h": two}, TEXTS[key][1]) for one, two, key in rows])
+    given = [(TEXTS[key][0], {"f": one, "h": two}, TEXTS[key][1]) for one, two, key in rows]
+    return cases_by(pages.solved(__file__, "without_conflict").without_conflict, given)
 
 
 def _more_weights(case: Case, draw: random.Random) -> Case:
@@ -179,21 +152,15 @@ def _more_weights(case: Case, draw: random.Random) -> Case:
     return changed(case, "three more weights", torch.cat([case.expected, torch.zeros(3)]), **inputs)
 
 
-COSINE = Function(
-    "cosine",
-    _cosine_cases,
-    relations=(_swapped, _parameters_moved, scaled("first"), scaled("second")),
-)
-SET_GRADS = Function("set_grads", _set_cases, gradients_of_vectors, (_in_halves, scaled("vectors", power=1)))
-NEXT_BETAS = Function("next_betas", _betas_cases, relations=(_renamed, scaled("kls", "bands")))
-WITHOUT_CONFLICT = Function(
-    "without_conflict",
-    _conflict_cases,
-    relations=(_swapped, _more_weights, permuted("f", "h"), scaled("f", "h", power=1)),
-)
 CHECKS = {
-    "cosine": COSINE,
-    "set_grads": SET_GRADS,
-    "next_betas": NEXT_BETAS,
-    "without_conflict": WITHOUT_CONFLICT,
+    "cosine": Function(
+        "cosine", _cosine_cases, relations=(_swapped, _parameters_moved, scaled("first"), scaled("second"))
+    ),
+    "set_grads": Function("set_grads", _set_cases, gradients_of_vectors, (_in_halves, scaled("vectors", power=1))),
+    "next_betas": Function("next_betas", _betas_cases, relations=(_renamed, scaled("kls", "bands"))),
+    "without_conflict": Function(
+        "without_conflict",
+        _conflict_cases,
+        relations=(_swapped, _more_weights, permuted("f", "h"), scaled("f", "h", power=1)),
+    ),
 }

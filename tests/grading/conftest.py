@@ -6,21 +6,8 @@ import subprocess
 
 import pytest
 
-from grpo_lab.course import answers, evaluate
-from grpo_lab.course.registry import exercise
+from grpo_lab.course import answers
 from grpo_lab.grading.sandbox.tiers import TIERS
-
-
-@pytest.fixture
-def lab(request):
-    """The lab of a file of tests, by the file's name."""
-    return request.path.stem.removeprefix("test_lab_")
-
-
-@pytest.fixture
-def findings(lab):
-    """`findings(exercise, seed, **answer)`: the findings about an answer."""
-    return lambda name, seed=0, **answer: evaluate.check(exercise(lab, name), answer, seed)
 
 
 @pytest.fixture(scope="module")

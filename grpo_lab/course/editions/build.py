@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.course import known_answers, pages
+from grpo_lab.course import known_answers, pages, translation
 from grpo_lab.course.answers import MAGIC
 from grpo_lab.course.editions import headings, prose
 from grpo_lab.course.editions.solutions import NOTEBOOK, Malformed, learners, reference, solutions
@@ -121,6 +121,8 @@ def made(folder: Path, name: str, edition: str, language: str = ENGLISH) -> Any:
         raise DataError(f"{path}: " + "; ".join(faults))
     if page:
         known_answers.known_answers(folder / name)  # a change that no longer fits is noticed now
+    if page and language != ENGLISH:
+        translation.check_places(folder / name, language)
     page = page and pages.in_language(page, language)
     told = prose.in_language(source.cells, folder / name, language)
     if fault := _start_fault(told, page):
