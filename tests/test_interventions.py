@@ -427,7 +427,7 @@ NAMES = {"KL", "NaN", "adam", "beta", "dropout", "eps", "float", "inf", "logits"
 
 
 def is_chinese(reason: str) -> bool:
-    said = messages.reworded(reason)
+    said = messages.spoken(reason)
     same_numbers = [sorted(re.findall(r"\d[\d.e-]*", words)) for words in (said, reason)]
     return same_numbers[0] == same_numbers[1] and set(re.findall("[A-Za-z]{2,}", said)) <= NAMES
 
@@ -436,7 +436,7 @@ def is_chinese(reason: str) -> bool:
 def test_the_reason_of_a_guard_is_translated_with_its_numbers(monkeypatch, name, harm):
     monkeypatch.setenv(messages.VARIABLE, "zh")
     reason = GUARDS[name](**harm.settings)(_fresh(harm.value), make_step(**harm.step)).reason
-    assert is_chinese(reason), messages.reworded(reason)
+    assert is_chinese(reason), messages.spoken(reason)
 
 
 @pytest.mark.parametrize("name", FAULTY)
@@ -444,7 +444,7 @@ def test_the_reason_of_a_fault_is_translated_with_its_numbers(monkeypatch, name)
     monkeypatch.setenv(messages.VARIABLE, "zh")
     value, step, fault = FAULTY[name](), make_step(index=1, **NEEDS.get(name, {})), FAULTS[name]()
     reason = fault(value, step).reason or fault(value, step).reason  # the first batch is never stale
-    assert is_chinese(reason), messages.reworded(reason)
+    assert is_chinese(reason), messages.spoken(reason)
 
 
 def _fresh(value: Any) -> Any:

@@ -16,6 +16,7 @@ from grpo_lab.config.schema import Config, planned_steps
 from grpo_lab.core.hooks import Verdict
 from grpo_lab.errors import GrpoLabError
 from grpo_lab.events import Changed, Ended, Evaluated, Event, Resumed, Started, Stepped
+from grpo_lab.messages import Sentence
 from grpo_lab.metrics import of_objective
 from grpo_lab.runs.first_break import ChainBreak, first_break, statuses
 from grpo_lab.runs.summary import Learned, progress_in
@@ -245,7 +246,8 @@ class Fold:
             return _RESULTS[found.learned], ""
         held = not math.isnan(found.after)
         start, end = (found.before, found.after) if held else (found.start, found.end)
-        return _RESULTS[found.learned], f"{'held-out reward' if held else 'reward'} {shown(start)} to {shown(end)}"
+        said = "held-out reward {} to {}" if held else "reward {} to {}"
+        return _RESULTS[found.learned], Sentence(said, shown(start), shown(end))
 
     def _crash_step(self) -> int | None:
         """The step that failed; if the process died without an event, the step after the last."""

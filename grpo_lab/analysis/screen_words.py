@@ -3,7 +3,7 @@
 import math
 
 from grpo_lab.analysis.run_state import CURVES, Screen, Series, shown
-from grpo_lab.messages import label, reworded, text
+from grpo_lab.messages import label, spoken, text
 from grpo_lab.metrics import LINKS, METRICS
 
 _REFUSED = {"skipped": "skipped", "rolled_back": "rolled back"}
@@ -30,7 +30,7 @@ def status_words(status: str) -> str:
     """
     kind, _, operator = status.partition(" in ")
     if operator:
-        return text("status.crashed_in", operator=reworded(operator))
+        return text("status.crashed_in", operator=spoken(operator))
     return text("status.comma").join(text(f"status.{part.replace(' ', '_')}") for part in kind.split(", "))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from grpo_lab.core.hooks import Verdict
 from grpo_lab.events import Ended, Evaluated, Event, Resumed, Started, Stepped
-from grpo_lab.messages import label, reworded, text
+from grpo_lab.messages import label, spoken, text
 from grpo_lab.metrics import LINKS
 from grpo_lab.runs.first_break import first_break, statuses
 
@@ -125,7 +125,7 @@ def summary(events: Sequence[Event]) -> str:
     if ended is None:
         lines.append(text("summary.no_end"))
     else:
-        lines.append(_joined("end", ended.message if ended.crash else reworded(ended.message), status=ended.status))
+        lines.append(_joined("end", spoken(ended.message), status=ended.status))
         if ended.crash:
             lines.append(text("summary.crash", operator=ended.crash.operator, said=ended.crash))
     return "\n".join(lines)

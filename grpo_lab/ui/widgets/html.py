@@ -9,7 +9,7 @@ from html import escape
 from grpo_lab.analysis.run_state import CURVES, Screen, shown
 from grpo_lab.analysis.screen_words import describe, status_words, tone
 from grpo_lab.analysis.tally import by_design
-from grpo_lab.messages import label, reworded, text, translated
+from grpo_lab.messages import label, spoken, text, translated
 from grpo_lab.metrics import LINKS, METRICS, of_run
 
 _PICTURE_STYLE = """<style>.jp-OutputArea-child:has(+ .jp-OutputArea-child .grpo-lab-picture)
@@ -36,8 +36,7 @@ def status(screen: Screen, own: str = "", note: str = "") -> str:
     if found := first_break(screen):
         parts.append(found)
     elif screen.message:
-        raised = screen.status.startswith(("crashed", "failed"))  # the text of an error stays as it is
-        parts.append(escape(screen.message if raised else reworded(screen.message)))
+        parts.append(escape(spoken(screen.message)))
     lines = [" ".join(parts)]
     if note:
         lines.append(f'<span class="grpo-lab-note">{escape(note)}</span>')
@@ -79,9 +78,7 @@ def guards(screen: Screen) -> str:
     Guards that act in healthy runs too follow in a line of their own.
     """
     tallies = [*screen.faults.items(), *screen.guards.items()]
-    rows = [
-        [name, str(it.steps), str(it.last_step), reworded(it.reason)] for name, it in tallies if not by_design(name)
-    ]
+    rows = [[name, str(it.steps), str(it.last_step), spoken(it.reason)] for name, it in tallies if not by_design(name)]
     header = [text(f"panel.{each}") for each in ("guard", "steps", "last_step", "reason")]
     usual = ", ".join(f"{name} ×{tally.steps}" for name, tally in tallies if by_design(name))
     note = f'<p class="grpo-lab-note">{escape(text("panel.acted_by_design", names=usual))}</p>' if usual else ""
