@@ -19,7 +19,7 @@ from typing import Any, get_args
 
 from grpo_lab.core.hooks import Action, Verdict
 from grpo_lab.errors import RunError
-from grpo_lab.messages import translated
+from grpo_lab.messages import Sentence, translated
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +163,14 @@ def lineage(events: Iterable[Event]) -> list[Event]:
 
 
 def to_json(event: Event) -> str:
-    """The event as one line of valid JSON, in ASCII, so that no sampled character (such as U+2028) ends the line."""
+    """The event as one line of valid JSON, in ASCII, so that no sampled character (such as U+2028) ends the line.
+
+    Beside a sentence with values stands its template, as `"said": {"reason": ["norm {:.4g} > {:g}", ["12", "10"]]}`.
+    """
     tree = {"event": type(event).__name__, **dataclasses.asdict(event)}
+    for part in (tree, *tree.get("actions", ())):
+        said = {key: each.parts() for key, each in part.items() if isinstance(each, Sentence) and each.values}
+        part |= {"said": said} if said else {}
     return json.dumps(encodable(tree), allow_nan=False)
 
 
@@ -177,7 +183,7 @@ def from_json(line: str) -> Event:
         tree = json.loads(line)
         kind = tree.pop("event")
         return EVENTS[kind](**_READERS.get(kind, dict)(tree))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise RunError(f"not an event: {line[:60]!r} ({type(error).__name__}: {error})") from error
 
 
@@ -189,6 +195,15 @@ def encodable(value: Any) -> Any:
         return [encodable(v) for v in value]
     as_text = isinstance(value, Verdict) or (isinstance(value, float) and not math.isfinite(value))
     return str(value) if as_text else value
+
+
+def _with_sentences(tree: dict[str, Any]) -> dict[str, Any]:
+    """A parsed object, with the sentences of its `said` in place of their English text."""
+    return tree | {key: Sentence.of(parts) for key, parts in tree.pop("said", {}).items()}
+
+
+def _action(tree: dict[str, Any]) -> Action:
+    return Action(**_with_sentences({**tree, "verdict": Verdict[tree["verdict"]]}))
 
 
 _NONE: dict[str, float] = {}
@@ -210,7 +225,7 @@ _READERS = {
         "verdict": Verdict[t["verdict"]],
         "metrics": _floats(t["metrics"]),
         "links": tuple(LinkNote.read(note) for note in t["links"]),
-        "actions": tuple(Action(**{**action, "verdict": Verdict[action["verdict"]]}) for action in t["actions"]),
+        "actions": tuple(map(_action, t["actions"])),
         "samples": _samples(t["samples"]),
         "extras": {name: tuple(values) for name, values in t.get("extras", {}).items()},
     },
@@ -221,5 +236,5 @@ _READERS = {
     },
     "Checkpointed": lambda t: {**t, "seconds": float(t["seconds"])},
     "Resumed": lambda t: {**t, "overrides": tuple(t["overrides"])},
-    "Ended": lambda t: {**t, "crash": Crash(**t["crash"]) if t["crash"] else None},
+    "Ended": lambda t: _with_sentences({**t, "crash": Crash(**t["crash"]) if t["crash"] else None}),
 }

@@ -7,12 +7,14 @@ whose English stands with code, other data or events are in data/translations/<l
 import functools
 import os
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Self
 
 from grpo_lab.errors import unknown
 from grpo_lab.paths import data_directory, read_toml
 
+_PLACE = re.compile(r"\{(\d*)(?::([^{}]*))?\}")
+"""A placeholder, with its number and its format, if it has them."""
 VARIABLE = "GRPO_LAB_LANG"
 ENGLISH = "en"
 """The language of the code, and the source of all others."""
@@ -46,8 +48,66 @@ def translated(key: str, english: str) -> str:
     return _translations().get(key, english)
 
 
-def reworded(english: str, table: str = "reason") -> str:
-    """A text with numbers, such as a reason of an event, in the panel's language by the phrases of a table.
+class Sentence(str):
+    """An English sentence that keeps its template and values, so that `spoken` can say it in another language.
+
+    >>> sentence = Sentence("grad norm {:.4g} > {:g}", 812.43, 10)
+    >>> sentence, sentence.parts()
+    ('grad norm 812.4 > 10', ['grad norm {:.4g} > {:g}', ['812.4', '10']])
+
+    A value may be a sentence too. Placeholders have no names: the template is the key of the translation, which may
+    number them, as in "{1} of {0}".
+    """
+
+    template: str
+    values: Sequence[str]
+
+    def __new__(cls, template: str, *values: object) -> Self:
+        places = _PLACE.finditer(template)
+        written = [v if isinstance(v, str) else format(v, at[2] or "") for v, at in zip(values, places, strict=True)]
+        sentence = super().__new__(cls, _filled(template, written))
+        sentence.template, sentence.values = template, written
+        return sentence
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str, ...]]:
+        return type(self), (self.template, *self.values)
+
+    def parts(self) -> list[Any]:
+        """Template and values for JSON."""
+        return [self.template, [v.parts() if isinstance(v, Sentence) else v for v in self.values]]
+
+    @classmethod
+    def of(cls, parts: Sequence[Any]) -> Self:
+        """The sentence with these `parts`."""
+        template, values = parts
+        return cls(template, *(value if isinstance(value, str) else cls.of(value) for value in values))
+
+
+def joined(separator: str, sentences: Sequence[str]) -> Sentence:
+    """Sentences with a separator between them."""
+    return Sentence(separator.join(["{}"] * len(sentences)), *sentences)
+
+
+def spoken(english: str) -> str:
+    """A sentence of the code, such as a reason of an event, in the user's language; in English without a translation.
+
+    >>> spoken(Sentence("grad norm {} is not finite", "nan"))
+    'grad norm nan is not finite'
+    """
+    known = _translations()
+    if not isinstance(english, Sentence):
+        return known.get(f"reason.{english}", english)
+    return _filled(known.get(f"reason.{english.template}", english.template), [spoken(each) for each in english.values])
+
+
+def _filled(template: str, values: Sequence[str]) -> str:
+    """A template with values that have been formatted."""
+    order = iter(values)
+    return _PLACE.sub(lambda place: values[int(place[1])] if place[1] else next(order), template)
+
+
+def reworded(english: str, table: str) -> str:
+    """A text with numbers in the panel's language by the regular expressions of a table.
 
     A part that no phrase matches stays as it is.
     """

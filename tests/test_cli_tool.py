@@ -28,7 +28,6 @@ from grpo_lab.errors import ConfigError
 from grpo_lab.events import Ended, Resumed, Started, Stepped
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.ui import console, live_terminal
-from grpo_lab.ui.described import described
 from grpo_lab.ui.live_terminal import drawn, sparkline
 from tests.steps import stopping
 

@@ -27,6 +27,7 @@ from grpo_lab.events import (
     from_json,
     to_json,
 )
+from grpo_lab.messages import Sentence
 
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -86,6 +87,25 @@ def test_a_verdict_is_written_as_its_name_and_read_as_itself(verdict):
     again = from_json(to_json(event))
     assert isinstance(again, Stepped) and again.verdict is again.actions[0].verdict is verdict
     assert again.refused == (verdict.name in ("SKIP_STEP", "ROLL_BACK", "STOP"))
+
+
+def test_a_sentence_comes_back_with_its_values():
+    inner = Sentence("grad norm {} is not finite", math.nan)
+    reason = Sentence("{}; {:.0f} steps in a row, patience {}", inner, 6.0, 5)
+    action = Action("a", "guard", "loss", 0, Verdict.STOP, reason)
+    for event in (Stepped(0, 1, Verdict.STOP, {}, (), (action,)), Ended("stopped", reason)):
+        again = from_json(to_json(event))
+        assert again == event
+        said = again.actions[0].reason if isinstance(again, Stepped) else again.message  # type: ignore[union-attr]
+        assert isinstance(said, Sentence) and said.parts() == reason.parts()
+        assert str(said) == "grad norm nan is not finite; 6 steps in a row, patience 5"
+
+
+@pytest.mark.parametrize("parts", [["{} of {}", ["1"]], ["{3}", ["1"]], ["{.__class__}", ["1"]], ["{}", [7]], "x"])
+def test_a_sentence_that_no_version_wrote_is_refused(parts):
+    tree = {"event": "Ended", "status": "stopped", "message": "", "crash": None, "said": {"message": parts}}
+    with pytest.raises(RunError):
+        from_json(json.dumps(tree))
 
 
 def test_nan_and_infinity_come_back_as_numbers_wherever_they_stand():

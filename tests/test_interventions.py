@@ -363,7 +363,7 @@ NAMES = {"KL", "NaN", "adam", "beta", "dropout", "eps", "float", "inf", "logits"
 def assert_chinese(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
     """A reason is translated, with its numbers."""
     monkeypatch.setenv(messages.VARIABLE, "zh")
-    said = messages.reworded(reason)
+    said = messages.spoken(reason)
     numbers = [sorted(re.findall(r"\d[\d.e-]*", words)) for words in (said, reason)]
     assert numbers[0] == numbers[1] and set(re.findall("[A-Za-z]{2,}", said)) <= NAMES, said
 

@@ -14,13 +14,17 @@ from grpo_lab.config.algorithms import algorithm_names
 from grpo_lab.config.catalog import model_settings, preset, scenario, scenario_names
 from grpo_lab.core.hooks import Action, Stage, Verdict
 from grpo_lab.events import Ended, Evaluated, LinkNote, Started, Stepped
+from grpo_lab.messages import Sentence
 from grpo_lab.metrics import METRICS
 from grpo_lab.paths import data_tables
 from grpo_lab.runs.crashes import classify_crash
 from grpo_lab.runs.recordings import find, recording_names
-from grpo_lab.runs.session import Session
+from grpo_lab.runs.session import BY_THE_USER, Session
 from grpo_lab.runs.summary import summary
+from grpo_lab.tasks.judge_pool import Calls
 from grpo_lab.training.guards import GUARDS
+from grpo_lab.training.interventions import exceeds
+from grpo_lab.training.trainer import ended
 from grpo_lab.ui import html
 from grpo_lab.ui.widgets import switches
 from grpo_lab.ui.widgets.parts import Muted
@@ -29,7 +33,7 @@ from grpo_lab.ui.widgets.sliders import SLIDERS, SliderRow
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 OTHERS = [name for name in messages.languages() if name != "en"]
 CRASHES, BREAKS = data_tables("crashes"), data_tables("first_breaks")
-TOO_LARGE = Action("skip_spikes", "guard", Stage.GRADIENTS, 0, Verdict.SKIP_STEP, "grad norm 812.4 > 10")
+TOO_LARGE = Action("skip_spikes", "guard", Stage.GRADIENTS, 0, Verdict.SKIP_STEP, exceeds("grad norm", 812.4, 10))
 START, DONE = Started(preset("smoke").to_dict(), 1, "cpu"), Ended("done")
 OUT_OF_MEMORY = "torch.OutOfMemoryError: CUDA out of memory."
 
@@ -61,13 +65,13 @@ def test_every_text_with_english_elsewhere_has_a_translation_and_nothing_else_ha
     expected |= {f"heal.{name}" for name in scenario_names() if scenario(name).heals}
     expected |= {f"recorded.{name}" for name in model_settings()}
     expected |= {f"setting.{name}" for name in SLIDERS} | {f"metric.{name}" for name in METRICS}
-    assert {key for key in words if not key.startswith(("reason.", "alt.", "feedback.", "log."))} == expected
+    assert {key for key in words if not key.startswith(("reason.", "feedback.", "log."))} == expected
     assert [key for key, said in words.items() if not said.strip()] == []
 
 
 def test_a_text_without_a_translation_is_shown_in_english(chinese):
     assert messages.translated("crash.of-tomorrow", "a new kernel") == "a new kernel"
-    assert messages.reworded("my guard objects: 3") == "my guard objects: 3"
+    assert messages.spoken("my guard objects: 3") == "my guard objects: 3"
 
 
 @pytest.mark.parametrize("operator", sorted({row[1] for row in CRASHES.values()} - {"torch.multinomial"}))
@@ -99,33 +103,35 @@ def test_a_reason_keeps_its_numbers_in_chinese(chinese):
     assert "梯度范数 812.4 &gt; 10" in html.guards(screen)
 
 
+SPIKING = Sentence("{} {}, usual up to {:g}", "KL to reference", "2.5", 1)
+FAILED_CALLS = Calls([[None] * 3], ((0, Sentence("timed out after {:g} s", 2.5)), (1, "answered 503")), 3, 2.5)
+SHARE = Sentence("{}; {}", exceeds("share", FAILED_CALLS.failed, 0.5), FAILED_CALLS.in_words())
+
+
 @pytest.mark.parametrize(
-    "reason",
+    ("sentence", "chinese_text"),
     [
-        "weights are NaN or inf",
-        "by the user",
-        "by the user, at once",
-        "nothing was trained: every step was refused, the last because none of 64 completions was scored",
-        "share 0.625 > 0.5; 40 of 64 calls failed: 30 answered 503, 10 timed out after 2.5 s",
-        "3 of 64 calls failed: 2 answered '?', no number",
-        "inf at loss scale 65536; update left out",
-        "gradient norm 12.1, usual up to 10",
-        "loss 12, usual up to 10",
-        "KL to reference 2.5, usual up to 1",
-        "KL to reference -0.5, usual at least -0.01",
-        "largest ratio 9, usual up to 5",
-        "held-out reward 0.26 to 0",
-        "reward 0.3 to 0.02",
-        "3 of 4 rows of probabilities sum to 0 or less, 1 of 4 rows of probabilities hold a number below 0",
-        "grad norm nan is not finite; 6 steps in a row, patience 5",
-        "6 rollbacks without a healthy step > 5",
+        (BY_THE_USER, "由用户停止"),
+        (SPIKING, "相对参考模型的 KL 散度 2.5，通常不超过 1"),
+        (SHARE, "比例 0.6667 > 0.5；3 次调用中有 2 次失败：1 次 超时（2.5 秒）, 1 次 answered 503"),
+        (ended([Sentence("none of {} completions was scored", 64)], 0).message, None),
     ],
+    ids=lambda value: None if value is None else str(value)[:20],
 )
-def test_what_the_trainer_and_the_panel_say_is_chinese(chinese, reason):
-    said = messages.reworded(reason)
-    assert CHINESE.search(said)
-    assert set(re.findall(r"[A-Za-z]{2,}", said)) <= {"NaN", "nan", "inf", "KL"}
-    assert sorted(re.findall(r"[\d.]+", said)) == sorted(re.findall(r"[\d.]+", reason))
+def test_what_the_trainer_and_the_panel_say_is_chinese(chinese, sentence, chinese_text):
+    said = messages.spoken(sentence)
+    assert CHINESE.search(said) and said == (chinese_text or said)
+    assert numbers(said) == numbers(sentence)
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_sentence_has_the_same_values_in_every_language(other):
+    """A translation numbers its placeholders, or has as many as the English."""
+    words = messages.catalogue(other, "translations")
+    for template, said in ((key.removeprefix("reason."), said) for key, said in words.items() if key[:7] == "reason."):
+        count = template.count("{")
+        values = [f"<{place}>" for place in range(count)]
+        assert sorted(re.findall(r"<\d>", said.format(*values))) == values, template
 
 
 RUNS = {

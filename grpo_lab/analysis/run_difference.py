@@ -115,7 +115,8 @@ def fields_of(event: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     def walk(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(value, dict):
             for key, inner in value.items():
-                yield from walk(f"{path}.{key}", inner)
+                if key != "said":  # the parts of a sentence that is compared as a whole
+                    yield from walk(f"{path}.{key}", inner)
         elif isinstance(value, list):
             for place, inner in enumerate(value):
                 label = inner.get("link") or inner.get("name") if isinstance(inner, dict) else ""

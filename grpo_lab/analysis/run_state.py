@@ -15,6 +15,7 @@ from grpo_lab.config.schema import Config, planned_steps
 from grpo_lab.core.hooks import Verdict
 from grpo_lab.errors import GrpoLabError
 from grpo_lab.events import Changed, Ended, Evaluated, Event, Resumed, Started, Stepped
+from grpo_lab.messages import Sentence
 from grpo_lab.metrics import of_objective
 from grpo_lab.runs.first_break import ChainBreak, first_break, statuses
 from grpo_lab.runs.outcome import Learned, Outcome, outcome, poisoned
@@ -257,8 +258,8 @@ def _result(found: Outcome) -> tuple[str, str]:
     if found.learned is not Learned.LOST:
         return _RESULTS[found.learned], ""
     start, end = (found.start, found.end) if math.isnan(found.after) else (found.before, found.after)
-    name = "reward" if math.isnan(found.after) else "held-out reward"
-    return _RESULTS[found.learned], f"{name} {shown(start)} to {shown(end)}"
+    said = "reward {} to {}" if math.isnan(found.after) else "held-out reward {} to {}"
+    return _RESULTS[found.learned], Sentence(said, shown(start), shown(end))
 
 
 def fold(events: Iterable[Event]) -> Screen:

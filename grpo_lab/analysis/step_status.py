@@ -3,6 +3,7 @@
 from grpo_lab.analysis.series import shown
 from grpo_lab.core.hooks import Action, Verdict
 from grpo_lab.events import Stepped
+from grpo_lab.messages import Sentence
 from grpo_lab.metrics import metric, of_run
 
 _WATCHED = ("grad_norm", "kl", "loss", "ratio/max")
@@ -19,11 +20,12 @@ def status_of(last: Stepped) -> tuple[str, str]:
     """The status of a run with finite weights, by its last step, and the reason."""
     worst = worst_action(last)
     if last.verdict in _DOING:
-        return _DOING[last.verdict], f"{worst.name}: {worst.reason}" if worst else ""
+        return _DOING[last.verdict], Sentence("{}: {}", worst.name, worst.reason) if worst else ""
     watched = [(name, value) for name, value in last.metrics.items() if of_run(name) in _WATCHED]
     for name, value in sorted(watched, key=lambda pair: _WATCHED.index(of_run(pair[0]))):
         usual = metric(name)
         if not usual.low <= value <= usual.high:
-            limit = f"at least {usual.low:g}" if value < usual.low else f"up to {usual.high:g}"
-            return "spiking", f"{usual.label} {shown(value)}, usual {limit}"
+            if value < usual.low:
+                return "spiking", Sentence("{} {}, usual at least {:g}", usual.label, shown(value), usual.low)
+            return "spiking", Sentence("{} {}, usual up to {:g}", usual.label, shown(value), usual.high)
     return "healthy", ""

@@ -140,8 +140,8 @@ class Context:
     coefficients: Coefficients | None = None
     scorable: Tensor | None = None
     """(P, G) bool: completions that count."""
-    unscored: str = "was scored"
-    """The end of the reason "none of 16 completions was scored", where no completion is scorable."""
+    unscored: str = "no completion was scored"
+    """The reason to refuse the step where no completion is scorable."""
     batch: Batch | None = None
     """The micro-batch whose logits or loss are computed; None while completions are sampled."""
     num_tokens: Tensor | None = None

@@ -123,7 +123,7 @@ class Trainer:
         batch = replace(batch, advantages=advantages.flatten(), completion_mask=self.trained_tokens(ctx, batch))
         judged = ctx.scorable.flatten().tolist()
         if not any(judged):
-            ctx.refuse("trainer", Stage.REWARDS, f"none of {len(judged)} completions {ctx.unscored}")
+            ctx.refuse("trainer", Stage.REWARDS, ctx.unscored)
         rows = torch.tensor([row for row, counts in enumerate(judged) if counts])
         return self.with_old_and_reference(ctx, batch.rows(rows.to(batch.group.device, non_blocking=True)))
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from grpo_lab.events import Evaluated, Event, Resumed, Stepped
-from grpo_lab.messages import label, reworded, text
+from grpo_lab.messages import label, spoken, text
 from grpo_lab.metrics import LINKS
 from grpo_lab.runs.first_break import statuses
 from grpo_lab.runs.outcome import Outcome, outcome
@@ -32,7 +32,7 @@ def summary(events: Sequence[Event]) -> str:
         lines.append(_joined("end", found.message, status=found.status))
         lines.append(text("summary.crash", operator=found.crash.operator, said=found.crash))
     else:
-        lines.append(_joined("end", reworded(found.message), status=found.status))
+        lines.append(_joined("end", spoken(found.message), status=found.status))
     return "\n".join(lines)
 
 

@@ -16,6 +16,7 @@ from inspect import isawaitable
 from typing import Any, NamedTuple
 
 from grpo_lab.config.sections import JudgeConfig
+from grpo_lab.messages import Sentence, joined
 from grpo_lab.tasks.reward_calls import Arguments, listed, number
 
 LONGEST_WAIT = 60.0
@@ -29,6 +30,7 @@ class CallFailed(Exception):
 
     def __init__(self, why: str, again: bool = True, after: float = 0.0) -> None:
         super().__init__(why)
+        self.why = why
         self.again = again
         self.after = after
         """Seconds before the next call at least."""
@@ -57,8 +59,8 @@ class Calls(NamedTuple):
         "2 of 3 calls failed: 1 timed out after 10 s, 1 raised KeyError: 'x'"
         """
         reasons = Counter(why for _, why in self.failures).most_common(3)
-        named = ", ".join(f"{count} {why}" for why, count in reasons)
-        return f"{len(self.failures)} of {self.total} calls failed: {named}"
+        named = joined(", ", [Sentence("{} {}", count, why) for why, count in reasons])
+        return Sentence("{} of {} calls failed: {}", len(self.failures), self.total, named)
 
 
 def begin(functions: Sequence[Callable[..., Any]], given: Arguments, settings: JudgeConfig) -> Callable[[], Calls]:
@@ -70,7 +72,7 @@ def begin(functions: Sequence[Callable[..., Any]], given: Arguments, settings: J
     def result() -> Calls:
         started, size = time.perf_counter(), len(rows)
         answers = _wait(future)
-        failures = tuple((place % size, str(e)) for place, e in enumerate(answers) if isinstance(e, CallFailed))
+        failures = tuple((place % size, e.why) for place, e in enumerate(answers) if isinstance(e, CallFailed))
         rewards = [None if isinstance(answer, CallFailed) else answer for answer in answers]
         of_each = [rewards[first : first + size] for first in range(0, len(rewards), size)]
         return Calls(of_each, failures, len(answers), time.perf_counter() - started)
@@ -143,9 +145,10 @@ async def _once(function: Callable[..., Any], arguments: dict[str, Any], timeout
     except CallFailed:
         raise
     except TimeoutError as error:  # of the limit above, or of the function itself
-        raise CallFailed(f"timed out: {brief(error)}" if str(error) else f"timed out after {timeout:g} s") from error
+        own = Sentence("timed out: {}", brief(error)) if str(error) else Sentence("timed out after {:g} s", timeout)
+        raise CallFailed(own) from error
     except (Exception, SystemExit) as error:
-        raise CallFailed(f"raised {type(error).__name__}: {brief(error)}") from error
+        raise CallFailed(Sentence("raised {}: {}", type(error).__name__, brief(error))) from error
 
 
 async def _in_thread(call: Callable[[], Any]) -> Any:
@@ -176,13 +179,13 @@ def number_of(answer: Any) -> float | None:
     """The one reward in an answer. Raises CallFailed, which is not tried again, for anything but a list of one."""
     values = listed(answer)
     if values is None or len(values) != 1:
-        raise CallFailed(f"answered {brief(repr(answer))}, not a list of one number", again=False)
+        raise CallFailed(Sentence("answered {}, not a list of one number", brief(repr(answer))), again=False)
     try:
         return number(values[0])
     except TypeError:
-        raise CallFailed(f"answered {brief(repr(values[0]))}, no number", again=False) from None
+        raise CallFailed(Sentence("answered {}, no number", brief(repr(values[0]))), again=False) from None
     except OverflowError:
-        raise CallFailed("answered a whole number beyond 1e308", again=False) from None
+        raise CallFailed(Sentence("answered a whole number beyond 1e308"), again=False) from None
 
 
 def brief(text: object) -> str:

@@ -24,6 +24,7 @@ from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Action, Context, Refused
 from grpo_lab.core.train import Prompts
 from grpo_lab.errors import RunError
+from grpo_lab.messages import Sentence
 from grpo_lab.tasks.reward_calls import TrainerState
 from grpo_lab.tasks.tasks import Problem, Tasks
 from grpo_lab.training.batches import in_parts, joined, moved, of_groups
@@ -148,7 +149,8 @@ class Processes:
         heard = self._exchange(_Told(moved(said, "cpu"), actions, recorder.take(self._mark), refused, ""))
         del ctx.actions[self._before :]
         for rank, each in enumerate(heard):
-            ctx.actions += [replace(action, reason=f"rank {rank}: {action.reason}") for action in each.actions]
+            for action in each.actions:
+                ctx.actions.append(replace(action, reason=Sentence("rank {}: {}", rank, action.reason)))
             recorder.put(each.notes, rank)
         ctx.verdict = max([ctx.verdict, *(action.verdict for action in ctx.actions)])
         for rank, each in enumerate(heard):

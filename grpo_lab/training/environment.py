@@ -14,6 +14,7 @@ from grpo_lab.algorithm.advantages import soft_overlong
 from grpo_lab.config.schema import Config
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Context, Stage, Verdict
+from grpo_lab.messages import Sentence
 from grpo_lab.tasks import rewards
 from grpo_lab.tasks.conversations import text_of
 from grpo_lab.tasks.reward_calls import TrainerState, named
@@ -144,9 +145,11 @@ class TaskPrompts:
     def scored(self, ctx: Step, judged: Judged) -> tuple[Tensor, Tensor]:
         """Rewards and `scorable`, both (P, G), on the batch's device, after metrics and the limit of failed calls."""
         assert self.batch is not None
+        count = judged.scorable.numel()
+        ctx.unscored = Sentence("none of {} completions was scored", count)
         if not judged.scorable.any() and not (judged.calls and judged.calls.failures):
             functions = " and ".join(named(self.environment.functions))
-            ctx.unscored = f"was scored: {functions} returned None for each"
+            ctx.unscored = Sentence("none of {} completions was scored: {} returned None for each", count, functions)
         device, prompts, share = self.batch.group.device, len(self.problems), self.environment.config.loss.soft_overlong
         scorable = judged.scorable.view(prompts, -1).to(device, non_blocking=True)
         ctx.scorable = scorable
@@ -172,5 +175,6 @@ class TaskPrompts:
         if not calls.failures:
             return
         if calls.failed > limit:
-            ctx.refuse("judge", Stage.REWARDS, f"{exceeds('share', calls.failed, limit)}; {calls.in_words()}")
+            reason = Sentence("{}; {}", exceeds("share", calls.failed, limit), calls.in_words())
+            ctx.refuse("judge", Stage.REWARDS, reason)
         ctx.act("judge", Stage.REWARDS, Verdict.KEEP, calls.in_words())

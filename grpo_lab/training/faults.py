@@ -9,6 +9,7 @@ from torch import Tensor
 from grpo_lab.config.fields import AtLeast, Between
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Stage, Verdict
+from grpo_lab.messages import Sentence
 from grpo_lab.training.interventions import AtOneStep, Intervention, Outcome, Step, known, registered
 
 
@@ -26,7 +27,7 @@ class DropoutOn(Intervention):
     def __call__(self, value: Batch, step: Step) -> Outcome:
         torch.manual_seed(self.seed(step))
         step.policy.train()
-        return Outcome(value, Verdict.CHANGED, "dropout on in the differentiable pass, off in the others")
+        return Outcome(value, Verdict.CHANGED, Sentence("dropout on in the differentiable pass, off in the others"))
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ class ShiftLogRatio(AtOneStep):
         row = liked[int(torch.randint(len(liked), (1,), generator=self.generator(step)))]
         shift = torch.zeros_like(value)
         shift[row, 0] = self.nats
-        return Outcome(value + shift, Verdict.CHANGED, f"log-ratio of completion {row}, token 0: + {self.nats:g} nats")
+        reason = Sentence("log-ratio of completion {}, token 0: + {:g} nats", row, self.nats)
+        return Outcome(value + shift, Verdict.CHANGED, reason)
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class ShiftKLDelta(AtOneStep):
         row = int(torch.randint(len(value), (1,), generator=self.generator(step)))
         shift = torch.zeros_like(value)
         shift[row, 0] = self.nats
-        reason = f"reference - policy of completion {row}, token 0: + {self.nats:g} nats"
+        reason = Sentence("reference - policy of completion {}, token 0: + {:g} nats", row, self.nats)
         return Outcome(value + shift, Verdict.CHANGED, reason)
 
 
@@ -83,7 +85,7 @@ class ScaleLoss(Intervention):
     """The scale; 65536 is where torch's GradScaler begins."""
 
     def __call__(self, value: Tensor, step: Step) -> Outcome:
-        return Outcome(value * self.factor, Verdict.CHANGED, f"loss x {self.factor:g}, and no unscale")
+        return Outcome(value * self.factor, Verdict.CHANGED, Sentence("loss x {:g}, and no unscale", self.factor))
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,8 @@ class NanGradient(AtOneStep):
         _, gradients = step.recorder.named_gradients(value)
         chosen = gradients[int(torch.randint(len(gradients), (1,), generator=self.generator(step)))]
         chosen.view(-1)[:1] = torch.nan  # of a part, there may be no element
-        return Outcome(value, Verdict.CHANGED, f"1 of {sum(g.numel() for g in gradients)} gradients set to NaN")
+        reason = Sentence("1 of {} gradients set to NaN", sum(g.numel() for g in gradients))
+        return Outcome(value, Verdict.CHANGED, reason)
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ class IgnoreTemperature(Intervention):
         if temperature == 1:
             return Outcome(value)
         at_one = value.pow(temperature)
-        reason = f"sampled at temperature 1 instead of {temperature:g}"
+        reason = Sentence("sampled at temperature 1 instead of {:g}", temperature)
         return Outcome(at_one / at_one.sum(dim=-1, keepdim=True), Verdict.CHANGED, reason)
 
 
@@ -138,7 +141,7 @@ class FilterLogits(Intervention):
         if step.note == "sampling":
             return Outcome(value)
         smallest = value.topk(min(self.keep, value.shape[-1])).values[..., -1:]
-        reason = f"all but the {self.keep} likeliest tokens set to -inf"
+        reason = Sentence("all but the {} likeliest tokens set to -inf", self.keep)
         return Outcome(value.masked_fill(value < smallest, -torch.inf), Verdict.CHANGED, reason)
 
 
@@ -160,7 +163,8 @@ class CorruptSample(AtOneStep):
         noise = torch.randint(vocabulary, value.completions[row].shape, generator=generator)
         completions = value.completions.clone()
         completions[row] = noise.to(completions.device)
-        return Outcome(replace(value, completions=completions), Verdict.CHANGED, f"completion {row} is random tokens")
+        reason = Sentence("completion {} is random tokens", row)
+        return Outcome(replace(value, completions=completions), Verdict.CHANGED, reason)
 
 
 @dataclass(frozen=True)
@@ -181,7 +185,8 @@ class StaleBatch(Intervention):
         self.queue.append(value)
         age = len(self.queue) - 1
         oldest = self.queue.pop(0) if age == self.lag else self.queue[0]
-        return Outcome(oldest, Verdict.CHANGED, f"trained on the batch of {age} steps ago") if age else Outcome(value)
+        reason = Sentence("trained on the batch of {} steps ago", age)
+        return Outcome(oldest, Verdict.CHANGED, reason) if age else Outcome(value)
 
 
 @dataclass(frozen=True)
@@ -196,7 +201,7 @@ class NanReward(AtOneStep):
         place = int(torch.randint(value.numel(), (1,), generator=self.generator(step)))
         broken = value.clone()
         broken.view(-1)[place] = torch.nan
-        return Outcome(broken, Verdict.CHANGED, f"reward {place} of {value.numel()} set to NaN")
+        return Outcome(broken, Verdict.CHANGED, Sentence("reward {} of {} set to NaN", place, value.numel()))
 
 
 @dataclass(frozen=True)
@@ -214,7 +219,7 @@ class UnscoredAsZero(Intervention):
         missing = int((~scorable).sum())
         if not missing:
             return Outcome(value)
-        reason = f"{missing} of {value.numel()} completions that could not be scored get 0"
+        reason = Sentence("{} of {} completions that could not be scored get 0", missing, value.numel())
         everything = {"scorable": torch.ones_like(scorable)}
         return Outcome(value.masked_fill(~scorable, 0.0), Verdict.CHANGED, reason, everything)
 

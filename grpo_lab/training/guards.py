@@ -15,6 +15,7 @@ from grpo_lab.config.fields import AtLeast, Between, OneOf
 from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Stage, Verdict
+from grpo_lab.messages import Sentence, joined
 from grpo_lab.training.interventions import (
     Coefficients,
     Intervention,
@@ -70,16 +71,17 @@ class Rollback(Intervention):
     def _answer(self, value: Coefficients) -> Outcome:
         memory = self.memory
         if memory.get("rollbacks", 0) > self.max_rollbacks:
-            reason = f"{memory['rollbacks']:.0f} rollbacks without a healthy step > {self.max_rollbacks}"
+            reason = Sentence("{:.0f} rollbacks without a healthy step > {}", memory["rollbacks"], self.max_rollbacks)
             return Outcome(value, Verdict.STOP, reason)
         if memory.get("skips", 0) >= self.patience:
-            reason = f"{memory['skips']:.0f} refused steps in a row, patience {self.patience}"
+            reason = Sentence("{:.0f} refused steps in a row, patience {}", memory["skips"], self.patience)
             return Outcome(value, Verdict.ROLL_BACK, reason)
         level = memory.get("level", 0)
         if not level:
             return Outcome(value)
         lower = value.learning_rate * self.factor**level
-        reason = f"learning rate {lower:.3g} = {value.learning_rate:.3g} x {self.factor:g}^{level:.0f} after rollbacks"
+        numbers = lower, value.learning_rate, self.factor, level
+        reason = Sentence("learning rate {:.3g} = {:.3g} x {:g}^{:.0f} after rollbacks", *numbers)
         return Outcome(replace(value, learning_rate=lower), Verdict.CHANGED, reason)
 
 
@@ -104,7 +106,7 @@ class WarmUp(Intervention):
         if share >= 1:
             return Outcome(value)
         lower = value.learning_rate * share
-        reason = f"learning rate {lower:.3g}, step {place} of {self.steps} of the warm-up"
+        reason = Sentence("learning rate {:.3g}, step {} of {} of the warm-up", lower, place, self.steps)
         return Outcome(replace(value, learning_rate=lower), Verdict.CHANGED, reason)
 
 
@@ -161,7 +163,8 @@ class AdaptiveLearningRate(Intervention):
         if share == 1.0 and not why:
             return Outcome(value)
         lower = value.learning_rate * share
-        reason = f"learning rate {lower:.3g} = {value.learning_rate:.3g} x {share:.3g}" + (f": {why}" if why else "")
+        reason = Sentence("learning rate {:.3g} = {:.3g} x {:.3g}", lower, value.learning_rate, share)
+        reason = Sentence("{}: {}", reason, why) if why else reason
         return Outcome(replace(value, learning_rate=lower), Verdict.CHANGED, reason)
 
     def _objection(self, step: Step) -> str:
@@ -218,7 +221,7 @@ class AdaptiveBeta(Intervention):
         }
         if not any(reason for _, reason in moved.values()):
             return Outcome(value)
-        reasons = "; ".join(f"{name}: {reason}" for name, (_, reason) in moved.items() if reason)
+        reasons = joined("; ", [Sentence("{}: {}", name, reason) for name, (_, reason) in moved.items() if reason])
         return Outcome(
             replace(value, betas={name: beta for name, (beta, _) in moved.items()}), Verdict.CHANGED, reasons
         )
@@ -241,11 +244,11 @@ class AdaptiveBeta(Intervention):
             factor = self._within(beta, factor * min(10.0, max(0.1, kl / target)) ** self.proportional)
         now = beta * factor
         if not math.isfinite(kl):
-            return now, f"KL {kl} is not finite: beta stays {now:.3g}"
-        return (
-            now,
-            "" if factor == 1.0 else f"beta {now:.3g} = {beta:.3g} x {factor:.3g}: KL {kl:.3g}, target {target:g}",
-        )
+            return now, Sentence("KL {} is not finite: beta stays {:.3g}", kl, now)
+        if factor == 1.0:
+            return now, ""
+        numbers = now, beta, factor, kl, target
+        return now, Sentence("beta {:.3g} = {:.3g} x {:.3g}: KL {:.3g}, target {:g}", *numbers)
 
     def _within(self, beta: float, factor: float) -> float:
         """The factor, held where beta stays between its limits; 1 is always allowed."""
@@ -292,7 +295,7 @@ class RepresentableEpsilon(Intervention):
         dtype = next(p for p in step.policy.parameters() if p.requires_grad).dtype
         if dtype != torch.float16 or value.adam_eps >= self.at_least:
             return Outcome(value)
-        reason = f"adam_eps {value.adam_eps:.3g} < {self.at_least:.3g} in float16"
+        reason = Sentence("adam_eps {:.3g} < {:.3g} in float16", value.adam_eps, self.at_least)
         return Outcome(replace(value, adam_eps=self.at_least), Verdict.CHANGED, reason)
 
 
@@ -331,7 +334,7 @@ class SafeSampling(Intervention):
         )
         if safe == value:
             return Outcome(value)
-        reason = f"temperature {safe.temperature:g}, top_p {safe.top_p:g}, top_k {safe.top_k}"
+        reason = Sentence("temperature {:g}, top_p {:g}, top_k {}", safe.temperature, safe.top_p, safe.top_k)
         return Outcome(safe, Verdict.CHANGED, reason)
 
 
@@ -361,13 +364,12 @@ class CheckProbabilities(Intervention):
 def _objection(probabilities: Tensor) -> str:
     """The reasons for which torch.multinomial would refuse probabilities (b, V), each with its number of rows."""
     broken = {
-        "are not finite": (~probabilities.isfinite()).any(dim=-1),
-        "hold a number below 0": (probabilities < 0).any(dim=-1),
-        "sum to 0 or less": probabilities.sum(dim=-1) <= 0,
+        "{} of {} rows of probabilities are not finite": (~probabilities.isfinite()).any(dim=-1),
+        "{} of {} rows of probabilities hold a number below 0": (probabilities < 0).any(dim=-1),
+        "{} of {} rows of probabilities sum to 0 or less": probabilities.sum(dim=-1) <= 0,
     }
     counts = {what: int(rows.sum()) for what, rows in broken.items()}
-    size = len(probabilities)
-    return ", ".join(f"{n} of {size} rows of probabilities {what}" for what, n in counts.items() if n)
+    return joined(", ", [Sentence(what, count, len(probabilities)) for what, count in counts.items() if count])
 
 
 @dataclass(frozen=True)
@@ -387,7 +389,7 @@ class SanitizeRewards(Intervention):
         if not count:
             return Outcome(value)
         scorable = known(step.scorable, "scorable") & ~broken
-        reason = f"{count} of {value.numel()} rewards were not finite"
+        reason = Sentence("{} of {} rewards were not finite", count, value.numel())
         return Outcome(value.masked_fill(broken, 0.0), Verdict.CHANGED, reason, {"scorable": scorable})
 
 
@@ -449,7 +451,7 @@ class DropNonfiniteSamples(Intervention):
         dropped = len(healthy) - int(healthy.sum())
         if not dropped:
             return Outcome(value)
-        reason = f"{dropped} of {len(healthy)} completions were not finite"
+        reason = Sentence("{} of {} completions were not finite", dropped, len(healthy))
         verdict = Verdict.CHANGED if dropped < len(healthy) else Verdict.SKIP_STEP
         return Outcome(value.rows(healthy.nonzero()[:, 0]), verdict, reason)
 
@@ -512,7 +514,7 @@ class SkipNonfinite(Intervention):
         norm = known(step.grad_norm, "grad_norm")
         if math.isfinite(norm):
             return Outcome(value)
-        reason = f"grad norm {norm} is not finite"
+        reason = Sentence("grad norm {} is not finite", norm)
         return self.refuse(value, step, reason, Verdict.SKIP_STEP, self.patience, Verdict.ROLL_BACK)
 
 
@@ -583,7 +585,7 @@ class SkipOutliers(Intervention):
 
     def _objection(self, norm: float) -> str:
         if not math.isfinite(norm):
-            return f"grad norm {norm} is not finite"
+            return Sentence("grad norm {} is not finite", norm)
         logs = remembered(self.memory, self.window)
         if len(logs) < self.warm_up or not norm:
             return ""
@@ -593,7 +595,8 @@ class SkipOutliers(Intervention):
         if score <= self.limit:
             return ""
         most = math.exp(centre + self.limit * spread)
-        return f"{exceeds('grad norm', norm, most)}: z-score {score:.1f} > {self.limit:g} over {len(logs)} norms"
+        numbers = score, self.limit, len(logs)
+        return Sentence("{}: z-score {:.1f} > {:g} over {} norms", exceeds("grad norm", norm, most), *numbers)
 
 
 @dataclass(frozen=True)
@@ -654,10 +657,10 @@ class CheckWeights(Intervention):
     def _objection(self, step: Step) -> str:
         finite = known(step.weight_norms, "weight_norms").isfinite()
         if not bool(finite.all()):
-            return f"{int((~finite).sum())} of {len(finite)} weight tensors hold NaN or inf"
+            return Sentence("{} of {} weight tensors hold NaN or inf", int((~finite).sum()), len(finite))
         move = step.largest_move() if self.max_move < math.inf else None
         if move is not None and move > self.max_move:
-            return f"a weight moved by {move:.3g} > {self.max_move:g}"
+            return Sentence("a weight moved by {:.3g} > {:g}", move, self.max_move)
         return ""
 
 

@@ -18,6 +18,7 @@ from grpo_lab.config.sections import SamplingConfig
 from grpo_lab.core.hooks import Coefficients, Context, Outcome, Stage, Verdict
 from grpo_lab.errors import RunError
 from grpo_lab.events import LinkNote
+from grpo_lab.messages import Sentence
 from grpo_lab.training.objectives import Objective
 from grpo_lab.training.recorder import Recorder
 
@@ -151,7 +152,8 @@ class Intervention(fields.Settings):
             in_a_row = in_a_row + 1 if last == step.index - 1 else 1
         self.memory.update(refused_step=step.index, in_a_row=in_a_row)
         if in_a_row > patience:
-            return Outcome(value, then, f"{reason}; {in_a_row:.0f} steps in a row, patience {patience}")
+            reason = Sentence("{}; {:.0f} steps in a row, patience {}", reason, in_a_row, patience)
+            return Outcome(value, then, reason)
         return Outcome(value, verdict, reason)
 
     def seed(self, step: Step) -> int:
@@ -190,7 +192,9 @@ def exceeds(what: str, number: float, limit: float) -> str:
     >>> exceeds("grad norm", 812.4, 10), exceeds("grad norm", float("nan"), 10)
     ('grad norm 812.4 > 10', 'grad norm nan is not a number; limit 10')
     """
-    return f"{what} nan is not a number; limit {limit:g}" if math.isnan(number) else f"{what} {number:.4g} > {limit:g}"
+    if math.isnan(number):
+        return Sentence("{} nan is not a number; limit {:g}", what, limit)
+    return Sentence("{} {:.4g} > {:g}", what, number, limit)
 
 
 Arrangement = Mapping[Stage, list[tuple[str, Intervention]]]

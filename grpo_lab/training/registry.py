@@ -19,6 +19,7 @@ from grpo_lab.core.batch import Batch
 from grpo_lab.core.hooks import Stage
 from grpo_lab.core.loss import log_ratio_to_old
 from grpo_lab.errors import ConfigError, unknown
+from grpo_lab.messages import Sentence
 from grpo_lab.training import wrong_formulas as wrong
 from grpo_lab.training.faults import FAULTS
 from grpo_lab.training.guards import GUARDS
@@ -142,7 +143,7 @@ def without_effect(config: Config) -> list[str]:
     found = {f"loss.{name}": why for name, why in idle.items() if name != "beta" and loss.get(name) != usual.get(name)}
     guards = {name: algorithms.PART_OF.get(name) for name in config.guards}
     found |= {f"guards.{name}": idle[part] for name, part in guards.items() if part in idle}
-    return [f"{name} has no effect under {why}" for name, why in found.items()]
+    return [Sentence("{} has no effect under {}", name, why) for name, why in found.items()]
 
 
 def arrange(

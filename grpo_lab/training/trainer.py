@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from grpo_lab.config.schema import Config
 from grpo_lab.core.hooks import Verdict
 from grpo_lab.events import Changed, Ended, Event
+from grpo_lab.messages import Sentence
 from grpo_lab.tasks.tasks import Tasks
 from grpo_lab.training import saved_state
 from grpo_lab.training.argument_types import checked
@@ -69,5 +70,5 @@ def ended(refusals: Sequence[str], updates: int) -> Ended:
     """
     if updates or not refusals or not all(refusals):
         return Ended("done")
-    reason = f"nothing was trained: every step was refused, the last because {refusals[-1]}; mend that and train again"
-    return Ended("stopped", reason)
+    why = "nothing was trained: every step was refused, the last because {}; mend that and train again"
+    return Ended("stopped", Sentence(why, refusals[-1]))

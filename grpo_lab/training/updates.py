@@ -15,6 +15,7 @@ from grpo_lab.config.sections import OptimizerConfig
 from grpo_lab.core.hooks import Context, Stage, Verdict
 from grpo_lab.core.update import Updates
 from grpo_lab.errors import ModelError
+from grpo_lab.messages import Sentence
 from grpo_lab.models.precision import PRECISIONS
 from grpo_lab.training.interventions import Coefficients, ObjectiveCoefficients, Step
 from grpo_lab.training.objectives import resolve
@@ -106,7 +107,7 @@ class ScaledUpdates(RecordedUpdates):
         self.scaler.step(self.optimizer)
         self._update_scale()
         if self.scaler.get_scale() < scale:
-            reason = f"inf at loss scale {scale:g}; update left out"
+            reason = Sentence("inf at loss scale {:g}; update left out", scale)
             ctx.act("grad_scaler", Stage.GRADIENTS, Verdict.CHANGED, reason)
             ctx.apply(Stage.WEIGHTS, self.policy)
         else:

@@ -20,6 +20,7 @@ from grpo_lab.core.logprobs import completion_logprobs
 from grpo_lab.core.loss import LossInputs, LossOutput
 from grpo_lab.core.sample import Distribution
 from grpo_lab.core.train import Prompts
+from grpo_lab.messages import Sentence
 from grpo_lab.models.precision import PRECISIONS, autocast
 from grpo_lab.training import large_vocabulary, policy_loss
 from grpo_lab.training.batches import joined, of_groups
@@ -109,7 +110,7 @@ class OtherMask(ConfiguredTrainer):
     def trained_tokens(self, ctx: Context, batch: Batch) -> Tensor:
         mask, scorable = self.formulas.completion_mask(batch, self.pad), known(ctx.scorable, "scorable").flatten()
         if scorable.any() and not mask[scorable].any():
-            ctx.refuse("trainer", Stage.BATCH, f"none of {len(scorable)} completions is trained")
+            ctx.refuse("trainer", Stage.BATCH, Sentence("none of {} completions is trained", len(scorable)))
         return mask
 
 
@@ -148,8 +149,8 @@ class DynamicSampling(ConfiguredTrainer):
             found.append(_with_spread(ctx, batch, rewards, missing))
         ctx.recorder.metric("dynamic_sampling/draws", torch.tensor(float(draws)), prompts.number)
         if missing:
-            drawn = f"{1 + draws} draws of {wanted * size} completions"
-            reason = f"{wanted - missing} of {wanted} groups have spread after {drawn}"
+            numbers = wanted - missing, wanted, 1 + draws, wanted * size
+            reason = Sentence("{} of {} groups have spread after {} draws of {} completions", *numbers)
             if missing == wanted:
                 ctx.refuse("dynamic_sampling", Stage.REWARDS, reason)
             ctx.act("dynamic_sampling", Stage.REWARDS, Verdict.KEEP, reason)

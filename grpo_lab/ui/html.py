@@ -16,7 +16,7 @@ from markupsafe import Markup
 from grpo_lab.analysis.run_state import CURVES, Screen, shown
 from grpo_lab.analysis.screen_words import describe, status_words, tone
 from grpo_lab.analysis.tally import by_design
-from grpo_lab.messages import label, reworded, text, translated
+from grpo_lab.messages import label, spoken, text, translated
 from grpo_lab.metrics import LINKS, METRICS, of_run
 
 _ROWS = 50
@@ -64,8 +64,7 @@ def status(screen: Screen, own: str = "", note: str = "") -> str:
         place = {"link": label(LINKS[first.link].label), "step": first.step}
         found = text("panel.first_break", **place, operator=operator, caught=caught)
     elif screen.message:
-        raised = screen.status.startswith(("crashed", "failed"))  # the text of an error stays as it is
-        more.append(screen.message if raised else reworded(screen.message))
+        more.append(spoken(screen.message))
     return fill("status", tone(word), status_words(word), where, more, found, why, note)
 
 
@@ -89,7 +88,7 @@ def guards(screen: Screen) -> str:
     Guards that act in healthy runs too follow in a line of their own.
     """
     tallies = [*screen.faults.items(), *screen.guards.items()]
-    rows = [[name, it.steps, it.last_step, reworded(it.reason)] for name, it in tallies if not by_design(name)]
+    rows = [[name, it.steps, it.last_step, spoken(it.reason)] for name, it in tallies if not by_design(name)]
     header = [text(f"panel.{each}") for each in ("guard", "steps", "last_step", "reason")]
     usual = ", ".join(f"{name} ×{tally.steps}" for name, tally in tallies if by_design(name))
     return fill("titled", "acted", [header, *rows], text("panel.acted_by_design", names=usual) if usual else "")

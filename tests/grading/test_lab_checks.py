@@ -17,9 +17,9 @@ from grpo_lab.course.judges import LEAST_SAVED
 from grpo_lab.course.registry import exercise, lab_page
 from grpo_lab.events import Stepped
 from grpo_lab.runs.crashes import classify_crash
+from grpo_lab.runs.outcome import outcome
 from grpo_lab.runs.recordings import recording_names
 from grpo_lab.runs.session import Session
-from grpo_lab.runs.outcome import outcome
 from grpo_lab.training.guards import AdaptiveBeta
 from grpo_lab.training.interventions import ObjectiveCoefficients
 from tests.grading import mutants

@@ -17,7 +17,7 @@ from grpo_lab.config.catalog import preset as preset_config
 from grpo_lab.config.schema import Config
 from grpo_lab.errors import GrpoLabError, RunError
 from grpo_lab.events import Event, Stepped
-from grpo_lab.messages import reworded, text
+from grpo_lab.messages import spoken, text
 from grpo_lab.models import loading
 from grpo_lab.runs import child_pool, recordings
 from grpo_lab.runs.session import Session
@@ -205,7 +205,7 @@ class Panel:
     def choose(self, config: Config) -> None:
         """Use a whole config for the next run."""
         self.config, now = config, [text("panel.chosen")] if self._runner.running else []
-        self.tell(" · ".join([*now, *map(reworded, without_effect(config))]))
+        self.tell(" · ".join([*now, *map(spoken, without_effect(config))]))
 
     def set(self, *overrides: str) -> None:
         """Change settings of the next run, and of a running model at its next step where it accepts them.
@@ -216,7 +216,7 @@ class Panel:
             changed = self.config.with_(*overrides)
             check(changed)
             self.config = changed
-            self.tell(" · ".join([self._runner.act_now(overrides), *map(reworded, without_effect(changed))]))
+            self.tell(" · ".join([self._runner.act_now(overrides), *map(spoken, without_effect(changed))]))
 
     def switch(self, guard: str, on: bool) -> None:
         """Switch a guard on or off, as `set` does."""
