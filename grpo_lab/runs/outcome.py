@@ -44,6 +44,8 @@ class Outcome:
     """Mean reward of the held-out problems before the first step."""
     after: float
     """The same after the last step of a run that went through all its stages."""
+    problems: int
+    """Held-out problems that `after` is a mean of."""
     finished: int
     """Steps that ended without an error."""
     refused: int
@@ -106,6 +108,7 @@ def outcome(events: Sequence[Event]) -> Outcome:
         end=end.reward,
         before=before.reward,
         after=after.reward,
+        problems=after.count,
         finished=len(whole),
         refused=sum(verdict >= Verdict.SKIP_STEP for verdict in verdicts),
         rolled_back=verdicts.count(Verdict.ROLL_BACK),

@@ -11,15 +11,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from grpo_lab.analysis.matrix.cells import Cell
-from grpo_lab.core.hooks import Verdict
+from grpo_lab.analysis.matrix.cells import HELD_OUT, Cell
 from grpo_lab.errors import RunError
-from grpo_lab.events import Ended, Evaluated, Event, Stepped, encodable
-from grpo_lab.runs import first_break
-
-GAIN = 0.15
-"""Held-out reward that a run gains at least if it counts as one that learned."""
-
+from grpo_lab.events import Event, Stepped, encodable
+from grpo_lab.runs.outcome import Learned, MeanReward, Outcome, change, outcome
 
 class Fate(StrEnum):
     """The result of a cell in one word; docs/matrix/findings.md explains each."""
@@ -78,6 +73,8 @@ class Measurement:
     """The same after the last step of a run that went through."""
     seconds: float
     """Median seconds a step."""
+    problems: int = HELD_OUT
+    """Held-out problems, of which the rewards are means."""
 
     @property
     def gained(self) -> float:
@@ -86,8 +83,9 @@ class Measurement:
 
     @property
     def learned(self) -> bool:
-        """Whether the held-out reward rose by GAIN or more."""
-        return self.gained >= GAIN
+        """Whether the held-out reward rose by more than two standard errors."""
+        before, after = (MeanReward(reward, self.problems) for reward in (self.before, self.after))
+        return change(before, after) is Learned.LEARNED
 
     @property
     def stopped(self) -> bool:
@@ -97,17 +95,13 @@ class Measurement:
 
 def measure(cell: Cell, events: Sequence[Event], status: str, message: str = "") -> Measurement:
     """The measurement of a run from its events; `status` and `message` come from the parent of its process."""
+    found = outcome(events)
     steps = [event for event in events if isinstance(event, Stepped)]
-    whole = [event for event in steps if not event.failed]
     kept = [event for event in steps if not event.refused]
-    ended = next((event for event in events if isinstance(event, Ended)), None)
-    crash = ended.crash.operator if ended and ended.crash else ""
-    finite = _finite_at_the_end(whole)
-    updates = sum(event.updates for event in steps)
+    times = [event.metrics["step_time"] for event in steps if not event.failed]
+    crash = found.crash.operator if found.crash else ""
     shown, counted = (_shown(cell, crash, some) for some in (steps, kept))
-    found = first_break.first_break(steps)
-    norms = [event.metrics["grad_norm"] for event in steps if "grad_norm" in event.metrics]
-    rewards = [event.reward for event in events if isinstance(event, Evaluated)]
+    broken = found.first_break if found.first_break and found.first_break.step >= 0 else None
     return Measurement(
         key=cell.key,
         scenario=cell.scenario,
@@ -118,19 +112,20 @@ def measure(cell: Cell, events: Sequence[Event], status: str, message: str = "")
         status=status,
         crash=crash,
         message=message,
-        fate=_fate(status, finite, shown, counted, updates),
-        survived=status == "done" and finite,
+        fate=_fate(status, found, shown, counted),
+        survived=status == "done" and not found.poisoned,
         shown=shown,
-        finished=len(whole),
-        refused=sum(event.refused for event in whole),
-        changed=sum(event.verdict == Verdict.CHANGED for event in whole),
-        updates=updates,
-        first_break=found.link if found else "",
-        caught_by=found.caught_by if found else "",
-        grad_norm=max((math.inf if math.isnan(norm) else norm for norm in norms), default=math.nan),
-        before=rewards[0] if rewards else math.nan,
-        after=rewards[1] if len(rewards) > 1 else math.nan,
-        seconds=statistics.median(event.metrics["step_time"] for event in whole) if whole else math.nan,
+        finished=found.finished,
+        refused=found.refused,
+        changed=found.changed,
+        updates=found.updates,
+        first_break=broken.link if broken else "",
+        caught_by=broken.caught_by if broken else "",
+        grad_norm=found.grad_norm,
+        before=found.before,
+        after=found.after,
+        seconds=statistics.median(times) if times else math.nan,
+        problems=found.problems,
     )
 
 
@@ -141,23 +136,17 @@ def _shown(cell: Cell, crash: str, steps: Sequence[Stepped]) -> bool:
     return bool(cell.expect) and any(cell.expect.shown(crash, metrics) for metrics in (first, whole))
 
 
-def _fate(status: str, finite: bool, shown: bool, counted: bool, updates: int) -> Fate:
+def _fate(status: str, found: Outcome, shown: bool, counted: bool) -> Fate:
     ends = {"stopped": Fate.HALTED, "failed": Fate.FAILED}
     if status != "done":
         return ends.get(status, Fate.CRASHED)
-    if not finite:
+    if found.poisoned:
         return Fate.BROKEN
     if counted:
         return Fate.SHOWN
-    if not updates:
+    if not found.updates:
         return Fate.IDLE
     return Fate.REFUSED if shown else Fate.STOPPED
-
-
-def _finite_at_the_end(steps: Sequence[Stepped]) -> bool:
-    """Whether the last noted weights were finite, or were rolled back."""
-    last = next((event for event in reversed(steps) if "weights/nonfinite" in event.metrics), None)
-    return not last or not last.metrics["weights/nonfinite"] or last.verdict >= Verdict.ROLL_BACK
 
 
 class Journal:
