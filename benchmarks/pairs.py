@@ -5,7 +5,7 @@
                  side by side, which is the most that a machine can give
     trackers     TensorBoard that follows the run
 
-Runs of the preset `stable` in pairs; which of a pair comes first alternates. Writes results/WHAT.{json,md}.
+Runs of the preset `stable` in pairs; which of a pair comes first alternates. Writes results/pairs_WHAT.{json,md}.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def main(
         text += f"\nTime of {STEPS[what]} steps, {name}: {median:.3f}, the median of {pairs} pairs, "
         text += f"from {least:.3f} to {most:.3f}.\n"
     out.mkdir(parents=True, exist_ok=True)
-    (out / f"{what}.json").write_text(json.dumps({"environment": here, **ratios}, indent=1) + "\n", encoding="utf-8")
-    (out / f"{what}.md").write_text(text, encoding="utf-8")
+    (out / f"pairs_{what}.json").write_text(json.dumps({"environment": here, **ratios}, indent=1) + "\n", encoding="utf-8")
+    (out / f"pairs_{what}.md").write_text(text, encoding="utf-8")
     print(text)
 
 

@@ -11,17 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import shapes
-from benchmarks.timing import (
-    PRETRAINED,
-    QUICK,
-    Plan,
-    Run,
-    compare,
-    milliseconds,
-    settle,
-    take_turns,
-    use_threads,
-)
+from benchmarks.timing import PRETRAINED, QUICK, Plan, Run, compare, milliseconds, settle, take_turns, use_threads
 from grpo_lab.config.schema import Config
 from grpo_lab.models.registry import MODELS
 

@@ -74,12 +74,9 @@ def columns(guards: Sequence[str] = ()) -> dict[str, Switches]:
     for name in guards:
         if name not in known and not is_own(name):
             raise unknown("guard", name, known)
-    stable = preset(STABLE).guards
-    wanted = guards or list(GUARDS)
-    others = [name for name in guards if name not in GUARDS] or ([] if guards else [REPORTED])
-    found: dict[str, Switches] = {NONE: {}}
-    found |= {name: guards_named(name) for name in (*(name for name in GUARDS if name in wanted), *others)}
-    found[STABLE] = stable
+    stable, order = preset(STABLE).guards, list(GUARDS)
+    wanted = sorted(guards or [*GUARDS, REPORTED], key=lambda name: order.index(name) if name in order else len(order))
+    found: dict[str, Switches] = {NONE: {}} | {name: guards_named(name) for name in wanted} | {STABLE: stable}
     for name in stable:
         if name in wanted:
             found[without(name)] = {other: values for other, values in stable.items() if other != name}
