@@ -29,45 +29,35 @@ def batch(pad: int = 0) -> Batch:
     return Batch(prompt, prompt, tensor([0, 0]), completions, mask, floats, floats, tensor([1.0, -1.0]))
 
 
-def test_the_right_mask_ends_with_the_end_token():
-    assert MASKS["position"](batch(), 0).tolist() == [[True] * 3, [True, False, False]]
-
-
 def test_the_core_trains_the_tokens_of_the_right_mask():
     trained = Trainer.trained_tokens(cast(Trainer, None), cast(Context, None), batch())
     assert trained.tolist() == [[True] * 3, [True, False, False]]
 
 
-def test_a_mask_of_everything_trains_padding():
-    assert MASKS["all"](batch(), 0).all()
+END = [[True] * 3, [True, False, False]]
 
 
-def test_a_mask_by_token_loses_the_end_token_that_is_also_the_pad_token():
-    assert MASKS["not_pad"](batch(), 0).tolist() == [[True] * 3, [False] * 3]
-    assert MASKS["not_pad"](batch(), 99).tolist() == MASKS["position"](batch(), 99).tolist()
+@pytest.mark.parametrize(
+    ("name", "pad", "trained"),
+    [
+        ("position", 0, END),
+        ("all", 0, [[True] * 3] * 2),
+        ("not_pad", 0, [[True] * 3, [False] * 3]),  # the end token is also the pad token, and lost
+        ("not_pad", 99, END),
+    ],
+)
+def test_the_tokens_that_a_mask_trains(name, pad, trained):
+    assert MASKS[name](batch(), pad).tolist() == trained
 
 
-def test_naive_advantages_are_nan_for_a_group_of_one_where_the_right_ones_are_zero():
-    rewards = tensor([[1.0], [0.0]])
-    assert ADVANTAGES["group_naive"](rewards).isnan().all()
-    assert ADVANTAGES["group"](rewards).tolist() == [[0.0], [0.0]]
-
-
-def test_naive_advantages_blow_up_the_rounding_of_equal_rewards():
-    rewards = torch.full((1, 7), 0.1)
-    assert ADVANTAGES["group_naive"](rewards).abs().max() > 0.1
-    assert ADVANTAGES["group"](rewards).abs().max() == 0
-
-
-def test_naive_advantages_count_what_nobody_scored():
+def test_naive_advantages_agree_with_the_right_ones_where_nothing_is_special_alone():
+    naive, right = ADVANTAGES["group_naive"], ADVANTAGES["group"]
+    usual, of_one, equal = tensor([[1.0, 0.0, 0.5, 0.0]]), tensor([[1.0], [0.0]]), torch.full((1, 7), 0.1)
+    assert torch.allclose(naive(usual), right(usual), atol=1e-4)
+    assert naive(of_one).isnan().all() and right(of_one).tolist() == [[0.0], [0.0]]
+    assert naive(equal).abs().max() > 0.1 and right(equal).abs().max() == 0  # the rounding of a mean
     rewards, scorable = tensor([[1.0, 0.0, 0.0]]), tensor([[True, True, False]])
-    assert ADVANTAGES["group_naive"](rewards, scorable=scorable)[0, 2] != 0
-    assert ADVANTAGES["group"](rewards, scorable=scorable)[0, 2] == 0
-
-
-def test_naive_advantages_agree_where_nothing_is_special():
-    rewards = tensor([[1.0, 0.0, 0.5, 0.0]])
-    assert torch.allclose(ADVANTAGES["group_naive"](rewards), ADVANTAGES["group"](rewards), atol=1e-4)
+    assert naive(rewards, scorable=scorable)[0, 2] != 0 and right(rewards, scorable=scorable)[0, 2] == 0
 
 
 @pytest.mark.parametrize("how", ACCUMULATIONS)

@@ -50,18 +50,14 @@ IN_A_SESSION = [
 ]
 
 
-@pytest.mark.parametrize(("given", "message"), [*WRONG, *IN_A_SESSION])
-def test_a_session_refuses_wrong_types_at_construction(given, message):
+@pytest.mark.parametrize(
+    ("make", "given", "message"),
+    [*((gl.Session, *row) for row in (*WRONG, *IN_A_SESSION)), *((gl.train, *row) for row in WRONG)],
+)
+def test_wrong_types_are_refused_at_the_call(make, given, message):
     right = {} if message.startswith("config = None") else {"config": SMOKE}
     with pytest.raises(ConfigError, match=message):
-        gl.Session(**right | given)
-
-
-@pytest.mark.parametrize(("given", "message"), WRONG)
-def test_train_refuses_wrong_types_at_the_call(given, message):
-    right = {} if message.startswith("config = None") else {"config": SMOKE}
-    with pytest.raises(ConfigError, match=message):
-        gl.train(**right | given)  # no event is asked for
+        make(**right | given)
 
 
 def test_a_model_and_its_tokenizer_must_not_change_places():

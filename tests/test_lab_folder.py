@@ -1,10 +1,8 @@
 """`grpo-lab labs open`: learners work in a copy that git ignores, and an exercise before the first cell says so."""
 
-import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import nbformat
@@ -12,17 +10,16 @@ import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-from grpo_lab import cli
 from grpo_lab.course.answers import MAGIC
 from grpo_lab.paths import data_directory, labs_directory
 from grpo_lab.ui import first_cell
 
-ROOT = Path(cli.__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
-def open_labs(monkeypatch, tmp_path, capsys):
-    """`grpo-lab labs open …` in a folder with two notebooks: what JupyterLab was told, exit code, standard error."""
+def open_labs(monkeypatch, tmp_path, call):
+    """`grpo-lab labs open …` in a folder with two notebooks: what JupyterLab was told, exit code, output, error."""
     told = []
     monkeypatch.setattr("jupyterlab.labapp.main", lambda argv: told.append(argv))
     monkeypatch.setattr("os.geteuid", lambda: 1000)
@@ -37,17 +34,11 @@ def open_labs(monkeypatch, tmp_path, capsys):
     shutil.copy(labs_directory() / "00_start" / "checks.py", labs / "00_start")
     monkeypatch.chdir(tmp_path)
 
-    def run(*words: str):
-        monkeypatch.setattr(sys, "argv", ["grpo-lab", "labs", "open", *words])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return told, end.value.code, capsys.readouterr()
-
-    return run
+    return lambda *words: (told, *call("labs", "open", *words))
 
 
 def test_learners_work_in_a_copy(open_labs, tmp_path):
-    (told,), code, _ = open_labs("--no-browser")
+    (told,), code, *_ = open_labs("--no-browser")
     assert not code
     work = tmp_path / "work"
     assert told == [f"--ServerApp.root_dir={work}", "--no-browser"]
@@ -60,10 +51,21 @@ def test_the_work_of_a_learner_is_kept(open_labs, tmp_path):
     (tmp_path / "work" / "00_start.ipynb").write_text("of the learner")
     (tmp_path / "labs" / "lecture" / "lecture.ipynb").write_text("newer")
     (tmp_path / "work" / "README.md").unlink()
-    _, code, said = open_labs()
+    _, code, out, _ = open_labs()
     assert not code and (tmp_path / "work" / "00_start.ipynb").read_text() == "of the learner"
     assert (tmp_path / "work" / "lecture.ipynb").read_text() == "lecture.ipynb"
-    assert said.out == "work/README.md written\n"
+    assert out == "work/README.md written\n"
+
+
+def test_labs_of_ones_own_are_copied_too(open_labs, monkeypatch, tmp_path):
+    """Before: those of the course alone."""
+    for name in ("mine", "unbuilt"):
+        shutil.copytree(ROOT / "tests" / "own" / "labs" / "sample", tmp_path / "own" / "labs" / name)
+    (tmp_path / "own" / "labs" / "mine" / "mine.ipynb").write_text("my own")
+    monkeypatch.setenv("GRPO_LAB_DATA", str(tmp_path / "own"))
+    _, code, out, _ = open_labs()
+    assert not code and (tmp_path / "work" / "mine.ipynb").read_text() == "my own"
+    assert "unbuilt.ipynb is missing; grpo-lab labs build --folder" in out.replace("\n", " ")
 
 
 def test_the_labs_of_an_installed_package_are_copied_to_the_current_folder(open_labs, monkeypatch, tmp_path):
@@ -75,10 +77,10 @@ def test_the_labs_of_an_installed_package_are_copied_to_the_current_folder(open_
     monkeypatch.setattr("grpo_lab.paths.__file__", str(package / "paths.py"))
     here.mkdir()
     monkeypatch.chdir(here)
-    (told,), code, said = open_labs()
+    (told,), code, out, _ = open_labs()
     assert not code and told[0] == f"--ServerApp.root_dir={here / 'work'}"
     assert {path.name for path in (here / "work").iterdir()} == {"00_start.ipynb", "lecture.ipynb", "README.md"}
-    assert "work/00_start.ipynb written\n" in said.out
+    assert "work/00_start.ipynb written\n" in out
 
 
 def test_git_ignores_what_a_learner_does():
@@ -105,8 +107,3 @@ def test_an_exercise_before_the_first_cell_says_what_to_run(tmp_path, monkeypatc
         NotebookClient(book, timeout=60).execute(cwd=str(tmp_path))
     (error,) = cell.outputs
     assert error.ename == "Unanswered" and len(error.traceback) == 1
-
-
-def test_the_kernel_is_python_itself():
-    spec = json.loads((data_directory() / "jupyter" / "kernels" / "python3" / "kernel.json").read_text())
-    assert spec["argv"][:3] == ["python", "-m", "ipykernel_launcher"]  # JupyterLab replaces python by its own

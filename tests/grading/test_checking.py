@@ -28,7 +28,8 @@ def doubled(seed):
     return [Case("three numbers", {"x": x}, 2 * x, "Every number twice.")]
 
 
-DOUBLE = exercise(Function("double", doubled))
+FUNCTION = Function("double", doubled)
+DOUBLE = exercise(FUNCTION)
 
 
 @pytest.fixture
@@ -170,7 +171,7 @@ def test_without_an_answer(write, tmp_path):
 
 def test_an_answer_cannot_change_the_inputs(write):
     x, module = tensor([1.0]), answers.load(write("def double(x): return x.mul_(2)"))
-    assert [each.value for each in answers.calls(DOUBLE.check, module, [{"x": x}] * 2)] == [2.0, 2.0] and x == 1.0
+    assert [each.value for each in answers.calls(FUNCTION, module, [{"x": x}] * 2)] == [2.0, 2.0] and x == 1.0
 
 
 def test_a_probe_judges_what_is_not_returned(write):

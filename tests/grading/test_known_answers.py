@@ -46,14 +46,14 @@ def test_an_answer_is_judged_as_its_row_says(answers):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lab", LABS)
-def test_an_answer_is_judged_so_with_twenty_seeds(lab):
-    assert faults([each for each in QUICK if each.lab == lab and each.kind != mutants.WRONG], SEEDS) == []
+def test_an_answer_is_judged_so_with_more_seeds(lab):
+    """`python -m benchmarks.fairness` tries all of them with twenty, and those below too."""
+    assert faults([each for each in QUICK if each.lab == lab and each.kind != mutants.WRONG], SEEDS[2:6]) == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", mutants.TRAINED)
+@pytest.mark.parametrize("place", sorted(mutants.TRAINED))
 def test_an_answer_whose_check_trains_is_judged_so(place):
-    """`python -m benchmarks.fairness` tries them with twenty seeds: benchmarks/results/fairness.md."""
     assert faults(by_exercise(TRAINED)[place], SEEDS[:2]) == []
 
 

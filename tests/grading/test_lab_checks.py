@@ -13,6 +13,7 @@ from grpo_lab.config.catalog import preset, scenario
 from grpo_lab.core.advantages import group_advantages
 from grpo_lab.course import answers, evaluate, mysteries, trials
 from grpo_lab.course.compare import differs
+from grpo_lab.course.exercises import Function
 from grpo_lab.course.judges import LEAST_SAVED
 from grpo_lab.course.registry import exercise, lab_page
 from grpo_lab.events import Stepped
@@ -34,6 +35,13 @@ def findings(lab, name, seed=0, **answer):
     return evaluate.check(exercise(lab, name), answer, seed)
 
 
+def function(lab, name):
+    """The check of an exercise that asks for a function."""
+    check = exercise(lab, name).check
+    assert isinstance(check, Function)
+    return check
+
+
 def wrong(lab, name, **answer):
     """What the wrong findings are about."""
     return [found.what for found in findings(lab, name, **answer) if not found.right]
@@ -42,7 +50,7 @@ def wrong(lab, name, **answer):
 @pytest.fixture
 def solution(load):
     """`solution(lab, exercise)`: the function of the reference solution."""
-    return lambda lab, name: getattr(load(mutants.solution(lab, name)), exercise(lab, name).check.name)
+    return lambda lab, name: getattr(load(mutants.solution(lab, name)), function(lab, name).name)
 
 
 # Values ---------------------------------------------------------------------------------------------------------------
@@ -132,7 +140,7 @@ def test_the_expected_slope_is_the_one_worked_by_hand():
 
 
 def test_the_crash_texts_are_those_that_this_project_knows():
-    faces = exercise("03_error_chain", "face").check.cases(0)
+    faces = function("03_error_chain", "face").cases(0)
     assert {case.expected for case in faces} == {*CHAIN.FACES, "other"}
     kinds = [classify_crash(case.inputs["text"]).kind for case in faces]
     assert kinds == [*CHAIN.FACES, "index-cuda", "cuda-assert", "out-of-memory"]
@@ -159,9 +167,7 @@ LIMITS = {"float16": (11.09, 11.11), "float32": (88.72, 88.8), "bfloat16": (88.7
 def test_the_limits_are_those_that_the_reports_meet_and_those_found_by_trial(dtype):
     limit, above = LIMITS[dtype]
     (expected,) = {
-        case.expected
-        for case in exercise("07_precision_and_verl", "largest").check.cases(1)
-        if case.inputs["dtype"] == dtype
+        case.expected for case in function("07_precision_and_verl", "largest").cases(1) if case.inputs["dtype"] == dtype
     }
     kind, low, high = getattr(torch, dtype), 0.0, 1000.0
     for _ in range(60):
@@ -173,20 +179,21 @@ def test_the_limits_are_those_that_the_reports_meet_and_those_found_by_trial(dty
 
 
 def test_grading_asks_the_formats_that_the_notebook_asks():
-    cases = exercise("07_precision_and_verl", "largest").check.cases
+    cases = function("07_precision_and_verl", "largest").cases
     assert all({case.inputs["dtype"] for case in cases(seed)} == {*LIMITS} for seed in range(20))
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_two_objectives_are_combined_as_the_trainer_does_it(solution, seed):
-    lab, asked = "09_two_objectives", lambda name: exercise("09_two_objectives", name).check.cases(seed)
-    for case in asked("cosine"):
+    lab = "09_two_objectives"
+    for case in function(lab, "cosine").cases(seed):
         found = float(combinations.cosine(case.inputs["first"], case.inputs["second"]))
         assert solution(lab, "cosine")(**case.inputs) == pytest.approx(found, nan_ok=True, abs=1e-6)
-    for case in asked("without_conflict"):
+    for case in function(lab, "without_conflict").cases(seed):
         (found,) = combinations.project_conflicting([[case.inputs["f"]], [case.inputs["h"]]])
+        assert found is not None
         assert torch.allclose(solution(lab, "without_conflict")(**case.inputs), found, atol=1e-6, equal_nan=True)
-    for case in asked("next_betas"):
+    for case in function(lab, "next_betas").cases(seed):
         betas, kls, bands = case.inputs.values()
         step: Any = SimpleNamespace(last_metrics={f"kl/{name}": kl for name, kl in kls.items()})
         value = ObjectiveCoefficients(1e-4, 0.0, 0.2, 0.2, 1e-8, betas=betas, kl_bands=bands)

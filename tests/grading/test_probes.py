@@ -82,7 +82,8 @@ def everywhere(junk):
     return (lambda *_, **__: junk), Junk
 
 
-JUNK = [None, 3.0, True, "text", (), {}, object(), print, *map(torch.zeros, ((), 0)), torch.ones(7, dtype=torch.long)]
+JUNK = [None, 3.0, True, "text", (), {}, object(), print, torch.zeros(()), torch.zeros(0)]
+JUNK += [torch.ones(7, dtype=torch.long)]
 TECHNICAL = re.compile(
     r"object has no attribute|unsupported operand|not iterable|not callable"
     r"|does not require grad|unused in the graph|scalar outputs"

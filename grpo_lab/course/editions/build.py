@@ -12,11 +12,11 @@ from typing import Any
 
 from grpo_lab.course import known_answers, pages, translation
 from grpo_lab.course.answers import MAGIC
-from grpo_lab.course.editions import headings, prose
+from grpo_lab.course.editions import prose
 from grpo_lab.course.editions.solutions import NOTEBOOK, Malformed, learners, reference, solutions
 from grpo_lab.course.exercises import Exercise, LabPage
 from grpo_lab.errors import DataError, unknown
-from grpo_lab.messages import ENGLISH
+from grpo_lab.messages import ENGLISH, text_in
 
 LEARNER, INSTRUCTOR, REFERENCE = "learner", "instructor", "reference"
 MAX_LINES, MAX_SOLUTION = 15, 12
@@ -139,13 +139,46 @@ def _cells(source: Sequence[Any], name: str, page: LabPage | None, edition: str,
             continue
         if page and exercise:
             identity = page.cell_id(exercise.name)
-            yield new_cell("markdown", f"{identity}-task", headings.exercise(exercise, language))
+            yield new_cell("markdown", f"{identity}-task", heading(exercise, language))
             text = learners(cell.source) if edition == LEARNER else reference(cell.source)
             yield new_cell("code", identity, text, _tags(cell))
-            yield new_cell("markdown", f"{identity}-hints", headings.hints(exercise, language))
+            yield new_cell("markdown", f"{identity}-hints", hints(exercise, language))
             continue
-        text = headings.with_cover(cell.source, page, language) if number == 0 and page else cell.source
+        text = with_cover(cell.source, page, language) if number == 0 and page else cell.source
         yield new_cell(cell.cell_type, f"{name}-{number:02d}", text, _tags(cell))
+
+
+def with_cover(source: str, page: LabPage, language: str) -> str:
+    """The first cell, with minutes, difficulty and summary below its title."""
+    title, _, rest = source.partition("\n")
+    facts = {"minutes": page.minutes, "stars": stars(page.difficulty), "summary": page.summary}
+    return f"{title}\n\n{text_in(language, 'notebook.cover', **facts)}\n{rest}"
+
+
+def heading(exercise: Exercise, language: str) -> str:
+    """The heading of an exercise, and a line of facts."""
+    kind = text_in(language, f"notebook.kind.{exercise.kind}")
+    facts = {"minutes": exercise.minutes, "stars": stars(exercise.difficulty), "kind": kind}
+    return f"### {text_in(language, 'notebook.exercise', title=exercise.title)}\n\n" + text_in(
+        language, "notebook.facts", **facts
+    )
+
+
+def hints(exercise: Exercise, language: str) -> str:
+    """The hints, each folded."""
+    return "\n\n".join(
+        f"<details><summary>{text_in(language, 'notebook.hint', number=number)}</summary>\n\n{hint}\n\n</details>"
+        for number, hint in enumerate(exercise.hints, start=1)
+    )
+
+
+def stars(difficulty: int) -> str:
+    """The difficulty as a row of three stars.
+
+    >>> stars(2)
+    '★★☆'
+    """
+    return "★" * difficulty + "☆" * (3 - difficulty)
 
 
 def new_cell(kind: str, identity: str, source: str, tags: Sequence[str] = ()) -> Any:

@@ -5,8 +5,17 @@ from pathlib import Path
 
 from grpo_lab.analysis.markdown import render
 from grpo_lab.course import pages
-from grpo_lab.course.editions.build import LEARNER, chosen, has_exercises, lab_names, notebook, place, stale, write
-from grpo_lab.course.editions.headings import stars
+from grpo_lab.course.editions.build import (
+    LEARNER,
+    chosen,
+    has_exercises,
+    lab_names,
+    notebook,
+    place,
+    stale,
+    stars,
+    write,
+)
 from grpo_lab.errors import DataError
 from grpo_lab.messages import ENGLISH, text_in
 
