@@ -142,13 +142,6 @@ class Notebook:
         self.page.locator(".jp-Notebook").wait_for()
         self.page.wait_for_function("globalThis.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel")
 
-    def load_document(self) -> None:
-        """Load the page of this notebook alone, as `grpo-lab lecture` does."""
-        self.server.call("sessions", path=self.path, name="", type="notebook", kernel={"id": self.kernel})
-        self.load("doc")
-        self.page.evaluate("async () => { await jupyterapp.shell.currentWidget.sessionContext.ready }")
-        self.idle()
-
     def close(self) -> None:
         """Close the notebook and its widgets; the kernel goes on."""
         self.page.evaluate(
@@ -283,12 +276,12 @@ def notebook(server, kernel, page, request, tmp_path_factory):
     """Opens a notebook of these cells, or a copy of a file. After a failure a picture is kept and the kernel is new."""
     opened = []
 
-    def open_notebook(*cells: str, copy: Path | None = None, document: bool = False) -> Notebook:
+    def open_notebook(*cells: str, copy: Path | None = None) -> Notebook:
         path = server.write(re.sub(r"\W", "_", request.node.name), *cells)
         if copy:
             shutil.copy(copy, server.folder / path)
         opened.append(Notebook(server, page, kernel, path))
-        opened[-1].load_document() if document else opened[-1].open()
+        opened[-1].open()
         return opened[-1]
 
     yield open_notebook

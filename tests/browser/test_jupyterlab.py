@@ -203,7 +203,10 @@ def test_a_guard_switched_on_during_the_run_saves_it(notebook):
 
 @pytest.mark.slow
 def test_lecture_by_keys(notebook):
-    nb = notebook("from grpo_lab.ui.widgets import Lecture\n\nLecture()", document=True)
+    nb = notebook("from grpo_lab.ui.widgets import Lecture\n\nLecture()")
+    nb.load("doc")  # the notebook alone, as `grpo-lab lecture` shows it
+    nb.page.evaluate("async () => { await jupyterapp.shell.currentWidget.sessionContext.ready }")
+    nb.idle()
     nb.run_cell(0)
     says(nb, "says", "A healthy run")
     keys, shown = nb.page.keyboard, nb.find("time").locator(".widget-readout")
