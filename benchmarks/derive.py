@@ -21,11 +21,13 @@ import typer
 from benchmarks.matrix import MARGIN, mean_gain
 from grpo_lab.analysis.matrix.cells import HEALTHY, HELD_OUT, Cell, cells, rows, settings_of_guards
 from grpo_lab.analysis.matrix.pool import Pool, run_all
-from grpo_lab.analysis.matrix.results import GAIN, Journal, Measurement
+from grpo_lab.analysis.matrix.results import Journal, Measurement
 from grpo_lab.config.catalog import scenario as scenario_of
 from grpo_lab.training.guards import GUARDS
 from grpo_lab.ui import console
 
+GAIN = 0.15
+"""Held-out reward, in the mean over seeds, that a scenario has to gain so that it counts as learned here."""
 Run = Callable[[tuple[str, ...]], Sequence[Measurement]]
 """A function that runs every scenario and seed, and the healthy run, under these guards."""
 

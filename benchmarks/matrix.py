@@ -34,7 +34,7 @@ from grpo_lab.analysis.matrix.cells import (
     UNHEALED,
     without,
 )
-from grpo_lab.analysis.matrix.results import GAIN, Fate, Measurement, to_csv
+from grpo_lab.analysis.matrix.results import Fate, Measurement, to_csv
 from grpo_lab.analysis.matrix.table import Findings, summary
 from grpo_lab.config.catalog import load_preset, scenario
 from grpo_lab.errors import ConfigError
@@ -99,7 +99,8 @@ def read(path: Path) -> list[Measurement]:
     """The rows of a `cells.csv`."""
     fields = {field.name: KINDS[field.type] for field in dataclasses.fields(Measurement)}
     with path.open(encoding="utf-8", newline="") as file:
-        return [Measurement(**{name: kind(row[name]) for name, kind in fields.items()}) for row in csv.DictReader(file)]
+        rows = list(csv.DictReader(file))
+    return [Measurement(**{name: kind(row[name]) for name, kind in fields.items() if name in row}) for row in rows]
 
 
 def merged(old: Rows, new: Rows) -> list[Measurement]:
@@ -170,7 +171,6 @@ def page(found: Findings, figure: str, command: str) -> str:
         needed=[[guard, ", ".join(needed_for(found, guard)) or unneeded] for guard in left_out],
         idle=idle(found),
         heals=_heals(found),
-        gain=GAIN,
         healthy=_healthy(found),
         # Cells that did not end by themselves, or measured nothing.
         disturbed=sorted(

@@ -29,12 +29,12 @@ import typer
 
 from grpo_lab.analysis.markdown import number, table
 from grpo_lab.analysis.matrix.cells import HEALED, HELD_OUT, UNHEALED
-from grpo_lab.analysis.matrix.results import GAIN
 from grpo_lab.analysis.reproduction import COLUMNS, SCENARIOS, config_for, healthy_config
 from grpo_lab.config.catalog import preset, scenario, scenario_names
 from grpo_lab.config.schema import Config
 from grpo_lab.events import Ended, Evaluated, Event, Stepped
 from grpo_lab.runs import environment
+from grpo_lab.runs.outcome import Learned, outcome
 from grpo_lab.tasks import tasks
 from grpo_lab.training.trainer import train
 from grpo_lab.ui import console
@@ -91,7 +91,7 @@ def events_of(config: Config) -> list[Event]:
             events.append(event)
     except RuntimeError:  # torch.multinomial refuses NaN
         return [*events, Ended("crashed")]
-    return [*events, Ended("done")]
+    return events
 
 
 def held_out(events: Events, place: int = -1) -> float:
@@ -161,8 +161,8 @@ def heals(trained: Trained, seeds: Sequence[int]) -> Rows:
 
     Both runs have the guards of `stable` and the length and batch of the scenario's trial. Rewards are means of 250
     held-out problems, of each objective where there are several, whose mean is taken; `-` means that the run did not
-    end. *gains*: seeds on which the healed run gains 0.15 or more. *above*: seeds on which it ends above the run with
-    guards alone.
+    end. *learns*: seeds on which the healed run gains more than two standard errors. *above*: seeds on which it ends
+    above the run with guards alone.
     """
     wanted = {}
     for case in map(scenario, scenario_names()):
@@ -173,7 +173,7 @@ def heals(trained: Trained, seeds: Sequence[int]) -> Rows:
             wanted |= {(case.name, column, seed): config.with_(f"run.seed={seed}") for seed in seeds}
     runs = trained(wanted)
     rows = [
-        ["scenario", "heal", "before", "guards alone, by seed", "healed, by seed", "gains", "above", "largest norm"]
+        ["scenario", "heal", "before", "guards alone, by seed", "healed, by seed", "learns", "above", "largest norm"]
     ]
     rows[0].append(f"steps above {LARGE}")
     for name in scenario_names():
@@ -194,7 +194,7 @@ def healing(name: str, unhealed: Sequence[Events], healed: Sequence[Events]) -> 
         number(statistics.fmean(before), 2),
         listed(alone, 2),
         listed(after, 2),
-        f"{sum(end - start >= GAIN for start, end in zip(before, after, strict=True))} of {len(healed)}",
+        f"{sum(outcome(events).learned is Learned.LEARNED for events in healed)} of {len(healed)}",
         f"{sum(above)} of {len(healed)}",
         number(max(norms, key=lambda norm: (norm != norm, norm)), 2),
         str(sum(not norm <= LARGE for norm in norms)),

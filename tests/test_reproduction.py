@@ -26,6 +26,7 @@ from grpo_lab.config.catalog import preset
 from grpo_lab.core.hooks import Verdict
 from grpo_lab.events import Crash, Ended, Evaluated, LinkNote, Started, Stepped
 from grpo_lab.runs.first_break import first_break
+from grpo_lab.runs.outcome import Learned, MeanReward, change, outcome
 from grpo_lab.runs.session import Session
 from grpo_lab.ui import console, run_tables
 
@@ -45,11 +46,18 @@ def session_of(*events, num_parameters=100):
     return session
 
 
-CELL = ReproducedRun("train-001", "reported_fix", Path("x"), 10, 0, 5.0, None, 0, 1000, 0.1, "", 1.0, 0.3, 0.8)
+WENT = dataclasses.replace(
+    outcome([]), finished=10, finite_grad_norm=5.0, max_move=0.1, before=0.3, after=0.8, learned=Learned.LEARNED
+)
+CELL = ReproducedRun("train-001", "reported_fix", Path("x"), WENT, 0, 1000, 1.0)
 
 
 def cell(**changes):
-    return dataclasses.replace(CELL, **changes)
+    """A run with other measurements, or another outcome of 250 held-out problems."""
+    of_run = {name: changes.pop(name) for name in {*changes} & {"scenario", "column", "nonfinite", "seconds"}}
+    found = dataclasses.replace(WENT, **changes)
+    learned = change(MeanReward(found.before, 250), MeanReward(found.after, 250))
+    return dataclasses.replace(CELL, outcome=dataclasses.replace(found, learned=learned), **of_run)
 
 
 def test_a_crashed_run_is_measured():
@@ -63,16 +71,14 @@ def test_a_crashed_run_is_measured():
         Ended("crashed", "RuntimeError", CRASH),
     ]
     found = measure(session_of(*events), "cuda-001", "original")
-    assert (found.rounds, found.refused, found.grad_norm, found.max_move) == (4, 2, 9.0, 0.5)
-    assert (found.nonfinite, found.parameters, found.seconds) == (100, 100, 1.0)
-    assert found.first_break == first_break(events) and found.first_break and found.first_break.step == 2
-    assert found.crash == CRASH.text and found.before == 0.25 and math.isnan(found.after)
+    assert (found.nonfinite, found.parameters, found.seconds, found.crash) == (100, 100, 1.0, CRASH.text)
+    assert (found.outcome.finished, found.outcome.refused, found.outcome.finite_grad_norm) == (4, 2, 9.0)
+    assert found.degraded
 
 
 def test_a_run_that_died_in_its_first_step_is_measured():
     found = measure(session_of(step(0, NAN, failed=True), Ended("crashed", "", CRASH)), "a", "b")
-    assert (found.rounds, found.nonfinite) == (0, 0)
-    assert all(math.isnan(v) for v in (found.grad_norm, found.max_move, found.seconds, found.before, found.after))
+    assert (found.outcome.finished, found.nonfinite) == (0, 0) and math.isnan(found.seconds)
     assert reproduction.table([found])[1][-5:] == ["-", "multinomial", "-", "-", "-"]
 
 
@@ -93,12 +99,12 @@ def tried(runs, healthy):
 @pytest.mark.parametrize(
     ("claim", "fixed", "seconds", "measured"),
     [
-        ("norm", {"grad_norm": 10.5}, 1.0, "largest finite norms up to 10.5"),
-        ("norm", {"grad_norm": NAN}, 1.0, "no finite norm at all"),
+        ("norm", {"finite_grad_norm": 10.5}, 1.0, "largest finite norms up to 10.5"),
+        ("norm", {"finite_grad_norm": NAN}, 1.0, "no finite norm at all"),
         ("weights", {"nonfinite": 1}, 1.0, "train-001 (<1%)"),
-        ("rounds", {"rounds": 9}, 1.0, "short: train-001 (9)"),
-        ("crash", {"crash": "boom"}, 1.0, "crashed: train-001"),
-        ("quality", {"after": 0.21}, 1.0, "held-out reward 0.3 to 0.21"),
+        ("rounds", {"finished": 9}, 1.0, "short: train-001 (9)"),
+        ("crash", {"crash": CRASH}, 1.0, "crashed: train-001"),
+        ("quality", {"after": 0.2}, 1.0, "held-out reward 0.3 to 0.2"),
         ("quality", {"after": NAN}, 1.0, "held-out reward 0.3 to -"),
         ("cost", {}, 1.2, "+20% in this run; make bench measures it with care"),
         ("cost", {}, NAN, "+nan% in this run; make bench measures it with care"),
@@ -106,7 +112,7 @@ def tried(runs, healthy):
 )
 def test_each_claim_can_fail_alone(claim, fixed, seconds, measured):
     """The other columns do not count: only the fix is judged."""
-    runs = [cell(**fixed), cell(column="original", grad_norm=1e9, nonfinite=5, rounds=1, crash="boom")]
+    runs = [cell(**fixed), cell(column="original", finite_grad_norm=1e9, nonfinite=5, finished=1, crash=CRASH)]
     found = tried(runs, HEALTHY | {"stable": cell(column="stable", seconds=seconds)})
     assert [name for name, said in found.items() if said.startswith("did not hold: ")] == [claim]
     assert found[claim] == f"did not hold: {measured}"
@@ -114,14 +120,16 @@ def test_each_claim_can_fail_alone(claim, fixed, seconds, measured):
 
 @pytest.mark.parametrize(("seconds", "said"), [(1.09, "+9%"), (0.999, "+0%")])
 def test_all_claims_can_hold(seconds, said):
-    found = tried([cell(after=0.23), cell(grad_norm=NAN)], HEALTHY | {"stable": cell(column="stable", seconds=seconds)})
+    found = tried(
+        [cell(after=0.23), cell(finite_grad_norm=NAN)], HEALTHY | {"stable": cell(column="stable", seconds=seconds)}
+    )
     assert all(text.startswith("held: ") for text in found.values())
     assert found["cost"] == f"held: {said} in this run; make bench measures it with care"
 
 
 def test_the_claims_are_tried_on_the_fix_and_on_the_healed_runs():
     healthy = {"original": CELL, "stable": CELL}
-    header, *rows = claims([cell(nonfinite=1), cell(column="healed", crash="boom")], healthy)
+    header, *rows = claims([cell(nonfinite=1), cell(column="healed", crash=CRASH)], healthy)
     assert header == ["claim", "reported_fix", "healed"]
     found = {claim: columns for claim, *columns in rows}
     assert found["100 % of the weights stay healthy"] == ["did not hold: train-001 (<1%)", "held: all finite"]
@@ -132,7 +140,7 @@ def test_the_terminal_table_has_one_line_a_row_at_80_columns(monkeypatch):
     terminal = Console(width=80, file=io.StringIO(), force_terminal=True, color_system=None, legacy_windows=False)
     monkeypatch.setattr(console, "out", terminal)
     broken = first_break([step(3, NAN)])
-    worst = cell(scenario="fp16-adam-epsilon", grad_norm=1.14e8, first_break=broken, nonfinite=999, crash="x")
+    worst = cell(scenario="fp16-adam-epsilon", finite_grad_norm=1.14e8, first_break=broken, nonfinite=999, crash=CRASH)
     with terminal.capture() as captured:
         terminal.print(console.table(reproduction.table([worst, CELL], "short"), gap=1))
     shown = captured.get().splitlines()
@@ -208,7 +216,7 @@ def test_everything_end_to_end(small, tmp_path, capsys):
 
 def test_the_page_in_chinese_has_the_numbers_of_the_english_one(monkeypatch):
     broken = first_break([step(3, NAN)])
-    runs = [cell(first_break=broken, nonfinite=5), cell(column="healed", crash="boom", after=0.1)]
+    runs = [cell(first_break=broken, nonfinite=5), cell(column="healed", crash=CRASH, after=0.1)]
     given = (runs, {"original": CELL, "stable": CELL}, {}, "grpo-lab reproduce", config_for("train-001", "original"))
     english = report(*given)
     monkeypatch.setenv(messages.VARIABLE, "zh")

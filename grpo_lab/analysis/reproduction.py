@@ -10,11 +10,11 @@ from typing import Any
 from grpo_lab.analysis import markdown
 from grpo_lab.config.catalog import preset, scenario
 from grpo_lab.config.schema import Config
-from grpo_lab.events import Evaluated, Started, Stepped
+from grpo_lab.events import Started, Stepped
 from grpo_lab.messages import label, language, text
 from grpo_lab.metrics import LINKS
 from grpo_lab.paths import data_tables
-from grpo_lab.runs.first_break import ChainBreak
+from grpo_lab.runs.outcome import Learned, Outcome, outcome
 from grpo_lab.runs.session import Session
 
 _TABLES = data_tables("reproduction")
@@ -27,9 +27,6 @@ PROBLEMS = 250
 HEALTHY = "healthy"
 """The name of the healthy task among the scenarios."""
 HEALTHY_STEPS = 100
-QUALITY_MARGIN = 0.08
-"""The loss of held-out reward from which on quality counts as degraded: about two standard errors of the
-difference between two evaluations on 250 problems."""
 
 
 @dataclass(frozen=True)
@@ -39,23 +36,12 @@ class ReproducedRun:
     scenario: str
     column: str
     directory: Path
-    rounds: int
-    """Rounds that ended with an update or a refusal, before the end or a crash."""
-    refused: int
-    """Of these, rounds that a guard refused or rolled back."""
-    grad_norm: float
-    """Largest finite gradient norm; NaN if there was none."""
-    first_break: ChainBreak | None
+    outcome: Outcome
     nonfinite: int
     """Weights that were NaN or inf after the last round."""
     parameters: int
-    max_move: float
-    """Largest change of a single weight in one round, over the rounds that left finite weights."""
-    crash: str
     seconds: float
     """Seconds a round, of the fastest tenth: other work on the machine only slows rounds down."""
-    before: float
-    after: float
 
     @property
     def share(self) -> str:
@@ -64,9 +50,14 @@ class ReproducedRun:
         return ">99%" if 0.995 <= exact < 1 else "<1%" if 0 < exact < 0.005 else f"{exact:.0%}"
 
     @property
+    def crash(self) -> str:
+        """The text of the error that ended the run, or an empty text."""
+        return self.outcome.crash.text if self.outcome.crash else ""
+
+    @property
     def degraded(self) -> bool:
         """Whether held-out reward was lost; after a crash it was."""
-        return not self.after >= self.before - QUALITY_MARGIN
+        return math.isnan(self.outcome.after) or self.outcome.learned is Learned.LOST
 
 
 def scenarios_for(model: str) -> tuple[str, ...]:
@@ -110,22 +101,14 @@ def measure(session: Session, name: str, column: str) -> ReproducedRun:
     steps = [event for event in session.events if isinstance(event, Stepped) and not event.failed]
     started = next(event for event in session.events if isinstance(event, Started))
     broken = [event.metrics["weights/nonfinite"] for event in steps if "weights/nonfinite" in event.metrics]
-    rewards = [event.reward for event in session.events if isinstance(event, Evaluated)]
     return ReproducedRun(
         scenario=name,
         column=column,
         directory=session.directory,
-        rounds=len(steps),
-        refused=sum(event.refused for event in steps),
-        grad_norm=_largest(note.magnitude for event in steps for note in event.links if note.link == "gradients"),
-        first_break=session.first_break(),
+        outcome=outcome(session.events),
         nonfinite=int(broken[-1]) if broken else 0,
         parameters=started.num_parameters,
-        max_move=_largest(event.metrics.get("weights/max_move", math.nan) for event in steps),
-        crash=session.crash.text if session.crash else "",
         seconds=sorted(event.metrics["step_time"] for event in steps)[len(steps) // 10] if steps else math.nan,
-        before=rewards[0] if rewards else math.nan,
-        after=rewards[1] if len(rewards) > 1 else math.nan,
     )
 
 
@@ -141,7 +124,7 @@ def table(runs: Sequence[ReproducedRun], kind: str = "column") -> list[list[str]
 
 def _where(run: ReproducedRun) -> str:
     """The first link that was not finite, its step, and the guard that caught it."""
-    found = run.first_break
+    found = run.outcome.first_break
     if not found or found.link not in LINKS:
         return _say("none")
     where = _say("at", link=label(LINKS[found.link].label), step=found.step)
@@ -162,7 +145,7 @@ def claims(runs: Sequence[ReproducedRun], healthy: dict[str, ReproducedRun]) -> 
         rows.append([_say(f"claim.{name}", rounds=REPORTED_ROUNDS)])
         for column in (FIX, HEALED):
             tried = [run for run in runs if run.column == column]
-            most = _largest(run.grad_norm for run in tried)
+            most = _largest(run.outcome.finite_grad_norm for run in tried)
             given = {"runs": tried, "rounds": REPORTED_ROUNDS, "most": most, "cost": cost, "say": _say}
             held = _say("held" if markdown.holds(claim["holds"], **given) else "did_not_hold")
             rows[-1].append(_say("tried", verdict=held, measured=markdown.filled(claim["measured"], **given)))
@@ -191,7 +174,6 @@ def report(
         times=markdown.number(asked.optimizer.learning_rate / preset(ORIGINAL).optimizer.learning_rate),
         runs=runs,
         healthy=[row[1:] for row in table([*healthy.values()])] if healthy else [],
-        margin=QUALITY_MARGIN,
         claims=claims(runs, healthy),
         reported_rounds=REPORTED_ROUNDS,
         figures=figures,

@@ -16,6 +16,7 @@ from grpo_lab.errors import RunError
 from grpo_lab.events import Event, Stepped, encodable
 from grpo_lab.runs.outcome import Learned, MeanReward, Outcome, change, outcome
 
+
 class Fate(StrEnum):
     """The result of a cell in one word; docs/matrix/findings.md explains each."""
 
