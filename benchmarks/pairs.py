@@ -59,7 +59,9 @@ def main(
         text += f"\nTime of {STEPS[what]} steps, {name}: {median:.3f}, the median of {pairs} pairs, "
         text += f"from {least:.3f} to {most:.3f}.\n"
     out.mkdir(parents=True, exist_ok=True)
-    (out / f"pairs_{what}.json").write_text(json.dumps({"environment": here, **ratios}, indent=1) + "\n", encoding="utf-8")
+    (out / f"pairs_{what}.json").write_text(
+        json.dumps({"environment": here, **ratios}, indent=1) + "\n", encoding="utf-8"
+    )
     (out / f"pairs_{what}.md").write_text(text, encoding="utf-8")
     print(text)
 
