@@ -14,7 +14,7 @@ from grpo_lab.analysis.reproduction import COLUMNS, config_for, measure, recordi
 from grpo_lab.config.catalog import model_settings
 from grpo_lab.errors import ConfigError, ModelError
 from grpo_lab.models.registry import MODELS
-from grpo_lab.runs import recordings
+from grpo_lab.runs import child_pool, recordings
 from grpo_lab.runs.session import Session
 from grpo_lab.ui.run_tables import reproduce_all
 
@@ -92,6 +92,7 @@ def test_train_takes_the_settings_of_the_model_and_an_explicit_one_wins(call, st
 
 @pytest.mark.slow
 def test_live_trains_every_column_here(stand_in, tmp_path, capsys):
+    child_pool.take().close()  # one that waits since another test knows the cache of before
     page = reproduce_all(tmp_path / "out", SMALL, MODEL, live=True)
     assert "grpo-lab reproduce --model smollm2-135m --live" in page.read_text(encoding="utf-8")
     assert {path.name for path in page.parent.iterdir() if path.is_dir()} == {"-".join(key) for key in KEYS}
