@@ -6,7 +6,6 @@ import resource
 import signal
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -66,12 +65,6 @@ def test_runs_of_one_name_in_one_second_have_folders_of_their_own(tmp_path, monk
     assert one.run().directory != other.run().directory
     for session in (one, other):
         assert Session.open(session.directory).status == "done"
-
-
-def test_a_new_folder_is_made_by_one_alone(tmp_path):
-    with ThreadPoolExecutor(8) as threads:
-        made = [*threads.map(run_folder.new_folder, [tmp_path / "runs" / "run"] * 8)]
-    assert {path.name for path in made} == {"run", *(f"run-{n}" for n in range(2, 9))}
 
 
 def test_the_folder_holds_config_environment_and_events(done):
