@@ -10,7 +10,6 @@ from grpo_lab.events import Changed, Ended, LinkNote, Stepped
 from grpo_lab.metrics import LINKS
 from grpo_lab.runs.crashes import classify_crash
 from grpo_lab.runs.first_break import absorbed, first_break, statuses
-from grpo_lab.runs.summary import summary
 
 INF, NAN = math.inf, math.nan
 FP16, FP32 = torch.finfo(torch.float16).max, torch.finfo(torch.float32).max
@@ -294,12 +293,6 @@ def test_a_warning_starts_above_the_limit_of_the_link():
     assert statuses([stepped(note("log_ratio", limit))])[0]["log_ratio"] == "healthy"
     assert statuses([stepped(note("log_ratio", limit * 1.01))])[0]["log_ratio"] == "warning"
     assert statuses([stepped(note("gradients", INF))])[0]["gradients"] == "warning"  # a norm that overflowed
-
-
-def test_the_summary_does_not_call_an_absorbed_ratio_finite():
-    text = summary([stepped(broken("ratio", INF), note("loss"), note("log_ratio_gradient"), *AFTER), Ended("done")])
-    assert "first break: none; an infinite ratio left its loss finite" in text
-    assert "every value of every link" not in text
 
 
 def test_infinite_logits_that_only_filter_are_absorbed():

@@ -618,19 +618,6 @@ def test_what_an_outcome_replaces_is_read_by_the_next_intervention_and_in_later_
     assert (ctx.verdict, ctx.actions) == (Verdict.KEEP, [])
 
 
-def test_tensors_are_noted_as_they_leave_also_when_the_step_is_refused():
-    on = arrange(Config().with_("guards.clamp_log_ratio=on"), FAULTS, GUARDS)
-    ctx = make_attempt(interventions=on, update=2)
-    ctx.apply(Stage.LOG_RATIO, tensor([[80.0, 1.0]]), "current")
-    (note,), _ = ctx.recorder.flush()
-    assert (note.link, note.update, note.magnitude, note.where) == ("log_ratio", 2, 5.0, "current [0, 0]")
-    on = arrange(Config().with_("guards.check_probabilities=on"), FAULTS, GUARDS)
-    ctx = make_attempt(interventions=on)
-    with pytest.raises(Refused):
-        ctx.apply(Stage.PROBABILITIES, tensor([[NAN, 1.0]]))
-    assert ctx.recorder.flush()[0][0].broken
-
-
 def test_memory_is_carried_over_by_kind_and_name():
     old = arranged("guards.guard_a=on", "guards.guard_b=on", "faults.fault_a=on")
     for _, intervention in old[Stage.REWARDS]:

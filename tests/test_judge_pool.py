@@ -65,20 +65,6 @@ def test_as_many_calls_run_at_once_as_there_are_workers_and_no_more():
     assert begun().scorable.all()
 
 
-def test_beginning_does_not_wait():
-    go = threading.Event()
-
-    def waits(prompts, completions, **columns):
-        assert go.wait(LONG)
-        return [0.5]
-
-    begun = rewards.begin([waits], [Problem("?", {})], ["x"], ONCE)
-    go.set()  # reached although the call has not answered
-    values, scorable, calls, *_ = begun()
-    assert (values.tolist(), scorable.tolist()) == ([0.5], [True])
-    assert calls is not None and calls.failures == () and calls.failed == 0
-
-
 def raises(error):
     def function(prompts, completions, **columns):
         raise error

@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.utils import logging as transformers_logging
 
-from grpo_lab import paths
-from grpo_lab.errors import DataError, ModelError
+from grpo_lab.errors import ModelError
 from grpo_lab.models import build_tiny, fetch, loading
 from grpo_lab.models.registry import MODELS
 from grpo_lab.tasks import tasks
@@ -183,20 +182,6 @@ def test_devices():
     assert loading.resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
     with pytest.raises(ModelError, match="device 'gpu' cannot be used here"):
         loading.resolve_device("gpu")
-
-
-def test_data_is_found_in_a_wheel_first(monkeypatch, tmp_path):
-    package = tmp_path / "site-packages" / "grpo_lab"
-    package.mkdir(parents=True)
-    monkeypatch.setattr(paths, "__file__", str(package / "shipped.py"))
-    with pytest.raises(DataError, match="no data folder"):
-        loading.load("tiny")
-    (package.parent / "data" / "presets").mkdir(parents=True)
-    assert paths.data_directory() == package.parent / "data"
-    (package / "data" / "presets").mkdir(parents=True)
-    assert paths.data_directory() == package / "data"
-    with pytest.raises(ModelError, match="get it with `grpo-lab models build tiny`"):
-        loading.load("tiny")
 
 
 def test_building_is_deterministic_and_gives_everything_back(tmp_path, capfd):

@@ -166,11 +166,3 @@ def test_a_model_whose_completions_cannot_end_is_refused(folders, end, own, stag
     config = SMOKE.with_(SUMS, f"run.stages={stages}", "sft.data=dual")
     with pytest.raises(ConfigError, match=r"no completion could end: .* none of the model's 259 tokens.* set eos"):
         next(gl.train(config, (model, tokenizer)))
-
-
-def test_sft_ends_completions_by_a_token_that_the_model_has(folders, tmp_path):
-    model, tokenizer = ending_at(folders / "llama", 258)
-    tokenizer.pad_token, tokenizer.eos_token = "<|start|>", "<|added|>"
-    config = SMOKE.with_(SUMS, "run.stages=sft", "sft.data=dual", "sft.num_steps=1")
-    steps = [event for event in gl.train(config, (model, tokenizer)) if isinstance(event, Stepped)]
-    assert steps[0].updates == 1

@@ -3,7 +3,6 @@
 import functools
 import inspect
 import json
-import math
 
 import numpy as np
 import pandas as pd
@@ -130,31 +129,10 @@ def test_weights_and_the_statistics_of_each_function():
         assert of["rewards/by_length/std"] > 0
 
 
-@pytest.mark.trl
-def test_statistics_are_those_of_trl():
-    values = torch.tensor([1.0, math.nan, 4.0, 9.0])
-    utils = pytest.importorskip("trl.trainer.utils")
-    found = rewards.begin([lambda **_: [1.0, None, 4.0, 9.0]], SUMS[:4], list("0123"))().metrics
-    assert found["rewards/<lambda>/mean"] == pytest.approx(values.nanmean().item())
-    assert found["rewards/<lambda>/std"] == pytest.approx(utils.nanstd(values).item())
-
-
 @pytest.mark.parametrize(("weights", "number"), [("data.reward_weights=1,2", 1), ("data.reward_weights=2", 2)])
 def test_weights_for_other_functions_are_refused(weights, number):
     with pytest.raises(ConfigError, match=r"reward_weights has \d weights for \d reward functions; give one each"):
         steps_of(*[half] * number, config=SMOKE.with_(weights))
-
-
-def test_weights_of_objectives_are_their_own():
-    tree = {"data": {"reward_weights": [2.0]}, "objectives": [{"name": "A"}, {"name": "B", "reward_weights": [0.5]}]}
-    *_, last = (event for event in gl.train(SMOKE.merged(tree)) if isinstance(event, Stepped))
-    assert {"reward/A", "reward/B"} <= last.metrics.keys()
-    from grpo_lab.training.objectives import resolve
-
-    assert [o.reward_weights for o in resolve(SMOKE.merged(tree))] == [(2.0,), (0.5,)]
-    own = {"data": {"reward_weights": [2.0, 1.0]}, "objectives": [{"name": "A", "rewards": ["exact_match"]}]}
-    assert resolve(SMOKE.merged(own))[0].reward_weights == ()
-    assert gl.Config.from_dict(SMOKE.merged(tree).to_dict()) == SMOKE.merged(tree)
 
 
 @pytest.mark.parametrize("workers", [0, 3])

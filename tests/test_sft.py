@@ -140,16 +140,6 @@ def test_each_stage_has_its_own_rate_schedule_warm_up_and_moments(config, tiny):
     assert rates == pytest.approx([5e-4, 5e-4, 1e-4, 1e-4])  # half by the warm-up, then half by the cosine
 
 
-def test_settings_may_change_during_sft(config, tiny):
-    """The reference that is still to come counts as there."""
-
-    def controls(index):
-        return ("loss.beta=0.1",) if index == 1 else ()
-
-    found = steps(gl.train(config, copy.deepcopy(tiny), controls=controls))
-    assert [event.metrics["beta"] for event in found] == [0.0, 0.0, 0.1, 0.1]
-
-
 def test_a_guard_refuses_a_broken_update_of_sft(config, tiny):
     policy, tokenizer = copy.deepcopy(tiny)
     config = config.with_("run.stages=sft", "faults.nan_gradient.at_step=0", "sft.num_steps=1", "run.num_eval=0")

@@ -177,14 +177,6 @@ def test_a_killed_child_is_a_crash_and_takes_no_further_run(tmp_path):
         Session(SMOKE, tmp_path / "next", child=child).run()
 
 
-def test_stop_before_the_child_exists_starts_none(tmp_path):
-    session = Session(LONG, tmp_path / "run", child=True)
-    session.stop()
-    session.run()
-    assert session.ended == Ended("stopped", BY_THE_USER) and session._child is None
-    assert Session.open(session.directory).events == session.events
-
-
 SLOW = """
 import pathlib, time
 def slow(completions, **_):
